@@ -1,0 +1,32 @@
+# make install | demo | test | check | soak        (PY=python3.12 make install: another interpreter)
+PY ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: install demo test check soak clean
+
+install: $(STAMP)
+
+# torch first and pinned: a bare `torch` would fetch gigabytes of CUDA libraries on a machine without a GPU
+$(STAMP): pyproject.toml constraints.txt
+	$(PY) -m venv .venv
+	$(BIN)/python -m pip install -q --disable-pip-version-check --progress-bar off -c constraints.txt torch 'numpy<2.4'
+	$(BIN)/python -m pip install -q --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[dev,demo]'
+	touch $@
+
+demo: install
+	$(BIN)/python docs/examples/demo.py
+
+test: install
+	$(BIN)/python -m pytest -q -m 'not soak and not gpu'
+
+soak: install
+	$(BIN)/python -m pytest -q -m soak --timeout 3600
+
+check: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv .demo build *.egg-info .mypy_cache .ruff_cache .pytest_cache

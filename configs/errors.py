@@ -1,0 +1,63 @@
+"""Every error gemmtuned raises on purpose.
+
+    GemmtunedError                 exit code 1
+    +-- SettingError               2    a variable or option has a wrong value
+    +-- ProblemError               2    a problem could not be parsed
+    +-- TableError                 1    a published table or manifest cannot be trusted or read
+    +-- StoreError                 1    the database cannot be used
+    |   +-- StoreBusy              75   it is locked by others longer than we wait
+    +-- CandidateFailed            1    a backend refuses a problem, or its result is wrong
+    +-- WorkerFailed               1    the tuning process died, hung or broke its protocol
+    +-- TryLater                   75   nothing is wrong: no idle device, or another daemon is at work
+
+A message names the thing, the place and the way out.  The command line prints it on one line and ends with
+`exit_code`; a traceback therefore always means a bug.
+"""
+
+from __future__ import annotations
+
+
+class GemmtunedError(Exception):
+    """Base of all errors raised on purpose."""
+
+    exit_code = 1
+
+
+class SettingError(GemmtunedError):
+    """A variable or an option has a value we cannot use."""
+
+    exit_code = 2
+
+
+class ProblemError(GemmtunedError):
+    """A problem's spelling or one of its columns is not valid."""
+
+    exit_code = 2
+
+
+class TableError(GemmtunedError):
+    """A published table, its manifest or its folder cannot be read or trusted."""
+
+
+class StoreError(GemmtunedError):
+    """The database cannot be opened, read or written."""
+
+
+class StoreBusy(StoreError):
+    """The database stayed locked by others for as long as we were willing to wait."""
+
+    exit_code = 75
+
+
+class CandidateFailed(GemmtunedError):
+    """A candidate cannot run the problem, or ran and gave a wrong result."""
+
+
+class WorkerFailed(GemmtunedError):
+    """The tuning process died, passed its deadline or answered nonsense."""
+
+
+class TryLater(GemmtunedError):
+    """Nothing is wrong, but it cannot be done now."""
+
+    exit_code = 75

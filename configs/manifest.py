@@ -1,0 +1,207 @@
+"""Published tables: written by the daemon, read by every running program.
+
+    configs/manifest.json                    {schema, generation, created, files: [{name, sha256, rows}]}
+    configs/<family>-<device>-<hash>.jsonl   one solution a row
+
+This is the one place where data becomes code, so a reader trusts a file only if it and its folder belong to root
+or to the reader's own user, nobody else may write them, and its hash stands in the manifest.  Table files are named by
+their content and never edited; the manifest is replaced last, by rename, so that a reader sees the old tables or
+the new ones and nothing between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+from gemmtuned.configs.errors import GemmtunedError, TableError
+from gemmtuned.configs.solution import Solution
+
+SCHEMA: Final = 1
+MANIFEST: Final = "manifest.json"
+MAX_BYTES: Final = 64 << 20
+MAX_ROWS: Final = 1_000_000
+_FILE_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,150}\.jsonl")
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """One published file: its name in the folder, the SHA-256 of its bytes, its number of rows."""
+
+    name: str
+    sha256: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What is published. `created` is UTC, ISO 8601."""
+
+    generation: int
+    created: str
+    files: tuple[TableFile, ...]
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The manifest of this folder, or None when nothing was ever published there.
+
+    Raises TableError when it is not to be trusted or not valid.
+    """
+    path = folder / MANIFEST
+    if not path.exists():
+        return None
+    _check_owner(folder)
+    try:
+        raw: Any = json.loads(_read(path))
+    except ValueError as err:
+        raise TableError(f"{path}: not valid JSON ({err}). The daemon writes it anew at its next publish") from err
+    if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
+        found = raw.get("schema") if isinstance(raw, dict) else None
+        raise TableError(f"{path}: schema is {found!r}, this version reads {SCHEMA}. Upgrade gemmtuned")
+    try:
+        generation = raw["generation"]
+        files = tuple(TableFile(f["name"], f["sha256"], f["rows"]) for f in raw["files"])
+        created = str(raw["created"])
+    except (KeyError, TypeError) as err:
+        raise TableError(f"{path}: field {err} is missing or of a wrong type") from err
+    if not isinstance(generation, int) or generation < 0:
+        raise TableError(f"{path}: generation is {generation!r}, expected an integer of at least 0")
+    for file in files:
+        if not isinstance(file.name, str) or not _FILE_NAME.fullmatch(file.name):
+            raise TableError(f"{path}: file name {file.name!r} is not one we write")
+    return Manifest(generation, created, files)
+
+
+def read_table(folder: Path, file: TableFile) -> tuple[list[Solution], list[str]]:
+    """(solutions, complaints) of one published file; a bad row costs that row and gives one complaint.
+
+    Raises TableError when the file is missing, not to be trusted, or its hash is not the manifest's.
+    """
+    path = folder / file.name
+    data = _read(path)
+    if sha256(data).hexdigest() != file.sha256:
+        raise TableError(f"{path}: content does not match the hash in {MANIFEST}; the old table stays in use")
+    lines = data.decode("utf-8", errors="replace").splitlines()
+    if len(lines) != file.rows or len(lines) > MAX_ROWS:
+        raise TableError(f"{path}: {len(lines)} rows, the manifest says {file.rows}")
+    solutions: list[Solution] = []
+    complaints: list[str] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            solutions.append(Solution.from_row(json.loads(line)))
+        except (ValueError, RecursionError, GemmtunedError) as err:
+            complaints.append(f"{path.name} line {number}: {err}")
+    return solutions, complaints
+
+
+def write_tables(
+    folder: Path, tables: Mapping[str, Iterable[Solution]], *, generation: int, now_s: float | None = None
+) -> Manifest:
+    """Publish: write each table under its stem plus content hash, then replace the manifest.
+
+    Every file goes temporary name, fsync, rename, fsync of the folder.  Files of the manifest before this one
+    are kept for readers that are still at it; older ones are removed.  The caller holds the publish lock.
+    Raises TableError when the disk refuses.
+    """
+    try:
+        make_folder(folder)
+        before = _names_in_manifest(folder)
+        files = []
+        for stem, solutions in sorted(tables.items()):
+            rows = [json.dumps(s.to_row(), separators=(",", ":")) for s in solutions]
+            data = "".join(row + "\n" for row in rows).encode()
+            digest = sha256(data).hexdigest()
+            file = TableFile(f"{stem}-{digest[:16]}.jsonl", digest, len(rows))
+            if not (folder / file.name).exists():
+                _replace(folder / file.name, data)
+            files.append(file)
+        when = datetime.now(timezone.utc) if now_s is None else datetime.fromtimestamp(now_s, timezone.utc)
+        manifest = Manifest(generation, when.isoformat(timespec="milliseconds"), tuple(files))
+        text = json.dumps({"schema": SCHEMA, **asdict(manifest)}, indent=1) + "\n"
+        _replace(folder / MANIFEST, text.encode())
+    except OSError as err:
+        raise TableError(f"{folder}: cannot publish ({err.strerror or err}); the old tables stay in use") from err
+    keep = before | {f.name for f in files}
+    for old in folder.glob("*.jsonl"):
+        if old.name not in keep:
+            with contextlib.suppress(OSError):
+                old.unlink()
+    return manifest
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder that only its owner may write, whatever the umask."""
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o755)
+
+
+def _names_in_manifest(folder: Path) -> set[str]:
+    try:
+        manifest = read_manifest(folder)
+    except TableError:
+        return set()
+    return {f.name for f in manifest.files} if manifest else set()
+
+
+def _replace(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            os.fchmod(fd, 0o644)
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as err:
+        raise TableError(f"{path}: cannot be opened ({err.strerror})") from err
+    with os.fdopen(fd, "rb") as file:
+        facts = os.fstat(fd)
+        _check_mode(path, facts)
+        if facts.st_size > MAX_BYTES:
+            raise TableError(f"{path}: {facts.st_size} bytes, at most {MAX_BYTES} are read")
+        return file.read(MAX_BYTES + 1)
+
+
+def _check_owner(folder: Path) -> None:
+    try:
+        _check_mode(folder, folder.stat())
+    except OSError as err:
+        raise TableError(f"{folder}: cannot be read ({err.strerror})") from err
+
+
+def _check_mode(path: Path, facts: os.stat_result) -> None:
+    if facts.st_uid not in (0, os.geteuid()):
+        raise TableError(
+            f"{path} belongs to uid {facts.st_uid}, not to root or you: refused. "
+            "Set GEMMTUNED_CONFIG_DIR to a folder of your own"
+        )
+    if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise TableError(f"{path} can be written by others: refused. Run: chmod go-w {path}")

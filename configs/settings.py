@@ -1,0 +1,161 @@
+"""The only reader of environment variables: typed, listed with default and unit, wrong values named."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gemmtuned.configs.errors import SettingError
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One line of the table in README and `gemmtuned doctor`."""
+
+    name: str
+    default: str
+    meaning: str
+
+
+VARIABLES: Final = (
+    Variable("AITER_TUNE_GEMM", "0", "1: capture and dispatch; 0 or unset: nothing is patched"),
+    Variable("GEMMTUNED_DISPATCH", "unset", "1: dispatch without capture; 0 beside AITER_TUNE_GEMM=1: capture only"),
+    Variable("GEMMTUNED_DISABLE", "0", "1: everything goes to the default"),
+    Variable("AITER_BYPASS_TUNE_CONFIG", "0", "1: the same, AITER's name"),
+    Variable("GEMMTUNED_RELOAD", "auto", "auto, start or manual: when new tables are taken up"),
+    Variable("GEMMTUNED_HOME", "user state folder", "home of database, tables and locks"),
+    Variable("GEMMTUNED_DB", "$GEMMTUNED_HOME/tune.db", "the database"),
+    Variable("GEMMTUNED_CONFIG_DIR", "$GEMMTUNED_HOME/configs", "published tables, watched"),
+    Variable("GEMMTUNED_CACHE", "user cache folder", "where the native hook is built, once per torch"),
+    Variable("GEMMTUNED_RUN", "program name", "label of this workload in coverage reports"),
+    Variable("GEMMTUNED_IDLE_S", "10", "clear seconds before a device counts as idle"),
+    Variable("GEMMTUNED_FLUSH_S", "1", "seconds between two flushes of counts to the database"),
+    Variable("GEMMTUNED_NATIVE", "1", "0: never build or load the native hook, patch F.linear only"),
+    Variable("AITER_LOG_TUNED_CONFIG", "0", "1: log each selection once"),
+)
+RELOADS: Final = ("auto", "start", "manual")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All that the environment decides, read once."""
+
+    capture: bool = False
+    dispatch: bool = False
+    disabled: bool = False
+    reload: str = "auto"
+    home: Path
+    db: Path
+    config_dir: Path
+    cache: Path
+    run: str = "python"
+    idle_s: float = 10.0
+    flush_s: float = 1.0
+    native: bool = True
+    log_tuned_config: bool = False
+
+    @property
+    def locks(self) -> Path:
+        """Folder of lock files."""
+        return self.home / "locks"
+
+    @property
+    def kill_switch(self) -> Path:
+        """While this file exists, running processes serve everything by the default."""
+        return self.home / "disabled"
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
+        """Read the variables of `VARIABLES`. Raises SettingError that names variable and value."""
+        env = os.environ if env is None else env
+        tune = _flag(env, "AITER_TUNE_GEMM")
+        home = _path(env, "GEMMTUNED_HOME") or _default_home()
+        reload = env.get("GEMMTUNED_RELOAD") or ("start" if _ranks(env) > 1 else "auto")
+        if reload not in RELOADS:
+            raise SettingError(f"GEMMTUNED_RELOAD must be one of {', '.join(RELOADS)}, got {reload!r}")
+        return cls(
+            capture=bool(tune),
+            dispatch=_flag(env, "GEMMTUNED_DISPATCH", default=bool(tune)),
+            disabled=_flag(env, "GEMMTUNED_DISABLE") or _flag(env, "AITER_BYPASS_TUNE_CONFIG"),
+            reload=reload,
+            home=home,
+            db=_path(env, "GEMMTUNED_DB") or home / "tune.db",
+            config_dir=_path(env, "GEMMTUNED_CONFIG_DIR") or home / "configs",
+            cache=_path(env, "GEMMTUNED_CACHE") or _default_cache(),
+            run=(env.get("GEMMTUNED_RUN") or _program())[:200],
+            idle_s=_seconds(env, "GEMMTUNED_IDLE_S", 10.0),
+            flush_s=_seconds(env, "GEMMTUNED_FLUSH_S", 1.0),
+            native=_flag(env, "GEMMTUNED_NATIVE", default=True),
+            log_tuned_config=_flag(env, "AITER_LOG_TUNED_CONFIG"),
+        )
+
+
+def wants_activation(env: Mapping[str, str] | None = None) -> bool:
+    """True when the environment switches capture or dispatch on; reads two variables and nothing else."""
+    env = os.environ if env is None else env
+    return _flag(env, "AITER_TUNE_GEMM") or _flag(env, "GEMMTUNED_DISPATCH")
+
+
+def no_color(env: Mapping[str, str] | None = None) -> bool:
+    """The NO_COLOR convention (no-color.org): set and not empty."""
+    return bool((os.environ if env is None else env).get("NO_COLOR"))
+
+
+def autoload_enabled(env: Mapping[str, str] | None = None) -> bool:
+    """False when TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from calling our entry point."""
+    return (os.environ if env is None else env).get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1"
+
+
+def _flag(env: Mapping[str, str], name: str, *, default: bool = False) -> bool:
+    text = env.get(name, "")
+    if text == "":
+        return default
+    if text not in ("0", "1"):
+        raise SettingError(f"{name} must be 0 or 1, got {text!r}")
+    return text == "1"
+
+
+def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
+    text = env.get(name, "")
+    if text == "":
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e9:
+        raise SettingError(f"{name} must be a number of seconds, got {text!r}")
+    return value
+
+
+def _path(env: Mapping[str, str], name: str) -> Path | None:
+    text = env.get(name, "")
+    if "\0" in text:
+        raise SettingError(f"{name} must be a path, got {text!r}")
+    return Path(text).expanduser().absolute() if text else None
+
+
+def _ranks(env: Mapping[str, str]) -> int:
+    text = env.get("WORLD_SIZE", "")
+    return int(text) if text.isascii() and text.isdigit() else 1
+
+
+def _program() -> str:
+    argv = getattr(sys, "argv", [""]) or [""]
+    return Path(argv[0]).name or "python"
+
+
+def _default_home() -> Path:
+    import platformdirs
+
+    return Path(platformdirs.user_state_dir("gemmtuned"))
+
+
+def _default_cache() -> Path:
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("gemmtuned"))

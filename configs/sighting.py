@@ -1,0 +1,47 @@
+"""What a running program tells the store: sightings of problems, and the state of its hook."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from gemmtuned.configs.problem import Problem
+
+OUTCOMES: Final = ("miss", "exact", "padded")  # index = code in the native table
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """This process called this problem `calls` times since it last said so.
+
+    outcome: what the look-up gave at the call.  graph: the call was recorded into a CUDA graph.
+    sampled_calls, sampled_us: calls whose duration was taken on the way (CPU only), and their sum.
+    """
+
+    problem: Problem
+    outcome: str
+    calls: int
+    graph: bool = False
+    sampled_calls: int = 0
+    sampled_us: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """One hooked process, as `gemmtuned status` shows it.
+
+    path: `native`, `fallback` (F.linear patched), `off`.  active: the generation its table holds.
+    note: why it is not native, or why dispatch is off; empty when all is well.
+    """
+
+    host: str
+    pid: int
+    started_us: int
+    run: str
+    path: str
+    generation: int
+    calls: int = 0
+    dropped: int = 0
+    errors: int = 0
+    reload_failures: int = 0
+    note: str = ""

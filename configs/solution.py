@@ -1,0 +1,175 @@
+"""What was found for a problem, and where it holds: candidates, solutions, devices, environments.
+
+A *candidate* is a backend and config not yet measured; a *solution* is the candidate that was chosen, for a
+problem, a device, an environment and a mode.  "The default is best" is a solution too (backend `torch`, state
+`default_best`), so that it is a hit and not asked again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import re
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+from gemmtuned.configs.errors import TableError
+from gemmtuned.configs.padding import COVERS
+from gemmtuned.configs.problem import Problem
+
+MODES: Final = ("eager", "graph")
+DEFAULT_BACKEND: Final = "torch"  # the incumbent wherever nothing is published
+NAME: Final = re.compile(r"[A-Za-z0-9_.:+-]{1,200}")  # backend and kernel names: keys of a closed registry, never paths
+STATES: Final = ("published", "default_best", "withdrawn", "pinned", "stale")
+LIVE_STATES: Final = ("published", "default_best", "pinned")  # states that count as a verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A backend and its config, as canonical JSON text ("{}" when the backend has nothing to choose)."""
+
+    backend: str
+    config: str = "{}"
+
+    def __str__(self) -> str:
+        return self.backend if self.config == "{}" else f"{self.backend} {self.config}"
+
+    @classmethod
+    def of(cls, backend: str, **config: int | str | bool) -> Candidate:
+        """Candidate with its config in canonical form."""
+        return cls(backend, json.dumps(config, sort_keys=True, separators=(",", ":")))
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device kind as problems are keyed by it: all devices with equal key share solutions.
+
+    key: `cpu-<model>-<hash of ISA flags>` or `cuda-<name>-<sm count>`; arch: `x86_64`, `sm_90`, `gfx942`;
+    units: physical cores, SMs or CUs (AITER's cu_num).
+    """
+
+    key: str
+    kind: str  # cpu, cuda, rocm
+    name: str
+    arch: str
+    units: int
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Versions that decide whether a solution may be used, one stamp for each backend.
+
+    A solution carries the stamp of its own backend; it is used only where the same backend has an equal stamp.
+    """
+
+    device: Device
+    stamps: dict[str, str] = field(hash=False)
+
+    @property
+    def key(self) -> str:
+        """Canonical text, equal for equal environments."""
+        parts = [self.device.key, *(f"{b}={s}" for b, s in sorted(self.stamps.items()))]
+        return " ".join(parts)
+
+    def accepts(self, backend: str, stamp: str) -> bool:
+        """True when a solution of this backend, made under this stamp, may run here."""
+        return self.stamps.get(backend) == stamp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """The candidate chosen for a problem.
+
+    covers: `exact` (this M only) or `fine`/`coarse` (proven over the bucket; problem.m is the padded M).
+    us and baseline_us: median device time of the solution and of torch's own choice in the same interleaved run;
+    gain_low: lower bound of the 95 % interval of baseline/solution.  err and baseline_err: relative RMS error
+    against the reference.  generation: the publication that brought it.
+    """
+
+    problem: Problem
+    device: str
+    mode: str
+    covers: str
+    backend: str
+    config: str
+    stamp: str
+    us: float
+    baseline_us: float
+    gain_low: float
+    err: float
+    baseline_err: float
+    state: str
+    generation: int = 0
+
+    def to_row(self) -> dict[str, Any]:
+        """One line of a published table: problem columns, then ours."""
+        return {**self.problem.row(), **{name: getattr(self, name) for name in _OWN}}
+
+    @classmethod
+    def from_row(cls, row: object) -> Solution:
+        """Validate a table row. Raises TableError (or ProblemError) that names the column."""
+        if not isinstance(row, dict):
+            raise TableError(f"row is {type(row).__name__}, expected an object")
+        problem = Problem.from_row(row)
+        missing = [name for name in _OWN if name not in row]
+        if missing:
+            raise TableError(f"column {missing[0]} is missing")
+        own = {name: row[name] for name in _OWN}
+        for name, allowed in (("mode", MODES), ("covers", COVERS), ("state", STATES)):
+            if own[name] not in allowed:
+                raise TableError(f"{name} is {own[name]!r}, expected one of {', '.join(allowed)}")
+        for name in ("device", "backend", "config", "stamp"):
+            if not isinstance(own[name], str) or len(own[name]) > 4096:
+                raise TableError(f"{name} is {own[name]!r}, expected text")
+        if not NAME.fullmatch(own["backend"]):
+            raise TableError(f"backend is {own['backend']!r}, expected a plain name (letters, digits, _ . : + -)")
+        for name in ("us", "baseline_us", "gain_low", "err", "baseline_err"):
+            value = own[name]
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
+                raise TableError(f"{name} is {value!r}, expected a number of at least 0")
+        if own["us"] <= 0 or own["baseline_us"] <= 0:
+            raise TableError(f"us is {own['us']!r} against {own['baseline_us']!r}: a time of 0 never wins")
+        if not isinstance(own["generation"], int) or isinstance(own["generation"], bool) or own["generation"] < 0:
+            raise TableError(f"generation is {own['generation']!r}, expected an integer of at least 0")
+        return cls(problem=problem, **own)
+
+
+_OWN: Final = (
+    "device", "mode", "covers", "backend", "config", "stamp",
+    "us", "baseline_us", "gain_low", "err", "baseline_err", "state", "generation",
+)  # fmt: skip
+
+
+def slug(text: str, limit: int = 60) -> str:
+    """Text as part of a file name or key: lower case letters, digits, `.` and `-`."""
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:limit] or "x"
+
+
+def cpu_device(cpuinfo: str | None = None, *, cores: int | None = None) -> Device:
+    """This machine's CPU, from /proc/cpuinfo where there is one (or the text given).
+
+    Two CPUs share a key when vendor, family, model and instruction set flags agree; the number of cores is not
+    in it: threads are in the problem.
+    """
+    if cpuinfo is None:
+        path = Path("/proc/cpuinfo")
+        cpuinfo = path.read_text(errors="replace") if path.is_file() else ""
+    facts: dict[str, str] = {}
+    for line in cpuinfo.split("\n\n", 1)[0].splitlines():
+        name, _, value = line.partition(":")
+        facts[name.strip()] = value.strip()
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    flags = " ".join(sorted((facts.get("flags") or facts.get("Features") or "").split()))
+    ident = "|".join(facts.get(f, "") for f in ("vendor_id", "cpu family", "model")) + "|" + flags
+    if cores is None:
+        cores = max(cpuinfo.count("\nprocessor") + cpuinfo.startswith("processor"), 1)
+    return Device(
+        key=f"cpu-{slug(name, 40)}-{sha256(ident.encode()).hexdigest()[:8]}",
+        kind="cpu",
+        name=name,
+        arch=platform.machine() or "unknown",
+        units=cores,
+    )
