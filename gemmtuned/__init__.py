@@ -1,0 +1,123 @@
+"""gemmtuned: your model's matrix products get faster while it runs, by itself.
+
+    AITER_TUNE_GEMM=1 python serve.py      # count untuned GEMM shapes, use what is tuned; no change to serve.py
+    gemmtuned daemon                       # tune them while the machine is idle; serve.py picks the results up
+
+The functions below are the whole public API; importing this module imports neither torch nor sqlite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path as _Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import torch
+
+__all__ = [
+    "disable",
+    "enable",
+    "frame",
+    "freeze",
+    "generation",
+    "is_enabled",
+    "on_reload",
+    "reload",
+    "status",
+    "unfreeze",
+]
+__version__ = "0.1.0"
+
+_root = _Path(__file__).resolve().parent.parent
+if (_root / "pyproject.toml").is_file() and not (_root / "gemmtuned" / "daemon").is_dir():
+    __path__.append(str(_root))  # a checkout that lost its symbolic links: the sub-packages are siblings
+
+
+def enable(capture: bool = True, dispatch: bool = True) -> None:
+    """Switch the hook on in this process, as AITER_TUNE_GEMM=1 does at start.
+
+    Never raises for reasons of the machine (no compiler, read-only home): the program then runs on stock torch or
+    on the slower path, and `status()` says why.
+    """
+    from gemmtuned.hooks.activate import activate
+
+    activate(capture=capture, dispatch=dispatch)
+
+
+def disable() -> None:
+    """Undo `enable`: every patch is taken back, the counts so far are flushed."""
+    from gemmtuned.hooks.activate import deactivate
+
+    deactivate()
+
+
+def is_enabled() -> bool:
+    """True while this process captures or dispatches."""
+    from gemmtuned.hooks.activate import is_active
+
+    return is_active()
+
+
+def status() -> dict[str, Any]:
+    """What the hook does in this process: path (native, fallback, off), generation, rows, calls, errors, note."""
+    from gemmtuned.hooks.activate import describe
+
+    return describe()
+
+
+def generation() -> int:
+    """The published generation this process's table holds; 0 before the first."""
+    from gemmtuned.hooks.activate import generation as active
+
+    return active()
+
+
+def on_reload(callback: Callable[[int], None]) -> Callable[[], None]:
+    """Call `callback(generation)` after each new table is active, from the loader thread.
+
+    Returns a function that takes the callback off again.  A server re-captures its CUDA graphs here.
+    """
+    from gemmtuned.hooks.watch import subscribe
+
+    return subscribe(callback)
+
+
+def reload(group: torch.distributed.ProcessGroup | None = None) -> int:
+    """Take up the newest published table now and return the active generation.
+
+    With a process group every rank takes up the same generation: the lowest that all of them can read; all ranks
+    must call it at the same point.
+    """
+    from gemmtuned.hooks.activate import reload_now
+
+    return reload_now(group)
+
+
+def freeze(module: torch.nn.Module) -> int:
+    """Let the linear layers of `module` keep a packed copy of their weights; returns how many layers.
+
+    You promise not to change the weights until `unfreeze(module)`.  Costs the memory of the weights once more.
+    """
+    from gemmtuned.hooks.freeze import freeze as apply
+
+    return apply(module)
+
+
+def unfreeze(module: torch.nn.Module) -> int:
+    """Undo `freeze`; returns how many layers were frozen."""
+    from gemmtuned.hooks.freeze import unfreeze as apply
+
+    return apply(module)
+
+
+def frame(view: str) -> pd.DataFrame:
+    """A promised view of the database (coverage, untuned, solutions, trials ...) as a pandas DataFrame.
+
+    Raises GemmtunedError for an unknown view or when there is no database.
+    """
+    from gemmtuned.configs.settings import Settings
+    from gemmtuned.db.queries import frame as read
+
+    return read(Settings.from_env().db, view)

@@ -1,0 +1,23 @@
+"""What torch calls at the end of `import torch` (entry point group `torch.backends`).
+
+Switched off it reads two environment variables and returns: no torch, no sqlite, nothing patched.  It never raises:
+an exception here would make `import torch` itself fail.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def autoload() -> None:
+    """Activate the hook when the environment asks for it."""
+    try:
+        from gemmtuned.configs.settings import wants_activation
+
+        if not wants_activation():
+            return
+        from gemmtuned.hooks.activate import activate
+
+        activate()
+    except Exception as err:
+        sys.stderr.write(f"gemmtuned: not active, the program runs on stock torch: {err}. See: gemmtuned doctor\n")
