@@ -105,6 +105,13 @@ def no_color(env: Mapping[str, str] | None = None) -> bool:
     return bool((os.environ if env is None else env).get("NO_COLOR"))
 
 
+def child_env(**changes: str | None) -> dict[str, str]:
+    """The environment for a program we start: ours with these variables set; None takes one out."""
+    env = {name: value for name, value in os.environ.items() if changes.get(name, "") is not None}
+    env.update({name: value for name, value in changes.items() if value is not None})
+    return env
+
+
 def autoload_enabled(env: Mapping[str, str] | None = None) -> bool:
     """False when TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from calling our entry point."""
     return (os.environ if env is None else env).get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1"
