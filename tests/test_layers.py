@@ -1,0 +1,148 @@
+"""Who may import whom, read from the source: a file that strays fails here and not in a user's process."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("configs", "db", "kernels", "hooks", "daemon")  # installed as gemmtuned.<folder>
+MAY_IMPORT = {
+    "configs": {"configs"},
+    "db": {"db", "configs"},
+    "kernels": {"kernels", "configs"},
+    "hooks": {"hooks", "configs", "db", "kernels"},
+    "daemon": {"daemon", "configs", "db"},
+    "daemon, worker side": {"daemon", "configs", "db", "kernels"},
+}
+# The worker's child imports torch and kernels; everything else in daemon/ is the parent, which holds no device context.
+WORKER_SIDE = ("worker_main", "measure", "verify")
+NOT_IN_THE_PARENT = {"torch", "triton", "numpy", "pandas", "transformers"}
+
+
+def sources(folder: str) -> list[Path]:
+    return sorted(p for p in (ROOT / folder).rglob("*.py") if "__pycache__" not in p.parts and not is_link(p))
+
+
+def is_link(path: Path) -> bool:
+    return any(part.is_symlink() for part in path.parents if ROOT in part.parents)
+
+
+OURS = [(folder, path) for folder in (*FOLDERS, "gemmtuned") for path in sources(folder)]
+
+
+def ids(values: list[tuple[str, Path]]) -> list[str]:
+    return [str(path.relative_to(ROOT)) for _, path in values]
+
+
+def imports(path: Path) -> Iterator[tuple[str, int, int]]:
+    """(module, level, line) of every import, wherever it stands; `from a import b` gives a and a.b."""
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, 0, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or "", node.level, node.lineno
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}", node.level, node.lineno
+
+
+def runtime_imports(path: Path) -> Iterator[tuple[str, int]]:
+    """(top-level module, line) of imports that run, so without those under `if TYPE_CHECKING`."""
+    tree = ast.parse(path.read_text(), str(path))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            node.body = [ast.Pass()]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name.split(".")[0], node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield (node.module or "").split(".")[0], node.lineno
+
+
+def folder_of(module: str) -> str | None:
+    """`db` for gemmtuned.db.store; `gemmtuned` for the front door; None for what is not ours."""
+    parts = module.split(".")
+    if parts[0] != "gemmtuned":
+        return None
+    return parts[1] if len(parts) > 1 and parts[1] in FOLDERS else "gemmtuned"
+
+
+@pytest.mark.parametrize(("folder", "path"), OURS, ids=ids(OURS))
+def test_imports_follow_the_layers(folder: str, path: Path) -> None:
+    if folder == "gemmtuned":
+        return  # the front door may import everything
+    worker = folder == "daemon" and path.stem in WORKER_SIDE
+    allowed = MAY_IMPORT["daemon, worker side" if worker else folder]
+    # `from gemmtuned import db` gives "gemmtuned" itself too; only the name taken from it counts
+    found = {(m, line) for m, level, line in imports(path) if not level and m != "gemmtuned"}
+    strays = [f"line {line}: {module}" for module, line in sorted(found) if folder_of(module) not in (None, *allowed)]
+    assert not strays, f"{path.relative_to(ROOT)} may import {sorted(allowed)} only"
+
+
+@pytest.mark.parametrize(("folder", "path"), OURS, ids=ids(OURS))
+def test_our_folders_are_imported_by_their_full_name_only(folder: str, path: Path) -> None:
+    bare = [
+        f"line {line}: {'.' * level}{module}"
+        for module, level, line in imports(path)
+        if level or module.split(".")[0] in (*FOLDERS, "commands", "reports")
+    ]
+    assert not bare, "write `from gemmtuned.x.y import z`: any other form makes a second copy of the module"
+
+
+@pytest.mark.parametrize(("folder", "path"), OURS, ids=ids(OURS))
+def test_environment_variables_are_read_by_settings_alone(folder: str, path: Path) -> None:
+    if path == ROOT / "configs" / "settings.py":
+        return
+    used = [
+        f"line {node.lineno}: {ast.unparse(node)}"
+        for node in ast.walk(ast.parse(path.read_text(), str(path)))
+        if (isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv", "putenv"))
+        or (isinstance(node, ast.ImportFrom) and node.module == "os" and {a.name for a in node.names} & {"environ"})
+    ]
+    assert not used, "ask configs/settings.py (child_env builds the environment of a started program)"
+
+
+def test_the_leaf_package_needs_the_standard_library_only() -> None:
+    allowed = {*sys.stdlib_module_names, "gemmtuned", "platformdirs"}  # platformdirs: one late import, for a default
+    strays = {
+        f"{path.relative_to(ROOT)} line {line}: {module}"
+        for path in sources("configs")
+        for module, line in runtime_imports(path)
+        if module not in allowed
+    }
+    assert not strays
+
+
+def test_the_daemons_parent_and_the_front_door_import_no_torch() -> None:
+    torch_free = [p for p in sources("daemon") if p.stem not in WORKER_SIDE]
+    torch_free += [p for p in sources("gemmtuned") if p.name not in ("ops.py",)]
+    torch_free += sources("db") + sources("configs")
+    strays = {
+        f"{path.relative_to(ROOT)} line {line}: {module}"
+        for path in torch_free
+        for module, line in runtime_imports(path)
+        if module in NOT_IN_THE_PARENT and not (module == "pandas" and path.name == "queries.py")
+    }
+    assert not strays
+
+
+def test_every_folder_with_an_init_is_in_the_packages_list() -> None:
+    tomllib = pytest.importorskip("tomllib", reason="part of Python from 3.11 on")
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    there = {"gemmtuned"}
+    for folder in (*FOLDERS, "gemmtuned"):
+        for init in sources(folder):
+            if init.name == "__init__.py":
+                parts = init.parent.relative_to(ROOT).parts
+                there.add(".".join(parts if folder == "gemmtuned" else ("gemmtuned", *parts)))
+    assert sorted(listed) == sorted(there)
+
+
+def test_the_checkout_does_not_shadow_other_packages() -> None:
+    assert str(ROOT) not in [os.path.abspath(p) for p in sys.path if p]
