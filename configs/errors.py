@@ -7,7 +7,9 @@
     +-- StoreError                 1    the database cannot be used
     |   +-- StoreBusy              75   it is locked by others longer than we wait
     +-- CandidateFailed            1    a backend refuses a problem, or its result is wrong
-    +-- WorkerFailed               1    the tuning process died, hung or broke its protocol
+    +-- WorkerFailed               1    the tuning process broke its protocol or cannot be started
+    |   +-- WorkerDied             1    it ended by itself: crash, out of memory, killed by others
+    |   +-- WorkerHung             1    it passed its deadline and was killed
     +-- TryLater                   75   nothing is wrong: no idle device, or another daemon is at work
 
 A message names the thing, the place and the way out.  The command line prints it on one line and ends with
@@ -54,7 +56,15 @@ class CandidateFailed(GemmtunedError):
 
 
 class WorkerFailed(GemmtunedError):
-    """The tuning process died, passed its deadline or answered nonsense."""
+    """The tuning process died, passed its deadline, answered nonsense or cannot be started."""
+
+
+class WorkerDied(WorkerFailed):
+    """The tuning process ended though nobody asked it to."""
+
+
+class WorkerHung(WorkerFailed):
+    """The tuning process said nothing until its deadline and was killed."""
 
 
 class TryLater(GemmtunedError):
