@@ -1,0 +1,187 @@
+// Per-thread counters: the owner adds without a lock, one drainer reads the differences.
+//
+// A cell's counts only grow and only their owner writes them, so plain relaxed stores are enough and nothing is
+// lost or counted twice; the drainer remembers what it has already taken. A thread that outgrows its segment starts
+// a larger one and leaves the old one to the drainer. Cells also cache the look-up, by table epoch.
+#pragma once
+#include <atomic>
+#include <mutex>
+#include <vector>
+
+#include "problem.h"
+#include "routes.h"
+
+namespace gemmtuned {
+
+constexpr size_t kFirstCells = 64, kMaxCells = 1 << 16;  // a thread keeps at most 65,536 distinct problems
+constexpr uint64_t kSampleMask = 63;                     // one call in 64 is timed: 40 ns spread over 64 calls
+
+struct alignas(64) Cell {
+  Problem key;
+  std::atomic<bool> used{false};
+  std::atomic<uint64_t> calls[3]{};  // by Outcome
+  std::atomic<uint64_t> sampled_calls{0}, sampled_ns{0};
+  uint64_t seen_calls[3] = {0, 0, 0}, seen_sampled_calls = 0, seen_sampled_ns = 0;  // the drainer's
+  uint64_t epoch = 0;                                                               // the owner's, like what follows
+  Found found;
+
+  void add(uint64_t& total) {  // counts one call, returns how many of this outcome there were before
+    auto& n = calls[found.outcome];
+    total = n.load(std::memory_order_relaxed);
+    n.store(total + 1, std::memory_order_relaxed);
+  }
+  void add_sample(uint64_t ns) {
+    sampled_ns.store(sampled_ns.load(std::memory_order_relaxed) + ns, std::memory_order_relaxed);
+    sampled_calls.store(sampled_calls.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+  }
+};
+
+struct Segment {
+  explicit Segment(size_t size) : mask(size - 1), cells(size) {}
+  const size_t mask;
+  size_t filled = 0;
+  std::vector<Cell> cells;
+  std::atomic<bool> closed{false};  // its owner will not write here again
+};
+
+struct Record {  // what drain() hands out; mirrored in hooks/native/__init__.py
+  Problem key;
+  uint64_t calls[3], sampled_calls, sampled_ns;
+};
+
+class Counters;
+
+// One thread's counters. `depth` keeps GEMMs that a GEMM calls inside from being counted again.
+struct ThreadCounters {
+  int depth = 0;
+  std::atomic<const RouteTable*> reading{nullptr};  // hazard pointer of a look-up in progress
+  Segment* current;
+
+  explicit ThreadCounters(Segment* first) : current(first) {}
+};
+
+class Counters {
+ public:
+  std::atomic<uint64_t> dropped{0};
+
+  ThreadCounters* join() {
+    std::lock_guard<std::mutex> hold(mutex_);
+    auto* segment = new Segment(kFirstCells);
+    auto* thread = new ThreadCounters(segment);
+    segments_.push_back(segment);
+    threads_.push_back(thread);
+    return thread;
+  }
+
+  void leave(ThreadCounters* thread) {
+    std::lock_guard<std::mutex> hold(mutex_);
+    thread->current->closed.store(true, std::memory_order_release);
+    std::erase(threads_, thread);
+    delete thread;
+  }
+
+  // The thread's cell for this key, or null when it already holds too many distinct ones.
+  Cell* cell(ThreadCounters& thread, const Problem& key) {
+    Segment* s = thread.current;
+    for (size_t i = key.hash();; ++i) {
+      Cell& c = s->cells[i & s->mask];
+      if (!c.used.load(std::memory_order_relaxed)) break;
+      if (c.key == key) return &c;
+    }
+    return add_cell(thread, key);
+  }
+
+  // Copies up to `room` records with something new; call again until fewer than `room` come back.
+  size_t drain(Record* out, size_t room) {
+    std::lock_guard<std::mutex> hold(mutex_);
+    size_t n = 0;
+    for (size_t i = 0; i < segments_.size();) {
+      Segment* s = segments_[i];
+      const bool closed = s->closed.load(std::memory_order_acquire);  // read before its cells
+      for (Cell& c : s->cells) {
+        if (!c.used.load(std::memory_order_acquire)) continue;
+        if (n == room) return n;
+        n += take(c, out[n]);
+      }
+      if (closed) {
+        delete s;
+        segments_.erase(segments_.begin() + static_cast<std::ptrdiff_t>(i));
+      } else {
+        ++i;
+      }
+    }
+    return n;
+  }
+
+  // True when no thread is inside a look-up in `table`.
+  bool unread(const RouteTable* table) {
+    std::lock_guard<std::mutex> hold(mutex_);
+    for (auto* t : threads_)
+      if (t->reading.load(std::memory_order_seq_cst) == table) return false;
+    return true;
+  }
+
+  // In a forked child: only the forking thread is left, and it starts from nothing. The other threads' memory is
+  // left alone on purpose: the fork may have caught them anywhere.
+  void after_fork(ThreadCounters* mine) {
+    new (&mutex_) std::mutex;
+    new (&segments_) std::vector<Segment*>;
+    new (&threads_) std::vector<ThreadCounters*>;
+    dropped.store(0);
+    if (mine) {
+      mine->reading.store(nullptr);
+      mine->current = new Segment(kFirstCells);
+      segments_.push_back(mine->current);
+      threads_.push_back(mine);
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<Segment*> segments_;
+  std::vector<ThreadCounters*> threads_;
+
+  static size_t take(Cell& c, Record& r) {
+    uint64_t any = 0;
+    r.key = c.key;
+    r.sampled_calls = c.sampled_calls.load(std::memory_order_acquire);
+    r.sampled_ns = c.sampled_ns.load(std::memory_order_relaxed);
+    for (int o = 0; o < 3; ++o) {
+      const uint64_t now = c.calls[o].load(std::memory_order_relaxed);
+      any |= r.calls[o] = now - c.seen_calls[o];
+      c.seen_calls[o] = now;
+    }
+    std::swap(c.seen_sampled_calls, r.sampled_calls);
+    std::swap(c.seen_sampled_ns, r.sampled_ns);
+    r.sampled_calls = c.seen_sampled_calls - r.sampled_calls;
+    r.sampled_ns = c.seen_sampled_ns - r.sampled_ns;
+    return any || r.sampled_calls ? 1 : 0;
+  }
+
+  Cell* add_cell(ThreadCounters& thread, const Problem& key) {
+    Segment* s = thread.current;
+    if (s->filled * 2 > s->mask) {
+      if (s->cells.size() >= 2 * kMaxCells) {
+        dropped.fetch_add(1, std::memory_order_relaxed);
+        return nullptr;
+      }
+      auto* larger = new Segment(s->cells.size() * 2);
+      {
+        std::lock_guard<std::mutex> hold(mutex_);
+        segments_.push_back(larger);
+      }
+      thread.current = larger;
+      s->closed.store(true, std::memory_order_release);
+      s = larger;
+    }
+    size_t i = key.hash();
+    while (s->cells[i & s->mask].used.load(std::memory_order_relaxed)) ++i;
+    Cell& c = s->cells[i & s->mask];
+    c.key = key;
+    ++s->filled;
+    c.used.store(true, std::memory_order_release);
+    return &c;
+  }
+};
+
+}  // namespace gemmtuned

@@ -1,0 +1,73 @@
+// What the look-up gives: an immutable table behind one atomic pointer, swapped whole by the loader.
+#pragma once
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "problem.h"
+
+namespace gemmtuned {
+
+enum Outcome : uint8_t { MISS, EXACT_HIT, PADDED_HIT };  // order of OUTCOMES in configs/sighting.py
+
+// Routes that failed, waiting to be told to the Python side. Touched once for each route at most.
+struct Failures {
+  std::mutex mutex;
+  std::vector<std::pair<int32_t, std::string>> waiting;  // route id, reason
+};
+inline Failures& failures() {
+  static auto* all = new Failures;
+  return *all;
+}
+
+// One way to run a problem. Interned: lives as long as the process, so that a call may hold it across a reload.
+struct Route {
+  int32_t id;    // names the solution on the Python side
+  int32_t code;  // which implementation, see run_route in capture.cpp; 0 is stock
+  std::atomic<bool> failed{false};
+
+  void fail(const char* why) {
+    if (failed.exchange(true)) return;
+    std::lock_guard<std::mutex> hold(failures().mutex);
+    failures().waiting.emplace_back(id, why);
+  }
+};
+
+struct Found {
+  Route* route = nullptr;
+  Outcome outcome = MISS;
+};
+
+class RouteTable {
+ public:
+  explicit RouteTable(uint64_t generation) : generation(generation) {}
+  const uint64_t generation;
+
+  void add(const Problem& key, Route* route) { rows_.emplace(key, route); }
+  size_t size() const { return rows_.size(); }
+
+  // Exact M, then the fine bucket, then the coarse one. A failed route is a miss.
+  Found find(const Problem& problem) const {
+    for (Covers covers : {EXACT, FINE, COARSE}) {
+      Problem key = problem;
+      key.covers = covers;
+      key.m = padded_m(problem.m, problem.n, covers);
+      const auto row = rows_.find(key);
+      if (row != rows_.end() && !row->second->failed.load(std::memory_order_acquire))
+        return {row->second, covers == EXACT ? EXACT_HIT : PADDED_HIT};
+    }
+    return {};
+  }
+
+ private:
+  struct Hash {
+    size_t operator()(const Problem& p) const { return p.hash(); }
+  };
+  std::unordered_map<Problem, Route*, Hash> rows_;
+};
+
+}  // namespace gemmtuned
