@@ -99,7 +99,9 @@ class Native:
 
     def load(self, rows: Iterable[tuple[Problem, str, str, int, int]], generation: int) -> None:
         """Swap in a new table. A row is (problem with padded m, covers, mode, route id, route code)."""
-        packed = [_Row(pack(p, covers=covers, graph=mode == "graph"), ident, code) for p, covers, mode, ident, code in rows]
+        packed = [
+            _Row(pack(p, covers=covers, graph=mode == "graph"), ident, code) for p, covers, mode, ident, code in rows
+        ]
         self._lib.gt_load((_Row * len(packed))(*packed), len(packed), generation)
 
     def find(self, problem: Problem, *, graph: bool = False) -> tuple[str, int | None]:

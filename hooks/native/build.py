@@ -116,7 +116,13 @@ def build(cache: Path) -> Path:
 def build_detached(cache: Path, env: Mapping[str, str]) -> None:
     """Start the build in a process of its own, niced, that outlives this one if need be."""
     subprocess.Popen(
-        [sys.executable, "-P" if sys.version_info >= (3, 11) else "-s", "-m", "gemmtuned.hooks.native.build", str(cache)],
+        [
+            sys.executable,
+            "-P" if sys.version_info >= (3, 11) else "-s",
+            "-m",
+            "gemmtuned.hooks.native.build",
+            str(cache),
+        ],
         env=dict(env),
         cwd="/",
         stdin=subprocess.DEVNULL,

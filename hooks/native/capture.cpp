@@ -403,10 +403,12 @@ void install_cpu() {
 void define_ops() {  // once for the life of the process: modules may hold the operator
   static torch::Library definition(torch::Library::FRAGMENT, "gemmtuned", std::nullopt, __FILE__, __LINE__);
   static torch::Library cpu(torch::Library::IMPL, "gemmtuned", c10::DispatchKey::CPU, __FILE__, __LINE__);
+  static torch::Library packed(torch::Library::IMPL, "gemmtuned", c10::DispatchKey::MkldnnCPU, __FILE__, __LINE__);
   static bool done = false;
   if (done) return;
   definition.def("frozen_linear(Tensor x, Tensor weight, Tensor packed, Tensor? bias) -> Tensor");
   cpu.impl("frozen_linear", TORCH_FN(frozen_linear));
+  packed.impl("frozen_linear", TORCH_FN(frozen_linear));
   done = true;
 }
 

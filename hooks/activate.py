@@ -1,0 +1,389 @@
+"""Switching the hook on and off: the one place that patches torch, and can take every patch back.
+
+    native    our operators stand in front of aten's GEMMs (hooks/native), as soon as the library is built
+    fallback  until then, or without a compiler: torch.nn.functional.linear is replaced (hooks/fallback.py)
+    off       nothing is patched
+
+Whatever goes wrong here ends with the program on stock torch and a line that says why.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.settings import Settings, child_env
+from gemmtuned.configs.sighting import Session, Sighting
+from gemmtuned.configs.solution import Environment, Solution, cpu_device
+from gemmtuned.hooks import native
+from gemmtuned.hooks.capture import Flusher, new_session
+from gemmtuned.hooks.dispatch import Table, build_table, ident_of
+from gemmtuned.hooks.native import build as native_build
+from gemmtuned.hooks.watch import Loader, Watcher
+
+if TYPE_CHECKING:
+    import torch
+
+    from gemmtuned.hooks.fallback import Fallback
+
+log = logging.getLogger("gemmtuned.hooks")
+MAX_FAILURES: Final = 10  # routes failing within REARM_S before dispatch as a whole is switched off
+REARM_S: Final = 300.0
+
+
+class Hook:
+    """The hook of this process. Made by activate(), one at a time."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.path = "off"
+        self.note = ""
+        self.table = Table()
+        self.native: native.Native | None = None
+        self.fallback: Fallback | None = None
+        self.started_us = time.time_ns() // 1000
+        self.building = False
+        self.tripped_at_s: float | None = None  # when the circuit breaker opened
+        self._environment: Environment | None = None
+        self._failed: dict[int, str] = {}
+        self._failed_at_s: list[float] = []
+        self._set_mode = native.OFF
+        self._swap = threading.Lock()  # one table change at a time
+        self._make_threads()
+
+    # ---- patches
+
+    def install(self) -> None:
+        """Patch torch by the best path there is."""
+        if self.settings.disabled or self.settings.kill_switch.exists():
+            self.note = f"switched off (GEMMTUNED_DISABLE, AITER_BYPASS_TUNE_CONFIG or {self.settings.kill_switch})"
+        if self.settings.native and self._install_native():
+            return
+        from gemmtuned.hooks.fallback import Fallback
+
+        functional = _functional()
+        self.fallback = Fallback(functional.linear, counting=self.settings.capture, table=self.table)
+        functional.linear = self.fallback.wrapper
+        self.path = "fallback"
+        if self.settings.native and not self.note:
+            self._start_build()
+
+    def remove(self) -> None:
+        """Take every patch back."""
+        self._remove_fallback()
+        if self.native is not None:
+            self.native.set_mode(native.OFF)
+            self.native.remove()
+        self.path = "off"
+
+    def _install_native(self) -> bool:
+        try:
+            found = native_build.find_built(self.settings.cache)
+            if found is None:
+                return False
+            library = native.Native(found)
+            library.load(self.table.native_rows(), self.table.generation)
+            library.set_mode(native.OFF)
+            library.install()
+            self._remove_fallback()
+            self._set_mode = self._mode()
+            library.set_mode(self._set_mode)
+        except (GemmtunedError, OSError) as err:
+            self.note = str(err)
+            log.warning("native hook not used reason=%s", err)
+            return False
+        self.native, self.path = library, "native"
+        return True
+
+    def _remove_fallback(self) -> None:
+        if self.fallback is not None:
+            functional = _functional()
+            if functional.linear is self.fallback.wrapper:
+                functional.linear = self.fallback.wrapper.__wrapped__
+            self.fallback.live = False
+
+    def _start_build(self) -> None:
+        reason = native_build.failure(self.settings.cache)
+        if reason is None and native_build.compiler() is None:
+            reason = "no C++ compiler: install g++"
+        if reason is not None:
+            self.note = f"native hook not available, F.linear alone is served: {reason}"
+            return
+        try:
+            native_build.build_detached(self.settings.cache, child_env(AITER_TUNE_GEMM="0", GEMMTUNED_DISPATCH="0"))
+            self.building, self.note = True, "native hook is being built"
+        except OSError as err:
+            self.note = f"native hook cannot be built: {err}"
+
+    def _mode(self) -> int:
+        if self.settings.disabled or self.settings.kill_switch.exists():
+            return native.OFF
+        dispatch = native.DISPATCH if self.settings.dispatch and self.tripped_at_s is None else 0
+        return (native.CAPTURE if self.settings.capture else 0) | dispatch
+
+    # ---- threads
+
+    def _make_threads(self) -> None:
+        self.flusher = Flusher(
+            self.settings,
+            drain=self.drain,
+            environment=self.environment,
+            session=self.session,
+            tick=self.tick,
+            keep=self.settings.capture,
+        )
+        self.loader = Loader(self.settings.config_dir)
+        self.watcher = Watcher(
+            self.settings.config_dir, self.reload, automatic=self.settings.reload == "auto" and self.settings.dispatch
+        )
+
+    def start(self) -> None:
+        """Start flushing and watching."""
+        self.flusher.start()
+        if self.settings.dispatch and self.settings.reload != "manual":
+            self.watcher.start()
+
+    def stop(self) -> None:
+        """Last flush; both threads end."""
+        self.watcher.stop()
+        self.flusher.stop()
+
+    def after_fork(self) -> None:
+        """In a forked child: counts start at nothing (the native ones reset themselves), threads are our own."""
+        if self.fallback is not None:
+            self.fallback.reset()
+        _parents.append(self.flusher)
+        self._swap = threading.Lock()
+        self.started_us = time.time_ns() // 1000
+        self._make_threads()
+        self.start()
+
+    def environment(self) -> Environment:
+        """Device and versions of this process; needs torch fully imported."""
+        if self._environment is None:
+            from gemmtuned.kernels.backends import environment
+
+            self._environment = environment(cpu_device())
+        return self._environment
+
+    def drain(self) -> Iterator[Sighting]:
+        """What was counted by either path since the last time."""
+        if self.native is not None:
+            yield from self.native.drain()
+        if self.fallback is not None:
+            yield from self.fallback.drain()
+
+    def session(self) -> Session:
+        """This process for the store's session table."""
+        dropped = (self.native.dropped if self.native else 0) + (self.fallback.dropped if self.fallback else 0)
+        return new_session(
+            self.settings,
+            path=self.path,
+            started_us=self.started_us,
+            generation=self.table.generation,
+            calls=self.flusher.calls,
+            dropped=dropped + self.flusher.dropped,
+            errors=len(self._failed),
+            reload_failures=self.loader.failures,
+            note=self.note or self.flusher.complaint,
+        )
+
+    def tick(self) -> None:
+        """Housekeeping of the flush thread: kill switch, failed routes, a native build that came in."""
+        if self.building and native_build.find_built(self.settings.cache):
+            self.building, self.note = False, ""
+            self._install_native()
+        elif self.building and (reason := native_build.failure(self.settings.cache)):
+            self.building, self.note = False, f"native hook not available, F.linear alone is served: {reason}"
+        self._collect_failures()
+        if self.tripped_at_s is not None and time.monotonic() - self.tripped_at_s > REARM_S:
+            self.tripped_at_s, self.note = None, ""
+        mode = self._mode()
+        if self.native is not None and mode != self._set_mode:
+            self.native.set_mode(mode)
+            self._set_mode = mode
+        if self.fallback is not None and self.path == "fallback":
+            self.fallback.dispatching = bool(mode & native.DISPATCH)
+
+    def _collect_failures(self) -> None:
+        failures: list[tuple[Solution, str]] = []
+        if self.native is not None:
+            for ident, reason in self.native.failures():
+                solution = self.table.by_ident.get(ident)
+                if solution is not None:
+                    failures.append((solution, reason))
+        if self.fallback is not None:
+            failures += [self.fallback.failures.pop() for _ in range(len(self.fallback.failures))]
+        now_s = time.monotonic()
+        for solution, reason in failures:
+            self._failed[ident_of(solution)] = reason
+            self._failed_at_s = [t for t in self._failed_at_s if now_s - t < REARM_S] + [now_s]
+            log.warning(
+                "route failed problem=%s backend=%s served=torch reason=%s", solution.problem, solution.backend, reason
+            )
+            self.flusher.report_failure(solution, reason)
+        if len(self._failed_at_s) >= MAX_FAILURES and self.tripped_at_s is None:
+            self.tripped_at_s = now_s
+            self.note = (
+                f"{MAX_FAILURES} routes failed within {REARM_S:g} s: dispatch is off until {REARM_S:g} s have passed"
+            )
+            log.warning("dispatch switched off reason=%s", self.note)
+
+    # ---- tables
+
+    def reload(self) -> int | None:
+        """Take up the newest table; its generation, or None when there was nothing newer."""
+        with self._swap:
+            loaded = self.loader.load(newer_than=self.table.generation)
+            if loaded is None:
+                return None
+            return self.use(*loaded)
+
+    def reload_group(self, group: torch.distributed.ProcessGroup) -> None:
+        """Every rank takes up what the group's first rank reads, or nothing."""
+        import torch.distributed as dist
+
+        first = dist.get_rank(group) == 0
+        with self._swap:
+            box: list[Any] = [self.loader.load(newer_than=self.table.generation) if first else None]
+            if first and box[0] is not None:
+                box = [(box[0][0], [s.to_row() for s in box[0][1]])]
+            dist.broadcast_object_list(box, group=group, group_src=0)
+            if box[0] is not None:
+                generation, rows = box[0]
+                self.use(generation, [Solution.from_row(row) for row in rows])
+
+    def use(self, generation: int, solutions: list[Solution]) -> int:
+        """Make these solutions the table in use; the caller holds `_swap`."""
+        environment = self.environment()
+        table = build_table(
+            solutions,
+            {environment.device.key: environment},
+            generation=generation,
+            failed=frozenset(self._failed),
+        )
+        if self.native is not None:
+            self.native.load(table.native_rows(), table.generation)
+        if self.fallback is not None:
+            self.fallback.load(table)
+        self.table = table
+        log.info("table active generation=%d rows=%d refused=%d", table.generation, len(table), table.refused.total())
+        return table.generation
+
+
+_hook: Hook | None = None
+_parents: list[Flusher] = []  # a forked child must not close its parent's SQLite handle, so it keeps it for ever
+_at_exit_known = False
+
+
+def activate(settings: Settings | None = None, *, capture: bool | None = None, dispatch: bool | None = None) -> Hook:
+    """Switch the hook on, by the environment unless told otherwise; a second call replaces the first."""
+    global _hook, _at_exit_known
+    settings = settings or Settings.from_env()
+    if capture is not None:
+        settings = replace(settings, capture=capture)
+    if dispatch is not None:
+        settings = replace(settings, dispatch=dispatch)
+    deactivate()
+    hook = Hook(settings)
+    hook.install()
+    hook.start()
+    _hook = hook
+    if not _at_exit_known:
+        _at_exit_known = True
+        atexit.register(_last_flush)
+        os.register_at_fork(after_in_child=_after_fork)
+        _finish_in_multiprocessing_children()
+    return hook
+
+
+def deactivate() -> None:
+    """Take every patch back and flush."""
+    global _hook
+    hook, _hook = _hook, None
+    if hook is not None:
+        hook.remove()
+        hook.stop()
+
+
+def current() -> Hook | None:
+    """The active hook, or None."""
+    return _hook
+
+
+def is_active() -> bool:
+    """True while something is patched."""
+    return _hook is not None and _hook.path != "off"
+
+
+def generation() -> int:
+    """Generation of the table in use."""
+    return _hook.table.generation if _hook is not None else 0
+
+
+def describe() -> dict[str, Any]:
+    """See gemmtuned.status."""
+    if _hook is None:
+        return {"path": "off", "generation": 0, "rows": 0, "note": "not enabled: set AITER_TUNE_GEMM=1"}
+    facts = asdict(_hook.session())
+    return {
+        **facts,
+        "rows": len(_hook.table),
+        "refused": dict(_hook.table.refused),
+        "capture": _hook.settings.capture,
+        "dispatch": _hook.settings.dispatch and _hook.tripped_at_s is None,
+        "polling": _hook.watcher.polling,
+    }
+
+
+def reload_now(group: torch.distributed.ProcessGroup | None = None) -> int:
+    """See gemmtuned.reload."""
+    if _hook is None:
+        return 0
+    if group is None:
+        _hook.reload()
+    else:
+        _hook.reload_group(group)
+    return generation()
+
+
+def _functional() -> Any:
+    import torch
+
+    return torch.nn.functional
+
+
+def _last_flush() -> None:
+    if _hook is not None:
+        try:
+            _hook.stop()
+        except Exception as err:
+            sys.stderr.write(f"gemmtuned: the last counts were not written: {err}\n")
+
+
+def _after_fork() -> None:
+    if _hook is not None:
+        try:
+            _hook.after_fork()
+        except Exception as err:
+            sys.stderr.write(f"gemmtuned: not active in this forked process: {err}\n")
+
+
+def _finish_in_multiprocessing_children() -> None:
+    """multiprocessing ends its children without atexit: have it flush there too, before other finalizers."""
+    from multiprocessing import process, util
+
+    def register(_: object = None) -> None:
+        util.Finalize(None, _last_flush, exitpriority=100)
+
+    util.register_after_fork(sys.modules[__name__], register)
+    if process.parent_process() is not None:
+        register()

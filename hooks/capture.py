@@ -1,0 +1,170 @@
+"""From counters to the store: one background thread drains what the hook counted, about once a second.
+
+Nothing here runs on the call path.  What the store does not take now (locked, full, unreachable) stays in memory,
+summed up and bounded, and is offered again; the program is told once.  A killed process loses at most one interval.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final
+
+from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.settings import Settings
+from gemmtuned.configs.sighting import Session, Sighting
+from gemmtuned.configs.solution import Environment, Solution
+
+if TYPE_CHECKING:
+    from gemmtuned.db.store import Store
+
+log = logging.getLogger("gemmtuned.hooks")
+MAX_PENDING: Final = 65_536  # distinct problems kept while the store is out of reach
+BUSY_S: Final = 0.25  # how long a flush waits for the store's lock; it is tried again next time
+BEAT_S: Final = 5.0
+EXIT_S: Final = 0.5  # at interpreter exit we are gone by then
+
+Key = tuple[Problem, str, bool]
+
+
+class Flusher:
+    """Takes sightings from `drain` to the store.
+
+    drain: yields what was counted since it was last called.  environment: what the sightings hold for; called in the
+    thread, once.  session: a fresh snapshot for `gemmtuned status`.  tick: called before each flush, for housekeeping.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        drain: Callable[[], Iterable[Sighting]],
+        environment: Callable[[], Environment],
+        session: Callable[[], Session],
+        tick: Callable[[], None],
+        keep: bool,
+    ) -> None:
+        self._settings, self._drain, self._environment, self._session = settings, drain, environment, session
+        self._tick, self._keep = tick, keep
+        self._store: Store | None = None
+        self._pending: dict[Key, list[float]] = {}
+        self._quarantine: list[tuple[Solution, str]] = []
+        self._lock = threading.Lock()  # one flush at a time: the thread's or the one at exit
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._next_beat_s = 0.0
+        self.calls = 0
+        self.dropped = 0
+        self.complaint = ""  # why the store does not take our counts; empty when it does
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread = threading.Thread(target=self._run, name="gemmtuned-flush", daemon=True)
+        self._thread.start()
+
+    def stop(self, *, timeout_s: float = EXIT_S) -> None:
+        """Last flush, then end; returns after timeout_s at the latest."""
+        self._stop.set()
+        until_s = time.monotonic() + timeout_s
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+        if self._lock.acquire(timeout=max(until_s - time.monotonic(), 0.0)):
+            try:
+                self._flush(last=True)
+            finally:
+                self._lock.release()
+
+    def flush(self) -> None:
+        """Take everything counted so far to the store now, or keep it and remember why."""
+        with self._lock:
+            self._flush()
+
+    def report_failure(self, solution: Solution, reason: str) -> None:
+        """Tell the daemon, with the next flush, that a published solution failed here."""
+        self._quarantine.append((solution, reason))
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._settings.flush_s * random.uniform(0.8, 1.2)):  # noqa: S311  jitter
+            self._turn()
+
+    def _turn(self) -> None:
+        try:
+            self._tick()
+            self.flush()
+        except Exception:
+            log.exception("flush failed")
+
+    def _flush(self, *, last: bool = False) -> None:
+        for s in self._drain():
+            self._remember(s)
+        if not self._keep and not self._quarantine:
+            return
+        now_s = time.time()
+        beat = last or now_s >= self._next_beat_s
+        if not self._pending and not self._quarantine and not beat:
+            return
+        try:
+            store = self._open()
+            if self._pending:
+                sightings = [Sighting(p, o, int(c[0]), g, int(c[1]), c[2]) for (p, o, g), c in self._pending.items()]
+                store.add_sightings(self._settings.run, self._environment(), sightings, now_s=now_s)
+                self._pending.clear()
+            while self._quarantine:
+                solution, reason = self._quarantine[0]
+                store.add_quarantine(solution, reason, run=self._settings.run, now_s=now_s)
+                self._quarantine.pop(0)
+            if beat:
+                (store.end_session if last else store.beat)(self._session(), now_s=now_s)
+                self._next_beat_s = now_s + BEAT_S
+            self.complaint = ""
+        except (GemmtunedError, OSError) as err:
+            self._complain(err)
+        if last and self._store is not None:
+            self._store.close()
+
+    def _open(self) -> Store:
+        if self._store is None:
+            from gemmtuned.db.store import Store
+
+            self._store = Store(self._settings.db, locks=self._settings.locks, timeout_s=BUSY_S)
+        return self._store
+
+    def _remember(self, s: Sighting) -> None:
+        self.calls += s.calls
+        key = (s.problem, s.outcome, s.graph)
+        sums = self._pending.get(key)
+        if sums is None:
+            if not self._keep or len(self._pending) >= MAX_PENDING:
+                self.dropped += s.calls if self._keep else 0
+                return
+            sums = self._pending[key] = [0, 0, 0.0]
+        sums[0] += s.calls
+        sums[1] += s.sampled_calls
+        sums[2] += s.sampled_us
+
+    def _complain(self, err: Exception) -> None:
+        from gemmtuned.configs.errors import StoreBusy
+
+        if isinstance(err, StoreBusy):
+            return  # the next flush takes it along
+        if not self.complaint:
+            log.warning("counts stay in memory reason=%s", err)
+        self.complaint = str(err)
+
+
+def new_session(settings: Settings, *, path: str, started_us: int, **facts: int | str) -> Session:
+    """The session row of this process."""
+    return Session(
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        started_us=started_us,
+        run=settings.run,
+        path=path,
+        **facts,  # type: ignore[arg-type]
+    )

@@ -1,0 +1,118 @@
+"""The look-up table of one generation: which implementation serves a problem. Immutable; replaced as a whole.
+
+Look-up order: exact M, AITER's fine bucket, the coarse one, else a miss, which stock torch serves.  Rows are
+taken only where their backend's stamp equals ours; the rest is counted by reason, for `explain` and `status`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final
+
+from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.padding import COVERS, padded_m
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import DEFAULT_BACKEND, LIVE_STATES, Candidate, Environment, Solution
+
+if TYPE_CHECKING:
+    import torch
+
+    Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+
+# Backends that hooks/native/capture.cpp can run, with its codes. 0 is stock torch.
+NATIVE_CODES: Final = {DEFAULT_BACKEND: 0, "torch_swap": 1, "torch_mv": 2, "onednn": 3, "onednn_packed": 4}
+
+_idents: dict[tuple[object, ...], int] = {}
+_next_ident = itertools.count()
+
+
+class Table:
+    """Solutions by (problem with padded m, covers, mode)."""
+
+    def __init__(self, generation: int = 0, rows: Mapping[tuple[Problem, str, str], Solution] | None = None) -> None:
+        self.generation = generation
+        self.refused: Counter[str] = Counter()  # reason -> rows of the published tables that are not used here
+        self._rows = dict(rows or {})
+        self.by_ident = {ident_of(s): s for s in self._rows.values()}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def find(self, problem: Problem, mode: str = "eager") -> tuple[str, Solution | None]:
+        """(outcome, solution) for a call with this problem; ("miss", None) when nothing proven is there."""
+        for covers in COVERS:
+            row = self._rows.get((problem.with_m(padded_m(problem.m, problem.n, covers)), covers, mode))
+            if row is not None:
+                return ("exact" if covers == "exact" else "padded"), row
+        return "miss", None
+
+    def native_rows(self) -> Iterator[tuple[Problem, str, str, int, int]]:
+        """The rows as `Native.load` takes them."""
+        for (problem, covers, mode), solution in self._rows.items():
+            yield problem, covers, mode, ident_of(solution), NATIVE_CODES[solution.backend]
+
+
+def ident_of(solution: Solution) -> int:
+    """A number for this solution, the same in every generation: what failed once stays switched off in this process."""
+    key = (solution.problem, solution.covers, solution.mode, solution.backend, solution.config, solution.stamp)
+    ident = _idents.get(key)
+    if ident is None:
+        ident = _idents[key] = next(_next_ident)
+    return ident
+
+
+def build_table(
+    solutions: Iterable[Solution], environments: Mapping[str, Environment], *, generation: int, failed: frozenset[int]
+) -> Table:
+    """The table of the solutions that may run here.
+
+    environments: by device key, what this process has.  failed: idents of solutions that failed in this process.
+    Duplicate rows: the one with the lower time wins, ties go to the one that came first.
+    """
+    rows: dict[tuple[Problem, str, str], Solution] = {}
+    refused: Counter[str] = Counter()
+    for solution in solutions:
+        reason = _refusal(solution, environments, failed)
+        if reason:
+            refused[reason] += 1
+            continue
+        problem = solution.problem.with_m(padded_m(solution.problem.m, solution.problem.n, solution.covers))
+        key = (problem, solution.covers, solution.mode)
+        if key not in rows or solution.us < rows[key].us:
+            rows[key] = solution
+    table = Table(generation, rows)
+    table.refused = refused
+    return table
+
+
+def _refusal(solution: Solution, environments: Mapping[str, Environment], failed: frozenset[int]) -> str:
+    environment = environments.get(solution.device)
+    if solution.state not in LIVE_STATES:
+        return f"state is {solution.state}"
+    if environment is None:
+        return f"made for another device ({solution.device})"
+    if solution.backend not in NATIVE_CODES:
+        return f"backend {solution.backend} is not known to this version"
+    if not environment.accepts(solution.backend, solution.stamp):
+        return f"backend {solution.backend} is of another version ({solution.stamp})"
+    if ident_of(solution) in failed:
+        return "it failed in this process"
+    return ""
+
+
+def runner(solution: Solution) -> Run | None:
+    """y = run(a, b, bias) for the Python path, b the [K, N] operand; None when stock torch is the solution.
+
+    Raises GemmtunedError when the backend does not offer it.
+    """
+    if solution.backend == DEFAULT_BACKEND:
+        return None
+    from gemmtuned.kernels.backends import BACKENDS
+
+    backend = BACKENDS.get(solution.backend)
+    if backend is None:
+        raise GemmtunedError(f"backend {solution.backend} is not in this installation")
+    kernel = backend.prepare(Candidate(solution.backend, solution.config), solution.problem)
+    return lambda a, b, bias: kernel.bind(b)(a, bias)

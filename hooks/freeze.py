@@ -1,0 +1,99 @@
+"""gemmtuned.freeze: linear layers that also keep their weight packed, on the user's word that it will not change.
+
+No dispatcher can notice a weight that is edited in place, so a transformed copy is never kept behind the user's back.
+A frozen layer stays an nn.Linear with its own parameters: state_dict, isinstance and sharing are as before; its
+class is swapped for `FrozenLinear`, and back by unfreeze.  It looks up its own problem (weight state packed), then
+the plain one; whenever autograd is recording, it is stock.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemmtuned.configs.errors import GemmtunedError
+
+_PACKED = "_gemmtuned_packed"  # (weight, its version, packed copy): not a buffer, so not in state_dict
+
+
+class FrozenLinear(nn.Linear):
+    """An nn.Linear with a packed copy of its weight beside it. Made by freeze(), never directly."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """As nn.Linear; the packed copy serves only calls that autograd does not record."""
+        kept = self.__dict__.get(_PACKED)
+        if kept is None or torch.is_grad_enabled() or kept[0] is not self.weight or _version(self.weight) != kept[1]:
+            return nn.functional.linear(input, self.weight, self.bias)
+        if input.dtype is not self.weight.dtype or torch.is_autocast_enabled("cpu"):
+            return nn.functional.linear(input, self.weight, self.bias)
+        return torch.ops.gemmtuned.frozen_linear(input, self.weight, kept[2], self.bias)  # type: ignore[no-any-return]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:  # pickled or copied, it is an nn.Linear again, not frozen
+        state = {name: value for name, value in self.__dict__.items() if name != _PACKED}
+        return object.__new__, (nn.Linear,), state
+
+
+def freeze(module: nn.Module) -> int:
+    """See gemmtuned.freeze. Layers without a packed form (other dtypes, devices, subclasses) are left as they are.
+
+    Raises GemmtunedError when the module is in training mode or the hook is not active on its native path.
+    """
+    from gemmtuned.hooks.activate import current
+
+    if module.training:
+        raise GemmtunedError("freeze: the module is in training mode. Call module.eval() first")
+    hook = current()
+    if hook is None or hook.path != "native":
+        why = "AITER_TUNE_GEMM is not 1" if hook is None else hook.note or f"the hook's path is {hook.path}"
+        raise GemmtunedError(f"freeze needs the native hook, which is not active here: {why}. See: gemmtuned doctor")
+    _register_fake()
+    count = 0
+    with torch.no_grad():
+        for layer in module.modules():
+            if type(layer) is nn.Linear and _packable(layer.weight):
+                packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach())
+                layer.__dict__[_PACKED] = (layer.weight, _version(layer.weight), packed)
+                layer.__class__ = FrozenLinear
+                count += 1
+    return count
+
+
+def unfreeze(module: nn.Module) -> int:
+    """See gemmtuned.unfreeze."""
+    count = 0
+    for layer in module.modules():
+        if type(layer) is FrozenLinear:
+            layer.__dict__.pop(_PACKED, None)
+            layer.__class__ = nn.Linear  # type: ignore[assignment]
+            count += 1
+    return count
+
+
+def _packable(w: torch.Tensor) -> bool:
+    return (
+        type(w) is nn.Parameter
+        and w.device.type == "cpu"
+        and w.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and w.is_contiguous()
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    )
+
+
+def _version(w: torch.Tensor) -> int:
+    return -1 if w.is_inference() else w._version
+
+
+_fake_known = False
+
+
+def _register_fake() -> None:
+    global _fake_known
+    if _fake_known:
+        return
+    _fake_known = True
+
+    @torch.library.register_fake("gemmtuned::frozen_linear")  # type: ignore[untyped-decorator]
+    def fake(x: torch.Tensor, weight: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return x.new_empty(*x.shape[:-1], weight.shape[0])

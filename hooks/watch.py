@@ -1,0 +1,170 @@
+"""Hot reload: a publish becomes active in the running process, without a restart and without touching the call path.
+
+A watchdog observer only sets a flag.  The loader thread waits for it, lets the events settle, reads the manifest,
+then the files that changed, validates every row, builds the new table and hands it over.  A slow poll finds what the
+observer misses (network file systems, an exhausted inotify limit, a folder made anew).  A bad file keeps the old table.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from gemmtuned.configs.errors import TableError
+from gemmtuned.configs.manifest import MANIFEST, TableFile, read_manifest, read_table
+from gemmtuned.configs.solution import Solution
+
+if TYPE_CHECKING:
+    from watchdog.events import FileSystemEvent
+
+log = logging.getLogger("gemmtuned.hooks")
+SETTLE_S: Final = 0.05  # a publish is several renames; wait until it is quiet for this long
+POLL_S: Final = 5.0
+MIN_GAP_S: Final = 0.5  # reloads closer than this are taken together: parsing holds the interpreter lock
+
+_subscribers: list[Callable[[int], None]] = []
+
+
+def subscribe(callback: Callable[[int], None]) -> Callable[[], None]:
+    """See gemmtuned.on_reload."""
+    _subscribers.append(callback)
+
+    def off() -> None:
+        if callback in _subscribers:
+            _subscribers.remove(callback)
+
+    return off
+
+
+def _tell(callback: Callable[[int], None], generation: int) -> None:
+    try:
+        callback(generation)
+    except Exception:
+        log.exception("a callback given to on_reload raised generation=%d", generation)
+
+
+class Loader:
+    """Reads published tables. Keeps parsed files by hash, so that a publish costs only the files that changed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.failures = 0
+        self.complaints: list[str] = []  # rows not taken, of the newest table
+        self._files: dict[TableFile, tuple[list[Solution], list[str]]] = {}
+        self._told: set[str] = set()
+
+    def load(self, newer_than: int) -> tuple[int, list[Solution]] | None:
+        """(generation, published solutions), or None when nothing newer is there or it cannot be used (said once)."""
+        try:
+            manifest = read_manifest(self.folder)
+            if manifest is None or manifest.generation <= newer_than:
+                return None
+            files = {f: self._files.get(f) or read_table(self.folder, f) for f in manifest.files}
+        except TableError as err:
+            self.failures += 1
+            self._tell(str(err))
+            return None
+        self._files = files
+        self.complaints = [c for _, complaints in files.values() for c in complaints]
+        if self.complaints:
+            self._tell(f"{len(self.complaints)} rows are not used, the first: {self.complaints[0]}")
+        return manifest.generation, [s for solutions, _ in files.values() for s in solutions]
+
+    def _tell(self, what: str) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            log.warning("table not taken reason=%s", what)
+
+
+class Watcher:
+    """Calls `reload` in its own thread whenever something newer may have been published."""
+
+    def __init__(self, folder: Path, reload: Callable[[], int | None], *, automatic: bool) -> None:
+        self._folder, self._reload, self._automatic = folder, reload, automatic
+        self._changed = threading.Event()
+        self._stop = threading.Event()
+        self._observer: Any = None
+        self._watched: tuple[int, int] | None = None
+        self._thread: threading.Thread | None = None
+        self.polling = False  # true when there are no file events and only the poll is left
+
+    def start(self) -> None:
+        """Start the loader thread; the observer starts in it."""
+        self._thread = threading.Thread(target=self._run, name="gemmtuned-loader", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 0.2) -> None:
+        """End both threads; returns after timeout_s at the latest."""
+        self._stop.set()
+        self._changed.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        self._once()
+        while self._automatic and not self._stop.is_set():
+            self._watch()
+            self._changed.wait(POLL_S * random.uniform(0.8, 1.2))  # noqa: S311  jitter
+            while self._changed.is_set() and not self._stop.is_set():
+                self._changed.clear()
+                self._stop.wait(SETTLE_S)
+            if self._stop.is_set():
+                break
+            if self._once():
+                self._stop.wait(MIN_GAP_S)
+        self._unwatch()
+
+    def _once(self) -> bool:
+        try:
+            generation = self._reload()
+        except Exception:
+            log.exception("reload failed; the old table stays in use")
+            return False
+        if generation is None:
+            return False
+        for callback in tuple(_subscribers):
+            _tell(callback, generation)
+        return True
+
+    def _watch(self) -> None:
+        """Have an observer on the folder as it is now; without one, poll."""
+        try:
+            facts = self._folder.stat()
+        except OSError:
+            self._unwatch()
+            return
+        here = (facts.st_dev, facts.st_ino)
+        if self._observer is not None and self._watched == here and self._observer.is_alive():
+            return
+        self._unwatch()
+        try:
+            from watchdog.events import FileSystemEventHandler
+            from watchdog.observers import Observer
+
+            class SetFlag(FileSystemEventHandler):
+                def on_any_event(self, event: FileSystemEvent) -> None:
+                    # the manifest is renamed into place, or a link above it is swapped: any move counts
+                    if event.event_type == "moved" or str(event.src_path).endswith(MANIFEST):
+                        changed.set()
+
+            changed = self._changed
+            observer = Observer()
+            observer.daemon = True
+            observer.schedule(SetFlag(), str(self._folder), recursive=False)
+            observer.start()
+        except Exception as err:  # inotify instances or watches used up, no permission: the poll is enough
+            if not self.polling:
+                log.info("watching by polling every=%gs reason=%s", POLL_S, err)
+            self.polling = True
+            return
+        self._observer, self._watched, self.polling = observer, here, False
+        self._changed.set()  # look once more: it may have been published before the watch began
+
+    def _unwatch(self) -> None:
+        observer, self._observer, self._watched = self._observer, None, None
+        if observer is not None:
+            observer.stop()
