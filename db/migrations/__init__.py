@@ -1,0 +1,86 @@
+"""The schema, step by step: NNNN_name.sql beside this file, applied once each, in order of their names.
+
+A step and the row that records it are one transaction under BEGIN IMMEDIATE and the lock file, so any number of
+starting processes apply it once and a failing step leaves nothing behind.  A released step is never edited.
+`user_version` is the number of steps applied, so that a process that has nothing to do finds out with one PRAGMA
+and never imports sqlite-utils (100 ms).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from gemmtuned.configs.errors import StoreError
+
+if TYPE_CHECKING:
+    from sqlite_utils import Database
+
+APPLICATION_ID: Final = 0x474D5455  # "GMTU": tells our file from any other SQLite database
+STEPS: Final = tuple(sorted(Path(__file__).parent.glob("[0-9][0-9][0-9][0-9]_*.sql")))
+SCHEMA: Final = len(STEPS)
+
+
+def pending(conn: sqlite3.Connection, path: Path) -> bool:
+    """True when the schema must be made or brought up to date.
+
+    Raises StoreError when the file is somebody else's, or was written by a newer version of us.
+    """
+    application, version = identity(conn)
+    if application == APPLICATION_ID:
+        if version > SCHEMA:
+            raise StoreError(
+                f"{path}: schema {version}, this gemmtuned knows {SCHEMA}. Upgrade gemmtuned here, or set GEMMTUNED_DB "
+                "to another file; reading it still works"
+            )
+        return version < SCHEMA
+    if application != 0 or conn.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        raise StoreError(f"{path}: a SQLite database of another program. Set GEMMTUNED_DB to another file")
+    return True
+
+
+def identity(conn: sqlite3.Connection) -> tuple[int, int]:
+    """(application_id, user_version) of the open file."""
+    application = int(conn.execute("PRAGMA application_id").fetchone()[0])
+    return application, int(conn.execute("PRAGMA user_version").fetchone()[0])
+
+
+def apply(conn: sqlite3.Connection) -> None:
+    """Apply what is pending. The caller holds the lock file and has asked `pending` under it."""
+    from sqlite_utils import Database, Migrations
+
+    migrations = Migrations("gemmtuned")
+    for step in STEPS:
+        migrations(name=step.stem)(_runs(step))
+    conn.execute("BEGIN IMMEDIATE")  # sqlite-utils' own BEGIN is deferred; its atomic() nests in ours as a savepoint
+    try:
+        migrations.apply(Database(conn))
+        conn.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        conn.execute(f"PRAGMA user_version = {SCHEMA}")
+        conn.execute("COMMIT")
+    except BaseException:
+        if conn.in_transaction:
+            conn.execute("ROLLBACK")
+        raise
+
+
+def statements(script: str) -> Iterator[str]:
+    """The statements of a script one by one: executescript would commit the transaction around it."""
+    text = ""
+    for line in script.splitlines(keepends=True):
+        text += line
+        if sqlite3.complete_statement(text):
+            yield text
+            text = ""
+    if text.strip():
+        yield text
+
+
+def _runs(step: Path) -> Callable[[Database], None]:
+    def run(db: Database) -> None:
+        for statement in statements(step.read_text()):
+            db.conn.execute(statement)
+
+    return run

@@ -1,0 +1,90 @@
+"""What a SQLite error means to a user: which kind it is, and the sentence that names the way out."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+from typing import Final
+
+from gemmtuned.configs.errors import StoreBusy, StoreError
+
+# Primary result codes (sqlite3.h). Python 3.10 tells only the text, which SQLite keeps fixed (sqlite3ErrStr).
+_CODES: Final = {
+    3: "perm",
+    5: "busy",
+    6: "busy",
+    8: "readonly",
+    10: "io",
+    11: "corrupt",
+    13: "full",
+    14: "cantopen",
+    26: "corrupt",
+}
+_TEXTS: Final = {
+    "is locked": "busy",
+    "readonly": "readonly",
+    "disk I/O error": "io",
+    "malformed": "corrupt",
+    "not a database": "corrupt",
+    "is full": "full",
+    "unable to open": "cantopen",
+    "access permission": "perm",
+}
+
+
+def kind(err: sqlite3.Error) -> str:
+    """`busy`, `readonly`, `perm`, `cantopen`, `full`, `io`, `corrupt`, or `other`."""
+    code = getattr(err, "sqlite_errorcode", None)
+    if isinstance(code, int):
+        return _CODES.get(code & 0xFF, "other")
+    text = str(err)
+    return next((name for part, name in _TEXTS.items() if part in text), "other")
+
+
+def store_error(err: sqlite3.Error | OSError, path: Path, *, waited_s: float = 0.0) -> StoreError:
+    """The error to raise instead of err, for the database at path."""
+    what = kind(err) if isinstance(err, sqlite3.Error) else _os_kind(err)
+    if what == "busy":
+        return busy(path, waited_s)
+    if what == "full":
+        return StoreError(
+            f"{path}: disk full ({_free(path)}). Free space, or set GEMMTUNED_HOME to a folder on another disk"
+        )
+    if what in ("readonly", "perm", "cantopen"):
+        return StoreError(
+            f"{path}: cannot be opened for writing by uid {os.geteuid()} ({err}). "
+            "Give it write access to the file and its folder, or set GEMMTUNED_HOME to a folder of its own"
+        )
+    if what == "corrupt":
+        return StoreError(
+            f"{path}: damaged ({err}). Run: gemmtuned db check; any program that writes sets it aside and salvages it"
+        )
+    if what == "io":
+        return StoreError(
+            f"{path}: the disk refused ({err}). Look at the system log, or set GEMMTUNED_HOME to another disk"
+        )
+    return StoreError(f"{path}: {err}")
+
+
+def busy(path: Path, waited_s: float) -> StoreBusy:
+    """Somebody held the database for as long as we waited."""
+    return StoreBusy(
+        f"{path}: locked by another process for {waited_s:g} s. Try again; if it stays so, look for a stopped daemon "
+        "or an open transaction in a sqlite3 shell"
+    )
+
+
+def _os_kind(err: OSError) -> str:
+    name = os.strerror(err.errno) if err.errno else ""
+    if name in (os.strerror(28), os.strerror(122)):  # ENOSPC, EDQUOT
+        return "full"
+    return "io" if err.errno == 5 else "cantopen"
+
+
+def _free(path: Path) -> str:
+    try:
+        facts = os.statvfs(path.parent)
+    except OSError:
+        return "free space unknown"
+    return f"{facts.f_bavail * facts.f_frsize} bytes free"

@@ -1,0 +1,325 @@
+"""Who tunes what: units of tuning are leased, renewed, given back or failed.
+
+A lease lapses by itself, so a daemon that dies holds nothing for ever.  `attempts` rises at every lease and fences:
+a holder whose lease lapsed and was taken by another finds its number out of date and stops.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Candidate, Environment
+from gemmtuned.db.rows import PROBLEM_COLUMNS, Part, problem_of, rest, rows, us
+
+MAX_ATTEMPTS: Final = 3
+BACKOFF_S: Final = 60.0  # times 4^attempt: 4 minutes after the first failure, 16 after the second, none after the third
+FAILED_OUTCOMES: Final = ("crash", "hang", "wrong", "refused")  # trials that are not repeated
+_CLOCK_SLACK_US: Final = 60_000_000  # a lease taken further in the future than this: the clock went back, it is void
+
+# The units of one environment that want tuning and are free, dearest first; the view `untuned` says it for people.
+_RANKED: Final = """
+SELECT u.rest, u.unit_m AS m, u.covers, sum(d.calls) AS calls, min(u.problem_id) AS member,
+    sum(0.3 * c.us * coalesce((
+        SELECT sum(1.0 * s.calls / (1 << min(max((:hour - s.hour) / 24, 0), 40)))
+        FROM sighting s WHERE s.problem_id = d.problem_id AND s.environment_id = d.environment_id), 0)) AS worth
+FROM unit u
+JOIN problem_cost c ON c.environment_id = u.environment_id AND c.problem_id = u.problem_id
+JOIN demand d ON d.environment_id = u.environment_id AND d.problem_id = u.problem_id
+LEFT JOIN problem b ON b.rest = u.rest AND b.m = u.unit_m
+LEFT JOIN work w ON w.problem_id = b.id AND w.environment_id = u.environment_id
+    AND w.covers = u.covers AND w.mode = :mode
+WHERE u.environment_id = :environment AND c.solution_id IS NULL
+    AND (:only IS NULL OR u.problem_id IN (SELECT value FROM json_each(:only)))
+    AND (w.state IS NULL OR (w.state = 'open' AND w.retry_us <= :now
+        AND (w.owner IS NULL OR w.lease_until_us <= :now OR w.leased_us > :now + :slack)))
+GROUP BY u.rest, u.unit_m, u.covers
+ORDER BY worth DESC, calls DESC, member
+LIMIT 16
+"""
+_CLAIM: Final = """
+INSERT INTO work (problem_id, environment_id, covers, mode, owner, attempts, leased_us, lease_until_us)
+VALUES (:problem, :environment, :covers, :mode, :owner, 1, :now, :until)
+ON CONFLICT DO UPDATE SET owner = excluded.owner, attempts = attempts + 1, leased_us = excluded.leased_us,
+    lease_until_us = excluded.lease_until_us
+WHERE state = 'open' AND retry_us <= :now AND (owner IS NULL OR lease_until_us <= :now OR leased_us > :now + :slack)
+RETURNING attempts
+"""
+_MEMBERS: Final = f"""
+SELECT {PROBLEM_COLUMNS}, d.calls FROM demand d JOIN problem p ON p.id = d.problem_id
+WHERE d.environment_id = ? AND p.rest = ? AND p.m_fine = ? AND d.calls > 0
+"""  # noqa: S608
+_MINE: Final = "problem_id = ? AND environment_id = ? AND covers = ? AND mode = ? AND owner = ? AND attempts = ?"
+_REMAINING: Final = """
+SELECT coalesce(sum(state = 'queued'), 0) AS queued, coalesce(sum(state = 'leased'), 0) AS leased,
+    coalesce(sum(state = 'waiting'), 0) AS waiting, coalesce(sum(state = 'failed'), 0) AS failed
+FROM (
+SELECT DISTINCT u.rest, u.unit_m, u.covers,
+    CASE WHEN w.state = 'failed' THEN 'failed'
+        WHEN w.owner IS NOT NULL AND w.lease_until_us > :now THEN 'leased'
+        WHEN w.retry_us > :now THEN 'waiting' ELSE 'queued' END AS state
+FROM unit u
+JOIN verdict v ON v.environment_id = u.environment_id AND v.problem_id = u.problem_id
+LEFT JOIN problem b ON b.rest = u.rest AND b.m = u.unit_m
+LEFT JOIN work w ON w.problem_id = b.id AND w.environment_id = u.environment_id
+    AND w.covers = u.covers AND w.mode = :mode
+WHERE u.environment_id = (SELECT id FROM environment WHERE key = :key) AND v.solution_id IS NULL)
+"""
+_TRIAL: Final = """
+INSERT INTO trial (problem_id, environment_id, mode, backend, config, phase, us, err, outcome, note, owner, started_us)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET us = excluded.us, err = excluded.err, outcome = excluded.outcome, note = excluded.note,
+    owner = excluded.owner, started_us = excluded.started_us
+"""
+_FAILED: Final = """
+SELECT t.backend, t.config FROM trial t
+    WHERE t.problem_id = :problem AND t.environment_id = :environment
+        AND t.outcome IN ('crash', 'hang', 'wrong', 'refused')
+UNION
+SELECT q.backend, q.config FROM quarantine q
+    JOIN environment_stamp a ON a.environment_id = :environment AND a.backend = q.backend AND a.stamp = q.stamp
+    WHERE q.problem_id = :problem
+"""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A unit of tuning, held by owner until its lease lapses.
+
+    problem: what the verdict is filed under; for covers `fine` its m is the padded M, and members are the smallest,
+    the most called and the largest exact size seen in the bucket.  worth: microseconds we expect to save a day.
+    """
+
+    problem: Problem
+    members: tuple[Problem, ...]
+    covers: str
+    environment: Environment
+    mode: str
+    owner: str
+    attempt: int
+    worth: float
+    calls: int
+
+
+@dataclass(frozen=True)
+class Remaining:
+    """Units of an environment without a verdict: free now, held, waiting after a failure, failed for good."""
+
+    queued: int
+    leased: int
+    waiting: int
+    failed: int
+
+
+class Leases(Part):
+    """The part of the store by which daemons share the work."""
+
+    def lease_next(
+        self,
+        owner: str,
+        environment: Environment,
+        *,
+        now_s: float,
+        hold_s: float,
+        problems: Sequence[Problem] | None = None,
+    ) -> Work | None:
+        """Hold for owner the free unit worth most among what was seen under an equal environment, or return None.
+
+        `problems` restricts it to units that hold one of these; those never seen become units of their own.  Renew
+        before hold_s runs out.
+        """
+        only: str | None = None
+        if problems is not None:
+            only = json.dumps(self._ask_for(problems, environment, us(now_s)))
+        facts: dict[str, Any] = {
+            "now": us(now_s), "hour": us(now_s) // 3_600_000_000, "until": us(now_s + hold_s), "slack": _CLOCK_SLACK_US,
+            "owner": owner, "mode": "eager", "only": only,
+        }  # fmt: skip
+        while True:
+            # Ranked on a snapshot, outside the lock: programs must not wait for it. The claim checks what changed.
+            ranked, generation = self._db.read(lambda conn: _rank(conn, environment, facts))
+            if not ranked:
+                return None
+            claimed = self._claim(ranked, generation, environment, facts)
+            if claimed is not None:
+                return claimed
+
+    def renew(self, work: Work, *, now_s: float, hold_s: float) -> bool:
+        """Hold it longer. False: it was lost to another, or is finished; stop working on it."""
+        values = (us(now_s), us(now_s + hold_s))
+        return self._touch(work, "UPDATE work SET leased_us = ?, lease_until_us = ?", values)
+
+    def release(self, work: Work, *, now_s: float, counted: bool = True) -> None:
+        """Give it back. counted=False: the attempt does not count, for it was not the problem's fault."""
+        back = "UPDATE work SET owner = NULL, lease_until_us = ?, attempts = attempts - ?"
+        self._touch(work, back, (us(now_s), 0 if counted else 1))
+
+    def fail(self, work: Work, reason: str, *, now_s: float) -> None:
+        """This attempt failed: wait, and after the third fail it for good in this environment."""
+        state = "failed" if work.attempt >= MAX_ATTEMPTS else "open"
+        retry_us = us(now_s + BACKOFF_S * 4**work.attempt)
+        self._touch(
+            work,
+            "UPDATE work SET owner = NULL, lease_until_us = ?, retry_us = ?, state = ?, reason = ?",
+            (us(now_s), retry_us, state, reason[:4096]),
+        )
+
+    def remaining(self, environment: Environment, *, now_s: float) -> Remaining:
+        """What is left to do here; all but `failed` at 0 means that every captured problem has its verdict."""
+        values = {"key": environment.key, "mode": "eager", "now": us(now_s)}
+        return Remaining(**self._db.read(lambda conn: rows(conn, _REMAINING, values))[0])
+
+    def reset_failed(self, problems: Sequence[Problem] | None = None) -> int:
+        """Try again what failed for good or was withdrawn by hand; None: all of it. Returns how many units."""
+
+        def work(conn: sqlite3.Connection) -> int:
+            if problems is None:
+                return conn.execute("DELETE FROM work WHERE state = 'failed'").rowcount
+            ids = json.dumps([self._problem_id(conn, p) for p in problems])
+            return conn.execute(
+                "DELETE FROM work WHERE state = 'failed' AND problem_id IN (SELECT b.id FROM problem p JOIN problem b "
+                "ON b.rest = p.rest AND b.m IN (p.m, p.m_fine, p.m_coarse) "
+                "WHERE p.id IN (SELECT value FROM json_each(?)))",
+                (ids,),
+            ).rowcount
+
+        return self._write(work)
+
+    def add_trial(
+        self, work: Work, problem: Problem, candidate: Candidate, *, phase: str, us: float | None, err: float | None,
+        outcome: str, note: str, started_us: int,
+    ) -> None:  # fmt: skip
+        """Keep what one run of a candidate gave, at once; the newest of its problem, candidate and phase stays.
+
+        problem: the member that was run.  outcome: `ok`, one of FAILED_OUTCOMES, or any other word.
+        """
+
+        def keep(conn: sqlite3.Connection) -> None:
+            key = (self._problem_id(conn, problem), self._environment_id(conn, work.environment, started_us), work.mode)
+            what = (candidate.backend, candidate.config, phase, us, err, outcome, note[:4096], work.owner, started_us)
+            conn.execute(_TRIAL, (*key, *what))
+
+        self._write(keep)
+
+    def failed_candidates(self, problem: Problem, environment: Environment) -> set[Candidate]:
+        """Candidates that crashed, hung, were wrong or refused here, or failed inside a program: not tried again."""
+
+        def ask(conn: sqlite3.Connection) -> set[Candidate]:
+            ids = _known_ids(conn, problem, environment)
+            return {Candidate(*row) for row in conn.execute(_FAILED, ids).fetchall()} if ids else set()
+
+        return self._db.read(ask)
+
+    def _ask_for(self, problems: Sequence[Problem], environment: Environment, now_us: int) -> list[int]:
+        def work(conn: sqlite3.Connection) -> list[int]:
+            environment_id = self._environment_id(conn, environment, now_us)
+            ids = [self._problem_id(conn, p) for p in problems]
+            conn.executemany(
+                "INSERT INTO demand (problem_id, environment_id, calls, sampled_calls, sampled_us, first_seen_us, "
+                "last_seen_us) VALUES (?, ?, 0, 0, 0.0, ?, ?) ON CONFLICT DO NOTHING",
+                [(i, environment_id, now_us, now_us) for i in ids],
+            )
+            return ids
+
+        return self._write(work)
+
+    def _claim(
+        self, ranked: list[dict[str, Any]], generation: int, environment: Environment, facts: dict[str, Any]
+    ) -> Work | None:
+        """The first of these that is still free; None when all are gone or a verdict arrived meanwhile: rank again."""
+
+        def work(conn: sqlite3.Connection) -> Work | None:
+            if _generation(conn) != generation:
+                return None
+            for unit in ranked:
+                problem = problem_of(unit).with_m(unit["m"])
+                key = {
+                    "problem": self._problem_id(conn, problem),
+                    "environment": unit["environment"],
+                    "covers": unit["covers"],
+                }
+                claimed = conn.execute(_CLAIM, {**facts, **key}).fetchall()
+                if not claimed:
+                    continue
+                attempt = int(claimed[0][0])
+                if attempt > MAX_ATTEMPTS:  # its holders all died without a word: it kills daemons
+                    conn.execute(
+                        "UPDATE work SET state = 'failed', owner = NULL, attempts = ?, reason = ? WHERE problem_id = ? "
+                        "AND environment_id = ? AND covers = ? AND mode = ?",
+                        (
+                            MAX_ATTEMPTS,
+                            f"its lease lapsed or was given back {MAX_ATTEMPTS} times",
+                            *key.values(),
+                            facts["mode"],
+                        ),
+                    )
+                    continue
+                members = (problem,) if unit["covers"] == "exact" else _members(conn, unit)
+                return Work(
+                    problem=problem, members=members, covers=unit["covers"], environment=environment,
+                    mode=facts["mode"], owner=facts["owner"], attempt=attempt, worth=unit["worth"], calls=unit["calls"],
+                )  # fmt: skip
+            return None
+
+        return self._write(work)
+
+    def _touch(self, work: Work, update: str, values: tuple[Any, ...]) -> bool:
+        """Change the row of this lease if it is still ours."""
+
+        def change(conn: sqlite3.Connection) -> bool:
+            mine = lease_key(conn, work)
+            return mine is not None and conn.execute(f"{update} WHERE {_MINE}", (*values, *mine)).rowcount > 0
+
+        return self._write(change)
+
+
+def lease_key(conn: sqlite3.Connection, work: Work) -> tuple[Any, ...] | None:
+    """Values for the condition that a row of `work` is this lease."""
+    ids = _known_ids(conn, work.problem, work.environment)
+    return (ids["problem"], ids["environment"], work.covers, work.mode, work.owner, work.attempt) if ids else None
+
+
+def drop_lease(conn: sqlite3.Connection, work: Work) -> None:
+    """Within a transaction: the unit has its verdict, nobody holds it any more."""
+    mine = lease_key(conn, work)
+    if mine is not None:
+        conn.execute(f"DELETE FROM work WHERE {_MINE}", mine)  # noqa: S608
+
+
+def _known_ids(conn: sqlite3.Connection, problem: Problem, environment: Environment) -> dict[str, int] | None:
+    found = conn.execute(
+        "SELECT p.id, e.id FROM problem p, environment e WHERE p.rest = ? AND p.m = ? AND e.key = ?",
+        (rest(problem), problem.m, environment.key),
+    ).fetchone()
+    return {"problem": int(found[0]), "environment": int(found[1])} if found else None
+
+
+def _rank(
+    conn: sqlite3.Connection, environment: Environment, facts: dict[str, Any]
+) -> tuple[list[dict[str, Any]], int]:
+    found = conn.execute("SELECT id FROM environment WHERE key = ?", (environment.key,)).fetchone()
+    if found is None:
+        return [], 0
+    sql = (
+        f"SELECT {PROBLEM_COLUMNS}, r.m, r.rest, r.covers, r.calls, r.worth, :environment AS environment "  # noqa: S608
+        f"FROM ({_RANKED}) r JOIN problem p ON p.id = r.member ORDER BY r.worth DESC, r.calls DESC, r.member"
+    )
+    return rows(conn, sql, {**facts, "environment": found[0]}), _generation(conn)
+
+
+def _members(conn: sqlite3.Connection, unit: dict[str, Any]) -> tuple[Problem, ...]:
+    seen = rows(conn, _MEMBERS, (unit["environment"], unit["rest"], unit["m"]))
+    chosen = (
+        min(seen, key=lambda r: r["m"]),
+        max(seen, key=lambda r: (r["calls"], -r["m"])),
+        max(seen, key=lambda r: r["m"]),
+    )
+    return tuple(dict.fromkeys(problem_of(row) for row in chosen))
+
+
+def _generation(conn: sqlite3.Connection) -> int:
+    return int(conn.execute("SELECT coalesce(max(generation), 0) FROM publication").fetchone()[0])

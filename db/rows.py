@@ -1,0 +1,128 @@
+"""Problems, environments and runs as rows: each distinct one is stored once and known by its number.
+
+The numbers are remembered, since a flush names the same 500 problems every second.  What is remembered is used
+only after its transaction was committed, and dropped when the file was opened anew.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from gemmtuned.configs.errors import ProblemError
+from gemmtuned.configs.padding import coarse_m, fine_m
+from gemmtuned.configs.problem import COLUMNS, Problem
+from gemmtuned.configs.solution import Environment, Solution
+from gemmtuned.db.connect import Connection
+
+T = TypeVar("T")
+MAX_REMEMBERED: Final = 65_536  # problems; more than any model has shapes
+
+_NAMES: Final = ("text", "rest", *COLUMNS, "m_fine", "m_coarse", "flops", "bytes")
+_INSERT: Final = (
+    f"INSERT INTO problem ({', '.join(_NAMES)}) VALUES ({', '.join('?' * len(_NAMES))}) "  # noqa: S608
+    "ON CONFLICT (rest, m) DO UPDATE SET m = m RETURNING id"
+)
+PROBLEM_COLUMNS: Final = ", ".join(f"p.{name}" for name in COLUMNS)
+
+
+def rest(problem: Problem) -> str:
+    """All that decides but m, as one text: problems of equal rest differ in m alone."""
+    return "|".join("" if v is None else str(v) for name, v in problem.row().items() if name != "m")
+
+
+class Part:
+    """What the parts of a Store share: the connection, and the numbers of rows already known."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._db = connection
+        self._opened = -1
+        self._problems: dict[Problem, int] = {}
+        self._fresh: dict[Problem, int] = {}  # numbered in the transaction that runs now
+
+    def _write(self, work: Callable[[sqlite3.Connection], T], *, durable: bool = False) -> T:
+        def once(conn: sqlite3.Connection) -> T:
+            if self._opened != self._db.opened or len(self._problems) > MAX_REMEMBERED:
+                self._problems.clear()
+                self._opened = self._db.opened
+            self._fresh.clear()
+            return work(conn)
+
+        try:
+            result = self._db.write(once, durable=durable)
+            self._problems.update(self._fresh)
+            return result
+        finally:
+            self._fresh.clear()
+
+    def _problem_id(self, conn: sqlite3.Connection, problem: Problem) -> int:
+        """Number of this problem, stored when new. Within `_write` only."""
+        known = self._problems.get(problem) or self._fresh.get(problem)
+        if known is None:
+            row = problem.row()
+            text = rest(problem)
+            found = conn.execute("SELECT id FROM problem WHERE rest = ? AND m = ?", (text, problem.m)).fetchone()
+            if found is None:
+                padded = (fine_m(problem.m), coarse_m(problem.m, problem.n))
+                values = (str(problem), text, *row.values(), *padded, float(problem.flops), float(problem.bytes))
+                found = conn.execute(_INSERT, values).fetchone()
+            known = self._fresh[problem] = int(found[0])
+        return known
+
+    def _environment_id(self, conn: sqlite3.Connection, environment: Environment, now_us: int) -> int:
+        """Number of this environment, stored with device and stamps when new. Within `_write` only."""
+        key = environment.key
+        found = conn.execute("SELECT id FROM environment WHERE key = ?", (key,)).fetchone()
+        if found is None:
+            d = environment.device
+            conn.execute(
+                "INSERT INTO device (key, kind, name, arch, units) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+                (d.key, d.kind, d.name, d.arch, d.units),
+            )
+            device_id = conn.execute("SELECT id FROM device WHERE key = ?", (d.key,)).fetchone()[0]
+            found = conn.execute(
+                "INSERT INTO environment (key, device_id, first_seen_us) VALUES (?, ?, ?) RETURNING id",
+                (key, device_id, now_us),
+            ).fetchone()
+            conn.executemany(
+                "INSERT INTO environment_stamp (environment_id, backend, stamp) VALUES (?, ?, ?)",
+                [(found[0], backend, stamp) for backend, stamp in environment.stamps.items()],
+            )
+        return int(found[0])
+
+
+def us(now_s: float) -> int:
+    """Seconds as integer microseconds."""
+    return round(now_s * 1e6)
+
+
+def problem_of(row: sqlite3.Row | dict[str, Any]) -> Problem:
+    """The problem in a row that has its columns. Raises ProblemError for a row that salvage or a stranger spoilt."""
+    return Problem.from_row(dict(row))
+
+
+SOLUTION_SELECT: Final = (
+    f"SELECT {PROBLEM_COLUMNS}, s.id, h.key AS device, s.mode, s.covers, s.backend, s.config, s.stamp, s.us, "  # noqa: S608
+    "s.baseline_us, s.gain_low, s.err, s.baseline_err, s.state, s.generation "
+    "FROM solution s JOIN problem p ON p.id = s.problem_id JOIN device h ON h.id = s.device_id "
+)
+_OWN: Final = (
+    "device", "mode", "covers", "backend", "config", "stamp", "us", "baseline_us", "gain_low", "err", "baseline_err",
+    "state", "generation",
+)  # fmt: skip
+
+
+def solution_of(row: dict[str, Any]) -> Solution | None:
+    """The solution in a row of SOLUTION_SELECT; None for one whose problem is not valid."""
+    try:
+        return Solution(problem=problem_of(row), **{name: row[name] for name in _OWN})
+    except ProblemError:
+        return None
+
+
+def rows(conn: sqlite3.Connection, sql: str, values: tuple[Any, ...] | dict[str, Any] = ()) -> list[dict[str, Any]]:
+    """All rows of a question, by column name; no cursor is left open."""
+    cursor = conn.execute(sql, values)
+    names = [c[0] for c in cursor.description]
+    return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]

@@ -1,0 +1,131 @@
+"""What running programs write every second: sightings, their own state, and routes that failed."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from typing import Final
+
+from gemmtuned.configs.sighting import Session, Sighting
+from gemmtuned.configs.solution import Environment, Solution
+from gemmtuned.db.rows import Part, us
+
+_SIGHTING: Final = """
+INSERT INTO sighting (problem_id, environment_id, run_id, hour, outcome, graph,
+    calls, sampled_calls, sampled_us, last_seen_us)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET calls = calls + excluded.calls, sampled_calls = sampled_calls + excluded.sampled_calls,
+    sampled_us = sampled_us + excluded.sampled_us, last_seen_us = max(last_seen_us, excluded.last_seen_us)
+"""
+_DEMAND: Final = """
+INSERT INTO demand (problem_id, environment_id, calls, sampled_calls, sampled_us, first_seen_us, last_seen_us)
+VALUES (?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET calls = calls + excluded.calls, sampled_calls = sampled_calls + excluded.sampled_calls,
+    sampled_us = sampled_us + excluded.sampled_us, last_seen_us = max(last_seen_us, excluded.last_seen_us)
+"""
+_SESSION: Final = """
+INSERT INTO session (host, pid, started_us, run, path, generation, calls, dropped, errors, reload_failures, note,
+    sqlite_version, store_dev, store_ino, beat_us, ended_us)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET run = excluded.run, path = excluded.path, generation = excluded.generation,
+    calls = excluded.calls, dropped = excluded.dropped, errors = excluded.errors,
+    reload_failures = excluded.reload_failures, note = excluded.note, sqlite_version = excluded.sqlite_version,
+    store_dev = excluded.store_dev, store_ino = excluded.store_ino,
+    beat_us = max(beat_us, excluded.beat_us), ended_us = excluded.ended_us
+"""
+_QUARANTINE: Final = """
+INSERT INTO quarantine (problem_id, device, mode, covers, backend, config, stamp, reason, run,
+    reports, last_seen_us, taken_us)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 1, ?, NULL)
+ON CONFLICT DO UPDATE SET reports = reports + 1, reason = excluded.reason, run = excluded.run,
+    last_seen_us = max(last_seen_us, excluded.last_seen_us), taken_us = NULL
+"""
+_ROLL_UP: Final = """
+INSERT INTO sighting (problem_id, environment_id, run_id, hour, outcome, graph,
+    calls, sampled_calls, sampled_us, last_seen_us)
+SELECT problem_id, environment_id, run_id, hour / 24 * 24, outcome, graph,
+    sum(calls), sum(sampled_calls), sum(sampled_us), max(last_seen_us)
+FROM sighting WHERE hour < :before AND hour % 24 != 0
+GROUP BY problem_id, environment_id, run_id, hour / 24, outcome, graph
+ON CONFLICT DO UPDATE SET calls = calls + excluded.calls, sampled_calls = sampled_calls + excluded.sampled_calls,
+    sampled_us = sampled_us + excluded.sampled_us, last_seen_us = max(last_seen_us, excluded.last_seen_us)
+"""
+
+
+class Sightings(Part):
+    """The part of the store that programs write."""
+
+    def add_sightings(self, run: str, environment: Environment, sightings: Iterable[Sighting], *, now_s: float) -> None:
+        """Add the calls of these sightings to what is there, all or nothing.
+
+        Raises StoreBusy or StoreError; then nothing was added, and the same batch can be given again later.
+        """
+        batch = list(sightings)
+        now_us = us(now_s)
+        hour = now_us // 3_600_000_000
+
+        def work(conn: sqlite3.Connection) -> None:
+            environment_id = self._environment_id(conn, environment, now_us)
+            run_id = _run_id(conn, run)
+            seen = []
+            demand = []
+            for s in batch:
+                problem_id = self._problem_id(conn, s.problem)
+                samples = (s.sampled_calls, s.sampled_us)
+                seen.append((problem_id, environment_id, run_id, hour, s.outcome, s.graph, s.calls, *samples, now_us))
+                if s.outcome != "miss":
+                    samples = (0, 0.0)  # a hit ran our kernel: it says nothing of the default's time
+                demand.append((problem_id, environment_id, s.calls, *samples, now_us, now_us))
+            conn.executemany(_SIGHTING, seen)
+            conn.executemany(_DEMAND, demand)
+
+        self._write(work)
+
+    def beat(self, session: Session, *, now_s: float) -> None:
+        """This process is alive, and this is its state."""
+        self._put_session(session, us(now_s), None)
+
+    def end_session(self, session: Session, *, now_s: float) -> None:
+        """This process leaves in good order."""
+        self._put_session(session, us(now_s), us(now_s))
+
+    def add_quarantine(self, solution: Solution, reason: str, *, run: str, now_s: float) -> None:
+        """Report a route that failed inside a program; `take_quarantined` withdraws it everywhere."""
+
+        def work(conn: sqlite3.Connection) -> None:
+            s = solution
+            key = (s.device, s.mode, s.covers, s.backend, s.config, s.stamp)
+            conn.execute(_QUARANTINE, (self._problem_id(conn, s.problem), *key, reason[:4096], run[:512], us(now_s)))
+
+        self._write(work)
+
+    def roll_up(self, *, now_s: float, keep_hours: int = 24 * 14) -> int:
+        """Merge the hours of days that ended more than keep_hours ago into one row a day. Returns rows saved."""
+        before = (us(now_s) // 3_600_000_000 - keep_hours) // 24 * 24
+
+        def work(conn: sqlite3.Connection) -> int:
+            had = int(conn.execute("SELECT count(*) FROM sighting").fetchone()[0])
+            conn.execute(_ROLL_UP, {"before": before})
+            conn.execute("DELETE FROM sighting WHERE hour < ? AND hour % 24 != 0", (before,))
+            return had - int(conn.execute("SELECT count(*) FROM sighting").fetchone()[0])
+
+        return self._write(work)
+
+    def _put_session(self, s: Session, beat_us: int, ended_us: int | None) -> None:
+        key = (s.host[:512], s.pid, s.started_us, s.run[:512])
+        device, inode = self._db.file()
+        file = (device, inode & (1 << 63) - 1)  # inode numbers are unsigned, SQLite's integers are not
+        state = (s.path, s.generation, s.calls, s.dropped, s.errors, s.reload_failures, s.note[:4096])
+
+        def work(conn: sqlite3.Connection) -> None:
+            conn.execute(_SESSION, (*key, *state, sqlite3.sqlite_version, *file, beat_us, ended_us))
+
+        self._write(work)
+
+
+def _run_id(conn: sqlite3.Connection, name: str) -> int:
+    name = name[:512]
+    found = conn.execute("SELECT id FROM run WHERE name = ?", (name,)).fetchone()
+    if found is None:
+        found = conn.execute("INSERT INTO run (name) VALUES (?) RETURNING id", (name,)).fetchone()
+    return int(found[0])

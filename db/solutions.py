@@ -1,0 +1,186 @@
+"""Verdicts: installed, published, withdrawn. Every change of what is live raises the generation by one.
+
+A verdict replaces the live ones of its problem, device, mode and bucket that its environment would accept, so an
+upgraded backend's solution stands beside the old version's until the old one is gone.  Rows are never deleted.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Collection, Sequence
+from typing import Any, Final
+
+from gemmtuned.configs.errors import StoreError
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import LIVE_STATES, Environment, Solution
+from gemmtuned.db.leases import Work, _generation, drop_lease
+from gemmtuned.db.rows import SOLUTION_SELECT, Part, rows, solution_of, us
+
+_RIVALS: Final = """
+SELECT s.id, s.state FROM solution s
+JOIN environment_stamp a ON a.environment_id = :environment AND a.backend = s.backend AND a.stamp = s.stamp
+WHERE s.problem_id = :problem AND s.device_id = :device AND s.mode = :mode AND s.covers = :covers
+    AND s.retired_generation IS NULL
+"""
+_INSERT: Final = """
+INSERT INTO solution (problem_id, device_id, environment_id, mode, covers, backend, config, stamp, us, baseline_us,
+    gain_low, err, baseline_err, state, generation, published_us, retired_generation, retired_us, reason)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+_RETIRE: Final = """
+UPDATE solution SET state = ?, retired_generation = ?, retired_us = ?, reason = ?
+WHERE id IN (SELECT value FROM json_each(?)) AND retired_generation IS NULL
+"""
+_LIVE: Final = f"""
+{SOLUTION_SELECT}
+WHERE s.retired_generation IS NULL AND (:only IS NULL OR h.key IN (SELECT value FROM json_each(:only)))
+ORDER BY s.id
+"""  # noqa: S608
+_SERVING: Final = f"""
+{SOLUTION_SELECT}
+WHERE s.retired_generation IS NULL AND s.id IN (
+    SELECT x.id FROM problem q
+    JOIN problem b ON b.rest = q.rest AND b.m IN (q.m, q.m_fine, q.m_coarse)
+    JOIN solution x ON x.problem_id = b.id
+        AND b.m = CASE x.covers WHEN 'exact' THEN q.m WHEN 'fine' THEN q.m_fine ELSE q.m_coarse END
+    WHERE q.id IN (SELECT value FROM json_each(?)))
+ORDER BY s.id
+"""  # noqa: S608
+_REPORTED: Final = f"""
+{SOLUTION_SELECT}
+WHERE s.retired_generation IS NULL AND EXISTS (
+    SELECT 1 FROM quarantine q WHERE q.taken_us IS NULL AND q.problem_id = s.problem_id AND q.device = h.key
+        AND q.mode = s.mode AND q.covers = s.covers AND q.backend = s.backend AND q.config = s.config
+        AND q.stamp = s.stamp)
+ORDER BY s.id
+"""  # noqa: S608
+_HOLD: Final = """
+INSERT INTO work (problem_id, environment_id, covers, mode, state, owner, attempts, leased_us, lease_until_us, reason)
+SELECT problem_id, environment_id, covers, mode, 'failed', NULL, 0, ?, ?, ? FROM solution
+WHERE id IN (SELECT value FROM json_each(?))
+ON CONFLICT DO UPDATE SET state = 'failed', owner = NULL, reason = excluded.reason
+"""
+
+
+class Solutions(Part):
+    """The part of the store that holds verdicts."""
+
+    def install(
+        self, work: Work | None, solutions: Sequence[Solution], *, environment: Environment, now_s: float
+    ) -> int:
+        """Make these verdicts live and end the lease, in one transaction that survives a power cut.
+
+        Returns the generation that brought them (their own `generation` is not looked at).  A lease lost meanwhile
+        does not void the verdict: it was measured.  Raises StoreError for a solution of another device or one that
+        is not live.
+        """
+        for s in solutions:
+            if s.device != environment.device.key:
+                raise StoreError(
+                    f"{s.problem}: a solution for {s.device} cannot be installed for {environment.device.key}"
+                )
+            if s.state not in LIVE_STATES:
+                raise StoreError(f"{s.problem}: a solution that is {s.state} cannot be installed")
+        now_us = us(now_s)
+
+        def once(conn: sqlite3.Connection) -> int:
+            environment_id = self._environment_id(conn, environment, now_us)
+            device_id = conn.execute("SELECT device_id FROM environment WHERE id = ?", (environment_id,)).fetchone()[0]
+            generation = _publish(conn, now_us, installed=len(solutions), note="installed")
+            retired = 0
+            for s in solutions:
+                retired += self._put(conn, s, environment_id, device_id, generation, now_us)
+            conn.execute("UPDATE publication SET retired = ? WHERE generation = ?", (retired, generation))
+            if work is not None:
+                drop_lease(conn, work)
+            return generation
+
+        return self._write(once, durable=True)
+
+    def published(self, device_keys: Collection[str] | None = None) -> tuple[int, list[Solution]]:
+        """(generation, live solutions) of one moment; None: of all devices."""
+        only = None if device_keys is None else json.dumps(sorted(device_keys))
+
+        def ask(conn: sqlite3.Connection) -> tuple[int, list[Solution]]:
+            return _generation(conn), _solutions(rows(conn, _LIVE, {"only": only}))
+
+        return self._db.read(ask)
+
+    def generation(self) -> int:
+        """The newest publication; 0 before the first."""
+        return self._db.read(_generation)
+
+    def withdraw(
+        self, problems: Sequence[Problem], *, reason: str, now_s: float, dry_run: bool = False, hold: bool = True
+    ) -> list[Solution]:
+        """Take out every live solution that serves one of these problems, its bucket's included; they are returned.
+
+        hold: do not tune it again until `reset_failed`, else the daemon would bring the same back at once.
+        """
+
+        def once(conn: sqlite3.Connection) -> list[Solution]:
+            ids = json.dumps([self._problem_id(conn, p) for p in problems])
+            found = rows(conn, _SERVING, (ids,))
+            if not dry_run:
+                _retire(conn, found, us(now_s), reason)
+                if hold:
+                    which = json.dumps([row["id"] for row in found])
+                    conn.execute(_HOLD, (us(now_s), us(now_s), f"withdrawn: {reason}"[:4096], which))
+            return _solutions(found)
+
+        return self._write(once, durable=not dry_run)
+
+    def take_quarantined(self, *, now_s: float) -> list[Solution]:
+        """Withdraw what programs reported as failing; returned. Their candidates count as failed from now on."""
+        if not self._db.read(lambda c: c.execute("SELECT 1 FROM quarantine WHERE taken_us IS NULL LIMIT 1").fetchone()):
+            return []
+
+        def once(conn: sqlite3.Connection) -> list[Solution]:
+            found = rows(conn, _REPORTED)
+            _retire(conn, found, us(now_s), "failed inside a program")
+            conn.execute("UPDATE quarantine SET taken_us = ? WHERE taken_us IS NULL", (us(now_s),))
+            return _solutions(found)
+
+        return self._write(once, durable=True)
+
+    def _put(
+        self, conn: sqlite3.Connection, s: Solution, environment_id: int, device_id: int, generation: int, now_us: int
+    ) -> int:
+        """Insert one verdict, retire its rivals; returns how many. A pinned rival stays and makes the new one stale."""
+        problem_id = self._problem_id(conn, s.problem)
+        key: dict[str, Any] = {
+            "problem": problem_id, "environment": environment_id, "device": device_id,
+            "mode": s.mode, "covers": s.covers,
+        }  # fmt: skip
+        rivals = rows(conn, _RIVALS, key)
+        pinned = s.state != "pinned" and any(r["state"] == "pinned" for r in rivals)
+        end: tuple[Any, ...] = (None, None, "")
+        if pinned:
+            end = (generation, now_us, "a pinned solution stays")
+        else:
+            ids = json.dumps([r["id"] for r in rivals])
+            conn.execute(_RETIRE, ("stale", generation, now_us, f"superseded by generation {generation}", ids))
+        what = (s.mode, s.covers, s.backend, s.config, s.stamp, s.us, s.baseline_us, s.gain_low, s.err, s.baseline_err)
+        state = "stale" if pinned else s.state
+        conn.execute(_INSERT, (problem_id, device_id, environment_id, *what, state, generation, now_us, *end))
+        return 0 if pinned else len(rivals)
+
+
+def _publish(conn: sqlite3.Connection, now_us: int, *, installed: int = 0, retired: int = 0, note: str) -> int:
+    generation = _generation(conn) + 1
+    conn.execute(
+        "INSERT INTO publication VALUES (?, ?, ?, ?, ?)", (generation, now_us, installed, retired, note[:4096])
+    )
+    return generation
+
+
+def _retire(conn: sqlite3.Connection, found: list[dict[str, Any]], now_us: int, reason: str) -> None:
+    if found:
+        generation = _publish(conn, now_us, retired=len(found), note=f"withdrawn: {reason}")
+        ids = json.dumps([row["id"] for row in found])
+        conn.execute(_RETIRE, ("withdrawn", generation, now_us, reason[:4096], ids))
+
+
+def _solutions(found: list[dict[str, Any]]) -> list[Solution]:
+    return [s for s in map(solution_of, found) if s is not None]
