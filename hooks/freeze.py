@@ -24,11 +24,11 @@ class FrozenLinear(nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """As nn.Linear; the packed copy serves only calls that autograd does not record."""
         kept = self.__dict__.get(_PACKED)
-        if kept is None or torch.is_grad_enabled() or kept[0] is not self.weight or _version(self.weight) != kept[1]:
+        if kept is None or torch.is_grad_enabled() or kept[0] is not self.weight:
             return nn.functional.linear(input, self.weight, self.bias)
         if input.dtype is not self.weight.dtype or torch.is_autocast_enabled("cpu"):
             return nn.functional.linear(input, self.weight, self.bias)
-        return torch.ops.gemmtuned.frozen_linear(input, self.weight, kept[2], self.bias)  # type: ignore[no-any-return]
+        return torch.ops.gemmtuned.frozen_linear(input, self.weight, kept[2], self.bias, kept[1])  # type: ignore[no-any-return]
 
     def __reduce_ex__(self, protocol: Any) -> Any:  # pickled or copied, it is an nn.Linear again, not frozen
         state = {name: value for name, value in self.__dict__.items() if name != _PACKED}
@@ -95,5 +95,7 @@ def _register_fake() -> None:
     _fake_known = True
 
     @torch.library.register_fake("gemmtuned::frozen_linear")  # type: ignore[untyped-decorator]
-    def fake(x: torch.Tensor, weight: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def fake(
+        x: torch.Tensor, weight: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, version: int
+    ) -> torch.Tensor:
         return x.new_empty(*x.shape[:-1], weight.shape[0])

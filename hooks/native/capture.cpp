@@ -14,8 +14,6 @@
 #include <ATen/ops/addmv.h>
 #include <ATen/ops/baddbmm_cpu_dispatch.h>
 #include <ATen/ops/bmm_cpu_dispatch.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/mm_cpu_dispatch.h>
 #include <ATen/ops/mv.h>
 #include <pthread.h>
@@ -347,31 +345,36 @@ Tensor& baddbmm_(Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta
 }
 
 // A linear layer whose weight is also held packed (gemmtuned.freeze): its own problem first, then the plain one.
-Tensor frozen_linear(const Tensor& x, const Tensor& w, const Tensor& packed, const OptionalTensor& bias) {
+// `version` is the weight's when it was packed; an edited weight is served plain (inference tensors have no version).
+Tensor frozen_linear(const Tensor& x, const Tensor& w, const Tensor& packed, const OptionalTensor& bias,
+                     int64_t version) {
   const Tensor a = x.dim() == 2 ? x : x.reshape({-1, w.size(1)});
   const Tensor b = w.t();
-  Problem p;
-  if (off() || !describe(p, DENSE, a, b, a.scalar_type())) return at::linear(x, w, bias);
-  if (bias) p.flags |= BIAS;
-  Problem plain = p;
-  p.flags |= PACKED;
-  const auto stock = [&] {
-    ThreadCounters& thread = this_thread();
-    const Found found = dispatching() ? look_up(thread, plain) : Found{};
-    if (found.route && accepts(found.route->code, a, b)) {
-      try {
-        return checked(*found.route, plain, a, b, bias);
-      } catch (const std::exception& err) {
-        found.route->fail(err.what());
+  const auto plain = [&] { return bias ? addmm(*bias, a, b, 1, 1) : mm(a, b); };
+  const auto frozen = [&](Problem& p) {
+    if (bias) p.flags |= BIAS;
+    const Problem as_plain = p;
+    p.flags |= PACKED;
+    const auto otherwise = [&] {  // inside call(): not counted again
+      const Found found = dispatching() ? look_up(this_thread(), as_plain) : Found{};
+      if (found.route && accepts(found.route->code, a, b)) {
+        try {
+          return checked(*found.route, as_plain, a, b, bias);
+        } catch (const std::exception& err) {
+          found.route->fail(err.what());
+        }
       }
-    }
-    return bias ? at::cpu::addmm(*bias, a, b) : at::cpu::mm(a, b);
+      return plain();
+    };
+    return call(p, a, b, otherwise, [&](Route& r) {
+      Tensor y = run_route(r.code, a, b, bias, packed);
+      TORCH_CHECK(as_stock(y, p, a), "result is ", y.scalar_type(), " ", y.sizes(), ", not what torch returns");
+      return y;
+    });
   };
-  const Tensor y = call(p, a, b, stock, [&](Route& r) {
-    Tensor out = run_route(r.code, a, b, bias, packed);
-    TORCH_CHECK(as_stock(out, p, a), "result is ", out.scalar_type(), " ", out.sizes(), ", not what torch returns");
-    return out;
-  });
+  Problem p;
+  const bool edited = !w.is_inference() && w._version() != static_cast<uint32_t>(version);
+  const Tensor y = off() || edited || !describe(p, DENSE, a, b, a.scalar_type()) ? plain() : frozen(p);
   auto sizes = x.sizes().vec();
   sizes.back() = w.size(0);
   return y.reshape(sizes);
@@ -406,7 +409,7 @@ void define_ops() {  // once for the life of the process: modules may hold the o
   static torch::Library packed(torch::Library::IMPL, "gemmtuned", c10::DispatchKey::MkldnnCPU, __FILE__, __LINE__);
   static bool done = false;
   if (done) return;
-  definition.def("frozen_linear(Tensor x, Tensor weight, Tensor packed, Tensor? bias) -> Tensor");
+  definition.def("frozen_linear(Tensor x, Tensor weight, Tensor packed, Tensor? bias, int version) -> Tensor");
   cpu.impl("frozen_linear", TORCH_FN(frozen_linear));
   packed.impl("frozen_linear", TORCH_FN(frozen_linear));
   done = true;
