@@ -1,0 +1,1 @@
+"""What can run a GEMM and how to tell that it ran it right: families, backends. Imports torch and configs only."""

@@ -1,0 +1,27 @@
+"""The one list of backends, simplest first: at a tie the earlier one wins. A new one is a file and an entry here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Candidate, Device, Environment
+from gemmtuned.kernels.backends.base import Backend
+from gemmtuned.kernels.backends.onednn import ONEDNN, ONEDNN_PACKED
+from gemmtuned.kernels.backends.torch_ import TORCH, TORCH_MV, TORCH_SWAP
+
+BACKENDS: Final[dict[str, Backend]] = {b.name: b for b in (TORCH, TORCH_SWAP, TORCH_MV, ONEDNN, ONEDNN_PACKED)}
+
+
+def environment(device: Device) -> Environment:
+    """The stamps of every backend that this process has for the device."""
+    stamps = {name: backend.stamp(device) for name, backend in BACKENDS.items()}
+    return Environment(device, {name: stamp for name, stamp in stamps.items() if stamp is not None})
+
+
+def candidates(problem: Problem, environment: Environment) -> Iterator[Candidate]:
+    """All candidates of the backends available in this environment, the default first."""
+    for name, backend in BACKENDS.items():
+        if name in environment.stamps:
+            yield from backend.candidates(problem)

@@ -1,0 +1,22 @@
+"""The one list of families: a new one is a file here and an entry below."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.problem import Problem
+from gemmtuned.kernels.families.base import Family
+from gemmtuned.kernels.families.batched import BATCHED, BATCHED_ADD
+from gemmtuned.kernels.families.dense import DENSE, DENSE_ADD
+
+FAMILIES: Final[dict[str, Family]] = {f.name: f for f in (DENSE, BATCHED, DENSE_ADD, BATCHED_ADD)}
+
+
+def family_of(problem: Problem) -> Family:
+    """The family that makes this problem's inputs. Raises CandidateFailed when there is none, or it cannot."""
+    family = FAMILIES.get(problem.family)
+    if family is None:
+        raise CandidateFailed(f"{problem}: family {problem.family} cannot be tuned yet")
+    family.check(problem)
+    return family

@@ -1,0 +1,61 @@
+"""What a backend promises.
+
+A backend is a library that can run problems.  It is stateless: the closure that a kernel's bind() gives reads the
+weight's memory at every call, unless the problem says that the weight is packed, which a user asks for explicitly.
+So a weight edited in place, or freed and its address used again, can never give a stale result.
+
+Every result has the dtype, shape and strides that torch's own has, in memory of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Candidate, Device
+
+Run = Callable[[Tensor, "Tensor | None"], Tensor]
+
+
+class Kernel(Protocol):
+    """One way to run one problem."""
+
+    def bind(self, b: Tensor) -> Run:
+        """For b [K, N] (nt: the view W.t()) or [B, K, N]: run(a, bias) -> y [M, N] or [B, M, N].
+
+        a is [M, K] or [B, M, K]; bias is [N], None, or a full C in the `_add` families.  A packed kernel packs
+        here, outside what is timed.
+        """
+
+
+class Backend(Protocol):
+    """A library that can run problems."""
+
+    @property
+    def name(self) -> str:
+        """Its name in tables and logs."""
+
+    def stamp(self, device: Device) -> str | None:
+        """What must be equal for its solutions to hold; None when it is not available on this device."""
+
+    def candidates(self, problem: Problem) -> Iterator[Candidate]:
+        """What is worth trying, pruned by what is known without running anything."""
+
+    def prepare(self, candidate: Candidate, problem: Problem) -> Kernel:
+        """Raises CandidateFailed when it cannot run the problem."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatelessKernel:
+    """A kernel that is nothing but a function call(a, b, bias) -> y."""
+
+    call: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+    def bind(self, b: Tensor) -> Run:
+        """Keeps b itself and no copy of it."""
+        call = self.call
+        return lambda a, bias: call(a, b, bias)

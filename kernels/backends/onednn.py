@@ -1,0 +1,79 @@
+"""oneDNN's inner product on CPUs, through torch's private `mkldnn` ops.
+
+    onednn          reads the weight as it lies at every call: nothing is kept
+    onednn_packed   the weight in oneDNN's own blocked order, packed once; only for weights the user froze
+
+Packed without a batch size, so that one copy serves every M (measured faster than one packed for its M).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, cast
+
+import torch
+from torch import Tensor
+
+from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Candidate, Device
+from gemmtuned.kernels.backends.base import Kernel, Run, StatelessKernel
+
+
+@dataclass(frozen=True, slots=True)
+class OneDnn:
+    """One of the two; `packed` says which."""
+
+    name: str
+    packed: bool
+
+    def stamp(self, device: Device) -> str | None:
+        """Torch's version (oneDNN comes with it) and the CPU, whose instruction set decides what oneDNN generates."""
+        if device.kind != "cpu" or not torch._C._has_mkldnn:
+            return None
+        if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):  # private: may go with a later torch
+            return None
+        return f"{torch.__version__}/{device.key}"
+
+    def candidates(self, problem: Problem) -> Iterator[Candidate]:
+        """dense on a CPU, in the dtypes this CPU has instructions for, where W has a unit stride."""
+        if problem.family != "dense" or not problem.threads or problem.layout[1] == "s":
+            return
+        if self.packed and problem.weight_state != "packed":
+            return
+        if problem.dtype == problem.wdtype == problem.out_dtype and _has_dtype(problem.dtype):
+            yield Candidate(self.name)
+
+    def prepare(self, candidate: Candidate, problem: Problem) -> Kernel:
+        """Raises CandidateFailed where candidates() has nothing."""
+        if candidate not in tuple(self.candidates(problem)):
+            raise CandidateFailed(f"{candidate} does not run {problem}")
+        return _PackedKernel() if self.packed else StatelessKernel(_linear)
+
+
+class _PackedKernel:
+    def bind(self, b: Tensor) -> Run:
+        pack = cast("Callable[[Tensor], Tensor]", torch.ops.mkldnn._reorder_linear_weight)
+        packed = pack(b.t().contiguous())
+        linear = _pointwise()
+        return lambda a, bias: linear(a, packed, bias, "none", [], "")
+
+
+def _linear(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    return _pointwise()(a, b.t(), bias, "none", [], "")
+
+
+def _pointwise() -> Callable[..., Tensor]:
+    return cast("Callable[..., Tensor]", torch.ops.mkldnn._linear_pointwise.default)
+
+
+def _has_dtype(dtype: str) -> bool:
+    if dtype == "fp32":
+        return True
+    probe = {"bf16": "_is_mkldnn_bf16_supported", "fp16": "_is_mkldnn_fp16_supported"}.get(dtype)
+    return probe is not None and bool(getattr(torch.ops.mkldnn, probe)())
+
+
+ONEDNN: Final = OneDnn("onednn", packed=False)
+ONEDNN_PACKED: Final = OneDnn("onednn_packed", packed=True)

@@ -1,0 +1,114 @@
+"""Backends made of torch's own calls.
+
+torch        what the program would run anyway: the default, and the incumbent of every race
+torch_swap   (W @ X.T).T: another blocking inside the BLAS, 1.1x to 2.2x for small M on several CPU threads
+torch_mv     matrix times vector for M = 1 in fp32
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import DEFAULT_BACKEND, Candidate, Device
+from gemmtuned.kernels.backends.base import Kernel, StatelessKernel
+from gemmtuned.kernels.families import family_of
+
+_FLOATS: Final = ("fp32", "bf16", "fp16")  # other dtypes have no reference that could tell a good rival from a bad one
+
+
+@dataclass(frozen=True, slots=True)
+class _TorchBackend:
+    name: str
+
+    def stamp(self, device: Device) -> str | None:
+        """Torch's version: it brings the BLAS it calls."""
+        return str(torch.__version__)
+
+    def _check(self, candidate: Candidate, problem: Problem) -> None:
+        if candidate not in tuple(self.candidates(problem)):
+            raise CandidateFailed(f"{candidate} does not run {problem}")
+
+    def candidates(self, problem: Problem) -> Iterator[Candidate]:
+        """One, without a config, where the backend suits."""
+        yield Candidate(self.name)
+
+
+class TorchDefault(_TorchBackend):
+    """Stock torch, every family."""
+
+    def prepare(self, candidate: Candidate, problem: Problem) -> Kernel:
+        """Raises CandidateFailed for families that it has no call for."""
+        self._check(candidate, problem)
+        family = family_of(problem)
+        return StatelessKernel(_batched if family.batched else _dense)
+
+
+class TorchSwap(_TorchBackend):
+    """Operands swapped, result turned back."""
+
+    def candidates(self, problem: Problem) -> Iterator[Candidate]:
+        """dense and batched in the usual float dtypes."""
+        if problem.family in ("dense", "batched") and problem.dtype in _FLOATS:
+            yield Candidate(self.name)
+
+    def prepare(self, candidate: Candidate, problem: Problem) -> Kernel:
+        """Raises CandidateFailed where candidates() has nothing."""
+        self._check(candidate, problem)
+        return StatelessKernel(_batched_swapped if family_of(problem).batched else _dense_swapped)
+
+
+class TorchMv(_TorchBackend):
+    """Matrix times vector."""
+
+    def candidates(self, problem: Problem) -> Iterator[Candidate]:
+        """fp32, M = 1, on a CPU: in bf16 mv is half as fast as mm there."""
+        if problem.family == "dense" and problem.dtype == "fp32" and problem.m == 1 and problem.threads:
+            yield Candidate(self.name)
+
+    def prepare(self, candidate: Candidate, problem: Problem) -> Kernel:
+        """Raises CandidateFailed where candidates() has nothing."""
+        self._check(candidate, problem)
+        family_of(problem)
+        return StatelessKernel(_mv)
+
+
+def _dense(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
+
+
+def _batched(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.bmm(a, b) if bias is None else torch.baddbmm(bias, a, b)
+
+
+def _dense_swapped(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    # The bias goes in as a column, so that it is added before the one rounding, as addmm does
+    y = torch.mm(b.t(), a.t()) if bias is None else torch.addmm(bias.unsqueeze(1), b.t(), a.t())
+    n, m = y.shape
+    if m == 1 or n == 1:
+        return y.view(m, n)  # y.t() would count as contiguous, with strides that stock torch never gives
+    return y.t().contiguous()
+
+
+def _batched_swapped(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    y = torch.bmm(b.mT, a.mT)
+    batch, n, m = y.shape
+    if m == 1 or n == 1:
+        return y.view(batch, m, n)
+    return y.mT.contiguous()
+
+
+def _mv(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    y = torch.mv(b.t(), a[0]) if bias is None else torch.addmv(bias, b.t(), a[0])
+    return y.unsqueeze(0)
+
+
+TORCH: Final = TorchDefault(DEFAULT_BACKEND)
+TORCH_SWAP: Final = TorchSwap("torch_swap")
+TORCH_MV: Final = TorchMv("torch_mv")

@@ -1,0 +1,34 @@
+"""Our short dtype names as torch dtypes, and the rounding each one brings."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from gemmtuned.configs.errors import CandidateFailed
+
+TORCH_DTYPES: Final[dict[str, torch.dtype]] = {
+    "u8": torch.uint8,
+    "i8": torch.int8,
+    "i16": torch.int16,
+    "i32": torch.int32,
+    "i64": torch.int64,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+    "c64": torch.complex64,
+    "c128": torch.complex128,
+    "bf16": torch.bfloat16,
+}
+
+# Half the distance from 1 to the next number: the largest relative error of one rounding.
+UNIT_ROUNDOFF: Final[dict[str, float]] = {"fp64": 2.0**-53, "fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype of a short name. Raises CandidateFailed for one that no family makes inputs of."""
+    try:
+        return TORCH_DTYPES[name]
+    except KeyError:
+        raise CandidateFailed(f"dtype {name} has no family yet, only {', '.join(TORCH_DTYPES)}") from None

@@ -1,0 +1,58 @@
+"""Torch's global switches, set as the program that made the call had them.
+
+A problem's threads, math mode and determinism decide which kernel torch picks and what it rounds, so a candidate
+is measured and checked under the same ones.  They are global to the process: only the tuning worker sets them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, cast
+
+import torch
+
+from gemmtuned.configs.problem import Problem
+
+# The name torch.set_float32_matmul_precision has for a problem's math mode; `reduced` is about 16-bit inputs.
+_PRECISION: Final = {"ieee": "highest", "tf32": "high", "bf16": "medium", "reduced": "highest"}
+
+
+@contextmanager
+def as_called(problem: Problem) -> Iterator[None]:
+    """Inside: inference mode and the problem's threads, math mode and determinism. Restored on leaving."""
+    cuda = torch.backends.cuda.matmul
+    threads = torch.get_num_threads()
+    precision = torch.get_float32_matmul_precision()
+    reduced = (cuda.allow_fp16_reduced_precision_reduction, cuda.allow_bf16_reduced_precision_reduction)
+    with torch.inference_mode(), deterministic(problem.deterministic):
+        try:
+            if problem.threads:
+                torch.set_num_threads(problem.threads)
+            torch.set_float32_matmul_precision(_PRECISION[problem.math_mode])
+            cuda.allow_fp16_reduced_precision_reduction = problem.math_mode == "reduced"
+            cuda.allow_bf16_reduced_precision_reduction = problem.math_mode == "reduced"
+            yield
+        finally:
+            torch.set_num_threads(threads)
+            torch.set_float32_matmul_precision(precision)
+            cuda.allow_fp16_reduced_precision_reduction, cuda.allow_bf16_reduced_precision_reduction = reduced
+
+
+@contextmanager
+def deterministic(on: bool, *, poison: bool = False) -> Iterator[None]:
+    """Inside: torch's deterministic algorithms on or off (a warning, not an error, where one is missing).
+
+    poison: torch.empty also fills what it allocates with NaN, so that an output nobody wrote shows.
+    """
+    filling = cast("Any", torch.utils.deterministic)  # a module whose one switch is a property: not in its types
+    before = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    fill = filling.fill_uninitialized_memory
+    try:
+        torch.use_deterministic_algorithms(on or poison, warn_only=True)
+        filling.fill_uninitialized_memory = poison
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warn_only)
+        filling.fill_uninitialized_memory = fill
