@@ -15,13 +15,14 @@ from gemmtuned.configs.errors import StoreError
 from gemmtuned.db import faults, migrations
 from gemmtuned.db.connect import Connection, connect_read_only
 from gemmtuned.db.leases import Leases, Remaining, Work
+from gemmtuned.db.resume import Resume, State
 from gemmtuned.db.sightings import Sightings
 from gemmtuned.db.solutions import Solutions
 
-__all__ = ["Remaining", "Store", "Work"]
+__all__ = ["Remaining", "State", "Store", "Work"]
 
 
-class Store(Sightings, Leases, Solutions):
+class Store(Sightings, Leases, Resume, Solutions):
     """Read and write one database. Threads may share it; a forked child goes on with a connection of its own.
 
     locks: the folder of the lock file, the same for all who use this database.  timeout_s: how long any call waits for

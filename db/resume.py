@@ -1,0 +1,98 @@
+"""Leases nobody holds any more, and what the queue looks like to those who wait for it."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Environment
+from gemmtuned.db.rows import PROBLEM_COLUMNS, Part, problem_of, rows, us
+
+_WAITING: Final = """
+SELECT e.key AS environment, h.key AS device, count(DISTINCT u.rest || ':' || u.unit_m || u.covers) AS units,
+    count(DISTINCT d.problem_id) AS problems, sum(d.calls) AS calls, max(d.last_seen_us) AS last_seen_us
+FROM unit u
+JOIN demand d ON d.environment_id = u.environment_id AND d.problem_id = u.problem_id
+JOIN verdict v ON v.environment_id = u.environment_id AND v.problem_id = u.problem_id
+JOIN environment e ON e.id = u.environment_id
+JOIN device h ON h.id = e.device_id
+LEFT JOIN problem b ON b.rest = u.rest AND b.m = u.unit_m
+LEFT JOIN work w ON w.problem_id = b.id AND w.environment_id = u.environment_id
+    AND w.covers = u.covers AND w.mode = 'eager'
+WHERE v.solution_id IS NULL AND coalesce(w.state, 'open') = 'open' AND d.last_seen_us >= :since
+GROUP BY e.id ORDER BY calls DESC
+"""
+_STATES: Final = f"""
+SELECT {PROBLEM_COLUMNS}, coalesce(w.reason, '') AS reason, coalesce(w.owner, '') AS owner,
+    CASE WHEN v.solution_id IS NOT NULL THEN 'solved' WHEN w.state = 'failed' THEN 'failed'
+        WHEN w.owner IS NOT NULL AND w.lease_until_us > :now THEN 'leased' WHEN w.retry_us > :now THEN 'waiting'
+        ELSE 'queued' END AS state
+FROM unit u
+JOIN problem p ON p.id = u.problem_id
+JOIN environment e ON e.id = u.environment_id AND e.key = :environment
+JOIN verdict v ON v.environment_id = u.environment_id AND v.problem_id = u.problem_id
+LEFT JOIN problem b ON b.rest = u.rest AND b.m = u.unit_m
+LEFT JOIN work w ON w.problem_id = b.id AND w.environment_id = u.environment_id
+    AND w.covers = u.covers AND w.mode = 'eager'
+WHERE p.text IN (SELECT value FROM json_each(:texts))
+"""  # noqa: S608
+_RETRY: Final = """
+DELETE FROM work WHERE owner IS NULL AND problem_id IN (
+    SELECT b.id FROM problem p JOIN problem b ON b.rest = p.rest AND b.m IN (p.m, p.m_fine, p.m_coarse)
+    WHERE p.text IN (SELECT value FROM json_each(?)))
+"""
+
+
+@dataclass(frozen=True)
+class State:
+    """Where one problem is: queued, leased (by owner), waiting (after a failure), failed (for good) or solved."""
+
+    state: str
+    reason: str
+    owner: str
+
+
+class Resume(Part):
+    """The part of the store for those who come after somebody, or wait for something."""
+
+    def release_dead(self, is_dead: Callable[[str], bool], *, counts: Callable[[str], bool], now_s: float) -> int:
+        """Free the leases of owners that are no more; returns how many.
+
+        counts: whether the attempt of this owner counts. It does not when somebody merely killed the daemon, it does
+        when the whole machine went down with it.
+        """
+
+        def work(conn: sqlite3.Connection) -> int:
+            freed = 0
+            for (owner,) in conn.execute("SELECT DISTINCT owner FROM work WHERE owner IS NOT NULL").fetchall():
+                if is_dead(owner):
+                    freed += conn.execute(
+                        "UPDATE work SET owner = NULL, lease_until_us = ?, attempts = attempts - ? WHERE owner = ?",
+                        (us(now_s), 0 if counts(owner) else 1, owner),
+                    ).rowcount
+            return freed
+
+        return self._write(work)
+
+    def waiting(self, *, since_s: float = 0.0) -> list[dict[str, Any]]:
+        """For each environment with problems that have no verdict yet and have not failed for good: how many.
+
+        Columns: environment, device, units, problems, calls, last_seen_us.  since_s: only problems seen after it.
+        """
+        return self._db.read(lambda conn: rows(conn, _WAITING, {"since": us(since_s)}))
+
+    def states(self, problems: Sequence[Problem], environment: Environment, *, now_s: float) -> dict[Problem, State]:
+        """Where each of these problems is in this environment; those it was never asked for are left out."""
+        texts = json.dumps([str(p) for p in problems])
+        values = {"environment": environment.key, "now": us(now_s), "texts": texts}
+        found = self._db.read(lambda conn: rows(conn, _STATES, values))
+        return {problem_of(row): State(row["state"], row["reason"], row["owner"]) for row in found}
+
+    def retry_now(self, problems: Sequence[Problem]) -> int:
+        """Forget that these failed or were withdrawn by hand: somebody asks for them now. Returns how many had."""
+        texts = json.dumps([str(p) for p in problems])
+        return self._write(lambda conn: conn.execute(_RETRY, (texts,)).rowcount)
