@@ -8,7 +8,7 @@ good where it cannot be.  It does not see `x @ w.T`, addmm, backward, compiled c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -16,7 +16,10 @@ from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.problem import DTYPES, Problem
 from gemmtuned.configs.sighting import OUTCOMES, Sighting
 from gemmtuned.configs.solution import Solution
-from gemmtuned.hooks.dispatch import Run, Table, runner
+from gemmtuned.hooks.dispatch import Table, runner
+
+if TYPE_CHECKING:
+    from gemmtuned.hooks.dispatch import Run
 
 MAX_CELLS: Final = 65_536
 _SHORT: Final = {
