@@ -179,7 +179,7 @@ class Leases(Part):
         def work(conn: sqlite3.Connection) -> int:
             if problems is None:
                 return conn.execute("DELETE FROM work WHERE state = 'failed'").rowcount
-            ids = json.dumps([self._problem_id(conn, p) for p in problems])
+            ids = json.dumps(self._problem_ids(conn, problems))
             return conn.execute(
                 "DELETE FROM work WHERE state = 'failed' AND problem_id IN (SELECT b.id FROM problem p JOIN problem b "
                 "ON b.rest = p.rest AND b.m IN (p.m, p.m_fine, p.m_coarse) "
@@ -217,7 +217,7 @@ class Leases(Part):
     def _ask_for(self, problems: Sequence[Problem], environment: Environment, now_us: int) -> list[int]:
         def work(conn: sqlite3.Connection) -> list[int]:
             environment_id = self._environment_id(conn, environment, now_us)
-            ids = [self._problem_id(conn, p) for p in problems]
+            ids = self._problem_ids(conn, problems)
             conn.executemany(
                 "INSERT INTO demand (problem_id, environment_id, calls, sampled_calls, sampled_us, first_seen_us, "
                 "last_seen_us) VALUES (?, ?, 0, 0, 0.0, ?, ?) ON CONFLICT DO NOTHING",

@@ -7,7 +7,8 @@ only after its transaction was committed, and dropped when the file was opened a
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 from gemmtuned.configs.errors import ProblemError
@@ -19,17 +20,17 @@ from gemmtuned.db.connect import Connection
 T = TypeVar("T")
 MAX_REMEMBERED: Final = 65_536  # problems; more than any model has shapes
 
-_NAMES: Final = ("text", "rest", *COLUMNS, "m_fine", "m_coarse", "flops", "bytes")
-_INSERT: Final = (
-    f"INSERT INTO problem ({', '.join(_NAMES)}) VALUES ({', '.join('?' * len(_NAMES))}) "  # noqa: S608
-    "ON CONFLICT (rest, m) DO UPDATE SET m = m RETURNING id"
-)
+_NAMES: Final = ("id", "text", "rest", *COLUMNS, "m_fine", "m_coarse", "flops", "bytes")
+_INSERT: Final = f"INSERT INTO problem ({', '.join(_NAMES)}) VALUES ({', '.join('?' * len(_NAMES))})"  # noqa: S608
+_FIND: Final = "SELECT id FROM problem WHERE rest = ? AND m = ?"
+_all_columns: Final = attrgetter(*COLUMNS)
+_but_m: Final = attrgetter(*(name for name in COLUMNS if name != "m"))
 PROBLEM_COLUMNS: Final = ", ".join(f"p.{name}" for name in COLUMNS)
 
 
 def rest(problem: Problem) -> str:
     """All that decides but m, as one text: problems of equal rest differ in m alone."""
-    return "|".join("" if v is None else str(v) for name, v in problem.row().items() if name != "m")
+    return "|".join(["" if value is None else str(value) for value in _but_m(problem)])
 
 
 class Part:
@@ -58,17 +59,25 @@ class Part:
 
     def _problem_id(self, conn: sqlite3.Connection, problem: Problem) -> int:
         """Number of this problem, stored when new. Within `_write` only."""
-        known = self._problems.get(problem) or self._fresh.get(problem)
-        if known is None:
-            row = problem.row()
-            text = rest(problem)
-            found = conn.execute("SELECT id FROM problem WHERE rest = ? AND m = ?", (text, problem.m)).fetchone()
+        return self._problem_ids(conn, (problem,))[0]
+
+    def _problem_ids(self, conn: sqlite3.Connection, problems: Sequence[Problem]) -> list[int]:
+        """Numbers of these problems in their order; new ones are stored in one go. Within `_write` only."""
+        ids = [self._problems.get(p) or self._fresh.get(p) or 0 for p in problems]
+        if all(ids):
+            return ids
+        after = conn.execute("SELECT coalesce(max(id), 0) FROM problem").fetchone()[0]
+        new = []
+        for p in dict.fromkeys(p for p, known in zip(problems, ids, strict=True) if not known):
+            text = rest(p)
+            found = conn.execute(_FIND, (text, p.m)).fetchone()
             if found is None:
-                padded = (fine_m(problem.m), coarse_m(problem.m, problem.n))
-                values = (str(problem), text, *row.values(), *padded, float(problem.flops), float(problem.bytes))
-                found = conn.execute(_INSERT, values).fetchone()
-            known = self._fresh[problem] = int(found[0])
-        return known
+                after += 1
+                padded = (fine_m(p.m), coarse_m(p.m, p.n))
+                new.append((after, str(p), text, *_all_columns(p), *padded, float(p.flops), float(p.bytes)))
+            self._fresh[p] = after if found is None else int(found[0])
+        conn.executemany(_INSERT, new)
+        return [known or self._fresh[p] for p, known in zip(problems, ids, strict=True)]
 
     def _environment_id(self, conn: sqlite3.Connection, environment: Environment, now_us: int) -> int:
         """Number of this environment, stored with device and stamps when new. Within `_write` only."""

@@ -69,8 +69,8 @@ class Sightings(Part):
             run_id = _run_id(conn, run)
             seen = []
             demand = []
-            for s in batch:
-                problem_id = self._problem_id(conn, s.problem)
+            ids = self._problem_ids(conn, [s.problem for s in batch])
+            for problem_id, s in zip(ids, batch, strict=True):
                 samples = (s.sampled_calls, s.sampled_us)
                 seen.append((problem_id, environment_id, run_id, hour, s.outcome, s.graph, s.calls, *samples, now_us))
                 if s.outcome != "miss":

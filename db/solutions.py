@@ -120,7 +120,7 @@ class Solutions(Part):
         """
 
         def once(conn: sqlite3.Connection) -> list[Solution]:
-            ids = json.dumps([self._problem_id(conn, p) for p in problems])
+            ids = json.dumps(self._problem_ids(conn, problems))
             found = rows(conn, _SERVING, (ids,))
             if not dry_run:
                 _retire(conn, found, us(now_s), reason)
