@@ -1,0 +1,272 @@
+"""The loops around `Daemon.turn`: the service with its lock and signals, and tuning in the foreground.
+
+Signals only set a flag.  A daemon told to stop is gone within two seconds, whatever its worker is doing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from gemmtuned.configs.errors import StoreError, TableError, TryLater, WorkerFailed
+from gemmtuned.configs.manifest import make_folder
+from gemmtuned.configs.padding import COVERS, padded_m
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.settings import Settings
+from gemmtuned.configs.solution import Environment, Solution
+from gemmtuned.daemon.devices import Monitor, find_monitors
+from gemmtuned.daemon.seat import MAX_STARTS
+from gemmtuned.daemon.service import Daemon
+from gemmtuned.daemon.worker import Tuner, Worker
+
+if TYPE_CHECKING:
+    from gemmtuned.db.store import State, Store
+
+logger = logging.getLogger("gemmtuned.daemon")
+STORE_WAIT_S: Final = 0.5  # a turn that waits longer could not leave a device, or the machine, in time
+MakeWorker = Callable[[str], Tuner]
+
+
+def run_daemon(
+    settings: Settings,
+    *,
+    once: bool = False,
+    wait_s: float | None = None,
+    monitors: Sequence[Monitor] | None = None,
+    make_worker: MakeWorker = Worker,
+) -> int:
+    """Tune on idle devices until told to stop; returns the exit code (0, 130 or 143).
+
+    once: end when every captured problem has a verdict or has failed for good.  wait_s: raise TryLater when no device
+    was idle for so long while there was work.  Raises TryLater for `once` when another daemon is running; without
+    `once` that is said and is no failure.  Raises WorkerFailed for `once` when no worker can be started.
+    """
+    with _signals() as told:
+        try:
+            with _only_daemon(settings), _store(settings) as store:
+                daemon = Daemon(settings, store, monitors or find_monitors(), make_worker, now_s=time.time())
+                _patiently(daemon.resume, told)
+                logger.info("started pid=%d home=%s idle_s=%g", os.getpid(), settings.home, settings.idle_s)
+                return _loop(daemon, told, once=once, wait_s=wait_s)
+        except _AnotherRuns as err:
+            if once:
+                raise TryLater(str(err)) from err
+            logger.warning("nothing to do reason=%r", str(err))
+            return 0
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a foreground run gave: solutions in use for the problems asked for, and why there is none for the others."""
+
+    solutions: dict[Problem, Solution] = field(default_factory=dict)
+    failed: dict[Problem, str] = field(default_factory=dict)
+    code: int = 0  # 130 or 143 when it was interrupted
+
+
+def tune_now(
+    problems: Sequence[Problem],
+    settings: Settings,
+    *,
+    idle: bool = False,
+    progress: Callable[[int, int, str], None] | None = None,
+    monitors: Sequence[Monitor] | None = None,
+    make_worker: MakeWorker = Worker,
+) -> Tuned:
+    """Tune these problems now and publish; those never seen by any program too.
+
+    idle: wait for an idle device as the daemon does.  progress(done, total, doing) is called as it goes on.  Raises
+    WorkerFailed when no worker can be started.  A daemon running beside it sees the device busy and gives way.
+    """
+    wanted = list(dict.fromkeys(problems))
+    if not wanted:
+        return Tuned()
+    with _signals() as told, _store(settings) as store:
+        store.retry_now(wanted)
+        daemon = Daemon(
+            settings, store, monitors or find_monitors(), make_worker, now_s=time.time(), problems=wanted,
+            always=not idle, quiet=True,
+        )  # fmt: skip
+        _patiently(daemon.resume, told)
+        try:
+            states = _until_done(daemon, wanted, told, progress)
+        finally:
+            daemon.stop(time.time())
+        environment = next((seat.environment for seat in daemon.seats if seat.environment is not None), None)
+        return _results(store, wanted, environment, states, told.code)
+
+
+def _loop(daemon: Daemon, told: _Told, *, once: bool, wait_s: float | None) -> int:
+    try:
+        while not told.code:
+            now_s = time.time()
+            daemon.turn(now_s)
+            if once:
+                if daemon.is_finished(now_s):
+                    logger.info("finished solved=%d", daemon.solved)
+                    break
+                _raise_if_hopeless(daemon)
+            if wait_s is not None and now_s - daemon.last_used_s > wait_s:
+                raise TryLater(
+                    f"no device was idle for {wait_s:g} s ({daemon.busiest()}). Lower GEMMTUNED_IDLE_S or wait"
+                )
+            told.wait(daemon.pause_s, daemon.sockets())
+        return told.code
+    finally:
+        daemon.stop(time.time())
+        logger.info("stopped exit_code=%d solved=%d", told.code, daemon.solved)
+
+
+def _until_done(
+    daemon: Daemon, wanted: list[Problem], told: _Told, progress: Callable[[int, int, str], None] | None
+) -> dict[Problem, State]:
+    states: dict[Problem, State] = {}
+    while not told.code:
+        now_s = time.time()
+        daemon.turn(now_s)
+        _raise_if_hopeless(daemon)
+        seat = daemon.seats[0]
+        if seat.environment is not None:
+            with contextlib.suppress(StoreError):  # asked again at the next turn
+                states = daemon.store.states(wanted, seat.environment, now_s=now_s)
+        done = sum(1 for s in states.values() if s.state in ("solved", "failed", "waiting"))
+        if progress is not None:
+            notice = seat.notice()
+            progress(done, len(wanted), " ".join(filter(None, (notice.problem, notice.candidate))) or notice.reason)
+        if done == len(wanted) and seat.at_rest:
+            break
+        told.wait(daemon.pause_s, daemon.sockets())
+    return states
+
+
+def _results(
+    store: Store, wanted: list[Problem], environment: Environment | None, states: dict[Problem, State], code: int
+) -> Tuned:
+    failed = {}
+    solutions = {}
+    live: dict[tuple[Problem, str], Solution] = {}
+    if environment is not None:
+        for solution in store.published([environment.device.key])[1]:
+            if environment.accepts(solution.backend, solution.stamp):
+                live[solution.problem, solution.covers] = solution
+    for problem in wanted:
+        keys = ((problem.with_m(padded_m(problem.m, problem.n, covers)), covers) for covers in COVERS)
+        found = next((live[key] for key in keys if key in live), None)
+        if found is not None:
+            solutions[problem] = found
+        else:
+            state = states.get(problem)
+            failed[problem] = (state.reason or state.state) if state else "interrupted before it was tried"
+    return Tuned(solutions, failed, code)
+
+
+def _raise_if_hopeless(daemon: Daemon) -> None:
+    for seat in daemon.seats:
+        if seat.failed_starts >= MAX_STARTS:
+            raise WorkerFailed(f"no worker can be started on {seat.monitor.id}: {seat.trouble}. Try: gemmtuned doctor")
+
+
+def _patiently(action: Callable[[float], None], told: _Told) -> None:
+    """Do it now, or as soon as the store lets us."""
+    while not told.code and not _done(action):
+        told.wait(1.0, [])
+
+
+def _done(action: Callable[[float], None]) -> bool:
+    try:
+        action(time.time())
+    except StoreError as err:
+        logger.warning("store not ready, tried again reason=%r", str(err))
+        return False
+    return True
+
+
+class _Told:
+    """What signals said. `code` is the exit code to end with, 0 while nobody asked."""
+
+    def __init__(self, wake_fd: int) -> None:
+        self.code = 0
+        self._wake_fd = wake_fd
+
+    def handle(self, number: int, frame: object) -> None:
+        self.code = self.code or 128 + number
+
+    def wait(self, seconds: float, sockets: list[int]) -> None:
+        """Until a worker speaks, a signal comes, or the time is over."""
+        if not self.code:
+            ready, _, _ = select.select([self._wake_fd, *sockets], [], [], seconds)
+            if self._wake_fd in ready:
+                os.read(self._wake_fd, 512)
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[_Told]:
+    """SIGTERM and SIGINT set a flag and wake the loop; what was there before is put back."""
+    read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    told = _Told(read_fd)
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [(number, signal.signal(number, told.handle)) for number in numbers]
+    fd_before = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+    try:
+        yield told
+    finally:
+        signal.set_wakeup_fd(fd_before)
+        for number, handler in before:
+            signal.signal(number, handler)
+        os.close(read_fd)
+        os.close(write_fd)
+
+
+@contextlib.contextmanager
+def _store(settings: Settings) -> Iterator[Store]:
+    from gemmtuned.db.store import Store
+
+    store = Store(settings.db, locks=settings.locks, timeout_s=STORE_WAIT_S)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+class _AnotherRuns(Exception):
+    """The daemon's lock is held."""
+
+
+@contextlib.contextmanager
+def _only_daemon(settings: Settings) -> Iterator[None]:
+    """Hold the lock that makes us the one daemon of this home; the kernel frees it however we die."""
+    path = settings.locks / "daemon.lock"
+    try:
+        make_folder(settings.home)
+        settings.locks.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as err:
+        raise TableError(
+            f"{path}: cannot be made ({err.strerror or err}). Set GEMMTUNED_HOME to a folder of your own"
+        ) from err
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as err:
+            raise _AnotherRuns(f"another daemon runs for {settings.home}: {_holder(path)}") from err
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"pid {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode(), 0)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _holder(path: Path) -> str:
+    try:
+        return path.read_text().strip()[:200] or "it just started"
+    except OSError:
+        return "who is not known"

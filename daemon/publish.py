@@ -1,0 +1,103 @@
+"""Bring the published tables in line with the database.
+
+The database decides, the tables are its picture: they are rendered from it whole, so a daemon killed between commit
+and rename is healed by the next one, which finds that the two differ.  The generation in the manifest only ever
+grows, because running programs ignore one older than they hold; that is so even when the database was lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from gemmtuned.configs.errors import TableError, TryLater
+from gemmtuned.configs.manifest import Manifest, read_manifest, read_table, write_tables
+from gemmtuned.configs.solution import Solution
+
+if TYPE_CHECKING:
+    from gemmtuned.db.store import Store
+
+logger = logging.getLogger("gemmtuned.daemon")
+WAIT_S: Final = 1.0  # publishing takes milliseconds; a daemon told to stop has 2 s
+
+
+def publish(store: Store, folder: Path, locks: Path, *, now_s: float) -> Manifest | None:
+    """Write what the store holds, if it is not there already; None when nothing was ever published.
+
+    Whoever changes solutions calls this after the commit: the daemon, `gemmtuned tune`, `gemmtuned withdraw`.
+    Raises TableError when the disk refuses, TryLater when another publisher does not finish, StoreBusy, StoreError.
+    """
+    with _lock(locks):
+        generation, solutions = store.published()
+        before = _read(folder)
+        if before is None and generation == 0 and not solutions:
+            return None
+        if before is not None and before.generation >= generation and _holds(folder, before, solutions):
+            return before
+        if before is not None and before.generation >= generation:
+            generation = before.generation + 1
+        manifest = write_tables(folder, tables(solutions), generation=generation, now_s=now_s)
+    logger.info("published generation=%d files=%d solutions=%d", generation, len(manifest.files), len(solutions))
+    return manifest
+
+
+def tables(solutions: list[Solution]) -> dict[str, list[Solution]]:
+    """Solutions by table, one for each family and device; rows in a fixed order, so equal content is equal bytes."""
+    out: dict[str, list[Solution]] = {}
+    for solution in sorted(solutions, key=lambda s: (str(s.problem), s.covers, s.mode, s.backend, s.stamp, s.config)):
+        out.setdefault(f"{solution.problem.family}-{solution.device}", []).append(solution)
+    return out
+
+
+def _read(folder: Path) -> Manifest | None:
+    try:
+        return read_manifest(folder)
+    except TableError as err:
+        logger.warning("manifest not usable, written anew reason=%r", str(err))
+        return None
+
+
+def _holds(folder: Path, manifest: Manifest, solutions: list[Solution]) -> bool:
+    """Whether the files are whole and say what the store says."""
+    found: list[Solution] = []
+    for file in manifest.files:
+        try:
+            rows, complaints = read_table(folder, file)
+        except TableError as err:
+            logger.warning("table not usable, written anew reason=%r", str(err))
+            return False
+        if complaints:
+            return False
+        found += rows
+    return tables(found) == tables(solutions)
+
+
+@contextlib.contextmanager
+def _lock(locks: Path) -> Iterator[None]:
+    """One publisher at a time; the kernel frees the lock when its holder dies."""
+    try:
+        locks.mkdir(parents=True, exist_ok=True)
+        fd = os.open(locks / "publish.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as err:
+        raise TableError(f"{locks}: cannot take the publish lock ({err.strerror or err})") from err
+    try:
+        until = time.monotonic() + WAIT_S
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as err:
+                if time.monotonic() > until:
+                    raise TryLater(
+                        f"{locks}/publish.lock: another process has been publishing for {WAIT_S:g} s"
+                    ) from err
+                time.sleep(0.01)
+        yield
+    finally:
+        os.close(fd)

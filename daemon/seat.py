@@ -1,0 +1,370 @@
+"""One device and the worker that sits at it: from clear to idle to leased to measured, and away when others come.
+
+A seat never waits.  Each turn it looks at its device, takes what the worker said since, and makes at most one step.
+What has to be written to the store is put in a row first and taken off only once written: a busy store delays it
+and loses nothing, and never keeps a worker on a device that others want.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from gemmtuned.configs.errors import StoreError, WorkerFailed, WorkerHung
+from gemmtuned.configs.solution import DEFAULT_BACKEND, Environment, Solution
+from gemmtuned.daemon.devices import Monitor
+from gemmtuned.daemon.idle import Reading, Verdict, judge, must_yield
+from gemmtuned.daemon.notice import SeatNotice
+from gemmtuned.daemon.wire import Failed, Found, Message, Trial
+from gemmtuned.daemon.work_queue import HOLD_S, WorkQueue
+from gemmtuned.daemon.worker import Tuner
+
+if TYPE_CHECKING:
+    from gemmtuned.db.store import Work
+
+logger = logging.getLogger("gemmtuned.daemon")
+
+WORKER_RESTS_S: Final = 60.0  # an unused worker holds 300 MiB; starting one takes seconds
+ASK_S: Final = 1.0  # how often an empty queue is asked again
+MAX_DEATHS: Final = 8  # workers one attempt may cost before it counts as failed
+MAX_STARTS: Final = 3  # workers in a row that never said hello, before a foreground run gives up
+
+
+class Seat:
+    """See the module. `always`: the person at the keyboard wants it now, whatever others do."""
+
+    def __init__(
+        self,
+        monitor: Monitor,
+        queue: WorkQueue,
+        make_worker: Callable[[str], Tuner],
+        *,
+        window_s: float,
+        always: bool = False,
+    ) -> None:
+        self.monitor = monitor
+        self.environment: Environment | None = None
+        self.worker: Tuner | None = None
+        self.work: Work | None = None  # leased
+        self.in_use = False  # became idle and nobody came since: no new window between two problems
+        self.out_of_work = False
+        self._solved = 0
+        self.failed_starts = 0
+        self.trouble = ""  # why nothing can be done here, other than being busy
+        self._queue = queue
+        self._make_worker = make_worker
+        self._window_s = window_s
+        self._always = always
+        self._readings: deque[Reading] = deque()
+        self._to_write: deque[Callable[[float], object]] = deque()
+        self._verdict = Verdict("busy", 0.0, "no reading yet")
+        self._tuning = False  # the worker has the order
+        self._trying: Trial | None = None  # started and not finished: to blame if the worker dies
+        self._unwritten_s: float | None = None  # since when the store refuses
+        self._deaths = 0
+        self._gone: Tuner | None = None  # killed, yet stuck in the driver
+        self._ask_at_s = self._start_at_s = self._ready_since_s = float("-inf")
+
+    def turn(self, now_s: float, *, paused: bool = False) -> None:
+        """Look, decide, do one thing."""
+        self._look(now_s)
+        self._listen(now_s)
+        away = "paused" if paused and not self._always else self._must_yield(now_s)
+        if away:
+            self._vacate(away)
+        if not self._write(now_s) or self._is_stuck() or away:
+            return
+        self._keep_lease(now_s)
+        self._retire_worker(now_s)
+        if self._tuning:
+            return
+        verdict = self._verdict
+        if self.in_use or verdict.state == "idle":
+            self.in_use = True
+            if self._prepare(now_s):
+                self._begin()
+        elif verdict.state == "clearing" and verdict.clear_s >= self._window_s / 2:
+            self._prepare(now_s)  # starting a worker takes seconds, niced; it is ready when the window is over
+        elif verdict.state == "busy" and self.work is not None:
+            self._give_back()
+
+    def stop(self, now_s: float) -> None:
+        """End the worker and give the lease back. What cannot be written now is not waited for."""
+        self._listen(now_s)
+        self._vacate("stopping")
+        self._write(now_s)
+
+    @property
+    def busy(self) -> bool:
+        """True while there is a worker to listen to or something to write."""
+        return self.worker is not None or bool(self._to_write)
+
+    @property
+    def at_rest(self) -> bool:
+        """True when nothing is held, running or waiting to be written."""
+        return self.work is None and not self._tuning and not self._to_write
+
+    def take_solved(self) -> int:
+        """How many verdicts were installed since this was last asked."""
+        solved, self._solved = self._solved, 0
+        return solved
+
+    def notice(self) -> SeatNotice:
+        """For `gemmtuned status`."""
+        verdict = self._verdict
+        state, reason = "waiting", verdict.reason
+        if self._gone is not None or self.trouble:
+            state, reason = "stuck", self.trouble
+        elif self._tuning:
+            state, reason = "tuning", ""
+        elif self.out_of_work and (self.in_use or verdict.state == "idle"):
+            state, reason = "ready", "nothing to tune"
+        elif self.in_use:
+            reason = "the worker is starting"
+        return SeatNotice(
+            id=self.monitor.id,
+            device=self.monitor.device.key,
+            state=state,
+            reason=reason,
+            others=self._readings[-1].others if self._readings else None,
+            clear_s=round(verdict.clear_s, 2),
+            problem=str(self.work.problem) if self.work else "",
+            candidate=str(self._trying.candidate) if self._trying else "",
+            worker_pid=self.worker.pid if self.worker else None,
+        )
+
+    # --- the device
+
+    def _look(self, now_s: float) -> None:
+        reading = self.monitor.read(now_s)
+        if not self._readings or self._readings[-1] is not reading:
+            self._readings.append(reading)
+        while len(self._readings) > 1 and not now_s - self._window_s - 5 <= self._readings[0].at_s <= now_s + 5:
+            self._readings.popleft()  # too old to matter, or from before the clock was set back
+        if self._always:
+            self._verdict = Verdict("idle", self._window_s)
+        else:
+            limits = self.monitor.limits
+            self._verdict = judge(self._readings, now_s=now_s, window_s=self._window_s, limits=limits)
+
+    def _must_yield(self, now_s: float) -> str:
+        if self._always or not (self.in_use or self.worker or self.work):
+            return ""
+        return must_yield(self._readings, now_s=now_s, limits=self.monitor.limits)
+
+    def _vacate(self, why: str) -> None:
+        """Leave the device at once; the attempt does not count."""
+        if self.worker is not None:
+            logger.info(
+                "yielding device=%s problem=%s reason=%r", self.monitor.id, self.work and self.work.problem, why
+            )
+        self._end_worker()
+        if self.work is not None:
+            self._give_back()
+        self.in_use = False
+
+    # --- the worker
+
+    def _prepare(self, now_s: float) -> bool:
+        """One step towards a leased problem and a worker that knows its environment; True when both are there."""
+        if self.environment is not None and self.work is None and not self._lease(now_s):
+            return False
+        if self.worker is None:
+            self._start_worker(now_s)
+            return False
+        return self.work is not None and self.worker.environment is not None
+
+    def _lease(self, now_s: float) -> bool:
+        if self._ask_at_s - ASK_S <= now_s < self._ask_at_s or self.environment is None:
+            return False
+        try:
+            self.work = self._queue.lease(self.environment, now_s)
+        except StoreError as err:
+            self.trouble = str(err)
+            return False
+        self.trouble = ""
+        self.out_of_work = self.work is None
+        self._ask_at_s = now_s + ASK_S if self.out_of_work else float("-inf")
+        self._deaths = 0
+        return self.work is not None
+
+    def _start_worker(self, now_s: float) -> None:
+        if self._start_at_s - 600 <= now_s < self._start_at_s:
+            return
+        try:
+            self.worker = self._make_worker(self.monitor.id)
+        except WorkerFailed as err:
+            self._failed_to_start(str(err), now_s)
+            return
+        self.monitor.adopt(self.worker.pid)
+
+    def _failed_to_start(self, reason: str, now_s: float) -> None:
+        self.failed_starts += 1
+        wait_s = min(5.0 * 2 ** (self.failed_starts - 1), 600.0)
+        self._start_at_s = now_s + wait_s
+        self.trouble = f"{reason}; next start in {wait_s:.0f} s"
+        logger.warning("worker start failed device=%s retry_s=%.0f reason=%r", self.monitor.id, wait_s, reason)
+
+    def _begin(self) -> None:
+        assert self.worker is not None and self.work is not None
+        try:
+            order = self._queue.order(self.work)
+        except StoreError as err:
+            self.trouble = str(err)
+            return
+        self._tuning = True
+        try:
+            self.worker.tune(order)
+        except WorkerFailed as err:
+            self._worker_failed(err)
+        logger.debug("tuning problem=%s covers=%s members=%d", order.target, order.covers, len(order.members))
+
+    def _end_worker(self) -> None:
+        worker, self.worker = self.worker, None
+        self._tuning = False
+        if worker is not None and not worker.stop():
+            self._gone = worker
+            self.trouble = f"worker {worker.pid} cannot be killed: it is stuck in a driver of {self.monitor.id}"
+            logger.error("worker stuck device=%s pid=%d", self.monitor.id, worker.pid)
+
+    def _retire_worker(self, now_s: float) -> None:
+        if self.worker is None or self.work is not None or self._ready_since_s > now_s:
+            self._ready_since_s = now_s
+        elif now_s - self._ready_since_s > WORKER_RESTS_S and self.worker.environment is not None:
+            self._end_worker()
+
+    def _is_stuck(self) -> bool:
+        if self._gone is not None and self._gone.stop():
+            self._gone = None
+            self.trouble = ""
+        return self._gone is not None
+
+    def _listen(self, now_s: float) -> None:
+        if self.worker is None:
+            return
+        try:
+            messages = self.worker.poll()
+        except WorkerFailed as err:
+            if self.worker.environment is None:
+                self._end_worker()
+                self._failed_to_start(str(err), now_s)
+            else:
+                self._worker_failed(err)
+            return
+        for message in messages:
+            self._hear(message)
+        if self.worker.environment is not None and self.environment != self.worker.environment:
+            self._settle(self.worker.environment)
+
+    def _settle(self, environment: Environment) -> None:
+        """The worker said what it can reproduce; a lease taken for another environment goes back."""
+        self.environment = environment
+        self.failed_starts = 0
+        self.trouble = ""
+        self._ask_at_s = float("-inf")
+        if self.work is not None and self.work.environment.key != environment.key:
+            self._give_back()
+
+    def _hear(self, message: Message) -> None:
+        if self.work is None or not self._tuning:
+            return
+        if isinstance(message, Trial):
+            self._trying = message if message.phase == "start" else None
+            if message.phase != "start":
+                self._to_write.append(partial(self._record, self.work, message))
+        elif isinstance(message, Found):
+            wrong = _mismatch(self.work, message.solution)
+            if wrong:
+                self._to_write.append(partial(self._queue.give_up, self.work, wrong))
+            else:
+                self._to_write.append(partial(self._install, self.work, message.solution))
+            self._forget_work()
+        elif isinstance(message, Failed):
+            self._to_write.append(partial(self._queue.give_up, self.work, message.reason))
+            self._forget_work()
+
+    def _worker_failed(self, err: WorkerFailed) -> None:
+        """It crashed or hung: the candidate it was at is to blame, and the work goes on without that one."""
+        self._end_worker()
+        work, trying = self.work, self._trying
+        if work is None:
+            logger.warning("worker died at rest device=%s reason=%r", self.monitor.id, str(err))
+            return
+        self._deaths += 1
+        if trying is not None:
+            outcome = "hang" if isinstance(err, WorkerHung) else "crash"
+            blamed = Trial(trying.problem, trying.candidate, "screen", None, None, outcome, str(err), trying.started_us)
+            self._to_write.append(partial(self._record, work, blamed))
+            self._trying = None
+        if trying is None or trying.candidate.backend == DEFAULT_BACKEND or self._deaths >= MAX_DEATHS:
+            self._to_write.append(partial(self._queue.give_up, work, str(err)))
+            self._forget_work()
+
+    # --- the store
+
+    def _record(self, work: Work, trial: Trial, now_s: float) -> None:
+        self._queue.record(work, trial)
+
+    def _install(self, work: Work, solution: Solution, now_s: float) -> None:
+        self._queue.install(work, solution, now_s)
+        self._solved += 1
+
+    def _write(self, now_s: float) -> bool:
+        """Write what waits, in order; False when the store cannot take it now."""
+        while self._to_write:
+            try:
+                self._to_write[0](now_s)
+            except StoreError as err:
+                if self._unwritten_s is None or now_s < self._unwritten_s:
+                    self._unwritten_s = now_s
+                    logger.warning("store not written, tried again each turn reason=%r", str(err))
+                elif now_s > self._unwritten_s + HOLD_S:  # the lease has lapsed: it will be measured anew
+                    logger.error("results dropped count=%d reason=%r", len(self._to_write), str(err))
+                    self._to_write.clear()
+                    self._vacate("the store cannot be written")
+                self.trouble = str(err)
+                return False
+            self._to_write.popleft()
+            self._unwritten_s = None
+            if self._gone is None:
+                self.trouble = ""
+        return True
+
+    def _keep_lease(self, now_s: float) -> None:
+        if self.work is None:
+            return
+        try:
+            held = self._queue.keep(self.work, now_s)
+        except StoreError as err:  # it holds for most of a minute yet
+            logger.warning("lease not renewed problem=%s reason=%r", self.work.problem, str(err))
+            return
+        if not held:
+            logger.warning("lease lost problem=%s", self.work.problem)
+            if self._tuning:
+                self._end_worker()
+            self._forget_work()
+
+    def _give_back(self) -> None:
+        assert self.work is not None
+        self._to_write.append(partial(self._queue.give_back, self.work))
+        self._forget_work()
+
+    def _forget_work(self) -> None:
+        self.work = None
+        self._tuning = False
+        self._trying = None
+
+
+def _mismatch(work: Work, solution: Solution) -> str:
+    """Why this answer is not one to the question asked, or "": the worker ran foreign code, so it is checked."""
+    environment = work.environment
+    if solution.problem != work.problem or solution.covers != work.covers or solution.mode != work.mode:
+        return f"worker answered for {solution.problem} covering {solution.covers}"
+    if solution.device != environment.device.key or not environment.accepts(solution.backend, solution.stamp):
+        return f"worker answered with {solution.backend} of {solution.stamp} on {solution.device}"
+    if solution.state not in ("published", "default_best"):
+        return f"worker answered with state {solution.state}"
+    return ""

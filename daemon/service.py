@@ -1,0 +1,204 @@
+"""The daemon: look at the devices, lease, have a worker measure, publish; one turn at a time.
+
+`Daemon.turn(now_s)` does one turn and returns; only `main.py` loops and sleeps.  All parts are injected, so a day
+of its life is a test of milliseconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from gemmtuned.configs.errors import GemmtunedError, StoreError
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.settings import Settings
+from gemmtuned.daemon.devices import Monitor
+from gemmtuned.daemon.notice import Notice, write_notice
+from gemmtuned.daemon.publish import publish
+from gemmtuned.daemon.seat import Seat
+from gemmtuned.daemon.work_queue import WorkQueue, is_dead, outlived_boot, owner_name
+from gemmtuned.daemon.worker import Tuner
+
+if TYPE_CHECKING:
+    from gemmtuned.db.store import Store
+
+logger = logging.getLogger("gemmtuned.daemon")
+
+PAUSED: Final = "paused"  # while this file lies in the home, nothing is tuned
+BUSY_TURN_S: Final = 0.1  # a worker is away half a second after others come: 0.3 s to be sure, 0.1 s to end it
+QUIET_TURN_S: Final = 0.5
+NOTICE_S: Final = 1.0
+UPKEEP_S: Final = 2.0  # routes that failed in programs, withdrawals by hand
+RETRY_S: Final = 5.0  # after the disk refused to publish
+CHECKPOINT_S: Final = 60.0
+LOOK_AROUND_S: Final = 10.0
+RECENT_S: Final = 7 * 86400.0  # problems not seen for longer wait for nobody
+
+
+class Daemon:
+    """See the module.
+
+    problems: tune only these.  always: whatever others do on the devices.  quiet: a run in the foreground, which does
+    not write `daemon.json`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        monitors: Sequence[Monitor],
+        make_worker: Callable[[str], Tuner],
+        *,
+        now_s: float,
+        owner: str = "",
+        problems: Sequence[Problem] | None = None,
+        always: bool = False,
+        quiet: bool = False,
+    ) -> None:
+        self.settings = settings
+        self.store = store
+        self.owner = owner or owner_name()
+        window_s = settings.idle_s
+        self.seats = [
+            Seat(m, WorkQueue(store, self.owner, problems=problems), make_worker, window_s=window_s, always=always)
+            for m in monitors
+        ]
+        self.solved = 0
+        self._quiet = quiet
+        self.last_used_s = now_s  # when a device was last ours to use
+        self._started_s = now_s
+        self._generation = -1  # of the store, when it was last published
+        self._trouble = ""
+        self._elsewhere: list[dict[str, Any]] = []
+        self._upkeep_at_s = self._checkpoint_at_s = self._notice_at_s = self._look_at_s = float("-inf")
+        self._told: object = None
+
+    def resume(self, now_s: float) -> None:
+        """Take over from daemons that are no more: their leases are free again at once. May raise StoreError."""
+        freed = self.store.release_dead(is_dead, counts=lambda owner: not outlived_boot(owner), now_s=now_s)
+        if freed:
+            logger.info("resumed leases_of_dead_daemons=%d", freed)
+
+    def turn(self, now_s: float) -> None:
+        """Look, decide, act once. Never sleeps, and does not raise for what a machine may do to it."""
+        paused = (self.settings.home / PAUSED).exists()
+        solved = 0
+        for seat in self.seats:
+            seat.turn(now_s, paused=paused)
+            if seat.in_use:
+                self.last_used_s = now_s
+            solved += seat.take_solved()
+        self.solved += solved
+        self._upkeep(now_s, at_once=solved > 0)
+        self._tell(now_s, PAUSED if paused else "")
+
+    def stop(self, now_s: float) -> None:
+        """Leave every device, give the leases back uncounted, say so."""
+        for seat in self.seats:
+            seat.stop(now_s)
+            self.solved += seat.take_solved()
+        self._upkeep(now_s, at_once=True)
+        self._tell(now_s, "stopped")
+
+    @property
+    def pause_s(self) -> float:
+        """How long until the next turn if no worker speaks before."""
+        return BUSY_TURN_S if any(seat.busy for seat in self.seats) else QUIET_TURN_S
+
+    def sockets(self) -> list[int]:
+        """What to wait on besides the clock: the workers."""
+        return [seat.worker.fileno() for seat in self.seats if seat.worker is not None]
+
+    def is_finished(self, now_s: float) -> bool:
+        """True when every captured problem that can be tuned here has a verdict or has failed for good."""
+        if not all(seat.at_rest for seat in self.seats):
+            return False
+        try:
+            if any(seat.environment is None for seat in self.seats):
+                return not self.store.waiting(since_s=now_s - RECENT_S)  # what a worker could do is not known yet
+            for seat in self.seats:
+                assert seat.environment is not None
+                left = self.store.remaining(seat.environment, now_s=now_s)
+                if not seat.out_of_work or left.queued or left.leased or left.waiting:
+                    return False
+        except StoreError:
+            return False
+        return True
+
+    def busiest(self) -> str:
+        """Which device is used by whom, for the message that none was idle."""
+        notices = [seat.notice() for seat in self.seats]
+        return "; ".join(f"{n.id}: {n.reason or n.state}" for n in notices)
+
+    # --- after the seats had their turn
+
+    def _upkeep(self, now_s: float, *, at_once: bool) -> None:
+        """Withdraw what failed in programs, publish what changed, keep the database's log short."""
+        if not at_once and self._upkeep_at_s - RETRY_S <= now_s < self._upkeep_at_s:
+            return
+        self._upkeep_at_s = now_s + UPKEEP_S
+        try:
+            for solution in self.store.take_quarantined(now_s=now_s):
+                logger.warning(
+                    "withdrawn problem=%s backend=%s reason='failed in a program'", solution.problem, solution.backend
+                )
+            generation = self.store.generation()
+            if generation != self._generation:
+                publish(self.store, self.settings.config_dir, self.settings.locks, now_s=now_s)
+                self._generation = generation
+            if all(seat.at_rest for seat in self.seats):
+                self._keep_short(now_s)
+            if not self._look_at_s - LOOK_AROUND_S <= now_s < self._look_at_s:
+                self._look_at_s = now_s + LOOK_AROUND_S
+                self._look_around(now_s)
+            self._trouble = ""
+        except GemmtunedError as err:
+            self._upkeep_at_s = now_s + RETRY_S
+            if self._trouble != str(err):
+                logger.warning("upkeep failed retry_s=%g reason=%r", RETRY_S, str(err))
+            self._trouble = str(err)
+
+    def _keep_short(self, now_s: float) -> None:
+        if not self._checkpoint_at_s - CHECKPOINT_S <= now_s < self._checkpoint_at_s:
+            self._checkpoint_at_s = now_s + CHECKPOINT_S
+            self.store.checkpoint()
+
+    def _look_around(self, now_s: float) -> None:
+        """Which environments wait for a daemon started elsewhere: another torch, another CPU."""
+        ours = {seat.environment.key for seat in self.seats if seat.environment is not None}
+        if not ours:
+            return  # no worker has said yet what it can reproduce
+        found = [row for row in self.store.waiting(since_s=now_s - RECENT_S) if row["environment"] not in ours]
+        for row in found:
+            if row["environment"] not in {known["environment"] for known in self._elsewhere}:
+                logger.warning(
+                    "not ours to tune problems=%d environment=%r: start a daemon with that torch on that device",
+                    row["problems"], row["environment"],
+                )  # fmt: skip
+        self._elsewhere = found
+
+    def _tell(self, now_s: float, why: str) -> None:
+        seats = [seat.notice() for seat in self.seats]
+        states = {seat.state for seat in seats}
+        state = why or next((s for s in ("tuning", "waiting", "stuck", "ready") if s in states), "waiting")
+        told = (state, self.solved, [(s.state, s.problem) for s in seats])
+        if told == self._told and self._notice_at_s - NOTICE_S <= now_s < self._notice_at_s:
+            return
+        self._told, self._notice_at_s = told, now_s + NOTICE_S
+        notice = Notice(
+            owner=self.owner,
+            pid=os.getpid(),
+            started_s=self._started_s,
+            updated_s=now_s,
+            state=state,
+            reason=self._trouble or "; ".join(f"{s.id}: {s.reason}" for s in seats if s.reason),
+            generation=max(self._generation, 0),
+            solved=self.solved,
+            environment=next((seat.environment.key for seat in self.seats if seat.environment is not None), ""),
+            seats=seats,
+            elsewhere=self._elsewhere,
+        )
+        if not self._quiet:
+            write_notice(self.settings.home, notice)

@@ -1,0 +1,120 @@
+"""What to tune next, and what becomes of it: thin over the store, where SQL knows what each problem is worth.
+
+Attempts are counted when the lease is taken, before anything runs, so that a problem which kills its worker, or the
+machine, converges: after three attempts it has failed for good, in that environment.  An attempt that ended because
+somebody else wanted the device is given back uncounted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import psutil
+
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Candidate, Environment, Solution
+from gemmtuned.daemon.wire import Order, Trial
+
+if TYPE_CHECKING:
+    from gemmtuned.db.store import Store, Work
+
+logger = logging.getLogger("gemmtuned.daemon")
+HOLD_S: Final = 60.0  # a lease nobody renews is free again after this long
+
+
+class WorkQueue:
+    """One owner's leases. Every method is one transaction at most and may raise StoreBusy: call it again later.
+
+    problems: tune these only.
+    """
+
+    def __init__(self, store: Store, owner: str, *, problems: Sequence[Problem] | None = None) -> None:
+        self._store = store
+        self._owner = owner
+        self._problems = problems
+        self._renew_at_s = 0.0
+
+    def lease(self, environment: Environment, now_s: float) -> Work | None:
+        """Hold the free work worth most that a worker of this environment can do."""
+        work = self._store.lease_next(self._owner, environment, now_s=now_s, hold_s=HOLD_S, problems=self._problems)
+        self._renew_at_s = now_s + HOLD_S / 6
+        return work
+
+    def order(self, work: Work) -> Order:
+        """What the worker is told: the work, and the candidates that already failed at any of its sizes."""
+        skip: set[Candidate] = set()
+        for problem in {work.problem, *work.members}:
+            skip |= self._store.failed_candidates(problem, work.environment)
+        return Order(work.members, work.covers, work.problem, work.mode, tuple(sorted(skip, key=str)))
+
+    def keep(self, work: Work, now_s: float) -> bool:
+        """Renew the lease when it is time to. False: it lapsed and is another's now."""
+        if self._renew_at_s - HOLD_S <= now_s < self._renew_at_s:  # a clock set back must not keep us from renewing
+            return True
+        held = self._store.renew(work, now_s=now_s, hold_s=HOLD_S)
+        self._renew_at_s = now_s + HOLD_S / 6
+        return held
+
+    def record(self, work: Work, trial: Trial) -> None:
+        """Write a finished trial down at once: what was measured stays, whatever happens next."""
+        self._store.add_trial(
+            work, trial.problem, trial.candidate, phase=trial.phase, us=trial.us, err=trial.err,
+            outcome=trial.outcome, note=trial.note, started_us=trial.started_us,
+        )  # fmt: skip
+        level = logging.DEBUG if trial.outcome in ("ok", "slower") else logging.INFO
+        logger.log(
+            level, "trial phase=%s problem=%s candidate=%s outcome=%s us=%s err=%s note=%r",
+            trial.phase, trial.problem, trial.candidate, trial.outcome, trial.us, trial.err, trial.note,
+        )  # fmt: skip
+
+    def install(self, work: Work, solution: Solution, now_s: float) -> int:
+        """Make it the verdict; the lease ends with it. Returns the generation that holds it."""
+        generation = self._store.install(work, [solution], environment=work.environment, now_s=now_s)
+        logger.info(
+            "solved generation=%d problem=%s covers=%s backend=%s state=%s was_us=%.2f now_us=%.2f gain=%.1f%%",
+            generation, solution.problem, solution.covers, Candidate(solution.backend, solution.config), solution.state,
+            solution.baseline_us, solution.us, 100 * (solution.baseline_us / solution.us - 1),
+        )  # fmt: skip
+        return generation
+
+    def give_back(self, work: Work, now_s: float) -> None:
+        """Free again at once, and the attempt does not count."""
+        self._store.release(work, now_s=now_s, counted=False)
+
+    def give_up(self, work: Work, reason: str, now_s: float) -> None:
+        """This attempt failed: again after a while, or never."""
+        self._store.fail(work, reason, now_s=now_s)
+        logger.warning("tuning failed problem=%s attempt=%d reason=%r", work.problem, work.attempt, reason)
+
+
+def owner_name() -> str:
+    """`host:pid:start`, unique among all processes of all time: what tells a dead owner from a living one."""
+    return f"{socket.gethostname()}:{os.getpid()}:{_started_us(os.getpid())}"
+
+
+def is_dead(owner: str) -> bool:
+    """True only when the owner ran on this host and is no more; false where it cannot be known."""
+    host, _, rest = owner.rpartition(":")[0].rpartition(":")
+    pid, started = rest, owner.rpartition(":")[2]
+    if host != socket.gethostname() or not pid.isdigit() or not started.isdigit():
+        return False
+    try:
+        return abs(_started_us(int(pid)) - int(started)) > 1_000_000  # the number was given to another process
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.Error:
+        return False
+
+
+def outlived_boot(owner: str) -> bool:
+    """Whether the machine has stayed up since this owner started: then it was killed, and not its work at fault."""
+    started = owner.rpartition(":")[2]
+    return started.isdigit() and int(started) / 1e6 >= psutil.boot_time()
+
+
+def _started_us(pid: int) -> int:
+    return round(psutil.Process(pid).create_time() * 1e6)

@@ -1,0 +1,256 @@
+"""The parent's half of a worker: a child process that measures, and that we can kill.
+
+A kernel under test may hang, crash, break its device context or eat all memory.  Each of these ends the child and costs
+one candidate; the daemon itself never touches a device.  The child lives for many problems (importing torch
+takes seconds), is niced to 19, leads a process group of its own so that what it starts dies with it, and goes by
+itself when the daemon is gone: the kernel signals it, and it sees the end of its socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import IO, Final, Protocol
+
+from gemmtuned.configs.errors import WorkerDied, WorkerFailed, WorkerHung
+from gemmtuned.configs.settings import child_env
+from gemmtuned.configs.solution import Environment
+from gemmtuned.daemon.wire import Failed, Found, Hello, Inbox, Message, Order, Trial, encode
+
+TERM_GRACE_S: Final = 0.1  # a device must be free half a second after somebody else wants it
+KILL_WAIT_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long the worker may say nothing.
+
+    hello_s: importing torch from a cold disk, at nice 19.  prepare_s: operands and reference, before the first word.
+    candidate_s: between the start of a candidate and its result, compiling included.  other_s: between any two words.
+    gflop_s: on top of these for each GFLOP of the largest problem: a core at 1 GFLOP/s, four times over.
+    """
+
+    hello_s: float = 180.0
+    prepare_s: float = 120.0
+    candidate_s: float = 120.0
+    other_s: float = 120.0
+    gflop_s: float = 4.0
+
+
+class Tuner(Protocol):
+    """What the service needs of a worker; `Worker` is the real one."""
+
+    pid: int
+    environment: Environment | None
+
+    def tune(self, order: Order) -> None: ...
+    def poll(self) -> list[Message]: ...
+    def stop(self) -> bool: ...
+    def fileno(self) -> int: ...
+
+
+class Worker:
+    """One child process. Constructed from the main thread only, and running at once.
+
+    device: what it measures on, a `Monitor.id`.  search: for tests, `FILE.py:function` in place of the real search; its
+    file also gives the environment.  Raises WorkerFailed when no process can be started.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        *,
+        search: str = "",
+        deadlines: Deadlines | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            # the kernel's "your parent died" signal fires when the thread that started the child ends
+            raise WorkerFailed("a worker is started from the main thread only")
+        self.environment: Environment | None = None
+        self._deadlines = deadlines or Deadlines()
+        self._clock = clock
+        self._inbox = Inbox()
+        self._order: Order | None = None
+        self._doing = "starting"
+        ours, theirs = socket.socketpair()
+        self._output = _output()
+        command = [sys.executable, "-m", "gemmtuned.daemon.worker_main", str(theirs.fileno())]
+        command += ["--parent", str(os.getpid()), "--device", device]
+        if search:
+            command += ["--search", search]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # Ctrl-C is the daemon's to handle, and one kill reaches all that it started
+                cwd="/",  # `-m` puts the current folder before all others on the path
+                env=child_env(AITER_TUNE_GEMM=None, GEMMTUNED_DISPATCH=None),  # it must not count its own calls
+            )
+        except OSError as err:
+            ours.close()
+            raise WorkerFailed(f"cannot start {sys.executable}: {err.strerror or err}") from err
+        finally:
+            theirs.close()
+        self.pid = self._process.pid
+        self._socket = ours
+        self._until: float | None = clock() + self._deadlines.hello_s
+
+    def fileno(self) -> int:
+        """Readable when `poll` has something to say."""
+        return self._socket.fileno()
+
+    def tune(self, order: Order) -> None:
+        """Give it work; what comes of it arrives through `poll`. Raises WorkerDied when it is gone."""
+        self._order = order
+        self._expect(self._deadlines.prepare_s, "preparing")
+        try:
+            self._socket.settimeout(2.0)
+            self._socket.sendall(encode(order))
+            self._socket.settimeout(None)  # with a timeout set, Python waits in spite of MSG_DONTWAIT
+        except OSError as err:
+            raise WorkerDied(self._post_mortem()) from err
+
+    def poll(self) -> list[Message]:
+        """What it has said since, without waiting.
+
+        Raises WorkerDied or WorkerHung, once all it said before has been returned: nothing finished is lost.
+        WorkerFailed when it said something that makes no sense.  It is dead and gone in all three cases.
+        """
+        messages, closed = self._receive()
+        for message in messages:
+            self._note(message)
+        if messages:
+            return messages
+        if closed or self._is_dead():
+            raise WorkerDied(self._post_mortem())
+        if self._until is not None and self._clock() > self._until:
+            self.stop()
+            raise WorkerHung(f"no word past the deadline while {self._doing}")
+        return []
+
+    def stop(self) -> bool:
+        """End it and all it started: SIGTERM, and SIGKILL a moment later. False: it is stuck inside a driver."""
+        with contextlib.suppress(OSError):
+            self._socket.close()
+        if self._process.returncode is None:
+            if not self._is_dead():
+                self._signal_group(signal.SIGTERM)
+                self._wait(TERM_GRACE_S)
+            self._signal_group(signal.SIGKILL)  # also when it is dead: what it started may not be
+            self._wait(KILL_WAIT_S)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(0)
+        if self._process.returncode is None:
+            return False
+        if self._output is not None:
+            self._output.close()
+        return True
+
+    def _receive(self) -> tuple[list[Message], bool]:
+        messages: list[Message] = []
+        try:
+            while True:
+                data = self._socket.recv(1 << 16, socket.MSG_DONTWAIT)
+                if not data:
+                    return messages, True
+                messages += self._inbox.feed(data)
+        except BlockingIOError:
+            return messages, False
+        except OSError:
+            return messages, True
+        except WorkerFailed:
+            self.stop()
+            raise
+
+    def _note(self, message: Message) -> None:
+        if isinstance(message, Hello):
+            self.environment = message.environment
+            self._until = None
+        elif isinstance(message, (Found, Failed)):
+            self._order = None
+            self._until = None
+        elif isinstance(message, Trial):
+            if message.phase == "start":
+                self._expect(self._deadlines.candidate_s, f"trying {message.candidate} on {message.problem}")
+            else:
+                self._expect(self._deadlines.other_s, f"past the {message.phase} of {message.candidate}")
+
+    def _expect(self, seconds: float, doing: str) -> None:
+        largest = max((p.flops for p in self._order.members), default=0) if self._order else 0
+        self._until = self._clock() + seconds + self._deadlines.gflop_s * largest / 1e9
+        self._doing = doing
+
+    def _is_dead(self) -> bool:
+        """Whether it has ended, not yet waited for: until then its process group cannot be another's."""
+        if self._process.returncode is not None:
+            return True
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True
+
+    def _wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not self._is_dead() and time.monotonic() < until:
+            time.sleep(0.002)
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    def _post_mortem(self) -> str:
+        """Why it ended, in words, with its last line of output."""
+        self._wait(KILL_WAIT_S)  # the socket closes a moment before the process is dead
+        ended_alone = self._is_dead()
+        last = _last_line(self._output)
+        self.stop()
+        code = self._process.returncode
+        if not ended_alone or code is None:
+            why = "closed its socket and went on"
+        elif code < 0:
+            why = f"killed by {_signal_name(-code)}"
+            if code == -signal.SIGKILL:
+                why += " (out of memory, or by somebody's hand)"
+        else:
+            why = f"ended with exit code {code}"
+        return f"worker {why} while {self._doing}" + (f": {last}" if last else "")
+
+
+def _output() -> IO[bytes] | None:
+    try:
+        return tempfile.TemporaryFile()
+    except OSError:  # a full disk must not keep us from tuning
+        return None
+
+
+def _last_line(output: IO[bytes] | None) -> str:
+    if output is None or output.closed:
+        return ""
+    try:
+        end = output.seek(0, os.SEEK_END)
+        output.seek(max(end - 4096, 0))
+        lines = output.read(4096).decode("utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    text = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return "".join(c if c.isprintable() else "?" for c in text)[:300]
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

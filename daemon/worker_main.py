@@ -1,0 +1,160 @@
+"""The child's half of a worker: takes one order after another, measures, tells what it finds.
+
+Started by `worker.Worker` and by nobody else.  It is the only part of the daemon that imports torch.  Before that it
+makes itself harmless: lowest priority for CPU and disk, first to go when memory runs out, no core files, and it
+ends with its parent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import importlib.util
+import logging
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.solution import Device, Environment, Solution, cpu_device
+from gemmtuned.daemon.wire import Failed, Found, Hello, Inbox, Message, Order, Trial, encode, receive
+
+logger = logging.getLogger("gemmtuned.daemon.worker")
+_PR_SET_PDEATHSIG: Final = 1
+Search = Callable[..., Solution]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Serve orders until the parent hangs up; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="gemmtuned.daemon.worker_main")
+    parser.add_argument("fd", type=int)
+    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--search", default="")
+    args = parser.parse_args(argv)
+    os.set_inheritable(args.fd, False)
+    die_with(args.parent)
+    make_harmless()
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+    with socket.socket(fileno=args.fd) as sock:
+        threading.Thread(target=_end_at_hangup, args=(args.fd,), daemon=True).start()
+        tune, environment = load(args.search, args.device)
+        sock.sendall(encode(Hello(environment)))
+        serve(sock, tune, environment)
+    return 0
+
+
+def serve(sock: socket.socket, tune: Search, environment: Environment) -> None:
+    """Answer each order with trials and then one Found or Failed, until the other side is gone."""
+    inbox = Inbox()
+    while True:
+        try:
+            orders = receive(sock, inbox)
+        except ConnectionError:
+            return
+        if orders is None:
+            return
+        for order in orders:
+            if isinstance(order, Order):
+                sock.sendall(encode(_carry_out(order, sock, tune, environment)))
+
+
+def _carry_out(order: Order, sock: socket.socket, tune: Search, environment: Environment) -> Message:
+    def emit(report: Any) -> None:
+        trial = Trial(
+            report.problem, report.candidate, report.phase, report.us, report.err, report.outcome, report.note,
+            report.started_us,
+        )  # fmt: skip
+        sock.sendall(encode(trial))
+
+    try:
+        solution = tune(
+            order.members,
+            order.covers,
+            order.target,
+            environment,
+            mode=order.mode,
+            skip=frozenset(order.skip),
+            emit=emit,
+        )
+    except GemmtunedError as err:
+        return Failed(str(err))
+    except MemoryError:
+        return Failed("out of memory")
+    except Exception as err:  # a bug in a backend is this problem's failure, not the worker's end
+        logger.exception("tuning failed problem=%s", order.target)
+        return Failed(f"{type(err).__name__}: {err}")
+    return Found(solution)
+
+
+def load(search: str, device: str) -> tuple[Search, Environment]:
+    """The search function and the environment: ours, or those of the file a test named."""
+    if not search:
+        from gemmtuned.daemon.search import tune
+        from gemmtuned.kernels.backends import environment as environment_of
+
+        return tune, environment_of(device_of(device))
+    path, _, name = search.rpartition(":")
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    planted: Search = getattr(module, name)
+    environment: Environment = module.environment(device)
+    return planted, environment
+
+
+def device_of(name: str) -> Device:
+    """The kind of the one device we were told to measure on. Raises GemmtunedError when there is none of that name."""
+    if name == "cpu":
+        return cpu_device()
+    raise GemmtunedError(f"no device {name!r} that can be tuned on this machine")
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill us when the parent dies; if it is dead already, end now."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:  # it died before prctl: the signal would never come
+        os._exit(0)
+
+
+def make_harmless() -> None:
+    """Give way to everything else on the machine. Each step is tried; none is vital."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent's way to say: at once
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(OSError):
+        os.nice(19)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    import psutil
+
+    with contextlib.suppress(psutil.Error, OSError, AttributeError):
+        psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
+
+
+def _end_at_hangup(fd: int) -> None:
+    """The other death signal, for systems without PDEATHSIG: the parent's end of the socket is closed."""
+    poller = select.poll()
+    poller.register(fd, getattr(select, "POLLRDHUP", 0))
+    while not any(
+        event & (select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)) for _, event in poller.poll()
+    ):
+        pass
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

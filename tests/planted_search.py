@@ -1,0 +1,98 @@
+"""A search for workers under test: no torch, each behaviour chosen by the problem's n. Loaded by path in the child.
+
+n: 13 hangs, 17 aborts, 19 is killed from outside, 23 eats memory, 29 raises, 31 floods its output and ends, 37 takes
+half a minute, 41 leaves a child behind and aborts; everything else finds that `fast` wins.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Candidate, Device, Environment, Solution
+
+TORCH, SLOW, FAST, BAD = (Candidate(name) for name in ("torch", "slow", "fast", "bad"))
+DEVICE = Device(key="cpu-planted", kind="cpu", name="planted", arch="x86_64", units=2)
+ENVIRONMENT = Environment(DEVICE, {"torch": "1", "slow": "1", "fast": "1", "bad": "1"})
+
+
+@dataclass(frozen=True)
+class Report:
+    problem: Problem
+    candidate: Candidate
+    phase: str
+    us: float | None
+    err: float | None
+    outcome: str
+    note: str
+    started_us: int
+
+
+def environment(device: object) -> Environment:
+    return ENVIRONMENT
+
+
+def tune(
+    members: Sequence[Problem],
+    covers: str,
+    target: Problem,
+    environment: Environment,
+    *,
+    mode: str,
+    skip: Collection[Candidate],
+    emit: Callable[[Report], None],
+) -> Solution:
+    for candidate in (TORCH, SLOW, BAD, FAST):
+        if candidate in skip:
+            continue
+        for problem in members:
+            started_us = time.time_ns() // 1000
+            emit(Report(problem, candidate, "start", None, None, "", "", started_us))
+            if candidate == BAD:
+                misbehave(problem)
+            us = {TORCH: 100.0, SLOW: 150.0, FAST: 50.0, BAD: 200.0}[candidate]
+            time.sleep(pause_s)
+            outcome = "slower" if us > 100 else "ok"
+            emit(Report(problem, candidate, "screen", us, 1e-7, outcome, "", started_us))
+    return Solution(
+        problem=target, device=environment.device.key, mode=mode, covers=covers, backend="fast", config="{}", stamp="1",
+        us=50.0, baseline_us=100.0, gain_low=1.9, err=1e-7, baseline_err=1e-7, state="published",
+    )  # fmt: skip
+
+
+pause_s = 0.002
+
+
+def misbehave(problem: Problem) -> None:
+    if problem.n == 13:
+        while True:
+            time.sleep(1)
+    elif problem.n == 17:
+        os.abort()
+    elif problem.n == 19:
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif problem.n == 23:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+        hoard = []
+        while True:
+            hoard.append(bytearray(64 << 20))
+    elif problem.n == 29:
+        raise CandidateFailed("this one cannot be done")
+    elif problem.n == 31:
+        sys.stdout.write("noise\n" * 200_000)
+        print("\x1b[31mlast words", file=sys.stderr, flush=True)
+        os._exit(7)
+    elif problem.n == 37:
+        time.sleep(30)
+    elif problem.n == 41:
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        os.abort()
