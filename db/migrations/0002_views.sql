@@ -69,6 +69,7 @@ WITH recent AS (
         sum(calls * (outcome = 'padded')) AS padded_calls,
         sum(calls * (outcome = 'miss')) AS missed_calls
     FROM sighting WHERE hour >= CAST(strftime('%s', 'now') AS INTEGER) / 3600 - 24
+        AND last_seen_us >= (CAST(strftime('%s', 'now') AS INTEGER) - 86400) * 1000000
     GROUP BY problem_id, environment_id
 )
 SELECT p.family, h.key AS device,
@@ -96,6 +97,7 @@ WITH recent AS (
         sum(calls * graph) AS graph_calls,
         min(hour) AS first_hour, max(hour) AS last_hour
     FROM sighting WHERE hour >= CAST(strftime('%s', 'now') AS INTEGER) / 3600 - 24
+        AND last_seen_us >= (CAST(strftime('%s', 'now') AS INTEGER) - 86400) * 1000000
     GROUP BY problem_id, environment_id, run_id
 )
 SELECT r.name AS run, h.key AS device,
@@ -126,6 +128,7 @@ WITH recent AS (
         sum(calls * graph) AS graph_calls,
         min(hour) AS first_hour, max(hour) AS last_hour
     FROM sighting WHERE hour >= CAST(strftime('%s', 'now') AS INTEGER) / 3600 - 24
+        AND last_seen_us >= (CAST(strftime('%s', 'now') AS INTEGER) - 86400) * 1000000
     GROUP BY problem_id, environment_id
 )
 SELECT p.text AS problem,

@@ -1,0 +1,298 @@
+"""Questions about the database, each one function: opened read-only, answered as a list of rows, closed.
+
+Nothing here waits for writers or keeps them waiting, and it also reads a database of a newer schema, since the views
+are promises.  All raise StoreError when there is no database or it cannot be read.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from gemmtuned.configs.errors import SettingError
+from gemmtuned.configs.padding import COVERS, padded_m
+from gemmtuned.configs.problem import COLUMNS, Problem
+from gemmtuned.configs.solution import LIVE_STATES, Environment
+from gemmtuned.db import faults, migrations
+from gemmtuned.db.connect import connect_read_only
+from gemmtuned.db.rows import rest, rows, us
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+VIEWS: Final = ("coverage", "coverage_by_run", "coverage_by_problem", "untuned", "solutions", "trials", "sessions")
+WEIGHTS: Final = {"calls": "calls", "flops": "flops", "time": "time_us"}
+DAY_S: Final = 86_400.0
+
+_PROBLEM: Final = ", ".join(f'p."{name}"' for name in COLUMNS)
+# by: (columns named, grouped by); the views coverage* say the same for the last 24 h
+_GROUPS: Final = {
+    "family": ("p.family, h.key AS device", "p.family, h.id"),
+    "device": ("h.key AS device", "h.id"),
+    "run": ("r.name AS run, h.key AS device", "t.run_id, h.id"),
+    "problem": (f"p.text AS problem, {_PROBLEM}, h.key AS device", "t.problem_id, h.id"),
+}
+_COVERAGE: Final = """
+WITH recent AS (
+    SELECT problem_id, environment_id, {run_id} AS run_id, sum(calls) AS calls,
+        sum(calls * (outcome = 'exact')) AS exact_calls,
+        sum(calls * (outcome = 'padded')) AS padded_calls,
+        sum(calls * (outcome = 'miss')) AS missed_calls,
+        sum(calls * graph) AS graph_calls,
+        min(hour) AS first_hour, max(hour) AS last_hour
+    FROM sighting WHERE hour >= :hour AND last_seen_us >= :since
+    GROUP BY problem_id, environment_id, {run_id}
+)
+SELECT {columns},
+    count(DISTINCT t.problem_id) AS problems,
+    count(DISTINCT CASE WHEN c.solution_id IS NOT NULL THEN t.problem_id END) AS tuned_problems,
+    sum(t.calls) AS calls, sum(t.exact_calls) AS exact_calls, sum(t.padded_calls) AS padded_calls,
+    sum(t.missed_calls) AS missed_calls,
+    sum(t.calls * p.flops) AS flops, sum(t.calls * c.us) AS time_us,
+    sum(t.calls * (c.solution_id IS NOT NULL)) AS covered_calls,
+    sum(t.calls * p.flops * (c.solution_id IS NOT NULL)) AS covered_flops,
+    sum(t.calls * c.us * (c.solution_id IS NOT NULL)) AS covered_time_us,
+    sum(t.graph_calls) AS graph_calls,
+    min(t.first_hour) * 3600000000 AS first_hour, max(t.last_hour) * 3600000000 AS last_hour
+FROM recent t
+JOIN problem_cost c ON c.environment_id = t.environment_id AND c.problem_id = t.problem_id
+JOIN problem p ON p.id = t.problem_id
+JOIN environment e ON e.id = t.environment_id
+JOIN device h ON h.id = e.device_id
+LEFT JOIN run r ON r.id = t.run_id
+GROUP BY {group}
+ORDER BY {weight} DESC
+"""
+_FILED: Final = """
+SELECT s.backend, s.config, s.stamp, s.state, s.us, s.baseline_us, s.mode, s.generation, s.reason, h.key AS device
+FROM solution s JOIN problem b ON b.id = s.problem_id JOIN device h ON h.id = s.device_id
+WHERE b.rest = ? AND b.m = ? AND s.covers = ? AND h.key = ?
+ORDER BY s.retired_generation IS NOT NULL, s.generation DESC
+"""
+_WHERE: Final = """
+SELECT e.id, e.key AS environment, h.key AS device, coalesce(d.calls, 0) AS calls, d.last_seen_us, c.us, c.measured_us,
+    c.sampled_us, c.roofline_us, u.covers, u.unit_m,
+    w.state, w.owner, w.lease_until_us, w.retry_us, w.attempts, w.reason
+FROM problem p
+JOIN demand d ON d.problem_id = p.id
+JOIN environment e ON e.id = d.environment_id
+JOIN device h ON h.id = e.device_id
+JOIN problem_cost c ON c.environment_id = e.id AND c.problem_id = p.id
+JOIN unit u ON u.environment_id = e.id AND u.problem_id = p.id
+LEFT JOIN problem b ON b.rest = u.rest AND b.m = u.unit_m
+LEFT JOIN work w ON w.problem_id = b.id AND w.environment_id = e.id AND w.covers = u.covers
+    AND w.mode = 'eager'
+WHERE p.rest = ? AND p.m = ?
+ORDER BY d.last_seen_us DESC
+"""
+
+
+def coverage(
+    path: Path, *, by: str = "family", since_s: float = DAY_S, weight: str = "time", now_s: float | None = None
+) -> list[dict[str, Any]]:
+    """Coverage by family, device, run or problem over the last since_s seconds, heaviest first.
+
+    Columns as in the views coverage*, with graph calls and hour range always.  Hours are counted whole: an hour
+    is in when the window touches it and something was seen in it since.
+    """
+    if by not in _GROUPS:
+        raise SettingError(f"coverage by {by!r}: expected one of {', '.join(_GROUPS)}")
+    if weight not in WEIGHTS:
+        raise SettingError(f"weight {weight!r}: expected one of {', '.join(WEIGHTS)}")
+    columns, group = _GROUPS[by]
+    since = us((time.time() if now_s is None else now_s) - since_s)
+    run_id = "run_id" if by == "run" else "NULL"
+    sql = _COVERAGE.format(columns=columns, group=group, run_id=run_id, weight=WEIGHTS[weight])
+    return ask(path, sql, {"since": since, "hour": since // 3_600_000_000})
+
+
+def untuned(path: Path, *, limit: int | None = None, device: str | None = None) -> list[dict[str, Any]]:
+    """Problems without a verdict where they were seen, dearest first."""
+    sql = (
+        "SELECT * FROM untuned WHERE (:device IS NULL OR device = :device) ORDER BY worth DESC, calls DESC LIMIT :limit"
+    )
+    return ask(path, sql, {"device": device, "limit": -1 if limit is None else limit})
+
+
+def solutions(path: Path, *, live: bool = True, limit: int | None = None) -> list[dict[str, Any]]:
+    """Verdicts, those that saved most first. live=False: also what was withdrawn or superseded."""
+    states = ", ".join(f"'{s}'" for s in LIVE_STATES)
+    only = f"WHERE state IN ({states}) " if live else ""
+    return ask(
+        path,
+        f"SELECT * FROM solutions {only}ORDER BY saved_us DESC, speedup DESC LIMIT ?",  # noqa: S608
+        (-1 if limit is None else limit,),
+    )
+
+
+def trials(path: Path, *, problem: Problem | None = None, limit: int | None = None) -> list[dict[str, Any]]:
+    """What was tried, newest first; of one problem or of all."""
+    sql = "SELECT * FROM trials WHERE (:problem IS NULL OR problem = :problem) ORDER BY started DESC LIMIT :limit"
+    return ask(
+        path, sql, {"problem": None if problem is None else str(problem), "limit": -1 if limit is None else limit}
+    )
+
+
+def sessions(path: Path) -> list[dict[str, Any]]:
+    """Hooked processes, the ones heard of last first."""
+    return ask(path, "SELECT * FROM sessions ORDER BY last_seen DESC")
+
+
+def generation(path: Path) -> int:
+    """The newest publication in the store; 0 before the first."""
+    return int(ask(path, "SELECT coalesce(max(generation), 0) AS g FROM publication")[0]["g"])
+
+
+def publications(path: Path, *, limit: int = 50) -> list[dict[str, Any]]:
+    """Generations, newest first: when, how many verdicts came and went, why."""
+    return ask(path, "SELECT * FROM publication ORDER BY generation DESC LIMIT ?", (limit,))
+
+
+def environments(path: Path) -> list[dict[str, Any]]:
+    """Where problems were seen: environment, device, problems, calls, open_problems (no verdict), failed, last_seen."""
+    return ask(
+        path,
+        """
+        SELECT e.key AS environment, h.key AS device, count(*) AS problems, sum(d.calls) AS calls,
+            sum(v.solution_id IS NULL) AS open_problems, sum(v.solution_id IS NULL AND w.state = 'failed') AS failed,
+            max(d.last_seen_us) AS last_seen
+        FROM demand d
+        JOIN verdict v ON v.environment_id = d.environment_id AND v.problem_id = d.problem_id
+        JOIN unit u ON u.environment_id = d.environment_id AND u.problem_id = d.problem_id
+        JOIN environment e ON e.id = d.environment_id
+        JOIN device h ON h.id = e.device_id
+        LEFT JOIN problem b ON b.rest = u.rest AND b.m = u.unit_m
+        LEFT JOIN work w ON w.problem_id = b.id AND w.environment_id = e.id AND w.covers = u.covers AND w.mode = 'eager'
+        GROUP BY e.id ORDER BY last_seen DESC
+        """,
+    )
+
+
+def explain(path: Path, problem: Problem, *, environment: Environment | None = None) -> list[dict[str, Any]]:
+    """What the look-up of this problem finds, step by step, and why each step that finds nothing does not.
+
+    One row for each step (exact, fine, coarse) and solution filed there, in look-up order, for the given environment or
+    for each in which the problem was seen.  Columns: environment, device, covers, m, backend, config, state, stamp,
+    us, baseline_us, generation, chosen (the one that runs), why.  A last row, covers `queue`, says what is being done
+    about it.
+    """
+    conn = connect_read_only(path)
+    try:
+        seen = rows(conn, _WHERE, (rest(problem), problem.m))
+        places = [(s["environment"], s["device"], _stamps(conn, s["id"])) for s in seen]
+        if environment is not None:
+            places = [(environment.key, environment.device.key, environment.stamps)]
+        found: list[dict[str, Any]] = []
+        for key, device, stamps in places:
+            steps = _steps(conn, problem, key, device, stamps)
+            found += steps
+            here = next((s for s in seen if s["environment"] == key), None)
+            hit = any(step["chosen"] for step in steps)
+            found.append(_row(key, device, "queue", problem.m, why=_queue(here, hit=hit)))
+        return found
+    except sqlite3.Error as err:
+        raise faults.store_error(err, path) from err
+    finally:
+        conn.close()
+
+
+def frame(path: Path, view: str) -> pd.DataFrame:
+    """A promised view as a pandas DataFrame. Raises SettingError for a name that is none."""
+    if view not in VIEWS:
+        raise SettingError(f"{view!r} is not a view, expected one of {', '.join(VIEWS)}")
+    import pandas as pd
+
+    conn = connect_read_only(path)
+    try:
+        return pd.read_sql_query(f"SELECT * FROM {view}", conn)  # noqa: S608
+    except sqlite3.Error as err:
+        raise faults.store_error(err, path) from err
+    finally:
+        conn.close()
+
+
+def ask(path: Path, sql: str, values: tuple[Any, ...] | dict[str, Any] = ()) -> list[dict[str, Any]]:
+    """One question on one read-only connection."""
+    conn = connect_read_only(path)
+    try:
+        if migrations.identity(conn) == (0, 0):  # made, but not yet filled: a program is starting
+            return []
+        return rows(conn, sql, values)
+    except sqlite3.Error as err:
+        raise faults.store_error(err, path) from err
+    finally:
+        conn.close()
+
+
+def _stamps(conn: sqlite3.Connection, environment_id: int) -> dict[str, str]:
+    return dict(
+        conn.execute("SELECT backend, stamp FROM environment_stamp WHERE environment_id = ?", (environment_id,))
+    )
+
+
+def _steps(
+    conn: sqlite3.Connection, problem: Problem, key: str, device: str, stamps: dict[str, str]
+) -> list[dict[str, Any]]:
+    steps: list[dict[str, Any]] = []
+    hit = False
+    for covers in COVERS:
+        m = padded_m(problem.m, problem.n, covers)
+        filed = rows(conn, _FILED, (rest(problem), m, covers, device))
+        if not filed:
+            steps.append(_row(key, device, covers, m, why="nothing filed here"))
+        for s in filed:
+            why = _why_not(s, stamps)
+            chosen = not why and not hit
+            text = why or ("this one runs" if chosen else "an earlier step was found")
+            known = {
+                name: s[name] for name in ("backend", "config", "state", "stamp", "us", "baseline_us", "generation")
+            }
+            steps.append(_row(key, device, covers, m, chosen=chosen, why=text, **known))
+            hit = hit or chosen
+    return steps
+
+
+def _why_not(s: dict[str, Any], stamps: dict[str, str]) -> str:
+    if s["state"] not in LIVE_STATES:
+        return f"{s['state']}: {s['reason']}"
+    if s["backend"] not in stamps:
+        return f"backend {s['backend']} is not available here"
+    if stamps[s["backend"]] != s["stamp"]:
+        return f"made for {s['backend']} {s['stamp']}, here it is {stamps[s['backend']]}"
+    return ""
+
+
+def _queue(here: dict[str, Any] | None, *, hit: bool) -> str:
+    if here is None:
+        return "never seen in this environment: run a program that calls it with AITER_TUNE_GEMM=1, or gemmtuned tune"
+    calls = f"{here['calls']} calls seen, {here['us']:.1f} us each by the default"
+    if hit:
+        return calls
+    unit = "" if here["covers"] == "exact" else f", to be tuned with its bucket up to M={here['unit_m']}"
+    now = us(time.time())
+    if here["state"] == "failed":
+        return f"{calls}{unit}: failed for good ({here['reason']}); gemmtuned tune tries again"
+    if here["owner"] is not None and here["lease_until_us"] > now:
+        return f"{calls}{unit}: being tuned by {here['owner']}"
+    if here["retry_us"] is not None and here["retry_us"] > now:
+        again = f"again in {(here['retry_us'] - now) / 1e6:.0f} s"
+        return f"{calls}{unit}: failed {here['attempts']} times ({here['reason']}), {again}"
+    return f"{calls}{unit}: waits for a daemon with this environment and an idle device"
+
+
+def _row(
+    environment: str, device: str, covers: str, m: int, *, why: str, chosen: bool = False, **known: Any
+) -> dict[str, Any]:
+    empty = dict.fromkeys(("backend", "config", "state", "stamp", "us", "baseline_us", "generation"))
+    return {
+        "environment": environment,
+        "device": device,
+        "covers": covers,
+        "m": m,
+        **empty,
+        **known,
+        "chosen": chosen,
+        "why": why,
+    }
