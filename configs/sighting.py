@@ -30,7 +30,8 @@ class Sighting:
 class Session:
     """One hooked process, as `gemmtuned status` shows it.
 
-    path: `native`, `fallback` (F.linear patched), `off`.  active: the generation its table holds.
+    path: `native`, `fallback` (F.linear patched), `off`.  generation: of the table in use, active_us: since when (UTC
+    microseconds, 0 before the first).
     note: why it is not native, or why dispatch is off; empty when all is well.
     """
 
@@ -40,6 +41,7 @@ class Session:
     run: str
     path: str
     generation: int
+    active_us: int = 0
     calls: int = 0
     dropped: int = 0
     errors: int = 0

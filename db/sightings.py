@@ -24,10 +24,10 @@ ON CONFLICT DO UPDATE SET calls = calls + excluded.calls, sampled_calls = sample
     sampled_us = sampled_us + excluded.sampled_us, last_seen_us = max(last_seen_us, excluded.last_seen_us)
 """
 _SESSION: Final = """
-INSERT INTO session (host, pid, started_us, run, path, generation, calls, dropped, errors, reload_failures, note,
-    sqlite_version, store_dev, store_ino, beat_us, ended_us)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT DO UPDATE SET run = excluded.run, path = excluded.path, generation = excluded.generation,
+INSERT INTO session (host, pid, started_us, run, path, generation, active_us, calls, dropped, errors,
+    reload_failures, note, sqlite_version, store_dev, store_ino, beat_us, ended_us)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET run = excluded.run, path = excluded.path, generation = excluded.generation, active_us = excluded.active_us,
     calls = excluded.calls, dropped = excluded.dropped, errors = excluded.errors,
     reload_failures = excluded.reload_failures, note = excluded.note, sqlite_version = excluded.sqlite_version,
     store_dev = excluded.store_dev, store_ino = excluded.store_ino,
@@ -115,7 +115,7 @@ class Sightings(Part):
         key = (s.host[:512], s.pid, s.started_us, s.run[:512])
         device, inode = self._db.file()
         file = (device, inode & (1 << 63) - 1)  # inode numbers are unsigned, SQLite's integers are not
-        state = (s.path, s.generation, s.calls, s.dropped, s.errors, s.reload_failures, s.note[:4096])
+        state = (s.path, s.generation, s.active_us, s.calls, s.dropped, s.errors, s.reload_failures, s.note[:4096])
 
         def work(conn: sqlite3.Connection) -> None:
             conn.execute(_SESSION, (*key, *state, sqlite3.sqlite_version, *file, beat_us, ended_us))

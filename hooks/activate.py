@@ -50,6 +50,7 @@ class Hook:
         self.native: native.Native | None = None
         self.fallback: Fallback | None = None
         self.started_us = time.time_ns() // 1000
+        self.active_us = 0  # since when the table is in use
         self.building = False
         self.tripped_at_s: float | None = None  # when the circuit breaker opened
         self._environment: Environment | None = None
@@ -189,6 +190,7 @@ class Hook:
             path=self.path,
             started_us=self.started_us,
             generation=self.table.generation,
+            active_us=self.active_us,
             calls=self.flusher.calls,
             dropped=dropped + self.flusher.dropped,
             errors=len(self._failed),
@@ -275,6 +277,8 @@ class Hook:
         if self.fallback is not None:
             self.fallback.load(table)
         self.table = table
+        self.active_us = time.time_ns() // 1000
+        self.flusher.beat_soon()
         log.info("table active generation=%d rows=%d refused=%d", table.generation, len(table), table.refused.total())
         return table.generation
 

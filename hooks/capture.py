@@ -85,6 +85,10 @@ class Flusher:
         with self._lock:
             self._flush()
 
+    def beat_soon(self) -> None:
+        """Write the session with the next flush: something in it has changed that people wait for."""
+        self._next_beat_s = 0.0
+
     def report_failure(self, solution: Solution, reason: str) -> None:
         """Tell the daemon, with the next flush, that a published solution failed here."""
         self._quarantine.append((solution, reason))

@@ -199,6 +199,7 @@ CREATE TABLE session (
     run TEXT NOT NULL CHECK (length(run) <= 512),
     path TEXT NOT NULL,
     generation INTEGER NOT NULL,
+    active_us INTEGER NOT NULL,
     calls INTEGER NOT NULL,
     dropped INTEGER NOT NULL,
     errors INTEGER NOT NULL,

@@ -219,7 +219,7 @@ JOIN device h ON h.id = e.device_id;
 
 -- state: live (heard of in the last 30 s), silent (killed, or its store is full or locked), ended.
 CREATE VIEW sessions AS
-SELECT host, pid, run, path, generation, calls, dropped, errors, reload_failures, note,
+SELECT host, pid, run, path, generation, active_us, calls, dropped, errors, reload_failures, note,
     CASE WHEN ended_us IS NOT NULL THEN 'ended'
         WHEN beat_us >= (CAST(strftime('%s', 'now') AS INTEGER) - 30) * 1000000 THEN 'live'
         ELSE 'silent' END AS state,

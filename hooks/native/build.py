@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.settings import Settings
 
 SOURCES: Final = ("capture.cpp", "counters.h", "problem.h", "routes.h")
 FLAGS: Final = ("-std=c++20", "-O2", "-fPIC", "-shared")
@@ -163,7 +164,7 @@ def _here() -> Path:
 def _main() -> int:
     os.nice(10)
     try:
-        build(Path(sys.argv[1]))
+        build(Path(sys.argv[1]) if len(sys.argv) > 1 else Settings.from_env().cache)
     except GemmtunedError as err:
         sys.stderr.write(f"gemmtuned: {err}\n")
         return err.exit_code

@@ -1,0 +1,174 @@
+"""What the hook adds to a call: the bare operator against the same call counted, in one run.
+
+    python benchmarks/hook_overhead.py [--threads 1 8] [--rounds 15] [--save]
+
+Tiny GEMMs (M=4, N=8, K=16), so that nearly all the time is torch's own dispatch. The arms take turns within every
+round; the figure is the median over rounds of (arm - bare of the same round), with the quartiles beside it.
+
+    native     counted by the native hook, not routed
+    fallback   counted by the patched F.linear (no compiler); only F.linear goes through it
+    off        gemmtuned installed, AITER_TUNE_GEMM unset: two processes take turns, entry point on and off
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import record
+
+CALLS = 20_000
+
+
+def operators() -> dict[str, Callable[[], Any]]:
+    import torch
+
+    cases: dict[str, Callable[[], Any]] = {}
+    functional = torch.nn.functional
+    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        x, w, b = (torch.randn(*s, dtype=dtype) for s in ((4, 16), (8, 16), (8,)))
+        wt = w.t()
+        cases[f"mm {name}"] = lambda x=x, wt=wt: torch.mm(x, wt)
+        cases[f"linear {name}"] = lambda x=x, w=w: functional.linear(x, w)
+        cases[f"linear+bias {name}"] = lambda x=x, w=w, b=b: functional.linear(x, w, b)
+    return cases
+
+
+def ns_a_call(run: Callable[[], Any], threads: int) -> float:
+    """Wall time of a call in ns; with several threads, of all their calls together."""
+    import torch
+
+    barrier = threading.Barrier(threads + 1)
+
+    def work() -> None:
+        with torch.inference_mode():
+            barrier.wait()
+            for _ in range(CALLS // threads):
+                run()
+            barrier.wait()
+
+    pool = [threading.Thread(target=work) for _ in range(threads)]
+    for t in pool:
+        t.start()
+    barrier.wait()
+    start = time.perf_counter_ns()
+    barrier.wait()
+    took = time.perf_counter_ns() - start
+    for t in pool:
+        t.join()
+    return took / (CALLS // threads * threads)
+
+
+def quartiles(values: list[float]) -> dict[str, float]:
+    low, mid, high = statistics.quantiles(values, n=4)
+    return {"median": round(mid, 1), "q1": round(low, 1), "q3": round(high, 1)}
+
+
+def measure(threads: int, rounds: int) -> dict[str, Any]:
+    import torch
+
+    from gemmtuned.configs.settings import Settings
+    from gemmtuned.hooks import native
+    from gemmtuned.hooks.dispatch import Table
+    from gemmtuned.hooks.fallback import Fallback
+    from gemmtuned.hooks.native.build import build
+
+    library = native.Native(build(Settings.from_env().cache))
+    functional = torch.nn.functional
+    stock = functional.linear
+    fallback = Fallback(stock, counting=True, table=Table())
+    cases = operators()
+    bare: dict[str, list[float]] = {c: [] for c in cases}
+    added: dict[str, dict[str, list[float]]] = {a: {c: [] for c in cases} for a in ("native", "fallback")}
+    for _ in range(rounds):
+        for name, run in cases.items():
+            base = ns_a_call(run, threads)
+            bare[name].append(base)
+            library.install()
+            library.set_mode(native.CAPTURE | native.DISPATCH)
+            added["native"][name].append(ns_a_call(run, threads) - base)
+            library.remove()
+            if name.startswith("linear"):
+                functional.linear = fallback.wrapper
+                added["fallback"][name].append(ns_a_call(run, threads) - base)
+                functional.linear = stock
+    counted = sum(s.calls for s in library.drain())
+    assert counted == rounds * len(cases) * (CALLS // threads * threads), "the hook did not count every call"
+    return {
+        "threads": threads,
+        "bare_ns": {c: quartiles(v) for c, v in bare.items()},
+        "added_ns": {a: {c: quartiles(v) for c, v in by.items() if v} for a, by in added.items()},
+    }
+
+
+def measure_off(rounds: int) -> dict[str, Any]:
+    """Entry point off against on-but-not-asked-for: fresh processes in turn, one bare figure each."""
+    arms: dict[str, list[float]] = {"absent": [], "unset": []}
+    for _ in range(rounds):
+        for arm, autoload in (("absent", "0"), ("unset", "1")):
+            env = {k: v for k, v in os.environ.items() if k != "AITER_TUNE_GEMM"}
+            env["TORCH_DEVICE_BACKEND_AUTOLOAD"] = autoload
+            done = subprocess.run(
+                [sys.executable, __file__, "--child"], env=env, capture_output=True, text=True, check=True
+            )
+            arms[arm].append(json.loads(done.stdout)["ns"])
+    added = [u - a for u, a in zip(arms["unset"], arms["absent"], strict=True)]
+    return {"bare_ns": quartiles(arms["absent"]), "added_ns": quartiles(added)}
+
+
+def child() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    run = operators()["mm fp32"]
+    values = [ns_a_call(run, 1) for _ in range(9)]
+    dump = torch._C._dispatch_dump("aten::mm")
+    assert "capture.cpp" not in dump, "the hook is installed although it was not asked for"
+    print(json.dumps({"ns": statistics.median(values)}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 8], help="Python threads calling at once")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--no-off", action="store_true", help="leave the processes of the off arm out")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/hook_overhead-<date>.json")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        child()
+        return
+    import torch
+
+    torch.set_num_threads(1)
+    results = [measure(threads, args.rounds) for threads in args.threads]
+    for result in results:
+        print(f"\n{result['threads']} thread(s), ns a call: bare, then added (median [quartiles])")
+        for case, bare in result["bare_ns"].items():
+            line = f"  {case:18} {bare['median']:7.0f}"
+            for arm, by in result["added_ns"].items():
+                if case in by:
+                    q = by[case]
+                    line += f"   {arm} {q['median']:+6.0f} [{q['q1']:+.0f}, {q['q3']:+.0f}]"
+            print(line)
+    out: dict[str, Any] = {"benchmark": "hook_overhead", "results": results}
+    if not args.no_off:
+        off = out["off"] = measure_off(min(args.rounds, 5))
+        print(f"\nswitched off: {off['bare_ns']['median']:.0f} ns bare, {off['added_ns']['median']:+.0f} ns added")
+    if args.save:
+        facts = record.facts()
+        print("saved", record.save(f"hook_overhead-{facts['date'][:10]}", out))
+
+
+if __name__ == "__main__":
+    main()
