@@ -1,0 +1,157 @@
+"""Compile a candidate for an architecture, with or without such a device here.
+
+Triton's wheel brings all tools for NVIDIA and AMD, so candidates are compiled and judged (registers, spills,
+shared memory) before a GPU is idle.  The binary that comes out is the one that is measured, published and
+launched.  Compile in a process of its own where that matters: a compiler's failed assertion writes to stderr.
+"""
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib import import_module
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any, Final
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.kernels.triton.launch import POINTER_ALIGN, LaunchRecord
+from gemmtuned.kernels.triton.limits import shared_limit
+
+KERNELS: Final = ("gemv", "direct", "warp_split_k", "tiles")  # modules of kernels/triton
+_POINTERS: Final = ("x", "w", "bias", "y")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binary:
+    """A compiled kernel: what a driver loads, and what is known of it.
+
+    name: the symbol in `data` (cubin or hsaco).  shared_bytes: dynamic shared memory of a launch.
+    threads: of a program.  registers: a thread.  spill_bytes: stack a thread, 0 when all is in registers.  Both None when no tool could tell.
+    """
+
+    name: str
+    arch: str
+    data: bytes
+    num_warps: int
+    threads: int
+    shared_bytes: int
+    registers: int | None
+    spill_bytes: int | None
+
+    @property
+    def sha256(self) -> str:
+        """Content hash, the file name it is published under."""
+        return sha256(self.data).hexdigest()
+
+
+def target(arch: str) -> GPUTarget:
+    """Triton's target for `sm_90`, `gfx942` ... Raises CandidateFailed for any other spelling."""
+    if re.fullmatch(r"sm_[0-9]{2,3}", arch):
+        return GPUTarget("cuda", int(arch[3:]), 32)
+    if re.fullmatch(r"gfx9[0-9a-f]+", arch):
+        return GPUTarget("hip", arch, 64)
+    raise CandidateFailed(f"{arch}: not an architecture we compile for (sm_NN or gfx9NN)")
+
+
+def source(record: LaunchRecord) -> ASTSource:
+    """The record's kernel with its constants and what may be assumed of its arguments."""
+    if record.kernel not in KERNELS:
+        raise CandidateFailed(f"{record.kernel}: no such kernel, expected one of {', '.join(KERNELS)}")
+    kernel = import_module(f"gemmtuned.kernels.triton.{record.kernel}").KERNEL
+    pointer = f"*{record.dtype}"
+    kinds = dict.fromkeys(_POINTERS, pointer) | {"partials": "*fp32", "counters": "*i32"}
+    signature: dict[str, str] = {}
+    constants: dict[tuple[int, ...], Any] = {}
+    assumed: dict[tuple[int, ...], list[list[Any]]] = {}
+    for index, name in enumerate(kernel.arg_names):
+        if name not in record.arguments:
+            signature[name] = "constexpr"
+            constants[(index,)] = record.constants.get(name)
+            continue
+        signature[name] = kinds.get(name, "i32")
+        if name in kinds:
+            assumed[(index,)] = [["tt.divisibility", POINTER_ALIGN]]
+        elif name in ("ldx", "ldw") and record.ld_multiple > 1:
+            assumed[(index,)] = [["tt.divisibility", record.ld_multiple]]
+    kind = GluonASTSource if kernel.is_gluon() else ASTSource
+    return kind(fn=kernel, signature=signature, constexprs=constants, attrs=assumed)
+
+
+def compile_kernel(record: LaunchRecord, arch: str) -> Any:
+    """Triton's CompiledKernel, from its cache when it was compiled before.
+
+    Raises CandidateFailed with the compiler's reason, or when it needs more shared memory than there is.
+    """
+    try:
+        options = {"num_warps": record.num_warps, "num_stages": record.num_stages}
+        kernel = triton.compile(source(record), target=target(arch), options=options)
+    except CandidateFailed:
+        raise
+    except Exception as err:  # the compiler raises RuntimeError, its own errors, and what the tools it calls raise
+        reason = " ".join(str(err).split())[:300] or type(err).__name__
+        raise CandidateFailed(f"{record.kernel} {record.constants} on {arch}: does not compile: {reason}") from err
+    if kernel.metadata.shared > shared_limit(arch):
+        raise CandidateFailed(
+            f"{record.kernel} {record.constants} on {arch}: needs {kernel.metadata.shared} bytes of shared memory, "
+            f"there are {shared_limit(arch)}"
+        )
+    return kernel
+
+
+def compile_record(record: LaunchRecord, arch: str, *, max_spill_bytes: int = 0) -> Binary:
+    """Compile one candidate for `arch` (`sm_80`, `sm_90`, `gfx942`).
+
+    Raises CandidateFailed when it does not compile, does not fit, or keeps more than `max_spill_bytes` a thread on
+    the stack: such a kernel is slower than its neighbours, so it is not worth device time.
+    """
+    kernel = compile_kernel(record, arch)
+    meta = kernel.metadata
+    if getattr(meta, "global_scratch_size", 0) or getattr(meta, "profile_scratch_size", 0):
+        raise CandidateFailed(f"{record.kernel} on {arch}: needs scratch memory of the launcher")
+    registers, spill_bytes = _resources(kernel)
+    if spill_bytes is not None and spill_bytes > max_spill_bytes:
+        raise CandidateFailed(f"{record.kernel} {record.constants} on {arch}: spills {spill_bytes} bytes a thread")
+    return Binary(
+        name=meta.name,
+        arch=arch,
+        data=kernel.kernel,
+        num_warps=meta.num_warps,
+        threads=meta.num_warps * meta.target.warp_size,
+        shared_bytes=meta.shared,
+        registers=registers,
+        spill_bytes=spill_bytes,
+    )
+
+
+def _resources(kernel: Any) -> tuple[int | None, int | None]:
+    """(registers a thread, stack bytes a thread) of a compiled kernel."""
+    if "amdgcn" in kernel.asm:
+        text = kernel.asm["amdgcn"]
+        found = {key: re.search(rf"\.{key}:\s+(\d+)", text) for key in ("vgpr_count", "private_segment_fixed_size")}
+        registers, stack = (int(match[1]) if match else None for match in found.values())
+        return registers, stack
+    tool = _cuobjdump()
+    if tool is None:
+        return None, None
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.kernel)
+        file.flush()
+        done = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, timeout=60)
+    match = re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", done.stdout + done.stderr)
+    if match is None:
+        return None, None
+    return int(match[1]), max(int(match[2]), int(match[3]))
+
+
+def _cuobjdump() -> str | None:
+    path = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    return str(path) if path.is_file() else None

@@ -1,0 +1,136 @@
+"""How a compiled kernel is launched: the record that travels from tuning to the program that calls it.
+
+The native hook launches from this record alone, without Triton: grid from the shape, arguments by name in the
+kernel's own order, one workspace.  Python launches the same compiled binary, so that what was measured and
+checked is what is published.
+
+The workspace is one buffer: counters first (int32, one a tile of Y), then the partial sums (fp32, tile after tile, in
+each the slices of K in order).  Its counters must be zero
+before the first launch and each launch leaves them zero.  Launches that may run at the same time need
+a workspace each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.problem import Problem
+
+Config = Mapping[str, int]
+
+TRITON_TYPES: Final = {"bf16": "bf16", "fp16": "fp16"}
+RUNTIME_ARGUMENTS: Final = ("x", "w", "bias", "y", "partials", "counters", "m", "ldx", "ldw")
+POINTER_ALIGN: Final = 16  # bytes; the widest load of a thread
+MAX_GRID_YZ: Final = 65535
+_COUNTERS_ALIGN: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One axis of the grid: ceil(size of `over` / block), or `block` itself when over is empty."""
+
+    over: str  # "m", "n" or ""
+    block: int
+
+    def size(self, m: int, n: int) -> int:
+        """Programs along this axis for this shape."""
+        if not self.over:
+            return self.block
+        return -(-(m if self.over == "m" else n) // self.block)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRecord:
+    """All that is needed to compile one candidate, and then to launch its binary.
+
+    arguments: names of what the binary takes, in its order; `m`, `ldx`, `ldw` are int32 (leading dimensions in
+    elements), the others pointers.  The binary takes `null_pointers` null pointers after them.
+    ld_multiple: leading dimensions must be a multiple of this; pointers of POINTER_ALIGN bytes.
+    counters_bytes, partials_offset, workspace_bytes: the workspace's layout for an M up to `max_m`.
+    """
+
+    kernel: str
+    dtype: str
+    grid: tuple[Axis, Axis, Axis]
+    num_warps: int
+    num_stages: int
+    constants: dict[str, int] = field(hash=False)
+    arguments: tuple[str, ...]
+    ld_multiple: int
+    max_m: int
+    counters_bytes: int = 0
+    partials_offset: int = 0
+    workspace_bytes: int = 0
+    null_pointers: int = 2
+
+    def grid_size(self, m: int) -> tuple[int, int, int]:
+        """The launch grid for this many rows of X."""
+        n = self.constants["N"]
+        x, y, z = (axis.size(m, n) for axis in self.grid)
+        return x, y, z
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return asdict(self)
+
+
+def make_record(
+    kernel: str,
+    problem: Problem,
+    *,
+    grid: tuple[Axis, Axis, Axis],
+    num_warps: int,
+    num_stages: int,
+    constants: dict[str, int],
+    split: int,
+    tile_values: int,
+    drop: tuple[str, ...] = (),
+) -> LaunchRecord:
+    """LaunchRecord for a problem of layout nt; `drop` names arguments this kernel does not have.
+
+    tile_values: values of Y a program makes, so the size of its partial sum.
+
+    Raises CandidateFailed when no kernel of ours can run the problem.
+    """
+    check_problem(problem)
+    m, n, k = problem.m, problem.n, problem.k
+    x, y, z = (axis.size(m, n) for axis in grid)
+    if y > MAX_GRID_YZ or z > MAX_GRID_YZ:
+        raise CandidateFailed(f"{problem} {kernel}: grid {x}x{y}x{z} is larger than a device takes")
+    absent = {*drop, *(() if problem.bias else ("bias",)), *(() if split > 1 else ("partials", "counters"))}
+    counters_bytes = 4 * x * z if split > 1 else 0
+    offset = -(-counters_bytes // _COUNTERS_ALIGN) * _COUNTERS_ALIGN
+    return LaunchRecord(
+        kernel=kernel,
+        dtype=problem.dtype,
+        grid=grid,
+        num_warps=num_warps,
+        num_stages=num_stages,
+        constants={"N": n, "K": k, **constants, "SPLIT": split},
+        arguments=tuple(name for name in RUNTIME_ARGUMENTS if name not in absent),
+        ld_multiple=min(8, k & -k),  # 8 values of 2 bytes are the widest load
+        max_m=m,
+        counters_bytes=counters_bytes,
+        partials_offset=offset,
+        workspace_bytes=offset + 4 * split * tile_values * x * z if split > 1 else 0,
+    )
+
+
+def check_problem(problem: Problem) -> None:
+    """Raise CandidateFailed when the problem is not one these kernels are written for."""
+    if problem.family != "dense" or problem.layout != "nt" or problem.weight_state != "plain":
+        raise CandidateFailed(f"{problem}: our Triton kernels run dense problems of layout nt with plain weights")
+    if problem.dtype not in TRITON_TYPES or not problem.dtype == problem.wdtype == problem.out_dtype:
+        raise CandidateFailed(f"{problem}: our Triton kernels run {' and '.join(TRITON_TYPES)}, all operands alike")
+
+
+def check_config(config: Config, keys: tuple[str, ...], kernel: str) -> None:
+    """Raise CandidateFailed when a config is not one of this kernel's: keys missing, unknown, or not positive."""
+    if set(config) != set(keys):
+        raise CandidateFailed(f"{kernel}: config has {', '.join(sorted(config))}, expected {', '.join(sorted(keys))}")
+    for name, value in config.items():
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 1 << 20:
+            raise CandidateFailed(f"{kernel}: {name} is {value!r}, expected an integer from 0 to {1 << 20}")

@@ -1,0 +1,129 @@
+"""Run a kernel of this package on torch tensors: the compiled binary on a device, Triton's interpreter without one.
+
+For measuring, checking and tests.  Programs that serve do not come through here: their calls are launched by
+the native hook from the same record and binary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.problem import Problem
+from gemmtuned.kernels.triton.launch import POINTER_ALIGN, Config, LaunchRecord
+
+DTYPES: Final = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+_compiled: dict[Any, Any] = {}
+
+
+def problem_of(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> Problem:
+    """The problem these tensors pose. Raises CandidateFailed when it is none of ours."""
+    if x.dtype not in DTYPES or w.dtype != x.dtype or (bias is not None and bias.dtype != x.dtype):
+        raise CandidateFailed(f"tensors are {x.dtype} and {w.dtype}, expected all bfloat16 or all float16")
+    if x.dim() != 2 or w.dim() != 2 or x.shape[1] != w.shape[1] or (bias is not None and bias.shape != w.shape[:1]):
+        raise CandidateFailed(f"x is {list(x.shape)}, w is {list(w.shape)}: expected [M, K], [N, K] and a bias of [N]")
+    return Problem(m=x.shape[0], n=w.shape[0], k=x.shape[1], bias=bias is not None, dtype=DTYPES[x.dtype])
+
+
+def check_operands(record: LaunchRecord, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> None:
+    """Raise CandidateFailed when strides or alignment are not what the binary was compiled for."""
+    for name, tensor in (("x", x), ("w", w), ("bias", bias)):
+        if tensor is None:
+            continue
+        if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
+            raise CandidateFailed(f"{name} has stride {tensor.stride(-1)} along K or N, expected 1")
+        if tensor.data_ptr() % POINTER_ALIGN:
+            raise CandidateFailed(f"{name} is not aligned to {POINTER_ALIGN} bytes")
+        if name != "bias" and tensor.shape[0] > 1 and tensor.stride(0) % record.ld_multiple:
+            raise CandidateFailed(
+                f"{name} has rows {tensor.stride(0)} apart, expected a multiple of {record.ld_multiple}"
+            )
+
+
+def new_workspace(record: LaunchRecord, device: torch.device | str) -> torch.Tensor | None:
+    """Workspace for one stream, its counters zero and its partial sums NaN, or None when none is needed."""
+    if not record.workspace_bytes:
+        return None
+    space = torch.full((record.workspace_bytes,), 0xFF, dtype=torch.uint8, device=device)  # all ones is a NaN
+    space[: record.partials_offset].zero_()
+    return space
+
+
+def launcher(
+    kernel: Any, record: LaunchRecord, arch: str | None = None
+) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor | None], None]:
+    """A function (x, w, bias, y, workspace) that launches on the current stream; it checks nothing.
+
+    arch None: the current device's.  Raises CandidateFailed when it does not compile or load.
+    """
+    names = kernel.arg_names
+    interpreted = type(kernel).__name__ == "InterpretedFunction"
+    if interpreted:
+        options = {name: record.constants[name] for name in names if name in record.constants}
+    else:
+        from gemmtuned.kernels.compile import compile_kernel
+
+        compiled = compile_kernel(record, arch or device_arch())
+        try:
+            compiled._init_handles()
+        except Exception as err:  # out of resources, or the driver refuses the binary
+            raise CandidateFailed(f"{record.kernel} {record.constants}: does not load: {err}") from err
+    taken = [name if name in record.arguments else None for name in names]
+    offset, counters = record.partials_offset, record.counters_bytes
+    constants = [record.constants.get(name) for name in names]
+
+    def launch(
+        x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor, space: torch.Tensor | None
+    ) -> None:
+        values: dict[str, Any] = {"x": x, "w": w, "bias": bias, "y": y, "m": x.shape[0]}
+        values["ldx"], values["ldw"] = x.stride(0), w.stride(0)
+        if space is not None:
+            values["counters"] = space[:counters].view(torch.int32)
+            values["partials"] = space[offset:].view(torch.float32)
+        grid = record.grid_size(x.shape[0])
+        if interpreted:
+            arguments = {n: values.get(n) if t else None for n, t in zip(names, taken, strict=True) if n not in options}
+            kernel[grid](**arguments, **options, num_warps=record.num_warps, num_stages=record.num_stages)
+        else:
+            compiled[grid](*[values[t] if t else c for t, c in zip(taken, constants, strict=True)])
+
+    return launch
+
+
+def launch(
+    kernel: Any,
+    make: Callable[[Config, Problem], LaunchRecord],
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    config: Config,
+    workspace: torch.Tensor | None,
+) -> torch.Tensor:
+    """Y [M, N] = x [M, K] @ w [N, K].T + bias on x's device, compiled once per problem and config.
+
+    workspace: one of `new_workspace`, or None for a fresh one.  Raises CandidateFailed for what the kernel cannot run.
+    """
+    problem = problem_of(x, w, bias)
+    record = make(config, problem)
+    check_operands(record, x, w, bias)
+    key = (record.kernel, problem, tuple(sorted(config.items())), x.device)
+    if key not in _compiled:
+        _compiled[key] = launcher(kernel, record)
+    if workspace is None:
+        workspace = new_workspace(record, x.device)
+    elif workspace.numel() < record.workspace_bytes:
+        raise CandidateFailed(f"workspace has {workspace.numel()} bytes, {problem} needs {record.workspace_bytes}")
+    y = torch.empty(problem.m, problem.n, dtype=x.dtype, device=x.device)
+    _compiled[key](x, w, bias, y, workspace)
+    return y
+
+
+def device_arch() -> str:
+    """`sm_90`, `gfx942` ... of the current device."""
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    if torch.version.hip:
+        return str(properties.gcnArchName).split(":")[0]
+    return f"sm_{properties.major}{properties.minor}"

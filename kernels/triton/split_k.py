@@ -1,0 +1,27 @@
+"""Split-K inside one launch: the last program of a tile adds up what all of them left in the workspace.
+
+No program waits for another, so nothing can hang whatever order the device runs them in.  The partial sums
+are added in the order of the slices, so results are bitwise equal from run to run.
+"""
+# mypy: disable-error-code="misc,untyped-decorator,no-untyped-def,no-untyped-call"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def arrived_last(counters, tile, SPLIT: tl.constexpr):
+    """Count this program in for its tile; true in the one that arrives last, which must call `reset`.
+
+    The barrier puts all threads' stores before the one atomic; acq_rel makes them visible to the last program.
+    """
+    tl.debug_barrier()
+    return tl.atomic_add(counters + tile, 1, sem="acq_rel", scope="gpu") == SPLIT - 1
+
+
+@triton.jit
+def reset(counters, tile):
+    """Leave the counter as the next launch expects it."""
+    tl.store(counters + tile, 0)

@@ -1,0 +1,96 @@
+"""Run with TRITON_INTERPRET=1: every interpretable kernel on small shapes; one JSON line a case.
+
+Triton's interpreter multiplies bf16 operands of a dot as if their bits were integers; `teach_bf16` mends that.
+It also truncates where a device rounds, so bf16 results are allowed twice the error.
+"""
+
+import json
+import sys
+
+import numpy as np
+import torch
+import triton.language as tl
+import triton.runtime.interpreter as interpreter
+
+from gemmtuned.kernels.triton import gemv, python_launch, tiles, warp_split_k
+
+
+def teach_bf16() -> None:
+    plain = interpreter.InterpreterBuilder.create_dot
+
+    def widened(handle):
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    def create_dot(self, a, b, d, precision, imprecise):
+        return plain(self, widened(a), widened(b), d, precision, imprecise)
+
+    interpreter.InterpreterBuilder.create_dot = create_dot
+
+
+def case(module, m, n, k, config, *, bias=False, dtype=torch.float16, pad=0, launches=1):
+    """Largest error over the result's RMS, and whether the counters are zero again.
+
+    Rows of x and w lie `pad` elements further apart than K, and what lies between is NaN.
+    """
+    torch.manual_seed(3)
+    x = torch.full((m, k + pad), float("nan"), dtype=dtype)
+    w = torch.full((n, k + pad), float("nan"), dtype=dtype)
+    x, w = x[:, :k], w[:, :k]
+    x.copy_(torch.randn(m, k))
+    w.copy_(torch.randn(n, k))
+    x[:, -3:] *= 8  # a lost tail must show
+    b = torch.randn(n).to(dtype) if bias else None
+    want = x.double() @ w.double().t() + (b.double() if bias else 0)
+    record = module.launch_record(config, python_launch.problem_of(x, w, b))
+    space = python_launch.new_workspace(record, "cpu")
+    for _ in range(launches):
+        got = module.run(x, w, b, config, space)
+    clean = space is None or not space[: record.counters_bytes].any()
+    error = ((got.double() - want).abs().max() / want.square().mean().sqrt()).item()
+    return {"kernel": module.NAME, "shape": [m, n, k], "error": error, "clean": bool(clean), "dtype": str(dtype)}
+
+
+def gemv_config(rows=2, block_k=64, split=1, warps=4, unroll=1, evict=1):
+    return {"rows": rows, "block_k": block_k, "split": split, "warps": warps, "unroll": unroll, "evict": evict}
+
+
+def warp_config(rows=16, tokens=8, block_k=16, split=1, warps=2, stages=3, chunked=0):
+    config = {"rows": rows, "tokens": tokens, "block_k": block_k, "split": split, "warps": warps}
+    return {**config, "stages": stages, "chunked": chunked}
+
+
+def tiles_config(rows=16, tokens=16, block_k=16, split=1, group=1, swap=0, warps=4, stages=3):
+    config = {"rows": rows, "tokens": tokens, "block_k": block_k, "split": split, "group": group, "swap": swap}
+    return {**config, "warps": warps, "stages": stages}
+
+
+def main() -> None:
+    teach_bf16()
+    bf16 = torch.bfloat16
+    cases = [
+        lambda: case(gemv, 1, 8, 256, gemv_config()),
+        lambda: case(gemv, 1, 7, 250, gemv_config(rows=4, unroll=2), bias=True, pad=6),
+        lambda: case(gemv, 1, 9, 300, gemv_config(rows=4, split=3), bias=True, pad=4, launches=2),
+        lambda: case(gemv, 1, 5, 70, gemv_config(rows=2, split=4), pad=2),  # slices without any K
+        lambda: case(gemv, 1, 6, 128, gemv_config(rows=2, split=2), dtype=bf16),
+        lambda: case(warp_split_k, 8, 32, 128, warp_config()),
+        lambda: case(warp_split_k, 3, 40, 136, warp_config(), bias=True, pad=8),
+        lambda: case(warp_split_k, 5, 23, 77, warp_config(split=3, chunked=1), bias=True, pad=3, launches=2),
+        lambda: case(warp_split_k, 17, 33, 160, warp_config(tokens=32, rows=32, split=7, warps=4), pad=8),
+        lambda: case(warp_split_k, 1, 16, 15, warp_config(split=2), pad=1),  # K smaller than one step
+        lambda: case(warp_split_k, 8, 48, 128, warp_config(split=2), bias=True, dtype=bf16, launches=2),
+        lambda: case(tiles, 16, 32, 64, tiles_config()),
+        lambda: case(tiles, 33, 31, 72, tiles_config(group=2), bias=True, pad=8),
+        lambda: case(tiles, 33, 49, 75, tiles_config(swap=1, rows=32, group=2, split=2), bias=True, pad=5, launches=2),
+        lambda: case(tiles, 2, 17, 100, tiles_config(split=4), pad=4),
+        lambda: case(tiles, 65, 20, 24, tiles_config(tokens=32, split=3, group=3), bias=True),  # more slices than K
+        lambda: case(tiles, 16, 16, 64, tiles_config(split=2, swap=1), dtype=bf16, bias=True),
+    ]
+    for run in cases:
+        sys.stdout.write(json.dumps(run()) + "\n")
+
+
+if __name__ == "__main__":
+    main()
