@@ -1,0 +1,206 @@
+"""Leases with the time told: who holds what, for how long, and what becomes of failures."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from store_cases import DAY, NEW, OLD, found, lease, open_store, problem, saw
+
+from gemmtuned.configs.solution import Candidate
+from gemmtuned.db.leases import BACKOFF_S, Remaining
+from gemmtuned.db.store import Store
+
+T = 1_800_000_000.0
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    one = open_store(tmp_path)
+    yield one
+    one.close()
+
+
+def test_lapsed_lease_is_free_again(store: Store) -> None:
+    store.add_sightings("r", NEW, [saw(problem(16), 5, us=900)], now_s=0)
+
+    first = lease(store, "a:1", now_s=0)
+    assert first.problem == problem(16)
+    assert first.members == (problem(16),)
+    assert store.lease_next("b:2", NEW, now_s=59, hold_s=60) is None
+    second = lease(store, "b:2", now_s=61)
+    assert (second.problem, second.attempt) == (problem(16), 2)
+    assert not store.renew(first, now_s=62, hold_s=60)
+    assert store.renew(second, now_s=62, hold_s=60)
+
+
+def test_renewed_lease_is_not_taken(store: Store) -> None:
+    store.add_sightings("r", NEW, [saw(problem())], now_s=T)
+    work = lease(store, "a:1", now_s=T)
+
+    assert store.renew(work, now_s=T + 50, hold_s=60)
+    assert store.lease_next("b:2", NEW, now_s=T + 100, hold_s=60) is None
+
+
+def test_a_lease_from_the_future_is_void_after_the_clock_went_back(store: Store) -> None:
+    store.add_sightings("r", NEW, [saw(problem())], now_s=T)
+    held = lease(store, "a:1", now_s=T + DAY)
+
+    assert lease(store, "b:2", now_s=T).attempt == 2
+    assert not store.renew(held, now_s=T, hold_s=60)
+
+
+def test_two_daemons_hold_different_units_and_the_dearest_comes_first(store: Store) -> None:
+    cheap, dear = problem(k=64), problem(k=4096)
+    store.add_sightings("r", NEW, [saw(cheap, 10, us=5), saw(dear, 10, us=500)], now_s=T)
+
+    one, two = lease(store, "a:1", now_s=T), lease(store, "b:2", now_s=T)
+    assert (one.problem, two.problem) == (dear, cheap)
+    assert one.worth == pytest.approx(10 * 500 * 0.3)
+    assert store.lease_next("c:3", NEW, now_s=T, hold_s=60) is None
+
+
+def test_traffic_of_the_day_before_counts_half(store: Store) -> None:
+    before, today = problem(k=64), problem(k=128)
+    store.add_sightings("r", NEW, [saw(before, 18, us=10)], now_s=T - 25 * 3600)
+    store.add_sightings("r", NEW, [saw(today, 10, us=10)], now_s=T)
+
+    one, two = lease(store, now_s=T), lease(store, now_s=T)
+    assert (one.problem, one.worth) == (today, pytest.approx(30))
+    assert (two.problem, two.worth) == (before, pytest.approx(27))
+
+
+def test_only_problems_of_an_equal_environment_are_leased(store: Store) -> None:
+    store.add_sightings("r", OLD, [saw(problem())], now_s=T)
+
+    assert store.lease_next("a:1", NEW, now_s=T, hold_s=60) is None
+    assert lease(store, now_s=T, environment=OLD).problem == problem()
+
+
+def test_failure_backs_off_and_the_third_is_for_good_until_an_upgrade(store: Store) -> None:
+    store.add_sightings("r", OLD, [saw(problem())], now_s=T)
+    now = T
+    for attempt in (1, 2, 3):
+        work = lease(store, now_s=now, environment=OLD)
+        assert work.attempt == attempt
+        store.fail(work, "it hung", now_s=now)
+        pause = BACKOFF_S * 4**attempt
+        assert store.lease_next("a:1", OLD, now_s=now + pause - 1, hold_s=60) is None
+        now += pause + 1
+
+    assert store.lease_next("a:1", OLD, now_s=now + 365 * DAY, hold_s=60) is None
+    assert store.remaining(OLD, now_s=now) == Remaining(queued=0, leased=0, waiting=0, failed=1)
+    store.add_sightings("r", NEW, [saw(problem())], now_s=now)
+    assert lease(store, now_s=now).attempt == 1
+
+
+def test_reset_opens_what_failed_for_good(store: Store) -> None:
+    store.add_sightings("r", NEW, [saw(problem())], now_s=T)
+    now = T
+    for attempt in (1, 2, 3):
+        store.fail(lease(store, now_s=now), "it hung", now_s=now)
+        now += BACKOFF_S * 4**attempt + 1
+
+    assert store.reset_failed([problem(9)]) == 0
+    assert store.reset_failed([problem()]) == 1
+    assert lease(store, now_s=now).attempt == 1
+
+
+def test_a_problem_that_kills_three_daemons_without_a_word_is_failed_for_good(store: Store) -> None:
+    store.add_sightings("r", NEW, [saw(problem(k=64), 9), saw(problem(k=128), 1)], now_s=T)
+    for hour in range(3):
+        lease(store, f"a:{hour}", now_s=T + 100 * hour)
+        lease(store, f"b:{hour}", now_s=T + 100 * hour)
+
+    assert store.lease_next("a:9", NEW, now_s=T + 300, hold_s=60) is None
+    assert store.remaining(NEW, now_s=T + 300).failed == 2
+
+
+def test_giving_back_counts_only_when_it_was_the_problems_fault(store: Store) -> None:
+    store.add_sightings("r", NEW, [saw(problem())], now_s=T)
+
+    for _ in range(9):
+        work = lease(store, now_s=T)
+        assert work.attempt == 1
+        store.release(work, now_s=T, counted=False)
+    store.release(lease(store, now_s=T), now_s=T)
+    assert lease(store, now_s=T).attempt == 2
+
+
+def test_a_lost_lease_changes_nothing_any_more(store: Store) -> None:
+    store.add_sightings("r", NEW, [saw(problem())], now_s=T)
+    lost = lease(store, "a:1", now_s=T)
+    kept = lease(store, "b:2", now_s=T + 61)
+
+    store.fail(lost, "late", now_s=T + 62)
+    store.release(lost, now_s=T + 62)
+    assert store.remaining(NEW, now_s=T + 63) == Remaining(queued=0, leased=1, waiting=0, failed=0)
+    assert store.renew(kept, now_s=T + 63, hold_s=60)
+
+
+def test_more_than_three_sizes_of_a_bucket_are_one_unit(store: Store) -> None:
+    store.add_sightings("r", NEW, [saw(problem(m), calls) for m, calls in ((1, 2), (3, 9), (7, 3))], now_s=T)
+    assert store.remaining(NEW, now_s=T).queued == 3
+
+    store.add_sightings("r", NEW, [saw(problem(12), 1), saw(problem(17), 1), saw(problem(9, k=64))], now_s=T)
+    assert store.remaining(NEW, now_s=T).queued == 3
+    units = {(w.covers, w.problem.m, w.problem.k): w for w in (lease(store, now_s=T) for _ in range(3))}
+    assert set(units) == {("fine", 16, 512), ("exact", 17, 512), ("exact", 9, 64)}
+    fine = units["fine", 16, 512]
+    assert fine.members == (problem(1), problem(3), problem(12))
+    assert fine.calls == 15
+
+
+def test_members_of_a_bucket_are_named_once(store: Store) -> None:
+    store.add_sightings("r", NEW, [saw(problem(m), 20 - m) for m in (2, 4, 6, 8)], now_s=T)
+
+    assert lease(store, now_s=T).members == (problem(2), problem(8))
+
+
+def test_sizes_seen_elsewhere_do_not_fill_a_bucket(store: Store) -> None:
+    store.add_sightings("r", OLD, [saw(problem(m)) for m in (1, 2, 3)], now_s=T)
+    store.add_sightings("r", NEW, [saw(problem(4)), saw(problem(5, bias=True))], now_s=T)
+
+    assert {lease(store, now_s=T).covers for _ in range(2)} == {"exact"}
+
+
+def test_problems_asked_for_are_leased_though_never_seen(store: Store) -> None:
+    store.add_sightings("r", NEW, [saw(problem(8), 1000, us=1e6)], now_s=T)
+    wanted = [problem(99), problem(100)]
+
+    got = [store.lease_next("a:1", NEW, now_s=T, hold_s=60, problems=wanted) for _ in range(3)]
+    assert [work.problem for work in got if work] == wanted
+    assert [work.worth for work in got if work] == [0, 0]
+    assert got[2] is None
+
+
+def test_what_has_a_verdict_is_not_leased(store: Store) -> None:
+    store.add_sightings("r", NEW, [saw(problem(m)) for m in (1, 2, 3, 40)], now_s=T)
+    store.install(None, [found(problem(16), covers="fine")], environment=NEW, now_s=T)
+
+    assert lease(store, now_s=T).problem == problem(40)
+    assert store.lease_next("a:1", NEW, now_s=T, hold_s=60) is None
+    assert store.lease_next("a:1", NEW, now_s=T, hold_s=60, problems=[problem(1)]) is None
+
+
+def test_install_ends_the_lease_and_a_lost_one_keeps_its_verdict(store: Store) -> None:
+    store.add_sightings("r", NEW, [saw(problem())], now_s=T)
+    lost = lease(store, "a:1", now_s=T)
+    lease(store, "b:2", now_s=T + 61)
+
+    assert store.install(lost, [found(problem())], environment=NEW, now_s=T + 62) == 1
+    assert store.remaining(NEW, now_s=T + 62) == Remaining(queued=0, leased=0, waiting=0, failed=0)
+
+
+def test_failed_candidates_are_remembered_for_their_environment(store: Store) -> None:
+    store.add_sightings("r", NEW, [saw(problem())], now_s=T)
+    work = lease(store, now_s=T)
+    crash, slow = Candidate.of("triton", BLOCK_M=16), Candidate.of("triton", BLOCK_M=32)
+    for candidate, outcome in ((crash, "ok"), (crash, "crash"), (slow, "ok")):
+        us = None if outcome == "crash" else 7.5
+        store.add_trial(
+            work, problem(), candidate, phase="screen", us=us, err=None, outcome=outcome, note="", started_us=1
+        )
+
+    assert store.failed_candidates(problem(), NEW) == {crash}
+    assert store.failed_candidates(problem(), OLD) == set()
+    assert store.failed_candidates(problem(9), NEW) == set()

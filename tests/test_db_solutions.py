@@ -1,0 +1,128 @@
+"""Verdicts: what is live, what replaces what, and what programs and people take back."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from store_cases import CPU, NEW, OLD, found, lease, open_store, problem, saw
+
+from gemmtuned.configs.errors import StoreError
+from gemmtuned.configs.solution import Candidate, Device, Environment
+from gemmtuned.db import queries
+from gemmtuned.db.store import Store
+
+T = 1_800_000_000.0
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    one = open_store(tmp_path)
+    yield one
+    one.close()
+
+
+def live(store: Store) -> set[tuple[str, str, int]]:
+    return {(s.backend, s.stamp, s.problem.m) for s in store.published()[1]}
+
+
+def test_a_solution_comes_back_as_it_was_installed_with_its_generation(store: Store) -> None:
+    solution = found(problem(16, bias=True), covers="fine", us=3.25, gain_low=1.5, config='{"BLOCK_M":16}')
+
+    assert store.generation() == 0
+    assert store.install(None, [solution], environment=NEW, now_s=T) == 1
+    generation, solutions = store.published()
+    assert generation == 1
+    assert [s.to_row() for s in solutions] == [{**solution.to_row(), "generation": 1}]
+
+
+def test_the_newer_verdict_replaces_the_older_of_its_environment(store: Store) -> None:
+    store.install(None, [found(problem())], environment=NEW, now_s=T)
+    store.install(None, [found(problem(), backend="torch", state="default_best")], environment=NEW, now_s=T)
+
+    assert live(store) == {("torch", "2.13", 8)}
+    states = {s["generation"]: (s["state"], s["reason"]) for s in queries.solutions(store.path, live=False)}
+    assert states == {1: ("stale", "superseded by generation 2"), 2: ("default_best", "")}
+
+
+def test_an_upgrades_verdict_stands_beside_the_old_version_but_replaces_a_backend_that_stayed(store: Store) -> None:
+    store.install(None, [found(problem(), OLD), found(problem(9), OLD, backend="triton")], environment=OLD, now_s=T)
+    store.install(None, [found(problem()), found(problem(9))], environment=NEW, now_s=T)
+
+    assert live(store) == {
+        ("onednn", "2.12/cpu-test", 8),
+        ("onednn", "2.13/cpu-test", 8),
+        ("onednn", "2.13/cpu-test", 9),
+    }
+
+
+def test_published_can_be_limited_to_devices(store: Store) -> None:
+    other = Environment(Device("cuda-x-132", "cuda", "X", "sm_90", 132), {"torch": "2.13"})
+    store.install(None, [found(problem())], environment=NEW, now_s=T)
+    store.install(None, [found(problem(), other, backend="torch", device="cuda-x-132")], environment=other, now_s=T)
+
+    assert [s.device for s in store.published([CPU.key])[1]] == [CPU.key]
+    assert len(store.published()[1]) == 2
+    assert store.published([])[1] == []
+
+
+def test_a_solution_of_another_device_or_not_live_is_refused_and_nothing_is_kept(store: Store) -> None:
+    with pytest.raises(StoreError, match="cannot be installed for cpu-test"):
+        store.install(None, [found(problem()), found(problem(9), device="cuda-x")], environment=NEW, now_s=T)
+    with pytest.raises(StoreError, match="that is stale"):
+        store.install(None, [found(problem(), state="stale")], environment=NEW, now_s=T)
+    assert store.published() == (0, [])
+
+
+def test_a_pinned_solution_stays(store: Store) -> None:
+    store.install(None, [found(problem(), state="pinned")], environment=NEW, now_s=T)
+    store.install(None, [found(problem(), backend="triton")], environment=NEW, now_s=T)
+
+    assert live(store) == {("onednn", "2.13/cpu-test", 8)}
+
+
+def test_withdraw_takes_out_what_serves_the_problem_and_holds_it_back(store: Store) -> None:
+    store.add_sightings("r", NEW, [saw(problem(m)) for m in (1, 2, 3, 4)], now_s=T)
+    work = lease(store, now_s=T)
+    store.install(work, [found(work.problem, covers=work.covers), found(problem(99))], environment=NEW, now_s=T)
+
+    assert len(store.withdraw([problem(3)], reason="it is slow", now_s=T, dry_run=True)) == 1
+    assert store.generation() == 1
+    assert [s.problem for s in store.withdraw([problem(3)], reason="it is slow", now_s=T)] == [problem(16)]
+    assert store.generation() == 2
+    assert live(store) == {("onednn", "2.13/cpu-test", 99)}
+    assert store.withdraw([problem(3)], reason="again", now_s=T) == []
+    assert store.generation() == 2
+    assert store.lease_next("a:1", NEW, now_s=T, hold_s=60) is None
+    assert store.reset_failed([problem(3)]) == 1
+    assert lease(store, now_s=T).problem == problem(16)
+
+
+def test_withdrawn_without_hold_is_tuned_again(store: Store) -> None:
+    store.add_sightings("r", NEW, [saw(problem())], now_s=T)
+    store.install(None, [found(problem())], environment=NEW, now_s=T)
+
+    store.withdraw([problem()], reason="driver changed", now_s=T, hold=False)
+    assert lease(store, now_s=T).problem == problem()
+
+
+def test_a_route_that_failed_in_a_program_is_withdrawn_once_and_not_tried_again(store: Store) -> None:
+    store.add_sightings("r", NEW, [saw(problem())], now_s=T)
+    store.install(None, [found(problem()), found(problem(9))], environment=NEW, now_s=T)
+    bad = store.published()[1][0]
+
+    for run in ("serve", "train"):
+        store.add_quarantine(bad, "RuntimeError: no", run=run, now_s=T)
+    assert [s.problem for s in store.take_quarantined(now_s=T)] == [problem()]
+    assert store.generation() == 2
+    assert store.take_quarantined(now_s=T) == []
+    assert store.generation() == 2
+    assert store.failed_candidates(problem(), NEW) == {Candidate("onednn")}
+    assert store.failed_candidates(problem(), OLD) == set()
+    assert lease(store, now_s=T).problem == problem()
+
+
+def test_a_report_on_what_is_no_longer_live_changes_nothing(store: Store) -> None:
+    store.add_quarantine(found(problem()), "old news", run="serve", now_s=T)
+
+    assert store.take_quarantined(now_s=T) == []
+    assert store.generation() == 0
