@@ -1,0 +1,290 @@
+"""CHILD side: find the solution of one unit of work.
+
+Torch's default is timed first and is always a candidate.  All others are screened against it in short races; the best
+few are verified; what passes races the default in earnest at every member of the unit, and the best of those races
+again.  Only a candidate that is clearly faster in both races, at every member, is published;
+otherwise the verdict is that the default is best, which is a solution too.
+
+Two races because the first one has several entrants and picks the luckiest: the second has none to pick from.  With
+the same kernel in both arms each is won by chance in at most 2.5 % of cases, whatever the noise (measure.py), and the
+2 % that a gain must exceed makes it far less.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import DEFAULT_BACKEND, Candidate, Device, Environment, Solution
+from gemmtuned.daemon.measure import Arm, Bench, Clock, Race, burst_for, clock_for, pairs_for, race, time_alone
+from gemmtuned.daemon.verify import REFUSALS, Verdict, default_error, first_line, verify
+from gemmtuned.kernels.backends import BACKENDS, candidates
+from gemmtuned.kernels.backends.base import Kernel
+from gemmtuned.kernels.switches import as_called
+
+WORTH_IT: Final = 1.02  # a smaller gain is not worth another kernel's rounding
+SCREEN_S: Final = 0.05  # a short race
+SCREEN_PAIRS: Final = (3, 12)
+RACE_S: Final = 0.15  # a race; long calls take longer: MIN_PAIRS is kept
+FINALISTS: Final = 3
+_HOPELESS: Final = 0.97  # screened gain below which a candidate cannot be worth it
+
+DEFAULT: Final = Candidate(DEFAULT_BACKEND)
+
+
+@dataclass(frozen=True, slots=True)
+class TrialReport:
+    """One step of the search, told as it happens.
+
+    phase: start (it is about to run something that may hang or crash: what follows is its doing), screen, verify,
+    confirm.  outcome: ok, slower, wrong, refused; crash is for the parent to say.  started_us: UTC microseconds.
+    """
+
+    problem: Problem
+    candidate: Candidate
+    phase: str
+    us: float | None
+    err: float | None
+    outcome: str
+    note: str
+    started_us: int
+
+
+Emit = Callable[[TrialReport], None]
+
+
+def tune(
+    members: Sequence[Problem],
+    covers: str,
+    target: Problem,
+    environment: Environment,
+    *,
+    mode: str,
+    skip: Collection[Candidate],
+    emit: Emit,
+    clock: Clock | None = None,
+    seed: int | None = None,
+) -> Solution:
+    """The solution for target (for buckets: filed under its padded M), proven at every member.
+
+    members: the exact sizes to prove it at: target itself, or the smallest, the most called and the largest one.
+    Times in the solution are those of the most called; gain_low is the worst over the members.
+    skip: candidates that failed before; clock, seed: for tests.
+
+    Takes about a second for decode sizes on a CPU.  Raises CandidateFailed when torch's own kernel cannot run it.
+    """
+    if DEFAULT in skip:
+        raise CandidateFailed(f"{target}: torch's own kernel failed before")
+    device = torch_device(environment.device)
+    # A new order every time: a repeated tune() of one problem is another draw
+    coin = random.Random(seed)  # noqa: S311
+    with as_called(target):
+        contest = _Contest(tuple(members), environment, device, skip, emit, clock or clock_for(device), coin)
+        winner = contest.run()
+    main = contest.main
+    if winner is None:
+        state, chosen, gain_low, us, err = "default_best", DEFAULT, 1.0, contest.default_us, contest.default_err
+        baseline_us, baseline_err = us, err
+    else:
+        state, chosen = "published", winner.candidate
+        us, baseline_us = winner.races[main].us, winner.races[main].baseline_us
+        gain_low = min(r.gain_low for r in winner.races.values())
+        err, baseline_err = winner.verdict.err or 0.0, winner.verdict.baseline_err
+    return Solution(
+        problem=target,
+        device=environment.device.key,
+        mode=mode,
+        covers=covers,
+        backend=chosen.backend,
+        config=chosen.config,
+        stamp=environment.stamps[chosen.backend],
+        us=us,
+        baseline_us=baseline_us,
+        gain_low=gain_low,
+        err=err,
+        baseline_err=baseline_err,
+        state=state,
+    )
+
+
+def torch_device(device: Device) -> torch.device:
+    """The torch device of a device kind: the worker sees one only, chosen by its parent."""
+    return torch.device("cpu" if device.kind == "cpu" else "cuda")
+
+
+@dataclass(slots=True)
+class _Entrant:
+    candidate: Candidate
+    kernels: dict[Problem, Kernel]  # by member
+    gain: float
+    verdict: Verdict
+    races: dict[Problem, Race]
+
+
+class _Contest:
+    """One run of the search, from screening to the second race."""
+
+    def __init__(
+        self,
+        members: tuple[Problem, ...],
+        environment: Environment,
+        device: torch.device,
+        skip: Collection[Candidate],
+        emit: Emit,
+        clock: Clock,
+        coin: random.Random,
+    ) -> None:
+        self.members = members
+        self.main = members[len(members) // 2]  # of three the most called
+        self.default_us = 0.0
+        self.default_err = 0.0
+        self._environment = environment
+        self._device = device
+        self._skip = skip
+        self._emit = emit
+        self._clock = clock
+        self._coin = coin
+        self._arms: dict[Candidate, Arm] = {}
+
+    def run(self) -> _Entrant | None:
+        """The winner, or None: the default is best."""
+        default = self._default_kernels()
+        self._bench = Bench(self.main, self._device)
+        entrants = self._screen(default)
+        entrants = self._verify(default, entrants)
+        if not self.default_err:
+            self.default_err = default_error(self.main, default[self.main], device=self._device)
+        winners = [e for e in entrants if self._race(default, e, attempt=1)]
+        # Best worst-case first; at a tie the simpler backend, which comes first in the list of backends
+        winners.sort(key=lambda e: min(r.gain_low for r in e.races.values()), reverse=True)
+        return winners[0] if winners and self._race(default, winners[0], attempt=2) else None
+
+    def _default_kernels(self) -> dict[Problem, Kernel]:
+        self._start(DEFAULT)
+        try:
+            return {m: BACKENDS[DEFAULT_BACKEND].prepare(DEFAULT, m) for m in self.members}
+        except REFUSALS as err:
+            raise CandidateFailed(f"{self.main}: torch's own kernel refuses: {first_line(err)}") from err
+
+    def _screen(self, default: dict[Problem, Kernel]) -> list[_Entrant]:
+        """A short race of every candidate at the most called member; the promising ones, best first."""
+        started = _now_us()
+        try:
+            baseline = self._arm(DEFAULT, default[self.main], self.main)
+            rounds = pairs_for(self._warm_up(baseline), SCREEN_S, least=SCREEN_PAIRS[0], most=SCREEN_PAIRS[1])
+            self.default_us = time_alone(baseline, clock=self._clock, rounds=rounds)
+        except REFUSALS as err:
+            raise CandidateFailed(f"{self.main}: torch's own kernel fails: {first_line(err)}") from err
+        self._report(DEFAULT, "screen", "ok", started, us=self.default_us)
+        promising = []
+        for candidate in candidates(self.main, self._environment):
+            if candidate == DEFAULT or candidate in self._skip:
+                continue
+            started = self._start(candidate)
+            try:
+                kernels = {m: BACKENDS[candidate.backend].prepare(candidate, m) for m in self.members}
+                arm = self._arm(candidate, kernels[self.main], self.main)
+                pair_us = max(self.default_us, self._warm_up(arm))
+                pairs = pairs_for(pair_us, SCREEN_S, least=SCREEN_PAIRS[0], most=SCREEN_PAIRS[1])
+                run = race(baseline, arm, clock=self._clock, pairs=pairs, coin=self._coin)
+            except REFUSALS as err:
+                self._report(candidate, "screen", "refused", started, note=first_line(err))
+                continue
+            good = run.gain > _HOPELESS
+            self._report(
+                candidate, "screen", "ok" if good else "slower", started, us=run.us, note=f"gain={run.gain:.3f}"
+            )
+            if good:
+                promising.append(_Entrant(candidate, kernels, run.gain, Verdict("ok", None, 0.0), {}))
+        return sorted(promising, key=lambda e: e.gain, reverse=True)[:FINALISTS]
+
+    def _verify(self, default: dict[Problem, Kernel], entrants: list[_Entrant]) -> list[_Entrant]:
+        """Those that give right results at every member."""
+        for member in self.members:
+            started = _now_us()
+            verdicts = verify(
+                member,
+                {e.candidate: e.kernels[member] for e in entrants},
+                default[member],
+                device=self._device,
+                before=self._start,
+            )
+            passed = []
+            for entrant in entrants:
+                verdict = verdicts[entrant.candidate]
+                self._report(entrant.candidate, "verify", verdict.outcome, started, err=verdict.err, note=verdict.note)
+                if member == self.main:
+                    entrant.verdict = verdict
+                    self.default_err = verdict.baseline_err
+                if verdict.outcome == "ok":
+                    passed.append(entrant)
+            entrants = passed
+        return entrants
+
+    def _race(self, default: dict[Problem, Kernel], entrant: _Entrant, *, attempt: int) -> bool:
+        """True when it beats the default beyond noise, and by enough to be worth it, at every member."""
+        for member in self.members:
+            started = self._start(entrant.candidate)
+            baseline = self._arm(DEFAULT, default[member], member)
+            challenger = self._arm(entrant.candidate, entrant.kernels[member], member)
+            call_us = max(self._warm_up(baseline), 0.1)
+            burst = burst_for(call_us)
+            run = race(
+                baseline, challenger, clock=self._clock, pairs=pairs_for(call_us * burst, RACE_S), coin=self._coin,
+                burst=burst,
+            )  # fmt: skip
+            first = entrant.races.get(member)
+            # Of two races the worse one counts
+            entrant.races[member] = run if first is None or run.gain_low < first.gain_low else first
+            won = run.gain_low > WORTH_IT
+            self._report(
+                entrant.candidate, "confirm", "ok" if won else "slower", started, us=run.us, err=entrant.verdict.err,
+                note=f"race={attempt} m={member.m} gain={run.gain:.3f} low={run.gain_low:.3f} pairs={run.pairs}",
+            )  # fmt: skip
+            if not won:
+                return False
+        return True
+
+    def _arm(self, candidate: Candidate, kernel: Kernel, member: Problem) -> Arm:
+        """Made once at the most called member; at others again for every race, so that packed weights do not add up."""
+        arm = self._arms.get(candidate) if member == self.main else None
+        if arm is None:
+            arm = self._bench.arm(str(candidate), kernel, member)
+            if member == self.main:
+                self._arms[candidate] = arm
+        return arm
+
+    def _warm_up(self, arm: Arm) -> float:
+        """Run it for the first times; the time of a later call in us."""
+        for _ in range(2):
+            arm.calls[0]()
+        return min(self._clock.us(arm, (i % len(arm.calls),)) for i in range(2))
+
+    def _start(self, candidate: Candidate) -> int:
+        started = _now_us()
+        self._emit(TrialReport(self.main, candidate, "start", None, None, "ok", "", started))
+        return started
+
+    def _report(
+        self,
+        candidate: Candidate,
+        phase: str,
+        outcome: str,
+        started_us: int,
+        *,
+        us: float | None = None,
+        err: float | None = None,
+        note: str = "",
+    ) -> None:
+        self._emit(TrialReport(self.main, candidate, phase, us, err, outcome, note, started_us))
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000

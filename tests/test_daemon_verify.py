@@ -1,0 +1,160 @@
+"""Verification: every planted fault is found and named, and a right kernel passes."""
+
+from __future__ import annotations
+
+import re
+
+import planted_kernels as planted
+import pytest
+import torch
+
+from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Candidate
+from gemmtuned.daemon import verify as verify_module
+from gemmtuned.daemon.verify import Verdict, default_error, verify
+from gemmtuned.kernels.backends import BACKENDS
+from gemmtuned.kernels.backends.base import StatelessKernel
+from gemmtuned.kernels.switches import as_called
+
+CPU = torch.device("cpu")
+PROBLEM = Problem(m=9, n=24, k=200, dtype="fp32", bias=True, threads=2)
+CANDIDATE = Candidate("planted")
+
+
+def verdict(kernel, problem: Problem = PROBLEM) -> Verdict:
+    kernel = kernel if hasattr(kernel, "bind") else StatelessKernel(kernel)
+    default = BACKENDS["torch"].prepare(Candidate("torch"), problem)
+    with as_called(problem):
+        return verify(problem, {CANDIDATE: kernel}, default, device=CPU)[CANDIDATE]
+
+
+def test_a_right_kernel_passes_with_its_error_told():
+    found = verdict(planted.right)
+    assert found.outcome == "ok"
+    assert 0 < found.err < 1e-6
+    assert 0 < found.baseline_err < 1e-6
+
+
+@pytest.mark.parametrize(
+    "kernel,reason",
+    [
+        (planted.dropped_tail, "randn seed=1: error r="),
+        (planted.double_counted, "error r="),
+        (planted.nan_result, "error r=nan"),
+        (planted.one_wrong, "error r="),
+        (planted.low_precision, "error r="),
+        (planted.wrong_dtype, "dtype is torch.float64, torch gives torch.float32"),
+        (planted.wrong_shape, r"shape is torch.Size\(\[8, 24\]\)"),
+        (planted.wrong_strides, r"strides are \(1, 9\), torch gives \(24, 1\)"),
+        (planted.no_tensor, "gives NoneType, expected a Tensor"),
+        (planted.unwritten_row, "poisoned with NaN"),
+        (planted.eats_nan, "nan seed=1: .* elements off, .* torch gives nan"),
+        (planted.eats_inf, "inf seed=1: .* torch gives -?inf"),
+        (planted.reads_beside, "padded seed=1: .* is nan"),
+        (planted.writes_operand, "randn seed=1: it writes into its operands"),
+        (planted.writes_beside, "padded seed=1: it writes into its operands or beside them"),
+        (planted.static(), "shares memory"),
+        (planted.KeepsWeight(), "weight edited in place"),
+        (planted.KeepsByAddress(), "error r=|weight edited in place"),
+    ],
+    ids=lambda v: getattr(v, "__name__", type(v).__name__),
+)
+def test_a_planted_fault_is_found_and_named(kernel, reason):
+    found = verdict(kernel)
+    assert found.outcome == "wrong"
+    assert found.err is None
+    assert found.note.startswith(f"{PROBLEM} planted: ")
+    assert re.search(reason, found.note), found.note
+
+
+def test_a_kernel_that_raises_is_refused_in_one_line():
+    found = verdict(planted.raises)
+    assert found.outcome == "refused"
+    assert found.note == f"{PROBLEM} planted: RuntimeError: no kernel image is available"
+
+
+def test_one_wrong_element_outside_the_sampled_rows_is_found():
+    def wrong_at_200(a, b, bias):
+        y = planted.right(a, b, bias)
+        if len(y) == 500:
+            y[200, 7] += 0.01
+        return y
+
+    problem = Problem(m=500, n=24, k=64, dtype="fp32", threads=2)
+    default = BACKENDS["torch"].prepare(Candidate("torch"), problem)
+    rows = [r for case in verify_module._cases(problem, default, CPU) for r in case.sample.rows.tolist()]
+    found = verdict(wrong_at_200, problem)
+    assert found.outcome == "wrong"
+    assert "(200, 7)" in found.note or 200 in rows
+
+
+def test_a_dropped_tail_is_found_in_bf16_too():
+    problem = Problem(m=9, n=24, k=1000, dtype="bf16", threads=2)
+    assert verdict(planted.dropped_tail, problem).outcome == "wrong"
+
+
+def test_jitter_between_calls_matters_only_where_the_program_asked_for_determinism():
+    exacting = Problem(m=9, n=24, k=200, dtype="fp32", bias=True, threads=2, deterministic=True)
+    found = verdict(planted.jitter(), exacting)
+    assert found.outcome == "wrong"
+    assert "20 equal calls do not agree bitwise" in found.note
+    assert verdict(planted.jitter()).outcome == "ok"
+
+
+def test_a_packed_weight_may_be_a_copy():
+    packed = Problem(m=9, n=24, k=200, dtype="fp32", threads=2, weight_state="packed")
+    assert verdict(planted.KeepsWeight(), packed).outcome == "ok"
+
+
+def test_one_bad_candidate_does_not_spoil_the_others():
+    default = BACKENDS["torch"].prepare(Candidate("torch"), PROBLEM)
+    kernels = {
+        Candidate("writes"): StatelessKernel(planted.writes_operand),
+        Candidate("right"): StatelessKernel(planted.right),
+        Candidate("raises"): StatelessKernel(planted.raises),
+    }
+    announced = []
+    with as_called(PROBLEM):
+        found = verify(PROBLEM, kernels, default, device=CPU, before=announced.append)
+    assert [v.outcome for v in found.values()] == ["wrong", "ok", "refused"]
+    assert announced[:3] == list(kernels)
+    assert announced[-1] == Candidate("right")
+
+
+def test_each_call_belongs_to_the_candidate_announced_last():
+    default = BACKENDS["torch"].prepare(Candidate("torch"), PROBLEM)
+    last = []
+
+    def named(name):
+        def call(a, b, bias):
+            assert last[-1] == Candidate(name)
+            return planted.right(a, b, bias)
+
+        return StatelessKernel(call)
+
+    with as_called(PROBLEM):
+        found = verify(
+            PROBLEM, {Candidate(n): named(n) for n in ("one", "two")}, default, device=CPU, before=last.append
+        )
+    assert all(v.outcome == "ok" for v in found.values())
+
+
+def test_a_default_that_fails_is_said_to_be_torchs_own():
+    with as_called(PROBLEM), pytest.raises(CandidateFailed, match="torch's own kernel fails"):
+        verify(PROBLEM, {CANDIDATE: StatelessKernel(planted.right)}, StatelessKernel(planted.raises), device=CPU)
+
+
+def test_large_problems_have_one_kind_of_inputs_a_seed(monkeypatch):
+    monkeypatch.setattr(verify_module, "LARGE_FLOPS", 1.0)
+    default = BACKENDS["torch"].prepare(Candidate("torch"), PROBLEM)
+    with as_called(PROBLEM):
+        seen = [(c.inputs.kind, c.inputs.seed) for c in verify_module._cases(PROBLEM, default, CPU)]
+    assert seen == [("randn", 1), ("tail", 2), ("outliers", 3)]
+
+
+def test_the_defaults_error_is_known_without_rivals_and_for_any_dtype():
+    with as_called(PROBLEM):
+        assert 0 < default_error(PROBLEM, BACKENDS["torch"].prepare(Candidate("torch"), PROBLEM), device=CPU) < 1e-6
+    whole = Problem(m=2, n=3, k=4, dtype="i64", threads=2)
+    assert default_error(whole, BACKENDS["torch"].prepare(Candidate("torch"), whole), device=CPU) == 0.0
