@@ -1,0 +1,296 @@
+"""Views and questions: promised columns, what counts as covered, what a call is taken to cost."""
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from store_cases import DAY, HOUR, NEW, OLD, found, lease, open_store, problem, saw
+
+from gemmtuned.configs.errors import SettingError, StoreError
+from gemmtuned.configs.problem import COLUMNS
+from gemmtuned.configs.sighting import Session
+from gemmtuned.configs.solution import Candidate
+from gemmtuned.db import queries
+from gemmtuned.db.store import Store
+
+_COVERAGE = [
+    "problems",
+    "tuned_problems",
+    "calls",
+    "exact_calls",
+    "padded_calls",
+    "missed_calls",
+    "flops",
+    "time_us",
+    "covered_calls",
+    "covered_flops",
+    "covered_time_us",
+]
+PROMISED = {
+    "coverage": ["family", "device", *_COVERAGE],
+    "coverage_by_run": ["run", "device", *_COVERAGE, "graph_calls", "first_hour", "last_hour"],
+    "coverage_by_problem": [*COLUMNS, "device", *_COVERAGE, "graph_calls", "first_hour", "last_hour"],
+    "untuned": [*COLUMNS, *["device", "calls", "est_time_us", "worth", "est_saving_us", "state", "last_seen"]],
+    "solutions": [
+        *COLUMNS,
+        *[
+            "device",
+            "mode",
+            "backend",
+            "config",
+            "us",
+            "baseline_us",
+            "speedup",
+            "saved_us",
+            "err",
+            "tflops",
+            "gb_s",
+            "environment",
+            "generation",
+            "state",
+        ],
+    ],
+    "trials": [*COLUMNS, *["device", "backend", "config", "phase", "us", "err", "outcome", "started"]],
+    "sessions": [
+        "host",
+        "pid",
+        "run",
+        "path",
+        "generation",
+        "calls",
+        "dropped",
+        "errors",
+        "reload_failures",
+        "note",
+        "state",
+        "last_seen",
+    ],
+}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    one = open_store(tmp_path)
+    yield one
+    one.close()
+
+
+def only(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    assert len(rows) == 1
+    return rows[0]
+
+
+@pytest.mark.parametrize("view", queries.VIEWS)
+def test_view_has_its_promised_columns(store: Store, view: str) -> None:
+    columns = list(queries.frame(store.path, view).columns)
+
+    assert set(PROMISED[view]) <= set(columns)
+    assert len(columns) == len(set(columns))
+
+
+def test_the_views_of_coverage_say_what_the_questions_say(store: Store) -> None:
+    now = time.time()
+    batch = [saw(problem(m), m, outcome) for m in range(1, 40) for outcome in ("miss", "exact", "padded")]
+    for age, run in ((0, "serve"), (3, "train"), (12, "serve"), (30, "old")):
+        store.add_sightings(run, NEW, batch, now_s=now - age * HOUR)
+    store.install(None, [found(problem(m)) for m in range(1, 20)], environment=NEW, now_s=now)
+
+    for view, by in (("coverage", "family"), ("coverage_by_run", "run"), ("coverage_by_problem", "problem")):
+        theirs = queries.ask(store.path, f"SELECT * FROM {view}")
+        ours = [{name: row[name] for name in theirs[0]} for row in queries.coverage(store.path, by=by)]
+        for rows in (theirs, ours):
+            rows.sort(key=lambda row: (row.get("run"), row.get("m")))
+        assert len(ours) == len(theirs) > 0
+        assert all(one == pytest.approx(two) for one, two in zip(ours, theirs, strict=True)), view
+
+
+def test_coverage_counts_calls_of_the_window_only(store: Store) -> None:
+    now = time.time()
+    store.add_sightings("r", NEW, [saw(problem(), 5)], now_s=now)
+    store.add_sightings("r", NEW, [saw(problem(), 70, "exact")], now_s=now - 2 * HOUR)
+    store.add_sightings("r", NEW, [saw(problem(9), 900)], now_s=now - 3 * DAY)
+
+    assert only(queries.coverage(store.path))["calls"] == 75
+    assert only(queries.coverage(store.path, since_s=HOUR))["calls"] == 5
+    week = only(queries.coverage(store.path, since_s=7 * DAY))
+    assert (week["problems"], week["calls"], week["exact_calls"], week["missed_calls"]) == (2, 975, 70, 905)
+    assert only(queries.frame(store.path, "coverage").to_dict("records"))["calls"] == 75
+
+
+def test_covered_now_follows_the_table_and_observed_follows_the_calls(store: Store) -> None:
+    now = time.time()
+    store.add_sightings("r", NEW, [saw(problem(), 100, us=30), saw(problem(100), 100, us=10)], now_s=now)
+    before = only(queries.coverage(store.path))
+    store.install(None, [found(problem(), baseline_us=30)], environment=NEW, now_s=now)
+    after = only(queries.coverage(store.path))
+
+    assert (before["covered_calls"], before["covered_time_us"]) == (0, 0)
+    assert (after["covered_calls"], after["tuned_problems"], after["problems"]) == (100, 1, 2)
+    assert after["covered_time_us"] / after["time_us"] == pytest.approx(0.75)
+    assert after["missed_calls"] == 200
+
+
+@pytest.mark.parametrize(
+    ("solution", "covered"),
+    [
+        (found(problem(8)), True),
+        (found(problem(16)), False),
+        (found(problem(16), covers="fine"), True),
+        (found(problem(8), covers="coarse"), True),
+        (found(problem(32), covers="fine"), False),
+        (found(problem(8, bias=True)), False),
+        (found(problem(8), state="default_best", backend="torch"), True),
+        (found(problem(8), state="pinned"), True),
+        (found(problem(8), stamp="2.12/cpu-test"), False),
+    ],
+)
+def test_a_problem_is_covered_by_a_live_solution_of_its_bucket_and_stamp(
+    store: Store, solution: Any, covered: bool
+) -> None:
+    store.add_sightings("r", NEW, [saw(problem(8))], now_s=time.time())
+    store.install(None, [solution], environment=NEW, now_s=time.time())
+
+    assert only(queries.coverage(store.path))["tuned_problems"] == covered
+    assert len(queries.untuned(store.path)) == (not covered)
+
+
+def test_a_verdict_holds_in_another_environment_while_its_backend_is_the_same(store: Store) -> None:
+    now = time.time()
+    store.add_sightings("r", NEW, [saw(problem(1)), saw(problem(100))], now_s=now)
+    store.install(None, [found(problem(1), OLD), found(problem(100), OLD, "triton")], environment=OLD, now_s=now)
+
+    assert only(queries.untuned(store.path))["m"] == 1
+
+
+def test_a_call_costs_what_was_measured_else_timed_on_the_way_else_the_roofline(store: Store) -> None:
+    now = time.time()
+    store.add_sightings("r", NEW, [saw(problem(m, n=1000, k=1000), 2) for m in (1, 2, 3)], now_s=now)
+    store.add_sightings("r", NEW, [saw(problem(m, n=1000, k=1000), 4, us=77) for m in (2, 3)], now_s=now)
+    store.add_sightings("r", NEW, [saw(problem(2, n=1000, k=1000), 4, "exact", us=7)], now_s=now)
+    store.install(None, [found(problem(3, n=1000, k=1000), baseline_us=55)], environment=NEW, now_s=now)
+
+    cost = {row["m"]: row["time_us"] / row["calls"] for row in queries.coverage(store.path, by="problem")}
+    roofline = 2e6 / 50e3 + 4 * (1e6 + 2e3) / 10e3
+    assert cost == {1: pytest.approx(roofline), 2: pytest.approx(77), 3: pytest.approx(55)}
+    store.withdraw([problem(3, n=1000, k=1000)], reason="test", now_s=now)
+    cost = {row["m"]: row["time_us"] / row["calls"] for row in queries.coverage(store.path, by="problem")}
+    assert cost[3] == pytest.approx(55)
+
+
+def test_what_a_solution_saved_is_counted_from_its_hits_since_it_was_published(store: Store) -> None:
+    now = time.time()
+    store.add_sightings("r", NEW, [saw(problem(), 1000, "exact")], now_s=now - 5 * HOUR)
+    store.install(
+        None, [found(problem()), found(problem(16), covers="fine", us=8.0)], environment=NEW, now_s=now - 2 * HOUR
+    )
+    store.add_sightings("r", NEW, [saw(problem(), 30, "exact"), saw(problem(), 9)], now_s=now)
+    store.add_sightings("r", NEW, [saw(problem(3), 7, "padded"), saw(problem(20), 5, "padded")], now_s=now)
+    store.add_sightings("r", OLD, [saw(problem(), 500, "exact")], now_s=now)
+
+    saved = {row["covers"]: (row["hit_calls"], row["saved_us"]) for row in queries.solutions(store.path)}
+    assert saved == {"exact": (30, 150.0), "fine": (7, 14.0)}
+
+
+def test_untuned_tells_state_and_dearest_first(store: Store) -> None:
+    now = time.time()
+    store.add_sightings("r", NEW, [saw(problem(m), 100 - m, us=10) for m in (1, 20, 40)], now_s=now)
+    leased = lease(store, "host:7", now_s=now)
+    work = lease(store, now_s=now)
+    for attempt in (1, 2, 3):
+        store.fail(work, "it hung", now_s=now - 9 * DAY)
+        work = lease(store, now_s=now) if attempt < 3 else work
+
+    rows = queries.untuned(store.path)
+    assert [(row["m"], row["state"]) for row in rows] == [(1, "leased"), (20, "failed"), (40, "queued")]
+    assert (rows[0]["owner"], rows[1]["reason"]) == ("host:7", "it hung")
+    assert leased.worth == pytest.approx(rows[0]["worth"]) == pytest.approx(99 * 10 * 0.3)
+    assert len(queries.untuned(store.path, limit=2)) == 2
+    assert queries.untuned(store.path, device="cuda-x") == []
+    assert only(queries.environments(store.path))["open_problems"] == 3
+    assert only(queries.environments(store.path))["failed"] == 1
+
+
+def test_trials_keep_the_newest_of_a_kind(store: Store) -> None:
+    store.add_sightings("r", NEW, [saw(problem())], now_s=time.time())
+    work = lease(store, now_s=time.time())
+    for us, started_us in ((9.0, 1), (8.0, 2)):
+        store.add_trial(
+            work, problem(), Candidate.of("triton", BLOCK_M=16), phase="screen", us=us, err=1e-6, outcome="ok", note="",
+            started_us=started_us,
+        )  # fmt: skip
+
+    row = only(queries.trials(store.path, problem=problem()))
+    assert (row["us"], row["started"], row["config"], row["device"]) == (8.0, 2, '{"BLOCK_M":16}', "cpu-test")
+    assert queries.trials(store.path, problem=problem(9)) == []
+
+
+def test_sessions_are_live_silent_or_ended(store: Store) -> None:
+    now = time.time()
+    for pid, age in ((1, 0), (2, 60), (3, 0)):
+        session = Session(host="h", pid=pid, started_us=5, run="r", path="native", generation=2, calls=7)
+        store.beat(session, now_s=now - age - 10)
+        store.beat(session, now_s=now - age)
+    store.end_session(session, now_s=now)
+
+    rows = {row["pid"]: row for row in queries.sessions(store.path)}
+    assert {pid: row["state"] for pid, row in rows.items()} == {1: "live", 2: "silent", 3: "ended"}
+    facts = store.path.stat()
+    assert (rows[1]["store_dev"], rows[1]["store_ino"]) == (facts.st_dev, facts.st_ino)
+
+
+def test_explain_names_the_step_that_is_found_and_why_the_others_are_not(store: Store) -> None:
+    now = time.time()
+    store.add_sightings("r", NEW, [saw(problem(8), 4, us=10)], now_s=now)
+    store.install(None, [found(problem(8), OLD)], environment=OLD, now_s=now)
+    missed = queries.explain(store.path, problem(8))
+    store.install(None, [found(problem(16), covers="fine")], environment=NEW, now_s=now)
+    rows = queries.explain(store.path, problem(8), environment=NEW)
+
+    assert [row["covers"] for row in missed] == ["exact", "fine", "coarse", "queue"]
+    assert missed[0]["why"] == "made for onednn 2.12/cpu-test, here it is 2.13/cpu-test"
+    assert "waits for a daemon" in missed[3]["why"]
+    assert [(row["covers"], row["m"], row["chosen"]) for row in rows] == [
+        ("exact", 8, False), ("fine", 16, True), ("coarse", 8, False), ("queue", 8, False),
+    ]  # fmt: skip
+    never = queries.explain(store.path, problem(77), environment=NEW)
+    assert "never seen" in never[-1]["why"]
+    assert queries.explain(store.path, problem(77)) == []
+
+
+def test_wrong_names_and_a_missing_database_are_named(tmp_path: Path, store: Store) -> None:
+    with pytest.raises(SettingError, match="coverage by 'shape'"):
+        queries.coverage(store.path, by="shape")
+    with pytest.raises(SettingError, match="weight 'mass'"):
+        queries.coverage(store.path, weight="mass")
+    with pytest.raises(SettingError, match="'sqlite_master' is not a view"):
+        queries.frame(store.path, "sqlite_master")
+    with pytest.raises(StoreError, match="no such database"):
+        queries.coverage(tmp_path / "none.db")
+    assert not (tmp_path / "none.db").exists()
+
+
+def test_questions_do_not_wait_for_a_writer(store: Store) -> None:
+    store.add_sightings("r", NEW, [saw(problem(), 3)], now_s=time.time())
+    conn = sqlite3.connect(store.path, isolation_level=None)
+    conn.execute("BEGIN IMMEDIATE")
+    conn.execute("UPDATE sighting SET calls = 99")
+
+    assert only(queries.coverage(store.path))["calls"] == 3
+    conn.execute("ROLLBACK")
+    conn.close()
+
+
+def test_100_000_sightings_are_covered_in_under_a_second(store: Store) -> None:
+    now = time.time()
+    shapes = [problem(1 + i % 200, k=64 * (1 + i // 200)) for i in range(5000)]
+    for hour in range(20):
+        store.add_sightings("r", NEW, [saw(p, 3) for p in shapes], now_s=now - hour * HOUR)
+    store.install(None, [found(p) for p in shapes[::3]], environment=NEW, now_s=now)
+
+    start = time.perf_counter()
+    row = only(queries.frame(store.path, "coverage").to_dict("records"))
+    assert time.perf_counter() - start < 1
+    assert (row["calls"], row["problems"], row["tuned_problems"]) == (300_000, 5000, 1667)

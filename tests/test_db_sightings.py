@@ -1,0 +1,101 @@
+"""What programs write is added up exactly, and quickly enough to write every second."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from store_cases import DAY, HOUR, NEW, OLD, found, lease, open_store, problem, saw
+
+from gemmtuned.configs.errors import StoreError
+from gemmtuned.configs.problem import Problem
+from gemmtuned.db import queries
+from gemmtuned.db.store import Store
+
+T = 1_800_000_000.0
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    one = open_store(tmp_path)
+    yield one
+    one.close()
+
+
+def test_counts_of_a_problem_add_up_over_flushes_runs_and_outcomes(store: Store) -> None:
+    for run, environment, outcome, graph in (
+        ("a", NEW, "miss", False), ("a", NEW, "miss", False), ("a", NEW, "exact", True), ("b", NEW, "padded", False),
+        ("b", OLD, "miss", False),
+    ):  # fmt: skip
+        store.add_sightings(run, environment, [saw(problem(), 10, outcome, graph=graph)] * 2, now_s=T)
+
+    row = queries.coverage(store.path, by="problem", now_s=T)[0]
+    names = ("calls", "missed_calls", "exact_calls", "padded_calls", "graph_calls")
+    assert tuple(row[name] for name in names) == (100, 60, 20, 20, 20)
+    assert {r["run"]: r["calls"] for r in queries.coverage(store.path, by="run", now_s=T)} == {"a": 60, "b": 40}
+    assert store.check() == []
+
+
+def test_every_column_of_a_problem_survives_the_store(store: Store) -> None:
+    odd = Problem(
+        family="batched", batch=3, m=5, n=7, k=11, bias=True, dtype="fp8_e4m3", wdtype="fp8_e5m2", out_dtype="bf16",
+        scale="row", layout="tn", weight_state="packed", math_mode="tf32", deterministic=True, threads=9, experts=4,
+        topk=2, inter=13, act="silu",
+    )  # fmt: skip
+    huge = Problem(family="batched", batch=2**31 - 1, m=2**31 - 1, n=2**31 - 1, k=2**31 - 1)
+    store.add_sightings("r", NEW, [saw(odd), saw(huge)], now_s=T)
+
+    assert {lease(store, now_s=T).problem for _ in range(2)} == {odd, huge}
+
+
+def test_problems_that_differ_in_any_column_are_not_mixed(store: Store) -> None:
+    shapes = [
+        problem(), problem(bias=True), problem(threads=4), problem(layout="nn"), problem(weight_state="packed"),
+        problem(math_mode="tf32"), problem(deterministic=True), problem(out_dtype="bf16"), problem(topk=1),
+        problem(topk=None, inter=1), problem(act="None"), problem(act="gelu"),
+    ]  # fmt: skip
+    store.add_sightings("r", NEW, [saw(p, i + 1) for i, p in enumerate(shapes)], now_s=T)
+
+    assert sorted(r["calls"] for r in queries.coverage(store.path, by="problem", now_s=T)) == list(range(1, 13))
+
+
+def test_a_flush_of_500_shapes_takes_milliseconds(store: Store) -> None:
+    shapes = [problem(1 + i % 50, k=64 * (1 + i // 50)) for i in range(500)]
+    batch = [saw(p, 3) for p in shapes]
+    took = []
+    for _ in range(10):
+        start = time.perf_counter()
+        store.add_sightings("r", NEW, batch, now_s=T)
+        took.append(time.perf_counter() - start)
+
+    assert sorted(took)[4] < 0.01, took
+
+
+def test_a_batch_that_cannot_be_stored_leaves_nothing_behind(store: Store) -> None:
+    good = [saw(problem(m)) for m in (1, 2)]
+    with pytest.raises(StoreError, match="CHECK constraint"):
+        store.add_sightings("r", NEW, [*good, saw(problem(3), -1)], now_s=T)
+    assert queries.coverage(store.path, now_s=T) == []
+
+    store.add_sightings("r", NEW, good, now_s=T)
+    assert queries.coverage(store.path, now_s=T)[0]["calls"] == 2
+    assert store.check() == []
+
+
+def test_old_hours_are_rolled_up_into_days_and_the_sums_stay(store: Store) -> None:
+    for hour in range(72):
+        store.add_sightings("r", NEW, [saw(problem(), 2), saw(problem(), 1, "exact")], now_s=T - 30 * DAY + hour * HOUR)
+    store.add_sightings("r", NEW, [saw(problem(), 5)], now_s=T)
+    before = queries.coverage(store.path, since_s=60 * DAY, now_s=T)[0]
+
+    assert store.roll_up(now_s=T) >= 136
+    assert store.roll_up(now_s=T) == 0
+    assert queries.coverage(store.path, since_s=60 * DAY, now_s=T)[0]["calls"] == before["calls"] == 72 * 3 + 5
+    assert store.check() == []
+
+
+def test_text_without_end_is_cut_not_refused(store: Store) -> None:
+    store.add_sightings("r" * 5000, NEW, [saw(problem())], now_s=T)
+    store.add_quarantine(found(problem()), "x" * 100_000, run="r" * 5000, now_s=T)
+
+    assert len(queries.coverage(store.path, by="run", now_s=T)[0]["run"]) == 512
