@@ -46,11 +46,15 @@ def read_untuned(lines: Iterable[str], *, name: str, dtype: str, threads: int) -
     Raises TableError when the header is not one of the families above.
     """
     reader = csv.reader(lines)
-    header = [column.strip() for column in next(reader, [])]
+    header = [column.strip() for column in next((row for row in reader if any(row)), [])]
     if not is_header(",".join(header)):
-        raise TableError(f"{name} line 1: the header is {','.join(header)!r}, expected M,N,K[,bias,dtype,outdtype,...]")
+        raise TableError(
+            f"{name} line {reader.line_num}: the header is {','.join(header)!r}, expected M,N,K[,bias,dtype,outdtype,...]"
+        )
     if "q_dtype_w" in header:
-        raise TableError(f"{name} line 1: column q_dtype_w: quantised families are not tuned yet, only bf16 and fp32")
+        raise TableError(
+            f"{name} line {reader.line_num}: column q_dtype_w: quantised families are not tuned yet, only bf16 and fp32"
+        )
     problems: dict[Problem, None] = {}
     complaints: list[str] = []
     try:

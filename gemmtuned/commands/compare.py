@@ -1,0 +1,120 @@
+"""`gemmtuned compare -- CMD`: run a program off, capture only and on, alternated, and say what was gained."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+import time
+from typing import IO, Annotated, Final
+
+import typer
+
+from gemmtuned.commands.options import Json
+from gemmtuned.commands.run import program
+from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.settings import child_env
+from gemmtuned.reports.comparison import ARMS, report
+from gemmtuned.reports.progress import progress
+from gemmtuned.reports.render import clean, show
+
+_SWITCHES: Final = {
+    "off": {"AITER_TUNE_GEMM": "0", "GEMMTUNED_DISPATCH": "0"},
+    "capture": {"AITER_TUNE_GEMM": "1", "GEMMTUNED_DISPATCH": "0"},
+    "on": {"AITER_TUNE_GEMM": "1", "GEMMTUNED_DISPATCH": "1"},
+}
+_TAIL_BYTES: Final = 1 << 20  # of a program's output, where its figure is looked for
+
+
+class _ProgramFailed(GemmtunedError):
+    """The compared program failed, or did not print the figure."""
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        pattern = re.compile(text, re.MULTILINE)
+    except re.error as err:
+        raise typer.BadParameter(f"{text!r} is not a regular expression: {err}") from err
+    if pattern.groups != 1:
+        raise typer.BadParameter(f"{text!r} has {pattern.groups} groups, expected one around the number")
+    return pattern
+
+
+def compare(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The program, as `run` takes it.")],
+    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Runs of each arm.")] = 5,
+    figure: Annotated[
+        re.Pattern[str] | None,
+        typer.Option(
+            parser=_pattern,
+            metavar="REGEX",
+            help="Compare the last number of the output that this matches, its one group, in place of wall time.",
+        ),
+    ] = None,
+    lower_is_better: Annotated[bool, typer.Option("--lower-is-better", help="For --figure, as for a time.")] = False,
+    timeout_s: Annotated[float, typer.Option(min=0.1, help="Longest a run may take.")] = 3600.0,
+    warm_up: Annotated[bool, typer.Option(help="One run before the first round, not counted.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Measure what is gained by one of your programs.
+
+    Runs it off, capture only and on, in turns. Says "within noise" when that is all it is. The program's own output
+    is kept back; the runs are counted in reports under the label "compare" unless GEMMTUNED_RUN says otherwise.
+
+    Example: gemmtuned compare --figure 'tokens/s: ([0-9.]+)' -- python bench.py
+    """
+    argv = program(command)
+    figures: dict[str, list[float]] = {arm: [] for arm in ARMS}
+    total = rounds * len(ARMS) + warm_up
+    with progress(quiet=as_json) as tell:
+        if warm_up:
+            tell(0, total, "warm-up")
+            _run(argv, "on", figure, timeout_s)
+        for turn in range(rounds):
+            # each arm comes first, second and last equally often, so that none is always the one after another
+            for place in range(len(ARMS)):
+                arm = ARMS[(turn + place) % len(ARMS)]
+                tell(turn * len(ARMS) + place + warm_up, total, f"round {turn + 1}: {arm}")
+                figures[arm].append(_run(argv, arm, figure, timeout_s))
+    unit = "s" if figure is None else "figure"
+    better = figure is not None and not lower_is_better
+    show(report(command, figures, unit=unit, higher_is_better=better), as_json=as_json)
+
+
+def _run(argv: list[str], arm: str, figure: re.Pattern[str] | None, timeout_s: float) -> float:
+    """One run of the program; its wall time in seconds, or the figure it printed."""
+    env = child_env(TORCH_DEVICE_BACKEND_AUTOLOAD="1", **_SWITCHES[arm])
+    env.setdefault("GEMMTUNED_RUN", "compare")
+    with tempfile.TemporaryFile() as out:
+        start = time.perf_counter()
+        child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=env)
+        try:
+            code = child.wait(timeout_s)
+        except subprocess.TimeoutExpired as err:
+            raise _ProgramFailed(f"{argv[0]} ({arm}) ran longer than {timeout_s:g} s: raise --timeout-s") from err
+        finally:
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+        wall_s = time.perf_counter() - start
+        text = _tail(out)
+    if code != 0:
+        last = " | ".join(text.strip().splitlines()[-3:])
+        raise _ProgramFailed(f"{argv[0]} ({arm}) ended with {code}. It wrote last: {clean(last) or 'nothing'}")
+    if figure is None:
+        return wall_s
+    found = figure.findall(text)
+    try:
+        value = float(found[-1])
+    except (IndexError, ValueError) as err:
+        what = f"{found[-1]!r} is no number" if found else "nothing it printed matches"
+        raise _ProgramFailed(f"{argv[0]} ({arm}): {what} for --figure {figure.pattern!r}") from err
+    if not 0 < value < float("inf"):
+        raise _ProgramFailed(f"{argv[0]} ({arm}): figure is {value:g}, expected a number above 0")
+    return value
+
+
+def _tail(out: IO[bytes]) -> str:
+    size = out.seek(0, 2)
+    out.seek(max(0, size - _TAIL_BYTES))
+    return out.read().decode(errors="replace")

@@ -1,0 +1,37 @@
+"""`gemmtuned coverage`: how much of the traffic is tuned."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gemmtuned.commands.options import Json, Since, choice, settings
+from gemmtuned.reports.coverage import GROUPS, WEIGHTS, report
+from gemmtuned.reports.render import show
+from gemmtuned.reports.source import no_database
+
+
+def coverage(
+    by: Annotated[
+        str, typer.Option(parser=choice(GROUPS), metavar="|".join(GROUPS), help="One row for each.")
+    ] = "family",
+    weight: Annotated[
+        str, typer.Option(parser=choice(WEIGHTS), metavar="|".join(WEIGHTS), help="Share of what.")
+    ] = "time",
+    since: Since = "24h",  # type: ignore[assignment]
+    as_json: Json = False,
+) -> None:
+    """How much of the traffic is tuned.
+
+    Covered now joins today's tables to the calls of the last --since; observed is what the look-ups gave when the calls
+    were made. They differ while a program has not been called since something was tuned.
+    """
+    here = settings()
+    if not here.db.exists():
+        show(no_database("coverage", here, "rows", by=by, weight=weight, since_s=since, total=None), as_json=as_json)
+        return
+    from gemmtuned.db import queries
+
+    rows = queries.coverage(here.db, by=by, since_s=since, weight=weight)
+    show(report(rows, by=by, weight=weight, since_s=since), as_json=as_json)

@@ -1,0 +1,87 @@
+"""`gemmtuned daemon`: tune what was counted while the machine is idle."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gemmtuned.commands.options import LogLevel, seconds, settings, start_logging
+from gemmtuned.configs.errors import StoreError
+from gemmtuned.reports.progress import Tell, progress
+
+_LOOK_S = 0.5
+
+
+def daemon(
+    once: Annotated[
+        bool, typer.Option("--once", help="End when every problem has a verdict or failed for good.")
+    ] = False,
+    wait_s: Annotated[
+        float | None, typer.Option(min=0, help="End with 75 when no device was idle for so long while there was work.")
+    ] = None,
+    idle_s: Annotated[
+        float | None, typer.Option(parser=seconds, metavar="SPAN", help="Clear time before a device counts as idle.")
+    ] = None,
+    log_level: LogLevel = "info",
+) -> None:
+    """Tune on idle devices until told to stop.
+
+    Publishes what is faster and as exact as torch's own; programs that run take it up without a restart. Gives way
+    within half a second when somebody needs the device. If another daemon runs for the same home this says so and
+    ends with 0 (--once: 75). Logs to stderr.
+    """
+    start_logging(log_level)
+    here = settings()
+    if idle_s is not None:
+        here = replace(here, idle_s=idle_s)
+    from gemmtuned.daemon.main import run_daemon
+
+    if once:
+        with _bar(here.home, here.db):
+            code = run_daemon(here, once=True, wait_s=wait_s)
+    else:
+        code = run_daemon(here, wait_s=wait_s)
+    if code:
+        raise typer.Exit(code)
+
+
+@contextmanager
+def _bar(home: Path, db: Path) -> Iterator[None]:
+    """Show on a terminal how far the daemon is; from a thread of its own, since signals belong to the main one."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    done = threading.Event()
+    with progress() as tell:
+        watcher = threading.Thread(target=_watch, args=(home, db, tell, done), name="gemmtuned-progress", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            done.set()
+            watcher.join(2.0)
+
+
+def _watch(home: Path, db: Path, tell: Tell, done: threading.Event) -> None:
+    from gemmtuned.daemon.notice import read_notice
+    from gemmtuned.db import queries
+
+    while not done.wait(_LOOK_S):
+        notice = read_notice(home)
+        if notice is None or not notice["environment"]:
+            continue
+        try:
+            rows = [row for row in queries.environments(db) if row["environment"] == notice["environment"]]
+        except StoreError:
+            continue
+        total = sum(row["problems"] for row in rows)
+        left = sum(row["open_problems"] - row["failed"] for row in rows)
+        doing = " ".join(seat["problem"] for seat in notice["seats"]) or notice["reason"]
+        tell(total - left, total, f"{notice['state']} {doing}".strip())

@@ -1,0 +1,55 @@
+"""`gemmtuned db`: look after the database file."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gemmtuned.commands.options import Json, settings
+from gemmtuned.reports.render import Column, Report, Table, show, size
+from gemmtuned.reports.source import no_database, writer
+
+app = typer.Typer(name="db", help="Look after the database: check, backup.", no_args_is_help=True)
+
+
+@app.command()
+def check(as_json: Json = False) -> None:
+    """Look for damage: SQLite's own check, references, and counts that must agree. Ends with 1 if there is any."""
+    here = settings()
+    if not here.db.exists():
+        show(no_database("db.check", here, "problems"), as_json=as_json)
+        return
+    from gemmtuned.db.store import check as look
+
+    found = look(here.db)  # opens it for reading only: what is damaged stays as it lies
+    rows = [{"problem": line} for line in found]
+    columns = (Column("problem", "problem", right=False),)
+    table = Table("problems", columns, rows, empty=f"{here.db}: sound")
+    show(Report("db.check", [table], facts={"db": str(here.db), "ok": not found}), as_json=as_json)
+    if found:
+        raise typer.Exit(1)
+
+
+@app.command()
+def backup(
+    to: Annotated[
+        Path | None, typer.Argument(help="File to write; default: beside the database, with the time.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Copy the database, as of one moment, while programs go on writing to it."""
+    here = settings()
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    target = (to or here.db.with_name(f"{here.db.stem}-{stamp}.db")).absolute()
+    if target.is_dir():
+        target = target / f"{here.db.stem}-{stamp}.db"
+    if target == here.db:
+        raise typer.BadParameter(f"{target} is the database itself")
+    with writer(here) as store:
+        written = store.backup(target)
+    size_bytes = written.stat().st_size
+    line = f"{written}: {size(size_bytes)}"
+    show(Report("db.backup", facts={"file": str(written), "bytes": size_bytes}, lines=[line]), as_json=as_json)

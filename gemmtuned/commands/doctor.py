@@ -1,0 +1,25 @@
+"""`gemmtuned doctor`: what is in the way, and the command that mends it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gemmtuned.commands.options import Json, settings
+from gemmtuned.reports.doctor import examine
+from gemmtuned.reports.render import show
+
+
+def doctor(
+    quick: Annotated[bool, typer.Option("--quick", help="Start no process that imports torch.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Check this installation, name what mends it.
+
+    PASS, WARN or FAIL for each part. Ends with 1 when a check failed. Changes nothing.
+    """
+    report, failed = examine(settings(), quick=quick)
+    show(report, as_json=as_json)
+    if failed:
+        raise typer.Exit(1)

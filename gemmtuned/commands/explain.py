@@ -1,0 +1,71 @@
+"""`gemmtuned explain`: why a GEMM runs what it runs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from gemmtuned.commands.options import Json, choice, settings
+from gemmtuned.configs.problem import DTYPES, FAMILIES, LAYOUTS, WEIGHT_STATES, Problem
+from gemmtuned.reports.explain import matching, report
+from gemmtuned.reports.render import show
+from gemmtuned.reports.source import no_database
+
+_EVER_S = 1e10
+
+
+def explain(
+    what: Annotated[
+        list[str], typer.Argument(metavar="M N K | PROBLEM", help="Three numbers, or as reports spell it.")
+    ],
+    family: Annotated[
+        str | None, typer.Option(parser=choice(FAMILIES), metavar="NAME", help="dense, batched ...")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(parser=choice(tuple(DTYPES)), metavar="NAME", help="bf16, fp32 ...")
+    ] = None,
+    out_dtype: Annotated[str | None, typer.Option(parser=choice(tuple(DTYPES)), metavar="NAME")] = None,
+    bias: Annotated[bool | None, typer.Option(help="With a bias vector, or without.")] = None,
+    layout: Annotated[str | None, typer.Option(parser=choice(LAYOUTS), metavar="NAME", help="nt is linear's.")] = None,
+    weight_state: Annotated[str | None, typer.Option(parser=choice(WEIGHT_STATES), metavar="NAME")] = None,
+    threads: Annotated[int | None, typer.Option(min=0, help="CPU threads of the calling process.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1)] = None,
+    as_json: Json = False,
+) -> None:
+    """Why a problem runs what it runs.
+
+    Shows the look-up step by step (exact M, padded M, stock torch) and what is being done about a miss. With M N K,
+    every problem of that shape that was seen is explained; the options narrow it down.
+    """
+    options: dict[str, Any] = {
+        "family": family, "dtype": dtype, "out_dtype": out_dtype, "bias": bias, "layout": layout,
+        "weight_state": weight_state, "threads": threads, "batch": batch,
+    }  # fmt: skip
+    given = {name: value for name, value in options.items() if value is not None}
+    exact, shape = _asked(what, given)
+    here = settings()
+    if not here.db.exists():
+        show(no_database("explain", here, "rows", problems=[]), as_json=as_json)
+        return
+    from gemmtuned.db import queries
+
+    if exact is not None:
+        problems = [exact]
+    else:
+        problems = matching(queries.coverage(here.db, by="problem", since_s=_EVER_S), shape | given)
+    steps = [(problem, queries.explain(here.db, problem)) for problem in problems]
+    show(report(steps, queries.solutions(here.db), asked=" ".join(what)), as_json=as_json)
+
+
+def _asked(what: list[str], given: dict[str, Any]) -> tuple[Problem | None, dict[str, Any]]:
+    """(the problem, {}) or (None, m, n and k)."""
+    if len(what) == 1:
+        if given:
+            raise typer.BadParameter(f"{', '.join(given)}: a problem's spelling says it already")
+        return Problem.parse(what[0]), {}
+    if len(what) != 3 or not all(part.isascii() and part.isdigit() for part in what):
+        raise typer.BadParameter(
+            "expected M N K (three numbers) or one problem, for example bf16:8x2048x1024,threads=2"
+        )
+    return None, dict(zip(("m", "n", "k"), map(int, what), strict=True))

@@ -1,0 +1,100 @@
+"""Options and arguments that several commands share, and how their text is read."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable
+from typing import Annotated, Final, TextIO
+
+import typer
+
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.settings import Settings
+
+_UNITS_S: Final = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_SPAN: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([a-z]*)")
+LEVELS: Final = ("debug", "info", "warning", "error")
+
+
+def seconds(text: str) -> float:
+    """`90`, `45m`, `24h`, `7d` as seconds; a usage error for anything else."""
+    match = _SPAN.fullmatch(text.strip().lower())
+    if match is None or match[2] not in _UNITS_S or float(match[1]) == 0:
+        raise typer.BadParameter(f"{text!r} is not a span of time: write 45m, 24h or 7d")
+    return float(match[1]) * _UNITS_S[match[2]]
+
+
+def one_of(text: str, allowed: tuple[str, ...]) -> str:
+    """Text if it is allowed, else a usage error that lists what is."""
+    if text not in allowed:
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(allowed)}")
+    return text
+
+
+def choice(allowed: tuple[str, ...]) -> Callable[[str], str]:
+    """A reader of an option that takes one of these words."""
+
+    def read(text: str) -> str:
+        return one_of(text, allowed)
+
+    return read
+
+
+def level(text: str) -> str:
+    """A logging level's name."""
+    return one_of(text.lower(), LEVELS)
+
+
+def default_threads() -> int:
+    """The CPU threads that torch takes unless told otherwise: the physical cores this process may use."""
+    import psutil
+
+    try:
+        usable = len(os.sched_getaffinity(0))
+    except AttributeError:  # not on every system
+        usable = os.cpu_count() or 1
+    return min(usable, psutil.cpu_count(logical=False) or usable)
+
+
+def start_logging(name: str) -> None:
+    """Send the log lines of `gemmtuned.*` to stderr, one event a line, from this level up."""
+    handler = _Stderr()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger = logging.getLogger("gemmtuned")
+    logger.handlers[:] = [handler]
+    logger.setLevel(name.upper())
+    logger.propagate = False
+
+
+class _Stderr(logging.StreamHandler[TextIO]):
+    """Writes to what sys.stderr is at the moment: a progress bar puts itself below the lines."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stderr
+
+
+def problems(texts: list[str]) -> list[Problem]:
+    """Each argument as a Problem, repeated ones once. Raises ProblemError."""
+    return list(dict.fromkeys(Problem.parse(text) for text in texts))
+
+
+def settings() -> Settings:
+    """The settings of this process. Raises SettingError that names the variable."""
+    return Settings.from_env()
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON: versioned, without colour or progress.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+Limit = Annotated[int, typer.Option(min=0, help="Rows to show; 0 for all.")]
+Since = Annotated[float, typer.Option(parser=seconds, metavar="SPAN", help="Traffic of this long: 45m, 24h, 7d.")]
+LogLevel = Annotated[str, typer.Option(parser=level, metavar="LEVEL", help=f"One of {', '.join(LEVELS)}.")]
+ProblemTexts = Annotated[
+    list[str], typer.Argument(metavar="PROBLEM...", help="As reports spell it: bf16:8x2048x1024+bias,threads=2")
+]

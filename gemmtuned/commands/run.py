@@ -1,0 +1,49 @@
+"""`gemmtuned run`: start a program with capture and dispatch on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gemmtuned.configs.settings import child_env
+
+Command = Annotated[list[str], typer.Argument(metavar="COMMAND...", help="python serve.py, or serve.py alone.")]
+
+
+def run(
+    command: Command,
+    run_label: Annotated[str | None, typer.Option(help="Name of this workload in reports (GEMMTUNED_RUN).")] = None,
+    capture_only: Annotated[bool, typer.Option("--capture-only", help="Count, and run stock torch.")] = False,
+) -> None:
+    """Start a program with capture and dispatch on.
+
+    GEMMs without a solution are counted, tuned ones use theirs. The program replaces this process, so signals and
+    its exit code are its own. The same without this command: AITER_TUNE_GEMM=1 python serve.py
+    """
+    argv = program(command)
+    env = child_env(
+        AITER_TUNE_GEMM="1",
+        TORCH_DEVICE_BACKEND_AUTOLOAD="1",  # some launchers set 0, and torch then never calls us
+        **({"GEMMTUNED_RUN": run_label} if run_label else {}),
+        **({"GEMMTUNED_DISPATCH": "0"} if capture_only else {}),
+    )
+    sys.stdout.flush()
+    os.execvpe(argv[0], argv, env)  # noqa: S606  no shell: the user's own command line
+
+
+def program(command: list[str]) -> list[str]:
+    """The command line to start: a Python file gets this interpreter put before it.
+
+    Raises a usage error when there is no such program.
+    """
+    name = command[0]
+    if shutil.which(name):
+        return command
+    if name.endswith(".py") and Path(name).is_file():
+        return [sys.executable, *command]
+    raise typer.BadParameter(f"{name!r} is neither a program on the path nor a Python file")

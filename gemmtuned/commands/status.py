@@ -1,0 +1,41 @@
+"""`gemmtuned status`: what goes on now."""
+
+from __future__ import annotations
+
+import time
+
+from gemmtuned.commands.options import Json, settings
+from gemmtuned.configs.errors import TableError
+from gemmtuned.configs.manifest import read_manifest
+from gemmtuned.reports.render import complain, show
+from gemmtuned.reports.source import no_database
+from gemmtuned.reports.status import report
+
+
+def status(as_json: Json = False) -> None:
+    """What goes on: daemon, programs, generations."""
+    here = settings()
+    if not here.db.exists():
+        show(no_database("status", here, "devices", "sessions", "environments", daemon=None), as_json=as_json)
+        return
+    from gemmtuned.daemon.notice import read_notice
+    from gemmtuned.db import queries
+
+    published = None
+    try:
+        manifest = read_manifest(here.config_dir)
+        published = manifest.generation if manifest else None
+    except TableError as err:
+        complain(str(err))
+    newest = queries.publications(here.db, limit=1)
+    answer = report(
+        here,
+        notice=read_notice(here.home),
+        published=published,
+        generation=newest[0]["generation"] if newest else 0,
+        sessions=queries.sessions(here.db),
+        coverage=queries.coverage(here.db),
+        environments=queries.environments(here.db),
+        now_s=time.time(),
+    )
+    show(answer, as_json=as_json)

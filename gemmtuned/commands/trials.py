@@ -1,0 +1,32 @@
+"""`gemmtuned trials`: what was tried."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from gemmtuned.commands.options import Json, Limit, settings
+from gemmtuned.configs.problem import Problem
+from gemmtuned.reports.render import show
+from gemmtuned.reports.source import no_database
+from gemmtuned.reports.trials import report
+
+
+def trials(
+    problem: Annotated[str | None, typer.Argument(help="Only of this problem, as reports spell it.")] = None,
+    limit: Limit = 50,
+    as_json: Json = False,
+) -> None:
+    """What was measured, newest first."""
+    here = settings()
+    only = Problem.parse(problem) if problem else None
+    name = str(only) if only else None
+    if not here.db.exists():
+        show(no_database("trials", here, "rows", problem=name), as_json=as_json)
+        return
+    from gemmtuned.db import queries
+
+    rows = queries.trials(here.db, problem=only, limit=limit + 1 if limit else None)
+    show(report(rows, problem=name, limit=limit, now_s=time.time()), as_json=as_json)

@@ -1,0 +1,56 @@
+"""`gemmtuned withdraw`: take solutions out of use, in running programs too."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from gemmtuned.commands.options import DryRun, Json, ProblemTexts, problems, settings
+from gemmtuned.reports.render import Column, Report, Table, factor, show
+from gemmtuned.reports.source import writer
+
+
+def withdraw(
+    problem: ProblemTexts,
+    dry_run: DryRun = False,
+    reason: Annotated[str, typer.Option(help="Why: kept in the database.")] = "withdrawn by hand",
+    as_json: Json = False,
+) -> None:
+    """Take solutions out of use.
+
+    Programs that run go back to stock torch for these problems. They stay untuned until `gemmtuned tune PROBLEM`.
+    Ends with 1 when none of the problems has a solution.
+    """
+    wanted = problems(problem)
+    now_s = time.time()
+    here = settings()
+    with writer(here) as store:
+        taken = store.withdraw(wanted, reason=reason, now_s=now_s, dry_run=dry_run)
+        generation = store.generation()
+        if taken and not dry_run:
+            from gemmtuned.daemon.publish import publish
+
+            manifest = publish(store, here.config_dir, here.locks, now_s=now_s)
+            generation = manifest.generation if manifest else generation
+    rows = [{"problem": str(s.problem), **s.to_row(), "speedup": s.baseline_us / s.us} for s in taken]
+    columns = (
+        Column("problem", "problem", right=False),
+        Column("covers", "for", right=False),
+        Column("backend", "backend", right=False),
+        Column("speedup", "gain given up", factor),
+    )
+    verb = "would be withdrawn" if dry_run else f"withdrawn in generation {generation}"
+    names = ", ".join(str(p) for p in wanted)
+    show(
+        Report(
+            "withdraw",
+            [Table("rows", columns, rows, empty=f"No solution in use for {names}: see gemmtuned gains.")],
+            facts={"dry_run": dry_run, "generation": generation},
+            notes=[f"{len(rows)} {verb}"] if rows else [],
+        ),
+        as_json=as_json,
+    )
+    if not taken:
+        raise typer.Exit(1)

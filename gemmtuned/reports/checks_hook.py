@@ -1,0 +1,115 @@
+"""Doctor's checks of the hook: Python, torch, the entry point, and whether it takes effect in a fresh process."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib import metadata
+from typing import Any, Final
+
+from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.settings import Settings, autoload_enabled, child_env
+from gemmtuned.reports.checks import FAIL, PASS, WARN, Check
+
+OLDEST_TORCH: Final = (2, 9)
+START_LIMIT_S: Final = 120.0  # a cold import of torch from a slow disk
+_PROBE: Final = "import json, torch, gemmtuned; print(json.dumps(gemmtuned.status()))"
+
+
+def checks(settings: Settings, *, quick: bool) -> Iterator[Check]:
+    """Versions, entry point, native hook; unless `quick`, also a process started with the hook on."""
+    yield Check("python", PASS, f"{platform.python_version()} at {sys.executable}")
+    yield _torch()
+    yield _autoload()
+    yield _entry_point()
+    yield _native(settings)
+    if settings.disabled:
+        fix = "unset GEMMTUNED_DISABLE AITER_BYPASS_TUNE_CONFIG"
+        yield Check("switched off", WARN, "this shell sends everything to the default", fix)
+    if not quick:
+        yield _effective()
+
+
+def _torch() -> Check:
+    try:
+        version = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return Check("torch", FAIL, "not installed in this environment", "pip install 'torch>=2.9'")
+    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
+    if numbers < OLDEST_TORCH:
+        return Check("torch", FAIL, f"{version}: too old", "pip install 'torch>=2.9'")
+    return Check("torch", PASS, version)
+
+
+def _autoload() -> Check:
+    name = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+    if not autoload_enabled():
+        fix = f"unset {name}, or start programs with: gemmtuned run"
+        return Check("autoload", FAIL, f"{name} keeps torch from calling us", fix)
+    return Check("autoload", PASS, f"{name} is not in the way")
+
+
+def _entry_point() -> Check:
+    found = [e.value for e in metadata.entry_points(group="torch.backends") if e.name == "gemmtuned"]
+    if not found:
+        return Check(
+            "entry point", FAIL, "torch.backends lists no gemmtuned", "pip install --force-reinstall gemmtuned"
+        )
+    return Check("entry point", PASS, f"torch.backends: {found[0]}")
+
+
+def _native(settings: Settings) -> Check:
+    from gemmtuned.hooks.native.build import compiler, failure, find_built
+
+    if not settings.native:
+        return Check("native hook", WARN, "GEMMTUNED_NATIVE=0: only F.linear is seen", "unset GEMMTUNED_NATIVE")
+    try:
+        built = find_built(settings.cache)
+    except GemmtunedError as err:
+        return Check("native hook", FAIL, str(err), f"rm -r {settings.cache}")
+    if built is not None:
+        return Check("native hook", PASS, str(built))
+    with_what = compiler()
+    if with_what is None:
+        fix = "install g++ (apt install g++, dnf install gcc-c++)"
+        return Check("native hook", WARN, "no C++ compiler: only F.linear is seen, at a higher cost a call", fix)
+    why = failure(settings.cache)
+    if why is not None:
+        return Check(
+            "native hook",
+            WARN,
+            f"only F.linear is seen: does not build: {why}",
+            f"mend that, then: rm -r {settings.cache}",
+        )
+    return Check("native hook", PASS, f"not built yet; the first hooked program builds it with {with_what}")
+
+
+def _effective() -> Check:
+    """Start Python with the hook on, in a home that is thrown away, and ask it what it does."""
+    with tempfile.TemporaryDirectory(prefix="gemmtuned-doctor-") as home:
+        env = child_env(
+            AITER_TUNE_GEMM="1",
+            GEMMTUNED_HOME=home,
+            GEMMTUNED_DB=None,
+            GEMMTUNED_CONFIG_DIR=None,
+            GEMMTUNED_NATIVE="0",  # asks for no build
+        )
+        try:
+            done = subprocess.run(
+                [sys.executable, "-P", "-c", _PROBE] if sys.version_info >= (3, 11) else [sys.executable, "-c", _PROBE],
+                env=env, cwd=home, capture_output=True, text=True, timeout=START_LIMIT_S,
+            )  # fmt: skip
+            state: Any = json.loads(done.stdout.strip().splitlines()[-1])
+        except subprocess.TimeoutExpired:
+            return Check("takes effect", WARN, f"a process that imports torch took longer than {START_LIMIT_S:.0f} s")
+        except (ValueError, IndexError):
+            last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+            return Check("takes effect", FAIL, f"`import torch` with AITER_TUNE_GEMM=1 failed: {last}")
+    if state.get("path", "off") == "off":
+        why = state.get("note") or (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        return Check("takes effect", FAIL, f"AITER_TUNE_GEMM=1 python: the hook stays off: {why}")
+    return Check("takes effect", PASS, "AITER_TUNE_GEMM=1 python: the hook is on")

@@ -1,0 +1,125 @@
+"""Doctor's checks of the machine: folders, file system, disk, inotify."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from gemmtuned.configs.errors import TableError
+from gemmtuned.configs.manifest import read_manifest, read_table
+from gemmtuned.configs.settings import Settings
+from gemmtuned.db.connect import NETWORK_FILESYSTEMS
+from gemmtuned.reports.checks import FAIL, PASS, WARN, Check
+from gemmtuned.reports.render import size
+
+DOUBTFUL: Final = ("fuse", "virtiofs")  # a network or a local disk behind them: cannot be told from here
+LOW_BYTES: Final = 1 << 30
+EMPTY_BYTES: Final = 64 << 20  # below this a flush or a publish may fail any moment
+# One watcher a process takes one instance; 128, the usual limit, is shared by all programs of the user.
+FEW_INSTANCES: Final = 64
+
+
+def checks(settings: Settings) -> Iterator[Check]:
+    """Home, its file system and space, published tables, inotify, kill switch."""
+    yield _home(settings)
+    yield _file_system(nearest(settings.db))
+    yield _space(nearest(settings.home))
+    yield _tables(settings)
+    yield _inotify()
+    if settings.kill_switch.exists():
+        fix = f"rm {settings.kill_switch}"
+        yield Check("kill switch", WARN, f"{settings.kill_switch} exists: every program runs stock torch", fix)
+
+
+def nearest(path: Path) -> Path:
+    """The path itself, or the nearest folder above it that exists."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def _home(settings: Settings) -> Check:
+    home = settings.home
+    there = nearest(home)
+    if not there.is_dir():
+        return Check("home", FAIL, f"{there} is not a folder", "set GEMMTUNED_HOME to a folder of your own")
+    if not os.access(there, os.W_OK | os.X_OK):
+        return Check("home", FAIL, f"{there} is not writable", f"chmod u+wx {there}, or set GEMMTUNED_HOME")
+    return Check("home", PASS, f"{home}" if there == home else f"{home} (made at first use)")
+
+
+def _file_system(path: Path, mounts: Path = Path("/proc/self/mounts")) -> Check:
+    kind = _kind_of(path, mounts)
+    if kind is None:
+        return Check("file system", PASS, "kind not known here")
+    fix = "set GEMMTUNED_HOME (or GEMMTUNED_DB) to a local disk"
+    if kind.startswith(NETWORK_FILESYSTEMS):
+        return Check("file system", FAIL, f"{path} is on {kind}: the database needs a local disk", fix)
+    if kind.split(".")[0] in DOUBTFUL:
+        return Check("file system", WARN, f"{path} is on {kind}: safe only if one host uses it", fix)
+    if kind in ("tmpfs", "ramfs"):
+        return Check("file system", WARN, f"{path} is on {kind}: lost at restart", "set GEMMTUNED_HOME to a disk")
+    return Check("file system", PASS, f"{path} is on {kind}")
+
+
+def _kind_of(path: Path, mounts: Path) -> str | None:
+    try:
+        lines = mounts.read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    best: tuple[int, str] | None = None
+    real = path.resolve()
+    for fields in (line.split() for line in lines):
+        if len(fields) < 3:
+            continue
+        point = Path(fields[1].replace("\\040", " "))
+        # of several mounts on one point the last is the one in force
+        if real.is_relative_to(point) and (best is None or len(point.parts) >= best[0]):
+            best = (len(point.parts), fields[2])
+    return best[1] if best else None
+
+
+def _space(path: Path) -> Check:
+    try:
+        free = shutil.disk_usage(path).free
+    except OSError as err:
+        return Check("disk", WARN, f"{path}: {err.strerror}")
+    if free < EMPTY_BYTES:
+        return Check("disk", FAIL, f"{size(free)} free at {path}", "free some space: counts are being lost")
+    if free < LOW_BYTES:
+        return Check("disk", WARN, f"{size(free)} free at {path}", "free some space")
+    return Check("disk", PASS, f"{size(free)} free at {path}")
+
+
+def _tables(settings: Settings) -> Check:
+    """Read every published table the way a program would."""
+    folder = settings.config_dir
+    try:
+        manifest = read_manifest(folder)
+        if manifest is None:
+            return Check("published tables", PASS, f"nothing published yet in {folder}")
+        read = [read_table(folder, file) for file in manifest.files]
+    except TableError as err:
+        return Check("published tables", FAIL, str(err), "mend what the line says; programs keep their old table")
+    rows = sum(len(solutions) for solutions, _ in read)
+    bad = [complaint for _, complaints in read for complaint in complaints]
+    found = f"generation {manifest.generation}: {rows} solutions in {len(manifest.files)} files, {folder}"
+    if bad:
+        return Check("published tables", WARN, f"{found}; {len(bad)} rows are not used, first {bad[0]}")
+    return Check("published tables", PASS, found)
+
+
+def _inotify(folder: Path = Path("/proc/sys/fs/inotify")) -> Check:
+    try:
+        instances = int((folder / "max_user_instances").read_text())
+        watches = int((folder / "max_user_watches").read_text())
+    except (OSError, ValueError):
+        return Check("inotify", PASS, "no limits to read here; tables are polled as well")
+    found = f"{instances} instances, {watches} watches a user"
+    if instances < FEW_INSTANCES or watches < 1024:
+        fix = "sudo sysctl fs.inotify.max_user_instances=512 fs.inotify.max_user_watches=65536"
+        return Check("inotify", WARN, f"{found}: few; new tables may be seen by the slow poll only", fix)
+    return Check("inotify", PASS, found)

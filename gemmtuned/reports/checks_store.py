@@ -1,0 +1,103 @@
+"""Doctor's checks of what is shared: the database, the daemon, the programs that are hooked."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from typing import Final
+
+from gemmtuned.configs.errors import StoreError
+from gemmtuned.configs.settings import Settings
+from gemmtuned.daemon.notice import read_notice
+from gemmtuned.db import queries
+from gemmtuned.reports.checks import FAIL, PASS, WARN, Check
+from gemmtuned.reports.render import age, size
+
+# Before it, a checkpoint that overlaps a write can lose commits ("WAL-reset bug", sqlite.org/wal.html)
+WAL_RESET_FIXED: Final = (3, 51, 3)
+LARGE_WAL_BYTES: Final = 256 << 20  # writers cut it at 16 MB: something keeps a snapshot open
+STALE_NOTICE_S: Final = 30.0
+
+
+def checks(settings: Settings) -> Iterator[Check]:
+    """Database file and its log, SQLite's version, daemon, programs."""
+    yield _sqlite()
+    yield _database(settings)
+    yield from _log(settings)
+    yield _daemon(settings)
+    yield from _programs(settings)
+
+
+def _sqlite() -> Check:
+    found = f"SQLite {sqlite3.sqlite_version}"
+    if sqlite3.sqlite_version_info < (3, 37):  # STRICT tables
+        return Check("sqlite", FAIL, f"{found}: too old", "use a Python built with SQLite 3.37 or newer")
+    if sqlite3.sqlite_version_info < WAL_RESET_FIXED:
+        return Check("sqlite", PASS, f"{found}: has the WAL-reset bug; our lock file keeps clear of it")
+    return Check("sqlite", PASS, found)
+
+
+def _database(settings: Settings) -> Check:
+    if not settings.db.exists():
+        return Check("database", PASS, f"{settings.db}: none yet, made by the first hooked program")
+    from gemmtuned.db.store import check
+
+    found = check(settings.db)
+    if found:
+        more = f" (and {len(found) - 1} more: gemmtuned db check)" if len(found) > 1 else ""
+        fix = "any program that writes sets a damaged file aside and salvages it; gemmtuned db check shows all"
+        return Check("database", FAIL, f"{found[0]}{more}", fix)
+    return Check("database", PASS, f"{settings.db}: sound, {size(settings.db.stat().st_size)}")
+
+
+def _log(settings: Settings) -> Iterator[Check]:
+    wal = settings.db.with_name(settings.db.name + "-wal")
+    try:
+        wal_bytes = wal.stat().st_size
+    except OSError:
+        return
+    if wal_bytes > LARGE_WAL_BYTES:
+        fix = "close what keeps the database open for reading (a sqlite3 shell, datasette)"
+        yield Check("database log", WARN, f"{wal} has {size(wal_bytes)}", fix)
+
+
+def _daemon(settings: Settings) -> Check:
+    notice = read_notice(settings.home)
+    if notice is None or not notice["running"]:
+        return Check("daemon", WARN, "not running: nothing new gets tuned", "gemmtuned daemon")
+    silent_s = time.time() - notice["updated_s"]
+    if silent_s > STALE_NOTICE_S:
+        fix = f"look at pid {notice['pid']}: it hangs, is stopped, or its disk is full"
+        return Check("daemon", WARN, f"pid {notice['pid']} last spoke {age(silent_s)}", fix)
+    why = f": {notice['reason']}" if notice["reason"] else ""
+    return Check("daemon", PASS, f"pid {notice['pid']}, {notice['state']}{why}")
+
+
+def _programs(settings: Settings) -> Iterator[Check]:
+    """One line for each live program that has something to say, one for the rest."""
+    try:
+        rows = queries.sessions(settings.db) if settings.db.exists() else []
+    except StoreError as err:
+        yield Check("programs", FAIL, str(err))
+        return
+    live = [row for row in rows if row["state"] == "live"]
+    well = 0
+    for row in live:
+        name = f"{row['run']} (pid {row['pid']} on {row['host']})"
+        if row["reload_failures"]:
+            found = f"{name}: {row['reload_failures']} times a published table could not be taken up. {row['note']}"
+            yield Check("programs", WARN, found, "see the line on published tables")
+        elif row["errors"] or row["dropped"]:
+            found = f"{name}: {row['errors']} errors, {row['dropped']} calls not counted. {row['note']}"
+            yield Check("programs", WARN, found)
+        elif row["path"] != "native":
+            yield Check(
+                "programs", WARN, f"{name}: path {row['path']}. {row['note']}", "see the line on the native hook"
+            )
+        else:
+            well += 1
+    silent = sum(row["state"] == "silent" for row in rows)
+    yield Check(
+        "programs", PASS, f"{well} of {len(live)} live ones are well, {silent} were killed or lost their database"
+    )

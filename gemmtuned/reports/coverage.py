@@ -1,0 +1,77 @@
+"""How much of the traffic is tuned: covered now (today's table against a window's calls) and observed (at the call)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from gemmtuned.reports.render import Column, Report, Row, Table, count, duration, flops, percent
+
+WEIGHTS: Final = ("time", "calls", "flops")
+GROUPS: Final = ("family", "device", "run", "problem")
+# weight: (all of it, what is covered of it, how its amount is spelled, what it is called)
+_WEIGHED: Final = {
+    "time": ("time_us", "covered_time_us", duration, "GEMM time"),
+    "calls": ("calls", "covered_calls", count, "calls"),
+    "flops": ("flops", "covered_flops", flops, "FLOPs"),
+}
+
+
+def report(rows: Sequence[Row], *, by: str, weight: str, since_s: float) -> Report:
+    """rows: of the view for `by`, over the window `since_s`, heaviest first in the result."""
+    amount, covered, spell, name = _WEIGHED[weight]
+    shown: list[dict[str, Any]] = [
+        {**row, "covered_share": _share(row[covered], row[amount]), "hit_share": _share(_hits(row), row["calls"])}
+        for row in sorted(rows, key=lambda row: -row[amount])
+    ]
+    calls, hits = sum(row["calls"] for row in rows), sum(_hits(row) for row in rows)
+    total = {
+        "covered_share": _share(sum(row[covered] for row in rows), sum(row[amount] for row in rows)),
+        "hit_share": _share(hits, calls),
+        "calls": calls,
+        "exact_calls": sum(row["exact_calls"] for row in rows),
+        "padded_calls": sum(row["padded_calls"] for row in rows),
+        "missed_calls": sum(row["missed_calls"] for row in rows),
+    }
+    window = f"{since_s / 3600:g} h"
+    columns = (
+        Column(by, by, right=False),
+        *(() if by in ("device", "problem") else (Column("device", "device", right=False),)),
+        *(() if by == "problem" else (Column("problems", "problems", count), Column("tuned_problems", "tuned", count))),
+        Column("calls", "calls", count),
+        *(() if weight == "calls" else (Column(amount, name, spell),)),
+        Column("covered_share", "covered now", percent),
+        Column("hit_share", "hits at the call", percent),
+    )
+    lines = []
+    if rows:
+        lines = [
+            f"covered now: {percent(total['covered_share'] or 0)} of the {name} of the last {window} has a verdict",
+            f"observed: {percent(total['hit_share'] or 0)} of {count(calls)} calls were hits when they were made "
+            f"({count(total['exact_calls'])} exact, {count(total['padded_calls'])} padded)",
+        ]
+    return Report(
+        "coverage",
+        [Table("rows", columns, shown, empty=f"No GEMM was called in the last {window}.")],
+        facts={"by": by, "weight": weight, "since_s": since_s, "total": total},
+        lines=lines,
+        notes=_graphs(rows),
+    )
+
+
+def _hits(row: Row) -> int:
+    return int(row["exact_calls"] + row["padded_calls"])
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def _graphs(rows: Sequence[Row]) -> list[str]:
+    frozen = sum(
+        1 for row in rows if "problem" in row and row["graph_calls"] and row["missed_calls"] and row["covered_calls"]
+    )
+    if not frozen:
+        return []
+    what = "problem has a verdict and missed" if frozen == 1 else "problems have a verdict and missed"
+    return [f"{frozen} {what} calls in CUDA graphs: a graph keeps its old kernels until it is recorded again."]

@@ -1,0 +1,57 @@
+"""`gemmtuned doctor`: all checks in order, and the settings as this shell has them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Final
+
+from gemmtuned.configs.settings import VARIABLES, Settings
+from gemmtuned.reports import checks_hook, checks_host, checks_store
+from gemmtuned.reports.checks import FAIL, PASS, WARN
+from gemmtuned.reports.render import Column, Report, Table
+
+# Which field of Settings a variable sets; two that set none of their own are shown through `disabled`.
+_FIELDS: Final = {
+    "AITER_TUNE_GEMM": "capture",
+    "GEMMTUNED_DISPATCH": "dispatch",
+    "GEMMTUNED_DISABLE": "disabled",
+    "AITER_BYPASS_TUNE_CONFIG": "disabled",
+}
+
+
+def examine(settings: Settings, *, quick: bool) -> tuple[Report, bool]:
+    """(report, whether a check failed). `quick` starts no process that imports torch."""
+    found = [
+        *checks_hook.checks(settings, quick=quick),
+        *checks_host.checks(settings),
+        *checks_store.checks(settings),
+    ]
+    failed = sum(check.result == FAIL for check in found)
+    warned = sum(check.result == WARN for check in found)
+    rows = [asdict(check) for check in found]
+    columns = (
+        Column("result", "", right=False),
+        Column("name", "check", right=False),
+        Column("found", "found", right=False),
+        Column("fix", "to mend it", lambda fix: fix or "", right=False),
+    )
+    tables = [Table("checks", columns, rows), _settings(settings)]
+    verdict = f"{failed} failed, {warned} warnings, {len(found) - failed - warned} passed"
+    result = FAIL if failed else WARN if warned else PASS
+    return Report("doctor", tables, facts={"result": result}, notes=[verdict]), failed > 0
+
+
+def _settings(settings: Settings) -> Table:
+    rows = []
+    for variable in VARIABLES:
+        field = _FIELDS.get(variable.name) or variable.name.removeprefix("GEMMTUNED_").removeprefix("AITER_").lower()
+        value = getattr(settings, field)
+        text = str(int(value)) if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+        rows.append({"name": variable.name, "value": text, "default": variable.default, "meaning": variable.meaning})
+    columns = (
+        Column("name", "variable", right=False),
+        Column("value", "value", right=False),
+        Column("default", "default", right=False),
+        Column("meaning", "meaning", right=False),
+    )
+    return Table("settings", columns, rows, title="Settings of this shell:")

@@ -1,0 +1,83 @@
+"""Why a GEMM runs what it runs: the look-up of a problem, step by step, wherever it was seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any, Final
+
+from gemmtuned.configs.errors import ProblemError
+from gemmtuned.configs.padding import padded_m
+from gemmtuned.configs.problem import COLUMNS, Problem
+from gemmtuned.configs.solution import Candidate
+from gemmtuned.reports.render import Column, Report, Row, Table, duration, factor
+
+MOST: Final = 20  # problems explained at once
+
+_COLUMNS: Final = (
+    Column("covers", "step", right=False),
+    Column("m", "M"),
+    Column("route", "runs", right=False),
+    Column("baseline_us", "torch", duration),
+    Column("us", "now", duration),
+    Column("speedup", "gain", factor),
+    Column("generation", "generation"),
+    Column("state", "state", right=False),
+    Column("why", "", right=False),
+)
+
+
+def matching(seen: Sequence[Row], wanted: dict[str, Any]) -> list[Problem]:
+    """The problems of rows with problem columns that have these values, each once."""
+    found: dict[Problem, None] = {}
+    for row in seen:
+        if all(row[name] == value for name, value in wanted.items()):
+            try:
+                found[Problem.from_row({name: row[name] for name in COLUMNS})] = None
+            except ProblemError:  # a row of a newer version, with a dtype we do not know
+                continue
+    return list(found)
+
+
+def report(steps: Sequence[tuple[Problem, Sequence[Row]]], solutions: Sequence[Row], *, asked: str) -> Report:
+    """steps: problem and what queries.explain says of it, [] when it was never seen. solutions: the live ones."""
+    tables: list[Table] = []
+    lines: list[str] = []
+    if not steps:
+        lines.append(f"{asked} was never seen: run a program that calls it with AITER_TUNE_GEMM=1.")
+    for problem, rows in steps[:MOST]:
+        if not rows:
+            lines.append(_unseen(problem, solutions))
+        for environment, group in groupby(rows, key=lambda row: row["environment"]):
+            shown = [_row(problem, row) for row in group]
+            queue = next((row["why"] for row in shown if row["covers"] == "queue"), "")
+            chosen = next((row for row in shown if row["chosen"]), None)
+            runs = f"runs {chosen['route']}" if chosen else "runs stock torch"
+            table = [row for row in shown if row["covers"] != "queue"]
+            title = f"{problem} {runs}. {queue[:1].upper()}{queue[1:]}.\n  in {environment}"
+            tables.append(Table("rows", _COLUMNS, table, title=title))
+    notes = [f"{len(steps) - MOST} more problems match: name one as reports spell it."] if len(steps) > MOST else []
+    return Report(
+        "explain",
+        tables or [Table("rows", _COLUMNS, ())],
+        facts={"problems": [str(problem) for problem, _ in steps]},
+        lines=lines,
+        notes=notes,
+    )
+
+
+def _row(problem: Problem, row: Row) -> dict[str, Any]:
+    route = str(Candidate(row["backend"], row["config"])) if row["backend"] else None
+    speedup = row["baseline_us"] / row["us"] if row["us"] else None
+    return {"problem": str(problem), **row, "route": route, "speedup": speedup}
+
+
+def _unseen(problem: Problem, solutions: Sequence[Row]) -> str:
+    """A size nobody called may still be served: by a bucket that was proven over all its sizes."""
+    for row in solutions:
+        filed = matching([row], {})
+        if filed and filed[0] == problem.with_m(padded_m(problem.m, problem.n, row["covers"])):
+            by = Candidate(row["backend"], row["config"])
+            where = f"proven for {row['covers']} M={row['m']} on {row['device']}"
+            return f"{problem} was never seen; it would run {by}, {where}."
+    return f"{problem} was never seen and runs stock torch. gemmtuned tune '{problem}' tunes it now."

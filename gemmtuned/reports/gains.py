@@ -1,0 +1,51 @@
+"""What tuning has gained: each solution's time beside torch's own, and what its calls have saved since."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from gemmtuned.configs.solution import LIVE_STATES, Candidate
+from gemmtuned.reports.render import Column, Report, Row, Table, count, duration, factor, small
+
+# A verdict, not a gain: it is counted below the table, and listed with --all.
+_NO_GAIN: Final = "default_best"
+
+
+def report(rows: Sequence[Row], *, every: bool, limit: int) -> Report:
+    """rows: of the view `solutions`. every: also the default-is-best verdicts and what was withdrawn."""
+    live = [row for row in rows if row["state"] in LIVE_STATES]
+    faster = [row for row in live if row["state"] != _NO_GAIN]
+    ordered = sorted(rows if every else faster, key=lambda row: (-(row["saved_us"] or 0), -row["speedup"]))
+    shown: list[dict[str, Any]] = [
+        {**row, "route": str(Candidate(row["backend"], row["config"]))}
+        for row in (ordered[:limit] if limit else ordered)
+    ]
+    columns = (
+        Column("problem", "problem", right=False),
+        Column("covers", "for", right=False),
+        Column("route", "runs", right=False),
+        Column("baseline_us", "torch", duration),
+        Column("us", "now", duration),
+        Column("speedup", "gain", factor),
+        Column("gain_low", "at least", factor),
+        Column("err", "error", small),
+        Column("hit_calls", "calls", count),
+        Column("saved_us", "saved", duration),
+        *((Column("state", "state", right=False),) if every else ()),
+    )
+    saved_us = sum(row["saved_us"] or 0 for row in rows)
+    notes = []
+    if rows:
+        notes.append(
+            f"saved so far: {duration(saved_us)} of GEMM time; {len(faster)} problems run faster, "
+            f"{len(live) - len(faster)} are best with torch's own"
+        )
+    if len(shown) < len(ordered):
+        notes.append(f"{len(ordered) - len(shown)} more: --limit 0 shows all")
+    return Report(
+        "gains",
+        [Table("rows", columns, shown, empty="No solution is in use yet.")],
+        facts={"saved_us": saved_us, "faster": len(faster), "default_best": len(live) - len(faster)},
+        notes=notes,
+    )

@@ -1,0 +1,214 @@
+"""How a report reaches the reader: tables on a terminal, plain columns in a pipe, or a JSON envelope.
+
+A report is built once, as data, and shown in either form, so that both always say the same.  JSON is
+`{"schema": "gemmtuned.<command>/1", <facts>, "<table>": [rows], "notes": [...]}`: rows hold every column a query
+gave, in raw units; the text shows a choice of them.  The number after the slash rises only when a key is renamed or
+taken away.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from gemmtuned.configs.settings import no_color
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Row = Mapping[str, Any]
+
+_ESCAPES: Final = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
+    r"|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"  # OSC: titles, links
+    r"|\x1b[ -/]*[0-~]"
+    r"|[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]"  # what is left of them, and text direction
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of the text form: the row's key, its heading, how a value is spelled (None shows as "-")."""
+
+    key: str
+    head: str
+    spell: Callable[[Any], str] = str
+    right: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows under one key of the JSON form (tables of one key are joined there).
+
+    title: the line above; empty: the line shown instead of a table without rows.
+    """
+
+    key: str
+    columns: Sequence[Column]
+    rows: Sequence[Row]
+    title: str = ""
+    empty: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One answer of one command. facts: single values for JSON; lines: what the text says before the tables."""
+
+    command: str
+    tables: Sequence[Table] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    lines: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+
+def clean(text: str) -> str:
+    """Text without terminal escapes and control characters: names in the database come from other programs."""
+    return _ESCAPES.sub(" ", text) if _ESCAPES.search(text) else text
+
+
+def count(value: float) -> str:
+    """12345 as 12,345."""
+    return f"{value:,.0f}"
+
+
+def duration(us: float) -> str:
+    """Microseconds in the unit a reader would choose: 8.41 us, 12.3 ms, 4.2 s, 1.5 h."""
+    for limit, scale, unit in ((1e3, 1, "us"), (1e6, 1e3, "ms"), (3.6e9, 1e6, "s")):
+        if abs(us) < limit * 0.9995:
+            return f"{_three(us / scale)} {unit}"
+    return f"{_three(us / 3.6e9)} h"
+
+
+def percent(share: float) -> str:
+    """0.947 as 94.7 %; never rounded up to 100 or down to 0."""
+    shown = min(99.9, share * 100) if share < 1 else share * 100
+    return f"{max(0.1, shown) if share > 0 else 0.0:.1f} %"
+
+
+def factor(value: float) -> str:
+    """1.634 as 1.63x."""
+    return f"{value:.2f}x"
+
+
+def small(value: float) -> str:
+    """An error figure: 3.1e-07."""
+    return f"{value:.1e}"
+
+
+def flops(value: float) -> str:
+    """Floating-point operations with an SI prefix: 4.30 TFLOP."""
+    for scale, unit in ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP")):
+        if value >= scale:
+            return f"{_three(value / scale)} {unit}"
+    return f"{value:.0f} FLOP"
+
+
+def size(value: float) -> str:
+    """Bytes with a binary prefix."""
+    for scale, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if value >= scale:
+            return f"{_three(value / scale)} {unit}"
+    return f"{value:.0f} B"
+
+
+def age(seconds: float) -> str:
+    """How long ago: 5 s, 3 min, 2 h, 4 d."""
+    for limit, scale, unit in ((60, 1, "s"), (3600, 60, "min"), (86400, 3600, "h")):
+        if seconds < limit:
+            return f"{max(seconds, 0) // scale:.0f} {unit} ago"
+    return f"{seconds // 86400:.0f} d ago"
+
+
+def yes(value: Any) -> str:
+    """True as yes, False as no."""
+    return "yes" if value else "no"
+
+
+def show(report: Report, *, as_json: bool) -> None:
+    """Write the report to stdout."""
+    if as_json:
+        print(to_json(report))
+        return
+    console = terminal()
+    with console.capture() as drawn:  # rich ends the process with 1 when a pipe closes; print raises, as it should
+        for line in report.lines:
+            console.print(_text(line), soft_wrap=True)
+        for table in report.tables:
+            if table.rows:
+                if table.title:
+                    console.print(_text(table.title), soft_wrap=True)
+                _draw(console, table)
+            elif table.empty:
+                console.print(_text(table.empty), soft_wrap=True)
+        for note in report.notes:
+            console.print(_text(note), soft_wrap=True)
+    print(drawn.get(), end="")
+
+
+def to_json(report: Report) -> str:
+    """The versioned envelope, one line, ASCII; a figure that is not finite becomes null."""
+    envelope: dict[str, Any] = {"schema": f"gemmtuned.{report.command}/1", **report.facts}
+    for table in report.tables:
+        envelope.setdefault(table.key, []).extend(table.rows)
+    envelope["notes"] = list(report.notes)
+    return json.dumps(_finite(envelope), allow_nan=False)
+
+
+def terminal(*, stderr: bool = False) -> Console:
+    """A console that colours only on a terminal and never under NO_COLOR; in a pipe nothing is cut to a width."""
+    from rich.console import Console
+
+    file = sys.stderr if stderr else sys.stdout
+    return Console(
+        file=file,
+        color_system=None if no_color() else "auto",
+        highlight=False,
+        width=None if file.isatty() else 10_000,
+        emoji=False,
+        markup=False,
+    )
+
+
+def complain(message: str) -> None:
+    """One line to stderr, as every error of ours looks."""
+    sys.stderr.write(f"gemmtuned: {clean(' '.join(message.split()))}\n")
+
+
+def _draw(console: Console, table: Table) -> None:
+    from rich import box
+    from rich.table import Table as RichTable
+
+    # a pipe gets columns parted by spaces alone, so that awk and diff can read them
+    drawn = RichTable(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False, header_style="bold")
+    for column in table.columns:
+        drawn.add_column(column.head, justify="right" if column.right else "left", overflow="fold")
+    for row in table.rows:
+        values = [(column, row.get(column.key)) for column in table.columns]
+        drawn.add_row(*(_text("-" if value is None else column.spell(value)) for column, value in values))
+    console.print(drawn)
+
+
+def _text(line: str) -> Any:
+    from rich.text import Text  # text as it is: a run named "[red]" is a name, not a style
+
+    return Text(clean(line))
+
+
+def _three(value: float) -> str:
+    digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+    return f"{value:.{digits}f}"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value

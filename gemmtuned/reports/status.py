@@ -1,0 +1,121 @@
+"""What goes on now: daemon, generations, hooked programs, what waits to be tuned and where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gemmtuned.configs.settings import Settings
+from gemmtuned.reports.render import Column, Report, Row, Table, age, count, percent
+
+
+def report(
+    settings: Settings,
+    *,
+    notice: Mapping[str, Any] | None,
+    published: int | None,
+    generation: int,
+    sessions: Sequence[Row],
+    coverage: Sequence[Row],
+    environments: Sequence[Row],
+    now_s: float,
+) -> Report:
+    """notice: the daemon's. published, generation: of the tables, and of the store. Rows: as db.queries gives them."""
+    running = [row for row in sessions if row["state"] != "ended"]
+    covered = sum(row["covered_time_us"] for row in coverage)
+    total = sum(row["time_us"] for row in coverage)
+    share = covered / total if total else None
+    lines = [
+        _daemon_line(notice, now_s),
+        _published_line(published, generation),
+        f"covered now: {percent(share)} of the GEMM time of the last 24 h (gemmtuned coverage)"
+        if share is not None
+        else "No GEMM was called in the last 24 h.",
+    ]
+    if settings.kill_switch.exists():
+        lines.insert(
+            0, f"SWITCHED OFF: {settings.kill_switch} exists, every program runs stock torch. Remove it to go on."
+        )
+    seats = list(notice["seats"]) if notice and notice["running"] else []
+    queue = [{**row, "waiting": row["open_problems"] - row["failed"]} for row in environments]
+    tables = [
+        Table("devices", _SEATS, seats, title="Devices:"),
+        Table("sessions", _session_columns(now_s), running, title="Programs:", empty="No hooked program is running."),
+        Table("queue", _QUEUE, queue, title="Where problems were seen (gemmtuned untuned lists what waits):"),
+    ]
+    facts = {
+        "database": str(settings.db),
+        "generation": generation,
+        "published_generation": published,
+        "daemon": dict(notice) if notice else None,
+        "covered_share": share,
+        "switched_off": settings.kill_switch.exists(),
+    }
+    return Report("status", tables, facts=facts, lines=lines, notes=_notes(running, notice))
+
+
+_SEATS = (
+    Column("id", "device", right=False),
+    Column("state", "state", right=False),
+    Column("problem", "problem", lambda text: text or "-", right=False),
+    Column("candidate", "candidate", lambda text: text or "-", right=False),
+    Column("others", "used by others", percent),
+    Column("reason", "why", lambda text: text or "", right=False),
+)
+_QUEUE = (
+    Column("environment", "environment", right=False),
+    Column("problems", "problems", count),
+    Column("calls", "calls", count),
+    Column("waiting", "to be tuned", count),
+    Column("failed", "failed", count),
+)
+
+
+def _session_columns(now_s: float) -> tuple[Column, ...]:
+    return (
+        Column("run", "program", right=False),
+        Column("host", "host", right=False),
+        Column("pid", "pid"),
+        Column("path", "path", right=False),
+        Column("generation", "generation", count),
+        Column("calls", "calls", count),
+        Column("state", "state", right=False),
+        Column("last_seen", "heard of", lambda us: age(now_s - us / 1e6)),
+        Column("note", "note", lambda note: note or "", right=False),
+    )
+
+
+def _daemon_line(notice: Mapping[str, Any] | None, now_s: float) -> str:
+    if notice is None:
+        return "daemon: never ran here. Start it: gemmtuned daemon"
+    if not notice["running"]:
+        return f"daemon: not running, last heard of {age(now_s - notice['updated_s'])}. Start it: gemmtuned daemon"
+    why = f" ({notice['reason']})" if notice["reason"] else ""
+    return f"daemon: {notice['state']}{why}, pid {notice['pid']}, {count(notice['solved'])} problems solved so far"
+
+
+def _published_line(published: int | None, generation: int) -> str:
+    if published is None:
+        return "published: nothing yet"
+    if published < generation:
+        return f"published: generation {published}, the store is at {generation}: the daemon will publish it"
+    return f"published: generation {published}"
+
+
+def _notes(running: Sequence[Row], notice: Mapping[str, Any] | None) -> list[str]:
+    notes = []
+    for what, meaning in (
+        ("dropped", "calls were not counted (too many problems, or the database was locked or full)"),
+        ("errors", "errors in the hook: the calls went to stock torch"),
+        ("reload_failures", "published tables could not be taken up: gemmtuned doctor says why"),
+    ):
+        total = sum(row[what] or 0 for row in running)
+        if total:
+            notes.append(f"{count(total)} {meaning}.")
+    if notice and notice["running"]:
+        notes += [
+            f"{count(row['problems'])} problems wait for a daemon of another environment, start one there: "
+            f"{row['environment']}"
+            for row in notice["elsewhere"]
+        ]
+    return notes

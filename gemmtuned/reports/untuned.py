@@ -1,0 +1,34 @@
+"""What is not tuned yet, worth most first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gemmtuned.reports.render import Column, Report, Row, Table, age, count, duration
+
+
+def report(rows: Sequence[Row], *, limit: int, now_s: float) -> Report:
+    """rows: of the view `untuned`. limit: how many to show, 0 for all."""
+    ordered = sorted(rows, key=lambda row: -row["worth"])
+    shown = ordered[:limit] if limit else ordered
+    columns = (
+        Column("problem", "problem", right=False),
+        Column("calls", "calls", count),
+        Column("est_time_us", "time", duration),
+        Column("est_saving_us", "may save", duration),
+        Column("state", "state", right=False),
+        Column("last_seen", "seen", lambda us: age(now_s - us / 1e6)),
+        Column("reason", "why", lambda reason: reason or "", right=False),
+    )
+    states = {state: sum(row["state"] == state for row in rows) for state in ("queued", "leased", "failed")}
+    notes = []
+    if len(shown) < len(ordered):
+        notes.append(f"{len(ordered) - len(shown)} more: --limit 0 shows all")
+    if states["queued"]:
+        notes.append("gemmtuned daemon tunes them while the machine is idle, gemmtuned tune PROBLEM at once.")
+    return Report(
+        "untuned",
+        [Table("rows", columns, shown, empty="Everything that was called has a verdict.")],
+        facts={"total": len(ordered), "states": states},
+        notes=notes,
+    )

@@ -1,0 +1,433 @@
+"""The command line as a user meets it: real processes, a real database, exit codes and what stands on which stream."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gemmtuned.configs.manifest import read_manifest
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.settings import VARIABLES
+from gemmtuned.configs.sighting import Session, Sighting
+from gemmtuned.configs.solution import Device, Environment, Solution
+
+DEVICE = Device(key="cpu-test-0", kind="cpu", name="test", arch="x86_64", units=2)
+HERE = Environment(DEVICE, {"torch": "2.13.0", "onednn": "2.13.0/cpu-test-0"})
+TUNED = Problem(m=8, n=2048, k=1024, dtype="fp32", threads=2)
+EVEN = Problem(m=9, n=2048, k=1024, dtype="fp32", threads=2)
+WAITING = Problem(m=8, n=512, k=1024, dtype="bf16", threads=2)
+
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+READ = [
+    ["coverage"],
+    ["coverage", "--by", "run", "--weight", "calls"],
+    ["coverage", "--by", "problem", "--weight", "flops", "--since", "7d"],
+    ["untuned"],
+    ["gains"],
+    ["trials"],
+    ["trials", str(TUNED)],
+    ["status"],
+    ["explain", str(TUNED)],
+    ["explain", "8", "2048", "1024"],
+    ["db", "check"],
+]
+
+
+def environment(home: Path, **more: str) -> dict[str, str]:
+    ours = {variable.name for variable in VARIABLES}
+    env = {name: value for name, value in os.environ.items() if name not in ours}
+    env.pop("NO_COLOR", None)
+    return {**env, "GEMMTUNED_HOME": str(home), **more}
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    """Run `gemmtuned ARGS` as a process of its own, its home in tmp_path/home."""
+
+    def run(*args: str, **more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "gemmtuned", *args]
+        env = environment(tmp_path / "home", **more)
+        return subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path, timeout=60)
+
+    return run
+
+
+def solution(problem: Problem, **more: Any) -> Solution:
+    facts: dict[str, Any] = {
+        "device": DEVICE.key, "mode": "eager", "covers": "exact", "backend": "onednn", "config": "{}",
+        "stamp": HERE.stamps["onednn"], "us": 50.0, "baseline_us": 100.0, "gain_low": 1.9, "err": 1e-7,
+        "baseline_err": 1e-7, "state": "published",
+    }  # fmt: skip
+    return Solution(problem=problem, **{**facts, **more})
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home whose database holds one tuned problem, one that is best as it is, and one that waits."""
+    from gemmtuned.configs.solution import Candidate
+    from gemmtuned.daemon.publish import publish
+    from gemmtuned.db.store import Store
+
+    home = tmp_path / "home"
+    home.mkdir()
+    now_s = time.time()
+    store = Store(home / "tune.db", locks=home / "locks")
+    try:
+        seen = [Sighting(TUNED, "miss", 1000), Sighting(EVEN, "miss", 10), Sighting(WAITING, "miss", 30)]
+        store.add_sightings("serve \x1b[31m[red]", HERE, seen, now_s=now_s - 60)
+        started_us = int(now_s * 1e6)
+        session = Session(
+            host="here", pid=os.getpid(), started_us=started_us, run="serve", path="native", generation=1, errors=2
+        )
+        store.beat(session, now_s=now_s)
+        work = store.lease_next("test", HERE, now_s=now_s, hold_s=60, problems=[TUNED])
+        assert work is not None
+        store.add_trial(
+            work,
+            TUNED,
+            Candidate("onednn"),
+            phase="confirm",
+            us=50.0,
+            err=1e-7,
+            outcome="ok",
+            note="",
+            started_us=started_us,
+        )
+        store.install(work, [solution(TUNED)], environment=HERE, now_s=now_s)
+        best = solution(EVEN, backend="torch", stamp="2.13.0", us=100.0, gain_low=1.0, state="default_best")
+        store.install(None, [best], environment=HERE, now_s=now_s)
+        store.add_sightings("serve", HERE, [Sighting(TUNED, "exact", 500)], now_s=now_s)
+        publish(store, home / "configs", home / "locks", now_s=now_s)
+    finally:
+        store.close()
+    return home
+
+
+def ids(args: list[str]) -> str:
+    return " ".join(args)
+
+
+@pytest.mark.parametrize("args", READ, ids=ids)
+def test_every_read_command_gives_plain_text_and_valid_json(cli: Cli, home: Path, args: list[str]) -> None:
+    text, done = cli(*args), cli(*args, "--json")
+
+    assert (text.returncode, text.stderr) == (0, "")
+    assert "\x1b" not in text.stdout and text.stdout.strip()
+    assert (done.returncode, done.stderr) == (0, "")
+    parsed = json.loads(done.stdout)
+    assert parsed["schema"] == f"gemmtuned.{'db.check' if args[0] == 'db' else args[0]}/1"
+    assert "\x1b" not in done.stdout
+
+
+@pytest.mark.parametrize("args", READ, ids=ids)
+def test_every_read_command_works_before_there_is_a_database_and_makes_none(
+    cli: Cli, tmp_path: Path, args: list[str]
+) -> None:
+    text, parsed = cli(*args), cli(*args, "--json")
+
+    assert (text.returncode, parsed.returncode) == (0, 0)
+    assert "No database yet at" in text.stdout and "gemmtuned run" in text.stdout
+    tables = [value for key, value in json.loads(parsed.stdout).items() if isinstance(value, list) and key != "notes"]
+    assert all(table == [] for table in tables)
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["nonsense"],
+        ["coverage", "--by", "colour"],
+        ["coverage", "--since", "yesterday"],
+        ["untuned", "--limit", "-1"],
+        ["trials", "not a problem"],
+        ["explain", "8", "2048"],
+        ["explain"],
+        ["withdraw"],
+        ["withdraw", "fp32:8x8"],
+        ["tune"],
+        ["tune", "fp33:8x8x8"],
+        ["tune", "-i", "missing.csv"],
+        ["run"],
+        ["run", "no-such-program-anywhere"],
+        ["compare", "--figure", "(", "--", "python"],
+        ["compare", "--figure", "none", "--", "python"],
+        ["daemon", "--log-level", "loud"],
+        ["db"],
+    ],
+    ids=ids,
+)
+def test_wrong_usage_ends_with_2_and_says_what(cli: Cli, args: list[str]) -> None:
+    done = cli(*args)
+
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr.strip() or args == ["db"]
+
+
+def test_a_wrong_variable_is_named_on_one_line(cli: Cli) -> None:
+    done = cli("status", GEMMTUNED_IDLE_S="soon")
+
+    assert done.returncode == 2
+    assert done.stderr == "gemmtuned: GEMMTUNED_IDLE_S must be a number of seconds, got 'soon'\n"
+
+
+def test_version_is_that_of_the_package(cli: Cli) -> None:
+    import gemmtuned
+
+    assert cli("--version").stdout == f"gemmtuned {gemmtuned.__version__}\n"
+
+
+def test_status_imports_nothing_heavy(cli: Cli, home: Path) -> None:
+    code = (
+        "import sys; sys.argv[1:] = ['status', '--json']; from gemmtuned.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'torch', 'pandas', 'numpy', 'sqlite_utils', 'triton', 'rich', 'watchdog'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment(home), timeout=60
+    )
+
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_coverage_counts_both_figures(cli: Cli, home: Path) -> None:
+    parsed = json.loads(cli("coverage", "--by", "problem", "--weight", "calls", "--json").stdout)
+
+    assert parsed["total"]["covered_share"] == pytest.approx(1510 / 1540)
+    assert parsed["total"]["hit_share"] == pytest.approx(500 / 1540)
+    assert {row["problem"]: row["covered_share"] for row in parsed["rows"]} == {
+        str(TUNED): 1,
+        str(EVEN): 1,
+        str(WAITING): 0,
+    }
+
+
+def test_untuned_lists_what_waits(cli: Cli, home: Path) -> None:
+    parsed = json.loads(cli("untuned", "--json").stdout)
+
+    assert [(row["problem"], row["state"]) for row in parsed["rows"]] == [(str(WAITING), "queued")]
+
+
+def test_gains_leaves_out_what_gained_nothing(cli: Cli, home: Path) -> None:
+    parsed = json.loads(cli("gains", "--json").stdout)
+
+    assert [row["problem"] for row in parsed["rows"]] == [str(TUNED)]
+    assert (parsed["faster"], parsed["default_best"]) == (1, 1)
+    assert parsed["saved_us"] == pytest.approx(500 * 50.0)
+
+
+def test_status_names_the_generation_and_the_errors_of_programs(cli: Cli, home: Path) -> None:
+    text, parsed = cli("status").stdout, json.loads(cli("status", "--json").stdout)
+
+    assert (parsed["generation"], parsed["published_generation"]) == (2, 2)
+    assert parsed["queue"][0]["waiting"] == 1
+    assert "daemon: never ran here" in text
+    assert "2 errors in the hook" in text
+
+
+def test_a_hostile_run_name_reaches_the_terminal_harmless(cli: Cli, home: Path) -> None:
+    out = cli("coverage", "--by", "run").stdout
+
+    assert "\x1b" not in out and "[red]" in out
+
+
+def test_explain_tells_hit_and_miss_apart(cli: Cli, home: Path) -> None:
+    hit, miss = cli("explain", str(TUNED)).stdout, cli("explain", str(WAITING)).stdout
+    unseen = cli("explain", "7", "7", "7", "--dtype", "fp32").stdout
+
+    assert "onednn" in hit and "2.00x" in hit
+    assert "waits for a daemon" in miss
+    assert "was never seen" in unseen
+
+
+def test_withdraw_takes_it_out_of_the_published_tables(cli: Cli, home: Path) -> None:
+    before = read_manifest(home / "configs")
+
+    dry = cli("withdraw", str(TUNED), "--dry-run")
+    assert (dry.returncode, read_manifest(home / "configs")) == (0, before)
+    assert "1 would be withdrawn" in dry.stdout
+
+    done = cli("withdraw", str(TUNED))
+    after = read_manifest(home / "configs")
+    assert done.returncode == 0 and before is not None and after is not None
+    assert (before.generation, after.generation) == (2, 3)
+    assert sum(file.rows for file in after.files) == 1
+
+    assert cli("withdraw", str(TUNED)).returncode == 1
+
+
+def test_writers_make_no_database(cli: Cli, tmp_path: Path) -> None:
+    for args in (["withdraw", str(TUNED)], ["db", "backup"]):
+        done = cli(*args)
+        assert done.returncode == 1
+        assert done.stderr.startswith("gemmtuned: no database at")
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_backup_is_a_database_that_passes_its_check(cli: Cli, home: Path, tmp_path: Path) -> None:
+    target = tmp_path / "copy.db"
+
+    assert cli("db", "backup", str(target)).returncode == 0
+    assert json.loads(cli("db", "check", "--json", GEMMTUNED_DB=str(target)).stdout)["ok"] is True
+
+
+def test_a_damaged_database_fails_its_check_and_is_left_as_it_lies(cli: Cli, home: Path) -> None:
+    db = home / "tune.db"
+    damaged = b"not a database" * 500
+    for name in ("tune.db-wal", "tune.db-shm"):
+        (home / name).unlink(missing_ok=True)
+    db.write_bytes(damaged)
+
+    check, status = cli("db", "check"), cli("status")
+
+    assert (check.returncode, status.returncode) == (1, 1)
+    assert status.stderr.startswith("gemmtuned: ") and status.stderr.count("\n") == 1
+    assert db.read_bytes() == damaged
+
+
+def test_run_switches_the_hook_on_and_keeps_the_programs_exit_code(cli: Cli, tmp_path: Path) -> None:
+    names = ("AITER_TUNE_GEMM", "TORCH_DEVICE_BACKEND_AUTOLOAD", "GEMMTUNED_RUN", "GEMMTUNED_DISPATCH")
+    script = tmp_path / "serve.py"
+    script.write_text(f"import os, sys; print([os.environ.get(n) for n in {names}], sys.argv[1:]); sys.exit(7)")
+
+    done = cli(
+        "run", "--run-label", "nightly", "--capture-only", "serve.py", "--port", "3", TORCH_DEVICE_BACKEND_AUTOLOAD="0"
+    )
+    plain = cli("run", sys.executable, "serve.py")
+
+    assert (done.returncode, done.stdout) == (7, "['1', '1', 'nightly', '0'] ['--port', '3']\n")
+    assert (plain.returncode, plain.stdout) == (7, "['1', '1', None, None] []\n")
+
+
+FAKE = """
+import os
+on = os.environ["AITER_TUNE_GEMM"] == "1" and os.environ["GEMMTUNED_DISPATCH"] == "1"
+print("tokens/s: 1"); print(f"tokens/s: {150 if on else 100}")
+"""
+
+
+def test_compare_reads_the_figure_a_program_prints(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "bench.py").write_text(FAKE)
+
+    done = cli(
+        "compare", "--rounds", "5", "--no-warm-up", "--figure", r"tokens/s: ([0-9.]+)", "--json", "--", "bench.py"
+    )
+
+    parsed = json.loads(done.stdout)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {row["arm"]: row["median"] for row in parsed["arms"]} == {"off": 100, "capture": 100, "on": 150}
+    assert parsed["arms"][2]["ratio"] == 1.5 and parsed["arms"][2]["verdict"] == "better"
+    assert parsed["arms"][1]["verdict"] == "within noise"
+
+
+def test_compare_says_when_it_cannot_tell(cli: Cli) -> None:
+    done = cli("compare", "--rounds", "2", "--no-warm-up", "--", sys.executable, "-c", "pass")
+
+    assert done.returncode == 0
+    assert "cannot tell a gain from noise" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [("import sys; print('boom'); sys.exit(3)", "ended with 3"), ("print('x')", "nothing it printed")]
+)
+def test_compare_fails_when_the_program_does(cli: Cli, code: str, said: str) -> None:
+    done = cli("compare", "--figure", "f=([0-9]+)", "--", sys.executable, "-c", code)
+
+    assert done.returncode == 1
+    assert said in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_an_interrupt_ends_with_130_and_stops_the_program(tmp_path: Path) -> None:
+    mark = tmp_path / "pid"
+    code = f"import os, pathlib, time; pathlib.Path({str(mark)!r}).write_text(str(os.getpid())); time.sleep(60)"
+    command = [sys.executable, "-m", "gemmtuned", "compare", "--", sys.executable, "-c", code]
+    for number, expected in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        mark.unlink(missing_ok=True)
+        process = subprocess.Popen(command, env=environment(tmp_path), stderr=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + 30
+        while not (mark.exists() and mark.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=30)
+        assert process.returncode == expected
+        assert "Traceback" not in stderr
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(mark.read_text()), 0)
+
+
+def test_a_reader_who_has_seen_enough_is_no_error(home: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "gemmtuned", "gains"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, env=environment(home), timeout=60)
+    os.close(write)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("no_color", "coloured"), [("", True), ("1", False)])
+def test_a_terminal_gets_styles_unless_no_color_is_set(home: Path, no_color: str, coloured: bool) -> None:
+    ours, theirs = pty.openpty()
+    env = environment(home, TERM="xterm-256color", NO_COLOR=no_color, COLUMNS="200")
+    done = subprocess.run([sys.executable, "-m", "gemmtuned", "gains"], stdout=theirs, env=env, timeout=60)
+    os.close(theirs)
+    out = b""
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:
+            break
+        if not part:
+            break
+        out += part
+    os.close(ours)
+
+    assert done.returncode == 0
+    assert (b"\x1b[" in out) is coloured
+
+
+def test_tune_names_bad_rows_and_takes_none_of_them_for_good(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "u.csv").write_text("M,N,K,bias,dtype\n8,64,64,False,torch.bfloat16\n8,64,x,False,torch.bfloat16\n")
+
+    refused = cli("tune", "-i", "u.csv", "--dry-run")
+    skipped = cli("tune", "-i", "u.csv", "--dry-run", "--skip-bad-rows", "--threads", "2", "--json")
+
+    assert refused.returncode == 2
+    assert "u.csv line 3, column K: 'x' is not a whole number" in refused.stderr
+    assert "--skip-bad-rows" in refused.stderr
+    assert skipped.returncode == 0
+    assert [row["problem"] for row in json.loads(skipped.stdout)["rows"]] == ["bf16:8x64x64,threads=2"]
+
+
+def test_doctor_reports_every_part(cli: Cli, home: Path) -> None:
+    done = cli("doctor", "--quick", "--json", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+
+    parsed = json.loads(done.stdout)
+    found = {check["name"]: check for check in parsed["checks"]}
+    assert found["autoload"]["result"] == "FAIL" and "gemmtuned run" in found["autoload"]["fix"]
+    assert done.returncode == 1
+    assert found["database"]["result"] == "PASS"
+    assert found["published tables"]["result"] == "PASS"
+    parts = {"python", "torch", "entry point", "native hook", "home", "file system", "disk", "sqlite", "inotify"}
+    assert parts | {"daemon", "programs"} <= set(found)
+    assert {row["name"] for row in parsed["settings"]} == {variable.name for variable in VARIABLES}
+
+
+def test_doctor_says_who_may_write_the_published_tables(cli: Cli, home: Path) -> None:
+    (home / "configs").chmod(0o777)
+
+    found = json.loads(cli("doctor", "--quick", "--json").stdout)["checks"]
+
+    tables = next(check for check in found if check["name"] == "published tables")
+    assert tables["result"] == "FAIL" and "chmod go-w" in tables["found"]

@@ -1,0 +1,174 @@
+"""Reports: how values are spelled, what a comparison may claim, what a list of problems gives, text and JSON."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from gemmtuned.configs.aiter_csv import read_untuned
+from gemmtuned.configs.errors import TableError
+from gemmtuned.configs.problem import Problem
+from gemmtuned.reports import comparison, render
+from gemmtuned.reports.problem_list import read_list
+from gemmtuned.reports.render import Column, Report, Table
+
+
+@pytest.mark.parametrize(
+    ("spell", "value", "text"),
+    [
+        (render.duration, 8.414, "8.41 us"),
+        (render.duration, 999.7, "1.00 ms"),
+        (render.duration, 12_345, "12.3 ms"),
+        (render.duration, 4.2e6, "4.20 s"),
+        (render.duration, 7.2e9, "2.00 h"),
+        (render.percent, 0.9999, "99.9 %"),  # not all of it
+        (render.percent, 1.0, "100.0 %"),
+        (render.percent, 1e-9, "0.1 %"),  # not nothing
+        (render.percent, 0.0, "0.0 %"),
+        (render.count, 1234567, "1,234,567"),
+        (render.flops, 4.3e12, "4.30 TFLOP"),
+        (render.size, 3 << 30, "3.00 GiB"),
+        (render.age, 7300, "2 h ago"),
+        (render.age, -5, "0 s ago"),  # a clock that went back
+    ],
+)
+def test_a_value_is_spelled_for_people(spell: object, value: float, text: str) -> None:
+    assert spell(value) == text  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "\x1b[31mred\x1b[0m",
+        "\x1b]0;t\x07",
+        "\x1b]8;;http://x\x1b\\link",
+        "a\nb\r\x00\x08",
+        "\x9b2Jgone",
+        "\u202eabc",
+    ],
+)
+def test_no_name_can_write_escapes_to_a_terminal(hostile: str) -> None:
+    kept = render.clean(hostile)
+
+    assert not [c for c in kept if ord(c) < 32 or 127 <= ord(c) < 160 or c == "\u202e"]
+
+
+def test_a_name_in_brackets_is_not_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table("rows", [Column("name", "name")], [{"name": "[red]x[/red] :smile:"}])
+
+    render.show(Report("test", [table]), as_json=False)
+
+    assert "[red]x[/red] :smile:" in capsys.readouterr().out
+
+
+def test_a_long_row_is_not_cut_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table("rows", [Column("name", "name", right=False), Column("m", "m")], [{"name": "x" * 300, "m": 7}])
+
+    render.show(Report("test", [table]), as_json=False)
+
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.split() == ["x" * 300, "7"]
+
+
+def test_json_is_valid_whatever_the_figures() -> None:
+    rows = [{"us": float("nan"), "low": float("-inf"), "name": "\x1b[31m", "none": None}]
+
+    parsed = json.loads(render.to_json(Report("gains", [Table("rows", (), rows)], facts={"saved_us": float("inf")})))
+
+    assert parsed["schema"] == "gemmtuned.gains/1"
+    assert parsed["saved_us"] is None
+    assert parsed["rows"] == [{"us": None, "low": None, "name": "\x1b[31m", "none": None}]
+
+
+def test_a_clear_gain_is_called_better() -> None:
+    found = comparison.ratio([10.0, 10.2, 9.9, 10.1, 10.0], [8.0, 8.1, 8.2, 7.9, 8.0], higher_is_better=False)
+
+    assert found.verdict == "better"
+    assert found.median == pytest.approx(1.25, rel=0.03)
+
+
+def test_more_tokens_per_second_is_better_and_fewer_worse() -> None:
+    off, more = [100.0] * 5, [110.0, 111.0, 109.0, 112.0, 110.0]
+
+    assert comparison.ratio(off, more, higher_is_better=True).verdict == "better"
+    assert comparison.ratio(more, off, higher_is_better=True).verdict == "worse"
+
+
+def test_three_rounds_claim_nothing() -> None:
+    assert comparison.ratio([2.0] * 3, [1.0] * 3, higher_is_better=False).verdict == "too few rounds"
+
+
+@pytest.mark.parametrize("rounds", [5, 6, 9, 20])
+def test_equal_arms_are_seldom_called_different(rounds: int) -> None:
+    rng = random.Random(rounds)
+    wrong = 0
+    for _ in range(400):
+        off, on = ([rng.lognormvariate(0, 0.05) for _ in range(rounds)] for _ in range(2))
+        wrong += comparison.ratio(off, on, higher_is_better=False).verdict != "within noise"
+
+    assert wrong / 400 < 0.10  # the interval's own promise is 6.25 % at 5 rounds and at most 5 % from 6 on
+
+
+def test_the_interval_says_its_true_confidence() -> None:
+    found = comparison.ratio([1.0] * 5, [1.0, 1.1, 0.9, 1.2, 0.8], higher_is_better=False)
+
+    assert found.confidence == pytest.approx(1 - 2 / 2**5)
+
+
+def test_a_plain_list_gives_each_problem_once_and_names_bad_lines() -> None:
+    lines = ["# decode", "fp32:8x2048x1024,threads=2   # hot", "", "fp32:8x2048x1024,threads=2", "  fp32:8xx1024"]
+
+    found = read_list(lines, name="shapes.txt", dtype="bf16", threads=0)
+
+    assert found.problems == (Problem(m=8, n=2048, k=1024, dtype="fp32", threads=2),)
+    assert len(found.complaints) == 1
+    assert found.complaints[0].startswith("shapes.txt line 5, column 3: 'fp32:8xx1024' is not a problem")
+
+
+def test_an_aiter_table_is_read_with_its_quirks() -> None:
+    lines = [
+        "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle",
+        "8, 384,7168\t,False,torch.bfloat16,torch.float32,False,False\t",
+        ",,,,,,,",
+        "",
+        "16,384,7168,True,dtypes.fp16,,0,None",
+        "32,384,7168",  # trailing columns missing
+    ]
+
+    found = read_untuned(lines, name="u.csv", dtype="bf16", threads=2)
+
+    assert found.complaints == ()
+    assert found.problems == (
+        Problem(m=8, n=384, k=7168, dtype="bf16", out_dtype="fp32", threads=2),
+        Problem(m=16, n=384, k=7168, bias=True, dtype="fp16", threads=2),
+        Problem(m=32, n=384, k=7168, dtype="bf16", threads=2),
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        ("x,384,7168,False,torch.bfloat16", "u.csv line 2, column M: 'x' is not a whole number"),
+        ("8,0,7168,False,torch.bfloat16", "u.csv line 2, column N: n is 0, expected an integer from 1 to 2147483647"),
+        ("8,384,7168,maybe,torch.bfloat16", "u.csv line 2, column bias: 'maybe' is neither True nor False"),
+        ("8,384,7168,False,__import__('os')", "u.csv line 2, column dtype: \"__import__('os')\" is no dtype we know"),
+    ],
+)
+def test_a_bad_row_is_named_with_line_and_column(row: str, complaint: str) -> None:
+    found = read_untuned(["M,N,K,bias,dtype", row, "8,8,8,0,bf16"], name="u.csv", dtype="bf16", threads=0)
+
+    assert found.complaints == (complaint,)
+    assert len(found.problems) == 1
+
+
+def test_a_batched_table_is_the_batched_family() -> None:
+    found = read_untuned(["B,M,N,K", "16, 1, 1280, 8192"], name="u.csv", dtype="bf16", threads=2)
+
+    assert found.problems == (Problem(family="batched", batch=16, m=1, n=1280, k=8192, dtype="bf16", threads=2),)
+
+
+def test_a_quantised_table_is_refused_by_name() -> None:
+    with pytest.raises(TableError, match="q_dtype_w"):
+        read_untuned(["M,N,K,q_dtype_w", "1,1280,8192,torch.int8"], name="u.csv", dtype="bf16", threads=0)
