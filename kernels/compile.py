@@ -35,7 +35,8 @@ class Binary:
     """A compiled kernel: what a driver loads, and what is known of it.
 
     name: the symbol in `data` (cubin or hsaco).  shared_bytes: dynamic shared memory of a launch.
-    threads: of a program.  registers: a thread.  spill_bytes: stack a thread, 0 when all is in registers.  Both None when no tool could tell.
+    threads: of a program.  registers: a thread.  spill_bytes: stack a thread, 0 when all is in registers.
+    The last two are None when no tool could tell.
     """
 
     name: str

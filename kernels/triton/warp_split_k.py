@@ -55,10 +55,8 @@ def warp_split_k(
     tokens = tl.arange(0, BLOCK_M)
     warp = tl.arange(0, WARPS)
     STRIDE: tl.constexpr = BLOCK_K if CHUNKED else BLOCK_K * WARPS
-    if CHUNKED:  # each warp has one stretch of K
-        first = (part * WARPS + warp) * (STEPS * BLOCK_K)
-    else:  # the warps walk side by side
-        first = part * (STEPS * WARPS * BLOCK_K) + warp * BLOCK_K
+    # chunked: each warp has one stretch of K; else the warps walk side by side
+    first = part * (STEPS * WARPS * BLOCK_K) + warp * (STEPS * BLOCK_K if CHUNKED else BLOCK_K)
     ks = first[:, None] + tl.arange(0, BLOCK_K)[None, :]
     w_rows = w + read.to(tl.int64)[None, :, None] * ldw
     x_rows = x + tokens.to(tl.int64)[None, None, :] * ldx

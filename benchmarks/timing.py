@@ -1,0 +1,130 @@
+"""Device time of a function that launches kernels: captured into a CUDA graph, replayed between two events."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+import triton
+import triton.language as tl
+
+
+class Timer(Protocol):
+    """prepare: record `launches` calls of f(i).  measure: us of each replay, the runs taking turns."""
+
+    device: str
+
+    def prepare(self, f: Callable[[int], None], launches: int) -> Any: ...
+
+    def measure(self, runs: list[Any], rounds: int) -> list[list[float]]: ...
+
+
+class CudaTimer:
+    """Graphs on one side stream. A replay is queued behind a short sleep, so that the host is never waited for."""
+
+    device = "cuda"
+
+    def __init__(self) -> None:
+        self.stream = torch.cuda.Stream()
+
+    def prepare(self, f: Callable[[int], None], launches: int) -> Any:
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self.stream):
+            f(0)  # modules load outside the capture
+            # not torch.cuda.graph(): it collects garbage at each entry, which takes longer than all we measure
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                for i in range(launches):
+                    f(i)
+            finally:
+                graph.capture_end()
+        return graph
+
+    def measure(self, runs: list[Any], rounds: int) -> list[list[float]]:
+        times: list[list[float]] = [[] for _ in runs]
+        order = list(range(len(runs)))
+        with torch.cuda.stream(self.stream):
+            for _ in range(rounds):
+                random.shuffle(order)
+                events = []
+                for i in order:
+                    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                    torch.cuda._sleep(40_000)
+                    start.record()
+                    runs[i].replay()
+                    end.record()
+                    events.append((i, start, end))
+                self.stream.synchronize()
+                for i, start, end in events:
+                    times[i].append(start.elapsed_time(end) * 1e3)
+        return times
+
+
+class HostTimer:
+    """For dry runs on the CPU: the same calls, timed by the host's clock; the numbers mean nothing."""
+
+    device = "cpu"
+
+    def prepare(self, f: Callable[[int], None], launches: int) -> Any:
+        return lambda: [f(i) for i in range(min(launches, 1))]
+
+    def measure(self, runs: list[Any], rounds: int) -> list[list[float]]:
+        times: list[list[float]] = [[] for _ in runs]
+        for _ in range(min(rounds, 3)):
+            for i, run in enumerate(runs):
+                start = time.perf_counter()
+                run()
+                times[i].append((time.perf_counter() - start) * 1e6)
+        return times
+
+
+@triton.jit
+def stream(w, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr, UNROLL: tl.constexpr):
+    """Read SIZE values once, add them up so that the reads are not dropped."""
+    acc = tl.zeros((BLOCK,), tl.float32)
+    begin = tl.program_id(0).to(tl.int64) * (BLOCK * STEPS)
+    for step in tl.range(0, STEPS, loop_unroll_factor=UNROLL):
+        at = begin + step * BLOCK + tl.arange(0, BLOCK)
+        acc += tl.load(w + at, mask=at < SIZE, other=0.0, eviction_policy="evict_first").to(tl.float32)
+    tl.store(out + tl.program_id(0), tl.sum(acc, 0))
+
+
+def floor_launches(timer: Timer, weights: torch.Tensor, launches: int) -> list[tuple[str, Any]]:
+    """Kernels that only read the same weights, the best three: the least time a decode GEMM can take."""
+    copies, n, k = weights.shape
+    size = n * k
+    views = list(weights.view(copies, size).unbind(0))
+    out = torch.empty(1 << 20, device=weights.device, dtype=torch.float32)
+    found = []
+    settings = [(block, warps, steps) for block in (2048, 4096, 8192) for warps in (4, 8) for steps in (1, 2, 4, 8)]
+    for block, warps, steps in settings if timer.device == "cuda" else settings[:1]:
+        grid = (-(-size // (block * steps)),)
+
+        def call(i: int, grid: Any = grid, block: int = block, warps: int = warps, steps: int = steps) -> None:
+            stream[grid](
+                views[i % copies], out, SIZE=size, BLOCK=block, STEPS=steps, UNROLL=min(steps, 4), num_warps=warps
+            )
+
+        run = timer.prepare(call, launches)
+        found.append((min(timer.measure([run], 3)[0]), f"block={block} warps={warps} steps={steps}", run))
+    found.sort(key=lambda item: item[0])
+    return [(name, run) for _, name, run in found[:3]]
+
+
+def summary_line(result: dict[str, Any], seconds: float) -> str:
+    """One shape on one line: F.linear, floor, then the best of each kernel."""
+    text = f"{result['shape']:>14} linear {result['linear_us']:6.2f} floor {result['floor_us']:5.2f} |"
+    seen = set()
+    for row in result["confirmed"]:
+        if row["kernel"] in seen:
+            continue
+        seen.add(row["kernel"])
+        config = json.dumps(list(row["config"].values()), separators=(",", ":"))
+        text += f" {row['kernel']} {row['us']:.2f} x{row['gain']:.2f} {config}"
+    failed = sum("failed" in row for row in result["screened"])
+    return text + f" | {len(result['screened'])} tried, {failed} failed, at {seconds:.0f} s"
