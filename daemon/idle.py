@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, Literal
 
 STALE_S: Final = 5.0  # an older reading says nothing about now
@@ -65,7 +66,7 @@ def judge(readings: Sequence[Reading], *, now_s: float, window_s: float, limits:
         free, need = newest.free_bytes >> 20, limits.free_bytes >> 20
         return Verdict("busy", 0.0, f"{free} MiB of memory free, {need} MiB are needed")
     start_s = newest.since_s
-    for reading in reversed(readings[:-1]):
+    for reading in islice(reversed(readings), 1, None):
         if _trouble(reading, limits) or not 0 <= start_s - reading.at_s <= 1e-3 or newest.at_s - start_s >= window_s:
             break  # 1e-3: intervals must join, else something was not watched
         start_s = reading.since_s

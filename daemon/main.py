@@ -172,7 +172,9 @@ def _results(
 def _raise_if_hopeless(daemon: Daemon) -> None:
     for seat in daemon.seats:
         if seat.failed_starts >= MAX_STARTS:
-            raise WorkerFailed(f"no worker can be started on {seat.monitor.id}: {seat.trouble}. Try: gemmtuned doctor")
+            raise WorkerFailed(
+                f"no worker can be started on {seat.monitor.id}: {seat.no_worker}. Try: gemmtuned doctor"
+            )
 
 
 def _patiently(action: Callable[[float], None], told: _Told) -> None:

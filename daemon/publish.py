@@ -71,6 +71,7 @@ def _holds(folder: Path, manifest: Manifest, solutions: list[Solution]) -> bool:
             rows, complaints = read_table(folder, file)
         except TableError as err:
             logger.warning("table not usable, written anew reason=%r", str(err))
+            (folder / file.name).unlink(missing_ok=True)  # a file of that name would be taken for good
             return False
         if complaints:
             return False

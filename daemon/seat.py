@@ -53,7 +53,8 @@ class Seat:
         self.out_of_work = False
         self._solved = 0
         self.failed_starts = 0
-        self.trouble = ""  # why nothing can be done here, other than being busy
+        self.trouble = ""  # why nothing can be written, or the worker not be ended
+        self.no_worker = ""  # why none can be started
         self._queue = queue
         self._make_worker = make_worker
         self._window_s = window_s
@@ -116,8 +117,8 @@ class Seat:
         """For `gemmtuned status`."""
         verdict = self._verdict
         state, reason = "waiting", verdict.reason
-        if self._gone is not None or self.trouble:
-            state, reason = "stuck", self.trouble
+        if self.trouble or self.no_worker:
+            state, reason = "stuck", self.trouble or self.no_worker
         elif self._tuning:
             state, reason = "tuning", ""
         elif self.out_of_work and (self.in_use or verdict.state == "idle"):
@@ -170,25 +171,32 @@ class Seat:
 
     def _prepare(self, now_s: float) -> bool:
         """One step towards a leased problem and a worker that knows its environment; True when both are there."""
-        if self.environment is not None and self.work is None and not self._lease(now_s):
+        if self.work is None and not self._is_waited_for(now_s):
             return False
         if self.worker is None:
             self._start_worker(now_s)
             return False
         return self.work is not None and self.worker.environment is not None
 
-    def _lease(self, now_s: float) -> bool:
-        if self._ask_at_s - ASK_S <= now_s < self._ask_at_s or self.environment is None:
-            return False
+    def _is_waited_for(self, now_s: float) -> bool:
+        """Lease what is worth most; while no worker has said what it can do, whether anything waits at all."""
+        if self._ask_at_s - ASK_S <= now_s < self._ask_at_s:
+            return self.environment is None and not self.out_of_work
+        self._ask_at_s = now_s + ASK_S
         try:
+            if self.environment is None:
+                self.out_of_work = not self._queue.is_waited_for(now_s)
+                self.trouble = ""
+                return not self.out_of_work
             self.work = self._queue.lease(self.environment, now_s)
         except StoreError as err:
             self.trouble = str(err)
             return False
         self.trouble = ""
-        self.out_of_work = self.work is None
-        self._ask_at_s = now_s + ASK_S if self.out_of_work else float("-inf")
         self._deaths = 0
+        self.out_of_work = self.work is None
+        if self.work is not None:
+            self._ask_at_s = float("-inf")  # the next one is asked for as soon as this one is done
         return self.work is not None
 
     def _start_worker(self, now_s: float) -> None:
@@ -205,7 +213,7 @@ class Seat:
         self.failed_starts += 1
         wait_s = min(5.0 * 2 ** (self.failed_starts - 1), 600.0)
         self._start_at_s = now_s + wait_s
-        self.trouble = f"{reason}; next start in {wait_s:.0f} s"
+        self.no_worker = f"{reason}; next start in {wait_s:.0f} s"
         logger.warning("worker start failed device=%s retry_s=%.0f reason=%r", self.monitor.id, wait_s, reason)
 
     def _begin(self) -> None:
@@ -263,7 +271,7 @@ class Seat:
         """The worker said what it can reproduce; a lease taken for another environment goes back."""
         self.environment = environment
         self.failed_starts = 0
-        self.trouble = ""
+        self.no_worker = ""
         self._ask_at_s = float("-inf")
         if self.work is not None and self.work.environment.key != environment.key:
             self._give_back()

@@ -18,7 +18,7 @@ from gemmtuned.daemon.devices import Monitor
 from gemmtuned.daemon.notice import Notice, write_notice
 from gemmtuned.daemon.publish import publish
 from gemmtuned.daemon.seat import Seat
-from gemmtuned.daemon.work_queue import WorkQueue, is_dead, outlived_boot, owner_name
+from gemmtuned.daemon.work_queue import RECENT_S, WorkQueue, is_dead, outlived_boot, owner_name
 from gemmtuned.daemon.worker import Tuner
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ UPKEEP_S: Final = 2.0  # routes that failed in programs, withdrawals by hand
 RETRY_S: Final = 5.0  # after the disk refused to publish
 CHECKPOINT_S: Final = 60.0
 LOOK_AROUND_S: Final = 10.0
-RECENT_S: Final = 7 * 86400.0  # problems not seen for longer wait for nobody
 
 
 class Daemon:

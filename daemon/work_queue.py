@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import psutil
 
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.solution import Candidate, Environment, Solution
+from gemmtuned.configs.solution import DEFAULT_BACKEND, Candidate, Environment, Solution
 from gemmtuned.daemon.wire import Order, Trial
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gemmtuned.daemon")
 HOLD_S: Final = 60.0  # a lease nobody renews is free again after this long
+RECENT_S: Final = 7 * 86400.0  # problems not seen for longer wait for nobody
 
 
 class WorkQueue:
@@ -38,6 +39,10 @@ class WorkQueue:
         self._problems = problems
         self._renew_at_s = 0.0
 
+    def is_waited_for(self, now_s: float) -> bool:
+        """Whether there is anything to do, for a worker of whatever environment."""
+        return bool(self._problems) or bool(self._store.waiting(since_s=now_s - RECENT_S))
+
     def lease(self, environment: Environment, now_s: float) -> Work | None:
         """Hold the free work worth most that a worker of this environment can do."""
         work = self._store.lease_next(self._owner, environment, now_s=now_s, hold_s=HOLD_S, problems=self._problems)
@@ -49,6 +54,7 @@ class WorkQueue:
         skip: set[Candidate] = set()
         for problem in {work.problem, *work.members}:
             skip |= self._store.failed_candidates(problem, work.environment)
+        skip.discard(Candidate(DEFAULT_BACKEND))  # without it nothing can be judged: each attempt tries it anew
         return Order(work.members, work.covers, work.problem, work.mode, tuple(sorted(skip, key=str)))
 
     def keep(self, work: Work, now_s: float) -> bool:

@@ -1,0 +1,44 @@
+"""A real daemon process on an idle device with the planted search, by path: HOME [--once] [--wait-s S] [--busy]."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from functools import partial
+from pathlib import Path
+
+from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.settings import Settings
+from gemmtuned.daemon.main import run_daemon
+from gemmtuned.daemon.worker import Worker
+
+sys.path.insert(0, str(Path(__file__).parent))
+from fakes import FakeMonitor
+
+SEARCH = f"{Path(__file__).parent / 'planted_search.py'}:tune"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("home")
+    parser.add_argument("--once", action="store_true")
+    parser.add_argument("--wait-s", type=float)
+    parser.add_argument("--busy", action="store_true")
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    settings = Settings.from_env({"GEMMTUNED_HOME": args.home, "GEMMTUNED_IDLE_S": "0"})
+    monitor = FakeMonitor(lambda now_s: 1.0 if args.busy else 0.0)
+    make_worker = partial(Worker, search=SEARCH)
+    try:
+        code = run_daemon(settings, once=args.once, wait_s=args.wait_s, monitors=[monitor], make_worker=make_worker)
+    except GemmtunedError as err:
+        print(err, file=sys.stderr)
+        code = err.exit_code
+    strays = sorted({"torch", "triton", "numpy", "pandas"} & set(sys.modules))
+    print(f"imported in the parent: {strays}")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

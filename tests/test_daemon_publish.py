@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fakes import ENVIRONMENT, solution
+
+from gemmtuned.configs.errors import TableError, TryLater
+from gemmtuned.configs.manifest import MANIFEST, read_manifest, read_table
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Solution
+from gemmtuned.daemon import publish as publish_module
+from gemmtuned.daemon.publish import publish, tables
+from gemmtuned.db.store import Store
+
+NOW = 1_800_000_000.0
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(tmp_path / "tune.db", locks=tmp_path / "locks")
+    yield store
+    store.close()
+
+
+def problem(n: int = 64, family: str = "dense") -> Problem:
+    return Problem(m=8, n=n, k=64, family=family)
+
+
+def install(store: Store, *problems: Problem) -> int:
+    return store.install(None, [solution(p) for p in problems], environment=ENVIRONMENT, now_s=NOW)
+
+
+def published(folder: Path) -> list[Solution]:
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    found = []
+    for file in manifest.files:
+        rows, complaints = read_table(folder, file)
+        assert complaints == []
+        found += rows
+    return found
+
+
+def test_nothing_is_written_before_there_is_something_to_publish(store: Store, tmp_path: Path) -> None:
+    assert publish(store, tmp_path / "configs", tmp_path / "locks", now_s=NOW) is None
+    assert not (tmp_path / "configs" / MANIFEST).exists()
+
+
+def test_what_the_store_holds_is_what_programs_read(store: Store, tmp_path: Path) -> None:
+    generation = install(store, problem(64), problem(65), problem(64, "batched"))
+    manifest = publish(store, tmp_path / "configs", tmp_path / "locks", now_s=NOW)
+    assert manifest is not None
+    assert manifest.generation == generation
+    assert sorted(f.name.rsplit("-", 1)[0] for f in manifest.files) == ["batched-cpu-planted", "dense-cpu-planted"]
+    assert tables(published(tmp_path / "configs")) == tables(store.published()[1])
+
+
+def test_publishing_twice_writes_once(store: Store, tmp_path: Path) -> None:
+    install(store, problem())
+    publish(store, tmp_path / "configs", tmp_path / "locks", now_s=NOW)
+    before = (tmp_path / "configs" / MANIFEST).stat()
+    publish(store, tmp_path / "configs", tmp_path / "locks", now_s=NOW + 1)
+    after = (tmp_path / "configs" / MANIFEST).stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+
+
+def test_a_withdrawn_solution_is_gone_from_the_tables(store: Store, tmp_path: Path) -> None:
+    install(store, problem(64), problem(65))
+    publish(store, tmp_path / "configs", tmp_path / "locks", now_s=NOW)
+    store.withdraw([problem(64)], reason="test", now_s=NOW)
+    publish(store, tmp_path / "configs", tmp_path / "locks", now_s=NOW)
+    assert [s.problem.n for s in published(tmp_path / "configs")] == [65]
+
+
+def test_a_crash_between_commit_and_rename_is_healed(store: Store, tmp_path: Path) -> None:
+    install(store, problem(64))
+    publish(store, tmp_path / "configs", tmp_path / "locks", now_s=NOW)
+    generation = install(store, problem(65))  # and here the daemon dies
+    manifest = publish(store, tmp_path / "configs", tmp_path / "locks", now_s=NOW)
+    assert manifest is not None
+    assert manifest.generation == generation
+    assert {s.problem.n for s in published(tmp_path / "configs")} == {64, 65}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: (folder / MANIFEST).unlink(),
+        lambda folder: (folder / MANIFEST).write_text("{"),
+        lambda folder: (folder / MANIFEST).write_text('{"schema": 99}'),
+        lambda folder: next(folder.glob("*.jsonl")).unlink(),
+        lambda folder: next(folder.glob("*.jsonl")).write_text("{}\n"),
+        lambda folder: os.truncate(next(folder.glob("*.jsonl")), 10),
+    ],
+    ids=["no manifest", "broken manifest", "manifest of the future", "no table", "wrong table", "cut table"],
+)
+def test_damaged_tables_are_written_anew(store: Store, tmp_path: Path, damage: object) -> None:
+    install(store, problem())
+    folder = tmp_path / "configs"
+    publish(store, folder, tmp_path / "locks", now_s=NOW)
+    assert callable(damage)
+    damage(folder)
+    publish(store, folder, tmp_path / "locks", now_s=NOW)
+    assert [s.problem for s in published(folder)] == [problem()]
+
+
+def test_the_published_generation_grows_even_when_the_database_was_lost(tmp_path: Path) -> None:
+    folder, locks = tmp_path / "configs", tmp_path / "locks"
+    old = Store(tmp_path / "old.db", locks=locks)
+    for n in range(64, 70):
+        install(old, problem(n))
+    before = publish(old, folder, locks, now_s=NOW)
+    old.close()
+    new = Store(tmp_path / "new.db", locks=locks)
+    install(new, problem(64))
+    after = publish(new, folder, locks, now_s=NOW)
+    again = publish(new, folder, locks, now_s=NOW)
+    new.close()
+    assert before is not None
+    assert after is not None
+    assert after.generation == before.generation + 1
+    assert again == after
+    assert [s.problem.n for s in published(folder)] == [64]
+
+
+def test_a_stuck_publisher_is_not_waited_for_long(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publish_module, "WAIT_S", 0.1)
+    install(store, problem())
+    (tmp_path / "locks").mkdir(exist_ok=True)
+    with open(tmp_path / "locks" / "publish.lock", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(TryLater, match="another process has been publishing"):
+            publish(store, tmp_path / "configs", tmp_path / "locks", now_s=NOW)
+    assert publish(store, tmp_path / "configs", tmp_path / "locks", now_s=NOW)
+
+
+def test_a_disk_that_refuses_is_an_error_of_ours_and_the_old_tables_stay(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(store, problem(64))
+    folder = tmp_path / "configs"
+    publish(store, folder, tmp_path / "locks", now_s=NOW)
+    install(store, problem(65))
+
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(TableError, match="No space left"):
+            publish(store, folder, tmp_path / "locks", now_s=NOW)
+    assert [s.problem.n for s in published(folder)] == [64]
+    assert list(folder.glob(".*.tmp")) == []
+
+
+def test_order_of_rows_does_not_depend_on_the_order_of_solving() -> None:
+    many = [replace(solution(problem(n)), generation=n) for n in (70, 64, 66)]
+    assert tables(many) == tables(many[::-1])
+
+
+def test_publishing_says_so_once(store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    install(store, problem())
+    with caplog.at_level(logging.INFO, "gemmtuned.daemon"):
+        publish(store, tmp_path / "configs", tmp_path / "locks", now_s=NOW)
+        publish(store, tmp_path / "configs", tmp_path / "locks", now_s=NOW)
+    assert [r.getMessage() for r in caplog.records] == ["published generation=1 files=1 solutions=1"]

@@ -1,0 +1,506 @@
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from fakes import DEVICE, ENVIRONMENT, NEWER, Clock, FakeMonitor, Life, solution
+
+from gemmtuned.configs.errors import StoreBusy, StoreError
+from gemmtuned.configs.manifest import read_manifest
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.settings import Settings
+from gemmtuned.configs.sighting import Sighting
+from gemmtuned.configs.solution import Candidate, Environment
+from gemmtuned.daemon.notice import read_notice
+from gemmtuned.daemon.service import PAUSED, Daemon
+from gemmtuned.db.store import Store
+
+
+@dataclass
+class World:
+    """A daemon in faked time, with the real store."""
+
+    settings: Settings
+    clock: Clock
+    store: Store
+    monitor: FakeMonitor
+    life: Life
+    daemon: Daemon
+
+    def see(self, *problems: Problem, environment: Environment = ENVIRONMENT, calls: int = 10) -> None:
+        sightings = [Sighting(p, "miss", calls) for p in problems]
+        self.store.add_sightings("serve", environment, sightings, now_s=self.clock.now_s)
+
+    def run(self, seconds: float, *, until: Callable[[], bool] | None = None) -> float:
+        """Let the daemon live for so long; returns how long it took until `until`."""
+        start_s = self.clock.now_s
+        while self.clock.now_s < start_s + seconds:
+            self.daemon.turn(self.clock.now_s)
+            took_s = self.clock.now_s - start_s
+            self.clock.pass_s(self.daemon.pause_s)
+            if until is not None and until():
+                return took_s
+        return seconds
+
+    def solved(self) -> set[Problem]:
+        return {s.problem for s in self.store.published()[1]}
+
+    def busy_from(self, start_s: float, end_s: float = float("inf")) -> None:
+        self.monitor.others = lambda now_s: 1.0 if start_s <= now_s < end_s else 0.0
+
+    def left(self) -> tuple[int, int, int, int]:
+        left = self.store.remaining(ENVIRONMENT, now_s=self.clock.now_s)
+        return left.queued, left.leased, left.waiting, left.failed
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    settings = Settings.from_env({"GEMMTUNED_HOME": str(tmp_path)})
+    clock = Clock()
+    store = Store(settings.db, locks=settings.locks)
+    monitor = FakeMonitor()
+    life = Life(clock)
+    daemon = Daemon(settings, store, [monitor], life.make, now_s=clock.now_s)
+    yield World(settings, clock, store, monitor, life, daemon)
+    store.close()
+
+
+def problem(n: int = 64, m: int = 8) -> Problem:
+    return Problem(m=m, n=n, k=64)
+
+
+def test_a_problem_seen_is_tuned_on_an_idle_device_and_published(world: World) -> None:
+    world.see(problem())
+    world.run(30, until=lambda: problem() in world.solved())
+    manifest = read_manifest(world.settings.config_dir)
+    assert manifest is not None
+    assert manifest.generation == world.store.generation() == 1
+
+
+def test_nothing_starts_before_the_clear_window_is_over(world: World) -> None:
+    world.see(problem())
+    took_s = world.run(60, until=lambda: bool(world.life.orders))
+    assert 10.0 <= took_s <= 11.5
+
+
+def test_a_worker_gets_ready_while_the_window_is_not_over(world: World) -> None:
+    world.see(problem())
+    assert 4.5 <= world.run(60, until=lambda: bool(world.life.alive)) <= 6.0
+
+
+def test_a_device_in_use_is_left_alone(world: World) -> None:
+    world.see(problem())
+    world.busy_from(0.0)
+    world.run(600)
+    assert world.life.started == 0
+
+
+def test_a_device_nobody_can_read_is_left_alone(world: World) -> None:
+    world.see(problem())
+    world.monitor.others = lambda now_s: None
+    world.run(600)
+    assert world.life.started == 0
+
+
+def test_no_worker_is_started_when_nothing_waits(world: World) -> None:
+    world.run(120)
+    assert world.life.started == 0
+
+
+def test_an_unused_worker_is_ended(world: World) -> None:
+    world.see(problem())
+    world.run(30)
+    assert world.life.alive
+    world.run(90)
+    assert not world.life.alive
+
+
+def test_work_that_comes_later_is_taken_up_without_a_new_window(world: World) -> None:
+    world.see(problem())
+    world.run(200)
+    world.see(problem(65))
+    assert world.run(60, until=lambda: problem(65) in world.solved()) < 6.0
+
+
+def test_others_get_the_device_within_half_a_second_and_finished_trials_are_kept(world: World) -> None:
+    world.see(problem())
+    world.life.trial_s = 1.0
+    world.run(60, until=lambda: bool(world.life.orders))
+    world.run(2.35)
+    world.busy_from(world.clock.now_s)
+    assert world.run(5, until=lambda: not world.life.alive) <= 0.3
+    assert world.left() == (1, 0, 0, 0)
+    backends = {row["backend"] for row in _rows(world, "SELECT backend FROM trials")}
+    assert backends == {"torch", "slow"}
+
+
+def test_an_attempt_that_gave_way_does_not_count(world: World) -> None:
+    world.see(problem())
+    world.life.trial_s = 5.0
+    for _ in range(5):
+        world.monitor.others = lambda now_s: 0.0
+        orders = len(world.life.orders)
+        world.run(60, until=lambda orders=orders: len(world.life.orders) > orders)
+        world.busy_from(0.0)
+        world.run(3)
+    world.monitor.others = lambda now_s: 0.0
+    world.run(90)
+    assert world.solved() == {problem()}
+
+
+def test_tuning_goes_on_after_the_next_clear_window(world: World) -> None:
+    world.see(problem())
+    world.life.trial_s = 2.0
+    world.run(60, until=lambda: bool(world.life.orders))
+    world.busy_from(world.clock.now_s, world.clock.now_s + 5)
+    took_s = world.run(60, until=lambda: len(world.life.orders) == 2)
+    assert 14.0 <= took_s <= 17.0  # 5 of use, 10 of window, less one reading's length
+
+
+def test_a_hang_costs_one_candidate(world: World) -> None:
+    world.see(problem())
+    world.life.hangs = lambda p, c: c.backend == "bad"
+    world.run(90, until=lambda: bool(world.solved()))
+    assert len(world.life.orders) == 2
+    assert world.life.orders[1].skip == (Candidate("bad"),)
+    found = _rows(world, "SELECT outcome, note FROM trials WHERE backend = 'bad'")
+    assert [(r["outcome"], r["note"]) for r in found] == [("hang", "no word past the deadline")]
+
+
+def test_a_crash_costs_one_candidate(world: World) -> None:
+    world.see(problem(), problem(65))
+    world.life.crashes = lambda p, c: c.backend in ("bad", "slow")
+    world.run(90, until=lambda: len(world.solved()) == 2)
+    assert world.solved() == {problem(), problem(65)}
+    assert world.life.started == 5
+
+
+def test_a_problem_whose_default_crashes_fails_for_good_after_three_attempts(world: World) -> None:
+    world.see(problem())
+    world.life.crashes = lambda p, c: c.backend == "torch"
+    world.run(60)
+    assert world.left() == (0, 0, 1, 0)
+    world.run(3600)
+    assert world.left() == (0, 0, 0, 1)
+    assert world.daemon.is_finished(world.clock.now_s)
+    assert len(world.life.orders) == 3
+
+
+def test_a_failed_problem_does_not_stop_the_others(world: World) -> None:
+    world.see(*(problem(n) for n in range(64, 70)))
+    world.life.refuses = lambda p: "no" if p.n % 2 else ""
+    world.run(3600)
+    assert world.solved() == {problem(64), problem(66), problem(68)}
+    assert world.left() == (0, 0, 0, 3)
+
+
+def test_a_worker_that_answers_another_question_is_not_believed(world: World) -> None:
+    world.see(problem())
+    world.life.environment = ENVIRONMENT
+    make = world.life.make
+
+    def liar(device: str):  # type: ignore[no-untyped-def]
+        worker = make(device)
+        tune = worker.tune
+
+        def other(order):  # type: ignore[no-untyped-def]
+            tune(type(order)((problem(99),), "exact", problem(99), "eager"))
+
+        worker.tune = other  # type: ignore[method-assign]
+        return worker
+
+    world.daemon.seats[0]._make_worker = liar
+    world.run(60)
+    assert world.solved() == set()
+    assert "answered for" in _rows(world, "SELECT reason FROM work")[0]["reason"]
+
+
+def test_problems_of_another_environment_are_not_tuned_and_status_says_so(world: World) -> None:
+    world.see(problem())
+    world.see(problem(), problem(65), environment=NEWER)
+    world.run(60)
+    assert {s.stamp for s in world.store.published()[1]} == {"1"}
+    assert [o.target for o in world.life.orders] == [problem()]
+    notice = read_notice(world.settings.home)
+    assert notice is not None
+    assert [(e["environment"], e["problems"]) for e in notice["elsewhere"]] == [(NEWER.key, 2)]
+    assert world.daemon.is_finished(world.clock.now_s)
+
+
+def test_an_upgrade_under_a_running_daemon_gives_the_lease_back(world: World) -> None:
+    world.see(problem())
+    world.run(200)
+    world.see(problem(65))
+    world.see(problem(66), environment=NEWER)
+    world.life.environment = NEWER
+    world.run(30)
+    solved = {(s.problem.n, s.stamp) for s in world.store.published()[1]}
+    assert {n for n, _ in solved} == {64, 66}
+    assert world.left() == (1, 0, 0, 0)
+
+
+def test_a_route_that_failed_in_a_program_is_withdrawn_and_published(world: World) -> None:
+    world.see(problem())
+    world.run(60)
+    world.store.add_quarantine(solution(problem()), "boom", run="serve", now_s=world.clock.now_s)
+    world.busy_from(0.0)
+    world.run(10)
+    assert world.solved() == set()
+    manifest = read_manifest(world.settings.config_dir)
+    assert manifest is not None
+    assert sum(f.rows for f in manifest.files) == 0
+    assert manifest.generation == world.store.generation()
+
+
+def test_a_withdrawal_by_hand_is_published(world: World) -> None:
+    world.see(problem())
+    world.run(60)
+    world.store.withdraw([problem()], reason="test", now_s=world.clock.now_s)
+    world.run(10)
+    manifest = read_manifest(world.settings.config_dir)
+    assert manifest is not None
+    assert sum(f.rows for f in manifest.files) == 0
+
+
+def test_paused_means_no_worker(world: World) -> None:
+    world.see(*(problem(n) for n in range(64, 90)))
+    world.run(30)
+    assert world.life.alive
+    (world.settings.home / PAUSED).touch()
+    world.run(1)
+    assert not world.life.alive
+    world.run(300)
+    assert not world.life.alive
+    notice = read_notice(world.settings.home)
+    assert notice is not None
+    assert notice["state"] == "paused"
+    (world.settings.home / PAUSED).unlink()
+    world.run(60)
+    assert len(world.solved()) == 26
+
+
+def test_leases_of_dead_daemons_are_free_at_once_and_uncounted(world: World) -> None:
+    world.see(problem())
+    import socket
+
+    dead = f"{socket.gethostname()}:4000000:{int(world.clock.now_s * 1e6)}"
+    for _ in range(10):
+        assert world.store.lease_next(dead, ENVIRONMENT, now_s=world.clock.now_s, hold_s=1e6) is not None
+        assert world.left() == (0, 1, 0, 0)
+        world.daemon.resume(world.clock.now_s)
+        assert world.left() == (1, 0, 0, 0)
+
+
+def test_leases_of_the_living_and_of_other_hosts_stay(world: World) -> None:
+    world.see(problem(64), problem(65))
+    world.store.lease_next(world.daemon.owner, ENVIRONMENT, now_s=world.clock.now_s, hold_s=60)
+    world.store.lease_next("elsewhere:1:1", ENVIRONMENT, now_s=world.clock.now_s, hold_s=60)
+    world.daemon.resume(world.clock.now_s)
+    assert world.left() == (0, 2, 0, 0)
+
+
+def test_a_lease_is_held_as_long_as_the_work_takes(world: World) -> None:
+    world.see(problem())
+    world.life.trial_s = 100.0
+    world.run(300)
+    assert world.store.lease_next("other:1:1", ENVIRONMENT, now_s=world.clock.now_s, hold_s=60) is None
+    world.run(200)
+    assert world.solved() == {problem()}
+
+
+def test_a_lost_lease_ends_the_work(world: World) -> None:
+    world.see(problem())
+    world.life.trial_s = 5000.0
+    world.run(60)
+    world.clock.pass_s(3600)  # the machine slept
+    stolen = world.store.lease_next("other:1:1", ENVIRONMENT, now_s=world.clock.now_s, hold_s=1e6)
+    assert stolen is not None
+    world.run(30)
+    assert world.store.renew(stolen, now_s=world.clock.now_s, hold_s=60)
+    assert world.solved() == set()
+
+
+def test_a_worker_that_cannot_start_is_tried_less_and_less_often(world: World) -> None:
+    world.see(problem())
+    world.life.starts_dead = True
+    world.run(3600)
+    assert 5 <= world.life.started <= 15
+    notice = read_notice(world.settings.home)
+    assert notice is not None
+    assert "ended at once" in notice["reason"]
+    world.life.starts_dead = False
+    world.run(900)
+    assert world.solved() == {problem()}
+
+
+def test_a_worker_that_cannot_be_killed_takes_its_device_out_of_use(world: World) -> None:
+    world.see(problem())
+    world.life.trial_s = 100.0
+    world.life.unkillable_s = 300.0
+    world.run(60, until=lambda: bool(world.life.orders))
+    start_s = world.clock.now_s
+    world.busy_from(start_s, start_s + 1)
+    world.run(200)
+    assert world.life.started == 1
+    notice = read_notice(world.settings.home)
+    assert notice is not None
+    assert "cannot be killed" in notice["seats"][0]["reason"]
+    world.life.trial_s = 0.1
+    world.run(150)
+    assert world.solved() == {problem()}
+
+
+def test_a_busy_store_delays_and_loses_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.see(*(problem(n) for n in range(64, 74)))
+    rng = random.Random(3)
+    for name in ("lease_next", "renew", "release", "add_trial", "install", "failed_candidates", "take_quarantined"):
+        real = getattr(world.store, name)
+
+        def sometimes(*args, real=real, **kwargs):  # type: ignore[no-untyped-def]
+            if rng.random() < 0.5:
+                raise StoreBusy("locked")
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(world.store, name, sometimes)
+    world.run(300)
+    monkeypatch.undo()
+    assert len(world.solved()) == 10
+    assert len(world.life.found) == 10
+    assert _rows(world, "SELECT count(*) AS n FROM trials")[0]["n"] == 40
+
+
+def test_a_device_is_given_up_in_time_though_the_store_is_stuck(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.see(problem())
+    world.run(60, until=lambda: bool(world.life.orders))
+
+    def stuck(*args: object, **kwargs: object) -> None:
+        raise StoreError("disk full")
+
+    for name in ("add_trial", "release", "renew"):
+        monkeypatch.setattr(world.store, name, stuck)
+    world.run(0.3)
+    world.busy_from(world.clock.now_s)
+    assert world.run(5, until=lambda: not world.life.alive) <= 0.3
+    world.run(300)
+    monkeypatch.undo()
+    world.monitor.others = lambda now_s: 0.0
+    world.run(120)
+    assert world.solved() == {problem()}
+
+
+def test_a_clock_set_back_or_forward_does_not_stop_the_daemon(world: World) -> None:
+    world.see(*(problem(n) for n in range(64, 70)))
+    world.run(20)
+    world.clock.pass_s(86400)
+    world.run(30)
+    world.clock.pass_s(-2 * 86400)
+    world.see(problem(99))
+    world.run(120)
+    assert problem(99) in world.solved()
+    assert len(world.solved()) == 7
+
+
+def test_a_bucket_is_raced_at_its_smallest_most_called_and_largest_size(world: World) -> None:
+    for m, calls in ((33, 1), (35, 9), (40, 2), (48, 3)):
+        world.see(problem(m=m), calls=calls)
+    world.run(60, until=lambda: bool(world.solved()))
+    assert len(world.life.orders) == 1
+    order = world.life.orders[0]
+    assert (order.covers, order.target.m, [p.m for p in order.members]) == ("fine", 48, [33, 35, 48])
+
+
+def test_the_daemon_says_what_it_does_and_why(world: World) -> None:
+    def notice() -> dict[str, object]:
+        raw = json.loads((world.settings.home / "daemon.json").read_text())
+        assert isinstance(raw, dict)
+        return {**raw, **raw["seats"][0], "all": raw["state"]}
+
+    world.see(problem())
+    world.life.trial_s = 5.0
+    world.busy_from(0.0)
+    world.run(2)
+    assert (notice()["all"], notice()["reason"]) == ("waiting", "others use 100 %")
+    world.monitor.others = lambda now_s: 0.0
+    world.run(4)
+    assert str(notice()["reason"]).startswith("clear for")
+    world.run(60, until=lambda: bool(world.life.orders))
+    world.run(7)
+    assert (notice()["all"], notice()["problem"], notice()["candidate"]) == ("tuning", str(problem()), "slow")
+    assert notice()["device"] == DEVICE.key
+    world.run(60)
+    assert (notice()["all"], notice()["solved"]) == ("ready", 1)
+    world.daemon.stop(world.clock.now_s)
+    said = read_notice(world.settings.home)
+    assert said is not None
+    assert said["running"] is False
+
+
+def test_stopping_gives_everything_back(world: World) -> None:
+    world.see(problem())
+    world.life.trial_s = 10.0
+    world.run(60, until=lambda: bool(world.life.orders))
+    world.daemon.stop(world.clock.now_s)
+    assert not world.life.alive
+    assert world.left() == (1, 0, 0, 0)
+
+
+def a_day(world: World, hours: float) -> None:
+    """Others come and go, programs show new problems, backends crash and hang, all at random."""
+    rng = random.Random(11)
+    busy_until_s = next_s = 0.0
+    asked: set[Problem] = set()
+    end_s = world.clock.now_s + hours * 3600
+    world.life.crashes = lambda p, c: c.backend == "bad" and p.n % 7 == 0
+    world.life.hangs = lambda p, c: c.backend == "slow" and p.n % 11 == 0
+    world.life.trial_s = 0.4
+    world.monitor.others = lambda now_s: 1.0 if now_s < busy_until_s else rng.uniform(0, 0.09)
+    clear_since_s = world.clock.now_s
+    step_s = 1.0
+    while world.clock.now_s < end_s:
+        now_s = world.clock.now_s
+        if now_s >= next_s:
+            next_s = now_s + rng.expovariate(1 / 240)
+            if rng.random() < 0.5:
+                busy_until_s = now_s + rng.expovariate(1 / 60)
+            fresh = [problem(rng.randrange(64, 4096)) for _ in range(rng.randrange(4))]
+            asked.update(fresh)
+            world.see(*fresh)
+        orders = len(world.life.orders)
+        world.daemon.turn(now_s)
+        if now_s < busy_until_s:
+            clear_since_s = busy_until_s
+        if len(world.life.orders) > orders:
+            assert now_s - clear_since_s >= 9.0, "tuning began on a device that was not clear for long enough"
+        if now_s < busy_until_s and world.life.alive:
+            assert now_s - world.clock.now_s <= 0.5, "the worker stayed on a busy device"
+        step_s = 0.1 if world.life.alive else 1.0
+        world.clock.pass_s(step_s)
+    world.monitor.others = lambda now_s: 0.0
+    world.run(7200, until=lambda: world.daemon.is_finished(world.clock.now_s))
+    assert world.solved() == asked
+    assert sorted(map(str, world.life.found)) == sorted(map(str, asked)), "something finished was tuned again"
+    assert world.store.check() == []
+
+
+def test_hours_of_daemon_life_end_with_everything_tuned_once(world: World) -> None:
+    a_day(world, 1.5)
+
+
+@pytest.mark.soak
+def test_a_day_of_daemon_life_ends_with_everything_tuned_once(world: World) -> None:
+    a_day(world, 24)
+
+
+def _rows(world: World, sql: str) -> list[dict[str, object]]:
+    import sqlite3
+
+    conn = sqlite3.connect(world.settings.db)
+    conn.row_factory = sqlite3.Row
+    try:
+        return [dict(row) for row in conn.execute(sql).fetchall()]
+    finally:
+        conn.close()
