@@ -93,6 +93,18 @@ class Connection:
             self._drop()
             self.lock.close()
 
+    def mend(self, reason: str) -> None:
+        """Set the damaged file aside, salvage what can be read into a new one and log one warning.
+
+        Does nothing when another process was faster.  Raises StoreError.
+        """
+        with self._thread:
+            try:
+                self._set_aside(reason)
+            except (sqlite3.Error, OSError) as err:
+                self._drop()
+                raise faults.store_error(err, self.path, waited_s=self.timeout_s) from err
+
     def after_fork(self) -> None:
         """In a forked child: leak the parent's handle, which must not even be closed here."""
         self._thread = threading.RLock()
@@ -114,7 +126,7 @@ class Connection:
                 except sqlite3.Error as err:  # noqa: PERF203
                     what = faults.kind(err)
                     if what == "corrupt" and self._create and not last:
-                        self._mend(err)
+                        self.mend(str(err))
                         continue
                     if what in ("corrupt", "full", "io", "readonly", "cantopen"):
                         self._drop()  # open again next time: what is wrong may be mended by then
@@ -210,9 +222,7 @@ class Connection:
             held = self.lock.acquire(self.timeout_s)
         except OSError:
             held = False
-        if (
-            not held
-        ):  # closing without the lock could checkpoint into somebody's write: leave it to the end of the process
+        if not held:  # closing without the lock could checkpoint into somebody's write: never close it
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(conn))
             return
         try:
@@ -222,14 +232,7 @@ class Connection:
         finally:
             self.lock.release()
 
-    def _mend(self, err: sqlite3.Error) -> None:
-        try:
-            self._set_aside(err)
-        except (sqlite3.Error, OSError) as second:
-            self._drop()
-            raise faults.store_error(second, self.path, waited_s=self.timeout_s) from second
-
-    def _set_aside(self, err: sqlite3.Error) -> None:
+    def _set_aside(self, reason: str) -> None:
         from gemmtuned.db import salvage  # rarely needed, and programs import this module
 
         damaged = self._file or _identity(self.path)
@@ -240,11 +243,12 @@ class Connection:
                 return  # another process was faster
             aside = salvage.set_aside(self.path)
             new = self._ready(locked=True)
-            rows = salvage.copy(aside, new)
-            log.warning(
-                "store was damaged path=%s reason=%r set_aside=%s salvaged_rows=%d",
-                self.path, str(err), aside, rows,
-            )  # fmt: skip
+            rows = 0
+            try:
+                rows = salvage.copy(aside, new)
+            finally:
+                text = "store was damaged path=%s reason=%r set_aside=%s salvaged_rows=%d"
+                log.warning(text, self.path, reason, aside, rows)
         finally:
             self.lock.release()
 

@@ -58,7 +58,8 @@ def store_error(err: sqlite3.Error | OSError, path: Path, *, waited_s: float = 0
         )
     if what == "corrupt":
         return StoreError(
-            f"{path}: damaged ({err}). Run: gemmtuned db check; any program that writes sets it aside and salvages it"
+            f"{path}: damaged ({err}). Start gemmtuned daemon: it sets the file aside and salvages it; "
+            "gemmtuned db check says more"
         )
     if what == "io":
         return StoreError(

@@ -27,7 +27,8 @@ _SESSION: Final = """
 INSERT INTO session (host, pid, started_us, run, path, generation, active_us, calls, dropped, errors,
     reload_failures, note, sqlite_version, store_dev, store_ino, beat_us, ended_us)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT DO UPDATE SET run = excluded.run, path = excluded.path, generation = excluded.generation, active_us = excluded.active_us,
+ON CONFLICT DO UPDATE SET run = excluded.run, path = excluded.path, generation = excluded.generation,
+    active_us = excluded.active_us,
     calls = excluded.calls, dropped = excluded.dropped, errors = excluded.errors,
     reload_failures = excluded.reload_failures, note = excluded.note, sqlite_version = excluded.sqlite_version,
     store_dev = excluded.store_dev, store_ino = excluded.store_ino,

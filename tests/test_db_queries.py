@@ -17,58 +17,24 @@ from gemmtuned.db import queries
 from gemmtuned.db.store import Store
 
 _COVERAGE = [
-    "problems",
-    "tuned_problems",
-    "calls",
-    "exact_calls",
-    "padded_calls",
-    "missed_calls",
-    "flops",
-    "time_us",
-    "covered_calls",
-    "covered_flops",
-    "covered_time_us",
-]
+    "problems", "tuned_problems", "calls", "exact_calls", "padded_calls", "missed_calls", "flops", "time_us",
+    "covered_calls", "covered_flops", "covered_time_us",
+]  # fmt: skip
 PROMISED = {
     "coverage": ["family", "device", *_COVERAGE],
     "coverage_by_run": ["run", "device", *_COVERAGE, "graph_calls", "first_hour", "last_hour"],
     "coverage_by_problem": [*COLUMNS, "device", *_COVERAGE, "graph_calls", "first_hour", "last_hour"],
-    "untuned": [*COLUMNS, *["device", "calls", "est_time_us", "worth", "est_saving_us", "state", "last_seen"]],
+    "untuned": [*COLUMNS, "device", "calls", "est_time_us", "worth", "est_saving_us", "state", "last_seen"],
     "solutions": [
-        *COLUMNS,
-        *[
-            "device",
-            "mode",
-            "backend",
-            "config",
-            "us",
-            "baseline_us",
-            "speedup",
-            "saved_us",
-            "err",
-            "tflops",
-            "gb_s",
-            "environment",
-            "generation",
-            "state",
-        ],
+        *COLUMNS, "device", "mode", "backend", "config", "us", "baseline_us", "speedup", "saved_us", "err", "tflops",
+        "gb_s", "environment", "generation", "state",
     ],
-    "trials": [*COLUMNS, *["device", "backend", "config", "phase", "us", "err", "outcome", "started"]],
+    "trials": [*COLUMNS, "device", "backend", "config", "phase", "us", "err", "outcome", "started"],
     "sessions": [
-        "host",
-        "pid",
-        "run",
-        "path",
-        "generation",
-        "calls",
-        "dropped",
-        "errors",
-        "reload_failures",
-        "note",
-        "state",
+        "host", "pid", "run", "path", "generation", "calls", "dropped", "errors", "reload_failures", "note", "state",
         "last_seen",
     ],
-}
+}  # fmt: skip
 
 
 @pytest.fixture

@@ -1,0 +1,540 @@
+"""The file under trouble: forked, deleted, locked, damaged, full, read-only, too new, somebody else's."""
+
+import contextlib
+import logging
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from store_cases import NEW, open_store, problem, saw
+
+from gemmtuned.configs.errors import StoreBusy, StoreError
+from gemmtuned.db import connect, migrations, queries
+from gemmtuned.db.lockfile import LockFile
+from gemmtuned.db.store import Store, check
+
+T = time.time()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    one = open_store(tmp_path)
+    yield one
+    one.close()
+
+
+def add(store: Store, calls: int = 1, m: int = 8) -> None:
+    store.add_sightings("r", NEW, [saw(problem(m), calls)], now_s=T)
+
+
+def calls(store: Store) -> int:
+    return sum(row["calls"] for row in queries.coverage(store.path))
+
+
+# --- opening ---
+
+
+def test_opening_a_made_database_imports_no_sqlite_utils_and_no_pandas(tmp_path: Path, store: Store) -> None:
+    code = (
+        "import sys; from pathlib import Path; from gemmtuned.db import queries; from gemmtuned.db.store import Store; "
+        "f = Path(sys.argv[1]); s = Store(f / 'tune.db', locks=f / 'locks'); s.generation(); queries.coverage(s.path); "
+        "print([m for m in ('sqlite_utils', 'pandas', 'torch') if m in sys.modules])"
+    )
+    said = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60)
+
+    assert (said.stdout, said.stderr) == ("[]\n", "")
+
+
+def test_a_missing_database_is_made_only_when_asked(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no such database"):
+        open_store(tmp_path / "none", create=False)
+    assert not (tmp_path / "none" / "tune.db").exists()
+
+
+def test_the_file_is_shared_with_the_group_only_where_its_folder_is(tmp_path: Path) -> None:
+    for name, folder_mode, mode in (("mine", 0o755, 0o600), ("ours", 0o2770, 0o660)):
+        folder = tmp_path / name
+        folder.mkdir()
+        folder.chmod(folder_mode)
+        store = open_store(folder)
+        add(store)
+        for file in ("tune.db", "tune.db-wal", "locks/tune.db.lock"):
+            if file != "locks/tune.db.lock":
+                assert stat.S_IMODE((folder / file).stat().st_mode) == mode, file
+        store.close()
+
+
+def test_a_newer_schema_is_read_but_not_written(tmp_path: Path, store: Store) -> None:
+    add(store, 5)
+    store.close()
+    with contextlib.closing(sqlite3.connect(store.path)) as conn:
+        conn.execute(f"PRAGMA user_version = {migrations.SCHEMA + 1}")
+
+    with pytest.raises(StoreError, match=rf"schema {migrations.SCHEMA + 1}, this gemmtuned knows .*Upgrade gemmtuned"):
+        open_store(tmp_path)
+    assert calls(store) == 5
+
+
+def test_a_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / "tune.db")) as conn:
+        conn.execute("CREATE TABLE photos (name)")
+    before = (tmp_path / "tune.db").read_bytes()
+
+    with pytest.raises(StoreError, match="another program"):
+        open_store(tmp_path)
+    assert (tmp_path / "tune.db").read_bytes() == before
+
+
+def test_a_failing_step_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = tmp_path / "0003_bad.sql"
+    bad.write_text("CREATE TABLE half (a) STRICT;\nCREATE TABLE problem (a INTEGER) STRICT;\n")
+    monkeypatch.setattr(migrations, "STEPS", (*migrations.STEPS, bad))
+    with pytest.raises(StoreError):
+        open_store(tmp_path)
+    monkeypatch.undo()
+
+    store = open_store(tmp_path)
+    add(store)
+    assert store.check() == []
+    store.close()
+
+
+def test_statements_are_split_at_their_ends_only() -> None:
+    table = "-- a; b\nCREATE TABLE t (a TEXT DEFAULT ';');\n"
+    script = table + "CREATE TRIGGER g AFTER INSERT ON t BEGIN\n DELETE FROM t;\nEND;\n"
+
+    assert [s.split()[-1] for s in migrations.statements(script)] == ["';');", "END;"]
+
+
+# --- locks ---
+
+
+def test_a_locked_database_is_busy_within_the_timeout_and_the_batch_can_be_given_again(tmp_path: Path) -> None:
+    store = open_store(tmp_path, timeout_s=0.25)
+    other = LockFile(tmp_path / "locks" / "tune.db.lock")
+    assert other.acquire(1)
+    start = time.monotonic()
+    with pytest.raises(StoreBusy, match=r"locked by another process for 0.25 s"):
+        add(store)
+    assert time.monotonic() - start < 1
+    other.release()
+    other.close()
+
+    conn = sqlite3.connect(store.path, isolation_level=None)  # one who knows nothing of the lock file
+    conn.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreBusy):
+        add(store)
+    conn.execute("ROLLBACK")
+    conn.close()
+    add(store)
+    assert calls(store) == 1
+    store.close()
+
+
+def test_threads_of_one_program_share_a_store(store: Store) -> None:
+    threads = [threading.Thread(target=lambda: [add(store) for _ in range(50)]) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert calls(store) == 400
+
+
+def test_a_large_log_is_cut_by_its_writer_and_by_a_checkpoint(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    wal = store.path.with_name("tune.db-wal")
+    add(store)
+    assert wal.stat().st_size > 0
+    store.checkpoint()
+    assert wal.stat().st_size == 0
+
+    monkeypatch.setattr(connect, "MAX_WAL_BYTES", 200_000)
+    for _ in range(200):
+        add(store)
+        assert wal.stat().st_size < 250_000
+
+
+def test_a_reader_in_the_way_of_a_checkpoint_is_not_waited_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(store)
+    reader = sqlite3.connect(store.path, isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM sighting").fetchall()
+    monkeypatch.setattr(connect, "MAX_WAL_BYTES", 0)
+
+    start = time.monotonic()
+    add(store)
+    assert time.monotonic() - start < 1
+    reader.close()
+
+
+# --- fork ---
+
+
+def in_child(work: Callable[[], object]) -> int:
+    """Exit status of a forked child that ran work."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_writes_with_a_connection_of_its_own(store: Store) -> None:
+    add(store)
+    before = store._db._conn
+
+    def child() -> None:
+        add(store, 10)
+        assert store._db._conn is not before
+
+    assert [in_child(child) for _ in range(5)] == [0] * 5
+    add(store)
+    assert calls(store) == 52
+    assert store._db._conn is before
+    assert store.check() == []
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_lock_held_at_fork_is_free_when_its_holder_is_killed(tmp_path: Path) -> None:
+    store = open_store(tmp_path, timeout_s=5)
+    read, write = os.pipe()
+
+    def holder() -> None:
+        assert store._db.lock.acquire(5)
+        grandchild = os.fork()
+        if grandchild == 0:
+            os.write(write, str(os.getpid()).encode())
+            time.sleep(60)
+        time.sleep(60)
+
+    pid = os.fork()
+    if pid == 0:
+        holder()
+        os._exit(0)
+    grandchild = int(os.read(read, 20))
+    try:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        add(store)
+        assert calls(store) == 1
+    finally:
+        os.kill(grandchild, signal.SIGKILL)
+        os.close(read)
+        os.close(write)
+        store.close()
+
+
+# --- the file goes away ---
+
+
+def test_a_database_deleted_or_replaced_under_its_writer_is_opened_anew(tmp_path: Path, store: Store) -> None:
+    for _ in range(10):
+        add(store, 3)
+        for end in ("", "-wal", "-shm"):
+            store.path.with_name(f"tune.db{end}").unlink()
+    add(store, 7)
+    assert calls(store) == 7
+
+    other = open_store(tmp_path / "other")
+    add(other, 100)
+    other.close()
+    store.checkpoint()
+    (tmp_path / "other" / "tune.db").replace(store.path)
+    for end in ("-wal", "-shm"):
+        store.path.with_name(f"tune.db{end}").unlink(missing_ok=True)
+    add(store, 1)
+    assert calls(store) == 101
+    assert store.check() == []
+
+
+# --- damage ---
+
+
+def filled(store: Store, rows: int = 20_000) -> None:
+    shapes = [problem(1 + i % 500, k=64 * (1 + i // 500)) for i in range(rows)]
+    store.add_sightings("r", NEW, [saw(p, 2) for p in shapes], now_s=T)
+    store.close()
+
+
+def smash(path: Path, at: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
+def test_a_corrupt_page_is_set_aside_salvaged_and_the_run_goes_on(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    filled(store)
+    with contextlib.closing(sqlite3.connect(store.path)) as conn:
+        pages = [n for (n,) in conn.execute("SELECT rootpage FROM sqlite_master WHERE name = 'sighting'")]
+    smash(store.path, pages[0] * 4096 - 4096, b"\xa5" * 4096)
+    middle = store.path.stat().st_size // 4096 // 2
+    smash(store.path, middle * 4096, b"\xa5" * 4096)
+    assert check(store.path) != []
+
+    with caplog.at_level(logging.WARNING):
+        add(store, 1, m=999)
+    assert len(list(store.path.parent.glob("tune.db.corrupt-*Z"))) == 1
+    assert [r.message.split("path=")[0] for r in caplog.records] == ["store was damaged "]
+    assert store.check() == []
+    add(store, 1, m=999)
+
+
+def test_of_one_smashed_page_nearly_all_rows_are_salvaged(store: Store) -> None:
+    filled(store)
+    with contextlib.closing(sqlite3.connect(store.path)) as conn:
+        (leaf,) = (
+            conn.execute(
+                "SELECT pageno FROM dbstat WHERE name = 'sighting' AND pagetype = 'leaf' LIMIT 1 OFFSET 50"
+            ).fetchone()
+            if _has_dbstat(conn)
+            else (0,)
+        )
+    if not leaf:
+        pytest.skip("this SQLite has no dbstat to find a page with")
+    smash(store.path, (leaf - 1) * 4096, b"\xa5" * 4096)
+
+    store.repair()
+    assert store.check() == []
+    salvaged = sqlite3.connect(store.path)
+    assert salvaged.execute("SELECT count(*) FROM sighting").fetchone()[0] >= 0.98 * 20_000
+    assert salvaged.execute("SELECT count(*) FROM problem").fetchone()[0] == 20_000
+    salvaged.close()
+
+
+def _has_dbstat(conn: sqlite3.Connection) -> bool:
+    return bool(conn.execute("SELECT count(*) FROM pragma_module_list WHERE name = 'dbstat'").fetchone()[0])
+
+
+def test_a_zeroed_header_is_set_aside_and_the_rows_are_salvaged(store: Store) -> None:
+    filled(store, 2000)
+    smash(store.path, 0, bytes(100))
+    assert "damaged" in check(store.path)[0]
+
+    again = open_store(store.path.parent)
+    add(again, 5)
+    assert calls(again) == 2000 * 2 + 5
+    assert again.check() == []
+    again.close()
+    assert len(list(store.path.parent.glob("tune.db.corrupt-*"))) == 1
+
+
+def test_a_file_of_garbage_is_set_aside_and_the_run_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "tune.db").write_bytes(os.urandom(50_000))
+
+    store = open_store(tmp_path)
+    add(store)
+    assert calls(store) == 1
+    store.close()
+
+
+def test_commands_do_not_set_aside_what_is_damaged(store: Store) -> None:
+    filled(store, 100)
+    smash(store.path, 0, bytes(100))
+
+    with pytest.raises(StoreError, match=r"damaged.*gemmtuned daemon"):
+        open_store(store.path.parent, create=False)
+    with pytest.raises(StoreError, match="damaged"):
+        queries.coverage(store.path)
+    assert list(store.path.parent.glob("tune.db.corrupt-*")) == []
+
+
+def test_a_second_writer_goes_on_with_the_new_file(store: Store) -> None:
+    add(store, 3)
+    other = open_store(store.path.parent)
+    add(other, 3)
+    for one in (store, other):
+        one.checkpoint()
+    smash(store.path, 4096, b"\xa5" * 4096 * 8)
+
+    assert store.repair() != []
+    before = calls(store)
+    for _ in range(3):
+        add(store)
+        add(other)
+    other.close()
+    assert store.repair() == []
+    assert len(list(store.path.parent.glob("tune.db.corrupt-*Z"))) == 1
+    assert store.check() == []
+    assert calls(store) == before + 6
+
+
+# --- no room, no right ---
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="gemmtuned-full-"))
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(folder)]
+    try:
+        mounted = subprocess.run(mount, capture_output=True).returncode == 0
+    except OSError:
+        mounted = False
+    if not mounted:
+        folder.rmdir()
+        pytest.skip("no right to mount a tmpfs here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+        folder.rmdir()
+
+
+def test_a_full_disk_is_said_and_writing_goes_on_once_there_is_room(small_disk: Path) -> None:
+    store = open_store(small_disk)
+    add(store, 5)
+    ballast = small_disk / "ballast"
+    with contextlib.suppress(OSError), ballast.open("wb") as file:
+        while True:
+            file.write(bytes(4096))
+    big = [saw(problem(1 + i % 500, k=64 * (1 + i // 500))) for i in range(5000)]
+    for _ in range(3):
+        with pytest.raises(StoreError, match=r"disk full .* Free space"):
+            store.add_sightings("r", NEW, big, now_s=T)
+    assert calls(store) == 5
+
+    ballast.unlink()
+    add(store, 2)
+    assert calls(store) == 7
+    assert store.check() == []
+    store.close()
+
+
+def test_a_file_that_may_not_grow_is_a_store_error_and_no_crash(tmp_path: Path) -> None:
+    code = """
+import resource, signal, sys
+from pathlib import Path
+from store_cases import NEW, open_store, problem, saw
+from gemmtuned.configs.errors import StoreError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+store = open_store(Path(sys.argv[1]))
+resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+big = [saw(problem(1 + i % 500, k=64 * (1 + i // 500))) for i in range(5000)]
+for _ in range(2):
+    try:
+        store.add_sightings("r", NEW, big, now_s=1e9)
+    except StoreError as err:
+        print("refused" if "disk" in str(err) else err)
+store.add_sightings("r", NEW, [saw(problem())], now_s=1e9)
+store.close()
+"""
+    here = str(Path(__file__).parent)
+    command = [sys.executable, "-c", f"import sys; sys.path.append({here!r})\n{code}", str(tmp_path)]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    assert (said.stdout, said.stderr) == ("refused\nrefused\n", "")
+    assert check(tmp_path / "tune.db") == []
+
+
+@pytest.fixture
+def foreign_home() -> Iterator[Path]:
+    """A home with a database, that the process of `as_stranger` may read and not write."""
+    with tempfile.TemporaryDirectory(prefix="gemmtuned-home-") as name:
+        home = Path(name)
+        store = open_store(home)
+        add(store, 4)
+        store.close()
+        home.chmod(0o555)
+        for file in ("tune.db", "locks", "locks/tune.db.lock"):
+            (home / file).chmod(0o555 if file == "locks" else 0o444)
+        try:
+            yield home
+        finally:
+            home.chmod(0o755)
+            (home / "locks").chmod(0o755)
+
+
+def as_stranger(work: Callable[[], object]) -> list[str]:
+    """What work prints when run by one who may not write: as nobody when we are root, who may write everywhere."""
+    read, write = os.pipe()
+
+    def child() -> None:
+        if os.geteuid() == 0:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+        os.write(write, str(work()).encode())
+
+    status = in_child(child)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        said = pipe.read()
+    assert status == 0
+    return said.splitlines()
+
+
+def refusal(folder: Path) -> str:
+    try:
+        add(open_store(folder))
+    except StoreError as err:
+        return str(err)
+    return "no error"
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_read_only_home_is_said_with_the_way_out_and_can_still_be_read(foreign_home: Path) -> None:
+    database = foreign_home / "tune.db"
+    error, count = as_stranger(lambda: f"{refusal(foreign_home)}\n{queries.coverage(database)[0]['calls']}")
+
+    assert "cannot be opened for writing by uid" in error
+    assert "set GEMMTUNED_HOME" in error
+    assert count == "4"
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_home_that_cannot_be_made_is_said(foreign_home: Path) -> None:
+    (error,) = as_stranger(lambda: refusal(foreign_home / "new"))
+
+    assert "cannot be opened for writing" in error
+
+
+# --- copies ---
+
+
+def test_a_backup_is_whole_while_others_write_and_can_be_opened(tmp_path: Path, store: Store) -> None:
+    stop = threading.Event()
+    other = open_store(tmp_path)
+
+    def write() -> None:
+        while not stop.is_set():
+            other.add_sightings("r", NEW, [saw(problem(m)) for m in range(1, 50)], now_s=T)
+
+    writer = threading.Thread(target=write)
+    add(store)
+    writer.start()
+    try:
+        made = [store.backup(tmp_path / "copies" / f"{i}.db") for i in range(5)]
+    finally:
+        stop.set()
+        writer.join()
+    other.close()
+
+    assert [check(path) for path in made] == [[]] * 5
+    assert store.backup(tmp_path / "copies").name.startswith("tune-")
+    assert len(list((tmp_path / "copies").iterdir())) == 6
+    copy = Store(made[0], locks=tmp_path / "locks")
+    add(copy)
+    copy.close()
+
+
+def test_check_tells_a_ledger_that_does_not_agree(store: Store) -> None:
+    add(store, 5)
+    with contextlib.closing(sqlite3.connect(store.path, isolation_level=None)) as conn:
+        conn.execute("UPDATE demand SET calls = 4")
+
+    assert store.check() == ["1 problems whose calls differ from the sum of their sightings"]
