@@ -15,7 +15,7 @@ from torch import nn
 
 from gemmtuned.configs.errors import GemmtunedError
 
-_PACKED = "_gemmtuned_packed"  # (weight, its version, packed copy): not a buffer, so not in state_dict
+_PACKED = "_gemmtuned_packed"  # (weight, its version and address, packed copy): not a buffer, so not in state_dict
 
 
 class FrozenLinear(nn.Linear):
@@ -26,9 +26,12 @@ class FrozenLinear(nn.Linear):
         kept = self.__dict__.get(_PACKED)
         if kept is None or torch.is_grad_enabled() or kept[0] is not self.weight:
             return nn.functional.linear(input, self.weight, self.bias)
-        if input.dtype is not self.weight.dtype or torch.is_autocast_enabled("cpu"):
+        if not (input.is_cpu and self.weight.is_cpu) or input.dtype is not self.weight.dtype:
             return nn.functional.linear(input, self.weight, self.bias)
-        return torch.ops.gemmtuned.frozen_linear(input, self.weight, kept[2], self.bias, kept[1])  # type: ignore[no-any-return]
+        if torch.is_autocast_enabled("cpu"):
+            return nn.functional.linear(input, self.weight, self.bias)
+        _, version, address, packed = kept
+        return torch.ops.gemmtuned.frozen_linear(input, self.weight, packed, self.bias, version, address)  # type: ignore[no-any-return]
 
     def __reduce_ex__(self, protocol: Any) -> Any:  # pickled or copied, it is an nn.Linear again, not frozen
         state = {name: value for name, value in self.__dict__.items() if name != _PACKED}
@@ -53,8 +56,11 @@ def freeze(module: nn.Module) -> int:
     with torch.no_grad():
         for layer in module.modules():
             if type(layer) is nn.Linear and _packable(layer.weight):
-                packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach())
-                layer.__dict__[_PACKED] = (layer.weight, _version(layer.weight), packed)
+                try:
+                    packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach())
+                except RuntimeError:  # oneDNN has no instructions for this dtype on this CPU
+                    continue
+                layer.__dict__[_PACKED] = (layer.weight, _version(layer.weight), layer.weight.data_ptr(), packed)
                 layer.__class__ = FrozenLinear
                 count += 1
     return count
@@ -96,6 +102,11 @@ def _register_fake() -> None:
 
     @torch.library.register_fake("gemmtuned::frozen_linear")  # type: ignore[untyped-decorator]
     def fake(
-        x: torch.Tensor, weight: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, version: int
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        packed: torch.Tensor,
+        bias: torch.Tensor | None,
+        version: int,
+        address: int,
     ) -> torch.Tensor:
         return x.new_empty(*x.shape[:-1], weight.shape[0])

@@ -6,6 +6,7 @@
 // path takes no lock, allocates only for a problem new to its thread, and never throws anything of its own: a route
 // that fails is switched off and the call is served by stock torch. Loaded with ctypes (no Python headers needed).
 #include <ATen/Context.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -14,6 +15,7 @@
 #include <ATen/ops/addmv.h>
 #include <ATen/ops/baddbmm_cpu_dispatch.h>
 #include <ATen/ops/bmm_cpu_dispatch.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/mm_cpu_dispatch.h>
 #include <ATen/ops/mv.h>
 #include <pthread.h>
@@ -50,9 +52,9 @@ struct ThreadSlot {
 };
 thread_local ThreadSlot t_slot;
 
-ThreadCounters& this_thread() {
+ThreadCounters* this_thread() {  // null when there is no memory for it
   if (C10_UNLIKELY(!t_slot.counters)) t_slot.counters = g_counters.join();
-  return *t_slot.counters;
+  return t_slot.counters;
 }
 
 // Looks the problem up in the newest table. The hazard pointer keeps the loader from freeing it under our feet.
@@ -133,13 +135,12 @@ Tensor onednn_linear(const Tensor& x, const Tensor& w, const OptionalTensor& bia
 }
 
 // Strides are not part of the problem: a route declines, without blame, operands laid out as it cannot take them.
-bool accepts(int32_t code, const Tensor& a, const Tensor& b) {
+bool accepts(int32_t code, const Tensor& a, const Tensor& b, const Tensor* bias) {
   switch (code) {
-    case STOCK:
-      return false;
     case ONEDNN:
     case ONEDNN_PACKED:
-      return a.is_contiguous() && b.stride(-2) == 1 && b.stride(-1) == b.size(-2);
+      return at::globalContext().userEnabledMkldnn() && a.is_contiguous() && b.stride(-2) == 1 &&
+             b.stride(-1) == b.size(-2) && (!bias || bias->is_contiguous());
     case MV:
       return a.dim() == 2 && a.size(0) == 1;
     default:
@@ -177,56 +178,81 @@ struct Depth {
   ThreadCounters& thread;
 };
 
+// In a catch block: switches the route off. Every thread looks up again: what failed is a miss from now on.
+void fail(Route& route) {
+  try {
+    throw;
+  } catch (const c10::Error& err) {
+    route.fail(err.what_without_backtrace());
+  } catch (const std::exception& err) {
+    route.fail(err.what());
+  } catch (...) {
+    route.fail("unknown exception");
+  }
+  g_epoch.fetch_add(1);
+}
+
 uint64_t now_ns() {
   return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
 }
 
-// A result of a route is used only if it is what stock would have returned.
-bool as_stock(const Tensor& y, const Problem& p, const Tensor& a) {
-  return y.scalar_type() == static_cast<at::ScalarType>(p.out_dtype) && y.is_contiguous() && y.dim() == a.dim() &&
-         y.size(-1) == p.n && y.size(-2) == p.m;
+// The result of a route as stock would have returned it; throws when it is something else.
+Tensor as_stock(const Tensor& y, const Problem& p, const Tensor& a) {
+  TORCH_CHECK(y.scalar_type() == static_cast<at::ScalarType>(p.out_dtype) && y.is_contiguous() && y.dim() == a.dim() &&
+                  y.size(-1) == p.n && y.size(-2) == p.m,
+              "result is ", y.scalar_type(), " ", y.sizes(), ", not what torch returns");
+  const int64_t batch = y.dim() == 3 ? y.stride(0) : p.m * p.n;
+  if (y.stride(-1) == 1 && y.stride(-2) == p.n && batch == p.m * p.n) return y;
+  // contiguous leaves the stride of a dimension of size 1 open, stock does not
+  at::AutoDispatchBelowADInplaceOrView below;
+  if (y.dim() == 3) return y.as_strided(y.sizes(), {p.m * p.n, p.n, 1});
+  return y.as_strided(y.sizes(), {p.n, 1});
 }
 
-// Counts the call, then runs its route through `routed` or, without one, `stock`.
+// Runs the call's route through `routed` or, without one, `stock`; then counts the call, unless torch raised.
+// `free`: the call can be routed at all.  A call that stock served though it had a route is counted as a miss.
 template <class Stock, class Routed>
-auto call(const Problem& key, const Tensor& a, const Tensor& b, const Stock& stock, const Routed& routed)
-    -> decltype(stock()) {
-  ThreadCounters& thread = this_thread();
-  if (thread.depth) return stock();
-  Cell* cell = g_counters.cell(thread, key);
+auto call(const Problem& key, const Tensor& a, const Tensor& b, const Tensor* bias, bool free, const Stock& stock,
+          const Routed& routed) -> decltype(stock()) {
+  ThreadCounters* thread = this_thread();
+  if (!thread || thread->depth) return stock();
+  Cell* cell = g_counters.cell(*thread, key);
   if (C10_UNLIKELY(!cell)) return stock();
   const uint64_t epoch = g_epoch.load(std::memory_order_acquire);
   if (C10_UNLIKELY(cell->epoch != epoch)) {
-    cell->found = dispatching() ? look_up(thread, key) : Found{};
+    cell->found = dispatching() ? look_up(*thread, key) : Found{};
     cell->epoch = epoch;
   }
-  uint64_t before;
-  cell->add(before);
-  Depth inside(thread);
-  const bool timed = (before & kSampleMask) == 1;  // not the first: it may build primitives
-  const uint64_t start = timed ? now_ns() : 0;
+  Depth inside(*thread);
+  Outcome outcome = cell->found.outcome;
   Route* route = cell->found.route;
-  if (route && accepts(route->code, a, b) && !route->failed.load(std::memory_order_relaxed)) {
-    try {
-      decltype(auto) y = routed(*route);
-      if (timed) cell->add_sample(now_ns() - start);
-      return y;
-    } catch (const std::exception& err) {
-      route->fail(err.what());
-    } catch (...) {
-      route->fail("unknown exception");
+  if (route && route->code != STOCK) {
+    if (free && !route->failed.load(std::memory_order_relaxed) && accepts(route->code, a, b, bias)) {
+      try {
+        decltype(auto) y = routed(*route);
+        cell->add(outcome);
+        return y;
+      } catch (...) {
+        fail(*route);
+      }
     }
-    cell->epoch = 0;  // look up again: what failed is a miss from now on
+    outcome = MISS;
   }
+  if (outcome != MISS || !cell->due()) {
+    decltype(auto) y = stock();
+    cell->add(outcome);
+    return y;
+  }
+  const uint64_t start = now_ns();
   decltype(auto) y = stock();
-  if (timed) cell->add_sample(now_ns() - start);
+  cell->add_sample(now_ns() - start);
+  cell->add(MISS);
   return y;
 }
 
-Tensor checked(const Route& route, const Problem& p, const Tensor& a, const Tensor& b, const OptionalTensor& bias) {
-  Tensor y = run_route(route.code, a, b, bias, Tensor());
-  TORCH_CHECK(as_stock(y, p, a), "result is ", y.scalar_type(), " ", y.sizes(), ", not what torch returns");
-  return y;
+Tensor checked(const Route& route, const Problem& p, const Tensor& a, const Tensor& b, const OptionalTensor& bias,
+               const Tensor& packed = {}) {
+  return as_stock(run_route(route.code, a, b, bias, packed), p, a);
 }
 
 Tensor& checked_out(const Route& route, const Problem& p, const Tensor& a, const Tensor& b, const OptionalTensor& bias,
@@ -236,17 +262,19 @@ Tensor& checked_out(const Route& route, const Problem& p, const Tensor& a, const
   return out.copy_(y);  // through a fresh tensor: `out` may overlap an operand
 }
 
-// Whether `out` has the size and type the product will have, so that copying into it is all there is to do.
+// Whether copying the product into `out` is all there is to do: it need not be resized, and torch will not refuse it.
 bool fits(const Tensor& out, const Problem& p, const Tensor& a) {
   return out.dim() == a.dim() && out.size(-1) == p.n && out.size(-2) == p.m &&
-         (a.dim() == 2 || out.size(0) == a.size(0)) && out.scalar_type() == static_cast<at::ScalarType>(p.out_dtype);
+         (a.dim() == 2 || out.size(0) == a.size(0)) && out.scalar_type() == static_cast<at::ScalarType>(p.out_dtype) &&
+         at::has_internal_overlap(out) != at::MemOverlap::Yes;
 }
 
 bool is_one(const Scalar& s) { return !s.isComplex() && s.toDouble() == 1.0; }
 
 // A bias that is added to every row; anything else makes the product an "add" family.
 bool is_bias(const Tensor& c, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
-  return c.dim() == 1 && c.scalar_type() == b.scalar_type() && b.dim() == 2 && c.size(0) == b.size(1) && is_one(beta) && is_one(alpha);
+  return c.dim() == 1 && c.scalar_type() == b.scalar_type() && b.dim() == 2 && c.size(0) == b.size(1) && is_one(beta) &&
+         is_one(alpha);
 }
 
 // ---- the operators on CPU -----------------------------------------------------------------------------------------
@@ -255,14 +283,15 @@ Tensor mm(const Tensor& a, const Tensor& b) {
   Problem p;
   if (off() || !describe(p, DENSE, a, b, a.scalar_type())) return at::cpu::mm(a, b);
   return call(
-      p, a, b, [&] { return at::cpu::mm(a, b); }, [&](Route& r) { return checked(r, p, a, b, std::nullopt); });
+      p, a, b, nullptr, true, [&] { return at::cpu::mm(a, b); },
+      [&](Route& r) { return checked(r, p, a, b, std::nullopt); });
 }
 
 Tensor& mm_out(const Tensor& a, const Tensor& b, Tensor& out) {
   Problem p;
-  if (off() || !describe(p, DENSE, a, b, a.scalar_type()) || !fits(out, p, a)) return at::cpu::mm_out(out, a, b);
+  if (off() || !describe(p, DENSE, a, b, a.scalar_type())) return at::cpu::mm_out(out, a, b);
   return call(
-      p, a, b, [&]() -> Tensor& { return at::cpu::mm_out(out, a, b); },
+      p, a, b, nullptr, fits(out, p, a), [&]() -> Tensor& { return at::cpu::mm_out(out, a, b); },
       [&](Route& r) -> Tensor& { return checked_out(r, p, a, b, std::nullopt, out); });
 }
 
@@ -278,27 +307,26 @@ Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& be
   Problem p;
   if (off() || !describe_addmm(p, c, a, b, beta, alpha)) return at::cpu::addmm(c, a, b, beta, alpha);
   return call(
-      p, a, b, [&] { return at::cpu::addmm(c, a, b, beta, alpha); }, [&](Route& r) { return checked(r, p, a, b, c); });
+      p, a, b, &c, p.family == DENSE, [&] { return at::cpu::addmm(c, a, b, beta, alpha); },
+      [&](Route& r) { return checked(r, p, a, b, c); });
 }
 
 Tensor& addmm_out(const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha,
                   Tensor& out) {
   Problem p;
-  if (off() || !describe_addmm(p, c, a, b, beta, alpha) || !fits(out, p, a))
-    return at::cpu::addmm_out(out, c, a, b, beta, alpha);
+  if (off() || !describe_addmm(p, c, a, b, beta, alpha)) return at::cpu::addmm_out(out, c, a, b, beta, alpha);
   return call(
-      p, a, b, [&]() -> Tensor& { return at::cpu::addmm_out(out, c, a, b, beta, alpha); },
+      p, a, b, &c, p.family == DENSE && fits(out, p, a),
+      [&]() -> Tensor& { return at::cpu::addmm_out(out, c, a, b, beta, alpha); },
       [&](Route& r) -> Tensor& { return checked_out(r, p, a, b, c, out); });
 }
 
-// The families with a full C are counted and served by torch: no route is ever published for them.
-[[noreturn]] void no_route() { TORCH_CHECK(false, "this family has no routes"); }
-
+// The families with a full C are counted and served by torch: no route is taken up for them.
 template <class Stock>
 auto count(Family family, const Tensor& c, const Tensor& a, const Tensor& b, const Stock& stock) -> decltype(stock()) {
   Problem p;
   if (off() || !describe(p, family, a, b, c.scalar_type())) return stock();
-  return call(p, a, b, stock, [](Route&) -> decltype(stock()) { no_route(); });
+  return call(p, a, b, nullptr, false, stock, [&](Route&) -> decltype(stock()) { return stock(); });
 }
 
 Tensor& addmm_(Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
@@ -307,22 +335,21 @@ Tensor& addmm_(Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, 
 
 Tensor bmm(const Tensor& a, const Tensor& b) {
   Problem p;
-  if (off() || !describe(p, BATCHED, a, b, a.scalar_type()) || a.size(0) != b.size(0)) return at::cpu::bmm(a, b);
+  if (off() || !describe(p, BATCHED, a, b, a.scalar_type())) return at::cpu::bmm(a, b);
   return call(
-      p, a, b, [&] { return at::cpu::bmm(a, b); },
+      p, a, b, nullptr, true, [&] { return at::cpu::bmm(a, b); },
       [&](Route& r) {
         if (p.family == BATCHED) return checked(r, p, a, b, std::nullopt);
-        p.family = DENSE;  // batch 1: the solution is a dense one
+        // batch 1: the solution is a dense one
         return checked(r, p, a.squeeze(0), b.squeeze(0), std::nullopt).unsqueeze(0);
       });
 }
 
 Tensor& bmm_out(const Tensor& a, const Tensor& b, Tensor& out) {
   Problem p;
-  if (off() || !describe(p, BATCHED, a, b, a.scalar_type()) || a.size(0) != b.size(0) || !fits(out, p, a))
-    return at::cpu::bmm_out(out, a, b);
+  if (off() || !describe(p, BATCHED, a, b, a.scalar_type())) return at::cpu::bmm_out(out, a, b);
   return call(
-      p, a, b, [&]() -> Tensor& { return at::cpu::bmm_out(out, a, b); },
+      p, a, b, nullptr, fits(out, p, a), [&]() -> Tensor& { return at::cpu::bmm_out(out, a, b); },
       [&](Route& r) -> Tensor& {
         if (p.family == BATCHED) return checked_out(r, p, a, b, std::nullopt, out);
         const Tensor y = checked(r, p, a.squeeze(0), b.squeeze(0), std::nullopt).unsqueeze(0);
@@ -345,36 +372,40 @@ Tensor& baddbmm_(Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta
 }
 
 // A linear layer whose weight is also held packed (gemmtuned.freeze): its own problem first, then the plain one.
-// `version` is the weight's when it was packed; an edited weight is served plain (inference tensors have no version).
+// `version` and `address` are the weight's when it was packed: a weight edited, converted or replaced since then is
+// served plain (inference tensors have no version).
 Tensor frozen_linear(const Tensor& x, const Tensor& w, const Tensor& packed, const OptionalTensor& bias,
-                     int64_t version) {
+                     int64_t version, int64_t address) {
+  if (x.dim() == 0 || w.dim() != 2 || w.size(1) == 0 || x.size(-1) != w.size(1) ||
+      (bias && (bias->dim() != 1 || bias->size(0) != w.size(0))))
+    return at::linear(x, w, bias);  // torch has the right error
   const Tensor a = x.dim() == 2 ? x : x.reshape({-1, w.size(1)});
   const Tensor b = w.t();
+  const Tensor* const c = bias ? &*bias : nullptr;
   const auto plain = [&] { return bias ? addmm(*bias, a, b, 1, 1) : mm(a, b); };
   const auto frozen = [&](Problem& p) {
     if (bias) p.flags |= BIAS;
     const Problem as_plain = p;
     p.flags |= PACKED;
     const auto otherwise = [&] {  // inside call(): not counted again
-      const Found found = dispatching() ? look_up(this_thread(), as_plain) : Found{};
-      if (found.route && accepts(found.route->code, a, b)) {
+      ThreadCounters* thread = this_thread();
+      const Found found = thread && dispatching() ? look_up(*thread, as_plain) : Found{};
+      if (found.route && found.route->code != STOCK && accepts(found.route->code, a, b, c)) {
         try {
           return checked(*found.route, as_plain, a, b, bias);
-        } catch (const std::exception& err) {
-          found.route->fail(err.what());
+        } catch (...) {
+          fail(*found.route);
         }
       }
       return plain();
     };
-    return call(p, a, b, otherwise, [&](Route& r) {
-      Tensor y = run_route(r.code, a, b, bias, packed);
-      TORCH_CHECK(as_stock(y, p, a), "result is ", y.scalar_type(), " ", y.sizes(), ", not what torch returns");
-      return y;
-    });
+    return call(p, a, b, c, true, otherwise, [&](Route& r) { return checked(r, p, a, b, bias, packed); });
   };
   Problem p;
-  const bool edited = !w.is_inference() && w._version() != static_cast<uint32_t>(version);
-  const Tensor y = off() || edited || !describe(p, DENSE, a, b, a.scalar_type()) ? plain() : frozen(p);
+  const bool same = (w.is_inference() || w._version() == static_cast<uint32_t>(version)) &&
+                    reinterpret_cast<int64_t>(w.const_data_ptr()) == address &&
+                    w.scalar_type() == packed.scalar_type() && (!bias || bias->scalar_type() == w.scalar_type());
+  const Tensor y = off() || !same || !describe(p, DENSE, a, b, a.scalar_type()) ? plain() : frozen(p);
   auto sizes = x.sizes().vec();
   sizes.back() = w.size(0);
   return y.reshape(sizes);
@@ -386,7 +417,8 @@ struct Quiet : c10::WarningHandler {  // torch warns once when a kernel is overr
   void process(const c10::Warning&) override {}
 };
 
-std::vector<std::unique_ptr<torch::Library>> g_installed;
+// Not destroyed at exit: other threads may still be in a GEMM then.
+auto& g_installed = *new std::vector<std::unique_ptr<torch::Library>>;
 
 void install_cpu() {
   auto lib = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
@@ -404,15 +436,42 @@ void install_cpu() {
 }
 
 void define_ops() {  // once for the life of the process: modules may hold the operator
-  static torch::Library definition(torch::Library::FRAGMENT, "gemmtuned", std::nullopt, __FILE__, __LINE__);
-  static torch::Library cpu(torch::Library::IMPL, "gemmtuned", c10::DispatchKey::CPU, __FILE__, __LINE__);
-  static torch::Library packed(torch::Library::IMPL, "gemmtuned", c10::DispatchKey::MkldnnCPU, __FILE__, __LINE__);
+  using torch::Library;
+  static auto& definition = *new Library(Library::FRAGMENT, "gemmtuned", std::nullopt, __FILE__, __LINE__);
+  static auto& cpu = *new Library(Library::IMPL, "gemmtuned", c10::DispatchKey::CPU, __FILE__, __LINE__);
+  static auto& packed = *new Library(Library::IMPL, "gemmtuned", c10::DispatchKey::MkldnnCPU, __FILE__, __LINE__);
   static bool done = false;
   if (done) return;
-  definition.def("frozen_linear(Tensor x, Tensor weight, Tensor packed, Tensor? bias, int version) -> Tensor");
+  definition.def("frozen_linear(Tensor x, Tensor weight, Tensor packed, Tensor? bias, int version, int address) -> Tensor");
   cpu.impl("frozen_linear", TORCH_FN(frozen_linear));
   packed.impl("frozen_linear", TORCH_FN(frozen_linear));
   done = true;
+}
+
+// ---- tables and forks ---------------------------------------------------------------------------------------------
+
+auto& g_load_mutex = *new std::mutex;  // one table change at a time
+auto& g_interned = *new std::unordered_map<uint64_t, std::unique_ptr<Route>>;
+auto& g_retired = *new std::vector<const RouteTable*>;
+
+// A fork waits until nobody holds one of our locks, so that the child gets whole data and free locks.
+void before_fork() {
+  g_load_mutex.lock();
+  failures().mutex.lock();
+  g_counters.before_fork();
+}
+
+void after_fork_in_parent() {
+  g_counters.after_fork_in_parent();
+  failures().mutex.unlock();
+  g_load_mutex.unlock();
+}
+
+void after_fork_in_child() {
+  g_counters.after_fork_in_child(t_slot.counters);
+  failures().mutex.unlock();  // held by this thread, as in the parent
+  failures().waiting.clear();  // the parent tells
+  g_load_mutex.unlock();
 }
 
 }  // namespace
@@ -444,7 +503,7 @@ int gt_install(char* error, size_t room) {
   c10::WarningUtils::set_warning_handler(&quiet);
   int rc = 0;
   try {
-    if (!forks) pthread_atfork(nullptr, nullptr, [] { g_counters.after_fork(t_slot.counters); });
+    if (!forks) pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
     forks = true;
     define_ops();
     if (g_installed.empty()) install_cpu();
@@ -470,20 +529,19 @@ uint64_t gt_dropped() { return g_counters.dropped.load(); }
 
 size_t gt_drain(Record* out, size_t room) { return g_counters.drain(out, room); }
 
-// Replaces the whole table. Called by one thread at a time; retired tables are freed once nobody reads them.
+// Replaces the whole table; retired ones are freed once nobody reads them.
 void gt_load(const GtRow* rows, size_t count, uint64_t generation) {
-  static std::unordered_map<uint64_t, std::unique_ptr<Route>> interned;
-  static std::vector<const RouteTable*> retired;
+  std::lock_guard<std::mutex> hold(g_load_mutex);
   auto* table = new RouteTable(generation);
   for (size_t i = 0; i < count; ++i) {
-    auto& route = interned[static_cast<uint64_t>(static_cast<uint32_t>(rows[i].id)) << 32 |
-                           static_cast<uint32_t>(rows[i].code)];
+    auto& route = g_interned[static_cast<uint64_t>(static_cast<uint32_t>(rows[i].id)) << 32 |
+                             static_cast<uint32_t>(rows[i].code)];
     if (!route) route.reset(new Route{rows[i].id, rows[i].code, {false}});
     table->add(rows[i].key, route.get());
   }
-  retired.push_back(g_table.exchange(table, std::memory_order_seq_cst));
+  g_retired.push_back(g_table.exchange(table, std::memory_order_seq_cst));
   g_epoch.fetch_add(1, std::memory_order_release);
-  std::erase_if(retired, [](const RouteTable* old) {
+  std::erase_if(g_retired, [](const RouteTable* old) {
     if (!g_counters.unread(old)) return false;
     delete old;
     return true;
@@ -492,7 +550,8 @@ void gt_load(const GtRow* rows, size_t count, uint64_t generation) {
 
 // What a call with this problem would get: outcome in the low byte, (route id + 1) above it.
 uint64_t gt_find(const Problem* key) {
-  const Found found = look_up(this_thread(), *key);
+  ThreadCounters* thread = this_thread();
+  const Found found = thread ? look_up(*thread, *key) : Found{};
   return static_cast<uint64_t>(found.outcome) | (found.route ? static_cast<uint64_t>(found.route->id + 1) << 8 : 0);
 }
 

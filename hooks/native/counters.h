@@ -5,7 +5,9 @@
 // a larger one and leaves the old one to the drainer. Cells also cache the look-up, by table epoch.
 #pragma once
 #include <atomic>
+#include <memory>
 #include <mutex>
+#include <new>
 #include <vector>
 
 #include "problem.h"
@@ -25,11 +27,12 @@ struct alignas(64) Cell {
   uint64_t epoch = 0;                                                               // the owner's, like what follows
   Found found;
 
-  void add(uint64_t& total) {  // counts one call, returns how many of this outcome there were before
-    auto& n = calls[found.outcome];
-    total = n.load(std::memory_order_relaxed);
-    n.store(total + 1, std::memory_order_relaxed);
+  void add(Outcome outcome) {
+    auto& n = calls[outcome];
+    n.store(n.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   }
+  // Whether to time this call, a miss. Not the first: it may build primitives.
+  bool due() const { return (calls[MISS].load(std::memory_order_relaxed) & kSampleMask) == 1; }
   void add_sample(uint64_t ns) {
     sampled_ns.store(sampled_ns.load(std::memory_order_relaxed) + ns, std::memory_order_relaxed);
     sampled_calls.store(sampled_calls.load(std::memory_order_relaxed) + 1, std::memory_order_release);
@@ -64,13 +67,17 @@ class Counters {
  public:
   std::atomic<uint64_t> dropped{0};
 
-  ThreadCounters* join() {
+  ThreadCounters* join() try {
+    auto segment = std::make_unique<Segment>(kFirstCells);
+    auto thread = std::make_unique<ThreadCounters>(segment.get());
     std::lock_guard<std::mutex> hold(mutex_);
-    auto* segment = new Segment(kFirstCells);
-    auto* thread = new ThreadCounters(segment);
-    segments_.push_back(segment);
-    threads_.push_back(thread);
-    return thread;
+    threads_.reserve(threads_.size() + 1);
+    segments_.push_back(segment.get());
+    threads_.push_back(thread.get());
+    segment.release();
+    return thread.release();
+  } catch (const std::bad_alloc&) {
+    return nullptr;  // the program's own shortage, and not ours to report: the call is not counted
   }
 
   void leave(ThreadCounters* thread) {
@@ -121,10 +128,13 @@ class Counters {
     return true;
   }
 
-  // In a forked child: only the forking thread is left, and it starts from nothing. The other threads' memory is
-  // left alone on purpose: the fork may have caught them anywhere.
-  void after_fork(ThreadCounters* mine) {
-    new (&mutex_) std::mutex;
+  void before_fork() { mutex_.lock(); }
+  void after_fork_in_parent() { mutex_.unlock(); }
+
+  // Only the forking thread is left, and it starts from nothing. The other threads' counters are left alone on
+  // purpose: the fork may have caught them anywhere.
+  void after_fork_in_child(ThreadCounters* mine) {
+    mutex_.unlock();
     new (&segments_) std::vector<Segment*>;
     new (&threads_) std::vector<ThreadCounters*>;
     dropped.store(0);
@@ -158,6 +168,16 @@ class Counters {
     return any || r.sampled_calls ? 1 : 0;
   }
 
+  Segment* grow(size_t size) try {
+    auto larger = std::make_unique<Segment>(size);
+    std::lock_guard<std::mutex> hold(mutex_);
+    segments_.push_back(larger.get());
+    return larger.release();
+  } catch (const std::bad_alloc&) {
+    dropped.fetch_add(1, std::memory_order_relaxed);
+    return nullptr;
+  }
+
   Cell* add_cell(ThreadCounters& thread, const Problem& key) {
     Segment* s = thread.current;
     if (s->filled * 2 > s->mask) {
@@ -165,11 +185,8 @@ class Counters {
         dropped.fetch_add(1, std::memory_order_relaxed);
         return nullptr;
       }
-      auto* larger = new Segment(s->cells.size() * 2);
-      {
-        std::lock_guard<std::mutex> hold(mutex_);
-        segments_.push_back(larger);
-      }
+      Segment* larger = grow(s->cells.size() * 2);
+      if (!larger) return nullptr;
       thread.current = larger;
       s->closed.store(true, std::memory_order_release);
       s = larger;
