@@ -49,7 +49,7 @@ def read_untuned(lines: Iterable[str], *, name: str, dtype: str, threads: int) -
     header = [column.strip() for column in next((row for row in reader if any(row)), [])]
     if not is_header(",".join(header)):
         raise TableError(
-            f"{name} line {reader.line_num}: the header is {','.join(header)!r}, expected M,N,K[,bias,dtype,outdtype,...]"
+            f"{name} line {reader.line_num}: the header is {','.join(header)!r}, expected M,N,K[,bias,dtype,...]"
         )
     if "q_dtype_w" in header:
         raise TableError(

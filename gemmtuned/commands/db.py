@@ -20,7 +20,7 @@ def check(as_json: Json = False) -> None:
     """Look for damage: SQLite's own check, references, and counts that must agree. Ends with 1 if there is any."""
     here = settings()
     if not here.db.exists():
-        show(no_database("db.check", here, "problems"), as_json=as_json)
+        show(no_database("db.check", here, "problems", db=None, ok=True), as_json=as_json)
         return
     from gemmtuned.db.store import check as look
 

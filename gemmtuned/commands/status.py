@@ -16,7 +16,10 @@ def status(as_json: Json = False) -> None:
     """What goes on: daemon, programs, generations."""
     here = settings()
     if not here.db.exists():
-        show(no_database("status", here, "devices", "sessions", "environments", daemon=None), as_json=as_json)
+        nothing = {"generation": 0, "published_generation": None, "daemon": None, "covered_share": None}
+        tables = ("devices", "sessions", "environments")
+        off = here.kill_switch.exists()
+        show(no_database("status", here, *tables, **nothing, switched_off=off), as_json=as_json)
         return
     from gemmtuned.daemon.notice import read_notice
     from gemmtuned.db import queries

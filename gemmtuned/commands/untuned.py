@@ -17,7 +17,7 @@ def untuned(limit: Limit = 50, as_json: Json = False) -> None:
     """
     here = settings()
     if not here.db.exists():
-        show(no_database("untuned", here, "rows", total=0), as_json=as_json)
+        show(no_database("untuned", here, "rows", total=0, states={}), as_json=as_json)
         return
     from gemmtuned.db import queries
 

@@ -78,6 +78,8 @@ def count(value: float) -> str:
 
 def duration(us: float) -> str:
     """Microseconds in the unit a reader would choose: 8.41 us, 12.3 ms, 4.2 s, 1.5 h."""
+    if us == 0:
+        return "0 us"
     for limit, scale, unit in ((1e3, 1, "us"), (1e6, 1e3, "ms"), (3.6e9, 1e6, "s")):
         if abs(us) < limit * 0.9995:
             return f"{_three(us / scale)} {unit}"
@@ -140,14 +142,14 @@ def show(report: Report, *, as_json: bool) -> None:
             console.print(_text(line), soft_wrap=True)
         for table in report.tables:
             if table.rows:
-                if table.title:
-                    console.print(_text(table.title), soft_wrap=True)
+                for line in table.title.splitlines():
+                    console.print(_text(line), soft_wrap=True)
                 _draw(console, table)
             elif table.empty:
                 console.print(_text(table.empty), soft_wrap=True)
         for note in report.notes:
             console.print(_text(note), soft_wrap=True)
-    print(drawn.get(), end="")
+    print("\n".join(line.rstrip() for line in drawn.get().splitlines()))
 
 
 def to_json(report: Report) -> str:

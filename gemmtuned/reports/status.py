@@ -37,11 +37,16 @@ def report(
             0, f"SWITCHED OFF: {settings.kill_switch} exists, every program runs stock torch. Remove it to go on."
         )
     seats = list(notice["seats"]) if notice and notice["running"] else []
-    queue = [{**row, "waiting": row["open_problems"] - row["failed"]} for row in environments]
+    places = [{**row, "waiting": row["open_problems"] - row["failed"]} for row in environments]
     tables = [
         Table("devices", _SEATS, seats, title="Devices:"),
         Table("sessions", _session_columns(now_s), running, title="Programs:", empty="No hooked program is running."),
-        Table("queue", _QUEUE, queue, title="Where problems were seen (gemmtuned untuned lists what waits):"),
+        Table(
+            "environments",
+            _ENVIRONMENTS,
+            places,
+            title="Where problems were seen (gemmtuned untuned lists what waits):",
+        ),
     ]
     facts = {
         "database": str(settings.db),
@@ -62,12 +67,12 @@ _SEATS = (
     Column("others", "used by others", percent),
     Column("reason", "why", lambda text: text or "", right=False),
 )
-_QUEUE = (
-    Column("environment", "environment", right=False),
+_ENVIRONMENTS = (
     Column("problems", "problems", count),
     Column("calls", "calls", count),
     Column("waiting", "to be tuned", count),
     Column("failed", "failed", count),
+    Column("environment", "environment", right=False),
 )
 
 
