@@ -30,6 +30,7 @@ logger = logging.getLogger("gemmtuned.daemon")
 WORKER_RESTS_S: Final = 60.0  # an unused worker holds 300 MiB; starting one takes seconds
 ASK_S: Final = 1.0  # how often an empty queue is asked again
 MAX_DEATHS: Final = 8  # workers one attempt may cost before it counts as failed
+START_AGAIN_S: Final = 5.0  # after a worker that never said hello; doubles each time
 MAX_STARTS: Final = 3  # workers in a row that never said hello, before a foreground run gives up
 
 
@@ -211,7 +212,7 @@ class Seat:
 
     def _failed_to_start(self, reason: str, now_s: float) -> None:
         self.failed_starts += 1
-        wait_s = min(5.0 * 2 ** (self.failed_starts - 1), 600.0)
+        wait_s = min(START_AGAIN_S * 2 ** (self.failed_starts - 1), 600.0)
         self._start_at_s = now_s + wait_s
         self.no_worker = f"{reason}; next start in {wait_s:.0f} s"
         logger.warning("worker start failed device=%s retry_s=%.0f reason=%r", self.monitor.id, wait_s, reason)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -71,11 +72,17 @@ class Daemon:
         self._generation = -1  # of the store, when it was last published
         self._trouble = ""
         self._elsewhere: list[dict[str, Any]] = []
-        self._upkeep_at_s = self._checkpoint_at_s = self._notice_at_s = self._look_at_s = float("-inf")
+        self._upkeep_at_s = self._publish_at_s = self._checkpoint_at_s = self._notice_at_s = self._look_at_s = float(
+            "-inf"
+        )
         self._told: object = None
 
     def resume(self, now_s: float) -> None:
-        """Take over from daemons that are no more: their leases are free again at once. May raise StoreError."""
+        """Take over from daemons that are no more: their leases are free again at once. May raise StoreError.
+
+        Looks the database over first, since whatever ended them may have damaged it.
+        """
+        self.store.repair()
         freed = self.store.release_dead(is_dead, counts=lambda owner: not outlived_boot(owner), now_s=now_s)
         if freed:
             logger.info("resumed leases_of_dead_daemons=%d", freed)
@@ -98,6 +105,7 @@ class Daemon:
         for seat in self.seats:
             seat.stop(now_s)
             self.solved += seat.take_solved()
+        self._publish_at_s = float("-inf")
         self._upkeep(now_s, at_once=True)
         self._tell(now_s, "stopped")
 
@@ -115,6 +123,8 @@ class Daemon:
         if not all(seat.at_rest for seat in self.seats):
             return False
         try:
+            if self.store.generation() != self._generation:
+                return False
             if any(seat.environment is None for seat in self.seats):
                 return not self.store.waiting(since_s=now_s - RECENT_S)  # what a worker could do is not known yet
             for seat in self.seats:
@@ -135,23 +145,19 @@ class Daemon:
 
     def _upkeep(self, now_s: float, *, at_once: bool) -> None:
         """Withdraw what failed in programs, publish what changed, keep the database's log short."""
-        if not at_once and self._upkeep_at_s - RETRY_S <= now_s < self._upkeep_at_s:
+        if not at_once and _waits(self._upkeep_at_s, now_s):
             return
         self._upkeep_at_s = now_s + UPKEEP_S
         try:
-            for solution in self.store.take_quarantined(now_s=now_s):
+            for gone in self.store.take_quarantined(now_s=now_s):
                 logger.warning(
-                    "withdrawn problem=%s backend=%s reason='failed in a program'", solution.problem, solution.backend
+                    "withdrawn problem=%s backend=%s reason='failed in a program'", gone.problem, gone.backend
                 )
-            generation = self.store.generation()
-            if generation != self._generation:
-                publish(self.store, self.settings.config_dir, self.settings.locks, now_s=now_s)
-                self._generation = generation
-            if all(seat.at_rest for seat in self.seats):
-                self._keep_short(now_s)
-            if not self._look_at_s - LOOK_AROUND_S <= now_s < self._look_at_s:
-                self._look_at_s = now_s + LOOK_AROUND_S
-                self._look_around(now_s)
+            self._publish(now_s)
+            if all(seat.at_rest for seat in self.seats) and not _waits(self._checkpoint_at_s, now_s):
+                self._checkpoint_at_s = now_s + CHECKPOINT_S
+                self.store.checkpoint()
+            self._look_around(now_s)
             self._trouble = ""
         except GemmtunedError as err:
             self._upkeep_at_s = now_s + RETRY_S
@@ -159,16 +165,25 @@ class Daemon:
                 logger.warning("upkeep failed retry_s=%g reason=%r", RETRY_S, str(err))
             self._trouble = str(err)
 
-    def _keep_short(self, now_s: float) -> None:
-        if not self._checkpoint_at_s - CHECKPOINT_S <= now_s < self._checkpoint_at_s:
-            self._checkpoint_at_s = now_s + CHECKPOINT_S
-            self.store.checkpoint()
+    def _publish(self, now_s: float) -> None:
+        generation = self.store.generation()
+        if generation == self._generation:
+            return
+        if _waits(self._publish_at_s, now_s):
+            self._upkeep_at_s = self._publish_at_s
+            return
+        began_s = time.monotonic()
+        publish(self.store, self.settings.config_dir, self.settings.locks, now_s=now_s)
+        self._generation = generation
+        # Tables are written whole: with thousands of solutions, several verdicts share one publication
+        self._publish_at_s = now_s + 10 * (time.monotonic() - began_s)
 
     def _look_around(self, now_s: float) -> None:
         """Which environments wait for a daemon started elsewhere: another torch, another CPU."""
         ours = {seat.environment.key for seat in self.seats if seat.environment is not None}
-        if not ours:
-            return  # no worker has said yet what it can reproduce
+        if not ours or _waits(self._look_at_s, now_s):
+            return  # before the first worker has spoken, nobody knows what it can reproduce
+        self._look_at_s = now_s + LOOK_AROUND_S
         found = [row for row in self.store.waiting(since_s=now_s - RECENT_S) if row["environment"] not in ours]
         for row in found:
             if row["environment"] not in {known["environment"] for known in self._elsewhere}:
@@ -183,7 +198,7 @@ class Daemon:
         states = {seat.state for seat in seats}
         state = why or next((s for s in ("tuning", "waiting", "stuck", "ready") if s in states), "waiting")
         told = (state, self.solved, [(s.state, s.problem) for s in seats])
-        if told == self._told and self._notice_at_s - NOTICE_S <= now_s < self._notice_at_s:
+        if told == self._told and _waits(self._notice_at_s, now_s):
             return
         self._told, self._notice_at_s = told, now_s + NOTICE_S
         notice = Notice(
@@ -201,3 +216,8 @@ class Daemon:
         )
         if not self._quiet:
             write_notice(self.settings.home, notice)
+
+
+def _waits(until_s: float, now_s: float) -> bool:
+    """Whether it is too early yet; a clock set back must not make us wait for hours."""
+    return until_s - 120.0 <= now_s < until_s

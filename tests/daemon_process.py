@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -29,6 +30,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     settings = Settings.from_env({"GEMMTUNED_HOME": args.home, "GEMMTUNED_IDLE_S": "0"})
     monitor = FakeMonitor(lambda now_s: 1.0 if args.busy else 0.0)
+    monitor.read(time.time())  # so that the first turn knows the device
     make_worker = partial(Worker, search=SEARCH)
     try:
         code = run_daemon(settings, once=args.once, wait_s=args.wait_s, monitors=[monitor], make_worker=make_worker)
