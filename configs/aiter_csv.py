@@ -9,6 +9,7 @@ tabs around values, blank or comma-only rows, bools as True/False or 1/0, dtypes
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -35,7 +36,7 @@ class Untuned:
 
 
 def is_header(line: str) -> bool:
-    """True when this line begins an AITER table: it names the columns M, N and K."""
+    """True when this line begins a table of GEMMs: it names the columns M, N and K."""
     return {"M", "N", "K"} <= {name.strip() for name in line.split(",")}
 
 
@@ -51,6 +52,8 @@ def read_untuned(lines: Iterable[str], *, name: str, dtype: str, threads: int) -
         raise TableError(
             f"{name} line {reader.line_num}: the header is {','.join(header)!r}, expected M,N,K[,bias,dtype,...]"
         )
+    if "dtype" not in header and re.search("a8w8|a4w4", name):  # their header is M,N,K as well: only the name tells
+        raise TableError(f"{name}: by its name a quantised family, which is not tuned yet, only bf16 and fp32")
     if "q_dtype_w" in header:
         raise TableError(
             f"{name} line {reader.line_num}: column q_dtype_w: quantised families are not tuned yet, only bf16 and fp32"

@@ -54,3 +54,8 @@ def test_a_batched_table_is_the_batched_family() -> None:
 def test_a_quantised_table_is_refused_by_name() -> None:
     with pytest.raises(TableError, match="q_dtype_w"):
         read_untuned(["M,N,K,q_dtype_w", "1,1280,8192,torch.int8"], name="u.csv", dtype="bf16", threads=0)
+
+
+def test_a_quantised_table_is_known_by_its_name_where_its_header_does_not_tell() -> None:
+    with pytest.raises(TableError, match="quantised"):
+        read_untuned(["M,N,K", "1,1280,8192"], name="a8w8_blockscale_untuned_gemm.csv", dtype="bf16", threads=0)

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.reports import comparison, render
 from gemmtuned.reports.problem_list import read_list
@@ -123,3 +124,10 @@ def test_a_plain_list_gives_each_problem_once_and_names_bad_lines() -> None:
     assert found.problems == (Problem(m=8, n=2048, k=1024, dtype="fp32", threads=2),)
     assert len(found.complaints) == 1
     assert found.complaints[0].startswith("shapes.txt line 5, column 3: 'fp32:8xx1024' is not a problem")
+
+
+def test_a_table_of_another_kind_is_refused_whole_and_not_row_by_row() -> None:
+    lines = ["token,model_dim,inter_dim,expert,topk", "512,6144,4096,8,2"]
+
+    with pytest.raises(TableError, match="expected M,N,K"):
+        read_list(lines, name="untuned_fmoe.csv", dtype="bf16", threads=2)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import Final
 
 from gemmtuned.configs.aiter_csv import Untuned, is_header, read_untuned
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.problem import Problem
+
+_HEADER: Final = re.compile(r"[A-Za-z_]\w*\s*,[^:]*$")  # a problem's spelling has a colon before its first comma
 
 
 def read_list(lines: Sequence[str], *, name: str, dtype: str, threads: int) -> Untuned:
@@ -17,7 +21,7 @@ def read_list(lines: Sequence[str], *, name: str, dtype: str, threads: int) -> U
     Raises TableError for an AITER table of a family we do not tune.
     """
     first = next((line for line in lines if line.strip()), "")
-    if is_header(first):
+    if is_header(first) or _HEADER.match(first):  # some header: read_untuned says which ones it takes
         return read_untuned(lines, name=name, dtype=dtype, threads=threads)
     problems: dict[Problem, None] = {}
     complaints = []
