@@ -86,7 +86,7 @@ def measure(threads: int, rounds: int) -> dict[str, Any]:
     library = native.Native(build(Settings.from_env().cache))
     functional = torch.nn.functional
     stock = functional.linear
-    fallback = Fallback(stock, counting=True, table=Table())
+    fallback = Fallback(stock, table=Table())
     cases = operators()
     bare: dict[str, list[float]] = {c: [] for c in cases}
     added: dict[str, dict[str, list[float]]] = {a: {c: [] for c in cases} for a in ("native", "fallback")}

@@ -17,26 +17,28 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.settings import Settings, child_env
 from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import Environment, Solution, cpu_device
 from gemmtuned.hooks import native
+from gemmtuned.hooks.breaker import Breaker
 from gemmtuned.hooks.capture import Flusher, new_session
-from gemmtuned.hooks.dispatch import Table, build_table, ident_of
+from gemmtuned.hooks.dispatch import Table, build_table, ident_of, solution_of
 from gemmtuned.hooks.native import build as native_build
+from gemmtuned.hooks.notice import speak_up
 from gemmtuned.hooks.watch import Loader, Watcher
 
 if TYPE_CHECKING:
+    import subprocess
+
     import torch
 
     from gemmtuned.hooks.fallback import Fallback
 
 log = logging.getLogger("gemmtuned.hooks")
-MAX_FAILURES: Final = 10  # routes failing within REARM_S before dispatch as a whole is switched off
-REARM_S: Final = 300.0
 
 
 class Hook:
@@ -51,11 +53,11 @@ class Hook:
         self.fallback: Fallback | None = None
         self.started_us = time.time_ns() // 1000
         self.active_us = 0  # since when the table is in use
-        self.building = False
-        self.tripped_at_s: float | None = None  # when the circuit breaker opened
+        self.breaker = Breaker()
+        self._build: subprocess.Popen[bytes] | None = None
+        self._parent_builds = False  # forked while our parent had a build under way
         self._environment: Environment | None = None
         self._failed: dict[int, str] = {}
-        self._failed_at_s: list[float] = []
         self._set_mode = native.OFF
         self._swap = threading.Lock()  # one table change at a time
         self._make_threads()
@@ -64,17 +66,15 @@ class Hook:
 
     def install(self) -> None:
         """Patch torch by the best path there is."""
-        if self.settings.disabled or self.settings.kill_switch.exists():
-            self.note = f"switched off (GEMMTUNED_DISABLE, AITER_BYPASS_TUNE_CONFIG or {self.settings.kill_switch})"
         if self.settings.native and self._install_native():
             return
         from gemmtuned.hooks.fallback import Fallback
 
         functional = _functional()
-        self.fallback = Fallback(functional.linear, counting=self.settings.capture, table=self.table)
+        self.fallback = Fallback(functional.linear, table=self.table, mode=self._mode())
         functional.linear = self.fallback.wrapper
         self.path = "fallback"
-        if self.settings.native and not self.note:
+        if self.settings.native and not self.note and not self.settings.disabled:
             self._start_build()
 
     def remove(self) -> None:
@@ -109,7 +109,7 @@ class Hook:
             functional = _functional()
             if functional.linear is self.fallback.wrapper:
                 functional.linear = self.fallback.wrapper.__wrapped__
-            self.fallback.live = False
+            self.fallback.retire()
 
     def _start_build(self) -> None:
         reason = native_build.failure(self.settings.cache)
@@ -119,15 +119,41 @@ class Hook:
             self.note = f"native hook not available, F.linear alone is served: {reason}"
             return
         try:
-            native_build.build_detached(self.settings.cache, child_env(AITER_TUNE_GEMM="0", GEMMTUNED_DISPATCH="0"))
-            self.building, self.note = True, "native hook is being built"
+            self._build = native_build.build_detached(
+                self.settings.cache, child_env(AITER_TUNE_GEMM="0", GEMMTUNED_DISPATCH="0")
+            )
+            self.note = "native hook is being built"
         except OSError as err:
             self.note = f"native hook cannot be built: {err}"
 
+    def _take_built(self) -> None:
+        """Go over to the native path once the library is there."""
+        done = self._build is not None and self._build.poll() is not None
+        try:
+            if native_build.find_built(self.settings.cache):
+                with self._swap:  # the table must not change between giving it to the library and using that
+                    self.note = ""
+                    self._install_native()
+            elif not done and native_build.failure(self.settings.cache) is None:
+                return
+            elif self._build is not None:
+                reason = native_build.failure(self.settings.cache) or f"the build ended with {self._build.returncode}"
+                self.note = f"native hook not available, F.linear alone is served: {reason}"
+        except (GemmtunedError, OSError) as err:
+            self.note = f"native hook not available, F.linear alone is served: {err}"
+        self._build, self._parent_builds = None, False
+
+    def _switched_off(self) -> str:
+        if self.settings.disabled:
+            return "switched off by GEMMTUNED_DISABLE or AITER_BYPASS_TUNE_CONFIG"
+        if os.path.exists(self.settings.kill_switch):  # noqa: PTH110  Path.exists raises in a closed folder
+            return f"switched off: {self.settings.kill_switch} exists"
+        return ""
+
     def _mode(self) -> int:
-        if self.settings.disabled or self.settings.kill_switch.exists():
+        if self._switched_off():
             return native.OFF
-        dispatch = native.DISPATCH if self.settings.dispatch and self.tripped_at_s is None else 0
+        dispatch = native.DISPATCH if self.settings.dispatch and not self.breaker.open else 0
         return (native.CAPTURE if self.settings.capture else 0) | dispatch
 
     # ---- threads
@@ -163,6 +189,7 @@ class Hook:
             self.fallback.reset()
         _parents.append(self.flusher)
         self._swap = threading.Lock()
+        self._build, self._parent_builds = None, self._build is not None
         self.started_us = time.time_ns() // 1000
         self._make_threads()
         self.start()
@@ -195,49 +222,36 @@ class Hook:
             dropped=dropped + self.flusher.dropped,
             errors=len(self._failed),
             reload_failures=self.loader.failures,
-            note=self.note or self.flusher.complaint,
+            note=self._switched_off() or self.breaker.note or self.note or self.flusher.complaint,
         )
 
     def tick(self) -> None:
         """Housekeeping of the flush thread: kill switch, failed routes, a native build that came in."""
-        if self.building and native_build.find_built(self.settings.cache):
-            self.building, self.note = False, ""
-            self._install_native()
-        elif self.building and (reason := native_build.failure(self.settings.cache)):
-            self.building, self.note = False, f"native hook not available, F.linear alone is served: {reason}"
-        self._collect_failures()
-        if self.tripped_at_s is not None and time.monotonic() - self.tripped_at_s > REARM_S:
-            self.tripped_at_s, self.note = None, ""
+        if self._build is not None or self._parent_builds:
+            self._take_built()
+        if self.breaker.turn(time.monotonic(), self._collect_failures()):
+            log.warning("dispatch switched off reason=%s", self.breaker.note)
         mode = self._mode()
         if self.native is not None and mode != self._set_mode:
             self.native.set_mode(mode)
             self._set_mode = mode
         if self.fallback is not None and self.path == "fallback":
-            self.fallback.dispatching = bool(mode & native.DISPATCH)
+            self.fallback.set_mode(mode)
 
-    def _collect_failures(self) -> None:
+    def _collect_failures(self) -> int:
+        """Quarantine the routes that failed since the last time; how many."""
         failures: list[tuple[Solution, str]] = []
         if self.native is not None:
-            for ident, reason in self.native.failures():
-                solution = self.table.by_ident.get(ident)
-                if solution is not None:
-                    failures.append((solution, reason))
+            failures += [(solution_of(ident), reason) for ident, reason in self.native.failures()]
         if self.fallback is not None:
             failures += [self.fallback.failures.pop() for _ in range(len(self.fallback.failures))]
-        now_s = time.monotonic()
         for solution, reason in failures:
             self._failed[ident_of(solution)] = reason
-            self._failed_at_s = [t for t in self._failed_at_s if now_s - t < REARM_S] + [now_s]
             log.warning(
                 "route failed problem=%s backend=%s served=torch reason=%s", solution.problem, solution.backend, reason
             )
             self.flusher.report_failure(solution, reason)
-        if len(self._failed_at_s) >= MAX_FAILURES and self.tripped_at_s is None:
-            self.tripped_at_s = now_s
-            self.note = (
-                f"{MAX_FAILURES} routes failed within {REARM_S:g} s: dispatch is off until {REARM_S:g} s have passed"
-            )
-            log.warning("dispatch switched off reason=%s", self.note)
+        return len(failures)
 
     # ---- tables
 
@@ -285,12 +299,14 @@ class Hook:
 
 _hook: Hook | None = None
 _parents: list[Flusher] = []  # a forked child must not close its parent's SQLite handle, so it keeps it for ever
+_forking = threading.local()  # .flusher: what this thread paused for its fork
 _at_exit_known = False
 
 
 def activate(settings: Settings | None = None, *, capture: bool | None = None, dispatch: bool | None = None) -> Hook:
     """Switch the hook on, by the environment unless told otherwise; a second call replaces the first."""
     global _hook, _at_exit_known
+    speak_up()
     settings = settings or Settings.from_env()
     if capture is not None:
         settings = replace(settings, capture=capture)
@@ -298,13 +314,17 @@ def activate(settings: Settings | None = None, *, capture: bool | None = None, d
         settings = replace(settings, dispatch=dispatch)
     deactivate()
     hook = Hook(settings)
-    hook.install()
-    hook.start()
+    try:
+        hook.install()
+        hook.start()
+    except BaseException:
+        hook.remove()
+        raise
     _hook = hook
     if not _at_exit_known:
         _at_exit_known = True
         atexit.register(_last_flush)
-        os.register_at_fork(after_in_child=_after_fork)
+        os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork)
         _finish_in_multiprocessing_children()
     return hook
 
@@ -343,7 +363,7 @@ def describe() -> dict[str, Any]:
         "rows": len(_hook.table),
         "refused": dict(_hook.table.refused),
         "capture": _hook.settings.capture,
-        "dispatch": _hook.settings.dispatch and _hook.tripped_at_s is None,
+        "dispatch": _hook.settings.dispatch and not _hook.breaker.open,
         "polling": _hook.watcher.polling,
     }
 
@@ -371,6 +391,15 @@ def _last_flush() -> None:
             _hook.stop()
         except Exception as err:
             sys.stderr.write(f"gemmtuned: the last counts were not written: {err}\n")
+
+
+def _before_fork() -> None:
+    _forking.flusher = _hook.flusher if _hook is not None and _hook.flusher.pause() else None
+
+
+def _after_fork_in_parent() -> None:
+    if _forking.flusher is not None:
+        _forking.flusher.resume()
 
 
 def _after_fork() -> None:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
-from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.errors import GemmtunedError, StoreBusy
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Session, Sighting
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("gemmtuned.hooks")
 MAX_PENDING: Final = 65_536  # distinct problems kept while the store is out of reach
 BUSY_S: Final = 0.25  # how long a flush waits for the store's lock; it is tried again next time
+BUSY_TOLD_S: Final = 10.0  # a store locked for as long as this is worth a line
 BEAT_S: Final = 5.0
+MIN_FLUSH_S: Final = 0.02
 EXIT_S: Final = 0.5  # at interpreter exit we are gone by then
 
 Key = tuple[Problem, str, bool]
@@ -58,9 +60,10 @@ class Flusher:
         self._lock = threading.Lock()  # one flush at a time: the thread's or the one at exit
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._next_beat_s = 0.0
+        self._next_beat_s = self._busy_since_s = 0.0  # of time.monotonic()
         self.calls = 0
         self.dropped = 0
+        self._told: set[str] = set()
         self.complaint = ""  # why the store does not take our counts; empty when it does
 
     def start(self) -> None:
@@ -74,16 +77,37 @@ class Flusher:
         until_s = time.monotonic() + timeout_s
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
-        if self._lock.acquire(timeout=max(until_s - time.monotonic(), 0.0)):
-            try:
-                self._flush(last=True)
-            finally:
-                self._lock.release()
+        if not self._lock.acquire(timeout=max(until_s - time.monotonic(), 0.0)):
+            return
+        try:
+            while not self._flush(last=True) and time.monotonic() + BUSY_S <= until_s:
+                pass  # others end at the same moment
+        except Exception as err:
+            self._complain(err, tell=False)
+        finally:
+            self._say_lost()
+            self._lock.release()
+
+    def _say_lost(self) -> None:
+        lost = int(sum(sums[0] for sums in self._pending.values()))
+        if lost:
+            log.warning("counts were lost calls=%d reason=%s", lost, self.complaint)
 
     def flush(self) -> None:
         """Take everything counted so far to the store now, or keep it and remember why."""
         with self._lock:
             self._flush()
+
+    def pause(self, timeout_s: float = EXIT_S) -> bool:
+        """Wait until no flush is going on and let none begin; False when that took too long. For a fork.
+
+        A fork inside SQLite would leave its locks held for ever in the child.
+        """
+        return self._lock.acquire(timeout=timeout_s)
+
+    def resume(self) -> None:
+        """Undo a `pause` that returned True."""
+        self._lock.release()
 
     def beat_soon(self) -> None:
         """Write the session with the next flush: something in it has changed that people wait for."""
@@ -94,25 +118,31 @@ class Flusher:
         self._quarantine.append((solution, reason))
 
     def _run(self) -> None:
-        while not self._stop.wait(self._settings.flush_s * random.uniform(0.8, 1.2)):  # noqa: S311  jitter
+        pause_s = max(self._settings.flush_s, MIN_FLUSH_S)
+        while not self._stop.wait(pause_s * random.uniform(0.8, 1.2)):  # noqa: S311  jitter
             self._turn()
 
     def _turn(self) -> None:
         try:
             self._tick()
+        except Exception as err:  # ours to mend, but the program runs on and its counts are kept
+            self._complain(err)
+        try:
             self.flush()
-        except Exception:
-            log.exception("flush failed")
+        except Exception as err:
+            self._complain(err)
 
-    def _flush(self, *, last: bool = False) -> None:
+    def _flush(self, *, last: bool = False) -> bool:
+        """False when it should be tried again at once if there is no later."""
         for s in self._drain():
             self._remember(s)
         if not self._keep and not self._quarantine:
-            return
+            return True
         now_s = time.time()
-        beat = last or now_s >= self._next_beat_s
+        beat = last or time.monotonic() >= self._next_beat_s
         if not self._pending and not self._quarantine and not beat:
-            return
+            return True
+        busy = False
         try:
             store = self._open()
             if self._pending:
@@ -125,12 +155,14 @@ class Flusher:
                 self._quarantine.pop(0)
             if beat:
                 (store.end_session if last else store.beat)(self._session(), now_s=now_s)
-                self._next_beat_s = now_s + BEAT_S
-            self.complaint = ""
+                self._next_beat_s = time.monotonic() + BEAT_S
+            self.complaint, self._busy_since_s = "", 0.0
         except (GemmtunedError, OSError) as err:
-            self._complain(err)
-        if last and self._store is not None:
+            busy = isinstance(err, StoreBusy)
+            self._complain(err, tell=not last)
+        if last and not busy and self._store is not None:
             self._store.close()
+        return not busy
 
     def _open(self) -> Store:
         if self._store is None:
@@ -152,14 +184,16 @@ class Flusher:
         sums[1] += s.sampled_calls
         sums[2] += s.sampled_us
 
-    def _complain(self, err: Exception) -> None:
-        from gemmtuned.configs.errors import StoreBusy
-
-        if isinstance(err, StoreBusy):
-            return  # the next flush takes it along
-        if not self.complaint:
-            log.warning("counts stay in memory reason=%s", err)
-        self.complaint = str(err)
+    def _complain(self, err: Exception, *, tell: bool = True) -> None:
+        text = str(err) if isinstance(err, GemmtunedError) else f"{type(err).__name__}: {err}"
+        self._busy_since_s = self._busy_since_s or time.monotonic()
+        told = text in self._told
+        if isinstance(err, StoreBusy) and time.monotonic() - self._busy_since_s < BUSY_TOLD_S:
+            told = True  # the next flush takes it along
+        if tell and not told:
+            self._told.add(text)
+            log.warning("counts stay in memory reason=%s", text)
+        self.complaint = text
 
 
 def new_session(settings: Settings, *, path: str, started_us: int, **facts: int | str) -> Session:

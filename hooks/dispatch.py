@@ -6,12 +6,12 @@ taken only where their backend's stamp equals ours; the rest is counted by reaso
 
 from __future__ import annotations
 
-import itertools
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
-from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.errors import GemmtunedError, ProblemError
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND, LIVE_STATES, Candidate, Environment, Solution
@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 # Backends that hooks/native/capture.cpp can run, with its codes. 0 is stock torch.
 NATIVE_CODES: Final = {DEFAULT_BACKEND: 0, "torch_swap": 1, "torch_mv": 2, "onednn": 3, "onednn_packed": 4}
 
+SERVED: Final = ("dense", "batched")  # families that the hook routes; the others are counted
+
 _idents: dict[tuple[object, ...], int] = {}
-_next_ident = itertools.count()
+_solutions: list[Solution] = []  # by ident
+_new_ident = threading.Lock()
 
 
 class Table:
@@ -35,7 +38,6 @@ class Table:
         self.generation = generation
         self.refused: Counter[str] = Counter()  # reason -> rows of the published tables that are not used here
         self._rows = dict(rows or {})
-        self.by_ident = {ident_of(s): s for s in self._rows.values()}
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -59,8 +61,16 @@ def ident_of(solution: Solution) -> int:
     key = (solution.problem, solution.covers, solution.mode, solution.backend, solution.config, solution.stamp)
     ident = _idents.get(key)
     if ident is None:
-        ident = _idents[key] = next(_next_ident)
+        with _new_ident:
+            ident = _idents.setdefault(key, len(_solutions))
+            if ident == len(_solutions):
+                _solutions.append(solution)
     return ident
+
+
+def solution_of(ident: int) -> Solution:
+    """The solution that ident_of gave this number."""
+    return _solutions[ident]
 
 
 def build_table(
@@ -78,7 +88,11 @@ def build_table(
         if reason:
             refused[reason] += 1
             continue
-        problem = solution.problem.with_m(padded_m(solution.problem.m, solution.problem.n, solution.covers))
+        try:
+            problem = solution.problem.with_m(padded_m(solution.problem.m, solution.problem.n, solution.covers))
+        except ProblemError:
+            refused["its padded size is out of range"] += 1
+            continue
         key = (problem, solution.covers, solution.mode)
         if key not in rows or solution.us < rows[key].us:
             rows[key] = solution
@@ -91,6 +105,11 @@ def _refusal(solution: Solution, environments: Mapping[str, Environment], failed
     environment = environments.get(solution.device)
     if solution.state not in LIVE_STATES:
         return f"state is {solution.state}"
+    p = solution.problem
+    if p.family not in SERVED or p.scale != "none" or (p.experts, p.topk, p.inter, p.act) != (None,) * 4:
+        return f"family {p.family}, or its scales, are not served by this version"
+    if p.weight_state == "shuffled" or (p.weight_state == "plain" and solution.backend == "onednn_packed"):
+        return f"backend {solution.backend} does not take a weight that is {p.weight_state}"
     if environment is None:
         return f"made for another device ({solution.device})"
     if solution.backend not in NATIVE_CODES:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
     from watchdog.events import FileSystemEvent
 
 log = logging.getLogger("gemmtuned.hooks")
-SETTLE_S: Final = 0.05  # a publish is several renames; wait until it is quiet for this long
+SETTLE_S: Final = 0.05  # a publish is several renames; wait until it is quiet for this long,
+SETTLED_S: Final = 0.5  # but no longer than this
 POLL_S: Final = 5.0
+BLIND_POLL_S: Final = 0.5  # while there are no events: no folder yet, or no observer to be had
 MIN_GAP_S: Final = 0.5  # reloads closer than this are taken together: parsing holds the interpreter lock
 
 _subscribers: list[Callable[[int], None]] = []
@@ -61,18 +64,29 @@ class Loader:
         """(generation, published solutions), or None when nothing newer is there or it cannot be used (said once)."""
         try:
             manifest = read_manifest(self.folder)
-            if manifest is None or manifest.generation <= newer_than:
+            if manifest is None or manifest.generation == newer_than:
                 return None
+            if manifest.generation < newer_than:
+                raise TableError(
+                    f"{self.folder}: generation {manifest.generation} is older than {newer_than}, which is in use. "
+                    "If the database was made anew, restart this program"
+                )
             files = {f: self._files.get(f) or read_table(self.folder, f) for f in manifest.files}
         except TableError as err:
-            self.failures += 1
-            self._tell(str(err))
+            self._refuse(str(err))
+            return None
+        except Exception as err:  # whatever a file can hold: the old table stays
+            self._refuse(f"{self.folder}: {type(err).__name__}: {err}")
             return None
         self._files = files
         self.complaints = [c for _, complaints in files.values() for c in complaints]
         if self.complaints:
             self._tell(f"{len(self.complaints)} rows are not used, the first: {self.complaints[0]}")
         return manifest.generation, [s for solutions, _ in files.values() for s in solutions]
+
+    def _refuse(self, why: str) -> None:
+        self.failures += 1
+        self._tell(why)
 
     def _tell(self, what: str) -> None:
         if what not in self._told:
@@ -90,6 +104,7 @@ class Watcher:
         self._observer: Any = None
         self._watched: tuple[int, int] | None = None
         self._thread: threading.Thread | None = None
+        self._error = ""
         self.polling = False  # true when there are no file events and only the poll is left
 
     def start(self) -> None:
@@ -107,9 +122,10 @@ class Watcher:
     def _run(self) -> None:
         self._once()
         while self._automatic and not self._stop.is_set():
-            self._watch()
-            self._changed.wait(POLL_S * random.uniform(0.8, 1.2))  # noqa: S311  jitter
-            while self._changed.is_set() and not self._stop.is_set():
+            poll_s = POLL_S if self._watch() else BLIND_POLL_S
+            self._changed.wait(poll_s * random.uniform(0.8, 1.2))  # noqa: S311  jitter
+            settled_s = time.monotonic() + SETTLED_S
+            while self._changed.is_set() and not self._stop.is_set() and time.monotonic() < settled_s:
                 self._changed.clear()
                 self._stop.wait(SETTLE_S)
             if self._stop.is_set():
@@ -121,8 +137,10 @@ class Watcher:
     def _once(self) -> bool:
         try:
             generation = self._reload()
-        except Exception:
-            log.exception("reload failed; the old table stays in use")
+        except Exception as err:
+            if str(err) != self._error:
+                self._error = str(err)
+                log.exception("reload failed; the old table stays in use")
             return False
         if generation is None:
             return False
@@ -130,16 +148,16 @@ class Watcher:
             _tell(callback, generation)
         return True
 
-    def _watch(self) -> None:
-        """Have an observer on the folder as it is now; without one, poll."""
+    def _watch(self) -> bool:
+        """Have an observer on the folder as it is now; False without one."""
         try:
             facts = self._folder.stat()
         except OSError:
             self._unwatch()
-            return
+            return False
         here = (facts.st_dev, facts.st_ino)
-        if self._observer is not None and self._watched == here and self._observer.is_alive():
-            return
+        if self._observer is not None and self._watched == here and self._sees():
+            return True
         self._unwatch()
         try:
             from watchdog.events import FileSystemEventHandler
@@ -147,8 +165,8 @@ class Watcher:
 
             class SetFlag(FileSystemEventHandler):
                 def on_any_event(self, event: FileSystemEvent) -> None:
-                    # the manifest is renamed into place, or a link above it is swapped: any move counts
-                    if event.event_type == "moved" or str(event.src_path).endswith(MANIFEST):
+                    # the manifest is renamed into place, or the folder itself goes
+                    if event.event_type in ("moved", "deleted") or str(event.src_path).endswith(MANIFEST):
                         changed.set()
 
             changed = self._changed
@@ -158,11 +176,16 @@ class Watcher:
             observer.start()
         except Exception as err:  # inotify instances or watches used up, no permission: the poll is enough
             if not self.polling:
-                log.info("watching by polling every=%gs reason=%s", POLL_S, err)
+                log.info("watching by polling every=%gs reason=%s", BLIND_POLL_S, err)
             self.polling = True
-            return
+            return False
         self._observer, self._watched, self.polling = observer, here, False
         self._changed.set()  # look once more: it may have been published before the watch began
+        return True
+
+    def _sees(self) -> bool:
+        # a folder made anew may have the old one's inode; the emitter ends with the folder it watched
+        return bool(self._observer.is_alive() and all(e.is_alive() for e in self._observer.emitters))
 
     def _unwatch(self) -> None:
         observer, self._observer, self._watched = self._observer, None, None

@@ -114,9 +114,9 @@ def build(cache: Path) -> Path:
         os.close(lock)
 
 
-def build_detached(cache: Path, env: Mapping[str, str]) -> None:
+def build_detached(cache: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start the build in a process of its own, niced, that outlives this one if need be."""
-    subprocess.Popen(
+    return subprocess.Popen(
         [
             sys.executable,
             "-P" if sys.version_info >= (3, 11) else "-s",

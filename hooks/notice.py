@@ -1,0 +1,30 @@
+"""Our warnings in a program that has not set up logging: one line each on stderr, which says who speaks.
+
+Python's own last resort prints the bare message.  As soon as the program has a handler, that one is left to it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+
+class StderrLines(logging.Handler):
+    """Writes `gemmtuned: <message>`; silent when anybody else handles our records."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One line, whatever happens."""
+        if logging.getLogger().handlers or len(logging.getLogger("gemmtuned").handlers) > 1:
+            return
+        try:
+            cause = f": {record.exc_info[1]!r}" if record.exc_info else ""
+            sys.stderr.write(f"gemmtuned: {record.getMessage()}{cause}\n")
+        except Exception:
+            self.handleError(record)
+
+
+def speak_up() -> None:
+    """Have warnings of the logger `gemmtuned` shown in any case; a second call changes nothing."""
+    logger = logging.getLogger("gemmtuned")
+    if not any(isinstance(handler, StderrLines) for handler in logger.handlers):
+        logger.addHandler(StderrLines(logging.WARNING))
