@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -23,13 +24,15 @@ from gemmtuned.configs.solution import Candidate
 from gemmtuned.kernels.backends.base import Kernel
 from gemmtuned.kernels.dtypes import UNIT_ROUNDOFF
 from gemmtuned.kernels.families import family_of
-from gemmtuned.kernels.families.base import KINDS, SPECIAL_KINDS, Inputs, Sample
+from gemmtuned.kernels.families.base import KINDS, SAMPLED_WEIGHTS, SPECIAL_KINDS, Inputs, Sample
 from gemmtuned.kernels.families.error import Error, limits, measure_error, reach
 from gemmtuned.kernels.switches import deterministic
 
 SEEDS: Final = (1, 2, 3)
 REPEATS: Final = 20  # identical calls that must agree bitwise when the problem is deterministic
-LARGE_FLOPS: Final = 2e10  # above this each seed has one kind of inputs instead of all three
+# Above these each seed has one kind of inputs instead of all three: a second a case otherwise
+LARGE_FLOPS: Final = 2e10
+LARGE_WEIGHTS: Final = SAMPLED_WEIGHTS
 # Elements outside the sampled rows are compared with the default's; both may be off by more than was seen inside
 _UNSAMPLED: Final = 1.5
 # What a backend may raise when it cannot run a problem (torch: mostly RuntimeError)
@@ -136,23 +139,26 @@ def _single_checks(problem: Problem, default: Kernel, case: _Case, device: torch
     yield partial(_check_poisoned, case)
     yield partial(_check_fresh, case)
     if problem.weight_state == "plain":
-        yield partial(_check_weight_edit, case, default)
+        with _negated(case.inputs.b):
+            stock = default.bind(case.inputs.b)(case.inputs.a, case.inputs.bias)
+        yield partial(_check_weight_edit, case, stock)
     if problem.deterministic:
         yield partial(_check_repeats, case)
     make = family_of(problem).make
     for kind in SPECIAL_KINDS:
         special = make(problem, kind=kind, seed=case.inputs.seed, device=device, weight=case.inputs.b)
-        yield partial(_check_special, case, default, special)
+        yield partial(_check_special, case, default.bind(special.b)(special.a, special.bias), special)
 
 
 def _cases(problem: Problem, default: Kernel, device: torch.device) -> Iterator[_Case]:
     """Seeds x kinds of inputs that errors are measured on; randn first."""
     family = family_of(problem)
+    large = problem.flops > LARGE_FLOPS or problem.batch * problem.n * problem.k > LARGE_WEIGHTS
     for position, seed in enumerate(SEEDS):
         sample = family.sample(problem, seed=seed, device=device)
         weight: Tensor | None = None
         b64: Tensor | None = None
-        for kind in KINDS if problem.flops < LARGE_FLOPS else (KINDS[position],):
+        for kind in (KINDS[position],) if large else KINDS:
             inputs = family.make(problem, kind=kind, seed=seed, device=device, weight=weight)
             if weight is None or b64 is None:
                 weight, b64 = inputs.b, family.widen(inputs, sample)
@@ -221,9 +227,8 @@ def _check_fresh(case: _Case, kernel: Kernel) -> None:
         raise _Wrong("its result shares memory with an operand or with the result of the call before")
 
 
-def _check_special(case: _Case, default: Kernel, inputs: Inputs, kernel: Kernel) -> None:
+def _check_special(case: _Case, stock: Tensor, inputs: Inputs, kernel: Kernel) -> None:
     """padded, nan, inf: as the default gives them, with the NaN around padded operands left alone."""
-    stock = default.bind(inputs.b)(inputs.a, inputs.bias)
     y = _check_untouched(inputs, kernel)
     _check_form(y, stock)
     _check_near(y, stock, case.apart, str(inputs))
@@ -239,17 +244,22 @@ def _check_untouched(inputs: Inputs, kernel: Kernel) -> Tensor:
     return y
 
 
-def _check_weight_edit(case: _Case, default: Kernel, kernel: Kernel) -> None:
+def _check_weight_edit(case: _Case, stock: Tensor, kernel: Kernel) -> None:
     """The bound closure must see an edit of W in place: it may keep no copy."""
     inputs = case.inputs
     run = kernel.bind(inputs.b)
     run(inputs.a, inputs.bias)
-    inputs.b.neg_()
-    try:
-        stock = default.bind(inputs.b)(inputs.a, inputs.bias)
+    with _negated(inputs.b):
         _check_near(run(inputs.a, inputs.bias), stock, case.apart, "weight edited in place")
+
+
+@contextmanager
+def _negated(b: Tensor) -> Iterator[None]:
+    b.neg_()
+    try:
+        yield
     finally:
-        inputs.b.neg_()
+        b.neg_()
 
 
 def _check_repeats(case: _Case, kernel: Kernel) -> None:

@@ -25,6 +25,8 @@ def as_called(problem: Problem) -> Iterator[None]:
     threads = torch.get_num_threads()
     precision = torch.get_float32_matmul_precision()
     reduced = (cuda.allow_fp16_reduced_precision_reduction, cuda.allow_bf16_reduced_precision_reduction)
+    private = cast("Any", torch._C)  # has no public name yet
+    reduced_cpu = private._get_cpu_allow_fp16_reduced_precision_reduction()
     with torch.inference_mode(), deterministic(problem.deterministic):
         try:
             if problem.threads:
@@ -32,8 +34,10 @@ def as_called(problem: Problem) -> Iterator[None]:
             torch.set_float32_matmul_precision(_PRECISION[problem.math_mode])
             cuda.allow_fp16_reduced_precision_reduction = problem.math_mode == "reduced"
             cuda.allow_bf16_reduced_precision_reduction = problem.math_mode == "reduced"
+            private._set_cpu_allow_fp16_reduced_precision_reduction(problem.math_mode == "reduced")
             yield
         finally:
+            private._set_cpu_allow_fp16_reduced_precision_reduction(reduced_cpu)
             torch.set_num_threads(threads)
             torch.set_float32_matmul_precision(precision)
             cuda.allow_fp16_reduced_precision_reduction, cuda.allow_bf16_reduced_precision_reduction = reduced

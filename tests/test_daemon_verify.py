@@ -145,8 +145,9 @@ def test_a_default_that_fails_is_said_to_be_torchs_own():
         verify(PROBLEM, {CANDIDATE: StatelessKernel(planted.right)}, StatelessKernel(planted.raises), device=CPU)
 
 
-def test_large_problems_have_one_kind_of_inputs_a_seed(monkeypatch):
-    monkeypatch.setattr(verify_module, "LARGE_FLOPS", 1.0)
+@pytest.mark.parametrize("limit", ["LARGE_FLOPS", "LARGE_WEIGHTS"])
+def test_large_problems_have_one_kind_of_inputs_a_seed(monkeypatch, limit):
+    monkeypatch.setattr(verify_module, limit, 1.0)
     default = BACKENDS["torch"].prepare(Candidate("torch"), PROBLEM)
     with as_called(PROBLEM):
         seen = [(c.inputs.kind, c.inputs.seed) for c in verify_module._cases(PROBLEM, default, CPU)]

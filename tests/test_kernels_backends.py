@@ -10,7 +10,7 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, cpu_device
 from gemmtuned.daemon.verify import verify
-from gemmtuned.kernels.backends import BACKENDS, candidates, environment
+from gemmtuned.kernels.backends import BACKENDS, candidates, environment, onednn
 from gemmtuned.kernels.families import family_of
 from gemmtuned.kernels.switches import as_called
 
@@ -86,7 +86,8 @@ def test_candidates_are_pruned_to_what_can_win():
     assert names(plain.with_m(1)) == ["torch", "torch_swap", "torch_mv", "onednn"]
     packed = Problem(m=8, n=64, k=128, dtype="fp32", threads=2, weight_state="packed")
     assert names(packed) == ["torch", "torch_swap", "onednn", "onednn_packed"]
-    assert names(Problem(m=8, n=64, k=128, dtype="fp32", threads=2, layout="ns")) == ["torch", "torch_swap"]
+    for layout in ("nn", "ns", "tt"):  # oneDNN's fast code is for linear layers
+        assert names(Problem(m=8, n=64, k=128, dtype="fp32", threads=2, layout=layout)) == ["torch", "torch_swap"]
     assert names(Problem(m=8, n=64, k=128, dtype="fp32")) == ["torch", "torch_swap"]  # not a CPU's problem
     assert names(Problem(m=8, n=64, k=128, dtype="fp64", threads=2)) == ["torch"]
     assert names(Problem(m=8, n=64, k=128, dtype="i64", threads=2)) == ["torch"]
@@ -134,6 +135,21 @@ def test_no_stale_result_when_a_weight_is_freed_and_its_address_used_again(name)
         assert torch.allclose(kernel.bind(w.t())(x, None), torch.nn.functional.linear(x, w), atol=1e-3, rtol=1e-4)
         del w
     assert len(addresses) < 50  # otherwise nothing was tested
+
+
+def test_onednn_leaves_operands_that_are_slices_to_torch(monkeypatch):
+    """There its reference code would run, a thousand times slower."""
+    problem = Problem(m=4, n=64, k=128, dtype="fp32", bias=True, threads=2)
+    kernel = BACKENDS["onednn"].prepare(Candidate("onednn"), problem)
+    asked = []
+    monkeypatch.setattr(onednn, "_pointwise", lambda: lambda *args: asked.append(args))
+    x, w, bias = torch.randn(4, 128), torch.randn(64, 136)[:, :128], torch.randn(64)
+    assert torch.equal(kernel.bind(w.t())(x, bias), torch.addmm(bias, x, w.t()))
+    kernel.bind(w.contiguous().t())(torch.randn(4, 136)[:, :128], bias)
+    kernel.bind(w.contiguous().t())(x, torch.randn(128)[::2])
+    assert asked == []
+    kernel.bind(w.contiguous().t())(x, bias)
+    assert len(asked) == 1
 
 
 def test_a_packed_weight_is_packed_once_and_is_not_the_plain_one():

@@ -123,7 +123,7 @@ class Family:
 
     def widen(self, inputs: Inputs, sample: Sample) -> Tensor:
         """The sampled columns of b in fp64: the costly part of the reference, shared by inputs that share b."""
-        return inputs.b.index_select(-1, sample.cols).double()
+        return inputs.b.mT.index_select(-2, sample.cols).double().mT  # by rows of W: ten times faster for layout nt
 
     def reference(self, inputs: Inputs, sample: Sample, b64: Tensor | None = None) -> Tensor:
         """The exact result in fp64 on the sampled rows and columns; b64 is what widen() gave for the same b."""
