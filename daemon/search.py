@@ -127,6 +127,11 @@ class _Entrant:
     verdict: Verdict
     races: dict[Problem, Race]
 
+    @property
+    def worst_gain(self) -> float:
+        """The smallest gain over the members, as estimated: the lower bounds are for proof, not for ranking."""
+        return min(r.gain for r in self.races.values())
+
 
 class _Contest:
     """One run of the search, from screening to the second race."""
@@ -162,9 +167,14 @@ class _Contest:
         if not self.default_err:
             self.default_err = default_error(self.main, default[self.main], device=self._device)
         winners = [e for e in entrants if self._race(default, e, attempt=1)]
-        # Best worst-case first; at a tie the simpler backend, which comes first in the list of backends
-        winners.sort(key=lambda e: min(r.gain_low for r in e.races.values()), reverse=True)
-        return winners[0] if winners and self._race(default, winners[0], attempt=2) else None
+        if not winners:
+            return None
+        best = max(e.worst_gain for e in winners)
+        # What is within 2 % of the best is a tie, and goes to the simpler backend: BACKENDS lists them in that order
+        tied = [e for e in winners if e.worst_gain * WORTH_IT >= best]
+        order = list(BACKENDS)
+        winner = min(tied, key=lambda e: (order.index(e.candidate.backend), -e.worst_gain))
+        return winner if self._race(default, winner, attempt=2) else None
 
     def _default_kernels(self) -> dict[Problem, Kernel]:
         self._start(DEFAULT)

@@ -89,6 +89,12 @@ def test_the_fastest_of_several_wins(table):
     assert table.tune(quiet(good=150.0, better=120.0, worse=160.0)).backend == "better"
 
 
+def test_a_tie_goes_to_the_simpler_backend(table):
+    for name in ("simple", "complicated"):
+        table.plant(name)
+    assert table.tune(quiet(simple=150.0, complicated=149.5)).backend == "simple"
+
+
 def test_the_reports_tell_each_step_as_it_happens(table):
     table.plant("fast")
     table.tune(quiet(fast=150.0))
