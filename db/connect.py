@@ -26,6 +26,7 @@ from gemmtuned.db.lockfile import LockFile, file_mode
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
+MIN_SQLITE: Final = (3, 37)  # STRICT tables; RETURNING came in 3.35
 MAX_WAL_BYTES: Final = 16 << 20  # above this a writer checkpoints; else only the daemon does
 JOURNAL_LIMIT_BYTES: Final = 64 << 20
 NETWORK_FILESYSTEMS: Final = ("nfs", "cifs", "smb", "9p", "lustre", "gpfs", "ceph", "glusterfs", "afs", "fuse.sshfs")
@@ -35,7 +36,9 @@ class Connection:
     """The one writer's connection of a Store. Threads share it; forked children get their own."""
 
     def __init__(self, path: Path, *, locks: Path, timeout_s: float, create: bool) -> None:
-        self.path = path
+        if sqlite3.sqlite_version_info < MIN_SQLITE:
+            raise StoreError(f"SQLite {sqlite3.sqlite_version} is too old, 3.37 is needed: use a newer Python")
+        self.path = path.resolve()  # SQLite puts the log beside the file that a link points to, and so must we
         self.lock = LockFile(locks / f"{path.name}.lock")
         self.timeout_s = timeout_s
         self.opened = 0  # rises with every open: what was remembered of the file before is void
@@ -256,7 +259,7 @@ class Connection:
 def connect(path: Path, timeout_s: float) -> sqlite3.Connection:
     """A bare read-write connection with our pragmas. Statements commit by themselves unless a BEGIN was sent."""
     conn = sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode=rw",
+        f"{path.as_uri()}?mode=rw",
         uri=True,
         timeout=timeout_s,
         isolation_level=None,
@@ -282,7 +285,8 @@ def connect_read_only(path: Path, timeout_s: float = 5.0) -> sqlite3.Connection:
     """
     if not path.exists():
         raise StoreError(f"{path}: no such database. Run a program with AITER_TUNE_GEMM=1 first, or set GEMMTUNED_DB")
-    uri = path.absolute().as_uri()
+    path = path.resolve()
+    uri = path.as_uri()
     try:
         try:
             return _probed(f"{uri}?mode=ro", timeout_s)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Environment
 from gemmtuned.db.rows import PROBLEM_COLUMNS, Part, problem_of, rest, rows, us
@@ -23,23 +24,21 @@ _CLOCK_SLACK_US: Final = 60_000_000  # a lease taken further in the future than 
 
 # The units of one environment that want tuning and are free, dearest first; the view `untuned` says it for people.
 _RANKED: Final = """
-SELECT u.rest, u.unit_m AS m, u.covers, sum(d.calls) AS calls, min(u.problem_id) AS member,
-    sum(0.3 * c.us * coalesce((
+SELECT u.rest, u.unit_m AS m, u.covers, sum(u.calls) AS calls, min(u.problem_id) AS member,
+    sum(0.3 * u.us * coalesce((
         SELECT sum(1.0 * s.calls / (1 << min(max((:hour - s.hour) / 24, 0), 40)))
-        FROM sighting s WHERE s.problem_id = d.problem_id AND s.environment_id = d.environment_id), 0)) AS worth
+        FROM sighting s WHERE s.problem_id = u.problem_id AND s.environment_id = u.environment_id), 0)) AS worth
 FROM unit u
-JOIN problem_cost c ON c.environment_id = u.environment_id AND c.problem_id = u.problem_id
-JOIN demand d ON d.environment_id = u.environment_id AND d.problem_id = u.problem_id
 LEFT JOIN problem b ON b.rest = u.rest AND b.m = u.unit_m
 LEFT JOIN work w ON w.problem_id = b.id AND w.environment_id = u.environment_id
     AND w.covers = u.covers AND w.mode = :mode
-WHERE u.environment_id = :environment AND c.solution_id IS NULL
+WHERE u.environment_id = :environment AND u.solution_id IS NULL
     AND (:only IS NULL OR u.problem_id IN (SELECT value FROM json_each(:only)))
     AND (w.state IS NULL OR (w.state = 'open' AND w.retry_us <= :now
         AND (w.owner IS NULL OR w.lease_until_us <= :now OR w.leased_us > :now + :slack)))
 GROUP BY u.rest, u.unit_m, u.covers
 ORDER BY worth DESC, calls DESC, member
-LIMIT 16
+LIMIT 32
 """
 _CLAIM: Final = """
 INSERT INTO work (problem_id, environment_id, covers, mode, owner, attempts, leased_us, lease_until_us)
@@ -63,11 +62,10 @@ SELECT DISTINCT u.rest, u.unit_m, u.covers,
         WHEN w.owner IS NOT NULL AND w.lease_until_us > :now THEN 'leased'
         WHEN w.retry_us > :now THEN 'waiting' ELSE 'queued' END AS state
 FROM unit u
-JOIN verdict v ON v.environment_id = u.environment_id AND v.problem_id = u.problem_id
 LEFT JOIN problem b ON b.rest = u.rest AND b.m = u.unit_m
 LEFT JOIN work w ON w.problem_id = b.id AND w.environment_id = u.environment_id
     AND w.covers = u.covers AND w.mode = :mode
-WHERE u.environment_id = (SELECT id FROM environment WHERE key = :key) AND v.solution_id IS NULL)
+WHERE u.environment_id = (SELECT id FROM environment WHERE key = :key) AND u.solution_id IS NULL)
 """
 _TRIAL: Final = """
 INSERT INTO trial (problem_id, environment_id, mode, backend, config, phase, us, err, outcome, note, owner, started_us)
@@ -308,7 +306,17 @@ def _rank(
         f"SELECT {PROBLEM_COLUMNS}, r.m, r.rest, r.covers, r.calls, r.worth, :environment AS environment "  # noqa: S608
         f"FROM ({_RANKED}) r JOIN problem p ON p.id = r.member ORDER BY r.worth DESC, r.calls DESC, r.member"
     )
-    return rows(conn, sql, {**facts, "environment": found[0]}), _generation(conn)
+    ranked = rows(conn, sql, {**facts, "environment": found[0]})
+    return [row for row in ranked if _valid(row)], _generation(conn)
+
+
+def _valid(row: dict[str, Any]) -> bool:
+    """False for a problem this version has no words for: written by a stranger or a newer one, it must not stop us."""
+    try:
+        problem_of(row)
+    except ProblemError:
+        return False
+    return True
 
 
 def _members(conn: sqlite3.Connection, unit: dict[str, Any]) -> tuple[Problem, ...]:

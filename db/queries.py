@@ -44,20 +44,23 @@ WITH recent AS (
         min(hour) AS first_hour, max(hour) AS last_hour
     FROM sighting WHERE hour >= :hour AND last_seen_us >= :since
     GROUP BY problem_id, environment_id, {run_id}
+),
+known AS MATERIALIZED (
+    SELECT t.*, c.us, c.solution_id IS NOT NULL AS covered
+    FROM recent t JOIN problem_cost c ON c.environment_id = t.environment_id AND c.problem_id = t.problem_id
 )
 SELECT {columns},
     count(DISTINCT t.problem_id) AS problems,
-    count(DISTINCT CASE WHEN c.solution_id IS NOT NULL THEN t.problem_id END) AS tuned_problems,
+    count(DISTINCT CASE WHEN t.covered THEN t.problem_id END) AS tuned_problems,
     sum(t.calls) AS calls, sum(t.exact_calls) AS exact_calls, sum(t.padded_calls) AS padded_calls,
     sum(t.missed_calls) AS missed_calls,
-    sum(t.calls * p.flops) AS flops, sum(t.calls * c.us) AS time_us,
-    sum(t.calls * (c.solution_id IS NOT NULL)) AS covered_calls,
-    sum(t.calls * p.flops * (c.solution_id IS NOT NULL)) AS covered_flops,
-    sum(t.calls * c.us * (c.solution_id IS NOT NULL)) AS covered_time_us,
+    sum(t.calls * p.flops) AS flops, sum(t.calls * t.us) AS time_us,
+    sum(t.calls * t.covered) AS covered_calls,
+    sum(t.calls * p.flops * t.covered) AS covered_flops,
+    sum(t.calls * t.us * t.covered) AS covered_time_us,
     sum(t.graph_calls) AS graph_calls,
     min(t.first_hour) * 3600000000 AS first_hour, max(t.last_hour) * 3600000000 AS last_hour
-FROM recent t
-JOIN problem_cost c ON c.environment_id = t.environment_id AND c.problem_id = t.problem_id
+FROM known t
 JOIN problem p ON p.id = t.problem_id
 JOIN environment e ON e.id = t.environment_id
 JOIN device h ON h.id = e.device_id
@@ -72,19 +75,16 @@ WHERE b.rest = ? AND b.m = ? AND s.covers = ? AND h.key = ?
 ORDER BY s.retired_generation IS NOT NULL, s.generation DESC
 """
 _WHERE: Final = """
-SELECT e.id, e.key AS environment, h.key AS device, coalesce(d.calls, 0) AS calls, d.last_seen_us, c.us, c.measured_us,
-    c.sampled_us, c.roofline_us, u.covers, u.unit_m,
+SELECT e.id, e.key AS environment, h.key AS device, u.calls, u.us, u.covers, u.unit_m,
     w.state, w.owner, w.lease_until_us, w.retry_us, w.attempts, w.reason
-FROM problem p
-JOIN demand d ON d.problem_id = p.id
-JOIN environment e ON e.id = d.environment_id
+FROM unit u
+JOIN demand d ON d.environment_id = u.environment_id AND d.problem_id = u.problem_id
+JOIN environment e ON e.id = u.environment_id
 JOIN device h ON h.id = e.device_id
-JOIN problem_cost c ON c.environment_id = e.id AND c.problem_id = p.id
-JOIN unit u ON u.environment_id = e.id AND u.problem_id = p.id
 LEFT JOIN problem b ON b.rest = u.rest AND b.m = u.unit_m
 LEFT JOIN work w ON w.problem_id = b.id AND w.environment_id = e.id AND w.covers = u.covers
     AND w.mode = 'eager'
-WHERE p.rest = ? AND p.m = ?
+WHERE u.rest = ? AND u.m = ?
 ORDER BY d.last_seen_us DESC
 """
 
@@ -156,12 +156,11 @@ def environments(path: Path) -> list[dict[str, Any]]:
         path,
         """
         SELECT e.key AS environment, h.key AS device, count(*) AS problems, sum(d.calls) AS calls,
-            sum(v.solution_id IS NULL) AS open_problems, sum(v.solution_id IS NULL AND w.state = 'failed') AS failed,
+            sum(u.solution_id IS NULL) AS open_problems, sum(u.solution_id IS NULL AND w.state = 'failed') AS failed,
             max(d.last_seen_us) AS last_seen
-        FROM demand d
-        JOIN verdict v ON v.environment_id = d.environment_id AND v.problem_id = d.problem_id
-        JOIN unit u ON u.environment_id = d.environment_id AND u.problem_id = d.problem_id
-        JOIN environment e ON e.id = d.environment_id
+        FROM unit u
+        JOIN demand d ON d.environment_id = u.environment_id AND d.problem_id = u.problem_id
+        JOIN environment e ON e.id = u.environment_id
         JOIN device h ON h.id = e.device_id
         LEFT JOIN problem b ON b.rest = u.rest AND b.m = u.unit_m
         LEFT JOIN work w ON w.problem_id = b.id AND w.environment_id = e.id AND w.covers = u.covers AND w.mode = 'eager'

@@ -17,24 +17,22 @@ SELECT e.key AS environment, h.key AS device, count(DISTINCT u.rest || ':' || u.
     count(DISTINCT d.problem_id) AS problems, sum(d.calls) AS calls, max(d.last_seen_us) AS last_seen_us
 FROM unit u
 JOIN demand d ON d.environment_id = u.environment_id AND d.problem_id = u.problem_id
-JOIN verdict v ON v.environment_id = u.environment_id AND v.problem_id = u.problem_id
 JOIN environment e ON e.id = u.environment_id
 JOIN device h ON h.id = e.device_id
 LEFT JOIN problem b ON b.rest = u.rest AND b.m = u.unit_m
 LEFT JOIN work w ON w.problem_id = b.id AND w.environment_id = u.environment_id
     AND w.covers = u.covers AND w.mode = 'eager'
-WHERE v.solution_id IS NULL AND coalesce(w.state, 'open') = 'open' AND d.last_seen_us >= :since
+WHERE u.solution_id IS NULL AND coalesce(w.state, 'open') = 'open' AND d.last_seen_us >= :since
 GROUP BY e.id ORDER BY calls DESC
 """
 _STATES: Final = f"""
 SELECT {PROBLEM_COLUMNS}, coalesce(w.reason, '') AS reason, coalesce(w.owner, '') AS owner,
-    CASE WHEN v.solution_id IS NOT NULL THEN 'solved' WHEN w.state = 'failed' THEN 'failed'
+    CASE WHEN u.solution_id IS NOT NULL THEN 'solved' WHEN w.state = 'failed' THEN 'failed'
         WHEN w.owner IS NOT NULL AND w.lease_until_us > :now THEN 'leased' WHEN w.retry_us > :now THEN 'waiting'
         ELSE 'queued' END AS state
 FROM unit u
 JOIN problem p ON p.id = u.problem_id
 JOIN environment e ON e.id = u.environment_id AND e.key = :environment
-JOIN verdict v ON v.environment_id = u.environment_id AND v.problem_id = u.problem_id
 LEFT JOIN problem b ON b.rest = u.rest AND b.m = u.unit_m
 LEFT JOIN work w ON w.problem_id = b.id AND w.environment_id = u.environment_id
     AND w.covers = u.covers AND w.mode = 'eager'

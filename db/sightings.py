@@ -101,13 +101,17 @@ class Sightings(Part):
         self._write(work)
 
     def roll_up(self, *, now_s: float, keep_hours: int = 24 * 14) -> int:
-        """Merge the hours of days that ended more than keep_hours ago into one row a day. Returns rows saved."""
+        """Merge the hours of days that ended more than keep_hours ago into one row a day. Returns rows saved.
+
+        Sessions not heard of since then are forgotten.
+        """
         before = (us(now_s) // 3_600_000_000 - keep_hours) // 24 * 24
 
         def work(conn: sqlite3.Connection) -> int:
             had = int(conn.execute("SELECT count(*) FROM sighting").fetchone()[0])
             conn.execute(_ROLL_UP, {"before": before})
             conn.execute("DELETE FROM sighting WHERE hour < ? AND hour % 24 != 0", (before,))
+            conn.execute("DELETE FROM session WHERE beat_us < ?", (before * 3_600_000_000,))
             return had - int(conn.execute("SELECT count(*) FROM sighting").fetchone()[0])
 
         return self._write(work)

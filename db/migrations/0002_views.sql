@@ -51,15 +51,18 @@ FROM (
     JOIN roofline r ON r.kind = CASE WHEN h.kind IN ('cuda', 'rocm') THEN h.kind ELSE 'cpu' END
 );
 
--- What each problem is tuned as: itself, or its fine bucket once more than three sizes of that were seen here.
+-- What each problem is tuned as: itself, or its fine bucket once more than three sizes of that were seen here. The window
+-- keeps SQLite from merging this into its user, so verdict and cost are looked up once a row: join no other view to it.
 CREATE VIEW unit AS
-SELECT problem_id, environment_id, rest, m,
+SELECT problem_id, environment_id, rest, m, calls, solution_id, us,
     CASE WHEN sizes > 3 THEN 'fine' ELSE 'exact' END AS covers,
     CASE WHEN sizes > 3 THEN m_fine ELSE m END AS unit_m
 FROM (
-    SELECT d.problem_id, d.environment_id, p.rest, p.m, p.m_fine,
-        sum(d.calls > 0) OVER (PARTITION BY d.environment_id, p.rest, p.m_fine) AS sizes
-    FROM demand d JOIN problem p ON p.id = d.problem_id
+    SELECT c.problem_id, c.environment_id, c.solution_id, c.us, d.calls, p.rest, p.m, p.m_fine,
+        sum(d.calls > 0) OVER (PARTITION BY c.environment_id, p.rest, p.m_fine) AS sizes
+    FROM problem_cost c
+    JOIN demand d ON d.environment_id = c.environment_id AND d.problem_id = c.problem_id
+    JOIN problem p ON p.id = c.problem_id
 );
 
 CREATE VIEW coverage AS
@@ -71,18 +74,21 @@ WITH recent AS (
     FROM sighting WHERE hour >= CAST(strftime('%s', 'now') AS INTEGER) / 3600 - 24
         AND last_seen_us >= (CAST(strftime('%s', 'now') AS INTEGER) - 86400) * 1000000
     GROUP BY problem_id, environment_id
+),
+known AS MATERIALIZED (  -- else SQLite would look the verdict up again for every column that uses it
+    SELECT t.*, c.us, c.solution_id IS NOT NULL AS covered
+    FROM recent t JOIN problem_cost c ON c.environment_id = t.environment_id AND c.problem_id = t.problem_id
 )
 SELECT p.family, h.key AS device,
     count(DISTINCT t.problem_id) AS problems,
-    count(DISTINCT CASE WHEN c.solution_id IS NOT NULL THEN t.problem_id END) AS tuned_problems,
+    count(DISTINCT CASE WHEN t.covered THEN t.problem_id END) AS tuned_problems,
     sum(t.calls) AS calls, sum(t.exact_calls) AS exact_calls, sum(t.padded_calls) AS padded_calls,
     sum(t.missed_calls) AS missed_calls,
-    sum(t.calls * p.flops) AS flops, sum(t.calls * c.us) AS time_us,
-    sum(t.calls * (c.solution_id IS NOT NULL)) AS covered_calls,
-    sum(t.calls * p.flops * (c.solution_id IS NOT NULL)) AS covered_flops,
-    sum(t.calls * c.us * (c.solution_id IS NOT NULL)) AS covered_time_us
-FROM recent t
-JOIN problem_cost c ON c.environment_id = t.environment_id AND c.problem_id = t.problem_id
+    sum(t.calls * p.flops) AS flops, sum(t.calls * t.us) AS time_us,
+    sum(t.calls * t.covered) AS covered_calls,
+    sum(t.calls * p.flops * t.covered) AS covered_flops,
+    sum(t.calls * t.us * t.covered) AS covered_time_us
+FROM known t
 JOIN problem p ON p.id = t.problem_id
 JOIN environment e ON e.id = t.environment_id
 JOIN device h ON h.id = e.device_id
@@ -99,20 +105,23 @@ WITH recent AS (
     FROM sighting WHERE hour >= CAST(strftime('%s', 'now') AS INTEGER) / 3600 - 24
         AND last_seen_us >= (CAST(strftime('%s', 'now') AS INTEGER) - 86400) * 1000000
     GROUP BY problem_id, environment_id, run_id
+),
+known AS MATERIALIZED (  -- else SQLite would look the verdict up again for every column that uses it
+    SELECT t.*, c.us, c.solution_id IS NOT NULL AS covered
+    FROM recent t JOIN problem_cost c ON c.environment_id = t.environment_id AND c.problem_id = t.problem_id
 )
 SELECT r.name AS run, h.key AS device,
     count(DISTINCT t.problem_id) AS problems,
-    count(DISTINCT CASE WHEN c.solution_id IS NOT NULL THEN t.problem_id END) AS tuned_problems,
+    count(DISTINCT CASE WHEN t.covered THEN t.problem_id END) AS tuned_problems,
     sum(t.calls) AS calls, sum(t.exact_calls) AS exact_calls, sum(t.padded_calls) AS padded_calls,
     sum(t.missed_calls) AS missed_calls,
-    sum(t.calls * p.flops) AS flops, sum(t.calls * c.us) AS time_us,
-    sum(t.calls * (c.solution_id IS NOT NULL)) AS covered_calls,
-    sum(t.calls * p.flops * (c.solution_id IS NOT NULL)) AS covered_flops,
-    sum(t.calls * c.us * (c.solution_id IS NOT NULL)) AS covered_time_us,
+    sum(t.calls * p.flops) AS flops, sum(t.calls * t.us) AS time_us,
+    sum(t.calls * t.covered) AS covered_calls,
+    sum(t.calls * p.flops * t.covered) AS covered_flops,
+    sum(t.calls * t.us * t.covered) AS covered_time_us,
     sum(t.graph_calls) AS graph_calls,
     min(t.first_hour) * 3600000000 AS first_hour, max(t.last_hour) * 3600000000 AS last_hour
-FROM recent t
-JOIN problem_cost c ON c.environment_id = t.environment_id AND c.problem_id = t.problem_id
+FROM known t
 JOIN problem p ON p.id = t.problem_id
 JOIN run r ON r.id = t.run_id
 JOIN environment e ON e.id = t.environment_id
@@ -130,23 +139,26 @@ WITH recent AS (
     FROM sighting WHERE hour >= CAST(strftime('%s', 'now') AS INTEGER) / 3600 - 24
         AND last_seen_us >= (CAST(strftime('%s', 'now') AS INTEGER) - 86400) * 1000000
     GROUP BY problem_id, environment_id
+),
+known AS MATERIALIZED (  -- else SQLite would look the verdict up again for every column that uses it
+    SELECT t.*, c.us, c.solution_id IS NOT NULL AS covered
+    FROM recent t JOIN problem_cost c ON c.environment_id = t.environment_id AND c.problem_id = t.problem_id
 )
 SELECT p.text AS problem,
     p.family, p.batch, p.m, p.n, p.k, p.bias, p.dtype, p.wdtype, p.out_dtype, p.scale, p.layout, p.weight_state,
     p.math_mode, p.deterministic, p.threads, p.experts, p.topk, p."inter", p.act,
     h.key AS device,
     1 AS problems,
-    max(c.solution_id IS NOT NULL) AS tuned_problems,
+    max(t.covered) AS tuned_problems,
     sum(t.calls) AS calls, sum(t.exact_calls) AS exact_calls, sum(t.padded_calls) AS padded_calls,
     sum(t.missed_calls) AS missed_calls,
-    sum(t.calls * p.flops) AS flops, sum(t.calls * c.us) AS time_us,
-    sum(t.calls * (c.solution_id IS NOT NULL)) AS covered_calls,
-    sum(t.calls * p.flops * (c.solution_id IS NOT NULL)) AS covered_flops,
-    sum(t.calls * c.us * (c.solution_id IS NOT NULL)) AS covered_time_us,
+    sum(t.calls * p.flops) AS flops, sum(t.calls * t.us) AS time_us,
+    sum(t.calls * t.covered) AS covered_calls,
+    sum(t.calls * p.flops * t.covered) AS covered_flops,
+    sum(t.calls * t.us * t.covered) AS covered_time_us,
     sum(t.graph_calls) AS graph_calls,
     min(t.first_hour) * 3600000000 AS first_hour, max(t.last_hour) * 3600000000 AS last_hour
-FROM recent t
-JOIN problem_cost c ON c.environment_id = t.environment_id AND c.problem_id = t.problem_id
+FROM known t
 JOIN problem p ON p.id = t.problem_id
 JOIN environment e ON e.id = t.environment_id
 JOIN device h ON h.id = e.device_id
@@ -158,25 +170,24 @@ CREATE VIEW untuned AS
 SELECT p.text AS problem,
     p.family, p.batch, p.m, p.n, p.k, p.bias, p.dtype, p.wdtype, p.out_dtype, p.scale, p.layout, p.weight_state,
     p.math_mode, p.deterministic, p.threads, p.experts, p.topk, p."inter", p.act,
-    h.key AS device, d.calls, d.calls * c.us AS est_time_us,
-    0.3 * c.us * coalesce((
+    h.key AS device, d.calls, d.calls * u.us AS est_time_us,
+    0.3 * u.us * coalesce((
         SELECT sum(1.0 * s.calls / (1 << min(max((CAST(strftime('%s', 'now') AS INTEGER) / 3600 - s.hour) / 24, 0), 40)))
         FROM sighting s WHERE s.problem_id = d.problem_id AND s.environment_id = d.environment_id), 0) AS worth,
-    0.3 * d.calls * c.us AS est_saving_us,
+    0.3 * d.calls * u.us AS est_saving_us,
     CASE WHEN w.state = 'failed' THEN 'failed'
         WHEN w.owner IS NOT NULL AND w.lease_until_us > CAST(strftime('%s', 'now') AS INTEGER) * 1000000 THEN 'leased'
         ELSE 'queued' END AS state,
     d.last_seen_us AS last_seen, u.covers, u.unit_m, coalesce(w.attempts, 0) AS attempts, coalesce(w.reason, '') AS reason,
     w.owner, e.key AS environment
-FROM problem_cost c
-JOIN demand d ON d.environment_id = c.environment_id AND d.problem_id = c.problem_id
-JOIN unit u ON u.environment_id = c.environment_id AND u.problem_id = c.problem_id
-JOIN problem p ON p.id = c.problem_id
-JOIN environment e ON e.id = c.environment_id
+FROM unit u
+JOIN demand d ON d.environment_id = u.environment_id AND d.problem_id = u.problem_id
+JOIN problem p ON p.id = u.problem_id
+JOIN environment e ON e.id = u.environment_id
 JOIN device h ON h.id = e.device_id
 LEFT JOIN problem b ON b.rest = u.rest AND b.m = u.unit_m
-LEFT JOIN work w ON w.problem_id = b.id AND w.environment_id = c.environment_id AND w.covers = u.covers AND w.mode = 'eager'
-WHERE c.solution_id IS NULL;
+LEFT JOIN work w ON w.problem_id = b.id AND w.environment_id = u.environment_id AND w.covers = u.covers AND w.mode = 'eager'
+WHERE u.solution_id IS NULL;
 
 -- hit_calls: observed calls that this solution served, from the hour it was published; saved_us: what they saved.
 CREATE VIEW solutions AS
@@ -193,6 +204,8 @@ FROM (
             JOIN environment_stamp a ON a.environment_id = g.environment_id AND a.backend = s.backend AND a.stamp = s.stamp
             JOIN environment ge ON ge.id = g.environment_id AND ge.device_id = s.device_id
             WHERE q.rest = p.rest
+                AND q.m > CASE s.covers WHEN 'exact' THEN p.m - 1 WHEN 'fine' THEN p.m - 128 ELSE p.m / 2 END
+                AND q.m <= CASE WHEN s.covers = 'coarse' AND p.m >= 8192 THEN 2147483647 ELSE p.m END
                 AND p.m = CASE s.covers WHEN 'exact' THEN q.m WHEN 'fine' THEN q.m_fine ELSE q.m_coarse END
                 AND g.outcome = CASE s.covers WHEN 'exact' THEN 'exact' ELSE 'padded' END
                 AND g.hour >= s.published_us / 3600000000
