@@ -14,10 +14,11 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from gemmtuned.configs.errors import StoreError, TableError, TryLater, WorkerFailed
+from gemmtuned.configs.errors import StoreBusy, StoreError, TableError, TryLater, WorkerFailed
 from gemmtuned.configs.manifest import make_folder
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import Problem
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gemmtuned.daemon")
 STORE_WAIT_S: Final = 0.5  # a turn that waits longer could not leave a device, or the machine, in time
+OPEN_WAIT_S: Final = 30.0  # at start somebody may be bringing the database up to date
 MakeWorker = Callable[[str], Tuner]
 
 
@@ -52,7 +54,7 @@ def run_daemon(
     """
     with _signals() as told:
         try:
-            with _only_daemon(settings), _store(settings) as store:
+            with _only_daemon(settings), _store(settings, told) as store:
                 daemon = Daemon(settings, store, monitors or find_monitors(), make_worker, now_s=time.time())
                 _patiently(daemon.resume, told)
                 logger.info("started pid=%d home=%s idle_s=%g", os.getpid(), settings.home, settings.idle_s)
@@ -80,7 +82,7 @@ def tune_now(
     idle: bool = False,
     progress: Callable[[int, int, str], None] | None = None,
     monitors: Sequence[Monitor] | None = None,
-    make_worker: MakeWorker = Worker,
+    make_worker: MakeWorker | None = None,
 ) -> Tuned:
     """Tune these problems now and publish; those never seen by any program too.
 
@@ -90,7 +92,9 @@ def tune_now(
     wanted = list(dict.fromkeys(problems))
     if not wanted:
         return Tuned()
-    with _signals() as told, _store(settings) as store:
+    if make_worker is None:
+        make_worker = Worker if idle else partial(Worker, nice=0)  # somebody waits for it
+    with _signals() as told, _store(settings, told) as store:
         store.retry_now(wanted)
         daemon = Daemon(
             settings, store, monitors or find_monitors(), make_worker, now_s=time.time(), problems=wanted,
@@ -229,10 +233,17 @@ def _signals() -> Iterator[_Told]:
 
 
 @contextlib.contextmanager
-def _store(settings: Settings) -> Iterator[Store]:
+def _store(settings: Settings, told: _Told) -> Iterator[Store]:
     from gemmtuned.db.store import Store
 
-    store = Store(settings.db, locks=settings.locks, timeout_s=STORE_WAIT_S)
+    until_s = time.monotonic() + OPEN_WAIT_S
+    while True:
+        try:
+            store = Store(settings.db, locks=settings.locks, timeout_s=STORE_WAIT_S)
+            break
+        except StoreBusy:
+            if told.code or time.monotonic() > until_s:
+                raise
     try:
         yield store
     finally:

@@ -8,6 +8,7 @@ and loses nothing, and never keeps a worker on a device that others want.
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -160,9 +161,9 @@ class Seat:
     def _vacate(self, why: str) -> None:
         """Leave the device at once; the attempt does not count."""
         if self.worker is not None:
-            logger.info(
-                "yielding device=%s problem=%s reason=%r", self.monitor.id, self.work and self.work.problem, why
-            )
+            level = logging.INFO if self.work is not None else logging.DEBUG
+            problem = self.work.problem if self.work is not None else "none"
+            logger.log(level, "yielding device=%s problem=%s reason=%r", self.monitor.id, problem, why)
         self._end_worker()
         if self.work is not None:
             self._give_back()
@@ -181,24 +182,24 @@ class Seat:
 
     def _is_waited_for(self, now_s: float) -> bool:
         """Lease what is worth most; while no worker has said what it can do, whether anything waits at all."""
-        if self._ask_at_s - ASK_S <= now_s < self._ask_at_s:
+        if self._ask_at_s - 30.0 <= now_s < self._ask_at_s:
             return self.environment is None and not self.out_of_work
-        self._ask_at_s = now_s + ASK_S
+        began_s = time.monotonic()
         try:
             if self.environment is None:
                 self.out_of_work = not self._queue.is_waited_for(now_s)
-                self.trouble = ""
-                return not self.out_of_work
-            self.work = self._queue.lease(self.environment, now_s)
+            else:
+                self.work = self._queue.lease(self.environment, now_s)
+                self.out_of_work = self.work is None
+                self._deaths = 0
+            self.trouble = ""
         except StoreError as err:
+            self.out_of_work = True  # nothing that can be begun
             self.trouble = str(err)
-            return False
-        self.trouble = ""
-        self._deaths = 0
-        self.out_of_work = self.work is None
-        if self.work is not None:
-            self._ask_at_s = float("-inf")  # the next one is asked for as soon as this one is done
-        return self.work is not None
+        if self.work is None:  # else the next one is asked for as soon as this one is done
+            took_s = time.monotonic() - began_s
+            self._ask_at_s = now_s + min(max(ASK_S, 50 * took_s), 30.0)  # 2 % of a core, however long the queue
+        return self.work is not None or (self.environment is None and not self.out_of_work)
 
     def _start_worker(self, now_s: float) -> None:
         if self._start_at_s - 600 <= now_s < self._start_at_s:

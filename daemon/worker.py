@@ -2,7 +2,7 @@
 
 A kernel under test may hang, crash, break its device context or eat all memory.  Each of these ends the child and costs
 one candidate; the daemon itself never touches a device.  The child lives for many problems (importing torch
-takes seconds), is niced to 19, leads a process group of its own so that what it starts dies with it, and goes by
+takes seconds), is niced, leads a process group of its own so that what it starts dies with it, and goes by
 itself when the daemon is gone: the kernel signals it, and it sees the end of its socket.
 """
 
@@ -61,14 +61,16 @@ class Tuner(Protocol):
 class Worker:
     """One child process. Constructed from the main thread only, and running at once.
 
-    device: what it measures on, a `Monitor.id`.  search: for tests, `FILE.py:function` in place of the real search; its
-    file also gives the environment.  Raises WorkerFailed when no process can be started.
+    device: what it measures on, a `Monitor.id`.  nice: 19 gives way to everything; somebody who waits takes 0.  search:
+    for tests, `FILE.py:function` in place of the real search; its file also gives the environment.  Raises
+    WorkerFailed when no process can be started.
     """
 
     def __init__(
         self,
         device: str,
         *,
+        nice: int = 19,
         search: str = "",
         deadlines: Deadlines | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -85,7 +87,7 @@ class Worker:
         ours, theirs = socket.socketpair()
         self._output = _output()
         command = [sys.executable, "-m", "gemmtuned.daemon.worker_main", str(theirs.fileno())]
-        command += ["--parent", str(os.getpid()), "--device", device]
+        command += ["--parent", str(os.getpid()), "--device", device, "--nice", str(nice)]
         if search:
             command += ["--search", search]
         try:

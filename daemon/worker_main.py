@@ -38,11 +38,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("fd", type=int)
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--nice", type=int, default=19)
     parser.add_argument("--search", default="")
     args = parser.parse_args(argv)
     os.set_inheritable(args.fd, False)
     die_with(args.parent)
-    make_harmless()
+    make_harmless(args.nice)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     with socket.socket(fileno=args.fd) as sock:
         threading.Thread(target=_end_at_hangup, args=(args.fd,), daemon=True).start()
@@ -129,16 +130,20 @@ def die_with(parent: int) -> None:
         os._exit(0)
 
 
-def make_harmless() -> None:
+def make_harmless(nice: int) -> None:
     """Give way to everything else on the machine. Each step is tried; none is vital."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent's way to say: at once
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(OSError):
-        os.nice(19)
+        os.nice(nice)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
+    for name, value in (
+        ("autogroup", str(nice)),  # where sessions share the CPU fairly, nice counts inside our session only
+        ("oom_score_adj", "1000"),
+    ):
+        with contextlib.suppress(OSError):
+            Path("/proc/self", name).write_text(value)
     import psutil
 
     with contextlib.suppress(psutil.Error, OSError, AttributeError):

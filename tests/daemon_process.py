@@ -31,7 +31,7 @@ def main() -> int:
     settings = Settings.from_env({"GEMMTUNED_HOME": args.home, "GEMMTUNED_IDLE_S": "0"})
     monitor = FakeMonitor(lambda now_s: 1.0 if args.busy else 0.0)
     monitor.read(time.time())  # so that the first turn knows the device
-    make_worker = partial(Worker, search=SEARCH)
+    make_worker = partial(Worker, nice=0, search=SEARCH)  # a loaded machine must not starve a test
     try:
         code = run_daemon(settings, once=args.once, wait_s=args.wait_s, monitors=[monitor], make_worker=make_worker)
     except GemmtunedError as err:

@@ -35,13 +35,16 @@ class World:
         sightings = [Sighting(p, "miss", calls) for p in problems]
         self.store.add_sightings("serve", environment, sightings, now_s=self.clock.now_s)
 
-    def run(self, seconds: float, *, until: Callable[[], bool] | None = None) -> float:
-        """Let the daemon live for so long; returns how long it took until `until`."""
+    def run(self, seconds: float, *, until: Callable[[], bool] | None = None, step_s: float = 0.0) -> float:
+        """Let the daemon live for so long; returns how long it took until `until`.
+
+        step_s: longer turns while there is no worker.
+        """
         start_s = self.clock.now_s
         while self.clock.now_s < start_s + seconds:
             self.daemon.turn(self.clock.now_s)
             took_s = self.clock.now_s - start_s
-            self.clock.pass_s(self.daemon.pause_s)
+            self.clock.pass_s(self.daemon.pause_s if self.life.alive else max(self.daemon.pause_s, step_s))
             if until is not None and until():
                 return took_s
         return seconds
@@ -95,14 +98,14 @@ def test_a_worker_gets_ready_while_the_window_is_not_over(world: World) -> None:
 def test_a_device_in_use_is_left_alone(world: World) -> None:
     world.see(problem())
     world.busy_from(0.0)
-    world.run(600)
+    world.run(600, step_s=1.0)
     assert world.life.started == 0
 
 
 def test_a_device_nobody_can_read_is_left_alone(world: World) -> None:
     world.see(problem())
     world.monitor.others = lambda now_s: None
-    world.run(600)
+    world.run(600, step_s=1.0)
     assert world.life.started == 0
 
 
@@ -184,7 +187,7 @@ def test_a_problem_whose_default_crashes_fails_for_good_after_three_attempts(wor
     world.life.crashes = lambda p, c: c.backend == "torch"
     world.run(60)
     assert world.left() == (0, 0, 1, 0)
-    world.run(3600)
+    world.run(3600, step_s=2.0)
     assert world.left() == (0, 0, 0, 1)
     assert world.daemon.is_finished(world.clock.now_s)
     assert len(world.life.orders) == 3
@@ -193,7 +196,7 @@ def test_a_problem_whose_default_crashes_fails_for_good_after_three_attempts(wor
 def test_a_failed_problem_does_not_stop_the_others(world: World) -> None:
     world.see(*(problem(n) for n in range(64, 70)))
     world.life.refuses = lambda p: "no" if p.n % 2 else ""
-    world.run(3600)
+    world.run(3600, step_s=2.0)
     assert world.solved() == {problem(64), problem(66), problem(68)}
     assert world.left() == (0, 0, 0, 3)
 
@@ -327,13 +330,13 @@ def test_a_lost_lease_ends_the_work(world: World) -> None:
 def test_a_worker_that_cannot_start_is_tried_less_and_less_often(world: World) -> None:
     world.see(problem())
     world.life.starts_dead = True
-    world.run(3600)
+    world.run(3600, step_s=2.0)
     assert 5 <= world.life.started <= 15
     notice = read_notice(world.settings.home)
     assert notice is not None
     assert "ended at once" in notice["reason"]
     world.life.starts_dead = False
-    world.run(900)
+    world.run(900, step_s=2.0)
     assert world.solved() == {problem()}
 
 
@@ -422,7 +425,7 @@ def test_the_daemon_says_what_it_does_and_why(world: World) -> None:
     world.see(problem())
     world.life.trial_s = 5.0
     world.busy_from(0.0)
-    world.run(2)
+    world.run(3)
     assert (notice()["all"], notice()["reason"]) == ("waiting", "others use 100 %")
     world.monitor.others = lambda now_s: 0.0
     world.run(4)
@@ -459,7 +462,6 @@ def a_day(world: World, hours: float) -> None:
     world.life.trial_s = 0.4
     world.monitor.others = lambda now_s: 1.0 if now_s < busy_until_s else rng.uniform(0, 0.09)
     clear_since_s = world.clock.now_s
-    step_s = 1.0
     while world.clock.now_s < end_s:
         now_s = world.clock.now_s
         if now_s >= next_s:
@@ -477,8 +479,7 @@ def a_day(world: World, hours: float) -> None:
             assert now_s - clear_since_s >= 9.0, "tuning began on a device that was not clear for long enough"
         if now_s < busy_until_s and world.life.alive:
             assert now_s - world.clock.now_s <= 0.5, "the worker stayed on a busy device"
-        step_s = 0.1 if world.life.alive else 1.0
-        world.clock.pass_s(step_s)
+        world.clock.pass_s(0.1 if world.life.alive else 1.0)
     world.monitor.others = lambda now_s: 0.0
     world.run(7200, until=lambda: world.daemon.is_finished(world.clock.now_s))
     assert world.solved() == asked
@@ -487,7 +488,7 @@ def a_day(world: World, hours: float) -> None:
 
 
 def test_hours_of_daemon_life_end_with_everything_tuned_once(world: World) -> None:
-    a_day(world, 1.5)
+    a_day(world, 1.0)
 
 
 @pytest.mark.soak

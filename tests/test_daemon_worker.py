@@ -30,8 +30,8 @@ Start = Callable[..., Worker]
 def start() -> Iterator[Start]:
     started: list[Worker] = []
 
-    def make(deadlines: Deadlines = QUICK, search: str = SEARCH) -> Worker:
-        worker = Worker("cpu", search=search, deadlines=deadlines)
+    def make(deadlines: Deadlines = QUICK, search: str = SEARCH, nice: int = 0) -> Worker:
+        worker = Worker("cpu", nice=nice, search=search, deadlines=deadlines)  # 0: a loaded machine must not starve it
         started.append(worker)
         return worker
 
@@ -207,11 +207,13 @@ def _group(pid: int) -> int:
 
 
 def test_a_worker_gives_way_to_all_others(start: Start) -> None:
-    worker = ready(start())
+    worker = ready(start(Deadlines(), nice=19))
     process = psutil.Process(worker.pid)
     assert process.nice() == 19
     assert os.getpgid(worker.pid) == worker.pid
     assert Path(f"/proc/{worker.pid}/oom_score_adj").read_text().strip() == "1000"
+    autogroup = Path(f"/proc/{worker.pid}/autogroup")  # only where the kernel shares the CPU by session
+    assert not autogroup.exists() or autogroup.read_text().split()[-1] == "19"
 
 
 def test_a_worker_does_not_count_its_own_calls(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +227,7 @@ def test_a_worker_dies_with_a_killed_parent(busy: bool) -> None:
     script = (
         "import sys, time\nfrom gemmtuned.daemon.worker import Worker\nfrom gemmtuned.daemon.wire import Order\n"
         "from gemmtuned.configs.problem import Problem\n"
-        f"w = Worker('cpu', search={SEARCH!r})\n"
+        f"w = Worker('cpu', nice=0, search={SEARCH!r})\n"
         "while w.environment is None: w.poll(); time.sleep(.005)\n"
         "p = Problem(m=8, n=37, k=64)\n"
         f"if {busy}: w.tune(Order((p,), 'exact', p, 'eager'))\n"
