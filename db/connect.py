@@ -21,15 +21,23 @@ from typing import Final, TypeVar
 
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.db import faults, migrations
-from gemmtuned.db.lockfile import LockFile, file_mode
+from gemmtuned.db.files import (
+    NETWORK_FILESYSTEMS,
+    connect,
+    identity,
+    journal_mode,
+    make,
+    refuse_network,
+)
+from gemmtuned.db.lockfile import LockFile
+
+__all__ = ["NETWORK_FILESYSTEMS", "Connection"]
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 MIN_SQLITE: Final = (3, 37)  # STRICT tables; RETURNING came in 3.35
 MAX_WAL_BYTES: Final = 16 << 20  # above this a writer checkpoints; else only the daemon does
-JOURNAL_LIMIT_BYTES: Final = 64 << 20
-NETWORK_FILESYSTEMS: Final = ("nfs", "cifs", "smb", "9p", "lustre", "gpfs", "ceph", "glusterfs", "afs", "fuse.sshfs")
 
 
 class Connection:
@@ -104,7 +112,7 @@ class Connection:
         with self._thread:
             try:
                 self._set_aside(reason)
-            except (sqlite3.Error, OSError) as err:
+            except (sqlite3.Error, UnicodeDecodeError, OSError) as err:
                 self._drop()
                 raise faults.store_error(err, self.path, waited_s=self.timeout_s) from err
 
@@ -126,8 +134,10 @@ class Connection:
             for last in (False, True):
                 try:
                     return once()
-                except sqlite3.Error as err:  # noqa: PERF203
+                except (sqlite3.Error, UnicodeDecodeError) as err:  # noqa: PERF203
                     what = faults.kind(err)
+                    if isinstance(err, sqlite3.IntegrityError) and self._damaged():
+                        what = "corrupt"  # an index that disagrees with its table
                     if what == "corrupt" and self._create and not last:
                         self.mend(str(err))
                         continue
@@ -136,7 +146,17 @@ class Connection:
                     raise faults.store_error(err, self.path, waited_s=self.timeout_s) from err
                 except OSError as err:
                     raise faults.store_error(err, self.path) from err
+                except (OverflowError, UnicodeEncodeError) as err:
+                    raise StoreError(f"{self.path}: a value that SQLite cannot hold ({err})") from err
             raise AssertionError("unreachable")
+
+    def _damaged(self) -> bool:
+        if self._conn is None:
+            return False
+        try:
+            return bool(self._conn.execute("PRAGMA integrity_check(1)").fetchone() != ("ok",))
+        except sqlite3.Error:
+            return True
 
     def _write(self, work: Callable[[sqlite3.Connection], T], durable: bool) -> T:
         self._ready()
@@ -182,7 +202,7 @@ class Connection:
 
     def _ready(self, *, locked: bool = False) -> sqlite3.Connection:
         """The connection to the file that now lies at path, opened or opened again."""
-        found = _identity(self.path)
+        found = identity(self.path)
         if self._conn is not None and found == self._file:
             return self._conn
         self._drop(locked=locked)
@@ -191,17 +211,17 @@ class Connection:
                 raise StoreError(
                     f"{self.path}: no such database. Run a program with AITER_TUNE_GEMM=1 first, or set GEMMTUNED_DB"
                 )
-            _make(self.path)
-        _refuse_network(self.path)
+            make(self.path)
+        refuse_network(self.path)
         conn = connect(self.path, self.timeout_s)
         try:
-            if migrations.pending(conn, self.path) or _journal_mode(conn) != "wal":
+            if migrations.pending(conn, self.path) or journal_mode(conn) != "wal":
                 if not locked:
                     self._acquire()
                 try:
                     if migrations.pending(conn, self.path):
                         migrations.apply(conn)
-                    if _journal_mode(conn) != "wal":
+                    if journal_mode(conn) != "wal":
                         conn.execute("PRAGMA journal_mode = WAL").fetchall()
                 finally:
                     if not locked:
@@ -209,7 +229,7 @@ class Connection:
         except BaseException:
             conn.close()
             raise
-        self._conn, self._file = conn, _identity(self.path)
+        self._conn, self._file = conn, identity(self.path)
         self.opened += 1
         return conn
 
@@ -238,11 +258,11 @@ class Connection:
     def _set_aside(self, reason: str) -> None:
         from gemmtuned.db import salvage  # rarely needed, and programs import this module
 
-        damaged = self._file or _identity(self.path)
+        damaged = self._file or identity(self.path)
         self._drop()
         self._acquire()
         try:
-            if _identity(self.path) != damaged:
+            if identity(self.path) != damaged:
                 return  # another process was faster
             aside = salvage.set_aside(self.path)
             new = self._ready(locked=True)
@@ -254,103 +274,6 @@ class Connection:
                 log.warning(text, self.path, reason, aside, rows)
         finally:
             self.lock.release()
-
-
-def connect(path: Path, timeout_s: float) -> sqlite3.Connection:
-    """A bare read-write connection with our pragmas. Statements commit by themselves unless a BEGIN was sent."""
-    conn = sqlite3.connect(
-        f"{path.as_uri()}?mode=rw",
-        uri=True,
-        timeout=timeout_s,
-        isolation_level=None,
-        check_same_thread=False,
-    )
-    for pragma in (
-        "synchronous = NORMAL",  # counts survive a kill; installs ask for FULL
-        "wal_autocheckpoint = 0",
-        f"journal_size_limit = {JOURNAL_LIMIT_BYTES}",
-        "foreign_keys = ON",
-        "trusted_schema = OFF",
-        "temp_store = MEMORY",
-    ):
-        conn.execute(f"PRAGMA {pragma}").fetchall()
-    return conn
-
-
-def connect_read_only(path: Path, timeout_s: float = 5.0) -> sqlite3.Connection:
-    """A connection that cannot write. Raises StoreError when there is no database or it cannot be read.
-
-    Where the folder cannot be written SQLite needs a live writer to share memory with; without one, and without a
-    log that would be missed, the file is read as it lies.
-    """
-    if not path.exists():
-        raise StoreError(f"{path}: no such database. Run a program with AITER_TUNE_GEMM=1 first, or set GEMMTUNED_DB")
-    path = path.resolve()
-    uri = path.as_uri()
-    try:
-        try:
-            return _probed(f"{uri}?mode=ro", timeout_s)
-        except sqlite3.OperationalError as err:
-            wal = path.with_name(path.name + "-wal")
-            if faults.kind(err) not in ("readonly", "cantopen") or (wal.exists() and wal.stat().st_size):
-                raise
-            return _probed(f"{uri}?mode=ro&immutable=1", timeout_s)
-    except (sqlite3.Error, OSError) as err:
-        raise faults.store_error(err, path, waited_s=timeout_s) from err
-
-
-def _probed(uri: str, timeout_s: float) -> sqlite3.Connection:
-    conn = sqlite3.connect(uri, uri=True, timeout=timeout_s, isolation_level=None)
-    try:
-        conn.execute("PRAGMA trusted_schema = OFF")
-        conn.execute("SELECT count(*) FROM sqlite_master").fetchall()
-    except BaseException:
-        conn.close()
-        raise
-    return conn
-
-
-def _journal_mode(conn: sqlite3.Connection) -> str:
-    return str(conn.execute("PRAGMA journal_mode").fetchone()[0])
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    """Which file lies at path. stat alone: to open and close the file here would drop SQLite's locks on it."""
-    try:
-        facts = os.stat(path)  # noqa: PTH116
-    except FileNotFoundError:
-        return None
-    return facts.st_dev, facts.st_ino
-
-
-def _make(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
-        return
-    try:
-        os.fchmod(fd, file_mode(path.parent))  # SQLite gives -wal and -shm the same mode
-    finally:
-        os.close(fd)
-
-
-def _refuse_network(path: Path) -> None:
-    """WAL needs memory shared by all who open the file, which no network file system has."""
-    mounts = Path("/proc/self/mountinfo")
-    if not mounts.exists():
-        return
-    real = str(path.parent.resolve())
-    best, kind = "", ""
-    for line in mounts.read_text(errors="replace").splitlines():
-        left, _, right = line.partition(" - ")
-        point = left.split(" ")[4].replace("\\040", " ")
-        if len(point) >= len(best) and (real == point or real.startswith(point.rstrip("/") + "/")):
-            best, kind = point, right.split(" ")[0]
-    if kind.startswith(NETWORK_FILESYSTEMS):
-        raise StoreError(
-            f"{path}: on {kind}, where SQLite cannot share memory. Set GEMMTUNED_HOME to a folder on a local disk"
-        )
 
 
 def _fork_child() -> None:

@@ -27,14 +27,17 @@ _TEXTS: Final = {
     "disk I/O error": "io",
     "malformed": "corrupt",
     "not a database": "corrupt",
+    "Could not decode": "corrupt",
     "is full": "full",
     "unable to open": "cantopen",
     "access permission": "perm",
 }
 
 
-def kind(err: sqlite3.Error) -> str:
+def kind(err: sqlite3.Error | UnicodeDecodeError) -> str:
     """`busy`, `readonly`, `perm`, `cantopen`, `full`, `io`, `corrupt`, or `other`."""
+    if isinstance(err, UnicodeDecodeError):
+        return "corrupt"  # SQLite's message quotes a schema that is no text any more
     code = getattr(err, "sqlite_errorcode", None)
     if isinstance(code, int):
         return _CODES.get(code & 0xFF, "other")
@@ -42,9 +45,9 @@ def kind(err: sqlite3.Error) -> str:
     return next((name for part, name in _TEXTS.items() if part in text), "other")
 
 
-def store_error(err: sqlite3.Error | OSError, path: Path, *, waited_s: float = 0.0) -> StoreError:
+def store_error(err: sqlite3.Error | UnicodeDecodeError | OSError, path: Path, *, waited_s: float = 0.0) -> StoreError:
     """The error to raise instead of err, for the database at path."""
-    what = kind(err) if isinstance(err, sqlite3.Error) else _os_kind(err)
+    what = kind(err) if not isinstance(err, OSError) else _os_kind(err)
     if what == "busy":
         return busy(path, waited_s)
     if what == "full":

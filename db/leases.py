@@ -15,7 +15,7 @@ from typing import Any, Final
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Environment
-from gemmtuned.db.rows import PROBLEM_COLUMNS, Part, problem_of, rest, rows, us
+from gemmtuned.db.rows import PROBLEM_COLUMNS, Part, plain, problem_of, rest, rows, us
 
 MAX_ATTEMPTS: Final = 3
 BACKOFF_S: Final = 60.0  # times 4^attempt: 4 minutes after the first failure, 16 after the second, none after the third
@@ -163,7 +163,7 @@ class Leases(Part):
         self._touch(
             work,
             "UPDATE work SET owner = NULL, lease_until_us = ?, retry_us = ?, state = ?, reason = ?",
-            (us(now_s), retry_us, state, reason[:4096]),
+            (us(now_s), retry_us, state, plain(reason, 4096)),
         )
 
     def remaining(self, environment: Environment, *, now_s: float) -> Remaining:
@@ -198,7 +198,17 @@ class Leases(Part):
 
         def keep(conn: sqlite3.Connection) -> None:
             key = (self._problem_id(conn, problem), self._environment_id(conn, work.environment, started_us), work.mode)
-            what = (candidate.backend, candidate.config, phase, us, err, outcome, note[:4096], work.owner, started_us)
+            what = (
+                candidate.backend,
+                candidate.config,
+                phase,
+                us,
+                err,
+                outcome,
+                plain(note, 4096),
+                work.owner,
+                started_us,
+            )
             conn.execute(_TRIAL, (*key, *what))
 
         self._write(keep)

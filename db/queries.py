@@ -16,7 +16,7 @@ from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import COLUMNS, Problem
 from gemmtuned.configs.solution import LIVE_STATES, Environment
 from gemmtuned.db import faults, migrations
-from gemmtuned.db.connect import connect_read_only
+from gemmtuned.db.files import connect_read_only
 from gemmtuned.db.rows import rest, rows, us
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def explain(path: Path, problem: Problem, *, environment: Environment | None = N
             hit = any(step["chosen"] for step in steps)
             found.append(_row(key, device, "queue", problem.m, why=_queue(here, hit=hit)))
         return found
-    except sqlite3.Error as err:
+    except (sqlite3.Error, UnicodeDecodeError) as err:
         raise faults.store_error(err, path) from err
     finally:
         conn.close()
@@ -206,7 +206,7 @@ def frame(path: Path, view: str) -> pd.DataFrame:
     conn = connect_read_only(path)
     try:
         return pd.read_sql_query(f"SELECT * FROM {view}", conn)  # noqa: S608
-    except sqlite3.Error as err:
+    except (sqlite3.Error, UnicodeDecodeError) as err:
         raise faults.store_error(err, path) from err
     finally:
         conn.close()
@@ -219,7 +219,7 @@ def ask(path: Path, sql: str, values: tuple[Any, ...] | dict[str, Any] = ()) -> 
         if migrations.identity(conn) == (0, 0):  # made, but not yet filled: a program is starting
             return []
         return rows(conn, sql, values)
-    except sqlite3.Error as err:
+    except (sqlite3.Error, UnicodeDecodeError) as err:
         raise faults.store_error(err, path) from err
     finally:
         conn.close()

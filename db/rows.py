@@ -101,6 +101,11 @@ class Part:
         return int(found[0])
 
 
+def plain(text: str, limit: int) -> str:
+    """Text that SQLite can hold: bytes of a command line that are no UTF-8 become `?`."""
+    return text[:limit].encode(errors="replace").decode()
+
+
 def us(now_s: float) -> int:
     """Seconds as integer microseconds."""
     return round(now_s * 1e6)

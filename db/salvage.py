@@ -1,7 +1,7 @@
 """What can be had back from a damaged database, without the sqlite3 shell.
 
 The shell's `.recover` needs a module that Debian's build lacks.  Instead every table is read from its first key up
-until an error, then from its last key down: a smashed page in the middle costs the rows on it and little else.
+until an error, then from its last key down, then key by key: a smashed page costs the rows on it and little else.
 """
 
 from __future__ import annotations
@@ -39,19 +39,18 @@ def copy(aside: Path, new: sqlite3.Connection) -> int:
     """Copy every row that can still be read into the new, empty database. Returns how many."""
     with tempfile.TemporaryDirectory(dir=aside.parent, prefix=".salvage-") as folder:
         work = Path(folder) / "copy.db"  # the file set aside stays as it was found
-        shutil.copyfile(aside, work)
-        with contextlib.suppress(FileNotFoundError):
-            shutil.copyfile(f"{aside}-wal", f"{work}-wal")
-        _mend_header(work)
-        try:
-            old = sqlite3.connect(work, isolation_level=None)
-            old.text_factory = lambda data: data.decode(errors="replace")
-            try:
-                return _copy_tables(old, new)
-            finally:
-                old.close()
-        except sqlite3.Error:
-            return 0
+        for mend in (_nothing, _mend_header, _mend_schema, _drop_log):  # until its list of tables can be read
+            shutil.copyfile(aside, work)
+            for end in ("-wal", "-shm"):
+                work.with_name(work.name + end).unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copyfile(f"{aside}-wal", f"{work}-wal")
+            mend(work)
+            with contextlib.closing(sqlite3.connect(work, isolation_level=None)) as old:
+                old.text_factory = lambda data: data.decode(errors="replace")
+                if _columns(old, TABLES[0]):
+                    return _copy_tables(old, new)
+    return 0
 
 
 def _copy_tables(old: sqlite3.Connection, new: sqlite3.Connection) -> int:
@@ -64,7 +63,7 @@ def _copy_tables(old: sqlite3.Connection, new: sqlite3.Connection) -> int:
                 continue
             names = ", ".join(f'"{name}"' for name in columns)
             insert = f"INSERT OR IGNORE INTO {table} ({names}) VALUES ({', '.join('?' * len(columns))})"  # noqa: S608
-            for row in _readable(old, table, names):
+            for row in _readable(old, new, table, names):
                 with contextlib.suppress(sqlite3.IntegrityError):
                     rows += new.execute(insert, row).rowcount
         _balance(new)
@@ -76,21 +75,33 @@ def _copy_tables(old: sqlite3.Connection, new: sqlite3.Connection) -> int:
     return rows
 
 
-def _readable(old: sqlite3.Connection, table: str, names: str) -> Iterator[tuple[Any, ...]]:
-    """Rows of a table up to the first damage, then backwards from the end; some may come twice."""
-    key = ", ".join(_key(old, table)) or "rowid"
-    for order in (key, ", ".join(f"{part} DESC" for part in key.split(", "))):
+def _readable(old: sqlite3.Connection, new: sqlite3.Connection, table: str, names: str) -> Iterator[tuple[Any, ...]]:
+    """Rows of a table up to the first damage, then backwards from the end, then key by key; some come twice."""
+    select = f"SELECT {names} FROM {table}"  # noqa: S608
+    keys = _key(old, table)
+    for order in (", ".join(keys), ", ".join(f"{key} DESC" for key in keys)):
         try:
-            yield from old.execute(f"SELECT {names} FROM {table} ORDER BY {order}")  # noqa: S608
+            yield from old.execute(f"{select} ORDER BY {order}")
         except sqlite3.Error:
             continue
-        return  # read to its end: no second pass needed
+        return  # read to its end: no other pass needed
+    by = "problem_id" if "problem_id" in keys else keys[0]
+    of = "problem.id" if by == "problem_id" else f"{table}.{by}"
+    last = new.execute(f"SELECT max({of}) FROM {of.split('.')[0]}").fetchone()[0]  # noqa: S608
+    environments = [0]
+    if keys[0] == "environment_id":
+        environments = [i for (i,) in new.execute("SELECT id FROM environment").fetchall()]
+    for number in range(1, last + 1 if isinstance(last, int) else 1):
+        for environment in environments:
+            where = f"{by} = {number}" + (f" AND environment_id = {environment}" if environment else "")
+            with contextlib.suppress(sqlite3.Error):
+                yield from old.execute(f"{select} WHERE {where}").fetchall()
 
 
 def _columns(conn: sqlite3.Connection, table: str) -> list[str]:
     try:
         return [str(row[1]) for row in conn.execute(f"PRAGMA table_info({table})")]
-    except sqlite3.Error:
+    except (sqlite3.Error, UnicodeDecodeError):
         return []
 
 
@@ -113,20 +124,46 @@ def _balance(new: sqlite3.Connection) -> None:
     )
 
 
-def _mend_header(path: Path) -> None:
-    """Put back the first 100 bytes when they are not a SQLite header; the rest of page 1 is then often whole.
+def _nothing(work: Path) -> None:
+    pass
+
+
+def _mend_header(work: Path) -> None:
+    """Put back the first 100 bytes; the rest of page 1 is then often whole.
 
     They are the same in every database we make, but for counters that SQLite recomputes when they disagree.
     """
-    with path.open("r+b") as file:
-        if file.read(16) == b"SQLite format 3\0":
-            return
-        template = path.with_name("template.db")
-        with contextlib.closing(sqlite3.connect(template, isolation_level=None)) as conn:
+    with work.open("r+b") as file:
+        file.write(_template(work)[1][:100])
+
+
+def _mend_schema(work: Path) -> None:
+    """Put back the pages that list the tables: they lie in the same place in every database we make."""
+    for page, data in _template(work).items():
+        with work.open("r+b") as file:
+            file.seek((page - 1) * len(data))
+            file.write(data)
+
+
+def _drop_log(work: Path) -> None:
+    """As _mend_schema, for when the log holds the damaged pages."""
+    work.with_name(work.name + "-wal").unlink(missing_ok=True)
+    _mend_schema(work)
+
+
+def _template(work: Path) -> dict[int, bytes]:
+    """By number, the pages of a fresh database that belong to no table or index: those of the schema."""
+    fresh = work.with_name("fresh.db")
+    if not fresh.exists():
+        with contextlib.closing(sqlite3.connect(fresh, isolation_level=None)) as conn:
             conn.execute("PRAGMA journal_mode = WAL").fetchall()
             migrations.apply(conn)
-        header = bytearray(template.read_bytes()[:100])
-        header[28:40] = bytes(12)  # size in pages (0: take the file's), free list
-        header[92:96] = bytes(4)  # version-valid-for: different from the change counter
-        file.seek(0)
-        file.write(header)
+    with contextlib.closing(sqlite3.connect(fresh)) as conn:
+        roots = {row[0] for row in conn.execute("SELECT rootpage FROM sqlite_master").fetchall()}
+        size = conn.execute("PRAGMA page_size").fetchone()[0]
+    data = fresh.read_bytes()
+    first = bytearray(data[:size])
+    first[28:40] = bytes(12)  # size in pages (0: take the file's), free list
+    first[92:96] = bytes(4)  # version-valid-for: different from the change counter
+    pages = {n: data[(n - 1) * size : n * size] for n in range(2, len(data) // size + 1) if n not in roots}
+    return {1: bytes(first), **pages}

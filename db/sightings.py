@@ -8,7 +8,7 @@ from typing import Final
 
 from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import Environment, Solution
-from gemmtuned.db.rows import Part, us
+from gemmtuned.db.rows import Part, plain, us
 
 _SIGHTING: Final = """
 INSERT INTO sighting (problem_id, environment_id, run_id, hour, outcome, graph,
@@ -96,7 +96,9 @@ class Sightings(Part):
         def work(conn: sqlite3.Connection) -> None:
             s = solution
             key = (s.device, s.mode, s.covers, s.backend, s.config, s.stamp)
-            conn.execute(_QUARANTINE, (self._problem_id(conn, s.problem), *key, reason[:4096], run[:512], us(now_s)))
+            conn.execute(
+                _QUARANTINE, (self._problem_id(conn, s.problem), *key, plain(reason, 4096), plain(run, 512), us(now_s))
+            )
 
         self._write(work)
 
@@ -117,10 +119,19 @@ class Sightings(Part):
         return self._write(work)
 
     def _put_session(self, s: Session, beat_us: int, ended_us: int | None) -> None:
-        key = (s.host[:512], s.pid, s.started_us, s.run[:512])
+        key = (plain(s.host, 512), s.pid, s.started_us, plain(s.run, 512))
         device, inode = self._db.file()
         file = (device, inode & (1 << 63) - 1)  # inode numbers are unsigned, SQLite's integers are not
-        state = (s.path, s.generation, s.active_us, s.calls, s.dropped, s.errors, s.reload_failures, s.note[:4096])
+        state = (
+            s.path,
+            s.generation,
+            s.active_us,
+            s.calls,
+            s.dropped,
+            s.errors,
+            s.reload_failures,
+            plain(s.note, 4096),
+        )
 
         def work(conn: sqlite3.Connection) -> None:
             conn.execute(_SESSION, (*key, *state, sqlite3.sqlite_version, *file, beat_us, ended_us))
@@ -129,7 +140,7 @@ class Sightings(Part):
 
 
 def _run_id(conn: sqlite3.Connection, name: str) -> int:
-    name = name[:512]
+    name = plain(name, 512)
     found = conn.execute("SELECT id FROM run WHERE name = ?", (name,)).fetchone()
     if found is None:
         found = conn.execute("INSERT INTO run (name) VALUES (?) RETURNING id", (name,)).fetchone()

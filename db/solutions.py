@@ -15,7 +15,7 @@ from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import LIVE_STATES, Environment, Solution
 from gemmtuned.db.leases import Work, _generation, drop_lease
-from gemmtuned.db.rows import SOLUTION_SELECT, Part, rows, solution_of, us
+from gemmtuned.db.rows import SOLUTION_SELECT, Part, plain, rows, solution_of, us
 
 _RIVALS: Final = """
 SELECT s.id, s.state FROM solution s
@@ -126,7 +126,7 @@ class Solutions(Part):
                 _retire(conn, found, us(now_s), reason)
                 if hold:
                     which = json.dumps([row["id"] for row in found])
-                    conn.execute(_HOLD, (us(now_s), us(now_s), f"withdrawn: {reason}"[:4096], which))
+                    conn.execute(_HOLD, (us(now_s), us(now_s), plain(f"withdrawn: {reason}", 4096), which))
             return _solutions(found)
 
         return self._write(once, durable=not dry_run)
@@ -170,7 +170,7 @@ class Solutions(Part):
 def _publish(conn: sqlite3.Connection, now_us: int, *, installed: int = 0, retired: int = 0, note: str) -> int:
     generation = _generation(conn) + 1
     conn.execute(
-        "INSERT INTO publication VALUES (?, ?, ?, ?, ?)", (generation, now_us, installed, retired, note[:4096])
+        "INSERT INTO publication VALUES (?, ?, ?, ?, ?)", (generation, now_us, installed, retired, plain(note, 4096))
     )
     return generation
 
@@ -179,7 +179,7 @@ def _retire(conn: sqlite3.Connection, found: list[dict[str, Any]], now_us: int, 
     if found:
         generation = _publish(conn, now_us, retired=len(found), note=f"withdrawn: {reason}")
         ids = json.dumps([row["id"] for row in found])
-        conn.execute(_RETIRE, ("withdrawn", generation, now_us, reason[:4096], ids))
+        conn.execute(_RETIRE, ("withdrawn", generation, now_us, plain(reason, 4096), ids))
 
 
 def _solutions(found: list[dict[str, Any]]) -> list[Solution]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.db import faults, migrations
-from gemmtuned.db.connect import connect_read_only
+from gemmtuned.db.files import connect_read_only
 
 
 def check(path: Path) -> list[str]:
@@ -35,7 +35,7 @@ def check(path: Path) -> list[str]:
         if wrong:
             found.append(f"{wrong} problems whose calls differ from the sum of their sightings")
         return found
-    except sqlite3.Error as err:
+    except (sqlite3.Error, UnicodeDecodeError) as err:
         return [str(faults.store_error(err, path))]
     finally:
         conn.close()
@@ -49,7 +49,7 @@ def damage(path: Path) -> list[str]:
         return [str(err)]
     try:
         return [str(row[0]) for row in conn.execute("PRAGMA integrity_check(20)").fetchall() if row[0] != "ok"]
-    except sqlite3.Error as err:
+    except (sqlite3.Error, UnicodeDecodeError) as err:
         return [str(faults.store_error(err, path))]
     finally:
         conn.close()
@@ -72,7 +72,7 @@ def backup(path: Path, to: Path, *, timeout_s: float) -> Path:
         _sync(temporary)
         temporary.replace(to)
         _sync(to.parent)
-    except (sqlite3.Error, OSError) as err:
+    except (sqlite3.Error, UnicodeDecodeError, OSError) as err:
         raise faults.store_error(err, to, waited_s=timeout_s) from err
     finally:
         temporary.unlink(missing_ok=True)

@@ -3,6 +3,8 @@
 import contextlib
 import logging
 import os
+import random
+import shutil
 import signal
 import sqlite3
 import stat
@@ -113,6 +115,19 @@ def test_statements_are_split_at_their_ends_only() -> None:
     script = table + "CREATE TRIGGER g AFTER INSERT ON t BEGIN\n DELETE FROM t;\nEND;\n"
 
     assert [s.split()[-1] for s in migrations.statements(script)] == ["';');", "END;"]
+
+
+def test_a_link_to_the_database_is_the_database(tmp_path: Path, store: Store) -> None:
+    (tmp_path / "links").mkdir()
+    link = tmp_path / "links" / "tune.db"
+    link.symlink_to(store.path)
+    linked = Store(link, locks=tmp_path / "locks")
+    add(linked, 3)
+    add(store, 4)
+    linked.close()
+
+    assert calls(store) == sum(row["calls"] for row in queries.coverage(link)) == 7
+    assert sorted(f.name for f in (tmp_path / "links").iterdir()) == ["tune.db"]
 
 
 # --- locks ---
@@ -332,6 +347,55 @@ def test_a_zeroed_header_is_set_aside_and_the_rows_are_salvaged(store: Store) ->
     assert again.check() == []
     again.close()
     assert len(list(store.path.parent.glob("tune.db.corrupt-*"))) == 1
+
+
+def test_a_smashed_list_of_tables_is_put_back(store: Store) -> None:
+    filled(store, 2000)
+    smash(store.path, 0, b"\xa5" * 4096)
+
+    add(store, 5)
+    assert calls(store) == 2000 * 2 + 5
+    assert store.check() == []
+
+
+def flipped(store: Store, folder: Path, dice: random.Random) -> Path:
+    """A copy of the store's folder with one byte changed, every fourth time fifty."""
+    folder.mkdir()
+    shutil.copyfile(store.path, folder / "tune.db")
+    size = store.path.stat().st_size
+    for _ in range(dice.choice((1, 1, 1, 50))):
+        smash(folder / "tune.db", dice.randrange(size), bytes([dice.randrange(256)]))
+    return folder
+
+
+def flips(store: Store, rounds: int, seed: int) -> None:
+    filled(store, 1000)
+    dice = random.Random(seed)
+    again = [saw(problem(1 + i % 500, k=64 * (1 + i // 500)), 3) for i in range(1000)]
+    for i in range(rounds):
+        folder = flipped(store, store.path.parent / f"flip-{i}", dice)
+        try:
+            other = open_store(folder)
+        except StoreError as err:  # it hit the eight bytes that say whose file it is
+            assert "another program" in str(err) or "schema" in str(err)
+            continue
+        other.add_sightings("r", NEW, again, now_s=T)
+        other.lease_next("a:1", NEW, now_s=T, hold_s=60)
+        other.published()
+        other.repair()
+        assert other.check() == [], f"seed={seed} flip={i}"
+        assert calls(other) >= 3000 + 0.9 * 2000, f"seed={seed} flip={i}"
+        other.close()
+        shutil.rmtree(folder)
+
+
+def test_flipped_bytes_are_harmless_or_mended(store: Store) -> None:
+    flips(store, rounds=25, seed=1)
+
+
+@pytest.mark.soak
+def test_500_flips_are_harmless_or_mended(store: Store) -> None:
+    flips(store, rounds=500, seed=2)
 
 
 def test_a_file_of_garbage_is_set_aside_and_the_run_goes_on(tmp_path: Path) -> None:

@@ -94,6 +94,14 @@ def test_old_hours_are_rolled_up_into_days_and_the_sums_stay(store: Store) -> No
     assert store.check() == []
 
 
+def test_what_sqlite_cannot_hold_is_a_store_error_or_made_plain(store: Store) -> None:
+    with pytest.raises(StoreError, match="cannot hold"):
+        store.add_sightings("r", NEW, [saw(problem(), 2**63)], now_s=T)
+    store.add_sightings("serve-\udcff", NEW, [saw(problem())], now_s=T)
+
+    assert queries.coverage(store.path, by="run", now_s=T)[0]["run"] == "serve-?"
+
+
 def test_text_without_end_is_cut_not_refused(store: Store) -> None:
     store.add_sightings("r" * 5000, NEW, [saw(problem())], now_s=T)
     store.add_quarantine(found(problem()), "x" * 100_000, run="r" * 5000, now_s=T)

@@ -1,0 +1,112 @@
+"""Opening the file: the ways SQLite is told to, which file lies at a path, and where none may lie."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+from typing import Final
+
+from gemmtuned.configs.errors import StoreError
+from gemmtuned.db import faults
+from gemmtuned.db.lockfile import file_mode
+
+JOURNAL_LIMIT_BYTES: Final = 64 << 20
+NETWORK_FILESYSTEMS: Final = ("nfs", "cifs", "smb", "9p", "lustre", "gpfs", "ceph", "glusterfs", "afs", "fuse.sshfs")
+
+
+def connect(path: Path, timeout_s: float) -> sqlite3.Connection:
+    """A bare read-write connection with our pragmas. Statements commit by themselves unless a BEGIN was sent."""
+    conn = sqlite3.connect(
+        f"{path.as_uri()}?mode=rw",
+        uri=True,
+        timeout=timeout_s,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    for pragma in (
+        "synchronous = NORMAL",  # counts survive a kill; installs ask for FULL
+        "wal_autocheckpoint = 0",
+        f"journal_size_limit = {JOURNAL_LIMIT_BYTES}",
+        "foreign_keys = ON",
+        "trusted_schema = OFF",
+        "temp_store = MEMORY",
+    ):
+        conn.execute(f"PRAGMA {pragma}").fetchall()
+    return conn
+
+
+def connect_read_only(path: Path, timeout_s: float = 5.0) -> sqlite3.Connection:
+    """A connection that cannot write. Raises StoreError when there is no database or it cannot be read.
+
+    Where the folder cannot be written SQLite needs a live writer to share memory with; without one, and without a
+    log that would be missed, the file is read as it lies.
+    """
+    if not path.exists():
+        raise StoreError(f"{path}: no such database. Run a program with AITER_TUNE_GEMM=1 first, or set GEMMTUNED_DB")
+    path = path.resolve()
+    uri = path.as_uri()
+    try:
+        try:
+            return _probed(f"{uri}?mode=ro", timeout_s)
+        except sqlite3.OperationalError as err:
+            wal = path.with_name(path.name + "-wal")
+            if faults.kind(err) not in ("readonly", "cantopen") or (wal.exists() and wal.stat().st_size):
+                raise
+            return _probed(f"{uri}?mode=ro&immutable=1", timeout_s)
+    except (sqlite3.Error, UnicodeDecodeError, OSError) as err:
+        raise faults.store_error(err, path, waited_s=timeout_s) from err
+
+
+def _probed(uri: str, timeout_s: float) -> sqlite3.Connection:
+    conn = sqlite3.connect(uri, uri=True, timeout=timeout_s, isolation_level=None)
+    try:
+        conn.execute("PRAGMA trusted_schema = OFF")
+        conn.execute("SELECT count(*) FROM sqlite_master").fetchall()
+    except BaseException:
+        conn.close()
+        raise
+    return conn
+
+
+def journal_mode(conn: sqlite3.Connection) -> str:
+    return str(conn.execute("PRAGMA journal_mode").fetchone()[0])
+
+
+def identity(path: Path) -> tuple[int, int] | None:
+    """Which file lies at path. stat alone: to open and close the file here would drop SQLite's locks on it."""
+    try:
+        facts = os.stat(path)  # noqa: PTH116
+    except FileNotFoundError:
+        return None
+    return facts.st_dev, facts.st_ino
+
+
+def make(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        return
+    try:
+        os.fchmod(fd, file_mode(path.parent))  # SQLite gives -wal and -shm the same mode
+    finally:
+        os.close(fd)
+
+
+def refuse_network(path: Path) -> None:
+    """WAL needs memory shared by all who open the file, which no network file system has."""
+    mounts = Path("/proc/self/mountinfo")
+    if not mounts.exists():
+        return
+    real = str(path.parent.resolve())
+    best, kind = "", ""
+    for line in mounts.read_text(errors="replace").splitlines():
+        left, _, right = line.partition(" - ")
+        point = left.split(" ")[4].replace("\\040", " ")
+        if len(point) >= len(best) and (real == point or real.startswith(point.rstrip("/") + "/")):
+            best, kind = point, right.split(" ")[0]
+    if kind.startswith(NETWORK_FILESYSTEMS):
+        raise StoreError(
+            f"{path}: on {kind}, where SQLite cannot share memory. Set GEMMTUNED_HOME to a folder on a local disk"
+        )
