@@ -30,6 +30,8 @@ SCHEMA: Final = 1
 MANIFEST: Final = "manifest.json"
 MAX_BYTES: Final = 64 << 20
 MAX_ROWS: Final = 1_000_000
+BINARIES: Final = "bin"  # sub-folder of compiled kernels, each named by its hash
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _FILE_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,150}\.jsonl")
 
 
@@ -136,6 +138,18 @@ def write_tables(
             with contextlib.suppress(OSError):
                 old.unlink()
     return manifest
+
+
+def read_binary(folder: Path, digest: str) -> bytes:
+    """A published kernel binary by its SHA-256. Raises TableError when it is missing or not to be trusted."""
+    if not _DIGEST.fullmatch(digest):
+        raise TableError(f"{folder}: binary {digest!r} is not named by a SHA-256")
+    home = folder / BINARIES
+    _check_owner(home)
+    data = _read(home / digest)
+    if sha256(data).hexdigest() != digest:
+        raise TableError(f"{home / digest}: content does not match its name; the solution is not used")
+    return data
 
 
 def make_folder(folder: Path) -> None:

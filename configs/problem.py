@@ -40,8 +40,9 @@ DTYPES: Final[dict[str, int]] = {
     "fp4_e2m1": 45,
 }
 DTYPE_BYTES: Final[dict[str, float]] = {
-    "u8": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "fp16": 2, "fp32": 4, "fp64": 8, "c32": 4, "c64": 8, "c128": 16,
-    "bool": 1, "bf16": 2, "fp8_e5m2": 1, "fp8_e4m3": 1, "fp8_e5m2fnuz": 1, "fp8_e4m3fnuz": 1, "e8m0": 1, "fp4_e2m1": 0.5,
+    "u8": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "fp16": 2, "fp32": 4, "fp64": 8, "bool": 1, "bf16": 2,
+    "c32": 4, "c64": 8, "c128": 16,
+    "fp8_e5m2": 1, "fp8_e4m3": 1, "fp8_e5m2fnuz": 1, "fp8_e4m3fnuz": 1, "e8m0": 1, "fp4_e2m1": 0.5,
 }  # fmt: skip
 
 # The index of each name is its code in the native table (hooks/native/capture.cpp holds the same order).

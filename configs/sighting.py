@@ -16,6 +16,7 @@ class Sighting:
 
     outcome: what the look-up gave at the call.  graph: the call was recorded into a CUDA graph.
     sampled_calls, sampled_us: calls whose duration was taken on the way (CPU only), and their sum.
+    place: the device of this process it ran on, `cpu` or `cuda:0`.
     """
 
     problem: Problem
@@ -24,6 +25,7 @@ class Sighting:
     graph: bool = False
     sampled_calls: int = 0
     sampled_us: float = 0.0
+    place: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

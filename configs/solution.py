@@ -86,7 +86,8 @@ class Solution:
     covers: `exact` (this M only) or `fine`/`coarse` (proven over the bucket; problem.m is the padded M).
     us and baseline_us: median device time of the solution and of torch's own choice in the same interleaved run;
     gain_low: lower bound of the 95 % interval of baseline/solution.  err and baseline_err: relative RMS error
-    against the reference.  generation: the publication that brought it.
+    against the reference.  generation: the publication that brought it.  launch: for backends whose kernels are
+    published as binaries, the launch record as JSON (kernels/triton/launch.py), else empty.
     """
 
     problem: Problem
@@ -103,10 +104,12 @@ class Solution:
     baseline_err: float
     state: str
     generation: int = 0
+    launch: str = ""
 
     def to_row(self) -> dict[str, Any]:
         """One line of a published table: problem columns, then ours."""
-        return {**self.problem.row(), **{name: getattr(self, name) for name in _OWN}}
+        row = {**self.problem.row(), **{name: getattr(self, name) for name in _OWN}}
+        return {**row, "launch": self.launch} if self.launch else row
 
     @classmethod
     def from_row(cls, row: object) -> Solution:
@@ -134,7 +137,10 @@ class Solution:
             raise TableError(f"us is {own['us']!r} against {own['baseline_us']!r}: a time of 0 never wins")
         if not isinstance(own["generation"], int) or isinstance(own["generation"], bool) or own["generation"] < 0:
             raise TableError(f"generation is {own['generation']!r}, expected an integer of at least 0")
-        return cls(problem=problem, **own)
+        launch = row.get("launch", "")
+        if not isinstance(launch, str) or len(launch) > 4096:
+            raise TableError(f"launch is {launch!r}, expected text")
+        return cls(problem=problem, **own, launch=launch)
 
 
 _OWN: Final = (

@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.settings import Settings, child_env
 from gemmtuned.configs.sighting import Session, Sighting
-from gemmtuned.configs.solution import Environment, Solution, cpu_device
+from gemmtuned.configs.solution import Environment, Solution
 from gemmtuned.hooks import native
 from gemmtuned.hooks.breaker import Breaker
 from gemmtuned.hooks.capture import Flusher, new_session
 from gemmtuned.hooks.dispatch import Table, build_table, ident_of, solution_of
 from gemmtuned.hooks.native import build as native_build
 from gemmtuned.hooks.notice import speak_up
+from gemmtuned.hooks.routes import Routes
 from gemmtuned.hooks.watch import Loader, Watcher
 
 if TYPE_CHECKING:
@@ -50,14 +51,17 @@ class Hook:
         self.note = ""
         self.table = Table()
         self.native: native.Native | None = None
+        self.routes: Routes | None = None
         self.fallback: Fallback | None = None
         self.started_us = time.time_ns() // 1000
         self.active_us = 0  # since when the table is in use
         self.breaker = Breaker()
         self._build: subprocess.Popen[bytes] | None = None
         self._parent_builds = False  # forked while our parent had a build under way
-        self._environment: Environment | None = None
+        self._environments: dict[str, Environment] = {}
+        self._solutions: tuple[int, list[Solution]] | None = None  # the newest table as it was published
         self._failed: dict[int, str] = {}
+        self._built_for: tuple[str, ...] = ()
         self._set_mode = native.OFF
         self._swap = threading.Lock()  # one table change at a time
         self._make_threads()
@@ -91,7 +95,8 @@ class Hook:
             if found is None:
                 return False
             library = native.Native(found)
-            library.load(self.table.native_rows(), self.table.generation)
+            routes = Routes(library, self.settings.config_dir)
+            library.load(routes.rows(self.table), self.table.generation)
             library.set_mode(native.OFF)
             library.install()
             self._remove_fallback()
@@ -101,7 +106,7 @@ class Hook:
             self.note = str(err)
             log.warning("native hook not used reason=%s", err)
             return False
-        self.native, self.path = library, "native"
+        self.native, self.routes, self.path = library, routes, "native"
         return True
 
     def _remove_fallback(self) -> None:
@@ -194,13 +199,24 @@ class Hook:
         self._make_threads()
         self.start()
 
-    def environment(self) -> Environment:
-        """Device and versions of this process; needs torch fully imported."""
-        if self._environment is None:
+    def environment(self, place: str) -> Environment:
+        """Device and versions of a place (`cpu`, `cuda:0`) in this process; needs torch fully imported."""
+        if place not in self._environments:
             from gemmtuned.kernels.backends import environment
+            from gemmtuned.kernels.device import device_at
 
-            self._environment = environment(cpu_device())
-        return self._environment
+            self._environments[place] = environment(device_at(place))
+        return self._environments[place]
+
+    def places(self) -> tuple[str, ...]:
+        """Where this process may run GEMMs; GPUs only once it uses them itself: we never initialise CUDA."""
+        if self.native is None or not self.native.has_cuda:
+            return ("cpu",)
+        import torch
+
+        if not torch.cuda.is_initialized():
+            return ("cpu",)
+        return ("cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count())))
 
     def drain(self) -> Iterator[Sighting]:
         """What was counted by either path since the last time."""
@@ -229,6 +245,9 @@ class Hook:
         """Housekeeping of the flush thread: kill switch, failed routes, a native build that came in."""
         if self._build is not None or self._parent_builds:
             self._take_built()
+        if self._solutions is not None and self.places() != self._built_for:
+            with self._swap:
+                self.use(*self._solutions)
         if self.breaker.turn(time.monotonic(), self._collect_failures()):
             log.warning("dispatch switched off reason=%s", self.breaker.note)
         mode = self._mode()
@@ -279,18 +298,18 @@ class Hook:
 
     def use(self, generation: int, solutions: list[Solution]) -> int:
         """Make these solutions the table in use; the caller holds `_swap`."""
-        environment = self.environment()
+        places = self.places()
         table = build_table(
             solutions,
-            {environment.device.key: environment},
+            {place: self.environment(place) for place in places},
             generation=generation,
             failed=frozenset(self._failed),
         )
-        if self.native is not None:
-            self.native.load(table.native_rows(), table.generation)
+        if self.native is not None and self.routes is not None:
+            self.native.load(self.routes.rows(table), table.generation)
         if self.fallback is not None:
             self.fallback.load(table)
-        self.table = table
+        self.table, self._solutions, self._built_for = table, (generation, solutions), places
         self.active_us = time.time_ns() // 1000
         self.flusher.beat_soon()
         log.info("table active generation=%d rows=%d refused=%d", table.generation, len(table), table.refused.total())

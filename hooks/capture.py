@@ -32,7 +32,7 @@ BEAT_S: Final = 5.0
 MIN_FLUSH_S: Final = 0.02
 EXIT_S: Final = 0.5  # at interpreter exit we are gone by then
 
-Key = tuple[Problem, str, bool]
+Key = tuple[Problem, str, bool, str]
 
 
 class Flusher:
@@ -47,7 +47,7 @@ class Flusher:
         settings: Settings,
         *,
         drain: Callable[[], Iterable[Sighting]],
-        environment: Callable[[], Environment],
+        environment: Callable[[str], Environment],
         session: Callable[[], Session],
         tick: Callable[[], None],
         keep: bool,
@@ -146,9 +146,13 @@ class Flusher:
         try:
             store = self._open()
             if self._pending:
-                sightings = [Sighting(p, o, int(c[0]), g, int(c[1]), c[2]) for (p, o, g), c in self._pending.items()]
-                store.add_sightings(self._settings.run, self._environment(), sightings, now_s=now_s)
-                self._pending.clear()
+                sightings = [
+                    Sighting(*key[:2], int(c[0]), key[2], int(c[1]), c[2], key[3]) for key, c in self._pending.items()
+                ]
+                for place in {s.place for s in sightings}:
+                    there = [s for s in sightings if s.place == place]
+                    store.add_sightings(self._settings.run, self._environment(place), there, now_s=now_s)
+                    self._pending = {key: c for key, c in self._pending.items() if key[3] != place}
             while self._quarantine:
                 solution, reason = self._quarantine[0]
                 store.add_quarantine(solution, reason, run=self._settings.run, now_s=now_s)
@@ -173,7 +177,7 @@ class Flusher:
 
     def _remember(self, s: Sighting) -> None:
         self.calls += s.calls
-        key = (s.problem, s.outcome, s.graph)
+        key = (s.problem, s.outcome, s.graph, s.place)
         sums = self._pending.get(key)
         if sums is None:
             if not self._keep or len(self._pending) >= MAX_PENDING:

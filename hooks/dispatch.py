@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 # Backends that hooks/native/capture.cpp can run, with its codes. 0 is stock torch.
-NATIVE_CODES: Final = {DEFAULT_BACKEND: 0, "torch_swap": 1, "torch_mv": 2, "onednn": 3, "onednn_packed": 4}
+NATIVE_CODES: Final = {DEFAULT_BACKEND: 0, "torch_swap": 1, "torch_mv": 2, "onednn": 3, "onednn_packed": 4, "triton": 5}
 
 SERVED: Final = ("dense", "batched")  # families that the hook routes; the others are counted
 
@@ -31,29 +31,34 @@ _solutions: list[Solution] = []  # by ident
 _new_ident = threading.Lock()
 
 
-class Table:
-    """Solutions by (problem with padded m, covers, mode)."""
+Key = tuple[Problem, str, str]  # problem with padded m, covers, mode
 
-    def __init__(self, generation: int = 0, rows: Mapping[tuple[Problem, str, str], Solution] | None = None) -> None:
+
+class Table:
+    """Solutions by place (`cpu`, `cuda:0`), then by (problem with padded m, covers, mode)."""
+
+    def __init__(self, generation: int = 0, rows: Mapping[str, Mapping[Key, Solution]] | None = None) -> None:
         self.generation = generation
         self.refused: Counter[str] = Counter()  # reason -> rows of the published tables that are not used here
-        self._rows = dict(rows or {})
+        self._rows = {place: dict(by_key) for place, by_key in (rows or {}).items()}
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return sum(map(len, self._rows.values()))
 
-    def find(self, problem: Problem, mode: str = "eager") -> tuple[str, Solution | None]:
+    def find(self, problem: Problem, mode: str = "eager", place: str = "cpu") -> tuple[str, Solution | None]:
         """(outcome, solution) for a call with this problem; ("miss", None) when nothing proven is there."""
+        rows = self._rows.get(place, {})
         for covers in COVERS:
-            row = self._rows.get((problem.with_m(padded_m(problem.m, problem.n, covers)), covers, mode))
+            row = rows.get((problem.with_m(padded_m(problem.m, problem.n, covers)), covers, mode))
             if row is not None:
                 return ("exact" if covers == "exact" else "padded"), row
         return "miss", None
 
-    def native_rows(self) -> Iterator[tuple[Problem, str, str, int, int]]:
-        """The rows as `Native.load` takes them."""
-        for (problem, covers, mode), solution in self._rows.items():
-            yield problem, covers, mode, ident_of(solution), NATIVE_CODES[solution.backend]
+    def items(self) -> Iterator[tuple[str, Key, Solution]]:
+        """Every row: place, key, solution."""
+        for place, rows in self._rows.items():
+            for key, solution in rows.items():
+                yield place, key, solution
 
 
 def ident_of(solution: Solution) -> int:
@@ -78,14 +83,18 @@ def build_table(
 ) -> Table:
     """The table of the solutions that may run here.
 
-    environments: by device key, what this process has.  failed: idents of solutions that failed in this process.
+    environments: by place, what this process has there.  failed: idents of solutions that failed in this process.
     Duplicate rows: the one with the lower time wins, ties go to the one that came first.
     """
-    rows: dict[tuple[Problem, str, str], Solution] = {}
+    rows: dict[str, dict[Key, Solution]] = {}
+    places: dict[str, list[str]] = {}
+    for place, environment in environments.items():
+        places.setdefault(environment.device.key, []).append(place)
     refused: Counter[str] = Counter()
     for solution in solutions:
-        reason = _refusal(solution, environments, failed)
-        if reason:
+        here = places.get(solution.device)
+        reason = _refusal(solution, environments[here[0]] if here else None, failed)
+        if reason or not here:
             refused[reason] += 1
             continue
         try:
@@ -94,19 +103,22 @@ def build_table(
             refused["its padded size is out of range"] += 1
             continue
         key = (problem, solution.covers, solution.mode)
-        if key not in rows or solution.us < rows[key].us:
-            rows[key] = solution
+        for place in here:
+            best = rows.setdefault(place, {}).setdefault(key, solution)
+            if solution.us < best.us:
+                rows[place][key] = solution
     table = Table(generation, rows)
     table.refused = refused
     return table
 
 
-def _refusal(solution: Solution, environments: Mapping[str, Environment], failed: frozenset[int]) -> str:
-    environment = environments.get(solution.device)
+def _refusal(solution: Solution, environment: Environment | None, failed: frozenset[int]) -> str:
     if solution.state not in LIVE_STATES:
         return f"state is {solution.state}"
     p = solution.problem
-    if p.family not in SERVED or p.scale != "none" or (p.experts, p.topk, p.inter, p.act) != (None,) * 4:
+    if solution.backend == DEFAULT_BACKEND:
+        pass  # torch serves every family
+    elif p.family not in SERVED or p.scale != "none" or (p.experts, p.topk, p.inter, p.act) != (None,) * 4:
         return f"family {p.family}, or its scales, are not served by this version"
     if p.weight_state == "shuffled" or (p.weight_state == "plain" and solution.backend == "onednn_packed"):
         return f"backend {solution.backend} does not take a weight that is {p.weight_state}"

@@ -9,16 +9,17 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from gemmtuned.configs.errors import GemmtunedError, ProblemError
 from gemmtuned.configs.padding import COVERS
-from gemmtuned.configs.problem import DTYPES, FAMILIES, LAYOUTS, MATH_MODES, Problem
+from gemmtuned.configs.problem import DTYPES, FAMILIES, LAYOUTS, MATH_MODES, SCALES, Problem
 from gemmtuned.configs.sighting import OUTCOMES, Sighting
 
 OFF: Final = 0
 CAPTURE: Final = 1
 DISPATCH: Final = 2
+PLACES: Final = ("cpu", "cuda")  # index = device type in the packed key
 _BIAS, _DETERMINISTIC, _GRAPH, _PACKED = 1, 2, 4, 8
 _NAMES: Final = {number: name for name, number in DTYPES.items()}
 
@@ -37,9 +38,10 @@ class _Problem(ctypes.Structure):
         ("layout", ctypes.c_uint8),
         ("math", ctypes.c_uint8),
         ("flags", ctypes.c_uint8),
-        ("device_type", ctypes.c_uint8),
-        ("device_index", ctypes.c_uint8),
         ("covers", ctypes.c_uint8),
+        ("device_type", ctypes.c_uint8, 2),
+        ("scale", ctypes.c_uint8, 6),
+        ("device_index", ctypes.c_uint8),
     )
 
 
@@ -52,19 +54,59 @@ class _Record(ctypes.Structure):
     )
 
 
+class Launch(ctypes.Structure):
+    """How the native hook launches one kernel: `cuda::Launch` of cuda_launch.h."""
+
+    _fields_ = (
+        ("function", ctypes.c_void_p),
+        ("max_m", ctypes.c_int64),
+        ("partials_offset", ctypes.c_int64),
+        ("workspace_bytes", ctypes.c_int64),
+        ("pointer_align", ctypes.c_int64),
+        ("device", ctypes.c_int32),
+        ("warps", ctypes.c_int32),
+        ("warp_size", ctypes.c_int32),
+        ("shared", ctypes.c_int32),
+        ("ld_multiple", ctypes.c_int32),
+        ("n", ctypes.c_int32),
+        ("block", ctypes.c_int32 * 3),
+        ("over", ctypes.c_uint8 * 3),
+        ("argument_count", ctypes.c_uint8),
+        ("null_pointers", ctypes.c_uint8),
+        ("arguments", ctypes.c_uint8 * 15),
+    )
+
+
 class _Row(ctypes.Structure):
-    _fields_ = (("key", _Problem), ("id", ctypes.c_int32), ("code", ctypes.c_int32))
+    _fields_ = (
+        ("key", _Problem),
+        ("id", ctypes.c_int32),
+        ("code", ctypes.c_int32),
+        ("launch", ctypes.POINTER(Launch)),
+    )
 
 
 class _Failure(ctypes.Structure):
     _fields_ = (("id", ctypes.c_int32), ("reason", ctypes.c_char * 252))
 
 
-_LAYOUT: Final = ctypes.sizeof(_Problem) << 32 | ctypes.sizeof(_Record) << 16 | ctypes.sizeof(_Row)
+_LAYOUT: Final = sum(ctypes.sizeof(t) << s for t, s in ((Launch, 48), (_Problem, 32), (_Record, 16), (_Row, 0)))
 
 
 class NativeError(GemmtunedError):
     """The native hook cannot be loaded or installed."""
+
+
+class Row(NamedTuple):
+    """One row of a table: a problem with padded m, what it covers, its mode, and the route that serves it."""
+
+    problem: Problem
+    covers: str
+    mode: str
+    ident: int
+    code: int
+    place: str = "cpu"
+    launch: Launch | None = None  # for a code that launches a kernel
 
 
 class Native:
@@ -97,16 +139,31 @@ class Native:
         """OFF, or CAPTURE and DISPATCH or-ed together."""
         self._lib.gt_set_mode(mode)
 
-    def load(self, rows: Iterable[tuple[Problem, str, str, int, int]], generation: int) -> None:
-        """Swap in a new table. A row is (problem with padded m, covers, mode, route id, route code)."""
-        packed = [
-            _Row(pack(p, covers=covers, graph=mode == "graph"), ident, code) for p, covers, mode, ident, code in rows
-        ]
+    @property
+    def has_cuda(self) -> bool:
+        """True when this build stands in front of torch's CUDA operators too."""
+        return bool(self._lib.gt_has_cuda())
+
+    def load_kernel(self, device: int, image: bytes, name: str, shared_bytes: int) -> int:
+        """Load a binary on a CUDA device for the life of the process; the handle of its kernel. Raises NativeError."""
+        error = ctypes.create_string_buffer(500)
+        handle = self._lib.gt_load_kernel(device, image, name.encode(), shared_bytes, error, len(error))
+        if not handle:
+            raise NativeError(f"kernel {name} does not load on cuda:{device}: {error.value.decode(errors='replace')}")
+        return int(handle)
+
+    def load(self, rows: Iterable[Row], generation: int) -> None:
+        """Swap in a new table."""
+        packed = []
+        for row in rows:
+            key = pack(row.problem, covers=row.covers, graph=row.mode == "graph", place=row.place)
+            launch = ctypes.pointer(row.launch) if row.launch is not None else None
+            packed.append(_Row(key, row.ident, row.code, launch))
         self._lib.gt_load((_Row * len(packed))(*packed), len(packed), generation)
 
-    def find(self, problem: Problem, *, graph: bool = False) -> tuple[str, int | None]:
+    def find(self, problem: Problem, *, graph: bool = False, place: str = "cpu") -> tuple[str, int | None]:
         """(outcome, route id) that a call with this problem would get now."""
-        found = self._lib.gt_find(ctypes.byref(pack(problem, graph=graph)))
+        found = self._lib.gt_find(ctypes.byref(pack(problem, graph=graph, place=place)))
         return OUTCOMES[found & 0xFF], (found >> 8) - 1 if found >> 8 else None
 
     def drain(self) -> Iterator[Sighting]:
@@ -142,6 +199,17 @@ class Native:
 _SIGNATURES: Final = (
     ("gt_layout", ctypes.c_uint64),
     ("gt_install", ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t),
+    ("gt_has_cuda", ctypes.c_int),
+    (
+        "gt_load_kernel",
+        ctypes.c_void_p,
+        ctypes.c_int,
+        ctypes.c_char_p,
+        ctypes.c_char_p,
+        ctypes.c_int,
+        ctypes.c_char_p,
+        ctypes.c_size_t,
+    ),
     ("gt_remove", None),
     ("gt_set_mode", None, ctypes.c_int),
     ("gt_generation", ctypes.c_uint64),
@@ -154,10 +222,11 @@ _SIGNATURES: Final = (
 )
 
 
-def pack(problem: Problem, *, covers: str = "exact", graph: bool = False) -> _Problem:
+def pack(problem: Problem, *, covers: str = "exact", graph: bool = False, place: str = "cpu") -> _Problem:
     """The packed key of a problem. Raises ProblemError for fields the native table does not know."""
-    if problem.scale != "none" or problem.experts is not None or problem.weight_state == "shuffled":
-        raise ProblemError(f"{problem}: the native table has no scales, experts or shuffled weights")
+    if problem.experts is not None or problem.weight_state == "shuffled":
+        raise ProblemError(f"{problem}: the native table has no experts or shuffled weights")
+    kind, _, index = place.partition(":")
     flags = (
         problem.bias * _BIAS
         | problem.deterministic * _DETERMINISTIC
@@ -178,6 +247,9 @@ def pack(problem: Problem, *, covers: str = "exact", graph: bool = False) -> _Pr
         math=MATH_MODES.index(problem.math_mode),
         flags=flags,
         covers=COVERS.index(covers),
+        device_type=PLACES.index(kind),
+        scale=SCALES.index(problem.scale),
+        device_index=int(index or 0),
     )
 
 
@@ -199,6 +271,7 @@ def unpack(key: _Problem) -> Problem:
         out_dtype=out_dtype,
         layout=LAYOUTS[key.layout],
         weight_state="packed" if key.flags & _PACKED else "plain",
+        scale=SCALES[key.scale],
         math_mode=MATH_MODES[key.math],
         deterministic=bool(key.flags & _DETERMINISTIC),
         threads=key.threads,
@@ -210,9 +283,11 @@ def _sightings(record: _Record) -> Iterator[Sighting]:
         problem = unpack(record.key)
     except ProblemError:
         return  # a dtype newer than we are: not counted rather than counted wrongly
+    kind = PLACES[record.key.device_type]
+    place = kind if kind == "cpu" else f"{kind}:{record.key.device_index}"
     # samples belong to the problem, not to an outcome: they go with the first outcome that has calls
     samples = (record.sampled_calls, record.sampled_ns / 1000)
     for outcome, calls in zip(OUTCOMES, record.calls, strict=True):
         if calls or samples[0]:
-            yield Sighting(problem, outcome, calls, bool(record.key.flags & _GRAPH), *samples)
+            yield Sighting(problem, outcome, calls, bool(record.key.flags & _GRAPH), *samples, place)
             samples = (0, 0.0)

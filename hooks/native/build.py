@@ -23,7 +23,10 @@ from typing import Final
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.settings import Settings
 
-SOURCES: Final = ("capture.cpp", "counters.h", "problem.h", "routes.h")
+SOURCES: Final = (
+    "capture.cpp", "call.h", "context.h", "counters.h", "cpu.h", "cuda.h", "cuda_launch.h", "operators.h",
+    "problem.h", "routes.h",
+)  # fmt: skip
 FLAGS: Final = ("-std=c++20", "-O2", "-fPIC", "-shared")
 COMPILERS: Final = ("g++", "c++", "clang++")
 
@@ -143,7 +146,7 @@ def _compile(path: Path, torch: Path) -> Path:
         cxx, *FLAGS,
         f"-I{torch / 'include'}", f"-I{torch / 'include/torch/csrc/api/include'}",
         str(_here() / "capture.cpp"), "-o", str(temporary),
-        f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch",
+        f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch", *_cuda_flags(torch),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode != 0:
@@ -155,6 +158,12 @@ def _compile(path: Path, torch: Path) -> Path:
     temporary.replace(path)
     path.with_suffix(".log").unlink(missing_ok=True)
     return path
+
+
+def _cuda_flags(torch: Path) -> tuple[str, ...]:
+    if not (torch / "lib/libtorch_cuda.so").is_file():
+        return ()
+    return ("-DGEMMTUNED_CUDA", "-Wl,--no-as-needed", "-ltorch_cuda", "-ldl")
 
 
 def _here() -> Path:

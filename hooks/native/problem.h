@@ -5,18 +5,19 @@
 
 namespace gemmtuned {
 
-// Codes are indices into FAMILIES, LAYOUTS, WEIGHT_STATES, MATH_MODES of configs/problem.py.
+// Codes are indices into FAMILIES, LAYOUTS, WEIGHT_STATES, MATH_MODES, SCALES of configs/problem.py.
 enum Family : uint8_t { DENSE, BATCHED, DENSE_ADD, BATCHED_ADD, SCALED, GROUPED };
 enum Math : uint8_t { IEEE, TF32, BF16_INSIDE, REDUCED };
 enum Covers : uint8_t { EXACT, FINE, COARSE };
+enum Scale : uint8_t { UNSCALED, PER_TENSOR, PER_ROW, BLOCK_32, PER_BLOCK, BLOCK_128 };
 enum Flag : uint8_t { BIAS = 1, DETERMINISTIC = 2, GRAPH = 4, PACKED = 8 };
 
 struct Problem {
   int64_t m, n, k;
   int32_t batch;
   uint16_t threads;
-  uint8_t family, dtype, wdtype, out_dtype, layout, math, flags, device_type;
-  uint8_t device_index, covers;
+  uint8_t family, dtype, wdtype, out_dtype, layout, math, flags, covers;
+  uint8_t device_type : 2, scale : 6, device_index;  // device_type: 0 CPU, 1 CUDA
 
   bool operator==(const Problem& other) const { return std::memcmp(this, &other, sizeof *this) == 0; }
 

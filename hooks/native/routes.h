@@ -10,6 +10,10 @@
 
 #include "problem.h"
 
+namespace gemmtuned::cuda {
+struct Launch;
+}
+
 namespace gemmtuned {
 
 enum Outcome : uint8_t { MISS, EXACT_HIT, PADDED_HIT };  // order of OUTCOMES in configs/sighting.py
@@ -24,11 +28,15 @@ inline Failures& failures() {
   return *all;
 }
 
+// How a route runs. Codes of kernels/backends; hooks/dispatch.py holds the same list.
+enum Code : int32_t { STOCK = 0, SWAP = 1, MV = 2, ONEDNN = 3, ONEDNN_PACKED = 4, LAUNCH = 5 };
+
 // One way to run a problem. Interned: lives as long as the process, so that a call may hold it across a reload.
 struct Route {
   int32_t id;    // names the solution on the Python side
   int32_t code;  // which implementation, see run_route in capture.cpp; 0 is stock
   std::atomic<bool> failed{false};
+  std::unique_ptr<const cuda::Launch> launch{};  // what a code of LAUNCH needs
 
   void fail(const char* why) {
     if (failed.exchange(true)) return;

@@ -1,0 +1,105 @@
+// GEMMs on the CPU: what torch runs, what a route may run instead.
+#pragma once
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/addmm_cpu_dispatch.h>
+#include <ATen/ops/addmv.h>
+#include <ATen/ops/baddbmm_cpu_dispatch.h>
+#include <ATen/ops/bmm_cpu_dispatch.h>
+#include <ATen/ops/mm_cpu_dispatch.h>
+#include <ATen/ops/mv.h>
+#include <torch/version.h>
+
+#include "call.h"
+
+namespace gemmtuned {
+
+inline Tensor onednn_linear(const Tensor& x, const Tensor& w, const OptionalTensor& bias) {
+  using Sig = Tensor(const Tensor&, const Tensor&, const OptionalTensor&, std::string_view,
+                     c10::List<std::optional<Scalar>>, std::optional<std::string_view>);
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("mkldnn::_linear_pointwise", "").typed<Sig>();
+  return op.call(x, w, bias, "none", c10::List<std::optional<Scalar>>(), "");
+}
+
+// What Operators (operators.h) asks of a device.
+struct Cpu {
+  static constexpr auto key = c10::DispatchKey::CPU;
+  static constexpr bool timed = true;  // a call returns when the work is done
+
+  static void describe(Problem& p, const Tensor& a) {
+    p.math = math_mode(a.scalar_type());
+    p.threads = static_cast<uint16_t>(at::get_num_threads());
+  }
+
+  // Strides are not part of the problem: a route declines, without blame, operands laid out as it cannot take them.
+  static bool accepts(const Route& route, const Tensor& a, const Tensor& b, const Tensor* bias) {
+    switch (route.code) {
+      case ONEDNN:
+      case ONEDNN_PACKED:
+        return at::globalContext().userEnabledMkldnn() && a.is_contiguous() && b.stride(-2) == 1 &&
+               b.stride(-1) == b.size(-2) && (!bias || bias->is_contiguous());
+      case MV:
+        return a.dim() == 2 && a.size(0) == 1;
+      default:
+        return true;
+    }
+  }
+
+  // y = a @ b (+ bias) by the route's implementation; a [M, K], b [K, N] or both with a batch in front.
+  static Tensor run(const Route& route, const Tensor& a, const Tensor& b, const OptionalTensor& bias,
+                      const Tensor& packed) {
+    at::AutoDispatchBelowADInplaceOrView below;  // as inside any backend kernel: no autograd for what we call
+    switch (route.code) {
+      case SWAP: {
+        const Tensor bt = b.transpose(-2, -1), at_ = a.transpose(-2, -1);
+        if (a.dim() == 3) return at::cpu::bmm(bt, at_).transpose(-2, -1).contiguous();
+        const Tensor yt = bias ? at::cpu::addmm(bias->unsqueeze(1), bt, at_) : at::cpu::mm(bt, at_);
+        return yt.t().contiguous();
+      }
+      case MV: {
+        const Tensor x = a.select(0, 0), w = b.t();
+        return (bias ? at::addmv(*bias, w, x) : at::mv(w, x)).unsqueeze(0);
+      }
+      case ONEDNN:
+        return onednn_linear(a, b.t(), bias);
+      case ONEDNN_PACKED:
+        return onednn_linear(a, packed, bias);
+    }
+    TORCH_CHECK(false, "route code ", route.code, " is not known to this build");
+  }
+
+  static bool run_into(const Route&, const Tensor&, const Tensor&, const OptionalTensor&, Tensor&) { return false; }
+
+  static constexpr auto mm = at::cpu::mm;
+  static constexpr auto mm_out = at::cpu::mm_out;
+  static constexpr auto addmm = at::cpu::addmm;
+  static constexpr auto addmm_out = at::cpu::addmm_out;
+  static constexpr auto addmm_ = at::cpu::addmm_;
+  static constexpr auto bmm = at::cpu::bmm;
+  static constexpr auto bmm_out = at::cpu::bmm_out;
+  static constexpr auto baddbmm = at::cpu::baddbmm;
+  static constexpr auto baddbmm_out = at::cpu::baddbmm_out;
+  static constexpr auto baddbmm_ = at::cpu::baddbmm_;
+
+ private:
+  static uint8_t math_mode(at::ScalarType dtype) {
+    const auto& context = at::globalContext();
+    if (dtype == at::kFloat) {
+  #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 10
+      switch (context.float32Precision(at::Float32Backend::MKLDNN, at::Float32Op::MATMUL)) {
+        case at::Float32Precision::TF32: return TF32;
+        case at::Float32Precision::BF16: return BF16_INSIDE;
+        default: return IEEE;
+      }
+  #else
+      const auto precision = context.float32Precision("mkldnn", "matmul");
+      return precision == "tf32" ? TF32 : precision == "bf16" ? BF16_INSIDE : IEEE;
+  #endif
+    }
+    return dtype == at::kHalf && context.allowFP16ReductionCPU() ? REDUCED : IEEE;
+  }
+};
+
+}  // namespace gemmtuned

@@ -1,0 +1,139 @@
+// GEMMs on NVIDIA GPUs: what torch runs, and published kernels launched without Python.
+#pragma once
+#include <ATen/Context.h>
+#include <ATen/MemoryOverlap.h>
+#include <ATen/ops/_grouped_mm_cuda_dispatch.h>
+#include <ATen/ops/_scaled_mm_cuda_dispatch.h>
+#include <ATen/ops/addmm_cuda_dispatch.h>
+#include <ATen/ops/baddbmm_cuda_dispatch.h>
+#include <ATen/ops/bmm_cuda_dispatch.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm_cuda_dispatch.h>
+#include <torch/version.h>
+
+#include "call.h"
+#include "cuda_launch.h"
+
+namespace gemmtuned {
+
+// What Operators (operators.h) asks of a device.
+struct Cuda {
+  static constexpr auto key = c10::DispatchKey::CUDA;
+  static constexpr bool timed = false;  // a call returns before the work is done, and we never wait for it
+
+  static void describe(Problem& p, const Tensor& a) {
+    p.device_type = 1;
+    p.device_index = static_cast<uint8_t>(a.device().index());
+    p.math = math_mode(a.scalar_type());
+    if (capturing(a.device().index())) p.flags |= GRAPH;
+  }
+
+  static bool accepts(const Route& route, const Tensor& a, const Tensor& b, const Tensor* bias) {
+    return route.code == LAUNCH && route.launch && a.dim() == 2 && route.launch->accepts(a, b, bias);
+  }
+
+  static Tensor run(const Route& route, const Tensor& a, const Tensor& b, const OptionalTensor& bias, const Tensor&) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    const Tensor y = at::empty({a.size(0), b.size(1)}, a.options());
+    cuda::launch(*route.launch, a, b, bias ? &*bias : nullptr, y);
+    return y;
+  }
+
+  // Straight into `out` where that is the same as through a fresh tensor.
+  static bool run_into(const Route& route, const Tensor& a, const Tensor& b, const OptionalTensor& bias, Tensor& out) {
+    const auto apart = [&out](const Tensor& t) { return at::get_overlap_status(out, t) == at::MemOverlapStatus::No; };
+    if (!out.is_contiguous() || reinterpret_cast<uintptr_t>(out.const_data_ptr()) % 16 || !apart(a) || !apart(b) ||
+        (bias && !apart(*bias)))
+      return false;
+    cuda::launch(*route.launch, a, b, bias ? &*bias : nullptr, out);
+    return true;
+  }
+
+  static Tensor mm(const Tensor& a, const Tensor& b) { return at::cuda::mm(a, b); }
+  static Tensor& mm_out(Tensor& out, const Tensor& a, const Tensor& b) { return at::cuda::mm_out(out, a, b); }
+  static Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
+    return at::cuda::addmm(c, a, b, beta, alpha);
+  }
+  static Tensor& addmm_out(Tensor& out, const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta,
+                           const Scalar& alpha) {
+    return at::cuda::addmm_out(out, c, a, b, beta, alpha);
+  }
+  static Tensor& addmm_(Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
+    return at::cuda::addmm_(c, a, b, beta, alpha);
+  }
+  static Tensor bmm(const Tensor& a, const Tensor& b) { return at::cuda::bmm(a, b); }
+  static Tensor& bmm_out(Tensor& out, const Tensor& a, const Tensor& b) { return at::cuda::bmm_out(out, a, b); }
+  static Tensor baddbmm(const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
+    return at::cuda::baddbmm(c, a, b, beta, alpha);
+  }
+  static Tensor& baddbmm_out(Tensor& out, const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta,
+                             const Scalar& alpha) {
+    return at::cuda::baddbmm_out(out, c, a, b, beta, alpha);
+  }
+  static Tensor& baddbmm_(Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
+    return at::cuda::baddbmm_(c, a, b, beta, alpha);
+  }
+
+  // Counted; served by torch. The scale's granularity goes by its number of values.
+  static Tensor scaled_mm(const Tensor& a, const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,
+                          const OptionalTensor& bias, const OptionalTensor& scale_result,
+                          std::optional<at::ScalarType> out_dtype, bool fast) {
+    const auto stock = [&] {
+      return at::cuda::_scaled_mm(a, b, scale_a, scale_b, bias, scale_result, out_dtype, fast);
+    };
+    Problem p;
+    if (off() || !gemmtuned::describe<Cuda>(p, SCALED, a, b, out_dtype.value_or(a.scalar_type()))) return stock();
+    p.scale = scale_a.numel() == 1 ? PER_TENSOR : scale_a.numel() == p.m ? PER_ROW : PER_BLOCK;
+    p.math = fast ? REDUCED : IEEE;
+    if (bias) p.flags |= BIAS;
+    return call<Cuda>(p, a, b, nullptr, false, stock, [&](Route&) { return stock(); });
+  }
+
+  // Groups of rows (2-D by 3-D) or a batch of groups; the number of groups is the batch.
+  static Tensor grouped_mm(const Tensor& a, const Tensor& b, const OptionalTensor& offsets, const OptionalTensor& bias,
+                           std::optional<at::ScalarType> out_dtype) {
+    const auto stock = [&] { return at::cuda::_grouped_mm(a, b, offsets, bias, out_dtype); };
+    if (off() || a.dim() != 2 || b.dim() != 3 || a.size(1) != b.size(1) || a.numel() == 0 || b.numel() == 0)
+      return stock();
+    Problem p;
+    const Tensor first = b.select(0, 0);
+    if (!gemmtuned::describe<Cuda>(p, GROUPED, a, first, out_dtype.value_or(a.scalar_type()))) return stock();
+    p.batch = static_cast<int32_t>(b.size(0));
+    return call<Cuda>(p, a, first, nullptr, false, stock, [&](Route&) { return stock(); });
+  }
+
+ private:
+  static bool capturing(int device) {
+    int state = 0;
+    return cuda::Driver::get().cuStreamIsCapturing(cuda::current_stream(device), &state) == 0 && state != 0;
+  }
+
+  static uint8_t math_mode(at::ScalarType dtype) {
+    const auto& context = at::globalContext();
+    const auto full = [](auto option) {
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 10
+      return option != at::CuBLASReductionOption::AllowReducedPrecisionWithSplitK;
+#else
+      return !option;
+#endif
+    };
+    switch (dtype) {
+      case at::kFloat:
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 10
+        return context.float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) == at::Float32Precision::TF32
+                   ? TF32
+                   : IEEE;
+#else
+        return context.float32Precision("cuda", "matmul") == "tf32" ? TF32 : IEEE;
+#endif
+      case at::kHalf:
+        return full(context.allowFP16ReductionCuBLAS()) ? IEEE : REDUCED;
+      case at::kBFloat16:
+        return full(context.allowBF16ReductionCuBLAS()) ? IEEE : REDUCED;
+      default:
+        return IEEE;
+    }
+  }
+};
+
+}  // namespace gemmtuned

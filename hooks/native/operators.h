@@ -1,0 +1,132 @@
+// aten's leaf GEMMs, for any device that offers what cpu.h does. Registered in capture.cpp.
+#pragma once
+#include <ATen/MemoryOverlap.h>
+
+#include "call.h"
+
+namespace gemmtuned {
+
+// Whether copying the product into `out` is all there is to do: it need not be resized, and torch will not refuse it.
+inline bool fits(const Tensor& out, const Problem& p, const Tensor& a) {
+  return out.dim() == a.dim() && out.size(-1) == p.n && out.size(-2) == p.m &&
+         (a.dim() == 2 || out.size(0) == a.size(0)) && out.scalar_type() == static_cast<at::ScalarType>(p.out_dtype) &&
+         at::has_internal_overlap(out) != at::MemOverlap::Yes;
+}
+
+inline bool is_one(const Scalar& s) { return !s.isComplex() && s.toDouble() == 1.0; }
+
+// A bias that is added to every row; anything else makes the product an "add" family.
+inline bool is_bias(const Tensor& c, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
+  return c.dim() == 1 && c.scalar_type() == b.scalar_type() && b.dim() == 2 && c.size(0) == b.size(1) && is_one(beta) &&
+         is_one(alpha);
+}
+
+template <class Device>
+struct Operators {
+  static Tensor checked(const Route& route, const Problem& p, const Tensor& a, const Tensor& b, const OptionalTensor& bias,
+                 const Tensor& packed = {}) {
+    return as_stock(Device::run(route, a, b, bias, packed), p, a);
+  }
+
+  static Tensor& checked_out(const Route& route, const Problem& p, const Tensor& a, const Tensor& b, const OptionalTensor& bias,
+                      Tensor& out) {
+    if (Device::run_into(route, a, b, bias, out)) return out;
+    const Tensor y = checked(route, p, a, b, bias);
+    at::AutoDispatchBelowADInplaceOrView below;
+    return out.copy_(y);  // through a fresh tensor: `out` may overlap an operand
+  }
+
+  static Tensor mm(const Tensor& a, const Tensor& b) {
+    Problem p;
+    if (off() || !describe<Device>(p, DENSE, a, b, a.scalar_type())) return Device::mm(a, b);
+    return call<Device>(
+        p, a, b, nullptr, true, [&] { return Device::mm(a, b); },
+        [&](Route& r) { return checked(r, p, a, b, std::nullopt); });
+  }
+
+  static Tensor& mm_out(const Tensor& a, const Tensor& b, Tensor& out) {
+    Problem p;
+    if (off() || !describe<Device>(p, DENSE, a, b, a.scalar_type())) return Device::mm_out(out, a, b);
+    return call<Device>(
+        p, a, b, nullptr, fits(out, p, a), [&]() -> Tensor& { return Device::mm_out(out, a, b); },
+        [&](Route& r) -> Tensor& { return checked_out(r, p, a, b, std::nullopt, out); });
+  }
+
+  static bool describe_addmm(Problem& p, const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta,
+                      const Scalar& alpha) {
+    const bool bias = is_bias(c, b, beta, alpha);
+    if (!describe<Device>(p, bias ? DENSE : DENSE_ADD, a, b, c.scalar_type())) return false;
+    if (bias) p.flags |= BIAS;
+    return true;
+  }
+
+  static Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
+    Problem p;
+    if (off() || !describe_addmm(p, c, a, b, beta, alpha)) return Device::addmm(c, a, b, beta, alpha);
+    return call<Device>(
+        p, a, b, &c, p.family == DENSE, [&] { return Device::addmm(c, a, b, beta, alpha); },
+        [&](Route& r) { return checked(r, p, a, b, c); });
+  }
+
+  static Tensor& addmm_out(const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha,
+                    Tensor& out) {
+    Problem p;
+    if (off() || !describe_addmm(p, c, a, b, beta, alpha)) return Device::addmm_out(out, c, a, b, beta, alpha);
+    return call<Device>(
+        p, a, b, &c, p.family == DENSE && fits(out, p, a),
+        [&]() -> Tensor& { return Device::addmm_out(out, c, a, b, beta, alpha); },
+        [&](Route& r) -> Tensor& { return checked_out(r, p, a, b, c, out); });
+  }
+
+  // The families with a full C are counted and served by torch: no route is taken up for them.
+  template <class Stock>
+  static auto count(Family family, const Tensor& c, const Tensor& a, const Tensor& b, const Stock& stock) -> decltype(stock()) {
+    Problem p;
+    if (off() || !describe<Device>(p, family, a, b, c.scalar_type())) return stock();
+    return call<Device>(p, a, b, nullptr, false, stock, [&](Route&) -> decltype(stock()) { return stock(); });
+  }
+
+  static Tensor& addmm_(Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
+    return count(DENSE_ADD, c, a, b, [&]() -> Tensor& { return Device::addmm_(c, a, b, beta, alpha); });
+  }
+
+  static Tensor bmm(const Tensor& a, const Tensor& b) {
+    Problem p;
+    if (off() || !describe<Device>(p, BATCHED, a, b, a.scalar_type())) return Device::bmm(a, b);
+    return call<Device>(
+        p, a, b, nullptr, true, [&] { return Device::bmm(a, b); },
+        [&](Route& r) {
+          if (p.family == BATCHED) return checked(r, p, a, b, std::nullopt);
+          // batch 1: the solution is a dense one
+          return checked(r, p, a.squeeze(0), b.squeeze(0), std::nullopt).unsqueeze(0);
+        });
+  }
+
+  static Tensor& bmm_out(const Tensor& a, const Tensor& b, Tensor& out) {
+    Problem p;
+    if (off() || !describe<Device>(p, BATCHED, a, b, a.scalar_type())) return Device::bmm_out(out, a, b);
+    return call<Device>(
+        p, a, b, nullptr, fits(out, p, a), [&]() -> Tensor& { return Device::bmm_out(out, a, b); },
+        [&](Route& r) -> Tensor& {
+          if (p.family == BATCHED) return checked_out(r, p, a, b, std::nullopt, out);
+          const Tensor y = checked(r, p, a.squeeze(0), b.squeeze(0), std::nullopt).unsqueeze(0);
+          at::AutoDispatchBelowADInplaceOrView below;
+          return out.copy_(y);
+        });
+  }
+
+  static Tensor baddbmm(const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
+    return count(BATCHED_ADD, c, a, b, [&] { return Device::baddbmm(c, a, b, beta, alpha); });
+  }
+
+  static Tensor& baddbmm_out(const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha,
+                      Tensor& out) {
+    return count(BATCHED_ADD, c, a, b, [&]() -> Tensor& { return Device::baddbmm_out(out, c, a, b, beta, alpha); });
+  }
+
+  static Tensor& baddbmm_(Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
+    return count(BATCHED_ADD, c, a, b, [&]() -> Tensor& { return Device::baddbmm_(c, a, b, beta, alpha); });
+  }
+};
+
+}  // namespace gemmtuned

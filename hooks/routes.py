@@ -1,0 +1,83 @@
+"""From a table to what the native hook runs: route codes, and for published kernels the binary loaded on its device.
+
+A binary becomes code in this process, so it is read by configs.manifest with its checks (owner, mode, hash).  All of
+this happens in the loader thread, before the table is swapped: a call only ever launches what is there.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from gemmtuned.configs.errors import GemmtunedError, TableError
+from gemmtuned.configs.manifest import read_binary
+from gemmtuned.configs.solution import Solution
+from gemmtuned.hooks.dispatch import NATIVE_CODES, Table, ident_of
+from gemmtuned.hooks.native import Launch, Native, Row
+
+log = logging.getLogger("gemmtuned.hooks")
+LAUNCHED: Final = frozenset({"triton"})  # backends whose solutions carry a binary
+# order of enum Argument and enum Over in hooks/native/cuda_launch.h
+ARGUMENTS: Final = ("x", "w", "bias", "y", "partials", "counters", "m", "ldx", "ldw")
+OVERS: Final = ("", "m", "n")
+
+
+class Routes:
+    """Makes the native rows of a table; keeps loaded kernels by device and hash."""
+
+    def __init__(self, native: Native, folder: Path) -> None:
+        self._native, self._folder = native, folder
+        self._kernels: dict[tuple[int, str, str], int] = {}
+
+    def rows(self, table: Table) -> Iterator[Row]:
+        """The rows as `Native.load` takes them; one whose kernel does not load costs that row and a warning."""
+        for place, (problem, covers, mode), solution in table.items():
+            launch = None
+            if solution.backend in LAUNCHED:
+                try:
+                    launch = self._launch(solution, int(place.partition(":")[2] or 0))
+                except GemmtunedError as err:
+                    table.refused["its kernel does not load"] += 1
+                    log.warning("kernel not loaded problem=%s backend=%s reason=%s", problem, solution.backend, err)
+                    continue
+            yield Row(problem, covers, mode, ident_of(solution), NATIVE_CODES[solution.backend], place, launch)
+
+    def _launch(self, solution: Solution, device: int) -> Launch:
+        facts = _facts(solution)
+        key = (device, facts["binary"], facts["name"])
+        if key not in self._kernels:
+            image = read_binary(self._folder, facts["binary"])
+            self._kernels[key] = self._native.load_kernel(device, image, facts["name"], facts["shared"])
+        launch = Launch(
+            function=self._kernels[key],
+            max_m=facts["max_m"],
+            partials_offset=facts["partials_offset"],
+            workspace_bytes=facts["workspace_bytes"],
+            pointer_align=facts["pointer_align"],
+            device=device,
+            warps=facts["warps"],
+            warp_size=facts["warp_size"],
+            shared=facts["shared"],
+            ld_multiple=facts["ld_multiple"],
+            n=solution.problem.n,
+            argument_count=len(facts["arguments"]),
+            null_pointers=facts["null_pointers"],
+        )
+        for i, axis in enumerate(facts["grid"]):
+            launch.over[i], launch.block[i] = OVERS.index(axis["over"]), axis["block"]
+        for i, name in enumerate(facts["arguments"]):
+            launch.arguments[i] = ARGUMENTS.index(name)
+        return launch
+
+
+def _facts(solution: Solution) -> dict[str, Any]:
+    try:
+        facts = json.loads(solution.launch)
+        if len(facts["arguments"]) > 15 or facts["null_pointers"] > 3 or len(facts["grid"]) != 3:
+            raise TableError(f"{solution.problem}: launch record with more arguments than a kernel of ours has")
+    except (ValueError, KeyError, TypeError) as err:
+        raise TableError(f"{solution.problem}: backend {solution.backend} without a valid launch record") from err
+    return dict(facts)
