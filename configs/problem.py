@@ -4,9 +4,9 @@ A Problem is the key of the whole system: the hook counts one per call, the stor
 one, the daemon tunes one at a time.  Calls with equal Problems share a solution; if they must not, a field is
 missing here.  Standard library only, so that the store and the reports load without torch.
 
-Y[M, N] = X[M, K] @ W[N, K].T always.  `layout` tells how the operands lie in memory, in BLAS letters, first X,
-then the [K, N] operand the GEMM is called with: `nt` is torch's linear (X row-major, W [N, K] row-major), `nn` is
-`x @ w` with w [K, N] row-major, `tn` the weight gradient of a linear layer; `s` stands for an operand without unit stride.
+Y[M, N] = X[M, K] @ W[N, K].T always.  `layout` tells how the operands lie in memory, in BLAS letters: first X, then
+the [K, N] operand the GEMM is called with.  `nt` is torch's linear (X row-major, W [N, K] row-major), `nn` is `x @ w`
+with w [K, N] row-major, `tn` the weight gradient of a linear layer; `s` stands for an operand without unit stride.
 """
 
 from __future__ import annotations

@@ -214,7 +214,7 @@ class Hook:
             return ("cpu",)
         import torch
 
-        if not torch.cuda.is_initialized():
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return ("cpu",)
         return ("cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count())))
 

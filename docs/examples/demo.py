@@ -217,7 +217,15 @@ def main() -> int:
     for server in everyone:
         server.stop()
     print("\n$ python benchmarks/hook_overhead.py --threads 1 --rounds 7 --no-off")
-    overhead = [sys.executable, str(ROOT / "benchmarks/hook_overhead.py"), "--threads", "1", "--rounds", "7", "--no-off"]
+    overhead = [
+        sys.executable,
+        str(ROOT / "benchmarks/hook_overhead.py"),
+        "--threads",
+        "1",
+        "--rounds",
+        "7",
+        "--no-off",
+    ]
     print(subprocess.run(overhead, capture_output=True, text=True, check=False, cwd=HOME).stdout.strip())
     return verdict(args, before, after, logits, share, delays)
 
