@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import psutil
@@ -98,29 +99,52 @@ class WorkQueue:
 
 
 def owner_name() -> str:
-    """`host:pid:start`, unique among all processes of all time: what tells a dead owner from a living one."""
-    return f"{socket.gethostname()}:{os.getpid()}:{_started_us(os.getpid())}"
+    """`host:pid:boot.start`, unique among all processes of all time: what tells a dead owner from a living one.
+
+    start counts from boot, so that setting the clock does not make a living owner look dead.
+    """
+    return f"{socket.gethostname()}:{os.getpid()}:{_boot()}.{_start(os.getpid())}"
 
 
 def is_dead(owner: str) -> bool:
     """True only when the owner ran on this host and is no more; false where it cannot be known."""
-    host, _, rest = owner.rpartition(":")[0].rpartition(":")
-    pid, started = rest, owner.rpartition(":")[2]
-    if host != socket.gethostname() or not pid.isdigit() or not started.isdigit():
+    host, pid, boot, start = _parts(owner)
+    if host != socket.gethostname() or not pid.isdigit() or not boot:
         return False
-    try:
-        return abs(_started_us(int(pid)) - int(started)) > 1_000_000  # the number was given to another process
-    except psutil.NoSuchProcess:
-        return True
-    except psutil.Error:
-        return False
+    return boot != _boot() or _start(int(pid)) not in (start, None)
 
 
 def outlived_boot(owner: str) -> bool:
     """Whether the machine has stayed up since this owner started: then it was killed, and not its work at fault."""
-    started = owner.rpartition(":")[2]
-    return started.isdigit() and int(started) / 1e6 >= psutil.boot_time()
+    return _parts(owner)[2] == _boot()
 
 
-def _started_us(pid: int) -> int:
-    return round(psutil.Process(pid).create_time() * 1e6)
+def _parts(owner: str) -> tuple[str, str, str, str]:
+    host_pid, _, started = owner.rpartition(":")
+    host, _, pid = host_pid.rpartition(":")
+    boot, _, start = started.partition(".")
+    return host, pid, boot, start
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+    except OSError:
+        return str(round(psutil.boot_time()))
+
+
+def _start(pid: int) -> str | None:
+    """When this process was started; "" when there is none of that number, None when it cannot be known."""
+    try:
+        # Field 22 of /proc/PID/stat: clock ticks since boot. The second, in brackets, may hold anything
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19].decode()
+    except FileNotFoundError:
+        pass
+    except (OSError, IndexError):
+        return None
+    try:
+        return str(round(psutil.Process(pid).create_time() * 100))
+    except psutil.NoSuchProcess:
+        return ""
+    except psutil.Error:
+        return None

@@ -17,6 +17,7 @@ from gemmtuned.configs.sighting import Sighting
 from gemmtuned.configs.solution import Candidate, Environment
 from gemmtuned.daemon.notice import read_notice
 from gemmtuned.daemon.service import PAUSED, Daemon
+from gemmtuned.daemon.work_queue import is_dead, outlived_boot, owner_name
 from gemmtuned.db.store import Store
 
 
@@ -288,14 +289,37 @@ def test_paused_means_no_worker(world: World) -> None:
 
 def test_leases_of_dead_daemons_are_free_at_once_and_uncounted(world: World) -> None:
     world.see(problem())
-    import socket
-
-    dead = f"{socket.gethostname()}:4000000:{int(world.clock.now_s * 1e6)}"
+    host, _, started = owner_name().split(":")
+    dead = f"{host}:4194303:{started}"  # the largest number a process can have
     for _ in range(10):
         assert world.store.lease_next(dead, ENVIRONMENT, now_s=world.clock.now_s, hold_s=1e6) is not None
         assert world.left() == (0, 1, 0, 0)
         world.daemon.resume(world.clock.now_s)
         assert world.left() == (1, 0, 0, 0)
+
+
+def test_an_owner_is_dead_only_when_its_process_is_gone_or_the_machine_started_anew() -> None:
+    host, pid, started = owner_name().split(":")
+    boot, start = started.split(".")
+    assert not is_dead(f"{host}:{pid}:{boot}.{start}")
+    assert is_dead(f"{host}:{pid}:{boot}.{int(start) - 1}"), "the number was given to another process"
+    assert is_dead(f"{host}:{pid}:00000000.{start}")
+    assert is_dead(f"{host}:4194303:{boot}.{start}")
+    for unknown in (f"elsewhere:{pid}:{boot}.1", "", "x", "a:b:c", f"{host}:{pid}:"):
+        assert not is_dead(unknown)
+    assert outlived_boot(f"{host}:1:{boot}.1")
+    assert not outlived_boot(f"{host}:1:00000000.1")
+
+
+def test_an_attempt_counts_when_the_machine_went_down_with_it(world: World) -> None:
+    world.see(problem())
+    host, pid, started = owner_name().split(":")
+    before_boot = f"{host}:{pid}:00000000.{started.partition('.')[2]}"
+    for _ in range(3):
+        assert world.store.lease_next(before_boot, ENVIRONMENT, now_s=world.clock.now_s, hold_s=1e6) is not None
+        world.daemon.resume(world.clock.now_s)
+    assert world.store.lease_next(before_boot, ENVIRONMENT, now_s=world.clock.now_s, hold_s=1e6) is None
+    assert world.left() == (0, 0, 0, 1)
 
 
 def test_leases_of_the_living_and_of_other_hosts_stay(world: World) -> None:
