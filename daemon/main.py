@@ -95,12 +95,12 @@ def tune_now(
     if make_worker is None:
         make_worker = Worker if idle else partial(Worker, nice=0)  # somebody waits for it
     with _signals() as told, _store(settings, told) as store:
-        store.retry_now(wanted)
         daemon = Daemon(
             settings, store, monitors or find_monitors(), make_worker, now_s=time.time(), problems=wanted,
             always=not idle, quiet=True,
         )  # fmt: skip
         _patiently(daemon.resume, told)
+        _patiently(lambda now_s: store.retry_now(wanted), told)
         try:
             states = _until_done(daemon, wanted, told, progress)
         finally:
@@ -181,13 +181,13 @@ def _raise_if_hopeless(daemon: Daemon) -> None:
             )
 
 
-def _patiently(action: Callable[[float], None], told: _Told) -> None:
+def _patiently(action: Callable[[float], object], told: _Told) -> None:
     """Do it now, or as soon as the store lets us."""
     while not told.code and not _done(action):
         told.wait(1.0, [])
 
 
-def _done(action: Callable[[float], None]) -> bool:
+def _done(action: Callable[[float], object]) -> bool:
     try:
         action(time.time())
     except StoreError as err:

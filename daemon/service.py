@@ -80,9 +80,10 @@ class Daemon:
     def resume(self, now_s: float) -> None:
         """Take over from daemons that are no more: their leases are free again at once. May raise StoreError.
 
-        Looks the database over first, since whatever ended them may have damaged it.
+        A service also looks the database over, since whatever ended them may have damaged it.
         """
-        self.store.repair()
+        if not self._quiet:
+            self.store.repair()
         freed = self.store.release_dead(is_dead, counts=lambda owner: not outlived_boot(owner), now_s=now_s)
         if freed:
             logger.info("resumed leases_of_dead_daemons=%d", freed)

@@ -84,6 +84,7 @@ class Worker:
         self._inbox = Inbox()
         self._order: Order | None = None
         self._doing = "starting"
+        self._killed = False
         ours, theirs = socket.socketpair()
         self._output = _output()
         command = [sys.executable, "-m", "gemmtuned.daemon.worker_main", str(theirs.fileno())]
@@ -148,11 +149,13 @@ class Worker:
         with contextlib.suppress(OSError):
             self._socket.close()
         if self._process.returncode is None:
-            if not self._is_dead():
+            if not self._is_dead() and not self._killed:
                 self._signal_group(signal.SIGTERM)
                 self._wait(TERM_GRACE_S)
             self._signal_group(signal.SIGKILL)  # also when it is dead: what it started may not be
-            self._wait(KILL_WAIT_S)
+            if not self._killed:  # asked again: a stuck one is not waited for twice
+                self._wait(KILL_WAIT_S)
+            self._killed = True
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(0)
         if self._process.returncode is None:
