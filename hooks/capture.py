@@ -30,7 +30,8 @@ BUSY_S: Final = 0.25  # how long a flush waits for the store's lock; it is tried
 BUSY_TOLD_S: Final = 10.0  # a store locked for as long as this is worth a line
 BEAT_S: Final = 5.0
 MIN_FLUSH_S: Final = 0.02
-EXIT_S: Final = 0.5  # at interpreter exit we are gone by then
+EXIT_S: Final = 0.5  # at interpreter exit we are gone by then,
+EXIT_BUSY_S: Final = 2.0  # or by then when other programs hold the store: a batch is worth more than a second
 
 Key = tuple[Problem, str, bool, str]
 
@@ -72,15 +73,15 @@ class Flusher:
         self._thread.start()
 
     def stop(self, *, timeout_s: float = EXIT_S) -> None:
-        """Last flush, then end; returns after timeout_s at the latest."""
+        """Last flush, then end; returns after timeout_s at the latest, EXIT_BUSY_S while others hold the store."""
         self._stop.set()
-        until_s = time.monotonic() + timeout_s
+        began_s = time.monotonic()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
-        if not self._lock.acquire(timeout=max(until_s - time.monotonic(), 0.0)):
+        if not self._lock.acquire(timeout=max(began_s + timeout_s - time.monotonic(), 0.05)):
             return
         try:
-            while not self._flush(last=True) and time.monotonic() + BUSY_S <= until_s:
+            while not self._flush(last=True) and time.monotonic() + BUSY_S <= began_s + EXIT_BUSY_S:
                 pass  # others end at the same moment
         except Exception as err:
             self._complain(err, tell=False)

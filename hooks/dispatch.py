@@ -116,10 +116,10 @@ def _refusal(solution: Solution, environment: Environment | None, failed: frozen
     if solution.state not in LIVE_STATES:
         return f"state is {solution.state}"
     p = solution.problem
-    if solution.backend == DEFAULT_BACKEND:
-        pass  # torch serves every family
-    elif p.family not in SERVED or p.scale != "none" or (p.experts, p.topk, p.inter, p.act) != (None,) * 4:
-        return f"family {p.family}, or its scales, are not served by this version"
+    if (p.experts, p.topk, p.inter, p.act) != (None,) * 4:
+        return "mixtures of experts are not served by this version"
+    if solution.backend != DEFAULT_BACKEND and (p.family not in SERVED or p.scale != "none"):
+        return f"family {p.family}, or its scales, are served by torch alone in this version"
     if p.weight_state == "shuffled" or (p.weight_state == "plain" and solution.backend == "onednn_packed"):
         return f"backend {solution.backend} does not take a weight that is {p.weight_state}"
     if environment is None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from gemmtuned.configs.errors import GemmtunedError, TableError
+from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.manifest import read_binary
 from gemmtuned.configs.solution import Solution
 from gemmtuned.hooks.dispatch import NATIVE_CODES, Table, ident_of
@@ -39,7 +39,7 @@ class Routes:
             if solution.backend in LAUNCHED:
                 try:
                     launch = self._launch(solution, int(place.partition(":")[2] or 0))
-                except GemmtunedError as err:
+                except Exception as err:  # a launch record can hold anything
                     table.refused["its kernel does not load"] += 1
                     log.warning("kernel not loaded problem=%s backend=%s reason=%s", problem, solution.backend, err)
                     continue

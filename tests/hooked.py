@@ -1,0 +1,138 @@
+"""Run small programs under the hook, each in a process and a home of its own, and plant what a daemon would publish."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gemmtuned.configs.manifest import write_tables
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Solution
+
+HERE = Path(__file__).resolve().parent
+LINEAR = Problem(m=4, n=8, k=16, dtype="fp32", threads=2)
+
+
+@dataclass
+class Done:
+    """A program that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def said(self) -> Any:
+        """The JSON on its last line."""
+        assert self.code == 0, self.err
+        return json.loads(self.out.splitlines()[-1])
+
+    @property
+    def ours(self) -> list[str]:
+        """What the hook wrote on stderr."""
+        return [line for line in self.err.splitlines() if line.startswith("gemmtuned:")]
+
+
+@dataclass
+class Home:
+    """A GEMMTUNED_HOME, and programs that use it."""
+
+    path: Path
+    cache: Path
+    env: dict[str, str] = field(default_factory=dict)
+
+    def environment(self, **env: str) -> dict[str, str]:
+        """For a hooked program: two threads, its counts flushed every 0.1 s."""
+        ours = {
+            "AITER_TUNE_GEMM": "1",
+            "GEMMTUNED_HOME": str(self.path),
+            "GEMMTUNED_CACHE": str(self.cache),
+            "GEMMTUNED_FLUSH_S": "0.1",
+            "GEMMTUNED_RUN": "test",
+            "OMP_NUM_THREADS": "2",
+            "MKL_NUM_THREADS": "2",
+        }
+        rest = {k: v for k, v in os.environ.items() if not k.startswith(("GEMMTUNED_", "AITER_"))}
+        return {**rest, "PYTHONPATH": str(HERE), **ours, **self.env, **env}
+
+    def start(self, code: str, *args: str, **env: str) -> subprocess.Popen[str]:
+        """Start a program."""
+        return subprocess.Popen(
+            [sys.executable, "-P", "-c", textwrap.dedent(code), *args],
+            env=self.environment(**env),
+            cwd=HERE,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, code: str, *args: str, timeout_s: float = 90, **env: str) -> Done:
+        """Run a program to its end."""
+        process = self.start(code, *args, **env)
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        finally:
+            process.kill()
+        return Done(process.returncode, out, err)
+
+    def counts(self) -> dict[tuple[str, str], int]:
+        """(problem, outcome) -> calls, as the database has it."""
+        conn = sqlite3.connect(self.path / "tune.db")
+        try:
+            conn.row_factory = sqlite3.Row
+            sums: dict[tuple[str, str], int] = {}
+            for row in conn.execute("SELECT * FROM sighting s JOIN problem p ON p.id = s.problem_id").fetchall():
+                key = (str(Problem.from_row(dict(row))), row["outcome"])
+                sums[key] = sums.get(key, 0) + row["calls"]
+            return sums
+        finally:
+            conn.close()
+
+    def calls(self) -> int:
+        """All calls in the database."""
+        return sum(self.counts().values())
+
+
+def solution(problem: Problem, backend: str, device: str, stamp: str, **columns: Any) -> Solution:
+    """What a daemon would have found."""
+    values: dict[str, Any] = {
+        "mode": "eager", "covers": "exact", "config": "{}", "us": 5.0, "baseline_us": 10.0, "gain_low": 1.5,
+        "err": 1e-6, "baseline_err": 1e-6, "state": "published", **columns,
+    }  # fmt: skip
+    return Solution(problem=problem, device=device, backend=backend, stamp=stamp, **values)
+
+
+def published(problem: Problem, backend: str, **columns: Any) -> Solution:
+    """A solution for this machine and this torch."""
+    from gemmtuned.configs.solution import cpu_device
+    from gemmtuned.kernels.backends import environment
+
+    here = environment(cpu_device())
+    stamp = columns.pop("stamp", here.stamps.get(backend, "none"))
+    return solution(problem, backend, columns.pop("device", here.device.key), stamp, **columns)
+
+
+def publish(folder: Path, solutions: Iterable[Solution], generation: int) -> None:
+    """As the daemon does it."""
+    write_tables(folder, {"test": solutions}, generation=generation)
+
+
+def wait_for(what: Callable[[], Any], *, limit_s: float = 10.0, every_s: float = 0.02) -> Any:
+    """The first true answer. Fails when there is none in time."""
+    until_s = time.monotonic() + limit_s
+    while time.monotonic() < until_s:
+        found = what()
+        if found:
+            return found
+        time.sleep(every_s)
+    raise AssertionError(f"not within {limit_s} s: {what}")
