@@ -11,14 +11,17 @@ with F.linear and the streaming floor.  Everything is kept: `trials.jsonl` (as i
 --resume goes on from it) and `decode.json`.
 
 This process only watches: the one that measures may crash or hang on a bad candidate, is started again, and
-leaves that candidate out.
+leaves that candidate out.  It leads a process group of its own that is killed when it ends, because compiling processes
+that outlive it would keep our output open, and GRACE_S after --seconds at the latest.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -28,6 +31,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SHAPES = [(576, 7168), (2112, 7168), (1280, 8192), (256, 7168), (7168, 2048), (4096, 4096), (1536, 7168), (512, 16384)]
 QUIET_S = 150.0  # a candidate that shows no progress for this long hangs
+GRACE_S = 15.0  # after --seconds: for the shape at hand
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -82,13 +86,14 @@ def main() -> int:
         trials.write_bytes(options.resume.read_bytes())
     elif not options.resume:
         trials.write_bytes(b"")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `supervise` can clean up
     started = time.time()
-    with tempfile.TemporaryDirectory(prefix="decode-") as folder:
+    with tempfile.TemporaryDirectory(prefix="decode-", ignore_cleanup_errors=True) as folder:
         env = environment(Path(folder), options)
+        command = [sys.executable, "-s", __file__, *sys.argv[1:], "--child", "--started", str(started)]
         for attempt in range(6):
-            command = [sys.executable, "-s", __file__, *sys.argv[1:], "--child", "--started", str(started)]
-            child = subprocess.Popen(command, env=env)
-            code = watch(child, trials)
+            left_s = started + options.seconds + GRACE_S - time.time()
+            code = supervise(command, env, trials, left_s=left_s)
             if code == 0:
                 return 0
             with trials.open("a") as file:
@@ -99,19 +104,27 @@ def main() -> int:
     return 1
 
 
-def watch(child: subprocess.Popen[bytes], trials: Path) -> int:
-    """The exit code of the measuring process, killed when its trials stop for QUIET_S."""
+def supervise(command: list[str], env: dict[str, str], trials: Path, *, left_s: float, quiet_s: float = QUIET_S) -> int:
+    """Exit code of the measuring process; 124 when it was killed, for quiet_s without a new trial or after left_s.
+
+    Nothing that it started is alive when this returns.
+    """
+    until = time.monotonic() + left_s
+    child = subprocess.Popen(command, env=env, start_new_session=True)
     size, since = -1, time.monotonic()
-    while (code := child.poll()) is None:
-        time.sleep(0.2)
-        now = trials.stat().st_size
-        if now != size:
-            size, since = now, time.monotonic()
-        elif time.monotonic() - since > QUIET_S:
-            child.kill()
-            child.wait()
-            return 124
-    return code
+    try:
+        while (code := child.poll()) is None:
+            time.sleep(0.1)
+            now = trials.stat().st_size
+            if now != size:
+                size, since = now, time.monotonic()
+            if time.monotonic() > min(until, since + quiet_s):
+                return 124
+        return code
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
 
 
 if __name__ == "__main__":

@@ -58,13 +58,23 @@ class Log:
         self.file.flush()
 
 
+class TimeUp(Exception):
+    """--seconds have passed in the middle of a shape."""
+
+
+def silence() -> None:
+    """In a compiling process, first of all: it must not hold our output, and a failed assertion prints pages."""
+    os.nice(5)
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 1)
+    os.dup2(devnull, 2)
+    os.close(devnull)
+
+
 def compile_one(kernel: str, config: dict[str, int], problem: Problem, arch: str) -> dict[str, Any]:
     """In a compiling process: resources of a candidate, or why it failed. The binary stays in Triton's cache."""
     from gemmtuned.kernels.compile import compile_record
 
-    devnull = os.open(os.devnull, os.O_WRONLY)  # a failed assertion of the compiler prints pages
-    os.dup2(devnull, 2)
-    os.close(devnull)
     try:
         binary = compile_record(MODULES[kernel].launch_record(config, problem), arch, max_spill_bytes=64)
     except CandidateFailed as err:
@@ -142,7 +152,7 @@ def measure_all(options: argparse.Namespace) -> int:
             return 0
     jobs = [(m, n, k) for m in options.m for n, k in options.shapes if f"{m}x{n}x{k}" not in log.done]
     context = multiprocessing.get_context("spawn")
-    pool = None if options.dry_run else ProcessPoolExecutor(options.workers, context, os.nice, (5,))
+    pool = None if options.dry_run else ProcessPoolExecutor(options.workers, context, silence)
     timer: Timer = CudaTimer() if on_gpu else HostTimer()
     began = options.started or time.time()
     for (m, n, k), rows in compile_ahead(options, pool, jobs, units, arch):
@@ -152,7 +162,11 @@ def measure_all(options: argparse.Namespace) -> int:
         if options.compile_only:
             report_compiled(log, (m, n, k), rows)
             continue
-        result = measure(options, timer, log, (m, n, k), rows)
+        try:
+            result = measure(options, timer, log, (m, n, k), rows, until_s=began + options.seconds + 5)
+        except (TimeUp, TimeoutError):
+            print(f"time is up within {m}x{n}x{k}", flush=True)
+            break
         log.write("shape", **result)
         log.done[result["shape"]] = result
         write_result(options, facts, log)
@@ -173,8 +187,13 @@ def report_compiled(log: Log, job: tuple[int, int, int], rows: list[Any]) -> Non
     print(job, f"{len(done)} compiled, {len(failed)} refused", failed[:1], flush=True)
 
 
-def measure(options: argparse.Namespace, timer: Timer, log: Log, job: tuple[int, int, int], rows: Any) -> Any:
-    """Check and screen every candidate of one shape, then compare the best with F.linear in turns."""
+def measure(
+    options: argparse.Namespace, timer: Timer, log: Log, job: tuple[int, int, int], rows: Any, *, until_s: float
+) -> Any:
+    """Check and screen every candidate of one shape, then compare the best with F.linear in turns.
+
+    Raises TimeUp or TimeoutError when the screening is not done at until_s (of time.time()).
+    """
     m, n, k = job
     shape = f"{m}x{n}x{k}"
     dtype = DTYPES[options.dtype]
@@ -199,8 +218,10 @@ def measure(options: argparse.Namespace, timer: Timer, log: Log, job: tuple[int,
     best = math.inf
     drift = []
     for number, (kernel, config, future) in enumerate(rows):
+        if time.time() > until_s:
+            raise TimeUp
         what = json.dumps([kernel, config])
-        row: dict[str, Any] = {"kernel": kernel, "config": config, **future.result()}
+        row: dict[str, Any] = {"kernel": kernel, "config": config, **future.result(max(until_s - time.time(), 0.1))}
         screened.append(row)
         if (shape, what) in log.bad:
             row["failed"] = "crashed or hung in an earlier process"
@@ -239,7 +260,16 @@ def measure(options: argparse.Namespace, timer: Timer, log: Log, job: tuple[int,
     us = [[t / launches for t in series] for series in times]
     base = us[0]
     confirmed = []
+    last = x.double() @ weights[(launches - 1) % copies].double().t()
     for number, series in zip(finalists, us[1 : 1 + len(finalists)], strict=True):
+        if timer.device == "cuda":  # what was timed is still right after the race
+            y.fill_(math.nan)
+            prepared[number].replay()
+            torch.cuda.synchronize()
+            screened[number]["err_after"] = ((y.double() - last).square().mean().sqrt() / rms).item()
+            if not screened[number]["err_after"] <= 1.5 * default + 1e-6:
+                screened[number]["failed"] = f"wrong after the race: error {screened[number]['err_after']:.2e}"
+                continue
         ratios = sorted(b / s for b, s in zip(base, series, strict=True))
         low = ratios[max(0, int(len(ratios) / 2 - 0.98 * math.sqrt(len(ratios))))]  # 95 % bound of the median
         confirmed.append(

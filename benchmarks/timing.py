@@ -6,6 +6,7 @@ import json
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -14,13 +15,28 @@ import triton.language as tl
 
 
 class Timer(Protocol):
-    """prepare: record `launches` calls of f(i).  measure: us of each replay, the runs taking turns."""
+    """prepare: record `launches` calls of f(i), keeping f.  measure: us of each replay, the runs taking turns."""
 
     device: str
 
     def prepare(self, f: Callable[[int], None], launches: int) -> Any: ...
 
     def measure(self, runs: list[Any], rounds: int) -> list[list[float]]: ...
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A graph and the function it was recorded from, which owns the memory that the graph's launches use.
+
+    A graph keeps no tensor alive: without this, the workspace of one candidate was given to the next, whose counters
+    then stood in the midst of partial sums, and a reduction that never takes place is fast.
+    """
+
+    graph: Any
+    keeps: Callable[[int], None]
+
+    def replay(self) -> None:
+        self.graph.replay()
 
 
 class CudaTimer:
@@ -43,7 +59,7 @@ class CudaTimer:
                     f(i)
             finally:
                 graph.capture_end()
-        return graph
+        return Recorded(graph, f)
 
     def measure(self, runs: list[Any], rounds: int) -> list[list[float]]:
         times: list[list[float]] = [[] for _ in runs]
