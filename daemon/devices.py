@@ -1,8 +1,7 @@
 """Devices to tune on, and what others do on them.
 
 A `Monitor` watches one physical device.  The CPU's is here: others' use is what all processes used less what
-the daemon and its children used.  A GPU's fits the same Protocol: its id is the device's UUID, its readings come from
-NVML or amdsmi (asked in a process of their own, since a wounded driver can hang them), and its limits are 0.
+the daemon and its children used.  A GPU's is in gpus.py.
 """
 
 from __future__ import annotations
@@ -115,9 +114,11 @@ class CpuMonitor:
         return self._reading
 
 
-def find_monitors() -> list[Monitor]:
-    """One monitor for each device of this machine we can tune on."""
-    return [CpuMonitor()]
+def find_monitors(*, share_resident: bool = False) -> list[Monitor]:
+    """One monitor for each device of this machine we can tune on; share_resident: see gpus.GpuMonitor."""
+    from gemmtuned.daemon.gpus import find_gpus
+
+    return [CpuMonitor(), *find_gpus(share_resident=share_resident)]
 
 
 class _Counters:

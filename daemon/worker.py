@@ -100,7 +100,11 @@ class Worker:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,  # Ctrl-C is the daemon's to handle, and one kill reaches all that it started
                 cwd="/",  # `-m` puts the current folder before all others on the path
-                env=child_env(AITER_TUNE_GEMM=None, GEMMTUNED_DISPATCH=None),  # it must not count its own calls
+                env=child_env(  # it must not count its own calls, and sees the one GPU it was told
+                    AITER_TUNE_GEMM=None,
+                    GEMMTUNED_DISPATCH=None,
+                    CUDA_VISIBLE_DEVICES=device if device != "cpu" else "",
+                ),
             )
         except OSError as err:
             ours.close()

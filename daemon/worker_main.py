@@ -119,6 +119,10 @@ def device_of(name: str) -> Device:
     """The kind of the one device we were told to measure on. Raises GemmtunedError when there is none of that name."""
     if name == "cpu":
         return cpu_device()
+    if name.startswith("GPU-"):  # the one the parent made visible
+        from gemmtuned.kernels.device import cuda_device
+
+        return cuda_device(0)
     raise GemmtunedError(f"no device {name!r} that can be tuned on this machine")
 
 

@@ -29,6 +29,9 @@ def daemon(
     idle_s: Annotated[
         float | None, typer.Option(parser=seconds, metavar="SPAN", help="Clear time before a device counts as idle.")
     ] = None,
+    share_resident: Annotated[
+        bool, typer.Option("--share-resident", help="Use a GPU that a loaded but quiet program holds, too.")
+    ] = False,
     log_level: LogLevel = "info",
 ) -> None:
     """Tune on idle devices until told to stop.
@@ -41,13 +44,15 @@ def daemon(
     here = settings()
     if idle_s is not None:
         here = replace(here, idle_s=idle_s)
+    from gemmtuned.daemon.devices import find_monitors
     from gemmtuned.daemon.main import run_daemon
 
+    monitors = find_monitors(share_resident=share_resident)
     if once:
         with _bar(here.home, here.db):
-            code = run_daemon(here, once=True, wait_s=wait_s)
+            code = run_daemon(here, once=True, wait_s=wait_s, monitors=monitors)
     else:
-        code = run_daemon(here, wait_s=wait_s)
+        code = run_daemon(here, wait_s=wait_s, monitors=monitors)
     if code:
         raise typer.Exit(code)
 

@@ -1,0 +1,92 @@
+"""NVML, asked in a process of its own: a wounded driver can hang its caller for ever, and must not hang the daemon.
+
+Reads nothing but line ends from standard input; answers each with one JSON line about every GPU.  The only file that
+calls NVML.  What a GPU does not say is null.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+_SAMPLE_S: Final = 1.0  # how far back the utilisation of single processes is asked
+
+
+def main() -> None:
+    """Answer until standard input ends."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception as err:
+        sys.stdout.write(json.dumps({"error": f"NVML is not usable: {err}"}) + "\n")
+        return
+    seen: dict[str, int] = {}
+    for _ in sys.stdin:
+        try:
+            gpus = [_gpu(pynvml, index, seen) for index in range(pynvml.nvmlDeviceGetCount())]
+            answer: dict[str, Any] = {"gpus": gpus, "driver": _text(pynvml.nvmlSystemGetDriverVersion())}
+        except pynvml.NVMLError as err:
+            answer = {"error": f"NVML failed: {err}"}
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+def _gpu(nvml: Any, index: int, seen: dict[str, int]) -> dict[str, Any]:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    uuid = _text(nvml.nvmlDeviceGetUUID(handle))
+
+    def ask(question: Callable[[], Any]) -> Any:
+        try:
+            return question()
+        except nvml.NVMLError:
+            return None
+
+    memory = ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+    utilization = ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
+    processes = ask(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    mig = ask(lambda: nvml.nvmlDeviceGetMigMode(handle)[0])
+    capability = ask(lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle))
+    return {
+        "index": index,
+        "uuid": uuid,
+        "name": _text(nvml.nvmlDeviceGetName(handle)),
+        "arch": f"sm_{capability[0]}{capability[1]}" if capability else None,
+        "units": ask(lambda: nvml.nvmlDeviceGetNumGpuCores(handle)),
+        "util": utilization.gpu / 100 if utilization else None,
+        "used_bytes": memory.used if memory else None,
+        "free_bytes": memory.free if memory else None,
+        "pids": [p.pid for p in processes] if processes is not None else None,
+        "by_pid": _by_pid(nvml, handle, uuid, seen),
+        "exclusive": ask(lambda: nvml.nvmlDeviceGetComputeMode(handle)) not in (None, nvml.NVML_COMPUTEMODE_DEFAULT),
+        "mig": mig == 1,
+        "throttle": ask(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
+        "sm_mhz": ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+    }
+
+
+def _by_pid(nvml: Any, handle: Any, uuid: str, seen: dict[str, int]) -> dict[str, int] | None:
+    """Newest SM utilisation by process in percent, since the last question; None when the driver does not say."""
+    try:
+        samples = nvml.nvmlDeviceGetProcessUtilization(handle, seen.get(uuid, 0))
+    except nvml.NVMLError_NotFound:
+        return {}  # nobody computed
+    except nvml.NVMLError:
+        return None
+    out: dict[str, int] = {}
+    newest = seen.get(uuid, 0)
+    for sample in samples:
+        newest = max(newest, sample.timeStamp)
+        out[str(sample.pid)] = max(out.get(str(sample.pid), 0), sample.smUtil)
+    seen[uuid] = newest
+    return out
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+if __name__ == "__main__":
+    main()
