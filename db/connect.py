@@ -51,6 +51,7 @@ class Connection:
         self.timeout_s = timeout_s
         self.opened = 0  # rises with every open: what was remembered of the file before is void
         self._create = create
+        self._examined = 0
         self._conn: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None  # (st_dev, st_ino) of what _conn writes to
         self._pid = os.getpid()
@@ -136,8 +137,8 @@ class Connection:
                     return once()
                 except (sqlite3.Error, UnicodeDecodeError) as err:  # noqa: PERF203
                     what = faults.kind(err)
-                    if isinstance(err, sqlite3.IntegrityError) and self._damaged():
-                        what = "corrupt"  # an index that disagrees with its table
+                    if what == "other" and self._damaged():
+                        what = "corrupt"  # an index that disagrees with its table, a column that is gone
                     if what == "corrupt" and self._create and not last:
                         self.mend(str(err))
                         continue
@@ -151,11 +152,14 @@ class Connection:
             raise AssertionError("unreachable")
 
     def _damaged(self) -> bool:
-        if self._conn is None:
+        """Look at the whole file, once for each time it was opened: the error may as well be the caller's."""
+        if self._conn is None or self._examined == self.opened:
             return False
+        self._examined = self.opened
         try:
-            return bool(self._conn.execute("PRAGMA integrity_check(1)").fetchone() != ("ok",))
-        except sqlite3.Error:
+            sound = self._conn.execute("PRAGMA integrity_check(1)").fetchone() == ("ok",)
+            return not sound or migrations.altered(self._conn)
+        except (sqlite3.Error, UnicodeDecodeError):
             return True
 
     def _write(self, work: Callable[[sqlite3.Connection], T], durable: bool) -> T:

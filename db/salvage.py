@@ -39,7 +39,8 @@ def copy(aside: Path, new: sqlite3.Connection) -> int:
     """Copy every row that can still be read into the new, empty database. Returns how many."""
     with tempfile.TemporaryDirectory(dir=aside.parent, prefix=".salvage-") as folder:
         work = Path(folder) / "copy.db"  # the file set aside stays as it was found
-        for mend in (_nothing, _mend_header, _mend_schema, _drop_log):  # until its list of tables can be read
+        mends = (_nothing, _mend_header, _mend_schema, _drop_log, _nothing)
+        for number, mend in enumerate(mends, 1):  # until its list of tables is whole; as it lies when nothing helps
             shutil.copyfile(aside, work)
             for end in ("-wal", "-shm"):
                 work.with_name(work.name + end).unlink(missing_ok=True)
@@ -48,9 +49,16 @@ def copy(aside: Path, new: sqlite3.Connection) -> int:
             mend(work)
             with contextlib.closing(sqlite3.connect(work, isolation_level=None)) as old:
                 old.text_factory = lambda data: data.decode(errors="replace")
-                if _columns(old, TABLES[0]):
+                if number == len(mends) or _sound(old):
                     return _copy_tables(old, new)
-    return 0
+    raise AssertionError("unreachable")
+
+
+def _sound(old: sqlite3.Connection) -> bool:
+    try:
+        return bool(_columns(old, TABLES[0])) and not migrations.altered(old)
+    except (sqlite3.Error, UnicodeDecodeError):
+        return False
 
 
 def _copy_tables(old: sqlite3.Connection, new: sqlite3.Connection) -> int:

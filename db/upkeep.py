@@ -42,13 +42,16 @@ def check(path: Path) -> list[str]:
 
 
 def damage(path: Path) -> list[str]:
-    """What SQLite itself finds wrong, page by page; [] when nothing."""
+    """What is wrong with its pages and its list of tables; [] when nothing."""
     try:
         conn = connect_read_only(path, 30.0)
     except StoreError as err:
         return [str(err)]
     try:
-        return [str(row[0]) for row in conn.execute("PRAGMA integrity_check(20)").fetchall() if row[0] != "ok"]
+        found = [str(row[0]) for row in conn.execute("PRAGMA integrity_check(20)").fetchall() if row[0] != "ok"]
+        if migrations.identity(conn)[0] == migrations.APPLICATION_ID and migrations.altered(conn):
+            found.append("its tables or views are not as gemmtuned made them")
+        return found
     except (sqlite3.Error, UnicodeDecodeError) as err:
         return [str(faults.store_error(err, path))]
     finally:

@@ -66,6 +66,24 @@ def apply(conn: sqlite3.Connection) -> None:
         raise
 
 
+def altered(conn: sqlite3.Connection) -> bool:
+    """True when a file with all our steps has other tables or views than they make: its schema is damaged."""
+    if identity(conn)[1] != SCHEMA:
+        return False
+    fresh = sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        apply(fresh)
+        return _schema(conn) != _schema(fresh)
+    finally:
+        fresh.close()
+
+
+def _schema(conn: sqlite3.Connection) -> list[tuple[str, str, str]]:
+    return conn.execute(
+        "SELECT type, name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_stat%' ORDER BY 1, 2"
+    ).fetchall()
+
+
 def statements(script: str) -> Iterator[str]:
     """The statements of a script one by one: executescript would commit the transaction around it."""
     text = ""
