@@ -1,0 +1,392 @@
+"""Hot reload: what is published is in use within a second, and nothing that cannot be trusted ever is."""
+
+import json
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hooked import LINEAR, Home, publish, solution, wait_for
+from watchdog.observers import Observer
+
+from gemmtuned.configs.manifest import MANIFEST
+from gemmtuned.configs.solution import Solution
+from gemmtuned.hooks import watch
+from gemmtuned.hooks.watch import Loader, Watcher
+
+ROWS = [solution(LINEAR.with_m(m), "torch_swap", "cpu-test", "2.13") for m in (1, 2, 3)]
+
+
+def write_by_hand(folder: Path, text: str, *, generation: int = 2, rows: int | None = None, digest: str = "") -> None:
+    """A published table whose content is anything at all."""
+    data = text.encode()
+    name = "table-by-hand.jsonl"
+    (folder / name).write_bytes(data)
+    facts = {
+        "name": name,
+        "sha256": digest or sha256(data).hexdigest(),
+        "rows": text.count("\n") if rows is None else rows,
+    }
+    text = json.dumps({"schema": 1, "generation": generation, "created": "now", "files": [facts]})
+    (folder / MANIFEST).write_text(text)
+
+
+def row(**columns: Any) -> str:
+    return json.dumps({**ROWS[0].to_row(), **columns}) + "\n"
+
+
+# ---- what is not taken
+
+
+def cut_table(folder: Path) -> None:
+    publish(folder, ROWS, 2)
+    (table,) = [
+        p
+        for p in folder.glob("*.jsonl")
+        if p.stat().st_mtime_ns == max(q.stat().st_mtime_ns for q in folder.glob("*.jsonl"))
+    ]
+    table.write_bytes(table.read_bytes()[:-20])
+
+
+def other_owner(folder: Path) -> None:
+    publish(folder, ROWS, 2)
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file away")
+    for table in folder.glob("*.jsonl"):
+        os.chown(table, 12345, 12345)
+
+
+def writable(what: str) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        publish(folder, [*ROWS, *ROWS], 2)
+        for path in folder.glob(what) if what else [folder]:
+            path.chmod(path.stat().st_mode | 0o020)
+
+    return spoil
+
+
+def manifest_of(text: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / MANIFEST).write_text(text) and None
+
+
+def link(folder: Path) -> None:
+    publish(folder, [*ROWS, *ROWS], 2)
+    real = folder / MANIFEST
+    real.rename(folder.parent / "elsewhere.json")
+    real.symlink_to(folder.parent / "elsewhere.json")
+
+
+HEAD = '{"schema": 1, "generation": 2, "created": "", "files": '
+SPOILT = {
+    "cut table": cut_table,
+    "wrong hash": lambda f: write_by_hand(f, row(), digest="0" * 64),
+    "wrong number of rows": lambda f: write_by_hand(f, row(), rows=2),
+    "table of another owner": other_owner,
+    "table others may write": writable("*.jsonl"),
+    "manifest others may write": writable(MANIFEST),
+    "folder others may write": writable(""),
+    "manifest is a link": link,
+    "garbage": manifest_of("\x00\xff{{{"),
+    "a list": manifest_of("[]"),
+    "nothing": manifest_of(""),
+    "deep": manifest_of("[" * 100_000),
+    "another schema": manifest_of('{"schema": 99, "generation": 2, "created": "", "files": []}'),
+    "odd files": manifest_of(HEAD + '[{"name": ["a"], "sha256": [], "rows": {}}]}'),
+    "path as a name": manifest_of(HEAD + '[{"name": "../../etc/passwd", "sha256": "", "rows": 1}]}'),
+    "older": lambda f: write_by_hand(f, row(), generation=0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", SPOILT)
+def test_what_cannot_be_trusted_is_refused_with_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    folder = tmp_path / "configs"
+    publish(folder, ROWS[:1], 1)
+    loader = Loader(folder)
+    assert loader.load(newer_than=0) == (1, ROWS[:1])
+
+    SPOILT[what](folder)
+
+    assert [loader.load(newer_than=1) for _ in range(3)] == [None] * 3
+    assert len(caplog.records) == 1
+    assert str(folder) in caplog.text
+
+
+def test_a_table_cut_anywhere_is_refused(tmp_path: Path) -> None:
+    publish(tmp_path / "configs", ROWS, 1)
+    (table,) = (tmp_path / "configs").glob("*.jsonl")
+    data = table.read_bytes()
+
+    for size in range(0, len(data), 7):
+        table.write_bytes(data[:size])
+        assert Loader(table.parent).load(newer_than=0) is None
+
+
+BAD_ROWS = {
+    "unknown dtype": {"dtype": "__import__('os').system('true')"},
+    "path for a backend": {"backend": "../../lib/evil.so"},
+    "formula for a config": {"config": ["=cmd()"]},
+    "negative size": {"m": -1},
+    "size beyond all": {"k": 2**40},
+    "no time": {"us": 0},
+    "not a number": {"us": "fast"},
+    "unknown state": {"state": "good"},
+}
+
+
+@pytest.mark.parametrize("what", BAD_ROWS)
+def test_a_bad_row_costs_that_row(tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str) -> None:
+    folder = tmp_path / "configs"
+    folder.mkdir(mode=0o755)
+    write_by_hand(folder, row() + row(**BAD_ROWS[what]) + "not json\n", generation=1)
+
+    assert Loader(folder).load(newer_than=0) == (1, ROWS[:1])
+    assert len(caplog.records) == 1
+    assert "2 rows are not used" in caplog.text
+
+
+# ---- the watcher
+
+
+class Program:
+    """What a hooked program does with a watcher: it remembers what it took up, and when."""
+
+    def __init__(self, folder: Path) -> None:
+        self.loader = Loader(folder)
+        self.generation = 0
+        self.loads = 0
+        self.rows: list[Solution] = []
+        self.watcher = Watcher(folder, self.reload, automatic=True)
+
+    def reload(self) -> int | None:
+        loaded = self.loader.load(newer_than=self.generation)
+        if loaded is None:
+            return None
+        self.loads += 1
+        self.generation, self.rows = loaded
+        return self.generation
+
+    def reaches(self, generation: int, limit_s: float = 1.0) -> None:
+        wait_for(lambda: self.generation == generation, limit_s=limit_s, every_s=0.005)
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Program]:
+    """A program that watches a folder with nothing in it."""
+    (tmp_path / "configs").mkdir(mode=0o755)
+    program = Program(tmp_path / "configs")
+    program.watcher.start()
+    yield program
+    program.watcher.stop()
+
+
+def watched(program: Program) -> None:
+    wait_for(lambda: program.watcher._observer is not None)
+
+
+def test_a_publish_is_in_use_within_a_second(running: Program) -> None:
+    watched(running)
+    for generation in (1, 2, 3):
+        publish(running.loader.folder, ROWS[:generation], generation)
+        running.reaches(generation)
+
+
+def test_a_first_publish_that_makes_the_folder_is_in_use_within_a_second(tmp_path: Path) -> None:
+    program = Program(tmp_path / "home" / "configs")
+    program.watcher.start()
+    time.sleep(0.2)
+    publish(tmp_path / "home" / "configs", ROWS, 1)
+
+    program.reaches(1)
+    program.watcher.stop()
+
+
+def test_a_folder_made_anew_is_watched_again(running: Program) -> None:
+    folder = running.loader.folder
+    threads = []
+    for generation in (1, 2, 3, 4):
+        publish(folder, ROWS, generation)
+        running.reaches(generation, limit_s=2.0)
+        watched(running)
+        threads.append(threading.active_count())
+        shutil.rmtree(folder)
+        folder.mkdir(mode=0o755)
+    assert max(threads) == threads[0]
+
+
+def test_polling_finds_it_when_no_observer_can_be_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def start(self: Any) -> None:
+        raise OSError(24, "inotify instance limit reached")
+
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(Observer, "start", start)
+    (tmp_path / "configs").mkdir(mode=0o755)
+    program = Program(tmp_path / "configs")
+    program.watcher.start()
+    wait_for(lambda: program.watcher.polling)
+    publish(program.loader.folder, ROWS, 1)
+
+    program.reaches(1)
+    assert [r.levelname for r in caplog.records if "polling" in r.message] == ["INFO"]
+    program.watcher.stop()
+
+
+def test_a_storm_of_publishes_is_taken_together_and_its_last_one_is_in_use_within_a_second(running: Program) -> None:
+    watched(running)
+    for generation in range(1, 101):
+        publish(running.loader.folder, ROWS, generation)
+        time.sleep(0.01)
+
+    running.reaches(100)
+    assert 1 <= running.loads <= 10
+
+
+def test_the_watcher_outlives_errors_in_callbacks_and_loads(
+    running: Program, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def raises(generation: int) -> None:
+        raise RuntimeError("the server's own mistake")
+
+    told: list[int] = []
+    off = [watch.subscribe(raises), watch.subscribe(told.append)]
+    watched(running)
+    monkeypatch.setattr(running.loader, "load", lambda newer_than: 1 / 0)
+    publish(running.loader.folder, ROWS, 1)
+    wait_for(lambda: "reload failed" in caplog.text)
+    monkeypatch.undo()
+    publish(running.loader.folder, ROWS, 2)
+    running.reaches(2)
+    wait_for(lambda: told == [2])
+    for each in off:
+        each()
+    publish(running.loader.folder, ROWS, 3)
+    running.reaches(3, limit_s=2.0)
+
+    assert told == [2]
+    assert caplog.text.count("the server's own mistake") >= 1
+
+
+def test_stopping_ends_both_threads(running: Program) -> None:
+    watched(running)
+    running.watcher.stop()
+
+    wait_for(lambda: not [t for t in threading.enumerate() if t.name == "gemmtuned-loader"])
+
+
+# ---- in a hooked process
+
+
+def test_every_call_is_right_while_a_hundred_tables_come_in(home: Home) -> None:
+    done = home.run(
+        """
+        import json, threading, time, torch
+        from hooked import LINEAR, publish, published, wait_for
+        import gemmtuned
+        from gemmtuned.hooks import activate
+
+        hook = activate.current()
+        hook.flusher.stop()
+        x, w = torch.randn(4, 16), torch.randn(8, 16)
+        other = torch.randn(9, 16)
+        told = []
+        gemmtuned.on_reload(told.append)
+
+        def table(generation):
+            backend = ("torch_swap", "onednn")[generation % 2]
+            return [published(LINEAR, backend), published(LINEAR.with_m(9), backend)]
+
+        publish(hook.settings.config_dir, table(1), 1)
+        wait_for(lambda: gemmtuned.generation() == 1)
+        reference, wide = torch.mm(x, w.t()), torch.mm(other, w.t())
+        list(hook.native.drain())
+        stop, wrong, calls = threading.Event(), [], []
+
+        def work():
+            n = 0
+            while not stop.is_set():
+                a, b = torch.mm(x, w.t()), torch.mm(other, w.t())
+                if not (torch.allclose(a, reference, atol=1e-5) and torch.allclose(b, wide, atol=1e-5)):
+                    wrong.append(a)
+                n += 2
+            calls.append(n)
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        [t.start() for t in threads]
+        for generation in range(2, 102):
+            publish(hook.settings.config_dir, table(generation), generation)
+            gemmtuned.reload()
+        began = time.monotonic()
+        wait_for(lambda: gemmtuned.generation() == 101, limit_s=5)
+        took = time.monotonic() - began
+        stop.set()
+        [t.join() for t in threads]
+        outcomes = {}
+        for s in hook.native.drain():
+            outcomes[s.outcome] = outcomes.get(s.outcome, 0) + s.calls
+        print(json.dumps([len(wrong), outcomes == {"exact": sum(calls)}, took, hook.native.failures()]))
+        """
+    )
+    wrong, all_hits, took, failures = done.said
+
+    assert (wrong, failures) == (0, [])
+    assert all_hits, "a call between two tables must find one of them"
+    assert took < 1
+
+
+def test_a_forked_child_watches_for_itself(home: Home) -> None:
+    done = home.run(
+        """
+        import json, os, torch
+        from hooked import LINEAR, publish, published, wait_for
+        import gemmtuned
+        from gemmtuned.hooks import activate
+
+        folder = activate.current().settings.config_dir
+        publish(folder, [published(LINEAR, "torch_swap")], 1)
+        wait_for(lambda: gemmtuned.generation() == 1)
+        ready, child = os.pipe(), os.fork()
+        if child == 0:
+            os.write(ready[1], b"x")
+            wait_for(lambda: gemmtuned.generation() == 2)
+            torch.mm(torch.ones(4, 16), torch.ones(8, 16).t())
+            outcomes = [s.outcome for s in activate.current().native.drain()]
+            os._exit(0 if outcomes == ["exact"] else 7)
+        os.read(ready[0], 1)
+        publish(folder, [published(LINEAR, "onednn")], 2)
+        print(json.dumps(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
+        """
+    )
+
+    assert done.said == 0
+    assert done.ours == []
+
+
+@pytest.mark.parametrize(("setting", "seen"), [("start", [1, 1, 2]), ("manual", [0, 0, 2])])
+def test_a_program_may_choose_when_tables_are_taken_up(home: Home, setting: str, seen: list[int]) -> None:
+    publish(home.path / "configs", [], 1)
+    done = home.run(
+        """
+        import json, time, torch
+        from hooked import publish
+        import gemmtuned
+        from gemmtuned.hooks import activate
+        time.sleep(0.3)
+        seen = [gemmtuned.generation()]
+        publish(activate.current().settings.config_dir, [], 2)
+        time.sleep(0.8)
+        seen.append(gemmtuned.generation())
+        print(json.dumps([*seen, gemmtuned.reload()]))
+        """,
+        GEMMTUNED_RELOAD=setting,
+    )
+
+    assert done.said == seen
