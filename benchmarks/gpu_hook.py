@@ -1,0 +1,251 @@
+# ruff: noqa: E402  the home is set before gemmtuned is imported
+"""The native hook on a GPU: counts, host time of counted and routed calls, graphs, streams, a reload under load.
+
+    python benchmarks/gpu_hook.py --out FOLDER          # about a minute on one GPU; writes gpu_hook.json
+
+Publishes real solutions (our Triton kernels, compiled here) into a home of its own and lets this process pick them up,
+the way the daemon would.  Prints what was seen; a line that begins with WRONG is a failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+HOME = Path(tempfile.mkdtemp(prefix="gemmtuned-"))
+os.environ |= {"GEMMTUNED_HOME": str(HOME), "GEMMTUNED_FLUSH_S": "0.5"}
+
+import record
+import torch
+
+import gemmtuned
+from gemmtuned.configs.manifest import BINARIES, make_folder, write_tables
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.settings import Settings
+from gemmtuned.configs.solution import Solution
+from gemmtuned.hooks.activate import current
+from gemmtuned.kernels.backends import environment
+from gemmtuned.kernels.compile import compile_record
+from gemmtuned.kernels.device import cuda_device
+from gemmtuned.kernels.triton import gemv, warp_split_k
+
+F = torch.nn.functional
+RESULT: dict[str, Any] = {"benchmark": "gpu_hook"}
+
+
+def say(ok: bool, text: str) -> None:
+    print(("ok     " if ok else "WRONG  ") + text, flush=True)
+    RESULT.setdefault("lines", []).append({"ok": ok, "text": text})
+
+
+def host_ns(run: Callable[[], Any], calls: int = 2000, blocks: int = 15) -> dict[str, float]:
+    """Host time of a call: blocks of calls, the device drained between them so that its queue never fills."""
+    per_call = []
+    for _ in range(blocks):
+        torch.cuda.synchronize()
+        start = time.perf_counter_ns()
+        for _ in range(calls // blocks):
+            run()
+        per_call.append((time.perf_counter_ns() - start) / (calls // blocks))
+    torch.cuda.synchronize()
+    low, mid, high = statistics.quantiles(per_call, n=4)
+    return {"median": round(mid), "q1": round(low), "q3": round(high)}
+
+
+def solution(problem: Problem, kernel: Any, generation: int, stamp: str, device: Any, folder: Path) -> Solution:
+    """A published solution for this problem, its binary in place. Times are made up: nothing here is a claim."""
+    config = kernel.configs(problem.m, problem.n, problem.k, device.units)[0]
+    launch = kernel.launch_record(config, problem)
+    binary = compile_record(launch, device.arch)
+    digest = sha256(binary.data).hexdigest()
+    make_folder(folder / BINARIES)
+    (folder / BINARIES / digest).write_bytes(binary.data)
+    (folder / BINARIES / digest).chmod(0o644)
+    facts = {
+        "binary": digest,
+        "name": binary.name,
+        "shared": binary.shared_bytes,
+        "warps": launch.num_warps,
+        "warp_size": 32,
+        "grid": [{"over": axis.over, "block": axis.block} for axis in launch.grid],
+        "arguments": list(launch.arguments),
+        "null_pointers": launch.null_pointers,
+        "ld_multiple": launch.ld_multiple,
+        "max_m": launch.max_m,
+        "partials_offset": launch.partials_offset,
+        "counters_bytes": launch.counters_bytes,
+        "workspace_bytes": launch.workspace_bytes,
+        "pointer_align": 16,
+    }
+    return Solution(
+        problem=problem, device=device.key, mode="eager", covers="exact", backend="triton",
+        config=json.dumps({"kernel": kernel.NAME, **config}), stamp=stamp, us=1.0, baseline_us=2.0, gain_low=1.5,
+        err=1e-3, baseline_err=1e-3, state="published", generation=generation, launch=json.dumps(facts),
+    )  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=record.RESULTS)
+    args = parser.parse_args()
+    device = cuda_device(0)
+    stamp = environment(device).stamps.get("triton", "")
+    say(bool(stamp), f"environment {environment(device).key}")
+
+    w, bias = torch.randn(256, 1024, device="cuda", dtype=torch.bfloat16), torch.randn(256, device="cuda").bfloat16()
+    x = torch.randn(1, 1024, device="cuda", dtype=torch.bfloat16)
+    calls: dict[str, Callable[[], Any]] = {"mm": lambda: F.linear(x, w), "addmm": lambda: F.linear(x, w, bias)}
+    with torch.inference_mode():
+        wanted = {name: run().float() for name, run in calls.items()}
+        stock = {name: host_ns(run) for name, run in calls.items()}
+
+    from gemmtuned.hooks.native.build import build
+
+    start = time.perf_counter()
+    build(Settings.from_env().cache)
+    RESULT["build_s"] = round(time.perf_counter() - start, 1)
+    gemmtuned.enable()
+    hook = current()
+    say(hook is not None and hook.path == "native" and hook.native.has_cuda, f"path {gemmtuned.status()['path']}")
+    list(hook.native.drain())
+    with torch.inference_mode():
+        counted = {name: host_ns(run) for name, run in calls.items()}
+        again = {}
+        hook.native.remove()
+        for name, run in calls.items():
+            again[name] = host_ns(run)
+        hook.native.install()
+    for name in calls:
+        added = counted[name]["median"] - (stock[name]["median"] + again[name]["median"]) / 2
+        limit = 300 if name == "mm" else 400
+        say(added <= limit, f"{name}: counted {added:+.0f} ns over stock {stock[name]['median']} (at most {limit})")
+
+    folder = Settings.from_env().config_dir
+    make_folder(folder)
+    base = {"m": 1, "n": 256, "k": 1024, "math_mode": "reduced"}
+    solutions = [solution(Problem(**base, bias=b), gemv, 1, stamp, device, folder) for b in (False, True)]
+    wide = [Problem(m=m, n=576, k=7168, math_mode="reduced") for m in (4, 8, 16)]
+    solutions += [solution(p, warp_split_k, 1, stamp, device, folder) for p in wide]
+    solutions += [replace(s, mode="graph") for s in solutions]
+    start = time.perf_counter()
+    write_tables(folder, {f"dense-{device.key}": solutions}, generation=1)
+    while gemmtuned.generation() < 1 and time.perf_counter() - start < 10:
+        time.sleep(0.002)
+    took = time.perf_counter() - start
+    rows = gemmtuned.status()["rows"]
+    say(
+        gemmtuned.generation() == 1 and took < 1,
+        f"reload after {took:.3f} s, {rows} rows, {gemmtuned.status()['refused']}",
+    )
+    with torch.inference_mode():
+        for name, run in calls.items():
+            y = run()
+            err = ((y.float() - wanted[name]).norm() / wanted[name].norm()).item()
+            say(err < 1e-2 and y.shape == (1, 256) and y.dtype == torch.bfloat16, f"{name} routed, error {err:.1e}")
+        routed = {name: host_ns(run) for name, run in calls.items()}
+        for name in calls:
+            ratio = routed[name]["median"] / stock[name]["median"]
+            text = f"{name}: routed {routed[name]['median']} ns, stock {stock[name]['median']}: {ratio:.2f}x"
+            say(ratio <= 0.70, text + " (at most 0.70)")
+    outcomes: dict[str, int] = {}
+    for s in hook.native.drain():
+        outcomes[f"{s.problem} {s.outcome}"] = outcomes.get(f"{s.problem} {s.outcome}", 0) + s.calls
+    RESULT.update(stock_ns=stock, stock_again_ns=again, counted_ns=counted, routed_ns=routed, outcomes=outcomes)
+    print(outcomes)
+    graphs_and_streams(wide)
+    with_profiler(hook)
+    say(not hook.native.failures(), "no route failed")
+    args.out.mkdir(parents=True, exist_ok=True)
+    print("saved", record.save("gpu_hook", RESULT, args.out))
+    gemmtuned.disable()
+
+
+@torch.inference_mode()
+def graphs_and_streams(problems: list[Problem]) -> None:
+    """Split-K launches in eager threads, on streams and in two graphs replayed at once: always the same result."""
+    for p in problems:
+        w = torch.randn(p.n, p.k, device="cuda", dtype=torch.bfloat16)
+        xs = [torch.randn(p.m, p.k, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+        right = [(x.double() @ w.double().t()) for x in xs]
+
+        def error(y: torch.Tensor, i: int, right: list[torch.Tensor] = right) -> float:
+            return ((y.double() - right[i]).norm() / right[i].norm()).item()
+
+        eager = [F.linear(x, w) for x in xs]
+        streams = [torch.cuda.Stream() for _ in range(2)]
+        graphs, outs = [], []
+        for i, stream in enumerate(streams):
+            graph = torch.cuda.CUDAGraph()
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph, stream=stream):
+                outs.append([F.linear(xs[i], w) for _ in range(8)])
+            graphs.append(graph)
+        worst = max(error(eager[i], i) for i in range(2))
+        bad = 0
+        for _ in range(200):
+            for i in range(2):
+                for y in outs[i]:
+                    y.fill_(float("nan"))
+            torch.cuda.synchronize()
+            for i, stream in enumerate(streams):
+                with torch.cuda.stream(stream):
+                    for _ in range(5):
+                        graphs[i].replay()
+            beside = F.linear(xs[0], w)
+            torch.cuda.synchronize()
+            bad += sum(error(y, i) > 2 * worst for i in range(2) for y in outs[i]) + (error(beside, 0) > 2 * worst)
+        say(
+            bad == 0 and worst < 5e-3,
+            f"{p}: 2 graphs x 8 launches x 1000 replays beside eager: {bad} wrong, error {worst:.1e}",
+        )
+
+        wrong = []
+
+        def many(i: int, xs: Any = xs, w: Any = w, eager: Any = eager, wrong: list[int] = wrong) -> None:
+            with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):
+                wrong.extend(i for _ in range(300) if not torch.equal(F.linear(xs[i], w), eager[i]))
+
+        threads = [threading.Thread(target=many, args=(i % 2,)) for i in range(4)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        say(not wrong, f"{p}: 4 threads on 4 streams, 1200 calls: {len(wrong)} differ bitwise")
+
+
+def with_profiler(hook: Any) -> None:
+    """Our counts against torch's profiler: eager, backward, compiled."""
+    from torch.profiler import ProfilerActivity, profile
+
+    model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.ReLU(), torch.nn.Linear(512, 64)).cuda().bfloat16()
+    x = torch.randn(24, 512, device="cuda", dtype=torch.bfloat16)
+    compiled = torch.compile(model, dynamic=True)
+    compiled(x).sum().backward()
+    list(hook.native.drain())
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        for _ in range(3):
+            model(x).sum().backward()
+            torch.bmm(x[None].expand(4, -1, -1), x.t()[None].expand(4, -1, -1))
+        for m in (24, 7):
+            compiled(x[:m]).sum().backward()
+    ours = sum(s.calls for s in hook.native.drain())
+    names = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
+    theirs = sum(e.count for e in seen.key_averages() if e.key in names)
+    say(ours == theirs and ours > 0, f"counted {ours}, torch's profiler {theirs}")
+    RESULT["profiler"] = {"ours": ours, "theirs": theirs}
+
+
+if __name__ == "__main__":
+    main()
