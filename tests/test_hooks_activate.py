@@ -1,0 +1,175 @@
+"""On and off: what is patched, what is imported, and what a program sees of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hooked import Home
+
+LOADED = """
+    import json, sys, torch
+    ours = sorted(m for m in sys.modules if m.startswith("gemmtuned"))
+    heavy = sorted(m for m in ("sqlite3", "watchdog", "sqlite_utils", "pandas") if m in sys.modules)
+    linear = type(torch.nn.functional.linear).__name__
+    print(json.dumps([ours, heavy, linear, "capture.cpp" in torch._C._dispatch_dump("aten::mm")]))
+    """
+STUB = [
+    "gemmtuned",
+    "gemmtuned._autoload",
+    "gemmtuned.configs",
+    "gemmtuned.configs.errors",
+    "gemmtuned.configs.settings",
+]
+
+
+@pytest.mark.parametrize(
+    "env", [{"AITER_TUNE_GEMM": "0"}, {"AITER_TUNE_GEMM": ""}, {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}]
+)
+def test_switched_off_nothing_is_patched_and_nothing_imported(home: Home, env: dict[str, str]) -> None:
+    ours, heavy, stock, in_front = home.run(LOADED, **env).said
+
+    assert ours == ([] if "TORCH_DEVICE_BACKEND_AUTOLOAD" in env else STUB)
+    assert heavy == []
+    assert stock == "builtin_function_or_method"
+    assert not in_front
+    assert not home.path.exists()
+
+
+@pytest.mark.parametrize(
+    "env",
+    [{"AITER_TUNE_GEMM": "2"}, {"GEMMTUNED_RELOAD": "sometimes"}, {"GEMMTUNED_FLUSH_S": "soon"}],
+)
+def test_a_wrong_setting_is_named_and_the_program_runs_on_stock_torch(home: Home, env: dict[str, str]) -> None:
+    done = home.run(
+        "import json, torch; print(json.dumps(torch.mm(torch.ones(2, 3), torch.ones(3, 2)).sum().item()))", **env
+    )
+
+    ((name, value),) = env.items()
+    assert done.said == 12.0
+    assert len(done.err.splitlines()) == 1
+    assert done.err.startswith("gemmtuned: not active")
+    assert name in done.err
+    assert repr(value) in done.err
+
+
+def test_enable_and_disable_take_every_patch_back(home: Home) -> None:
+    done = home.run(
+        """
+        import json, torch, threading
+        import torch.nn.functional as F
+        import gemmtuned
+
+        def in_front():
+            return "capture.cpp" in torch._C._dispatch_dump("aten::mm") or type(F.linear).__name__ == "function"
+
+        def threads():
+            return sorted(t.name for t in threading.enumerate() if t.name.startswith("gemmtuned"))
+
+        x, w, stock = torch.randn(4, 16), torch.randn(8, 16), F.linear
+        seen = []
+        for _ in range(3):
+            seen.append([gemmtuned.is_enabled(), in_front(), threads(), F.linear is stock])
+            gemmtuned.enable()
+            gemmtuned.enable(dispatch=False)  # the second replaces the first
+            F.linear(x, w)
+            seen.append([gemmtuned.is_enabled(), in_front(), threads(), gemmtuned.status()["path"]])
+            gemmtuned.disable()
+            F.linear(x, w)
+        gemmtuned.disable()
+        print(json.dumps([seen, gemmtuned.status()["path"], gemmtuned.generation(), gemmtuned.reload()]))
+        """,
+        AITER_TUNE_GEMM="0",
+    )
+    seen, path, generation, reloaded = done.said
+
+    assert seen[0::2] == [[False, False, [], True]] * 3
+    assert seen[1::2] == [[True, True, ["gemmtuned-flush"], "native"]] * 3
+    assert (path, generation, reloaded) == ("off", 0, 0)
+    assert home.calls() == 3
+    assert done.err == ""
+
+
+def test_calls_in_other_threads_survive_enable_and_disable(home: Home) -> None:
+    done = home.run(
+        """
+        import json, threading, torch, gemmtuned
+        x, w = torch.randn(4, 16), torch.randn(8, 16).t()
+        right, stop, wrong = torch.mm(x, w), threading.Event(), []
+
+        def work():
+            while not stop.is_set():
+                if not torch.equal(torch.mm(x, w), right):
+                    wrong.append(1)
+
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        [t.start() for t in threads]
+        for _ in range(15):
+            gemmtuned.enable()
+            gemmtuned.disable()
+        stop.set()
+        [t.join() for t in threads]
+        print(json.dumps(len(wrong)))
+        """,
+        AITER_TUNE_GEMM="0",
+    )
+
+    assert done.said == 0
+
+
+def test_warnings_go_to_the_programs_own_logging_once_there_is_any(home: Home, tmp_path: Path) -> None:
+    done = home.run(
+        """
+        import logging, sys
+        logging.basicConfig(filename=sys.argv[1], format="%(name)s %(message)s")
+        import time, torch
+        torch.mm(torch.ones(2, 3), torch.ones(3, 2))
+        time.sleep(0.5)
+        print("0")
+        """,
+        str(tmp_path / "log"),
+        GEMMTUNED_DB="/proc/none/tune.db",
+    )
+
+    assert done.said == 0
+    assert done.err == ""
+    assert "gemmtuned.hooks counts stay in memory" in (tmp_path / "log").read_text()
+
+
+def test_status_says_which_path_is_live_and_what_it_did(home: Home) -> None:
+    done = home.run(
+        """
+        import json, torch, gemmtuned
+        from gemmtuned.hooks import activate
+        for _ in range(5):
+            torch.mm(torch.ones(2, 3), torch.ones(3, 2))
+        activate.current().flusher.flush()
+        print(json.dumps(gemmtuned.status()))
+        """
+    )
+    status = done.said
+
+    assert status["path"] == "native"
+    assert (status["calls"], status["dropped"], status["errors"], status["note"]) == (5, 0, 0, "")
+    assert (status["capture"], status["dispatch"], status["polling"]) == (True, True, False)
+    assert json.dumps(status)
+
+
+@pytest.mark.parametrize("end", ["", "PATH"])
+def test_without_a_library_and_a_compiler_the_fallback_serves(home: Home, tmp_path: Path, end: str) -> None:
+    (tmp_path / "bin").mkdir()
+    env = {"PATH": str(tmp_path / "bin")} if end else {"GEMMTUNED_NATIVE": "0"}
+    done = home.run(
+        """
+        import json, torch, gemmtuned
+        torch.nn.functional.linear(torch.ones(4, 16), torch.ones(8, 16))
+        print(json.dumps([gemmtuned.status()["path"], gemmtuned.status()["note"]]))
+        """,
+        GEMMTUNED_CACHE=str(tmp_path / "cache"),
+        **env,
+    )
+
+    path, note = done.said
+    assert path == "fallback"
+    assert note == ("native hook not available, F.linear alone is served: no C++ compiler: install g++" if end else "")
+    assert home.calls() == 1
+    assert done.err == ""
