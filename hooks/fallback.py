@@ -194,7 +194,9 @@ def plain_call(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> bool
 
 def describe(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> Problem:
     """The problem of F.linear(x, w, bias) as the CPU kernel will see it. Raises ProblemError for what is none."""
-    if x.device.type != "cpu" or w.dim() != 2 or x.dim() < 2 or torch._C._functorch.maybe_current_level() is not None:
+    if torch._C._get_tracing_state() or torch._C._functorch.maybe_current_level() is not None:
+        raise ProblemError("sizes are not what they will be")
+    if x.device.type != "cpu" or w.dim() != 2 or x.dim() < 2:
         raise ProblemError("not a plain linear on CPU")
     n, k = (int(d) for d in w.shape)
     if x.shape[-1] != k or (bias is not None and bias.shape != (n,)):
