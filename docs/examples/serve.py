@@ -20,7 +20,7 @@ from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def build(dtype: torch.dtype, layers: int) -> Qwen3ForCausalLM:
+def build(layers: int) -> dict[str, Qwen3ForCausalLM]:
     config = Qwen3Config(
         vocab_size=256,
         hidden_size=1024,
@@ -33,7 +33,8 @@ def build(dtype: torch.dtype, layers: int) -> Qwen3ForCausalLM:
         max_position_embeddings=4096,
     )
     torch.manual_seed(0)
-    return Qwen3ForCausalLM(config).to(dtype).eval()
+    model = Qwen3ForCausalLM(config).eval()
+    return {name: copy.deepcopy(model).to(dtype) for name, dtype in DTYPES.items()}
 
 
 def tokens_of(prompts: list[str]) -> torch.Tensor:
@@ -59,7 +60,7 @@ def main() -> None:
     parser.add_argument("--freeze", action="store_true", help="let gemmtuned keep packed weights")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    models = {name: build(dtype, args.layers) for name, dtype in DTYPES.items()}
+    models = build(args.layers)
     if args.freeze:
         import gemmtuned
 
