@@ -40,9 +40,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=240, help="start no new shape after this long")
     parser.add_argument("--m", default="8,1,16,4,32", help="rows of X, measured in this order")
     parser.add_argument("--shapes", default="", help="NxK,NxK,... instead of the eight of the issue")
-    parser.add_argument("--kernels", default="gemv,direct,warp_split_k,tiles")
-    parser.add_argument("--limit", type=int, default=72, help="candidates a kernel and shape")
-    parser.add_argument("--tiles-limit", type=int, default=24, help="the same for the tiles kernel")
+    parser.add_argument("--limit", type=int, default=24, help="candidates a shape, all kernels together")
+    parser.add_argument("--explore", type=int, default=0, help="more candidates a shape, drawn from what was left out")
     parser.add_argument("--rounds", type=int, default=25, help="rounds of the final comparison")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="compiling processes")
     parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp16"))
@@ -59,7 +58,6 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     options.shapes = pairs or ([(48, 256), (40, 136)] if options.dry_run else SHAPES)
     if options.dry_run:
         options.dtype = "fp16"  # the interpreter multiplies bf16 wrongly
-    options.kernels = options.kernels.split(",")
     return options
 
 

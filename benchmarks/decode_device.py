@@ -25,9 +25,9 @@ from timing import CudaTimer, HostTimer, Timer, floor_launches, summary_line
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
-from gemmtuned.kernels.triton import direct, gemv, python_launch, tiles, warp_split_k
+from gemmtuned.kernels.triton import python_launch
+from gemmtuned.kernels.triton.shortlist import MODULES, shortlist
 
-MODULES = {module.NAME: module for module in (gemv, direct, warp_split_k, tiles)}
 POOL_BYTES = 200 << 20  # weights in rotation: more than three times the L2
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Key = tuple[str, str]
@@ -83,24 +83,16 @@ def compile_one(kernel: str, config: dict[str, int], problem: Problem, arch: str
 
 
 def candidates(options: argparse.Namespace, m: int, n: int, k: int, units: int, arch: str) -> list[Any]:
-    """The cost model's best guesses, and a sample of what it ranks lower: the sample shows where it is wrong."""
+    """What the daemon would try, and with --explore a sample of the rest: it shows where the estimate is wrong."""
+    found = shortlist(m, n, k, units, arch=arch, limit=options.limit)
+    rest = [
+        (name, config)
+        for name, module in MODULES.items()
+        for _, config in module.scored(m, n, k, units, arch=arch)
+        if (name, config) not in found
+    ]
     dice = random.Random(n * k)  # not m: shapes that differ in m alone share their compilations
-    found = []
-    for kernel in options.kernels:
-        if options.dry_run and kernel == "direct":
-            continue  # Gluon has no interpreter
-        limit = options.tiles_limit if kernel == "tiles" else options.limit
-        if m == 1 and kernel != "gemv":
-            limit //= 3
-        space = MODULES[kernel].configs(m, n, k, units, arch=arch, limit=1 << 20)
-        best, rest = space[: limit * 3 // 5], space[limit * 3 // 5 :]
-        sample = [dict(config) for config in dice.sample(rest, min(len(rest), limit - len(best)))]
-        for config in sample:
-            for switch in ("evict", "chunked"):
-                if switch in config and dice.random() < 0.3:
-                    config[switch] = 1 - config[switch]
-        found += [(kernel, config) for config in best + sample]
-    return found
+    return found + dice.sample(rest, min(len(rest), options.explore))
 
 
 def compile_ahead(

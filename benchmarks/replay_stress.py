@@ -14,14 +14,13 @@ import torch
 import triton
 import triton.language as tl
 
-from gemmtuned.kernels.triton import direct, gemv, python_launch, tiles, warp_split_k
+from gemmtuned.kernels.triton import gemv, python_launch, tiles, warp_split_k
 
 _WARP = {"rows": 16, "tokens": 8, "block_k": 64, "split": 14, "warps": 2}
 _TILE = {"rows": 32, "tokens": 16, "block_k": 64, "split": 8, "group": 2, "swap": 0, "warps": 4, "stages": 3}
 CASES = [  # small tiles and many slices: many programs meet at each counter
-    (gemv, 1, 520, 4096, {"rows": 4, "block_k": 512, "split": 8, "warps": 2, "unroll": 1, "evict": 1}),
-    (direct, 8, 528, 4096, {**_WARP, "prefetch": 0, "evict": 1}),
-    (warp_split_k, 8, 528, 4096, {**_WARP, "stages": 3, "chunked": 0}),
+    (gemv, 1, 520, 4096, {"rows": 4, "block_k": 512, "split": 8, "warps": 2, "unroll": 1}),
+    (warp_split_k, 8, 528, 4096, {**_WARP, "stages": 3}),
     (tiles, 33, 200, 2048, _TILE),
 ]
 
@@ -43,8 +42,6 @@ def launches_of_one_stream(device: str) -> tuple[list[Any], torch.Tensor, list[t
     wrong = torch.zeros(1, dtype=torch.int32, device=device)
     calls, spaces = [], []
     for module, m, n, k, config in CASES:
-        if device == "cpu" and module is direct:
-            continue  # Gluon has no interpreter
         if device == "cpu":
             n, k = 32, 256
         dtype = torch.bfloat16 if device == "cuda" else torch.float16

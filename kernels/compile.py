@@ -20,13 +20,12 @@ from typing import Any, Final
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from triton.experimental.gluon._runtime import GluonASTSource
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.kernels.triton.launch import POINTER_ALIGN, LaunchRecord
 from gemmtuned.kernels.triton.limits import shared_limit
 
-KERNELS: Final = ("gemv", "direct", "warp_split_k", "tiles")  # modules of kernels/triton
+KERNELS: Final = ("gemv", "warp_split_k", "tiles")  # modules of kernels/triton
 _POINTERS: Final = ("x", "w", "bias", "y")
 
 
@@ -83,8 +82,7 @@ def source(record: LaunchRecord) -> ASTSource:
             assumed[(index,)] = [["tt.divisibility", POINTER_ALIGN]]
         elif name in ("ldx", "ldw") and record.ld_multiple > 1:
             assumed[(index,)] = [["tt.divisibility", record.ld_multiple]]
-    kind = GluonASTSource if kernel.is_gluon() else ASTSource
-    return kind(fn=kernel, signature=signature, constexprs=constants, attrs=assumed)
+    return ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=assumed)
 
 
 def compile_kernel(record: LaunchRecord, arch: str) -> Any:

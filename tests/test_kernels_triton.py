@@ -16,10 +16,11 @@ pytest.importorskip("triton")
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.compile import compile_record
-from gemmtuned.kernels.triton import direct, gemv, tiles, warp_split_k
+from gemmtuned.kernels.triton import gemv, tiles
+from gemmtuned.kernels.triton.launch import COUNTERS_BYTES
 from gemmtuned.kernels.triton.limits import shared_limit
+from gemmtuned.kernels.triton.shortlist import LIMIT, MODULES, shortlist
 
-MODULES = (gemv, direct, warp_split_k, tiles)
 ARCHS = ("sm_80", "sm_90", "gfx942")
 CASES = 17
 
@@ -54,15 +55,12 @@ def test_every_launch_leaves_its_counters_zero(interpreted: list[dict[str, Any]]
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.NAME)
+@pytest.mark.parametrize("module", MODULES.values(), ids=lambda module: module.NAME)
 def test_best_guess_compiles_without_spills_and_fits(module: Any, arch: str) -> None:
     m = 1 if module is gemv else 8
-    if module is direct and arch == "gfx942":
-        assert module.configs(m, 576, 7168, 304, arch=arch) == []  # its instruction is NVIDIA's
-        return
 
     for dtype, bias, n, k in (("bf16", True, 576, 7168), ("fp16", False, 1000, 1032)):
-        config = module.configs(m, n, k, 132, arch=arch)[0]
+        _, config = module.scored(m, n, k, 132, arch=arch)[0]
         record = module.launch_record(config, Problem(m=m, n=n, k=k, bias=bias, dtype=dtype))
         binary = compile_record(record, arch)
 
@@ -72,41 +70,70 @@ def test_best_guess_compiles_without_spills_and_fits(module: Any, arch: str) -> 
         assert binary.data[:4] == b"\x7fELF"
 
 
-def test_weights_of_the_direct_kernel_never_touch_shared_memory() -> None:
-    from gemmtuned.kernels.compile import compile_kernel
+SHAPES = (
+    (1, 576, 7168),
+    (1, 40, 300),
+    (8, 256, 7168),
+    (32, 7168, 2048),
+    (4, 17, 40),
+    (64, 512, 512),
+    (2048, 4096, 4096),
+)
 
-    config = {"rows": 16, "tokens": 8, "block_k": 128, "split": 1, "warps": 4, "prefetch": 0, "evict": 1}
-    ptx = compile_kernel(direct.launch_record(config, Problem(m=8, n=64, k=1024)), "sm_90").asm["ptx"]
 
-    assert "ld.global.L1::evict_first.L2::cache_hint.v4.b32" in ptx
-    assert "mma.sync.aligned.m16n8k16" in ptx
-    assert "cp.async.c" not in ptx and "ldmatrix" not in ptx
-
-
-@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.NAME)
-@pytest.mark.parametrize("shape", [(1, 576, 7168), (8, 256, 7168), (32, 7168, 2048), (4, 17, 40), (2048, 4096, 4096)])
-def test_space_is_small_and_every_config_in_it_can_be_launched(module: Any, shape: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_shortlist_is_short_and_every_config_in_it_can_be_launched(shape: tuple[int, int, int], arch: str) -> None:
     m, n, k = shape
-    space = module.configs(m, n, k, 132)
+    found = shortlist(m, n, k, 132, arch=arch)
 
-    assert len(space) <= 48
-    assert len({json.dumps(config, sort_keys=True) for config in space}) == len(space)
-    for config in space:
-        record = module.launch_record(config, Problem(m=m, n=n, k=k))
+    assert 0 < len(found) <= LIMIT
+    assert len({json.dumps(item, sort_keys=True) for item in found}) == len(found)
+    for name, config in found:
+        record = MODULES[name].launch_record(config, Problem(m=m, n=n, k=k))
         assert all(size > 0 for size in record.grid_size(m))
-    if module is tiles:
-        assert space
+
+
+# Measured on an H200: the fastest of some 150 candidates, at shapes where it led by more than noise
+@pytest.mark.parametrize(
+    ("shape", "kernel", "config"),
+    [
+        ((1, 4096, 4096), "gemv", {"rows": 1, "block_k": 4096, "split": 1, "warps": 8, "unroll": 1}),
+        ((8, 4096, 4096), "warp_split_k", {"rows": 16, "block_k": 128, "split": 1, "warps": 2, "stages": 5}),
+        ((16, 512, 16384), "tiles", {"rows": 32, "block_k": 256, "split": 8, "warps": 2, "stages": 5}),
+        ((32, 2112, 7168), "tiles", {"rows": 64, "swap": 1, "block_k": 64, "split": 4, "warps": 4, "stages": 8}),
+    ],
+)
+def test_shortlist_holds_what_won(shape: tuple[int, int, int], kernel: str, config: dict[str, int]) -> None:
+    found = shortlist(*shape, 132, arch="sm_90")
+
+    assert any(name == kernel and config.items() <= other.items() for name, other in found), found
+
+
+def test_all_kernels_keep_their_counters_in_the_same_place_so_that_a_stream_needs_one_workspace() -> None:
+    records = []
+    for m, n, k in ((1, 40, 8192), (8, 256, 7168), (16, 576, 7168), (300, 64, 8192)):
+        problem = Problem(m=m, n=n, k=k)
+        for name, config in shortlist(m, n, k, 132, arch="sm_90"):
+            records.append(MODULES[name].launch_record(config, problem))
+    reducing = [record for record in records if record.workspace_bytes]
+
+    assert {record.kernel for record in reducing} == set(MODULES)
+    for record in reducing:
+        assert record.partials_offset == COUNTERS_BYTES >= record.counters_bytes > 0
 
 
 def test_what_a_kernel_cannot_run_is_refused_with_a_reason() -> None:
-    good = gemv.configs(1, 64, 512, 132)[0]
+    _, good = gemv.scored(1, 64, 512, 132)[0]
+    cut = {"rows": 16, "tokens": 16, "block_k": 16, "split": 2, "group": 1, "swap": 0, "warps": 4, "stages": 3}
     for module, config, problem, reason in (
         (gemv, good, Problem(m=2, n=64, k=512), "M = 1"),
         (gemv, {**good, "colour": 1}, Problem(m=1, n=64, k=512), "config has"),
         (gemv, {**good, "rows": -1}, Problem(m=1, n=64, k=512), "rows is -1"),
         (gemv, good, Problem(m=1, n=64, k=512, dtype="fp32"), "bf16 and fp16"),
         (gemv, good, Problem(m=1, n=64, k=512, layout="nn"), "layout nt"),
-        (tiles, tiles.configs(64, 64, 512, 132)[0], Problem(m=1 << 25, n=64, k=512), "larger than a device takes"),
+        (tiles, cut, Problem(m=1 << 25, n=64, k=512), "larger than a device takes"),
+        (tiles, cut, Problem(m=1 << 14, n=1 << 10, k=512), "too many to cut K"),
     ):
         with pytest.raises(CandidateFailed, match=reason):
             module.launch_record(config, problem)
@@ -121,7 +148,7 @@ def test_kernel_that_needs_too_much_shared_memory_is_a_failed_candidate() -> Non
 
 
 def test_kernel_that_does_not_compile_is_a_failed_candidate() -> None:
-    config = {"rows": 3, "block_k": 64, "split": 1, "warps": 1, "unroll": 1, "evict": 0}
+    config = {"rows": 3, "block_k": 64, "split": 1, "warps": 1, "unroll": 1}
 
     with pytest.raises(CandidateFailed, match="does not compile"):
         compile_record(gemv.launch_record(config, Problem(m=1, n=64, k=512)), "sm_90")

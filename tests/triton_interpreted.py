@@ -52,13 +52,13 @@ def case(module, m, n, k, config, *, bias=False, dtype=torch.float16, pad=0, lau
     return {"kernel": module.NAME, "shape": [m, n, k], "error": error, "clean": bool(clean), "dtype": str(dtype)}
 
 
-def gemv_config(rows=2, block_k=64, split=1, warps=4, unroll=1, evict=1):
-    return {"rows": rows, "block_k": block_k, "split": split, "warps": warps, "unroll": unroll, "evict": evict}
+def gemv_config(rows=2, block_k=64, split=1, warps=4, unroll=1):
+    return {"rows": rows, "block_k": block_k, "split": split, "warps": warps, "unroll": unroll}
 
 
-def warp_config(rows=16, tokens=8, block_k=16, split=1, warps=2, stages=3, chunked=0):
+def warp_config(rows=16, tokens=8, block_k=16, split=1, warps=2, stages=3):
     config = {"rows": rows, "tokens": tokens, "block_k": block_k, "split": split, "warps": warps}
-    return {**config, "stages": stages, "chunked": chunked}
+    return {**config, "stages": stages}
 
 
 def tiles_config(rows=16, tokens=16, block_k=16, split=1, group=1, swap=0, warps=4, stages=3):
@@ -77,7 +77,7 @@ def main() -> None:
         lambda: case(gemv, 1, 6, 128, gemv_config(rows=2, split=2), dtype=bf16),
         lambda: case(warp_split_k, 8, 32, 128, warp_config()),
         lambda: case(warp_split_k, 3, 40, 136, warp_config(), bias=True, pad=8),
-        lambda: case(warp_split_k, 5, 23, 77, warp_config(split=3, chunked=1), bias=True, pad=3, launches=2),
+        lambda: case(warp_split_k, 5, 23, 77, warp_config(split=3), bias=True, pad=3, launches=2),
         lambda: case(warp_split_k, 17, 33, 160, warp_config(tokens=32, rows=32, split=7, warps=4), pad=8),
         lambda: case(warp_split_k, 1, 16, 15, warp_config(split=2), pad=1),  # K smaller than one step
         lambda: case(warp_split_k, 8, 48, 128, warp_config(split=2), bias=True, dtype=bf16, launches=2),

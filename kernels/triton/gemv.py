@@ -2,7 +2,8 @@
 
 y[1, N] = x[1, K] @ W[N, K].T + bias.  A program owns `rows` rows of W and walks K in steps of `block_k`, each thread
 with 16-byte loads straight to registers: nothing is shared between threads until the final sum, so there is no barrier
-on the way and many loads are in flight.  `split` > 1 cuts K for small N, and the last program adds up.
+on the way and many loads are in flight.  `split` > 1 cuts K where N alone has too few rows for all units, and the last
+program adds up.
 """
 # mypy: disable-error-code="misc,untyped-decorator,no-untyped-def,no-untyped-call"
 
@@ -16,12 +17,13 @@ import triton.language as tl
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.triton.launch import Axis, Config, LaunchRecord, check_config, make_record
+from gemmtuned.kernels.triton.space import largest
 from gemmtuned.kernels.triton.split_k import arrived_last, reset
 
 NAME: Final = "gemv"
-KEYS: Final = ("rows", "block_k", "split", "warps", "unroll", "evict")
-_BANDWIDTH: Final = 4.4e6  # bytes a us, H200 streaming
-_LATENCY_US: Final = 0.9  # a DRAM load under load; bytes in flight / latency bounds the rate
+KEYS: Final = ("rows", "block_k", "split", "warps", "unroll")
+_BANDWIDTH: Final = 4.69e6  # bytes a us
+_LATENCY_US: Final = 0.8  # bytes in flight over this is the rate
 
 
 @triton.jit
@@ -39,11 +41,9 @@ def gemv(
     BLOCK_K: tl.constexpr,
     SPLIT: tl.constexpr,
     UNROLL: tl.constexpr,
-    EVICT: tl.constexpr,
 ):
     STEPS: tl.constexpr = (K + BLOCK_K * SPLIT - 1) // (BLOCK_K * SPLIT)
     EVEN_K: tl.constexpr = K == STEPS * BLOCK_K * SPLIT
-    EVICTION: tl.constexpr = "evict_first" if EVICT else ""
     tile = tl.program_id(0)
     part = tl.program_id(1)
     rows = tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -56,10 +56,10 @@ def gemv(
     for step in tl.range(0, STEPS, loop_unroll_factor=UNROLL):
         k = ks + step * BLOCK_K
         if EVEN_K:
-            wt = tl.load(w_rows + k[None, :], eviction_policy=EVICTION)
+            wt = tl.load(w_rows + k[None, :], eviction_policy="evict_first")
             xt = tl.load(x + k)
         else:
-            wt = tl.load(w_rows + k[None, :], mask=(k < K)[None, :], other=0.0, eviction_policy=EVICTION)
+            wt = tl.load(w_rows + k[None, :], mask=(k < K)[None, :], other=0.0, eviction_policy="evict_first")
             xt = tl.load(x + k, mask=k < K, other=0.0)
         acc += wt.to(tl.float32) * xt.to(tl.float32)[None, :]
     total = tl.sum(acc, 1)
@@ -98,7 +98,6 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
             "BLOCK_N": config["rows"],
             "BLOCK_K": config["block_k"],
             "UNROLL": config["unroll"],
-            "EVICT": config["evict"],
         },
         split=config["split"],
         tile_values=config["rows"],
@@ -106,44 +105,43 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
     )
 
 
-def configs(m: int, n: int, k: int, units: int, *, arch: str = "sm_90", limit: int = 48) -> list[dict[str, int]]:
-    """At most `limit` candidates for a device with this many units, the cheapest by the cost model first."""
+def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[tuple[float, dict[str, int]]]:
+    """(estimated us, config) of the candidates for a device with this many units, the fastest first."""
     if m != 1:
         return []
     lanes = 64 if arch.startswith("gfx") else 32
-    scored = []
-    for rows in (1, 2, 4, 8, 16):
+    found = []
+    for rows in (1, 2, 4, 8):
+        if rows > 1 and n < 0.75 * rows * units:
+            continue
         for block_k in (512, 1024, 2048, 4096, 8192):
-            for warps in (1, 2, 4, 8):
+            if not (1024 <= block_k < 2 * k or block_k == 512 >= k // 2):
+                continue
+            for warps in (2, 4, 8):
                 a_thread = rows * block_k // (warps * lanes)
-                if not 8 <= a_thread <= 128 or block_k // 2 >= k > 512:
+                if not 8 <= a_thread <= 128:
                     continue
-                for split in (1, 2, 4, 7, 8):
+                for split in (1, 2, 4, 8) if rows == 1 else (1,):
                     steps = -(-k // (block_k * split))
-                    if steps * block_k * split > 1.35 * k and split > 1:
-                        continue  # mostly empty slices
+                    if split > 1 and (n * split > 2 * units or steps * block_k * split > 1.1 * k):
+                        continue
                     unroll = max(1, min(steps, 64 // a_thread))
-                    cost = _cost_us(n, k, units, rows, block_k, split, warps, lanes, unroll)
                     config = {"rows": rows, "block_k": block_k, "split": split, "warps": warps, "unroll": unroll}
-                    scored.append((cost, {**config, "evict": 1}))
-    scored.sort(key=lambda item: item[0])
-    return [config for _, config in scored[:limit]]
+                    found.append((_estimate_us(n, k, units, config, steps, a_thread), config))
+    found.sort(key=lambda item: item[0])
+    return found
 
 
-def _cost_us(
-    n: int, k: int, units: int, rows: int, block_k: int, split: int, warps: int, lanes: int, unroll: int
-) -> float:
-    """Estimated device time: streaming, bounded by the loads that fit in flight, plus start, sum and reduction."""
-    programs = -(-n // rows) * split
-    resident = min(max(1, 48 // warps), 16)
-    busy = min(programs, units * resident)
-    in_flight = busy * min(rows * block_k * 2 * unroll, warps * lanes * 64 * 2)
-    rate = min(_BANDWIDTH, in_flight / _LATENCY_US)
-    steps = -(-k // (block_k * split))
-    padded = steps * block_k * split * -(-n // rows) * rows * 2
-    waves = programs / (units * resident)
-    uneven = -(-programs // units) / (programs / units) if programs < 4 * units else 1.0
-    return 2.0 + padded / rate * (0.7 + 0.3 * uneven) + 0.15 * steps / unroll + 0.3 * waves + (1.2 if split > 1 else 0)
+def _estimate_us(n: int, k: int, units: int, config: dict[str, int], steps: int, a_thread: int) -> float:
+    """As space.estimate_us, for loads that go to registers; constants from the same timings."""
+    rows, block_k, unroll = config["rows"], config["block_k"], config["unroll"]
+    busiest = -(-(-(-n // rows) * config["split"]) // units)
+    here = min(busiest, 64 // config["warps"])
+    memory = n * 2 * steps * block_k * config["split"] / _BANDWIDTH
+    rate = min(1.3 * _BANDWIDTH / units, here * rows * block_k * 2 * unroll / _LATENCY_US)
+    loads = busiest * rows * steps * block_k * 2 / rate
+    overhead = 0.048 * steps / unroll * busiest / here + 0.0017 * a_thread * unroll + 0.061 * rows
+    return 2.05 + largest(memory, loads) + overhead + (1.0 if config["split"] > 1 else 0.0)
 
 
 def run(x: Any, w: Any, bias: Any, config: Config, workspace: Any = None) -> Any:

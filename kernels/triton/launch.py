@@ -4,10 +4,10 @@ The native hook launches from this record alone, without Triton: grid from the s
 kernel's own order, one workspace.  Python launches the same compiled binary, so that what was measured and
 checked is what is published.
 
-The workspace is one buffer: counters first (int32, one a tile of Y), then the partial sums (fp32, tile after tile, in
-each the slices of K in order).  Its counters must be zero
-before the first launch and each launch leaves them zero.  Launches that may run at the same time need
-a workspace each.
+The workspace is one buffer: COUNTERS_BYTES of counters (int32, one a tile of Y), then the partial sums (fp32, tile
+after tile, in each the slices of K in order).  The counters must be zero before the first launch and each launch leaves
+them zero.  They take the same place in every kernel's workspace, so that launches that follow one another can share
+one, whatever they are; launches that may run at the same time need a workspace each.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TRITON_TYPES: Final = {"bf16": "bf16", "fp16": "fp16"}
 RUNTIME_ARGUMENTS: Final = ("x", "w", "bias", "y", "partials", "counters", "m", "ldx", "ldw")
 POINTER_ALIGN: Final = 16  # bytes; the widest load of a thread
 MAX_GRID_YZ: Final = 65535
-_COUNTERS_ALIGN: Final = 256
+COUNTERS_BYTES: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class LaunchRecord:
     arguments: names of what the binary takes, in its order; `m`, `ldx`, `ldw` are int32 (leading dimensions in
     elements), the others pointers.  The binary takes `null_pointers` null pointers after them.
     ld_multiple: leading dimensions must be a multiple of this; pointers of POINTER_ALIGN bytes.
-    counters_bytes, partials_offset, workspace_bytes: the workspace's layout for an M up to `max_m`.
+    counters_bytes: of the counters in use.  partials_offset, workspace_bytes: for an M up to `max_m`.
     """
 
     kernel: str
@@ -102,7 +102,9 @@ def make_record(
         raise CandidateFailed(f"{problem} {kernel}: grid {x}x{y}x{z} is larger than a device takes")
     absent = {*drop, *(() if problem.bias else ("bias",)), *(() if split > 1 else ("partials", "counters"))}
     counters_bytes = 4 * x * z if split > 1 else 0
-    offset = -(-counters_bytes // _COUNTERS_ALIGN) * _COUNTERS_ALIGN
+    if counters_bytes > COUNTERS_BYTES:
+        raise CandidateFailed(f"{problem} {kernel}: {x * z} tiles are too many to cut K")
+    offset = COUNTERS_BYTES if split > 1 else 0
     return LaunchRecord(
         kernel=kernel,
         dtype=problem.dtype,

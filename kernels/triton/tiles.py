@@ -16,10 +16,17 @@ import triton.language as tl
 from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.triton.launch import Axis, Config, LaunchRecord, check_config, make_record
 from gemmtuned.kernels.triton.limits import shared_limit
+from gemmtuned.kernels.triton.space import Constants, Tile, estimate_us, ring_stages, splits
 from gemmtuned.kernels.triton.split_k import arrived_last, reset
 
 NAME: Final = "tiles"
 KEYS: Final = ("rows", "tokens", "block_k", "split", "group", "swap", "warps", "stages")
+_SMALL_M: Final = 64  # up to here one tile holds all rows of X, and reading W is the work
+_RING_BYTES: Final = (24 << 10, 36 << 10, 48 << 10, 64 << 10)
+_FITTED: Final = Constants(
+    bandwidth=4.54e6, latency=0.884, unit_l2=665e3, start=3.0, step=0.077, reduce=0.383, partial_mb=0.783,
+    tail_10kb=0.063, stage=0.617, reread=0.451, masked=0.316, mma=0.031, warp=0.01, wide_step=0.016,
+)  # fmt: skip
 
 
 @triton.jit
@@ -135,73 +142,76 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
     )
 
 
-def configs(m: int, n: int, k: int, units: int, *, arch: str = "sm_90", limit: int = 48) -> list[dict[str, int]]:
-    """At most `limit` candidates for a device with this many units, the cheapest by the cost model first."""
-    amd = arch.startswith("gfx")
-    smallest = max(16, 1 << (m - 1).bit_length()) if m <= 64 else 64
-    scored = []
-    for rows, tokens, swap in _tile_shapes(m, smallest):
-        for block_k in (32, 64, 128, 256):
-            for split in (1, 2, 3, 4, 6, 7, 8, 12, 14, 16):
+def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[tuple[float, dict[str, int]]]:
+    """(estimated us, config) of the candidates for a device with this many units, the fastest first."""
+    found = _few_rows(m, n, k, units, arch) if m <= _SMALL_M else _many_rows(m, n, k, units, arch)
+    found.sort(key=lambda item: item[0])
+    return found
+
+
+def _few_rows(m: int, n: int, k: int, units: int, arch: str) -> list[tuple[float, dict[str, int]]]:
+    tokens = max(16, 1 << (m - 1).bit_length())
+    found = []
+    for rows, swap, warp_choices in ((32, 0, (2,) if tokens < 32 else (2, 4)), (64, 1, (2, 4)), (128, 1, (8,))):
+        tiles_n = -(-n // rows)
+        for block_k in (64, 128, 256) if rows == 32 else (64, 128):
+            w_bytes, shared_bytes = rows * block_k * 2, (rows + tokens) * block_k * 2
+            for split in splits(tiles_n, k, block_k, units):
                 steps = -(-k // (block_k * split))
-                waste = steps * block_k * split / k
-                tiles_mn = -(-n // rows) * -(-m // tokens)
-                if split > 1 and (steps < 4 or waste > 1.1 or tiles_mn * split > 4 * units):
-                    continue
-                for warps in (2, 4, 8):
-                    if not 256 <= rows * tokens // warps <= (1024 if split > 1 else 2048 if m <= 64 else 4096) or (
-                        swap and warps > 4 and rows < 128
-                    ):
+                for stages in ring_stages(
+                    _RING_BYTES, w_bytes=w_bytes, shared_bytes=shared_bytes, steps=steps, programs=tiles_n * split,
+                    units=units, arch=arch, most=8,
+                ):  # fmt: skip
+                    for warps in warp_choices:
+                        wide = bool(swap) and warps >= 4
+                        shared = (stages if wide else stages - 1) * shared_bytes
+                        if shared > shared_limit(arch):
+                            continue
+                        config = {"rows": rows, "tokens": tokens, "block_k": block_k, "split": split, "warps": warps}
+                        tile = Tile(**config, groups=1, stages=stages, steps=steps, shared=shared, wide=wide)
+                        cost = estimate_us(m, n, k, units, tile, _FITTED, arch=arch)
+                        found.append((cost, {**config, "group": 1, "swap": swap, "stages": stages}))
+    return found
+
+
+def _many_rows(m: int, n: int, k: int, units: int, arch: str) -> list[tuple[float, dict[str, int]]]:
+    """Not fitted to anything: M > 64 has not been measured, and torch's library is hard to beat there."""
+    amd = arch.startswith("gfx")
+    found = []
+    for rows, tokens, swap in (
+        (64, 64, 0), (128, 64, 0), (128, 64, 1), (128, 128, 0), (256, 64, 0), (256, 128, 0), (128, 256, 0)
+    ):  # fmt: skip
+        tiles_mn = -(-n // rows) * -(-m // tokens)
+        for block_k in (32, 64, 128):
+            for split in splits(tiles_mn, k, block_k, units):
+                steps = -(-k // (block_k * split))
+                for warps in (4, 8):
+                    if not 512 <= rows * tokens // warps <= 4096:
                         continue
-                    for stages in (2,) if amd else (3, 4, 5, 6, 8):
+                    for stages in (2,) if amd else (3, 4, 5):
                         shared = (stages - (1 if amd else 0)) * (rows + tokens) * block_k * 2
                         if shared > shared_limit(arch) or stages > steps + 2:
                             continue
-                        cost = _cost_us(m, n, k, units, rows, tokens, block_k, split, steps, shared, waste, arch)
-                        config = {"rows": rows, "tokens": tokens, "block_k": block_k, "split": split}
+                        config = {"rows": rows, "tokens": tokens, "block_k": block_k, "split": split, "warps": warps}
+                        cost = _many_rows_us(m, n, k, units, config, steps, shared, arch)
                         group = 8 if m > 2 * tokens else 1
-                        scored.append(
-                            (cost, {**config, "group": group, "swap": swap, "warps": warps, "stages": stages})
-                        )
-    scored.sort(key=lambda item: item[0])
-    return [config for _, config in scored[:limit]]
+                        found.append((cost, {**config, "group": group, "swap": swap, "stages": stages}))
+    return found
 
 
-def _tile_shapes(m: int, smallest: int) -> list[tuple[int, int, int]]:
-    """(rows of W, tokens, swap) worth trying for this M."""
-    if m <= 64:
-        plain = [(rows, smallest, 0) for rows in (32, 64, 128)]
-        return [(rows, smallest, 1) for rows in (64, 128)] + plain
-    return [(64, 64, 0), (128, 64, 0), (128, 64, 1), (128, 128, 0), (256, 64, 0), (256, 128, 0), (128, 256, 0)]
-
-
-def _cost_us(
-    m: int,
-    n: int,
-    k: int,
-    units: int,
-    rows: int,
-    tokens: int,
-    block_k: int,
-    split: int,
-    steps: int,
-    shared: int,
-    waste: float,
-    arch: str,
+def _many_rows_us(
+    m: int, n: int, k: int, units: int, config: dict[str, int], steps: int, shared: int, arch: str
 ) -> float:
-    """Estimated device time: the slowest of DRAM, L2, tensor cores and issue, plus start and reduction."""
-    programs = -(-n // rows) * -(-m // tokens) * split
-    resident = max(1, min(8, shared_limit(arch) // (shared + 1024)))
-    busiest = -(-programs // units)
-    here = min(busiest, resident)
-    a_program = (rows + tokens) * steps * block_k * 2
-    rate = min(4.4e6 / units, here * shared * 0.75)
-    dram = min(busiest * rows * steps * block_k * 2, (n * k + m * k) * 2 * waste / units * 1.5) / rate
-    l2 = busiest * a_program / (7e6 / units)
-    math = busiest * 2 * rows * max(tokens, 64) * steps * block_k / (450e6 / units)
+    """The slowest of memory, L2, tensor cores and issue, plus start and reduction."""
+    rows, tokens, block_k, split = config["rows"], config["tokens"], config["block_k"], config["split"]
+    busiest = -(-(-(-n // rows) * -(-m // tokens) * split) // units)
+    here = min(busiest, max(1, min(8, shared_limit(arch) // (shared + 1024))))
+    rate = min(4.5e6 / units, here * shared * 0.75)
+    memory = min(busiest * rows * steps * block_k * 2, (n * k + m * k) * 3 / units) / rate
+    cache = busiest * (rows + tokens) * steps * block_k * 2 / (7e6 / units)
+    math = busiest * 2 * rows * tokens * steps * block_k / (450e6 / units)
     issue = 0.1 * steps * busiest / here
-    reduce = (1.0 + 8 * split * m * n / 3e6) if split > 1 else 0.0
-    return 2.2 + max(dram, l2, math, issue) + reduce
+    return 2.2 + max(memory, cache, math, issue) + (1.0 + 8 * split * m * n / 3e6 if split > 1 else 0.0)
 
 
 def run(x: Any, w: Any, bias: Any, config: Config, workspace: Any = None) -> Any:

@@ -17,12 +17,17 @@ import triton.language as tl
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.triton.launch import Axis, Config, LaunchRecord, check_config, make_record
-from gemmtuned.kernels.triton.limits import shared_limit
+from gemmtuned.kernels.triton.space import Constants, Tile, estimate_us, ring_stages, splits
 from gemmtuned.kernels.triton.split_k import arrived_last, reset
 
 NAME: Final = "warp_split_k"
-KEYS: Final = ("rows", "tokens", "block_k", "split", "warps", "stages", "chunked")
+KEYS: Final = ("rows", "tokens", "block_k", "split", "warps", "stages")
 MAX_M: Final = 32
+_RING_BYTES: Final = (20 << 10, 30 << 10, 44 << 10, 56 << 10, 80 << 10)
+_FITTED: Final = Constants(
+    bandwidth=4.52e6, latency=0.863, unit_l2=88.7e3, start=2.17, step=0.171, reduce=0.388, partial_mb=2.02,
+    tail_10kb=0.298, stage=0.124, reread=1.51, masked=0.118, mma=0.118, warp=1.79,
+)  # fmt: skip
 
 
 @triton.jit
@@ -43,7 +48,6 @@ def warp_split_k(
     BLOCK_K: tl.constexpr,
     SPLIT: tl.constexpr,
     WARPS: tl.constexpr,
-    CHUNKED: tl.constexpr,
 ):
     STEPS: tl.constexpr = (K + BLOCK_K * WARPS * SPLIT - 1) // (BLOCK_K * WARPS * SPLIT)
     EVEN_K: tl.constexpr = K == STEPS * BLOCK_K * WARPS * SPLIT
@@ -54,16 +58,15 @@ def warp_split_k(
     read = tl.minimum(rows, N - 1) if N % BLOCK_N != 0 else rows
     tokens = tl.arange(0, BLOCK_M)
     warp = tl.arange(0, WARPS)
-    STRIDE: tl.constexpr = BLOCK_K if CHUNKED else BLOCK_K * WARPS
-    # chunked: each warp has one stretch of K; else the warps walk side by side
-    first = part * (STEPS * WARPS * BLOCK_K) + warp * (STEPS * BLOCK_K if CHUNKED else BLOCK_K)
+    # the warps walk along K side by side; a stretch of K for each was never faster
+    first = part * (STEPS * WARPS * BLOCK_K) + warp * BLOCK_K
     ks = first[:, None] + tl.arange(0, BLOCK_K)[None, :]
     w_rows = w + read.to(tl.int64)[None, :, None] * ldw
     x_rows = x + tokens.to(tl.int64)[None, None, :] * ldx
     real = (tokens < m)[None, None, :]
     acc = tl.zeros((WARPS, BLOCK_N, BLOCK_M), tl.float32)
     for step in range(0, STEPS):
-        k = ks + step * STRIDE
+        k = ks + step * (BLOCK_K * WARPS)
         if EVEN_K:
             wt = tl.load(w_rows + k[:, None, :])
             xt = tl.load(x_rows + k[:, :, None], mask=real, other=0.0)
@@ -111,68 +114,49 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
             "BLOCK_M": config["tokens"],
             "BLOCK_K": config["block_k"],
             "WARPS": config["warps"],
-            "CHUNKED": config["chunked"],
         },
         split=config["split"],
         tile_values=config["rows"] * config["tokens"],
     )
 
 
-def configs(m: int, n: int, k: int, units: int, *, arch: str = "sm_90", limit: int = 48) -> list[dict[str, int]]:
-    """At most `limit` candidates for a device with this many units, the cheapest by the cost model first."""
+def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[tuple[float, dict[str, int]]]:
+    """(estimated us, config) of the candidates for a device with this many units, the fastest first."""
     if m > MAX_M:
         return []
-    amd = arch.startswith("gfx")
-    tokens = max(16 if amd else 8, 1 << (m - 1).bit_length())
-    stage_choices = (2,) if amd else (3, 4, 5, 6, 8, 10)
-    scored = []
+    tokens = max(16 if arch.startswith("gfx") else 8, 1 << (m - 1).bit_length())
+    found = []
     for rows in (16, 32, 64):
-        for block_k in (64, 128, 256):
-            for warps in (2, 4, 8):
-                for split in (1, 2, 3, 4, 5, 6, 7, 8, 14):
-                    steps = -(-k // (block_k * warps * split))
-                    waste = steps * block_k * warps * split / k
-                    programs = -(-n // rows) * split
-                    if (waste > 1.15 and steps > 1) or programs > 6 * units or (split > 1 and programs > 4 * units):
-                        continue
-                    for stages in stage_choices:
-                        shared = max(stages - 1, 1) * warps * (rows + tokens) * block_k * 2
-                        if stages > max(steps + 1, 3) or shared > shared_limit(arch) or shared < 12 << 10:
-                            continue
-                        cost = _cost_us(n, k, units, rows, tokens, m, split, steps, stages, shared, waste, arch)
-                        config = {"rows": rows, "tokens": tokens, "block_k": block_k, "split": split, "warps": warps}
-                        scored.append((cost, {**config, "stages": stages, "chunked": 0}))
-    scored.sort(key=lambda item: item[0])
-    return [config for _, config in scored[:limit]]
-
-
-def _cost_us(
-    n: int,
-    k: int,
-    units: int,
-    rows: int,
-    tokens: int,
-    m: int,
-    split: int,
-    steps: int,
-    stages: int,
-    shared: int,
-    waste: float,
-    arch: str,
-) -> float:
-    """Estimated device time: streaming bounded by loads in flight and by L2, plus start and reduction."""
-    programs = -(-n // rows) * split
-    resident = max(1, min(8, shared_limit(arch) // (shared + 1024)))
-    busiest = -(-programs // units)  # programs of the busiest unit
-    here = min(busiest, resident)
-    ring = shared * rows / (rows + tokens)
-    rate = min(4.4e6 / units, here * ring / 1.0)  # bytes a us and unit
-    w_bytes = busiest * rows * k / split * 2 * waste
-    x_bytes = busiest * min(m, tokens) * k / split * 2
-    stream = max(w_bytes / rate, (w_bytes + x_bytes) / (7e6 / units))
-    issue = 0.06 * steps * (busiest / here)
-    reduce = (0.9 + 8 * split * m * n / 3e6) if split > 1 else 0.0
-    return 2.2 + stream + issue + reduce + 0.05 * stages
+        tiles = -(-n // rows)
+        if rows == 64 and tiles <= units:
+            continue
+        for block_k, warps in ((64, 2), (128, 2), (256, 2), (64, 4), (128, 4), (256, 4)):
+            if (rows * tokens > 1024 and block_k > 64) or (rows + tokens) * block_k > 1 << 14:
+                continue  # more registers than a thread has
+            w_bytes, shared_bytes = warps * rows * block_k * 2, warps * (rows + tokens) * block_k * 2
+            for split in splits(tiles, k, block_k * warps, units):
+                steps = -(-k // (block_k * warps * split))
+                for stages in ring_stages(
+                    _RING_BYTES, w_bytes=w_bytes, shared_bytes=shared_bytes, steps=steps, programs=tiles * split,
+                    units=units, arch=arch, most=12,
+                ):  # fmt: skip
+                    shared = (stages - 1) * shared_bytes
+                    config = {"rows": rows, "tokens": tokens, "block_k": block_k, "split": split, "warps": warps}
+                    tile = Tile(
+                        rows=rows,
+                        tokens=tokens,
+                        block_k=block_k,
+                        groups=warps,
+                        split=split,
+                        warps=warps,
+                        stages=stages,
+                        steps=steps,
+                        shared=shared,
+                    )
+                    cost = estimate_us(m, n, k, units, tile, _FITTED, arch=arch)
+                    found.append((cost, {**config, "stages": stages}))
+    found.sort(key=lambda item: item[0])
+    return found
 
 
 def run(x: Any, w: Any, bias: Any, config: Config, workspace: Any = None) -> Any:

@@ -1,0 +1,142 @@
+"""Which tile parameters are worth trying, and a guess of the time each will take.
+
+Two rules make the space small, both read off 6268 timings on an H200 (8 weights, M = 1 to 32).  K is split so that the
+programs fill one, two or three waves of the device: a third of a wave more costs a whole one.  The ring of loads holds
+20 to 80 KiB of W a unit: less cannot hide the latency of memory, more fills slower than it helps.  What is left, some
+50 to 140 candidates, is ordered by the estimate, whose constants were fitted to the same timings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gemmtuned.kernels.triton.limits import shared_limit
+
+WAVES: Final = (1, 2, 3)
+MAX_SPLIT: Final = 16
+_WASTE: Final = 1.1  # at most this part of K is computed in vain at the end of the last slice
+_EVEN: Final = 0.85  # an even split needs no mask in the loop: worth this many programs fewer
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """What the estimate of one kernel was fitted with; times in us, rates in bytes a us.
+
+    bandwidth: of the whole device.  latency: bytes in flight over this is a unit's rate.  unit_l2: of a unit from L2.
+    reread: weight of X in L2 traffic.  step, wide_step: of the loop, without and with the warp-group instruction;
+    mma: their growth with a thread's share of the products.  reduce, partial_mb, tail_10kb: of the sum over slices, by
+    bytes of all partial sums, and of one tile's.  stage, warp: of each more.  masked: loss of a masked loop, in 3 %.
+    """
+
+    bandwidth: float
+    latency: float
+    unit_l2: float
+    start: float
+    step: float
+    reduce: float
+    partial_mb: float
+    tail_10kb: float
+    stage: float
+    reread: float
+    masked: float
+    mma: float
+    warp: float
+    wide_step: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """One candidate as the estimate sees it: a program reads rows x block_k of W `groups` times a step.
+
+    groups: warps that have a share of K of their own, else 1.  shared: bytes of a program.
+    """
+
+    rows: int
+    tokens: int
+    block_k: int
+    groups: int
+    split: int
+    warps: int
+    stages: int
+    steps: int
+    shared: int
+    wide: bool = False
+
+
+def largest(*times: float) -> float:
+    """A little over the largest of them: what takes about as long does not overlap perfectly."""
+    return math.sqrt(math.sqrt(sum(time**4 for time in times)))
+
+
+def splits(tiles: int, k: int, step_k: int, units: int) -> list[int]:
+    """How many slices of K fill WAVES waves of `units` programs with this many tiles of Y; step_k: K of one step."""
+    found = []
+    for waves in WAVES:
+        allowed = [1]
+        for split in range(2, MAX_SPLIT + 1):
+            steps = -(-k // (step_k * split))
+            if tiles * split <= waves * units and steps >= 2 and steps * step_k * split <= _WASTE * k:
+                allowed.append(split)
+        most = allowed[-1]
+        even = [split for split in allowed if split >= _EVEN * most and k % (step_k * split) == 0]
+        found.append(even[-1] if even else most)
+    return list(dict.fromkeys(found))
+
+
+def ring_stages(
+    ring_bytes: Sequence[int],
+    *,
+    w_bytes: int,
+    shared_bytes: int,
+    steps: int,
+    programs: int,
+    units: int,
+    arch: str,
+    most: int,
+) -> list[int]:
+    """Numbers of stages whose loads of W on a unit add up to each of ring_bytes, as far as shared memory allows.
+
+    w_bytes, shared_bytes: W, and W and X, that a program loads in one step.  most: stages.  One stage is computed on
+    while the others are loaded.  AMD's pipeline has no more than two.
+    """
+    if arch.startswith("gfx"):
+        return [2]
+    here = min(-(-programs // units), 4)
+    found = set()
+    for size in ring_bytes:
+        loads = max(2, min(round(size / (here * w_bytes)), max(steps, 2), most - 1))
+        while loads > 2 and (loads * shared_bytes + 1024) * here > shared_limit(arch):
+            loads -= 1
+        if loads * shared_bytes <= shared_limit(arch):
+            found.add(loads + 1)
+    return sorted(found)
+
+
+def estimate_us(m: int, n: int, k: int, units: int, tile: Tile, c: Constants, *, arch: str) -> float:
+    """Device time: the slowest of memory, a unit's loads in flight, L2 and the loop, plus start and reduction."""
+    programs = -(-n // tile.rows) * -(-m // tile.tokens) * tile.split
+    resident = max(1, min(16, shared_limit(arch) // (tile.shared + 1024), 64 // tile.warps))
+    busiest = -(-programs // units)  # programs of the busiest unit
+    here = min(busiest, resident)
+    read = tile.groups * tile.rows * tile.block_k * 2  # bytes of W in a step
+    whole_k = tile.steps * tile.block_k * tile.groups * tile.split
+    memory = n * k * 2 * (whole_k / k) / c.bandwidth
+    in_flight = here * min(tile.stages - 1, tile.steps) * read
+    w_bytes = busiest * tile.steps * read
+    x_bytes = busiest * tile.steps * tile.groups * tile.tokens * tile.block_k * 2
+    loads = w_bytes / min(1.4 * c.bandwidth / units, in_flight / c.latency)
+    cache = (w_bytes + c.reread * x_bytes) / c.unit_l2
+    mma = tile.rows * tile.tokens * tile.block_k / 65536 / (tile.warps / tile.groups)
+    step = c.wide_step + 0.3 * c.mma * mma if tile.wide else c.step * (1 + c.mma * mma)
+    loop = step * tile.steps * busiest / here
+    time = largest(memory, loads, cache, loop)
+    if whole_k != k:
+        time *= 1 + 0.03 * c.masked
+    if tile.split > 1:
+        partial_mb = tile.split * tile.tokens * -(-m // tile.tokens) * n * 4 / 1e6
+        tail_10kb = tile.split * tile.rows * tile.tokens * 4 / 1e4
+        time += c.reduce + c.partial_mb * partial_mb + c.tail_10kb * tail_10kb
+    return c.start + time + 0.1 * (c.stage * tile.stages + c.warp * tile.warps)
