@@ -34,6 +34,7 @@ NOTICE_S: Final = 2.0
 UPKEEP_S: Final = 2.0  # routes that failed in programs, withdrawals by hand
 RETRY_S: Final = 5.0  # after the disk refused to publish
 CHECKPOINT_S: Final = 60.0
+ROLL_UP_S: Final = 100.0  # sightings older than two weeks are merged into days; under _waits' limit of 120 s
 LOOK_AROUND_S: Final = 10.0
 
 
@@ -75,6 +76,7 @@ class Daemon:
         self._upkeep_at_s = self._publish_at_s = self._checkpoint_at_s = self._notice_at_s = self._look_at_s = float(
             "-inf"
         )
+        self._roll_up_at_s = float("-inf")
         self._told: object = None
 
     def resume(self, now_s: float) -> None:
@@ -158,6 +160,9 @@ class Daemon:
             if all(seat.at_rest for seat in self.seats) and not _waits(self._checkpoint_at_s, now_s):
                 self._checkpoint_at_s = now_s + CHECKPOINT_S
                 self.store.checkpoint()
+                if not _waits(self._roll_up_at_s, now_s):
+                    self._roll_up_at_s = now_s + ROLL_UP_S
+                    self.store.roll_up(now_s=now_s)
             self._look_around(now_s)
             self._trouble = ""
         except GemmtunedError as err:
