@@ -10,7 +10,6 @@ the way the daemon would.  Prints what was seen; a line that begins with WRONG i
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -34,10 +33,10 @@ import gemmtuned
 from gemmtuned.configs.manifest import BINARIES, make_folder, write_tables
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
-from gemmtuned.configs.solution import Solution
+from gemmtuned.configs.solution import Candidate, Solution
 from gemmtuned.hooks.activate import current
 from gemmtuned.kernels.backends import environment
-from gemmtuned.kernels.compile import compile_record
+from gemmtuned.kernels.backends.triton_ import TRITON
 from gemmtuned.kernels.device import cuda_device
 from gemmtuned.kernels.triton import gemv, warp_split_k
 
@@ -66,33 +65,17 @@ def host_ns(run: Callable[[], Any], calls: int = 2000, blocks: int = 15) -> dict
 
 def solution(problem: Problem, kernel: Any, generation: int, stamp: str, device: Any, folder: Path) -> Solution:
     """A published solution for this problem, its binary in place. Times are made up: nothing here is a claim."""
-    config = kernel.configs(problem.m, problem.n, problem.k, device.units)[0]
-    launch = kernel.launch_record(config, problem)
-    binary = compile_record(launch, device.arch)
-    digest = sha256(binary.data).hexdigest()
+    _, config = kernel.scored(problem.m, problem.n, problem.k, device.units)[0]
+    candidate = Candidate.of("triton", kernel=kernel.NAME, **config)
+    launch, binary = TRITON.launch_of(candidate, problem)
+    digest = sha256(binary).hexdigest()
     make_folder(folder / BINARIES)
-    (folder / BINARIES / digest).write_bytes(binary.data)
+    (folder / BINARIES / digest).write_bytes(binary)
     (folder / BINARIES / digest).chmod(0o644)
-    facts = {
-        "binary": digest,
-        "name": binary.name,
-        "shared": binary.shared_bytes,
-        "warps": launch.num_warps,
-        "warp_size": 32,
-        "grid": [{"over": axis.over, "block": axis.block} for axis in launch.grid],
-        "arguments": list(launch.arguments),
-        "null_pointers": launch.null_pointers,
-        "ld_multiple": launch.ld_multiple,
-        "max_m": launch.max_m,
-        "partials_offset": launch.partials_offset,
-        "counters_bytes": launch.counters_bytes,
-        "workspace_bytes": launch.workspace_bytes,
-        "pointer_align": 16,
-    }
     return Solution(
         problem=problem, device=device.key, mode="eager", covers="exact", backend="triton",
-        config=json.dumps({"kernel": kernel.NAME, **config}), stamp=stamp, us=1.0, baseline_us=2.0, gain_low=1.5,
-        err=1e-3, baseline_err=1e-3, state="published", generation=generation, launch=json.dumps(facts),
+        config=candidate.config, stamp=stamp, us=1.0, baseline_us=2.0, gain_low=1.5,
+        err=1e-3, baseline_err=1e-3, state="published", generation=generation, launch=launch,
     )  # fmt: skip
 
 

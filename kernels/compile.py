@@ -35,7 +35,8 @@ class Binary:
 
     name: the symbol in `data` (cubin or hsaco).  shared_bytes: dynamic shared memory of a launch.
     threads: of a program.  registers: a thread.  spill_bytes: stack a thread, 0 when all is in registers.
-    The last two are None when no tool could tell.
+    These two are None when no tool could tell.  null_pointers: how many null pointers it takes after the record's own
+    arguments (Triton's scratch memories, which our kernels do not use; their number changes with its version).
     """
 
     name: str
@@ -46,6 +47,7 @@ class Binary:
     shared_bytes: int
     registers: int | None
     spill_bytes: int | None
+    null_pointers: int
 
     @property
     def sha256(self) -> str:
@@ -128,7 +130,20 @@ def compile_record(record: LaunchRecord, arch: str, *, max_spill_bytes: int = 0)
         shared_bytes=meta.shared,
         registers=registers,
         spill_bytes=spill_bytes,
+        null_pointers=_null_pointers(kernel, record),
     )
+
+
+def _null_pointers(kernel: Any, record: LaunchRecord) -> int:
+    """Parameters of the binary beyond the record's; two, as in Triton 3.6, for code that does not tell (AMD's)."""
+    text = kernel.asm.get("ptx")
+    if text is None:
+        return 2
+    head = text[text.index(f".entry {kernel.metadata.name}(") :]
+    extra = head[: head.index(")")].count(".param") - len(record.arguments)
+    if not 0 <= extra <= 3:
+        raise CandidateFailed(f"{record.kernel}: takes {extra} arguments more than its launch record has")
+    return int(extra)
 
 
 def _resources(kernel: Any) -> tuple[int | None, int | None]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -47,6 +47,20 @@ class Backend(Protocol):
 
     def prepare(self, candidate: Candidate, problem: Problem) -> Kernel:
         """Raises CandidateFailed when it cannot run the problem."""
+
+
+@runtime_checkable
+class CompiledBackend(Backend, Protocol):
+    """A backend that compiles: its solutions are published as binaries, and launched without it."""
+
+    def launch_of(self, candidate: Candidate, problem: Problem) -> tuple[str, bytes]:
+        """(launch record as canonical JSON, the binary it names) for the problem and every smaller M.
+
+        The fields of the record are those that configs/launch.py checks.  Raises CandidateFailed as prepare does.
+        """
+
+    def on(self, device: Device) -> CompiledBackend:
+        """The same backend for a device that this process does not touch: it compiles, and cannot run."""
 
 
 @dataclass(frozen=True, slots=True)

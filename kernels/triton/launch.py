@@ -13,8 +13,8 @@ one, whatever they are; launches that may run at the same time need a workspace 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Final
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
@@ -47,7 +47,7 @@ class LaunchRecord:
     """All that is needed to compile one candidate, and then to launch its binary.
 
     arguments: names of what the binary takes, in its order; `m`, `ldx`, `ldw` are int32 (leading dimensions in
-    elements), the others pointers.  The binary takes `null_pointers` null pointers after them.
+    elements), the others pointers.
     ld_multiple: leading dimensions must be a multiple of this; pointers of POINTER_ALIGN bytes.
     counters_bytes: of the counters in use.  partials_offset, workspace_bytes: for an M up to `max_m`.
     """
@@ -64,17 +64,12 @@ class LaunchRecord:
     counters_bytes: int = 0
     partials_offset: int = 0
     workspace_bytes: int = 0
-    null_pointers: int = 2
 
     def grid_size(self, m: int) -> tuple[int, int, int]:
         """The launch grid for this many rows of X."""
         n = self.constants["N"]
         x, y, z = (axis.size(m, n) for axis in self.grid)
         return x, y, z
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
-        return asdict(self)
 
 
 def make_record(

@@ -60,7 +60,7 @@ def launcher(
     arch None: the current device's.  Raises CandidateFailed when it does not compile or load.
     """
     names = kernel.arg_names
-    interpreted = type(kernel).__name__ == "InterpretedFunction"
+    interpreted = is_interpreted(kernel)
     if interpreted:
         options = {name: record.constants[name] for name in names if name in record.constants}
     else:
@@ -91,6 +91,11 @@ def launcher(
             compiled[grid](*[values[t] if t else c for t, c in zip(taken, constants, strict=True)])
 
     return launch
+
+
+def is_interpreted(kernel: Any) -> bool:
+    """Whether Triton runs this kernel in its interpreter (TRITON_INTERPRET was set when it was imported)."""
+    return type(kernel).__name__ == "InterpretedFunction"
 
 
 def launch(

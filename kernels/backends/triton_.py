@@ -1,0 +1,153 @@
+"""Our Triton kernels on CUDA devices: one backend, whose config names the kernel and its parameters.
+
+A solution of this backend is published as its binary and the record of how to launch it (`launch_of`); running programs
+launch that without Triton, so what is measured and checked here is the same binary.  Importing this file does not
+import Triton: a machine without it only lacks the candidates.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor
+
+from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Candidate, Device
+from gemmtuned.kernels.backends.base import Kernel, Run
+from gemmtuned.kernels.device import cuda_device
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gemmtuned.kernels.triton.launch import LaunchRecord
+
+WARP_SIZE: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Triton:
+    """device: what to compile for and to fill; None is this process's current CUDA device.
+
+    With a device given, everything but running works in a process that must not or cannot touch one.
+    """
+
+    name: str = "triton"
+    device: Device | None = None
+
+    def stamp(self, device: Device) -> str | None:
+        """Triton's version and the architecture; None on a device that is not CUDA's, and without Triton."""
+        if device.kind != "cuda" or find_spec("triton") is None:
+            return None
+        return f"{import_module('triton').__version__}/{device.arch}"
+
+    def candidates(self, problem: Problem) -> Iterator[Candidate]:
+        """The shortlist, for dense bf16 and fp16 problems of layout nt with plain weights."""
+        if problem.threads or problem.scale != "none" or find_spec("triton") is None:
+            return
+        from gemmtuned.kernels.triton.launch import check_problem
+        from gemmtuned.kernels.triton.shortlist import shortlist
+
+        try:
+            check_problem(problem)
+            device = self._device()
+        except CandidateFailed:
+            return
+        for kernel, config in shortlist(problem.m, problem.n, problem.k, device.units, arch=device.arch):
+            yield Candidate.of(self.name, kernel=kernel, **config)
+
+    def prepare(self, candidate: Candidate, problem: Problem) -> Kernel:
+        """Compiled (or found in Triton's cache) and loaded. Raises CandidateFailed when it cannot run the problem."""
+        from gemmtuned.kernels.compile import compile_record
+        from gemmtuned.kernels.triton.python_launch import is_interpreted, launcher
+
+        kernel, record = self._record(candidate, problem)
+        arch = self._device().arch
+        if not is_interpreted(kernel):
+            compile_record(record, arch)  # refuses what spills
+        return _Launched(record, launcher(kernel, record, arch))
+
+    def launch_of(self, candidate: Candidate, problem: Problem) -> tuple[str, bytes]:
+        """As CompiledBackend.launch_of."""
+        from gemmtuned.kernels.compile import compile_record
+        from gemmtuned.kernels.triton.launch import POINTER_ALIGN
+
+        _, record = self._record(candidate, problem)
+        binary = compile_record(record, self._device().arch)
+        facts = {
+            "binary": binary.sha256,
+            "name": binary.name,
+            "shared": binary.shared_bytes,
+            "warps": binary.num_warps,
+            "warp_size": WARP_SIZE,
+            "grid": [{"over": axis.over, "block": axis.block} for axis in record.grid],
+            "arguments": list(record.arguments),
+            "null_pointers": binary.null_pointers,
+            "ld_multiple": record.ld_multiple,
+            "max_m": record.max_m,
+            "partials_offset": record.partials_offset,
+            "counters_bytes": record.counters_bytes,
+            "workspace_bytes": record.workspace_bytes,
+            "pointer_align": POINTER_ALIGN,
+        }
+        return json.dumps(facts, sort_keys=True, separators=(",", ":")), binary.data
+
+    def on(self, device: Device) -> Triton:
+        """As CompiledBackend.on."""
+        return replace(self, device=device)
+
+    def _record(self, candidate: Candidate, problem: Problem) -> tuple[Any, LaunchRecord]:
+        from gemmtuned.kernels.triton.shortlist import MODULES
+
+        try:
+            config = json.loads(candidate.config)
+            module = MODULES[config.pop("kernel")]
+        except (ValueError, KeyError, TypeError, AttributeError) as err:
+            raise CandidateFailed(f"{candidate}: its config names no kernel of ours ({', '.join(MODULES)})") from err
+        return module.KERNEL, module.launch_record(config, problem)
+
+    def _device(self) -> Device:
+        if self.device is not None:
+            return self.device
+        device = cuda_device(torch.cuda.current_device()) if torch.cuda.is_available() else None
+        if device is None or device.kind != "cuda":
+            raise CandidateFailed("there is no CUDA device in this process")
+        return device
+
+
+class _Launched:
+    """A loaded kernel with one workspace: its launches must follow one another, as those of one stream do."""
+
+    def __init__(self, record: LaunchRecord, launch: Any) -> None:
+        self._record, self._launch = record, launch
+        self._space: Tensor | None = None
+
+    def bind(self, b: Tensor) -> Run:
+        """Operands that the binary was not compiled for go to torch, as they do in a running program."""
+        from gemmtuned.kernels.triton.python_launch import check_operands, new_workspace
+
+        record, launch, w = self._record, self._launch, b.t()
+        if self._space is None:
+            self._space = new_workspace(record, b.device)
+        elif record.workspace_bytes:  # a partial sum that is read before it is written shall show
+            self._space[record.partials_offset :].fill_(0xFF)
+        space = self._space
+
+        def run(a: Tensor, bias: Tensor | None) -> Tensor:
+            try:
+                check_operands(record, a, w, bias)
+            except CandidateFailed:
+                return torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
+            y = torch.empty(a.shape[0], w.shape[0], dtype=a.dtype, device=a.device)
+            launch(a, w, bias, y, space)
+            return y
+
+        return run
+
+
+TRITON: Final = Triton()

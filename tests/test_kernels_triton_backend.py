@@ -1,0 +1,117 @@
+"""The Triton backend without a GPU: what it offers, what it publishes, and its kernels through the numeric gate."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Candidate, Device, cpu_device
+from gemmtuned.kernels.backends import BACKENDS, environment
+from gemmtuned.kernels.backends.base import CompiledBackend
+from gemmtuned.kernels.backends.triton_ import Triton
+
+H200 = Device("cuda-nvidia-h200-132", "cuda", "NVIDIA H200", "sm_90", 132)
+BACKEND = Triton(device=H200)
+PROBLEM = Problem(m=8, n=256, k=7168)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_compiler_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    patch = pytest.MonkeyPatch()
+    patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+    yield
+    patch.undo()
+
+
+def test_listing_the_backends_imports_no_triton() -> None:
+    code = "import sys, gemmtuned.kernels.backends as b; from gemmtuned.configs.solution import cpu_device\n"
+    code += "b.environment(cpu_device()); assert 'triton' not in sys.modules"
+    env = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+
+    done = subprocess.run([sys.executable, "-P", "-c", code], env=env, capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_its_solutions_hold_on_cuda_for_one_triton_and_one_architecture() -> None:
+    import triton
+
+    assert BACKENDS["triton"].stamp(H200) == f"{triton.__version__}/sm_90"
+    assert "triton" not in environment(cpu_device()).stamps
+    assert BACKENDS["triton"].stamp(replace(H200, kind="rocm", arch="gfx942")) is None
+
+
+def test_it_offers_candidates_for_plain_dense_16_bit_problems_only() -> None:
+    for good in (PROBLEM, replace(PROBLEM, dtype="fp16", wdtype="", out_dtype="", bias=True, math_mode="reduced")):
+        found = list(BACKEND.candidates(good))
+        assert found and len(set(found)) == len(found) <= 24
+        assert all(c.backend == "triton" and "kernel" in json.loads(c.config) for c in found)
+    for bad in (
+        {"threads": 2},
+        {"layout": "nn"},
+        {"weight_state": "packed"},
+        {"family": "batched", "batch": 2},
+        {"dtype": "fp32", "wdtype": "fp32", "out_dtype": "fp32"},
+        {"out_dtype": "fp32"},
+    ):
+        assert not list(BACKEND.candidates(replace(PROBLEM, **bad)))
+
+
+def test_without_a_device_it_offers_nothing() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    assert not list(BACKENDS["triton"].candidates(PROBLEM))
+    with pytest.raises(CandidateFailed, match="no CUDA device"):
+        BACKENDS["triton"].prepare(next(BACKEND.candidates(PROBLEM)), PROBLEM)
+
+
+def test_what_is_published_is_the_binary_and_how_to_launch_it() -> None:
+    assert isinstance(BACKENDS["triton"], CompiledBackend)
+    for problem in (PROBLEM, replace(PROBLEM, bias=True), PROBLEM.with_m(1)):
+        candidate = next(BACKEND.candidates(problem))
+
+        text, binary = BACKENDS["triton"].on(H200).launch_of(candidate, problem)
+
+        facts = json.loads(text)
+        config = json.loads(candidate.config)
+        assert text == json.dumps(facts, sort_keys=True, separators=(",", ":"))
+        assert facts["binary"] == sha256(binary).hexdigest() and binary[:4] == b"\x7fELF"
+        assert facts["name"] == config["kernel"] and facts["name"].encode() in binary
+        assert facts["warps"] == config["warps"] and facts["warp_size"] == 32
+        assert facts["grid"][0] == {"over": "n", "block": config["rows"]} and len(facts["grid"]) == 3
+        assert ("bias" in facts["arguments"]) == problem.bias
+        assert facts["max_m"] == problem.m and facts["ld_multiple"] == 8 and facts["pointer_align"] == 16
+        assert facts["null_pointers"] == 2  # Triton 3.6
+
+
+@pytest.mark.parametrize(
+    "config", ["{}", "[]", "nonsense", '{"kernel":"os"}', '{"kernel":"gemv","rows":1}', '{"kernel":[]}']
+)
+def test_a_config_that_is_none_of_ours_is_a_failed_candidate(config: str) -> None:
+    with pytest.raises(CandidateFailed):
+        BACKEND.launch_of(Candidate("triton", config), PROBLEM.with_m(1))
+
+
+def test_kernels_pass_the_numeric_gate_in_the_interpreter() -> None:
+    env = {**os.environ, "TRITON_INTERPRET": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "OMP_NUM_THREADS": "1"}
+    script = Path(__file__).with_name("triton_verified.py")
+
+    done = subprocess.run([sys.executable, "-P", script], env=env, capture_output=True, text=True, timeout=110)
+
+    assert done.returncode == 0, done.stderr[-2000:]
+    seen = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(seen) == 3 and all(outcome == "ok" for _, outcome, _ in seen), seen

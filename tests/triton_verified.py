@@ -1,0 +1,36 @@
+"""Run with TRITON_INTERPRET=1: the backend's kernels through the daemon's numeric gate, on the CPU; a JSON line each."""
+
+import json
+import sys
+
+import torch
+
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Candidate, Device
+from gemmtuned.daemon.verify import verify
+from gemmtuned.kernels.backends.torch_ import TORCH
+from gemmtuned.kernels.backends.triton_ import Triton
+
+DEVICE = Device("cuda-nvidia-h200-132", "cuda", "NVIDIA H200", "sm_90", 132)
+GEMV = {"kernel": "gemv", "rows": 2, "block_k": 64, "warps": 2, "unroll": 1}
+WARPS = {"kernel": "warp_split_k", "rows": 16, "tokens": 8, "block_k": 16, "warps": 2, "stages": 3}
+TILES = {"kernel": "tiles", "rows": 16, "tokens": 16, "block_k": 32, "group": 1, "swap": 1, "warps": 4, "stages": 3}
+CASES = (
+    (Problem(m=1, n=20, k=208, dtype="fp16", bias=True), Candidate.of("triton", **GEMV, split=2)),
+    (Problem(m=5, n=24, k=200, dtype="fp16"), Candidate.of("triton", **WARPS, split=3)),
+    (Problem(m=17, n=40, k=136, dtype="fp16", bias=True), Candidate.of("triton", **TILES, split=2)),
+)
+
+
+def main() -> None:
+    backend = Triton(device=DEVICE)
+    for problem, candidate in CASES:
+        default = TORCH.prepare(Candidate("torch"), problem)
+        kernel = backend.prepare(candidate, problem)
+        with torch.inference_mode():
+            verdict = verify(problem, {candidate: kernel}, default, device=torch.device("cpu"))[candidate]
+        sys.stdout.write(json.dumps([str(problem), verdict.outcome, verdict.note]) + "\n")
+
+
+if __name__ == "__main__":
+    main()
