@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ HERE = str(Path(__file__).resolve().parent)
 if HERE not in sys.path:
     sys.path.append(HERE)
 
-from hooked import Home  # noqa: E402
+from hooked import ForkServer, Home  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +26,15 @@ def native_cache() -> Path:
     return cache
 
 
+@pytest.fixture(scope="session")
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    """Starts hooked programs without the two seconds that importing torch takes."""
+    server = ForkServer(tmp_path_factory.mktemp("fork-server"))
+    yield server
+    server.stop()
+
+
 @pytest.fixture
-def home(tmp_path: Path, native_cache: Path) -> Home:
+def home(tmp_path: Path, native_cache: Path, fork_server: ForkServer) -> Home:
     """A home of its own for hooked programs."""
-    return Home(tmp_path / "home", native_cache)
+    return Home(tmp_path / "home", native_cache, fork_server)

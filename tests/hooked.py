@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +44,52 @@ class Done:
         return [line for line in self.err.splitlines() if line.startswith("gemmtuned:")]
 
 
+class ForkServer:
+    """Runs programs in forks of one process that has torch imported; see fork_server.py."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._process: subprocess.Popen[str] | None = None
+
+    def run(self, code: str, args: Iterable[str], env: dict[str, str], timeout_s: float) -> Done:
+        """Run a program to its end."""
+        if self._process is None:
+            unhooked = {k: v for k, v in env.items() if not k.startswith(("GEMMTUNED_", "AITER_"))}
+            command = [sys.executable, "-P", str(HERE / "fork_server.py")]
+            self._process = subprocess.Popen(
+                command, env=unhooked, cwd=HERE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+        assert self._process.stdin is not None
+        out, err = self._folder / "out", self._folder / "err"
+        for file in (out, err):
+            file.write_text("")
+        order = {"code": textwrap.dedent(code), "args": [*args], "env": env, "out": str(out), "err": str(err)}
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        timer = threading.Timer(timeout_s, os.kill, (self._answer("pid"), signal.SIGKILL))
+        timer.start()
+        status = self._answer("status")
+        timer.cancel()
+        return Done(status, out.read_text(), err.read_text())
+
+    def stop(self) -> None:
+        """End it."""
+        if self._process is not None:
+            self._process.communicate(timeout=10)
+
+    def _answer(self, name: str) -> int:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        return int(json.loads(self._process.stdout.readline())[name])
+
+
 @dataclass
 class Home:
     """A GEMMTUNED_HOME, and programs that use it."""
 
     path: Path
     cache: Path
-    env: dict[str, str] = field(default_factory=dict)
+    server: ForkServer | None = None
 
     def environment(self, **env: str) -> dict[str, str]:
         """For a hooked program: two threads, its counts flushed every 0.1 s."""
@@ -62,7 +103,7 @@ class Home:
             "MKL_NUM_THREADS": "2",
         }
         rest = {k: v for k, v in os.environ.items() if not k.startswith(("GEMMTUNED_", "AITER_"))}
-        return {**rest, "PYTHONPATH": str(HERE), **ours, **self.env, **env}
+        return {**rest, "PYTHONPATH": str(HERE), **ours, **env}
 
     def start(self, code: str, *args: str, **env: str) -> subprocess.Popen[str]:
         """Start a program."""
@@ -76,8 +117,10 @@ class Home:
             text=True,
         )
 
-    def run(self, code: str, *args: str, timeout_s: float = 90, **env: str) -> Done:
-        """Run a program to its end."""
+    def run(self, code: str, *args: str, timeout_s: float = 90, fresh: bool = False, **env: str) -> Done:
+        """Run a program to its end; fresh: in a process that imports torch itself."""
+        if self.server is not None and not fresh:
+            return self.server.run(code, args, self.environment(**env), timeout_s)
         process = self.start(code, *args, **env)
         try:
             out, err = process.communicate(timeout=timeout_s)

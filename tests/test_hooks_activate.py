@@ -24,7 +24,7 @@ STUB = [
 
 @pytest.mark.parametrize("env", [{"AITER_TUNE_GEMM": ""}, {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}])
 def test_switched_off_nothing_is_patched_and_nothing_imported(home: Home, env: dict[str, str]) -> None:
-    ours, heavy, stock, in_front = home.run(LOADED, **env).said
+    ours, heavy, stock, in_front = home.run(LOADED, fresh=True, **env).said
 
     assert ours == ([] if "TORCH_DEVICE_BACKEND_AUTOLOAD" in env else STUB)
     assert heavy == []
@@ -39,7 +39,9 @@ def test_switched_off_nothing_is_patched_and_nothing_imported(home: Home, env: d
 )
 def test_a_wrong_setting_is_named_and_the_program_runs_on_stock_torch(home: Home, env: dict[str, str]) -> None:
     done = home.run(
-        "import json, torch; print(json.dumps(torch.mm(torch.ones(2, 3), torch.ones(3, 2)).sum().item()))", **env
+        "import json, torch; print(json.dumps(torch.mm(torch.ones(2, 3), torch.ones(3, 2)).sum().item()))",
+        fresh=True,
+        **env,
     )
 
     ((name, value),) = env.items()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from gemm_programs import PROGRAMS
-from hooked import HERE, Home
+from hooked import HERE, LINEAR, ForkServer, Home, publish, published
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,10 +21,10 @@ ROUTED = ("torch_swap", "torch_mv", "onednn")
 
 
 @pytest.fixture(scope="module")
-def matrix(tmp_path_factory: pytest.TempPathFactory, native_cache: Path) -> Any:
+def matrix(tmp_path_factory: pytest.TempPathFactory, native_cache: Path, fork_server: ForkServer) -> Any:
     """Every program under every backend, in one process."""
     folder = tmp_path_factory.mktemp("matrix")
-    home = Home(folder / "home", native_cache)
+    home = Home(folder / "home", native_cache, fork_server)
     done = home.run(f"import runpy, sys; sys.argv = ['', {str(folder / 'said.json')!r}]; "
                     f"runpy.run_path({str(HERE / 'hook_matrix.py')!r}, run_name='__main__')",
                     AITER_TUNE_GEMM="0")  # fmt: skip
@@ -179,6 +179,32 @@ def test_eight_processes_give_exactly_the_sums(home: Home) -> None:
     assert set(counts.values()) == {8 * 400}
 
 
+def test_one_call_in_64_is_timed_unless_a_route_serves_it(home: Home) -> None:
+    home.path.mkdir()
+    publish(home.path / "configs", [published(LINEAR, "torch_swap")], 1)
+    done = home.run(
+        """
+        import json, torch, gemmtuned
+        from gemmtuned.hooks import activate
+        hook = activate.current()
+        hook.stop()
+        list(hook.native.drain())
+        for w in (torch.randn(8, 16), torch.randn(40, 40)):
+            gemmtuned.reload()
+            x = torch.randn(4, w.shape[1])
+            for _ in range(640):
+                torch.mm(x, w.t())
+        print(json.dumps({s.outcome: [s.calls, s.sampled_calls, s.sampled_us] for s in hook.native.drain()}))
+        """,
+        GEMMTUNED_RELOAD="manual",
+    )
+
+    calls, sampled, us = done.said["miss"]
+    assert (calls, sampled) == (640, 10)
+    assert us / sampled > 0.1
+    assert done.said["exact"] == [640, 0, 0]
+
+
 def test_compiled_code_is_counted_at_every_call(home: Home) -> None:
     done = home.run(
         """
@@ -250,6 +276,7 @@ def test_data_loader_workers_are_counted(home: Home) -> None:
         """,
         str(module.parent),
         PYTHONPATH=os.pathsep.join([str(HERE), str(module.parent)]),
+        fresh=True,
     )
 
     assert done.said == [sum(range(12)) * 5 * 21.0] * 2

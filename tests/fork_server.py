@@ -1,0 +1,46 @@
+"""A process that has imported torch, unhooked, and forks a program whenever it is asked: saves two seconds a test.
+
+The program runs as after `import torch` under its own environment: the entry point is called as torch calls it, and
+the interpreter ends as it always does.  Speaks JSON lines on its standard input and output: {code, args, env, out,
+err} in, {pid} and then {status} back.
+"""
+
+import json
+import os
+import sys
+
+import torch  # noqa: F401  what it is all about
+
+
+def main() -> None:
+    for line in sys.stdin:
+        order = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            become(order)
+            return
+        print(json.dumps({"pid": pid}), flush=True)
+        print(json.dumps({"status": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}), flush=True)
+
+
+def become(order: dict) -> None:
+    for fd, path, flags in (
+        (0, "/dev/null", os.O_RDONLY),
+        (1, order["out"], os.O_WRONLY | os.O_CREAT),
+        (2, order["err"], os.O_WRONLY | os.O_CREAT),
+    ):
+        opened = os.open(path, flags)
+        os.dup2(opened, fd)
+        os.close(opened)
+    os.environ.clear()
+    os.environ.update(order["env"])
+    sys.path[:0] = [p for p in order["env"]["PYTHONPATH"].split(os.pathsep) if p not in sys.path]
+    sys.argv = ["-c", *order["args"]]
+    from gemmtuned._autoload import autoload
+
+    autoload()
+    exec(compile(order["code"], "<string>", "exec"), {"__name__": "__main__"})
+
+
+if __name__ == "__main__":
+    main()
