@@ -97,7 +97,8 @@ class Fallback:
 
     def _make(self, stock: Linear) -> Linear:
         cells = self._cells
-        is_compiling, threads = torch.compiler.is_compiling, torch.get_num_threads
+        # dynamo folds is_dynamo_compiling; other tracers use tensors that are not in _PLAIN
+        is_compiling, threads = torch.compiler.is_dynamo_compiling, torch.get_num_threads
         autocast = torch._C._is_any_autocast_enabled
 
         def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -105,8 +106,9 @@ class Fallback:
                 return stock(input, weight, bias)
             try:
                 key: Any = (input.shape, weight.shape, input.dtype, bias is None, threads(), autocast())
-                if not (weight.is_contiguous() and input.is_contiguous()):
-                    key = (*key, input.stride(), weight.stride())
+                # 75 ns each: of the input's strides the first call with these sizes decides
+                if not weight.is_contiguous():
+                    key = (*key, weight.stride())
                 cell = cells.get(key) or self._first(key, input, weight, bias)
                 if cell.route is None:
                     cell.calls += 1
@@ -121,7 +123,7 @@ class Fallback:
         linear.__module__, linear.__qualname__ = "torch.nn.functional", "linear"
         linear.__wrapped__ = stock  # type: ignore[attr-defined]
         with contextlib.suppress(Exception):
-            torch.jit._builtins._register_builtin(linear, "aten::linear")  # type: ignore[no-untyped-call]
+            torch.jit._builtins._register_builtin(linear, "aten::linear")
         return linear
 
     def _first(self, key: Any, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> Cell:
