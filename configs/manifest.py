@@ -2,6 +2,7 @@
 
     configs/manifest.json                    {schema, generation, created, files: [{name, sha256, rows}]}
     configs/<family>-<device>-<hash>.jsonl   one solution a row
+    configs/bin/<sha256>                     compiled kernels that rows name
 
 This is the one place where data becomes code, so a reader trusts a file only if it and its folder belong to root
 or to the reader's own user, nobody else may write them, and its hash stands in the manifest.  Table files are named by
@@ -150,6 +151,24 @@ def read_binary(folder: Path, digest: str) -> bytes:
     if sha256(data).hexdigest() != digest:
         raise TableError(f"{home / digest}: content does not match its name; the solution is not used")
     return data
+
+
+def write_binary(folder: Path, data: bytes) -> str:
+    """Keep a kernel binary in this folder's `bin`, whole or not at all; returns its SHA-256, which is its name.
+
+    Raises TableError when the disk refuses.
+    """
+    digest = sha256(data).hexdigest()
+    with contextlib.suppress(TableError):
+        read_binary(folder, digest)
+        return digest  # it is there, and whole
+    try:
+        make_folder(folder)
+        make_folder(folder / BINARIES)
+        _replace(folder / BINARIES / digest, data)
+    except OSError as err:
+        raise TableError(f"{folder / BINARIES}: cannot keep a binary ({err.strerror or err})") from err
+    return digest
 
 
 def make_folder(folder: Path) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gemmtuned.configs.errors import TableError
+from gemmtuned.configs.launch import read_launch
 from gemmtuned.configs.padding import COVERS
 from gemmtuned.configs.problem import Problem
 
@@ -87,7 +88,7 @@ class Solution:
     us and baseline_us: median device time of the solution and of torch's own choice in the same interleaved run;
     gain_low: lower bound of the 95 % interval of baseline/solution.  err and baseline_err: relative RMS error
     against the reference.  generation: the publication that brought it.  launch: for backends whose kernels are
-    published as binaries, the launch record as JSON (kernels/triton/launch.py), else empty.
+    published as binaries, the launch record as JSON (configs/launch.py), else empty.
     """
 
     problem: Problem
@@ -138,8 +139,10 @@ class Solution:
         if not isinstance(own["generation"], int) or isinstance(own["generation"], bool) or own["generation"] < 0:
             raise TableError(f"generation is {own['generation']!r}, expected an integer of at least 0")
         launch = row.get("launch", "")
-        if not isinstance(launch, str) or len(launch) > 4096:
-            raise TableError(f"launch is {launch!r}, expected text")
+        if not isinstance(launch, str):
+            raise TableError(f"launch is {str(launch)[:80]!r}, expected text")
+        if launch:
+            read_launch(launch)
         return cls(problem=problem, **own, launch=launch)
 
 

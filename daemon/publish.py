@@ -3,6 +3,8 @@
 The database decides, the tables are its picture: they are rendered from it whole, so a daemon killed between commit
 and rename is healed by the next one, which finds that the two differ.  The generation in the manifest only ever
 grows, because running programs ignore one older than they hold; that is so even when the database was lost.
+
+Compiled kernels lie where workers left them, by hash; they are copied beside the tables before a manifest names them.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gemmtuned.configs.errors import TableError, TryLater
-from gemmtuned.configs.manifest import Manifest, read_manifest, read_table, write_tables
+from gemmtuned.configs.launch import read_launch
+from gemmtuned.configs.manifest import Manifest, read_binary, read_manifest, read_table, write_binary, write_tables
 from gemmtuned.configs.solution import Solution
 
 if TYPE_CHECKING:
@@ -27,14 +30,16 @@ logger = logging.getLogger("gemmtuned.daemon")
 WAIT_S: Final = 1.0  # publishing takes milliseconds; a daemon told to stop has 2 s
 
 
-def publish(store: Store, folder: Path, locks: Path, *, now_s: float) -> Manifest | None:
+def publish(store: Store, folder: Path, locks: Path, *, now_s: float, binaries: Path | None = None) -> Manifest | None:
     """Write what the store holds, if it is not there already; None when nothing was ever published.
 
+    binaries: the folder whose `bin` has the workers' kernels; None: the home, where `locks` is.
     Whoever changes solutions calls this after the commit: the daemon, `gemmtuned tune`, `gemmtuned withdraw`.
     Raises TableError when the disk refuses, TryLater when another publisher does not finish, StoreBusy, StoreError.
     """
     with _lock(locks):
         generation, solutions = store.published()
+        solutions = [s for s in solutions if _bring_binary(s, binaries or locks.parent, folder)]
         before = _read(folder)
         if before is None and generation == 0 and not solutions:
             return None
@@ -45,6 +50,27 @@ def publish(store: Store, folder: Path, locks: Path, *, now_s: float) -> Manifes
         manifest = write_tables(folder, tables(solutions), generation=generation, now_s=now_s)
     logger.info("published generation=%d files=%d solutions=%d", generation, len(manifest.files), len(solutions))
     return manifest
+
+
+def _bring_binary(solution: Solution, home: Path, folder: Path) -> bool:
+    """Have the kernel that a solution names beside the tables, whole; False when there is none: it is not published."""
+    if not solution.launch:
+        return True
+    try:
+        digest = read_launch(solution.launch)["binary"]
+    except TableError as err:
+        logger.warning("solution left out problem=%s reason=%r", solution.problem, str(err))
+        return False
+    try:
+        read_binary(folder, digest)
+    except TableError:
+        try:
+            data = read_binary(home, digest)
+        except TableError as err:
+            logger.warning("solution left out problem=%s reason=%r", solution.problem, str(err))
+            return False
+        write_binary(folder, data)
+    return True
 
 
 def tables(solutions: list[Solution]) -> dict[str, list[Solution]]:

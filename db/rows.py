@@ -118,12 +118,12 @@ def problem_of(row: sqlite3.Row | dict[str, Any]) -> Problem:
 
 SOLUTION_SELECT: Final = (
     f"SELECT {PROBLEM_COLUMNS}, s.id, h.key AS device, s.mode, s.covers, s.backend, s.config, s.stamp, s.us, "  # noqa: S608
-    "s.baseline_us, s.gain_low, s.err, s.baseline_err, s.state, s.generation "
+    "s.baseline_us, s.gain_low, s.err, s.baseline_err, s.state, s.generation, s.launch "
     "FROM solution s JOIN problem p ON p.id = s.problem_id JOIN device h ON h.id = s.device_id "
 )
 _OWN: Final = (
     "device", "mode", "covers", "backend", "config", "stamp", "us", "baseline_us", "gain_low", "err", "baseline_err",
-    "state", "generation",
+    "state", "generation", "launch",
 )  # fmt: skip
 
 

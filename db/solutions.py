@@ -25,8 +25,8 @@ WHERE s.problem_id = :problem AND s.device_id = :device AND s.mode = :mode AND s
 """
 _INSERT: Final = """
 INSERT INTO solution (problem_id, device_id, environment_id, mode, covers, backend, config, stamp, us, baseline_us,
-    gain_low, err, baseline_err, state, generation, published_us, retired_generation, retired_us, reason)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    gain_low, err, baseline_err, launch, state, generation, published_us, retired_generation, retired_us, reason)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _RETIRE: Final = """
 UPDATE solution SET state = ?, retired_generation = ?, retired_us = ?, reason = ?
@@ -161,7 +161,10 @@ class Solutions(Part):
         else:
             ids = json.dumps([r["id"] for r in rivals])
             conn.execute(_RETIRE, ("stale", generation, now_us, f"superseded by generation {generation}", ids))
-        what = (s.mode, s.covers, s.backend, s.config, s.stamp, s.us, s.baseline_us, s.gain_low, s.err, s.baseline_err)
+        what = (
+            s.mode, s.covers, s.backend, s.config, s.stamp,
+            s.us, s.baseline_us, s.gain_low, s.err, s.baseline_err, s.launch,
+        )  # fmt: skip
         state = "stale" if pinned else s.state
         conn.execute(_INSERT, (problem_id, device_id, environment_id, *what, state, generation, now_us, *end))
         return 0 if pinned else len(rivals)

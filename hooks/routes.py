@@ -6,13 +6,12 @@ this happens in the loader thread, before the table is swapped: a call only ever
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from gemmtuned.configs.errors import TableError
+from gemmtuned.configs.launch import ARGUMENTS, OVERS, read_launch
 from gemmtuned.configs.manifest import read_binary
 from gemmtuned.configs.solution import Solution
 from gemmtuned.hooks.dispatch import NATIVE_CODES, Table, ident_of
@@ -20,9 +19,6 @@ from gemmtuned.hooks.native import Launch, Native, Row
 
 log = logging.getLogger("gemmtuned.hooks")
 LAUNCHED: Final = frozenset({"triton"})  # backends whose solutions carry a binary
-# order of enum Argument and enum Over in hooks/native/cuda_launch.h
-ARGUMENTS: Final = ("x", "w", "bias", "y", "partials", "counters", "m", "ldx", "ldw")
-OVERS: Final = ("", "m", "n")
 
 
 class Routes:
@@ -46,7 +42,7 @@ class Routes:
             yield Row(problem, covers, mode, ident_of(solution), NATIVE_CODES[solution.backend], place, launch)
 
     def _launch(self, solution: Solution, device: int) -> Launch:
-        facts = _facts(solution)
+        facts = read_launch(solution.launch)
         key = (device, facts["binary"], facts["name"])
         if key not in self._kernels:
             image = read_binary(self._folder, facts["binary"])
@@ -71,13 +67,3 @@ class Routes:
         for i, name in enumerate(facts["arguments"]):
             launch.arguments[i] = ARGUMENTS.index(name)
         return launch
-
-
-def _facts(solution: Solution) -> dict[str, Any]:
-    try:
-        facts = json.loads(solution.launch)
-        if len(facts["arguments"]) > 15 or facts["null_pointers"] > 3 or len(facts["grid"]) != 3:
-            raise TableError(f"{solution.problem}: launch record with more arguments than a kernel of ours has")
-    except (ValueError, KeyError, TypeError) as err:
-        raise TableError(f"{solution.problem}: backend {solution.backend} without a valid launch record") from err
-    return dict(facts)

@@ -1,17 +1,20 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from cases import LAUNCH
 from fakes import ENVIRONMENT, solution
 
 from gemmtuned.configs.errors import TableError, TryLater
-from gemmtuned.configs.manifest import MANIFEST, read_manifest, read_table
+from gemmtuned.configs.manifest import MANIFEST, read_binary, read_manifest, read_table, write_binary
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Solution
 from gemmtuned.daemon import publish as publish_module
@@ -172,3 +175,50 @@ def test_publishing_says_so_once(store: Store, tmp_path: Path, caplog: pytest.Lo
         publish(store, tmp_path / "configs", tmp_path / "locks", now_s=NOW)
         publish(store, tmp_path / "configs", tmp_path / "locks", now_s=NOW)
     assert [r.getMessage() for r in caplog.records] == ["published generation=1 files=1 solutions=1"]
+
+
+def with_kernel(data: bytes, n: int = 64) -> Solution:
+    launch = {**LAUNCH, "binary": sha256(data).hexdigest()}
+    return replace(solution(problem(n)), launch=json.dumps(launch))
+
+
+def test_kernels_are_beside_the_tables_before_a_manifest_names_them(store: Store, tmp_path: Path) -> None:
+    write_binary(tmp_path, b"kernel")
+    store.install(None, [with_kernel(b"kernel")], environment=ENVIRONMENT, now_s=NOW)
+
+    publish(store, tmp_path / "configs", tmp_path / "locks", now_s=NOW)
+
+    (found,) = published(tmp_path / "configs")
+    digest = json.loads(found.launch)["binary"]
+    assert read_binary(tmp_path / "configs", digest) == b"kernel"
+    os.unlink(tmp_path / "bin" / digest)  # from here on the published copy is enough
+    publish(store, tmp_path / "configs", tmp_path / "locks", now_s=NOW)
+    assert len(published(tmp_path / "configs")) == 1
+
+
+@pytest.mark.parametrize("data", [None, b"not the kernel"])
+def test_a_solution_whose_kernel_is_missing_or_spoilt_is_left_out_and_the_rest_published(
+    store: Store, tmp_path: Path, data: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    digest = write_binary(tmp_path, b"kernel")
+    (tmp_path / "bin" / digest).unlink()
+    if data is not None:
+        (tmp_path / "bin" / digest).write_bytes(data)
+    store.install(None, [with_kernel(b"kernel"), solution(problem(65))], environment=ENVIRONMENT, now_s=NOW)
+
+    with caplog.at_level(logging.WARNING):
+        publish(store, tmp_path / "configs", tmp_path / "locks", now_s=NOW)
+
+    assert [s.problem.n for s in published(tmp_path / "configs")] == [65]
+    assert "left out" in caplog.text
+
+
+def test_a_published_kernel_that_was_spoilt_is_replaced(store: Store, tmp_path: Path) -> None:
+    digest = write_binary(tmp_path, b"kernel")
+    store.install(None, [with_kernel(b"kernel")], environment=ENVIRONMENT, now_s=NOW)
+    publish(store, tmp_path / "configs", tmp_path / "locks", now_s=NOW)
+    (tmp_path / "configs" / "bin" / digest).write_bytes(b"spoilt")
+
+    publish(store, tmp_path / "configs", tmp_path / "locks", now_s=NOW)
+
+    assert read_binary(tmp_path / "configs", digest) == b"kernel"

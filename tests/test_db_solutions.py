@@ -35,6 +35,14 @@ def test_a_solution_comes_back_as_it_was_installed_with_its_generation(store: St
     assert [s.to_row() for s in solutions] == [{**solution.to_row(), "generation": 1}]
 
 
+def test_a_launch_record_comes_back_and_a_solution_without_one_has_none(store: Store) -> None:
+    launch = '{"binary":"' + "0" * 64 + '"}'
+    store.install(None, [found(problem(), launch=launch), found(problem(9))], environment=NEW, now_s=T)
+
+    assert {s.problem.m: s.launch for s in store.published()[1]} == {8: launch, 9: ""}
+    assert store.withdraw([problem()], reason="slow", now_s=T)[0].launch == launch
+
+
 def test_the_newer_verdict_replaces_the_older_of_its_environment(store: Store) -> None:
     store.install(None, [found(problem())], environment=NEW, now_s=T)
     store.install(None, [found(problem(), backend="torch", state="default_best")], environment=NEW, now_s=T)

@@ -1,4 +1,4 @@
-"""Run with TRITON_INTERPRET=1: the backend's kernels through the daemon's numeric gate, on the CPU; a JSON line each."""
+"""Run with TRITON_INTERPRET=1: the backend's kernels through the daemon's numeric gate, one JSON line each."""
 
 import json
 import sys

@@ -101,7 +101,7 @@ struct OnDevice {
   ~OnDevice() { Driver::get().cuCtxSetCurrent(before); }
 };
 
-// Order of RUNTIME_ARGUMENTS in kernels/triton/launch.py.
+// Order of ARGUMENTS and OVERS in configs/launch.py.
 enum Argument : uint8_t { X, W, BIAS, Y, PARTIALS, COUNTERS, ROWS, LDX, LDW };
 enum Over : uint8_t { FIXED, OVER_M, OVER_N };
 

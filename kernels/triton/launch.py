@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.launch import ARGUMENTS
 from gemmtuned.configs.problem import Problem
 
 Config = Mapping[str, int]
 
 TRITON_TYPES: Final = {"bf16": "bf16", "fp16": "fp16"}
-RUNTIME_ARGUMENTS: Final = ("x", "w", "bias", "y", "partials", "counters", "m", "ldx", "ldw")
 POINTER_ALIGN: Final = 16  # bytes; the widest load of a thread
 MAX_GRID_YZ: Final = 65535
 COUNTERS_BYTES: Final = 1 << 16
@@ -107,7 +107,7 @@ def make_record(
         num_warps=num_warps,
         num_stages=num_stages,
         constants={"N": n, "K": k, **constants, "SPLIT": split},
-        arguments=tuple(name for name in RUNTIME_ARGUMENTS if name not in absent),
+        arguments=tuple(name for name in ARGUMENTS if name not in absent),
         ld_multiple=min(8, k & -k),  # 8 values of 2 bytes are the widest load
         max_m=m,
         counters_bytes=counters_bytes,

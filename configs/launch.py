@@ -1,0 +1,97 @@
+"""The launch record of a published binary: JSON text that running programs hand to the driver, so it is checked here.
+
+What it means is told by kernels/triton/launch.py, which makes it, and hooks/native/cuda_launch.h, which uses it:
+    binary          SHA-256 of the file in the tables' folder `bin`; name: the kernel's symbol in it
+    shared          bytes of dynamic shared memory; warps of warp_size threads a program
+    grid            three of {over, block}: ceil(m or n / block) programs along the axis, or `block` of them
+    arguments       what the binary takes, in its order, then null_pointers null pointers
+    ld_multiple     leading dimensions are a multiple of this many elements; pointers of pointer_align bytes
+    max_m           the workspace suffices up to here: counters_bytes of it are counters, partial sums begin at
+                    partials_offset, workspace_bytes in all
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final
+
+from gemmtuned.configs.errors import TableError
+from gemmtuned.configs.problem import MAX_DIM
+
+# In the order of enum Argument and enum Over in hooks/native/cuda_launch.h
+ARGUMENTS: Final = ("x", "w", "bias", "y", "partials", "counters", "m", "ldx", "ldw")
+OVERS: Final = ("", "m", "n")
+MAX_LENGTH: Final = 4096
+_HASH: Final = re.compile(r"[0-9a-f]{64}")
+_SYMBOL: Final = re.compile(r"[A-Za-z0-9_]{1,200}")
+_NUMBERS: Final = {  # field: (smallest, largest)
+    "shared": (0, 1 << 20),
+    "warps": (1, 32),
+    "warp_size": (32, 64),
+    "null_pointers": (0, 3),
+    "ld_multiple": (1, 64),
+    "max_m": (1, MAX_DIM),
+    "partials_offset": (0, 1 << 31),
+    "counters_bytes": (0, 1 << 31),
+    "workspace_bytes": (0, 1 << 40),
+    "pointer_align": (1, 256),
+}
+_FIELDS: Final = {*_NUMBERS, "binary", "name", "grid", "arguments"}
+
+
+def read_launch(text: str) -> dict[str, Any]:
+    """The fields of a launch record, every one present and in range. Raises TableError that names the field."""
+    if len(text) > MAX_LENGTH:
+        raise TableError(f"launch has {len(text)} characters, at most {MAX_LENGTH} are read")
+    try:
+        facts = json.loads(text)
+    except (ValueError, RecursionError) as err:
+        raise TableError(f"launch is not valid JSON ({err})") from err
+    if not isinstance(facts, dict) or set(facts) != _FIELDS:
+        found = ", ".join(sorted(map(str, facts))) if isinstance(facts, dict) else type(facts).__name__
+        raise TableError(f"launch has {found[:300]}, expected {', '.join(sorted(_FIELDS))}")
+    for name, (low, high) in _NUMBERS.items():
+        _number(f"launch.{name}", facts[name], low, high)
+    for name, form in (("binary", _HASH), ("name", _SYMBOL)):
+        if not isinstance(facts[name], str) or not form.fullmatch(facts[name]):
+            raise TableError(f"launch.{name} is {str(facts[name])[:80]!r}, expected {form.pattern}")
+    _check_grid(facts["grid"])
+    _check_arguments(facts)
+    return facts
+
+
+def _check_grid(grid: object) -> None:
+    if not isinstance(grid, list) or len(grid) != 3:
+        raise TableError("launch.grid is not a list of three axes")
+    for axis in grid:
+        if not isinstance(axis, dict) or set(axis) != {"over", "block"} or axis["over"] not in OVERS:
+            raise TableError(f"launch.grid has {str(axis)[:80]}, expected over ({', '.join(OVERS)}) and block")
+        _number("launch.grid.block", axis["block"], 1, MAX_DIM if axis["over"] else 65535)
+
+
+def _check_arguments(facts: dict[str, Any]) -> None:
+    arguments = facts["arguments"]
+    if (
+        not isinstance(arguments, list)
+        or not all(isinstance(name, str) and name in ARGUMENTS for name in arguments)
+        or len(set(arguments)) != len(arguments)
+        or not {"x", "w", "y"} <= set(arguments)
+    ):
+        raise TableError(f"launch.arguments is {str(arguments)[:200]}, expected x, w, y and others of {ARGUMENTS}")
+    scratch = {"partials", "counters"} & set(arguments)
+    room = facts["counters_bytes"] <= facts["partials_offset"] < facts["workspace_bytes"]
+    if scratch and not room:
+        raise TableError("launch takes a workspace, but its offsets do not lie in one")
+    if facts["warp_size"] * facts["warps"] > 1024:
+        raise TableError(
+            f"launch has {facts['warps']} warps of {facts['warp_size']}, a program has at most 1024 threads"
+        )
+    for name in ("warp_size", "ld_multiple", "pointer_align"):
+        if facts[name] & (facts[name] - 1):
+            raise TableError(f"launch.{name} is {facts[name]}, expected a power of two")
+
+
+def _number(name: str, value: object, low: int, high: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise TableError(f"{name} is {str(value)[:40]}, expected an integer from {low} to {high}")
