@@ -35,7 +35,6 @@ VARIABLES: Final = (
     Variable("GEMMTUNED_IDLE_S", "10", "clear seconds before a device counts as idle"),
     Variable("GEMMTUNED_FLUSH_S", "1", "seconds between two flushes of counts to the database"),
     Variable("GEMMTUNED_NATIVE", "1", "0: never build or load the native hook, patch F.linear only"),
-    Variable("AITER_LOG_TUNED_CONFIG", "0", "1: log each selection once"),
 )
 RELOADS: Final = ("auto", "start", "manual")
 
@@ -56,7 +55,6 @@ class Settings:
     idle_s: float = 10.0
     flush_s: float = 1.0
     native: bool = True
-    log_tuned_config: bool = False
 
     @property
     def locks(self) -> Path:
@@ -90,7 +88,6 @@ class Settings:
             idle_s=_seconds(env, "GEMMTUNED_IDLE_S", 10.0),
             flush_s=_seconds(env, "GEMMTUNED_FLUSH_S", 1.0),
             native=_flag(env, "GEMMTUNED_NATIVE", default=True),
-            log_tuned_config=_flag(env, "AITER_LOG_TUNED_CONFIG"),
         )
 
 

@@ -1,6 +1,7 @@
 """Many writers at once, and writers that are killed: sums stay exact and nothing committed is lost."""
 
 import random
+import select
 import signal
 import sqlite3
 import subprocess
@@ -66,9 +67,11 @@ def storm(folder: Path, kills: int, seed: int) -> None:
             while len(running) < writers:
                 running[run] = start(folder, run, 1_000_000, shapes)
                 run += 1
-            time.sleep(dice.uniform(0.02, 0.4))
-            victim = dice.choice(sorted(running))
+            victim = min(running)  # the oldest
             process = running.pop(victim)
+            if dice.random() < 0.7:  # the others are hit while they start, migrate, or write for the first time
+                select.select([process.stdout], [], [], 20)
+            time.sleep(dice.uniform(0.0, 0.2))
             process.send_signal(signal.SIGKILL)
             told = process.communicate(timeout=30)[0].split("\n")[:-1]
             acknowledged[victim] = int(told[-1]) if told else 0
