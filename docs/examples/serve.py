@@ -3,7 +3,7 @@
 It builds a causal language model from transformers (layer sizes of Qwen3-0.6B, random weights, bytes as tokens),
 reads requests as JSON lines from standard input and answers each with one JSON line.
 
-    {"dtype": "fp32", "prompts": ["...", ...], "new_tokens": 16}   ->  {"tokens": 120, "decode_s": 1.9, "prefill_s": 0.4}
+    {"dtype": "fp32", "prompts": [...], "new_tokens": 16}  ->  {"tokens": 120, "decode_s": 1.9, "prefill_s": 0.4}
     {"dtype": "bf16", "prompts": [...], "logits": "file.pt"}  ->  {"logits": "file.pt"}, last-position logits saved
     {"dtype": "bf16", "prompts": [...], "logits": "f", "exact": 1} ->  the same, computed in float64
 """
