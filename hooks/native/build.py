@@ -27,7 +27,7 @@ SOURCES: Final = (
     "capture.cpp", "call.h", "context.h", "counters.h", "cpu.h", "cuda.h", "cuda_launch.h", "operators.h",
     "problem.h", "routes.h",
 )  # fmt: skip
-FLAGS: Final = ("-std=c++20", "-O2", "-fPIC", "-shared")
+FLAGS: Final = ("-std=c++20", "-O3", "-fPIC", "-shared", "-fno-plt", "-fno-semantic-interposition")
 COMPILERS: Final = ("g++", "c++", "clang++")
 
 
