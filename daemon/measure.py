@@ -70,9 +70,13 @@ class WallClock:
 
 def clock_for(device: torch.device) -> Clock:
     """The clock for a kind of device. Raises CandidateFailed where there is none yet."""
-    if device.type != "cpu":
+    if device.type == "cpu":
+        return WallClock()
+    if device.type != "cuda":
         raise CandidateFailed(f"timing on {device.type} is not supported yet")
-    return WallClock()
+    from gemmtuned.daemon.measure_cuda import GraphClock, cuda_graphs
+
+    return GraphClock(cuda_graphs())
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,8 @@ class Bench:
 
     def __init__(self, problem: Problem, device: torch.device) -> None:
         family = family_of(problem)
-        count = copies_needed(problem, last_level_cache_bytes(device))
+        free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+        count = copies_needed(problem, last_level_cache_bytes(device), free)
         self.weights = family.weight_copies(problem, count=count, device=device)
         self._device = device
         self._inputs: dict[Problem, Inputs] = {}
@@ -114,11 +119,11 @@ class Bench:
         return Arm(name, [bound(b) for b in self.weights])
 
 
-def copies_needed(problem: Problem, cache_bytes: int) -> int:
-    """Weight copies that make every read cold: more than twice the cache, at least 3, as memory allows."""
+def copies_needed(problem: Problem, cache_bytes: int, free_bytes: int) -> int:
+    """Weight copies that make every read cold: more than twice the cache, at least 3, as free memory allows."""
     one = max(int(problem.batch * problem.n * problem.k * DTYPE_BYTES[problem.wdtype]), 1)
     kinds = 2 if problem.weight_state == "packed" else 1  # the packed copies lie beside the plain ones
-    allowed = min(COPIES_BYTES, psutil.virtual_memory().available // 4) // (one * kinds)
+    allowed = min(COPIES_BYTES, free_bytes // 4) // (one * kinds)
     wanted = max(3, 2 * cache_bytes // one + 1)
     return max(1, min(wanted, allowed, MAX_COPIES))
 

@@ -14,19 +14,22 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 
-from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.errors import CandidateFailed, TableError
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.solution import DEFAULT_BACKEND, Candidate, Device, Environment, Solution
+from gemmtuned.configs.solution import DEFAULT_BACKEND, MODES, Candidate, Device, Environment, Solution
+from gemmtuned.daemon.compile_ahead import Compilers
 from gemmtuned.daemon.measure import Arm, Bench, Clock, Race, burst_for, clock_for, pairs_for, race, time_alone
-from gemmtuned.daemon.verify import REFUSALS, Verdict, default_error, first_line, verify
+from gemmtuned.daemon.measure_cuda import GraphClock
+from gemmtuned.daemon.outcome import DEFAULT, Default, Entrant, Question, eager_gain_low, keep_binary, solution_of
+from gemmtuned.daemon.verify import REFUSALS, default_error, first_line, verify
 from gemmtuned.kernels.backends import BACKENDS, candidates
-from gemmtuned.kernels.backends.base import Kernel
+from gemmtuned.kernels.backends.base import CompiledBackend, Kernel
 from gemmtuned.kernels.switches import as_called
 
 WORTH_IT: Final = 1.02  # a smaller gain is not worth another kernel's rounding
@@ -35,8 +38,6 @@ SCREEN_PAIRS: Final = (3, 12)
 RACE_S: Final = 0.15  # a race; long calls take longer: MIN_PAIRS is kept
 FINALISTS: Final = 3
 _HOPELESS: Final = 0.97  # screened gain below which a candidate cannot be worth it
-
-DEFAULT: Final = Candidate(DEFAULT_BACKEND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class TrialReport:
 
 
 Emit = Callable[[TrialReport], None]
+_compilers = Compilers()  # its processes start when there is something to compile
 
 
 def tune(
@@ -72,7 +74,23 @@ def tune(
     clock: Clock | None = None,
     seed: int | None = None,
 ) -> Solution:
-    """The solution for target (for buckets: filed under its padded M), proven at every member.
+    """The solution for target in this mode; see tune_modes."""
+    return tune_modes(members, covers, target, environment, mode=mode, skip=skip, emit=emit, clock=clock, seed=seed)[0]
+
+
+def tune_modes(
+    members: Sequence[Problem],
+    covers: str,
+    target: Problem,
+    environment: Environment,
+    *,
+    mode: str,
+    skip: Collection[Candidate],
+    emit: Emit,
+    clock: Clock | None = None,
+    seed: int | None = None,
+) -> tuple[Solution, ...]:
+    """The solutions for target (for buckets: filed under its padded M), proven at every member; in `mode` first.
 
     members: the exact sizes to prove it at: target itself, or the smallest, the most called and the largest one.
     Times in the solution are those of the most called; gain_low is the worst over the members.
@@ -86,51 +104,20 @@ def tune(
     # A new order every time: a repeated tune() of one problem is another draw
     coin = random.Random(seed)  # noqa: S311
     with as_called(target):
-        contest = _Contest(tuple(members), environment, device, skip, emit, clock or clock_for(device), coin)
+        contest = _Contest(tuple(members), target, environment, device, skip, emit, clock or clock_for(device), coin)
         winner = contest.run()
-    main = contest.main
-    if winner is None:
-        state, chosen, gain_low, us, err = "default_best", DEFAULT, 1.0, contest.default_us, contest.default_err
-        baseline_us, baseline_err = us, err
-    else:
-        state, chosen = "published", winner.candidate
-        us, baseline_us = winner.races[main].us, winner.races[main].baseline_us
-        gain_low = min(r.gain_low for r in winner.races.values())
-        err, baseline_err = winner.verdict.err or 0.0, winner.verdict.baseline_err
-    return Solution(
-        problem=target,
-        device=environment.device.key,
-        mode=mode,
-        covers=covers,
-        backend=chosen.backend,
-        config=chosen.config,
-        stamp=environment.stamps[chosen.backend],
-        us=us,
-        baseline_us=baseline_us,
-        gain_low=gain_low,
-        err=err,
-        baseline_err=baseline_err,
-        state=state,
-    )
+        graphs = environment.device.kind != "cpu"
+        modes = (mode, *(other for other in MODES if other != mode and graphs))
+        found = tuple(contest.solution(winner, covers, which) for which in modes)
+    if device.type == "cuda":  # what we no longer need is others'
+        del contest, winner
+        torch.cuda.empty_cache()
+    return found
 
 
 def torch_device(device: Device) -> torch.device:
     """The torch device of a device kind: the worker sees one only, chosen by its parent."""
     return torch.device("cpu" if device.kind == "cpu" else "cuda")
-
-
-@dataclass(slots=True)
-class _Entrant:
-    candidate: Candidate
-    kernels: dict[Problem, Kernel]  # by member
-    gain: float
-    verdict: Verdict
-    races: dict[Problem, Race]
-
-    @property
-    def worst_gain(self) -> float:
-        """The smallest gain over the members, as estimated: the lower bounds are for proof, not for ranking."""
-        return min(r.gain for r in self.races.values())
 
 
 class _Contest:
@@ -139,6 +126,7 @@ class _Contest:
     def __init__(
         self,
         members: tuple[Problem, ...],
+        target: Problem,
         environment: Environment,
         device: torch.device,
         skip: Collection[Candidate],
@@ -147,6 +135,7 @@ class _Contest:
         coin: random.Random,
     ) -> None:
         self.members = members
+        self.target = target
         self.main = members[len(members) // 2]  # of three the most called
         self.default_us = 0.0
         self.default_err = 0.0
@@ -157,10 +146,12 @@ class _Contest:
         self._clock = clock
         self._coin = coin
         self._arms: dict[Candidate, Arm] = {}
+        self._failed: dict[Candidate, str] = {}  # in the compiler
 
-    def run(self) -> _Entrant | None:
+    def run(self) -> Entrant | None:
         """The winner, or None: the default is best."""
         default = self._default_kernels()
+        self._compile_ahead()
         self._bench = Bench(self.main, self._device)
         entrants = self._screen(default)
         entrants = self._verify(default, entrants)
@@ -174,7 +165,25 @@ class _Contest:
         tied = [e for e in winners if e.worst_gain * WORTH_IT >= best]
         order = list(BACKENDS)
         winner = min(tied, key=lambda e: (order.index(e.candidate.backend), -e.worst_gain))
-        return winner if self._race(default, winner, attempt=2) else None
+        return winner if self._race(default, winner, attempt=2) and self._keep_binary(winner) else None
+
+    def solution(self, winner: Entrant | None, covers: str, mode: str) -> Solution:
+        """The verdict for the target in one mode, once the search has run; see outcome.py."""
+        if winner is not None and mode == "eager" and isinstance(self._clock, GraphClock) and not winner.launch:
+            more_us = self._clock.host_us(self._arms[winner.candidate]) - self._clock.host_us(self._arms[DEFAULT])
+            if eager_gain_low(winner.races[self.main], more_us) <= WORTH_IT:
+                winner = None
+        asked = Question(self.target, covers, self.main, self._environment)
+        return solution_of(asked, winner, Default(self.default_us, self.default_err), mode)
+
+    def _keep_binary(self, winner: Entrant) -> bool:
+        started = self._start(winner.candidate)
+        try:
+            keep_binary(winner, BACKENDS[winner.candidate.backend], self.target)
+        except (CandidateFailed, TableError) as err:
+            self._report(winner.candidate, "confirm", "refused", started, note=first_line(err))
+            return False
+        return True
 
     def _default_kernels(self) -> dict[Problem, Kernel]:
         self._start(DEFAULT)
@@ -183,7 +192,29 @@ class _Contest:
         except REFUSALS as err:
             raise CandidateFailed(f"{self.main}: torch's own kernel refuses: {first_line(err)}") from err
 
-    def _screen(self, default: dict[Problem, Kernel]) -> list[_Entrant]:
+    def _candidates(self) -> Iterator[Candidate]:
+        """For the most called member and for the largest one: a tile must hold all rows of X."""
+        seen = {DEFAULT, *self._skip}
+        for member in (self.main, self.members[-1]):
+            for candidate in candidates(member, self._environment):
+                if candidate not in seen:
+                    seen.add(candidate)
+                    yield candidate
+
+    def _compile_ahead(self) -> None:
+        """Have everything compiled that must be, in other processes, before operands are made on the device."""
+        todo = [c for c in self._candidates() if isinstance(BACKENDS[c.backend], CompiledBackend)]
+        if not todo:
+            return
+        started = _now_us()
+        self._failed = _compilers.run(todo, self.main, self._environment.device, before=self._start)
+        for candidate, reason in self._failed.items():
+            self._report(candidate, "screen", "refused", started, note=reason)
+
+    def _to_try(self) -> list[Candidate]:
+        return [candidate for candidate in self._candidates() if candidate not in self._failed]
+
+    def _screen(self, default: dict[Problem, Kernel]) -> list[Entrant]:
         """A short race of every candidate at the most called member; the promising ones, best first."""
         started = _now_us()
         try:
@@ -194,9 +225,7 @@ class _Contest:
             raise CandidateFailed(f"{self.main}: torch's own kernel fails: {first_line(err)}") from err
         self._report(DEFAULT, "screen", "ok", started, us=self.default_us)
         promising = []
-        for candidate in candidates(self.main, self._environment):
-            if candidate == DEFAULT or candidate in self._skip:
-                continue
+        for candidate in self._to_try():
             started = self._start(candidate)
             try:
                 kernels = {m: BACKENDS[candidate.backend].prepare(candidate, m) for m in self.members}
@@ -212,10 +241,10 @@ class _Contest:
                 candidate, "screen", "ok" if good else "slower", started, us=run.us, note=f"gain={run.gain:.3f}"
             )
             if good:
-                promising.append(_Entrant(candidate, kernels, run.gain, Verdict("ok", None, 0.0), {}))
+                promising.append(Entrant(candidate, kernels, run.gain))
         return sorted(promising, key=lambda e: e.gain, reverse=True)[:FINALISTS]
 
-    def _verify(self, default: dict[Problem, Kernel], entrants: list[_Entrant]) -> list[_Entrant]:
+    def _verify(self, default: dict[Problem, Kernel], entrants: list[Entrant]) -> list[Entrant]:
         """Those that give right results at every member."""
         for member in self.members:
             started = _now_us()
@@ -238,18 +267,15 @@ class _Contest:
             entrants = passed
         return entrants
 
-    def _race(self, default: dict[Problem, Kernel], entrant: _Entrant, *, attempt: int) -> bool:
+    def _race(self, default: dict[Problem, Kernel], entrant: Entrant, *, attempt: int) -> bool:
         """True when it beats the default beyond noise, and by enough to be worth it, at every member."""
         for member in self.members:
             started = self._start(entrant.candidate)
-            baseline = self._arm(DEFAULT, default[member], member)
-            challenger = self._arm(entrant.candidate, entrant.kernels[member], member)
-            call_us = max(self._warm_up(baseline), 0.1)
-            burst = burst_for(call_us)
-            run = race(
-                baseline, challenger, clock=self._clock, pairs=pairs_for(call_us * burst, RACE_S), coin=self._coin,
-                burst=burst,
-            )  # fmt: skip
+            try:
+                run = self._one_race(default[member], entrant, member)
+            except CandidateFailed as err:  # what it gives inside a graph is not what it gave when it was verified
+                self._report(entrant.candidate, "confirm", "wrong", started, note=first_line(err))
+                return False
             first = entrant.races.get(member)
             # Of two races the worse one counts
             entrant.races[member] = run if first is None or run.gain_low < first.gain_low else first
@@ -261,6 +287,14 @@ class _Contest:
             if not won:
                 return False
         return True
+
+    def _one_race(self, default: Kernel, entrant: Entrant, member: Problem) -> Race:
+        baseline = self._arm(DEFAULT, default, member)
+        challenger = self._arm(entrant.candidate, entrant.kernels[member], member)
+        call_us = max(self._warm_up(baseline), 0.1)
+        burst = burst_for(call_us)
+        pairs = pairs_for(call_us * burst, RACE_S)
+        return race(baseline, challenger, clock=self._clock, pairs=pairs, coin=self._coin, burst=burst)
 
     def _arm(self, candidate: Candidate, kernel: Kernel, member: Problem) -> Arm:
         """Made once at the most called member; at others again for every race, so that packed weights do not add up."""

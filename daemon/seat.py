@@ -286,11 +286,12 @@ class Seat:
             if message.phase != "start":
                 self._to_write.append(partial(self._record, self.work, message))
         elif isinstance(message, Found):
-            wrong = _mismatch(self.work, message.solution)
+            found = (message.solution, *message.others)
+            wrong = _mismatch(self.work, found)
             if wrong:
                 self._to_write.append(partial(self._queue.give_up, self.work, wrong))
             else:
-                self._to_write.append(partial(self._install, self.work, message.solution))
+                self._to_write.append(partial(self._install, self.work, found))
             self._forget_work()
         elif isinstance(message, Failed):
             self._to_write.append(partial(self._queue.give_up, self.work, message.reason))
@@ -318,8 +319,8 @@ class Seat:
     def _record(self, work: Work, trial: Trial, now_s: float) -> None:
         self._queue.record(work, trial)
 
-    def _install(self, work: Work, solution: Solution, now_s: float) -> None:
-        self._queue.install(work, solution, now_s)
+    def _install(self, work: Work, found: tuple[Solution, ...], now_s: float) -> None:
+        self._queue.install(work, found, now_s)
         self._solved += 1
 
     def _write(self, now_s: float) -> bool:
@@ -368,13 +369,17 @@ class Seat:
         self._trying = None
 
 
-def _mismatch(work: Work, solution: Solution) -> str:
+def _mismatch(work: Work, found: tuple[Solution, ...]) -> str:
     """Why this answer is not one to the question asked, or "": the worker ran foreign code, so it is checked."""
     environment = work.environment
-    if solution.problem != work.problem or solution.covers != work.covers or solution.mode != work.mode:
-        return f"worker answered for {solution.problem} covering {solution.covers}"
-    if solution.device != environment.device.key or not environment.accepts(solution.backend, solution.stamp):
-        return f"worker answered with {solution.backend} of {solution.stamp} on {solution.device}"
-    if solution.state not in ("published", "default_best"):
-        return f"worker answered with state {solution.state}"
+    modes = [solution.mode for solution in found]
+    if modes[0] != work.mode or len(set(modes)) != len(modes):
+        return f"worker answered for mode {', '.join(modes)}"
+    for solution in found:
+        if solution.problem != work.problem or solution.covers != work.covers:
+            return f"worker answered for {solution.problem} covering {solution.covers}"
+        if solution.device != environment.device.key or not environment.accepts(solution.backend, solution.stamp):
+            return f"worker answered with {solution.backend} of {solution.stamp} on {solution.device}"
+        if solution.state not in ("published", "default_best"):
+            return f"worker answered with state {solution.state}"
     return ""

@@ -57,9 +57,10 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The order is done."""
+    """The order is done. others: the same problem's solutions in other modes, measured on the way."""
 
     solution: Solution
+    others: tuple[Solution, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def encode(message: Message) -> bytes:
             "note": message.note, "started_us": message.started_us,
         }  # fmt: skip
     elif isinstance(message, Found):
-        body = {"found": message.solution.to_row()}
+        body = {"found": message.solution.to_row(), "others": [s.to_row() for s in message.others]}
     else:
         body = {"failed": message.reason}
     data = json.dumps(body, separators=(",", ":")).encode()
@@ -134,7 +135,7 @@ def decode(body: bytes) -> Message:
         if "trial" in raw:
             return _trial(raw)
         if "found" in raw:
-            return Found(Solution.from_row(raw["found"]))
+            return Found(Solution.from_row(raw["found"]), tuple(Solution.from_row(row) for row in raw["others"]))
         if "failed" in raw:
             return Failed(str(raw["failed"])[:2000])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, GemmtunedError) as err:

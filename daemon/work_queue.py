@@ -78,9 +78,10 @@ class WorkQueue:
             trial.phase, trial.problem, trial.candidate, trial.outcome, trial.us, trial.err, trial.note,
         )  # fmt: skip
 
-    def install(self, work: Work, solution: Solution, now_s: float) -> int:
-        """Make it the verdict; the lease ends with it. Returns the generation that holds it."""
-        generation = self._store.install(work, [solution], environment=work.environment, now_s=now_s)
+    def install(self, work: Work, found: Sequence[Solution], now_s: float) -> int:
+        """Make these the verdicts, one a mode; the lease ends with them. Returns the generation that holds them."""
+        generation = self._store.install(work, found, environment=work.environment, now_s=now_s)
+        solution = found[0]
         logger.info(
             "solved generation=%d problem=%s covers=%s backend=%s state=%s was_us=%.2f now_us=%.2f gain=%.1f%%",
             generation, solution.problem, solution.covers, Candidate(solution.backend, solution.config), solution.state,

@@ -29,7 +29,7 @@ from gemmtuned.daemon.wire import Failed, Found, Hello, Inbox, Message, Order, T
 
 logger = logging.getLogger("gemmtuned.daemon.worker")
 _PR_SET_PDEATHSIG: Final = 1
-Search = Callable[..., Solution]
+Search = Callable[..., Solution | tuple[Solution, ...]]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -77,7 +77,7 @@ def _carry_out(order: Order, sock: socket.socket, tune: Search, environment: Env
         sock.sendall(encode(trial))
 
     try:
-        solution = tune(
+        found = tune(
             order.members,
             order.covers,
             order.target,
@@ -93,16 +93,17 @@ def _carry_out(order: Order, sock: socket.socket, tune: Search, environment: Env
     except Exception as err:  # a bug in a backend is this problem's failure, not the worker's end
         logger.exception("tuning failed problem=%s", order.target)
         return Failed(f"{type(err).__name__}: {err}")
-    return Found(solution)
+    first, *others = (found,) if isinstance(found, Solution) else found
+    return Found(first, tuple(others))
 
 
 def load(search: str, device: str) -> tuple[Search, Environment]:
     """The search function and the environment: ours, or those of the file a test named."""
     if not search:
-        from gemmtuned.daemon.search import tune
+        from gemmtuned.daemon.search import tune_modes
         from gemmtuned.kernels.backends import environment as environment_of
 
-        return tune, environment_of(device_of(device))
+        return tune_modes, environment_of(device_of(device))
     path, _, name = search.rpartition(":")
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     if spec is None or spec.loader is None:

@@ -135,18 +135,18 @@ def test_long_calls_get_few_pairs_and_short_ones_are_timed_in_bursts():
 
 def test_weight_copies_exceed_twice_the_cache_and_stay_within_memory():
     small = Problem(m=8, n=1024, k=1024, dtype="fp32", threads=2)  # 4 MiB
-    assert copies_needed(small, 32 << 20) * (4 << 20) > 64 << 20
+    assert copies_needed(small, 32 << 20, 16 << 30) * (4 << 20) > 64 << 20
     large = Problem(m=8, n=8192, k=4096, dtype="fp32", threads=2)  # 128 MiB
-    assert copies_needed(large, 32 << 20) == 3
+    assert copies_needed(large, 32 << 20, 16 << 30) == 3
     huge = Problem(m=8, n=152064, k=8192, dtype="fp32", threads=2)  # 4.6 GiB
-    assert copies_needed(huge, 32 << 20) == 1
-    assert copies_needed(Problem(m=8, n=16, k=16, dtype="fp32"), 32 << 20) == measure.MAX_COPIES
+    assert copies_needed(huge, 32 << 20, 16 << 30) == 1
+    assert copies_needed(Problem(m=8, n=16, k=16, dtype="fp32"), 32 << 20, 16 << 30) == measure.MAX_COPIES
 
 
 def test_memory_for_packed_copies_is_counted():
     plain = Problem(m=8, n=8192, k=16384, dtype="fp32", threads=2)  # 512 MiB
     packed = Problem(m=8, n=8192, k=16384, dtype="fp32", threads=2, weight_state="packed")
-    assert copies_needed(packed, 32 << 20) < copies_needed(plain, 32 << 20) <= 3
+    assert copies_needed(packed, 32 << 20, 16 << 30) < copies_needed(plain, 32 << 20, 16 << 30) <= 3
 
 
 def test_arms_share_x_and_the_plain_weights():

@@ -208,6 +208,7 @@ FROM (
                 AND q.m <= CASE WHEN s.covers = 'coarse' AND p.m >= 8192 THEN 2147483647 ELSE p.m END
                 AND p.m = CASE s.covers WHEN 'exact' THEN q.m WHEN 'fine' THEN q.m_fine ELSE q.m_coarse END
                 AND g.outcome = CASE s.covers WHEN 'exact' THEN 'exact' ELSE 'padded' END
+                AND g.graph = (s.mode = 'graph')
                 AND g.hour >= s.published_us / 3600000000
                 AND (s.retired_us IS NULL OR g.hour <= s.retired_us / 3600000000)), 0) AS hit_calls,
         s.gain_low, s.err, s.baseline_err, p.flops / s.us / 1e6 AS tflops, p.bytes / s.us / 1e3 AS gb_s,

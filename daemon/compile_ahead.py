@@ -1,0 +1,120 @@
+"""CHILD side: have candidates compiled by a few processes before the device is used.
+
+A candidate takes a quarter to a whole second of CPU time and none of the device's; afterwards the worker finds the
+binaries in the compiler's cache.  What crashes its compiler or takes too long is refused without ever being loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Final
+
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.settings import child_env
+from gemmtuned.configs.solution import Candidate, Device
+
+JOB_S: Final = 60.0  # the first of a process imports torch and Triton, at nice 19
+MOST: Final = 4
+
+
+class Compilers:
+    """Processes that live as long as their owner; each has one job at a time."""
+
+    def __init__(self, count: int | None = None, *, command: Sequence[str] = (), job_s: float = JOB_S) -> None:
+        self._count = count or max(1, min(MOST, (os.cpu_count() or 2) // 2))
+        self._command = [*(command or (sys.executable, "-m", "gemmtuned.daemon.compile_main")), str(os.getpid())]
+        self._job_s = job_s
+        self._idle: list[subprocess.Popen[bytes]] = []
+
+    def run(
+        self,
+        candidates: Sequence[Candidate],
+        problem: Problem,
+        device: Device,
+        *,
+        before: Callable[[Candidate], object] = lambda candidate: None,
+    ) -> dict[Candidate, str]:
+        """Compile all of them for `device`; those that failed, with the reason. before: told of each that begins."""
+        waiting = deque(candidates)
+        failed: dict[Candidate, str] = {}
+        busy: dict[subprocess.Popen[bytes], tuple[Candidate, float]] = {}
+        while waiting or busy:
+            while waiting and len(busy) < self._count:
+                candidate = waiting.popleft()
+                try:
+                    process = self._idle.pop() if self._idle else self._start()
+                except OSError as err:
+                    failed[candidate] = f"no process to compile in: {err.strerror or err}"
+                    continue
+                before(candidate)
+                busy[process] = (candidate, time.monotonic() + self._job_s)
+                _ask(process, candidate, problem, device)
+            for process, reason in self._answers(busy):
+                candidate, _ = busy.pop(process)
+                if reason is None:
+                    _end(process)
+                    failed[candidate] = f"compiler ended or took more than {self._job_s:g} s"
+                else:
+                    self._idle.append(process)
+                    if reason:
+                        failed[candidate] = reason
+        return failed
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self._idle:
+            _end(process)
+        self._idle.clear()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            cwd="/",
+            env=child_env(AITER_TUNE_GEMM=None, GEMMTUNED_DISPATCH=None, CUDA_VISIBLE_DEVICES=""),
+        )
+
+    def _answers(
+        self, busy: dict[subprocess.Popen[bytes], tuple[Candidate, float]]
+    ) -> list[tuple[subprocess.Popen[bytes], str | None]]:
+        """Of each process that has answered the reason it gave; None for one that ended or is past its deadline."""
+        if not busy:
+            return []
+        soonest = min(until for _, until in busy.values())
+        outputs = {process.stdout: process for process in busy if process.stdout is not None}
+        ready, _, _ = select.select(list(outputs), [], [], max(soonest - time.monotonic(), 0.0))
+        done: list[tuple[subprocess.Popen[bytes], str | None]] = []
+        for output in ready:
+            try:
+                reason = json.loads(output.readline())
+            except ValueError:
+                reason = None
+            done.append((outputs[output], reason if isinstance(reason, str) else None))
+        now = time.monotonic()
+        late = [process for process, (_, until) in busy.items() if process.stdout not in ready and now >= until]
+        return done + [(process, None) for process in late]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    with process:  # closes its pipes and waits for it
+        pass
+
+
+def _ask(process: subprocess.Popen[bytes], candidate: Candidate, problem: Problem, device: Device) -> None:
+    job = {"backend": candidate.backend, "config": candidate.config, "problem": problem.row(), "device": asdict(device)}
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # its output has ended, too, which is looked at next
+        process.stdin.write(json.dumps(job).encode() + b"\n")

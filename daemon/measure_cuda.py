@@ -1,0 +1,150 @@
+"""CHILD side: device times on CUDA, through the same races as on a CPU (measure.py).
+
+An arm is recorded once into a CUDA graph, one launch on every weight copy in turn, so that every launch reads its
+weight from memory and the host's time is not in the result.  A reading is one replay between two events, queued behind
+a short sleep of the device, so that the host is never waited for.
+
+A graph keeps no memory alive, so the arm, and with it kernels and workspaces, is kept as long as its graph.  Readings
+of a graph that does not give the right result are worthless (a reduction that never takes place is fast), so
+the last output of the graph is compared with that of a plain call, before the first reading and now and then after.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.daemon.measure import Arm
+
+MIN_LAUNCHES: Final = 16  # in a graph, so that its own start is a small part
+CHECK_EVERY: Final = 16  # readings
+MOST_GRAPHS: Final = 64  # kept; an older one is recorded again when it is asked for
+_SLEEP_CYCLES: Final = 100_000  # 50 us: longer than the host takes to queue a graph
+_NEAR: Final = 2.0**-5  # of the largest value: what two orders of adding can differ by, a lost slice of K is far above
+
+
+class Graphs(Protocol):
+    """Records and replays; tests put in one without a device."""
+
+    def record(self, calls: Sequence[Callable[[], object]]) -> tuple[Any, Tensor]:
+        """(graph of these calls one after another, the output of the last)."""
+
+    def replay_us(self, graph: Any) -> float:
+        """Device time of one replay, after which everything has finished."""
+
+    def synchronize(self) -> None:
+        """Wait until the device is at rest."""
+
+
+class CudaGraphs:
+    """Graphs on one side stream of the current device."""
+
+    def __init__(self) -> None:
+        self._stream = cast("Any", torch.cuda).Stream()
+
+    def record(self, calls: Sequence[Callable[[], object]]) -> tuple[Any, Tensor]:
+        """As Graphs.record."""
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._stream):
+            calls[0]()  # modules and the library's workspace for this stream are made outside the capture
+            self._stream.synchronize()
+            # not torch.cuda.graph(): it collects garbage and frees caches at each entry, slower than all we measure
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                outputs = [call() for call in calls][-1:]
+            except BaseException:
+                with suppress(RuntimeError):
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        return graph, cast("Tensor", outputs[0])
+
+    def replay_us(self, graph: Any) -> float:
+        """As Graphs.replay_us."""
+        cuda = cast("Any", torch.cuda)  # parts of it have no types
+        begin, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+        with torch.cuda.stream(self._stream):
+            cuda._sleep(_SLEEP_CYCLES)
+            begin.record()
+            graph.replay()
+            end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) * 1e3
+
+    def synchronize(self) -> None:
+        """As Graphs.synchronize."""
+        torch.cuda.synchronize()
+
+
+@cache
+def cuda_graphs() -> CudaGraphs:
+    """The process's one: torch's library keeps a workspace of 32 MiB for every stream that was ever used."""
+    return CudaGraphs()
+
+
+@dataclass(slots=True)
+class _Recorded:
+    arm: Arm
+    graph: Any
+    launches: int
+    last: Tensor
+    readings: int = 0
+
+
+class GraphClock:
+    """A measure.Clock: a reading is one replay over all weight copies, whichever of them are asked for."""
+
+    def __init__(self, graphs: Graphs) -> None:
+        self._graphs = graphs
+        self._recorded: dict[int, _Recorded] = {}
+
+    def us(self, arm: Arm, copies: Sequence[int]) -> float:
+        """Microseconds a launch. Raises CandidateFailed when the graph does not give what a call gives."""
+        recorded = self._recorded.get(id(arm)) or self._record(arm)
+        if recorded.readings % CHECK_EVERY == 0:
+            self._check(recorded)
+        recorded.readings += 1
+        return self._graphs.replay_us(recorded.graph) / recorded.launches
+
+    def host_us(self, arm: Arm, *, blocks: int = 15, calls: int = 16) -> float:
+        """Median microseconds that a call keeps the host, the device's queue never full."""
+        times = []
+        for _ in range(blocks):
+            self._graphs.synchronize()
+            begin = time.perf_counter_ns()
+            for i in range(calls):
+                arm.calls[i % len(arm.calls)]()
+            times.append((time.perf_counter_ns() - begin) / 1e3 / calls)
+        self._graphs.synchronize()
+        return statistics.median(times)
+
+    def _record(self, arm: Arm) -> _Recorded:
+        calls = list(arm.calls) * math.ceil(MIN_LAUNCHES / len(arm.calls))
+        graph, last = self._graphs.record(calls)
+        while len(self._recorded) >= MOST_GRAPHS:
+            del self._recorded[next(iter(self._recorded))]
+        self._recorded[id(arm)] = found = _Recorded(arm, graph, len(calls), last)
+        return found
+
+    def _check(self, recorded: _Recorded) -> None:
+        want = recorded.arm.calls[-1]()
+        assert isinstance(want, Tensor)
+        recorded.last.fill_(math.nan)
+        self._graphs.synchronize()
+        self._graphs.replay_us(recorded.graph)
+        apart = (recorded.last.double() - want.double()).abs().max()
+        if not bool(apart <= _NEAR * want.double().abs().max()):
+            raise CandidateFailed(
+                f"{recorded.arm.name}: gives another result inside a CUDA graph, off by {float(apart):.1e}"
+            )

@@ -1,0 +1,260 @@
+"""Timing and searching on CUDA, without a device: graphs that are only lists of calls, in made-up time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases import LAUNCH
+from planted_kernels import Planted, right
+from torch import Tensor
+
+from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.manifest import read_binary
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Candidate, Device, Environment, Solution
+from gemmtuned.daemon import search
+from gemmtuned.daemon.measure import Arm
+from gemmtuned.daemon.measure_cuda import CHECK_EVERY, MIN_LAUNCHES, MOST_GRAPHS, GraphClock
+from gemmtuned.daemon.search import tune_modes
+from gemmtuned.kernels import backends as registry
+from gemmtuned.kernels.backends import BACKENDS
+from gemmtuned.kernels.backends.base import CompiledBackend
+
+H200 = Device("cuda-nvidia-h200-132", "cuda", "NVIDIA H200", "sm_90", 132)
+PROBLEM = Problem(m=4, n=16, k=32, dtype="fp32")
+
+
+class ListedGraphs:
+    """A graph is its calls; a replay runs them and takes `us` a call (by what `name_of` makes of the last output)."""
+
+    def __init__(self, us: Callable[[Tensor], float] = lambda last: 10.0, *, skips: bool = False) -> None:
+        self.us, self.skips = us, skips
+        self.recorded: list[int] = []
+        self.replays = 0
+
+    def record(self, calls: Sequence[Callable[[], object]]) -> tuple[Any, Tensor]:
+        self.recorded.append(len(calls))
+        last = calls[-1]()
+        assert isinstance(last, Tensor)
+        return (calls, last), last
+
+    def replay_us(self, graph: Any) -> float:
+        calls, last = graph
+        self.replays += 1
+        if not self.skips:
+            last.copy_(calls[-1]())
+        return self.us(last) * len(calls)
+
+    def synchronize(self) -> None: ...
+
+
+def arm(name: str = "a", copies: int = 5, value: float = 1.0) -> Arm:
+    return Arm(name, [lambda: torch.full((2, 3), value) for _ in range(copies)])
+
+
+def test_a_graph_is_recorded_once_over_all_weight_copies_and_timed_by_launch() -> None:
+    graphs = ListedGraphs()
+    clock, one = GraphClock(graphs), arm(copies=5)
+
+    assert [clock.us(one, (i,)) for i in range(3)] == [10.0] * 3
+    assert graphs.recorded == [20] and graphs.recorded[0] >= MIN_LAUNCHES
+
+
+def test_many_copies_are_launched_once_each() -> None:
+    graphs = ListedGraphs()
+
+    GraphClock(graphs).us(arm(copies=40), (0,))
+
+    assert graphs.recorded == [40]
+
+
+def test_a_graph_that_computes_nothing_is_found_before_its_first_time_is_taken() -> None:
+    graphs = ListedGraphs(skips=True)
+
+    with pytest.raises(CandidateFailed, match="another result inside a CUDA graph"):
+        GraphClock(graphs).us(arm("fast and wrong"), (0,))
+
+
+def test_a_graph_that_goes_wrong_later_is_found_within_some_readings() -> None:
+    graphs = ListedGraphs()
+    clock, one = GraphClock(graphs), arm()
+    clock.us(one, (0,))
+    graphs.skips = True
+
+    with pytest.raises(CandidateFailed, match="another result"):
+        for _ in range(CHECK_EVERY):
+            clock.us(one, (0,))
+
+
+def test_no_more_graphs_are_kept_than_memory_is_meant_for() -> None:
+    graphs = ListedGraphs()
+    clock, arms = GraphClock(graphs), [arm(str(i)) for i in range(MOST_GRAPHS + 1)]
+    for one in (*arms, arms[-1], arms[0]):
+        clock.us(one, (0,))
+
+    assert len(graphs.recorded) == MOST_GRAPHS + 2  # the first one again: it had to go
+
+
+def test_host_time_is_that_of_calls_not_of_replays() -> None:
+    graphs = ListedGraphs()
+
+    assert GraphClock(graphs).host_us(arm(), blocks=3, calls=4) > 0
+    assert graphs.replays == 0
+
+
+class Compiled(Planted):
+    """A planted backend whose solutions are binaries."""
+
+    binary = b"a kernel"
+
+    def on(self, device: Device) -> CompiledBackend:
+        return self
+
+    def launch_of(self, candidate: Candidate, problem: Problem) -> tuple[str, bytes]:
+        if self.binary == b"":
+            raise CandidateFailed("no such tile")
+        return json.dumps({**LAUNCH, "binary": sha256(self.binary).hexdigest(), "max_m": problem.m}), self.binary
+
+
+class PlantedClock(GraphClock):
+    """Device times, and host times, by arm name."""
+
+    def __init__(self, us: dict[str, float], host: dict[str, float]) -> None:
+        super().__init__(ListedGraphs())
+        self.times, self.host = us, host
+        self.spoilt = ""
+
+    def us(self, arm: Arm, copies: Sequence[int]) -> float:
+        assert isinstance(self._graphs, ListedGraphs)
+        self._graphs.skips = arm.name == self.spoilt
+        super().us(arm, copies)
+        return self.times.get(arm.name, 20.0)
+
+    def host_us(self, arm: Arm, *, blocks: int = 15, calls: int = 16) -> float:
+        return self.host.get(arm.name, 10.0)
+
+
+class Table:
+    def __init__(self, patch: pytest.MonkeyPatch, home: Path) -> None:
+        self.home = home
+        self.backends: dict[str, Any] = {"torch": BACKENDS["torch"]}
+        self.compiled: list[Candidate] = []
+        self.refused: dict[Candidate, str] = {}
+        self.told: list[Any] = []
+        patch.setenv("GEMMTUNED_HOME", str(home))
+        patch.setattr(registry, "BACKENDS", self.backends)
+        patch.setattr(search, "BACKENDS", self.backends)
+        patch.setattr(search, "_compilers", self)
+        patch.setattr(search, "torch_device", lambda device: torch.device("cpu"))
+
+    def run(self, candidates: Sequence[Candidate], problem: Problem, device: Device, *, before: Any) -> Any:
+        """In place of the compiling processes."""
+        assert device == H200
+        self.compiled += candidates
+        return self.refused
+
+    def tune(self, us: dict[str, float], host: dict[str, float] | None = None, **more: Any) -> dict[str, Solution]:
+        environment = Environment(H200, dict.fromkeys(self.backends, "1"))
+        asked: dict[str, Any] = {"members": (PROBLEM,), "covers": "exact", "target": PROBLEM, **more}
+        found = tune_modes(
+            asked["members"], asked["covers"], asked["target"], environment, mode="eager", skip=(),
+            emit=more.get("emit", self.told.append), clock=more.get("clock", PlantedClock(us, host or {})), seed=1,
+        )  # fmt: skip
+        assert found[0].mode == "eager"
+        return {solution.mode: Solution.from_row(solution.to_row()) for solution in found}
+
+
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Table:
+    return Table(monkeypatch, tmp_path)
+
+
+def test_a_compiled_winner_is_published_for_both_modes_with_its_binary_in_place(table: Table) -> None:
+    table.backends["triton"] = Compiled("triton", right)
+
+    found = table.tune({"triton": 15.0}, {"triton": 1000.0})  # from Python; the hook launches it without
+
+    assert table.compiled == [Candidate("triton")]
+    assert {s.mode: (s.backend, s.state, s.us, s.baseline_us) for s in found.values()} == {
+        "eager": ("triton", "published", 15.0, 20.0),
+        "graph": ("triton", "published", 15.0, 20.0),
+    }
+    launch = json.loads(found["graph"].launch)
+    assert found["eager"].launch == found["graph"].launch and launch["max_m"] == PROBLEM.m
+    assert read_binary(table.home, launch["binary"]) == b"a kernel"
+
+
+def test_the_launch_record_serves_the_whole_bucket(table: Table) -> None:
+    table.backends["triton"] = Compiled("triton", right)
+
+    found = table.tune(
+        {"triton": 15.0}, members=tuple(PROBLEM.with_m(m) for m in (1, 4, 13)), covers="fine", target=PROBLEM.with_m(16)
+    )
+
+    assert json.loads(found["eager"].launch)["max_m"] == 16
+
+
+def test_what_is_not_compiled_must_win_with_its_host_time_in_eager_calls(table: Table) -> None:
+    table.backends["swap"] = Planted("swap", right)
+
+    cheap = table.tune({"swap": 15.0}, {"swap": 11.0})
+    dear = table.tune({"swap": 15.0}, {"swap": 16.0})
+
+    assert {mode: s.state for mode, s in cheap.items()} == {"eager": "published", "graph": "published"}
+    assert {mode: s.state for mode, s in dear.items()} == {"eager": "default_best", "graph": "published"}
+
+
+def test_that_the_default_is_best_is_said_for_both_modes(table: Table) -> None:
+    table.backends["triton"] = Compiled("triton", right)
+
+    found = table.tune({"triton": 25.0})
+
+    assert {mode: (s.backend, s.state, s.launch) for mode, s in found.items()} == {
+        "eager": ("torch", "default_best", ""),
+        "graph": ("torch", "default_best", ""),
+    }
+
+
+def test_what_its_compiler_refused_is_told_and_never_loaded(table: Table) -> None:
+    table.backends["triton"] = Compiled("triton", right)
+    table.refused = {Candidate("triton"): "it spills"}
+
+    found = table.tune({"triton": 15.0})
+
+    assert found["graph"].state == "default_best"
+    assert table.backends["triton"].prepared == 0
+    assert [(t.phase, t.outcome, t.note) for t in table.told if t.candidate.backend == "triton"] == [
+        ("screen", "refused", "it spills")
+    ]
+
+
+def test_a_winner_without_a_binary_is_not_published(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    table.backends["triton"] = Compiled("triton", right)
+    monkeypatch.setattr(Compiled, "binary", b"")
+
+    found = table.tune({"triton": 15.0})
+
+    assert found["eager"].state == "default_best"
+    assert (table.told[-1].phase, table.told[-1].outcome) == ("confirm", "refused")
+
+
+def test_a_kernel_that_goes_wrong_in_graphs_loses_its_race_as_wrong(table: Table) -> None:
+    table.backends["triton"] = Compiled("triton", right)
+    clock = PlantedClock({"triton": 15.0}, {})
+
+    def spoil(told: Any) -> None:
+        table.told.append(told)
+        if told.phase == "verify":  # memory that its graph needs is given to others from here on
+            clock.spoilt = "triton"
+
+    found = table.tune({}, clock=clock, emit=spoil)
+
+    assert found["graph"].state == "default_best"
+    last = table.told[-1]
+    assert (last.phase, last.outcome) == ("confirm", "wrong") and "inside a CUDA graph" in last.note
