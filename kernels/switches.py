@@ -34,10 +34,12 @@ def as_called(problem: Problem) -> Iterator[None]:
             torch.set_float32_matmul_precision(_PRECISION[problem.math_mode])
             cuda.allow_fp16_reduced_precision_reduction = problem.math_mode == "reduced"
             cuda.allow_bf16_reduced_precision_reduction = problem.math_mode == "reduced"
-            private._set_cpu_allow_fp16_reduced_precision_reduction(problem.math_mode == "reduced")
+            if problem.threads:  # a CPU without fp16 arithmetic refuses to have it switched on, for other devices too
+                private._set_cpu_allow_fp16_reduced_precision_reduction(problem.math_mode == "reduced")
             yield
         finally:
-            private._set_cpu_allow_fp16_reduced_precision_reduction(reduced_cpu)
+            if problem.threads:
+                private._set_cpu_allow_fp16_reduced_precision_reduction(reduced_cpu)
             torch.set_num_threads(threads)
             torch.set_float32_matmul_precision(precision)
             cuda.allow_fp16_reduced_precision_reduction, cuda.allow_bf16_reduced_precision_reduction = reduced
