@@ -257,7 +257,7 @@ def verdict(
         seen = f"{dtype} {name}: {ratio:.2f}x un-hooked [{pairs[0]:.2f}, {pairs[-1]:.2f}] (at least {goal:.2f}x"
         if goal == 1.0:  # "not slower" can only be told up to what equal programs differ by: the rounds before tuning
             same = sorted(a / b for a, b in zip(before[name][dtype], before["stock"][dtype], strict=True))
-            slack = (same[-1] - same[0]) / 2
+            slack = min((same[-1] - same[0]) / 2, 0.05)
             lines.append((f"{seen} less the A/A spread before, {slack:.2f})", ratio >= goal - slack))
         else:
             lines.append((seen + ")", ratio >= goal))
