@@ -37,7 +37,8 @@ def operators() -> dict[str, Callable[[], Any]]:
     functional = torch.nn.functional
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         x, w, b = (torch.randn(*s, dtype=dtype) for s in ((4, 16), (8, 16), (8,)))
-        wt = w.t()
+        w, b = torch.nn.Parameter(w), torch.nn.Parameter(b)  # as nn.Linear calls it
+        wt = w.detach().t()
         cases[f"mm {name}"] = lambda x=x, wt=wt: torch.mm(x, wt)
         cases[f"linear {name}"] = lambda x=x, w=w: functional.linear(x, w)
         cases[f"linear+bias {name}"] = lambda x=x, w=w, b=b: functional.linear(x, w, b)

@@ -99,15 +99,15 @@ class Fallback:
         cells = self._cells
         # dynamo folds is_dynamo_compiling; other tracers use tensors that are not in _PLAIN
         is_compiling, threads = torch.compiler.is_dynamo_compiling, torch.get_num_threads
-        autocast = torch._C._is_any_autocast_enabled
+        autocast, Parameter = torch._C._is_any_autocast_enabled, torch.nn.Parameter
 
         def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
             if is_compiling() or not self._on or type(input) not in _PLAIN:
                 return stock(input, weight, bias)
             try:
                 key: Any = (input.shape, weight.shape, input.dtype, bias is None, threads(), autocast())
-                # 75 ns each: of the input's strides the first call with these sizes decides
-                if not weight.is_contiguous():
+                # strides cost 75 ns an operand: for inputs and parameters the first call with these sizes decides
+                if type(weight) is not Parameter and not weight.is_contiguous():
                     key = (*key, weight.stride())
                 cell = cells.get(key) or self._first(key, input, weight, bias)
                 if cell.route is None:
