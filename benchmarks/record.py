@@ -27,7 +27,7 @@ def facts() -> dict[str, Any]:
         "device": f"{cpu.name} ({cpu.key}), {os.cpu_count()} cores",
         "versions": {"gemmtuned": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "revision": _revision(),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": " ".join([Path(sys.argv[0]).name, *(a for a in sys.argv[1:] if "/" not in a)]),
     }
     if torch.cuda.is_available():
         out["device"] = torch.cuda.get_device_name()

@@ -32,6 +32,7 @@ MANIFEST: Final = "manifest.json"
 MAX_BYTES: Final = 64 << 20
 MAX_ROWS: Final = 1_000_000
 BINARIES: Final = "bin"  # sub-folder of compiled kernels, each named by its hash
+_OURS: Final = re.compile(r"-[0-9a-f]{16}\.jsonl$")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _FILE_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,150}\.jsonl")
 
@@ -124,7 +125,7 @@ def write_tables(
             data = "".join(row + "\n" for row in rows).encode()
             digest = sha256(data).hexdigest()
             file = TableFile(f"{stem}-{digest[:16]}.jsonl", digest, len(rows))
-            if not (folder / file.name).exists():
+            if not _is_there(folder / file.name, digest):
                 _replace(folder / file.name, data)
             files.append(file)
         when = datetime.now(timezone.utc) if now_s is None else datetime.fromtimestamp(now_s, timezone.utc)
@@ -135,7 +136,7 @@ def write_tables(
         raise TableError(f"{folder}: cannot publish ({err.strerror or err}); the old tables stay in use") from err
     keep = before | {f.name for f in files}
     for old in folder.glob("*.jsonl"):
-        if old.name not in keep:
+        if old.name not in keep and _OURS.search(old.name):
             with contextlib.suppress(OSError):
                 old.unlink()
     return manifest
@@ -176,6 +177,13 @@ def make_folder(folder: Path) -> None:
     if not folder.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o755)
+
+
+def _is_there(path: Path, digest: str) -> bool:
+    try:
+        return sha256(_read(path)).hexdigest() == digest
+    except (TableError, OSError):
+        return False
 
 
 def _names_in_manifest(folder: Path) -> set[str]:

@@ -25,6 +25,7 @@ ANSWER_S: Final = 5.0
 BASELINE_BYTES: Final = 700 << 20  # what driver and firmware hold on a card nobody uses
 NEEDED_BYTES: Final = 3 << 29  # 1.5 GiB: a context, cold copies of the operands, workspaces
 SHARE_S: Final = 0.09  # one answer serves all GPUs of a turn
+STALE_S: Final = 0.5  # an older answer is none
 
 Facts = dict[str, Any]
 
@@ -37,23 +38,24 @@ class Nvml:
         self._clock = clock
         self._child: subprocess.Popen[bytes] | None = None
         self._answer: dict[str, Facts] = {}
-        self._asked_s = float("-inf")
+        self._asked_s: float | None = None  # since when an answer is due
+        self._answered_s = float("-inf")
         self.error = ""
 
     def facts(self) -> dict[str, Facts]:
-        """Every GPU by UUID; empty, with `error` set, when NVML does not answer."""
-        if self._clock() - self._asked_s < SHARE_S:
-            return self._answer
-        self._asked_s = self._clock()
-        self._answer = {}
-        try:
-            raw = self._ask()
-        except (OSError, ValueError) as err:
-            self.close()
-            self.error = f"GPU monitor: {err}"
-            return {}
-        self.error = str(raw.get("error", ""))
-        self._answer = {gpu["uuid"]: gpu for gpu in raw.get("gpus", [])}
+        """Every GPU by UUID as last answered; empty when NVML has not answered in time. Never waits."""
+        now_s = self._clock()
+        if self._asked_s is None and now_s - self._answered_s >= SHARE_S:
+            self._ask(now_s)
+        if self._asked_s is not None:
+            self._listen(now_s)
+        return self._answer
+
+    def wait(self) -> dict[str, Facts]:
+        """As facts(), but waits for the first answer; for the start of the daemon."""
+        until_s = self._clock() + ANSWER_S
+        while not self.facts() and not self.error and self._clock() < until_s:
+            time.sleep(0.02)
         return self._answer
 
     def close(self) -> None:
@@ -62,29 +64,49 @@ class Nvml:
         if child is not None:
             child.kill()
 
-    def _ask(self) -> Facts:
-        if self._child is None or self._child.poll() is not None:
-            self._child = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                cwd="/",
-                env=child_env(AITER_TUNE_GEMM=None, GEMMTUNED_DISPATCH=None),
-            )
-        assert self._child.stdin is not None and self._child.stdout is not None
+    def _ask(self, now_s: float) -> None:
         try:
+            if self._child is None or self._child.poll() is not None:
+                self._child = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    cwd="/",
+                    env=child_env(AITER_TUNE_GEMM=None, GEMMTUNED_DISPATCH=None),
+                )
+            assert self._child.stdin is not None
+            self._asked_s = now_s
             self._child.stdin.write(b"\n")
             self._child.stdin.flush()
         except BrokenPipeError:
             pass  # it said why before it ended
-        if not select.select([self._child.stdout], [], [], ANSWER_S)[0]:
-            raise OSError(f"no answer from the driver for {ANSWER_S:g} s")
-        line = self._child.stdout.readline()
-        if not line:
-            raise OSError("NVML ended without an answer. Install it with: pip install nvidia-ml-py")
-        answer: Facts = json.loads(line)
-        return answer
+        except OSError as err:
+            self._fail(f"cannot be started ({err})")
+
+    def _listen(self, now_s: float) -> None:
+        assert self._asked_s is not None
+        if self._child is None or self._child.stdout is None:
+            return
+        if not select.select([self._child.stdout], [], [], 0)[0]:
+            if now_s - self._asked_s > ANSWER_S:
+                self._fail(f"no answer from the driver for {ANSWER_S:g} s")
+            elif now_s - self._answered_s > STALE_S:
+                self._answer = {}  # not known is busy; the answer may still come
+            return
+        try:
+            raw = json.loads(self._child.stdout.readline())
+        except ValueError:
+            self._fail("NVML ended without an answer. Install it with: pip install nvidia-ml-py")
+            return
+        self._asked_s, self._answered_s = None, now_s
+        self.error = str(raw.get("error", ""))
+        self._answer = {gpu["uuid"]: gpu for gpu in raw.get("gpus", [])}
+
+    def _fail(self, why: str) -> None:
+        self.close()
+        self._asked_s, self._answered_s, self._answer = None, self._clock(), {}
+        self.error = f"GPU monitor: {why}"
 
 
 class GpuMonitor:
@@ -172,7 +194,7 @@ def sm_count(facts: Facts) -> int:
 def find_gpus(*, share_resident: bool = False) -> list[GpuMonitor]:
     """A monitor for each NVIDIA GPU of this machine; none without NVML."""
     nvml = Nvml()
-    found = [GpuMonitor(nvml, facts, share_resident=share_resident) for facts in nvml.facts().values()]
+    found = [GpuMonitor(nvml, facts, share_resident=share_resident) for facts in nvml.wait().values()]
     if not found:
         nvml.close()
     return found

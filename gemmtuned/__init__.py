@@ -87,8 +87,8 @@ def on_reload(callback: Callable[[int], None]) -> Callable[[], None]:
 def reload(group: torch.distributed.ProcessGroup | None = None) -> int:
     """Take up the newest published table now and return the active generation.
 
-    With a process group every rank takes up the same generation: the lowest that all of them can read; all ranks
-    must call it at the same point.
+    With a process group every rank takes up the table that the group's first rank reads; all ranks must call it at the
+    same point, whether their hook is on or not.
     """
     from gemmtuned.hooks.activate import reload_now
 
@@ -98,7 +98,9 @@ def reload(group: torch.distributed.ProcessGroup | None = None) -> int:
 def freeze(module: torch.nn.Module) -> int:
     """Let the linear layers of `module` keep a packed copy of their weights; returns how many layers.
 
-    You promise not to change the weights until `unfreeze(module)`.  Costs the memory of the weights once more.
+    You promise not to change the weights until `unfreeze(module)`.  Costs the memory of the weights once more.  Without
+    the native hook (switched off, no compiler) nothing is frozen and 0 returned; while it is still being built, 0 is
+    returned and the layers are frozen once it is there.  Raises GemmtunedError when the module is in training mode.
     """
     from gemmtuned.hooks.freeze import freeze as apply
 

@@ -138,7 +138,10 @@ class Hook:
             if native_build.find_built(self.settings.cache):
                 with self._swap:  # the table must not change between giving it to the library and using that
                     self.note = ""
-                    self._install_native()
+                    if self._install_native():
+                        from gemmtuned.hooks.freeze import freeze_waiting
+
+                        freeze_waiting()
             elif not done and native_build.failure(self.settings.cache) is None:
                 return
             elif self._build is not None:
@@ -282,18 +285,10 @@ class Hook:
                 return None
             return self.use(*loaded)
 
-    def reload_group(self, group: torch.distributed.ProcessGroup) -> None:
-        """Every rank takes up what the group's first rank reads, or nothing."""
-        import torch.distributed as dist
-
-        first = dist.get_rank(group) == 0
+    def take_rows(self, generation: int, rows: list[dict[str, Any]]) -> None:
+        """Take up what another rank has read."""
         with self._swap:
-            box: list[Any] = [self.loader.load(newer_than=self.table.generation) if first else None]
-            if first and box[0] is not None:
-                box = [(box[0][0], [s.to_row() for s in box[0][1]])]
-            dist.broadcast_object_list(box, group=group, group_src=0)
-            if box[0] is not None:
-                generation, rows = box[0]
+            if generation > self.table.generation:
                 self.use(generation, [Solution.from_row(row) for row in rows])
 
     def use(self, generation: int, solutions: list[Solution]) -> int:
@@ -389,13 +384,23 @@ def describe() -> dict[str, Any]:
 
 def reload_now(group: torch.distributed.ProcessGroup | None = None) -> int:
     """See gemmtuned.reload."""
-    if _hook is None:
-        return 0
-    if group is None:
+    if group is not None:
+        _reload_group(group)
+    elif _hook is not None:
         _hook.reload()
-    else:
-        _hook.reload_group(group)
     return generation()
+
+
+def _reload_group(group: torch.distributed.ProcessGroup) -> None:
+    import torch.distributed as dist
+
+    box: list[Any] = [None]
+    if dist.get_rank(group) == 0 and _hook is not None:
+        loaded = _hook.loader.load(newer_than=0)
+        box = [(loaded[0], [s.to_row() for s in loaded[1]]) if loaded else None]
+    dist.broadcast_object_list(box, group=group, group_src=0)
+    if box[0] is not None and _hook is not None:
+        _hook.take_rows(*box[0])
 
 
 def _functional() -> Any:

@@ -8,14 +8,20 @@ the plain one; whenever autograd is recording, it is stock.
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+import weakref
+from typing import Any, Final
 
 import torch
 from torch import nn
 
 from gemmtuned.configs.errors import GemmtunedError
 
-_PACKED = "_gemmtuned_packed"  # (weight, its version and address, packed copy): not a buffer, so not in state_dict
+log = logging.getLogger("gemmtuned.hooks")
+_waiting: list[weakref.ref[nn.Module]] = []  # frozen as soon as the native hook is built
+_PACKED: Final = (
+    "_gemmtuned_packed"  # (weight, its version and address, packed copy): not a buffer, so not in state_dict
+)
 
 
 class FrozenLinear(nn.Linear):
@@ -41,16 +47,34 @@ class FrozenLinear(nn.Linear):
 def freeze(module: nn.Module) -> int:
     """See gemmtuned.freeze. Layers without a packed form (other dtypes, devices, subclasses) are left as they are.
 
-    Raises GemmtunedError when the module is in training mode or the hook is not active on its native path.
+    Raises GemmtunedError when the module is in training mode, and for no other reason: a program with this line runs
+    on when the hook is off.
     """
     from gemmtuned.hooks.activate import current
 
     if module.training:
         raise GemmtunedError("freeze: the module is in training mode. Call module.eval() first")
     hook = current()
-    if hook is None or hook.path != "native":
-        why = "AITER_TUNE_GEMM is not 1" if hook is None else hook.note or f"the hook's path is {hook.path}"
-        raise GemmtunedError(f"freeze needs the native hook, which is not active here: {why}. See: gemmtuned doctor")
+    if hook is not None and hook.path == "native":
+        return _pack(module)
+    if hook is None:
+        log.info("nothing frozen reason='AITER_TUNE_GEMM is not 1'")
+    else:
+        log.warning("nothing frozen yet reason=%r", hook.note or f"the hook's path is {hook.path}")
+        _waiting.append(weakref.ref(module))
+    return 0
+
+
+def freeze_waiting() -> None:
+    """Freeze what was asked for before the native hook was there."""
+    waiting, _waiting[:] = list(_waiting), []
+    for ref in waiting:
+        module = ref()
+        if module is not None and not module.training:
+            _pack(module)
+
+
+def _pack(module: nn.Module) -> int:
     _register_fake()
     count = 0
     with torch.no_grad():
@@ -68,6 +92,7 @@ def freeze(module: nn.Module) -> int:
 
 def unfreeze(module: nn.Module) -> int:
     """See gemmtuned.unfreeze."""
+    _waiting[:] = [ref for ref in _waiting if ref() not in (None, module)]
     count = 0
     for layer in module.modules():
         if type(layer) is FrozenLinear:

@@ -194,7 +194,7 @@ def test_training_autocast_and_errors_are_torchs_own(home: Home) -> None:
     gemmtuned.disable()
     with torch.no_grad():
         said["disabled"] = torch.equal(m(x), twin(x))
-    said["off"] = raises(lambda: gemmtuned.freeze(model()))
+    said["off"] = gemmtuned.freeze(model())
     print(json.dumps(said))
     """,
         GEMMTUNED_RELOAD="manual",
@@ -202,7 +202,7 @@ def test_training_autocast_and_errors_are_torchs_own(home: Home) -> None:
     said = done.said
 
     assert said.pop("training").endswith("the module is in training mode. Call module.eval() first")
-    assert "freeze needs the native hook" in said.pop("off")
+    assert said.pop("off") == 0  # switched off, the line does nothing
     assert said == {
         "grad": True,
         "autocast": True,

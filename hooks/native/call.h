@@ -100,6 +100,7 @@ auto call(const Problem& key, const Tensor& a, const Tensor& b, const Tensor* bi
         decltype(auto) y = routed(*route);
         cell->add(outcome);
         return y;
+      } catch (const c10::OutOfMemoryError&) {  // the device's shortage and not the route's fault: torch tries
       } catch (...) {
         fail(*route);
       }

@@ -9,6 +9,7 @@
 #include <ATen/ops/bmm_cuda_dispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm_cuda_dispatch.h>
+#include <c10/core/DeviceGuard.h>
 #include <torch/version.h>
 
 #include "call.h"
@@ -25,7 +26,7 @@ struct Cuda {
     p.device_type = 1;
     p.device_index = static_cast<uint8_t>(a.device().index());
     p.math = math_mode(a.scalar_type());
-    if (capturing(a.device().index())) p.flags |= GRAPH;
+    if (capturing(a.device())) p.flags |= GRAPH;
   }
 
   static bool accepts(const Route& route, const Tensor& a, const Tensor& b, const Tensor* bias) {
@@ -34,6 +35,7 @@ struct Cuda {
 
   static Tensor run(const Route& route, const Tensor& a, const Tensor& b, const OptionalTensor& bias, const Tensor&) {
     at::AutoDispatchBelowADInplaceOrView below;
+    const c10::DeviceGuard here(a.device());  // the dispatcher's own guard was in the kernel we stand for
     const Tensor y = at::empty({a.size(0), b.size(1)}, a.options());
     cuda::launch(*route.launch, a, b, bias ? &*bias : nullptr, y);
     return y;
@@ -45,6 +47,7 @@ struct Cuda {
     if (!out.is_contiguous() || reinterpret_cast<uintptr_t>(out.const_data_ptr()) % 16 || !apart(a) || !apart(b) ||
         (bias && !apart(*bias)))
       return false;
+    const c10::DeviceGuard here(a.device());
     cuda::launch(*route.launch, a, b, bias ? &*bias : nullptr, out);
     return true;
   }
@@ -103,9 +106,10 @@ struct Cuda {
   }
 
  private:
-  static bool capturing(int device) {
+  static bool capturing(c10::Device device) {
+    const c10::DeviceGuard here(device);  // the default stream is that of the current device
     int state = 0;
-    return cuda::Driver::get().cuStreamIsCapturing(cuda::current_stream(device), &state) == 0 && state != 0;
+    return cuda::Driver::get().cuStreamIsCapturing(cuda::current_stream(device.index()), &state) == 0 && state != 0;
   }
 
   static uint8_t math_mode(at::ScalarType dtype) {
