@@ -38,11 +38,14 @@ OFFERED: Final = frozenset({"gemv"})
 class Triton:
     """device: what to compile for and to fill; None is this process's current CUDA device.
 
+    offered: the kernels it proposes.
+
     With a device given, everything but running works in a process that must not or cannot touch one.
     """
 
     name: str = "triton"
     device: Device | None = None
+    offered: frozenset[str] = OFFERED
 
     def stamp(self, device: Device) -> str | None:
         """Triton's version and the architecture; None on a device that is not CUDA's, and without Triton."""
@@ -63,7 +66,7 @@ class Triton:
         except CandidateFailed:
             return
         for kernel, config in shortlist(problem.m, problem.n, problem.k, device.units, arch=device.arch):
-            if kernel in OFFERED:
+            if kernel in self.offered:
                 yield Candidate.of(self.name, kernel=kernel, **config)
 
     def prepare(self, candidate: Candidate, problem: Problem) -> Kernel:
