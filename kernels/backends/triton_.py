@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 WARP_SIZE: Final = 32
 # Kernels seen to keep their gain inside a model. The split-K kernels and tiles win alone and between other kernels
 # (benchmarks/results/in_context-h200-2026-11-21.json), yet a decode graph at batch 8 ran at 0.92x with them
-# (gpu_loop-h200-2026-11-21.json): until that is explained they are not offered.
+# (gpu_loop-all-kernels-h200-2026-11-21.json): until that is explained they are not offered.
 OFFERED: Final = frozenset({"gemv"})
 
 
