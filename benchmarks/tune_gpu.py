@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def tune_one(problem: Problem, here: Any) -> dict[str, Any]:
-    told: list[search.TrialReport] = []
+    told: list[search.Trial] = []
     begin = time.monotonic()
     out: dict[str, Any] = {"problem": str(problem), "m": problem.m, "n": problem.n, "k": problem.k}
     try:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -28,6 +27,7 @@ from gemmtuned.daemon.measure import Arm, Bench, Clock, Race, burst_for, clock_f
 from gemmtuned.daemon.measure_cuda import GraphClock
 from gemmtuned.daemon.outcome import DEFAULT, Default, Entrant, Question, eager_gain_low, keep_binary, solution_of
 from gemmtuned.daemon.verify import REFUSALS, default_error, first_line, verify
+from gemmtuned.daemon.wire import Trial
 from gemmtuned.kernels.backends import BACKENDS, candidates
 from gemmtuned.kernels.backends.base import CompiledBackend, Kernel
 from gemmtuned.kernels.switches import as_called
@@ -40,25 +40,7 @@ FINALISTS: Final = 3
 _HOPELESS: Final = 0.97  # screened gain below which a candidate cannot be worth it
 
 
-@dataclass(frozen=True, slots=True)
-class TrialReport:
-    """One step of the search, told as it happens.
-
-    phase: start (it is about to run something that may hang or crash: what follows is its doing), screen, verify,
-    confirm.  outcome: ok, slower, wrong, refused; crash is for the parent to say.  started_us: UTC microseconds.
-    """
-
-    problem: Problem
-    candidate: Candidate
-    phase: str
-    us: float | None
-    err: float | None
-    outcome: str
-    note: str
-    started_us: int
-
-
-Emit = Callable[[TrialReport], None]
+Emit = Callable[[Trial], None]
 _compilers = Compilers()  # its processes start when there is something to compile
 
 
@@ -313,7 +295,7 @@ class _Contest:
 
     def _start(self, candidate: Candidate) -> int:
         started = _now_us()
-        self._emit(TrialReport(self.main, candidate, "start", None, None, "ok", "", started))
+        self._emit(Trial(self.main, candidate, "start", None, None, "ok", "", started))
         return started
 
     def _report(
@@ -327,7 +309,7 @@ class _Contest:
         err: float | None = None,
         note: str = "",
     ) -> None:
-        self._emit(TrialReport(self.main, candidate, phase, us, err, outcome, note, started_us))
+        self._emit(Trial(self.main, candidate, phase, us, err, outcome, note, started_us))
 
 
 def _now_us() -> int:

@@ -43,7 +43,11 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What happened to one candidate. phase `start`: it begins now, and is to blame if nothing more is heard."""
+    """One step of a search, told as it happens.
+
+    phase: start (it begins now: what follows, should nothing more be heard, is its doing), screen, verify, confirm.
+    outcome: ok, slower, wrong, refused; crash and hang are for the parent to say.  started_us: UTC microseconds.
+    """
 
     problem: Problem
     candidate: Candidate

@@ -21,7 +21,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.solution import Device, Environment, Solution, cpu_device
@@ -69,11 +69,7 @@ def serve(sock: socket.socket, tune: Search, environment: Environment) -> None:
 
 
 def _carry_out(order: Order, sock: socket.socket, tune: Search, environment: Environment) -> Message:
-    def emit(report: Any) -> None:
-        trial = Trial(
-            report.problem, report.candidate, report.phase, report.us, report.err, report.outcome, report.note,
-            report.started_us,
-        )  # fmt: skip
+    def emit(trial: Trial) -> None:
         sock.sendall(encode(trial))
 
     try:

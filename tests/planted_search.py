@@ -12,27 +12,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Environment, Solution
+from gemmtuned.daemon.wire import Trial
 
 TORCH, SLOW, FAST, BAD = (Candidate(name) for name in ("torch", "slow", "fast", "bad"))
 DEVICE = Device(key="cpu-planted", kind="cpu", name="planted", arch="x86_64", units=2)
 ENVIRONMENT = Environment(DEVICE, {"torch": "1", "slow": "1", "fast": "1", "bad": "1"})
-
-
-@dataclass(frozen=True)
-class Report:
-    problem: Problem
-    candidate: Candidate
-    phase: str
-    us: float | None
-    err: float | None
-    outcome: str
-    note: str
-    started_us: int
 
 
 def environment(device: object) -> Environment:
@@ -47,20 +35,20 @@ def tune(
     *,
     mode: str,
     skip: Collection[Candidate],
-    emit: Callable[[Report], None],
+    emit: Callable[[Trial], None],
 ) -> Solution:
     for candidate in (TORCH, SLOW, BAD, FAST):
         if candidate in skip:
             continue
         for problem in members:
             started_us = time.time_ns() // 1000
-            emit(Report(problem, candidate, "start", None, None, "", "", started_us))
+            emit(Trial(problem, candidate, "start", None, None, "", "", started_us))
             if candidate == BAD:
                 misbehave(problem)
             us = {TORCH: 100.0, SLOW: 150.0, FAST: 50.0, BAD: 200.0}[candidate]
             time.sleep(pause_s)
             outcome = "slower" if us > 100 else "ok"
-            emit(Report(problem, candidate, "screen", us, 1e-7, outcome, "", started_us))
+            emit(Trial(problem, candidate, "screen", us, 1e-7, outcome, "", started_us))
     return Solution(
         problem=target, device=environment.device.key, mode=mode, covers=covers, backend="fast", config="{}", stamp="1",
         us=50.0, baseline_us=100.0, gain_low=1.9, err=1e-7, baseline_err=1e-7, state="published",

@@ -11,7 +11,8 @@ from planted_kernels import Planted
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Environment, Solution, cpu_device
-from gemmtuned.daemon.search import TrialReport, tune
+from gemmtuned.daemon.search import tune
+from gemmtuned.daemon.wire import Trial
 from gemmtuned.kernels import backends as registry
 from gemmtuned.kernels.backends import BACKENDS
 
@@ -25,7 +26,7 @@ class Table:
     def __init__(self, monkeypatch) -> None:
         self.monkeypatch = monkeypatch
         self.backends = {"torch": BACKENDS["torch"]}
-        self.reports: list[TrialReport] = []
+        self.reports: list[Trial] = []
         monkeypatch.setattr(registry, "BACKENDS", self.backends)
         monkeypatch.setattr("gemmtuned.daemon.search.BACKENDS", self.backends)
 
@@ -258,7 +259,7 @@ def test_a_gain_of_a_tenth_is_found_on_a_shared_machine(table):
 
 
 def test_the_real_backends_and_the_real_clock_give_a_valid_solution():
-    reports: list[TrialReport] = []
+    reports: list[Trial] = []
     environment = registry.environment(cpu_device())
     solution = tune(
         (PROBLEM,), "exact", PROBLEM, environment, mode="eager", skip=(), emit=reports.append
