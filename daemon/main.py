@@ -25,9 +25,10 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import Environment, Solution
 from gemmtuned.daemon.devices import Monitor, find_monitors
+from gemmtuned.daemon.request import Request
 from gemmtuned.daemon.seat import MAX_STARTS
 from gemmtuned.daemon.service import Daemon
-from gemmtuned.daemon.worker import Tuner, Worker
+from gemmtuned.daemon.worker import Deadlines, Tuner, Worker
 
 if TYPE_CHECKING:
     from gemmtuned.db.store import State, Store
@@ -76,7 +77,7 @@ class Tuned:
 
 
 def tune_now(
-    problems: Sequence[Problem],
+    request: Request,
     settings: Settings,
     *,
     idle: bool = False,
@@ -84,29 +85,31 @@ def tune_now(
     monitors: Sequence[Monitor] | None = None,
     make_worker: MakeWorker | None = None,
 ) -> Tuned:
-    """Tune these problems now and publish; those never seen by any program too.
+    """Tune what is asked for now and publish; problems never seen by any program too.
 
+    What is settled is in the store, published and told through the request at once: an interrupt loses nothing of it.
     idle: wait for an idle device as the daemon does.  progress(done, total, doing) is called as it goes on.  Raises
     WorkerFailed when no worker can be started.  A daemon running beside it sees the device busy and gives way.
     """
-    wanted = list(dict.fromkeys(problems))
+    wanted = list(dict.fromkeys(request.problems))
     if not wanted:
         return Tuned()
     if make_worker is None:
-        make_worker = Worker if idle else partial(Worker, nice=0)  # somebody waits for it
+        deadlines = Deadlines(timeout_s=request.timeout_s)
+        make_worker = partial(Worker, nice=19 if idle else 0, deadlines=deadlines)  # nice 0: somebody waits for it
     with _signals() as told, _store(settings, told) as store:
         daemon = Daemon(
-            settings, store, monitors or find_monitors(), make_worker, now_s=time.time(), problems=wanted,
+            settings, store, monitors or find_monitors(), make_worker, now_s=time.time(), request=request,
             always=not idle, quiet=True,
         )  # fmt: skip
         _patiently(daemon.resume, told)
         _patiently(lambda now_s: store.retry_now(wanted), told)
         try:
-            states = _until_done(daemon, wanted, told, progress)
+            states = _until_done(daemon, request, wanted, told, progress)
         finally:
             daemon.stop(time.time())
         environment = next((seat.environment for seat in daemon.seats if seat.environment is not None), None)
-        return _results(store, wanted, environment, states, told.code)
+        return _results(store, request, wanted, environment, states, told.code)
 
 
 def _loop(daemon: Daemon, told: _Told, *, once: bool, wait_s: float | None) -> int:
@@ -131,7 +134,11 @@ def _loop(daemon: Daemon, told: _Told, *, once: bool, wait_s: float | None) -> i
 
 
 def _until_done(
-    daemon: Daemon, wanted: list[Problem], told: _Told, progress: Callable[[int, int, str], None] | None
+    daemon: Daemon,
+    request: Request,
+    wanted: list[Problem],
+    told: _Told,
+    progress: Callable[[int, int, str], None] | None,
 ) -> dict[Problem, State]:
     states: dict[Problem, State] = {}
     while not told.code:
@@ -142,7 +149,8 @@ def _until_done(
         if seat.environment is not None:
             with contextlib.suppress(StoreError):  # asked again at the next turn
                 states = daemon.store.states(wanted, seat.environment, now_s=now_s)
-        done = sum(1 for s in states.values() if s.state in ("solved", "failed", "waiting"))
+        ended = ("failed", "waiting") if request.again else ("solved", "failed", "waiting")
+        done = sum(1 for p in wanted if p in request.settled or (p in states and states[p].state in ended))
         if progress is not None:
             notice = seat.notice()
             progress(done, len(wanted), " ".join(filter(None, (notice.problem, notice.candidate))) or notice.reason)
@@ -153,7 +161,12 @@ def _until_done(
 
 
 def _results(
-    store: Store, wanted: list[Problem], environment: Environment | None, states: dict[Problem, State], code: int
+    store: Store,
+    request: Request,
+    wanted: list[Problem],
+    environment: Environment | None,
+    states: dict[Problem, State],
+    code: int,
 ) -> Tuned:
     failed = {}
     solutions = {}
@@ -164,8 +177,8 @@ def _results(
                 live[solution.problem, solution.covers] = solution
     for problem in wanted:
         keys = ((problem.with_m(padded_m(problem.m, problem.n, covers)), covers) for covers in COVERS)
-        found = next((live[key] for key in keys if key in live), None)
-        if found is not None:
+        found = request.found.get(problem) or next((live[key] for key in keys if key in live), None)
+        if found is not None and (problem in request.settled or not request.again):
             solutions[problem] = found
         else:
             state = states.get(problem)

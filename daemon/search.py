@@ -25,6 +25,7 @@ from gemmtuned.configs.solution import DEFAULT_BACKEND, MODES, Candidate, Device
 from gemmtuned.daemon.compile_ahead import Compilers
 from gemmtuned.daemon.measure import Arm, Bench, Clock, Race, burst_for, clock_for, pairs_for, race, time_alone
 from gemmtuned.daemon.measure_cuda import GraphClock
+from gemmtuned.daemon.options import DEFAULTS, SearchOptions
 from gemmtuned.daemon.outcome import DEFAULT, Default, Entrant, Question, eager_gain_low, keep_binary, solution_of
 from gemmtuned.daemon.verify import REFUSALS, default_error, first_line, verify
 from gemmtuned.daemon.wire import Trial
@@ -32,7 +33,7 @@ from gemmtuned.kernels.backends import BACKENDS, candidates
 from gemmtuned.kernels.backends.base import CompiledBackend, Kernel
 from gemmtuned.kernels.switches import as_called
 
-WORTH_IT: Final = 1.02  # a smaller gain is not worth another kernel's rounding
+WORTH_IT: Final = DEFAULTS.min_gain
 SCREEN_S: Final = 0.05  # a short race
 SCREEN_PAIRS: Final = (3, 12)
 RACE_S: Final = 0.15  # a race; long calls take longer: MIN_PAIRS is kept
@@ -53,11 +54,14 @@ def tune(
     mode: str,
     skip: Collection[Candidate],
     emit: Emit,
+    options: SearchOptions = DEFAULTS,
     clock: Clock | None = None,
     seed: int | None = None,
 ) -> Solution:
     """The solution for target in this mode; see tune_modes."""
-    return tune_modes(members, covers, target, environment, mode=mode, skip=skip, emit=emit, clock=clock, seed=seed)[0]
+    return tune_modes(
+        members, covers, target, environment, mode=mode, skip=skip, emit=emit, options=options, clock=clock, seed=seed
+    )[0]
 
 
 def tune_modes(
@@ -69,6 +73,7 @@ def tune_modes(
     mode: str,
     skip: Collection[Candidate],
     emit: Emit,
+    options: SearchOptions = DEFAULTS,
     clock: Clock | None = None,
     seed: int | None = None,
 ) -> tuple[Solution, ...]:
@@ -86,7 +91,9 @@ def tune_modes(
     # A new order every time: a repeated tune() of one problem is another draw
     coin = random.Random(seed)  # noqa: S311
     with as_called(target):
-        contest = _Contest(tuple(members), target, environment, device, skip, emit, clock or clock_for(device), coin)
+        contest = _Contest(
+            tuple(members), target, environment, device, skip, emit, options, clock or clock_for(device), coin
+        )
         winner = contest.run()
         graphs = environment.device.kind != "cpu"
         modes = (mode, *(other for other in MODES if other != mode and graphs))
@@ -113,6 +120,7 @@ class _Contest:
         device: torch.device,
         skip: Collection[Candidate],
         emit: Emit,
+        options: SearchOptions,
         clock: Clock,
         coin: random.Random,
     ) -> None:
@@ -125,6 +133,7 @@ class _Contest:
         self._device = device
         self._skip = skip
         self._emit = emit
+        self._options = options
         self._clock = clock
         self._coin = coin
         self._arms: dict[Candidate, Arm] = {}
@@ -153,7 +162,7 @@ class _Contest:
         """The verdict for the target in one mode, once the search has run; see outcome.py."""
         if winner is not None and mode == "eager" and isinstance(self._clock, GraphClock) and not winner.launch:
             more_us = self._clock.host_us(self._arms[winner.candidate]) - self._clock.host_us(self._arms[DEFAULT])
-            if eager_gain_low(winner.races[self.main], more_us) <= WORTH_IT:
+            if eager_gain_low(winner.races[self.main], more_us) <= self._options.min_gain:
                 winner = None
         asked = Question(self.target, covers, self.main, self._environment)
         return solution_of(asked, winner, Default(self.default_us, self.default_err), mode)
@@ -178,8 +187,9 @@ class _Contest:
         """For the most called member and for the largest one: a tile must hold all rows of X."""
         seen = {DEFAULT, *self._skip}
         for member in (self.main, self.members[-1]):
-            for candidate in candidates(member, self._environment):
-                if candidate not in seen:
+            offered = self._options.only if self._options.only is not None else candidates(member, self._environment)
+            for candidate in offered:
+                if candidate not in seen and self._options.allows(candidate):
                     seen.add(candidate)
                     yield candidate
 
@@ -236,11 +246,15 @@ class _Contest:
                 default[member],
                 device=self._device,
                 before=self._start,
+                options=self._options,
             )
             passed = []
             for entrant in entrants:
                 verdict = verdicts[entrant.candidate]
-                self._report(entrant.candidate, "verify", verdict.outcome, started, err=verdict.err, note=verdict.note)
+                self._report(
+                    entrant.candidate, "verify", verdict.outcome, started,
+                    err=verdict.err, note=verdict.note, err_ratio=verdict.err_ratio,
+                )  # fmt: skip
                 if member == self.main:
                     entrant.verdict = verdict
                     self.default_err = verdict.baseline_err
@@ -261,7 +275,7 @@ class _Contest:
             first = entrant.races.get(member)
             # Of two races the worse one counts
             entrant.races[member] = run if first is None or run.gain_low < first.gain_low else first
-            won = run.gain_low > WORTH_IT
+            won = run.gain_low > self._options.min_gain
             self._report(
                 entrant.candidate, "confirm", "ok" if won else "slower", started, us=run.us, err=entrant.verdict.err,
                 note=f"race={attempt} m={member.m} gain={run.gain:.3f} low={run.gain_low:.3f} pairs={run.pairs}",
@@ -275,7 +289,7 @@ class _Contest:
         challenger = self._arm(entrant.candidate, entrant.kernels[member], member)
         call_us = max(self._warm_up(baseline), 0.1)
         burst = burst_for(call_us)
-        pairs = pairs_for(call_us * burst, RACE_S)
+        pairs = self._options.iters or pairs_for(call_us * burst, RACE_S)
         return race(baseline, challenger, clock=self._clock, pairs=pairs, coin=self._coin, burst=burst)
 
     def _arm(self, candidate: Candidate, kernel: Kernel, member: Problem) -> Arm:
@@ -289,7 +303,7 @@ class _Contest:
 
     def _warm_up(self, arm: Arm) -> float:
         """Run it for the first times; the time of a later call in us."""
-        for _ in range(2):
+        for _ in range(self._options.warmup):
             arm.calls[0]()
         return min(self._clock.us(arm, (i % len(arm.calls),)) for i in range(2))
 
@@ -308,8 +322,9 @@ class _Contest:
         us: float | None = None,
         err: float | None = None,
         note: str = "",
+        err_ratio: float | None = None,
     ) -> None:
-        self._emit(Trial(self.main, candidate, phase, us, err, outcome, note, started_us))
+        self._emit(Trial(self.main, candidate, phase, us, err, outcome, note, started_us, err_ratio))
 
 
 def _now_us() -> int:

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmtuned.configs.errors import GemmtunedError, StoreError
-from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.devices import Monitor
 from gemmtuned.daemon.notice import Notice, write_notice
 from gemmtuned.daemon.publish import publish
+from gemmtuned.daemon.request import Request
 from gemmtuned.daemon.seat import Seat
 from gemmtuned.daemon.work_queue import RECENT_S, WorkQueue, is_dead, outlived_boot, owner_name
 from gemmtuned.daemon.worker import Tuner
@@ -41,8 +41,8 @@ LOOK_AROUND_S: Final = 10.0
 class Daemon:
     """See the module.
 
-    problems: tune only these.  always: whatever others do on the devices.  quiet: a run in the foreground, which does
-    not write `daemon.json`.
+    request: tune only what it asks for.  always: whatever others do on the devices.  quiet: a run in the foreground,
+    which does not write `daemon.json`.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Daemon:
         *,
         now_s: float,
         owner: str = "",
-        problems: Sequence[Problem] | None = None,
+        request: Request | None = None,
         always: bool = False,
         quiet: bool = False,
     ) -> None:
@@ -63,7 +63,7 @@ class Daemon:
         self.owner = owner or owner_name()
         window_s = settings.idle_s
         self.seats = [
-            Seat(m, WorkQueue(store, self.owner, problems=problems), make_worker, window_s=window_s, always=always)
+            Seat(m, WorkQueue(store, self.owner, request=request), make_worker, window_s=window_s, always=always)
             for m in monitors
         ]
         self.solved = 0

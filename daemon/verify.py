@@ -21,6 +21,7 @@ from torch import Tensor
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate
+from gemmtuned.daemon.options import DEFAULTS, SearchOptions
 from gemmtuned.kernels.backends.base import Kernel
 from gemmtuned.kernels.dtypes import UNIT_ROUNDOFF
 from gemmtuned.kernels.families import family_of
@@ -41,16 +42,24 @@ REFUSALS: Final = (RuntimeError, ValueError, TypeError, IndexError, MemoryError,
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """outcome: ok, wrong or refused (it raised), note says why. err: largest r seen; baseline_err: the default's."""
+    """outcome: ok, wrong, refused (it raised) or rejected (outside the tolerance asked for); note says why.
+
+    err: largest r seen; baseline_err: the default's.  err_ratio: largest share of elements outside AITER's tolerance.
+    """
 
     outcome: str
     err: float | None
     baseline_err: float
     note: str = ""
+    err_ratio: float | None = None
 
 
 class _Wrong(Exception):
     """A check failed; the text says which, on what inputs, by how much."""
+
+
+class _Rejected(_Wrong):
+    """Right by our gate, and outside the tolerance that somebody asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +75,7 @@ class _Case:
     apart: float  # largest allowed |candidate - default|
 
 
-_Check = Callable[[Kernel], "Error | Tensor | None"]  # raises _Wrong
+_Check = Callable[[Kernel], "tuple[Error, float] | Tensor | None"]  # raises _Wrong
 
 
 def verify(
@@ -76,17 +85,18 @@ def verify(
     *,
     device: torch.device,
     before: Callable[[Candidate], object] = lambda candidate: None,
+    options: SearchOptions = DEFAULTS,
 ) -> dict[Candidate, Verdict]:
     """A verdict on every candidate; `before` is called with it whenever it is the next one to run.
 
     Runs under the caller's switches (kernels/switches.py).  Raises CandidateFailed when the default itself fails.
     """
     verdicts: dict[Candidate, Verdict] = {}
-    worst = dict.fromkeys(kernels, 0.0)
+    worst, mismatch = dict.fromkeys(kernels, 0.0), dict.fromkeys(kernels, 0.0)
     baseline = 0.0
     announced: Candidate | None = None
     try:
-        for default_r, check in _checks(problem, default, device):
+        for default_r, check in _checks(problem, default, device, options):
             baseline = max(baseline, default_r)
             for candidate, kernel in kernels.items():
                 if candidate in verdicts:
@@ -95,11 +105,13 @@ def verify(
                     before(candidate)
                     announced = candidate
                 try:
-                    error = check(kernel)
-                    if isinstance(error, Error):
-                        worst[candidate] = max(worst[candidate], error.r)
+                    found = check(kernel)
+                    if isinstance(found, tuple):
+                        worst[candidate] = max(worst[candidate], found[0].r)
+                        mismatch[candidate] = max(mismatch[candidate], found[1])
                 except _Wrong as err:
-                    verdicts[candidate] = Verdict("wrong", None, baseline, f"{problem} {candidate}: {err}")
+                    outcome = "rejected" if isinstance(err, _Rejected) else "wrong"
+                    verdicts[candidate] = Verdict(outcome, None, baseline, f"{problem} {candidate}: {err}")
                 except REFUSALS as err:
                     verdicts[candidate] = Verdict(
                         "refused", None, baseline, f"{problem} {candidate}: {first_line(err)}"
@@ -108,7 +120,7 @@ def verify(
                 break
     except REFUSALS as err:
         raise CandidateFailed(f"{problem}: torch's own kernel fails: {first_line(err)}") from err
-    return {c: verdicts.get(c) or Verdict("ok", worst[c], baseline) for c in kernels}
+    return {c: verdicts.get(c) or Verdict("ok", worst[c], baseline, "", mismatch[c]) for c in kernels}
 
 
 def default_error(problem: Problem, default: Kernel, *, device: torch.device) -> float:
@@ -124,12 +136,14 @@ def first_line(err: BaseException) -> str:
     return f"{type(err).__name__}: {lines[0][:300]}" if lines else type(err).__name__
 
 
-def _checks(problem: Problem, default: Kernel, device: torch.device) -> Iterator[tuple[float, _Check]]:
+def _checks(
+    problem: Problem, default: Kernel, device: torch.device, options: SearchOptions
+) -> Iterator[tuple[float, _Check]]:
     """(the default's r, check) one at a time: the weights of large layers would not fit together."""
     for number, case in enumerate(_cases(problem, default, device)):
         if number == 0:  # first: a kernel that edits operands would spoil those of all others
             yield 0.0, partial(_check_untouched, case.inputs)
-        yield case.default.r, partial(_check_case, case)
+        yield case.default.r, partial(_check_case, case, options)
         if number == 0:
             for check in _single_checks(problem, default, case, device):
                 yield 0.0, check
@@ -170,7 +184,7 @@ def _cases(problem: Problem, default: Kernel, device: torch.device) -> Iterator[
             yield _Case(inputs, stock, sample, exact, error, limit, apart)
 
 
-def _check_case(case: _Case, kernel: Kernel) -> Error:
+def _check_case(case: _Case, options: SearchOptions, kernel: Kernel) -> tuple[Error, float]:
     y = kernel.bind(case.inputs.b)(case.inputs.a, case.inputs.bias)
     _check_form(y, case.stock)
     error = measure_error(case.sample.of(y), case.exact)
@@ -179,7 +193,21 @@ def _check_case(case: _Case, kernel: Kernel) -> Error:
             f"{case.inputs}: error r={error.r:.1e} m={error.m:.1e}, allowed r={case.limit.r:.1e} m={case.limit.m:.1e}"
         )
     _check_near(y, case.stock, case.apart, str(case.inputs))
-    return error
+    ratio = err_ratio(case.exact, case.sample.of(y), atol=options.atol, rtol=options.rtol)
+    if options.err_ratio is not None and ratio > options.err_ratio:
+        raise _Rejected(f"{case.inputs}: {ratio:.4f} of the elements mismatch, {options.err_ratio:g} was asked for")
+    return error, ratio
+
+
+def err_ratio(exact: Tensor, y: Tensor, *, atol: float | None = None, rtol: float | None = None) -> float:
+    """Share of elements with |exact - y| > atol + rtol * |y|, exact rounded to y's dtype (AITER's checkAllclose)."""
+    usual = 5e-2 if y.dtype == torch.bfloat16 else 1e-2
+    wide = y.double() if y.dtype == torch.float64 else y.float()
+    reference = exact.to(y.dtype).to(wide.dtype)
+    near = (reference - wide).abs() <= (usual if atol is None else atol) + (
+        usual if rtol is None else rtol
+    ) * wide.abs()
+    return 1.0 - float(near.double().mean())
 
 
 def _check_form(y: object, stock: Tensor) -> None:

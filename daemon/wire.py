@@ -10,16 +10,17 @@ import json
 import math
 import socket
 import struct
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from gemmtuned.configs.errors import GemmtunedError, WorkerFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import NAME, Candidate, Device, Environment, Solution
+from gemmtuned.daemon.options import SearchOptions
 
 MAX_BYTES: Final = 16 << 20
 PHASES: Final = ("start", "screen", "verify", "confirm")
-OUTCOMES: Final = ("ok", "slower", "wrong", "refused", "crash", "hang")
+OUTCOMES: Final = ("ok", "slower", "rejected", "wrong", "refused", "crash", "hang")
 _HEAD: Final = struct.Struct(">I")
 
 
@@ -32,6 +33,7 @@ class Order:
     target: Problem
     mode: str
     skip: tuple[Candidate, ...] = ()
+    options: SearchOptions = field(default_factory=SearchOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,8 @@ class Trial:
     """One step of a search, told as it happens.
 
     phase: start (it begins now: what follows, should nothing more be heard, is its doing), screen, verify, confirm.
-    outcome: ok, slower, wrong, refused; crash and hang are for the parent to say.  started_us: UTC microseconds.
+    outcome: ok, slower, rejected (right, yet outside the tolerance that was asked for), wrong, refused; crash and hang
+    are for the parent to say.  err_ratio: share of elements outside AITER's tolerance.  started_us: UTC microseconds.
     """
 
     problem: Problem
@@ -57,6 +60,7 @@ class Trial:
     outcome: str
     note: str
     started_us: int
+    err_ratio: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,7 @@ def encode(message: Message) -> bytes:
         members = [p.row() for p in message.members]
         body = {
             "tune": members, "covers": message.covers, "target": message.target.row(),
-            "mode": message.mode, "skip": skip,
+            "mode": message.mode, "skip": skip, "options": message.options.to_row(),
         }  # fmt: skip
     elif isinstance(message, Hello):
         body = {"hello": asdict(message.environment.device), "stamps": message.environment.stamps}
@@ -93,7 +97,7 @@ def encode(message: Message) -> bytes:
         body = {
             "trial": message.problem.row(), "backend": message.candidate.backend, "config": message.candidate.config,
             "phase": message.phase, "us": message.us, "err": message.err, "outcome": message.outcome,
-            "note": message.note, "started_us": message.started_us,
+            "note": message.note, "started_us": message.started_us, "err_ratio": message.err_ratio,
         }  # fmt: skip
     elif isinstance(message, Found):
         body = {"found": message.solution.to_row(), "others": [s.to_row() for s in message.others]}
@@ -132,7 +136,9 @@ def decode(body: bytes) -> Message:
         if "tune" in raw:
             members = tuple(Problem.from_row(row) for row in raw["tune"])
             skip = tuple(_candidate(backend, config) for backend, config in raw["skip"])
-            return Order(members, str(raw["covers"]), Problem.from_row(raw["target"]), str(raw["mode"]), skip)
+            options = SearchOptions.from_row(raw["options"])
+            target = Problem.from_row(raw["target"])
+            return Order(members, str(raw["covers"]), target, str(raw["mode"]), skip, options)
         if "hello" in raw:
             stamps = {str(name): str(stamp) for name, stamp in raw["stamps"].items()}
             return Hello(Environment(Device(**raw["hello"]), stamps))
@@ -171,6 +177,7 @@ def _trial(raw: dict[str, Any]) -> Trial:
         outcome=outcome,
         note=str(raw["note"])[:2000],
         started_us=int(raw["started_us"]),
+        err_ratio=_finite(raw["err_ratio"]),
     )
 
 

@@ -11,13 +11,15 @@ import logging
 import os
 import socket
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import psutil
 
-from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Candidate, Environment, Solution
+from gemmtuned.daemon.options import SearchOptions
+from gemmtuned.daemon.request import Request
 from gemmtuned.daemon.wire import Order, Trial
 
 if TYPE_CHECKING:
@@ -31,22 +33,28 @@ RECENT_S: Final = 7 * 86400.0  # problems not seen for longer wait for nobody
 class WorkQueue:
     """One owner's leases. Every method is one transaction at most and may raise StoreBusy: call it again later.
 
-    problems: tune these only.
+    request: tune what it asks for, and nothing else.
     """
 
-    def __init__(self, store: Store, owner: str, *, problems: Sequence[Problem] | None = None) -> None:
+    def __init__(self, store: Store, owner: str, *, request: Request | None = None) -> None:
         self._store = store
         self._owner = owner
-        self._problems = problems
+        self._request = request
         self._renew_at_s = 0.0
 
     def is_waited_for(self, now_s: float) -> bool:
         """Whether there is anything to do, for a worker of whatever environment."""
-        return bool(self._problems) or bool(self._store.waiting(since_s=now_s - RECENT_S))
+        if self._request is not None:
+            return bool(self._request.open())
+        return bool(self._store.waiting(since_s=now_s - RECENT_S))
 
     def lease(self, environment: Environment, now_s: float) -> Work | None:
         """Hold the free work worth most that a worker of this environment can do."""
-        work = self._store.lease_next(self._owner, environment, now_s=now_s, hold_s=HOLD_S, problems=self._problems)
+        asked = self._request
+        problems, again = (None, False) if asked is None else (asked.open(), asked.again)
+        work = self._store.lease_next(
+            self._owner, environment, now_s=now_s, hold_s=HOLD_S, problems=problems, again=again
+        )
         self._renew_at_s = now_s + HOLD_S / 6
         return work
 
@@ -55,8 +63,12 @@ class WorkQueue:
         skip: set[Candidate] = set()
         for problem in {work.problem, *work.members}:
             skip |= self._store.failed_candidates(problem, work.environment)
+        options = SearchOptions()
+        if self._request is not None:
+            options = self._request.options
+            skip |= {candidate for problem, candidate in self._request.too_slow if problem in work.members}
         skip.discard(Candidate(DEFAULT_BACKEND))  # without it nothing can be judged: each attempt tries it anew
-        return Order(work.members, work.covers, work.problem, work.mode, tuple(sorted(skip, key=str)))
+        return Order(work.members, work.covers, work.problem, work.mode, tuple(sorted(skip, key=str)), options)
 
     def keep(self, work: Work, now_s: float) -> bool:
         """Renew the lease when it is time to. False: it lapsed and is another's now."""
@@ -68,6 +80,10 @@ class WorkQueue:
 
     def record(self, work: Work, trial: Trial) -> None:
         """Write a finished trial down at once: what was measured stays, whatever happens next."""
+        asked = self._request
+        if asked is not None and asked.timeout_s is not None and trial.outcome == "hang":
+            asked.too_slow.add((trial.problem, trial.candidate))
+            trial = replace(trial, outcome="timeout")
         self._store.add_trial(
             work, trial.problem, trial.candidate, phase=trial.phase, us=trial.us, err=trial.err,
             outcome=trial.outcome, note=trial.note, started_us=trial.started_us,
@@ -77,16 +93,28 @@ class WorkQueue:
             level, "trial phase=%s problem=%s candidate=%s outcome=%s us=%s err=%s note=%r",
             trial.phase, trial.problem, trial.candidate, trial.outcome, trial.us, trial.err, trial.note,
         )  # fmt: skip
+        if asked is not None:
+            asked.on_trial(trial)
 
     def install(self, work: Work, found: Sequence[Solution], now_s: float) -> int:
-        """Make these the verdicts, one a mode; the lease ends with them. Returns the generation that holds them."""
-        generation = self._store.install(work, found, environment=work.environment, now_s=now_s)
-        solution = found[0]
+        """Make these the verdicts, one a mode; the lease ends with them. Returns the generation that holds them.
+
+        That the default is best of a few that were asked for is told and not installed: the others are still to try.
+        """
+        solution, asked = found[0], self._request
+        if asked is not None and asked.options.is_restricted and solution.backend == DEFAULT_BACKEND:
+            self._store.release(work, now_s=now_s, counted=False)
+            generation = self._store.generation()
+        else:
+            generation = self._store.install(work, found, environment=work.environment, now_s=now_s)
         logger.info(
             "solved generation=%d problem=%s covers=%s backend=%s state=%s was_us=%.2f now_us=%.2f gain=%.1f%%",
             generation, solution.problem, solution.covers, Candidate(solution.backend, solution.config), solution.state,
             solution.baseline_us, solution.us, 100 * (solution.baseline_us / solution.us - 1),
         )  # fmt: skip
+        if asked is not None:
+            asked.settle(work.problem, work.covers, solution)
+            asked.on_found(found)
         return generation
 
     def give_back(self, work: Work, now_s: float) -> None:
@@ -96,6 +124,8 @@ class WorkQueue:
     def give_up(self, work: Work, reason: str, now_s: float) -> None:
         """This attempt failed: again after a while, or never."""
         self._store.fail(work, reason, now_s=now_s)
+        if self._request is not None:
+            self._request.settle(work.problem, work.covers, None)
         logger.warning("tuning failed problem=%s attempt=%d reason=%r", work.problem, work.attempt, reason)
 
 

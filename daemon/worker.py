@@ -36,7 +36,8 @@ class Deadlines:
 
     hello_s: importing torch from a cold disk, at nice 19.  prepare_s: operands and reference, before the first word.
     candidate_s: between the start of a candidate and its result, compiling included.  other_s: between any two words.
-    gflop_s: on top of these for each GFLOP of the largest problem: a core at 1 GFLOP/s, four times over.
+    gflop_s: on top of these for each GFLOP of the largest problem: a core at 1 GFLOP/s, four times over.  timeout_s: a
+    candidate's limit as somebody set it, in place of candidate_s and gflop_s.
     """
 
     hello_s: float = 180.0
@@ -44,6 +45,7 @@ class Deadlines:
     candidate_s: float = 120.0
     other_s: float = 120.0
     gflop_s: float = 4.0
+    timeout_s: float | None = None
 
 
 class Tuner(Protocol):
@@ -194,6 +196,8 @@ class Worker:
         elif isinstance(message, Trial):
             if message.phase == "start":
                 self._expect(self._deadlines.candidate_s, f"trying {message.candidate} on {message.problem}")
+                if self._deadlines.timeout_s is not None:
+                    self._until = self._clock() + self._deadlines.timeout_s
             else:
                 self._expect(self._deadlines.other_s, f"past the {message.phase} of {message.candidate}")
 

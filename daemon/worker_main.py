@@ -81,6 +81,7 @@ def _carry_out(order: Order, sock: socket.socket, tune: Search, environment: Env
             mode=order.mode,
             skip=frozenset(order.skip),
             emit=emit,
+            options=order.options,
         )
     except GemmtunedError as err:
         return Failed(str(err))

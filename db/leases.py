@@ -32,7 +32,7 @@ FROM unit u
 LEFT JOIN problem b ON b.rest = u.rest AND b.m = u.unit_m
 LEFT JOIN work w ON w.problem_id = b.id AND w.environment_id = u.environment_id
     AND w.covers = u.covers AND w.mode = :mode
-WHERE u.environment_id = :environment AND u.solution_id IS NULL
+WHERE u.environment_id = :environment AND (u.solution_id IS NULL OR :again)
     AND (:only IS NULL OR u.problem_id IN (SELECT value FROM json_each(:only)))
     AND (w.state IS NULL OR (w.state = 'open' AND w.retry_us <= :now
         AND (w.owner IS NULL OR w.lease_until_us <= :now OR w.leased_us > :now + :slack)))
@@ -124,18 +124,19 @@ class Leases(Part):
         now_s: float,
         hold_s: float,
         problems: Sequence[Problem] | None = None,
+        again: bool = False,
     ) -> Work | None:
         """Hold for owner the free unit worth most among what was seen under an equal environment, or return None.
 
         `problems` restricts it to units that hold one of these; those never seen become units of their own.  Renew
-        before hold_s runs out.
+        before hold_s runs out.  again: what has a verdict already, too.
         """
         only: str | None = None
         if problems is not None:
             only = json.dumps(self._ask_for(problems, environment, us(now_s)))
         facts: dict[str, Any] = {
             "now": us(now_s), "hour": us(now_s) // 3_600_000_000, "until": us(now_s + hold_s), "slack": _CLOCK_SLACK_US,
-            "owner": owner, "mode": "eager", "only": only,
+            "owner": owner, "mode": "eager", "only": only, "again": again,
         }  # fmt: skip
         while True:
             # Ranked on a snapshot, outside the lock: programs must not wait for it. The claim checks what changed.

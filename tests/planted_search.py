@@ -1,7 +1,8 @@
 """A search for workers under test: no torch, each behaviour chosen by the problem's n. Loaded by path in the child.
 
 n: 13 hangs, 17 aborts, 19 is killed from outside, 23 eats memory, 29 raises, 31 floods its output and ends, 37 takes
-half a minute, 41 leaves a child behind and aborts; everything else finds that `fast` wins.
+half a minute, 41 leaves a child behind and aborts; everything else finds that `fast` wins, or torch
+where `fast` may not be tried.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable, Collection, Sequence
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Environment, Solution
+from gemmtuned.daemon.options import SearchOptions
 from gemmtuned.daemon.wire import Trial
 
 TORCH, SLOW, FAST, BAD = (Candidate(name) for name in ("torch", "slow", "fast", "bad"))
@@ -36,9 +38,10 @@ def tune(
     mode: str,
     skip: Collection[Candidate],
     emit: Callable[[Trial], None],
+    options: SearchOptions,
 ) -> Solution:
     for candidate in (TORCH, SLOW, BAD, FAST):
-        if candidate in skip:
+        if candidate in skip or not options.allows(candidate):
             continue
         for problem in members:
             started_us = time.time_ns() // 1000
@@ -49,9 +52,11 @@ def tune(
             time.sleep(pause_s)
             outcome = "slower" if us > 100 else "ok"
             emit(Trial(problem, candidate, "screen", us, 1e-7, outcome, "", started_us))
+    won = options.allows(FAST)
     return Solution(
-        problem=target, device=environment.device.key, mode=mode, covers=covers, backend="fast", config="{}", stamp="1",
-        us=50.0, baseline_us=100.0, gain_low=1.9, err=1e-7, baseline_err=1e-7, state="published",
+        problem=target, device=environment.device.key, mode=mode, covers=covers, backend="fast" if won else "torch",
+        config="{}", stamp="1", us=50.0 if won else 100.0, baseline_us=100.0, gain_low=1.9 if won else 1.0,
+        err=1e-7, baseline_err=1e-7, state="published" if won else "default_best",
     )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from gemmtuned.configs.sighting import Sighting
 from gemmtuned.configs.solution import Environment, Solution
 from gemmtuned.daemon.main import run_daemon, tune_now
 from gemmtuned.daemon.notice import read_notice
+from gemmtuned.daemon.request import Request
 from gemmtuned.daemon.worker import Deadlines, Worker
 from gemmtuned.db.store import Store
 
@@ -326,7 +327,7 @@ def test_a_home_that_cannot_be_written_is_said_in_one_line(tmp_path: Path) -> No
 def test_problems_never_seen_can_be_tuned_in_the_foreground(home: Home) -> None:
     seen: list[tuple[int, int]] = []
     done = tune_now(
-        [problem(8), problem(29), problem(8)],
+        Request(problems=[problem(8), problem(29), problem(8)]),
         home.settings,
         progress=lambda n, total, doing: seen.append((n, total)),
         make_worker=lambda d: Worker(d, nice=0, search=SEARCH),
@@ -341,7 +342,11 @@ def test_problems_never_seen_can_be_tuned_in_the_foreground(home: Home) -> None:
 def test_what_was_given_up_or_withdrawn_is_tried_again_when_asked_for(home: Home) -> None:
     def once(n: int) -> bool:
         return bool(
-            tune_now([problem(n)], home.settings, make_worker=lambda d: Worker(d, nice=0, search=SEARCH)).solutions
+            tune_now(
+                Request(problems=[problem(n)]),
+                home.settings,
+                make_worker=lambda d: Worker(d, nice=0, search=SEARCH),
+            ).solutions
         )
 
     assert not any(once(29) for _ in range(4))
@@ -353,7 +358,10 @@ def test_what_was_given_up_or_withdrawn_is_tried_again_when_asked_for(home: Home
 def test_the_foreground_tunes_on_a_device_in_use(home: Home) -> None:
     busy = FakeMonitor(lambda now_s: 1.0)
     done = tune_now(
-        [problem(8)], home.settings, monitors=[busy], make_worker=lambda d: Worker(d, nice=0, search=SEARCH)
+        Request(problems=[problem(8)]),
+        home.settings,
+        monitors=[busy],
+        make_worker=lambda d: Worker(d, nice=0, search=SEARCH),
     )
     assert list(done.solutions) == [problem(8)]
 
@@ -370,7 +378,7 @@ def test_a_worker_that_cannot_start_ends_a_foreground_run_with_the_reason(home: 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(seat, "START_AGAIN_S", 0.1)
         with pytest.raises(WorkerFailed, match="torch is broken"):
-            tune_now([problem(8)], home.settings, make_worker=make)
+            tune_now(Request(problems=[problem(8)]), home.settings, make_worker=make)
 
 
 def _planted(p: Problem) -> Solution:

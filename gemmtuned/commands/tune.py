@@ -88,9 +88,10 @@ def tune(
         )
         return
     from gemmtuned.daemon.main import tune_now
+    from gemmtuned.daemon.request import Request
 
     with progress(quiet=as_json) as tell:
-        done = tune_now(wanted, settings(), idle=idle, progress=tell)
+        done = tune_now(Request(problems=wanted), settings(), idle=idle, progress=tell)
     show(_report(wanted, done), as_json=as_json)
     if done.code or done.failed:
         raise typer.Exit(done.code or 1)

@@ -1,0 +1,49 @@
+"""What somebody in the foreground asked to have tuned now, and what has come of it so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gemmtuned.configs.padding import padded_m
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Candidate, Solution
+from gemmtuned.daemon.options import SearchOptions
+
+if TYPE_CHECKING:
+    from gemmtuned.daemon.wire import Trial
+
+
+@dataclass(kw_only=True)
+class Request:
+    """One run of tuning in the foreground, shared by the queues of all devices.
+
+    again: also what has a verdict already.  timeout_s: how long one candidate may take; None is the worker's own limit.
+    on_trial, on_found: called once the store holds it, so whatever they write is never ahead of it.
+
+    found: verdicts of this run.  settled: what it has come to an end with.  too_slow: candidates that ran into
+    timeout_s, left out for the rest of this run only: somebody with more patience may try them again.
+    """
+
+    problems: Sequence[Problem]
+    options: SearchOptions = field(default_factory=SearchOptions)
+    again: bool = False
+    timeout_s: float | None = None
+    on_trial: Callable[[Trial], object] = lambda trial: None
+    on_found: Callable[[Sequence[Solution]], object] = lambda found: None
+    found: dict[Problem, Solution] = field(default_factory=dict)
+    settled: set[Problem] = field(default_factory=set)
+    too_slow: set[tuple[Problem, Candidate]] = field(default_factory=set)
+
+    def open(self) -> list[Problem]:
+        """Those that this run has not come to an end with."""
+        return [p for p in self.problems if p not in self.settled]
+
+    def settle(self, problem: Problem, covers: str, solution: Solution | None) -> None:
+        """This unit of work is done with, for all of its problems; solution: its verdict, if it has one."""
+        for asked in self.problems:
+            if asked.with_m(padded_m(asked.m, asked.n, covers)) == problem:
+                self.settled.add(asked)
+                if solution is not None:
+                    self.found[asked] = solution
