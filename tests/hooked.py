@@ -128,6 +128,19 @@ class Home:
             process.kill()
         return Done(process.returncode, out, err)
 
+    def run_ranks(self, count: int, code: str, *args: str, timeout_s: float = 90, **env: str) -> list[Done]:
+        """Run `count` ranks of a program side by side; RENDEZVOUS names the file they meet in."""
+        meet = self.path.parent / "rendezvous"
+        meet.unlink(missing_ok=True)
+        env |= {"WORLD_SIZE": str(count), "RENDEZVOUS": str(meet)}
+        processes = [self.start(code, *args, RANK=str(rank), **env) for rank in range(count)]
+        try:
+            said = [process.communicate(timeout=timeout_s) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        return [Done(process.returncode, *texts) for process, texts in zip(processes, said, strict=True)]
+
     def counts(self) -> dict[tuple[str, str], int]:
         """(problem, outcome) -> calls, as the database has it."""
         conn = sqlite3.connect(self.path / "tune.db")

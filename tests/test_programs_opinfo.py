@@ -1,0 +1,51 @@
+"""PyTorch's own operator samples: nobody can tell the hook from stock torch, untuned or with everything routed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hooked import HERE, ForkServer, Home
+
+# At least so many calls must have gone through a route, or the test says nothing about it
+HITS = {"cpu": {"torch_swap": 1500, "torch_mv": 50, "onednn": 250}, "cuda": {"triton": 100}}
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def matrix(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    native_cache: Path,
+    fork_server: ForkServer,
+) -> Any:
+    """What opinfo_matrix.py found, in one process."""
+    folder = tmp_path_factory.mktemp("opinfo")
+    home = Home(folder / "home", native_cache, fork_server)
+    argv = ["", str(folder / "said.json"), "--device", request.param]
+    code = f"import runpy, sys; sys.argv = {argv}; "
+    code += f"runpy.run_path({str(HERE / 'opinfo_matrix.py')!r}, run_name='__main__')"
+    done = home.run(code, AITER_TUNE_GEMM="0", fresh=request.param == "cuda", timeout_s=110)
+    assert done.code == 0, done.err
+    return {"device": request.param, **json.loads((folder / "said.json").read_text())}
+
+
+def test_results_errors_and_derivatives_are_torchs_own(matrix: Any) -> None:
+    assert matrix["found"] == []
+    assert matrix["failures"] == []
+    assert matrix["cases"] > 60  # operators times dtypes
+    if matrix["device"] == "cpu":
+        assert matrix["derivatives"] > 200
+
+
+def test_counts_are_the_profilers(matrix: Any) -> None:
+    assert matrix["miscounted"] == []
+    assert matrix["calls"] > 5000
+
+
+def test_the_samples_went_through_routes(matrix: Any) -> None:
+    expected = HITS[matrix["device"]]
+
+    assert {name: hits for name, hits in matrix["hits"].items() if hits < expected[name]} == {}
+    assert matrix["hits"].keys() == expected.keys()
