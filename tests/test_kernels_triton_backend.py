@@ -20,12 +20,10 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, cpu_device
 from gemmtuned.kernels.backends import BACKENDS, environment
 from gemmtuned.kernels.backends.base import CompiledBackend
-from gemmtuned.kernels.backends.triton_ import OFFERED, Triton
-from gemmtuned.kernels.triton.shortlist import MODULES
+from gemmtuned.kernels.backends.triton_ import Triton
 
 H200 = Device("cuda-nvidia-h200-132", "cuda", "NVIDIA H200", "sm_90", 132)
-ALL = frozenset(MODULES)  # also those that are written and not offered yet
-BACKEND = Triton(offered=ALL, device=H200)
+BACKEND = Triton(device=H200)
 PROBLEM = Problem(m=8, n=256, k=7168)
 
 
@@ -69,13 +67,6 @@ def test_it_offers_candidates_for_plain_dense_16_bit_problems_only() -> None:
         {"out_dtype": "fp32"},
     ):
         assert not list(BACKEND.candidates(replace(PROBLEM, **bad)))
-
-
-def test_only_kernels_that_kept_their_gain_in_a_model_are_offered() -> None:
-    offered = Triton(device=H200)
-
-    assert not list(offered.candidates(PROBLEM))
-    assert {json.loads(c.config)["kernel"] for c in offered.candidates(PROBLEM.with_m(1))} == OFFERED
 
 
 def test_without_a_device_it_offers_nothing() -> None:

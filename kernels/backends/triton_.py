@@ -28,24 +28,17 @@ if TYPE_CHECKING:
     from gemmtuned.kernels.triton.launch import LaunchRecord
 
 WARP_SIZE: Final = 32
-# Kernels seen to keep their gain inside a model. The split-K kernels and tiles win alone and between other kernels
-# (benchmarks/results/in_context-h200-2026-11-21.json), yet a decode graph at batch 8 ran at 0.92x with them
-# (gpu_loop-all-kernels-h200-2026-11-21.json): until that is explained they are not offered.
-OFFERED: Final = frozenset({"gemv"})
 
 
 @dataclass(frozen=True, slots=True)
 class Triton:
     """device: what to compile for and to fill; None is this process's current CUDA device.
 
-    offered: the kernels it proposes.
-
     With a device given, everything but running works in a process that must not or cannot touch one.
     """
 
     name: str = "triton"
     device: Device | None = None
-    offered: frozenset[str] = OFFERED
 
     def stamp(self, device: Device) -> str | None:
         """Triton's version and the architecture; None on a device that is not CUDA's, and without Triton."""
@@ -66,8 +59,7 @@ class Triton:
         except CandidateFailed:
             return
         for kernel, config in shortlist(problem.m, problem.n, problem.k, device.units, arch=device.arch):
-            if kernel in self.offered:
-                yield Candidate.of(self.name, kernel=kernel, **config)
+            yield Candidate.of(self.name, kernel=kernel, **config)
 
     def prepare(self, candidate: Candidate, problem: Problem) -> Kernel:
         """Compiled (or found in Triton's cache) and loaded. Raises CandidateFailed when it cannot run the problem."""
