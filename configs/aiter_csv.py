@@ -1,123 +1,273 @@
-"""Problems out of AITER's untuned tables.
+"""AITER's tables as files: read with all their quirks, written back as they were.
 
-Read: header M,N,K, then any of B, bias, dtype, outdtype, scaleAB, bpreshuffle (AITER's bf16 and batched families);
-further columns are ignored, except q_dtype_w, which marks a quantised family.  As AITER's own readers must: spaces and
-tabs around values, blank or comma-only rows, bools as True/False or 1/0, dtypes as `torch.bfloat16`, `dtypes.bf16` or
-`bf16`.  AITER evaluates dtype text as Python; here it is looked up.
+Every row is checked where its meaning depends on it (shape, dtypes, times, kernel numbers) and kept as text, so that
+columns we do not know survive a round trip.  A bad row costs that row and gives one complaint with file, line and
+column.  As AITER's own readers must, this takes spaces and tabs around values, blank and comma-only rows, missing and
+extra trailing columns, no final newline, bools as True/False or 1/0, dtypes as `torch.bfloat16`, `dtypes.bf16` or
+`bf16`, `Null` and `None`.  AITER evaluates dtype text as Python; here it is looked up.
+
+What a row means in our words is in aiter_rows.py, which headers there are in aiter_headers.py.
 """
 
 from __future__ import annotations
 
 import csv
-import re
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Final
+import math
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TextIO
 
-from gemmtuned.configs.errors import ProblemError, TableError
-from gemmtuned.configs.problem import DTYPES, Problem
+from gemmtuned.configs import aiter_headers
+from gemmtuned.configs.aiter_columns import CHECKED, parser, real
+from gemmtuned.configs.aiter_headers import FAMILIES, AiterFamily, family_of_header, kind_of
+from gemmtuned.configs.errors import TableError
 
-# AITER's and torch's names for ours, lower case, without "torch." or "dtypes."
-DTYPE_NAMES: Final = {
-    "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32", "float64": "fp64",
-    "int8": "i8", "uint8": "u8", "float8_e4m3fn": "fp8_e4m3", "float8_e4m3fnuz": "fp8_e4m3fnuz",
-    "float8_e5m2": "fp8_e5m2", "float8_e5m2fnuz": "fp8_e5m2fnuz", "float4_e2m1fn_x2": "fp4_e2m1", "fp4x2": "fp4_e2m1",
-    "f32": "fp32", "f16": "fp16",
-}  # fmt: skip
-_BOOLS: Final = {"true": True, "1": True, "false": False, "0": False, "": False, "none": False, "null": False}
+MAX_BYTES: Final = 256 << 20
+MAX_LINE: Final = 64 << 10  # characters; the longest in AITER's repository has 1.1 KiB
+MAX_BAD_ROWS: Final = 10_000  # with more this is no table, and reading on is a waste
+MAX_COMPLAINTS: Final = 1000  # of them are kept; all are counted
 
 
 @dataclass(frozen=True, slots=True)
-class Untuned:
-    """What a table holds: its problems, each once and in order, and one complaint for each bad row."""
+class Header:
+    """The columns of one file, in its order, and the family they belong to."""
 
-    problems: tuple[Problem, ...]
-    complaints: tuple[str, ...]
+    file: str
+    family: AiterFamily
+    kind: str  # tuned, untuned
+    columns: tuple[str, ...]
+    at: dict[str, int] = field(compare=False)  # column -> place in a row
+
+
+@dataclass(slots=True)
+class Row:
+    """One row. cells: the text of each column, stripped; fewer or more than the header has, as in the file.
+
+    key: the values of the family's key columns, parsed; what is missing is None (False for a bool).
+    us: None where the table has none, or the row does not say.
+    """
+
+    header: Header = field(repr=False)
+    line: int = field(compare=False)
+    cells: tuple[str, ...]
+    key: tuple[Any, ...]
+    us: float | None
+
+    def __getitem__(self, column: str) -> str:
+        """The text in a column; "" where the row has none."""
+        place = self.header.at.get(column, MAX_LINE)
+        return self.cells[place] if place < len(self.cells) else ""
+
+    @property
+    def values(self) -> dict[str, str]:
+        """Every column with its text; cells beyond the header are named `+1`, `+2` ..."""
+        extra = (f"+{i + 1}" for i in range(len(self.cells) - len(self.header.columns)))
+        return dict(zip((*self.header.columns, *extra), self.cells, strict=False))
+
+    @property
+    def has_time(self) -> bool:
+        """Whether its time may be compared: 0, negative and infinite ones are AITER's marks for no measurement."""
+        return self.us is not None and 0 < self.us < math.inf
+
+    @property
+    def place(self) -> str:
+        """Where it stands, for complaints and logs."""
+        return f"{self.header.file} line {self.line}"
+
+
+@dataclass(slots=True)
+class Table:
+    """One file. complaints: one for each bad row, at most MAX_COMPLAINTS; rejected: all of them, counted."""
+
+    header: Header
+    rows: list[Row] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+    rejected: int = 0
+
+    @property
+    def family(self) -> AiterFamily:
+        """The family of all its rows."""
+        return self.header.family
+
+    @property
+    def kind(self) -> str:
+        """tuned or untuned."""
+        return self.header.kind
+
+
+def read_file(path: Path, *, family: str | None = None) -> Table:
+    """Read a table. family: when neither header nor name tells it. Raises TableError as read_lines does.
+
+    Never reads a pipe or device, nor more than MAX_BYTES.
+    """
+    try:
+        with open_text(path, limit=MAX_BYTES) as file:
+            return read_lines(file, name=str(path), family=family)
+    except OSError as err:
+        raise TableError(f"{path}: cannot be read ({err.strerror or err})") from err
+
+
+def open_text(path: Path, *, limit: int) -> TextIO:
+    """A regular file of at most `limit` bytes as text, with or without a byte order mark.
+
+    Raises OSError, and TableError for anything else.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    facts = os.fstat(fd)
+    if not stat.S_ISREG(facts.st_mode) or facts.st_size > limit:
+        os.close(fd)
+        what = f"{facts.st_size} bytes, at most {limit} are read" if stat.S_ISREG(facts.st_mode) else "not a file"
+        raise TableError(f"{path}: {what}")
+    return os.fdopen(fd, encoding="utf-8-sig", errors="replace", newline=None)
+
+
+def read_lines(lines: Iterable[str] | TextIO, *, name: str, family: str | None = None) -> Table:
+    """Read a table; `name` stands in complaints ("name line 7, column M: ...") and may tell the family.
+
+    Raises TableError when the header is not one of AITER's, or what follows is clearly no table.
+    """
+    numbered = _numbered(lines, name)
+    number, line = next(numbered, (0, ""))
+    if not number:
+        raise TableError(f"{name}: empty, expected a header such as M,N,K")
+    if not line.isprintable() and not line.replace("\t", "").strip("\r\n").isprintable():
+        raise TableError(f"{name} line {number}: not a table: control characters where a header should be")
+    try:
+        columns = tuple(_cells(line))
+    except _Bad as err:
+        raise TableError(f"{name} line {number}: not a table: {err}") from err
+    while columns and not columns[-1]:
+        columns = columns[:-1]
+    found = family_of_header(columns, name=name) if family is None else _named(family, columns, name)
+    header = Header(name, found, kind_of(columns), columns, {c: i for i, c in reversed([*enumerate(columns)])})
+    table = Table(header)
+    reader = _RowReader(header)
+    for number, line in numbered:
+        try:
+            cells = _cells(line)
+            if not any(cells):
+                continue
+            table.rows.append(reader.row(number, line, cells))
+        except _Bad as err:
+            table.rejected += 1
+            if len(table.complaints) < MAX_COMPLAINTS:
+                table.complaints.append(f"{name} line {number}, {err}")
+            if table.rejected > MAX_BAD_ROWS:
+                raise TableError(
+                    f"{name}: more than {MAX_BAD_ROWS} bad rows, the first: {table.complaints[0]}"
+                ) from err
+    return table
+
+
+def write_file(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Write a table whole or not at all, under a temporary name first. Raises TableError when the disk refuses."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8", newline="") as file:
+            write_lines(file, columns, rows)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as err:
+        temporary.unlink(missing_ok=True)
+        raise TableError(f"{path}: cannot be written ({err.strerror or err})") from err
+
+
+def write_lines(file: TextIO, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Header and rows as CSV, lines ended as AITER ends them."""
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+
+
+def write_table(path: Path, table: Table) -> None:
+    """Write a table back with its own header; what was read of it again has equal rows."""
+    write_file(path, table.header.columns, (row.cells for row in table.rows))
 
 
 def is_header(line: str) -> bool:
-    """True when this line begins a table of GEMMs: it names the columns M, N and K."""
-    return {"M", "N", "K"} <= {name.strip() for name in line.split(",")}
+    """True when this line begins one of AITER's tables."""
+    return aiter_headers.is_header([column.strip() for column in line.split(",")])
 
 
-def read_untuned(lines: Iterable[str], *, name: str, dtype: str, threads: int) -> Untuned:
-    """Read an untuned table; `name` stands in complaints ("name line 7, column M: ...").
+class _Bad(Exception):
+    """A row that cannot be taken; its text goes on after "file line N, "."""
 
-    dtype serves rows without one; threads is what AITER does not say (0 for devices other than CPUs).
-    Raises TableError when the header is not one of the families above.
-    """
-    reader = csv.reader(lines)
-    header = [column.strip() for column in next((row for row in reader if any(row)), [])]
-    if not is_header(",".join(header)):
-        raise TableError(
-            f"{name} line {reader.line_num}: the header is {','.join(header)!r}, expected M,N,K[,bias,dtype,...]"
-        )
-    if "dtype" not in header and re.search("a8w8|a4w4", name):  # their header is M,N,K as well: only the name tells
-        raise TableError(f"{name}: by its name a quantised family, which is not tuned yet, only bf16 and fp32")
-    if "q_dtype_w" in header:
-        raise TableError(
-            f"{name} line {reader.line_num}: column q_dtype_w: quantised families are not tuned yet, only bf16 and fp32"
-        )
-    problems: dict[Problem, None] = {}
-    complaints: list[str] = []
+
+class _RowReader:
+    """Checks rows of one header. The columns that decide are parsed, each by what it holds."""
+
+    def __init__(self, header: Header) -> None:
+        self._header = header
+        self._key = [(column, header.at.get(column, -1), parser(column, header.family)) for column in header.family.key]
+        others = [column for column in header.columns if column in CHECKED and column not in header.family.key]
+        self._checks = [(column, header.at[column], CHECKED[column]) for column in others]
+        self._us = header.at.get("us", -1)
+
+    def row(self, number: int, line: str, cells: list[str]) -> Row:
+        """The row of these cells. Raises _Bad."""
+        if not line.isprintable():
+            _check_characters(line)
+        if "�" in line:
+            raise _Bad("not UTF-8: bytes that are no text")
+        count = len(cells)
+        column, text = "", ""
+        try:
+            key = []
+            for column, place, parse in self._key:  # noqa: B007  told when it fails
+                text = cells[place] if 0 <= place < count else ""
+                key.append(parse(text))
+            for column, place, parse in self._checks:  # noqa: B007
+                if place < count:
+                    text = cells[place]
+                    parse(text)
+        except ValueError as err:
+            raise _Bad(f"column {column}: {text[:80]!r} {err}") from err
+        us = real(cells[self._us]) if 0 <= self._us < count else None
+        return Row(self._header, number, tuple(cells), tuple(key), us)
+
+
+def _check_characters(line: str) -> None:
+    for place, character in enumerate(line.rstrip("\r\n")):
+        if not character.isprintable() and character != "\t":
+            raise _Bad(f"character {place + 1}: {character!r}, expected text")
+
+
+def _numbered(lines: Iterable[str] | TextIO, name: str) -> Iterator[tuple[int, str]]:
+    """Lines that hold anything, with their numbers."""
+    last = 0
+    for number, line in enumerate(_bounded(lines), 1):
+        if len(line) > MAX_LINE:
+            raise TableError(f"{name} line {number}: more than {MAX_LINE} characters: not a table")
+        if line.strip(", \t\r\n"):
+            last = number
+            yield number, line.rstrip("\n")
+        elif number - last > MAX_BAD_ROWS:
+            raise TableError(f"{name} line {number}: more than {MAX_BAD_ROWS} blank lines: not a table")
+
+
+def _bounded(lines: Iterable[str] | TextIO) -> Iterator[str]:
+    """Lines of a file no longer than the limit and one more: a file without line ends is not read as a whole."""
+    readline = getattr(lines, "readline", None)
+    return iter(lines) if readline is None else iter(lambda: readline(MAX_LINE + 1), "")
+
+
+def _cells(line: str) -> list[str]:
+    if '"' not in line:
+        return [cell.strip() for cell in line.split(",")]
     try:
-        for values in reader:
-            if not any(value.strip() for value in values):
-                continue
-            row = {column: value.strip() for column, value in zip(header, values, strict=False)}
-            try:
-                problems[_problem(row, dtype, threads)] = None
-            except ProblemError as err:
-                complaints.append(f"{name} line {reader.line_num}, {err}")
-    except csv.Error as err:
-        complaints.append(f"{name} line {reader.line_num}: {err}")
-    return Untuned(tuple(problems), tuple(complaints))
+        return [cell.strip() for cell in next(csv.reader([line], strict=True))]
+    except (csv.Error, StopIteration) as err:
+        raise _Bad(f"its quotes: {err}, expected them in pairs around a value") from err
 
 
-def _problem(row: dict[str, str], dtype: str, threads: int) -> Problem:
-    values: dict[str, Any] = {"threads": threads}
-    for column in ("M", "N", "K", "B"):
-        if column in row or column != "B":
-            values[{"B": "batch"}.get(column, column.lower())] = _integer(row, column)
-    if "B" in row:
-        values["family"] = "batched"
-    values["bias"] = _bool(row, "bias")
-    values["dtype"] = _dtype(row, "dtype") or dtype
-    values["out_dtype"] = _dtype(row, "outdtype") or ""
-    if _bool(row, "scaleAB"):
-        values |= {"family": "scaled", "scale": "tensor"}
-    if _bool(row, "bpreshuffle"):
-        values["weight_state"] = "shuffled"
-    try:
-        return Problem(**values)
-    except ProblemError as err:
-        name = str(err).split(" ", 1)[0]
-        raise ProblemError(f"column {_COLUMN.get(name, name)}: {err}") from err
-
-
-_COLUMN: Final = {"m": "M", "n": "N", "k": "K", "batch": "B"}
-
-
-def _integer(row: dict[str, str], column: str) -> int:
-    text = row.get(column, "")
-    if not text.isascii() or not text.isdigit() or len(text) > 10:
-        raise ProblemError(f"column {column}: {text!r} is not a whole number")
-    return int(text)
-
-
-def _bool(row: dict[str, str], column: str) -> bool:
-    text = row.get(column, "").lower()
-    if text not in _BOOLS:
-        raise ProblemError(f"column {column}: {text!r} is neither True nor False")
-    return _BOOLS[text]
-
-
-def _dtype(row: dict[str, str], column: str) -> str | None:
-    text = row.get(column, "")
-    if text.lower() in ("", "none", "null"):
-        return None
-    short = text.lower().removeprefix("torch.").removeprefix("dtypes.")
-    found = DTYPE_NAMES.get(short, short)
-    if found not in DTYPES:
-        raise ProblemError(f"column {column}: {text!r} is no dtype we know")
-    return found
+def _named(family: str, columns: tuple[str, ...], name: str) -> AiterFamily:
+    if family not in FAMILIES:
+        raise TableError(f"family {family!r} is not known, expected one of {', '.join(FAMILIES)}")
+    missing = [column for column in FAMILIES[family].needs if column not in columns]
+    if missing:
+        raise TableError(f"{name}: column {missing[0]} is missing, a table of family {family} has it")
+    return FAMILIES[family]

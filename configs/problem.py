@@ -36,23 +36,25 @@ DTYPES: Final[dict[str, int]] = {
     "fp8_e4m3": 24,
     "fp8_e5m2fnuz": 25,
     "fp8_e4m3fnuz": 26,
+    "i4": 40,
     "e8m0": 44,
     "fp4_e2m1": 45,
 }
 DTYPE_BYTES: Final[dict[str, float]] = {
     "u8": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "fp16": 2, "fp32": 4, "fp64": 8, "bool": 1, "bf16": 2,
     "c32": 4, "c64": 8, "c128": 16,
-    "fp8_e5m2": 1, "fp8_e4m3": 1, "fp8_e5m2fnuz": 1, "fp8_e4m3fnuz": 1, "e8m0": 1, "fp4_e2m1": 0.5,
+    "fp8_e5m2": 1, "fp8_e4m3": 1, "fp8_e5m2fnuz": 1, "fp8_e4m3fnuz": 1, "e8m0": 1, "fp4_e2m1": 0.5, "i4": 0.5,
 }  # fmt: skip
 
 # The index of each name is its code in the native table (hooks/native/capture.cpp holds the same order).
-FAMILIES: Final = ("dense", "batched", "dense_add", "batched_add", "scaled", "grouped")
+FAMILIES: Final = ("dense", "batched", "dense_add", "batched_add", "scaled", "grouped", "moe")
 LAYOUTS: Final = ("nn", "nt", "ns", "tn", "tt", "ts", "sn", "st", "ss")
 WEIGHT_STATES: Final = ("plain", "packed", "shuffled")
 MATH_MODES: Final = ("ieee", "tf32", "bf16", "reduced")
 SCALES: Final = ("none", "tensor", "row", "1x32", "1x128", "128x128")
 
 MAX_DIM: Final = 2**31 - 1
+_ACT: Final = re.compile(r"[a-z0-9_]{1,40}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +62,15 @@ class Problem:
     """One GEMM as a backend sees it.
 
     family: dense (mm, and addmm with a bias vector), batched (bmm), dense_add and batched_add (beta*C + alpha*X@W.T
-    with a full C, or scalars other than 1), scaled and grouped (torch's _scaled_mm and _grouped_mm).
-    m, n, k: rows of X, columns of Y, reduction length.  batch: 1 unless the family is batched.
+    with a full C, or scalars other than 1), scaled and grouped (torch's _scaled_mm and _grouped_mm), moe (fused mixture
+    of experts: m tokens, n = k = the model's width).
+    m, n, k: rows of X, columns of Y, reduction length.  batch: 1 unless the family is batched, or scaled products in a
+    batch.
     threads: the CPU threads of the calling process; 0 on other devices.
     math_mode: `ieee`, or what the program allowed: `tf32`, `bf16` (inside fp32), `reduced` (16-bit reductions).
+    experts, topk, inter, act: of moe alone, and needed there.  inter: width between the two products; act: the
+    activation, `silu`, with `_gated` after it when the first product has gate and up halves, then `_weighted` when the
+    routing weights are applied before the activation.
     """
 
     family: str = "dense"
@@ -101,15 +108,36 @@ class Problem:
                 raise ProblemError(f"{name} is {getattr(self, name)!r}, expected true or false")
         if not isinstance(self.threads, int) or not 0 <= self.threads <= 32767:
             raise ProblemError(f"threads is {self.threads!r}, expected an integer from 0 to 32767")
+        if self.family == "moe":
+            self._check_experts()
+
+    def _check_experts(self) -> None:
+        for name in ("experts", "topk", "inter"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= MAX_DIM:
+                raise ProblemError(f"{name} is {value!r}, expected an integer from 1 to {MAX_DIM} in family moe")
+        if not isinstance(self.act, str) or not _ACT.fullmatch(self.act):
+            raise ProblemError(f"act is {self.act!r}, expected an activation's name in family moe")
 
     @property
     def flops(self) -> int:
         """Multiply-adds counted as two; the bias is not counted."""
+        if self.family == "moe":  # AITER's rule: every token visits topk experts, two products each
+            return 2 * self.m * self.k * (self.topk or 1) * (self._first_width + (self.inter or 1))
         return 2 * self.batch * self.m * self.n * self.k
+
+    @property
+    def _first_width(self) -> int:
+        """Columns of a mixture's first product: gate and up lie side by side."""
+        return (self.inter or 1) * (2 if "_gated" in (self.act or "") else 1)
 
     @property
     def bytes(self) -> int:
         """Bytes that must be moved once: X, W and Y (AITER's bandwidth rule, aiter base_tuner)."""
+        if self.family == "moe":  # the weights of all experts, whichever are used
+            weights = (self._first_width + (self.inter or 1)) * self.k * (self.experts or 1) * DTYPE_BYTES[self.wdtype]
+            tokens = self.m * self.k * (DTYPE_BYTES[self.dtype] + DTYPE_BYTES[self.out_dtype])
+            return int(weights + tokens)
         x = self.m * self.k * DTYPE_BYTES[self.dtype]
         w = self.n * self.k * DTYPE_BYTES[self.wdtype]
         y = self.m * self.n * DTYPE_BYTES[self.out_dtype]

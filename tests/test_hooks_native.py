@@ -306,7 +306,8 @@ def test_padding_is_the_same_in_both_languages(library: native.Native, m: int, n
 SIZES = st.integers(1, MAX_DIM)
 PROBLEMS = st.builds(
     Problem, scale=st.sampled_from(SCALES),
-    family=st.sampled_from(FAMILIES), batch=SIZES, m=SIZES, n=SIZES, k=SIZES, bias=st.booleans(),
+    family=st.sampled_from([f for f in FAMILIES if f != "moe"]), batch=SIZES, m=SIZES, n=SIZES, k=SIZES,
+    bias=st.booleans(),
     dtype=st.sampled_from(list(DTYPES)), wdtype=st.sampled_from(list(DTYPES)), out_dtype=st.sampled_from(list(DTYPES)),
     layout=st.sampled_from(LAYOUTS), weight_state=st.sampled_from(("plain", "packed")),
     math_mode=st.sampled_from(MATH_MODES), deterministic=st.booleans(), threads=st.integers(0, 32767),

@@ -6,7 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from gemmtuned.configs.aiter_csv import Untuned, is_header, read_untuned
+from gemmtuned.configs.aiter_csv import is_header
+from gemmtuned.configs.aiter_rows import Untuned, read_untuned
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.problem import Problem
 

@@ -1,0 +1,282 @@
+"""What a row of AITER's tables means in our words, and our solutions as rows of AITER's tables.
+
+A row's problem is given where ours can express it; grouped and shared-expert mixtures, the mxscale batch and the gdn
+tables stay text.  AITER leaves out what we ask for (CPU threads, math mode): a row stands for the plain case of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gemmtuned.configs.aiter_columns import torch_name
+from gemmtuned.configs.aiter_csv import Row, read_lines
+from gemmtuned.configs.aiter_headers import FAMILIES, OURS, AiterFamily, gfx_of_units
+from gemmtuned.configs.errors import GemmtunedError, ProblemError, TableError
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import DEFAULT_BACKEND, NAME, Candidate, Device, Solution
+
+SCALES: Final = {  # aiter.QuantType
+    "No": "none", "per_Tensor": "tensor", "per_Token": "row", "per_1x32": "1x32", "per_1x128": "1x128",
+    "per_128x128": "128x128",
+}  # fmt: skip
+# Scales and weights of the quantised families whose columns do not say: (scale, weight_state, dtype where none is told)
+_QUANTISED: Final = {
+    "a8w8": ("row", "plain", "i8"),
+    "asm_a8w8": ("row", "shuffled", "i8"),
+    "a8w8_bpreshuffle": ("row", "shuffled", "fp8"),
+    "a8w8_blockscale": ("1x128", "plain", "fp8"),
+    "a8w8_blockscale_bpreshuffle": ("1x128", "shuffled", "fp8"),
+    "a4w4_blockscale": ("1x32", "plain", "fp4_e2m1"),
+    "batched_a8w8": ("row", "plain", "i8"),
+}
+TUNABLE: Final = ("bf16", "batched_bf16", "guide")  # families that `gemmtuned tune` takes
+_RESULT_OF_OURS: Final = 0  # solidx of rows we write: our kernels have names, not numbers
+# Libraries that AITER's dispatcher has a call for; a row with another would stop an AITER program
+AITER_LIBRARIES: Final = ("torch", "hipblaslt", "skinny", "asm", "triton", "flydsl", "opus")
+
+
+def problem_of(row: Row, *, dtype: str = "bf16", threads: int = 0) -> Problem | None:
+    """The row's problem, or None where ours cannot express it.
+
+    dtype serves rows without one; threads is what AITER does not say (0 for devices other than CPUs).
+    """
+    values = dict(zip(row.header.family.key, row.key, strict=True))
+    make = _MAKERS.get(row.header.family.name)
+    if make is None:
+        return None
+    try:
+        return Problem(**make(row, values, dtype), threads=threads)
+    except (ProblemError, TypeError):  # an activation or a quantisation newer than this page
+        return None
+
+
+def _dense(row: Row, values: dict[str, Any], dtype: str) -> dict[str, Any]:
+    found = {**_shape(values), "bias": values.get("bias", False), "dtype": _dtype(values.get("dtype"), row) or dtype}
+    found["out_dtype"] = _dtype(values.get("outdtype"), row) or ""
+    if values.get("scaleAB"):
+        found |= {"family": "scaled", "scale": "tensor"}
+    if values.get("bpreshuffle"):
+        found["weight_state"] = "shuffled"
+    return found
+
+
+def _batched(row: Row, values: dict[str, Any], dtype: str) -> dict[str, Any]:
+    return {**_shape(values), "family": "batched", "dtype": dtype if dtype in ("bf16", "fp16", "fp32") else "bf16"}
+
+
+def _quantised(row: Row, values: dict[str, Any], dtype: str) -> dict[str, Any]:
+    scale, weight_state, usual = _QUANTISED[row.header.family.name]
+    return {
+        **_shape(values), "family": "scaled", "scale": scale, "weight_state": weight_state,
+        "dtype": _dtype(values.get("q_dtype_w"), row) or _dtype(usual, row),
+        "out_dtype": _dtype(values.get("outdtype"), row) or "bf16", "bias": values.get("bias", False),
+    }  # fmt: skip
+
+
+def _moe(row: Row, values: dict[str, Any], dtype: str) -> dict[str, Any]:
+    act = values["act_type"].rpartition(".")[2].lower()
+    act += "_gated" if values["use_g1u1"] else ""
+    act += "_weighted" if values["doweight_stage1"] else ""
+    out = _dtype(values["dtype"], row) or dtype
+    x = _dtype(values["q_dtype_a"], row) or out
+    return {
+        "family": "moe", "m": values["token"], "n": values["model_dim"], "k": values["model_dim"],
+        "inter": values["inter_dim"], "experts": values["expert"], "topk": values["topk"], "act": act,
+        "dtype": x, "wdtype": _dtype(values["q_dtype_w"], row) or x, "out_dtype": out,
+        "scale": SCALES.get(values["q_type"].rpartition(".")[2], values["q_type"]),
+    }  # fmt: skip
+
+
+def _shape(values: dict[str, Any]) -> dict[str, int]:
+    return {"m": values["M"], "n": values["N"], "k": values["K"], "batch": values.get("B", 1)}
+
+
+def _dtype(name: str | None, row: Row) -> str | None:
+    """AITER's `fp8` is the device's own; gfx942 alone has the one without zero's sign."""
+    if name != "fp8":
+        return name
+    return "fp8_e4m3fnuz" if gfx_of(row) == "gfx942" else "fp8_e4m3"
+
+
+_MAKERS: Final = {
+    "bf16": _dense,
+    "guide": _dense,
+    "batched_bf16": _batched,
+    **dict.fromkeys(_QUANTISED, _quantised),
+    "fmoe": _moe,
+}
+
+
+def gfx_of(row: Row, *, here: str = "") -> str:
+    """The architecture a row was tuned on, filled in from its CU count as AITER does; `here` when nothing tells."""
+    return row["gfx"] or gfx_of_units(units_of(row), here=here)
+
+
+def units_of(row: Row) -> int:
+    """Its compute units; 0 when it does not say."""
+    text = row["cu_num"].partition(".")[0]
+    return int(text) if text.isdigit() else 0
+
+
+def time_of(row: Row) -> float | None:
+    """Microseconds, where the row has a time that may be compared; the guide's tables tell it by their TFLOPS."""
+    if row.has_time:
+        return row.us
+    if row.header.family.name == "guide":
+        m, n, k = row.key
+        try:
+            tflops = float(row["tflops"])
+        except ValueError:
+            return None
+        return 2 * m * n * k / (tflops * 1e6) if 0 < tflops < 1e9 else None
+    return None
+
+
+def candidate_of(row: Row) -> Candidate | None:
+    """What a tuned row names as best, by AITER's name for the library; None when it names nothing.
+
+    For rows of our own export it is our candidate.
+    """
+    solution = solution_of(row)
+    if solution is not None:
+        return Candidate(solution.backend, solution.config)
+    kernels = {name: row[name] for name in ("kernelName", "kernelName1", "kernelName2", "kernel_name") if row[name]}
+    numbers = {
+        name: int(row[name].partition(".")[0])
+        for name in ("kernelId", "solidx", "algo_index", "splitK", "block_m", "ksplit")
+        if row[name].lstrip("-").partition(".")[0].isdigit()
+    }
+    backend = row["libtype"] or row["lib"] or _library(kernels)
+    if not backend or not NAME.fullmatch(backend):
+        return None
+    if backend == DEFAULT_BACKEND:
+        return Candidate(DEFAULT_BACKEND)
+    found = Candidate.of(backend, **kernels, **numbers)
+    return found if len(found.config) <= 4096 else None
+
+
+def _library(kernels: Mapping[str, str]) -> str:
+    """Tables without libtype are of composable kernels and assembly: assembly has mangled names."""
+    name = next(iter(kernels.values()), "")
+    return "" if not name else "asm" if name.startswith("_ZN") else name.split("_", 1)[0] if "flydsl" in name else "ck"
+
+
+def solution_of(row: Row) -> Solution | None:
+    """The whole solution that a row of our own export carries; None for others', and for one that was edited since."""
+    text = row[OURS]
+    if not text:
+        return None
+    try:
+        solution = Solution.from_row(json.loads(text))
+    except (ValueError, RecursionError, GemmtunedError):
+        return None
+    told = problem_of(row)
+    mine = solution.problem
+    same = told is not None and (told.m, told.n, told.k, told.bias, told.dtype) == (
+        mine.m, mine.n, mine.k, mine.bias, mine.dtype,
+    )  # fmt: skip
+    return solution if same and row.us is not None and abs(row.us - solution.us) <= 1e-3 * solution.us else None
+
+
+def columns_for(family: AiterFamily, *, kind: str) -> tuple[str, ...]:
+    """The header we write: AITER's newest, and our own column at the end of tuned tables."""
+    return (*family.tuned_header, OURS) if kind == "tuned" else family.key
+
+
+def family_of(problem: Problem) -> AiterFamily | None:
+    """The table that holds this problem; None where AITER has no table, or none that says all that matters."""
+    if problem.layout != "nt" or problem.weight_state == "packed" or problem.deterministic:
+        return None
+    if problem.family == "moe":
+        return FAMILIES["fmoe"]
+    if problem.family == "dense" or (problem.family, problem.scale) == ("scaled", "tensor"):
+        return FAMILIES["bf16"] if problem.batch == 1 and problem.dtype == problem.wdtype else None
+    for name, made in _MAKERS.items():  # those whose columns say less: only if a row reads as just this problem again
+        family = FAMILIES[name]
+        if made in (_batched, _quantised) and name != "asm_a8w8" and ("B" in family.key) == (problem.batch > 1):
+            row = _untuned(problem, family)
+            if row is not None:
+                return family
+    return None
+
+
+def _untuned(problem: Problem, family: AiterFamily) -> dict[str, str] | None:
+    if family.name == "batched_bf16":
+        same = problem.family == "batched" and {problem.dtype, problem.wdtype, problem.out_dtype} == {"bf16"}
+    else:
+        scale, weight_state, usual = _QUANTISED[family.name]
+        told = problem.dtype if "q_dtype_w" in family.key else usual
+        same = (
+            (problem.family, problem.scale, problem.weight_state) == ("scaled", scale, weight_state)
+            and problem.dtype == problem.wdtype
+            and problem.dtype.startswith(told)
+            and problem.out_dtype == "bf16"
+        )
+    return key_texts(problem, family) if same and not problem.bias else None
+
+
+def key_texts(problem: Problem, family: AiterFamily) -> dict[str, str]:
+    """The family's key columns for a problem: a row of its untuned table."""
+    act = problem.act or ""
+    texts = {
+        "M": problem.m, "N": problem.n, "K": problem.k, "B": problem.batch, "bias": problem.bias,
+        "outdtype": torch_name(problem.out_dtype), "scaleAB": problem.scale == "tensor",
+        "bpreshuffle": problem.weight_state == "shuffled", "q_dtype_w": torch_name(problem.wdtype),
+        "q_dtype_a": torch_name(problem.dtype), "token": problem.m, "model_dim": problem.k,
+        "inter_dim": problem.inter, "expert": problem.experts, "topk": problem.topk,
+        "act_type": f"ActivationType.{act.partition('_')[0].capitalize()}", "use_g1u1": int("_gated" in act),
+        "doweight_stage1": int(act.endswith("_weighted")),
+        "q_type": "QuantType." + next((q for q, s in SCALES.items() if s == problem.scale), "No"),
+        "dtype": torch_name(problem.out_dtype if problem.family == "moe" else problem.dtype),
+    }  # fmt: skip
+    return {column: str(texts[column]) for column in family.key}
+
+
+def tuned_texts(solution: Solution, family: AiterFamily, device: Device) -> dict[str, str]:
+    """A solution as a row of the family's tuned table, the whole of it once more in our own column.
+
+    AITER's error ratio (the share of wrong elements) is not what we measure: it stays empty, ours is in our column.
+    """
+    problem = solution.problem
+    config: dict[str, Any] = json.loads(solution.config)
+    default = solution.backend == DEFAULT_BACKEND
+    name = "native" if default else str(config.get("kernel", solution.backend))
+    texts = {
+        **key_texts(problem, family), "gfx": device.arch, "cu_num": str(device.units),
+        "libtype": solution.backend, "solidx": str(_RESULT_OF_OURS), "kernelId": str(_RESULT_OF_OURS),
+        "splitK": str(config.get("split", 0)), "us": f"{solution.us:.4f}", "kernelName": name,
+        "kernelName1": name, "tflops": f"{problem.flops / solution.us / 1e6:.2f}",
+        "bw": f"{problem.bytes / solution.us / 1e3:.2f}",
+        OURS: json.dumps(solution.to_row(), sort_keys=True, separators=(",", ":")),
+    }  # fmt: skip
+    return {column: texts.get(column, "") for column in columns_for(family, kind="tuned")}
+
+
+@dataclass(frozen=True, slots=True)
+class Untuned:
+    """What a table holds: its problems, each once and in order, and one complaint for each bad row."""
+
+    problems: tuple[Problem, ...]
+    complaints: tuple[str, ...]
+
+
+def read_untuned(lines: Iterable[str], *, name: str, dtype: str, threads: int) -> Untuned:
+    """The problems of a table, tuned or not, of a family that can be tuned here; see problem_of for dtype and threads.
+
+    Raises TableError for another family, or a header that is none of AITER's.
+    """
+    table = read_lines(lines, name=name)
+    if table.family.name not in TUNABLE:
+        raise TableError(
+            f"{name}: family {table.family.name} cannot be tuned yet, only {', '.join(TUNABLE)}; "
+            "gemmtuned import keeps it"
+        )
+    problems: dict[Problem, None] = {}
+    for row in table.rows:
+        problem = problem_of(row, dtype=dtype, threads=threads)
+        if problem is not None:
+            problems[problem] = None
+    return Untuned(tuple(problems), tuple(table.complaints))
