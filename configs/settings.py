@@ -32,6 +32,9 @@ VARIABLES: Final = (
     Variable("GEMMTUNED_CONFIG_DIR", "$GEMMTUNED_HOME/configs", "published tables, watched"),
     Variable("GEMMTUNED_CACHE", "user cache folder", "where the native hook is built, once per torch"),
     Variable("GEMMTUNED_RUN", "program name", "label of this workload in coverage reports"),
+    Variable(
+        "GEMMTUNED_DEVICE_LOCKS", "/run/lock, else /tmp", "locks by which daemons share GPUs: one folder for all users"
+    ),
     Variable("GEMMTUNED_IDLE_S", "10", "clear seconds before a device counts as idle"),
     Variable("GEMMTUNED_FLUSH_S", "1", "seconds between two flushes of counts to the database"),
     Variable("GEMMTUNED_NATIVE", "1", "0: never build or load the native hook, patch F.linear only"),
@@ -51,6 +54,7 @@ class Settings:
     db: Path
     config_dir: Path
     cache: Path
+    device_locks: Path = Path("/run/lock")
     run: str = "python"
     idle_s: float = 10.0
     flush_s: float = 1.0
@@ -84,6 +88,7 @@ class Settings:
             db=_path(env, "GEMMTUNED_DB") or home / "tune.db",
             config_dir=_path(env, "GEMMTUNED_CONFIG_DIR") or home / "configs",
             cache=_path(env, "GEMMTUNED_CACHE") or _default_cache(),
+            device_locks=_path(env, "GEMMTUNED_DEVICE_LOCKS") or _shared_locks(),
             run=(env.get("GEMMTUNED_RUN") or _program())[:200],
             idle_s=_seconds(env, "GEMMTUNED_IDLE_S", 10.0),
             flush_s=_seconds(env, "GEMMTUNED_FLUSH_S", 1.0),
@@ -107,6 +112,16 @@ def child_env(**changes: str | None) -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if changes.get(name, "") is not None}
     env.update({name: value for name, value in changes.items() if value is not None})
     return env
+
+
+def mps_pipe(env: Mapping[str, str] | None = None) -> bool:
+    """Whether CUDA's multi-process service serves this machine: somebody listens on its control pipe."""
+    folder = (os.environ if env is None else env).get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps"  # noqa: S108
+    try:  # a pipe nobody reads, left over from one that died, cannot be opened
+        os.close(os.open(Path(folder) / "control", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    except OSError as err:
+        return isinstance(err, PermissionError)  # it is another user's, and there
+    return True
 
 
 def autoload_enabled(env: Mapping[str, str] | None = None) -> bool:
@@ -151,6 +166,12 @@ def _ranks(env: Mapping[str, str]) -> int:
 def _program() -> str:
     argv = getattr(sys, "argv", [""]) or [""]
     return Path(argv[0]).name or "python"
+
+
+def _shared_locks() -> Path:
+    """A folder that any user of the machine may add a file to, the same for all of them."""
+    places = [Path("/run/lock"), Path("/tmp")]  # noqa: S108  only ever locked, its content is shown and not believed
+    return next((p for p in places if p.is_dir() and p.stat().st_mode & 0o1777 == 0o1777), places[-1])
 
 
 def _default_home() -> Path:

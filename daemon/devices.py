@@ -16,6 +16,7 @@ from typing import Final, Protocol
 import psutil
 
 from gemmtuned.configs.solution import Device, cpu_device
+from gemmtuned.daemon.attribution import OwnUse
 from gemmtuned.daemon.idle import Limits, Reading
 
 SHORTEST_S: Final = 0.08  # the kernel counts CPU time in ticks of 10 ms; below 8 of them a share is mostly rounding
@@ -29,18 +30,26 @@ class Monitor(Protocol):
         """One physical device: `cpu`, or a GPU's UUID. What the worker is told to run on."""
 
     @property
+    def name(self) -> str:
+        """As people call it: `cpu`, `cuda:0` in the order of nvidia-smi."""
+
+    @property
     def device(self) -> Device:
         """The kind of device: what problems are keyed by."""
+
+    @property
+    def conditions(self) -> str:
+        """What may change without making solutions void, yet makes them worth another race: the driver's version."""
 
     @property
     def limits(self) -> Limits:
         """What counts as clear and as busy on it."""
 
-    def read(self, now_s: float) -> Reading:
-        """What others did since the reading before, stamped with now_s. Never raises: not known is others=None."""
+    def read(self, now_s: float, own: OwnUse | None = None) -> Reading:
+        """What others did since the reading before, stamped with now_s; own: our worker, if one is there.
 
-    def adopt(self, pid: int) -> None:
-        """From now on what this process of ours does, and those it starts, is not the doing of others."""
+        Never raises: not known is others=None.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +68,8 @@ class CpuMonitor:
     sample: reads the counters; replaced in tests.  cores: how many there are to share.
     """
 
-    id = "cpu"
+    id = name = "cpu"
+    conditions = ""
 
     def __init__(self, sample: Callable[[], CpuSample] | None = None, *, cores: int | None = None) -> None:
         self._sample = sample or _Counters()
@@ -83,11 +93,9 @@ class CpuMonitor:
             free_bytes=512 << 20,  # torch takes 300 MiB, operands and their cold copies the rest
         )
 
-    def adopt(self, pid: int) -> None:
-        if isinstance(self._sample, _Counters):
-            self._sample.adopt(pid)
-
-    def read(self, now_s: float) -> Reading:
+    def read(self, now_s: float, own: OwnUse | None = None) -> Reading:
+        if own is not None and isinstance(self._sample, _Counters):
+            self._sample.adopt(own.pid)
         try:
             sample = self._sample()
         except (psutil.Error, OSError, ValueError, RuntimeError) as err:
@@ -151,8 +159,9 @@ class _Tree:
         self._scan_again = 0.0
 
     def adopt(self, pid: int) -> None:
-        with contextlib.suppress(psutil.Error):
-            self._children[pid] = psutil.Process(pid)
+        if pid not in self._children:
+            with contextlib.suppress(psutil.Error):
+                self._children[pid] = psutil.Process(pid)
 
     def used_s(self) -> float:
         self._find_children()

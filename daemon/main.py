@@ -26,6 +26,7 @@ from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import Environment, Solution
 from gemmtuned.daemon.devices import Monitor, find_monitors
 from gemmtuned.daemon.request import Request
+from gemmtuned.daemon.rules import Rules
 from gemmtuned.daemon.seat import MAX_STARTS
 from gemmtuned.daemon.service import Daemon
 from gemmtuned.daemon.worker import Deadlines, Tuner, Worker
@@ -46,17 +47,20 @@ def run_daemon(
     wait_s: float | None = None,
     monitors: Sequence[Monitor] | None = None,
     make_worker: MakeWorker = Worker,
+    rules: Rules | None = None,
 ) -> int:
     """Tune on idle devices until told to stop; returns the exit code (0, 130 or 143).
 
     once: end when every captured problem has a verdict or has failed for good.  wait_s: raise TryLater when no device
-    was idle for so long while there was work.  Raises TryLater for `once` when another daemon is running; without
+    was idle for so long while there was work.  rules: what the operator allows; with `once`, TryLater is raised when
+    the budget is spent before the work is done.  Raises TryLater for `once` when another daemon is running; without
     `once` that is said and is no failure.  Raises WorkerFailed for `once` when no worker can be started.
     """
     with _signals() as told:
         try:
             with _only_daemon(settings), _store(settings, told) as store:
-                daemon = Daemon(settings, store, monitors or find_monitors(), make_worker, now_s=time.time())
+                seats = find_monitors() if monitors is None else monitors
+                daemon = Daemon(settings, store, seats, make_worker, now_s=time.time(), rules=rules)
                 _patiently(daemon.resume, told)
                 logger.info("started pid=%d home=%s idle_s=%g", os.getpid(), settings.home, settings.idle_s)
                 return _loop(daemon, told, once=once, wait_s=wait_s)
@@ -122,6 +126,8 @@ def _loop(daemon: Daemon, told: _Told, *, once: bool, wait_s: float | None) -> i
                     logger.info("finished solved=%d", daemon.solved)
                     break
                 _raise_if_hopeless(daemon)
+                if daemon.rules.is_spent(now_s):
+                    raise TryLater(f"{daemon.rules.why_not(now_s, daemon.settings.home)}, and problems still wait")
             if wait_s is not None and now_s - daemon.last_used_s > wait_s:
                 raise TryLater(
                     f"no device was idle for {wait_s:g} s ({daemon.busiest()}). Lower GEMMTUNED_IDLE_S or wait"
@@ -190,7 +196,7 @@ def _raise_if_hopeless(daemon: Daemon) -> None:
     for seat in daemon.seats:
         if seat.failed_starts >= MAX_STARTS:
             raise WorkerFailed(
-                f"no worker can be started on {seat.monitor.id}: {seat.no_worker}. Try: gemmtuned doctor"
+                f"no worker can be started on {seat.monitor.name}: {seat.no_worker}. Try: gemmtuned doctor"
             )
 
 

@@ -96,7 +96,7 @@ class Bench:
 
     def __init__(self, problem: Problem, device: torch.device) -> None:
         family = family_of(problem)
-        free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+        free = free_bytes(device)
         count = copies_needed(problem, last_level_cache_bytes(device), free)
         self.weights = family.weight_copies(problem, count=count, device=device)
         self._device = device
@@ -126,6 +126,15 @@ def copies_needed(problem: Problem, cache_bytes: int, free_bytes: int) -> int:
     allowed = min(COPIES_BYTES, free_bytes // 4) // (one * kinds)
     wanted = max(3, 2 * cache_bytes // one + 1)
     return max(1, min(wanted, allowed, MAX_COPIES))
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory this process may still take: what is free, and under the cap of a worker beside a loaded program."""
+    if device.type != "cuda":
+        return int(psutil.virtual_memory().available)
+    free, total = torch.cuda.mem_get_info(device)
+    capped = int(torch.cuda.get_per_process_memory_fraction(device) * total) - torch.cuda.memory_reserved(device)
+    return min(free, max(capped, 0))
 
 
 def last_level_cache_bytes(device: torch.device) -> int:

@@ -25,6 +25,7 @@ class SeatNotice:
     """One device: what it is used for, and why not for tuning now (reason, empty while tuning)."""
 
     id: str
+    name: str
     device: str
     state: str  # waiting, ready, tuning, stuck
     reason: str

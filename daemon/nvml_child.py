@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
-_SAMPLE_S: Final = 1.0  # how far back the utilisation of single processes is asked
+_SAMPLE_US: Final = (
+    1_000_000  # how far back single processes are asked for: the driver samples them a few times a second
+)
 
 
 def main() -> None:
@@ -23,18 +26,17 @@ def main() -> None:
     except Exception as err:
         sys.stdout.write(json.dumps({"error": f"NVML is not usable: {err}"}) + "\n")
         return
-    seen: dict[str, int] = {}
     for _ in sys.stdin:
         try:
-            gpus = [_gpu(pynvml, index, seen) for index in range(pynvml.nvmlDeviceGetCount())]
-            answer: dict[str, Any] = {"gpus": gpus, "driver": _text(pynvml.nvmlSystemGetDriverVersion())}
+            gpus = [_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
+            answer: dict[str, Any] = {"gpus": gpus}
         except pynvml.NVMLError as err:
             answer = {"error": f"NVML failed: {err}"}
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 
 
-def _gpu(nvml: Any, index: int, seen: dict[str, int]) -> dict[str, Any]:
+def _gpu(nvml: Any, index: int) -> dict[str, Any]:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     uuid = _text(nvml.nvmlDeviceGetUUID(handle))
 
@@ -59,28 +61,27 @@ def _gpu(nvml: Any, index: int, seen: dict[str, int]) -> dict[str, Any]:
         "used_bytes": memory.used if memory else None,
         "free_bytes": memory.free if memory else None,
         "pids": [p.pid for p in processes] if processes is not None else None,
-        "by_pid": _by_pid(nvml, handle, uuid, seen),
-        "exclusive": ask(lambda: nvml.nvmlDeviceGetComputeMode(handle)) not in (None, nvml.NVML_COMPUTEMODE_DEFAULT),
+        "by_pid": _by_pid(nvml, handle),
+        "compute_mode": ask(lambda: nvml.nvmlDeviceGetComputeMode(handle)),
         "mig": mig == 1,
+        "driver": _text(nvml.nvmlSystemGetDriverVersion()),
         "throttle": ask(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
         "sm_mhz": ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
     }
 
 
-def _by_pid(nvml: Any, handle: Any, uuid: str, seen: dict[str, int]) -> dict[str, int] | None:
-    """Newest SM utilisation by process in percent, since the last question; None when the driver does not say."""
+def _by_pid(nvml: Any, handle: Any) -> dict[str, int] | None:
+    """Largest SM utilisation by process in percent over the last second; None when the driver does not say."""
     try:
-        samples = nvml.nvmlDeviceGetProcessUtilization(handle, seen.get(uuid, 0))
+        samples = nvml.nvmlDeviceGetProcessUtilization(handle, time.time_ns() // 1000 - _SAMPLE_US)
     except nvml.NVMLError_NotFound:
         return {}  # nobody computed
     except nvml.NVMLError:
         return None
     out: dict[str, int] = {}
-    newest = seen.get(uuid, 0)
     for sample in samples:
-        newest = max(newest, sample.timeStamp)
-        out[str(sample.pid)] = max(out.get(str(sample.pid), 0), sample.smUtil)
-    seen[uuid] = newest
+        if sample.pid:  # 0: a process of which the driver may not tell us
+            out[str(sample.pid)] = max(out.get(str(sample.pid), 0), sample.smUtil)
     return out
 
 

@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, Final
 
 from gemmtuned.configs.errors import StoreError, WorkerFailed, WorkerHung
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Environment, Solution
+from gemmtuned.daemon.attribution import OwnUse
+from gemmtuned.daemon.device_lock import DeviceLock
 from gemmtuned.daemon.devices import Monitor
 from gemmtuned.daemon.idle import Reading, Verdict, judge, must_yield
 from gemmtuned.daemon.notice import SeatNotice
+from gemmtuned.daemon.outbox import Outbox
 from gemmtuned.daemon.wire import Failed, Found, Message, Trial
-from gemmtuned.daemon.work_queue import HOLD_S, WorkQueue
+from gemmtuned.daemon.work_queue import WorkQueue
 from gemmtuned.daemon.worker import Tuner
 
 if TYPE_CHECKING:
@@ -33,10 +36,14 @@ ASK_S: Final = 1.0  # how often an empty queue is asked again
 MAX_DEATHS: Final = 8  # workers one attempt may cost before it counts as failed
 START_AGAIN_S: Final = 5.0  # after a worker that never said hello; doubles each time
 MAX_STARTS: Final = 3  # workers in a row that never said hello, before a foreground run gives up
+LONGEST_WAIT_S: Final = 600.0  # after yields that gained nothing
 
 
 class Seat:
-    """See the module. `always`: the person at the keyboard wants it now, whatever others do."""
+    """See the module.
+
+    always: the person at the keyboard wants it now, whatever others do.  lock: shared with the daemons of others.
+    """
 
     def __init__(
         self,
@@ -46,6 +53,7 @@ class Seat:
         *,
         window_s: float,
         always: bool = False,
+        lock: DeviceLock | None = None,
     ) -> None:
         self.monitor = monitor
         self.environment: Environment | None = None
@@ -55,28 +63,34 @@ class Seat:
         self.out_of_work = False
         self._solved = 0
         self.failed_starts = 0
-        self.trouble = ""  # why nothing can be written, or the worker not be ended
+        self.trouble = ""  # why nothing can be leased, or the worker not be ended
         self.no_worker = ""  # why none can be started
+        self.taken = ""  # which other daemon tunes here
         self._queue = queue
         self._make_worker = make_worker
         self._window_s = window_s
         self._always = always
         self._readings: deque[Reading] = deque()
-        self._to_write: deque[Callable[[float], object]] = deque()
+        self._lock = lock
+        self._to_write = Outbox()
         self._verdict = Verdict("busy", 0.0, "no reading yet")
         self._tuning = False  # the worker has the order
         self._trying: Trial | None = None  # started and not finished: to blame if the worker dies
-        self._unwritten_s: float | None = None  # since when the store refuses
         self._deaths = 0
         self._gone: Tuner | None = None  # killed, yet stuck in the driver
+        self._fruitless = 0  # yields in a row without a verdict between them
+        self._wait_until_s = float("-inf")
         self._ask_at_s = self._start_at_s = self._ready_since_s = float("-inf")
 
-    def turn(self, now_s: float, *, paused: bool = False) -> None:
-        """Look, decide, do one thing."""
+    def turn(self, now_s: float, *, forbidden: str = "") -> None:
+        """Look, decide, do one thing. forbidden: why the operator wants nothing tuned now."""
         self._look(now_s)
         self._listen(now_s)
-        away = "paused" if paused and not self._always else self._must_yield(now_s)
+        forbidden = "" if self._always else forbidden
+        away = forbidden or self._must_yield(now_s)
         if away:
+            if self.in_use and not forbidden:
+                self._back_off(now_s)
             self._vacate(away)
         if not self._write(now_s) or self._is_stuck() or away:
             return
@@ -85,6 +99,8 @@ class Seat:
         if self._tuning:
             return
         verdict = self._verdict
+        if self._wait_until_s - LONGEST_WAIT_S <= now_s < self._wait_until_s:
+            return
         if self.in_use or verdict.state == "idle":
             self.in_use = True
             if self._prepare(now_s):
@@ -106,6 +122,11 @@ class Seat:
         return self.worker is not None or bool(self._to_write)
 
     @property
+    def tuning(self) -> bool:
+        """True while the worker is at an order: device time is used."""
+        return self._tuning
+
+    @property
     def at_rest(self) -> bool:
         """True when nothing is held, running or waiting to be written."""
         return self.work is None and not self._tuning and not self._to_write
@@ -119,16 +140,22 @@ class Seat:
         """For `gemmtuned status`."""
         verdict = self._verdict
         state, reason = "waiting", verdict.reason
-        if self.trouble or self.no_worker:
-            state, reason = "stuck", self.trouble or self.no_worker
+        trouble = self._to_write.trouble or self.trouble or self.no_worker
+        if trouble:
+            state, reason = "stuck", trouble
         elif self._tuning:
             state, reason = "tuning", ""
         elif self.out_of_work and (self.in_use or verdict.state == "idle"):
             state, reason = "ready", "nothing to tune"
+        elif self.taken:
+            reason = self.taken
         elif self.in_use:
             reason = "the worker is starting"
+        elif self._fruitless > 1 and verdict.state == "idle":
+            reason = f"gave way {self._fruitless} times in a row without a result: waits longer"
         return SeatNotice(
             id=self.monitor.id,
+            name=self.monitor.name,
             device=self.monitor.device.key,
             state=state,
             reason=reason,
@@ -142,7 +169,9 @@ class Seat:
     # --- the device
 
     def _look(self, now_s: float) -> None:
-        reading = self.monitor.read(now_s)
+        worker = self.worker
+        own = OwnUse(worker.pid, worker.memory_bytes, self._tuning) if worker is not None else None
+        reading = self.monitor.read(now_s, own)
         if not self._readings or self._readings[-1] is not reading:
             self._readings.append(reading)
         while len(self._readings) > 1 and not now_s - self._window_s - 5 <= self._readings[0].at_s <= now_s + 5:
@@ -157,6 +186,13 @@ class Seat:
         if self._always or not (self.in_use or self.worker or self.work):
             return ""
         return must_yield(self._readings, now_s=now_s, limits=self.monitor.limits)
+
+    def _back_off(self, now_s: float) -> None:
+        """A device that others take back again and again before anything is done is asked for less and less often."""
+        if self._fruitless:
+            wait_s = min(self._window_s * 2.0**self._fruitless, LONGEST_WAIT_S)
+            self._wait_until_s = now_s + wait_s
+        self._fruitless = min(self._fruitless + 1, 16)
 
     def _vacate(self, why: str) -> None:
         """Leave the device at once; the attempt does not count."""
@@ -204,12 +240,15 @@ class Seat:
     def _start_worker(self, now_s: float) -> None:
         if self._start_at_s - 600 <= now_s < self._start_at_s:
             return
+        self.taken = self._lock.take() if self._lock is not None else ""
+        if self.taken and not self._always:
+            self.in_use = False
+            self._start_at_s = now_s + ASK_S
+            return
         try:
             self.worker = self._make_worker(self.monitor.id)
         except WorkerFailed as err:
             self._failed_to_start(str(err), now_s)
-            return
-        self.monitor.adopt(self.worker.pid)
 
     def _failed_to_start(self, reason: str, now_s: float) -> None:
         self.failed_starts += 1
@@ -239,6 +278,8 @@ class Seat:
             self._gone = worker
             self.trouble = f"worker {worker.pid} cannot be killed: it is stuck in a driver of {self.monitor.id}"
             logger.error("worker stuck device=%s pid=%d", self.monitor.id, worker.pid)
+        elif self._lock is not None:
+            self._lock.drop()
 
     def _retire_worker(self, now_s: float) -> None:
         if self.worker is None or self.work is not None or self._ready_since_s > now_s:
@@ -250,6 +291,8 @@ class Seat:
         if self._gone is not None and self._gone.stop():
             self._gone = None
             self.trouble = ""
+            if self._lock is not None:
+                self._lock.drop()
         return self._gone is not None
 
     def _listen(self, now_s: float) -> None:
@@ -322,27 +365,14 @@ class Seat:
     def _install(self, work: Work, found: tuple[Solution, ...], now_s: float) -> None:
         self._queue.install(work, found, now_s)
         self._solved += 1
+        self._fruitless = 0
 
     def _write(self, now_s: float) -> bool:
         """Write what waits, in order; False when the store cannot take it now."""
-        while self._to_write:
-            try:
-                self._to_write[0](now_s)
-            except StoreError as err:
-                if self._unwritten_s is None or now_s < self._unwritten_s:
-                    self._unwritten_s = now_s
-                    logger.warning("store not written, tried again each turn reason=%r", str(err))
-                elif now_s > self._unwritten_s + HOLD_S:  # the lease has lapsed: it will be measured anew
-                    logger.error("results dropped count=%d reason=%r", len(self._to_write), str(err))
-                    self._to_write.clear()
-                    self._vacate("the store cannot be written")
-                self.trouble = str(err)
-                return False
-            self._to_write.popleft()
-            self._unwritten_s = None
-            if self._gone is None:
-                self.trouble = ""
-        return True
+        written = self._to_write.write(now_s)
+        if self._to_write.overdue:
+            self._vacate("the store cannot be written")
+        return written
 
     def _keep_lease(self, now_s: float) -> None:
         if self.work is None:

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gemmtuned.configs.errors import GemmtunedError, StoreError
 from gemmtuned.configs.settings import Settings
+from gemmtuned.daemon.device_lock import DeviceLock
 from gemmtuned.daemon.devices import Monitor
 from gemmtuned.daemon.notice import Notice, write_notice
 from gemmtuned.daemon.publish import publish
 from gemmtuned.daemon.request import Request
+from gemmtuned.daemon.rules import Rules
 from gemmtuned.daemon.seat import Seat
 from gemmtuned.daemon.work_queue import RECENT_S, WorkQueue, is_dead, outlived_boot, owner_name
 from gemmtuned.daemon.worker import Tuner
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gemmtuned.daemon")
 
-PAUSED: Final = "paused"  # while this file lies in the home, nothing is tuned
 BUSY_TURN_S: Final = 0.1  # a worker is away half a second after others come: 0.3 s to be sure, 0.1 s to end it
 QUIET_TURN_S: Final = 0.5
 NOTICE_S: Final = 2.0
@@ -42,7 +43,7 @@ class Daemon:
     """See the module.
 
     request: tune only what it asks for.  always: whatever others do on the devices.  quiet: a run in the foreground,
-    which does not write `daemon.json`.
+    which does not write `daemon.json`.  rules: what the operator allows.
     """
 
     def __init__(
@@ -57,15 +58,22 @@ class Daemon:
         request: Request | None = None,
         always: bool = False,
         quiet: bool = False,
+        rules: Rules | None = None,
     ) -> None:
         self.settings = settings
         self.store = store
         self.owner = owner or owner_name()
         window_s = settings.idle_s
+        self.rules = rules or Rules()
+        who = f"pid {os.getpid()}, home {settings.home}"
         self.seats = [
-            Seat(m, WorkQueue(store, self.owner, request=request), make_worker, window_s=window_s, always=always)
+            Seat(
+                m, WorkQueue(store, self.owner, request=request), make_worker, window_s=window_s, always=always,
+                lock=None if m.id == "cpu" else DeviceLock(settings.device_locks, m.id, who),
+            )
             for m in monitors
-        ]
+        ]  # fmt: skip
+        self._turned_s = now_s
         self.solved = 0
         self._quiet = quiet
         self.last_used_s = now_s  # when a device was last ours to use
@@ -92,16 +100,19 @@ class Daemon:
 
     def turn(self, now_s: float) -> None:
         """Look, decide, act once. Never sleeps, and does not raise for what a machine may do to it."""
-        paused = (self.settings.home / PAUSED).exists()
+        forbidden = self.rules.why_not(now_s, self.settings.home)
+        passed_s, self._turned_s = min(max(now_s - self._turned_s, 0.0), 1.0), now_s
         solved = 0
         for seat in self.seats:
-            seat.turn(now_s, paused=paused)
+            if seat.tuning:
+                self.rules.spend(now_s, passed_s)
+            seat.turn(now_s, forbidden=forbidden)
             if seat.in_use:
                 self.last_used_s = now_s
             solved += seat.take_solved()
         self.solved += solved
         self._upkeep(now_s, at_once=solved > 0)
-        self._tell(now_s, PAUSED if paused else "")
+        self._tell(now_s, forbidden)
 
     def stop(self, now_s: float) -> None:
         """Leave every device, give the leases back uncounted, say so."""
@@ -110,7 +121,7 @@ class Daemon:
             self.solved += seat.take_solved()
         self._publish_at_s = float("-inf")
         self._upkeep(now_s, at_once=True)
-        self._tell(now_s, "stopped")
+        self._tell(now_s, "", "stopped")
 
     @property
     def pause_s(self) -> float:
@@ -142,7 +153,7 @@ class Daemon:
     def busiest(self) -> str:
         """Which device is used by whom, for the message that none was idle."""
         notices = [seat.notice() for seat in self.seats]
-        return "; ".join(f"{n.id}: {n.reason or n.state}" for n in notices)
+        return "; ".join(f"{n.name}: {n.reason or n.state}" for n in notices)
 
     # --- after the seats had their turn
 
@@ -199,10 +210,11 @@ class Daemon:
                 )  # fmt: skip
         self._elsewhere = found
 
-    def _tell(self, now_s: float, why: str) -> None:
+    def _tell(self, now_s: float, forbidden: str, state: str = "") -> None:
         seats = [seat.notice() for seat in self.seats]
         states = {seat.state for seat in seats}
-        state = why or next((s for s in ("tuning", "waiting", "stuck", "ready") if s in states), "waiting")
+        first = ("tuning", "waiting", "stuck", "ready")
+        state = state or ("paused" if forbidden else next((s for s in first if s in states), "waiting"))
         told = (state, self.solved, [(s.state, s.problem) for s in seats])
         if told == self._told and _waits(self._notice_at_s, now_s):
             return
@@ -213,7 +225,7 @@ class Daemon:
             started_s=self._started_s,
             updated_s=now_s,
             state=state,
-            reason=self._trouble or "; ".join(f"{s.id}: {s.reason}" for s in seats if s.reason),
+            reason=self._trouble or forbidden or "; ".join(f"{s.name}: {s.reason}" for s in seats if s.reason),
             generation=max(self._generation, 0),
             solved=self.solved,
             environment=next((seat.environment.key for seat in self.seats if seat.environment is not None), ""),

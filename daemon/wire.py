@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-import socket
 import struct
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from gemmtuned.configs.errors import GemmtunedError, WorkerFailed
 from gemmtuned.configs.problem import Problem
@@ -78,7 +77,14 @@ class Failed:
     reason: str
 
 
-Message = Order | Hello | Trial | Found | Failed
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Worker to parent, whenever it changes: bytes of the device that its tensors hold, its context not counted."""
+
+    bytes: int
+
+
+Message = Order | Hello | Trial | Found | Failed | Memory
 
 
 def encode(message: Message) -> bytes:
@@ -101,6 +107,8 @@ def encode(message: Message) -> bytes:
         }  # fmt: skip
     elif isinstance(message, Found):
         body = {"found": message.solution.to_row(), "others": [s.to_row() for s in message.others]}
+    elif isinstance(message, Memory):
+        body = {"memory": message.bytes}
     else:
         body = {"failed": message.reason}
     data = json.dumps(body, separators=(",", ":")).encode()
@@ -146,6 +154,8 @@ def decode(body: bytes) -> Message:
             return _trial(raw)
         if "found" in raw:
             return Found(Solution.from_row(raw["found"]), tuple(Solution.from_row(row) for row in raw["others"]))
+        if "memory" in raw:
+            return Memory(int(raw["memory"]))
         if "failed" in raw:
             return Failed(str(raw["failed"])[:2000])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, GemmtunedError) as err:
@@ -153,7 +163,13 @@ def decode(body: bytes) -> Message:
     raise WorkerFailed("message between daemon and worker is of an unknown kind")
 
 
-def receive(sock: socket.socket, inbox: Inbox) -> list[Message] | None:
+class Source(Protocol):
+    """A socket, as far as `receive` needs one."""
+
+    def recv(self, size: int, /) -> bytes: ...
+
+
+def receive(sock: Source, inbox: Inbox) -> list[Message] | None:
     """Wait for the next whole messages; None when the other side is gone."""
     while True:
         data = sock.recv(1 << 16)

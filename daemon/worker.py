@@ -24,7 +24,7 @@ from typing import IO, Final, Protocol
 from gemmtuned.configs.errors import WorkerDied, WorkerFailed, WorkerHung
 from gemmtuned.configs.settings import child_env
 from gemmtuned.configs.solution import Environment
-from gemmtuned.daemon.wire import Failed, Found, Hello, Inbox, Message, Order, Trial, encode
+from gemmtuned.daemon.wire import Failed, Found, Hello, Inbox, Memory, Message, Order, Trial, encode
 
 TERM_GRACE_S: Final = 0.1  # a device must be free half a second after somebody else wants it
 KILL_WAIT_S: Final = 0.5
@@ -53,6 +53,7 @@ class Tuner(Protocol):
 
     pid: int
     environment: Environment | None
+    memory_bytes: int | None  # of its device, as it last said
 
     def tune(self, order: Order) -> None: ...
     def poll(self) -> list[Message]: ...
@@ -63,9 +64,9 @@ class Tuner(Protocol):
 class Worker:
     """One child process. Constructed from the main thread only, and running at once.
 
-    device: what it measures on, a `Monitor.id`.  nice: 19 gives way to everything; somebody who waits takes 0.  search:
-    for tests, `FILE.py:function` in place of the real search; its file also gives the environment.  Raises
-    WorkerFailed when no process can be started.
+    device: what it measures on, a `Monitor.id`.  nice: 19 gives way to everything; somebody who waits takes 0.
+    memory_cap_bytes: the most its tensors may take of a GPU.  search: for tests, `FILE.py:function` in place of the
+    real search; its file also gives the environment.  Raises WorkerFailed when no process can be started.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Worker:
         device: str,
         *,
         nice: int = 19,
+        memory_cap_bytes: int | None = None,
         search: str = "",
         deadlines: Deadlines | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -81,6 +83,7 @@ class Worker:
             # the kernel's "your parent died" signal fires when the thread that started the child ends
             raise WorkerFailed("a worker is started from the main thread only")
         self.environment: Environment | None = None
+        self.memory_bytes: int | None = None
         self._deadlines = deadlines or Deadlines()
         self._clock = clock
         self._inbox = Inbox()
@@ -91,6 +94,8 @@ class Worker:
         self._output = _output()
         command = [sys.executable, "-m", "gemmtuned.daemon.worker_main", str(theirs.fileno())]
         command += ["--parent", str(os.getpid()), "--device", device, "--nice", str(nice)]
+        if memory_cap_bytes is not None:
+            command += ["--memory-cap", str(memory_cap_bytes)]
         if search:
             command += ["--search", search]
         try:
@@ -105,7 +110,7 @@ class Worker:
                 env=child_env(  # it must not count its own calls, and sees the one GPU it was told
                     AITER_TUNE_GEMM=None,
                     GEMMTUNED_DISPATCH=None,
-                    CUDA_VISIBLE_DEVICES=device if device != "cpu" else "",
+                    **_visible(device),
                 ),
             )
         except OSError as err:
@@ -189,7 +194,10 @@ class Worker:
     def _note(self, message: Message) -> None:
         if isinstance(message, Hello):
             self.environment = message.environment
+            self.memory_bytes = self.memory_bytes or 0
             self._until = None
+        elif isinstance(message, Memory):
+            self.memory_bytes = message.bytes
         elif isinstance(message, (Found, Failed)):
             self._order = None
             self._until = None
@@ -240,6 +248,14 @@ class Worker:
         else:
             why = f"ended with exit code {code}"
         return f"worker {why} while {self._doing}" + (f": {last}" if last else "")
+
+
+def _visible(device: str) -> dict[str, str | None]:
+    """What makes one device, and no other GPU, visible to torch."""
+    kind, _, uuid = device.rpartition(":")
+    if kind == "rocm":
+        return {"ROCR_VISIBLE_DEVICES": uuid, "CUDA_VISIBLE_DEVICES": None, "HIP_VISIBLE_DEVICES": None}
+    return {"CUDA_VISIBLE_DEVICES": uuid if device != "cpu" else "", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def _output() -> IO[bytes] | None:

@@ -21,7 +21,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.solution import Device, Environment, Solution, cpu_device
@@ -39,6 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--nice", type=int, default=19)
+    parser.add_argument("--memory-cap", type=int, default=0)
     parser.add_argument("--search", default="")
     args = parser.parse_args(argv)
     os.set_inheritable(args.fd, False)
@@ -48,13 +49,35 @@ def main(argv: list[str] | None = None) -> int:
     with socket.socket(fileno=args.fd) as sock:
         threading.Thread(target=_end_at_hangup, args=(args.fd,), daemon=True).start()
         tune, environment = load(args.search, args.device)
-        sock.sendall(encode(Hello(environment)))
-        serve(sock, tune, environment)
+        if environment.device.kind == "cpu":
+            sock.sendall(encode(Hello(environment)))
+            serve(sock, tune, environment)
+        else:
+            from gemmtuned.daemon.worker_cuda import Speaker, cap_memory, check_device, end_if_broken
+
+            cap_memory(args.memory_cap)
+            check_device()
+            speaker = Speaker(sock)
+            speaker.sendall(encode(Hello(environment)))
+            speaker.start()
+            serve(speaker, tune, environment, after_failure=end_if_broken)
     return 0
 
 
-def serve(sock: socket.socket, tune: Search, environment: Environment) -> None:
-    """Answer each order with trials and then one Found or Failed, until the other side is gone."""
+class Line(Protocol):
+    """What the worker needs of its socket."""
+
+    def sendall(self, data: bytes, /) -> None: ...
+    def recv(self, size: int, /) -> bytes: ...
+
+
+def serve(
+    sock: Line, tune: Search, environment: Environment, *, after_failure: Callable[[], object] = lambda: None
+) -> None:
+    """Answer each order with trials and then one Found or Failed, until the other side is gone.
+
+    after_failure: called before a failure is told; ends the process when it cannot go on.
+    """
     inbox = Inbox()
     while True:
         try:
@@ -65,11 +88,15 @@ def serve(sock: socket.socket, tune: Search, environment: Environment) -> None:
             return
         for order in orders:
             if isinstance(order, Order):
-                sock.sendall(encode(_carry_out(order, sock, tune, environment)))
+                sock.sendall(encode(_carry_out(order, sock, tune, environment, after_failure)))
 
 
-def _carry_out(order: Order, sock: socket.socket, tune: Search, environment: Environment) -> Message:
+def _carry_out(
+    order: Order, sock: Line, tune: Search, environment: Environment, after_failure: Callable[[], object]
+) -> Message:
     def emit(trial: Trial) -> None:
+        if trial.phase != "start" and trial.outcome in ("refused", "wrong"):
+            after_failure()
         sock.sendall(encode(trial))
 
     try:
@@ -84,11 +111,13 @@ def _carry_out(order: Order, sock: socket.socket, tune: Search, environment: Env
             options=order.options,
         )
     except GemmtunedError as err:
+        after_failure()
         return Failed(str(err))
     except MemoryError:
         return Failed("out of memory")
     except Exception as err:  # a bug in a backend is this problem's failure, not the worker's end
         logger.exception("tuning failed problem=%s", order.target)
+        after_failure()
         return Failed(f"{type(err).__name__}: {err}")
     first, *others = (found,) if isinstance(found, Solution) else found
     return Found(first, tuple(others))
@@ -117,7 +146,7 @@ def device_of(name: str) -> Device:
     """The kind of the one device we were told to measure on. Raises GemmtunedError when there is none of that name."""
     if name == "cpu":
         return cpu_device()
-    if name.startswith("GPU-"):  # the one the parent made visible
+    if name.startswith(("GPU-", "rocm:GPU-")):  # the one the parent made visible
         from gemmtuned.kernels.device import cuda_device
 
         return cuda_device(0)

@@ -24,6 +24,7 @@ from gemmtuned.commands import (
     doctor,
     explain,
     gains,
+    pause,
     run,
     status,
     trials,
@@ -47,6 +48,8 @@ COMMANDS: Final[tuple[Callable[..., None], ...]] = (
     doctor.doctor,
     compare.compare,
     tune.tune,
+    pause.pause,
+    pause.resume,
     withdraw.withdraw,
 )
 GROUPS: Final = (db.app,)

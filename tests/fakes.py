@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from gemmtuned.configs.errors import WorkerDied, WorkerHung
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Environment, Solution
+from gemmtuned.daemon.attribution import OwnUse
 from gemmtuned.daemon.idle import Limits, Reading
 from gemmtuned.daemon.wire import Failed, Found, Hello, Message, Order, Trial
 
@@ -31,19 +32,18 @@ class Clock:
 class FakeMonitor:
     """A device whose use by others is a function of time; None is "not known"."""
 
-    id = "cpu"
     device = DEVICE
+    conditions = ""
     limits = Limits(clear=0.1, busy=0.25)
 
-    def __init__(self, others: Callable[[float], float | None] = lambda now_s: 0.0) -> None:
+    def __init__(
+        self, others: Callable[[float], float | None] = lambda now_s: 0.0, *, id: str = "cpu", name: str = "cpu"
+    ) -> None:
         self.others = others
-        self.adopted: list[int] = []
+        self.id, self.name = id, name
         self._last_s: float | None = None
 
-    def adopt(self, pid: int) -> None:
-        self.adopted.append(pid)
-
-    def read(self, now_s: float) -> Reading:
+    def read(self, now_s: float, own: OwnUse | None = None) -> Reading:
         since_s, self._last_s = self._last_s, now_s
         if since_s is None or since_s >= now_s:
             return Reading(now_s, now_s, None, None, "first look")
@@ -81,6 +81,7 @@ class FakeWorker:
     def __init__(self, life: Life, pid: int) -> None:
         self.pid = pid
         self.environment: Environment | None = None
+        self.memory_bytes: int | None = None
         self._life = life
         self._due: list[tuple[float, Message | Exception]] = []
         self._stopped_s: float | None = None

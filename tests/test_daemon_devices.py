@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from gemmtuned.configs.solution import cpu_device
+from gemmtuned.daemon.attribution import OwnUse
 from gemmtuned.daemon.devices import CpuMonitor, CpuSample, find_monitors
 
 
@@ -92,8 +93,7 @@ def test_a_child_of_ours_is_not_foreign_and_stays_so_after_its_death() -> None:
     burn = "import time; t = time.process_time()\nwhile time.process_time() - t < 0.4: pass"
     child = subprocess.Popen([sys.executable, "-c", burn])
     monitor = CpuMonitor()
-    monitor.adopt(child.pid)
-    monitor.read(time.time())
+    monitor.read(time.time(), OwnUse(child.pid))
     sample = monitor._sample
     before = sample()
     assert child.wait(20) == 0

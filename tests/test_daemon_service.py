@@ -16,7 +16,8 @@ from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Sighting
 from gemmtuned.configs.solution import Candidate, Environment
 from gemmtuned.daemon.notice import read_notice
-from gemmtuned.daemon.service import PAUSED, Daemon
+from gemmtuned.daemon.rules import PAUSED
+from gemmtuned.daemon.service import Daemon
 from gemmtuned.daemon.work_queue import is_dead, outlived_boot, owner_name
 from gemmtuned.db.store import Store
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -32,27 +33,41 @@ def daemon(
     share_resident: Annotated[
         bool, typer.Option("--share-resident", help="Use a GPU that a loaded but quiet program holds, too.")
     ] = False,
+    devices: Annotated[
+        str, typer.Option(metavar="LIST", help="Use these only: cpu, cuda:0 (as nvidia-smi counts), or GPU UUIDs.")
+    ] = "",
+    hours: Annotated[
+        str, typer.Option(metavar="SPANS", help="Tune in these local hours only: 22-6 or 12:30-13,20-24.")
+    ] = "",
+    budget: Annotated[
+        float | None, typer.Option(parser=seconds, metavar="SPAN", help="Device time a day, all devices together.")
+    ] = None,
     log_level: LogLevel = "info",
 ) -> None:
     """Tune on idle devices until told to stop.
 
     Publishes what is faster and as exact as torch's own; programs that run take it up without a restart. Gives way
-    within half a second when somebody needs the device. If another daemon runs for the same home this says so and
-    ends with 0 (--once: 75). Logs to stderr.
+    within half a second when somebody needs the device; `gemmtuned pause` stops it, `gemmtuned status` says why it
+    waits. If another daemon runs for the same home this says so and ends with 0 (--once: 75). Logs to stderr.
     """
     start_logging(log_level)
     here = settings()
     if idle_s is not None:
         here = replace(here, idle_s=idle_s)
     from gemmtuned.daemon.devices import find_monitors
+    from gemmtuned.daemon.gpus import MEMORY_CAP_BYTES
     from gemmtuned.daemon.main import run_daemon
+    from gemmtuned.daemon.rules import Hours, Rules, allowed
+    from gemmtuned.daemon.worker import Worker
 
+    rules = Rules(hours=Hours.parse(hours) if hours else None, budget_s=budget)
     monitors = find_monitors(share_resident=share_resident)
-    if once:
-        with _bar(here.home, here.db):
-            code = run_daemon(here, once=True, wait_s=wait_s, monitors=monitors)
-    else:
-        code = run_daemon(here, wait_s=wait_s, monitors=monitors)
+    if devices:
+        monitors = allowed(monitors, [name.strip() for name in devices.split(",") if name.strip()])
+    # beside a loaded program a worker may not take the memory which that one will ask for next
+    make_worker = partial(Worker, memory_cap_bytes=MEMORY_CAP_BYTES if share_resident else None)
+    with _bar(here.home, here.db) if once else nullcontext():
+        code = run_daemon(here, once=once, wait_s=wait_s, monitors=monitors, make_worker=make_worker, rules=rules)
     if code:
         raise typer.Exit(code)
 

@@ -1,0 +1,162 @@
+"""Who uses a GPU: our own worker or somebody else? A pure rule on what the driver says and what our worker reports.
+
+The driver's list of processes is advice and no proof: in a container it is empty, or has the host's numbers.  Memory
+cannot hide.  So there are two questions, each answered from what is known here:
+
+Is somebody else there?  Yes when a process that is not ours is listed which was not listed before our worker came, or
+when more memory is used than before it came plus what our worker reports plus its context.
+
+Do they compute?  Without a worker of ours at work, the GPU's utilisation is theirs.  With one, utilisation by process
+tells when the driver knows processes; else the CPU time of those who hold the GPU open does (neighbours.py).  Where a
+loaded program is there and neither can be asked, use is not known, and not known is busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+Facts = dict[str, Any]  # of one GPU, as daemon/nvml_child.py gives them
+
+BASELINE_BYTES: Final = 700 << 20  # what driver and firmware hold on a card nobody uses
+CONTEXT_BYTES: Final = 1 << 30  # the most a CUDA context with torch's libraries takes (seen: 0.5 GiB on an H200)
+SLACK_BYTES: Final = 384 << 20  # modules loaded late, graphs: not in torch's own count. A foreign context takes more
+SETTLE_S: Final = 2.0  # after our worker ended: utilisation is an average over up to a second, memory takes a moment
+REST_S: Final = 1.2  # after our worker's last work utilisation may still be its
+HELLO_S: Final = 3.0  # a context is made in less
+REPORT_S: Final = 0.15  # our worker's own growth is in the driver's count before its report is here
+
+
+@dataclass(frozen=True, slots=True)
+class OwnUse:
+    """Our worker here. memory_bytes: what it says it holds, None before its first word. working: it has an order."""
+
+    pid: int
+    memory_bytes: int | None = None
+    working: bool = False
+
+
+class Attribution:
+    """One GPU's. neighbours: which of those that hold the GPU open uses the CPU now, "" for none, None: not known."""
+
+    def __init__(self, *, share_resident: bool = False, neighbours: Callable[[], str | None] = lambda: None) -> None:
+        self._share = share_resident
+        self._neighbours = neighbours
+        self._before: Facts | None = None  # the GPU as it was last without a worker of ours
+        self._pid: int | None = None
+        self._ours: set[str] = set()  # process numbers that are our worker's
+        self._context_bytes: int | None = None
+        self._usual_bytes = CONTEXT_BYTES  # the smallest context that a worker of ours had here
+        self._grew_s: float | None = None  # when memory grew before the worker's first word
+        self._left_s = float("-inf")
+        self._worked_s = float("-inf")
+        self._own_bytes: list[tuple[float, int]] = []
+        self._over_s: float | None = None  # since when more memory is used than we can account for
+
+    def others(self, facts: Facts, own: OwnUse | None, now_s: float) -> tuple[float | None, str]:
+        """(share of the GPU that others use, None when not known; who or why)."""
+        if facts["util"] is None or facts["used_bytes"] is None:
+            return None, "the driver does not say how much the GPU is used"
+        if own is None:
+            return self._alone(facts, now_s)
+        if own.pid != self._pid:
+            self._begin(own, facts)
+        if own.working:
+            self._worked_s = now_s
+        self._recognise(facts)
+        return self._presence(facts, own, now_s) or self._activity(facts, own, now_s)
+
+    def _alone(self, facts: Facts, now_s: float) -> tuple[float | None, str]:
+        if self._pid is not None:
+            self._pid, self._left_s = None, now_s
+        before = self._before
+        if before is not None and 0 <= now_s - self._left_s < SETTLE_S:
+            new = pids(facts) - pids(before) - self._ours
+            if new:
+                return None, _named(new)
+            if facts["used_bytes"] <= before["used_bytes"] + SLACK_BYTES:
+                return 0.0, ""
+            return None, "the memory of our own worker is not back yet"
+        self._before = facts
+        if facts["used_bytes"] > BASELINE_BYTES and not self._share:
+            held = facts["used_bytes"] >> 20
+            return None, f"others hold {held} MiB of its memory (--share-resident tunes beside a quiet program)"
+        return facts["util"], f"utilisation {facts['util']:.0%}" if facts["util"] else ""
+
+    def _begin(self, own: OwnUse, facts: Facts) -> None:
+        self._pid = own.pid
+        self._ours = {str(own.pid)}
+        self._context_bytes = self._grew_s = self._over_s = None
+        self._own_bytes.clear()
+        if self._before is None:
+            self._before = facts
+
+    def _recognise(self, facts: Facts) -> None:
+        """In a container's view our worker has the host's number: the one process that came with it."""
+        assert self._before is not None
+        here = pids(facts)
+        if self._ours & here:
+            return
+        new = here - pids(self._before)
+        if len(new) == 1 and facts["used_bytes"] - self._before["used_bytes"] <= CONTEXT_BYTES:
+            self._ours |= new
+
+    def _presence(self, facts: Facts, own: OwnUse, now_s: float) -> tuple[None, str] | None:
+        assert self._before is not None
+        new = pids(facts) - pids(self._before) - self._ours
+        if new:
+            return None, _named(new)
+        grown = facts["used_bytes"] - self._before["used_bytes"]
+        if own.memory_bytes is None:
+            allowed = CONTEXT_BYTES
+        else:
+            self._own_bytes = [(at, held) for at, held in self._own_bytes if 0 <= now_s - at < 1.0]
+            self._own_bytes.append((now_s, own.memory_bytes))
+            if self._context_bytes is None:
+                self._context_bytes = min(max(grown - own.memory_bytes, 0), self._usual_bytes + (64 << 20))
+                self._usual_bytes = min(self._usual_bytes, self._context_bytes)
+            # what it gave back a moment ago may not be gone from the driver's count
+            allowed = self._context_bytes + max(held for _, held in self._own_bytes) + SLACK_BYTES
+        if grown <= allowed:
+            self._over_s = None
+            return None
+        if self._over_s is None or now_s < self._over_s:
+            self._over_s = now_s
+        if now_s - self._over_s >= REPORT_S:
+            return None, f"others took {(grown - allowed) >> 20} MiB of its memory since our worker started"
+        return None
+
+    def _activity(self, facts: Facts, own: OwnUse, now_s: float) -> tuple[float | None, str]:
+        assert self._before is not None
+        if own.memory_bytes is None:  # still importing: not on the device, or just making its context
+            if facts["used_bytes"] - self._before["used_bytes"] <= 16 << 20:
+                self._grew_s = None
+                return facts["util"], f"utilisation {facts['util']:.0%}" if facts["util"] else ""
+            if self._grew_s is None or now_s < self._grew_s:
+                self._grew_s = now_s
+            if now_s - self._grew_s < HELLO_S:
+                return 0.0, ""
+        by_pid = facts["by_pid"] or {}
+        if by_pid and self._ours & pids(facts):
+            share = max((used for pid, used in by_pid.items() if pid not in self._ours), default=0) / 100
+            return share, "another process computes" if share else ""
+        if not facts["util"] or not 0 <= now_s - self._worked_s < REST_S:
+            return facts["util"], f"utilisation {facts['util']:.0%}" if facts["util"] else ""
+        if sum(used > 0 for used in by_pid.values()) > 1:
+            return 1.0, "two processes compute, and we are one"
+        if not (pids(self._before) or self._before["used_bytes"] > BASELINE_BYTES):
+            return 0.0, ""  # nobody was there before us, nobody came: all use is ours
+        busy = self._neighbours()
+        if busy is None:
+            return None, "a loaded program is there, and nobody here can say when it starts to work while we do"
+        return (1.0, busy) if busy else (0.0, "")
+
+
+def pids(facts: Facts) -> set[str]:
+    """All processes the driver lists on the GPU, as text."""
+    return {str(pid) for pid in facts["pids"] or ()} | set(facts["by_pid"] or ())
+
+
+def _named(new: set[str]) -> str:
+    return f"process {', '.join(sorted(new))} came to the GPU"

@@ -1,0 +1,101 @@
+"""Programs that hold a GPU open, and whether they use the CPU: a sign of life where the driver names no processes.
+
+A server cannot launch GPU work without CPU time, and a quiet one takes next to none.  Seen are the processes whose
+open files we may list: our own user's, all of them for root, and never those of another container.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+SPAN_S: Final = 0.2  # CPU time is counted in ticks of 10 ms
+BUSY_SHARE: Final = 0.15  # of one core over SPAN_S: three ticks. A quiet server's timers take one now and then
+_SCAN_S: Final = 1.0
+_DEVICES: Final = "/dev/nvidia"
+_MONITORS: Final = ("nvidia-smi", "nvidia-persistenced", "nvidia-persiste", "nv-hostengine", "dcgm-exporter", "nvitop")
+
+
+class Neighbours:
+    """All GPUs of a machine share one. holders: process numbers of those who hold a GPU open; replaced in tests."""
+
+    def __init__(
+        self,
+        holders: Callable[[], set[int]] | None = None,
+        *,
+        cpu_s: Callable[[int], float | None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._holders = holders or gpu_holders
+        self._cpu_s = cpu_s or _cpu_s
+        self._clock = clock
+        self._known: dict[int, deque[tuple[float, float]]] = {}
+        self._scan_at_s = float("-inf")
+
+    def busy(self) -> str | None:
+        """Who uses the CPU now, "" when none does; None when nobody is known to hold a GPU open."""
+        now_s = self._clock()
+        if now_s >= self._scan_at_s:
+            self._scan()
+        said = ""
+        for pid, seen in list(self._known.items()):
+            used_s = self._cpu_s(pid)
+            if used_s is None:
+                del self._known[pid]
+                continue
+            seen.append((now_s, used_s))
+            while len(seen) > 2 and now_s - seen[1][0] >= SPAN_S:
+                seen.popleft()
+            span_s = now_s - seen[0][0]
+            if span_s > 0 and used_s - seen[0][1] > BUSY_SHARE * max(span_s, SPAN_S):
+                said = f"process {pid}, which holds the GPU, works"
+        return said if self._known else None
+
+    def _scan(self) -> None:
+        began_s = self._clock()
+        found = self._holders()
+        self._known = {pid: self._known.get(pid, deque()) for pid in found}
+        self._scan_at_s = self._clock() + max(_SCAN_S, 50 * (self._clock() - began_s))  # 2 % of a core
+
+
+def gpu_holders() -> set[int]:
+    """Processes, without our own and without monitors, that have a GPU's device file open, as far as we may look."""
+    ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+    found = set()
+    for pid in psutil.pids():
+        if pid in ours or not _holds_gpu(pid):
+            continue
+        try:
+            if psutil.Process(pid).name() not in _MONITORS:
+                found.add(pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+def _holds_gpu(pid: int) -> bool:
+    try:
+        return any(_target(link).startswith(_DEVICES) for link in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:  # not ours to look at, or gone
+        return False
+
+
+def _target(link: Path) -> str:
+    try:
+        return str(link.readlink())
+    except OSError:  # closed meanwhile
+        return ""
+
+
+def _cpu_s(pid: int) -> float | None:
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return None
+    return float(times.user + times.system)

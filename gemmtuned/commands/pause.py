@@ -1,0 +1,46 @@
+"""`gemmtuned pause` and `gemmtuned resume`: the operator's hand on the daemon of a home."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from gemmtuned.commands.options import seconds, settings
+from gemmtuned.configs.errors import TableError
+from gemmtuned.configs.manifest import make_folder
+from gemmtuned.daemon.rules import PAUSED
+
+
+def pause(
+    span: Annotated[
+        float | None, typer.Option("--for", parser=seconds, metavar="SPAN", help="End by itself after: 45m, 2h.")
+    ] = None,
+) -> None:
+    """Stop tuning until `gemmtuned resume`.
+
+    A worker that is at work is gone within a second; what it measured is kept. Programs go on with what is published.
+    """
+    here = settings()
+    until_s = time.time() + span if span is not None else None
+    try:
+        make_folder(here.home)
+        (here.home / PAUSED).write_text("" if until_s is None else f"{until_s:.0f}\n")
+    except OSError as err:
+        raise TableError(f"{here.home / PAUSED}: cannot be written ({err.strerror or err})") from err
+    when = "until gemmtuned resume" if until_s is None else f"until {time.strftime('%H:%M', time.localtime(until_s))}"
+    print(f"paused {when}: nothing is tuned for {here.home}")
+
+
+def resume() -> None:
+    """Tune again after `gemmtuned pause`."""
+    here = settings()
+    try:
+        (here.home / PAUSED).unlink()
+    except FileNotFoundError:
+        print("was not paused")
+        return
+    except OSError as err:
+        raise TableError(f"{here.home / PAUSED}: cannot be removed ({err.strerror or err})") from err
+    print("resumed")

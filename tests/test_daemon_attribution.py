@@ -1,0 +1,243 @@
+"""Whose use of a GPU is it?  What drivers say, in and outside of containers, against what is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fake_gpu import CONTEXT, MIB, Card, FakeSampler
+
+from gemmtuned.configs.settings import mps_pipe
+from gemmtuned.daemon.attribution import Attribution, OwnUse
+from gemmtuned.daemon.gpus import GpuMonitor
+from gemmtuned.daemon.idle import judge, must_yield
+from gemmtuned.daemon.neighbours import Neighbours
+
+WORKER = 4711
+VIEWS = ("all", "none", "host")
+
+
+class Scene:
+    """One card watched ten times a second."""
+
+    def __init__(self, card: Card, *, share: bool = False, neighbours: Any = lambda: None) -> None:
+        self.card = card
+        self.now_s = 1000.0
+        self.attribution = Attribution(share_resident=share, neighbours=neighbours)
+        self.own: OwnUse | None = None
+        self.seen: list[tuple[float | None, str]] = []
+
+    def watch(self, seconds: float) -> list[tuple[float | None, str]]:
+        seen = []
+        for _ in range(round(seconds * 10)):
+            self.now_s += 0.1
+            seen.append(self.attribution.others(self.card.facts(), self.own, self.now_s))
+        self.seen += seen
+        return seen
+
+    def begin(self) -> Any:
+        """Our worker starts: importing, then its context, then its first word."""
+        self.own = OwnUse(WORKER)
+        seen = self.watch(2.0)
+        program = self.card.start(WORKER)
+        seen += self.watch(0.6)
+        self.own = OwnUse(WORKER, 0)
+        seen += self.watch(0.3)
+        assert set(seen) == {(0.0, "")}
+        return program
+
+    def work(self, program: Any, tensors: int, seconds: float) -> list[tuple[float | None, str]]:
+        """Our worker measures with so many bytes of tensors; its report comes a moment after the driver's count."""
+        assert self.own is not None
+        self.own = OwnUse(WORKER, self.own.memory_bytes, working=True)
+        program.held, program.share = CONTEXT + tensors, 0.9
+        seen = self.watch(0.1)
+        self.own = OwnUse(WORKER, tensors, working=True)
+        return seen + self.watch(seconds)
+
+
+@pytest.fixture(params=[(view, by_pid) for view in VIEWS for by_pid in (True, False)], ids=str)
+def card(request: pytest.FixtureRequest) -> Iterator[Card]:
+    view, by_pid = request.param
+    yield Card(view=view, by_pid=by_pid)
+
+
+def busy(seen: list[tuple[float | None, str]]) -> bool:
+    return any(others is None or others > 0 for others, _ in seen)
+
+
+def test_our_own_worker_is_never_taken_for_others(card: Card) -> None:
+    scene = Scene(card)
+    assert not busy(scene.watch(1.0))
+    ours = scene.begin()
+    assert not busy(scene.work(ours, 900 * MIB, 3.0))
+    assert not busy(scene.work(ours, 6000 * MIB, 3.0))
+    assert not busy(scene.work(ours, 200 * MIB, 3.0))
+    ours.held += 200 * MIB  # modules loaded late
+    assert not busy(scene.watch(2.0))
+
+
+def test_our_own_worker_is_not_taken_for_others_after_it_has_ended(card: Card) -> None:
+    scene = Scene(card)
+    scene.watch(1.0)
+    ours = scene.begin()
+    scene.work(ours, 900 * MIB, 2.0)
+    scene.own, ours.held = None, 40 * MIB  # the driver takes a moment to clean up, and its average a second
+    assert not busy(scene.watch(1.0))
+    card.end(ours)
+    assert not busy(scene.watch(3.0))
+
+
+def test_a_new_worker_after_a_crash_is_ours_as_well(card: Card) -> None:
+    scene = Scene(card)
+    scene.watch(1.0)
+    scene.work(scene.begin(), 900 * MIB, 2.0)
+    card.programs.clear()
+    scene.own = None
+    scene.watch(0.3)
+    assert not busy(scene.work(scene.begin(), 900 * MIB, 3.0))
+
+
+@pytest.mark.parametrize("tensors", [0, 900 * MIB])
+def test_a_program_that_comes_while_we_tune_is_seen_in_time(card: Card, tensors: int) -> None:
+    scene = Scene(card)
+    scene.watch(1.0)
+    ours = scene.begin()
+    scene.work(ours, tensors, 2.0)
+    card.start(9999, share=0.5)
+    assert busy(scene.watch(0.3))
+
+
+def test_a_program_that_comes_while_our_worker_starts_is_seen(card: Card) -> None:
+    scene = Scene(card)
+    scene.watch(1.0)
+    scene.own = OwnUse(WORKER)
+    scene.watch(1.0)
+    card.start(9999, held=3 * CONTEXT)
+    assert busy(scene.watch(0.4))
+
+
+def test_memory_that_is_not_ours_means_somebody_is_there(card: Card) -> None:
+    card.start(9999, held=20_000 * MIB)
+    scene = Scene(card)
+    others, why = scene.watch(0.1)[0]
+    assert others is None and "20004 MiB" in why and "--share-resident" in why
+
+
+def test_a_quiet_loaded_program_is_tuned_beside_when_its_work_would_be_seen(card: Card) -> None:
+    """By the driver where it names processes, else by CPU time of who holds the GPU; else not at all."""
+    working = []
+    server = card.start(9999, held=20_000 * MIB)
+    scene = Scene(card, share=True, neighbours=lambda: "it works" if working else "")
+    assert not busy(scene.watch(1.0))
+    ours = scene.begin()
+    assert not busy(scene.work(ours, 900 * MIB, 3.0))
+    server.share = 0.4
+    working.append(1)
+    assert busy(scene.watch(0.3))
+
+
+def test_beside_a_loaded_program_that_cannot_be_watched_nothing_is_tuned() -> None:
+    card = Card(view="none")
+    card.start(9999, held=20_000 * MIB)
+    scene = Scene(card, share=True, neighbours=lambda: None)
+    scene.watch(1.0)
+    seen = scene.work(scene.begin(), 0, 1.0)
+    assert seen[-1][0] is None and "nobody here can say" in seen[-1][1]
+
+
+def test_a_loaded_program_that_takes_more_memory_has_begun_to_work() -> None:
+    card = Card(view="none")
+    server = card.start(9999, held=20_000 * MIB)
+    scene = Scene(card, share=True, neighbours=lambda: "")
+    scene.watch(1.0)
+    scene.work(scene.begin(), 900 * MIB, 1.0)
+    server.held += 2000 * MIB
+    seen = scene.watch(0.3)
+    assert busy(seen) and "others took" in seen[-1][1]
+
+
+def test_utilisation_at_our_workers_rest_is_that_of_others(card: Card) -> None:
+    server = card.start(9999, held=500 * MIB)
+    scene = Scene(card)
+    scene.watch(1.0)
+    ours = scene.begin()
+    scene.work(ours, 0, 1.0)
+    ours.share = 0.0
+    scene.own = OwnUse(WORKER, 0)
+    scene.watch(1.5)
+    server.share = 0.2
+    assert busy(scene.watch(0.2))
+
+
+@pytest.mark.parametrize("name", ["util", "used_bytes"])
+def test_what_the_driver_does_not_say_is_busy(name: str) -> None:
+    scene = Scene(Card(more={name: None}))
+    assert scene.watch(0.1)[0][0] is None
+
+
+@pytest.mark.parametrize(
+    ("facts", "mps", "words"),
+    [
+        ({"mig": True}, False, "MIG"),
+        ({"compute_mode": 3}, False, "exclusive mode"),
+        ({"compute_mode": 2}, False, "prohibited mode"),
+        ({}, True, "MPS"),
+    ],
+)
+def test_modes_in_which_we_must_stay_away(facts: dict[str, Any], mps: bool, words: str) -> None:
+    card = Card(more=facts)
+    monitor = GpuMonitor(FakeSampler(card), card.facts(), mps=lambda: mps)  # type: ignore[arg-type]
+    readings = [monitor.read(1000.0 + i / 10) for i in range(20)]
+    verdict = judge(readings, now_s=1001.9, window_s=1.0, limits=monitor.limits)
+    assert verdict.state == "busy" and words in verdict.reason
+    assert words in must_yield(readings, now_s=1001.9, limits=monitor.limits)
+
+
+def test_bursts_never_start_tuning() -> None:
+    """50 ms of work at 0.2 to 5 Hz, as NVML tells it: a share of the last sample, 1/6 s to 1 s long."""
+    for hertz in (0.2, 1.0, 5.0):
+        for sample_s in (1 / 6, 1.0):
+            card = Card()
+            server = card.start(9999, held=400 * MIB)
+            monitor = GpuMonitor(FakeSampler(card), card.facts(), mps=lambda: False)  # type: ignore[arg-type]
+            readings = []
+            for tick in range(1200):
+                now_s = 1000 + tick / 10
+                burst_s = now_s % (1 / hertz)  # time since the last burst began
+                server.share = 0.05 / sample_s if burst_s < max(sample_s, 0.1) else 0.0
+                readings.append(monitor.read(now_s))
+                verdict = judge(readings[-150:], now_s=now_s, window_s=10.0, limits=monitor.limits)
+                assert verdict.state != "idle", (hertz, sample_s, tick)
+
+
+def test_a_multi_process_service_is_known_by_who_listens_on_its_pipe(tmp_path: Any) -> None:
+    import os
+
+    env = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}
+    assert not mps_pipe(env)
+    os.mkfifo(tmp_path / "control")
+    assert not mps_pipe(env), "left over from one that has ended"
+    listener = os.open(tmp_path / "control", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert mps_pipe(env)
+    finally:
+        os.close(listener)
+
+
+def test_a_holder_of_the_gpu_that_uses_the_cpu_works_and_one_that_sleeps_does_not() -> None:
+    now_s, used = [0.0], {7: 5.0, 8: 1.0}
+    watch = Neighbours(lambda: set(used), cpu_s=used.get, clock=lambda: now_s[0])
+    for _ in range(30):
+        now_s[0] += 0.1
+        used[7] += 0.01 if round(now_s[0] * 10) % 10 == 0 else 0.0  # a timer's tick once a second
+        assert watch.busy() == ""
+    seen = []
+    for _ in range(3):
+        now_s[0] += 0.1
+        used[8] += 0.08
+        seen.append(watch.busy())
+    assert "process 8" in str(seen[-1])
+    used.clear()
+    assert watch.busy() is None

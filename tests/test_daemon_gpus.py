@@ -1,0 +1,220 @@
+"""Several GPUs, several daemons, an operator: one worker on every idle GPU and none on any other, in faked time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fake_gpu import CONTEXT, MIB, Card, FakeSampler
+from fakes import Clock, FakeMonitor, Life
+
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.settings import Settings
+from gemmtuned.configs.sighting import Sighting
+from gemmtuned.configs.solution import Environment
+from gemmtuned.daemon.attribution import OwnUse
+from gemmtuned.daemon.gpus import GpuMonitor
+from gemmtuned.daemon.idle import Reading
+from gemmtuned.daemon.notice import read_notice
+from gemmtuned.daemon.rules import Hours, Rules
+from gemmtuned.daemon.service import Daemon
+from gemmtuned.db.store import Store
+
+MakeMachine = Callable[..., "Machine"]
+
+
+class Watched(GpuMonitor):
+    """Shows our worker on the card as a driver would: a context once it has said hello, full use at an order."""
+
+    def __init__(self, card: Card, **options: object) -> None:
+        super().__init__(FakeSampler(card), card.facts(), mps=lambda: False, **options)  # type: ignore[arg-type]
+        self.card = card
+
+    def read(self, now_s: float, own: OwnUse | None = None) -> Reading:
+        self.card.programs = [p for p in self.card.programs if p.pid < 10_000]
+        if own is not None and own.memory_bytes is not None:
+            self.card.start(own.pid, held=CONTEXT + own.memory_bytes, share=0.9 if own.working else 0.0)
+        return super().read(now_s, own)
+
+
+class Machine:
+    """A daemon on some cards."""
+
+    def __init__(self, folder: Path, clock: Clock, cards: list[Card], *, locks: Path, **options: object) -> None:
+        self.settings = Settings.from_env({"GEMMTUNED_HOME": str(folder), "GEMMTUNED_DEVICE_LOCKS": str(locks)})
+        self.clock = clock
+        self.cards = cards
+        self.store = Store(self.settings.db, locks=self.settings.locks)
+        self.monitors = [Watched(card) for card in cards]
+        device = self.monitors[0].device
+        self.environment = Environment(device, {"torch": "1", "slow": "1", "fast": "1", "bad": "1"})
+        self.life = Life(clock, environment=self.environment)
+        self.by_device: dict[str, int] = {}
+        make = self.life.make
+
+        def counted(device: str):  # type: ignore[no-untyped-def]
+            self.by_device[device] = self.by_device.get(device, 0) + 1
+            worker = make(device)
+            worker.memory_bytes = None
+            return worker
+
+        self.daemon = Daemon(self.settings, self.store, self.monitors, counted, now_s=clock.now_s, **options)  # type: ignore[arg-type]
+
+    def see(self, count: int) -> None:
+        sightings = [Sighting(Problem(m=8, n=64 + i, k=64, threads=0), "miss", 10) for i in range(count)]
+        self.store.add_sightings("serve", self.environment, sightings, now_s=self.clock.now_s)
+
+    def turn(self) -> None:
+        for worker in self.life.alive:  # what the real worker says with its first word
+            if worker.environment is not None and worker.memory_bytes is None:
+                worker.memory_bytes = 0
+        self.daemon.turn(self.clock.now_s)
+
+    def run(self, seconds: float) -> None:
+        end_s = self.clock.now_s + seconds
+        while self.clock.now_s < end_s:
+            self.turn()
+            self.clock.pass_s(0.1)
+
+    def reason(self) -> str:
+        notice = read_notice(self.settings.home)
+        assert notice is not None
+        return str(notice["reason"])
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[MakeMachine]:
+    made: list[Machine] = []
+    clock = Clock()
+
+    def make(cards: int = 2, home: str = "home", **options: object) -> Machine:
+        given = made[0].cards if made else [Card(uuid=f"GPU-{i}", index=i) for i in range(cards)]
+        one = Machine(tmp_path / home, clock, given, locks=tmp_path / "locks", **options)
+        made.append(one)
+        return one
+
+    yield make
+    for one in made:
+        one.daemon.stop(clock.now_s)
+        one.store.close()
+
+
+def test_of_two_gpus_only_the_idle_one_is_used(machine: MakeMachine) -> None:
+    one = machine()
+    one.cards[0].start(500, held=30_000 * MIB, share=0.8)
+    one.see(20)
+    one.run(60)
+    assert one.by_device == {"GPU-1": 1}
+    assert len(one.store.published()[1]) == 20
+    assert "cuda:0: others hold 30004 MiB" in one.reason()
+
+
+def test_two_idle_gpus_solve_almost_twice_as_much(machine: MakeMachine, tmp_path: Path) -> None:
+    solved = []
+    for cards in (1, 2):
+        clock = Clock()
+        gpus = [Card(uuid=f"GPU-{i}", index=i) for i in range(cards)]
+        one = Machine(tmp_path / str(cards), clock, gpus, locks=tmp_path / f"locks{cards}")
+        one.see(400)
+        one.run(60)
+        solved.append(len(one.store.published()[1]))
+        assert len(set(one.life.found)) == len(one.life.found), "one problem was tuned on both"
+        assert one.by_device == {f"GPU-{i}": 1 for i in range(cards)}
+        one.daemon.stop(clock.now_s)
+        one.store.close()
+    assert solved[1] >= 1.8 * solved[0] > 0
+
+
+def test_a_gpu_that_others_take_is_left_and_the_other_one_goes_on(machine: MakeMachine) -> None:
+    one = machine()
+    one.see(2000)
+    one.run(20)
+    assert len(one.life.alive) == 2
+    one.cards[0].start(500, share=0.5)
+    one.run(0.5)
+    assert [w.pid for w in one.life.alive] == [one.daemon.seats[1].worker.pid]  # type: ignore[union-attr]
+    one.run(10)
+    assert one.by_device == {"GPU-0": 1, "GPU-1": 1}
+
+
+def test_two_daemons_with_homes_of_their_own_never_share_a_gpu(machine: MakeMachine) -> None:
+    one, two = machine(1, "alice"), machine(1, "bob")
+    one.see(60)
+    two.see(60)
+    seen_both = set()
+    for _ in range(3000):
+        one.turn()
+        two.turn()
+        assert not (one.life.alive and two.life.alive), "two workers on one GPU"
+        seen_both |= {name for name, m in (("alice", one), ("bob", two)) if m.life.alive}
+        one.clock.pass_s(0.1)
+    assert seen_both == {"alice", "bob"}, "one of them never had its turn"
+    assert len(one.store.published()[1]) == len(two.store.published()[1]) == 60
+
+
+def test_nothing_is_tuned_outside_the_hours_and_status_says_so(machine: MakeMachine) -> None:
+    minute = [12 * 60]
+    one = machine(1, rules=Rules(hours=Hours.parse("22-6"), minute_of=lambda now_s: minute[0]))
+    one.see(400)
+    one.run(30)
+    assert one.by_device == {} and "outside the hours allowed (22-6)" in one.reason()
+    minute[0] = 22 * 60
+    one.run(10)
+    assert one.life.alive
+    minute[0] = 6 * 60
+    one.run(0.2)
+    assert not one.life.alive
+
+
+def test_a_budget_ends_tuning_for_the_day(machine: MakeMachine) -> None:
+    day = [1]
+    one = machine(2, rules=Rules(budget_s=10.0, day_of=lambda now_s: day[0]))
+    one.see(400)
+    one.run(60)
+    assert not one.life.alive and "budget of 10 s" in one.reason()
+    assert 8 <= len(one.store.published()[1]) <= 14  # 0.8 s each, 10 s of two devices together
+    day[0] = 2
+    one.run(5)
+    assert one.life.alive
+
+
+def test_a_gpu_taken_back_before_anything_is_done_is_asked_for_less_and_less(machine: MakeMachine) -> None:
+    one = machine(1)
+    one.see(5)
+    one.life.trial_s = 30.0
+    starts = []
+    while len(starts) < 9:
+        started = one.life.started
+        one.turn()
+        if one.life.started > started:
+            starts.append(one.clock.now_s)
+        working = bool(one.life.alive and one.daemon.seats[0].tuning)
+        guests = [p for p in one.cards[0].programs if p.pid == 500]
+        if working and not guests:
+            one.cards[0].start(500, share=0.5)
+        for guest in guests if not one.life.alive else ():
+            one.cards[0].end(guest)
+        one.clock.pass_s(0.1 if one.life.alive else 0.5)
+    gaps = [round(b - a) for a, b in itertools.pairwise(starts)]
+    assert gaps[:4] == sorted(gaps[:4])
+    assert gaps[0] < 30 and 590 <= gaps[-1] <= 630, gaps
+
+
+def test_a_gpu_that_is_lost_is_said_and_the_daemon_goes_on(machine: MakeMachine) -> None:
+    one = machine()
+    one.see(400)
+    one.run(20)
+    one.monitors[0]._sampler.cards = ()  # type: ignore[attr-defined]
+    one.run(5)
+    assert "cuda:0: GPU-0 is gone" in one.reason()
+    assert len(one.life.alive) == 1
+
+
+def test_cpu_and_gpu_seats_live_beside_each_other(machine: MakeMachine) -> None:
+    one = machine(1)
+    monitors = [FakeMonitor(lambda now_s: 1.0), *one.monitors]
+    daemon = Daemon(one.settings, one.store, monitors, one.life.make, now_s=one.clock.now_s, owner="x:1:b.1")
+    daemon.turn(one.clock.now_s)
+    assert [seat.monitor.name for seat in daemon.seats] == ["cpu", "cuda:0"]
