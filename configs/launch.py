@@ -1,6 +1,7 @@
-"""The launch record of a published binary: JSON text that running programs hand to the driver, so it is checked here.
+"""The launch record of a solution: JSON text that running programs hand to the driver, so it is checked here.
 
-What it means is told by kernels/triton/launch.py, which makes it, and hooks/native/cuda_launch.h, which uses it:
+There are two kinds.  One names a published binary; what it means is told by kernels/triton/launch.py, which makes it,
+and hooks/native/cuda_launch.h, which uses it:
     binary          SHA-256 of the file in the tables' folder `bin`; name: the kernel's symbol in it
     shared          bytes of dynamic shared memory; warps of warp_size threads a program
     grid            three of {over, block}: ceil(m or n / block) programs along the axis, or `block` of them
@@ -8,6 +9,12 @@ What it means is told by kernels/triton/launch.py, which makes it, and hooks/nat
     ld_multiple     leading dimensions are a multiple of this many elements; pointers of pointer_align bytes
     max_m           the workspace suffices up to here: counters_bytes of it are counters, partial sums begin at
                     partials_offset, workspace_bytes in all
+
+The other names an algorithm of a library that programs have loaded anyway, and is used by hooks/native/cublaslt.h:
+    library         "cublaslt"; its version is the solution's stamp
+    algo            the library's own description of the algorithm, 64 bytes in hexadecimal
+    dtype, layout   of the operands, as in the problem; tf32: products in TF32
+    max_m, workspace_bytes, ld_multiple, pointer_align      as above
 """
 
 from __future__ import annotations
@@ -38,27 +45,52 @@ _NUMBERS: Final = {  # field: (smallest, largest)
     "pointer_align": (1, 256),
 }
 _FIELDS: Final = {*_NUMBERS, "binary", "name", "grid", "arguments"}
+LIBRARY_DTYPES: Final = ("fp32", "fp16", "bf16")
+_LIBRARY_NUMBERS: Final = ("max_m", "workspace_bytes", "ld_multiple", "pointer_align")
+_LIBRARY_FIELDS: Final = {*_LIBRARY_NUMBERS, "library", "algo", "dtype", "layout", "tf32"}
+_ALGO: Final = re.compile(r"[0-9a-f]{128}")
 
 
 def read_launch(text: str) -> dict[str, Any]:
-    """The fields of a launch record, every one present and in range. Raises TableError that names the field."""
+    """The fields of a launch record, every one present and in range; it has `library` or `binary`.
+
+    Raises TableError that names the field.
+    """
     if len(text) > MAX_LENGTH:
         raise TableError(f"launch has {len(text)} characters, at most {MAX_LENGTH} are read")
     try:
         facts = json.loads(text)
     except (ValueError, RecursionError) as err:
         raise TableError(f"launch is not valid JSON ({err})") from err
-    if not isinstance(facts, dict) or set(facts) != _FIELDS:
+    library = isinstance(facts, dict) and "library" in facts
+    expected = _LIBRARY_FIELDS if library else _FIELDS
+    if not isinstance(facts, dict) or set(facts) != expected:
         found = ", ".join(sorted(map(str, facts))) if isinstance(facts, dict) else type(facts).__name__
-        raise TableError(f"launch has {found[:300]}, expected {', '.join(sorted(_FIELDS))}")
-    for name, (low, high) in _NUMBERS.items():
-        _number(f"launch.{name}", facts[name], low, high)
+        raise TableError(f"launch has {found[:300]}, expected {', '.join(sorted(expected))}")
+    for name in _LIBRARY_NUMBERS if library else _NUMBERS:
+        _number(f"launch.{name}", facts[name], *_NUMBERS[name])
+    for name in ("ld_multiple", "pointer_align"):
+        if facts[name] & (facts[name] - 1):
+            raise TableError(f"launch.{name} is {facts[name]}, expected a power of two")
+    if library:
+        _check_library(facts)
+        return facts
     for name, form in (("binary", _HASH), ("name", _SYMBOL)):
         if not isinstance(facts[name], str) or not form.fullmatch(facts[name]):
             raise TableError(f"launch.{name} is {str(facts[name])[:80]!r}, expected {form.pattern}")
     _check_grid(facts["grid"])
     _check_arguments(facts)
     return facts
+
+
+def _check_library(facts: dict[str, Any]) -> None:
+    if not isinstance(facts["algo"], str) or not _ALGO.fullmatch(facts["algo"]):
+        raise TableError(f"launch.algo is {str(facts['algo'])[:80]!r}, expected {_ALGO.pattern}")
+    for name, allowed in (("library", ("cublaslt",)), ("dtype", LIBRARY_DTYPES), ("layout", ("nn", "nt", "tn", "tt"))):
+        if facts[name] not in allowed:
+            raise TableError(f"launch.{name} is {str(facts[name])[:80]!r}, expected one of {', '.join(allowed)}")
+    if not isinstance(facts["tf32"], bool):
+        raise TableError(f"launch.tf32 is {str(facts['tf32'])[:80]}, expected true or false")
 
 
 def _check_grid(grid: object) -> None:
@@ -87,9 +119,8 @@ def _check_arguments(facts: dict[str, Any]) -> None:
         raise TableError(
             f"launch has {facts['warps']} warps of {facts['warp_size']}, a program has at most 1024 threads"
         )
-    for name in ("warp_size", "ld_multiple", "pointer_align"):
-        if facts[name] & (facts[name] - 1):
-            raise TableError(f"launch.{name} is {facts[name]}, expected a power of two")
+    if facts["warp_size"] & (facts["warp_size"] - 1):
+        raise TableError(f"launch.warp_size is {facts['warp_size']}, expected a power of two")
 
 
 def _number(name: str, value: object, low: int, high: int) -> None:

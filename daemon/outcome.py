@@ -17,7 +17,7 @@ from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Candidate, Environment, Solution
 from gemmtuned.daemon.measure import Race
 from gemmtuned.daemon.verify import Verdict
-from gemmtuned.kernels.backends.base import Backend, CompiledBackend, Kernel
+from gemmtuned.kernels.backends.base import Backend, Kernel, LaunchedBackend
 
 DEFAULT: Final = Candidate(DEFAULT_BACKEND)
 
@@ -26,7 +26,7 @@ DEFAULT: Final = Candidate(DEFAULT_BACKEND)
 class Entrant:
     """A candidate that may win: its kernels and races by member.
 
-    gain: as screened.  launch: of a compiled backend, once its binary is where the daemon publishes from.
+    gain: as screened.  launch: where the backend has records, once its binary is where the daemon publishes from.
     """
 
     candidate: Candidate
@@ -84,13 +84,14 @@ def solution_of(asked: Question, winner: Entrant | None, default: Default, mode:
 
 
 def keep_binary(winner: Entrant, backend: Backend, target: Problem) -> None:
-    """Leave a compiled winner's binary for the publisher, and note its launch record.
+    """Note the launch record of a winner that has one, and leave its binary for the publisher.
 
     Raises CandidateFailed when it does not compile for the target, TableError when the disk refuses.
     """
-    if isinstance(backend, CompiledBackend):
+    if isinstance(backend, LaunchedBackend):
         launch, binary = backend.launch_of(winner.candidate, target)
-        write_binary(Settings.from_env().home, binary)
+        if binary is not None:
+            write_binary(Settings.from_env().home, binary)
         winner.launch = launch
 
 

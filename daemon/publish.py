@@ -57,10 +57,12 @@ def _bring_binary(solution: Solution, home: Path, folder: Path) -> bool:
     if not solution.launch:
         return True
     try:
-        digest = read_launch(solution.launch)["binary"]
+        digest = read_launch(solution.launch).get("binary")
     except TableError as err:
         logger.warning("solution left out problem=%s reason=%r", solution.problem, str(err))
         return False
+    if digest is None:
+        return True
     try:
         read_binary(folder, digest)
     except TableError:

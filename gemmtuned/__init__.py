@@ -22,6 +22,7 @@ __all__ = [
     "frame",
     "freeze",
     "generation",
+    "graph_replayed",
     "is_enabled",
     "on_reload",
     "reload",
@@ -82,6 +83,16 @@ def on_reload(callback: Callable[[int], None]) -> Callable[[], None]:
     from gemmtuned.hooks.watch import subscribe
 
     return subscribe(callback)
+
+
+def graph_replayed(graph: torch.cuda.CUDAGraph, times: int = 1) -> None:
+    """Count the launches of a captured graph `times` times more, for servers that do not replay through Python.
+
+    `CUDAGraph.replay` counts by itself.  A graph captured while the hook was off is not known and not counted.
+    """
+    from gemmtuned.hooks.activate import graph_replayed
+
+    graph_replayed(graph, times)
 
 
 def reload(group: torch.distributed.ProcessGroup | None = None) -> int:

@@ -27,6 +27,7 @@ from gemmtuned.hooks import native
 from gemmtuned.hooks.breaker import Breaker
 from gemmtuned.hooks.capture import Flusher, new_session
 from gemmtuned.hooks.dispatch import Table, build_table, ident_of, solution_of
+from gemmtuned.hooks.graphs import GraphCounts
 from gemmtuned.hooks.native import build as native_build
 from gemmtuned.hooks.notice import speak_up
 from gemmtuned.hooks.routes import Routes
@@ -53,6 +54,7 @@ class Hook:
         self.native: native.Native | None = None
         self.routes: Routes | None = None
         self.fallback: Fallback | None = None
+        self.graphs: GraphCounts | None = None
         self.started_us = time.time_ns() // 1000
         self.active_us = 0  # since when the table is in use
         self.breaker = Breaker()
@@ -84,6 +86,8 @@ class Hook:
     def remove(self) -> None:
         """Take every patch back."""
         self._remove_fallback()
+        if self.graphs is not None:
+            self.graphs.remove()
         if self.native is not None:
             self.native.set_mode(native.OFF)
             self.native.remove()
@@ -99,6 +103,7 @@ class Hook:
             library.load(routes.rows(self.table), self.table.generation)
             library.set_mode(native.OFF)
             library.install()
+            self.graphs = _count_graphs(library) if self.settings.capture else None
             self._remove_fallback()
             self._set_mode = self._mode()
             library.set_mode(self._set_mode)
@@ -401,6 +406,22 @@ def _reload_group(group: torch.distributed.ProcessGroup) -> None:
     dist.broadcast_object_list(box, group=group, group_src=0)
     if box[0] is not None and _hook is not None:
         _hook.take_rows(*box[0])
+
+
+def graph_replayed(graph: torch.cuda.CUDAGraph, times: int) -> None:
+    """See gemmtuned.graph_replayed."""
+    if _hook is not None and _hook.graphs is not None:
+        _hook.graphs.replayed(graph, times)
+
+
+def _count_graphs(library: native.Native) -> GraphCounts | None:
+    if not library.has_cuda:
+        return None
+    import torch
+
+    graphs = GraphCounts(library, torch.cuda.CUDAGraph, torch.cuda.current_device)
+    graphs.install()
+    return graphs
 
 
 def _functional() -> Any:

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from ctypes import c_uint64
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.launch import ARGUMENTS, OVERS, read_launch
 from gemmtuned.configs.manifest import read_binary
 from gemmtuned.configs.solution import Solution
 from gemmtuned.hooks.dispatch import NATIVE_CODES, Table, ident_of
-from gemmtuned.hooks.native import Launch, Native, Row
+from gemmtuned.hooks.native import Launch, LtLaunch, Native, Row
 
 log = logging.getLogger("gemmtuned.hooks")
-LAUNCHED: Final = frozenset({"triton"})  # backends whose solutions carry a binary
+LAUNCHED: Final = frozenset({"triton", "cublaslt"})  # backends whose solutions carry a launch record
+DATA_TYPES: Final = {"fp32": 0, "fp16": 2, "bf16": 14}  # cudaDataType
+COMPUTE_32F: Final = 68  # cublasComputeType_t
+COMPUTE_32F_FAST_TF32: Final = 77
 
 
 class Routes:
@@ -41,8 +46,12 @@ class Routes:
                     continue
             yield Row(problem, covers, mode, ident_of(solution), NATIVE_CODES[solution.backend], place, launch)
 
-    def _launch(self, solution: Solution, device: int) -> Launch:
+    def _launch(self, solution: Solution, device: int) -> Launch | LtLaunch:
         facts = read_launch(solution.launch)
+        if ("library" in facts) != (solution.backend == "cublaslt"):
+            raise TableError(f"its launch record is not one of backend {solution.backend}")
+        if "library" in facts:
+            return _library_launch(facts, solution, device)
         key = (device, facts["binary"], facts["name"])
         if key not in self._kernels:
             image = read_binary(self._folder, facts["binary"])
@@ -67,3 +76,20 @@ class Routes:
         for i, name in enumerate(facts["arguments"]):
             launch.arguments[i] = ARGUMENTS.index(name)
         return launch
+
+
+def _library_launch(facts: dict[str, Any], solution: Solution, device: int) -> LtLaunch:
+    if (facts["dtype"], facts["layout"]) != (solution.problem.dtype, solution.problem.layout):
+        raise TableError(f"its launch record is for {facts['dtype']} operands of layout {facts['layout']}")
+    return LtLaunch(
+        algo=(c_uint64 * 8).from_buffer_copy(bytes.fromhex(facts["algo"])),
+        max_m=facts["max_m"],
+        workspace_bytes=facts["workspace_bytes"],
+        pointer_align=facts["pointer_align"],
+        device=device,
+        ld_multiple=facts["ld_multiple"],
+        data_type=DATA_TYPES[facts["dtype"]],
+        compute_type=COMPUTE_32F_FAST_TF32 if facts["tf32"] else COMPUTE_32F,
+        x_turned=facts["layout"][0] == "t",
+        w_turned=facts["layout"][1] == "t",
+    )

@@ -50,3 +50,7 @@ LAUNCH: dict[str, Any] = {
     "arguments": ["x", "w", "y", "partials", "counters", "m", "ldx", "ldw"], "null_pointers": 2, "ld_multiple": 8,
     "max_m": 8, "partials_offset": 65536, "counters_bytes": 64, "workspace_bytes": 131072, "pointer_align": 16,
 }  # fmt: skip
+LIBRARY_LAUNCH: dict[str, Any] = {
+    "library": "cublaslt", "algo": "0102030405060708" * 8, "dtype": "bf16", "layout": "nt", "tf32": False, "max_m": 8,
+    "workspace_bytes": 1024, "ld_multiple": 8, "pointer_align": 16,
+}  # fmt: skip

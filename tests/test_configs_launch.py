@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from cases import LAUNCH as GOOD
+from cases import LIBRARY_LAUNCH
 
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.launch import ARGUMENTS, read_launch
@@ -71,6 +72,28 @@ def test_a_launch_record_with_a_wrong_field_is_refused_by_name(change: dict[str,
         Solution.from_row(row(json.dumps({**GOOD, **change})))
 
 
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"library": "libc"}, "library"),
+        ({"algo": "00" * 63}, "algo"),
+        ({"algo": "zz" * 64}, "algo"),
+        ({"algo": 5}, "algo"),
+        ({"dtype": "fp8_e4m3"}, "dtype"),
+        ({"layout": "ns"}, "layout"),
+        ({"tf32": 1}, "tf32"),
+        ({"max_m": 0}, "max_m"),
+        ({"workspace_bytes": -1}, "workspace_bytes"),
+        ({"ld_multiple": 6}, "power of two"),
+        ({"binary": "0a" * 32}, "binary"),
+    ],
+)
+def test_a_librarys_launch_record_with_a_wrong_field_is_refused_by_name(change: dict[str, Any], named: str) -> None:
+    assert read_launch(json.dumps(LIBRARY_LAUNCH)) == LIBRARY_LAUNCH
+    with pytest.raises(TableError, match=named):
+        read_launch(json.dumps({**LIBRARY_LAUNCH, **change}))
+
+
 @pytest.mark.parametrize("text", ["[]", "null", "{", "[" * 3000, "{}", " " * 5000, 7, None, {"binary": 1}])
 def test_what_is_no_launch_record_at_all_is_refused(text: object) -> None:
     with pytest.raises(TableError, match="launch"):
@@ -78,9 +101,10 @@ def test_what_is_no_launch_record_at_all_is_refused(text: object) -> None:
 
 
 def test_no_field_may_be_missing() -> None:
-    for name in GOOD:
-        with pytest.raises(TableError, match="expected"):
-            read_launch(json.dumps({key: value for key, value in GOOD.items() if key != name}))
+    for good in (GOOD, LIBRARY_LAUNCH):
+        for name in good:
+            with pytest.raises(TableError, match="expected"):
+                read_launch(json.dumps({key: value for key, value in good.items() if key != name}))
 
 
 def test_kernels_and_the_hook_agree_on_the_arguments() -> None:

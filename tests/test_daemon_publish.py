@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from cases import LAUNCH
+from cases import LAUNCH, LIBRARY_LAUNCH
 from fakes import ENVIRONMENT, solution
 
 from gemmtuned.configs.errors import TableError, TryLater
@@ -194,6 +194,17 @@ def test_kernels_are_beside_the_tables_before_a_manifest_names_them(store: Store
     os.unlink(tmp_path / "bin" / digest)  # from here on the published copy is enough
     publish(store, tmp_path / "configs", tmp_path / "locks", now_s=NOW)
     assert len(published(tmp_path / "configs")) == 1
+
+
+def test_a_librarys_algorithm_is_published_by_its_record_alone(store: Store, tmp_path: Path) -> None:
+    record = json.dumps(LIBRARY_LAUNCH)
+    chosen = replace(solution(problem()), backend="cublaslt", launch=record)
+    store.install(None, [chosen], environment=ENVIRONMENT, now_s=NOW)
+
+    publish(store, tmp_path / "configs", tmp_path / "locks", now_s=NOW)
+
+    assert [s.launch for s in published(tmp_path / "configs")] == [record]
+    assert not (tmp_path / "configs" / "bin").exists()
 
 
 @pytest.mark.parametrize("data", [None, b"not the kernel"])

@@ -77,12 +77,29 @@ class Launch(ctypes.Structure):
     )
 
 
+class LtLaunch(ctypes.Structure):
+    """How the native hook has cuBLASLt run one algorithm: `cuda::LtLaunch` of cublaslt.h."""
+
+    _fields_ = (
+        ("algo", ctypes.c_uint64 * 8),
+        ("max_m", ctypes.c_int64),
+        ("workspace_bytes", ctypes.c_int64),
+        ("pointer_align", ctypes.c_int64),
+        ("device", ctypes.c_int32),
+        ("ld_multiple", ctypes.c_int32),
+        ("data_type", ctypes.c_int32),
+        ("compute_type", ctypes.c_int32),
+        ("x_turned", ctypes.c_uint8),
+        ("w_turned", ctypes.c_uint8),
+    )
+
+
 class _Row(ctypes.Structure):
     _fields_ = (
         ("key", _Problem),
         ("id", ctypes.c_int32),
         ("code", ctypes.c_int32),
-        ("launch", ctypes.POINTER(Launch)),
+        ("launch", ctypes.c_void_p),
     )
 
 
@@ -90,7 +107,8 @@ class _Failure(ctypes.Structure):
     _fields_ = (("id", ctypes.c_int32), ("reason", ctypes.c_char * 252))
 
 
-_LAYOUT: Final = sum(ctypes.sizeof(t) << s for t, s in ((Launch, 48), (_Problem, 32), (_Record, 16), (_Row, 0)))
+_SIZES: Final = ((LtLaunch, 56), (Launch, 40), (_Problem, 28), (_Record, 16), (_Row, 0))
+_LAYOUT: Final = sum(ctypes.sizeof(kind) << shift for kind, shift in _SIZES)
 
 
 class NativeError(GemmtunedError):
@@ -106,7 +124,7 @@ class Row(NamedTuple):
     ident: int
     code: int
     place: str = "cpu"
-    launch: Launch | None = None  # for a code that launches a kernel
+    launch: Launch | LtLaunch | None = None  # for a code that launches a kernel
 
 
 class Native:
@@ -155,9 +173,11 @@ class Native:
     def load(self, rows: Iterable[Row], generation: int) -> None:
         """Swap in a new table."""
         packed = []
+        held = []  # the records: rows point at them, and the library copies them
         for row in rows:
             key = pack(row.problem, covers=row.covers, graph=row.mode == "graph", place=row.place)
-            launch = ctypes.pointer(row.launch) if row.launch is not None else None
+            held.append(row.launch)
+            launch = ctypes.addressof(row.launch) if row.launch is not None else None
             packed.append(_Row(key, row.ident, row.code, launch))
         self._lib.gt_load((_Row * len(packed))(*packed), len(packed), generation)
 
@@ -174,6 +194,18 @@ class Native:
             count = self._lib.gt_drain(self._records, room)
             for record in self._records[:count]:
                 yield from _sightings(record)
+
+    def capture_id(self, device: int) -> int:
+        """Id of the graph capture that the current stream of this device is part of, 0 when it is none."""
+        return int(self._lib.gt_capture_id(device))
+
+    def graph_replayed(self, capture: int, times: int) -> None:
+        """Count the launches of a captured graph `times` times more."""
+        self._lib.gt_graph_replayed(capture, times)
+
+    def graph_gone(self, capture: int) -> None:
+        """Forget a capture whose graph no longer exists, once its replays are drained."""
+        self._lib.gt_graph_gone(capture)
 
     def failures(self) -> list[tuple[int, str]]:
         """(route id, reason) of routes that failed since the last time."""
@@ -215,6 +247,9 @@ _SIGNATURES: Final = (
     ("gt_generation", ctypes.c_uint64),
     ("gt_dropped", ctypes.c_uint64),
     ("gt_drain", ctypes.c_size_t, ctypes.POINTER(_Record), ctypes.c_size_t),
+    ("gt_capture_id", ctypes.c_uint64, ctypes.c_int),
+    ("gt_graph_replayed", None, ctypes.c_uint64, ctypes.c_uint64),
+    ("gt_graph_gone", None, ctypes.c_uint64),
     ("gt_load", None, ctypes.POINTER(_Row), ctypes.c_size_t, ctypes.c_uint64),
     ("gt_find", ctypes.c_uint64, ctypes.POINTER(_Problem)),
     ("gt_padded_m", ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int),

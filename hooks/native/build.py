@@ -24,8 +24,8 @@ from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.settings import Settings
 
 SOURCES: Final = (
-    "capture.cpp", "call.h", "context.h", "counters.h", "cpu.h", "cuda.h", "cuda_launch.h", "operators.h",
-    "problem.h", "routes.h",
+    "capture.cpp", "captures.h", "call.h", "context.h", "counters.h", "cpu.h", "cublaslt.h", "cuda.h", "cuda_launch.h",
+    "operators.h", "problem.h", "routes.h",
 )  # fmt: skip
 FLAGS: Final = ("-std=c++20", "-O3", "-fPIC", "-shared", "-fno-plt", "-fno-semantic-interposition")
 COMPILERS: Final = ("g++", "c++", "clang++")

@@ -92,13 +92,17 @@ auto call(const Problem& key, const Tensor& a, const Tensor& b, const Tensor* bi
     cell->epoch = epoch;
   }
   Depth inside(*thread);
+  const auto count = [&](Outcome seen) {
+    cell->add(seen);
+    if (C10_UNLIKELY(key.flags & GRAPH)) g_captures.add(Device::capture_id(a), key, seen);
+  };
   Outcome outcome = cell->found.outcome;
   Route* route = cell->found.route;
   if (route && route->code != STOCK) {
     if (free && !route->failed.load(std::memory_order_relaxed) && Device::accepts(*route, a, b, bias)) {
       try {
         decltype(auto) y = routed(*route);
-        cell->add(outcome);
+        count(outcome);
         return y;
       } catch (const c10::OutOfMemoryError&) {  // the device's shortage and not the route's fault: torch tries
       } catch (...) {
@@ -109,7 +113,7 @@ auto call(const Problem& key, const Tensor& a, const Tensor& b, const Tensor* bi
   }
   if (!Device::timed || outcome != MISS || !cell->due()) {
     decltype(auto) y = stock();
-    cell->add(outcome);
+    count(outcome);
     return y;
   }
   const uint64_t start = now_ns();

@@ -11,6 +11,7 @@
 
 #include "context.h"
 #include "cpu.h"
+#include "cublaslt.h"
 #include "cuda_launch.h"
 #include "operators.h"
 #ifdef GEMMTUNED_CUDA
@@ -112,15 +113,18 @@ void before_fork() {
   g_load_mutex.lock();
   failures().mutex.lock();
   g_counters.before_fork();
+  g_captures.before_fork();
 }
 
 void after_fork_in_parent() {
+  g_captures.after_fork_in_parent();
   g_counters.after_fork_in_parent();
   failures().mutex.unlock();
   g_load_mutex.unlock();
 }
 
 void after_fork_in_child() {
+  g_captures.after_fork_in_child();
   g_counters.after_fork_in_child(t_slot.counters);
   failures().mutex.unlock();  // held by this thread, as in the parent
   failures().waiting.clear();  // the parent tells
@@ -136,10 +140,10 @@ using namespace gemmtuned;
 
 extern "C" {
 
-struct GtRow {  // one row of a table; launch is null unless code is LAUNCH
+struct GtRow {  // one row of a table; launch is a cuda::Launch for LAUNCH, a cuda::LtLaunch for CUBLASLT, else null
   Problem key;
   int32_t id, code;
-  const cuda::Launch* launch;
+  const void* launch;
 };
 
 struct GtFailure {
@@ -148,7 +152,8 @@ struct GtFailure {
 };
 
 uint64_t gt_layout() {
-  return sizeof(cuda::Launch) << 48 | sizeof(Problem) << 32 | sizeof(Record) << 16 | sizeof(GtRow);
+  return sizeof(cuda::LtLaunch) << 56 | sizeof(cuda::Launch) << 40 | sizeof(Problem) << 28 | sizeof(Record) << 16 |
+         sizeof(GtRow);
 }
 
 // Puts our operators in front of torch's; 0, or -1 with the reason in `error`.
@@ -211,7 +216,26 @@ uint64_t gt_generation() { return g_table.load()->generation; }
 
 uint64_t gt_dropped() { return g_counters.dropped.load(); }
 
-size_t gt_drain(Record* out, size_t room) { return g_counters.drain(out, room); }
+size_t gt_drain(Record* out, size_t room) {
+  const size_t n = g_counters.drain(out, room);
+  return n + g_captures.drain(out + n, room - n);
+}
+
+// Id of the graph capture that this thread's current stream on the device is part of; 0 when it is none.
+uint64_t gt_capture_id(int device) {
+#ifdef GEMMTUNED_CUDA
+  try {
+    return cuda::capture_of(cuda::current_stream(device));
+  } catch (...) {
+  }
+#endif
+  (void)device;
+  return 0;
+}
+
+void gt_graph_replayed(uint64_t capture, uint64_t times) { g_captures.replayed(capture, times); }
+
+void gt_graph_gone(uint64_t capture) { g_captures.forget(capture); }
 
 // Replaces the whole table; retired ones are freed once nobody reads them.
 void gt_load(const GtRow* rows, size_t count, uint64_t generation) {
@@ -222,7 +246,10 @@ void gt_load(const GtRow* rows, size_t count, uint64_t generation) {
     auto& route = g_interned[static_cast<uint64_t>(static_cast<uint32_t>(rows[i].id)) << 32 | where];
     if (!route) {
       route.reset(new Route{rows[i].id, rows[i].code});
-      if (rows[i].launch) route->launch = std::make_unique<const cuda::Launch>(*rows[i].launch);
+      if (rows[i].code == LAUNCH && rows[i].launch)
+        route->launch = std::make_unique<const cuda::Launch>(*static_cast<const cuda::Launch*>(rows[i].launch));
+      if (rows[i].code == CUBLASLT && rows[i].launch)
+        route->lt = std::make_unique<const cuda::LtLaunch>(*static_cast<const cuda::LtLaunch*>(rows[i].launch));
     }
     table->add(rows[i].key, route.get());
   }

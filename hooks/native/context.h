@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/macros/Macros.h>
 
+#include "captures.h"
 #include "counters.h"
 #include "problem.h"
 #include "routes.h"
@@ -18,6 +19,7 @@ inline std::atomic<int> g_mode{OFF};
 inline std::atomic<const RouteTable*> g_table{new RouteTable(0)};
 inline std::atomic<uint64_t> g_epoch{1};  // raised after every swap of g_table or change of mode
 inline Counters& g_counters = *new Counters;  // never destroyed: threads outlive static destructors
+inline Captures& g_captures = *new Captures;
 
 struct ThreadSlot {
   ThreadCounters* counters = nullptr;

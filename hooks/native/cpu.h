@@ -33,6 +33,8 @@ struct Cpu {
     p.threads = static_cast<uint16_t>(at::get_num_threads());
   }
 
+  static uint64_t capture_id(const Tensor&) { return 0; }
+
   // Strides are not part of the problem: a route declines, without blame, operands laid out as it cannot take them.
   static bool accepts(const Route& route, const Tensor& a, const Tensor& b, const Tensor* bias) {
     switch (route.code) {

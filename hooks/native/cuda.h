@@ -13,6 +13,7 @@
 #include <torch/version.h>
 
 #include "call.h"
+#include "cublaslt.h"
 #include "cuda_launch.h"
 
 namespace gemmtuned {
@@ -41,15 +42,23 @@ struct Cuda {
     if (capturing(a.device())) p.flags |= GRAPH;
   }
 
+  // The graph capture that this call is recorded into.
+  static uint64_t capture_id(const Tensor& a) {
+    const On here(a.device());
+    return cuda::capture_of(cuda::current_stream(a.device().index()));
+  }
+
   static bool accepts(const Route& route, const Tensor& a, const Tensor& b, const Tensor* bias) {
-    return route.code == LAUNCH && route.launch && a.dim() == 2 && route.launch->accepts(a, b, bias);
+    if (a.dim() != 2) return false;
+    if (route.lt) return route.lt->accepts(a, b, bias);
+    return route.launch && route.launch->accepts(a, b, bias);
   }
 
   static Tensor run(const Route& route, const Tensor& a, const Tensor& b, const OptionalTensor& bias, const Tensor&) {
     at::AutoDispatchBelowADInplaceOrView below;
     const On here(a.device());
     const Tensor y = at::empty({a.size(0), b.size(1)}, a.options());
-    cuda::launch(*route.launch, a, b, bias ? &*bias : nullptr, y);
+    launch(route, a, b, bias, y);
     return y;
   }
 
@@ -60,7 +69,7 @@ struct Cuda {
         (bias && !apart(*bias)))
       return false;
     const On here(a.device());
-    cuda::launch(*route.launch, a, b, bias ? &*bias : nullptr, out);
+    launch(route, a, b, bias, out);
     return true;
   }
 
@@ -118,6 +127,13 @@ struct Cuda {
   }
 
  private:
+  static void launch(const Route& route, const Tensor& a, const Tensor& b, const OptionalTensor& bias, const Tensor& y) {
+    const Tensor* const c = bias ? &*bias : nullptr;
+    cuda::bind_context(a.device().index());
+    if (route.lt) return cuda::launch(*route.lt, a, b, c, y);
+    cuda::launch(*route.launch, a, b, c, y);
+  }
+
   static bool capturing(c10::Device device) {
     const On here(device);  // the default stream is that of the current device
     int state = 0;

@@ -101,6 +101,15 @@ struct OnDevice {
   ~OnDevice() { Driver::get().cuCtxSetCurrent(before); }
 };
 
+// A thread that has not used CUDA yet has no context, and a launch in it fails; torch's runtime calls bind one unasked.
+inline void bind_context(int device) {
+  const Driver& d = Driver::get();
+  Handle context = nullptr;
+  if (d.cuCtxGetCurrent(&context) == 0 && context) return;
+  d.check(d.cuDevicePrimaryCtxRetain(&context, device), "cuDevicePrimaryCtxRetain");
+  d.check(d.cuCtxSetCurrent(context), "cuCtxSetCurrent");
+}
+
 // Order of ARGUMENTS and OVERS in configs/launch.py.
 enum Argument : uint8_t { X, W, BIAS, Y, PARTIALS, COUNTERS, ROWS, LDX, LDW };
 enum Over : uint8_t { FIXED, OVER_M, OVER_N };

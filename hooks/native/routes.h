@@ -12,6 +12,7 @@
 
 namespace gemmtuned::cuda {
 struct Launch;
+struct LtLaunch;
 }
 
 namespace gemmtuned {
@@ -29,7 +30,7 @@ inline Failures& failures() {
 }
 
 // How a route runs. Codes of kernels/backends; hooks/dispatch.py holds the same list.
-enum Code : int32_t { STOCK = 0, SWAP = 1, MV = 2, ONEDNN = 3, ONEDNN_PACKED = 4, LAUNCH = 5 };
+enum Code : int32_t { STOCK = 0, SWAP = 1, MV = 2, ONEDNN = 3, ONEDNN_PACKED = 4, LAUNCH = 5, CUBLASLT = 6 };
 
 // One way to run a problem. Interned: lives as long as the process, so that a call may hold it across a reload.
 struct Route {
@@ -37,6 +38,7 @@ struct Route {
   int32_t code;  // which implementation, see run_route in capture.cpp; 0 is stock
   std::atomic<bool> failed{false};
   std::unique_ptr<const cuda::Launch> launch{};  // what a code of LAUNCH needs
+  std::unique_ptr<const cuda::LtLaunch> lt{};    // what a code of CUBLASLT needs
 
   void fail(const char* why) {
     if (failed.exchange(true)) return;

@@ -50,14 +50,19 @@ class Backend(Protocol):
 
 
 @runtime_checkable
-class CompiledBackend(Backend, Protocol):
-    """A backend that compiles: its solutions are published as binaries, and launched without it."""
+class LaunchedBackend(Backend, Protocol):
+    """A backend whose solutions the native hook runs by a launch record, without Python and without the backend."""
 
-    def launch_of(self, candidate: Candidate, problem: Problem) -> tuple[str, bytes]:
-        """(launch record as canonical JSON, the binary it names) for the problem and every smaller M.
+    def launch_of(self, candidate: Candidate, problem: Problem) -> tuple[str, bytes | None]:
+        """(launch record as canonical JSON, the binary it names, if any) for the problem and every smaller M.
 
         The fields of the record are those that configs/launch.py checks.  Raises CandidateFailed as prepare does.
         """
+
+
+@runtime_checkable
+class CompiledBackend(LaunchedBackend, Protocol):
+    """One that compiles its candidates: the binary is what is published."""
 
     def on(self, device: Device) -> CompiledBackend:
         """The same backend for a device that this process does not touch: it compiles, and cannot run."""

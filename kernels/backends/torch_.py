@@ -54,8 +54,8 @@ class TorchSwap(_TorchBackend):
     """Operands swapped, result turned back."""
 
     def candidates(self, problem: Problem) -> Iterator[Candidate]:
-        """dense and batched in the usual float dtypes."""
-        if problem.family in ("dense", "batched") and problem.dtype in _FLOATS:
+        """dense and batched in the usual float dtypes, on CPUs: a GPU's library swaps by itself."""
+        if problem.threads and problem.family in ("dense", "batched") and problem.dtype in _FLOATS:
             yield Candidate(self.name)
 
     def prepare(self, candidate: Candidate, problem: Problem) -> Kernel:

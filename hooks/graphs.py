@@ -1,0 +1,67 @@
+"""Replays of CUDA graphs, counted: a launch inside a graph runs as often as the graph is replayed.
+
+Two methods of torch.cuda.CUDAGraph are wrapped (activate.py says when): after `capture_begin` the graph learns the id
+of its capture, and `replay` adds one to it; the native hook knows what was recorded under the id.  Graphs captured
+before the hook was on are not known and not counted.  Servers that replay from C++ say so with
+`gemmtuned.graph_replayed`.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any, Final
+
+from gemmtuned.hooks.native import Native
+
+_WRAPPED: Final = ("capture_begin", "replay")
+_ID: Final = "_gemmtuned_capture"  # attribute of a graph
+
+
+class GraphCounts:
+    """The wrappers around one graph class; `current_device` gives the index of the device that captures."""
+
+    def __init__(self, native: Native, graph_class: type[Any], current_device: Callable[[], int]) -> None:
+        self._native, self._class, self._current_device = native, graph_class, current_device
+        self._stock: dict[str, Any] = {}
+
+    def install(self) -> None:
+        """Wrap; a second time does nothing."""
+        if self._stock:
+            return
+        native, current_device = self._native, self._current_device
+        self._stock = {name: getattr(self._class, name) for name in _WRAPPED}
+        begin, replay = (self._stock[name] for name in _WRAPPED)
+
+        @functools.wraps(begin)
+        def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            result = begin(graph, *args, **kwargs)
+            capture = native.capture_id(current_device())
+            if capture:
+                setattr(graph, _ID, capture)
+                weakref.finalize(graph, native.graph_gone, capture).atexit = False
+            return result
+
+        @functools.wraps(replay)
+        def counted_replay(graph: Any) -> Any:
+            result = replay(graph)
+            capture = graph.__dict__.get(_ID)
+            if capture:
+                native.graph_replayed(capture, 1)
+            return result
+
+        self._class.capture_begin, self._class.replay = capture_begin, counted_replay
+
+    def remove(self) -> None:
+        """Put torch's own methods back, unless somebody has wrapped ours meanwhile."""
+        for name, stock in self._stock.items():
+            if getattr(getattr(self._class, name), "__wrapped__", None) is stock:
+                setattr(self._class, name, stock)
+        self._stock = {}
+
+    def replayed(self, graph: Any, times: int) -> None:
+        """A graph was replayed by other means than its `replay`."""
+        capture = getattr(graph, _ID, 0)
+        if capture and times > 0:
+            self._native.graph_replayed(capture, times)

@@ -1,0 +1,82 @@
+// What every CUDA graph holds, so that a replay counts for all its launches.
+//
+// A launch that is recorded into a graph is counted once as a call, when it is recorded, and noted here under the id of its
+// capture. A replay adds to one number; the drainer multiplies. Graphs are captured rarely, so a mutex does.
+#pragma once
+#include <algorithm>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "counters.h"
+
+namespace gemmtuned {
+
+class Captures {
+ public:
+  void add(uint64_t id, const Problem& key, Outcome outcome) {
+    if (id == 0) return;
+    std::lock_guard<std::mutex> hold(mutex_);
+    if (captures_.size() >= kMost && !captures_.count(id)) return;
+    auto& entries = captures_[id].entries;
+    const auto same = [&](const Entry& e) { return e.outcome == outcome && e.key == key; };
+    const auto found = std::find_if(entries.begin(), entries.end(), same);
+    if (found != entries.end()) ++found->launches;
+    else entries.push_back({key, outcome, 1, 0});
+  }
+
+  void replayed(uint64_t id, uint64_t times) {
+    std::lock_guard<std::mutex> hold(mutex_);
+    const auto found = captures_.find(id);
+    if (found != captures_.end()) found->second.replays += times;
+  }
+
+  // The graph is gone: once its replays are drained nothing is kept.
+  void forget(uint64_t id) {
+    std::lock_guard<std::mutex> hold(mutex_);
+    const auto found = captures_.find(id);
+    if (found != captures_.end()) found->second.gone = true;
+  }
+
+  // As Counters::drain.
+  size_t drain(Record* out, size_t room) {
+    std::lock_guard<std::mutex> hold(mutex_);
+    size_t n = 0;
+    for (auto capture = captures_.begin(); capture != captures_.end();) {
+      auto& [entries, replays, gone] = capture->second;
+      for (Entry& e : entries) {
+        if (e.seen == replays) continue;
+        if (n == room) return n;
+        out[n] = Record{e.key, {}, 0, 0};
+        out[n++].calls[e.outcome] = (replays - e.seen) * e.launches;
+        e.seen = replays;
+      }
+      capture = gone ? captures_.erase(capture) : std::next(capture);
+    }
+    return n;
+  }
+
+  void before_fork() { mutex_.lock(); }
+  void after_fork_in_parent() { mutex_.unlock(); }
+  void after_fork_in_child() {
+    captures_.clear();  // a child cannot replay its parent's graphs
+    mutex_.unlock();
+  }
+
+ private:
+  static constexpr size_t kMost = 1 << 14;
+  struct Entry {
+    Problem key;
+    Outcome outcome;
+    uint64_t launches, seen;  // seen: replays that were drained
+  };
+  struct Capture {
+    std::vector<Entry> entries;
+    uint64_t replays = 0;
+    bool gone = false;
+  };
+  std::mutex mutex_;
+  std::unordered_map<uint64_t, Capture> captures_;
+};
+
+}  // namespace gemmtuned

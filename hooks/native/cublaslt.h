@@ -1,0 +1,136 @@
+// Products by an algorithm of cuBLASLt that was chosen for them: the library torch has loaded, called directly.
+//
+// Declared here as in cuda_launch.h, so that no toolkit is needed to build. The library works on columns: Y[M, N] in rows
+// is its [N, M], its A is our [K, N] operand, its B our X. Descriptors are made for each call, as torch does: they hold
+// the bias pointer. The workspace comes from torch's allocator, so that inside a graph capture it belongs to the graph.
+#pragma once
+#include <ATen/ops/empty.h>
+
+#include "cuda_launch.h"
+
+namespace gemmtuned::cuda {
+
+struct LtLibrary {
+  int (*cublasLtCreate)(Handle*);
+  int (*cublasLtMatmulDescCreate)(Handle*, int, int);
+  int (*cublasLtMatmulDescDestroy)(Handle);
+  int (*cublasLtMatmulDescSetAttribute)(Handle, int, const void*, size_t);
+  int (*cublasLtMatrixLayoutCreate)(Handle*, int, uint64_t, uint64_t, int64_t);
+  int (*cublasLtMatrixLayoutDestroy)(Handle);
+  int (*cublasLtMatmul)(Handle, Handle, const void*, const void*, Handle, const void*, Handle, const void*, const void*,
+                        Handle, void*, Handle, const void*, void*, size_t, Handle);
+
+  static const LtLibrary& get() {
+    static const LtLibrary library = load();
+    return library;
+  }
+
+  // One for each device and for the life of the process, as the library's documentation advises.
+  Handle handle(int device) const {
+    static std::mutex mutex;
+    static Handle handles[64] = {};
+    TORCH_CHECK(device >= 0 && device < 64, "more than 64 devices");
+    std::lock_guard<std::mutex> hold(mutex);
+    if (!handles[device]) {
+      RelaxedCapture relaxed;
+      check(cublasLtCreate(&handles[device]), "cublasLtCreate");
+    }
+    return handles[device];
+  }
+
+  static void check(int code, const char* what) { TORCH_CHECK(code == 0, what, ": cuBLAS status ", code); }
+
+ private:
+  static LtLibrary load() {
+    LtLibrary l{};
+    void* lib = RTLD_DEFAULT;  // torch loads its libraries for all to see; where it did not, by name
+    for (const char* name : {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so.11"})
+      if (!dlsym(lib, "cublasLtMatmul"))
+        if (void* found = dlopen(name, RTLD_NOW | RTLD_NOLOAD)) lib = found;
+    const auto find = [lib](auto& slot, const char* name) {
+      slot = reinterpret_cast<std::decay_t<decltype(slot)>>(dlsym(lib, name));
+      TORCH_CHECK(slot, "libcublasLt is not loaded, or has no ", name);
+    };
+#define GEMMTUNED_FIND(name) find(l.name, #name)
+    GEMMTUNED_FIND(cublasLtCreate);
+    GEMMTUNED_FIND(cublasLtMatmulDescCreate);
+    GEMMTUNED_FIND(cublasLtMatmulDescDestroy);
+    GEMMTUNED_FIND(cublasLtMatmulDescSetAttribute);
+    GEMMTUNED_FIND(cublasLtMatrixLayoutCreate);
+    GEMMTUNED_FIND(cublasLtMatrixLayoutDestroy);
+    GEMMTUNED_FIND(cublasLtMatmul);
+#undef GEMMTUNED_FIND
+    return l;
+  }
+};
+
+struct LtLaunch {  // mirrored in hooks/native/__init__.py; the fields are those of configs/launch.py
+  uint64_t algo[8];
+  int64_t max_m, workspace_bytes, pointer_align;
+  int32_t device, ld_multiple, data_type, compute_type;  // cudaDataType, cublasComputeType_t
+  uint8_t x_turned, w_turned;  // column-major
+
+  bool accepts(const at::Tensor& a, const at::Tensor& b, const at::Tensor* bias) const {
+    const auto aligned = [this](const at::Tensor& t) {
+      return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % static_cast<uintptr_t>(pointer_align) == 0;
+    };
+    const auto lies = [this](const at::Tensor& t, bool turned) {
+      const int unit = turned ? 0 : 1;
+      return (t.stride(unit) == 1 || t.size(unit) == 1) && leading(t, turned) % ld_multiple == 0 &&
+             leading(t, turned) >= t.size(unit);
+    };
+    return a.device().index() == device && a.size(0) <= max_m && lies(a, x_turned) && lies(b, w_turned) && aligned(a) &&
+           aligned(b) && (!bias || (bias->stride(0) == 1 && aligned(*bias)));
+  }
+
+  static int64_t leading(const at::Tensor& t, bool turned) {
+    const int lead = turned ? 1 : 0;
+    return t.size(lead) > 1 ? t.stride(lead) : t.size(1 - lead);
+  }
+};
+
+// y [M, N] = a [M, K] @ b [K, N] (+ bias), asynchronously on the current stream.
+inline void launch(const LtLaunch& l, const at::Tensor& a, const at::Tensor& b, const at::Tensor* bias,
+                   const at::Tensor& y) {
+  constexpr int kFloat = 0, kTransA = 3, kTransB = 4, kEpilogue = 7, kBiasPointer = 8, kEpilogueBias = 4;
+  const LtLibrary& lt = LtLibrary::get();
+  struct Owned {  // descriptors, destroyed on every way out
+    const LtLibrary& lt;
+    Handle desc = nullptr, layouts[3] = {};
+    ~Owned() {
+      for (Handle layout : layouts)
+        if (layout) lt.cublasLtMatrixLayoutDestroy(layout);
+      if (desc) lt.cublasLtMatmulDescDestroy(desc);
+    }
+  } own{lt};
+  const auto set = [&](int which, const auto& value) {
+    lt.check(lt.cublasLtMatmulDescSetAttribute(own.desc, which, &value, sizeof value), "cublasLtMatmulDescSetAttribute");
+  };
+  const auto layout = [&](int i, int64_t rows, int64_t columns, int64_t leading) {
+    lt.check(lt.cublasLtMatrixLayoutCreate(&own.layouts[i], l.data_type, static_cast<uint64_t>(rows),
+                                           static_cast<uint64_t>(columns), leading),
+             "cublasLtMatrixLayoutCreate");
+  };
+  const int64_t m = a.size(0), k = a.size(1), n = b.size(1);
+  lt.check(lt.cublasLtMatmulDescCreate(&own.desc, l.compute_type, kFloat), "cublasLtMatmulDescCreate");
+  set(kTransA, static_cast<int32_t>(l.w_turned));
+  set(kTransB, static_cast<int32_t>(l.x_turned));
+  if (bias) {
+    set(kEpilogue, static_cast<int32_t>(kEpilogueBias));
+    set(kBiasPointer, bias->const_data_ptr());
+  }
+  layout(0, l.w_turned ? k : n, l.w_turned ? n : k, LtLaunch::leading(b, l.w_turned));
+  layout(1, l.x_turned ? m : k, l.x_turned ? k : m, LtLaunch::leading(a, l.x_turned));
+  layout(2, n, m, n);
+  at::Tensor space;
+  if (l.workspace_bytes) space = at::empty({l.workspace_bytes}, a.options().dtype(at::kByte));
+  const float one = 1, zero = 0;
+  void* const out = y.mutable_data_ptr();
+  lt.check(lt.cublasLtMatmul(lt.handle(l.device), own.desc, &one, b.const_data_ptr(), own.layouts[0], a.const_data_ptr(),
+                             own.layouts[1], &zero, out, own.layouts[2], out, own.layouts[2], l.algo,
+                             space.defined() ? space.mutable_data_ptr() : nullptr,
+                             static_cast<size_t>(l.workspace_bytes), current_stream(l.device)),
+           "cublasLtMatmul");
+}
+
+}  // namespace gemmtuned::cuda

@@ -1,0 +1,151 @@
+"""cuBLASLt with an algorithm of our choice: torch takes the first one that its heuristic names, often not the fastest.
+
+A solution is the algorithm itself (its attributes as config, the library's 64 bytes in the launch record), valid for
+the library version that offered it.  Running programs call the library from the native hook, without Python.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Candidate, Device
+from gemmtuned.kernels import cublaslt
+from gemmtuned.kernels.backends.base import Kernel, Run
+
+# (largest M, candidates at most): where our own kernels win there is time for its first choices only
+_LIMITS: Final = ((64, 6), (256, 16), (1 << 31, 24))
+_known: dict[tuple[tuple[str, int], ...], cublaslt.Algorithm] = {}  # every algorithm that some problem was offered
+
+
+@dataclass(frozen=True, slots=True)
+class CublasLt:
+    """Dense products in fp32, fp16 and bf16 on NVIDIA GPUs, any layout with unit strides, with a bias or without."""
+
+    name: str = "cublaslt"
+
+    def stamp(self, device: Device) -> str | None:
+        """The library's version and the architecture; None on a device that is not NVIDIA's."""
+        version = cublaslt.version() if device.kind == "cuda" else None
+        return f"{version}/{device.arch}" if version else None
+
+    def candidates(self, problem: Problem) -> Iterator[Candidate]:
+        """The library's own choice of algorithms for the current device, its favourites first."""
+        try:
+            found = _algorithms(problem)
+        except CandidateFailed:
+            return
+        for algorithm in found[: next(limit for most, limit in _LIMITS if problem.m <= most)]:
+            yield Candidate.of(self.name, **dict(algorithm.config))
+
+    def prepare(self, candidate: Candidate, problem: Problem) -> Kernel:
+        """Raises CandidateFailed when the library does not know the algorithm, or it cannot run the problem."""
+        algorithm = _find(candidate, problem)
+        return _Chosen(problem, algorithm.data, cublaslt.check(problem, algorithm.data))
+
+    def launch_of(self, candidate: Candidate, problem: Problem) -> tuple[str, bytes | None]:
+        """As LaunchedBackend.launch_of; there is no binary: the library has it."""
+        algorithm = _find(candidate, problem)
+        facts = {
+            "library": self.name,
+            "algo": algorithm.data.hex(),
+            "dtype": problem.dtype,
+            "layout": problem.layout,
+            "tf32": problem.dtype == "fp32" and problem.math_mode == "tf32",
+            "max_m": problem.m,
+            "workspace_bytes": cublaslt.check(problem, algorithm.data),
+            "ld_multiple": _ld_multiple(problem),
+            "pointer_align": cublaslt.POINTER_ALIGN,
+        }
+        return json.dumps(facts, sort_keys=True, separators=(",", ":")), None
+
+
+class _Chosen:
+    """One algorithm; operands that it was not asked for go to torch, as they do in a running program."""
+
+    def __init__(self, problem: Problem, data: bytes, workspace_bytes: int) -> None:
+        self._problem, self._data, self._workspace_bytes = problem, data, workspace_bytes
+
+    def bind(self, b: Tensor) -> Run:
+        problem, data, size = self._problem, self._data, self._workspace_bytes
+        multiple = _ld_multiple(problem)
+
+        def run(a: Tensor, bias: Tensor | None) -> Tensor:
+            ldx, ldw = _leading(a, problem.layout[0]), _leading(b, problem.layout[1])
+            operands = (a, b) if bias is None else (a, b, bias)
+            if (
+                ldx is None
+                or ldw is None
+                or ldx % multiple
+                or ldw % multiple
+                or (bias is not None and bias.stride(0) != 1)
+                or any(t.data_ptr() % cublaslt.POINTER_ALIGN for t in operands)
+            ):
+                return torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
+            y = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device=a.device)
+            space = torch.empty(size, dtype=torch.uint8, device=a.device)
+            cublaslt.matmul(
+                problem if a.shape[0] == problem.m else problem.with_m(a.shape[0]),
+                data,
+                (a.data_ptr(), b.data_ptr(), 0 if bias is None else bias.data_ptr(), y.data_ptr()),
+                (ldx, ldw),
+                workspace=space.data_ptr(),
+                workspace_bytes=size,
+                stream=torch.cuda.current_stream().cuda_stream,
+            )
+            return y
+
+        return run
+
+
+def _leading(t: Tensor, letter: str) -> int | None:
+    """Elements from row to row (n) or column to column (t); None when the matrix does not lie so."""
+    unit, lead = (1, 0) if letter == "n" else (0, 1)
+    if t.stride(unit) != 1 and t.shape[unit] > 1:
+        return None
+    return int(t.stride(lead)) if t.shape[lead] > 1 else int(t.shape[unit])
+
+
+def _ld_multiple(problem: Problem) -> int:
+    """Leading dimensions keep this alignment in elements, which the heuristic saw: that of all dense operands."""
+    most = 16 // (4 if problem.dtype == "fp32" else 2)
+    leading = [
+        problem.m if problem.layout[0] == "t" else problem.k,
+        problem.k if problem.layout[1] == "t" else problem.n,
+    ]
+    return min(most, *(size & -size for size in leading))
+
+
+@lru_cache(256)
+def _algorithms(problem: Problem) -> tuple[cublaslt.Algorithm, ...]:
+    if problem.family != "dense" or problem.threads or problem.weight_state != "plain" or problem.scale != "none":
+        raise CandidateFailed(f"{problem}: cublaslt runs dense problems with plain weights, on a GPU")
+    if not problem.dtype == problem.wdtype == problem.out_dtype:
+        raise CandidateFailed(f"{problem}: cublaslt runs operands of one type")
+    found = cublaslt.algorithms(problem)
+    _known.update((algorithm.config, algorithm) for algorithm in found)
+    return found
+
+
+def _find(candidate: Candidate, problem: Problem) -> cublaslt.Algorithm:
+    """The algorithm with this config: offered for this problem, or for another size of the same search."""
+    try:
+        wanted = json.loads(candidate.config)
+        config = tuple((name, wanted[name]) for name in cublaslt.ATTRIBUTES if name in wanted)
+    except (ValueError, TypeError) as err:
+        raise CandidateFailed(f"{candidate}: its config is not a set of attributes") from err
+    _algorithms(problem)
+    if config not in _known:
+        raise CandidateFailed(f"{candidate}: cuBLASLt {cublaslt.version()} does not offer it for {problem}")
+    return _known[config]
+
+
+CUBLASLT: Final = CublasLt()

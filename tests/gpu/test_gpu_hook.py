@@ -1,0 +1,314 @@
+"""The native hook on a real GPU: routed calls are right, odd operands and broken kernels end at torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import gemmtuned
+from gemmtuned.configs.manifest import BINARIES, make_folder, write_binary, write_tables
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.settings import Settings
+from gemmtuned.configs.solution import Candidate, Solution
+from gemmtuned.kernels import cublaslt
+from gemmtuned.kernels.backends import BACKENDS, environment
+from gemmtuned.kernels.device import cuda_device
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available() or torch.version.hip is not None, reason="needs an NVIDIA GPU"),
+]
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+MATH = {"bf16": "reduced", "fp16": "reduced", "fp32": "ieee"}
+
+
+class Program:
+    """This process, hooked, with tables of our making."""
+
+    def __init__(self) -> None:
+        from gemmtuned.hooks.activate import current
+
+        found = current()
+        assert found is not None and found.native is not None and found.native.has_cuda
+        self.hook: Any = found
+        self.device = cuda_device(0)
+        self.folder = Settings.from_env().config_dir
+        self.generation = 0
+        make_folder(self.folder)
+
+    def solution(self, problem: Problem, candidate: Candidate) -> Solution:
+        launch, binary = BACKENDS[candidate.backend].launch_of(candidate, problem)  # type: ignore[attr-defined]
+        if binary is not None:
+            write_binary(self.folder, binary)
+        return Solution(
+            problem=problem, device=self.device.key, mode="eager", covers="exact", backend=candidate.backend,
+            config=candidate.config, stamp=environment(self.device).stamps[candidate.backend], us=1.0, baseline_us=2.0,
+            gain_low=1.5, err=1e-3, baseline_err=1e-3, state="published", launch=launch,
+        )  # fmt: skip
+
+    def publish(self, *solutions: Solution) -> None:
+        both = [replace(s, mode=mode) for s in solutions for mode in ("eager", "graph")]
+        self.generation += 1
+        write_tables(self.folder, {f"dense-{self.device.key}": both}, generation=self.generation)
+        gemmtuned.reload()
+        assert gemmtuned.generation() == self.generation
+
+    def outcomes(self) -> dict[str, int]:
+        """Calls by outcome since the last time."""
+        found: dict[str, int] = {}
+        for s in self.hook.native.drain():
+            found[s.outcome] = found.get(s.outcome, 0) + s.calls
+        return found
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory, native_cache: Path) -> Iterator[Program]:
+    before = dict(os.environ)
+    os.environ |= {
+        "GEMMTUNED_HOME": str(tmp_path_factory.mktemp("home")),
+        "GEMMTUNED_CACHE": str(native_cache),
+        "GEMMTUNED_FLUSH_S": "3600",  # the counters are ours to drain
+        "GEMMTUNED_RELOAD": "manual",
+    }
+    torch.zeros(1, device="cuda")
+    gemmtuned.enable()
+    yield Program()
+    gemmtuned.disable()
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
+def fresh(program: Program) -> Iterator[None]:
+    program.outcomes()
+    program.hook.native.failures()
+    with torch.inference_mode():
+        yield
+
+
+def operands(problem: Problem) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """X [M, K], the [K, N] operand, bias, as the problem's layout says."""
+    dtype = DTYPES[problem.dtype]
+
+    def matrix(rows: int, columns: int, letter: str) -> torch.Tensor:
+        if letter == "n":
+            return torch.randn(rows, columns, device="cuda", dtype=dtype)
+        return torch.randn(columns, rows, device="cuda", dtype=dtype).t()
+
+    a, b = matrix(problem.m, problem.k, problem.layout[0]), matrix(problem.k, problem.n, problem.layout[1])
+    return a, b, torch.randn(problem.n, device="cuda", dtype=dtype) if problem.bias else None
+
+
+def product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
+
+
+def error(y: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> float:
+    want = a.double() @ b.double()
+    if bias is not None:
+        want = want + bias.double()
+    return float((y.double() - want).norm() / want.norm())
+
+
+def gemv(n: int = 256, k: int = 1024) -> tuple[Problem, Candidate]:
+    problem = Problem(m=1, n=n, k=k, math_mode="reduced")
+    return problem, next(BACKENDS["triton"].candidates(problem))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", ["nt", "nn", "tn"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_cublaslt_algorithms_are_right_in_python_in_the_hook_and_in_a_graph(
+    program: Program, dtype: str, layout: str, bias: bool
+) -> None:
+    for m, n, k in ((24, 320, 512), (136, 1024, 2048)):
+        problem = Problem(m=m, n=n, k=k, bias=bias, dtype=dtype, layout=layout, math_mode=MATH[dtype])
+        a, b, c = operands(problem)
+        stock = product(a, b, c)
+        allowed = 1.5 * error(stock, a, b, c) + 1e-7
+        found = list(BACKENDS["cublaslt"].candidates(problem))
+        assert len(found) >= 2 and len({x.config for x in found}) == len(found)
+        for candidate in found[:4]:
+            y = BACKENDS["cublaslt"].prepare(candidate, problem).bind(b)(a, c)
+            assert error(y, a, b, c) <= allowed, candidate
+            program.publish(program.solution(problem, candidate))
+            program.outcomes()
+            routed = product(a, b, c)
+            assert program.outcomes() == {"exact": 1}, candidate
+            assert routed.stride() == stock.stride() and error(routed, a, b, c) <= allowed, candidate
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            inside = product(a, b, c)
+        a.copy_(torch.randn_like(a))
+        graph.replay()
+        assert error(inside, a, b, c) <= allowed
+    assert not program.hook.native.failures()
+
+
+def test_cublaslt_serves_slices_of_wider_matrices_and_leaves_the_rest_to_torch(program: Program) -> None:
+    problem = Problem(m=24, n=320, k=512, math_mode="reduced")
+    program.publish(program.solution(problem, next(BACKENDS["cublaslt"].candidates(problem))))
+    wide = torch.randn(24, 1024, device="cuda", dtype=torch.bfloat16)
+    w = torch.randn(320, 512, device="cuda", dtype=torch.bfloat16)
+    program.outcomes()
+
+    for x, outcome in ((wide[:, 512:], "exact"), (wide[:, 1:513], "miss")):
+        assert error(x @ w.t(), x, w.t(), None) < 5e-3
+        assert program.outcomes() == {outcome: 1}
+
+
+def test_replays_of_a_graph_count_for_all_its_launches(program: Program) -> None:
+    problem, candidate = gemv()
+    program.publish(program.solution(problem, candidate))
+    x, w = (torch.randn(rows, 1024, device="cuda", dtype=torch.bfloat16) for rows in (1, 256))
+    y = torch.randn(8, 64, device="cuda")
+    torch.nn.functional.linear(x, w), y @ y.t()
+    graph = torch.cuda.CUDAGraph()
+    program.outcomes()
+    with torch.cuda.graph(graph):
+        for _ in range(3):
+            torch.nn.functional.linear(x, w)
+        y @ y.t()
+
+    assert program.outcomes() == {"exact": 3, "miss": 1}  # the capture itself
+    for _ in range(5):
+        graph.replay()
+    assert program.outcomes() == {"exact": 15, "miss": 5}
+    gemmtuned.graph_replayed(graph, 2)
+    assert program.outcomes() == {"exact": 6, "miss": 2}
+    graph.replay()
+    del graph
+    assert program.outcomes() == {"exact": 3, "miss": 1}  # what was replayed before it went
+    assert program.outcomes() == {}
+
+
+def test_a_thread_whose_first_use_of_the_gpu_is_a_routed_call(program: Program) -> None:
+    problem, candidate = gemv()
+    program.publish(program.solution(problem, candidate))
+    x, w = (torch.randn(rows, 1024, device="cuda", dtype=torch.bfloat16) for rows in (1, 256))
+    program.outcomes()
+    found = []
+
+    def work() -> None:
+        with torch.inference_mode():
+            found.append(torch.nn.functional.linear(x, w))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert program.outcomes() == {"exact": 1} and not program.hook.native.failures()
+    assert error(found[0], x, w.t(), None) < 5e-3
+
+
+@pytest.mark.parametrize("what", ["x beside its alignment", "w with odd rows", "x on a strided row"])
+def test_operands_the_binary_was_not_compiled_for_go_to_torch_without_blame(program: Program, what: str) -> None:
+    problem, candidate = gemv()
+    program.publish(program.solution(problem, candidate))
+    x, w = (torch.randn(rows, 1024, device="cuda", dtype=torch.bfloat16) for rows in (1, 256))
+    if what.startswith("x beside"):
+        x = torch.randn(1025, device="cuda", dtype=torch.bfloat16)[1:][None]
+    elif what.startswith("w"):
+        w = torch.randn(256, 1025, device="cuda", dtype=torch.bfloat16)[:, :1024]
+    else:
+        x = torch.randn(1, 2048, device="cuda", dtype=torch.bfloat16)[:, ::2]
+    program.outcomes()
+
+    assert error(torch.nn.functional.linear(x, w), x, w.t(), None) < 5e-3
+    assert program.outcomes() == {"miss": 1} and not program.hook.native.failures()
+
+
+def corrupt_file(program: Program, solution: Solution) -> Solution:
+    path = program.folder / BINARIES / json.loads(solution.launch)["binary"]
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    return solution
+
+
+def garbage_file(program: Program, solution: Solution) -> Solution:
+    data = b"\x7fELF" + bytes(4096)
+    write_binary(program.folder, data)
+    return with_launch(solution, binary=sha256(data).hexdigest())
+
+
+def with_launch(solution: Solution, **changes: Any) -> Solution:
+    return replace(solution, launch=json.dumps(json.loads(solution.launch) | changes))
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [corrupt_file, garbage_file, lambda p, s: with_launch(s, name="no_such_kernel"),
+     lambda p, s: with_launch(s, binary="0" * 64)],
+    ids=["wrong hash", "no cubin", "wrong symbol", "no file"],
+)  # fmt: skip
+def test_a_binary_that_cannot_be_used_costs_its_row_alone(
+    program: Program, spoil: Callable[[Program, Solution], Solution]
+) -> None:
+    problem, candidate = gemv(n=384)
+    good, other = gemv()
+    solution = spoil(program, program.solution(problem, candidate))
+    program.publish(solution, program.solution(good, other))
+    x = torch.randn(1, 1024, device="cuda", dtype=torch.bfloat16)
+    program.outcomes()
+
+    for n, outcome in ((384, "miss"), (256, "exact")):
+        w = torch.randn(n, 1024, device="cuda", dtype=torch.bfloat16)
+        assert error(torch.nn.functional.linear(x, w), x, w.t(), None) < 5e-3
+        assert program.outcomes() == {outcome: 1}
+    assert gemmtuned.status()["refused"] == {"its kernel does not load": 2}  # in both modes
+    for path in (program.folder / BINARIES).iterdir():
+        path.unlink()
+
+
+@pytest.mark.parametrize("backend", ["triton", "cublaslt"])
+def test_a_launch_that_fails_is_served_by_torch_and_switched_off(program: Program, backend: str) -> None:
+    problem = Problem(m=1, n=448, k=1024, math_mode="reduced")
+    solution = program.solution(problem, next(BACKENDS[backend].candidates(problem)))
+    broken = {"warps": 32} if backend == "triton" else {"algo": "ff" * 64}
+    program.publish(with_launch(replace(solution, config=solution.config + " "), **broken))
+    x, w = (torch.randn(rows, 1024, device="cuda", dtype=torch.bfloat16) for rows in (1, 448))
+    program.outcomes()
+
+    for _ in range(2):
+        assert error(torch.nn.functional.linear(x, w), x, w.t(), None) < 5e-3
+    assert program.outcomes() == {"miss": 2}
+    [(_, reason)] = program.hook.native.failures()
+    assert ("cuLaunchKernel" if backend == "triton" else "cublasLtMatmul") in reason
+    torch.cuda.synchronize()
+
+
+def test_two_hundred_solutions_are_active_within_a_second(program: Program) -> None:
+    solutions = []
+    for n in range(8, 8 * 101, 8):
+        problem = Problem(m=8, n=n, k=1024, math_mode="reduced")
+        solutions.append(program.solution(problem, next(BACKENDS["cublaslt"].candidates(problem))))
+    triton = [gemv(n=n) for n in (256, 512, 1024, 2048)]
+    for problem, candidate in triton:
+        one = program.solution(problem, candidate)
+        # the same binary under other sizes: what loading costs is the row and the file
+        solutions += [replace(one, problem=replace(problem, n=problem.n + 8 * i + 4096)) for i in range(25)]
+    start = time.perf_counter()
+    program.publish(*solutions)
+
+    assert time.perf_counter() - start < 1 and gemmtuned.status()["rows"] == 400
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_calls_run_on_the_device_of_their_operands_whatever_is_current(program: Program) -> None:
+    problem, candidate = gemv()
+    program.publish(program.solution(problem, candidate))
+    for device in (1, 0):
+        x, w = (torch.randn(rows, 1024, device=f"cuda:{device}", dtype=torch.bfloat16) for rows in (1, 256))
+        with torch.cuda.device(1 - device):
+            y = torch.nn.functional.linear(x, w)
+        assert y.device == x.device and error(y, x, w.t(), None) < 5e-3
+    assert not program.hook.native.failures() and cublaslt.version()

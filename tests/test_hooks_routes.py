@@ -1,0 +1,62 @@
+"""From a published solution to what the native hook is given: library records, and records that belong to another."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cases import LAUNCH, LIBRARY_LAUNCH
+
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Device, Environment, Solution
+from gemmtuned.hooks.dispatch import NATIVE_CODES, build_table
+from gemmtuned.hooks.native import Row
+from gemmtuned.hooks.routes import Routes
+
+GPU = Environment(
+    Device("cuda-x-132", "cuda", "x", "sm_90", 132), {"cublaslt": "130002/sm_90", "triton": "3.6.0/sm_90"}
+)
+SOLUTION = Solution(
+    problem=Problem(m=8, n=256, k=1024), device="cuda-x-132", mode="graph", covers="exact", backend="cublaslt",
+    config="{}", stamp="130002/sm_90", us=1.0, baseline_us=2.0, gain_low=1.5, err=1e-3, baseline_err=1e-3,
+    state="published", launch=json.dumps(LIBRARY_LAUNCH),
+)  # fmt: skip
+
+
+def rows(*solutions: Solution, folder: Path = Path("/nowhere")) -> tuple[list[Row], dict[str, int]]:
+    table = build_table(solutions, {"cuda:1": GPU}, generation=1, failed=frozenset())
+    native: Any = None  # a library's algorithm needs no kernel loaded
+    found = list(Routes(native, folder).rows(table))
+    return found, dict(table.refused)
+
+
+def test_a_librarys_algorithm_becomes_a_route_of_its_device() -> None:
+    [row], refused = rows(SOLUTION)
+
+    launch: Any = row.launch
+    assert refused == {} and (row.code, row.place) == (NATIVE_CODES["cublaslt"], "cuda:1")
+    assert bytes(launch.algo).hex() == LIBRARY_LAUNCH["algo"]
+    assert (launch.device, launch.data_type, launch.compute_type) == (1, 14, 68)
+    assert (launch.x_turned, launch.w_turned, launch.max_m, launch.workspace_bytes) == (0, 1, 8, 1024)
+
+
+def test_tf32_and_column_major_operands_reach_the_library() -> None:
+    problem = replace(SOLUTION.problem, dtype="fp32", wdtype="fp32", out_dtype="fp32", layout="tn", math_mode="tf32")
+    record = {**LIBRARY_LAUNCH, "dtype": "fp32", "layout": "tn", "tf32": True}
+    [row], _ = rows(replace(SOLUTION, problem=problem, launch=json.dumps(record)))
+
+    launch: Any = row.launch
+    assert (launch.data_type, launch.compute_type, launch.x_turned, launch.w_turned) == (0, 77, 1, 0)
+
+
+def test_a_record_that_is_not_its_solutions_costs_the_row() -> None:
+    for wrong in (
+        replace(SOLUTION, launch=json.dumps({**LIBRARY_LAUNCH, "dtype": "fp16"})),
+        replace(SOLUTION, launch=json.dumps({**LIBRARY_LAUNCH, "layout": "nn"})),
+        replace(SOLUTION, launch=json.dumps(LAUNCH)),
+        replace(SOLUTION, backend="triton", stamp="3.6.0/sm_90"),
+        replace(SOLUTION, launch=""),
+    ):
+        assert rows(wrong) == ([], {"its kernel does not load": 1})
