@@ -235,21 +235,27 @@ def key_texts(problem: Problem, family: AiterFamily) -> dict[str, str]:
     return {column: str(texts[column]) for column in family.key}
 
 
+def candidate_texts(candidate: Candidate) -> dict[str, str]:
+    """The columns that name a kernel, in whichever of AITER's words a family has them."""
+    config: dict[str, Any] = json.loads(candidate.config)
+    default = candidate.backend == DEFAULT_BACKEND
+    name = "native" if default else str(config.get("kernel", candidate.backend))
+    return {
+        "libtype": candidate.backend, "solidx": str(_RESULT_OF_OURS), "kernelId": str(_RESULT_OF_OURS),
+        "splitK": str(config.get("split", 0)), "kernelName": name, "kernelName1": name,
+    }  # fmt: skip
+
+
 def tuned_texts(solution: Solution, family: AiterFamily, device: Device) -> dict[str, str]:
     """A solution as a row of the family's tuned table, the whole of it once more in our own column.
 
     AITER's error ratio (the share of wrong elements) is not what we measure: it stays empty, ours is in our column.
     """
     problem = solution.problem
-    config: dict[str, Any] = json.loads(solution.config)
-    default = solution.backend == DEFAULT_BACKEND
-    name = "native" if default else str(config.get("kernel", solution.backend))
     texts = {
-        **key_texts(problem, family), "gfx": device.arch, "cu_num": str(device.units),
-        "libtype": solution.backend, "solidx": str(_RESULT_OF_OURS), "kernelId": str(_RESULT_OF_OURS),
-        "splitK": str(config.get("split", 0)), "us": f"{solution.us:.4f}", "kernelName": name,
-        "kernelName1": name, "tflops": f"{problem.flops / solution.us / 1e6:.2f}",
-        "bw": f"{problem.bytes / solution.us / 1e3:.2f}",
+        **key_texts(problem, family), **candidate_texts(Candidate(solution.backend, solution.config)),
+        "gfx": device.arch, "cu_num": str(device.units), "us": f"{solution.us:.4f}",
+        "tflops": f"{problem.flops / solution.us / 1e6:.2f}", "bw": f"{problem.bytes / solution.us / 1e3:.2f}",
         OURS: json.dumps(solution.to_row(), sort_keys=True, separators=(",", ":")),
     }  # fmt: skip
     return {column: texts.get(column, "") for column in columns_for(family, kind="tuned")}

@@ -23,7 +23,7 @@ from gemmtuned.configs.manifest import make_folder
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
-from gemmtuned.configs.solution import Environment, Solution
+from gemmtuned.configs.solution import Device, Environment, Solution
 from gemmtuned.daemon.devices import Monitor, find_monitors
 from gemmtuned.daemon.request import Request
 from gemmtuned.daemon.rules import Rules
@@ -77,6 +77,7 @@ class Tuned:
 
     solutions: dict[Problem, Solution] = field(default_factory=dict)
     failed: dict[Problem, str] = field(default_factory=dict)
+    devices: dict[str, Device] = field(default_factory=dict)  # by key: those it ran on
     code: int = 0  # 130 or 143 when it was interrupted
 
 
@@ -189,7 +190,8 @@ def _results(
         else:
             state = states.get(problem)
             failed[problem] = (state.reason or state.state) if state else "interrupted before it was tried"
-    return Tuned(solutions, failed, code)
+    devices = {} if environment is None else {environment.device.key: environment.device}
+    return Tuned(solutions, failed, devices, code)
 
 
 def _raise_if_hopeless(daemon: Daemon) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gemmtuned.configs.padding import padded_m
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.solution import Candidate, Solution
+from gemmtuned.configs.solution import Candidate, Device, Solution
 from gemmtuned.daemon.options import SearchOptions
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Request:
     again: bool = False
     timeout_s: float | None = None
     on_trial: Callable[[Trial], object] = lambda trial: None
-    on_found: Callable[[Sequence[Solution]], object] = lambda found: None
+    on_found: Callable[[Sequence[Solution], Device], object] = lambda found, device: None
     found: dict[Problem, Solution] = field(default_factory=dict)
     settled: set[Problem] = field(default_factory=set)
     too_slow: set[tuple[Problem, Candidate]] = field(default_factory=set)

@@ -114,7 +114,7 @@ class WorkQueue:
         )  # fmt: skip
         if asked is not None:
             asked.settle(work.problem, work.covers, solution)
-            asked.on_found(found)
+            asked.on_found(found, work.environment.device)
         return generation
 
     def give_back(self, work: Work, now_s: float) -> None:

@@ -32,6 +32,7 @@ from gemmtuned.commands import (
     untuned,
     withdraw,
 )
+from gemmtuned.commands.aiter_flags import AiterCommand
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.reports.render import complain
 
@@ -53,6 +54,7 @@ COMMANDS: Final[tuple[Callable[..., None], ...]] = (
     withdraw.withdraw,
 )
 GROUPS: Final = (db.app,)
+CLASSES: Final = {tune.tune: AiterCommand}  # commands that read their arguments in a way of their own
 WRAPPERS: Final = (run.run, compare.compare)  # what follows their first argument is another program's
 
 
@@ -96,7 +98,8 @@ def build() -> typer.Typer:
     )
     app.callback()(_root)
     for command in COMMANDS:
-        app.command(context_settings={"allow_interspersed_args": command not in WRAPPERS})(command)
+        settings = {"allow_interspersed_args": command not in WRAPPERS}
+        app.command(cls=CLASSES.get(command), context_settings=settings)(command)
     for group in GROUPS:
         app.add_typer(group)
     return app

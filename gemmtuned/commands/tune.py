@@ -1,35 +1,34 @@
-"""`gemmtuned tune`: tune problems now, in the foreground."""
+"""`gemmtuned tune`: tune problems now, in the foreground; takes the flags of AITER's tuners too."""
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gemmtuned.commands.options import (
-    DryRun,
-    Json,
-    LogLevel,
-    choice,
-    default_threads,
-    problems,
-    settings,
-    start_logging,
-)
-from gemmtuned.configs.errors import ProblemError
-from gemmtuned.configs.problem import DTYPES, Problem
-from gemmtuned.configs.solution import Candidate
-from gemmtuned.reports.problem_list import read_list
+from gemmtuned.commands import tune_options as t
+from gemmtuned.commands.aiter_flags import META
+from gemmtuned.commands.options import DryRun, Json, LogLevel, default_threads, problems, settings, start_logging
+from gemmtuned.commands.tune_sources import Defaults, Wanted, gather
+from gemmtuned.configs.solution import Candidate, Device, Solution
+from gemmtuned.hooks.dispatch import NATIVE_CODES
 from gemmtuned.reports.progress import progress
-from gemmtuned.reports.render import Column, Report, Table, complain, duration, factor, show, small
+from gemmtuned.reports.render import Column, Report, Table, complain, duration, factor, percent, show, small
+from gemmtuned.reports.tuned_files import Profile, TunedTable, table_family
 
 if TYPE_CHECKING:
+    from gemmtuned.configs.problem import Problem
+    from gemmtuned.daemon.devices import Monitor
     from gemmtuned.daemon.main import Tuned
+    from gemmtuned.daemon.options import SearchOptions
+    from gemmtuned.daemon.wire import Trial
 
-_COLUMNS = (
-    Column("problem", "problem", right=False),
+_PLAN = (Column("problem", "problem", right=False),)
+_DONE = (
+    *_PLAN,
     Column("route", "runs", right=False),
     Column("baseline_us", "torch", duration),
     Column("us", "now", duration),
@@ -37,83 +36,194 @@ _COLUMNS = (
     Column("err", "error", small),
     Column("why", "", lambda why: why or "", right=False),
 )
+_CHECKED = (
+    *_PLAN,
+    Column("route", "runs", right=False),
+    Column("state", "is", right=False),
+    Column("baseline_us", "torch", duration),
+    Column("us", "now", duration),
+    Column("speedup", "gain", factor),
+    Column("err_ratio", "mismatch", percent),
+    Column("why", "", lambda why: why or "", right=False),
+)
+_SHAPES = (
+    Column("name", "layer", right=False),
+    Column("n", "N"),
+    Column("k", "K"),
+    Column("layers", "in layers"),
+    Column("why", "because of", right=False),
+    Column("left_out", "", lambda why: f"left out: {why}" if why else "", right=False),
+)
 
 
 def tune(
-    problem: Annotated[
-        list[str] | None, typer.Argument(metavar="[PROBLEM...]", help="For example fp32:8x2048x1024,threads=2")
-    ] = None,
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            "-i",
-            "--input",
-            exists=True,
-            dir_okay=False,
-            readable=True,
-            allow_dash=True,
-            metavar="FILE",
-            help="A problem a line, # begins a comment; or an AITER untuned table (header M,N,K,...). - is stdin.",
-        ),
-    ] = None,
-    dtype: Annotated[
-        str, typer.Option(parser=choice(tuple(DTYPES)), metavar="NAME", help="For rows of a table that name none.")
-    ] = "bf16",
-    threads: Annotated[
-        int | None, typer.Option(min=0, help="For the rows of a table: CPU threads; default: as many as torch takes.")
-    ] = None,
-    skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help="Leave bad rows out and go on.")] = False,
-    idle: Annotated[bool, typer.Option("--idle", help="Wait for an idle device, as the daemon does.")] = False,
+    context: typer.Context,
+    problem: t.Problems = None,
+    file: t.Input = None,
+    model_dir: t.ModelDir = None,
+    tp: t.Tp = 1,
+    nsets: t.Nsets = None,
+    batch_size: t.BatchSize = None,
+    unfused: t.Unfused = False,
+    dtype: t.Dtype = None,
+    out_dtype: t.OutDtype = None,
+    all_bias: t.AllBias = False,
+    threads: t.Threads = None,
+    skip_bad_rows: t.SkipBadRows = False,
+    again: t.All = False,
+    libtype: t.Libtype = None,
+    space: t.Space = None,
+    iters: t.Iters = None,
+    warmup: t.Warmup = 2,
+    timeout: t.Timeout = None,
+    err_ratio: t.ErrRatio = None,
+    atol: t.Atol = None,
+    rtol: t.Rtol = None,
+    min_improvement_pct: t.MinImprovement = None,
+    mp: t.Mp = None,
+    idle: t.Idle = False,
+    output: t.Output = None,
+    profile_file: t.ProfileFile = None,
+    sort: t.Sort = False,
+    run_config: t.RunConfig = None,
     dry_run: DryRun = False,
+    verbose: t.Verbose = False,
     log_level: LogLevel = "warning",
     as_json: Json = False,
 ) -> None:
     """Tune problems now, in the foreground.
 
-    Publishes what is found; programs that run take it up at once. Also tries again what failed or was withdrawn.
-    Ends with 1 when a problem could not be tuned.
-    """  # fmt: skip
-    start_logging(log_level)
-    wanted = problems(problem or [])
-    if file is not None:
-        wanted += _read(file, dtype, default_threads() if threads is None else threads, skip=skip_bad_rows)
-        wanted = list(dict.fromkeys(wanted))
-    if not wanted:
+    Screens every candidate, confirms the best few, and publishes what is found shape by shape: programs that run take
+    it up at once, and an interrupt loses nothing. Also tries again what failed or was withdrawn. AITER's flags are
+    taken in AITER's spelling. Ends with 1 when a problem could not be tuned.
+    """
+    from gemmtuned.daemon.devices import find_monitors
+
+    start_logging("debug" if verbose else log_level)
+    monitors = find_monitors()
+    if threads is None:
+        threads = 0 if any(m.device.kind != "cpu" for m in monitors) else default_threads()
+    defaults = Defaults(dtype=dtype, out_dtype=out_dtype, threads=threads, all_bias=all_bias)
+    named = problems(problem or [])
+    options, notes = _search_options(
+        libtype, space, iters, warmup, err_ratio, atol, rtol, min_improvement_pct
+    )  # fmt: skip
+    for note in (*context.meta.get(META, ()), *notes):
+        complain(note)
+    if run_config is not None and file is None and not named and model_dir is None:
+        file = Path(run_config) if run_config else output
+    wanted = gather(
+        named, defaults, file=file, model=model_dir, tp=tp, nsets=nsets, batch_size=batch_size, unfused=unfused,
+        skip_bad_rows=skip_bad_rows,
+    )  # fmt: skip
+    if not wanted.problems:
         raise typer.BadParameter("no problem given: name some, or a file that holds some with -i")
     if dry_run:
-        rows = [{"problem": str(one)} for one in wanted]
-        facts = {"dry_run": True, "failed": 0}
-        show(
-            Report("tune", [Table("rows", _COLUMNS[:1], rows)], facts, notes=[f"{len(rows)} to tune"]), as_json=as_json
-        )
+        show(_plan(wanted), as_json=as_json)
         return
+    devices = _devices(monitors, wanted.problems, mp)
+    if run_config is not None:
+        _check(wanted, run_config, dtype or "bf16", options, devices[0], timeout, as_json=as_json)
+        return
+    files = _Files(output, profile_file, wanted.problems, sort=sort)
     from gemmtuned.daemon.main import tune_now
     from gemmtuned.daemon.request import Request
 
+    request = Request(
+        problems=wanted.problems, options=options, again=again, timeout_s=timeout,
+        on_trial=files.note, on_found=files.found,
+    )  # fmt: skip
     with progress(quiet=as_json) as tell:
-        done = tune_now(Request(problems=wanted), settings(), idle=idle, progress=tell)
-    show(_report(wanted, done), as_json=as_json)
+        done = tune_now(request, settings(), idle=idle, progress=tell, monitors=devices)
+    files.finish(done)
+    show(_report(wanted, done, files.notes), as_json=as_json)
     if done.code or done.failed:
         raise typer.Exit(done.code or 1)
 
 
-def _read(file: Path, dtype: str, threads: int, *, skip: bool) -> list[Problem]:
-    """The problems of a file. Raises ProblemError for its first bad row unless bad rows are skipped."""
-    stdin = str(file) == "-"
-    text = sys.stdin.read() if stdin else file.read_text(encoding="utf-8-sig", errors="replace")
-    found = read_list(text.splitlines(), name="stdin" if stdin else file.name, dtype=dtype, threads=threads)
-    if found.complaints and not skip:
-        more = f"{len(found.complaints) - 1} more bad rows; " if len(found.complaints) > 1 else ""
-        others = len(found.problems)
-        raise ProblemError(f"{found.complaints[0]}. {more}use --skip-bad-rows to tune the other {others} problems")
-    for complaint in found.complaints:
-        complain(f"{complaint}: skipped")
-    return list(found.problems)
+def _search_options(
+    libtype: list[str] | None,
+    space: list[str] | None,
+    iters: int | None,
+    warmup: int,
+    err_ratio: float | None,
+    atol: float | None,
+    rtol: float | None,
+    min_improvement_pct: float | None,
+) -> tuple[SearchOptions, list[str]]:
+    from gemmtuned.daemon.options import DEFAULTS, SearchOptions
+
+    backends, notes = t.libraries(libtype or [], tuple(NATIVE_CODES))
+    values, more = t.space(space or [])
+    if err_ratio is None and (atol is not None or rtol is not None):
+        err_ratio = 0.0  # the Triton guide's tolerances: no element may be outside
+    gain = DEFAULTS.min_gain if min_improvement_pct is None else 1 + min_improvement_pct / 100
+    options = SearchOptions(
+        backends=backends, space=values, iters=iters, warmup=warmup, err_ratio=err_ratio, atol=atol, rtol=rtol,
+        min_gain=gain,
+    )  # fmt: skip
+    return options, notes + more
 
 
-def _report(wanted: list[Problem], done: Tuned) -> Report:
+def _devices(monitors: Sequence[Monitor], wanted: Sequence[Problem], most: int | None) -> list[Monitor]:
+    """Where these problems run: with threads on the CPU, without on GPUs, where there are any."""
+    gpus = [m for m in monitors if m.device.kind != "cpu"]
+    chosen = [m for m in monitors if m.device.kind == "cpu"] if any(p.threads for p in wanted) or not gpus else []
+    chosen += gpus if any(not p.threads for p in wanted) else []
+    if most is not None and most > len(chosen):
+        complain(f"--mp {most}: there are {len(chosen)} devices for these problems")
+    return chosen[:most]
+
+
+class _Files:
+    """What -o and -o2 name, written after each shape."""
+
+    def __init__(self, output: Path | None, profile: Path | None, wanted: Sequence[Problem], *, sort: bool) -> None:
+        self._table = TunedTable(output, table_family(wanted), sort=sort) if output is not None else None
+        self._profile = Profile(profile)
+
+    def note(self, trial: Trial) -> None:
+        self._profile.add(trial)
+
+    def found(self, found: Sequence[Solution], device: Device) -> None:
+        if self._table is not None:
+            self._table.add(found[0], device, err_ratio=self._profile.err_ratio(found[0]))
+            self._table.write()
+        self._profile.write(device)
+
+    def finish(self, done: Tuned) -> None:
+        """Add what had a verdict before; what this run gave is there already."""
+        for solution in done.solutions.values():
+            device = done.devices.get(solution.device)
+            if self._table is not None and device is not None and not self._table.holds(solution, device):
+                self._table.add(solution, device)
+        if self._table is not None:
+            self._table.write()
+        for device in done.devices.values():
+            self._profile.write(device)
+
+    @property
+    def notes(self) -> list[str]:
+        """What the tables could not hold."""
+        left_out = self._table.left_out if self._table is not None else []
+        if not left_out:
+            return []
+        return [f"{len(left_out)} have no place in that table, for example {left_out[0]}: AITER has no column for it"]
+
+
+def _plan(wanted: Wanted) -> Report:
+    rows = [{"problem": str(one)} for one in wanted.problems]
+    tables = [Table("shapes", _SHAPES, wanted.derived)] if wanted.derived else []
+    keys = wanted.keys
+    note = f"{len(rows)} to tune; look-up keys: {keys['exact_keys']} exact, {keys['fine_keys']} fine, " \
+        f"{keys['coarse_keys']} coarse"  # fmt: skip
+    facts = {"dry_run": True, "failed": 0, **keys}
+    return Report("tune", [*tables, Table("rows", _PLAN, rows)], facts, notes=[*wanted.notes, note])
+
+
+def _report(wanted: Wanted, done: Tuned, notes: list[str]) -> Report:
     rows: list[dict[str, Any]] = []
-    for problem in wanted:
+    for problem in wanted.problems:
         solution = done.solutions.get(problem)
         if solution is None:
             rows.append({"problem": str(problem), "why": done.failed.get(problem, "not tuned")})
@@ -123,5 +233,42 @@ def _report(wanted: list[Problem], done: Tuned) -> Report:
         speedup = solution.baseline_us / solution.us
         rows.append({**solution.to_row(), "problem": str(problem), "route": route, "speedup": speedup, "why": why})
     facts = {"dry_run": False, "failed": len(done.failed)}
-    notes = [f"{len(done.solutions)} of {len(wanted)} have a verdict"]
-    return Report("tune", [Table("rows", _COLUMNS, rows)], facts, notes=notes)
+    tables = [Table("shapes", _SHAPES, wanted.derived)] if wanted.derived else []
+    said = f"{len(done.solutions)} of {len(wanted.problems)} have a verdict"
+    return Report("tune", [*tables, Table("rows", _DONE, rows)], facts, notes=[*wanted.notes, *notes, said])
+
+
+def _check(
+    wanted: Wanted,
+    run_config: str,
+    dtype: str,
+    options: SearchOptions,
+    device: Monitor,
+    timeout: float | None,
+    *,
+    as_json: bool,
+) -> None:
+    from gemmtuned.daemon.check import check
+    from gemmtuned.daemon.worker import Deadlines, Worker
+    from gemmtuned.reports.chosen import of_table, published
+
+    asked = wanted.problems
+    chosen = of_table(Path(run_config), asked, dtype=dtype) if run_config else published(settings(), asked)
+    make: Callable[[], Worker] = partial(Worker, device.id, nice=0, deadlines=Deadlines(timeout_s=timeout))
+    rows = []
+    failed = 0
+    with progress(quiet=as_json) as tell:
+        for number, found in enumerate(check(chosen, options, make), 1):
+            tell(number, len(chosen), str(found.problem))
+            failed += not found.is_good
+            speedup = found.baseline_us / found.us if found.us and found.baseline_us else None
+            rows.append({
+                "problem": str(found.problem), "route": str(found.candidate), "state": found.state, "us": found.us,
+                "baseline_us": found.baseline_us, "speedup": speedup, "err": found.err, "err_ratio": found.err_ratio,
+                "why": found.note,
+            })  # fmt: skip
+    facts = {"dry_run": False, "failed": failed, "checked": len(rows)}
+    notes = [*wanted.notes, f"{len(rows)} checked, {failed} must not be used; nothing was changed"]
+    show(Report("tune", [Table("rows", _CHECKED, rows)], facts, notes=notes), as_json=as_json)
+    if failed:
+        raise typer.Exit(1)

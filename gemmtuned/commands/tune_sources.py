@@ -1,0 +1,132 @@
+"""Where `gemmtuned tune` has its problems from: the command line, a file, a model, or the shapes that are built in."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+
+from gemmtuned.commands.tune_options import dtype as dtype_name
+from gemmtuned.commands.tune_options import sizes
+from gemmtuned.configs.errors import ProblemError
+from gemmtuned.configs.model_shapes import NSETS, dtype_of, problems, read_config, shapes
+from gemmtuned.configs.padding import padded_m
+from gemmtuned.configs.problem import Problem
+from gemmtuned.reports.problem_list import read_list
+from gemmtuned.reports.render import complain
+
+# Those of AITER's guide to tuning the atomic kernel: every (N, K) at every M
+BUILT_IN_M: Final = (16, 32, 64, 128, 256, 512, 2048, 4096)
+BUILT_IN_NK: Final = ((1024, 1024), (4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072))
+
+
+@dataclass
+class Wanted:
+    """Problems, each once and in order; derived: how the shapes of a model came about; notes: for the reader."""
+
+    problems: list[Problem] = field(default_factory=list)
+    derived: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def keys(self) -> dict[str, int]:
+        """How many look-up keys these are: as they stand, and padded by AITER's two rules."""
+        return {
+            f"{covers}_keys": len({p.with_m(padded_m(p.m, p.n, covers)) for p in self.problems})
+            for covers in ("exact", "fine", "coarse")
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults:
+    """What a source takes where it says nothing itself. dtype: None is bf16, or the model's own."""
+
+    dtype: str | None
+    out_dtype: str | None
+    threads: int
+    all_bias: bool
+
+    def apply(self, found: Sequence[Problem]) -> list[Problem]:
+        """The output dtype where a problem names none other than its own, and its twin with a bias."""
+        out = [replace(p, out_dtype=self.out_dtype) if self.out_dtype and p.out_dtype == p.dtype else p for p in found]
+        if self.all_bias:
+            out = [twin for p in out for twin in (replace(p, bias=False), replace(p, bias=p.family == "dense"))]
+        return out
+
+
+def from_file(file: Path, defaults: Defaults, *, skip: bool) -> list[Problem]:
+    """The problems of a file. Raises ProblemError for its first bad row unless bad rows are skipped."""
+    stdin = str(file) == "-"
+    text = sys.stdin.read() if stdin else file.read_text(encoding="utf-8-sig", errors="replace")
+    name = "stdin" if stdin else file.name
+    found = read_list(text.splitlines(), name=name, dtype=defaults.dtype or "bf16", threads=defaults.threads)
+    if found.complaints and not skip:
+        more = f"{len(found.complaints) - 1} more bad rows; " if len(found.complaints) > 1 else ""
+        others = len(found.problems)
+        raise ProblemError(f"{found.complaints[0]}. {more}use --skip-bad-rows to tune the other {others} problems")
+    for complaint in found.complaints:
+        complain(f"{complaint}: skipped")
+    return defaults.apply(found.problems)
+
+
+def from_model(
+    folder: Path, defaults: Defaults, *, tp: int, nsets: str | None, batch_size: int | None, unfused: bool
+) -> Wanted:
+    """The problems of a model's linear layers, and one line for each on how it was derived."""
+    config = read_config(folder)
+    dtype = defaults.dtype or dtype_name(dtype_of(config) or "bf16")
+    weights = shapes(config, tp=tp, fused=not unfused)
+    if defaults.dtype is not None:  # somebody says what its weights are: as such they can be tuned
+        weights = [replace(weight, quantised=False) for weight in weights]
+    ms = [m * (batch_size or 1) for m in (NSETS if nsets is None else sizes(nsets))]
+    wanted = Wanted(defaults.apply(problems(weights, ms, dtype=dtype, threads=defaults.threads)))
+    for weight in weights:
+        row = {
+            "name": weight.name, "n": weight.n, "k": weight.k, "batch": weight.batch, "bias": weight.bias,
+            "layers": weight.count, "experts": weight.experts, "why": weight.why, "left_out": weight.left_out or None,
+        }  # fmt: skip
+        wanted.derived.append(row)
+    tuned = sum(1 for weight in weights if not weight.left_out)
+    wanted.notes.append(f"{tuned} of {len(weights)} shapes of {folder} at M = {', '.join(map(str, ms))}, {dtype}")
+    return wanted
+
+
+def built_in(defaults: Defaults, *, batch_size: int | None) -> Wanted:
+    """Forty shapes for whoever has none of his own."""
+    ms = BUILT_IN_M if batch_size is None else (batch_size,)
+    dtype = defaults.dtype or "bf16"
+    found = [Problem(m=m, n=n, k=k, dtype=dtype, threads=defaults.threads) for n, k in BUILT_IN_NK for m in ms]
+    note = f"no shapes given, so the {len(found)} built-in ones: name problems, or give -i FILE or --model-dir DIR"
+    return Wanted(defaults.apply(found), notes=[note])
+
+
+def gather(
+    named: Sequence[Problem],
+    defaults: Defaults,
+    *,
+    file: Path | None,
+    model: Path | None,
+    tp: int,
+    nsets: str | None,
+    batch_size: int | None,
+    unfused: bool,
+    skip_bad_rows: bool,
+) -> Wanted:
+    """All that was asked for, each problem once; the built-in shapes when nothing was."""
+    if model is None and (tp != 1 or nsets is not None or unfused):
+        raise typer.BadParameter("--tp, --nsets and --unfused go with --model-dir")
+    if not named and file is None and model is None:
+        return built_in(defaults, batch_size=batch_size)
+    wanted = Wanted(list(named))
+    if file is not None:
+        wanted.problems += from_file(file, defaults, skip=skip_bad_rows)
+    if model is not None:
+        of_model = from_model(model, defaults, tp=tp, nsets=nsets, batch_size=batch_size, unfused=unfused)
+        wanted.problems += of_model.problems
+        wanted.derived, wanted.notes = of_model.derived, of_model.notes
+    wanted.problems = list(dict.fromkeys(wanted.problems))
+    return wanted

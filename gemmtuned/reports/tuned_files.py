@@ -1,0 +1,151 @@
+"""Files that `gemmtuned tune` writes as it goes: AITER's tuned table, and its profile of every candidate.
+
+Both are written whole under a temporary name and renamed after each shape, so an interrupt loses nothing that was
+found.  Rows that others wrote stay, with columns we do not know; ours replaces the one of its shape and device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from gemmtuned.configs.aiter_csv import Row, read_file, read_lines, write_file, write_lines
+from gemmtuned.configs.aiter_headers import FAMILIES, AiterFamily
+from gemmtuned.configs.aiter_rows import (
+    candidate_texts,
+    columns_for,
+    family_of,
+    gfx_of,
+    key_texts,
+    tuned_texts,
+    units_of,
+)
+from gemmtuned.configs.errors import TableError
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Candidate, Device, Solution
+
+if TYPE_CHECKING:
+    from gemmtuned.daemon.wire import Trial
+
+_FAILED_US: Final = {"hang": "inf", "timeout": "inf", "crash": "inf"}  # AITER's marks; -1 for what cannot run
+Identity = tuple[Any, ...]
+
+
+class TunedTable:
+    """One tuned table of one family. Raises TableError for a file that is none, or of another family."""
+
+    def __init__(self, path: Path, family: AiterFamily, *, sort: bool = False) -> None:
+        self.path, self.family = path, family
+        self.left_out: list[Problem] = []
+        self._sort = sort
+        self._columns = list(columns_for(family, kind="tuned"))
+        self._rows: dict[Identity, Row] = {}
+        if path.exists() and path.stat().st_size:
+            table = read_file(path, family=family.name)
+            if table.rejected:
+                raise TableError(f"{table.complaints[0]}. Mend or move it: its rows are not thrown away")
+            self._columns = [*table.header.columns, *(c for c in self._columns if c not in table.header.columns)]
+            self._rows = {_identity(row): row for row in table.rows}
+
+    def add(self, solution: Solution, device: Device, *, err_ratio: float | None = None) -> None:
+        """Put a solution in; one that its family's columns cannot say goes to left_out."""
+        if family_of(solution.problem) is not self.family:
+            self.left_out.append(solution.problem)
+            return
+        row = self._new(solution, device, err_ratio)
+        self._rows[_identity(row)] = row
+
+    def _new(self, solution: Solution, device: Device, err_ratio: float | None = None) -> Row:
+        texts = tuned_texts(solution, self.family, device)
+        if err_ratio is not None:
+            texts[_ratio_column(self.family)] = f"{err_ratio:.4f}"
+        return _row(texts, self.path.name, self.family)
+
+    def holds(self, solution: Solution, device: Device) -> bool:
+        """Whether there is a row for this solution's problem on this device."""
+        return family_of(solution.problem) is self.family and _identity(self._new(solution, device)) in self._rows
+
+    def write(self) -> None:
+        """To the disk, whole or not at all. Raises TableError."""
+        rows = list(self._rows.values())
+        if self._sort:
+            rows.sort(key=_order)
+        write_file(self.path, self._columns, ([row[column] for column in self._columns] for row in rows))
+
+
+class Profile:
+    """Every candidate of a run, one row each: its last time, error ratio, how far it came and what became of it."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self._trials: dict[tuple[Problem, Candidate], dict[str, Any]] = {}
+
+    def add(self, trial: Trial) -> None:
+        """Note one step; the later ones of a candidate take the place of the earlier."""
+        facts = self._trials.setdefault((trial.problem, trial.candidate), {})
+        facts |= {"phase": trial.phase, "outcome": trial.outcome}
+        facts |= {"us": trial.us} if trial.us is not None else {}
+        facts |= {"err_ratio": trial.err_ratio} if trial.err_ratio is not None else {}
+
+    def err_ratio(self, solution: Solution) -> float | None:
+        """The largest share of mismatching elements that this solution's candidate had, at any size of its bucket."""
+        candidate = Candidate(solution.backend, solution.config)
+        rest = solution.problem.with_m(1)
+        found = [
+            facts["err_ratio"]
+            for (problem, tried), facts in self._trials.items()
+            if tried == candidate and problem.with_m(1) == rest and "err_ratio" in facts
+        ]
+        return max(found, default=None)
+
+    def write(self, device: Device) -> None:
+        """To the disk, whole or not at all, where a path was given. Raises TableError."""
+        if self.path is None:
+            return
+        family = FAMILIES["bf16"]
+        columns = (*family.tuned_header, "phase", "outcome")
+        rows = []
+        for (problem, candidate), facts in self._trials.items():
+            us: float = facts.get("us") or 0.0
+            timed = us > 0 and facts["outcome"] in ("ok", "slower", "rejected")
+            texts = {
+                **key_texts(problem, family), **candidate_texts(candidate), "gfx": device.arch,
+                "cu_num": str(device.units), "us": f"{us:.4f}" if timed else _FAILED_US.get(facts["outcome"], "-1"),
+                "err_ratio": f"{facts['err_ratio']:.4f}" if "err_ratio" in facts else "",
+                "tflops": f"{problem.flops / us / 1e6:.2f}" if timed else "",
+                "bw": f"{problem.bytes / us / 1e3:.2f}" if timed else "",
+                "phase": facts["phase"], "outcome": facts["outcome"],
+            }  # fmt: skip
+            rows.append([texts.get(column, "") for column in columns])
+        write_file(self.path, columns, rows)
+
+
+def table_family(problems: Sequence[Problem]) -> AiterFamily:
+    """The family whose table holds these problems: that of the first which has one. Raises TableError."""
+    found = next((family for family in map(family_of, problems) if family is not None), None)
+    if found is None:
+        raise TableError(f"AITER has no table for {problems[0]}: leave out -o, the database and the tables hold it")
+    return found
+
+
+def _ratio_column(family: AiterFamily) -> str:
+    return next(column for column in family.result if column.lower().replace("_", "") == "errratio")
+
+
+def _row(texts: dict[str, str], name: str, family: AiterFamily) -> Row:
+    text = StringIO()
+    write_lines(text, list(texts), [list(texts.values())])
+    text.seek(0)
+    return read_lines(text, name=name, family=family.name).rows[0]
+
+
+def _identity(row: Row) -> Identity:
+    return (gfx_of(row), units_of(row), *row.key)
+
+
+def _order(row: Row) -> tuple[Any, ...]:
+    """AITER's order: device, N, M, K."""
+    m, n, k = row.key[:3] if row.header.family.key[0] == "M" else row.key[1:4]
+    return gfx_of(row), units_of(row), n, m, k, str(row.key)

@@ -1,0 +1,247 @@
+"""`gemmtuned tune` as a user of AITER's tuners types it: its flags, the files it writes, an interrupt on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gemmtuned.cli import build
+from gemmtuned.commands.aiter_flags import NO_EFFECT, translate
+from gemmtuned.configs.aiter_csv import read_file
+from gemmtuned.configs.aiter_rows import problem_of, solution_of
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.settings import VARIABLES, Settings
+from gemmtuned.daemon.main import Tuned
+from gemmtuned.daemon.request import Request
+from gemmtuned.db.store import Store
+
+DATA = Path(__file__).parent / "data"
+SHAPES = "M,N,K\n" + "".join(f"{m},{n},256\n" for n in (128, 256) for m in (1, 4, 8, 17))
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable.name, raising=False)
+    monkeypatch.setenv("GEMMTUNED_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def typed(home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Request, dict[str, Any]]]:
+    """What a command line asks of the tuner, which is not run."""
+    asked: list[tuple[Request, dict[str, Any]]] = []
+
+    def tune_now(request: Request, settings: Settings, **how: Any) -> Tuned:
+        asked.append((request, how))
+        return Tuned()
+
+    monkeypatch.setattr("gemmtuned.daemon.main.tune_now", tune_now)
+
+    def run(*args: str) -> tuple[Request, dict[str, Any]]:
+        with pytest.raises(SystemExit) as end:
+            build()(["tune", *args], prog_name="gemmtuned")
+        assert end.value.code == 0
+        return asked[-1]
+
+    return run
+
+
+def run(*args: str, **how: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gemmtuned", "tune", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, **how)
+
+
+# --- flags
+
+
+def test_aiter_spellings_are_ours() -> None:
+    args = "--untune_file u.csv --tuned_file t.csv -o2 p.csv --errRatio 0.1 --input-type bf16 --num_iters=20 --all"
+    ours = "--input u.csv --output t.csv -o2 p.csv --err-ratio 0.1 --dtype bf16 --iters=20 --all"
+
+    assert translate(args.split()) == (ours.split(), [])
+    assert translate(["--run_config", "t.csv", "--run_config", "-v"])[0] == [
+        "--run-config=t.csv",
+        "--run-config=",
+        "-v",
+    ]
+    assert translate(["--", "--batch", "3"]) == (["--", "--batch", "3"], [])
+
+
+@pytest.mark.parametrize("flag", NO_EFFECT)
+def test_a_flag_without_effect_is_taken_with_its_values_and_says_why(flag: str) -> None:
+    values = ["7"] * NO_EFFECT[flag][0]
+
+    for spelled in {flag, flag.replace("-", "_").replace("__", "--", 1) if flag.startswith("--") else flag}:
+        args, said = translate([spelled, *values, "bf16:8x8x8"])
+        assert args == ["bf16:8x8x8"]
+        assert said == [f"{spelled} has no effect: {NO_EFFECT[flag][1]}"]
+
+
+def test_the_flags_of_the_search_reach_the_request(typed: Callable[..., tuple[Request, dict[str, Any]]]) -> None:
+    request, how = typed(
+        "fp32:8x64x64,threads=1", "--iters", "40", "--warmup", "9", "--timeout", "30", "--errRatio", "0.01", "--atol",
+        "0.1", "--rtol", "0.2", "--libtype", "triton,onednn", "--space", "BLOCK_SIZE_N=8,16", "--space", "num_warps=4",
+        "--min_improvement_pct", "5", "--all", "--mp", "1", "--idle",
+    )  # fmt: skip
+
+    options = request.options
+    assert (options.iters, options.warmup, options.err_ratio) == (40, 9, 0.01)
+    assert (options.atol, options.rtol, options.min_gain) == (0.1, 0.2, 1.05)
+    assert options.backends == ("triton", "onednn")
+    assert options.space == {"rows": (8, 16), "warps": (4,)}
+    assert (request.again, request.timeout_s, how["idle"], len(how["monitors"])) == (True, 30.0, True, 1)
+
+
+def test_a_tolerance_alone_lets_no_element_be_outside(typed: Callable[..., tuple[Request, dict[str, Any]]]) -> None:
+    assert typed("fp32:8x64x64", "--atol", "0.01")[0].options.err_ratio == 0.0
+    assert typed("fp32:8x64x64")[0].options.err_ratio is None
+
+
+def test_libraries_without_a_backend_here_are_named(
+    typed: Callable[..., tuple[Request, dict[str, Any]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    request, _ = typed("fp32:8x64x64", "--libtype", "asm,triton", "--space", "waves_per_eu=3")
+
+    assert request.options.backends == ("triton",)
+    said = capsys.readouterr().err
+    assert "--libtype asm: no such backend" in said and "--space waves_per_eu has no effect" in said
+    assert typed("fp32:8x64x64", "--libtype", "all")[0].options.backends is None
+
+
+# --- where problems come from
+
+
+def test_without_shapes_those_of_the_atomic_guide_are_taken(
+    typed: Callable[..., tuple[Request, dict[str, Any]]],
+) -> None:
+    request, _ = typed("--threads", "2")
+    assert len(request.problems) == 40
+    assert {(p.n, p.k) for p in request.problems} == {
+        (1024, 1024), (4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072),
+    }  # fmt: skip
+    assert {p.m for p in request.problems} == {16, 32, 64, 128, 256, 512, 2048, 4096}
+
+    request, _ = typed("--batch-size", "512", "--input-type", "bfloat16", "--out-dtype", "float32", "--threads", "2")
+    assert {(p.m, p.dtype, p.out_dtype) for p in request.problems} == {(512, "bf16", "fp32")}
+
+
+def test_all_bias_asks_for_both_kinds(typed: Callable[..., tuple[Request, dict[str, Any]]], home: Path) -> None:
+    (home / "u.csv").write_text("M,N,K\n8,64,64\n")
+
+    request, _ = typed("-i", "u.csv", "--all_bias", "--threads", "2")
+    assert [(p.m, p.bias) for p in request.problems] == [(8, False), (8, True)]
+
+
+def test_a_model_folder_gives_its_shapes_and_says_why(
+    typed: Callable[..., tuple[Request, dict[str, Any]]], home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {
+        "model_type": "qwen3", "hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 8,
+        "head_dim": 128, "intermediate_size": 3072, "num_hidden_layers": 28, "vocab_size": 151936,
+        "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    (home / "config.json").write_text(json.dumps(config))
+
+    request, _ = typed("--model_dir", ".", "--tp", "2", "--nsets", "1,4", "--batch_size", "8", "--threads", "2")
+
+    assert {p.m for p in request.problems} == {8, 32}
+    assert (8, 2048, 1024) in {(p.m, p.n, p.k) for p in request.problems}  # (16 + 2 * 8) / 2 heads of 128
+    assert {p.dtype for p in request.problems} == {"bf16"}
+    out = capsys.readouterr().out
+    assert "qkv_proj" in out and "1024 q_proj + 512 k_proj + 512 v_proj" in out
+
+
+def test_a_list_like_live_traffic_is_planned_by_its_padded_keys(home: Path) -> None:
+    table = next(DATA.rglob("glm47_bf16_untuned_gemm.csv"))
+
+    done = run("-i", str(table), "--dry-run", "--json")
+
+    planned = json.loads(done.stdout)
+    assert (planned["exact_keys"], planned["fine_keys"], planned["coarse_keys"]) == (1321, 70, 16)
+    assert len(planned["rows"]) == 1321
+
+
+# --- runs
+
+
+def test_a_run_writes_aiters_tables_and_leaves_what_others_wrote(home: Path) -> None:
+    (home / "u.csv").write_text(
+        "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle\n8,256,128,False,torch.float32,,False,False\n"
+    )
+    (home / "t.csv").write_text(
+        "cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw,x\n"
+        "304,16,512,512,False,torch.bfloat16,torch.bfloat16,False,False,asm,7,2,9.5,k,0.0,1.0,2.0,mine\n"
+    )
+
+    done = run(
+        "-i", "u.csv", "-o", "t.csv", "-o2", "p.csv", "--threads", "1", "--batch", "50", "--iters", "12", "--json"
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "--batch has no effect" in done.stderr
+    problem = Problem(m=8, n=256, k=128, dtype="fp32", threads=1)
+    (row,) = json.loads(done.stdout)["rows"]
+    assert row["problem"] == str(problem)
+    theirs, ours = read_file(home / "t.csv").rows
+    assert (theirs["libtype"], theirs["us"], theirs["x"], theirs["cu_num"]) == ("asm", "9.5", "mine", "304")
+    solution = solution_of(ours)
+    assert solution is not None and solution.problem == problem
+    assert float(ours["us"]) == pytest.approx(row["us"], abs=1e-4)
+    profile = read_file(home / "p.csv")
+    assert {r["libtype"] for r in profile.rows} >= {"torch", "torch_swap", "onednn"}
+    assert all(problem_of(r) == Problem(m=8, n=256, k=128, dtype="fp32") for r in profile.rows)
+    assert all(float(r["us"]) > 0 for r in profile.rows if r["outcome"] in ("ok", "slower"))
+
+    checked = run("-i", "u.csv", "--run_config", "t.csv", "--threads", "1", "--json")
+    assert checked.returncode == 0, checked.stderr
+    (row,) = json.loads(checked.stdout)["rows"]
+    assert row["route"] == ours["libtype"] and row["state"] in ("faster", "no faster", "default")
+
+
+def test_an_interrupt_loses_nothing_that_was_found(home: Path) -> None:
+    (home / "u.csv").write_text(SHAPES)
+    args = ["-i", "u.csv", "-o", "t.csv", "--dtype", "fp32", "--threads", "1"]
+    process = subprocess.Popen([sys.executable, "-m", "gemmtuned", "tune", *args], stdout=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 60
+        while not (home / "t.csv").exists() or len(read_file(home / "t.csv").rows) < 2:
+            assert process.poll() is None and time.monotonic() < end
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+    finally:
+        process.kill()
+        process.wait()
+
+    def stored() -> dict[Problem, int]:
+        settings = Settings.from_env(dict(os.environ))
+        store = Store(settings.db, locks=settings.locks)
+        try:
+            return {s.problem: s.generation for s in store.published()[1]}
+        finally:
+            store.close()
+
+    def written() -> set[Problem]:
+        solutions = [solution_of(row) for row in read_file(home / "t.csv").rows]
+        return {solution.problem for solution in solutions if solution is not None}
+
+    first = stored()
+    assert 2 <= len(first) < 8
+    assert written() == set(first)
+    assert list(home.glob(".t.csv*")) == []
+
+    done = run(*args)
+    assert done.returncode == 0, done.stderr
+    assert len(stored()) == len(written()) == 8
+    assert {p: stored()[p] for p in first} == first  # none was tuned twice
