@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,7 @@ def main() -> None:
         ratio = host[name]["routed_ratio"]["median"]
         say(ratio <= 0.70, f"{name}: routed {ratio:.2f}x stock {bare:.0f} ns (at most 0.70)")
         say(abs(host[name]["off_added"]["median"]) <= 100, f"{name}: hook taken away {host[name]['off_added']} ns")
+    RESULT["reload"] = reload_under_load(hook, solutions, device, stamp, folder)
     outcomes: dict[str, int] = {}
     for s in hook.native.drain():
         outcomes[f"{s.problem} {s.outcome}"] = outcomes.get(f"{s.problem} {s.outcome}", 0) + s.calls
@@ -180,10 +182,67 @@ def main() -> None:
     print(outcomes)
     graphs_and_streams(wide)
     with_profiler(hook)
+    example_counts(hook)
     say(not hook.native.failures(), "no route failed")
     args.out.mkdir(parents=True, exist_ok=True)
     print("saved", record.save("gpu_hook", RESULT, args.out))
     gemmtuned.disable()
+
+
+@torch.inference_mode()
+def reload_under_load(hook: Any, first: list[Solution], device: Any, stamp: str, folder: Path) -> dict[str, Any]:
+    """The slowest call while 200 new solutions come in, against the slowest of un-hooked seconds; and how soon."""
+    w = torch.randn(256, 1024, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(1, 1024, device="cuda", dtype=torch.bfloat16)
+    shapes = [(m, 128 * n, 1024) for m in (1, 4, 8, 16, 32) for n in range(3, 23)]
+    more = [
+        solution(
+            Problem(m=m, n=n, k=k, math_mode="reduced"), gemv if m == 1 else warp_split_k, 2, stamp, device, folder
+        )
+        for m, n, k in shapes
+    ]
+
+    def second(until: Callable[[float], bool]) -> list[float]:
+        """us of the 100 slowest of the calls until then, the slowest first; the device is waited for now and then."""
+        times = []
+        start = time.perf_counter_ns()
+        while not until((time.perf_counter_ns() - start) / 1e9):
+            torch.cuda.synchronize()
+            for _ in range(100):
+                begin = time.perf_counter_ns()
+                F.linear(x, w)
+                times.append((time.perf_counter_ns() - begin) / 1e3)
+        return sorted(times, reverse=True)[:100]
+
+    stock, loading, took = [], [], []
+    for turn in range(5):
+        hook.native.remove()
+        stock.append(second(lambda s: s > 1.0))
+        hook.native.install()
+        generation = gemmtuned.generation() + 1
+        batch = [replace(s, us=s.us + turn, mode=mode) for s in more for mode in ("eager", "graph")]
+        writer = threading.Timer(
+            0.3, write_tables, (folder, {f"dense-{device.key}": first + batch}), {"generation": generation}
+        )
+        writer.start()
+        seen: list[float] = []
+
+        def active(s: float, generation: int = generation, seen: list[float] = seen) -> bool:
+            if gemmtuned.generation() >= generation and not seen:
+                seen.append(s)
+            return bool(seen and s > seen[0] + 0.3) or s > 10
+
+        loading.append(second(active))
+        took.append(seen[0] - 0.3 if seen else None)
+    worst, usual = max(t[0] for t in loading), max(t[0] for t in stock)
+    say(all(t is not None and t < 1 for t in took), f"200 solutions active after {took} s (writing them included)")
+    text = f"slowest call while loading {worst:.0f} us, un-hooked {usual:.0f} us"
+    say(worst <= usual, f"{text}; the 100th slowest {loading[0][-1]:.0f} and {stock[0][-1]:.0f} us")
+    return {
+        "stock_slowest_us": [t[:10] for t in stock],
+        "loading_slowest_us": [t[:10] for t in loading],
+        "active_after_s": took,
+    }
 
 
 @torch.inference_mode()
@@ -261,6 +320,38 @@ def with_profiler(hook: Any) -> None:
     theirs = sum(e.count for e in seen.key_averages() if e.key in names)
     say(ours == theirs and ours > 0, f"counted {ours}, torch's profiler {theirs}")
     RESULT["profiler"] = {"ours": ours, "theirs": theirs}
+
+
+@torch.inference_mode()
+def example_counts(hook: Any) -> None:
+    """Our counts of the decode example against torch's profiler: eager, compiled, and replays of a graph."""
+    import re
+
+    from torch.profiler import ProfilerActivity, profile
+
+    example = SourceFileLoader("example", str(Path(__file__).parents[1] / "docs/examples/decode.py")).load_module()
+    model = example.build("0.6B", 4, "cuda", torch.bfloat16)
+    eager, graph = (example.Decoder(model, 8, 64, captured) for captured in (False, True))
+    compiled = example.Decoder(torch.compile(model), 8, 64, False)
+    for decoder in (eager, graph, compiled):
+        decoder.step()
+    torch.cuda.synchronize()
+    assert hook.flusher.pause(), "the flush thread drains the same counters"
+    names = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
+    gemm_kernel = re.compile("nvjet|gemm|gemv|warp_split_k")
+    for name, decoder in (("eager", eager), ("compiled", compiled), ("graph", graph)):
+        list(hook.native.drain())
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+            for _ in range(3):
+                decoder.step()
+            torch.cuda.synchronize()
+        ours = sum(s.calls for s in hook.native.drain())
+        calls = sum(e.count for e in seen.key_averages() if e.key in names)
+        kernels = sum(e.count for e in seen.key_averages() if gemm_kernel.search(e.key) and "reduce" not in e.key)
+        theirs = kernels if name == "graph" else calls
+        say(ours == theirs > 0, f"example, {name}: counted {ours}, the profiler {calls} calls and {kernels} kernels")
+        RESULT.setdefault("example", {})[name] = {"ours": ours, "calls": calls, "kernels": kernels}
+    hook.flusher.resume()
 
 
 if __name__ == "__main__":

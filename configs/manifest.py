@@ -17,7 +17,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from hashlib import sha256
@@ -85,9 +85,12 @@ def read_manifest(folder: Path) -> Manifest | None:
     return Manifest(generation, created, files)
 
 
-def read_table(folder: Path, file: TableFile) -> tuple[list[Solution], list[str]]:
+def read_table(
+    folder: Path, file: TableFile, *, pace: Callable[[Iterable[str]], Iterable[str]] = iter
+) -> tuple[list[Solution], list[str]]:
     """(solutions, complaints) of one published file; a bad row costs that row and gives one complaint.
 
+    pace: hands out the lines one by one; a program that does other work at the time pauses there.
     Raises TableError when the file is missing, not to be trusted, or its hash is not the manifest's.
     """
     path = folder / file.name
@@ -99,7 +102,7 @@ def read_table(folder: Path, file: TableFile) -> tuple[list[Solution], list[str]
         raise TableError(f"{path}: {len(lines)} rows, the manifest says {file.rows}")
     solutions: list[Solution] = []
     complaints: list[str] = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(pace(lines), 1):
         try:
             solutions.append(Solution.from_row(json.loads(line)))
         except (ValueError, RecursionError, GemmtunedError) as err:  # noqa: PERF203  a bad row costs that row

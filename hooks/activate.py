@@ -30,6 +30,7 @@ from gemmtuned.hooks.dispatch import Table, build_table, ident_of, solution_of
 from gemmtuned.hooks.graphs import GraphCounts
 from gemmtuned.hooks.native import build as native_build
 from gemmtuned.hooks.notice import speak_up
+from gemmtuned.hooks.pace import in_slices
 from gemmtuned.hooks.routes import Routes
 from gemmtuned.hooks.watch import Loader, Watcher
 
@@ -300,13 +301,13 @@ class Hook:
         """Make these solutions the table in use; the caller holds `_swap`."""
         places = self.places()
         table = build_table(
-            solutions,
+            in_slices(solutions),
             {place: self.environment(place) for place in places},
             generation=generation,
             failed=frozenset(self._failed),
         )
         if self.native is not None and self.routes is not None:
-            self.native.load(self.routes.rows(table), table.generation)
+            self.native.load(in_slices(self.routes.rows(table)), table.generation)
         if self.fallback is not None:
             self.fallback.load(table)
         self.table, self._solutions, self._built_for = table, (generation, solutions), places

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.manifest import MANIFEST, TableFile, read_manifest, read_table
 from gemmtuned.configs.solution import Solution
+from gemmtuned.hooks.pace import in_slices
 
 if TYPE_CHECKING:
     from watchdog.events import FileSystemEvent
@@ -71,7 +72,7 @@ class Loader:
                     f"{self.folder}: generation {manifest.generation} is older than {newer_than}, which is in use. "
                     "If the database was made anew, restart this program"
                 )
-            files = {f: self._files.get(f) or read_table(self.folder, f) for f in manifest.files}
+            files = {f: self._files.get(f) or read_table(self.folder, f, pace=in_slices) for f in manifest.files}
         except TableError as err:
             self._refuse(str(err))
             return None
