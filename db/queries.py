@@ -22,7 +22,16 @@ from gemmtuned.db.rows import rest, rows, us
 if TYPE_CHECKING:
     import pandas as pd
 
-VIEWS: Final = ("coverage", "coverage_by_run", "coverage_by_problem", "untuned", "solutions", "trials", "sessions")
+VIEWS: Final = (
+    "coverage",
+    "coverage_by_run",
+    "coverage_by_problem",
+    "untuned",
+    "solutions",
+    "trials",
+    "sessions",
+    "compiled",
+)
 WEIGHTS: Final = {"calls": "calls", "flops": "flops", "time": "time_us"}
 DAY_S: Final = 86_400.0
 
@@ -133,6 +142,17 @@ def trials(path: Path, *, problem: Problem | None = None, limit: int | None = No
     return ask(
         path, sql, {"problem": None if problem is None else str(problem), "limit": -1 if limit is None else limit}
     )
+
+
+def compiled(path: Path, *, since_s: float = DAY_S) -> list[dict[str, Any]]:
+    """GEMMs that torch.compile put inside kernels of its own, compiled in the last since_s seconds, by problem.
+
+    Nothing for a database that no program of this version has written to yet.
+    """
+    if not ask(path, "SELECT 1 FROM sqlite_master WHERE type = 'view' AND name = 'compiled'"):
+        return []
+    sql = "SELECT * FROM compiled WHERE last_seen >= ? ORDER BY problem, run, kernel"
+    return ask(path, sql, (us(time.time() - since_s),))
 
 
 def sessions(path: Path) -> list[dict[str, Any]]:

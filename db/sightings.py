@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Iterable
 from typing import Final
 
+from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import Environment, Solution
 from gemmtuned.db.rows import Part, plain, us
@@ -40,6 +41,11 @@ INSERT INTO quarantine (problem_id, device, mode, covers, backend, config, stamp
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 1, ?, NULL)
 ON CONFLICT DO UPDATE SET reports = reports + 1, reason = excluded.reason, run = excluded.run,
     last_seen_us = max(last_seen_us, excluded.last_seen_us), taken_us = NULL
+"""
+_COMPILED: Final = """
+INSERT INTO compiled_gemm (problem_id, environment_id, run_id, kernel, first_seen_us, last_seen_us)
+VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET last_seen_us = max(last_seen_us, excluded.last_seen_us)
 """
 _ROLL_UP: Final = """
 INSERT INTO sighting (problem_id, environment_id, run_id, hour, outcome, graph,
@@ -79,6 +85,21 @@ class Sightings(Part):
                 demand.append((problem_id, environment_id, s.calls, *samples, now_us, now_us))
             conn.executemany(_SIGHTING, seen)
             conn.executemany(_DEMAND, demand)
+
+        self._write(work)
+
+    def add_compiled(
+        self, run: str, environment: Environment, gemms: Iterable[tuple[Problem, str]], *, now_s: float
+    ) -> None:
+        """Remember that these problems are inside kernels (by name) that torch.compile made for this run."""
+        batch = list(gemms)
+        now_us = us(now_s)
+
+        def work(conn: sqlite3.Connection) -> None:
+            place = (self._environment_id(conn, environment, now_us), _run_id(conn, run))
+            ids = self._problem_ids(conn, [problem for problem, _ in batch])
+            rows = [(i, *place, plain(kernel, 200), now_us, now_us) for i, (_, kernel) in zip(ids, batch, strict=True)]
+            conn.executemany(_COMPILED, rows)
 
         self._write(work)
 

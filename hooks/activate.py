@@ -26,6 +26,7 @@ from gemmtuned.configs.solution import Environment, Solution
 from gemmtuned.hooks import native
 from gemmtuned.hooks.breaker import Breaker
 from gemmtuned.hooks.capture import Flusher, new_session
+from gemmtuned.hooks.compiled import Compiled
 from gemmtuned.hooks.dispatch import Table, build_table, ident_of, solution_of
 from gemmtuned.hooks.graphs import GraphCounts
 from gemmtuned.hooks.native import build as native_build
@@ -64,6 +65,7 @@ class Hook:
         self._environments: dict[str, Environment] = {}
         self._solutions: tuple[int, list[Solution]] | None = None  # the newest table as it was published
         self._failed: dict[int, str] = {}
+        self._compiled = Compiled()
         self._built_for: tuple[str, ...] = ()
         self._set_mode = native.OFF
         self._swap = threading.Lock()  # one table change at a time
@@ -73,6 +75,8 @@ class Hook:
 
     def install(self) -> None:
         """Patch torch by the best path there is."""
+        if self.settings.capture:
+            self._compiled.install()
         if self.settings.native and self._install_native():
             return
         from gemmtuned.hooks.fallback import Fallback
@@ -86,6 +90,7 @@ class Hook:
 
     def remove(self) -> None:
         """Take every patch back."""
+        self._compiled.remove()
         self._remove_fallback()
         if self.graphs is not None:
             self.graphs.remove()
@@ -180,6 +185,7 @@ class Hook:
             session=self.session,
             tick=self.tick,
             keep=self.settings.capture,
+            compiled=self._compiled.take,
         )
         self.loader = Loader(self.settings.config_dir)
         self.watcher = Watcher(

@@ -41,6 +41,7 @@ class Flusher:
 
     drain: yields what was counted since it was last called.  environment: what the sightings hold for; called in the
     thread, once.  session: a fresh snapshot for `gemmtuned status`.  tick: called before each flush, for housekeeping.
+    compiled: (problem, kernel, place) of GEMMs that torch.compile has made kernels of since it was last called.
     """
 
     def __init__(
@@ -52,12 +53,14 @@ class Flusher:
         session: Callable[[], Session],
         tick: Callable[[], None],
         keep: bool,
+        compiled: Callable[[], Iterable[tuple[Problem, str, str]]] = tuple,
     ) -> None:
         self._settings, self._drain, self._environment, self._session = settings, drain, environment, session
-        self._tick, self._keep = tick, keep
+        self._tick, self._keep, self._take_compiled = tick, keep, compiled
         self._store: Store | None = None
         self._pending: dict[Key, list[float]] = {}
         self._quarantine: list[tuple[Solution, str]] = []
+        self._compiled: list[tuple[Problem, str, str]] = []
         self._lock = threading.Lock()  # one flush at a time: the thread's or the one at exit
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -137,11 +140,14 @@ class Flusher:
         """False when it should be tried again at once if there is no later."""
         for s in self._drain():
             self._remember(s)
-        if not self._keep and not self._quarantine:
-            return True
+        self._compiled += self._take_compiled()
+        if not self._keep:
+            self._compiled.clear()
+            if not self._quarantine:
+                return True
         now_s = time.time()
         beat = last or time.monotonic() >= self._next_beat_s
-        if not self._pending and not self._quarantine and not beat:
+        if not self._pending and not self._quarantine and not self._compiled and not beat:
             return True
         busy = False
         try:
@@ -154,6 +160,10 @@ class Flusher:
                     there = [s for s in sightings if s.place == place]
                     store.add_sightings(self._settings.run, self._environment(place), there, now_s=now_s)
                     self._pending = {key: c for key, c in self._pending.items() if key[3] != place}
+            while self._compiled:
+                problem, kernel, place = self._compiled[-1]
+                store.add_compiled(self._settings.run, self._environment(place), [(problem, kernel)], now_s=now_s)
+                self._compiled.pop()
             while self._quarantine:
                 solution, reason = self._quarantine[0]
                 store.add_quarantine(solution, reason, run=self._settings.run, now_s=now_s)

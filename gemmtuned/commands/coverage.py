@@ -34,4 +34,5 @@ def coverage(
     from gemmtuned.db import queries
 
     rows = queries.coverage(here.db, by=by, since_s=since, weight=weight)
-    show(report(rows, by=by, weight=weight, since_s=since), as_json=as_json)
+    compiled = queries.compiled(here.db, since_s=since)
+    show(report(rows, by=by, weight=weight, since_s=since, compiled=compiled), as_json=as_json)

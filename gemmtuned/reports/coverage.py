@@ -17,8 +17,11 @@ _WEIGHED: Final = {
 }
 
 
-def report(rows: Sequence[Row], *, by: str, weight: str, since_s: float) -> Report:
-    """rows: of the view for `by`, over the window `since_s`, heaviest first in the result."""
+def report(rows: Sequence[Row], *, by: str, weight: str, since_s: float, compiled: Sequence[Row] = ()) -> Report:
+    """rows: of the view for `by`, over the window `since_s`, heaviest first in the result.
+
+    compiled: of the view `compiled`, GEMMs that nobody can count.
+    """
     amount, covered, spell, name = _WEIGHED[weight]
     shown: list[dict[str, Any]] = [
         {**row, "covered_share": _share(row[covered], row[amount]), "hit_share": _share(_hits(row), row["calls"])}
@@ -43,6 +46,7 @@ def report(rows: Sequence[Row], *, by: str, weight: str, since_s: float) -> Repo
         Column("covered_share", "covered now", percent),
         Column("hit_share", "hits at the call", percent),
     )
+    inside = len({row["problem"] for row in compiled})
     lines = []
     if rows:
         lines = [
@@ -53,9 +57,9 @@ def report(rows: Sequence[Row], *, by: str, weight: str, since_s: float) -> Repo
     return Report(
         "coverage",
         [Table("rows", columns, shown, empty=f"No GEMM was called in the last {window}.")],
-        facts={"by": by, "weight": weight, "since_s": since_s, "total": total},
+        facts={"by": by, "weight": weight, "since_s": since_s, "total": total, "compiled_problems": inside},
         lines=lines,
-        notes=_graphs(rows),
+        notes=_graphs(rows) + _compiled(compiled),
     )
 
 
@@ -75,3 +79,11 @@ def _graphs(rows: Sequence[Row]) -> list[str]:
         return []
     what = "problem has a verdict and missed" if frozen == 1 else "problems have a verdict and missed"
     return [f"{frozen} {what} calls in CUDA graphs: a graph keeps its old kernels until it is recorded again."]
+
+
+def _compiled(rows: Sequence[Row]) -> list[str]:
+    inside = len({row["problem"] for row in rows})
+    if not inside:
+        return []
+    what = "problem is" if inside == 1 else "problems are"
+    return [f"{inside} {what} inside kernels that torch.compile made (view compiled): neither counted here nor routed."]

@@ -1,0 +1,163 @@
+"""GEMMs that torch.compile puts inside kernels of its own: no operator is called for them, so no count can see them.
+
+Inductor calls most GEMMs as extern kernels, which are counted like any other call.  With max-autotune it may choose
+a template of its own (Triton, CUTLASS, C++) and fuse into it what surrounds it.  What it chose stands in its scheduler
+when it writes the code: we note it there, once for each compilation, as present and never as a count.  What comes from
+Inductor's cache on disk, or had taken another form before (a product of one row as a multiplication and a sum,
+weights packed by freezing), is not seen; in doubt nothing is noted.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from gemmtuned.configs.problem import Problem
+
+SCHEDULER: Final = "torch._inductor.scheduler"
+MAX_WAITING: Final = 4096  # distinct ones kept until the flush thread takes them
+
+Note = tuple[Problem, str, str]  # problem, the kernel's name, place
+
+
+class Compiled:
+    """Stands in Inductor's scheduler between install() and remove(); `take` gives what was noted since."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Note, None] = {}
+        self._finder = _OnImport(self._patch)
+        self._stock: Any = None
+
+    def install(self) -> None:
+        """Patch the scheduler, now or when Inductor is first imported: importing it takes a second, so we never do."""
+        module = sys.modules.get(SCHEDULER)
+        if module is not None:
+            self._patch(module)
+        elif self._finder not in sys.meta_path:
+            sys.meta_path.insert(0, self._finder)
+
+    def remove(self) -> None:
+        """Take the patch back."""
+        with suppress(ValueError):
+            sys.meta_path.remove(self._finder)
+        module, stock, self._stock = sys.modules.get(SCHEDULER), self._stock, None
+        if module is not None and stock is not None:
+            module.Scheduler.codegen = stock  # type: ignore[attr-defined]
+
+    def take(self) -> list[Note]:
+        """What was noted since the last time."""
+        return [self._waiting.popitem()[0] for _ in range(len(self._waiting))]
+
+    def _patch(self, module: types.ModuleType) -> None:
+        stock = module.Scheduler.codegen  # type: ignore[attr-defined]
+        waiting = self._waiting
+
+        def codegen(self: Any, *args: Any, **kwargs: Any) -> Any:
+            for note in _notes(self):
+                if len(waiting) < MAX_WAITING:
+                    waiting[note] = None
+            return stock(self, *args, **kwargs)
+
+        self._stock = stock
+        module.Scheduler.codegen = codegen  # type: ignore[attr-defined]
+
+
+class _OnImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Calls back once Inductor's scheduler has been imported."""
+
+    def __init__(self, then: Callable[[types.ModuleType], None]) -> None:
+        self._then = then
+        self._loader: Any = None
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Of the one module: what finds it otherwise, with ourselves as its loader."""
+        if name != SCHEDULER:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            self._loader, spec.loader = spec.loader, self
+        return spec
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
+        """As the real loader does."""
+        module: types.ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """As the real loader does; then it gets its name back, and we call."""
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        with suppress(Exception):  # a scheduler without that method: nothing is noted
+            self._then(module)
+        with suppress(ValueError):
+            sys.meta_path.remove(self)
+
+
+def _notes(scheduler: Any) -> Iterator[Note]:
+    """What the templates among the scheduler's nodes multiply. Never raises: Inductor is in the middle of its work."""
+    with suppress(Exception):
+        from torch._inductor.ir import TemplateBuffer
+
+        for node in scheduler.nodes:
+            for part in node.get_nodes():
+                if isinstance(getattr(part, "node", None), TemplateBuffer):
+                    with suppress(Exception):
+                        yield _note(part.node)
+
+
+def _note(template: Any) -> Note:
+    """The product of one template: its last two inputs, which must fit each other and the output.
+
+    Raises whatever it likes when they do not.
+    """
+    import torch
+
+    from gemmtuned.kernels.dtypes import TORCH_DTYPES
+
+    short = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+    a, b = template.inputs[-2:]
+    one, other, out = ([_size(d) for d in t.get_size()] for t in (a, b, template))
+    if one[:-2] != other[:-2] or one[-1] != other[-2] or out != [*one[:-1], other[-1]] or len(one) > 3:
+        raise ValueError("no plain product")
+    device = a.get_device()
+    names = {name: short[t.get_dtype()] for name, t in (("dtype", a), ("wdtype", b), ("out_dtype", template))}
+    problem = Problem(
+        family="batched" if len(one) == 3 else "dense",
+        batch=one[0] if len(one) == 3 else 1,
+        m=one[-2],
+        n=other[-1],
+        k=one[-1],
+        bias=len(template.inputs) == 3 and len(one) == 2,
+        layout=_side(a, prefer_t=False) + _side(b, prefer_t=True),
+        threads=torch.get_num_threads() if device.type == "cpu" else 0,
+        **names,
+    )
+    place = "cpu" if device.type == "cpu" else f"{device.type}:{device.index or 0}"
+    return problem, type(template).__name__.removesuffix("Buffer"), place
+
+
+def _size(dimension: Any) -> int:
+    """A size as it was at this compilation, where it may change."""
+    from torch._inductor.virtualized import V
+
+    try:
+        return int(dimension)
+    except TypeError:
+        return int(V.graph.sizevars.size_hint(dimension))
+
+
+def _side(matrix: Any, *, prefer_t: bool) -> str:
+    """As `side` of native/call.h."""
+    rows, columns = (int(s) for s in matrix.get_stride()[-2:])
+    if prefer_t and rows == 1:
+        return "t"
+    return "n" if columns == 1 else "t" if rows == 1 else "s"

@@ -1,0 +1,109 @@
+"""torch.compile: extern GEMMs counted and routed, templates noted, and a reload recompiles nothing."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+
+from hooked import Home
+
+# Graphs are compiled anew in each test; the C++ they lead to may come from the cache
+ANEW = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
+REPORT = """
+    import sys
+    sys.argv[1:] = ["coverage", "--json"]
+    from gemmtuned.cli import main
+    main()
+    """
+
+
+def test_a_reload_reaches_compiled_code_and_recompiles_nothing(home: Home) -> None:
+    done = home.run(
+        """
+        import json, torch
+        from torch._dynamo.utils import counters
+        from hooked import publish, published
+        from programs_counted import counted
+        import gemmtuned
+        from gemmtuned.hooks import activate
+
+        hook = activate.current()
+        hook.stop()
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4)).eval()
+        compiled = torch.compile(model, fullgraph=True, dynamic=True)
+        xs = [torch.randn(m, 16) for m in (3, 5, 7)]
+        said = []
+
+        def compilations():
+            return [counters["stats"]["unique_graphs"], sum(counters["frames"].values())]
+
+        with torch.no_grad():
+            eager = [model(x) for x in xs]
+            list(hook.drain())
+            ys = [compiled(x) for x in xs]
+            before, seen = compilations(), counted(hook)
+            said.append([sorted((p.m, p.n, p.k, n) for p, n in seen.items()),
+                         all(torch.allclose(y, e, atol=1e-5) for y, e in zip(ys, eager))])
+            for generation, backend in enumerate(("torch_swap", "torch"), 1):
+                publish(hook.settings.config_dir, [published(p, backend) for p in seen], generation)
+                assert gemmtuned.reload() == generation
+                ys = [compiled(x) for x in xs for _ in range(3)]
+                outcomes = {}
+                for s in hook.drain():
+                    outcomes[s.outcome] = outcomes.get(s.outcome, 0) + s.calls
+                right = all(torch.allclose(y, eager[i // 3], atol=1e-5) for i, y in enumerate(ys))
+                said.append([outcomes, right, compilations() == before])
+        print(json.dumps([said, hook.native.failures()]))
+        """,
+        **ANEW,
+    )
+    (counts, *reloads), failures = done.said
+
+    assert counts == [[[m, n, k, 1] for m in (3, 5, 7) for n, k in ((4, 8), (8, 16))], True]
+    assert reloads == [[{"exact": 18}, True, True]] * 2
+    assert failures == []
+
+
+def test_a_gemm_inside_inductors_own_kernel_is_noted_and_not_counted(home: Home) -> None:
+    done = home.run(
+        """
+        import json, sys, torch, gemmtuned
+        from gemmtuned.hooks import activate
+        from programs_counted import counted
+
+        assert "torch._inductor.scheduler" not in sys.modules
+        hook = activate.current()
+        hook.stop()
+
+        def block(a, b):
+            return torch.relu(a @ b)
+
+        a, b = torch.randn(4, 16, 64), torch.randn(4, 64, 32)
+        with torch.no_grad():
+            right = block(a, b)
+            list(hook.drain())
+            # templates alone, so that the test does not depend on this machine's timing
+            options = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "CPP"}
+            compiled = torch.compile(block, fullgraph=True, options=options)
+            y = compiled(a, b)
+            seen = counted(hook).total()
+        hook.flusher.flush()
+        import torch._inductor.scheduler as scheduler
+        patched = scheduler.Scheduler.codegen
+        gemmtuned.disable()
+        removed = patched is not scheduler.Scheduler.codegen
+        print(json.dumps([seen, torch.allclose(y, right, atol=1e-4), removed]))
+        """,
+        **ANEW,
+    )
+
+    assert done.said == [0, True, True]
+    with sqlite3.connect(home.path / "tune.db") as conn:
+        rows = conn.execute("SELECT problem, run, kernel FROM compiled").fetchall()
+    assert rows == [("batched:fp32:4x16x32x64,layout=nn,threads=2", "test", "CppTemplate")]
+    said = json.loads(home.run(REPORT, AITER_TUNE_GEMM="0").out.splitlines()[-1])
+    assert said["compiled_problems"] == 1
+    assert said["notes"] == [
+        "1 problem is inside kernels that torch.compile made (view compiled): neither counted here nor routed."
+    ]
