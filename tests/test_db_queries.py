@@ -34,6 +34,7 @@ PROMISED = {
         "host", "pid", "run", "path", "generation", "calls", "dropped", "errors", "reload_failures", "note", "state",
         "last_seen",
     ],
+    "compiled": [*COLUMNS, "device", "run", "kernel", "first_seen", "last_seen"],
 }  # fmt: skip
 
 
