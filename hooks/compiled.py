@@ -47,14 +47,14 @@ class Compiled:
             sys.meta_path.remove(self._finder)
         module, stock, self._stock = sys.modules.get(SCHEDULER), self._stock, None
         if module is not None and stock is not None:
-            module.Scheduler.codegen = stock  # type: ignore[attr-defined]
+            module.Scheduler.codegen = stock
 
     def take(self) -> list[Note]:
         """What was noted since the last time."""
         return [self._waiting.popitem()[0] for _ in range(len(self._waiting))]
 
     def _patch(self, module: types.ModuleType) -> None:
-        stock = module.Scheduler.codegen  # type: ignore[attr-defined]
+        stock = module.Scheduler.codegen
         waiting = self._waiting
 
         def codegen(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -64,7 +64,7 @@ class Compiled:
             return stock(self, *args, **kwargs)
 
         self._stock = stock
-        module.Scheduler.codegen = codegen  # type: ignore[attr-defined]
+        module.Scheduler.codegen = codegen
 
 
 class _OnImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -129,7 +129,6 @@ def _note(template: Any) -> Note:
     if one[:-2] != other[:-2] or one[-1] != other[-2] or out != [*one[:-1], other[-1]] or len(one) > 3:
         raise ValueError("no plain product")
     device = a.get_device()
-    names = {name: short[t.get_dtype()] for name, t in (("dtype", a), ("wdtype", b), ("out_dtype", template))}
     problem = Problem(
         family="batched" if len(one) == 3 else "dense",
         batch=one[0] if len(one) == 3 else 1,
@@ -139,7 +138,9 @@ def _note(template: Any) -> Note:
         bias=len(template.inputs) == 3 and len(one) == 2,
         layout=_side(a, prefer_t=False) + _side(b, prefer_t=True),
         threads=torch.get_num_threads() if device.type == "cpu" else 0,
-        **names,
+        dtype=short[a.get_dtype()],
+        wdtype=short[b.get_dtype()],
+        out_dtype=short[template.get_dtype()],
     )
     place = "cpu" if device.type == "cpu" else f"{device.type}:{device.index or 0}"
     return problem, type(template).__name__.removesuffix("Buffer"), place
@@ -147,12 +148,14 @@ def _note(template: Any) -> Note:
 
 def _size(dimension: Any) -> int:
     """A size as it was at this compilation, where it may change."""
-    from torch._inductor.virtualized import V
-
     try:
         return int(dimension)
     except TypeError:
-        return int(V.graph.sizevars.size_hint(dimension))
+        from torch._inductor.virtualized import V
+
+        sizes: Any = V.graph.sizevars
+        hint = getattr(sizes, "guarding_hint_or_throw", None) or sizes.size_hint  # its name until torch 2.12
+        return int(hint(dimension))
 
 
 def _side(matrix: Any, *, prefer_t: bool) -> str:
