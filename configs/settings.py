@@ -26,7 +26,7 @@ VARIABLES: Final = (
     Variable("GEMMTUNED_DISPATCH", "unset", "1: dispatch without capture; 0 beside AITER_TUNE_GEMM=1: capture only"),
     Variable("GEMMTUNED_DISABLE", "0", "1: everything goes to the default"),
     Variable("AITER_BYPASS_TUNE_CONFIG", "0", "1: the same, AITER's name"),
-    Variable("GEMMTUNED_RELOAD", "auto", "auto, start or manual: when new tables are taken up"),
+    Variable("GEMMTUNED_RELOAD", "auto", "auto, start or manual: when new tables are taken up; start for several ranks"),
     Variable("GEMMTUNED_HOME", "user state folder", "home of database, tables and locks"),
     Variable("GEMMTUNED_DB", "$GEMMTUNED_HOME/tune.db", "the database"),
     Variable("GEMMTUNED_CONFIG_DIR", "$GEMMTUNED_HOME/configs", "published tables, watched"),
@@ -50,6 +50,8 @@ class Settings:
     dispatch: bool = False
     disabled: bool = False
     reload: str = "auto"
+    reload_by_ranks: bool = True  # nobody named `reload`: auto, until this turns out to be one of several ranks
+    rank: int | None = None  # as the launcher says
     home: Path
     db: Path
     config_dir: Path
@@ -84,6 +86,8 @@ class Settings:
             dispatch=_flag(env, "GEMMTUNED_DISPATCH", default=bool(tune)),
             disabled=_flag(env, "GEMMTUNED_DISABLE") or _flag(env, "AITER_BYPASS_TUNE_CONFIG"),
             reload=reload,
+            reload_by_ranks=not env.get("GEMMTUNED_RELOAD"),
+            rank=_number(env, "RANK") if _ranks(env) > 1 else None,
             home=home,
             db=_path(env, "GEMMTUNED_DB") or home / "tune.db",
             config_dir=_path(env, "GEMMTUNED_CONFIG_DIR") or home / "configs",
@@ -159,8 +163,13 @@ def _path(env: Mapping[str, str], name: str) -> Path | None:
 
 
 def _ranks(env: Mapping[str, str]) -> int:
-    text = env.get("WORLD_SIZE", "")
-    return int(text) if text.isascii() and text.isdigit() else 1
+    return _number(env, "WORLD_SIZE") or 1
+
+
+def _number(env: Mapping[str, str], name: str) -> int | None:
+    """A variable of somebody else's, which may hold anything."""
+    text = env.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
 def _program() -> str:

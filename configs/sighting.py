@@ -35,6 +35,7 @@ class Session:
     path: `native`, `fallback` (F.linear patched), `off`.  generation: of the table in use, active_us: since when (UTC
     microseconds, 0 before the first).
     note: why it is not native, or why dispatch is off; empty when all is well.
+    rank: which of several ranks it is; None when it is not one of several, or does not know yet.
     """
 
     host: str
@@ -49,3 +50,4 @@ class Session:
     errors: int = 0
     reload_failures: int = 0
     note: str = ""
+    rank: int | None = None

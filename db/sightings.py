@@ -26,14 +26,14 @@ ON CONFLICT DO UPDATE SET calls = calls + excluded.calls, sampled_calls = sample
 """
 _SESSION: Final = """
 INSERT INTO session (host, pid, started_us, run, path, generation, active_us, calls, dropped, errors,
-    reload_failures, note, sqlite_version, store_dev, store_ino, beat_us, ended_us)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    reload_failures, note, sqlite_version, store_dev, store_ino, beat_us, ended_us, rank)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET run = excluded.run, path = excluded.path, generation = excluded.generation,
     active_us = excluded.active_us,
     calls = excluded.calls, dropped = excluded.dropped, errors = excluded.errors,
     reload_failures = excluded.reload_failures, note = excluded.note, sqlite_version = excluded.sqlite_version,
     store_dev = excluded.store_dev, store_ino = excluded.store_ino,
-    beat_us = max(beat_us, excluded.beat_us), ended_us = excluded.ended_us
+    beat_us = max(beat_us, excluded.beat_us), ended_us = excluded.ended_us, rank = excluded.rank
 """
 _QUARANTINE: Final = """
 INSERT INTO quarantine (problem_id, device, mode, covers, backend, config, stamp, reason, run,
@@ -155,7 +155,7 @@ class Sightings(Part):
         )
 
         def work(conn: sqlite3.Connection) -> None:
-            conn.execute(_SESSION, (*key, *state, sqlite3.sqlite_version, *file, beat_us, ended_us))
+            conn.execute(_SESSION, (*key, *state, sqlite3.sqlite_version, *file, beat_us, ended_us, s.rank))
 
         self._write(work)
 

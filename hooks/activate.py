@@ -23,7 +23,7 @@ from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.settings import Settings, child_env
 from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import Environment, Solution
-from gemmtuned.hooks import native
+from gemmtuned.hooks import native, ranks
 from gemmtuned.hooks.breaker import Breaker
 from gemmtuned.hooks.capture import Flusher, new_session
 from gemmtuned.hooks.compiled import Compiled
@@ -189,7 +189,10 @@ class Hook:
         )
         self.loader = Loader(self.settings.config_dir)
         self.watcher = Watcher(
-            self.settings.config_dir, self.reload, automatic=self.settings.reload == "auto" and self.settings.dispatch
+            self.settings.config_dir,
+            self.reload,
+            automatic=self.settings.reload == "auto" and self.settings.dispatch,
+            held=ranks.several if self.settings.reload_by_ranks else None,
         )
 
     def start(self) -> None:
@@ -253,6 +256,7 @@ class Hook:
             dropped=dropped + self.flusher.dropped,
             errors=len(self._failed),
             reload_failures=self.loader.failures,
+            rank=ranks.rank() if self.settings.rank is None else self.settings.rank,
             note=self._switched_off() or self.breaker.note or self.note or self.flusher.complaint,
         )
 
@@ -397,22 +401,10 @@ def describe() -> dict[str, Any]:
 def reload_now(group: torch.distributed.ProcessGroup | None = None) -> int:
     """See gemmtuned.reload."""
     if group is not None:
-        _reload_group(group)
+        ranks.reload_group(_hook, group)
     elif _hook is not None:
         _hook.reload()
     return generation()
-
-
-def _reload_group(group: torch.distributed.ProcessGroup) -> None:
-    import torch.distributed as dist
-
-    box: list[Any] = [None]
-    if dist.get_rank(group) == 0 and _hook is not None:
-        loaded = _hook.loader.load(newer_than=0)
-        box = [(loaded[0], [s.to_row() for s in loaded[1]]) if loaded else None]
-    dist.broadcast_object_list(box, group=group, group_src=0)
-    if box[0] is not None and _hook is not None:
-        _hook.take_rows(*box[0])
 
 
 def graph_replayed(graph: torch.cuda.CUDAGraph, times: int) -> None:

@@ -211,7 +211,7 @@ class Flusher:
         self.complaint = text
 
 
-def new_session(settings: Settings, *, path: str, started_us: int, **facts: int | str) -> Session:
+def new_session(settings: Settings, *, path: str, started_us: int, **facts: int | str | None) -> Session:
     """The session row of this process."""
     return Session(
         host=socket.gethostname(),

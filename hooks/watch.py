@@ -96,10 +96,17 @@ class Loader:
 
 
 class Watcher:
-    """Calls `reload` in its own thread whenever something newer may have been published."""
+    """Calls `reload` in its own thread whenever something newer may have been published, until `held` says True."""
 
-    def __init__(self, folder: Path, reload: Callable[[], int | None], *, automatic: bool) -> None:
-        self._folder, self._reload, self._automatic = folder, reload, automatic
+    def __init__(
+        self,
+        folder: Path,
+        reload: Callable[[], int | None],
+        *,
+        automatic: bool,
+        held: Callable[[], bool] | None = None,
+    ) -> None:
+        self._folder, self._reload, self._automatic, self._held = folder, reload, automatic, held
         self._changed = threading.Event()
         self._stop = threading.Event()
         self._observer: Any = None
@@ -130,6 +137,9 @@ class Watcher:
                 self._changed.clear()
                 self._stop.wait(SETTLE_S)
             if self._stop.is_set():
+                break
+            if self._held is not None and self._held():
+                log.info("tables change in gemmtuned.reload(group) alone reason='this is one of several ranks'")
                 break
             if self._once():
                 self._stop.wait(MIN_GAP_S)

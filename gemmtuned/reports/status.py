@@ -81,6 +81,7 @@ def _session_columns(now_s: float) -> tuple[Column, ...]:
         Column("run", "program", right=False),
         Column("host", "host", right=False),
         Column("pid", "pid"),
+        Column("rank", "rank"),
         Column("path", "path", right=False),
         Column("generation", "generation", count),
         Column("calls", "calls", count),
@@ -117,6 +118,16 @@ def _notes(running: Sequence[Row], notice: Mapping[str, Any] | None) -> list[str
         total = sum(row[what] or 0 for row in running)
         if total:
             notes.append(f"{count(total)} {meaning}.")
+    generations: dict[str, set[int]] = {}
+    for row in running:
+        if row["state"] == "live" and row.get("rank") is not None:
+            generations.setdefault(row["run"], set()).add(row["generation"])
+    notes += [
+        f"The ranks of {run} hold tables of generations {', '.join(map(str, sorted(seen)))}: let all of them call "
+        "gemmtuned.reload(group) at one point."
+        for run, seen in generations.items()
+        if len(seen) > 1
+    ]
     if notice and notice["running"]:
         notes += [
             f"{count(row['problems'])} problems wait for a daemon of another environment, start one there: "

@@ -1,0 +1,88 @@
+"""Several ranks: one store that tells them apart, and tables that change on all of them at once or not at all."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable
+
+import pytest
+from hooked import HERE, Done, Home, publish, published
+from ranks_program import ROUTER, STEPS
+
+from gemmtuned.configs.settings import Settings
+from gemmtuned.configs.sighting import Session
+from gemmtuned.db import queries
+from gemmtuned.db.store import Store
+from gemmtuned.reports import status
+
+RUN = f"import runpy; runpy.run_path({str(HERE / 'ranks_program.py')!r}, run_name='__main__')"
+Ranks = Callable[..., list[Done]]
+
+
+@pytest.fixture
+def ranks(home: Home) -> Ranks:
+    """Runs ranks_program.py with generation 1 published."""
+    home.path.mkdir()
+    publish(home.path / "configs", [published(ROUTER, "torch_swap")], 1)
+    return lambda count, how, **env: home.run_ranks(count, RUN, str(count), how, **env)
+
+
+def test_ranks_that_reload_at_different_moments_part_at_near_ties(ranks: Ranks) -> None:
+    first, second = (done.said for done in ranks(2, "own"))
+
+    # this is what reload(group) is for: the test below would say nothing if kernels rounded alike here
+    assert first["generations"] == [1] * 4 + [2] * 8
+    assert second["generations"] == [1] * 6 + [2] * 6
+    assert [step for step, tokens in enumerate(first["apart"]) if tokens] == [4, 5]
+
+
+def test_reload_of_the_group_changes_all_ranks_at_one_step(home: Home, ranks: Ranks) -> None:
+    said = [done.said for done in ranks(3, "group")]
+
+    assert [one["generations"] for one in said] == [[1] * 5 + [2] * 7] * 3  # and none by itself: WORLD_SIZE is 3
+    assert [one["apart"] for one in said] == [[0] * STEPS] * 3
+    with sqlite3.connect(home.path / "tune.db") as conn:
+        rows = conn.execute("SELECT rank, run, generation, calls FROM sessions ORDER BY rank").fetchall()
+    assert rows == [(rank, "test", 2, STEPS) for rank in range(3)]
+
+
+def test_ranks_that_no_launcher_announced_hold_still_once_they_are_ranks(home: Home, ranks: Ranks) -> None:
+    said = [done.said for done in ranks(2, "none", WORLD_SIZE="")]
+
+    assert [one["generations"] for one in said] == [[1] * STEPS] * 2
+    with sqlite3.connect(home.path / "tune.db") as conn:
+        assert conn.execute("SELECT DISTINCT generation FROM sessions").fetchall() == [(1,)]
+
+
+@pytest.mark.usefixtures("ranks")
+def test_a_rank_without_the_hook_meets_the_others_in_the_reload(home: Home) -> None:
+    done = home.run_ranks(2, WITHOUT, "2", "group")
+
+    assert [one.said["generations"][-1] for one in done] == [2, 0]
+
+
+# the last rank leaves the hook off: it still takes part in the collective
+WITHOUT = f"""
+import os, runpy
+if os.environ["RANK"] == "1":
+    import torch, gemmtuned
+    gemmtuned.disable()
+runpy.run_path({str(HERE / "ranks_program.py")!r}, run_name='__main__')
+"""
+
+
+def test_status_says_when_the_ranks_of_a_run_hold_different_tables(home: Home) -> None:
+    store = Store(home.path / "tune.db", locks=home.path / "locks")
+    for rank, generation in enumerate((1, 2)):
+        one = Session(host="h", pid=rank + 1, started_us=1, run="tp", path="native", generation=generation, rank=rank)
+        store.beat(one, now_s=time.time())
+    store.close()
+    said = queries.sessions(home.path / "tune.db")
+    report = status.report(
+        Settings.from_env(home.environment()), notice=None, published=2, generation=2, sessions=said, coverage=[],
+        environments=[], now_s=time.time(),
+    )  # fmt: skip
+
+    assert sorted(row["rank"] for row in said) == [0, 1]
+    assert [note for note in report.notes if "tp" in note and "generations 1, 2" in note and "reload(group)" in note]
