@@ -26,7 +26,9 @@ VARIABLES: Final = (
     Variable("GEMMTUNED_DISPATCH", "unset", "1: dispatch without capture; 0 beside AITER_TUNE_GEMM=1: capture only"),
     Variable("GEMMTUNED_DISABLE", "0", "1: everything goes to the default"),
     Variable("AITER_BYPASS_TUNE_CONFIG", "0", "1: the same, AITER's name"),
-    Variable("GEMMTUNED_RELOAD", "auto", "auto, start or manual: when new tables are taken up; start for several ranks"),
+    Variable(
+        "GEMMTUNED_RELOAD", "auto", "auto, start or manual: when new tables are taken up; start for several ranks"
+    ),
     Variable("GEMMTUNED_HOME", "user state folder", "home of database, tables and locks"),
     Variable("GEMMTUNED_DB", "$GEMMTUNED_HOME/tune.db", "the database"),
     Variable("GEMMTUNED_CONFIG_DIR", "$GEMMTUNED_HOME/configs", "published tables, watched"),
