@@ -3,13 +3,20 @@
 Each stream has a graph of its own with several split-K kernels, each followed by a check that compares every value with
 the first, verified result bit by bit, counts differences on the device, and poisons the output for the next
 replay.  The two streams run at the same time with a workspace each.
+
+    python benchmarks/replay_stress.py --out FOLDER [--replays 100000]
 """
 
 from __future__ import annotations
 
+import argparse
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import record
 import torch
 import triton
 import triton.language as tl
@@ -115,3 +122,16 @@ def stress(replays: int, device: str, *, seconds: float = 90.0) -> dict[str, Any
     }
     print(f"replay stress: {result}", flush=True)
     return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=record.RESULTS)
+    parser.add_argument("--replays", type=int, default=100_000)
+    args = parser.parse_args()
+    seen = stress(args.replays, "cuda" if torch.cuda.is_available() else "cpu")
+    print("saved", record.save("replay_stress", {"benchmark": "replay_stress", **seen}, args.out))
+
+
+if __name__ == "__main__":
+    main()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -110,12 +109,11 @@ def stream(w, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
     tl.store(out + tl.program_id(0), tl.sum(acc, 0))
 
 
-def floor_launches(timer: Timer, weights: torch.Tensor, launches: int) -> list[tuple[str, Any]]:
+def floor_launches(timer: Timer, weights: Sequence[torch.Tensor], launches: int) -> list[tuple[str, Any]]:
     """Kernels that only read the same weights, the best three: the least time a decode GEMM can take."""
-    copies, n, k = weights.shape
-    size = n * k
-    views = list(weights.view(copies, size).unbind(0))
-    out = torch.empty(1 << 20, device=weights.device, dtype=torch.float32)
+    copies, size = len(weights), weights[0].numel()
+    views = [weight.view(-1) for weight in weights]
+    out = torch.empty(1 << 20, device=weights[0].device, dtype=torch.float32)
     found = []
     settings = [(block, warps, steps) for block in (2048, 4096, 8192) for warps in (4, 8) for steps in (1, 2, 4, 8)]
     for block, warps, steps in settings if timer.device == "cuda" else settings[:1]:
@@ -130,17 +128,3 @@ def floor_launches(timer: Timer, weights: torch.Tensor, launches: int) -> list[t
         found.append((min(timer.measure([run], 3)[0]), f"block={block} warps={warps} steps={steps}", run))
     found.sort(key=lambda item: item[0])
     return [(name, run) for _, name, run in found[:3]]
-
-
-def summary_line(result: dict[str, Any], seconds: float) -> str:
-    """One shape on one line: F.linear, floor, then the best of each kernel."""
-    text = f"{result['shape']:>14} linear {result['linear_us']:6.2f} floor {result['floor_us']:5.2f} |"
-    seen = set()
-    for row in result["confirmed"]:
-        if row["kernel"] in seen:
-            continue
-        seen.add(row["kernel"])
-        config = json.dumps(list(row["config"].values()), separators=(",", ":"))
-        text += f" {row['kernel']} {row['us']:.2f} x{row['gain']:.2f} {config}"
-    failed = sum("failed" in row for row in result["screened"])
-    return text + f" | {len(result['screened'])} tried, {failed} failed, at {seconds:.0f} s"

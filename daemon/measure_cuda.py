@@ -7,6 +7,9 @@ a short sleep of the device, so that the host is never waited for.
 A graph keeps no memory alive, so the arm, and with it kernels and workspaces, is kept as long as its graph.  Readings
 of a graph that does not give the right result are worthless (a reduction that never takes place is fast), so
 the last output of the graph is compared with that of a plain call, before the first reading and now and then after.
+
+Both arms of a pair run at the same clock.  A race in which the device was slowed down (heat, a power brake) says
+little about the device as it is used, so the clock and the reasons go into the verdict: see search.py.
 """
 
 from __future__ import annotations
@@ -25,11 +28,15 @@ from torch import Tensor
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.daemon.measure import Arm
+from gemmtuned.daemon.nvml_child import condition_of
 
 MIN_LAUNCHES: Final = 16  # in a graph, so that its own start is a small part
 CHECK_EVERY: Final = 16  # readings
 MOST_GRAPHS: Final = 64  # kept; an older one is recorded again when it is asked for
 _SLEEP_CYCLES: Final = 100_000  # 50 us: longer than the host takes to queue a graph
+# Bits of NVML's clocks event reasons.  A power cap is how the card always runs under load; the others pass.
+POWER_CAP: Final = 0x4
+SLOWED: Final = {0x8: "hardware slowdown", 0x20: "thermal limit", 0x40: "overheated", 0x80: "power brake"}
 _NEAR: Final = 2.0**-5  # of the largest value: what two orders of adding can differ by, a lost slice of K is far above
 
 
@@ -45,12 +52,16 @@ class Graphs(Protocol):
     def synchronize(self) -> None:
         """Wait until the device is at rest."""
 
+    def condition(self) -> tuple[int | None, int | None]:
+        """As nvml_child.condition_of, for this device."""
+
 
 class CudaGraphs:
     """Graphs on one side stream of the current device."""
 
     def __init__(self) -> None:
         self._stream = cast("Any", torch.cuda).Stream()
+        self._uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
 
     def record(self, calls: Sequence[Callable[[], object]]) -> tuple[Any, Tensor]:
         """As Graphs.record."""
@@ -86,6 +97,18 @@ class CudaGraphs:
         """As Graphs.synchronize."""
         torch.cuda.synchronize()
 
+    def condition(self) -> tuple[int | None, int | None]:
+        """As Graphs.condition."""
+        return condition_of(self._uuid)
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """sm_mhz: the clock, None when not told.  slowed: why it is lower than the device can hold; mostly empty."""
+
+    sm_mhz: int | None
+    slowed: tuple[str, ...]
+
 
 @cache
 def cuda_graphs() -> CudaGraphs:
@@ -116,6 +139,11 @@ class GraphClock:
             self._check(recorded)
         recorded.readings += 1
         return self._graphs.replay_us(recorded.graph) / recorded.launches
+
+    def condition(self) -> Condition:
+        """How the device runs at this moment."""
+        sm_mhz, reasons = self._graphs.condition()
+        return Condition(sm_mhz, tuple(text for bit, text in SLOWED.items() if (reasons or 0) & bit))
 
     def host_us(self, arm: Arm, *, blocks: int = 15, calls: int = 16) -> float:
         """Median microseconds that a call keeps the host, the device's queue never full."""

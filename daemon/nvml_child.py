@@ -2,6 +2,8 @@
 
 Reads nothing but line ends from standard input; answers each with one JSON line about every GPU.  The only file that
 calls NVML.  What a GPU does not say is null.
+
+The worker, which its parent can kill, asks `condition_of` in its own process.
 """
 
 from __future__ import annotations
@@ -34,6 +36,28 @@ def main() -> None:
             answer = {"error": f"NVML failed: {err}"}
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
+
+
+def condition_of(uuid: str) -> tuple[int | None, int | None]:
+    """(SM clock in MHz, reasons why it is not higher, as NVML's bits) of one GPU now; None for what is not told."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()  # counts its callers: a second time costs nothing
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    except Exception:  # no NVML, or not for us: the race goes on without
+        return None, None
+
+    def ask(question: Callable[[], Any]) -> int | None:
+        try:
+            return int(question())
+        except pynvml.NVMLError:
+            return None
+
+    return (
+        ask(lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
+        ask(lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
+    )
 
 
 def _gpu(nvml: Any, index: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Final
 
 import torch
 
-from gemmtuned.configs.errors import CandidateFailed, TableError
+from gemmtuned.configs.errors import CandidateFailed, TableError, TryLater
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND, MODES, Candidate, Device, Environment, Solution
 from gemmtuned.daemon.compile_ahead import Compilers
@@ -38,6 +38,7 @@ SCREEN_S: Final = 0.05  # a short race
 SCREEN_PAIRS: Final = (3, 12)
 RACE_S: Final = 0.15  # a race; long calls take longer: MIN_PAIRS is kept
 FINALISTS: Final = 3
+COOL_S: Final = 2.0  # a slowed device is given this long, twice, before the race is called off
 _HOPELESS: Final = 0.97  # screened gain below which a candidate cannot be worth it
 
 
@@ -83,7 +84,8 @@ def tune_modes(
     Times in the solution are those of the most called; gain_low is the worst over the members.
     skip: candidates that failed before; clock, seed: for tests.
 
-    Takes about a second for decode sizes on a CPU.  Raises CandidateFailed when torch's own kernel cannot run it.
+    Takes about a second for decode sizes on a CPU.
+    Raises CandidateFailed when torch's own kernel cannot run it, TryLater when the device is slowed down.
     """
     if DEFAULT in skip:
         raise CandidateFailed(f"{target}: torch's own kernel failed before")
@@ -268,7 +270,7 @@ class _Contest:
         for member in self.members:
             started = self._start(entrant.candidate)
             try:
-                run = self._one_race(default[member], entrant, member)
+                run, clocks = self._fair_race(default[member], entrant, member)
             except CandidateFailed as err:  # what it gives inside a graph is not what it gave when it was verified
                 self._report(entrant.candidate, "confirm", "wrong", started, note=first_line(err))
                 return False
@@ -278,11 +280,29 @@ class _Contest:
             won = run.gain_low > self._options.min_gain
             self._report(
                 entrant.candidate, "confirm", "ok" if won else "slower", started, us=run.us, err=entrant.verdict.err,
-                note=f"race={attempt} m={member.m} gain={run.gain:.3f} low={run.gain_low:.3f} pairs={run.pairs}",
+                note=f"race={attempt} m={member.m} gain={run.gain:.3f} low={run.gain_low:.3f} pairs={run.pairs}"
+                + clocks,
             )  # fmt: skip
             if not won:
                 return False
         return True
+
+    def _fair_race(self, default: Kernel, entrant: Entrant, member: Problem) -> tuple[Race, str]:
+        """(a race on a device that was not slowed down, its clock as text for the trial's note).
+
+        Raises TryLater when the device stays slowed: nobody's fault, the problem's turn comes again.
+        """
+        if not isinstance(self._clock, GraphClock):
+            return self._one_race(default, entrant, member), ""
+        slowed: tuple[str, ...] = ()
+        for attempt in range(3):
+            if attempt:
+                time.sleep(COOL_S)
+            run, now = self._one_race(default, entrant, member), self._clock.condition()
+            slowed = now.slowed
+            if not slowed:
+                return run, f" sm_mhz={now.sm_mhz}" if now.sm_mhz else ""
+        raise TryLater(f"{member}: the device is slowed down ({', '.join(slowed)}), its races do not count")
 
     def _one_race(self, default: Kernel, entrant: Entrant, member: Problem) -> Race:
         baseline = self._arm(DEFAULT, default, member)

@@ -14,7 +14,7 @@ from cases import LAUNCH
 from planted_kernels import Planted, right
 from torch import Tensor
 
-from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.errors import CandidateFailed, TryLater
 from gemmtuned.configs.manifest import read_binary
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Environment, Solution
@@ -37,6 +37,7 @@ class ListedGraphs:
         self.us, self.skips = us, skips
         self.recorded: list[int] = []
         self.replays = 0
+        self.conditions: list[tuple[int | None, int | None]] = []  # then the usual one
 
     def record(self, calls: Sequence[Callable[[], object]]) -> tuple[Any, Tensor]:
         self.recorded.append(len(calls))
@@ -52,6 +53,9 @@ class ListedGraphs:
         return self.us(last) * len(calls)
 
     def synchronize(self) -> None: ...
+
+    def condition(self) -> tuple[int | None, int | None]:
+        return self.conditions.pop(0) if self.conditions else (1980, 0x4)
 
 
 def arm(name: str = "a", copies: int = 5, value: float = 1.0) -> Arm:
@@ -258,3 +262,31 @@ def test_a_kernel_that_goes_wrong_in_graphs_loses_its_race_as_wrong(table: Table
     assert found["graph"].state == "default_best"
     last = table.told[-1]
     assert (last.phase, last.outcome) == ("confirm", "wrong") and "inside a CUDA graph" in last.note
+
+
+def test_a_race_on_a_slowed_device_is_run_again_and_the_clock_stands_in_the_trial(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.backends["triton"] = Compiled("triton", right)
+    monkeypatch.setattr(search, "COOL_S", 0.0)
+    clock = PlantedClock({"triton": 15.0}, {})
+    graphs: Any = clock._graphs
+    graphs.conditions = [(900, 0x20), (1200, 0x4 | 0x40), (1755, 0x4), (None, None)]
+
+    assert table.tune({}, clock=clock)["graph"].state == "published"
+    notes = [t.note for t in table.told if t.phase == "confirm" and t.outcome == "ok"]
+    assert notes[0].endswith(" sm_mhz=1755") and "sm_mhz" not in notes[1]
+
+
+def test_on_a_device_that_stays_slowed_no_verdict_is_given_and_nobody_is_blamed(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.backends["triton"] = Compiled("triton", right)
+    monkeypatch.setattr(search, "COOL_S", 0.0)
+    clock = PlantedClock({"triton": 15.0}, {})
+    graphs: Any = clock._graphs
+    graphs.conditions = [(900, 0x20 | 0x80)] * 3
+
+    with pytest.raises(TryLater, match="thermal limit, power brake"):
+        table.tune({}, clock=clock)
+    assert {t.outcome for t in table.told} == {"ok"}

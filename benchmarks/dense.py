@@ -1,0 +1,227 @@
+"""Dense bf16 and fp16 products on one GPU: what the daemon's own search publishes, raced once more against torch.
+
+    python benchmarks/dense.py --out FOLDER [--m 1,4,8,16 --shapes eight|all|NxK,... --seconds 480 --resume dense.jsonl]
+
+For each problem the search runs as in the daemon's worker, with everything compiled ahead by other processes.  What it
+finds then takes turns with F.linear (torch.mm on W.t()) and with kernels that only read the weight, the streaming
+floor, in CUDA graphs with cold weights: that is the ratio reported, not the one it won by.  A problem where torch
+stays counts 1.00.  Every problem is a line of dense.jsonl as it is done, and --resume goes on from there; dense.json
+sums up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+os.environ["GEMMTUNED_HOME"] = tempfile.mkdtemp(prefix="gemmtuned-")
+
+import record
+import torch
+from timing import CudaTimer, floor_launches
+
+from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Candidate, Environment, Solution
+from gemmtuned.daemon import search
+from gemmtuned.daemon.compile_ahead import Compilers
+from gemmtuned.daemon.measure import Arm, Bench, signed_rank_interval
+from gemmtuned.daemon.measure_cuda import GraphClock, cuda_graphs
+from gemmtuned.daemon.wire import Trial
+from gemmtuned.kernels.backends import BACKENDS, environment
+from gemmtuned.kernels.device import cuda_device
+from gemmtuned.kernels.switches import as_called
+
+EIGHT = ((576, 7168), (2112, 7168), (1280, 8192), (256, 7168), (7168, 2048), (4096, 4096), (1536, 7168), (512, 16384))
+TWELVE = (
+    (8192, 1024), (5120, 1280), (5120, 2880), (2880, 4096), (3072, 1536), (6400, 5120), (5120, 5120), (8192, 3584),
+    (10240, 8192), (16160, 7168), (28672, 4096), (5120, 25600),
+)  # fmt: skip
+LAUNCHES = 30  # at least, in a graph of the last race
+ROUNDS = 21
+DEFAULT = Candidate("torch")
+
+
+class CountingClock(GraphClock):
+    """Also adds up the device time that a search takes for its readings."""
+
+    gpu_us = 0.0
+
+    def us(self, arm: Arm, copies: Sequence[int]) -> float:
+        taken = super().us(arm, copies)
+        self.gpu_us += taken * self._recorded[id(arm)].launches
+        return taken
+
+
+class Ahead:
+    """Compiles the candidates of one problem after another in other processes, ahead of the device."""
+
+    def __init__(self, problems: Iterable[Problem], here: Environment) -> None:
+        self.seconds: dict[Problem, float] = {}
+        self._ready = {problem: threading.Event() for problem in problems}
+        self._here = here
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def wait(self, problem: Problem) -> float:
+        """Seconds that compiling this problem's candidates took."""
+        self._ready[problem].wait()
+        return self.seconds[problem]
+
+    def _work(self) -> None:
+        compilers = Compilers(max(1, (os.cpu_count() or 2) - 2))
+        for problem, ready in self._ready.items():
+            begin = time.monotonic()
+            compilers.run(list(BACKENDS["triton"].candidates(problem)), problem, self._here.device)
+            self.seconds[problem] = time.monotonic() - begin
+            ready.set()
+        compilers.close()
+
+
+def tune(problem: Problem, here: Environment) -> dict[str, Any]:
+    """The search's verdict, and what it cost."""
+    trials: list[Trial] = []
+    clock = CountingClock(cuda_graphs())
+    begin = time.monotonic()
+    solution, *_ = search.tune_modes(
+        (problem,), "exact", problem, here, mode="graph", skip=(), emit=trials.append, clock=clock
+    )
+    wall_s = time.monotonic() - begin
+    timed = {t.candidate for t in trials if t.phase == "screen" and t.us is not None and t.candidate != DEFAULT}
+    return {"solution": solution, "wall_s": wall_s, "gpu_s": clock.gpu_us / 1e6, "timed": len(timed), "trials": trials}
+
+
+@torch.inference_mode()
+def race_again(problem: Problem, solution: Solution) -> dict[str, Any]:
+    """Medians in us of torch, the solution and the floor, taking turns; ratio torch/solution with its 95 % interval."""
+    timer = CudaTimer()
+    with as_called(problem):
+        bench = Bench(problem, torch.device("cuda"))
+        launches = len(bench.weights) * math.ceil(LAUNCHES / len(bench.weights))
+        runs = []
+        for candidate in (DEFAULT, Candidate(solution.backend, solution.config)):
+            kernel = BACKENDS[candidate.backend].prepare(candidate, problem)
+            calls = bench.arm(str(candidate), kernel, problem).calls
+            runs.append(timer.prepare(lambda i, calls=calls: calls[i % len(calls)](), launches))  # type: ignore[misc]
+        floors = floor_launches(timer, [b.t() for b in bench.weights], launches)
+        times = timer.measure([*runs, *(run for _, run in floors)], ROUNDS + 2)
+    us = [[t / launches for t in series[2:]] for series in times]
+    middle, low, high = signed_rank_interval([math.log(a / b) for a, b in zip(us[0], us[1], strict=True)])
+    floor_us = min(statistics.median(series) for series in us[2:])
+    return {
+        "torch_us": statistics.median(us[0]), "us": statistics.median(us[1]), "floor_us": floor_us,
+        "ratio": math.exp(middle), "ratio_low": math.exp(low), "ratio_high": math.exp(high),
+    }  # fmt: skip
+
+
+def measure(problem: Problem, here: Environment, compile_s: float) -> dict[str, Any]:
+    row: dict[str, Any] = {"m": problem.m, "n": problem.n, "k": problem.k, "dtype": problem.dtype}
+    try:
+        found = tune(problem, here)
+        solution = found.pop("solution")
+        seen = race_again(problem, solution)
+    except GemmtunedError as err:
+        return {**row, "failed": str(err)}
+    trials = found.pop("trials")
+    published = solution.state == "published"
+    row |= {
+        **seen, **found, "compile_s": compile_s, "backend": solution.backend, "config": solution.config,
+        "published": published, "counts": seen["ratio"] if published else 1.0, "won_by": solution.gain_low,
+        "err": solution.err, "torch_err": solution.baseline_err,
+        "screened": [(str(t.candidate), round(t.us, 3)) for t in trials if t.phase == "screen" and t.us],
+    }  # fmt: skip
+    return {
+        name: round(value, 4) if isinstance(value, float) and name != "err" else value for name, value in row.items()
+    }
+
+
+def geomean(values: Sequence[float]) -> float:
+    return math.exp(statistics.fmean(map(math.log, values)))
+
+
+def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One line for each M: geomeans over the eight and over all shapes measured, and what the searches cost."""
+    lines = []
+    for m in sorted({row["m"] for row in rows}):
+        mine = [row for row in rows if row["m"] == m and "failed" not in row]
+        eight = [row for row in mine if (row["n"], row["k"]) in EIGHT]
+        line: dict[str, Any] = {
+            "m": m,
+            "problems": len(mine),
+            "failed": sum("failed" in r for r in rows if r["m"] == m),
+        }
+        for name, group in (("eight", eight), ("all", mine)):
+            if group:
+                line[name] = round(geomean([row["counts"] for row in group]), 4)
+                line[f"{name}_over_floor"] = round(geomean([row["us"] / row["floor_us"] for row in group]), 4)
+        if mine:
+            line["worst"] = min(row["counts"] for row in mine)
+            line |= {
+                name: round(statistics.median(row[name] for row in mine), 2)
+                for name in ("timed", "gpu_s", "wall_s", "compile_s")
+            }
+        lines.append(line)
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=record.RESULTS)
+    parser.add_argument("--name", default="dense", help="of the result")
+    parser.add_argument("--m", default="8,1,16,4,64,256,2048", help="rows of X, in this order")
+    parser.add_argument("--shapes", default="all", help="eight, all, or NxK,NxK,...")
+    parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp16"))
+    parser.add_argument("--seconds", type=float, default=480, help="start no new problem after this long")
+    parser.add_argument("--resume", type=Path, help="the .jsonl of an earlier run on the same device")
+    args = parser.parse_args()
+    began = time.monotonic()
+    if args.shapes in ("eight", "all"):
+        shapes = EIGHT if args.shapes == "eight" else EIGHT + TWELVE
+    else:
+        shapes = tuple(tuple(map(int, text.split("x"))) for text in args.shapes.split(","))
+    args.out.mkdir(parents=True, exist_ok=True)
+    rows = [json.loads(line) for line in args.resume.read_text().splitlines()] if args.resume else []
+    done = {(row["m"], row["n"], row["k"], row["dtype"]) for row in rows}
+    problems = [
+        Problem(m=m, n=n, k=k, dtype=args.dtype, math_mode="reduced")
+        for m in map(int, args.m.split(","))
+        for n, k in shapes
+        if (m, n, k, args.dtype) not in done
+    ]
+    here = environment(cuda_device(0))
+    print(here.key, flush=True)
+    ahead = Ahead(problems, here)
+    with (args.out / f"{args.name}.jsonl").open("w") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+        for problem in problems:
+            if time.monotonic() - began > args.seconds:
+                print("time is up", flush=True)
+                break
+            row = measure(problem, here, ahead.wait(problem))
+            rows.append(row)
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            print({name: row[name] for name in row if name not in ("screened", "dtype")}, flush=True)
+    lines = summary(rows)
+    for line in lines:
+        print(line, flush=True)
+    plain = [{name: value for name, value in row.items() if name != "screened"} for row in rows]
+    path = record.save(
+        args.name, {"benchmark": "dense", "stamps": here.stamps, "summary": lines, "rows": plain}, args.out
+    )
+    print("saved", path, flush=True)
+    os._exit(0)  # do not wait for compilations nobody needs
+
+
+if __name__ == "__main__":
+    main()
