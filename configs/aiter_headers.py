@@ -8,7 +8,6 @@ guide to GEMM optimisation.  Readers take headers with columns missing or added;
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -130,11 +129,13 @@ def family_of_header(columns: Sequence[str], *, name: str) -> AiterFamily:
             f"{name}: the header is {shown[:200]!r}, expected one of AITER's: M,N,K[,...], B,M,N,K[,...], "
             "token,model_dim,inter_dim,expert,topk[,...] and others"
         )
-    found = _by_columns(has) or _by_name(has, name)
+    found = family_of_columns(columns) or _by_name(has, name)
     return FAMILIES[found]
 
 
-def _by_columns(has: set[str]) -> str:
+def family_of_columns(columns: Sequence[str]) -> str:
+    """The family that the columns alone tell, or ""."""
+    has = set(columns)
     if has.issuperset(_MOE[:5]):
         return "fhmoe" if "shared_expert_id" in has else "grouped_fmoe" if "gate_mode" in has else "fmoe"
     if {"H", "Hg"} <= has:
@@ -185,26 +186,8 @@ def canonical_name(family: str, kind: str) -> str:
     return f"{family}_{kind}_gemm.csv"
 
 
-# AITER_CONFIG_<suffix>: the family of the tables that the variable names
-VARIABLES: Final[dict[str, str]] = {
-    "AITER_CONFIG_GEMM_BF16": "bf16",
-    "AITER_CONFIG_GEMM_A8W8": "a8w8",
-    "AITER_CONFIG_GEMM_A8W8_BPRESHUFFLE": "a8w8_bpreshuffle",
-    "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE": "a8w8_blockscale",
-    "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE": "a8w8_blockscale_bpreshuffle",
-    "AITER_CONFIG_GEMM_A4W4": "a4w4_blockscale",
-    "AITER_CONFIG_A8W8_BATCHED_GEMM": "batched_a8w8",
-    "AITER_CONFIG_BF16_BATCHED_GEMM": "batched_bf16",
-    "AITER_CONFIG_BATCHED_GEMM_A8W8_BLOCKSCALE_MXSCALE": "batched_mxscale",
-    "AITER_CONFIG_FMOE": "fmoe",
-    "AITER_CONFIG_FHMOE": "fhmoe",
-    "AITER_CONFIG_GROUPED_FMOE": "grouped_fmoe",
-    "AITER_CONFIG_GDN_K5_OPT": "gdn",
-}
-
 # CU counts that files without a gfx column stand for (AITER's own backfill)
 _GFX_OF_UNITS: Final = {256: "gfx950", 80: "gfx942", 304: "gfx942"}
-SHAPE: Final = re.compile(r"[0-9]{1,10}")
 
 
 def gfx_of_units(cu_num: int, *, here: str) -> str:

@@ -1,4 +1,4 @@
-"""AITER's two levels of padded M, by which sizes near each other share one solution.
+"""AITER's two levels of padded M, by which sizes near each other share one solution, and its other families' rules.
 
 Source: AITER `getPaddedM(M, N, K, gl)`; `level` is its gl.  K takes no part.  A table row serves a padded look-up
 only if it was proven over its whole bucket (`Solution.covers`); AITER lets every row do that.
@@ -29,3 +29,30 @@ def padded_m(m: int, n: int, covers: str) -> int:
     if covers == "exact":
         return m
     return fine_m(m) if covers == "fine" else coarse_m(m, n)
+
+
+def ck_m(m: int) -> int:
+    """The one padded M of AITER's composable-kernel look-ups (a8w8 and the batched families)."""
+    if 1 < m <= 16:
+        return 16
+    if m <= 16384:
+        return coarse_m(m, 1)
+    return max(m, 20480)  # beyond the last step only the size itself
+
+
+def moe_m(tokens: int) -> tuple[int, ...]:
+    """The token counts that AITER's fused MoE looks up for this many, in order: no exact one, tiers above 32768."""
+    if tokens < 32768:
+        return (coarse_m(tokens, 1),)
+    return (131072, 32768) if tokens >= 131072 else (32768,)
+
+
+def lookup_sizes(family: str, m: int, n: int) -> tuple[int, ...]:
+    """The M (or tokens) that AITER probes for a table of this family (configs/aiter_headers.py), in order."""
+    if family in ("fmoe", "grouped_fmoe", "fhmoe"):
+        return moe_m(m)
+    if family in ("a8w8", "batched_bf16", "batched_a8w8"):
+        return tuple(dict.fromkeys((m, ck_m(m))))
+    if family in ("gdn", "hipblaslt_online", "asm_a8w8"):
+        return (m,)
+    return tuple(dict.fromkeys((m, fine_m(m), coarse_m(m, n))))

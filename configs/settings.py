@@ -21,7 +21,7 @@ class Variable:
     meaning: str
 
 
-VARIABLES: Final = (
+_VARIABLES: Final = (
     Variable("AITER_TUNE_GEMM", "0", "1: capture and dispatch; 0 or unset: nothing is patched"),
     Variable("GEMMTUNED_DISPATCH", "unset", "1: dispatch without capture; 0 beside AITER_TUNE_GEMM=1: capture only"),
     Variable("GEMMTUNED_DISABLE", "0", "1: everything goes to the default"),
@@ -42,6 +42,39 @@ VARIABLES: Final = (
     Variable("GEMMTUNED_NATIVE", "1", "0: never build or load the native hook, patch F.linear only"),
 )
 RELOADS: Final = ("auto", "start", "manual")
+# AITER's variables for tables of the user's own, and the family of the tables (configs/aiter_headers.py)
+AITER_CONFIGS: Final = {
+    "AITER_CONFIG_GEMM_BF16": "bf16",
+    "AITER_CONFIG_GEMM_A8W8": "a8w8",
+    "AITER_CONFIG_GEMM_A8W8_BPRESHUFFLE": "a8w8_bpreshuffle",
+    "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE": "a8w8_blockscale",
+    "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE": "a8w8_blockscale_bpreshuffle",
+    "AITER_CONFIG_GEMM_A4W4": "a4w4_blockscale",
+    "AITER_CONFIG_A8W8_BATCHED_GEMM": "batched_a8w8",
+    "AITER_CONFIG_BF16_BATCHED_GEMM": "batched_bf16",
+    "AITER_CONFIG_BATCHED_GEMM_A8W8_BLOCKSCALE_MXSCALE": "batched_mxscale",
+    "AITER_CONFIG_FMOE": "fmoe",
+    "AITER_CONFIG_FHMOE": "fhmoe",
+    "AITER_CONFIG_GROUPED_FMOE": "grouped_fmoe",
+    "AITER_CONFIG_GDN_K5_OPT": "gdn",
+}
+VARIABLES: Final = (
+    *_VARIABLES,
+    *(
+        Variable(name, "unset", f"tuned tables of family {family}, colon separated")
+        for name, family in AITER_CONFIGS.items()
+    ),
+    Variable("AITER_LOG_TUNED_CONFIG", "0", "1: log each selection once, in AITER's wording"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class UserTables:
+    """The tables that one AITER_CONFIG_* variable names, in its order."""
+
+    variable: str
+    family: str
+    paths: tuple[Path, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +96,8 @@ class Settings:
     idle_s: float = 10.0
     flush_s: float = 1.0
     native: bool = True
+    tables: tuple[UserTables, ...] = ()
+    log_tuned: bool = False
 
     @property
     def locks(self) -> Path:
@@ -99,6 +134,8 @@ class Settings:
             idle_s=_seconds(env, "GEMMTUNED_IDLE_S", 10.0),
             flush_s=_seconds(env, "GEMMTUNED_FLUSH_S", 1.0),
             native=_flag(env, "GEMMTUNED_NATIVE", default=True),
+            tables=_tables(env),
+            log_tuned=_flag(env, "AITER_LOG_TUNED_CONFIG"),
         )
 
 
@@ -162,6 +199,19 @@ def _path(env: Mapping[str, str], name: str) -> Path | None:
     if "\0" in text:
         raise SettingError(f"{name} must be a path, got {text!r}")
     return Path(text).expanduser().absolute() if text else None
+
+
+def _tables(env: Mapping[str, str]) -> tuple[UserTables, ...]:
+    """What the AITER_CONFIG_* variables name; paths in one are parted as in PATH."""
+    found = []
+    for variable, family in AITER_CONFIGS.items():
+        texts = [text for text in env.get(variable, "").split(os.pathsep) if text.strip()]
+        if any("\0" in text for text in texts):
+            raise SettingError(f"{variable} must be paths parted by {os.pathsep!r}, got {env[variable]!r}")
+        if texts:
+            paths = (Path(text.strip()).expanduser().absolute() for text in texts)
+            found.append(UserTables(variable, family, tuple(dict.fromkeys(paths))))
+    return tuple(found)
 
 
 def _ranks(env: Mapping[str, str]) -> int:

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.settings import Settings, child_env
@@ -33,6 +33,8 @@ from gemmtuned.hooks.native import build as native_build
 from gemmtuned.hooks.notice import speak_up
 from gemmtuned.hooks.pace import in_slices
 from gemmtuned.hooks.routes import Routes
+from gemmtuned.hooks.selections import Selections
+from gemmtuned.hooks.user_tables import UserLoader, spot_checks, usable
 from gemmtuned.hooks.watch import Loader, Watcher
 
 if TYPE_CHECKING:
@@ -66,9 +68,14 @@ class Hook:
         self._solutions: tuple[int, list[Solution]] | None = None  # the newest table as it was published
         self._failed: dict[int, str] = {}
         self._compiled = Compiled()
+        self._checked: dict[int, str] = {}  # by ident: why a solution of the user's tables is not used, "" when it is
         self._built_for: tuple[str, ...] = ()
         self._set_mode = native.OFF
         self._swap = threading.Lock()  # one table change at a time
+        self.user_tables = UserLoader(settings.tables)
+        self.selections = (
+            Selections(settings.config_dir, self.user_tables.solutions_file) if settings.log_tuned else None
+        )
         self._make_threads()
 
     # ---- patches
@@ -173,7 +180,8 @@ class Hook:
         if self._switched_off():
             return native.OFF
         dispatch = native.DISPATCH if self.settings.dispatch and not self.breaker.open else 0
-        return (native.CAPTURE if self.settings.capture else 0) | dispatch
+        count = self.settings.capture or self.selections is not None  # what is told was counted
+        return (native.CAPTURE if count else 0) | dispatch
 
     # ---- threads
 
@@ -193,6 +201,7 @@ class Hook:
             self.reload,
             automatic=self.settings.reload == "auto" and self.settings.dispatch,
             held=ranks.several if self.settings.reload_by_ranks else None,
+            files=self.user_tables.files,
         )
 
     def start(self) -> None:
@@ -238,10 +247,11 @@ class Hook:
 
     def drain(self) -> Iterator[Sighting]:
         """What was counted by either path since the last time."""
-        if self.native is not None:
-            yield from self.native.drain()
-        if self.fallback is not None:
-            yield from self.fallback.drain()
+        for path in (self.native, self.fallback):
+            for sighting in path.drain() if path is not None else ():
+                if self.selections is not None and self.settings.dispatch:
+                    self.selections.note(sighting, self.table, self.environment(sighting.place).device)
+                yield sighting
 
     def session(self) -> Session:
         """This process for the store's session table."""
@@ -297,9 +307,12 @@ class Hook:
         """Take up the newest table; its generation, or None when there was nothing newer."""
         with self._swap:
             loaded = self.loader.load(newer_than=self.table.generation)
-            if loaded is None:
-                return None
-            return self.use(*loaded)
+            generation = self.use(*loaded) if loaded is not None else None
+        if self.user_tables.load():
+            self._check_users()  # takes seconds: nobody waits for it
+            with self._swap:
+                generation = self.use(*(self._solutions or (self.table.generation, [])))
+        return generation
 
     def take_rows(self, generation: int, rows: list[dict[str, Any]]) -> None:
         """Take up what another rank has read."""
@@ -310,12 +323,14 @@ class Hook:
     def use(self, generation: int, solutions: list[Solution]) -> int:
         """Make these solutions the table in use; the caller holds `_swap`."""
         places = self.places()
+        users, refused = usable(self.user_tables, solutions, check=self._holds_here)
         table = build_table(
-            in_slices(solutions),
+            in_slices([*solutions, *users]),
             {place: self.environment(place) for place in places},
             generation=generation,
             failed=frozenset(self._failed),
         )
+        table.refused += refused
         if self.native is not None and self.routes is not None:
             self.native.load(in_slices(self.routes.rows(table)), table.generation)
         if self.fallback is not None:
@@ -326,7 +341,23 @@ class Hook:
         log.info("table active generation=%d rows=%d refused=%d", table.generation, len(table), table.refused.total())
         return table.generation
 
+    def _holds_here(self, solution: Solution) -> str:
+        """Why a solution of the user's tables must not be used; "" when it may."""
+        environment = self.environment("cpu")
+        if solution.launch or solution.device != environment.device.key:
+            return "the user's table, made for another device: a seed for the search"
+        if not environment.accepts(solution.backend, solution.stamp):
+            return f"the user's table, backend {solution.backend} of another version: a seed for the search"
+        return self._checked.get(ident_of(solution), _UNCHECKED)
 
+    def _check_users(self) -> None:
+        """Spot-check what is new in the user's tables and would hold here."""
+        new = [s for s in self.user_tables.solutions if self._holds_here(s) == _UNCHECKED]
+        for solution, reason in zip(new, spot_checks(new) if new else (), strict=True):
+            self._checked[ident_of(solution)] = reason
+
+
+_UNCHECKED: Final = "the user's table, not checked yet"
 _hook: Hook | None = None
 _parents: list[Flusher] = []  # a forked child must not close its parent's SQLite handle, so it keeps it for ever
 _forking = threading.local()  # .flusher: what this thread paused for its fork

@@ -11,7 +11,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -96,7 +96,10 @@ class Loader:
 
 
 class Watcher:
-    """Calls `reload` in its own thread whenever something newer may have been published, until `held` says True."""
+    """Calls `reload` in its own thread whenever something newer may have been published, until `held` says True.
+
+    files: tables of the user's own, watched too where their folder can be; the poll finds what that misses.
+    """
 
     def __init__(
         self,
@@ -105,8 +108,11 @@ class Watcher:
         *,
         automatic: bool,
         held: Callable[[], bool] | None = None,
+        files: Sequence[Path] = (),
     ) -> None:
         self._folder, self._reload, self._automatic, self._held = folder, reload, automatic, held
+        self._files = frozenset(map(str, files))
+        self._beside = sorted({file.parent for file in files} - {folder})
         self._changed = threading.Event()
         self._stop = threading.Event()
         self._observer: Any = None
@@ -180,10 +186,20 @@ class Watcher:
                     if event.event_type in ("moved", "deleted") or str(event.src_path).endswith(MANIFEST):
                         changed.set()
 
-            changed = self._changed
+            class SetFlagFor(FileSystemEventHandler):
+                def on_any_event(self, event: FileSystemEvent) -> None:
+                    if not files.isdisjoint((str(event.src_path), str(event.dest_path))):
+                        changed.set()
+
+            changed, files = self._changed, self._files
             observer = Observer()
             observer.daemon = True
             observer.schedule(SetFlag(), str(self._folder), recursive=False)
+            for beside in self._beside:
+                if beside.is_dir():
+                    observer.schedule(SetFlagFor(), str(beside), recursive=False)
+            if any(Path(file).parent == self._folder for file in files):
+                observer.schedule(SetFlagFor(), str(self._folder), recursive=False)
             observer.start()
         except Exception as err:  # inotify instances or watches used up, no permission: the poll is enough
             if not self.polling:

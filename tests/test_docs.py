@@ -14,7 +14,7 @@ README = (ROOT / "README.md").read_text()
 
 
 def test_the_readme_lists_every_variable_with_its_default() -> None:
-    rows = dict(re.findall(r"^\| `([A-Z_]+)` \| ([^|]+) \|", README, re.MULTILINE))
+    rows = dict(re.findall(r"^\| `([A-Z0-9_]+)` \| ([^|]+) \|", README, re.MULTILINE))
 
     assert rows == {v.name: v.default for v in VARIABLES}
 

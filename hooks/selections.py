@@ -1,0 +1,75 @@
+"""AITER_LOG_TUNED_CONFIG=1: each selection once, in AITER's wording, which other tools look for in a server's log.
+
+Told by the flush thread from what was counted, so a call pays nothing for it.  Source of the wording: AITER's
+tuned_gemm.py at e4048607.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, TextIO
+
+from gemmtuned.configs.aiter_columns import torch_name
+from gemmtuned.configs.padding import padded_m
+from gemmtuned.configs.sighting import Sighting
+from gemmtuned.configs.solution import Device, Solution
+from gemmtuned.hooks.dispatch import Table
+
+MAX_TOLD: Final = 65_536  # selections remembered; beyond it nothing more is told
+log = logging.getLogger("gemmtuned.tuned_config")
+
+
+class Selections:
+    """Says what runs for a problem when it is first called, and again when that changes.
+
+    file_of: the table that a solution came in; folder: the published ones.
+    """
+
+    def __init__(self, folder: Path, file_of: Callable[[Solution], Path | None]) -> None:
+        self._folder, self._file_of = folder, file_of
+        self._told: dict[tuple[object, ...], Solution | None] = {}
+        if not log.handlers:  # as AITER does: its own lines, whatever the program does with logging
+            handler = _Stderr()
+            handler.setFormatter(logging.Formatter("[gemmtuned] %(message)s"))
+            log.addHandler(handler)
+            log.setLevel(logging.INFO)
+            log.propagate = False
+
+    def note(self, sighting: Sighting, table: Table, device: Device) -> None:
+        """Tell of this sighting's selection, unless it was told before or has changed since the call."""
+        key = (sighting.problem, sighting.graph, sighting.place)
+        outcome, solution = table.find(sighting.problem, "graph" if sighting.graph else "eager", sighting.place)
+        if outcome != sighting.outcome or (key in self._told and self._told[key] == solution):
+            return
+        if len(self._told) < MAX_TOLD or key in self._told:
+            self._told[key] = solution
+            log.info("%s", self._line(sighting, solution, device))
+
+    def _line(self, sighting: Sighting, solution: Solution | None, device: Device) -> str:
+        p = sighting.problem
+        shape = (
+            f"shape is M:{p.m}, N:{p.n}, K:{p.k} dtype={torch_name(p.dtype)!r} otype={torch_name(p.out_dtype)!r} "
+            f"bias={p.bias}, scaleAB={p.scale == 'tensor'}, bpreshuffle={p.weight_state == 'shuffled'}"
+        )
+        if solution is None:
+            return f"{shape} not found tuned config in {self._folder}, will use default config! using torch solution:0"
+        m = padded_m(p.m, p.n, solution.covers)
+        file = self._file_of(solution) or self._folder
+        return (
+            f"{shape} found padded_M: {m}, N:{p.n}, K:{p.k} is tuned on cu_num = {device.units} in {file}, "
+            f"libtype is {solution.backend}, kernel name is {'' if solution.config == '{}' else solution.config}"
+        )
+
+
+class _Stderr(logging.StreamHandler[TextIO]):
+    """Writes to what sys.stderr is at the moment."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stderr

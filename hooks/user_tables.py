@@ -1,0 +1,121 @@
+"""The tables that AITER_CONFIG_* name, as far as this process can use them.
+
+A row of AITER's names a kernel of AITER's and says nothing of versions: it is a seed for the search (`gemmtuned
+import`), and never run here.  A row that we exported carries its whole solution; it is used where device and stamp are
+ours and a spot check passes.  Files are only read, again whenever one of them changed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from gemmtuned.configs.aiter_csv import read_file
+from gemmtuned.configs.aiter_rows import candidate_of, solution_of
+from gemmtuned.configs.errors import TableError
+from gemmtuned.configs.settings import UserTables, child_env
+from gemmtuned.configs.solution import Solution
+
+log = logging.getLogger("gemmtuned.hooks")
+CHECK_S: Final = 300.0  # a spot check ends by then; most of it is importing torch
+Signature = tuple[int, int, int] | None
+
+
+class UserLoader:
+    """Reads the user's tables. solutions: those a row carries whole, with the file; seeds: other rows, by library."""
+
+    def __init__(self, tables: Sequence[UserTables]) -> None:
+        self._tables = tuple(tables)
+        self.files = tuple(dict.fromkeys(path for table in tables for path in table.paths))
+        self.solutions: dict[Solution, Path] = {}
+        self.seeds: Counter[str] = Counter()
+        self._signatures: dict[Path, Signature] | None = None
+        self._told: set[str] = set()
+
+    def load(self) -> bool:
+        """Read the files if one of them changed since the last time; True when they were read."""
+        signatures = {path: _signature(path) for path in self.files}
+        if not self.files or signatures == self._signatures:
+            return False
+        first = self._signatures is None
+        self._signatures = signatures
+        self.solutions, self.seeds = {}, Counter()
+        for table in self._tables:
+            for path in table.paths:
+                self._read(table, path)
+        return bool(self.solutions) or not first
+
+    def solutions_file(self, solution: Solution) -> Path | None:
+        """The file whose row carries this solution."""
+        return self.solutions.get(solution)
+
+    def _read(self, user: UserTables, path: Path) -> None:
+        try:
+            table = read_file(path, family=user.family)
+        except TableError as err:
+            self._tell(f"{user.variable}: {err}")
+            return
+        if table.rejected:
+            self._tell(f"{user.variable}: {table.rejected} rows are not used, the first: {table.complaints[0]}")
+        for row in table.rows:
+            solution = solution_of(row)
+            if solution is not None:
+                self.solutions.setdefault(solution, path)
+            else:
+                candidate = candidate_of(row)
+                self.seeds[candidate.backend if candidate else "unknown"] += 1
+
+    def _tell(self, what: str) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            log.warning("table not taken reason=%s", what)
+
+
+def usable(
+    loader: UserLoader, published: Sequence[Solution], *, check: Callable[[Solution], str]
+) -> tuple[list[Solution], Counter[str]]:
+    """The user's solutions to add to the published ones, and why the other rows are not used.
+
+    What the daemon of this machine published goes first: it was measured here.  check gives the reason against one.
+    """
+    known = {(s.problem, s.covers, s.mode, s.device) for s in published}
+    refused: Counter[str] = Counter(
+        {f"{library}: a library of the table's, a seed for the search": n for library, n in loader.seeds.items()}
+    )
+    taken = []
+    for solution in loader.solutions:
+        if (solution.problem, solution.covers, solution.mode, solution.device) in known:
+            refused["the user's table; this machine's own solution is used"] += 1
+        elif reason := check(solution):
+            refused[reason] += 1
+        else:
+            taken.append(solution)
+    return taken, refused
+
+
+def spot_checks(solutions: Sequence[Solution]) -> list[str]:
+    """Why each must not be used here, "" when it may; tried in a process of its own. Takes some seconds."""
+    rows = json.dumps([solution.to_row() for solution in solutions])
+    command = [sys.executable, "-m", "gemmtuned.kernels.spot_check"]
+    env = child_env(AITER_TUNE_GEMM="0", GEMMTUNED_DISPATCH="0")
+    try:
+        done = subprocess.run(command, input=rows, capture_output=True, text=True, env=env, timeout=CHECK_S, check=True)
+        reasons = [str(reason) for reason in json.loads(done.stdout)]
+    except (OSError, ValueError, subprocess.SubprocessError) as err:
+        last = (getattr(err, "stderr", "") or str(err)).strip().splitlines()[-1:]
+        return [f"spot check did not run: {' '.join(last)}"] * len(solutions)
+    return reasons if len(reasons) == len(solutions) else ["spot check gave no answer"] * len(solutions)
+
+
+def _signature(path: Path) -> Signature:
+    try:
+        facts = path.stat()
+    except OSError:
+        return None
+    return facts.st_mtime_ns, facts.st_size, facts.st_ino

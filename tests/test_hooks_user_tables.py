@@ -1,0 +1,234 @@
+"""Tables that AITER_CONFIG_* name: ours are used after a spot check, AITER's are seeds, and none is written."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hooked import LINEAR, Home, published, wait_for
+
+from gemmtuned.configs.aiter_csv import write_file
+from gemmtuned.configs.aiter_headers import FAMILIES
+from gemmtuned.configs.aiter_rows import columns_for, tuned_texts
+from gemmtuned.configs.settings import Settings, UserTables
+from gemmtuned.configs.solution import Solution, cpu_device
+from gemmtuned.hooks.user_tables import UserLoader, usable
+from gemmtuned.hooks.watch import Watcher
+
+BF16 = FAMILIES["bf16"]
+COLUMNS = columns_for(BF16, kind="tuned")
+ASM = ["gfx950", "256", "4", "8", "16", "False", "torch.float32", "torch.float32", "False", "False", "asm", "5"]
+
+
+def write(path: Path, solutions: Iterable[Solution], *more: list[str]) -> Path:
+    """A table as `gemmtuned export --format aiter-csv` writes it, and rows of AITER's own."""
+    rows = [[*tuned_texts(s, BF16, cpu_device()).values()] for s in solutions]
+    write_file(path, COLUMNS, [*rows, *more])
+    return path
+
+
+def loader(*paths: Path) -> UserLoader:
+    return UserLoader([UserTables("AITER_CONFIG_GEMM_BF16", "bf16", paths)])
+
+
+def fine(solution: Solution) -> str:
+    return ""
+
+
+PROGRAM = """
+    import json, sys, time, torch, gemmtuned
+    torch.set_num_threads(2)
+    x, w = torch.randn(4, 16), torch.randn(8, 16)
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        now = gemmtuned.status()
+        if now["rows"] or any("not checked" not in reason for reason in now["refused"]):
+            break
+        time.sleep(0.01)
+    for _ in range(3):
+        y = torch.nn.functional.linear(x, w)
+    right = torch.allclose(y.double(), x.double() @ w.double().t(), atol=1e-4)
+    time.sleep(0.4)
+    print(json.dumps({**gemmtuned.status(), "right": right}))
+"""
+
+
+def test_a_program_uses_a_table_of_ours_that_aiters_variable_names_and_says_so_in_aiters_words(home: Home) -> None:
+    table = write(home.path.parent / "mine.csv", [published(LINEAR, "torch_swap")], ASM)
+    before = table.read_bytes(), table.stat().st_mtime_ns
+
+    done = home.run(PROGRAM, AITER_CONFIG_GEMM_BF16=f"{table}:/nowhere/b.csv", AITER_LOG_TUNED_CONFIG="1")
+
+    assert done.said["rows"] == 1, done.err
+    assert done.said["refused"] == {"asm: a library of the table's, a seed for the search": 1}
+    assert done.said["right"]
+    assert home.counts()[str(LINEAR), "exact"] == 3
+    hits = [line for line in done.err.splitlines() if "is tuned on cu_num" in line]
+    assert hits == [
+        "[gemmtuned] shape is M:4, N:8, K:16 dtype='torch.float32' otype='torch.float32' bias=False, scaleAB=False, "
+        f"bpreshuffle=False found padded_M: 4, N:8, K:16 is tuned on cu_num = {cpu_device().units} in {table}, "
+        "libtype is torch_swap, kernel name is "
+    ]
+    misses = [line for line in done.err.splitlines() if "not found tuned config" in line]
+    assert [line.split(" dtype")[0] for line in misses] == ["[gemmtuned] shape is M:4, N:8, K:16"]  # in fp64
+    assert "/nowhere/b.csv" in done.err
+    assert (table.read_bytes(), table.stat().st_mtime_ns) == before
+
+
+def test_a_program_that_only_dispatches_logs_too_and_writes_no_database(home: Home) -> None:
+    table = write(home.path.parent / "mine.csv", [published(LINEAR, "torch_swap")])
+
+    done = home.run(
+        PROGRAM,
+        AITER_TUNE_GEMM="0",
+        GEMMTUNED_DISPATCH="1",
+        AITER_CONFIG_GEMM_BF16=str(table),
+        AITER_LOG_TUNED_CONFIG="1",
+    )
+
+    assert done.said["rows"] == 1, done.err
+    assert done.err.count("is tuned on cu_num") == 1
+    assert not (home.path / "tune.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("columns", "why"),
+    [
+        ({"device": "cpu-other"}, "another device"),
+        ({"stamp": "1.0"}, "another version"),
+        ({"backend": "torch_mv"}, "does not run"),
+        ({"problem": LINEAR.with_m(1 << 24)}, "too large for a spot check"),
+    ],
+)
+def test_a_row_of_ours_that_does_not_hold_here_is_refused_with_the_reason(
+    home: Home, columns: dict[str, Any], why: str
+) -> None:
+    backend = columns.pop("backend", "torch_swap")
+    there = published(columns.pop("problem", LINEAR), backend, **columns)
+    table = write(home.path.parent / "mine.csv", [there])
+
+    done = home.run(PROGRAM, AITER_CONFIG_GEMM_BF16=str(table))
+
+    assert done.said["rows"] == 0
+    assert [why in reason for reason in done.said["refused"]] == [True], done.said["refused"]
+    assert done.said["right"]
+
+
+WRONG = ("dropped_tail", "double_counted", "nan_result", "low_precision", "wrong_dtype", "wrong_shape", "raises")
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_kernel_does_not_pass_the_spot_check(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import planted_kernels
+    import torch
+
+    from gemmtuned.kernels.backends import BACKENDS
+    from gemmtuned.kernels.backends.base import StatelessKernel
+    from gemmtuned.kernels.spot_check import spot_check
+
+    class Planted:
+        kernel = StatelessKernel(getattr(planted_kernels, name))
+
+        def prepare(self, candidate: object, problem: object) -> StatelessKernel:
+            return self.kernel
+
+    good = published(replace(LINEAR, k=256), "torch_swap")
+    assert spot_check(good, device=torch.device("cpu")) == ""
+
+    monkeypatch.setitem(BACKENDS, "torch_swap", Planted())  # type: ignore[arg-type]
+    assert spot_check(good, device=torch.device("cpu")) != ""
+
+
+def test_what_this_machine_published_goes_before_the_users_table(tmp_path: Path) -> None:
+    own = published(LINEAR, "torch_swap", us=9.0)
+    user = loader(
+        write(tmp_path / "t.csv", [replace(own, backend="onednn", us=5.0), published(LINEAR.with_m(5), "onednn")])
+    )
+
+    assert user.load()
+    taken, refused = usable(user, [own], check=fine)
+
+    assert [s.problem.m for s in taken] == [5]
+    assert list(refused.values()) == [1]
+
+
+def test_a_row_edited_by_hand_loses_its_solution(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", [published(LINEAR, "torch_swap")])
+    path.write_text(path.read_text().replace(",8,16,", ",9,16,", 1))
+    user = loader(path)
+    user.load()
+
+    assert user.solutions == {}
+    assert dict(user.seeds) == {"torch_swap": 1}
+
+
+def test_a_bad_table_is_told_once_and_the_others_are_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bad = tmp_path / "bad.csv"
+    bad.write_text("garbage\n")
+    user = loader(bad, write(tmp_path / "good.csv", [published(LINEAR, "torch_swap")]))
+
+    assert user.load()
+    bad.write_text("garbage \n")
+    assert user.load()
+
+    assert len(user.solutions) == 1
+    assert len([r for r in caplog.records if "bad.csv" in r.getMessage()]) == 1
+
+
+def test_only_a_change_is_read_again(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", [published(LINEAR, "torch_swap")])
+    user = loader(path)
+
+    assert [user.load(), user.load()] == [True, False]
+    path.unlink()
+    assert user.load()
+    assert user.solutions == {}
+
+
+@pytest.mark.parametrize("how", ["rename", "in place"])
+def test_a_changed_table_is_taken_up_within_a_second(tmp_path: Path, how: str) -> None:
+    (tmp_path / "published").mkdir()
+    (tmp_path / "mine").mkdir()
+    path = write(tmp_path / "mine/t.csv", [published(LINEAR, "torch_swap")])
+    user, seen = loader(path), threading.Event()
+
+    def reload() -> int | None:
+        if not user.load():
+            return None
+        if len(user.solutions) == 2:
+            seen.set()
+        return 0
+
+    watcher = Watcher(tmp_path / "published", reload, automatic=True, files=user.files)
+    watcher.start()
+    wait_for(lambda: len(user.solutions) == 1)
+    time.sleep(0.5)  # the observer is there
+    both = [published(LINEAR, "torch_swap"), published(LINEAR.with_m(5), "torch_swap")]
+    if how == "rename":
+        write(path, both)
+    else:
+        path.write_bytes(write(tmp_path / "other.csv", both).read_bytes())
+
+    try:
+        assert seen.wait(3.0)  # 0.1 s on a quiet machine; the poll alone takes 4 s and more
+    finally:
+        watcher.stop()
+
+
+def test_the_variables_are_read_as_paths_parted_by_colons(tmp_path: Path) -> None:
+    env = {
+        "GEMMTUNED_HOME": str(tmp_path), "AITER_CONFIG_GEMM_BF16": "/a.csv: /b.csv::/a.csv", "AITER_CONFIG_FMOE": "",
+        "AITER_CONFIG_GEMM_A4W4": "c.csv",
+    }  # fmt: skip
+
+    found = Settings.from_env(env).tables
+
+    assert [(t.variable, t.family, [str(p) for p in t.paths]) for t in found] == [
+        ("AITER_CONFIG_GEMM_BF16", "bf16", ["/a.csv", "/b.csv"]),
+        ("AITER_CONFIG_GEMM_A4W4", "a4w4_blockscale", [str(Path.cwd() / "c.csv")]),
+    ]
