@@ -1,0 +1,55 @@
+"""Tables of other tools, read as hints: one file a format, and the one list of them.
+
+A reader takes a path and gives an Imported; it raises TableError for a file that is none of its format.  `gemmtuned
+import` asks `read_any`; what is written by `gemmtuned export` is in the same files.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from gemmtuned.configs import triton_json
+from gemmtuned.configs.aiter_csv import open_text
+from gemmtuned.configs.errors import TableError
+from gemmtuned.configs.formats import aiter, bundle, inductor, tunableop, vllm_moe
+from gemmtuned.configs.hint import Imported
+from gemmtuned.configs.manifest import MANIFEST
+
+MAX_JSON_BYTES = 64 << 20
+
+
+def read_any(path: Path, *, family: str | None = None) -> Imported:
+    """Read a file, or a folder that we published or exported, by what is in it.
+
+    family: of an AITER table that does not tell it.  Raises TableError when it is none of the formats.
+    """
+    if path.name == MANIFEST:
+        path = path.parent
+    if path.is_dir():
+        return bundle.read(path)
+    try:
+        with open_text(path, limit=MAX_JSON_BYTES) as file:
+            start = file.read(4096)
+    except OSError as err:
+        raise TableError(f"{path}: cannot be read ({err.strerror or err})") from err
+    if not start.lstrip().startswith(("{", "[")):
+        return tunableop.read(path) if tunableop.is_ours(start) else aiter.read_csv(path, family=family)
+    return _read_json(path)
+
+
+def _read_json(path: Path) -> Imported:
+    try:
+        with open_text(path, limit=MAX_JSON_BYTES) as file:
+            raw = json.load(file)
+    except (OSError, ValueError, RecursionError) as err:
+        raise TableError(f"{path}: not valid JSON ({err})") from err
+    if triton_json.is_tiles(raw):
+        return aiter.read_tiles(path)
+    if vllm_moe.is_ours(path, raw):
+        return vllm_moe.read(path, raw)
+    if inductor.is_ours(raw):
+        return inductor.read(path, raw)
+    raise TableError(
+        f"{path}: JSON of no format we know, expected AITER's or vLLM's tile configs or Inductor's lookup table"
+    )

@@ -1,0 +1,152 @@
+"""PyTorch TunableOp's results and untuned lists (torch.cuda.tunable).
+
+    Validator,PT_VERSION,2.13.0
+    GemmTunableOp_BFloat16_TN,tn_2048_8_1024_ld_1024_1024_2048,Gemm_Rocblas_21,0.0079       microseconds / 1000
+
+The sizes are BLAS's, column-major: N first, then M, then K; the first letter is for the weight, the second for X.  An
+untuned list has the first two fields alone.  The validators say where a file holds; torch rejects a file with another
+set of them.  Source: torch/cuda/tunable.py and ATen/cuda/tunable of torch 2.13.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from gemmtuned.configs.aiter_csv import MAX_BYTES, MAX_LINE, open_text, write_file
+from gemmtuned.configs.errors import ProblemError, TableError
+from gemmtuned.configs.hint import Imported
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import DEFAULT_BACKEND, Candidate, Solution
+
+FORMAT: Final = "tunableop"
+_OP: Final = re.compile(r"(Gemm|GemmAndBias|GemmStridedBatched|ScaledGemm)TunableOp_([A-Za-z0-9_:<>]+)_([NT])([NT])")
+_SIZES: Final = re.compile(
+    r"[nt]{2}_([0-9]{1,10})_([0-9]{1,10})_([0-9]{1,10})(?:_B_([0-9]{1,10}))?((?:_[A-Za-z0-9]+)*)"
+)
+_DTYPES: Final = {
+    "float": "fp32", "tf32": "fp32", "double": "fp64", "BFloat16": "bf16", "Half": "fp16",
+    "Float8_e4m3fn": "fp8_e4m3", "Float8_e5m2": "fp8_e5m2", "Float8_e4m3fnuz": "fp8_e4m3fnuz",
+    "Float8_e5m2fnuz": "fp8_e5m2fnuz",
+}  # fmt: skip
+_NAMES: Final = {"fp32": "float", "fp64": "double", "bf16": "BFloat16", "fp16": "Half"}
+_FP8: Final = re.compile(r"Float8_[a-z0-9]+|[A-Za-z0-9]+")
+MAX_BAD_ROWS: Final = 10_000
+
+
+def is_ours(start: str) -> bool:
+    """Whether a file that begins so is one."""
+    first = next((line for line in start.splitlines() if line.strip()), "")
+    return first.startswith("Validator,") or _OP.match(first) is not None
+
+
+def read(path: Path) -> Imported:
+    """Read results or an untuned list. Raises TableError."""
+    found = Imported(path=str(path), format=FORMAT, family=FORMAT, kind="untuned")
+    validators: dict[str, str] = {}
+    try:
+        with open_text(path, limit=MAX_BYTES) as file:
+            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE + 1), ""), 1):
+                fields = [part.strip() for part in line.split(",")]
+                if fields[0] == "Validator" and len(fields) >= 3:
+                    validators[fields[1]] = ",".join(fields[2:])
+                elif any(fields):
+                    _add(found, number, fields, validators)
+                if found.rejected > MAX_BAD_ROWS:
+                    raise TableError(f"{path}: more than {MAX_BAD_ROWS} bad rows, the first: {found.reasons[0]}")
+    except OSError as err:
+        raise TableError(f"{path}: cannot be read ({err.strerror or err})") from err
+    return found
+
+
+def _add(found: Imported, number: int, fields: Sequence[str], validators: Mapping[str, str]) -> None:
+    where = f"{found.path} line {number}"
+    op = _OP.fullmatch(fields[0])
+    sizes = _SIZES.fullmatch(fields[1]) if len(fields) > 1 else None
+    if op is None or sizes is None:
+        column = 2 if op else 1
+        text = fields[1] if op and len(fields) > 1 else fields[0]
+        found.reject(f"{where}, field {column}: {text[:80]!r} is not an operator's {'sizes' if op else 'name'}")
+        return
+    tuned = len(fields) > 2 and fields[2] != "BLAS_PARAMS"
+    us = _us(fields[3]) if tuned and len(fields) > 3 and fields[3] else None
+    if us is not None and math.isnan(us):
+        found.reject(f"{where}, field 4: {fields[3][:80]!r} is not a time in milliseconds")
+        return
+    row = {"op": fields[0], "sizes": fields[1], "solution": fields[2] if tuned else "", "validators": dict(validators)}
+    found.kind = "tuned" if tuned else found.kind
+    found.add(
+        number,
+        row,
+        kind="tuned" if tuned else "untuned",
+        problem=_problem(op, sizes),
+        candidate=_candidate(fields[2]) if tuned else None,
+        arch=validators.get("GCN_ARCH_NAME", "").partition(":")[0],
+        us=us if us and 0 < us < math.inf else None,
+    )
+
+
+def _us(text: str) -> float:
+    try:
+        return float(text) * 1e3
+    except ValueError:
+        return math.nan
+
+
+def _problem(op: re.Match[str], sizes: re.Match[str]) -> Problem | None:
+    kind, types, w, x = op.groups()
+    values: dict[str, Any] = {
+        "n": int(sizes[1]), "m": int(sizes[2]), "k": int(sizes[3]), "batch": int(sizes[4] or 1),
+        "layout": ("n" if x == "N" else "t") + ("t" if w == "T" else "n"), "bias": kind == "GemmAndBias",
+    }  # fmt: skip
+    names = _FP8.findall(types) if kind == "ScaledGemm" else [types]
+    if len(names) not in (1, 3) or any(name not in _DTYPES for name in names):
+        return None
+    if kind == "ScaledGemm":  # W's type comes first
+        wdtype, dtype, out = (_DTYPES[name] for name in names)
+        scale = "row" if "_rw_1" in sizes[5] else "tensor"
+        bias = re.search(r"_bias_(?!None)", sizes[5]) is not None
+        values |= {"family": "scaled", "dtype": dtype, "wdtype": wdtype, "out_dtype": out, "scale": scale, "bias": bias}
+    else:
+        values |= {"dtype": _DTYPES[types], "math_mode": "tf32" if types == "tf32" else "ieee"}
+        if kind == "GemmStridedBatched":
+            values["family"] = "batched"
+    try:
+        return Problem(**values)
+    except ProblemError:
+        return None
+
+
+def _candidate(solution: str) -> Candidate | None:
+    """`Gemm_Hipblaslt_1219`, `Gemm_Rocblas_-621294427`: the library, and its own name of the kernel."""
+    if solution == "Default":
+        return Candidate(DEFAULT_BACKEND)
+    library = re.match(r"Gemm_([A-Za-z]+)_", solution)
+    return Candidate.of(library[1].lower(), solution=solution[:200]) if library else None
+
+
+def line_of(solution: Solution) -> tuple[str, ...] | None:
+    """A solution as TunableOp has it; None for one it cannot run: it knows libraries' kernels and torch's default."""
+    p = solution.problem
+    expressible = p.family in ("dense", "batched") and not (p.family == "batched" and p.bias) and p.dtype in _NAMES
+    if solution.backend != DEFAULT_BACKEND or solution.covers != "exact" or not expressible or "s" in p.layout:
+        return None
+    if p.wdtype != p.dtype or p.out_dtype != p.dtype:
+        return None
+    w, x = ("T" if p.layout[1] == "t" else "N"), ("N" if p.layout[0] == "n" else "T")
+    kind = "GemmStridedBatched" if p.family == "batched" else "GemmAndBias" if p.bias else "Gemm"
+    name = "tf32" if p.math_mode == "tf32" else _NAMES[p.dtype]
+    ld = (p.k if w == "T" else p.n, p.k if x == "N" else p.m, p.n)
+    batch = f"_B_{p.batch}" if p.family == "batched" else ""
+    sizes = f"{w}{x}_{p.n}_{p.m}_{p.k}{batch}_ld_{ld[0]}_{ld[1]}_{ld[2]}".lower().replace("_b_", "_B_")
+    return f"{kind}TunableOp_{name}_{w}{x}", sizes, "Default", f"{solution.us / 1e3:.6f}"
+
+
+def write(path: Path, lines: Iterable[Sequence[str]], validators: Mapping[str, str]) -> None:
+    """Write a results file. Raises TableError when the disk refuses."""
+    rows = [["Validator", name, value] for name, value in validators.items()]
+    first, *rest = [*rows, *map(list, lines)]
+    write_file(path, first, rest)

@@ -1,0 +1,73 @@
+"""A hint: what a row of somebody's table says, in our words where we have them, and as it stood where we do not.
+
+Hints come from other environments.  They are seeds for the search, never run unmeasured.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Candidate, Solution
+
+MAX_ROW = 65_536  # characters of `row`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hint:
+    """One row of an imported file.
+
+    format, family: of the file, in the file's own words.  kind: `tuned` (names a best candidate) or `untuned`.
+    line: of a CSV; of other files the number of the entry.  row: all it says, as JSON.
+    problem, candidate: None where ours cannot express it; a candidate's backend may be one we do not have.
+    arch, units: `gfx942` and 304 where the row tells, else "" and 0.  us: None without a valid time.
+    solution: for files of our own, the whole of it.
+    """
+
+    format: str
+    family: str
+    kind: str
+    source: str
+    line: int
+    row: str
+    problem: Problem | None = None
+    candidate: Candidate | None = None
+    arch: str = ""
+    units: int = 0
+    us: float | None = None
+    solution: Solution | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Imported:
+    """One file as it was read. rows = len(hints) + rejected; reasons: one a rejected row, the first thousand."""
+
+    path: str
+    format: str
+    family: str
+    kind: str
+    hints: list[Hint] = field(default_factory=list)
+    rejected: int = 0
+    reasons: list[str] = field(default_factory=list)
+
+    def add(self, line: int, row: Mapping[str, Any], **told: Any) -> None:
+        """Keep a row."""
+        text = json.dumps(row, sort_keys=True, separators=(",", ":"))
+        if len(text) > MAX_ROW:
+            self.reject(f"{self.path} line {line}: {len(text)} characters, at most {MAX_ROW} are kept")
+            return
+        self.hints.append(
+            Hint(
+                format=self.format, family=self.family, kind=told.pop("kind", self.kind), source=self.path, line=line,
+                row=text, **told,
+            )
+        )  # fmt: skip
+
+    def reject(self, reason: str) -> None:
+        """Leave a row out."""
+        self.rejected += 1
+        if len(self.reasons) < 1000:
+            self.reasons.append(reason)
