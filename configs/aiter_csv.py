@@ -103,9 +103,14 @@ def read_file(path: Path, *, family: str | None = None) -> Table:
 
     Never reads a pipe or device, nor more than MAX_BYTES.
     """
+    return read_lines(lines_of(path), name=str(path), family=family)
+
+
+def lines_of(path: Path) -> Iterator[str]:
+    """The lines of a file, none longer than MAX_LINE and one more. Raises TableError when it cannot be read."""
     try:
         with open_text(path, limit=MAX_BYTES) as file:
-            return read_lines(file, name=str(path), family=family)
+            yield from iter(lambda: file.readline(MAX_LINE + 1), "")
     except OSError as err:
         raise TableError(f"{path}: cannot be read ({err.strerror or err})") from err
 
@@ -124,7 +129,7 @@ def open_text(path: Path, *, limit: int) -> TextIO:
     return os.fdopen(fd, encoding="utf-8-sig", errors="replace", newline=None)
 
 
-def read_lines(lines: Iterable[str] | TextIO, *, name: str, family: str | None = None) -> Table:
+def read_lines(lines: Iterable[str], *, name: str, family: str | None = None) -> Table:
     """Read a table; `name` stands in complaints ("name line 7, column M: ...") and may tell the family.
 
     Raises TableError when the header is not one of AITER's, or what follows is clearly no table.
@@ -236,10 +241,10 @@ def _check_characters(line: str) -> None:
             raise _Bad(f"character {place + 1}: {character!r}, expected text")
 
 
-def _numbered(lines: Iterable[str] | TextIO, name: str) -> Iterator[tuple[int, str]]:
+def _numbered(lines: Iterable[str], name: str) -> Iterator[tuple[int, str]]:
     """Lines that hold anything, with their numbers."""
     last = 0
-    for number, line in enumerate(_bounded(lines), 1):
+    for number, line in enumerate(lines, 1):
         if len(line) > MAX_LINE:
             raise TableError(f"{name} line {number}: more than {MAX_LINE} characters: not a table")
         if line.strip(", \t\r\n"):
@@ -247,12 +252,6 @@ def _numbered(lines: Iterable[str] | TextIO, name: str) -> Iterator[tuple[int, s
             yield number, line.rstrip("\n")
         elif number - last > MAX_BAD_ROWS:
             raise TableError(f"{name} line {number}: more than {MAX_BAD_ROWS} blank lines: not a table")
-
-
-def _bounded(lines: Iterable[str] | TextIO) -> Iterator[str]:
-    """Lines of a file no longer than the limit and one more: a file without line ends is not read as a whole."""
-    readline = getattr(lines, "readline", None)
-    return iter(lines) if readline is None else iter(lambda: readline(MAX_LINE + 1), "")
 
 
 def _cells(line: str) -> list[str]:

@@ -16,11 +16,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from gemmtuned.configs.aiter_csv import read_file
+from gemmtuned.configs.aiter_csv import lines_of, read_lines
 from gemmtuned.configs.aiter_rows import candidate_of, solution_of
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.settings import UserTables, child_env
 from gemmtuned.configs.solution import Solution
+from gemmtuned.hooks.pace import in_slices
 
 log = logging.getLogger("gemmtuned.hooks")
 CHECK_S: Final = 300.0  # a spot check ends by then; most of it is importing torch
@@ -57,13 +58,13 @@ class UserLoader:
 
     def _read(self, user: UserTables, path: Path) -> None:
         try:
-            table = read_file(path, family=user.family)
+            table = read_lines(in_slices(lines_of(path)), name=str(path), family=user.family)
         except TableError as err:
             self._tell(f"{user.variable}: {err}")
             return
         if table.rejected:
             self._tell(f"{user.variable}: {table.rejected} rows are not used, the first: {table.complaints[0]}")
-        for row in table.rows:
+        for row in in_slices(table.rows):
             solution = solution_of(row)
             if solution is not None:
                 self.solutions.setdefault(solution, path)

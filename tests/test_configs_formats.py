@@ -31,6 +31,8 @@ TILES = {
     "stages": 3,
 }
 
+VLLM = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128, "num_warps": 4, "num_stages": 3}
+
 
 def made(problem: Problem, backend: str = "torch", **columns: Any) -> Solution:
     return solution(problem, backend, H200.key, "2.13", **columns)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gemmtuned.configs.aiter_csv import MAX_BYTES, MAX_LINE, open_text, write_file
+from gemmtuned.configs.aiter_csv import MAX_BAD_ROWS, lines_of, write_file
 from gemmtuned.configs.errors import ProblemError, TableError
 from gemmtuned.configs.hint import Imported
 from gemmtuned.configs.problem import Problem
@@ -34,7 +34,6 @@ _DTYPES: Final = {
 }  # fmt: skip
 _NAMES: Final = {"fp32": "float", "fp64": "double", "bf16": "BFloat16", "fp16": "Half"}
 _FP8: Final = re.compile(r"Float8_[a-z0-9]+|[A-Za-z0-9]+")
-MAX_BAD_ROWS: Final = 10_000
 
 
 def is_ours(start: str) -> bool:
@@ -47,18 +46,14 @@ def read(path: Path) -> Imported:
     """Read results or an untuned list. Raises TableError."""
     found = Imported(path=str(path), format=FORMAT, family=FORMAT, kind="untuned")
     validators: dict[str, str] = {}
-    try:
-        with open_text(path, limit=MAX_BYTES) as file:
-            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE + 1), ""), 1):
-                fields = [part.strip() for part in line.split(",")]
-                if fields[0] == "Validator" and len(fields) >= 3:
-                    validators[fields[1]] = ",".join(fields[2:])
-                elif any(fields):
-                    _add(found, number, fields, validators)
-                if found.rejected > MAX_BAD_ROWS:
-                    raise TableError(f"{path}: more than {MAX_BAD_ROWS} bad rows, the first: {found.reasons[0]}")
-    except OSError as err:
-        raise TableError(f"{path}: cannot be read ({err.strerror or err})") from err
+    for number, line in enumerate(lines_of(path), 1):
+        fields = [part.strip() for part in line.split(",")]
+        if fields[0] == "Validator" and len(fields) >= 3:
+            validators[fields[1]] = ",".join(fields[2:])
+        elif any(fields):
+            _add(found, number, fields, validators)
+        if found.rejected > MAX_BAD_ROWS:
+            raise TableError(f"{path}: more than {MAX_BAD_ROWS} bad rows, the first: {found.reasons[0]}")
     return found
 
 
