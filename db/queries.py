@@ -136,6 +136,11 @@ def solutions(path: Path, *, live: bool = True, limit: int | None = None) -> lis
     )
 
 
+def saved_us(path: Path) -> float:
+    """GEMM time in microseconds that all solutions together have saved so far, withdrawn ones included."""
+    return float(ask(path, "SELECT total(saved_us) AS saved FROM solutions")[0]["saved"])
+
+
 def trials(path: Path, *, problem: Problem | None = None, limit: int | None = None) -> list[dict[str, Any]]:
     """What was tried, newest first; of one problem or of all."""
     sql = "SELECT * FROM trials WHERE (:problem IS NULL OR problem = :problem) ORDER BY started DESC LIMIT :limit"

@@ -276,6 +276,8 @@ def test_status_names_the_generation_and_the_errors_of_programs(cli: Cli, home: 
 
     assert (parsed["generation"], parsed["published_generation"]) == (2, 2)
     assert parsed["environments"][0]["waiting"] == 1
+    assert parsed["saved_us"] == pytest.approx(500 * 50.0)
+    assert "saved so far: 25.0 ms of GEMM time" in text
     assert "daemon: never ran here" in text
     assert "2 errors in the hook" in text
 
@@ -373,6 +375,19 @@ def test_compare_reads_the_figure_a_program_prints(cli: Cli, tmp_path: Path) -> 
     assert {row["arm"]: row["median"] for row in parsed["arms"]} == {"off": 100, "capture": 100, "on": 150}
     assert parsed["arms"][2]["ratio"] == 1.5 and parsed["arms"][2]["verdict"] == "better"
     assert parsed["arms"][1]["verdict"] == "within noise"
+
+
+def test_compare_reads_a_key_of_the_json_a_program_prints(cli: Cli, tmp_path: Path) -> None:
+    line = """import json; print(json.dumps({"speed": {"ms": 200 if on else 400}})); print("{not json"); print("[1]")"""
+    (tmp_path / "bench.py").write_text(FAKE + line)
+
+    arguments = ("--rounds", "5", "--no-warm-up", "--key", "speed.ms", "--lower-is-better", "--json")
+    parsed = json.loads(cli("compare", *arguments, "--", "bench.py").stdout)
+
+    assert {row["arm"]: row["median"] for row in parsed["arms"]} == {"off": 400, "capture": 400, "on": 200}
+    assert (parsed["unit"], parsed["arms"][2]["ratio"]) == ("speed.ms", 2)
+    both = cli("compare", "--key", "a", "--figure", "(x)", "--", "bench.py")
+    assert both.returncode == 2 and "give one" in both.stderr
 
 
 def test_compare_says_when_it_cannot_tell(cli: Cli) -> None:

@@ -81,7 +81,7 @@ def test_status_says_when_the_ranks_of_a_run_hold_different_tables(home: Home) -
     said = queries.sessions(home.path / "tune.db")
     report = status.report(
         Settings.from_env(home.environment()), notice=None, published=2, generation=2, sessions=said, coverage=[],
-        environments=[], now_s=time.time(),
+        environments=[], saved_us=0.0, now_s=time.time(),
     )  # fmt: skip
 
     assert sorted(row["rank"] for row in said) == [0, 1]

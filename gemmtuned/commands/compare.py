@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import tempfile
@@ -40,6 +41,27 @@ def _pattern(text: str) -> re.Pattern[str]:
     return pattern
 
 
+class _Key:
+    """The figure under a key of the last JSON object that the program printed on a line of its own; a.b goes deeper."""
+
+    def __init__(self, path: str) -> None:
+        self.pattern = path
+
+    def findall(self, text: str) -> list[str]:
+        """As of a regular expression: every value found, in order."""
+        found = []
+        for line in text.splitlines():
+            try:
+                value = json.loads(line) if line.lstrip().startswith("{") else None
+            except ValueError:
+                continue
+            for name in self.pattern.split("."):
+                value = value.get(name) if isinstance(value, dict) else None
+            if isinstance(value, (int, float, str)):
+                found.append(str(value))
+        return found
+
+
 def compare(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The program, as `run` takes it.")],
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="Runs of each arm.")] = 5,
@@ -51,7 +73,13 @@ def compare(
             help="Compare the last number of the output that this matches, its one group, in place of wall time.",
         ),
     ] = None,
-    lower_is_better: Annotated[bool, typer.Option("--lower-is-better", help="For --figure, as for a time.")] = False,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="The same for a program that prints JSON lines: this key of the last; a.b goes deeper."
+        ),
+    ] = None,
+    lower_is_better: Annotated[bool, typer.Option("--lower-is-better", help="For a figure, as for a time.")] = False,
     timeout_s: Annotated[float, typer.Option(min=0.1, help="Longest a run may take.")] = 3600.0,
     warm_up: Annotated[bool, typer.Option(help="One run before the first round, not counted.")] = True,
     as_json: Json = False,
@@ -63,25 +91,28 @@ def compare(
 
     Example: gemmtuned compare --figure 'tokens/s: ([0-9.]+)' -- python bench.py
     """
+    if figure is not None and key is not None:
+        raise typer.BadParameter("--figure and --key both say where the figure is: give one")
+    where = _Key(key) if key is not None else figure
     argv = program(command)
     figures: dict[str, list[float]] = {arm: [] for arm in ARMS}
     total = rounds * len(ARMS) + warm_up
     with progress(quiet=as_json) as tell:
         if warm_up:
             tell(0, total, "warm-up")
-            _run(argv, "on", figure, timeout_s)
+            _run(argv, "on", where, timeout_s)
         for turn in range(rounds):
             # each arm comes first, second and last equally often, so that none is always the one after another
             for place in range(len(ARMS)):
                 arm = ARMS[(turn + place) % len(ARMS)]
                 tell(turn * len(ARMS) + place + warm_up, total, f"round {turn + 1}: {arm}")
-                figures[arm].append(_run(argv, arm, figure, timeout_s))
-    unit = "s" if figure is None else "figure"
-    better = figure is not None and not lower_is_better
+                figures[arm].append(_run(argv, arm, where, timeout_s))
+    unit = "s" if where is None else key or "figure"
+    better = where is not None and not lower_is_better
     show(report(command, figures, unit=unit, higher_is_better=better), as_json=as_json)
 
 
-def _run(argv: list[str], arm: str, figure: re.Pattern[str] | None, timeout_s: float) -> float:
+def _run(argv: list[str], arm: str, figure: re.Pattern[str] | _Key | None, timeout_s: float) -> float:
     """One run of the program; its wall time in seconds, or the figure it printed."""
     env = child_env(TORCH_DEVICE_BACKEND_AUTOLOAD="1", **_SWITCHES[arm])
     env.setdefault("GEMMTUNED_RUN", "compare")
@@ -108,7 +139,7 @@ def _run(argv: list[str], arm: str, figure: re.Pattern[str] | None, timeout_s: f
         value = float(found[-1])
     except (IndexError, ValueError) as err:
         what = f"{found[-1]!r} is no number" if found else "nothing it printed matches"
-        raise _ProgramFailed(f"{argv[0]} ({arm}): {what} for --figure {figure.pattern!r}") from err
+        raise _ProgramFailed(f"{argv[0]} ({arm}): {what} for {figure.pattern!r}") from err
     if not 0 < value < float("inf"):
         raise _ProgramFailed(f"{argv[0]} ({arm}): figure is {value:g}, expected a number above 0")
     return value

@@ -16,7 +16,13 @@ def status(as_json: Json = False) -> None:
     """What goes on: daemon, programs, generations."""
     here = settings()
     if not here.db.exists():
-        nothing = {"generation": 0, "published_generation": None, "daemon": None, "covered_share": None}
+        nothing = {
+            "generation": 0,
+            "published_generation": None,
+            "daemon": None,
+            "covered_share": None,
+            "saved_us": 0.0,
+        }
         tables = ("devices", "sessions", "environments")
         off = here.kill_switch.exists()
         show(no_database("status", here, *tables, **nothing, switched_off=off), as_json=as_json)
@@ -39,6 +45,7 @@ def status(as_json: Json = False) -> None:
         sessions=queries.sessions(here.db),
         coverage=queries.coverage(here.db),
         environments=queries.environments(here.db),
+        saved_us=queries.saved_us(here.db),
         now_s=time.time(),
     )
     show(answer, as_json=as_json)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gemmtuned.configs.settings import Settings
-from gemmtuned.reports.render import Column, Report, Row, Table, age, count, percent
+from gemmtuned.reports.render import Column, Report, Row, Table, age, count, duration, percent
 
 
 def report(
@@ -18,9 +18,13 @@ def report(
     sessions: Sequence[Row],
     coverage: Sequence[Row],
     environments: Sequence[Row],
+    saved_us: float,
     now_s: float,
 ) -> Report:
-    """notice: the daemon's. published, generation: of the tables, and of the store. Rows: as db.queries gives them."""
+    """notice: the daemon's. published, generation: of the tables, and of the store. Rows: as db.queries gives them.
+
+    saved_us: GEMM time that all solutions together have saved.
+    """
     running = [row for row in sessions if row["state"] != "ended"]
     covered = sum(row["covered_time_us"] for row in coverage)
     total = sum(row["time_us"] for row in coverage)
@@ -31,6 +35,7 @@ def report(
         f"covered now: {percent(share)} of the GEMM time of the last 24 h (gemmtuned coverage)"
         if share is not None
         else "No GEMM was called in the last 24 h.",
+        f"saved so far: {duration(saved_us)} of GEMM time (gemmtuned gains)",
     ]
     if settings.kill_switch.exists():
         lines.insert(
@@ -54,6 +59,7 @@ def report(
         "published_generation": published,
         "daemon": dict(notice) if notice else None,
         "covered_share": share,
+        "saved_us": saved_us,
         "switched_off": settings.kill_switch.exists(),
     }
     return Report("status", tables, facts=facts, lines=lines, notes=_notes(running, notice))
