@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 from hooked import HERE, Home
 
 RUN = f"import runpy; runpy.run_path({str(HERE / 'wrapped_programs.py')!r}, run_name='__main__')"
-OF_ONE = ("lora", "int8_subclass", "torchao_weight_only", "torchao_dynamic_activation")
+# torchao comes with no extra of ours: transformers would then import it in every program
+TORCHAO = ("torchao_weight_only", "torchao_dynamic_activation") if find_spec("torchao") else ()
+OF_ONE = ("lora", "int8_subclass", *TORCHAO)
 OF_RANKS = ("fsdp", "tensor_parallel", "dtensor_products")
 # Forward and backward of what each program multiplies; int8 activations go to aten::_int_mm, which we leave to torch.
 CALLS = {

@@ -13,6 +13,8 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM, StaticCache
@@ -44,8 +46,10 @@ def build(size: str, layers: int, device: str, dtype: torch.dtype) -> Qwen3ForCa
 class Decoder:
     """Greedy decoding with a static cache; one step is one graph replay where there is a GPU."""
 
-    def __init__(self, model: Qwen3ForCausalLM, batch: int, length: int, graph: bool) -> None:
-        self.model = model
+    def __init__(
+        self, model: Qwen3ForCausalLM, batch: int, length: int, graph: bool, forward: Callable[..., Any] | None = None
+    ) -> None:
+        self.model, self.forward = model, forward or model  # forward: the model itself, or its compiled form
         device = model.device
         self.cache = StaticCache(config=model.config, max_cache_len=length)
         self.token = torch.zeros(batch, 1, dtype=torch.long, device=device)
@@ -53,19 +57,29 @@ class Decoder:
         self.logits = torch.zeros(batch, model.config.vocab_size, dtype=model.dtype, device=device)
         self.graph = None
         if graph:
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(2):
-                    self._step()
-            torch.cuda.current_stream().wait_stream(side)
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
+            self.graph = self.capture()
+            self.reset()
+
+    def capture(self) -> torch.cuda.CUDAGraph:
+        """One step as a graph, with the kernels that are in use now."""
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
                 self._step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._step()
+        return graph
+
+    def reset(self) -> None:
+        """Back to the first token: the cache counts its steps itself and must not run over its length."""
+        self.cache.reset()
         self.position.zero_()
 
     def _step(self) -> None:
-        out = self.model(
+        out = self.forward(
             self.token, past_key_values=self.cache, cache_position=self.position, position_ids=self.position[None]
         )
         self.logits.copy_(out.logits[:, -1])
