@@ -7,8 +7,9 @@ Is somebody else there?  Yes when a process that is not ours is listed which was
 when more memory is used than before it came plus what our worker reports plus its context.
 
 Do they compute?  Without a worker of ours at work, the GPU's utilisation is theirs.  With one, utilisation by process
-tells when the driver knows processes; else the CPU time of those who hold the GPU open does (neighbours.py).  Where a
-loaded program is there and neither can be asked, use is not known, and not known is busy.
+tells when the driver knows processes.  A loaded program shows its first work soonest by its CPU time (neighbours.py;
+utilisation is an average, and rounds a few short kernels to nothing).  Where neither can be asked, use is not known,
+and not known is busy.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from typing import Any, Final
 
 Facts = dict[str, Any]  # of one GPU, as daemon/nvml_child.py gives them
 
-BASELINE_BYTES: Final = 700 << 20  # what driver and firmware hold on a card nobody uses
 CONTEXT_BYTES: Final = 1 << 30  # the most a CUDA context with torch's libraries takes (seen: 0.5 GiB on an H200)
 SLACK_BYTES: Final = 384 << 20  # modules loaded late, graphs: not in torch's own count. A foreign context takes more
 SETTLE_S: Final = 2.0  # after our worker ended: utilisation is an average over up to a second, memory takes a moment
@@ -79,9 +79,13 @@ class Attribution:
                 return 0.0, ""
             return None, "the memory of our own worker is not back yet"
         self._before = facts
-        if facts["used_bytes"] > BASELINE_BYTES and not self._share:
-            held = facts["used_bytes"] >> 20
-            return None, f"others hold {held} MiB of its memory (--share-resident tunes beside a quiet program)"
+        if _is_resident(facts):
+            if not self._share:
+                held = facts["used_bytes"] >> 20
+                return None, f"others hold {held} MiB of its memory (--share-resident tunes beside a quiet program)"
+            busy = self._neighbours()
+            if busy:
+                return 1.0, busy
         return facts["util"], f"utilisation {facts['util']:.0%}" if facts["util"] else ""
 
     def _begin(self, own: OwnUse, facts: Facts) -> None:
@@ -137,6 +141,10 @@ class Attribution:
                 self._grew_s = now_s
             if now_s - self._grew_s < HELLO_S:
                 return 0.0, ""
+        resident = _is_resident(self._before)
+        busy = self._neighbours() if resident else ""
+        if busy:
+            return 1.0, busy
         by_pid = facts["by_pid"] or {}
         if by_pid and self._ours & pids(facts):
             share = max((used for pid, used in by_pid.items() if pid not in self._ours), default=0) / 100
@@ -145,17 +153,19 @@ class Attribution:
             return facts["util"], f"utilisation {facts['util']:.0%}" if facts["util"] else ""
         if sum(used > 0 for used in by_pid.values()) > 1:
             return 1.0, "two processes compute, and we are one"
-        if not (pids(self._before) or self._before["used_bytes"] > BASELINE_BYTES):
-            return 0.0, ""  # nobody was there before us, nobody came: all use is ours
-        busy = self._neighbours()
         if busy is None:
             return None, "a loaded program is there, and nobody here can say when it starts to work while we do"
-        return (1.0, busy) if busy else (0.0, "")
+        return 0.0, ""  # nobody was there before us and nobody came, or who was there is quiet: all use is ours
 
 
 def pids(facts: Facts) -> set[str]:
     """All processes the driver lists on the GPU, as text."""
     return {str(pid) for pid in facts["pids"] or ()} | set(facts["by_pid"] or ())
+
+
+def _is_resident(facts: Facts) -> bool:
+    """Whether somebody holds the GPU, quiet or not; asked of facts without our own worker."""
+    return bool(pids(facts)) or facts["used_bytes"] > facts["baseline_bytes"]
 
 
 def _named(new: set[str]) -> str:

@@ -100,7 +100,7 @@ def tune_now(
     if not wanted:
         return Tuned()
     if make_worker is None:
-        deadlines = Deadlines(timeout_s=request.timeout_s)
+        deadlines = None if request.timeout_s is None else Deadlines(timeout_s=request.timeout_s)
         make_worker = partial(Worker, nice=19 if idle else 0, deadlines=deadlines)  # nice 0: somebody waits for it
     with _signals() as told, _store(settings, told) as store:
         daemon = Daemon(

@@ -28,7 +28,7 @@ from gemmtuned.daemon.measure_cuda import GraphClock
 from gemmtuned.daemon.options import DEFAULTS, SearchOptions
 from gemmtuned.daemon.outcome import DEFAULT, Default, Entrant, Question, eager_gain_low, keep_binary, solution_of
 from gemmtuned.daemon.verify import REFUSALS, default_error, first_line, verify
-from gemmtuned.daemon.wire import Trial
+from gemmtuned.daemon.wire import COMPILING, Trial
 from gemmtuned.kernels.backends import BACKENDS, candidates
 from gemmtuned.kernels.backends.base import CompiledBackend, Kernel
 from gemmtuned.kernels.switches import as_called
@@ -201,7 +201,7 @@ class _Contest:
         if not todo:
             return
         started = _now_us()
-        self._failed = _compilers.run(todo, self.main, self._environment.device, before=self._start)
+        self._failed = _compilers.run(todo, self.main, self._environment.device, before=self._compiling)
         for candidate, reason in self._failed.items():
             self._report(candidate, "screen", "refused", started, note=reason)
 
@@ -326,6 +326,9 @@ class _Contest:
         for _ in range(self._options.warmup):
             arm.calls[0]()
         return min(self._clock.us(arm, (i % len(arm.calls),)) for i in range(2))
+
+    def _compiling(self, candidate: Candidate) -> None:
+        self._emit(Trial(self.main, candidate, "start", None, None, "ok", COMPILING, _now_us()))
 
     def _start(self, candidate: Candidate) -> int:
         started = _now_us()

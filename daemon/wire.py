@@ -19,7 +19,8 @@ from gemmtuned.daemon.options import SearchOptions
 
 MAX_BYTES: Final = 16 << 20
 PHASES: Final = ("start", "screen", "verify", "confirm")
-OUTCOMES: Final = ("ok", "slower", "rejected", "wrong", "refused", "crash", "hang")
+OUTCOMES: Final = ("ok", "slower", "rejected", "wrong", "refused", "oom", "crash", "hang")
+COMPILING: Final = "compiling"  # note of a start that only compiles: the device is not in use
 _HEAD: Final = struct.Struct(">I")
 
 
@@ -46,9 +47,11 @@ class Hello:
 class Trial:
     """One step of a search, told as it happens.
 
-    phase: start (it begins now: what follows, should nothing more be heard, is its doing), screen, verify, confirm.
-    outcome: ok, slower, rejected (right, yet outside the tolerance that was asked for), wrong, refused; crash and hang
-    are for the parent to say.  err_ratio: share of elements outside AITER's tolerance.  started_us: UTC microseconds.
+    phase: start (it begins now: what follows, should nothing more be heard, is its doing; note COMPILING), screen,
+    verify, confirm.
+    outcome: ok, slower, rejected (right, yet outside the tolerance that was asked for), wrong, refused,
+    oom (short of memory: nobody's fault); crash and hang are for the parent to say.  err_ratio: share of elements
+    outside AITER's tolerance.  started_us: UTC microseconds.
     """
 
     problem: Problem

@@ -24,7 +24,7 @@ from typing import IO, Final, Protocol
 from gemmtuned.configs.errors import WorkerDied, WorkerFailed, WorkerHung
 from gemmtuned.configs.settings import child_env
 from gemmtuned.configs.solution import Environment
-from gemmtuned.daemon.wire import Failed, Found, Hello, Inbox, Memory, Message, Order, Trial, encode
+from gemmtuned.daemon.wire import COMPILING, Failed, Found, Hello, Inbox, Memory, Message, Order, Trial, encode
 
 TERM_GRACE_S: Final = 0.1  # a device must be free half a second after somebody else wants it
 KILL_WAIT_S: Final = 0.5
@@ -35,7 +35,8 @@ class Deadlines:
     """How long the worker may say nothing.
 
     hello_s: importing torch from a cold disk, at nice 19.  prepare_s: operands and reference, before the first word.
-    candidate_s: between the start of a candidate and its result, compiling included.  other_s: between any two words.
+    candidate_s: between the start of a candidate and its result.  compile_s: while it is compiled ahead, which has
+    a limit of its own (compile_ahead.py).  other_s: between any two words.
     gflop_s: on top of these for each GFLOP of the largest problem: a core at 1 GFLOP/s, four times over.  timeout_s: a
     candidate's limit as somebody set it, in place of candidate_s and gflop_s.
     """
@@ -43,9 +44,14 @@ class Deadlines:
     hello_s: float = 180.0
     prepare_s: float = 120.0
     candidate_s: float = 120.0
+    compile_s: float = 120.0
     other_s: float = 120.0
     gflop_s: float = 4.0
     timeout_s: float | None = None
+
+
+# A hanging kernel holds the GPU for all: whatever a candidate does there at 100 GFLOP/s is over in less
+ON_GPU: Final = Deadlines(candidate_s=20.0, gflop_s=0.01)
 
 
 class Tuner(Protocol):
@@ -84,7 +90,7 @@ class Worker:
             raise WorkerFailed("a worker is started from the main thread only")
         self.environment: Environment | None = None
         self.memory_bytes: int | None = None
-        self._deadlines = deadlines or Deadlines()
+        self._deadlines = deadlines or (Deadlines() if device == "cpu" else ON_GPU)
         self._clock = clock
         self._inbox = Inbox()
         self._order: Order | None = None
@@ -202,7 +208,9 @@ class Worker:
             self._order = None
             self._until = None
         elif isinstance(message, Trial):
-            if message.phase == "start":
+            if message.phase == "start" and message.note == COMPILING:
+                self._expect(self._deadlines.compile_s, f"compiling {message.candidate} for {message.problem}")
+            elif message.phase == "start":
                 self._expect(self._deadlines.candidate_s, f"trying {message.candidate} on {message.problem}")
                 if self._deadlines.timeout_s is not None:
                     self._until = self._clock() + self._deadlines.timeout_s

@@ -74,13 +74,15 @@ def check_device() -> None:
         raise CandidateFailed("the device gives a wrong result for a product of ones: it needs an operator")
 
 
-def end_if_broken() -> None:
-    """End the process when the last failure left the device context unusable (illegal address, launch failure).
+def recover() -> None:
+    """After a failure: give back memory that it took; end the process when it left the device context unusable.
 
-    The parent then blames the candidate that was at work and goes on with a new worker.
+    So does an illegal address, or a launch that failed.  The parent then blames the candidate that was at work and goes
+    on with a new worker.
     """
     try:
         torch.cuda.synchronize()
+        torch.cuda.empty_cache()
     except RuntimeError as err:
         sys.stderr.write(f"{str(err).splitlines()[0]}\n")
         sys.stderr.flush()

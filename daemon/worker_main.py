@@ -13,6 +13,7 @@ import ctypes
 import importlib.util
 import logging
 import os
+import re
 import resource
 import select
 import signal
@@ -20,6 +21,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -28,6 +30,7 @@ from gemmtuned.configs.solution import Device, Environment, Solution, cpu_device
 from gemmtuned.daemon.wire import Failed, Found, Hello, Inbox, Message, Order, Trial, encode, receive
 
 logger = logging.getLogger("gemmtuned.daemon.worker")
+_SHORT_OF_MEMORY: Final = re.compile("out of memory|MemoryError", re.IGNORECASE)
 _PR_SET_PDEATHSIG: Final = 1
 Search = Callable[..., Solution | tuple[Solution, ...]]
 
@@ -53,14 +56,14 @@ def main(argv: list[str] | None = None) -> int:
             sock.sendall(encode(Hello(environment)))
             serve(sock, tune, environment)
         else:
-            from gemmtuned.daemon.worker_cuda import Speaker, cap_memory, check_device, end_if_broken
+            from gemmtuned.daemon.worker_cuda import Speaker, cap_memory, check_device, recover
 
             cap_memory(args.memory_cap)
             check_device()
             speaker = Speaker(sock)
             speaker.sendall(encode(Hello(environment)))
             speaker.start()
-            serve(speaker, tune, environment, after_failure=end_if_broken)
+            serve(speaker, tune, environment, after_failure=recover)
     return 0
 
 
@@ -97,6 +100,8 @@ def _carry_out(
     def emit(trial: Trial) -> None:
         if trial.phase != "start" and trial.outcome in ("refused", "wrong"):
             after_failure()
+            if _SHORT_OF_MEMORY.search(trial.note):  # another day there may be room: it is tried again
+                trial = replace(trial, outcome="oom")
         sock.sendall(encode(trial))
 
     try:

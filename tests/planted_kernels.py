@@ -129,6 +129,20 @@ class _Jitter:
         return y
 
 
+class _NowAndThen:
+    """Right 49 times of 50, and wrong in one place then: a race that is seldom lost."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+        y = right(a, b, bias)
+        self.calls += 1
+        if self.calls % 50 == 0:
+            y[-1, -1] += 1.0 + y.abs().max()
+        return y
+
+
 class KeepsWeight:
     """Takes a copy of a weight that may be edited later."""
 
@@ -150,6 +164,10 @@ class KeepsByAddress:
 
 def static() -> Kernel:
     return StatelessKernel(_Static())
+
+
+def now_and_then() -> Kernel:
+    return StatelessKernel(_NowAndThen())
 
 
 def jitter() -> Kernel:

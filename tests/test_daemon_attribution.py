@@ -118,6 +118,13 @@ def test_a_program_that_comes_while_our_worker_starts_is_seen(card: Card) -> Non
     assert busy(scene.watch(0.4))
 
 
+def test_a_small_program_that_uses_next_to_nothing_is_somebody(card: Card) -> None:
+    """A thousand tiny kernels a second are less than 1 % and show as 0."""
+    card.start(9999, held=250 * MIB, share=0.0)
+    assert Scene(card).watch(0.1)[0][0] is None
+    assert Scene(card, share=True, neighbours=lambda: "it works").watch(0.1)[0][0] == 1.0
+
+
 def test_memory_that_is_not_ours_means_somebody_is_there(card: Card) -> None:
     card.start(9999, held=20_000 * MIB)
     scene = Scene(card)
@@ -160,7 +167,7 @@ def test_a_loaded_program_that_takes_more_memory_has_begun_to_work() -> None:
 
 def test_utilisation_at_our_workers_rest_is_that_of_others(card: Card) -> None:
     server = card.start(9999, held=500 * MIB)
-    scene = Scene(card)
+    scene = Scene(card, share=True, neighbours=lambda: "")
     scene.watch(1.0)
     ours = scene.begin()
     scene.work(ours, 0, 1.0)
@@ -201,7 +208,8 @@ def test_bursts_never_start_tuning() -> None:
         for sample_s in (1 / 6, 1.0):
             card = Card()
             server = card.start(9999, held=400 * MIB)
-            monitor = GpuMonitor(FakeSampler(card), card.facts(), mps=lambda: False)  # type: ignore[arg-type]
+            options: dict[str, Any] = {"share_resident": True, "mps": lambda: False}
+            monitor = GpuMonitor(FakeSampler(card), card.facts(), **options)  # type: ignore[arg-type]
             readings = []
             for tick in range(1200):
                 now_s = 1000 + tick / 10

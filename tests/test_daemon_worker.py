@@ -18,8 +18,9 @@ import pytest
 from gemmtuned.configs.errors import WorkerDied, WorkerFailed, WorkerHung
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Solution
+from gemmtuned.daemon.compile_ahead import JOB_S
 from gemmtuned.daemon.wire import Failed, Found, Inbox, Message, Order, Trial, decode, encode
-from gemmtuned.daemon.worker import Deadlines, Worker
+from gemmtuned.daemon.worker import KILL_WAIT_S, ON_GPU, TERM_GRACE_S, Deadlines, Worker
 
 SEARCH = f"{Path(__file__).parent / 'planted_search.py'}:tune"
 QUICK = Deadlines(hello_s=20, prepare_s=20, candidate_s=0.4, other_s=20, gflop_s=0)
@@ -137,6 +138,11 @@ def test_a_hang_is_killed_at_its_deadline(start: Start) -> None:
         said(worker, answered)
     assert 0.3 < time.monotonic() - began < 2.0
     assert not is_running(worker.pid)
+
+
+def test_a_hanging_kernel_has_a_gpu_for_less_than_half_a_minute() -> None:
+    assert ON_GPU.candidate_s + TERM_GRACE_S + KILL_WAIT_S < 30
+    assert ON_GPU.compile_s > JOB_S, "a slow compiler is given up by the child, and costs no worker"
 
 
 def test_larger_problems_have_longer_deadlines(start: Start) -> None:
@@ -348,3 +354,25 @@ def test_the_real_search_answers_an_order() -> None:
     assert isinstance(last, Found), last
     assert isinstance(last.solution, Solution)
     assert environment.accepts(last.solution.backend, last.solution.stamp)
+
+
+def test_a_candidate_short_of_memory_is_told_as_that_and_not_as_faulty() -> None:
+    from gemmtuned.daemon.worker_main import serve
+
+    ours, theirs = socket.socketpair()
+    problem = Problem(m=8, n=8, k=64)
+
+    def tune(*args: Any, emit: Callable[[Trial], None], **options: Any) -> Solution:
+        for note in ("OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "RuntimeError: no kernel image"):
+            emit(Trial(problem, Candidate("bad"), "screen", None, None, "refused", note, 1))
+        return fakes.solution(problem)
+
+    with ours, theirs:
+        ours.sendall(encode(order(8)))
+        ours.shutdown(socket.SHUT_WR)
+        serve(theirs, tune, fakes.ENVIRONMENT)
+        theirs.close()
+        inbox, heard = Inbox(), []
+        while data := ours.recv(1 << 16):
+            heard += inbox.feed(data)
+    assert [m.outcome for m in heard if isinstance(m, Trial)] == ["oom", "refused"]
