@@ -194,13 +194,13 @@ def reload_under_load(hook: Any, first: list[Solution], device: Any, stamp: str,
     """The slowest call while 200 new solutions come in, against the slowest of un-hooked seconds; and how soon."""
     w = torch.randn(256, 1024, device="cuda", dtype=torch.bfloat16)
     x = torch.randn(1, 1024, device="cuda", dtype=torch.bfloat16)
-    shapes = [(m, 128 * n, 1024) for m in (1, 4, 8, 16, 32) for n in range(3, 23)]
-    more = [
-        solution(
-            Problem(m=m, n=n, k=k, math_mode="reduced"), gemv if m == 1 else warp_split_k, 2, stamp, device, folder
-        )
-        for m, n, k in shapes
+    compiled = [
+        solution(Problem(m=m, n=n, k=1024, math_mode="reduced"), kernel, 2, stamp, device, folder)
+        for m, kernel in ((1, gemv), (8, warp_split_k))
+        for n in range(384, 384 + 12 * 128, 128)
     ]
+    # 100 problems on 24 binaries, each problem in both modes
+    more = [replace(s, problem=replace(s.problem, k=s.problem.k + 8 * i)) for i in range(5) for s in compiled][:100]
 
     def second(until: Callable[[float], bool]) -> list[float]:
         """us of the 100 slowest of the calls until then, the slowest first; the device is waited for now and then."""

@@ -132,8 +132,9 @@ def free_bytes(device: torch.device) -> int:
     """Memory this process may still take: what is free, and under the cap of a worker beside a loaded program."""
     if device.type != "cuda":
         return int(psutil.virtual_memory().available)
-    free, total = torch.cuda.mem_get_info(device)
-    capped = int(torch.cuda.get_per_process_memory_fraction(device) * total) - torch.cuda.memory_reserved(device)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    free, total = torch.cuda.mem_get_info(index)
+    capped = int(torch.cuda.get_per_process_memory_fraction(index) * total) - torch.cuda.memory_reserved(index)
     return min(free, max(capped, 0))
 
 

@@ -23,7 +23,10 @@ from gemmtuned.kernels.backends.base import Kernel, Run
 
 # (largest M, candidates at most): where our own kernels win there is time for its first choices only
 _LIMITS: Final = ((64, 6), (256, 16), (1 << 31, 24))
-_known: dict[tuple[tuple[str, int], ...], cublaslt.Algorithm] = {}  # every algorithm that some problem was offered
+_Config = tuple[tuple[str, int], ...]
+_known: dict[
+    tuple[Problem, _Config], cublaslt.Algorithm
+] = {}  # by problem but for its M: every algorithm it was offered
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +134,8 @@ def _algorithms(problem: Problem) -> tuple[cublaslt.Algorithm, ...]:
     if not problem.dtype == problem.wdtype == problem.out_dtype:
         raise CandidateFailed(f"{problem}: cublaslt runs operands of one type")
     found = cublaslt.algorithms(problem)
-    _known.update((algorithm.config, algorithm) for algorithm in found)
+    for algorithm in found:
+        _known.setdefault((problem.with_m(1), algorithm.config), algorithm)
     return found
 
 
@@ -142,10 +146,13 @@ def _find(candidate: Candidate, problem: Problem) -> cublaslt.Algorithm:
         config = tuple((name, wanted[name]) for name in cublaslt.ATTRIBUTES if name in wanted)
     except (ValueError, TypeError) as err:
         raise CandidateFailed(f"{candidate}: its config is not a set of attributes") from err
-    _algorithms(problem)
-    if config not in _known:
+    for algorithm in _algorithms(problem):
+        if algorithm.config == config:
+            return algorithm
+    other = _known.get((problem.with_m(1), config))
+    if other is None:
         raise CandidateFailed(f"{candidate}: cuBLASLt {cublaslt.version()} does not offer it for {problem}")
-    return _known[config]
+    return other
 
 
 CUBLASLT: Final = CublasLt()
