@@ -20,7 +20,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmtuned.configs.errors import GemmtunedError
-from gemmtuned.configs.settings import Settings, child_env
+from gemmtuned.configs.settings import Settings, UserTables, child_env
 from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import Environment, Solution
 from gemmtuned.hooks import native, ranks
@@ -31,6 +31,7 @@ from gemmtuned.hooks.dispatch import Table, build_table, ident_of, solution_of
 from gemmtuned.hooks.graphs import GraphCounts
 from gemmtuned.hooks.native import build as native_build
 from gemmtuned.hooks.notice import speak_up
+from gemmtuned.hooks.op_counts import OpCounts
 from gemmtuned.hooks.pace import in_slices
 from gemmtuned.hooks.routes import Routes
 from gemmtuned.hooks.selections import Selections
@@ -39,9 +40,11 @@ from gemmtuned.hooks.watch import Loader, Watcher
 
 if TYPE_CHECKING:
     import subprocess
+    from pathlib import Path
 
     import torch
 
+    from gemmtuned.configs.problem import Problem
     from gemmtuned.hooks.fallback import Fallback
 
 log = logging.getLogger("gemmtuned.hooks")
@@ -72,9 +75,12 @@ class Hook:
         self._built_for: tuple[str, ...] = ()
         self._set_mode = native.OFF
         self._swap = threading.Lock()  # one table change at a time
-        self.user_tables = UserLoader(settings.tables)
+        self.op_counts = OpCounts()
+        self.user_tables = UserLoader((*settings.tables, *_tables))
         self.selections = (
-            Selections(settings.config_dir, self.user_tables.solutions_file) if settings.log_tuned else None
+            Selections(settings.config_dir, lambda solution: self.user_tables.solutions_file(solution))
+            if settings.log_tuned
+            else None
         )
         self._make_threads()
 
@@ -219,6 +225,7 @@ class Hook:
         """In a forked child: counts start at nothing (the native ones reset themselves), threads are our own."""
         if self.fallback is not None:
             self.fallback.reset()
+        self.op_counts.reset()
         _parents.append(self.flusher)
         self._swap = threading.Lock()
         self._build, self._parent_builds = None, self._build is not None
@@ -246,8 +253,8 @@ class Hook:
         return ("cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count())))
 
     def drain(self) -> Iterator[Sighting]:
-        """What was counted by either path since the last time."""
-        for path in (self.native, self.fallback):
+        """What was counted since the last time, by either path and by our ops themselves."""
+        for path in (self.native, self.fallback, self.op_counts):
             for sighting in path.drain() if path is not None else ():
                 if self.selections is not None and self.settings.dispatch:
                     self.selections.note(sighting, self.table, self.environment(sighting.place).device)
@@ -256,6 +263,7 @@ class Hook:
     def session(self) -> Session:
         """This process for the store's session table."""
         dropped = (self.native.dropped if self.native else 0) + (self.fallback.dropped if self.fallback else 0)
+        dropped += self.op_counts.dropped
         return new_session(
             self.settings,
             path=self.path,
@@ -314,6 +322,16 @@ class Hook:
                 generation = self.use(*(self._solutions or (self.table.generation, [])))
         return generation
 
+    def add_table(self, table: UserTables) -> None:
+        """Use one more table of the user's, from now on; what is new in it is checked first, which takes seconds."""
+        self.user_tables = UserLoader((*self.settings.tables, *_tables, table))
+        self.reload()
+
+    def count_op(self, problem: Problem, place: str) -> None:
+        """A call of one of our ops that aten did not see."""
+        if self._mode() & native.CAPTURE:
+            self.op_counts.add(problem, place)
+
     def take_rows(self, generation: int, rows: list[dict[str, Any]]) -> None:
         """Take up what another rank has read."""
         with self._swap:
@@ -359,6 +377,7 @@ class Hook:
 
 _UNCHECKED: Final = "the user's table, not checked yet"
 _hook: Hook | None = None
+_tables: list[UserTables] = []  # that the program asked for, besides those of the environment
 _parents: list[Flusher] = []  # a forked child must not close its parent's SQLite handle, so it keeps it for ever
 _forking = threading.local()  # .flusher: what this thread paused for its fork
 _at_exit_known = False
@@ -397,6 +416,14 @@ def deactivate() -> None:
     if hook is not None:
         hook.remove()
         hook.stop()
+
+
+def take_tables(family: str, paths: tuple[Path, ...]) -> None:
+    """Use these tuned tables in this process, whether the hook is on now or later."""
+    table = UserTables("load_config", family, paths)
+    if _hook is not None and _hook.settings.dispatch:
+        _hook.add_table(table)
+    _tables.append(table)
 
 
 def current() -> Hook | None:

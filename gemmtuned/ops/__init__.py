@@ -1,0 +1,90 @@
+"""The public GEMM ops, named and called as AITER's are.
+
+    from gemmtuned.ops import gemm_a16w16, gemm_a16w16_atomic, shuffle_weight, TunedGemm, tgemm
+
+They run what is known to be best and fall back to torch: a miss never fails.  Inside torch.compile they are torch's own
+calls, which the hook serves below.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.ops.shuffle import PRESHUFFLE_M_THRESHOLD, ShuffleError, shuffle_weight, unshuffle_weight
+from gemmtuned.ops.tuned_gemm import TunedGemm, tgemm
+
+__all__ = [
+    "PRESHUFFLE_M_THRESHOLD",
+    "ShuffleError",
+    "TunedGemm",
+    "gemm_a16w16",
+    "gemm_a16w16_atomic",
+    "shuffle_weight",
+    "tgemm",
+    "triton_gemm_a16w16",
+    "unshuffle_weight",
+]
+
+
+def gemm_a16w16(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    otype: torch.dtype | None = None,
+    scale_a: Tensor | None = None,
+    scale_b: Tensor | None = None,
+    scale_c: Tensor | None = None,
+    *,
+    bpreshuffle: bool | None = None,
+) -> Tensor:
+    """Y[..., N] = X[..., K] @ W[N, K].T * scale_a * scale_b + bias, in otype (x's dtype unless given).
+
+    weight: [N, K], or its `.t()` view, which sizes and strides tell.  bias: [N].  scale_a, scale_b: one number each,
+    for fp8 operands and any other.  bpreshuffle: whether the weight is in shuffle_weight's order; None believes its
+    mark.
+
+    Raises GemmtunedError when no side of the weight is K, or for scale_c (fp8 results).
+    """
+    return tgemm.gemm_a16w16(x, weight, bias, otype, scale_a, scale_b, scale_c, bpreshuffle=bpreshuffle)
+
+
+def gemm_a16w16_atomic(
+    x: Tensor,
+    w: Tensor,
+    dtype: torch.dtype = torch.bfloat16,
+    y: Tensor | None = None,
+    config: dict[str, Any] | None = None,
+) -> Tensor:
+    """Y[M, N] = X[M, K] @ W[N, K].T, written into y where one is given.
+
+    AITER's kernel of this name splits K and adds the parts up with atomics, in an order that changes from call to call,
+    each part rounded first, onto a y that must be zero.  Here the parts of a split are added in a fixed order, in fp32
+    and rounded once, and what y held does not matter.  config: tile sizes of AITER's kernel, taken and not used.
+    """
+    if x.dim() != 2 or w.dim() != 2 or x.shape[1] != w.shape[1]:
+        raise GemmtunedError(f"x is {tuple(x.shape)} and w {tuple(w.shape)}, expected [M, K] and [N, K]")
+    return _into(y, tgemm.gemm_a16w16(x, w, otype=dtype))
+
+
+def triton_gemm_a16w16(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    y: Tensor | None = None,
+    config: dict[str, Any] | None = None,
+) -> Tensor:
+    """AITER's Triton op `gemm_a16w16`: as the atomic one, with a bias [N]. Ours chooses its kernel itself."""
+    return _into(y, tgemm.gemm_a16w16(x, w, bias, dtype))
+
+
+def _into(y: Tensor | None, found: Tensor) -> Tensor:
+    if y is None:
+        return found
+    if y.shape != found.shape or y.dtype != found.dtype:
+        raise GemmtunedError(f"y is {tuple(y.shape)} {y.dtype}, expected {tuple(found.shape)} {found.dtype}")
+    return y.copy_(found)

@@ -1,0 +1,77 @@
+"""AITER's pre-shuffled weight layout: made, undone, and told from a plain weight.
+
+A shuffled weight [N, K] has the shape of the plain one with its elements in the order that AITER's assembly and
+composable kernels read them: tiles of `layout[0]` rows by 2 x `layout[1]` columns, inside them runs of 16 bytes.  AITER
+marks it with an attribute, which `.view`, `.data` and a new Parameter lose; so every function here also takes the
+answer as an argument.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from torch import Tensor
+
+from gemmtuned.configs.errors import GemmtunedError
+
+PRESHUFFLE_M_THRESHOLD: Final = 128  # AMD's guide: below it a shuffled weight is slower
+_RUN_BYTES: Final = 16
+_TN: Final = (16, 16)  # what the guide calls "tn"
+_TN_MULTIPLE: Final = 256
+
+
+class ShuffleError(GemmtunedError, ValueError):
+    """A weight cannot be shuffled so, or is shuffled already."""
+
+
+def shuffle_weight(x: Tensor, layout: tuple[int, int] | str = _TN) -> Tensor:
+    """A copy of the weight [..., N, K] in AITER's order, marked `is_shuffled`.
+
+    layout: (rows, half the columns) of a tile, or "tn", AMD's guide's name for (16, 16) with N and K multiples of 256.
+    Raises ShuffleError when N or K is no multiple of the tile, or the weight is marked as shuffled already: doing it
+    twice gives another order and wrong results.
+    """
+    if is_shuffled(x):
+        raise ShuffleError("the weight is shuffled already; shuffle the plain one, once after it was loaded")
+    rows, cols, run = _tile(x, layout)
+    n, k = x.shape[-2:]
+    tiles = x.reshape(-1, n // rows, rows, k // cols, cols // run, run)
+    return _mark(tiles.permute(0, 1, 3, 4, 2, 5).contiguous().view(x.shape), layout)
+
+
+def unshuffle_weight(x: Tensor, layout: tuple[int, int] | str | None = None) -> Tensor:
+    """The plain weight of a shuffled one, as a copy. layout: None is the one it was marked with, else (16, 16)."""
+    marked: tuple[int, int] | str = getattr(x, "shuffle_layout", _TN)
+    rows, cols, run = _tile(x, layout or marked)
+    n, k = x.shape[-2:]
+    tiles = x.reshape(-1, n // rows, k // cols, cols // run, rows, run)
+    return tiles.permute(0, 1, 4, 2, 3, 5).reshape(x.shape)
+
+
+def is_shuffled(x: Tensor) -> bool:
+    """Whether the weight carries AITER's mark; a mark can be lost, so False is no proof."""
+    return getattr(x, "is_shuffled", False) is True
+
+
+def _mark(x: Tensor, layout: tuple[int, int] | str) -> Tensor:
+    x.is_shuffled = True  # type: ignore[attr-defined]
+    x.shuffle_layout = layout  # type: ignore[attr-defined]
+    return x
+
+
+def _tile(x: Tensor, layout: tuple[int, int] | str) -> tuple[int, int, int]:
+    """(rows, columns, elements of 16 bytes) of a tile. Raises ShuffleError."""
+    if x.dim() < 2:
+        raise ShuffleError(f"a weight has at least two dimensions, this one has {x.dim()}")
+    n, k = x.shape[-2:]
+    if isinstance(layout, str):
+        if layout != "tn":
+            raise ShuffleError(f"layout {layout!r} is not known: 'tn', or a pair such as (16, 16)")
+        if n % _TN_MULTIPLE or k % _TN_MULTIPLE:
+            raise ShuffleError(f"layout 'tn' needs N and K to be multiples of {_TN_MULTIPLE}, the weight is {n}x{k}")
+        layout = _TN
+    rows, cols = layout[0], 2 * layout[1]
+    run = _RUN_BYTES // x.element_size()
+    if n % rows or k % cols or cols % run:
+        raise ShuffleError(f"layout {layout} needs N to be a multiple of {rows} and K of {cols}, the weight is {n}x{k}")
+    return rows, cols, run

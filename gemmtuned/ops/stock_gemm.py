@@ -1,0 +1,59 @@
+"""A GEMM by torch's own calls, with what AITER's op takes: transposed weights, scales, another out dtype."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gemmtuned.configs.errors import GemmtunedError
+
+
+def as_weight(weight: Tensor, k: int) -> Tensor:
+    """The weight as [N, K]: itself, or turned back when it is the `.t()` view of one.
+
+    The sizes tell when N differs from K.  When they agree the strides do: a view whose columns are contiguous and whose
+    rows are not is the transposed one.  Raises GemmtunedError when neither side is k.
+    """
+    if weight.dim() != 2:
+        raise GemmtunedError(f"the weight has {weight.dim()} dimensions, expected [N, K] or its transposed view")
+    rows, cols = weight.shape
+    if k not in (rows, cols):
+        raise GemmtunedError(f"the weight is {rows}x{cols} and x has K = {k}: neither side of the weight is K")
+    if rows == cols:
+        return weight.t() if weight.stride(0) == 1 and weight.stride(1) != 1 else weight
+    return weight if cols == k else weight.t()
+
+
+def stock_gemm(
+    x: Tensor, w: Tensor, bias: Tensor | None, scale_a: Tensor | None, scale_b: Tensor | None, otype: torch.dtype
+) -> Tensor:
+    """Torch's own Y = X @ W.T * scale_a * scale_b + bias, x [..., K], w [N, K].
+
+    F.linear, or _scaled_mm for fp8 operands.  The product is rounded to x's dtype before it becomes otype, as AITER's
+    torch path does it.
+    """
+    if x.dtype.itemsize == 1 and x.dtype.is_floating_point:
+        return _scaled(x, w, bias, scale_a, scale_b, otype)
+    if scale_a is None and scale_b is None:
+        return F.linear(x, w, bias).to(otype)
+    y = F.linear(x, w).float() * _scale(scale_a, x) * _scale(scale_b, x)
+    return (y if bias is None else y + bias).to(otype)
+
+
+def _scaled(
+    x: Tensor, w: Tensor, bias: Tensor | None, scale_a: Tensor | None, scale_b: Tensor | None, otype: torch.dtype
+) -> Tensor:
+    a, b = _scale(scale_a, x), _scale(scale_b, x)
+    x2 = x.reshape(-1, x.shape[-1])
+    out = otype if otype.itemsize > 1 else torch.bfloat16
+    try:
+        y = torch._scaled_mm(x2, w.t(), scale_a=a, scale_b=b, bias=bias, out_dtype=out)
+    except RuntimeError:  # no fp8 arithmetic, or sizes it does not take: AITER's own way out
+        y = F.linear(x2.float(), w.float()) * a * b
+        y = y if bias is None else y + bias
+    return y.view(*x.shape[:-1], w.shape[0]).to(otype)
+
+
+def _scale(scale: Tensor | None, x: Tensor) -> Tensor:
+    return torch.ones(1, dtype=torch.float32, device=x.device) if scale is None else scale.reshape(-1).float()

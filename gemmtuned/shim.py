@@ -1,0 +1,73 @@
+"""`from aiter.tuned_gemm import tgemm` for programs written for AITER, on machines that have no AITER. Opt-in.
+
+    import gemmtuned.shim
+    gemmtuned.shim.install()          # before the program imports aiter; gemmtuned.shim.remove() takes it away
+
+It puts modules named `aiter...` into sys.modules that hold our ops under AITER's names, and nothing else: what we do
+not have fails to import, as it should.  A real AITER is never shadowed.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any, Final
+
+from gemmtuned.configs.errors import GemmtunedError
+
+_MARK: Final = "__gemmtuned_shim__"
+
+
+class ShimError(GemmtunedError):
+    """A real AITER is installed, or its names are taken."""
+
+
+def install() -> None:
+    """Make AITER's module names importable. Does nothing when it is done already.
+
+    Raises ShimError when AITER itself is installed: then it should be used, and our hook works below it.
+    """
+    if is_installed():
+        return
+    if "aiter" in sys.modules or find_spec("aiter") is not None:
+        raise ShimError(
+            "aiter is installed here: use it as it is, gemmtuned works below it. The shim is for other machines"
+        )
+    for name, members in _modules().items():
+        module = ModuleType(name, "gemmtuned's ops under AITER's names (gemmtuned.shim).")
+        setattr(module, _MARK, True)
+        for member, value in members.items():
+            setattr(module, member, value)
+        if any(other.startswith(f"{name}.") for other in _modules()):
+            module.__path__ = []
+        sys.modules[name] = module
+        parent, _, last = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], last, module)
+
+
+def remove() -> None:
+    """Take the names away again; what was imported from them goes on working."""
+    for name in [name for name, module in sys.modules.items() if getattr(module, _MARK, False) is True]:
+        del sys.modules[name]
+
+
+def is_installed() -> bool:
+    """Whether `aiter` is ours in this process."""
+    return getattr(sys.modules.get("aiter"), _MARK, False) is True
+
+
+def _modules() -> dict[str, dict[str, Any]]:
+    """Our modules by AITER's names, parents first, with what each holds."""
+    from gemmtuned.ops import TunedGemm, gemm_a16w16, gemm_a16w16_atomic, shuffle_weight, tgemm, triton_gemm_a16w16
+
+    return {
+        "aiter": {"gemm_a16w16": gemm_a16w16},
+        "aiter.tuned_gemm": {"TunedGemm": TunedGemm, "gemm_a16w16": gemm_a16w16, "tgemm": tgemm},
+        "aiter.ops": {},
+        "aiter.ops.shuffle": {"shuffle_weight": shuffle_weight},
+        "aiter.ops.triton": {},
+        "aiter.ops.triton.gemm_a16w16": {"gemm_a16w16": triton_gemm_a16w16},
+        "aiter.ops.triton.gemm_a16w16_atomic": {"gemm_a16w16_atomic": gemm_a16w16_atomic},
+    }

@@ -1,0 +1,45 @@
+"""Counts of GEMMs that our public ops run where the hook under aten cannot see them: AITER's kernels, fp8 on CPUs.
+
+What ops run through aten is counted there and not here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.sighting import OUTCOMES, Sighting
+
+MAX_PROBLEMS: Final = 65_536
+
+
+class OpCounts:
+    """Calls by problem and place. A lock is right here: these calls come from Python and cost microseconds anyway."""
+
+    def __init__(self) -> None:
+        self.dropped = 0
+        self._calls: Counter[tuple[Problem, str]] = Counter()
+        self._lock = threading.Lock()
+
+    def add(self, problem: Problem, place: str) -> None:
+        """One call that torch or another library served."""
+        with self._lock:
+            if len(self._calls) >= MAX_PROBLEMS and (problem, place) not in self._calls:
+                self.dropped += 1
+            else:
+                self._calls[problem, place] += 1
+
+    def drain(self) -> Iterator[Sighting]:
+        """All since the last time."""
+        with self._lock:
+            calls, self._calls = self._calls, Counter()
+        for (problem, place), count in calls.items():
+            yield Sighting(problem, OUTCOMES[0], count, place=place)
+
+    def reset(self) -> None:
+        """Forget all: a forked child starts empty, and its lock may have been held."""
+        self._lock = threading.Lock()
+        self._calls = Counter()
