@@ -60,7 +60,7 @@ def run_daemon(
         try:
             with _only_daemon(settings), _store(settings, told) as store:
                 seats = find_monitors() if monitors is None else monitors
-                daemon = Daemon(settings, store, seats, make_worker, now_s=time.time(), rules=rules)
+                daemon = Daemon(settings, store, seats, make_worker, now_s=time.time(), rules=rules, recheck=not once)
                 _patiently(daemon.resume, told)
                 logger.info("started pid=%d home=%s idle_s=%g", os.getpid(), settings.home, settings.idle_s)
                 return _loop(daemon, told, once=once, wait_s=wait_s)

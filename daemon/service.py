@@ -43,7 +43,8 @@ class Daemon:
     """See the module.
 
     request: tune only what it asks for.  always: whatever others do on the devices.  quiet: a run in the foreground,
-    which does not write `daemon.json`.  rules: what the operator allows.
+    which does not write `daemon.json`.  rules: what the operator allows.  recheck: race again what
+    is in use, too, when there is reason to.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Daemon:
         always: bool = False,
         quiet: bool = False,
         rules: Rules | None = None,
+        recheck: bool = False,
     ) -> None:
         self.settings = settings
         self.store = store
@@ -68,11 +70,15 @@ class Daemon:
         who = f"pid {os.getpid()}, home {settings.home}"
         self.seats = [
             Seat(
-                m, WorkQueue(store, self.owner, request=request), make_worker, window_s=window_s, always=always,
-                lock=None if m.id == "cpu" else DeviceLock(settings.device_locks, m.id, who),
+                monitor,
+                WorkQueue(store, self.owner, request=request, conditions=monitor.conditions, recheck=recheck),
+                make_worker,
+                window_s=window_s,
+                always=always,
+                lock=None if monitor.id == "cpu" else DeviceLock(settings.device_locks, monitor.id, who),
             )
-            for m in monitors
-        ]  # fmt: skip
+            for monitor in monitors
+        ]
         self._turned_s = now_s
         self.solved = 0
         self._quiet = quiet

@@ -26,37 +26,82 @@ if TYPE_CHECKING:
     from gemmtuned.db.store import Store, Work
 
 logger = logging.getLogger("gemmtuned.daemon")
+FIRST: Final = ("conditions", "asked")  # reasons to race again that go before what was never tuned
+LAST: Final = ("drift",)  # and after it
 HOLD_S: Final = 60.0  # a lease nobody renews is free again after this long
+FAIR_TURN: Final = 4
+SAMPLE_S: Final = 3600.0  # how often one old solution is raced again
+OLD_S: Final = 7 * 86400.0  # and what is old
 RECENT_S: Final = 7 * 86400.0  # problems not seen for longer wait for nobody
 
 
 class WorkQueue:
     """One owner's leases. Every method is one transaction at most and may raise StoreBusy: call it again later.
 
-    request: tune what it asks for, and nothing else.
+    request: tune what it asks for, and nothing else.  conditions: of the device, kept with what is measured.
+    recheck: also race again what is in use, when its conditions have changed, somebody asked, or now and then.
     """
 
-    def __init__(self, store: Store, owner: str, *, request: Request | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        owner: str,
+        *,
+        request: Request | None = None,
+        conditions: str = "",
+        recheck: bool = False,
+    ) -> None:
         self._store = store
         self._owner = owner
         self._request = request
+        self._conditions = conditions
+        self._recheck = recheck and request is None
+        self._marked: Environment | None = None  # looked through for solutions of other conditions
+        self._sample_at_s = float("-inf")
+        self._leased_s = 0.0
+        self._leases = 0
+        self._spent_s: dict[str, float] = {}  # on each family
         self._renew_at_s = 0.0
 
     def is_waited_for(self, now_s: float) -> bool:
         """Whether there is anything to do, for a worker of whatever environment."""
         if self._request is not None:
             return bool(self._request.open())
+        if self._recheck and self._store.has_recheck(self._conditions):
+            return True
         return bool(self._store.waiting(since_s=now_s - RECENT_S))
 
     def lease(self, environment: Environment, now_s: float) -> Work | None:
-        """Hold the free work worth most that a worker of this environment can do."""
+        """Hold the free work worth most that a worker of this environment can do.
+
+        Solutions measured under other conditions come first, a sample of the old ones last.  Every fourth time the
+        family that had most of the time so far stands back: many small problems of another are not put off for ever.
+        """
         asked = self._request
         problems, again = (None, False) if asked is None else (asked.open(), asked.again)
-        work = self._store.lease_next(
-            self._owner, environment, now_s=now_s, hold_s=HOLD_S, problems=problems, again=again
+        self._leases += 1
+        had_most = max(self._spent_s, key=lambda family: self._spent_s[family], default="")
+        after = had_most if self._leases % FAIR_TURN == 0 else ""
+        work = self._again(environment, FIRST, now_s) if self._recheck else None
+        work = work or self._store.lease_next(
+            self._owner, environment, now_s=now_s, hold_s=HOLD_S, problems=problems, again=again, after=after
         )
+        if work is None and self._recheck:
+            work = self._again(environment, LAST, now_s)
+        self._leased_s = now_s
         self._renew_at_s = now_s + HOLD_S / 6
         return work
+
+    def _again(self, environment: Environment, kinds: Sequence[str], now_s: float) -> Work | None:
+        if self._marked != environment:
+            marked = self._store.mark_changed(environment, self._conditions, now_s=now_s)
+            self._marked = environment
+            if marked:
+                logger.info("raced again solutions=%d reason='measured under another %s'", marked, self._conditions)
+        if kinds == LAST and not self._sample_at_s - SAMPLE_S <= now_s < self._sample_at_s:
+            self._store.mark_sample(environment, before_s=now_s - OLD_S, now_s=now_s)
+            self._sample_at_s = now_s + SAMPLE_S
+        return self._store.lease_recheck(self._owner, environment, kinds, now_s=now_s, hold_s=HOLD_S)
 
     def order(self, work: Work) -> Order:
         """What the worker is told: the work, and the candidates that already failed at any of its sizes."""
@@ -106,7 +151,11 @@ class WorkQueue:
             self._store.release(work, now_s=now_s, counted=False)
             generation = self._store.generation()
         else:
-            generation = self._store.install(work, found, environment=work.environment, now_s=now_s)
+            generation = self._store.install(
+                work, found, environment=work.environment, now_s=now_s, conditions=self._conditions
+            )
+        family = work.problem.family
+        self._spent_s[family] = self._spent_s.get(family, 0.0) + min(max(now_s - self._leased_s, 0.0), 3600.0)
         logger.info(
             "solved generation=%d problem=%s covers=%s backend=%s state=%s was_us=%.2f now_us=%.2f gain=%.1f%%",
             generation, solution.problem, solution.covers, Candidate(solution.backend, solution.config), solution.state,

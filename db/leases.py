@@ -19,8 +19,9 @@ from gemmtuned.db.rows import PROBLEM_COLUMNS, Part, plain, problem_of, rest, ro
 
 MAX_ATTEMPTS: Final = 3
 BACKOFF_S: Final = 60.0  # times 4^attempt: 4 minutes after the first failure, 16 after the second, none after the third
+DEADLY: Final = 2  # problems on which a candidate killed its worker: with this source and these versions it is poison
 FAILED_OUTCOMES: Final = ("crash", "hang", "wrong", "refused")  # trials that are not repeated
-_CLOCK_SLACK_US: Final = 60_000_000  # a lease taken further in the future than this: the clock went back, it is void
+CLOCK_SLACK_US: Final = 60_000_000  # a lease taken further in the future than this: the clock went back, it is void
 
 # The units of one environment that want tuning and are free, dearest first; the view `untuned` says it for people.
 _RANKED: Final = """
@@ -37,10 +38,10 @@ WHERE u.environment_id = :environment AND (u.solution_id IS NULL OR :again)
     AND (w.state IS NULL OR (w.state = 'open' AND w.retry_us <= :now
         AND (w.owner IS NULL OR w.lease_until_us <= :now OR w.leased_us > :now + :slack)))
 GROUP BY u.rest, u.unit_m, u.covers
-ORDER BY worth DESC, calls DESC, member
+ORDER BY u.rest LIKE :after || '|%', worth DESC, calls DESC, member
 LIMIT 32
 """
-_CLAIM: Final = """
+CLAIM: Final = """
 INSERT INTO work (problem_id, environment_id, covers, mode, owner, attempts, leased_us, lease_until_us)
 VALUES (:problem, :environment, :covers, :mode, :owner, 1, :now, :until)
 ON CONFLICT DO UPDATE SET owner = excluded.owner, attempts = attempts + 1, leased_us = excluded.leased_us,
@@ -81,6 +82,14 @@ UNION
 SELECT q.backend, q.config FROM quarantine q
     JOIN environment_stamp a ON a.environment_id = :environment AND a.backend = q.backend AND a.stamp = q.stamp
     WHERE q.problem_id = :problem
+UNION
+SELECT t.backend, t.config FROM trial t
+    JOIN environment_stamp a ON a.environment_id = t.environment_id AND a.backend = t.backend
+    JOIN environment_stamp b ON b.environment_id = :environment AND b.backend = a.backend AND b.stamp = a.stamp
+    JOIN environment e ON e.id = t.environment_id
+    JOIN environment f ON f.id = :environment AND f.device_id = e.device_id
+    WHERE t.outcome IN ('crash', 'hang') AND t.note NOT LIKE '%SIGKILL%'
+    GROUP BY t.backend, t.config HAVING count(DISTINCT t.problem_id) >= :deadly
 """
 
 
@@ -125,18 +134,20 @@ class Leases(Part):
         hold_s: float,
         problems: Sequence[Problem] | None = None,
         again: bool = False,
+        after: str = "",
     ) -> Work | None:
         """Hold for owner the free unit worth most among what was seen under an equal environment, or return None.
 
         `problems` restricts it to units that hold one of these; those never seen become units of their own.  Renew
-        before hold_s runs out.  again: what has a verdict already, too.
+        before hold_s runs out.  again: what has a verdict already, too.  after: a family that
+        had its share, all others come first.
         """
         only: str | None = None
         if problems is not None:
             only = json.dumps(self._ask_for(problems, environment, us(now_s)))
         facts: dict[str, Any] = {
-            "now": us(now_s), "hour": us(now_s) // 3_600_000_000, "until": us(now_s + hold_s), "slack": _CLOCK_SLACK_US,
-            "owner": owner, "mode": "eager", "only": only, "again": again,
+            "now": us(now_s), "hour": us(now_s) // 3_600_000_000, "until": us(now_s + hold_s), "slack": CLOCK_SLACK_US,
+            "owner": owner, "mode": "eager", "only": only, "again": again, "after": after,
         }  # fmt: skip
         while True:
             # Ranked on a snapshot, outside the lock: programs must not wait for it. The claim checks what changed.
@@ -215,11 +226,17 @@ class Leases(Part):
         self._write(keep)
 
     def failed_candidates(self, problem: Problem, environment: Environment) -> set[Candidate]:
-        """Candidates that crashed, hung, were wrong or refused here, or failed inside a program: not tried again."""
+        """Candidates not to be tried: they crashed, hung, were wrong or refused here, or failed inside a program.
+
+        So are those that crashed or hung on two problems on such a device with equal stamps of their backend: the
+        stamp holds the kernel's source and the versions, so an upgrade gives them another chance.
+        """
 
         def ask(conn: sqlite3.Connection) -> set[Candidate]:
             ids = _known_ids(conn, problem, environment)
-            return {Candidate(*row) for row in conn.execute(_FAILED, ids).fetchall()} if ids else set()
+            if not ids:
+                return set()
+            return {Candidate(*row) for row in conn.execute(_FAILED, {**ids, "deadly": DEADLY}).fetchall()}
 
         return self._db.read(ask)
 
@@ -242,7 +259,7 @@ class Leases(Part):
         """The first of these that is still free; None when all are gone or a verdict arrived meanwhile: rank again."""
 
         def work(conn: sqlite3.Connection) -> Work | None:
-            if _generation(conn) != generation:
+            if current_generation(conn) != generation:
                 return None
             for unit in ranked:
                 problem = problem_of(unit).with_m(unit["m"])
@@ -251,7 +268,7 @@ class Leases(Part):
                     "environment": unit["environment"],
                     "covers": unit["covers"],
                 }
-                claimed = conn.execute(_CLAIM, {**facts, **key}).fetchall()
+                claimed = conn.execute(CLAIM, {**facts, **key}).fetchall()
                 if not claimed:
                     continue
                 attempt = int(claimed[0][0])
@@ -267,7 +284,7 @@ class Leases(Part):
                         ),
                     )
                     continue
-                members = (problem,) if unit["covers"] == "exact" else _members(conn, unit)
+                members = (problem,) if unit["covers"] == "exact" else bucket_members(conn, unit)
                 return Work(
                     problem=problem, members=members, covers=unit["covers"], environment=environment,
                     mode=facts["mode"], owner=facts["owner"], attempt=attempt, worth=unit["worth"], calls=unit["calls"],
@@ -315,10 +332,11 @@ def _rank(
         return [], 0
     sql = (
         f"SELECT {PROBLEM_COLUMNS}, r.m, r.rest, r.covers, r.calls, r.worth, :environment AS environment "  # noqa: S608
-        f"FROM ({_RANKED}) r JOIN problem p ON p.id = r.member ORDER BY r.worth DESC, r.calls DESC, r.member"
+        f"FROM ({_RANKED}) r JOIN problem p ON p.id = r.member "
+        "ORDER BY r.rest LIKE :after || '|%', r.worth DESC, r.calls DESC, r.member"
     )
     ranked = rows(conn, sql, {**facts, "environment": found[0]})
-    return [row for row in ranked if _valid(row)], _generation(conn)
+    return [row for row in ranked if _valid(row)], current_generation(conn)
 
 
 def _valid(row: dict[str, Any]) -> bool:
@@ -330,8 +348,11 @@ def _valid(row: dict[str, Any]) -> bool:
     return True
 
 
-def _members(conn: sqlite3.Connection, unit: dict[str, Any]) -> tuple[Problem, ...]:
+def bucket_members(conn: sqlite3.Connection, unit: dict[str, Any]) -> tuple[Problem, ...]:
+    """The smallest, the most called and the largest size seen in a bucket; () when nothing was."""
     seen = rows(conn, _MEMBERS, (unit["environment"], unit["rest"], unit["m"]))
+    if not seen:
+        return ()
     chosen = (
         min(seen, key=lambda r: r["m"]),
         max(seen, key=lambda r: (r["calls"], -r["m"])),
@@ -340,5 +361,6 @@ def _members(conn: sqlite3.Connection, unit: dict[str, Any]) -> tuple[Problem, .
     return tuple(dict.fromkeys(problem_of(row) for row in chosen))
 
 
-def _generation(conn: sqlite3.Connection) -> int:
+def current_generation(conn: sqlite3.Connection) -> int:
+    """The newest publication; 0 before the first. Within a transaction."""
     return int(conn.execute("SELECT coalesce(max(generation), 0) FROM publication").fetchone()[0])

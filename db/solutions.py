@@ -14,7 +14,7 @@ from typing import Any, Final
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import LIVE_STATES, Environment, Solution
-from gemmtuned.db.leases import Work, _generation, drop_lease
+from gemmtuned.db.leases import Work, current_generation, drop_lease
 from gemmtuned.db.rows import SOLUTION_SELECT, Part, plain, rows, solution_of, us
 
 _RIVALS: Final = """
@@ -25,10 +25,11 @@ WHERE s.problem_id = :problem AND s.device_id = :device AND s.mode = :mode AND s
 """
 _INSERT: Final = """
 INSERT INTO solution (problem_id, device_id, environment_id, mode, covers, backend, config, stamp, us, baseline_us,
-    gain_low, err, baseline_err, launch, state, generation, published_us, retired_generation, retired_us, reason)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    gain_low, err, baseline_err, launch, conditions, state, generation, published_us, retired_generation, retired_us,
+    reason)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
-_RETIRE: Final = """
+RETIRE: Final = """
 UPDATE solution SET state = ?, retired_generation = ?, retired_us = ?, reason = ?
 WHERE id IN (SELECT value FROM json_each(?)) AND retired_generation IS NULL
 """
@@ -37,7 +38,7 @@ _LIVE: Final = f"""
 WHERE s.retired_generation IS NULL AND (:only IS NULL OR h.key IN (SELECT value FROM json_each(:only)))
 ORDER BY s.id
 """  # noqa: S608
-_SERVING: Final = f"""
+SERVING: Final = f"""
 {SOLUTION_SELECT}
 WHERE s.retired_generation IS NULL AND s.id IN (
     SELECT x.id FROM problem q
@@ -55,7 +56,7 @@ WHERE s.retired_generation IS NULL AND EXISTS (
         AND q.stamp = s.stamp)
 ORDER BY s.id
 """  # noqa: S608
-_HOLD: Final = """
+HOLD: Final = """
 INSERT INTO work (problem_id, environment_id, covers, mode, state, owner, attempts, leased_us, lease_until_us, reason)
 SELECT problem_id, environment_id, covers, mode, 'failed', NULL, 0, ?, ?, ? FROM solution
 WHERE id IN (SELECT value FROM json_each(?))
@@ -67,13 +68,19 @@ class Solutions(Part):
     """The part of the store that holds verdicts."""
 
     def install(
-        self, work: Work | None, solutions: Sequence[Solution], *, environment: Environment, now_s: float
+        self,
+        work: Work | None,
+        solutions: Sequence[Solution],
+        *,
+        environment: Environment,
+        now_s: float,
+        conditions: str = "",
     ) -> int:
         """Make these verdicts live and end the lease, in one transaction that survives a power cut.
 
         Returns the generation that brought them (their own `generation` is not looked at).  A lease lost meanwhile
-        does not void the verdict: it was measured.  Raises StoreError for a solution of another device or one that
-        is not live.
+        does not void the verdict: it was measured.  conditions: soft facts it was measured under.  Raises StoreError
+        for a solution of another device or one that is not live.
         """
         for s in solutions:
             if s.device != environment.device.key:
@@ -87,10 +94,10 @@ class Solutions(Part):
         def once(conn: sqlite3.Connection) -> int:
             environment_id = self._environment_id(conn, environment, now_us)
             device_id = conn.execute("SELECT device_id FROM environment WHERE id = ?", (environment_id,)).fetchone()[0]
-            generation = _publish(conn, now_us, installed=len(solutions), note="installed")
+            generation = raise_generation(conn, now_us, installed=len(solutions), note="installed")
             retired = 0
             for s in solutions:
-                retired += self._put(conn, s, environment_id, device_id, generation, now_us)
+                retired += self._put(conn, s, environment_id, device_id, generation, now_us, conditions)
             conn.execute("UPDATE publication SET retired = ? WHERE generation = ?", (retired, generation))
             if work is not None:
                 drop_lease(conn, work)
@@ -103,13 +110,13 @@ class Solutions(Part):
         only = None if device_keys is None else json.dumps(sorted(device_keys))
 
         def ask(conn: sqlite3.Connection) -> tuple[int, list[Solution]]:
-            return _generation(conn), _solutions(rows(conn, _LIVE, {"only": only}))
+            return current_generation(conn), solutions_of(rows(conn, _LIVE, {"only": only}))
 
         return self._db.read(ask)
 
     def generation(self) -> int:
         """The newest publication; 0 before the first."""
-        return self._db.read(_generation)
+        return self._db.read(current_generation)
 
     def withdraw(
         self, problems: Sequence[Problem], *, reason: str, now_s: float, dry_run: bool = False, hold: bool = True
@@ -121,13 +128,13 @@ class Solutions(Part):
 
         def once(conn: sqlite3.Connection) -> list[Solution]:
             ids = json.dumps(self._problem_ids(conn, problems))
-            found = rows(conn, _SERVING, (ids,))
+            found = rows(conn, SERVING, (ids,))
             if not dry_run:
                 _retire(conn, found, us(now_s), reason)
                 if hold:
                     which = json.dumps([row["id"] for row in found])
-                    conn.execute(_HOLD, (us(now_s), us(now_s), plain(f"withdrawn: {reason}", 4096), which))
-            return _solutions(found)
+                    conn.execute(HOLD, (us(now_s), us(now_s), plain(f"withdrawn: {reason}", 4096), which))
+            return solutions_of(found)
 
         return self._write(once, durable=not dry_run)
 
@@ -140,13 +147,14 @@ class Solutions(Part):
             found = rows(conn, _REPORTED)
             _retire(conn, found, us(now_s), "failed inside a program")
             conn.execute("UPDATE quarantine SET taken_us = ? WHERE taken_us IS NULL", (us(now_s),))
-            return _solutions(found)
+            return solutions_of(found)
 
         return self._write(once, durable=True)
 
     def _put(
-        self, conn: sqlite3.Connection, s: Solution, environment_id: int, device_id: int, generation: int, now_us: int
-    ) -> int:
+        self, conn: sqlite3.Connection, s: Solution, environment_id: int, device_id: int, generation: int, now_us: int,
+        conditions: str,
+    ) -> int:  # fmt: skip
         """Insert one verdict, retire its rivals; returns how many. A pinned rival stays and makes the new one stale."""
         problem_id = self._problem_id(conn, s.problem)
         key: dict[str, Any] = {
@@ -160,18 +168,20 @@ class Solutions(Part):
             end = (generation, now_us, "a pinned solution stays")
         else:
             ids = json.dumps([r["id"] for r in rivals])
-            conn.execute(_RETIRE, ("stale", generation, now_us, f"superseded by generation {generation}", ids))
+            conn.execute(RETIRE, ("stale", generation, now_us, f"superseded by generation {generation}", ids))
         what = (
             s.mode, s.covers, s.backend, s.config, s.stamp,
             s.us, s.baseline_us, s.gain_low, s.err, s.baseline_err, s.launch,
+            plain(conditions, 512),
         )  # fmt: skip
         state = "stale" if pinned else s.state
         conn.execute(_INSERT, (problem_id, device_id, environment_id, *what, state, generation, now_us, *end))
         return 0 if pinned else len(rivals)
 
 
-def _publish(conn: sqlite3.Connection, now_us: int, *, installed: int = 0, retired: int = 0, note: str) -> int:
-    generation = _generation(conn) + 1
+def raise_generation(conn: sqlite3.Connection, now_us: int, *, installed: int = 0, retired: int = 0, note: str) -> int:
+    """Within a transaction that changes what is published: the number of the publication that will show it."""
+    generation = current_generation(conn) + 1
     conn.execute(
         "INSERT INTO publication VALUES (?, ?, ?, ?, ?)", (generation, now_us, installed, retired, plain(note, 4096))
     )
@@ -180,10 +190,11 @@ def _publish(conn: sqlite3.Connection, now_us: int, *, installed: int = 0, retir
 
 def _retire(conn: sqlite3.Connection, found: list[dict[str, Any]], now_us: int, reason: str) -> None:
     if found:
-        generation = _publish(conn, now_us, retired=len(found), note=f"withdrawn: {reason}")
+        generation = raise_generation(conn, now_us, retired=len(found), note=f"withdrawn: {reason}")
         ids = json.dumps([row["id"] for row in found])
-        conn.execute(_RETIRE, ("withdrawn", generation, now_us, plain(reason, 4096), ids))
+        conn.execute(RETIRE, ("withdrawn", generation, now_us, plain(reason, 4096), ids))
 
 
-def _solutions(found: list[dict[str, Any]]) -> list[Solution]:
+def solutions_of(found: list[dict[str, Any]]) -> list[Solution]:
+    """The solutions in rows of SOLUTION_SELECT, without those whose problem is not valid."""
     return [s for s in map(solution_of, found) if s is not None]

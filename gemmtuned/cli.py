@@ -25,6 +25,7 @@ from gemmtuned.commands import (
     explain,
     gains,
     pause,
+    pin,
     run,
     status,
     trials,
@@ -52,6 +53,10 @@ COMMANDS: Final[tuple[Callable[..., None], ...]] = (
     pause.pause,
     pause.resume,
     withdraw.withdraw,
+    pin.pin,
+    pin.forget,
+    pin.retune,
+    pin.rollback,
 )
 GROUPS: Final = (db.app,)
 CLASSES: Final = {tune.tune: AiterCommand}  # commands that read their arguments in a way of their own

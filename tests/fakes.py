@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gemmtuned.configs.errors import WorkerDied, WorkerHung
 from gemmtuned.configs.problem import Problem
@@ -61,6 +61,7 @@ class Life:
     hangs: Callable[[Problem, Candidate], bool] = lambda problem, candidate: False
     crashes: Callable[[Problem, Candidate], bool] = lambda problem, candidate: False
     refuses: Callable[[Problem], str] = lambda problem: ""
+    slower_now: Callable[[Problem], bool] = lambda problem: False
     starts_dead: bool = False
     unkillable_s: float = 0.0
     alive: list[FakeWorker] = field(default_factory=list)
@@ -113,7 +114,13 @@ class FakeWorker:
             at_s += life.trial_s
             us = 50.0 if candidate.backend == "fast" else 100.0
             self._say(at_s, Trial(problem, candidate, "screen", us, 1e-7, "ok", "", 1))
-        self._say(at_s, Found(solution(order.target, life.environment, covers=order.covers, mode=order.mode)))
+        found = solution(order.target, life.environment, covers=order.covers, mode=order.mode)
+        if life.slower_now(order.target):
+            stamp = life.environment.stamps["torch"]
+            found = replace(
+                found, backend="torch", stamp=stamp, us=found.baseline_us, gain_low=1.0, state="default_best"
+            )
+        self._say(at_s, Found(found))
 
     def poll(self) -> list[Message]:
         assert self._stopped_s is None, "asked after it was stopped"

@@ -530,3 +530,46 @@ def _rows(world: World, sql: str) -> list[dict[str, object]]:
         return [dict(row) for row in conn.execute(sql).fetchall()]
     finally:
         conn.close()
+
+
+def test_after_a_driver_upgrade_what_is_in_use_is_raced_again_first_and_losers_are_withdrawn(world: World) -> None:
+    world.see(problem(64), problem(65))
+    world.monitor.conditions = "driver 1"
+    world.daemon = Daemon(world.settings, world.store, [world.monitor], world.life.make, now_s=world.clock.now_s)
+    world.run(60, until=lambda: len(world.solved()) == 2)
+    world.daemon.stop(world.clock.now_s)
+    world.see(problem(66), calls=10_000)
+    world.monitor.conditions = "driver 2"
+    world.life.slower_now = lambda p: p == problem(65)
+    orders = len(world.life.orders)
+    world.daemon = Daemon(
+        world.settings, world.store, [world.monitor], world.life.make, now_s=world.clock.now_s, recheck=True
+    )
+    world.run(60, until=lambda: len(world.solved()) == 3)
+    assert {o.target for o in world.life.orders[orders : orders + 2]} == {problem(64), problem(65)}
+    states = {s.problem: s.state for s in world.store.published()[1]}
+    assert states == {problem(64): "published", problem(65): "default_best", problem(66): "published"}
+    done = len(world.life.orders)
+    world.run(4 * 3600, step_s=30)
+    assert len(world.life.orders) == done, "raced again though nothing has changed"
+
+
+def test_old_solutions_are_raced_again_one_an_hour_and_only_when_nothing_else_waits(world: World) -> None:
+    world.see(*(problem(n) for n in range(64, 70)))
+    world.daemon = Daemon(
+        world.settings, world.store, [world.monitor], world.life.make, now_s=world.clock.now_s, recheck=True
+    )
+    world.run(60, until=lambda: len(world.solved()) == 6)
+    orders = len(world.life.orders)
+    world.clock.pass_s(8 * 86400)
+    world.run(3 * 3600 - 60, step_s=30)
+    assert len(world.life.orders) - orders == 3
+    assert len(world.solved()) == 6
+
+
+def test_a_family_of_small_problems_is_not_put_off_for_ever(world: World) -> None:
+    world.see(*(problem(n, m=64) for n in range(64, 104)), calls=1000)
+    small = Problem(m=1, n=8, k=8, family="batched", batch=2)
+    world.see(small, calls=1)
+    world.run(60, until=lambda: small in world.solved())
+    assert len(world.solved()) <= 12

@@ -188,6 +188,14 @@ def test_json_has_the_same_keys_before_there_is_a_database(call: Cli, home: Path
         ["explain", "8", "2048"],
         ["explain"],
         ["withdraw"],
+        ["pin"],
+        ["forget", "nonsense"],
+        ["rollback"],
+        ["rollback", "--generation", "-1"],
+        ["pause", "--for", "soon"],
+        ["daemon", "--hours", "late"],
+        ["daemon", "--budget", "0"],
+        ["daemon", "--once", "--devices", "cuda:99"],
         ["withdraw", "fp32:8x8"],
         ["tune", "--space", "waves=3"],
         ["tune", "--libtype", "cutlass"],
@@ -295,6 +303,60 @@ def test_explain_tells_hit_and_miss_apart(call: Cli, home: Path) -> None:
     assert "onednn" in hit and "2.00x" in hit
     assert "waits for a daemon" in miss
     assert "was never seen" in unseen
+
+
+def _states(home: Path) -> dict[str, str]:
+    from gemmtuned.configs.manifest import read_table
+
+    manifest = read_manifest(home / "configs")
+    assert manifest is not None
+    return {str(s.problem): s.state for f in manifest.files for s in read_table(home / "configs", f)[0]}
+
+
+def test_pin_forget_retune_and_rollback_reach_the_published_tables(call: Cli, home: Path) -> None:
+    both = {str(TUNED): "published", str(EVEN): "default_best"}
+    assert _states(home) == both
+    assert call("pin", str(TUNED), "--dry-run").stdout.splitlines()[-1] == "1 would be pinned"
+    assert _states(home) == both
+    assert call("pin", str(TUNED)).returncode == 0
+    assert _states(home)[str(TUNED)] == "pinned"
+    assert call("pin", str(TUNED)).returncode == 1
+    assert call("pin", str(TUNED), "--off").returncode == 0
+    assert _states(home) == both
+
+    retuned = json.loads(call("retune", str(EVEN), "--json").stdout)
+    assert (retuned["schema"], retuned["solutions"]) == ("gemmtuned.retune/1", 1)
+    assert call("retune", "fp32:7x7x7,threads=1").returncode == 1
+
+    dry = json.loads(call("forget", str(EVEN), "--dry-run", "--json").stdout)
+    done = json.loads(call("forget", str(EVEN), "--json").stdout)
+    assert dry["dropped_rows"] == done["dropped_rows"] > 0
+    assert _states(home) == {str(TUNED): "published"}
+    assert json.loads(call("db", "check", "--json").stdout)["ok"]
+
+    would = json.loads(call("rollback", "--generation", "2", "--dry-run", "--json").stdout)
+    assert [(row["change"], row["problem"]) for row in would["rows"]] == [("comes back", str(EVEN))]
+    back = json.loads(call("rollback", "--generation", "2", "--json").stdout)
+    assert back["generation"] > would["generation"]
+    assert _states(home) == both
+    manifest = read_manifest(home / "configs")
+    assert manifest is not None and manifest.generation == back["generation"]
+    wrong = call("rollback", "--generation", "99")
+    assert wrong.returncode == 1 and "generation 99" in wrong.stderr
+
+
+def test_pause_and_resume_are_the_file_the_daemon_looks_at(call: Cli, home: Path) -> None:
+    from gemmtuned.daemon.rules import paused_until
+
+    assert "until gemmtuned resume" in call("pause").stdout
+    assert paused_until(home, time.time()) == 0
+    assert "PAUSED" in call("status").stdout.splitlines()[0]
+    assert call("resume").stdout == "resumed\n"
+    assert paused_until(home, time.time()) is None
+    assert call("resume").stdout == "was not paused\n"
+    call("pause", "--for", "2h")
+    until_s = paused_until(home, time.time())
+    assert until_s is not None and 7100 < until_s - time.time() <= 7200
 
 
 def test_withdraw_takes_it_out_of_the_published_tables(call: Cli, home: Path) -> None:

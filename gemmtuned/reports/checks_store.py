@@ -13,6 +13,7 @@ from gemmtuned.daemon.notice import read_notice
 from gemmtuned.db import queries
 from gemmtuned.reports.checks import FAIL, PASS, WARN, Check
 from gemmtuned.reports.render import age, size
+from gemmtuned.reports.why import advice
 
 # Before it, a checkpoint that overlaps a write can lose commits ("WAL-reset bug", sqlite.org/wal.html)
 WAL_RESET_FIXED: Final = (3, 51, 3)
@@ -25,7 +26,7 @@ def checks(settings: Settings) -> Iterator[Check]:
     yield _sqlite()
     yield _database(settings)
     yield from _log(settings)
-    yield _daemon(settings)
+    yield from _daemon(settings)
     yield from _programs(settings)
 
 
@@ -62,16 +63,23 @@ def _log(settings: Settings) -> Iterator[Check]:
         yield Check("database log", WARN, f"{wal} has {size(wal_bytes)}", fix)
 
 
-def _daemon(settings: Settings) -> Check:
+def _daemon(settings: Settings) -> Iterator[Check]:
+    """One line for the daemon, one for each of its devices that is not tuned on."""
     notice = read_notice(settings.home)
     if notice is None or not notice["running"]:
-        return Check("daemon", WARN, "not running: nothing new gets tuned", "gemmtuned daemon")
+        yield Check("daemon", WARN, "not running: nothing new gets tuned", "gemmtuned daemon")
+        return
     silent_s = time.time() - notice["updated_s"]
     if silent_s > STALE_NOTICE_S:
         fix = f"look at pid {notice['pid']}: it hangs, is stopped, or its disk is full"
-        return Check("daemon", WARN, f"pid {notice['pid']} last spoke {age(silent_s)}", fix)
+        yield Check("daemon", WARN, f"pid {notice['pid']} last spoke {age(silent_s)}", fix)
+        return
     why = f": {notice['reason']}" if notice["reason"] else ""
-    return Check("daemon", PASS, f"pid {notice['pid']}, {notice['state']}{why}")
+    yield Check("daemon", PASS, f"pid {notice['pid']}, {notice['state']}{why}", advice(notice["reason"]))
+    for seat in notice["seats"]:
+        if seat["reason"]:
+            result = WARN if seat["state"] == "stuck" else PASS
+            yield Check(seat["name"], result, f"{seat['state']}: {seat['reason']}", advice(seat["reason"]))
 
 
 def _programs(settings: Settings) -> Iterator[Check]:

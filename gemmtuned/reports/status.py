@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gemmtuned.configs.settings import Settings
+from gemmtuned.daemon.rules import paused_until
 from gemmtuned.reports.render import Column, Report, Row, Table, age, count, duration, percent
+from gemmtuned.reports.why import advice
 
 
 def report(
@@ -41,7 +44,13 @@ def report(
         lines.insert(
             0, f"SWITCHED OFF: {settings.kill_switch} exists, every program runs stock torch. Remove it to go on."
         )
-    seats = list(notice["seats"]) if notice and notice["running"] else []
+    paused = paused_until(settings.home, now_s)
+    if paused is not None:
+        until = "" if paused == 0 else f" until {time.strftime('%H:%M', time.localtime(paused))}"
+        lines.insert(0, f"PAUSED{until}: nothing is tuned. Go on with: gemmtuned resume")
+    seats = (
+        [{**seat, "advice": advice(seat["reason"])} for seat in notice["seats"]] if notice and notice["running"] else []
+    )
     places = [{**row, "waiting": row["open_problems"] - row["failed"]} for row in environments]
     tables = [
         Table("devices", _SEATS, seats, title="Devices:"),
@@ -66,12 +75,13 @@ def report(
 
 
 _SEATS = (
-    Column("id", "device", right=False),
+    Column("name", "device", right=False),
     Column("state", "state", right=False),
     Column("problem", "problem", lambda text: text or "-", right=False),
     Column("candidate", "candidate", lambda text: text or "-", right=False),
     Column("others", "used by others", percent),
     Column("reason", "why", lambda text: text or "", right=False),
+    Column("advice", "what to do", lambda text: text or "", right=False),
 )
 _ENVIRONMENTS = (
     Column("problems", "problems", count),

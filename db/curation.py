@@ -1,0 +1,118 @@
+"""What an operator decides about solutions: keep this one, forget that one, go back to an earlier generation."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gemmtuned.configs.errors import StoreError
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import DEFAULT_BACKEND, Solution
+from gemmtuned.db.leases import current_generation
+from gemmtuned.db.rows import SOLUTION_SELECT, Part, rows, us
+from gemmtuned.db.solutions import HOLD, RETIRE, SERVING, raise_generation, solutions_of
+
+_COLUMNS: Final = (
+    "problem_id, device_id, environment_id, mode, covers, backend, config, stamp, us, baseline_us, gain_low, err, "
+    "baseline_err, launch, conditions"
+)
+# A row lived at generation N when it came with N or before, and went after N. Pinned or not is not kept with it.
+_LIVED: Final = "s.generation <= :to AND (s.retired_generation IS NULL OR s.retired_generation > :to)"
+_GONE: Final = f"{SOLUTION_SELECT} WHERE s.retired_generation IS NULL AND s.generation > :to ORDER BY s.id"
+_BACK: Final = f"{SOLUTION_SELECT} WHERE s.retired_generation > :to AND {_LIVED} ORDER BY s.id"
+_REVIVE: Final = f"""
+INSERT INTO solution ({_COLUMNS}, state, generation, published_us)
+SELECT {_COLUMNS}, CASE backend WHEN '{DEFAULT_BACKEND}' THEN 'default_best' ELSE 'published' END, ?, ?
+FROM solution WHERE id IN (SELECT value FROM json_each(?))
+"""  # noqa: S608
+# What is not there any more after it would be tuned again at once, to the same result
+_UNSERVED: Final = """
+SELECT g.id FROM solution g WHERE g.id IN (SELECT value FROM json_each(?)) AND NOT EXISTS (
+    SELECT 1 FROM solution l WHERE l.retired_generation IS NULL AND l.problem_id = g.problem_id
+        AND l.device_id = g.device_id AND l.covers = g.covers)
+"""
+_TRACES: Final = ("sighting", "demand", "trial", "work", "quarantine", "compiled_gemm")
+
+
+@dataclass(frozen=True)
+class RolledBack:
+    """generation: the new one, which has what `to` had. gone, back: solutions that went and that came back."""
+
+    generation: int
+    gone: list[Solution]
+    back: list[Solution]
+
+
+class Curation(Part):
+    """The part of the store for the operator's hand."""
+
+    def pin(
+        self, problems: Sequence[Problem], *, now_s: float, off: bool = False, dry_run: bool = False
+    ) -> list[Solution]:
+        """Keep what serves these problems whatever is measured later; off: no longer. The changed ones are returned."""
+
+        def once(conn: sqlite3.Connection) -> list[Solution]:
+            found = rows(conn, SERVING, (json.dumps(self._problem_ids(conn, problems)),))
+            change = [row for row in found if (row["state"] == "pinned") == off]
+            if change and not dry_run:
+                ids = json.dumps([row["id"] for row in change])
+                raise_generation(conn, us(now_s), note="unpinned" if off else "pinned")
+                unpinned = f"CASE backend WHEN '{DEFAULT_BACKEND}' THEN 'default_best' ELSE 'published' END"
+                conn.execute(
+                    f"UPDATE solution SET state = {unpinned if off else repr('pinned')}, recheck = NULL "  # noqa: S608
+                    "WHERE id IN (SELECT value FROM json_each(?))",
+                    (ids,),
+                )
+            return solutions_of(change)
+
+        return self._write(once, durable=not dry_run)
+
+    def forget(self, problems: Sequence[Problem], *, now_s: float, dry_run: bool = False) -> tuple[list[Solution], int]:
+        """Withdraw what serves these problems and drop their traffic, trials and failures.
+
+        Returns (solutions withdrawn, rows dropped).  A program that calls one again brings it back as new.
+        """
+
+        def once(conn: sqlite3.Connection) -> tuple[list[Solution], int]:
+            ids = json.dumps(self._problem_ids(conn, problems))
+            found = rows(conn, SERVING, (ids,))
+            where = "WHERE problem_id IN (SELECT value FROM json_each(?))"
+            if dry_run:
+                counts = [conn.execute(f"SELECT count(*) FROM {t} {where}", (ids,)).fetchone()[0] for t in _TRACES]  # noqa: S608
+                return solutions_of(found), sum(counts)
+            if found:
+                generation = raise_generation(conn, us(now_s), retired=len(found), note="forgotten")
+                which = json.dumps([row["id"] for row in found])
+                conn.execute(RETIRE, ("withdrawn", generation, us(now_s), "forgotten by hand", which))
+            dropped = sum(conn.execute(f"DELETE FROM {t} {where}", (ids,)).rowcount for t in _TRACES)  # noqa: S608
+            return solutions_of(found), dropped
+
+        return self._write(once, durable=not dry_run)
+
+    def roll_back(self, to: int, *, now_s: float, dry_run: bool = False) -> RolledBack:
+        """Publish again what generation `to` had, as a new generation: generations only ever grow.
+
+        Problems that had no solution then are not tuned again until somebody asks.  Raises StoreError when there was
+        no such generation.
+        """
+
+        def once(conn: sqlite3.Connection) -> RolledBack:
+            newest = current_generation(conn)
+            if not 0 <= to <= newest:
+                raise StoreError(f"generation {to}: the store has 0 to {newest}. See: gemmtuned status")
+            gone, back = rows(conn, _GONE, {"to": to}), rows(conn, _BACK, {"to": to})
+            if dry_run or not (gone or back):
+                return RolledBack(newest, solutions_of(gone), solutions_of(back))
+            note = f"rolled back to generation {to}"
+            generation = raise_generation(conn, us(now_s), installed=len(back), retired=len(gone), note=note)
+            out = json.dumps([row["id"] for row in gone])
+            conn.execute(RETIRE, ("withdrawn", generation, us(now_s), note, out))
+            conn.execute(_REVIVE, (generation, us(now_s), json.dumps([row["id"] for row in back])))
+            left = json.dumps([row[0] for row in conn.execute(_UNSERVED, (out,)).fetchall()])
+            conn.execute(HOLD, (us(now_s), us(now_s), note, left))
+            return RolledBack(generation, solutions_of(gone), solutions_of(back))
+
+        return self._write(once, durable=not dry_run)

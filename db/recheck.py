@@ -1,0 +1,136 @@
+"""Solutions that are raced again: another driver, somebody's wish, or a sample of the old ones to notice drift.
+
+The solution stays in use meanwhile; the verdict of the new race replaces it, so one that no longer wins is out.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from typing import Any, Final
+
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Environment
+from gemmtuned.db.leases import CLAIM, CLOCK_SLACK_US, Work, bucket_members
+from gemmtuned.db.rows import PROBLEM_COLUMNS, Part, problem_of, rest, rows, us
+
+_HERE: Final = """
+s.retired_generation IS NULL AND s.state != 'pinned'
+    AND s.device_id = (SELECT device_id FROM environment WHERE id = :environment)
+    AND EXISTS (SELECT 1 FROM environment_stamp a
+        WHERE a.environment_id = :environment AND a.backend = s.backend AND a.stamp = s.stamp)
+"""
+_NEXT: Final = f"""
+SELECT {PROBLEM_COLUMNS}, s.problem_id, s.covers, max(s.us * coalesce(d.calls, 0)) AS worth,
+    max(coalesce(d.calls, 0)) AS calls
+FROM solution s
+JOIN problem p ON p.id = s.problem_id
+LEFT JOIN demand d ON d.problem_id = s.problem_id AND d.environment_id = :environment
+LEFT JOIN work w ON w.problem_id = s.problem_id AND w.environment_id = :environment AND w.covers = s.covers
+    AND w.mode = :mode
+WHERE s.recheck IN (SELECT value FROM json_each(:kinds)) AND {_HERE}
+    AND (w.state IS NULL OR (w.state = 'open' AND w.retry_us <= :now
+        AND (w.owner IS NULL OR w.lease_until_us <= :now OR w.leased_us > :now + :slack)))
+GROUP BY s.problem_id, s.covers ORDER BY worth DESC, s.problem_id LIMIT 8
+"""  # noqa: S608
+_MARK: Final = f"""
+UPDATE solution AS s SET recheck = 'conditions'
+WHERE s.conditions != '' AND s.conditions != :conditions AND s.recheck IS NULL AND {_HERE}
+"""  # noqa: S608
+_ANY: Final = """
+SELECT 1 FROM solution s WHERE s.retired_generation IS NULL AND s.state != 'pinned'
+    AND (s.recheck IN ('conditions', 'asked') OR (:conditions != '' AND s.conditions NOT IN ('', :conditions))) LIMIT 1
+"""
+_SAMPLE: Final = f"""
+UPDATE solution SET recheck = 'drift' WHERE id IN (
+    SELECT s.id FROM solution s
+    WHERE s.state = 'published' AND s.recheck IS NULL AND s.published_us < :before AND {_HERE}
+    ORDER BY s.published_us LIMIT 1)
+"""  # noqa: S608
+_ASK: Final = """
+UPDATE solution SET recheck = 'asked' WHERE retired_generation IS NULL AND id IN (
+    SELECT x.id FROM problem q
+    JOIN problem b ON b.rest = q.rest AND b.m IN (q.m, q.m_fine, q.m_coarse)
+    JOIN solution x ON x.problem_id = b.id
+        AND b.m = CASE x.covers WHEN 'exact' THEN q.m WHEN 'fine' THEN q.m_fine ELSE q.m_coarse END
+    WHERE q.id IN (SELECT value FROM json_each(?)))
+"""
+
+
+class Recheck(Part):
+    """The part of the store that has solutions raced again."""
+
+    def mark_changed(self, environment: Environment, conditions: str, *, now_s: float) -> int:
+        """Have all raced again that were measured here under other conditions (a driver's version); how many."""
+
+        def work(conn: sqlite3.Connection) -> int:
+            here = self._environment_id(conn, environment, us(now_s))
+            return conn.execute(_MARK, {"environment": here, "conditions": conditions}).rowcount
+
+        return self._write(work) if conditions else 0
+
+    def has_recheck(self, conditions: str) -> bool:
+        """Whether any live solution waits for it, or was measured under other conditions, whatever its environment."""
+
+        def ask(conn: sqlite3.Connection) -> bool:
+            return conn.execute(_ANY, {"conditions": conditions}).fetchone() is not None
+
+        return self._db.read(ask)
+
+    def mark_sample(self, environment: Environment, *, before_s: float, now_s: float) -> int:
+        """Have the oldest solution raced again that was published before then; 0 when there is none."""
+
+        def work(conn: sqlite3.Connection) -> int:
+            here = self._environment_id(conn, environment, us(now_s))
+            return conn.execute(_SAMPLE, {"environment": here, "before": us(before_s)}).rowcount
+
+        return self._write(work)
+
+    def ask_again(self, problems: Sequence[Problem]) -> int:
+        """Have the solutions that serve these raced again, before all else; how many there are."""
+
+        def work(conn: sqlite3.Connection) -> int:
+            return conn.execute(_ASK, (json.dumps(self._problem_ids(conn, problems)),)).rowcount
+
+        return self._write(work)
+
+    def lease_recheck(
+        self, owner: str, environment: Environment, kinds: Sequence[str], *, now_s: float, hold_s: float
+    ) -> Work | None:
+        """Hold the dearest solution that waits to be raced again for one of these reasons, or return None."""
+        facts: dict[str, Any] = {
+            "now": us(now_s), "until": us(now_s + hold_s), "slack": CLOCK_SLACK_US, "owner": owner, "mode": "eager",
+            "kinds": json.dumps(kinds),
+        }  # fmt: skip
+
+        def ask(conn: sqlite3.Connection) -> list[dict[str, Any]]:
+            found = conn.execute("SELECT id FROM environment WHERE key = ?", (environment.key,)).fetchone()
+            if found is None:
+                return []
+            facts["environment"] = int(found[0])
+            return rows(conn, _NEXT, facts)
+
+        waiting = self._db.read(ask)
+        if not waiting:
+            return None
+
+        def claim(conn: sqlite3.Connection) -> Work | None:
+            for row in waiting:
+                claimed = conn.execute(
+                    CLAIM, {**facts, "problem": row["problem_id"], "covers": row["covers"]}
+                ).fetchall()
+                if not claimed:
+                    continue
+                problem = problem_of(row)
+                members: tuple[Problem, ...] = (problem,)
+                if row["covers"] != "exact":
+                    unit = {"environment": facts["environment"], "rest": rest(problem), "m": problem.m}
+                    members = bucket_members(conn, unit) or members
+                return Work(
+                    problem=problem, members=members, covers=row["covers"], environment=environment, mode="eager",
+                    owner=owner, attempt=int(claimed[0][0]), worth=row["worth"], calls=row["calls"],
+                )  # fmt: skip
+            return None
+
+        return self._write(claim)

@@ -1,0 +1,129 @@
+"""`gemmtuned pin`, `forget`, `retune`, `rollback`: what the operator makes of solutions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gemmtuned.commands.options import DryRun, Json, ProblemTexts, problems, settings
+from gemmtuned.configs.settings import Settings
+from gemmtuned.configs.solution import Candidate, Solution
+from gemmtuned.reports.render import Column, Report, Table, factor, show
+from gemmtuned.reports.source import writer
+
+if TYPE_CHECKING:
+    from gemmtuned.db.store import Store
+
+_COLUMNS = (
+    Column("problem", "problem", right=False),
+    Column("covers", "for", right=False),
+    Column("mode", "mode", right=False),
+    Column("route", "runs", right=False),
+    Column("speedup", "gain", factor),
+)
+
+
+def pin(
+    problem: ProblemTexts,
+    off: Annotated[bool, typer.Option("--off", help="No longer: later verdicts may replace it again.")] = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Keep the solutions of these problems, whatever is measured later.
+
+    Ends with 1 when there is nothing to change.
+    """
+    wanted, here = problems(problem), settings()
+    with writer(here) as store:
+        found = store.pin(wanted, now_s=time.time(), off=off, dry_run=dry_run)
+        generation = _publish(store, here, changed=bool(found) and not dry_run)
+    what = f"{'would be ' if dry_run else ''}{'unpinned' if off else 'pinned'}"
+    empty = "No solution in use to change: see gemmtuned gains."
+    facts = {"dry_run": dry_run, "generation": generation}
+    notes = [f"{len(found)} {what}"] if found else []
+    show(Report("pin", [Table("rows", _COLUMNS, _rows(found), empty=empty)], facts, notes=notes), as_json=as_json)
+    if not found:
+        raise typer.Exit(1)
+
+
+def forget(problem: ProblemTexts, dry_run: DryRun = False, as_json: Json = False) -> None:
+    """Drop all about these problems: solutions, traffic, trials, failures.
+
+    Programs that run go back to stock torch for them. One that calls them again brings them back as new.
+    """
+    wanted, here = problems(problem), settings()
+    with writer(here) as store:
+        found, dropped = store.forget(wanted, now_s=time.time(), dry_run=dry_run)
+        generation = _publish(store, here, changed=bool(found) and not dry_run)
+    would = "would be " if dry_run else ""
+    facts = {"dry_run": dry_run, "generation": generation, "dropped_rows": dropped}
+    notes = [f"{len(found)} solutions {would}withdrawn, {dropped} rows of traffic and trials {would}dropped"]
+    show(Report("forget", [Table("rows", _COLUMNS, _rows(found))], facts, notes=notes), as_json=as_json)
+    if not found and not dropped:
+        raise typer.Exit(1)
+
+
+def retune(problem: ProblemTexts, as_json: Json = False) -> None:
+    """Have the daemon tune these problems again, before all else.
+
+    What is in use stays until the new verdict; failures and withdrawals by hand are forgiven. `gemmtuned tune` does it
+    now, in the foreground. Ends with 1 when none of them is known.
+    """
+    wanted = problems(problem)
+    with writer(settings()) as store:
+        asked, forgiven = store.ask_again(wanted), store.retry_now(wanted)
+    notes = [f"{asked} solutions will be raced again, {forgiven} failures or withdrawals are forgiven"]
+    show(Report("retune", [], {"solutions": asked, "forgiven": forgiven}, notes=notes), as_json=as_json)
+    if not asked and not forgiven:
+        raise typer.Exit(1)
+
+
+def rollback(
+    generation: Annotated[int, typer.Option("--generation", min=0, help="As `gemmtuned status` counts them.")],
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Publish what an earlier generation had.
+
+    It becomes a new generation, which programs take up like any other. Problems that had no solution then stay with
+    stock torch until `gemmtuned retune` or `tune`.
+    """
+    here = settings()
+    with writer(here) as store:
+        done = store.roll_back(generation, now_s=time.time(), dry_run=dry_run)
+        now = _publish(store, here, changed=bool(done.gone or done.back) and not dry_run)
+    rows = [
+        {**row, "change": change}
+        for change, solutions in (("goes", done.gone), ("comes back", done.back))
+        for row in _rows(solutions)
+    ]
+    columns = (Column("change", "", right=False), *_COLUMNS)
+    facts = {"dry_run": dry_run, "to": generation, "generation": now}
+    notes = [f"{len(done.gone)} go, {len(done.back)} come back" + ("" if dry_run else f": generation {now}")]
+    empty = f"Nothing has changed since generation {generation}."
+    show(Report("rollback", [Table("rows", columns, rows, empty=empty)], facts, notes=notes), as_json=as_json)
+
+
+def _publish(store: Store, here: Settings, *, changed: bool) -> int:
+    if changed:
+        from gemmtuned.daemon.publish import publish
+
+        manifest = publish(store, here.config_dir, here.locks, now_s=time.time())
+        if manifest is not None:
+            return manifest.generation
+    return store.generation()
+
+
+def _rows(found: Sequence[Solution]) -> list[dict[str, object]]:
+    return [
+        {
+            **s.to_row(),
+            "problem": str(s.problem),
+            "route": str(Candidate(s.backend, s.config)),
+            "speedup": s.baseline_us / s.us,
+        }
+        for s in found
+    ]

@@ -1,0 +1,48 @@
+"""Why a device is not tuned on now, and what to do about it: one line of advice for each reason the daemon gives."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+WAIT: Final = "nothing: it starts by itself"
+
+# In order; the first that is found in the reason counts.
+_ADVICE: Final = (
+    (r"^paused", "gemmtuned resume"),
+    (r"outside the hours", "wait, or start the daemon with other --hours"),
+    (r"budget of", "wait for tomorrow, or start the daemon with a larger --budget"),
+    (r"--share-resident", "start the daemon with --share-resident if that program is quiet at times"),
+    (r"nobody here can say", "run the daemon where it sees that program (same container or host, same user or root)"),
+    (
+        r"which holds the GPU, works",
+        "nothing, if it serves; a server that polls the CPU all the time counts as working",
+    ),
+    (r"MIG is on", "use another GPU: slices are not tuned on"),
+    (r"exclusive mode|prohibited mode", "nvidia-smi -c DEFAULT, if the machine's owner agrees"),
+    (r"MPS is running", "tune on a GPU without MPS, or while it is stopped: echo quit | nvidia-cuda-mps-control"),
+    (r"another gemmtuned daemon", "nothing: daemons take turns"),
+    (r"MiB of memory free", "free memory on the device: the worker needs it for operands"),
+    (r"memory of our own worker is not back", "wait; if it stays, look at nvidia-smi for a worker that cannot die"),
+    (
+        r"cannot be killed",
+        "the driver holds it: reset the GPU or restart the machine; the device is left out until then",
+    ),
+    (r"needs an operator|wrong result for a product of ones", "look at dmesg for Xid errors; the GPU may be broken"),
+    (r"next start in", "gemmtuned doctor; the worker's own words are in the reason"),
+    (r"gave way \d+ times", "nothing: it is asked for less often while others want it back"),
+    (r"is gone$", "the driver no longer lists this GPU: look at dmesg, restart the daemon when it is back"),
+    (r"no answer from the driver|ended without an answer|NVML|amdsmi", "see whether nvidia-smi (amd-smi) answers"),
+    (r"the driver does not say|use of the device is not known", "update the driver; not known counts as busy"),
+    (r"CPU counters cannot be read", "let the daemon read /proc/stat"),
+    (r"^no reading|not watched for|first look|the clock stands still", WAIT),
+    (r"store not written|database|locked|disk|schema", "gemmtuned doctor, gemmtuned db check"),
+    (r"others use|utilisation|another process computes|two processes compute|came to the GPU|others took", WAIT),
+    (r"clear for|worker is starting", WAIT),
+    (r"nothing to tune", "run a program with AITER_TUNE_GEMM=1"),
+)
+
+
+def advice(reason: str) -> str:
+    """What to do about this reason, "" for none or one we have no advice for."""
+    return next((what for pattern, what in _ADVICE if re.search(pattern, reason)), "") if reason else ""

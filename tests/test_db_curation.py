@@ -1,0 +1,193 @@
+"""What operators make of solutions: pin, forget, race again, roll back; and which candidates are poison."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from store_cases import DAY, NEW, OLD, found, lease, open_store, problem, saw
+
+from gemmtuned.configs.errors import StoreError
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Candidate
+from gemmtuned.db.store import Store
+
+T = 1_800_000_000.0
+ONE, TWO, THREE = problem(n=64), problem(n=128), problem(n=192)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    one = open_store(tmp_path)
+    one.add_sightings("r", NEW, [saw(p, 10, us=100) for p in (ONE, TWO, THREE)], now_s=T)
+    yield one
+    one.close()
+
+
+def live(store: Store) -> dict[tuple[Problem, str], str]:
+    return {(s.problem, s.mode): f"{s.backend} {s.us:g} {s.state}" for s in store.published()[1]}
+
+
+def install(store: Store, p: Problem, **columns: object) -> int:
+    return store.install(None, [found(p, **columns)], environment=NEW, now_s=T, conditions="driver 1")  # type: ignore[arg-type]
+
+
+def test_a_pinned_solution_stays_whatever_is_measured_later(store: Store) -> None:
+    install(store, ONE)
+    before = store.generation()
+    assert [s.problem for s in store.pin([ONE], now_s=T)] == [ONE]
+    assert store.generation() == before + 1
+    install(store, ONE, us=2.0)
+    assert live(store)[ONE, "eager"] == "onednn 5 pinned"
+    assert store.pin([ONE], now_s=T) == []
+    assert len(store.pin([ONE], now_s=T, off=True)) == 1
+    install(store, ONE, us=2.0)
+    assert live(store)[ONE, "eager"] == "onednn 2 published"
+
+
+def test_what_is_forgotten_is_new_when_it_is_seen_again(store: Store) -> None:
+    install(store, ONE)
+    work = lease(store, "a:1", now_s=T)
+    store.add_trial(
+        work, TWO, Candidate("onednn"), phase="screen", us=1.0, err=None, outcome="wrong", note="", started_us=1
+    )
+    withdrawn, dropped = store.forget([ONE, TWO], now_s=T, dry_run=True)
+    assert len(live(store)) == len(withdrawn) == 1 and dropped >= 5
+    assert store.forget([ONE, TWO], now_s=T) == (withdrawn, dropped)
+    assert live(store) == {} and store.check() == []
+    assert store.failed_candidates(TWO, NEW) == set()
+    assert store.lease_next("b:1", NEW, now_s=T, hold_s=60).problem == THREE  # type: ignore[union-attr]
+    store.add_sightings("r", NEW, [saw(ONE, 1000, us=100)], now_s=T)
+    assert lease(store, "b:1", now_s=T).problem == ONE
+
+
+def test_rolling_back_publishes_what_was_there_and_only_ever_counts_up(store: Store) -> None:
+    install(store, ONE)
+    first = install(store, TWO, us=6.0)
+    install(store, TWO, us=2.0)
+    install(store, THREE)
+    store.withdraw([ONE], reason="by hand", now_s=T)
+    newest = store.generation()
+    assert len(live(store)) == 2
+    would = store.roll_back(first, now_s=T, dry_run=True)
+    assert store.generation() == newest and len(live(store)) == 2
+    done = store.roll_back(first, now_s=T)
+    assert (done.gone, done.back) == (would.gone, would.back)
+    assert done.generation == store.generation() == newest + 1
+    assert live(store) == {(ONE, "eager"): "onednn 5 published", (TWO, "eager"): "onednn 6 published"}
+    assert store.lease_next("a:1", NEW, now_s=T, hold_s=60) is None, "what went would be brought back at once"
+    assert store.roll_back(newest, now_s=T).generation == newest + 2
+    assert live(store) == {(TWO, "eager"): "onednn 2 published", (THREE, "eager"): "onednn 5 published"}
+    store.roll_back(0, now_s=T)
+    assert live(store) == {} and store.check() == []
+    with pytest.raises(StoreError, match="generation 99"):
+        store.roll_back(99, now_s=T)
+
+
+def test_rolling_back_to_now_changes_nothing(store: Store) -> None:
+    generation = install(store, ONE)
+    assert store.roll_back(generation, now_s=T).generation == generation == store.generation()
+
+
+def test_solutions_of_another_driver_are_raced_again_first_and_stay_in_use_meanwhile(store: Store) -> None:
+    for p in (ONE, TWO):
+        install(store, p)
+    store.add_sightings("r", NEW, [saw(TWO, 1000)], now_s=T)
+    assert not store.has_recheck("driver 1") and store.has_recheck("driver 2")
+    assert store.mark_changed(NEW, "driver 1", now_s=T) == 0
+    assert store.mark_changed(NEW, "driver 2", now_s=T) == 2
+    assert store.lease_recheck("a:1", OLD, ("conditions",), now_s=T, hold_s=60) is None, "another torch: not comparable"
+    work = store.lease_recheck("a:1", NEW, ("conditions",), now_s=T, hold_s=60)
+    assert work is not None and work.problem == TWO, "the dearest first"
+    assert len(live(store)) == 2
+    other = store.lease_recheck("b:1", NEW, ("conditions",), now_s=T, hold_s=60)
+    assert other is not None and other.problem == ONE
+    assert store.lease_recheck("c:1", NEW, ("conditions",), now_s=T, hold_s=60) is None
+    best = found(TWO, backend="torch", us=10.0, state="default_best", gain_low=1.0)
+    store.install(work, [best], environment=NEW, now_s=T, conditions="driver 2")
+    store.release(other, now_s=T)
+    assert live(store)[TWO, "eager"] == "torch 10 default_best"
+    again = store.lease_recheck("a:1", NEW, ("conditions",), now_s=T, hold_s=60)
+    assert again is not None and again.problem == ONE
+
+
+def test_a_race_that_cannot_be_run_again_is_given_up_and_the_solution_stays(store: Store) -> None:
+    install(store, ONE)
+    store.ask_again([ONE])
+    for attempt in range(3):
+        work = store.lease_recheck("a:1", NEW, ("asked",), now_s=T + attempt * DAY, hold_s=60)
+        assert work is not None
+        store.fail(work, "boom", now_s=T + attempt * DAY)
+    assert store.lease_recheck("a:1", NEW, ("asked",), now_s=T + 9 * DAY, hold_s=60) is None
+    assert len(live(store)) == 1
+
+
+def test_a_sample_is_the_oldest_solution_that_is_old_enough_and_not_pinned(store: Store) -> None:
+    for p in (ONE, TWO):
+        install(store, p)
+    best = found(THREE, backend="torch", us=10.0, state="default_best", gain_low=1.0)
+    store.install(None, [best], environment=NEW, now_s=T - 20 * DAY)
+    store.pin([ONE], now_s=T)
+    assert store.mark_sample(NEW, before_s=T - DAY, now_s=T) == 0
+    assert store.mark_sample(NEW, before_s=T + DAY, now_s=T) == 1
+    work = store.lease_recheck("a:1", NEW, ("drift",), now_s=T, hold_s=60)
+    assert work is not None and work.problem == TWO
+
+
+def test_a_bucket_is_raced_again_at_the_sizes_seen_now(store: Store) -> None:
+    sizes = [problem(m=m, n=320) for m in (33, 35, 40, 48)]
+    store.add_sightings("r", NEW, [saw(p, 10) for p in sizes], now_s=T)
+    install(store, problem(m=48, n=320), covers="fine")
+    store.ask_again(sizes[:1])
+    work = store.lease_recheck("a:1", NEW, ("asked",), now_s=T, hold_s=60)
+    assert work is not None
+    assert (work.covers, [p.m for p in work.members]) == ("fine", [33, 48])
+
+
+def test_a_candidate_that_killed_workers_on_two_problems_is_poison_until_an_upgrade(store: Store) -> None:
+    work = lease(store, "a:1", now_s=T)
+    bad, unlucky = Candidate("triton", '{"x":1}'), Candidate("onednn")
+
+    def tried(p: Problem, candidate: Candidate, outcome: str, note: str = "") -> None:
+        store.add_trial(work, p, candidate, phase="screen", us=None, err=None, outcome=outcome, note=note, started_us=1)
+
+    tried(ONE, bad, "crash", "worker killed by SIGSEGV")
+    assert bad not in store.failed_candidates(THREE, NEW)
+    tried(TWO, bad, "hang")
+    store.add_sightings("r", OLD, [saw(THREE)], now_s=T)
+    assert store.failed_candidates(THREE, NEW) == {bad}
+    assert store.failed_candidates(THREE, OLD) == {bad}, "the same triton, so the same source"
+    upgraded = type(NEW)(NEW.device, {**NEW.stamps, "triton": "3.7"})
+    store.add_sightings("r", upgraded, [saw(THREE)], now_s=T)
+    assert store.failed_candidates(THREE, upgraded) == set()
+    for p in (ONE, TWO):
+        tried(p, unlucky, "crash", "worker killed by SIGKILL (out of memory, or by somebody's hand)")
+    assert unlucky not in store.failed_candidates(THREE, NEW), "killed by somebody's hand, or for want of memory"
+
+
+def test_a_family_that_had_its_share_stands_back(store: Store, tmp_path: Path) -> None:
+    batched = problem(n=256, family="batched", batch=4)
+    store.add_sightings("r", NEW, [saw(batched, 1)], now_s=T)
+    assert store.lease_next("a:1", NEW, now_s=T, hold_s=60, after="dense").problem == batched  # type: ignore[union-attr]
+    assert store.lease_next("b:1", NEW, now_s=T, hold_s=60, after="dense").problem.family == "dense"  # type: ignore[union-attr]
+
+
+def test_a_database_from_before_gains_the_columns_and_keeps_its_rows(tmp_path: Path) -> None:
+    from gemmtuned.db import migrations
+
+    path = tmp_path / "old.db"
+    conn = sqlite3.connect(path, isolation_level=None)
+    steps = [s for s in migrations.STEPS if "recheck" not in s.name]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(migrations, "STEPS", tuple(steps))
+        patch.setattr(migrations, "SCHEMA", len(steps))
+        migrations.apply(conn)
+    conn.close()
+    store = Store(path, locks=tmp_path / "locks")
+    try:
+        install(store, ONE)
+        assert store.has_recheck("driver 2") and store.check() == []
+    finally:
+        store.close()

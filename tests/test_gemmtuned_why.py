@@ -1,0 +1,95 @@
+"""Every reason the daemon gives for not tuning comes with what to do about it."""
+
+from __future__ import annotations
+
+import pytest
+from fake_gpu import MIB, Card, FakeSampler
+
+from gemmtuned.daemon.attribution import Attribution, OwnUse
+from gemmtuned.daemon.gpus import GpuMonitor
+from gemmtuned.daemon.idle import Limits, Reading, judge
+from gemmtuned.reports.why import advice
+
+LIMITS = Limits(clear=0.1, busy=0.25, free_bytes=512 * MIB)
+
+
+def reason(*readings: Reading, now_s: float = 10.0) -> str:
+    return judge(readings, now_s=now_s, window_s=10.0, limits=LIMITS).reason
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        reason(),
+        reason(Reading(9, 10, 0.5)),
+        reason(Reading(9, 10, None)),
+        reason(Reading(9, 10, 0.0), now_s=30.0),
+        reason(Reading(9, 10, 0.0, 100 * MIB)),
+        reason(Reading(9, 10, 0.0)),
+        reason(Reading(1, 10, 0.0)),
+    ],
+)
+def test_reasons_of_the_idle_rule(text: str) -> None:
+    assert advice(text), text
+
+
+@pytest.mark.parametrize(
+    ("card", "mps"),
+    [
+        (Card(more={"mig": True}), False),
+        (Card(more={"compute_mode": 2}), False),
+        (Card(more={"compute_mode": 3}), False),
+        (Card(more={"util": None}), False),
+        (Card(), True),
+    ],
+)
+def test_reasons_of_a_gpu(card: Card, mps: bool) -> None:
+    monitor = GpuMonitor(FakeSampler(card), card.facts(), mps=lambda: mps)  # type: ignore[arg-type]
+    note = monitor.read(1.0).note
+    assert advice(note), note
+    monitor._sampler.cards = ()  # type: ignore[attr-defined]
+    assert advice(monitor.read(2.0).note)
+
+
+def test_reasons_of_attribution() -> None:
+    card = Card(view="none")
+    server = card.start(1, held=9000 * MIB)
+    alone, beside = Attribution(), Attribution(share_resident=True)
+    notes = [alone.others(card.facts(), None, 1.0)[1]]
+    beside.others(card.facts(), None, 1.0)
+    server.share = 0.5
+    notes.append(beside.others(card.facts(), OwnUse(2, 0, working=True), 1.1)[1])
+    beside.others(card.facts(), None, 9.0)
+    notes.append(beside.others(card.facts(), None, 12.0)[1])
+    for note in notes:
+        assert note and advice(note), note
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "paused",
+        "paused until 12:00",
+        "outside the hours allowed (22-6)",
+        "today's budget of 60 s of device time is spent",
+        "another gemmtuned daemon tunes on it: pid 1, home /h, since 2026-01-01 00:00:00",
+        "worker 12 cannot be killed: it is stuck in a driver of GPU-1",
+        "worker ended with exit code 1 while starting: boom; next start in 10 s",
+        "gave way 4 times in a row without a result: waits longer",
+        "nothing to tune",
+        "the worker is starting",
+        "the memory of our own worker is not back yet",
+        "process 12 came to the GPU",
+        "process 12, which holds the GPU, works",
+        "GPU monitor: no answer from the driver for 5 s",
+        "GPU monitor: the child that asks the driver ended without an answer",
+        "/h/tune.db: locked by others for 0.5 s",
+        "CPU counters cannot be read (denied)",
+    ],
+)
+def test_reasons_of_seats_rules_and_the_store(text: str) -> None:
+    assert advice(text), text
+
+
+def test_no_reason_needs_no_advice() -> None:
+    assert advice("") == ""
