@@ -49,7 +49,8 @@ class Decoder:
     def __init__(
         self, model: Qwen3ForCausalLM, batch: int, length: int, graph: bool, forward: Callable[..., Any] | None = None
     ) -> None:
-        self.model, self.forward = model, forward or model  # forward: the model itself, or its compiled form
+        self.model = model
+        self.forward = model if forward is None else forward  # its compiled form, say
         device = model.device
         self.cache = StaticCache(config=model.config, max_cache_len=length)
         self.token = torch.zeros(batch, 1, dtype=torch.long, device=device)
