@@ -51,7 +51,8 @@ RETURNING attempts
 """
 _MEMBERS: Final = f"""
 SELECT {PROBLEM_COLUMNS}, d.calls FROM demand d JOIN problem p ON p.id = d.problem_id
-WHERE d.environment_id = ? AND p.rest = ? AND p.m_fine = ? AND d.calls > 0
+WHERE d.environment_id = ? AND p.rest = ? AND p.m_fine = ?
+ORDER BY p.m
 """  # noqa: S608
 _MINE: Final = "problem_id = ? AND environment_id = ? AND covers = ? AND mode = ? AND owner = ? AND attempts = ?"
 _REMAINING: Final = """
@@ -97,8 +98,9 @@ SELECT t.backend, t.config FROM trial t
 class Work:
     """A unit of tuning, held by owner until its lease lapses.
 
-    problem: what the verdict is filed under; for covers `fine` its m is the padded M, and members are the smallest,
-    the most called and the largest exact size seen in the bucket.  worth: microseconds we expect to save a day.
+    problem: what the verdict is filed under; for covers `fine` its m is the padded M, and members are the smallest, the
+    most called and the largest exact size seen or asked for in the bucket.  worth: microseconds we expect to save a
+    day.
     """
 
     problem: Problem
@@ -138,9 +140,8 @@ class Leases(Part):
     ) -> Work | None:
         """Hold for owner the free unit worth most among what was seen under an equal environment, or return None.
 
-        `problems` restricts it to units that hold one of these; those never seen become units of their own.  Renew
-        before hold_s runs out.  again: what has a verdict already, too.  after: a family that
-        had its share, all others come first.
+        `problems` restricts it to units that hold one of these, which count as seen from now on.  Renew before hold_s
+        runs out.  again: what has a verdict already, too.  after: a family that had its share, all others come first.
         """
         only: str | None = None
         if problems is not None:
@@ -349,15 +350,14 @@ def _valid(row: dict[str, Any]) -> bool:
 
 
 def bucket_members(conn: sqlite3.Connection, unit: dict[str, Any]) -> tuple[Problem, ...]:
-    """The smallest, the most called and the largest size seen in a bucket; () when nothing was."""
-    seen = rows(conn, _MEMBERS, (unit["environment"], unit["rest"], unit["m"]))
+    """The smallest, the most called and the largest size seen or asked for in a bucket; () when nothing was."""
+    found = rows(conn, _MEMBERS, (unit["environment"], unit["rest"], unit["m"]))
+    seen = [row for row in found if _valid(row)]
     if not seen:
         return ()
-    chosen = (
-        min(seen, key=lambda r: r["m"]),
-        max(seen, key=lambda r: (r["calls"], -r["m"])),
-        max(seen, key=lambda r: r["m"]),
-    )
+    most = max(row["calls"] for row in seen)
+    most_called = [row for row in seen if row["calls"] == most]
+    chosen = (seen[0], most_called[len(most_called) // 2], seen[-1])
     return tuple(dict.fromkeys(problem_of(row) for row in chosen))
 
 

@@ -173,6 +173,26 @@ def test_problems_asked_for_are_leased_though_never_seen(store: Store) -> None:
     assert got[2] is None
 
 
+def test_sizes_asked_for_fill_a_bucket_as_called_ones_do(store: Store) -> None:
+    store.add_sightings("r", NEW, [saw(problem(33), 7)], now_s=T)
+    wanted = [problem(m) for m in (48, 40, 35, 17, 18)]  # with 33 four in the bucket of 48, two in that of 32
+
+    got = [store.lease_next("a:1", NEW, now_s=T, hold_s=60, problems=wanted) for _ in range(4)]
+
+    units = {work.problem: work for work in got if work}
+    assert set(units) == {problem(48), problem(17), problem(18)}
+    assert (units[problem(48)].covers, units[problem(48)].members) == ("fine", (problem(33), problem(48)))
+    assert got[3] is None
+
+
+def test_of_sizes_never_called_the_middle_one_stands_for_the_bucket(store: Store) -> None:
+    wanted = [problem(m) for m in (17, 20, 21, 30, 32)]
+
+    work = store.lease_next("a:1", NEW, now_s=T, hold_s=60, problems=wanted)
+
+    assert work is not None and work.members == (problem(17), problem(21), problem(32))
+
+
 def test_what_has_a_verdict_is_not_leased(store: Store) -> None:
     store.add_sightings("r", NEW, [saw(problem(m)) for m in (1, 2, 3, 40)], now_s=T)
     store.install(None, [found(problem(16), covers="fine")], environment=NEW, now_s=T)

@@ -117,4 +117,12 @@ def test_four_racing_starters_make_the_schema_once(tmp_path: Path, four_starters
     conn = sqlite3.connect(tmp_path / "tune.db")
     steps = [name for (name,) in conn.execute("SELECT name FROM _sqlite_migrations ORDER BY id")]
     conn.close()
-    assert steps == ["0001_initial", "0002_views", "0003_launch", "0004_compiled", "0005_rank"]
+    assert steps == [
+        "0001_initial",
+        "0002_views",
+        "0003_launch",
+        "0004_compiled",
+        "0005_rank",
+        "0006_recheck",
+        "0007_asked",
+    ]

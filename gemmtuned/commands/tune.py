@@ -215,8 +215,10 @@ def _plan(wanted: Wanted) -> Report:
     rows = [{"problem": str(one)} for one in wanted.problems]
     tables = [Table("shapes", _SHAPES, wanted.derived)] if wanted.derived else []
     keys = wanted.keys
-    note = f"{len(rows)} to tune; look-up keys: {keys['exact_keys']} exact, {keys['fine_keys']} fine, " \
-        f"{keys['coarse_keys']} coarse"  # fmt: skip
+    note = (
+        f"{len(rows)} to tune, in {keys['units']} units of work; look-up keys: {keys['exact_keys']} exact, "
+        f"{keys['fine_keys']} fine, {keys['coarse_keys']} coarse"
+    )
     facts = {"dry_run": True, "failed": 0, **keys}
     return Report("tune", [*tables, Table("rows", _PLAN, rows)], facts, notes=[*wanted.notes, note])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from gemmtuned.commands.tune_options import dtype as dtype_name
 from gemmtuned.commands.tune_options import sizes
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.model_shapes import NSETS, dtype_of, problems, read_config, shapes
-from gemmtuned.configs.padding import padded_m
+from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import Problem
 from gemmtuned.reports.problem_list import read_list
 from gemmtuned.reports.render import complain
@@ -34,11 +35,15 @@ class Wanted:
 
     @property
     def keys(self) -> dict[str, int]:
-        """How many look-up keys these are: as they stand, and padded by AITER's two rules."""
-        return {
-            f"{covers}_keys": len({p.with_m(padded_m(p.m, p.n, covers)) for p in self.problems})
-            for covers in ("exact", "fine", "coarse")
+        """How many look-up keys these are, as they stand and padded by AITER's two rules, and how many to measure.
+
+        units: what is tuned as one: a fine bucket with more than three sizes, else each size by itself (db/leases.py).
+        """
+        keys = {
+            f"{covers}_keys": len({p.with_m(padded_m(p.m, p.n, covers)) for p in self.problems}) for covers in COVERS
         }
+        sizes = Counter(p.with_m(padded_m(p.m, p.n, "fine")) for p in self.problems)
+        return {**keys, "units": sum(1 if count > 3 else count for count in sizes.values())}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
