@@ -30,7 +30,7 @@ CATEGORIES: Final = ("small", "medium_M32", "medium_M64", "medium_M128", "large"
 MOE_CATEGORIES: Final = ("small_M", "medium_M", "large_M")
 _BUCKET: Final = re.compile(r"M_(LEQ|GEQ)_([0-9]{1,9})|any|" + "|".join((*CATEGORIES, *MOE_CATEGORIES)))
 _FILE: Final = re.compile(
-    r"(?:(?P<arch>[A-Za-z0-9]+)-)?(?P<name>[A-Z_]*GEMM-.+?|FF-.+?|MOE-.+?)(?:-(?P<suffix>[A-Z0-9]+=.*))?"
+    r"(?:(?P<arch>[A-Za-z0-9_]+)-)?(?P<name>(?:FUSED-)?[A-Z_]*GEMM-.+?|FF-.+?|MOE-.+?)(?:-(?P<suffix>[A-Z0-9]+=.*))?"
 )
 _PART: Final = re.compile(r"([A-Z][A-Z0-9]*)=([0-9]{1,10})")
 _ARCHS: Final = {"MI300X": "gfx942", "MI350X": "gfx950", "R9700": "gfx1201"}  # file names once began so

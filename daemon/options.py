@@ -24,6 +24,7 @@ class SearchOptions:
 
     backends: try only these beside torch's default; None is all.  space: values that parameters of a config may take,
     by our names; a config without the parameter is not restricted by it.  only: try just these candidates.
+    seeds: what imported tables name, tried before our own candidates.
     iters: timed pairs of a deciding race, None is as many as fit its time.  warmup: untimed calls before.
     min_gain: what the lower end of the gain must exceed.
     err_ratio: largest share of elements with |exact - y| > atol + rtol * |y|; None: no such limit beside the gate.
@@ -33,6 +34,7 @@ class SearchOptions:
     backends: tuple[str, ...] | None = None
     space: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
     only: tuple[Candidate, ...] | None = None
+    seeds: tuple[Candidate, ...] = ()
     iters: int | None = None
     warmup: int = 2
     min_gain: float = 1.02  # a smaller gain is not worth another kernel's rounding
@@ -81,6 +83,7 @@ class SearchOptions:
             values["backends"] = tuple(map(str, values["backends"]))
         if values.get("only") is not None:
             values["only"] = tuple(Candidate(**one) for one in values["only"])
+        values["seeds"] = tuple(Candidate(**one) for one in values.get("seeds", ()))
         values["space"] = {str(name): tuple(allowed) for name, allowed in values.get("space", {}).items()}
         return cls(**values)
 

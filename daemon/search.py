@@ -190,8 +190,9 @@ class _Contest:
         seen = {DEFAULT, *self._skip}
         for member in (self.main, self.members[-1]):
             offered = self._options.only if self._options.only is not None else candidates(member, self._environment)
-            for candidate in offered:
-                if candidate not in seen and self._options.allows(candidate):
+            for candidate in (*self._options.seeds, *offered):
+                there = candidate.backend in BACKENDS and candidate.backend in self._environment.stamps
+                if there and candidate not in seen and self._options.allows(candidate):
                     seen.add(candidate)
                     yield candidate
 

@@ -112,6 +112,7 @@ class WorkQueue:
         if self._request is not None:
             options = self._request.options
             skip |= {candidate for problem, candidate in self._request.too_slow if problem in work.members}
+        options = replace(options, seeds=self._store.seeds(work))
         skip.discard(Candidate(DEFAULT_BACKEND))  # without it nothing can be judged: each attempt tries it anew
         return Order(work.members, work.covers, work.problem, work.mode, tuple(sorted(skip, key=str)), options)
 

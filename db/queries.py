@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmtuned.configs.errors import SettingError
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import COLUMNS, Problem
-from gemmtuned.configs.solution import LIVE_STATES, Environment
+from gemmtuned.configs.solution import LIVE_STATES, Device, Environment
 from gemmtuned.db import faults, migrations
 from gemmtuned.db.files import connect_read_only
 from gemmtuned.db.rows import rest, rows, us
@@ -31,6 +32,7 @@ VIEWS: Final = (
     "trials",
     "sessions",
     "compiled",
+    "hints",
 )
 WEIGHTS: Final = {"calls": "calls", "flops": "flops", "time": "time_us"}
 DAY_S: Final = 86_400.0
@@ -220,6 +222,23 @@ def explain(path: Path, problem: Problem, *, environment: Environment | None = N
         raise faults.store_error(err, path) from err
     finally:
         conn.close()
+
+
+def hints(path: Path, problem: Problem, *, limit: int = 20) -> list[dict[str, Any]]:
+    """Imported rows for this problem's plain case, sizes near it first."""
+    p = replace(problem, threads=0, math_mode="ieee", deterministic=False)
+    sql = (
+        "SELECT * FROM hints WHERE kind = 'tuned' AND problem IN (SELECT text FROM problem WHERE rest = :rest) "
+        "ORDER BY 1.0 * max(m, :m) / min(m, :m), coalesce(us, 1e300), source, line LIMIT :limit"
+    )
+    if not ask(path, "SELECT 1 FROM sqlite_master WHERE name = 'hints'"):  # no writer has brought it up to date yet
+        return []
+    return ask(path, sql, {"rest": rest(p), "m": p.m, "limit": limit})
+
+
+def devices(path: Path) -> dict[str, Device]:
+    """Every device kind that was seen, by its key."""
+    return {row["key"]: Device(**row) for row in ask(path, "SELECT key, kind, name, arch, units FROM device")}
 
 
 def frame(path: Path, view: str) -> pd.DataFrame:

@@ -30,3 +30,8 @@ def cuda_device(index: int) -> Device:
         arch, kind = f"sm_{facts.major}{facts.minor}", "cuda"
     units = facts.multi_processor_count
     return Device(key=f"{kind}-{slug(facts.name, 40)}-{units}", kind=kind, name=facts.name, arch=arch, units=units)
+
+
+def best_device() -> Device:
+    """The first CUDA device of this machine, else its CPU; initialises CUDA in this process."""
+    return device_at("cuda:0" if torch.cuda.is_available() else "cpu")

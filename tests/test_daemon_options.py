@@ -115,6 +115,17 @@ def test_a_backend_that_was_not_asked_for_is_not_run(backends: dict[str, object]
     assert search(backends, SearchOptions(only=()))[1] == []
 
 
+def test_seeds_are_tried_before_our_own_candidates_and_those_of_libraries_that_are_not_here_never(
+    backends: dict[str, object],
+) -> None:
+    seed = Candidate("fast", '{"tile":64}')
+    solution, trials = search(backends, SearchOptions(seeds=(Candidate("asm"), seed, Candidate("torch"))))
+
+    assert [t.candidate for t in trials if t.phase == "screen"] == [seed, Candidate("fast")]
+    assert solution.config == "{}"  # a seed wins only if it is the faster
+    assert [t.candidate for t in search(backends, SearchOptions(seeds=(seed,), backends=("other",)))[1]] == []
+
+
 def test_a_gain_below_the_one_asked_for_is_none(backends: dict[str, object]) -> None:
     assert search(backends, SearchOptions(min_gain=1.2))[0].backend == "fast"
     assert search(backends, SearchOptions(min_gain=1.5))[0].backend == "torch"

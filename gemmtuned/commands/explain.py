@@ -8,7 +8,7 @@ import typer
 
 from gemmtuned.commands.options import Json, choice, settings
 from gemmtuned.configs.problem import DTYPES, FAMILIES, LAYOUTS, WEIGHT_STATES, Problem
-from gemmtuned.reports.explain import matching, report
+from gemmtuned.reports.explain import MOST, matching, report
 from gemmtuned.reports.render import show
 from gemmtuned.reports.source import no_database
 
@@ -55,7 +55,8 @@ def explain(
     else:
         problems = matching(queries.coverage(here.db, by="problem", since_s=_EVER_S), shape | given)
     steps = [(problem, queries.explain(here.db, problem)) for problem in problems]
-    show(report(steps, queries.solutions(here.db), asked=" ".join(what)), as_json=as_json)
+    hints = [row for problem in problems[:MOST] for row in queries.hints(here.db, problem)]
+    show(report(steps, queries.solutions(here.db), hints, asked=" ".join(what)), as_json=as_json)
 
 
 def _asked(what: list[str], given: dict[str, Any]) -> tuple[Problem | None, dict[str, Any]]:

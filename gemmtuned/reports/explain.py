@@ -25,6 +25,14 @@ _COLUMNS: Final = (
     Column("state", "state", right=False),
     Column("why", "", right=False),
 )
+_HINTS: Final = (
+    Column("m", "M"),
+    Column("route", "named", right=False),
+    Column("us", "there", duration),
+    Column("arch", "on", right=False),
+    Column("source", "file", right=False),
+    Column("line", "line"),
+)
 
 
 def matching(seen: Sequence[Row], wanted: dict[str, Any]) -> list[Problem]:
@@ -39,8 +47,13 @@ def matching(seen: Sequence[Row], wanted: dict[str, Any]) -> list[Problem]:
     return list(found)
 
 
-def report(steps: Sequence[tuple[Problem, Sequence[Row]]], solutions: Sequence[Row], *, asked: str) -> Report:
-    """steps: problem and what queries.explain says of it, [] when it was never seen. solutions: the live ones."""
+def report(
+    steps: Sequence[tuple[Problem, Sequence[Row]]], solutions: Sequence[Row], hints: Sequence[Row] = (), *, asked: str
+) -> Report:
+    """steps: problem and what queries.explain says of it, [] when it was never seen. solutions: the live ones.
+
+    hints: imported rows for these problems; shown, since one of a library that is not here is never tried.
+    """
     tables: list[Table] = []
     lines: list[str] = []
     if not steps:
@@ -57,9 +70,11 @@ def report(steps: Sequence[tuple[Problem, Sequence[Row]]], solutions: Sequence[R
             title = f"{problem} {runs}. {queue[:1].upper()}{queue[1:]}.\n  in {environment}"
             tables.append(Table("rows", _COLUMNS, table, title=title))
     notes = [f"{len(steps) - MOST} more problems match: name one as reports spell it."] if len(steps) > MOST else []
+    seeds = [{**row, "route": str(Candidate(row["backend"], row["config"]))} for row in hints]
+    title = "Imported tables name for these sizes or others near them, to be tried first where the library is here:"
     return Report(
         "explain",
-        tables or [Table("rows", _COLUMNS, ())],
+        [*(tables or [Table("rows", _COLUMNS, ())]), Table("hints", _HINTS, seeds, title=title)],
         facts={"problems": [str(problem) for problem, _ in steps]},
         lines=lines,
         notes=notes,

@@ -1,0 +1,88 @@
+"""Rows of other people's tables: kept, handed to the search as seeds, and asked for where they name problems alone."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from gemmtuned.configs.hint import Hint
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Candidate, Device, Environment
+from gemmtuned.db.leases import Leases, Work
+from gemmtuned.db.rows import plain, rest, rows, us
+
+MAX_SEEDS: Final = 8  # tried beside our own candidates, which are 5 to 30
+_INSERT: Final = """
+INSERT INTO hint (problem_id, format, family, kind, backend, config, arch, units, us, source, line, text, imported_us)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET problem_id = excluded.problem_id, backend = excluded.backend, config = excluded.config,
+    us = excluded.us, text = excluded.text, imported_us = excluded.imported_us
+"""
+# The sizes nearest in ratio first: a tile that is good at M = 64 is a better guess for 48 than for 4000
+_SEEDS: Final = """
+SELECT h.backend, h.config FROM hint h JOIN problem q ON q.id = h.problem_id
+WHERE q.rest = :rest AND h.kind = 'tuned' AND h.backend IN (SELECT value FROM json_each(:backends))
+GROUP BY h.backend, h.config
+ORDER BY min(1.0 * max(q.m, :m) / min(q.m, :m)), min(coalesce(h.us, 1e300)), min(h.id) LIMIT :limit
+"""
+_KNOWN: Final = """
+SELECT e.id, h.key, h.kind, h.name, h.arch, h.units FROM environment e JOIN device h ON h.id = e.device_id ORDER BY e.id
+"""
+
+
+def plain_case(problem: Problem) -> Problem:
+    """What tables tell a problem by: they say nothing of threads, math mode and determinism."""
+    return replace(problem, threads=0, math_mode="ieee", deterministic=False)
+
+
+class Hints(Leases):
+    """The part of the store that holds imported rows."""
+
+    def add_hints(self, hints: Sequence[Hint], *, source: str, now_s: float) -> int:
+        """Keep the rows of one file in place of those it had when it was imported before. Returns how many."""
+        now_us = us(now_s)
+
+        def work(conn: sqlite3.Connection) -> int:
+            conn.execute("DELETE FROM hint WHERE source = ?", (source,))
+            known = [h for h in hints if h.problem is not None]
+            ids = self._problem_ids(conn, [plain_case(h.problem) for h in known if h.problem is not None])
+            numbers = dict(zip(map(id, known), ids, strict=True))
+            conn.executemany(_INSERT, (_values(h, numbers.get(id(h)), source, now_us) for h in hints))
+            return len(hints)
+
+        return self._write(work)
+
+    def seeds(self, work: Work) -> tuple[Candidate, ...]:
+        """What others found best for this problem or for sizes near it, of backends this environment has."""
+        values = {
+            "rest": rest(plain_case(work.problem)), "m": work.problem.m, "limit": MAX_SEEDS,
+            "backends": json.dumps(sorted(work.environment.stamps)),
+        }  # fmt: skip
+        return self._db.read(lambda conn: tuple(Candidate(*row) for row in conn.execute(_SEEDS, values).fetchall()))
+
+    def known_environments(self) -> list[Environment]:
+        """Every environment that a program or a daemon was seen in."""
+
+        def ask(conn: sqlite3.Connection) -> list[Environment]:
+            found = []
+            for number, *facts in conn.execute(_KNOWN).fetchall():
+                stamps = rows(conn, "SELECT backend, stamp FROM environment_stamp WHERE environment_id = ?", (number,))
+                found.append(Environment(Device(*facts), {row["backend"]: row["stamp"] for row in stamps}))
+            return found
+
+        return self._db.read(ask)
+
+    def ask_for(self, problems: Iterable[Problem], environment: Environment, *, now_s: float) -> None:
+        """Have these problems tuned in this environment, after all that programs were seen to call."""
+        self._ask_for(list(dict.fromkeys(problems)), environment, us(now_s))
+
+
+def _values(hint: Hint, problem_id: int | None, source: str, now_us: int) -> tuple[object, ...]:
+    candidate = hint.candidate or Candidate("", "")
+    return (
+        problem_id, hint.format, plain(hint.family, 200), hint.kind, candidate.backend, candidate.config,
+        plain(hint.arch, 200), hint.units, hint.us, source, hint.line, hint.row, now_us,
+    )  # fmt: skip

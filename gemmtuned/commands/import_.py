@@ -1,0 +1,150 @@
+"""`gemmtuned import`: keep what other tools' tables say, as seeds for the search and as problems to tune."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from gemmtuned.commands.options import DryRun, Json, choice, default_threads, settings
+from gemmtuned.configs.aiter_headers import FAMILIES
+from gemmtuned.configs.errors import TableError
+from gemmtuned.configs.formats import read_any
+from gemmtuned.configs.hint import Imported
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.settings import Settings
+from gemmtuned.configs.solution import Environment
+from gemmtuned.reports.render import Column, Report, Table, complain, count, show
+
+_COLUMNS: Final = (
+    Column("path", "file", right=False),
+    Column("format", "format", right=False),
+    Column("family", "family", right=False),
+    Column("kind", "kind", right=False),
+    Column("rows", "rows", count),
+    Column("imported", "imported", count),
+    Column("rejected", "rejected", count),
+    Column("reasons", "", lambda reasons: reasons[0] if reasons else "", right=False),
+)
+_16_BIT: Final = ("bf16", "fp16")
+
+
+def import_(
+    file: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[FILE...]", help="Files or folders; default: those that AITER_CONFIG_* name."),
+    ] = None,
+    family: Annotated[
+        str | None,
+        typer.Option(parser=choice(tuple(FAMILIES)), metavar="NAME", help="Of AITER tables that do not tell it."),
+    ] = None,
+    skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help="Leave bad rows out and go on.")] = False,
+    queue: Annotated[bool, typer.Option(help="Have the problems of untuned tables tuned.")] = True,
+    threads: Annotated[
+        int | None, typer.Option(min=0, help="CPU threads of those problems; default: as many as torch takes.")
+    ] = None,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Keep what other tools' tables say.
+
+    AITER's tables (tuned and untuned, every family) and Triton tile files, TunableOp results, vLLM's and SGLang's
+    mixture-of-experts configs, Inductor lookup tables, and folders of gemmtuned's own. What they name as best was
+    measured elsewhere: it is tried first when its problem is tuned here, and never run before. Importing a file again
+    replaces its rows. Ends with 1 when a file or a row is bad, unless --skip-bad-rows.
+    """
+    here = settings()
+    wanted = [(path, family) for path in file or ()]
+    if not wanted:
+        wanted = [(path, table.family) for table in here.tables for path in table.paths]
+    if not wanted:
+        raise typer.BadParameter("no file given, and no AITER_CONFIG_* variable names one")
+    found: list[Imported] = []
+    unread: list[dict[str, Any]] = []
+    for path, told in wanted:
+        try:
+            found.append(read_any(path, family=told))
+        except TableError as err:  # noqa: PERF203  one bad file costs that file
+            unread.append(_row(Imported(path=str(path), format="", family="", kind=""), [str(err)]))
+    bad = sum(one.rejected for one in found)
+    keep = not dry_run and not unread and (skip_bad_rows or not bad)
+    queued = _keep(found, here, queue=queue, threads=default_threads() if threads is None else threads) if keep else 0
+    rows = [_row(one, one.reasons) for one in found]
+    facts = {"dry_run": dry_run, "queued": queued, "kept": keep}
+    notes = _notes(found, dry_run=dry_run, kept=keep, queued=queued)
+    show(Report("import", [Table("files", _COLUMNS, [*rows, *unread])], facts, notes=notes), as_json=as_json)
+    for row in unread:
+        complain(row["reasons"][0])
+    if bad and not skip_bad_rows:
+        first = next(one.reasons[0] for one in found if one.reasons)
+        good = sum(len(one.hints) for one in found)
+        complain(f"{first}. {bad} bad rows in all; use --skip-bad-rows to import the other {good} rows")
+    if unread or (bad and not skip_bad_rows):
+        raise typer.Exit(1)
+
+
+import_.__name__ = "import"  # what people type; the word is Python's
+
+
+def _row(one: Imported, reasons: Sequence[str]) -> dict[str, Any]:
+    return {
+        "path": one.path, "format": one.format or None, "family": one.family or None, "kind": one.kind or None,
+        "rows": len(one.hints) + one.rejected, "imported": len(one.hints), "rejected": one.rejected,
+        "reasons": list(reasons),
+    }  # fmt: skip
+
+
+def _notes(found: Sequence[Imported], *, dry_run: bool, kept: bool, queued: int) -> list[str]:
+    hints = [hint for one in found for hint in one.hints]
+    seeds = sum(hint.kind == "tuned" and hint.problem is not None for hint in hints)
+    asked = sum(hint.kind == "untuned" for hint in hints)
+    verb = "would be kept" if dry_run else "kept" if kept else "read, none kept"
+    notes = [f"{len(hints)} rows {verb}: {seeds} seeds for the search, {asked} problems to tune"]
+    if kept and asked:
+        notes.append(f"{queued} distinct problems queued for gemmtuned daemon; families it cannot tune yet only wait")
+    return notes
+
+
+def _keep(found: Sequence[Imported], here: Settings, *, queue: bool, threads: int) -> int:
+    """Write the rows down; how many problems were queued."""
+    from gemmtuned.db.store import Store
+
+    store = Store(here.db, locks=here.locks)
+    now_s = time.time()
+    try:
+        for one in found:
+            store.add_hints(one.hints, source=str(Path(one.path).absolute()), now_s=now_s)
+        wanted = [hint.problem for one in found for hint in one.hints if hint.kind == "untuned" and hint.problem]
+        wanted = list(dict.fromkeys(problem for problem in wanted if _tunable(problem)))
+        if not queue or not wanted:
+            return 0
+        for environment in store.known_environments() or _here():
+            store.ask_for((_asked(p, environment, threads) for p in wanted), environment, now_s=now_s)
+        return len(wanted)
+    finally:
+        store.close()
+
+
+def _tunable(problem: Problem) -> bool:
+    """Whether the search has a family for it."""
+    plain = problem.weight_state == "plain" and problem.scale == "none"
+    return problem.family in ("dense", "batched") and plain and problem.dtype == problem.wdtype == problem.out_dtype
+
+
+def _asked(problem: Problem, environment: Environment, threads: int) -> Problem:
+    """The problem as a program would call it there by torch's defaults."""
+    if environment.device.kind == "cpu":
+        return replace(problem, threads=threads)
+    return replace(problem, math_mode="reduced" if problem.dtype in _16_BIT else problem.math_mode)
+
+
+def _here() -> list[Environment]:
+    """This machine's own, when neither program nor daemon was seen yet."""
+    from gemmtuned.kernels.backends import environment
+    from gemmtuned.kernels.device import best_device
+
+    return [environment(best_device())]

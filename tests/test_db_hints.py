@@ -1,0 +1,150 @@
+"""Imported rows in the store: kept whole, replaced when imported again, handed to the search, asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from store_cases import NEW, lease, open_store, problem, saw
+
+from gemmtuned.configs.errors import StoreError
+from gemmtuned.configs.hint import Hint
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Candidate
+from gemmtuned.daemon.options import SearchOptions
+from gemmtuned.daemon.wire import Order, decode, encode
+from gemmtuned.daemon.work_queue import WorkQueue
+from gemmtuned.db import queries
+from gemmtuned.db.store import Store
+
+T = 1_800_000_000.0
+TILE = Candidate.of("triton", kernel="tiles", rows=64)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    one = open_store(tmp_path)
+    yield one
+    one.close()
+
+
+def hint(p: Problem | None, candidate: Candidate | None = TILE, line: int = 2, **columns: Any) -> Hint:
+    values: dict[str, Any] = {
+        "format": "aiter-csv", "family": "bf16", "kind": "tuned", "source": "t.csv", "row": '{"M":"8"}', **columns
+    }  # fmt: skip
+    return Hint(problem=p, candidate=candidate, line=line, **values)
+
+
+def seeds(store: Store, p: Problem) -> tuple[Candidate, ...]:
+    """Of the unit that holds p, leased."""
+    store.add_sightings("test", NEW, [saw(p)], now_s=T)
+    work = lease(store, now_s=T)
+    assert work.problem == p
+    return store.seeds(work)
+
+
+def test_a_hint_is_kept_with_all_its_row_said(store: Store) -> None:
+    known = hint(problem(threads=0), arch="gfx942", units=304, us=7.5)
+    unknown = hint(None, Candidate("asm", '{"kernelName":"k"}'), line=3, family="gdn", row='{"BV":"64"}')
+
+    assert store.add_hints([known, unknown], source="/t.csv", now_s=T) == 2
+
+    first, second = queries.ask(store.path, "SELECT * FROM hints ORDER BY line")
+    assert (first["problem"], first["backend"], first["us"], first["arch"], first["units"]) == (
+        str(problem(threads=0)), "triton", 7.5, "gfx942", 304,
+    )  # fmt: skip
+    assert (second["problem"], second["table_family"], second["row"]) == (None, "gdn", '{"BV":"64"}')
+    assert store.check() == []
+
+
+def test_importing_a_file_again_replaces_its_rows_and_no_others(store: Store) -> None:
+    p = problem(threads=0)
+    store.add_hints([hint(p, line=2), hint(p, line=3)], source="/a.csv", now_s=T)
+    store.add_hints([hint(p, line=2)], source="/b.csv", now_s=T)
+    store.add_hints([hint(p, Candidate("asm"), line=9)], source="/a.csv", now_s=T)
+
+    rows = queries.hints(store.path, p)
+
+    assert sorted((row["source"], row["line"], row["backend"]) for row in rows) == [
+        ("/a.csv", 9, "asm"), ("/b.csv", 2, "triton"),
+    ]  # fmt: skip
+
+
+def test_a_search_gets_the_seeds_of_its_problem_whatever_threads_and_math_mode_it_has(store: Store) -> None:
+    store.add_hints([hint(problem(threads=0))], source="/a.csv", now_s=T)
+
+    assert seeds(store, problem(threads=2, math_mode="tf32")) == (TILE,)
+
+
+def test_a_seed_of_a_backend_that_is_not_here_is_kept_and_not_sent(store: Store) -> None:
+    theirs, list_of_shapes = (
+        hint(problem(threads=0), Candidate("asm")),
+        hint(problem(threads=0), None, 3, kind="untuned"),
+    )
+    store.add_hints([theirs, list_of_shapes], source="/a.csv", now_s=T)
+
+    assert seeds(store, problem()) == ()
+    assert [row["backend"] for row in queries.hints(store.path, problem())] == ["asm"]
+
+
+def test_seeds_of_sizes_nearest_in_ratio_come_first_then_the_faster_and_only_a_few(store: Store) -> None:
+    def named(i: int) -> Candidate:
+        return Candidate.of("triton", i=i)
+
+    sizes = {8: (1, 5.0), 9: (2, 1.0), 4: (3, 1.0), 64: (4, 1.0), 4000: (5, 0.1)}
+    rows = [hint(problem(m, threads=0), named(i), line=i, us=us) for m, (i, us) in sizes.items()]
+    rows.append(hint(problem(8, threads=0), named(6), line=6, us=4.0))
+    rows += [hint(problem(9000 + i, threads=0), named(i), line=i) for i in range(10, 20)]
+    store.add_hints(rows, source="/a.csv", now_s=T)
+
+    found = seeds(store, problem(8))
+
+    assert found[:6] == tuple(named(i) for i in (6, 1, 2, 3, 4, 5))
+    assert len(found) == 8
+
+
+def test_another_shape_or_dtype_is_no_seed(store: Store) -> None:
+    others = [problem(n=1025, threads=0), problem(dtype="bf16", threads=0), problem(bias=True, threads=0)]
+    store.add_hints([hint(p, line=i) for i, p in enumerate(others)], source="/a.csv", now_s=T)
+
+    assert seeds(store, problem()) == ()
+
+
+def test_the_order_to_a_worker_carries_the_seeds_through_the_wire(store: Store) -> None:
+    store.add_hints([hint(problem(threads=0))], source="/a.csv", now_s=T)
+    store.add_sightings("test", NEW, [saw(problem())], now_s=T)
+    queue = WorkQueue(store, "host:1")
+    work = queue.lease(NEW, T)
+    assert work is not None
+
+    order = decode(encode(queue.order(work))[4:])
+
+    assert isinstance(order, Order)
+    assert order.options == SearchOptions(seeds=(TILE,))
+
+
+def test_problems_of_an_imported_list_are_tuned_after_what_programs_call(store: Store) -> None:
+    asked, called = problem(8, n=64), problem(8, n=128)
+    store.ask_for([asked, asked], NEW, now_s=T)
+    store.add_sightings("test", NEW, [saw(called)], now_s=T)
+
+    assert lease(store, now_s=T).problem == called
+    assert lease(store, now_s=T).problem == asked
+    assert store.known_environments() == [NEW]
+    assert store.known_environments()[0].stamps == NEW.stamps
+
+
+def test_the_rows_of_a_whole_table_are_kept_at_once(store: Store) -> None:
+    rows = [hint(problem(m, threads=0), line=m, us=1.0) for m in range(1, 3001)]
+
+    assert store.add_hints(rows, source="/a.csv", now_s=T) == 3000
+    assert seeds(store, problem(1500)) == (TILE,)
+
+
+def test_a_hint_with_a_time_that_is_none_is_refused_whole(store: Store) -> None:
+    with pytest.raises(StoreError):
+        store.add_hints([hint(problem(threads=0)), hint(problem(threads=0), us=-1.0, line=3)], source="/a", now_s=T)
+
+    assert queries.hints(store.path, problem()) == []
