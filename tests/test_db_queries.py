@@ -35,7 +35,9 @@ PROMISED = {
         "last_seen",
     ],
     "compiled": [*COLUMNS, "device", "run", "kernel", "first_seen", "last_seen"],
-    "hints": [*COLUMNS, "kind", "backend", "config", "arch", "units", "us", "format", "source", "line", "row", "imported"],
+    "hints": [
+        *COLUMNS, "kind", "backend", "config", "arch", "units", "us", "format", "source", "line", "row", "imported",
+    ],
 }  # fmt: skip
 
 
