@@ -61,6 +61,8 @@ class CudaGraphs:
 
     def __init__(self) -> None:
         self._stream = cast("Any", torch.cuda).Stream()
+        # One pool: replays follow one another, and a pool for each graph would hold 20 MiB at least
+        self._pool = cast("Any", torch.cuda).graph_pool_handle()
         self._uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
 
     def record(self, calls: Sequence[Callable[[], object]]) -> tuple[Any, Tensor]:
@@ -71,15 +73,16 @@ class CudaGraphs:
             calls[0]()  # modules and the library's workspace for this stream are made outside the capture
             self._stream.synchronize()
             # not torch.cuda.graph(): it collects garbage and frees caches at each entry, slower than all we measure
-            graph.capture_begin(capture_error_mode="thread_local")
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                outputs = [call() for call in calls][-1:]
+                for call in calls:  # each output takes the place of the one before the last, as in a model
+                    output = call()
             except BaseException:
                 with suppress(RuntimeError):
                     graph.capture_end()
                 raise
             graph.capture_end()
-        return graph, cast("Tensor", outputs[0])
+        return graph, cast("Tensor", output)
 
     def replay_us(self, graph: Any) -> float:
         """As Graphs.replay_us."""

@@ -101,15 +101,18 @@ def _gpu(nvml: Any, index: int) -> dict[str, Any]:
 
 def _by_pid(nvml: Any, handle: Any) -> dict[str, int] | None:
     """Largest SM utilisation by process in percent over the last second; None when the driver does not say."""
+    since_us = time.time_ns() // 1000 - _SAMPLE_US
     try:
-        samples = nvml.nvmlDeviceGetProcessUtilization(handle, time.time_ns() // 1000 - _SAMPLE_US)
+        samples = nvml.nvmlDeviceGetProcessUtilization(handle, since_us)
     except nvml.NVMLError_NotFound:
         return {}  # nobody computed
     except nvml.NVMLError:
         return None
     out: dict[str, int] = {}
     for sample in samples:
-        if sample.pid:  # 0: a process of which the driver may not tell us
+        # Older samples come back, too: the last one of a program that is quiet now, ten seconds later (seen, 580.159).
+        # Process 0 is one of which the driver may not tell us
+        if sample.pid and sample.timeStamp >= since_us:
             out[str(sample.pid)] = max(out.get(str(sample.pid), 0), sample.smUtil)
     return out
 

@@ -20,6 +20,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import Environment, Solution
+from gemmtuned.hooks.pace import in_slices
 
 if TYPE_CHECKING:
     from gemmtuned.db.store import Store
@@ -138,7 +139,7 @@ class Flusher:
 
     def _flush(self, *, last: bool = False) -> bool:
         """False when it should be tried again at once if there is no later."""
-        for s in self._drain():
+        for s in in_slices(self._drain()):
             self._remember(s)
         self._compiled += self._take_compiled()
         if not self._keep:

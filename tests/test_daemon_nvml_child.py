@@ -1,0 +1,44 @@
+"""What the driver says is taken for what it is: samples of long ago are not use of now, and silence is not zero."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gemmtuned.daemon import nvml_child
+
+
+class FakeNvml:
+    """nvmlDeviceGetProcessUtilization as an H200 answered it (driver 580.159): older samples than asked for, too."""
+
+    class NVMLError(Exception): ...
+
+    class NVMLError_NotFound(NVMLError): ...
+
+    def __init__(self, samples: list[Any] | Exception) -> None:
+        self.samples = samples
+
+    def nvmlDeviceGetProcessUtilization(self, handle: object, since_us: int) -> list[Any]:
+        if isinstance(self.samples, Exception):
+            raise self.samples
+        return self.samples
+
+
+def sample(pid: int, percent: int, age_s: float) -> Any:
+    return SimpleNamespace(pid=pid, smUtil=percent, timeStamp=time.time_ns() // 1000 - int(age_s * 1e6))
+
+
+def test_only_the_last_second_counts_and_the_largest_share_in_it() -> None:
+    samples = [sample(7, 30, 0.9), sample(7, 20, 0.1), sample(8, 2, 10.0), sample(0, 50, 0.1)]
+
+    assert nvml_child._by_pid(FakeNvml(samples), None) == {"7": 30}
+
+
+@pytest.mark.parametrize(
+    ("error", "seen"), [(FakeNvml.NVMLError_NotFound(), {}), (FakeNvml.NVMLError("not supported"), None)]
+)
+def test_nobody_computed_is_told_from_the_driver_does_not_say(error: Exception, seen: object) -> None:
+    assert nvml_child._by_pid(FakeNvml(error), None) == seen
