@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.settings import Settings, UserTables, child_env
 from gemmtuned.configs.sighting import Session, Sighting
-from gemmtuned.configs.solution import Environment, Solution
+from gemmtuned.configs.solution import DEFAULT_BACKEND, Environment, Solution
 from gemmtuned.hooks import native, ranks
 from gemmtuned.hooks.breaker import Breaker
 from gemmtuned.hooks.capture import Flusher, new_session
@@ -33,6 +33,7 @@ from gemmtuned.hooks.native import build as native_build
 from gemmtuned.hooks.notice import speak_up
 from gemmtuned.hooks.op_counts import OpCounts
 from gemmtuned.hooks.pace import in_slices
+from gemmtuned.hooks.probation import Probation
 from gemmtuned.hooks.routes import Routes
 from gemmtuned.hooks.selections import Selections
 from gemmtuned.hooks.user_tables import UserLoader, spot_checks, usable
@@ -71,6 +72,8 @@ class Hook:
         self._solutions: tuple[int, list[Solution]] | None = None  # the newest table as it was published
         self._failed: dict[int, str] = {}
         self._compiled = Compiled()
+        self.probation = Probation(settings.home / "probation", settings.run)
+        self._refused = self._stale = ""  # notes: of a generation, of frozen weights
         self._checked: dict[int, str] = {}  # by ident: why a solution of the user's tables is not used, "" when it is
         self._built_for: tuple[str, ...] = ()
         self._set_mode = native.OFF
@@ -220,6 +223,7 @@ class Hook:
         """Last flush; both threads end."""
         self.watcher.stop()
         self.flusher.stop()
+        self.probation.end()
 
     def after_fork(self) -> None:
         """In a forked child: counts start at nothing (the native ones reset themselves), threads are our own."""
@@ -228,6 +232,7 @@ class Hook:
         self.op_counts.reset()
         _parents.append(self.flusher)
         self._swap = threading.Lock()
+        self.probation.after_fork()
         self._build, self._parent_builds = None, self._build is not None
         self.started_us = time.time_ns() // 1000
         self._make_threads()
@@ -275,13 +280,20 @@ class Hook:
             errors=len(self._failed),
             reload_failures=self.loader.failures,
             rank=ranks.rank() if self.settings.rank is None else self.settings.rank,
-            note=self._switched_off() or self.breaker.note or self.note or self.flusher.complaint,
+            note=self._note(),
         )
+
+    def _note(self) -> str:
+        notes = (self._switched_off(), self.breaker.note, self._refused, self.note, self._stale, self.flusher.complaint)
+        return next(filter(None, notes), "")
 
     def tick(self) -> None:
         """Housekeeping of the flush thread: kill switch, failed routes, a native build that came in."""
         if self._build is not None or self._parent_builds:
             self._take_built()
+        self.probation.turn(time.monotonic())
+        freeze = sys.modules.get("gemmtuned.hooks.freeze")
+        self._stale = freeze.stale_note() if freeze is not None else ""
         if self._solutions is not None and self.places() != self._built_for:
             with self._swap:
                 self.use(*self._solutions)
@@ -315,6 +327,8 @@ class Hook:
         """Take up the newest table; its generation, or None when there was nothing newer."""
         with self._swap:
             loaded = self.loader.load(newer_than=self.table.generation)
+            if loaded is not None and self.refuses(loaded[0]):
+                loaded = None
             generation = self.use(*loaded) if loaded is not None else None
         if self.user_tables.load():
             self._check_users()  # takes seconds: nobody waits for it
@@ -331,6 +345,14 @@ class Hook:
         """A call of one of our ops that aten did not see."""
         if self._mode() & native.CAPTURE:
             self.op_counts.add(problem, place)
+
+    def refuses(self, generation: int) -> bool:
+        """Whether too many processes of this run have died of this generation; says so once."""
+        note = self.probation.note(generation) if self.probation.refuses(generation) else ""
+        if note and note != self._refused:
+            log.warning("table not taken reason=%s", note)
+        self._refused = note
+        return bool(note)
 
     def take_rows(self, generation: int, rows: list[dict[str, Any]]) -> None:
         """Take up what another rank has read."""
@@ -349,6 +371,8 @@ class Hook:
             failed=frozenset(self._failed),
         )
         table.refused += refused
+        if generation != self.table.generation and any(s.backend != DEFAULT_BACKEND for *_, s in table.items()):
+            self.probation.begin(generation, time.monotonic())
         if self.native is not None and self.routes is not None:
             self.native.load(in_slices(self.routes.rows(table)), table.generation)
         if self.fallback is not None:

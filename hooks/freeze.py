@@ -19,6 +19,7 @@ from gemmtuned.configs.errors import GemmtunedError
 
 log = logging.getLogger("gemmtuned.hooks")
 _waiting: list[weakref.ref[nn.Module]] = []  # frozen as soon as the native hook is built
+_frozen: weakref.WeakSet[nn.Linear] = weakref.WeakSet()
 _PACKED: Final = (
     "_gemmtuned_packed"  # (weight, its version and address, packed copy): not a buffer, so not in state_dict
 )
@@ -86,8 +87,26 @@ def _pack(module: nn.Module) -> int:
                     continue
                 layer.__dict__[_PACKED] = (layer.weight, _version(layer.weight), layer.weight.data_ptr(), packed)
                 layer.__class__ = FrozenLinear
+                _frozen.add(layer)
                 count += 1
     return count
+
+
+def stale_note() -> str:
+    """What to tell the user about frozen layers whose weights have changed or gone since; empty when there are none."""
+    stale = sum(_is_stale(layer) for layer in tuple(_frozen))
+    if not stale:
+        return ""
+    return f"{stale} frozen layers are served plain, their weights have changed: gemmtuned.unfreeze(model), then freeze"
+
+
+def _is_stale(layer: nn.Linear) -> bool:
+    kept = layer.__dict__.get(_PACKED)
+    if kept is None:
+        return False
+    weight: torch.Tensor = kept[0]
+    _, version, address, _ = kept
+    return getattr(layer, "weight", None) is not weight or _version(weight) != version or weight.data_ptr() != address
 
 
 def unfreeze(module: nn.Module) -> int:
@@ -98,6 +117,7 @@ def unfreeze(module: nn.Module) -> int:
         if type(layer) is FrozenLinear:
             layer.__dict__.pop(_PACKED, None)
             layer.__class__ = nn.Linear  # type: ignore[assignment]
+            _frozen.discard(layer)
             count += 1
     return count
 

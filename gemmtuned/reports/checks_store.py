@@ -103,6 +103,8 @@ def _programs(settings: Settings) -> Iterator[Check]:
             yield Check(
                 "programs", WARN, f"{name}: path {row['path']}. {row['note']}", "see the line on the native hook"
             )
+        elif row["note"]:
+            yield Check("programs", WARN, f"{name}: {row['note']}")
         else:
             well += 1
     silent = sum(row["state"] == "silent" for row in rows)

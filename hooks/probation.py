@@ -1,0 +1,119 @@
+"""A new table is on probation: when programs die soon after taking it up, the next one starts without it.
+
+A routed kernel can kill its process (an illegal access, a driver's fault) where no exception can be caught.  So a
+process leaves a mark, `probation/GENERATION-PID-NUMBER`, before it uses a table and holds a lock on it, which the
+kernel frees when it dies.  It takes the mark away when it ends in good order, or after TRIAL_S: then the table has
+proved itself, and earlier deaths under it are forgotten.  A mark that nobody holds is a death; after DEATHS of one run
+the generation is refused to that run.  The next generation starts anew.
+
+Killed from outside within TRIAL_S, twice, looks the same and costs the gain until the next publish.  Nothing here
+raises: a folder that cannot be written means no probation.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import logging
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+log = logging.getLogger("gemmtuned.hooks")
+TRIAL_S: Final = 60.0
+DEATHS: Final = 2
+_MARK: Final = re.compile(r"(\d{1,18})-\d+-\d+")
+_LONGEST: Final = 256  # bytes of a run's label that count
+_numbers = itertools.count()
+
+
+class Probation:
+    """What this process knows of the marks in a folder; `run` is the label under which deaths are counted."""
+
+    def __init__(self, folder: Path, run: str) -> None:
+        self._folder, self._run = folder, run.encode()[:_LONGEST]
+        self._mark: tuple[Path, int] | None = None  # ours, and its open and locked descriptor
+        self._since_s = 0.0
+
+    def refuses(self, generation: int) -> bool:
+        """Whether processes of this run died of it, DEATHS of them."""
+        return len(self._deaths(generation)) >= DEATHS
+
+    def note(self, generation: int) -> str:
+        """What to tell the user about a refused generation."""
+        return (
+            f"generation {generation} is not used: {DEATHS} processes of this run died within {TRIAL_S:g} s of taking "
+            f"it up. The next publish is tried again; to try this one: rm {self._folder}/{generation}-*"
+        )
+
+    def begin(self, generation: int, now_s: float) -> None:
+        """This process is about to use the table of this generation. now_s: of a clock that only grows."""
+        self.end()
+        path = self._folder / f"{generation}-{os.getpid()}-{next(_numbers)}"
+        with suppress(OSError):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.write(fd, self._run)
+            self._mark, self._since_s = (path, fd), now_s
+        self._forget(older_than=generation)
+
+    def turn(self, now_s: float) -> None:
+        """Called now and then: after TRIAL_S the table has proved itself."""
+        if self._mark is not None and now_s - self._since_s >= TRIAL_S:
+            generation = _generation(self._mark[0])
+            self.end()
+            for path in self._deaths(generation):
+                with suppress(OSError):
+                    path.unlink()
+
+    def end(self) -> None:
+        """This process ends in good order, or takes up another table."""
+        mark, self._mark = self._mark, None
+        if mark is not None:
+            with suppress(OSError):
+                mark[0].unlink()
+            os.close(mark[1])
+
+    def after_fork(self) -> None:
+        """In a forked child: the mark is the parent's; our copy of its descriptor would outlive the parent."""
+        mark, self._mark = self._mark, None
+        if mark is not None:
+            os.close(mark[1])
+
+    def _deaths(self, generation: int) -> list[Path]:
+        """Marks of this generation and run that nobody holds."""
+        return [path for path in self._marks() if _generation(path) == generation and self._is_death(path)]
+
+    def _marks(self) -> list[Path]:
+        try:
+            return [path for path in self._folder.iterdir() if _MARK.fullmatch(path.name)]
+        except OSError:
+            return []
+
+    def _is_death(self, path: Path) -> bool:
+        if self._mark is not None and path == self._mark[0]:
+            return False
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return os.read(fd, _LONGEST + 1) == self._run
+        except OSError:  # somebody lives with it
+            return False
+        finally:
+            os.close(fd)
+
+    def _forget(self, *, older_than: int) -> None:
+        for path in self._marks():
+            if _generation(path) < older_than:
+                with suppress(OSError):
+                    path.unlink()
+
+
+def _generation(path: Path) -> int:
+    return int(path.name.partition("-")[0])

@@ -1,0 +1,269 @@
+"""What goes wrong in real programs: each case is served by torch, and doctor names it (docs/when-it-goes-wrong.md)."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hooked import LINEAR, Home, publish, published
+
+from gemmtuned.configs.settings import Settings
+from gemmtuned.hooks.probation import DEATHS, TRIAL_S, Probation
+from gemmtuned.reports import checks_store
+
+
+def doctor(home: Home) -> str:
+    """What doctor says of the programs that use this home."""
+    checks = checks_store.checks(Settings.from_env(home.environment()))
+    return "\n".join(f"{check.result} {check.found}" for check in checks if check.name == "programs")
+
+
+# ---- a table that kills its process
+
+DIES = """
+    import os, sys, signal, time, torch
+    from hooked import wait_for
+    import gemmtuned
+    wait_for(lambda: gemmtuned.generation() == 1)
+    torch.mm(torch.ones(4, 16), torch.ones(8, 16).t())
+    if sys.argv[1] != "0":
+        os.kill(os.getpid(), int(sys.argv[1]))
+    """
+LIVES = """
+    import json, time, torch
+    from hooked import publish, published, wait_for, LINEAR
+    import gemmtuned
+    from gemmtuned.hooks import activate
+    hook = activate.current()
+    wait_for(lambda: "generation 1 is not used" in gemmtuned.status()["note"])
+    said = [gemmtuned.generation(), gemmtuned.reload()]
+    hook.flusher.beat_soon()
+    hook.flusher.flush()
+    from test_programs_bad_cases import doctor
+    from pathlib import Path
+    from hooked import Home
+    said.append(doctor(Home(hook.settings.home, hook.settings.cache)))
+    publish(hook.settings.config_dir, [published(LINEAR, "onednn")], 2)
+    wait_for(lambda: gemmtuned.generation() == 2)
+    said.append(gemmtuned.status()["note"])
+    print(json.dumps(said))
+    """
+
+
+def test_after_two_deaths_the_next_start_runs_without_the_generation_and_with_the_one_after(home: Home) -> None:
+    home.path.mkdir()
+    publish(home.path / "configs", [published(LINEAR, "torch_swap")], 1)
+    ends = [home.run(DIES, number).code for number in ("0", str(int(signal.SIGSEGV)), "0", str(int(signal.SIGKILL)))]
+    assert ends == [0, -signal.SIGSEGV, 0, -signal.SIGKILL]
+    done = home.run(LIVES)
+    generation, reloaded, said, note = done.said
+
+    assert (generation, reloaded) == (0, 0)
+    assert said.startswith("WARN ") and "generation 1 is not used: 2 processes" in said and "rm " in said
+    assert note == ""
+    assert len(done.ours) == 1
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "probation"
+
+
+def died(folder: Path, generation: int, run: str = "serve", now_s: float = 0.0) -> None:
+    """A process takes the generation up and is gone: the kernel has closed what it held."""
+    process = Probation(folder, run)
+    process.begin(generation, now_s)
+    assert process._mark is not None
+    os.close(process._mark[1])
+
+
+def test_a_death_is_counted_for_its_run_and_generation_alone(folder: Path) -> None:
+    for _ in range(DEATHS):
+        assert not Probation(folder, "serve").refuses(7)
+        died(folder, 7)
+
+    assert Probation(folder, "serve").refuses(7)
+    assert not Probation(folder, "train").refuses(7)
+    assert not Probation(folder, "serve").refuses(8)
+    Probation(folder, "serve").begin(8, 0.0)
+    assert not Probation(folder, "serve").refuses(7)  # marks of what is gone are cleared away
+
+
+def test_who_lives_or_ends_in_good_order_is_no_death(folder: Path) -> None:
+    living, leaving = Probation(folder, "serve"), Probation(folder, "serve")
+    living.begin(7, 0.0)
+    leaving.begin(7, 0.0)
+    leaving.end()
+    died(folder, 7)
+
+    assert not Probation(folder, "serve").refuses(7)
+
+
+def test_a_survivor_clears_the_generation(folder: Path) -> None:
+    died(folder, 7)
+    survivor = Probation(folder, "serve")
+    survivor.begin(7, 100.0)
+    survivor.turn(100.0 + TRIAL_S - 1)
+    assert len(list(folder.iterdir())) == 2
+    survivor.turn(100.0 + TRIAL_S)
+
+    assert list(folder.iterdir()) == []
+    died(folder, 7)
+    assert not Probation(folder, "serve").refuses(7)
+
+
+def test_a_folder_that_cannot_be_written_means_no_probation(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    process = Probation(tmp_path / "file" / "probation", "serve")
+    process.begin(7, 0.0)
+    process.turn(TRIAL_S)
+    process.end()
+
+    assert not process.refuses(7)
+
+
+# ---- a route that fails, weights that change: quarantine itself is tested in test_hooks_dispatch.py
+
+QUARANTINED = """
+    import json, torch
+    from hooked import wait_for, Home
+    from test_programs_bad_cases import doctor
+    import gemmtuned
+    from gemmtuned.hooks import activate
+    hook = activate.current()
+    wait_for(lambda: gemmtuned.generation() == 1)
+    torch.mm(torch.ones(4, 16, dtype=torch.double), torch.ones(8, 16, dtype=torch.double).t())
+    wait_for(lambda: gemmtuned.status()["errors"])
+    hook.flusher.beat_soon()
+    hook.flusher.flush()
+    print(json.dumps(doctor(Home(hook.settings.home, hook.settings.cache))))
+    """
+
+
+def test_doctor_names_a_program_whose_route_failed(home: Home) -> None:
+    fails = replace(LINEAR, dtype="fp64", wdtype="fp64", out_dtype="fp64")  # oneDNN has no fp64
+    home.path.mkdir()
+    publish(home.path / "configs", [published(fails, "onednn")], 1)
+
+    assert "WARN test (pid" in (said := home.run(QUARANTINED).said)
+    assert "1 errors" in said
+
+
+WRONG_DTYPE = """
+    import json, torch
+    import torch.nn.functional as F
+    import gemmtuned
+    from gemmtuned.hooks import activate, fallback
+    from hooked import wait_for
+    wait_for(lambda: gemmtuned.generation() == 1)
+    fallback.runner = lambda solution: lambda a, b, bias: (a @ b).double()
+    x, w = torch.randn(4, 16), torch.randn(8, 16)
+    with torch.no_grad():
+        ys = [F.linear(x, w) for _ in range(3)]
+    wait_for(lambda: gemmtuned.status()["errors"])
+    print(json.dumps([[str(y.dtype) for y in ys], all(torch.allclose(y, x @ w.t()) for y in ys),
+                      gemmtuned.status()["errors"]]))
+    """
+
+
+def test_a_route_that_gives_another_dtype_is_quarantined_at_its_first_call(home: Home) -> None:
+    home.path.mkdir()
+    publish(home.path / "configs", [published(LINEAR, "torch_swap")], 1)
+    done = home.run(WRONG_DTYPE, GEMMTUNED_NATIVE="0")  # a native route cannot be swapped for a wrong one here
+
+    assert done.said == [["torch.float32"] * 3, True, 1]
+    assert "result is torch.float64 (4, 8), not what torch returns" in done.ours[0]
+
+
+FROZEN = """
+    import json, time, torch
+    from torch import nn
+    from hooked import wait_for, Home
+    from test_programs_bad_cases import doctor
+    import gemmtuned
+    from gemmtuned.hooks import activate
+    hook = activate.current()
+    models = [nn.Sequential(nn.Linear(16, 8)).eval() for _ in range(4)]
+    edited, freed, deleted, good = models
+    for model in models:
+        gemmtuned.freeze(model)
+    x = torch.randn(4, 16)
+    with torch.no_grad():
+        edited[0].weight.mul_(2)
+        freed[0].weight.data = torch.empty(0)
+        del deleted[0].weight
+        right = torch.equal(edited(x), nn.functional.linear(x, edited[0].weight, edited[0].bias))
+        errors = []
+        for model in (freed, deleted):
+            try:
+                model(x)
+            except Exception as err:
+                errors.append(type(err).__name__)
+        good(x)
+    wait_for(lambda: gemmtuned.status()["note"])
+    hook.flusher.beat_soon()
+    hook.flusher.flush()
+    said = doctor(Home(hook.settings.home, hook.settings.cache))
+    del edited, freed, deleted, models, model
+    wait_for(lambda: not gemmtuned.status()["note"])
+    print(json.dumps([right, errors, said]))
+    """
+
+
+def test_frozen_weights_that_were_edited_or_freed_are_served_plain_and_named(home: Home) -> None:
+    right, errors, said = home.run(FROZEN).said
+
+    assert right
+    assert errors == ["RuntimeError", "AttributeError"]  # torch's own
+    assert "WARN test (pid" in said and "3 frozen layers are served plain" in said
+
+
+# ---- reload under load
+
+LOAD = """
+    import json, threading, torch
+    from hooked import publish, published, wait_for
+    from ranks_program import ROUTER
+    import gemmtuned
+    from gemmtuned.hooks import activate
+
+    torch.set_num_threads(1)
+    hook = activate.current()
+    hook.flusher.stop()
+    x, w = torch.randn(ROUTER.m, ROUTER.k), torch.randn(ROUTER.n, ROUTER.k)
+    folder, bits = hook.settings.config_dir, []
+    for generation, backend in enumerate(("torch_swap", "onednn"), 1):
+        publish(folder, [published(ROUTER, backend)], generation)
+        gemmtuned.reload()
+        bits.append(torch.mm(x, w.t()))
+    stop, seen = threading.Event(), []
+
+    def work():
+        torch.set_num_threads(1)
+        mine = [0, 0, 0]
+        while not stop.is_set():
+            y = torch.mm(x, w.t())
+            mine[0 if torch.equal(y, bits[0]) else 1 if torch.equal(y, bits[1]) else 2] += 1
+        seen.append(mine)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    [t.start() for t in threads]
+    for generation in range(3, 103):
+        publish(folder, [published(ROUTER, ("torch_swap", "onednn")[generation % 2])], generation)
+        gemmtuned.reload()
+    stop.set()
+    [t.join() for t in threads]
+    print(json.dumps([torch.equal(*bits), [sum(column) for column in zip(*seen)], hook.native.failures()]))
+    """
+
+
+def test_every_call_under_a_hundred_publishes_is_wholly_of_one_table(home: Home) -> None:
+    same, (first, second, neither), failures = home.run(LOAD, GEMMTUNED_RELOAD="manual").said
+
+    assert not same  # the two kernels round differently, so a result tells which one made it
+    assert neither == 0
+    assert min(first, second) > 50
+    assert failures == []
