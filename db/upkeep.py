@@ -51,11 +51,21 @@ def damage(path: Path) -> list[str]:
         found = [str(row[0]) for row in conn.execute("PRAGMA integrity_check(20)").fetchall() if row[0] != "ok"]
         if migrations.identity(conn)[0] == migrations.APPLICATION_ID and migrations.altered(conn):
             found.append("its tables or views are not as gemmtuned made them")
+        if not found:
+            _decode(conn)
         return found
     except (sqlite3.Error, UnicodeDecodeError) as err:
         return [str(faults.store_error(err, path))]
     finally:
         conn.close()
+
+
+def _decode(conn: sqlite3.Connection) -> None:
+    """Read every row: text that is no UTF-8 passes SQLite's own check, and then fails whoever asks for it."""
+    tables = conn.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%'").fetchall()
+    for (table,) in tables:
+        for _ in conn.execute(f'SELECT * FROM "{table}"'):  # noqa: S608
+            pass
 
 
 def backup(path: Path, to: Path, *, timeout_s: float) -> Path:

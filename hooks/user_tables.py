@@ -44,13 +44,12 @@ class UserLoader:
         signatures = {path: _signature(path) for path in self.files}
         if not self.files or signatures == self._signatures:
             return False
-        first = self._signatures is None
         self._signatures = signatures
         self.solutions, self.seeds = {}, Counter()
         for table in self._tables:
             for path in table.paths:
                 self._read(table, path)
-        return bool(self.solutions) or not first
+        return True
 
     def solutions_file(self, solution: Solution) -> Path | None:
         """The file whose row carries this solution."""

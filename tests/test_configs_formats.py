@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -322,6 +324,30 @@ def test_a_solution_whose_kernel_is_gone_is_left_out_with_the_reason(tmp_path: P
 
 
 # ---- anything at all
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"Validator,a,b\n" + b"\n" * 10_000_000, b"Validator,a,b\n" + b"x\n" * 5_000_000,
+        b"Validator," + b"x" * 10_000_000, b"[" * 10_000_000, b'{"any": [' + b"0," * 5_000_000 + b"0]}",
+        b'{"a":' * 2_000_000, b'{"' + b"x" * 10_000_000,
+    ],
+    ids=["blank", "bad", "long", "deep", "numbers", "objects", "key"],
+)  # fmt: skip
+def test_ten_megabytes_of_garbage_end_at_once_with_little_memory(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "garbage"
+    path.write_bytes(content)
+    start = time.process_time()
+    with pytest.raises(TableError, match="garbage"):
+        read_any(path)
+    assert time.process_time() - start < 1.0
+    tracemalloc.start()
+    with pytest.raises(TableError):
+        read_any(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 16 << 20
 
 
 @given(data=st.binary(max_size=4000), name=st.sampled_from(["a8w8_tuned_gemm.csv", "x.json", "tunableop_results0.csv"]))

@@ -401,6 +401,17 @@ def test_500_flips_are_harmless_or_mended(store: Store) -> None:
     flips(store, rounds=500, seed=2)
 
 
+def test_text_that_is_no_utf8_is_found_and_mended(store: Store) -> None:
+    """SQLite's own check does not look into text."""
+    filled(store, 50)
+    smash(store.path, store.path.read_bytes().index(b"dense") + 4, b"\xff")
+
+    assert store.repair() != []
+    assert store.check() == []
+    assert calls(store) >= 98
+    assert store.repair() == []
+
+
 def test_a_file_of_garbage_is_set_aside_and_the_run_goes_on(tmp_path: Path) -> None:
     (tmp_path / "tune.db").write_bytes(os.urandom(50_000))
 

@@ -10,13 +10,13 @@ import json
 from pathlib import Path
 
 from gemmtuned.configs import triton_json
-from gemmtuned.configs.aiter_csv import open_text
+from gemmtuned.configs.aiter_csv import MAX_BYTES, open_text
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.formats import aiter, bundle, inductor, tunableop, vllm_moe
 from gemmtuned.configs.hint import Imported
 from gemmtuned.configs.manifest import MANIFEST
 
-MAX_JSON_BYTES = 64 << 20
+MAX_JSON_BYTES = 8 << 20  # parsed it takes twenty times as much
 
 
 def read_any(path: Path, *, family: str | None = None) -> Imported:
@@ -29,7 +29,7 @@ def read_any(path: Path, *, family: str | None = None) -> Imported:
     if path.is_dir():
         return bundle.read(path)
     try:
-        with open_text(path, limit=MAX_JSON_BYTES) as file:
+        with open_text(path, limit=MAX_BYTES) as file:
             start = file.read(4096)
     except OSError as err:
         raise TableError(f"{path}: cannot be read ({err.strerror or err})") from err

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gemmtuned.configs.aiter_csv import MAX_BAD_ROWS, lines_of, write_file
+from gemmtuned.configs.aiter_csv import MAX_BAD_ROWS, MAX_LINE, lines_of, write_file
 from gemmtuned.configs.errors import ProblemError, TableError
 from gemmtuned.configs.hint import Imported
 from gemmtuned.configs.problem import Problem
@@ -46,8 +46,12 @@ def read(path: Path) -> Imported:
     """Read results or an untuned list. Raises TableError."""
     found = Imported(path=str(path), format=FORMAT, family=FORMAT, kind="untuned")
     validators: dict[str, str] = {}
+    last = 0
     for number, line in enumerate(lines_of(path), 1):
         fields = [part.strip() for part in line.split(",")]
+        last = number if any(fields) else last
+        if number - last > MAX_BAD_ROWS or len(line) > MAX_LINE:
+            raise TableError(f"{path} line {number}: {'blank' if line.isspace() else 'too long'}: not a table")
         if fields[0] == "Validator" and len(fields) >= 3:
             validators[fields[1]] = ",".join(fields[2:])
         elif any(fields):
