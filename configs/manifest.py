@@ -4,10 +4,10 @@
     configs/<family>-<device>-<hash>.jsonl   one solution a row
     configs/bin/<sha256>                     compiled kernels that rows name
 
-This is the one place where data becomes code, so a reader trusts a file only if it and its folder belong to root
-or to the reader's own user, nobody else may write them, and its hash stands in the manifest.  Table files are named by
-their content and never edited; the manifest is replaced last, by rename, so that a reader sees the old tables or
-the new ones and nothing between.
+This is the one place where data becomes code, so a reader trusts a file only if it and its folder belong to root, to
+the reader's own user or to the one it names (GEMMTUNED_TRUST), nobody else may write them, and its hash stands in the
+manifest.  Table files are named by their content and never edited; the manifest is replaced last, by rename, so that a
+reader sees the old tables or the new ones and nothing between.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gemmtuned.configs.errors import GemmtunedError, TableError
+from gemmtuned.configs.settings import trusted_uid
 from gemmtuned.configs.solution import Solution
 
 SCHEMA: Final = 1
@@ -242,10 +243,10 @@ def _check_owner(folder: Path) -> None:
 
 
 def _check_mode(path: Path, facts: os.stat_result) -> None:
-    if facts.st_uid not in (0, os.geteuid()):
+    if facts.st_uid not in (0, os.geteuid()) and facts.st_uid != trusted_uid():
         raise TableError(
-            f"{path} belongs to uid {facts.st_uid}, not to root or you: refused. "
-            "Set GEMMTUNED_CONFIG_DIR to a folder of your own"
+            f"{path} belongs to uid {facts.st_uid}, not to root or you: refused. Set GEMMTUNED_TRUST={facts.st_uid} if "
+            "the daemon of this machine runs as that user, else GEMMTUNED_CONFIG_DIR to a folder of your own"
         )
     if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise TableError(f"{path} can be written by others: refused. Run: chmod go-w {path}")

@@ -37,6 +37,9 @@ _VARIABLES: Final = (
     Variable(
         "GEMMTUNED_DEVICE_LOCKS", "/run/lock, else /tmp", "locks by which daemons share GPUs: one folder for all users"
     ),
+    Variable(
+        "GEMMTUNED_TRUST", "unset", "a user (name or number) besides root and you whose published tables are used"
+    ),
     Variable("GEMMTUNED_IDLE_S", "10", "clear seconds before a device counts as idle"),
     Variable("GEMMTUNED_FLUSH_S", "1", "seconds between two flushes of counts to the database"),
     Variable("GEMMTUNED_NATIVE", "1", "0: never build or load the native hook, patch F.linear only"),
@@ -92,6 +95,7 @@ class Settings:
     config_dir: Path
     cache: Path
     device_locks: Path = Path("/run/lock")
+    trust: str = ""
     run: str = "python"
     idle_s: float = 10.0
     flush_s: float = 1.0
@@ -103,6 +107,22 @@ class Settings:
     def locks(self) -> Path:
         """Folder of lock files."""
         return self.home / "locks"
+
+    @property
+    def ingest(self) -> Path:
+        """Where programs of other users than the home's own leave their counts: exists in a home that is shared."""
+        return self.home / "ingest" / "ingest.db"
+
+    @property
+    def counts(self) -> tuple[Path, Path]:
+        """(database, folder of its lock file) that this process writes its counts to.
+
+        The database of the home, unless the home is somebody else's and has a folder for such counts.
+        """
+        shared = self.ingest.parent
+        if self.db == self.home / "tune.db" and shared.is_dir() and self.home.stat().st_uid != os.geteuid():
+            return self.ingest, shared
+        return self.db, self.locks
 
     @property
     def kill_switch(self) -> Path:
@@ -130,6 +150,7 @@ class Settings:
             config_dir=_path(env, "GEMMTUNED_CONFIG_DIR") or home / "configs",
             cache=_path(env, "GEMMTUNED_CACHE") or _default_cache(),
             device_locks=_path(env, "GEMMTUNED_DEVICE_LOCKS") or _shared_locks(),
+            trust=env.get("GEMMTUNED_TRUST", ""),
             run=(env.get("GEMMTUNED_RUN") or _program())[:200],
             idle_s=_seconds(env, "GEMMTUNED_IDLE_S", 10.0),
             flush_s=_seconds(env, "GEMMTUNED_FLUSH_S", 1.0),
@@ -165,6 +186,33 @@ def mps_pipe(env: Mapping[str, str] | None = None) -> bool:
     except OSError as err:
         return isinstance(err, PermissionError)  # it is another user's, and there
     return True
+
+
+def trusted_uid(env: Mapping[str, str] | None = None) -> int | None:
+    """The user of GEMMTUNED_TRUST. Raises SettingError for one this machine does not know."""
+    name = (os.environ if env is None else env).get("GEMMTUNED_TRUST", "")
+    if not name or name.isdigit():
+        return int(name) if name else None
+    import pwd
+
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except KeyError as err:
+        raise SettingError(f"GEMMTUNED_TRUST must be a user of this machine, got {name!r}") from err
+
+
+def notify_socket(env: Mapping[str, str] | None = None) -> str:
+    """Where systemd wants to hear that we are ready; "" when we are not its service."""
+    return (os.environ if env is None else env).get("NOTIFY_SOCKET", "")
+
+
+def watchdog_s(env: Mapping[str, str] | None = None) -> float | None:
+    """How often systemd wants a sign of life of this very process; None when it wants none."""
+    env = os.environ if env is None else env
+    text, pid = env.get("WATCHDOG_USEC", ""), env.get("WATCHDOG_PID", "")
+    if not text.isdigit() or (pid and pid != str(os.getpid())):
+        return None
+    return int(text) / 1e6 or None
 
 
 def autoload_enabled(env: Mapping[str, str] | None = None) -> bool:

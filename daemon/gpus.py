@@ -8,6 +8,7 @@ others', decides attribution.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Final
 
 from gemmtuned.configs.settings import mps_pipe
@@ -19,7 +20,7 @@ from gemmtuned.daemon.sampler import Facts, Sampler
 
 MEMORY_CAP_BYTES: Final = 3 << 29  # 1.5 GiB: what a worker's tensors may take beside a loaded program
 NEEDED_BYTES: Final = MEMORY_CAP_BYTES + (1 << 29)  # and its context
-SOURCES: Final = ("nvml_child", "amdsmi_child")
+SOURCES: Final = {"nvml_child": "pynvml", "amdsmi_child": "amdsmi"}  # and the Python module that each needs
 _MODES: Final = {1: "exclusive", 2: "prohibited", 3: "exclusive"}  # NVML_COMPUTEMODE_*
 
 
@@ -94,11 +95,13 @@ def sm_count(facts: Facts) -> int:
     return int(cores) // (64 if facts.get("arch") in ("sm_70", "sm_75", "sm_80") else 128)
 
 
-def find_gpus(*, share_resident: bool = False, sources: tuple[str, ...] = SOURCES) -> list[GpuMonitor]:
+def find_gpus(*, share_resident: bool = False) -> list[GpuMonitor]:
     """A monitor for each GPU of this machine, in the driver's order; none without a driver's library."""
     neighbours = Neighbours()
     found: list[GpuMonitor] = []
-    for source in sources:
+    for source, module in SOURCES.items():
+        if find_spec(module) is None:
+            continue
         sampler = Sampler(source)
         gpus = sampler.wait()
         if not gpus:

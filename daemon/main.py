@@ -25,8 +25,10 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import Device, Environment, Solution
 from gemmtuned.daemon.devices import Monitor, find_monitors
+from gemmtuned.daemon.metrics import Metrics, page
 from gemmtuned.daemon.request import Request
 from gemmtuned.daemon.rules import Rules
+from gemmtuned.daemon.sd_notify import ServiceManager
 from gemmtuned.daemon.seat import MAX_STARTS
 from gemmtuned.daemon.service import Daemon
 from gemmtuned.daemon.worker import Deadlines, Tuner, Worker
@@ -48,13 +50,15 @@ def run_daemon(
     monitors: Sequence[Monitor] | None = None,
     make_worker: MakeWorker = Worker,
     rules: Rules | None = None,
+    metrics: Metrics | None = None,
 ) -> int:
     """Tune on idle devices until told to stop; returns the exit code (0, 130 or 143).
 
     once: end when every captured problem has a verdict or has failed for good.  wait_s: raise TryLater when no device
     was idle for so long while there was work.  rules: what the operator allows; with `once`, TryLater is raised when
-    the budget is spent before the work is done.  Raises TryLater for `once` when another daemon is running; without
-    `once` that is said and is no failure.  Raises WorkerFailed for `once` when no worker can be started.
+    the budget is spent before the work is done.  metrics: kept up to date.  Raises TryLater for `once` when another
+    daemon is running; without `once` that is said and is no failure.  Raises WorkerFailed for `once` when no worker
+    can be started.
     """
     with _signals() as told:
         try:
@@ -62,8 +66,10 @@ def run_daemon(
                 seats = find_monitors() if monitors is None else monitors
                 daemon = Daemon(settings, store, seats, make_worker, now_s=time.time(), rules=rules, recheck=not once)
                 _patiently(daemon.resume, told)
+                manager = ServiceManager()
+                manager.ready("looking for an idle device")
                 logger.info("started pid=%d home=%s idle_s=%g", os.getpid(), settings.home, settings.idle_s)
-                return _loop(daemon, told, once=once, wait_s=wait_s)
+                return _loop(daemon, told, manager, metrics, once=once, wait_s=wait_s)
         except _AnotherRuns as err:
             if once:
                 raise TryLater(str(err)) from err
@@ -117,11 +123,14 @@ def tune_now(
         return _results(store, request, wanted, environment, states, told.code)
 
 
-def _loop(daemon: Daemon, told: _Told, *, once: bool, wait_s: float | None) -> int:
+def _loop(
+    daemon: Daemon, told: _Told, manager: ServiceManager, metrics: Metrics | None, *, once: bool, wait_s: float | None
+) -> int:
     try:
         while not told.code:
             now_s = time.time()
             daemon.turn(now_s)
+            _tell_others(daemon, manager, metrics, now_s)
             if once:
                 if daemon.is_finished(now_s):
                     logger.info("finished solved=%d", daemon.solved)
@@ -136,8 +145,18 @@ def _loop(daemon: Daemon, told: _Told, *, once: bool, wait_s: float | None) -> i
             told.wait(daemon.pause_s, daemon.sockets())
         return told.code
     finally:
+        manager.stopping()
         daemon.stop(time.time())
         logger.info("stopped exit_code=%d solved=%d", told.code, daemon.solved)
+
+
+def _tell_others(daemon: Daemon, manager: ServiceManager, metrics: Metrics | None, now_s: float) -> None:
+    notice = daemon.last_notice
+    if notice is None:
+        return
+    manager.alive(time.monotonic(), f"{notice.state}: {notice.reason}" if notice.reason else notice.state)
+    if metrics is not None:
+        metrics.text = page(notice, rules_used_s=daemon.rules.used_s(now_s))
 
 
 def _until_done(

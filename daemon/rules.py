@@ -72,6 +72,10 @@ class Rules:
             self._day, self._used_s = day, 0.0
         self._used_s += seconds
 
+    def used_s(self, now_s: float) -> float:
+        """Device time used today."""
+        return self._used_s if self._day == self.day_of(now_s) else 0.0
+
     def is_spent(self, now_s: float) -> bool:
         """Whether today's budget is used up."""
         return self.budget_s is not None and self._day == self.day_of(now_s) and self._used_s >= self.budget_s

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from gemmtuned.configs.errors import GemmtunedError, StoreError
+from gemmtuned.configs.errors import GemmtunedError, StoreBusy, StoreError
 from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.device_lock import DeviceLock
 from gemmtuned.daemon.devices import Monitor
@@ -85,13 +85,14 @@ class Daemon:
         self.last_used_s = now_s  # when a device was last ours to use
         self._started_s = now_s
         self._generation = -1  # of the store, when it was last published
-        self._trouble = ""
+        self._trouble = self._ingest_trouble = ""
         self._elsewhere: list[dict[str, Any]] = []
         self._upkeep_at_s = self._publish_at_s = self._checkpoint_at_s = self._notice_at_s = self._look_at_s = float(
             "-inf"
         )
         self._roll_up_at_s = float("-inf")
         self._told: object = None
+        self.last_notice: Notice | None = None
 
     def resume(self, now_s: float) -> None:
         """Take over from daemons that are no more: their leases are free again at once. May raise StoreError.
@@ -169,6 +170,7 @@ class Daemon:
             return
         self._upkeep_at_s = now_s + UPKEEP_S
         try:
+            self._take_ingest(now_s)
             for gone in self.store.take_quarantined(now_s=now_s):
                 logger.warning(
                     "withdrawn problem=%s backend=%s reason='failed in a program'", gone.problem, gone.backend
@@ -187,6 +189,18 @@ class Daemon:
             if self._trouble != str(err):
                 logger.warning("upkeep failed retry_s=%g reason=%r", RETRY_S, str(err))
             self._trouble = str(err)
+
+    def _take_ingest(self, now_s: float) -> None:
+        """Counts of other users' programs, where the home is shared. What they wrote must not stop us."""
+        try:
+            self.store.take_from(self.settings.ingest, now_s=now_s)
+            self._ingest_trouble = ""
+        except StoreBusy:
+            raise
+        except StoreError as err:
+            if self._ingest_trouble != str(err):
+                logger.warning("ingest file not taken reason=%r", str(err))
+            self._ingest_trouble = str(err)
 
     def _publish(self, now_s: float) -> None:
         generation = self.store.generation()
@@ -238,6 +252,7 @@ class Daemon:
             seats=seats,
             elsewhere=self._elsewhere,
         )
+        self.last_notice = notice
         if not self._quiet:
             write_notice(self.settings.home, notice)
 

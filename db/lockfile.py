@@ -7,6 +7,7 @@ most a tenth as long.  The kernel frees it when its holder dies.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import threading
@@ -71,8 +72,14 @@ class LockFile:
 
 def _open(path: Path) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    return os.open(path, flags, file_mode(path.parent))
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            return os.open(path, flags)
+        with contextlib.suppress(FileExistsError):  # another was faster
+            fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+            os.fchmod(fd, file_mode(path.parent))  # whatever the umask: a group may share it
+            return fd
 
 
 def file_mode(folder: Path) -> int:

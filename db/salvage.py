@@ -20,7 +20,7 @@ from gemmtuned.db import migrations
 # Parents before children, so that foreign keys hold while rows arrive.
 TABLES: Final = (
     "problem", "device", "environment", "environment_stamp", "run", "publication",
-    "sighting", "demand", "work", "trial", "solution", "quarantine", "session", "hint",
+    "sighting", "demand", "taken", "compiled_gemm", "work", "trial", "solution", "quarantine", "session", "hint",
 )  # fmt: skip
 
 

@@ -11,14 +11,14 @@ from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import Environment, Solution
 from gemmtuned.db.rows import Part, plain, us
 
-_SIGHTING: Final = """
+ADD_SIGHTING: Final = """
 INSERT INTO sighting (problem_id, environment_id, run_id, hour, outcome, graph,
     calls, sampled_calls, sampled_us, last_seen_us)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET calls = calls + excluded.calls, sampled_calls = sampled_calls + excluded.sampled_calls,
     sampled_us = sampled_us + excluded.sampled_us, last_seen_us = max(last_seen_us, excluded.last_seen_us)
 """
-_DEMAND: Final = """
+ADD_DEMAND: Final = """
 INSERT INTO demand (problem_id, environment_id, calls, sampled_calls, sampled_us, first_seen_us, last_seen_us)
 VALUES (?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET calls = calls + excluded.calls, sampled_calls = sampled_calls + excluded.sampled_calls,
@@ -35,7 +35,7 @@ ON CONFLICT DO UPDATE SET run = excluded.run, path = excluded.path, generation =
     store_dev = excluded.store_dev, store_ino = excluded.store_ino,
     beat_us = max(beat_us, excluded.beat_us), ended_us = excluded.ended_us, rank = excluded.rank
 """
-_QUARANTINE: Final = """
+ADD_QUARANTINE: Final = """
 INSERT INTO quarantine (problem_id, device, mode, covers, backend, config, stamp, reason, run,
     reports, last_seen_us, taken_us)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 1, ?, NULL)
@@ -73,7 +73,7 @@ class Sightings(Part):
 
         def work(conn: sqlite3.Connection) -> None:
             environment_id = self._environment_id(conn, environment, now_us)
-            run_id = _run_id(conn, run)
+            run_id = run_id_of(conn, run)
             seen = []
             demand = []
             ids = self._problem_ids(conn, [s.problem for s in batch])
@@ -83,8 +83,8 @@ class Sightings(Part):
                 if s.outcome != "miss":
                     samples = (0, 0.0)  # a hit ran our kernel: it says nothing of the default's time
                 demand.append((problem_id, environment_id, s.calls, *samples, now_us, now_us))
-            conn.executemany(_SIGHTING, seen)
-            conn.executemany(_DEMAND, demand)
+            conn.executemany(ADD_SIGHTING, seen)
+            conn.executemany(ADD_DEMAND, demand)
 
         self._write(work)
 
@@ -96,7 +96,7 @@ class Sightings(Part):
         now_us = us(now_s)
 
         def work(conn: sqlite3.Connection) -> None:
-            place = (self._environment_id(conn, environment, now_us), _run_id(conn, run))
+            place = (self._environment_id(conn, environment, now_us), run_id_of(conn, run))
             ids = self._problem_ids(conn, [problem for problem, _ in batch])
             rows = [(i, *place, plain(kernel, 200), now_us, now_us) for i, (_, kernel) in zip(ids, batch, strict=True)]
             conn.executemany(_COMPILED, rows)
@@ -118,7 +118,8 @@ class Sightings(Part):
             s = solution
             key = (s.device, s.mode, s.covers, s.backend, s.config, s.stamp)
             conn.execute(
-                _QUARANTINE, (self._problem_id(conn, s.problem), *key, plain(reason, 4096), plain(run, 512), us(now_s))
+                ADD_QUARANTINE,
+                (self._problem_id(conn, s.problem), *key, plain(reason, 4096), plain(run, 512), us(now_s)),
             )
 
         self._write(work)
@@ -160,7 +161,8 @@ class Sightings(Part):
         self._write(work)
 
 
-def _run_id(conn: sqlite3.Connection, name: str) -> int:
+def run_id_of(conn: sqlite3.Connection, name: str) -> int:
+    """Within a transaction: the number of this run, stored when new."""
     name = plain(name, 512)
     found = conn.execute("SELECT id FROM run WHERE name = ?", (name,)).fetchone()
     if found is None:

@@ -184,7 +184,8 @@ class Flusher:
         if self._store is None:
             from gemmtuned.db.store import Store
 
-            self._store = Store(self._settings.db, locks=self._settings.locks, timeout_s=BUSY_S)
+            path, locks = self._settings.counts
+            self._store = Store(path, locks=locks, timeout_s=BUSY_S)
         return self._store
 
     def _remember(self, s: Sighting) -> None:

@@ -249,3 +249,85 @@ def test_a_holder_of_the_gpu_that_uses_the_cpu_works_and_one_that_sleeps_does_no
     assert "process 8" in str(seen[-1])
     used.clear()
     assert watch.busy() is None
+
+
+class AmdSmi:
+    """Answers as AMD's documentation says that amdsmi does."""
+
+    class AmdSmiException(Exception):
+        pass
+
+    def __init__(self, **changes: Any) -> None:
+        self.facts: dict[str, Any] = {
+            "asic_info": {
+                "market_name": "AMD Instinct MI300X", "asic_serial": "0x2D1F6A3B9C", "num_compute_units": 304,
+                "target_graphics_version": "gfx942",
+            },
+            "activity": {"gfx_activity": 0, "umc_activity": 0, "mm_activity": "N/A"},
+            "vram_usage": {"vram_total": 196592, "vram_used": 283},
+            "process_list": [],
+            "compute_partition": "SPX",
+            "driver_info": {"driver_name": "amdgpu", "driver_version": "6.12.12"},
+            **changes,
+        }  # fmt: skip
+
+    def amdsmi_get_processor_handles(self) -> list[str]:
+        return ["card"]
+
+    def __getattr__(self, name: str) -> Any:
+        def ask(handle: str) -> Any:
+            found = self.facts[name.removeprefix("amdsmi_get_gpu_")]
+            if found is None:
+                raise self.AmdSmiException(name)
+            return found
+
+        return ask
+
+
+class _Amd:
+    def __init__(self, smi: AmdSmi) -> None:
+        self.smi, self.error = smi, ""
+
+    def facts(self) -> dict[str, Any]:
+        from gemmtuned.daemon.amdsmi_child import answer
+
+        return {gpu["uuid"]: gpu for gpu in answer(self.smi)["gpus"]}
+
+
+def amd(**changes: Any) -> GpuMonitor:
+    source = _Amd(AmdSmi(**changes))
+    (facts,) = source.facts().values()
+    return GpuMonitor(source, facts, mps=lambda: False)  # type: ignore[arg-type]
+
+
+def test_an_idle_amd_gpu_is_a_device_like_any_other() -> None:
+    monitor = amd()
+    assert (monitor.name, monitor.id) == ("rocm:0", "rocm:GPU-0000002d1f6a3b9c")
+    assert (monitor.device.kind, monitor.device.arch, monitor.device.units) == ("rocm", "gfx942", 304)
+    assert monitor.conditions == "driver 6.12.12"
+    assert monitor.read(1.0).others == 0.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"activity": {"gfx_activity": 37}}, "utilisation 37%"),
+        ({"activity": {"gfx_activity": "N/A"}}, "does not say"),
+        ({"activity": None}, "does not say"),
+        ({"vram_usage": None}, "does not say"),
+        ({"vram_usage": {"vram_total": 196592, "vram_used": 90000}}, "others hold 90000 MiB"),
+        ({"process_list": [{"name": "N/A", "pid": 77, "mem": 1}]}, "others hold"),
+        ({"compute_partition": "CPX"}, "slices"),
+    ],
+)
+def test_an_amd_gpu_in_use_or_not_known_is_busy(changes: dict[str, Any], words: str) -> None:
+    reading = amd(**changes).read(1.0)
+    assert reading.others is None or reading.others > 0
+    assert words in reading.note
+
+
+def test_a_worker_is_shown_the_one_amd_gpu_it_was_told() -> None:
+    from gemmtuned.daemon.worker import _visible
+
+    assert _visible("rocm:GPU-0000002d1f6a3b9c")["ROCR_VISIBLE_DEVICES"] == "GPU-0000002d1f6a3b9c"
+    assert _visible("GPU-1")["CUDA_VISIBLE_DEVICES"] == "GPU-1" and _visible("cpu")["CUDA_VISIBLE_DEVICES"] == ""

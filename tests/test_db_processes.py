@@ -14,6 +14,8 @@ import pytest
 from store_cases import open_store
 from store_writer import calls
 
+from gemmtuned.db import migrations
+
 WRITER = str(Path(__file__).with_name("store_writer.py"))
 
 
@@ -117,12 +119,4 @@ def test_four_racing_starters_make_the_schema_once(tmp_path: Path, four_starters
     conn = sqlite3.connect(tmp_path / "tune.db")
     steps = [name for (name,) in conn.execute("SELECT name FROM _sqlite_migrations ORDER BY id")]
     conn.close()
-    assert steps == [
-        "0001_initial",
-        "0002_views",
-        "0003_launch",
-        "0004_compiled",
-        "0005_rank",
-        "0006_recheck",
-        "0007_asked",
-    ]
+    assert steps == [step.stem for step in migrations.STEPS]

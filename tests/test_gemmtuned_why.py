@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from fake_gpu import MIB, Card, FakeSampler
 
 from gemmtuned.daemon.attribution import Attribution, OwnUse
 from gemmtuned.daemon.gpus import GpuMonitor
 from gemmtuned.daemon.idle import Limits, Reading, judge
+from gemmtuned.reports.checks_host import _gpus
 from gemmtuned.reports.why import advice
 
 LIMITS = Limits(clear=0.1, busy=0.25, free_bytes=512 * MIB)
@@ -89,6 +92,13 @@ def test_reasons_of_attribution() -> None:
 )
 def test_reasons_of_seats_rules_and_the_store(text: str) -> None:
     assert advice(text), text
+
+
+def test_a_gpu_without_the_library_to_ask_its_driver_is_named_by_doctor(tmp_path: Path) -> None:
+    assert list(_gpus(tmp_path)) == []
+    (tmp_path / "kfd").touch()
+    (check,) = _gpus(tmp_path)
+    assert check.fix == "pip install amdsmi"
 
 
 def test_no_reason_needs_no_advice() -> None:

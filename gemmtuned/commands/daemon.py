@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from gemmtuned.commands.options import LogLevel, seconds, settings, start_logging
+from gemmtuned.commands.options import LogFormat, LogLevel, seconds, settings, start_logging
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.reports.progress import Tell, progress
 
@@ -42,6 +42,10 @@ def daemon(
     budget: Annotated[
         float | None, typer.Option(parser=seconds, metavar="SPAN", help="Device time a day, all devices together.")
     ] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Serve Prometheus metrics on 127.0.0.1:PORT/metrics.")
+    ] = None,
+    log_format: LogFormat = "text",
     log_level: LogLevel = "info",
 ) -> None:
     """Tune on idle devices until told to stop.
@@ -50,13 +54,14 @@ def daemon(
     within half a second when somebody needs the device; `gemmtuned pause` stops it, `gemmtuned status` says why it
     waits. If another daemon runs for the same home this says so and ends with 0 (--once: 75). Logs to stderr.
     """
-    start_logging(log_level)
+    start_logging(log_level, log_format)
     here = settings()
     if idle_s is not None:
         here = replace(here, idle_s=idle_s)
     from gemmtuned.daemon.devices import find_monitors
     from gemmtuned.daemon.gpus import MEMORY_CAP_BYTES
     from gemmtuned.daemon.main import run_daemon
+    from gemmtuned.daemon.metrics import Metrics
     from gemmtuned.daemon.rules import Hours, Rules, allowed
     from gemmtuned.daemon.worker import Worker
 
@@ -66,8 +71,11 @@ def daemon(
         monitors = allowed(monitors, [name.strip() for name in devices.split(",") if name.strip()])
     # beside a loaded program a worker may not take the memory which that one will ask for next
     make_worker = partial(Worker, memory_cap_bytes=MEMORY_CAP_BYTES if share_resident else None)
+    metrics = Metrics(metrics_port) if metrics_port is not None else None
     with _bar(here.home, here.db) if once else nullcontext():
-        code = run_daemon(here, once=once, wait_s=wait_s, monitors=monitors, make_worker=make_worker, rules=rules)
+        code = run_daemon(
+            here, once=once, wait_s=wait_s, monitors=monitors, make_worker=make_worker, rules=rules, metrics=metrics
+        )
     if code:
         raise typer.Exit(code)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import logging
 import os
 import re
 import sys
 from collections.abc import Callable
+from datetime import datetime, timezone
 from typing import Annotated, Final, TextIO
 
 import typer
@@ -16,6 +19,10 @@ from gemmtuned.configs.settings import Settings
 
 _UNITS_S: Final = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _SPAN: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([a-z]*)")
+# key=value, as log lines have them: the value is quoted as repr() does, or runs to the next key
+_PAIR: Final = re.compile(
+    r"""\b([a-z_][a-z0-9_]*)=('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|.*?)(?=\s+[a-z_][a-z0-9_]*=|\s*$)""", re.S
+)
 LEVELS: Final = ("debug", "info", "warning", "error")
 
 
@@ -59,14 +66,41 @@ def default_threads() -> int:
     return min(usable, psutil.cpu_count(logical=False) or usable)
 
 
-def start_logging(name: str) -> None:
-    """Send the log lines of `gemmtuned.*` to stderr, one event a line, from this level up."""
+def start_logging(name: str, form: str = "text") -> None:
+    """Send the log lines of `gemmtuned.*` to stderr, one event a line, from this level up; as `text` or `json`."""
     handler = _Stderr()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(_JsonLines() if form == "json" else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger = logging.getLogger("gemmtuned")
     logger.handlers[:] = [handler]
     logger.setLevel(name.upper())
     logger.propagate = False
+
+
+class _JsonLines(logging.Formatter):
+    """One JSON object a line: time (UTC), level, event, and the event's key=value pairs as fields of their own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = record.getMessage()
+        first = _PAIR.search(text)
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "event": (text[: first.start()] if first else text).strip(),
+            "logger": record.name,
+        }
+        for pair in _PAIR.finditer(text):
+            line.setdefault(pair[1], _value(pair[2]))
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def _value(text: str) -> object:
+    """A value of a log line: numbers and quoted text as what they are."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 class _Stderr(logging.StreamHandler[TextIO]):
@@ -94,6 +128,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON: versioned, witho
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
 Limit = Annotated[int, typer.Option(min=0, help="Rows to show; 0 for all.")]
 Since = Annotated[float, typer.Option(parser=seconds, metavar="SPAN", help="Traffic of this long: 45m, 24h, 7d.")]
+LogFormat = Annotated[
+    str, typer.Option(parser=choice(("text", "json")), metavar="FORM", help="Log lines as text or json.")
+]
 LogLevel = Annotated[str, typer.Option(parser=level, metavar="LEVEL", help=f"One of {', '.join(LEVELS)}.")]
 ProblemTexts = Annotated[
     list[str], typer.Argument(metavar="PROBLEM...", help="As reports spell it: bf16:8x2048x1024+bias,threads=2")

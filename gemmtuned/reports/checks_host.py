@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -29,9 +30,18 @@ def checks(settings: Settings) -> Iterator[Check]:
     yield _space(nearest(settings.home))
     yield _tables(settings)
     yield _inotify()
+    yield from _gpus()
     if settings.kill_switch.exists():
         fix = f"rm {settings.kill_switch}"
         yield Check("kill switch", WARN, f"{settings.kill_switch} exists: every program runs stock torch", fix)
+
+
+def _gpus(devices: Path = Path("/dev")) -> Iterator[Check]:
+    """A GPU's device file without the library by which the daemon asks its driver: it would never be tuned on."""
+    for name, module, package in (("nvidia0", "pynvml", "nvidia-ml-py"), ("kfd", "amdsmi", "amdsmi")):
+        if (devices / name).exists() and find_spec(module) is None:
+            found = f"{devices / name} is there, and the daemon cannot ask its driver: {package} is not installed"
+            yield Check("GPU monitor", WARN, found, f"pip install {package}")
 
 
 def nearest(path: Path) -> Path:
