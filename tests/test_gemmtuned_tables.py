@@ -226,6 +226,39 @@ def test_an_aiter_table_of_ours_is_read_by_aiters_rules_and_comes_back_whole(
     assert [row["imported"] for row in again[1]["files"]] == [2, 1]
 
 
+@pytest.mark.parametrize("format", ["aiter-csv", "gemmtuned"])
+def test_what_an_equal_machine_measured_is_used_at_once_after_a_spot_check(
+    run: Run, tmp_path: Path, format: str
+) -> None:
+    from gemmtuned.configs.manifest import read_manifest
+    from gemmtuned.configs.solution import cpu_device
+    from gemmtuned.kernels.backends import environment
+
+    here = environment(cpu_device())
+    right, broken = published(LINEAR, "torch_swap"), published(LINEAR.with_m(9), "torch_mv")  # made for M = 1 alone
+    old = published(LINEAR.with_m(12), "torch_swap", stamp="1.0")
+    there = Store(tmp_path / "there/tune.db", locks=tmp_path / "there/locks")
+    there.install(None, [right, broken, old], environment=here, now_s=T)
+    there.close()
+    out = tmp_path / "out"
+    run("export", "--format", format, "--out", str(out), GEMMTUNED_HOME=str(tmp_path / "there"))
+    file = str(out / "bf16_tuned_gemm.csv" if format == "aiter-csv" else out)
+
+    code, said = run("import", file)
+
+    assert (code, said["used"], sum(said["not_used"].values())) == (0, 1, 2)
+    assert any("torch_mv does not run" in reason for reason in said["not_used"])
+    assert any("another version (1.0)" in reason for reason in said["not_used"])
+    manifest = read_manifest(tmp_path / "home/configs")
+    assert manifest is not None
+    assert sum(one.rows for one in manifest.files) == 1
+    store = Store(tmp_path / "home/tune.db", locks=tmp_path / "home/locks")
+    assert [s.problem for s in store.published()[1]] == [LINEAR]
+    store.close()
+    assert run("import", file)[1]["not_used"]["this machine has a verdict of its own"] == 1
+    assert run("import", file, "--no-use")[1]["used"] == 0
+
+
 def test_rows_that_would_stop_an_aiter_program_are_left_out(run: Run, store: Store, tmp_path: Path) -> None:
     install(store, MI300, made(DENSE, "onednn", MI300), made(DENSE.with_m(16), "torch", MI300))
     store.close()

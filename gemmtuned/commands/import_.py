@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from gemmtuned.configs.formats import read_any
 from gemmtuned.configs.hint import Imported
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
-from gemmtuned.configs.solution import Environment
+from gemmtuned.configs.solution import LIVE_STATES, Environment, cpu_device
 from gemmtuned.reports.render import Column, Report, Table, complain, count, show
 
 _COLUMNS: Final = (
@@ -44,6 +45,9 @@ def import_(
     ] = None,
     skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help="Leave bad rows out and go on.")] = False,
     queue: Annotated[bool, typer.Option(help="Have the problems of untuned tables tuned.")] = True,
+    use: Annotated[
+        bool, typer.Option(help="Use what gemmtuned measured on this kind of CPU with these versions, once checked.")
+    ] = True,
     threads: Annotated[
         int | None, typer.Option(min=0, help="CPU threads of those problems; default: as many as torch takes.")
     ] = None,
@@ -73,9 +77,12 @@ def import_(
     bad = sum(one.rejected for one in found)
     keep = not dry_run and not unread and (skip_bad_rows or not bad)
     queued = _keep(found, here, queue=queue, threads=default_threads() if threads is None else threads) if keep else 0
+    used, refused = _use(found, here) if keep and use else (0, {})
     rows = [_row(one, one.reasons) for one in found]
-    facts = {"dry_run": dry_run, "queued": queued, "kept": keep}
+    facts = {"dry_run": dry_run, "kept": keep, "queued": queued, "used": used, "not_used": refused}
     notes = _notes(found, dry_run=dry_run, kept=keep, queued=queued)
+    notes += [f"{used} solutions of this kind of CPU and these versions are in use after a spot check"] if used else []
+    notes += [f"{number} not used: {reason}" for reason, number in refused.items()]
     show(Report("import", [Table("files", _COLUMNS, [*rows, *unread])], facts, notes=notes), as_json=as_json)
     for row in unread:
         complain(row["reasons"][0])
@@ -125,6 +132,43 @@ def _keep(found: Sequence[Imported], here: Settings, *, queue: bool, threads: in
         for environment in store.known_environments() or _here():
             store.ask_for((_asked(p, environment, threads) for p in wanted), environment, now_s=now_s)
         return len(wanted)
+    finally:
+        store.close()
+
+
+def _use(found: Sequence[Imported], here: Settings) -> tuple[int, dict[str, int]]:
+    """Publish solutions of ours that hold on this machine's CPU; (how many, why others of this device were not)."""
+    device = cpu_device()
+    solutions = [hint.solution for one in found for hint in one.hints if hint.solution is not None]
+    mine = [s for s in dict.fromkeys(solutions) if s.device == device.key and not s.launch and s.state in LIVE_STATES]
+    if not mine:
+        return 0, {}
+    from gemmtuned.daemon.publish import publish
+    from gemmtuned.db.store import Store
+    from gemmtuned.hooks.user_tables import spot_checks
+    from gemmtuned.kernels.backends import environment
+
+    there = environment(device)
+    store = Store(here.db, locks=here.locks)
+    try:
+        known = {(s.problem, s.covers, s.mode) for s in store.published([device.key])[1]}
+        refused: Counter[str] = Counter()
+        fit = []
+        for solution in mine:
+            if not there.accepts(solution.backend, solution.stamp):
+                refused[f"backend {solution.backend} is of another version ({solution.stamp})"] += 1
+            elif (solution.problem, solution.covers, solution.mode) in known:
+                refused["this machine has a verdict of its own"] += 1
+            else:
+                fit.append(solution)
+        reasons = spot_checks(fit) if fit else []
+        refused.update(reason for reason in reasons if reason)
+        good = [solution for solution, reason in zip(fit, reasons, strict=True) if not reason]
+        if good:
+            now_s = time.time()
+            store.install(None, good, environment=there, now_s=now_s)
+            publish(store, here.config_dir, here.locks, now_s=now_s)
+        return len(good), dict(refused)
     finally:
         store.close()
 
