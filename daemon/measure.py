@@ -55,6 +55,9 @@ class Clock(Protocol):
     def us(self, arm: Arm, copies: Sequence[int]) -> float:
         """Microseconds a call, over one call on each of these weight copies."""
 
+    def forget(self, arm: Arm) -> None:
+        """This arm is not timed again: free what was kept for it."""
+
 
 class WallClock:
     """For CPUs: a call has finished when it returns."""
@@ -66,6 +69,9 @@ class WallClock:
         for call in calls:
             call()
         return (time.perf_counter_ns() - begin) / 1e3 / len(calls)
+
+    def forget(self, arm: Arm) -> None:
+        """Nothing is kept."""
 
 
 def clock_for(device: torch.device) -> Clock:

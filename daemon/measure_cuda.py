@@ -61,8 +61,6 @@ class CudaGraphs:
 
     def __init__(self) -> None:
         self._stream = cast("Any", torch.cuda).Stream()
-        # One pool: replays follow one another, and a pool for each graph would hold 20 MiB at least
-        self._pool = cast("Any", torch.cuda).graph_pool_handle()
         self._uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
 
     def record(self, calls: Sequence[Callable[[], object]]) -> tuple[Any, Tensor]:
@@ -73,7 +71,7 @@ class CudaGraphs:
             calls[0]()  # modules and the library's workspace for this stream are made outside the capture
             self._stream.synchronize()
             # not torch.cuda.graph(): it collects garbage and frees caches at each entry, slower than all we measure
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            graph.capture_begin(capture_error_mode="thread_local")
             try:
                 for call in calls:  # each output takes the place of the one before the last, as in a model
                     output = call()
@@ -142,6 +140,10 @@ class GraphClock:
             self._check(recorded)
         recorded.readings += 1
         return self._graphs.replay_us(recorded.graph) / recorded.launches
+
+    def forget(self, arm: Arm) -> None:
+        """Free the arm's graph and the memory that it keeps, 20 MiB and more for large outputs."""
+        self._recorded.pop(id(arm), None)
 
     def condition(self) -> Condition:
         """How the device runs at this moment."""

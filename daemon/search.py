@@ -237,6 +237,8 @@ class _Contest:
             )
             if good:
                 promising.append(Entrant(candidate, kernels, run.gain))
+            else:
+                self._clock.forget(self._arms.pop(candidate))
         return sorted(promising, key=lambda e: e.gain, reverse=True)[:FINALISTS]
 
     def _verify(self, default: dict[Problem, Kernel], entrants: list[Entrant]) -> list[Entrant]:

@@ -36,6 +36,8 @@ class NoisyClock:
         self.in_burst = False
         self.calls: list[str] = []
 
+    def forget(self, arm: Arm) -> None: ...
+
     def us(self, arm: Arm, copies: Sequence[int]) -> float:
         draw = self.random
         self.level = 0.98 * self.level + draw.gauss(0, self.drift)

@@ -138,6 +138,8 @@ def test_whatever_runs_was_announced_by_the_last_start(table):
         return call
 
     class RunningClock(NoisyClock):
+        def forget(self, arm): ...
+
         def us(self, arm, copies):
             for i in copies:
                 arm.calls[i]()
@@ -177,6 +179,8 @@ def test_a_bucket_is_published_only_if_every_member_gains(table):
     table.plant("fast")
 
     class SlowAtLargest(NoisyClock):
+        def forget(self, arm): ...
+
         def us(self, arm, copies):
             loses = arm.name == "fast" and arm.calls[0]().shape[0] == 31
             return super().us(arm, copies) * (2 if loses else 1)
@@ -198,6 +202,8 @@ def test_a_win_in_one_race_only_is_not_published(table):
     table.plant("lucky")
 
     class LuckyOnce(NoisyClock):
+        def forget(self, arm): ...
+
         def us(self, arm, copies):
             won = sum(r.phase == "confirm" for r in table.reports)
             return super().us(arm, copies) * (1.4 if arm.name == "lucky" and won else 1)
