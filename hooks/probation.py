@@ -17,6 +17,7 @@ import itertools
 import logging
 import os
 import re
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -69,12 +70,13 @@ class Probation:
                 with suppress(OSError):
                     path.unlink()
 
-    def end(self) -> None:
-        """This process ends in good order, or takes up another table."""
+    def end(self, *, died: bool = False) -> None:
+        """This process ends, or takes up another table; died: not in good order, so the mark stays."""
         mark, self._mark = self._mark, None
         if mark is not None:
-            with suppress(OSError):
-                mark[0].unlink()
+            if not died:
+                with suppress(OSError):
+                    mark[0].unlink()
             os.close(mark[1])
 
     def after_fork(self) -> None:
@@ -113,6 +115,12 @@ class Probation:
             if _generation(path) < older_than:
                 with suppress(OSError):
                     path.unlink()
+
+
+def ended_by_device() -> bool:
+    """True while a program ends with an error of its device that nobody caught: such errors come as exceptions."""
+    error = getattr(sys, "last_value", None)  # set once the traceback is out; exit handlers run after that
+    return error is not None and (type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error))
 
 
 def _generation(path: Path) -> int:

@@ -29,8 +29,11 @@ DIES = """
     import gemmtuned
     wait_for(lambda: gemmtuned.generation() == 1)
     torch.mm(torch.ones(4, 16), torch.ones(8, 16).t())
-    if sys.argv[1] != "0":
-        os.kill(os.getpid(), int(sys.argv[1]))
+    if sys.argv[1] == "device":
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    if sys.argv[1] == "mistake":
+        raise ValueError("the program's own")
+    os.kill(os.getpid(), int(sys.argv[1]))
     """
 LIVES = """
     import json, time, torch
@@ -56,8 +59,8 @@ LIVES = """
 def test_after_two_deaths_the_next_start_runs_without_the_generation_and_with_the_one_after(home: Home) -> None:
     home.path.mkdir()
     publish(home.path / "configs", [published(LINEAR, "torch_swap")], 1)
-    ends = [home.run(DIES, number).code for number in ("0", str(int(signal.SIGSEGV)), "0", str(int(signal.SIGKILL)))]
-    assert ends == [0, -signal.SIGSEGV, 0, -signal.SIGKILL]
+    ways = ("mistake", "device", "mistake", str(int(signal.SIGSEGV)))
+    assert [home.run(DIES, way).code for way in ways] == [1, 1, 1, -signal.SIGSEGV]
     done = home.run(LIVES)
     generation, reloaded, said, note = done.said
 
