@@ -1,7 +1,7 @@
 """Decode of whole models with and without gemmtuned: tokens/s of each arm in turn, and where the difference comes from.
 
-    python benchmarks/end_to_end.py --out FOLDER --sizes 0.6B 1.7B --seconds 540
-    python benchmarks/end_to_end.py --out FOLDER --sizes 8B --seconds 540       (goes on in the same folder)
+    python benchmarks/end_to_end.py --out FOLDER --home HOME --sizes 0.6B 1.7B --no-reload --seconds 570
+    python benchmarks/end_to_end.py --out FOLDER --home HOME --sizes 8B --seconds 540
     python benchmarks/end_to_end.py --out FOLDER --sizes tiny --seconds 60      (no GPU: a dry run of everything)
 
 Models of docs/examples/decode.py (random weights, static cache), each in modes eager, graph and compiled+graph at each
@@ -12,14 +12,17 @@ batch, with four arms in one process (end_to_end_model.py):
     tuned          the same after one idle pass of the daemon
 
 and at the end 100 publishes while threads decode (end_to_end_reload.py).  Each model is measured by a process of its
-own, which keeps what it has in FOLDER/end_to_end-SIZE.json: a second call measures what is not there.
+own, which keeps what it has in FOLDER/end_to_end-SIZE.json: a second call measures what is not there, and tunes on
+in HOME.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -77,7 +80,12 @@ def main() -> int:
     if not args.no_reload:
         part = args.out / "end_to_end-reload.json"
         if not (part.exists() and not args.fresh) and not run(
-            "end_to_end_reload.py", args.sizes[0], part, args, env, max(min(RELOAD_S, until - time.monotonic()), 10)
+            "end_to_end_reload.py",
+            "tiny" if "tiny" in args.sizes else "0.6B",
+            part,
+            args,
+            env,
+            max(min(RELOAD_S, until - time.monotonic()), 10),
         ):
             failed.append("reload")
     sizes = {
@@ -110,10 +118,15 @@ def run(script: str, size: str, part: Path, args: argparse.Namespace, env: dict[
         command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
     command += ["--modes", *args.modes, "--batches", *map(str, args.batches)]
     print(f"{script} {size}: {seconds:.0f} s", flush=True)
+    child = subprocess.Popen(command, env={**env, "GEMMTUNED_RUN": size}, start_new_session=True)
     try:
-        return subprocess.run(command, env={**env, "GEMMTUNED_RUN": size}, timeout=seconds + 60).returncode == 0
+        return child.wait(seconds + 60) == 0
     except subprocess.TimeoutExpired:
         return False
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # a daemon that it started, compilers of that
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
 
 
 def table(sizes: dict[str, Any]) -> str:

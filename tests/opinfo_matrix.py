@@ -3,8 +3,8 @@
     python tests/opinfo_matrix.py SAID.json [--device cuda]
 
 One process for all: importing torch's operator database takes seconds.  Written: {"counts": {...}, "found": [...]},
-where `found` names whatever a program could tell from stock torch.  On CUDA the routes are the first candidates of our
-Triton kernels, compiled here.
+where `found` names whatever a program could tell from stock torch.  On CUDA the routes are the first candidates of
+cuBLASLt and of our Triton kernels, compiled here.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ DTYPES = (
     torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex128, torch.int64,
     torch.float8_e4m3fn,
 )  # fmt: skip
+CUDA_BACKENDS = ("cublaslt", "triton")
 CPU_BACKENDS = ("torch_swap", "torch_mv", "onednn")
 PROFILED = (torch.float32, torch.bfloat16, torch.float8_e4m3fn)  # reading a profile takes longer than the calls
 FAST = {"fast_mode": True, "check_undefined_grad": False}
@@ -202,31 +203,29 @@ def error_samples(found: list[Case], device: str) -> dict[str, Any]:
     return said
 
 
-def cuda_solutions(problems: Iterable[Problem], folder: Path) -> Iterator[Solution]:
-    """The first candidate of each of our kernels, binary in place."""
+def cuda_solutions(name: str, problems: Iterable[Problem], folder: Path) -> Iterator[Solution]:
+    """The first candidate of a backend for each problem that it takes, its binary in place."""
     from gemmtuned.configs.manifest import BINARIES, make_folder
     from gemmtuned.kernels.backends import environment
-    from gemmtuned.kernels.backends.triton_ import Triton
     from gemmtuned.kernels.device import cuda_device
-    from gemmtuned.kernels.triton.shortlist import MODULES
 
-    device = cuda_device(0)
-    backend = Triton(device=device, offered=frozenset(MODULES))
+    device, backend = cuda_device(0), BACKENDS[name]
     make_folder(folder / BINARIES)
     for problem in problems:
-        for candidate in list(backend.candidates(problem))[:1]:
-            launch, binary = backend.launch_of(candidate, problem)
-            file = folder / BINARIES / sha256(binary).hexdigest()
-            file.write_bytes(binary)
-            file.chmod(0o644)
-            made = published(problem, "triton", device=device.key, stamp=environment(device).stamps["triton"])
+        for candidate in list(backend.candidates(problem))[:1] if problem.family in SERVED else ():
+            launch, binary = backend.launch_of(candidate, problem)  # type: ignore[attr-defined]
+            if binary is not None:
+                file = folder / BINARIES / sha256(binary).hexdigest()
+                file.write_bytes(binary)
+                file.chmod(0o644)
+            made = published(problem, name, device=device.key, stamp=environment(device).stamps[name])
             yield replace(made, config=candidate.config, launch=launch)
 
 
 def tables(problems: list[Problem], device: str, folder: Path) -> dict[str, list[Solution]]:
     """Backend -> a table with all the problems that it offers a route for."""
     if device == "cuda":
-        return {"triton": list(cuda_solutions(problems, folder))}
+        return {name: list(cuda_solutions(name, problems, folder)) for name in CUDA_BACKENDS}
     return {
         name: [published(p, name) for p in problems if p.family in SERVED and tuple(BACKENDS[name].candidates(p))]
         for name in CPU_BACKENDS
@@ -274,7 +273,10 @@ def main() -> None:
             said["found"] += compare(f"{backend} {case}", stock[str(case)], results(case), exact=False)
         said["found"] += compare(backend, errors, error_samples(found, args.device), exact=True)
         said["hits"][backend] = sum(s.calls for s in hook.drain() if s.outcome == "exact")
-        if backend == CPU_BACKENDS[0]:  # it takes fp64 and complex, which the numeric derivatives need
+        if backend in (
+            CPU_BACKENDS[0],
+            CUDA_BACKENDS[0],
+        ):  # it takes fp64 and complex, which the numeric derivatives need
             checked = dict(derivatives(found))
             said["derivatives"] = len(checked)
             said["found"] += [f"derivatives {name}: {told}" for name, told in checked.items() if told is not True]

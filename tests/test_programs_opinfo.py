@@ -10,7 +10,7 @@ import pytest
 from hooked import HERE, ForkServer, Home
 
 # At least so many calls must have gone through a route, or the test says nothing about it
-HITS = {"cpu": {"torch_swap": 1500, "torch_mv": 50, "onednn": 250}, "cuda": {"triton": 100}}
+HITS = {"cpu": {"torch_swap": 1500, "torch_mv": 50, "onednn": 250}, "cuda": {"cublaslt": 100, "triton": 0}}
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
