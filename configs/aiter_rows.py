@@ -6,15 +6,17 @@ tables stay text.  AITER leaves out what we ask for (CPU threads, math mode): a 
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from gemmtuned.configs.aiter_columns import torch_name
-from gemmtuned.configs.aiter_csv import Row, read_lines
+from gemmtuned.configs.aiter_csv import Row, read_lines, write_lines
 from gemmtuned.configs.aiter_headers import FAMILIES, OURS, AiterFamily, gfx_of_units
 from gemmtuned.configs.errors import GemmtunedError, ProblemError, TableError
+from gemmtuned.configs.hint import plain_case
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND, NAME, Candidate, Device, Solution
 
@@ -149,7 +151,7 @@ def candidate_of(row: Row) -> Candidate | None:
         for name in ("kernelId", "solidx", "algo_index", "splitK", "block_m", "ksplit")
         if row[name].lstrip("-").partition(".")[0].isdigit()
     }
-    backend = row["libtype"] or row["lib"] or _library(kernels)
+    backend = library_of(row)
     if not backend or not NAME.fullmatch(backend):
         return None
     if backend == DEFAULT_BACKEND:
@@ -158,9 +160,15 @@ def candidate_of(row: Row) -> Candidate | None:
     return found if len(found.config) <= 4096 else None
 
 
-def _library(kernels: Mapping[str, str]) -> str:
-    """Tables without libtype are of composable kernels and assembly: assembly has mangled names."""
-    name = next(iter(kernels.values()), "")
+def library_of(row: Row) -> str:
+    """The library a tuned row names, "" when it names none.
+
+    Tables without libtype are of composable kernels and assembly: assembly has mangled names.
+    """
+    name = row["kernelName"] or row["kernelName1"] or row["kernel_name"]
+    told = row["libtype"] or row["lib"]
+    if told:
+        return told
     return "" if not name else "asm" if name.startswith("_ZN") else name.split("_", 1)[0] if "flydsl" in name else "ck"
 
 
@@ -191,31 +199,31 @@ def family_of(problem: Problem) -> AiterFamily | None:
     if problem.layout != "nt" or problem.weight_state == "packed" or problem.deterministic:
         return None
     if problem.family == "moe":
-        return FAMILIES["fmoe"]
-    if problem.family == "dense" or (problem.family, problem.scale) == ("scaled", "tensor"):
+        return None if problem.bias or problem.scale not in SCALES.values() else FAMILIES["fmoe"]
+    if (problem.family, problem.scale) in (("dense", "none"), ("scaled", "tensor")):
         return FAMILIES["bf16"] if problem.batch == 1 and problem.dtype == problem.wdtype else None
-    for name, made in _MAKERS.items():  # those whose columns say less: only if a row reads as just this problem again
-        family = FAMILIES[name]
-        if made in (_batched, _quantised) and name != "asm_a8w8" and ("B" in family.key) == (problem.batch > 1):
-            row = _untuned(problem, family)
-            if row is not None:
-                return family
-    return None
+    if problem.family == "batched":
+        return FAMILIES["batched_bf16"] if _is_bf16(problem) and not problem.bias else None
+    return next((FAMILIES[name] for name in _QUANTISED if _says_all(name, problem)), None)
 
 
-def _untuned(problem: Problem, family: AiterFamily) -> dict[str, str] | None:
-    if family.name == "batched_bf16":
-        same = problem.family == "batched" and {problem.dtype, problem.wdtype, problem.out_dtype} == {"bf16"}
-    else:
-        scale, weight_state, usual = _QUANTISED[family.name]
-        told = problem.dtype if "q_dtype_w" in family.key else usual
-        same = (
-            (problem.family, problem.scale, problem.weight_state) == ("scaled", scale, weight_state)
-            and problem.dtype == problem.wdtype
-            and problem.dtype.startswith(told)
-            and problem.out_dtype == "bf16"
-        )
-    return key_texts(problem, family) if same and not problem.bias else None
+def _is_bf16(problem: Problem) -> bool:
+    return {problem.dtype, problem.wdtype, problem.out_dtype} == {"bf16"}
+
+
+def _says_all(name: str, problem: Problem) -> bool:
+    """Whether a row of this quantised family reads as just this problem."""
+    scale, weight_state, usual = _QUANTISED[name]
+    key = FAMILIES[name].key
+    return (
+        name != "asm_a8w8"  # the same problems as a8w8_bpreshuffle, in a table nobody reads any more
+        and (problem.family, problem.scale, problem.weight_state) == ("scaled", scale, weight_state)
+        and ("B" in key) == (problem.batch > 1)
+        and problem.dtype == problem.wdtype
+        and ("q_dtype_w" in key or problem.dtype.startswith(usual))
+        and problem.out_dtype == "bf16"
+        and not problem.bias
+    )
 
 
 def key_texts(problem: Problem, family: AiterFamily) -> dict[str, str]:
@@ -244,6 +252,15 @@ def candidate_texts(candidate: Candidate) -> dict[str, str]:
         "libtype": candidate.backend, "solidx": str(_RESULT_OF_OURS), "kernelId": str(_RESULT_OF_OURS),
         "splitK": str(config.get("split", 0)), "kernelName": name, "kernelName1": name,
     }  # fmt: skip
+
+
+def reads_as(problem: Problem, family: AiterFamily, texts: Mapping[str, str]) -> bool:
+    """Whether a reader takes this row for the problem's plain case, and for nothing else."""
+    file = io.StringIO(newline="")
+    write_lines(file, tuple(texts), [tuple(texts.values())])
+    file.seek(0)
+    rows = read_lines(file, name=family.name, family=family.name).rows
+    return [problem_of(row) for row in rows] == [plain_case(problem)]
 
 
 def tuned_texts(solution: Solution, family: AiterFamily, device: Device) -> dict[str, str]:

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Solution
 
-MAX_ROW = 65_536  # characters of `row`
+MAX_ROW: Final = 65_536  # characters of `row`
+
+
+def plain_case(problem: Problem) -> Problem:
+    """What tables tell a problem by: they say nothing of threads, math mode and determinism."""
+    return replace(problem, threads=0, math_mode="ieee", deterministic=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Final
 
-from gemmtuned.configs.hint import Hint
+from gemmtuned.configs.hint import Hint, plain_case
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Environment
 from gemmtuned.db.leases import Leases, Work
@@ -31,11 +30,6 @@ ORDER BY min(1.0 * max(q.m, :m) / min(q.m, :m)), min(coalesce(h.us, 1e300)), min
 _KNOWN: Final = """
 SELECT e.id, h.key, h.kind, h.name, h.arch, h.units FROM environment e JOIN device h ON h.id = e.device_id ORDER BY e.id
 """
-
-
-def plain_case(problem: Problem) -> Problem:
-    """What tables tell a problem by: they say nothing of threads, math mode and determinism."""
-    return replace(problem, threads=0, math_mode="ieee", deterministic=False)
 
 
 class Hints(Leases):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmtuned.configs.errors import SettingError
+from gemmtuned.configs.hint import plain_case
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import COLUMNS, Problem
 from gemmtuned.configs.solution import LIVE_STATES, Device, Environment
@@ -226,7 +226,7 @@ def explain(path: Path, problem: Problem, *, environment: Environment | None = N
 
 def hints(path: Path, problem: Problem, *, limit: int = 20) -> list[dict[str, Any]]:
     """Imported rows for this problem's plain case, sizes near it first."""
-    p = replace(problem, threads=0, math_mode="ieee", deterministic=False)
+    p = plain_case(problem)
     sql = (
         "SELECT * FROM hints WHERE kind = 'tuned' AND problem IN (SELECT text FROM problem WHERE rest = :rest) "
         "ORDER BY 1.0 * max(m, :m) / min(m, :m), coalesce(us, 1e300), source, line LIMIT :limit"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from gemmtuned.configs.aiter_csv import lines_of, read_lines
-from gemmtuned.configs.aiter_rows import candidate_of, solution_of
+from gemmtuned.configs.aiter_rows import library_of, solution_of
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.settings import UserTables, child_env
 from gemmtuned.configs.solution import Solution
@@ -68,8 +68,7 @@ class UserLoader:
             if solution is not None:
                 self.solutions.setdefault(solution, path)
             else:
-                candidate = candidate_of(row)
-                self.seeds[candidate.backend if candidate else "unknown"] += 1
+                self.seeds[library_of(row) or "unknown"] += 1
 
     def _tell(self, what: str) -> None:
         if what not in self._told:

@@ -8,11 +8,21 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gemmtuned.configs import aiter_csv
-from gemmtuned.configs.aiter_csv import read_file, read_lines, write_table
+from gemmtuned.configs.aiter_csv import read_file, read_lines, write_file, write_table
 from gemmtuned.configs.aiter_headers import FAMILIES, canonical_name, family_of_header
-from gemmtuned.configs.aiter_rows import candidate_of, problem_of, read_untuned, time_of
+from gemmtuned.configs.aiter_rows import (
+    candidate_of,
+    family_of,
+    key_texts,
+    problem_of,
+    read_untuned,
+    reads_as,
+    time_of,
+)
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.problem import Problem
 
@@ -61,6 +71,86 @@ def test_a_table_written_and_read_again_has_equal_rows(path: Path, tmp_path: Pat
     assert read_file(again).header.columns == table.header.columns
     assert [row.values for row in read_file(again).rows] == [row.values for row in table.rows]
     assert [(row.key, row.us) for row in read_file(again).rows] == [(row.key, row.us) for row in table.rows]
+
+
+def cell(column: str) -> str:
+    """Some value that a column of this name takes."""
+    known = {
+        "gfx": "gfx942", "dtype": "torch.bfloat16", "outdtype": "torch.bfloat16", "q_dtype_w": "torch.int8",
+        "q_dtype_a": "torch.int8", "act_type": "ActivationType.Silu", "q_type": "QuantType.per_Token", "us": "7.25",
+        "gate_mode": "GateMode.INTERLEAVE", "libtype": "ck", "lib": "asm", "kernelName": "k", "err1": "0.5%",
+    }  # fmt: skip
+    flags = (
+        "is_",
+        "use_",
+        "store_",
+        "bias",
+        "scaleAB",
+        "bpreshuffle",
+        "doweight_stage1",
+        "xbf16",
+        "flat",
+        "run_1stage",
+    )
+    return known.get(column, "0" if column.startswith(flags) else "8")
+
+
+ONLY_TUNED = "hipblaslt_online untuned"  # AITER writes no such list
+AGES = {
+    "as written today": lambda columns: columns,
+    "without gfx": lambda columns: tuple(c for c in columns if c != "gfx"),
+    "before bpreshuffle": lambda columns: tuple(c for c in columns if c not in ("gfx", "bpreshuffle")),
+    "before xbf16 and flat": lambda columns: tuple(c for c in columns if c not in ("gfx", "xbf16", "flat")),
+    "with a tag": lambda columns: (*columns, "_tag"),
+    "with a column of tomorrow": lambda columns: (*columns, "tomorrow"),
+}
+
+
+@pytest.mark.parametrize("age", AGES)
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [(family, kind) for family in FAMILIES for kind in ("tuned", "untuned") if f"{family} {kind}" != ONLY_TUNED],
+)
+def test_every_header_of_every_family_and_age_is_written_and_read(
+    family: str, kind: str, age: str, tmp_path: Path
+) -> None:
+    columns = AGES[age](FAMILIES[family].tuned_header if kind == "tuned" else FAMILIES[family].key)
+    path = tmp_path / canonical_name(family, kind)
+    write_file(path, columns, [[cell(column) for column in columns]] * 2)
+
+    table = read_file(path, family=None if family not in ("asm_a8w8", "hipblaslt_online", "guide") else family)
+
+    assert (table.family.name, table.kind, table.complaints, len(table.rows)) == (family, kind, [], 2)
+    assert table.rows[0].values == {column: cell(column) for column in columns}
+    write_table(tmp_path / "again.csv", table)
+    assert (tmp_path / "again.csv").read_bytes() == path.read_bytes()
+
+
+SIZE = st.integers(1, 40_000)
+FLOATS = st.sampled_from(("bf16", "fp16", "fp32"))
+EXPRESSIBLE = st.one_of(
+    st.builds(Problem, m=SIZE, n=SIZE, k=SIZE, dtype=FLOATS, out_dtype=FLOATS, bias=st.booleans(),
+              weight_state=st.sampled_from(("plain", "shuffled")), threads=st.integers(0, 9)),
+    st.builds(Problem, family=st.just("batched"), batch=st.integers(1, 64), m=SIZE, n=SIZE, k=SIZE),
+    st.builds(Problem, family=st.just("scaled"), scale=st.sampled_from(("tensor", "row", "1x32", "1x128")),
+              m=SIZE, n=SIZE, k=SIZE, out_dtype=st.just("bf16"),
+              dtype=st.sampled_from(("i8", "fp8_e4m3", "fp8_e4m3fnuz", "fp4_e2m1")),
+              weight_state=st.sampled_from(("plain", "shuffled")), batch=st.sampled_from((1, 1, 1, 16))),
+    st.builds(Problem, family=st.just("moe"), m=SIZE, n=st.just(4096), k=st.just(4096), experts=st.integers(1, 512),
+              topk=st.integers(1, 16), inter=SIZE, act=st.sampled_from(("silu", "silu_gated", "gelu_gated_weighted")),
+              dtype=st.sampled_from(("bf16", "fp8_e4m3", "fp4_e2m1")), wdtype=st.sampled_from(("fp8_e4m3", "i4")),
+              out_dtype=st.just("bf16"), scale=st.sampled_from(("none", "tensor", "row", "1x32", "1x128", "128x128"))),
+)  # fmt: skip
+
+
+@given(problem=EXPRESSIBLE)
+def test_a_problem_that_has_a_table_reads_back_as_itself(problem: Problem) -> None:
+    family = family_of(problem)
+    gfx = {"gfx": "gfx942" if "fnuz" in problem.dtype else "gfx950"}
+
+    assert family is None or reads_as(problem, family, {**gfx, **key_texts(problem, family)})
+    if problem.family in ("dense", "batched", "moe"):
+        assert family is not None
 
 
 @pytest.mark.parametrize(

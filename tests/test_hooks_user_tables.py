@@ -17,7 +17,7 @@ from gemmtuned.configs.aiter_headers import FAMILIES
 from gemmtuned.configs.aiter_rows import columns_for, tuned_texts
 from gemmtuned.configs.settings import Settings, UserTables
 from gemmtuned.configs.solution import Solution, cpu_device
-from gemmtuned.hooks.user_tables import UserLoader, usable
+from gemmtuned.hooks.user_tables import UserLoader, spot_checks, usable
 from gemmtuned.hooks.watch import Watcher
 
 BF16 = FAMILIES["bf16"]
@@ -44,7 +44,7 @@ PROGRAM = """
     import json, sys, time, torch, gemmtuned
     torch.set_num_threads(2)
     x, w = torch.randn(4, 16), torch.randn(8, 16)
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while time.monotonic() < until:
         now = gemmtuned.status()
         if now["rows"] or any("not checked" not in reason for reason in now["refused"]):
@@ -101,22 +101,33 @@ def test_a_program_that_only_dispatches_logs_too_and_writes_no_database(home: Ho
     [
         ({"device": "cpu-other"}, "another device"),
         ({"stamp": "1.0"}, "another version"),
-        ({"backend": "torch_mv"}, "does not run"),
-        ({"problem": LINEAR.with_m(1 << 24)}, "too large for a spot check"),
     ],
 )
 def test_a_row_of_ours_that_does_not_hold_here_is_refused_with_the_reason(
     home: Home, columns: dict[str, Any], why: str
 ) -> None:
-    backend = columns.pop("backend", "torch_swap")
-    there = published(columns.pop("problem", LINEAR), backend, **columns)
-    table = write(home.path.parent / "mine.csv", [there])
+    table = write(home.path.parent / "mine.csv", [published(LINEAR, "torch_swap", **columns)])
 
     done = home.run(PROGRAM, AITER_CONFIG_GEMM_BF16=str(table))
 
     assert done.said["rows"] == 0
     assert [why in reason for reason in done.said["refused"]] == [True], done.said["refused"]
     assert done.said["right"]
+
+
+def test_what_cannot_run_or_is_too_large_does_not_pass_the_spot_check() -> None:
+    mv, large = published(LINEAR, "torch_mv"), published(LINEAR.with_m(1 << 24), "torch_swap")
+
+    first, second = spot_checks([mv, large])  # in a process of its own, as a running program has it done
+
+    assert "torch_mv does not run" in first
+    assert second == "too large for a spot check"
+
+
+def test_a_spot_check_that_dies_refuses_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+
+    assert ["did not run" in reason for reason in spot_checks([published(LINEAR, "torch_swap")] * 2)] == [True, True]
 
 
 WRONG = ("dropped_tail", "double_counted", "nan_result", "low_precision", "wrong_dtype", "wrong_shape", "raises")

@@ -85,6 +85,9 @@ def csv_tables(
             left.add(solution, f"AITER has no library {solution.backend} in that table, and would stop at the row")
             continue
         texts = aiter_rows.tuned_texts(solution, family, device)
+        if not aiter_rows.reads_as(solution.problem, family, texts):
+            left.add(solution, "AITER's columns would tell another problem")
+            continue
         key = (family.name, *(texts[column] for column in (*family.device, *family.key)))
         other = chosen.get(key)
         if other is None or _rank(solution) < _rank(other[1]):
