@@ -443,3 +443,26 @@ def test_the_commands_are_named_as_people_type_them(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "gemmtuned", name, "--help"]
         done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60)
         assert f"Usage: gemmtuned {name}" in done.stdout, done.stderr
+
+
+def test_doctor_says_what_the_tables_of_aiters_variables_hold(run: Run, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.csv"
+    bad.write_text("M,N,K,dtype,libtype,us\n8,8,8,bf16,asm,1\nx\n")
+    theirs = DATA / "configs/a8w8_tuned_gemm.csv"
+
+    code, said = run(
+        "doctor",
+        "--quick",
+        AITER_CONFIG_GEMM_A8W8=str(theirs),
+        AITER_CONFIG_GEMM_BF16=str(bad),
+        AITER_CONFIG_FMOE="/gone",
+    )
+
+    found = {check["name"]: check for check in said["checks"] if check["name"].startswith("AITER_CONFIG")}
+    assert {name: check["result"] for name, check in found.items()} == {
+        "AITER_CONFIG_GEMM_BF16": "WARN", "AITER_CONFIG_GEMM_A8W8": "PASS", "AITER_CONFIG_FMOE": "FAIL",
+    }  # fmt: skip
+    assert "579 rows, 0 of them measured by gemmtuned" in found["AITER_CONFIG_GEMM_A8W8"]["found"]
+    assert "1 bad rows" in found["AITER_CONFIG_GEMM_BF16"]["found"]
+    assert {row["name"]: row["value"] for row in said["settings"]}["AITER_CONFIG_GEMM_A8W8"] == str(theirs)
+    assert code == 1

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from typing import Final
 
-from gemmtuned.configs.settings import VARIABLES, Settings
-from gemmtuned.reports import checks_hook, checks_host, checks_store
+from gemmtuned.configs.settings import AITER_CONFIGS, VARIABLES, Settings
+from gemmtuned.reports import checks_hook, checks_host, checks_store, checks_tables
 from gemmtuned.reports.checks import FAIL, PASS, WARN
 from gemmtuned.reports.render import Column, Report, Table
 
@@ -16,6 +17,7 @@ _FIELDS: Final = {
     "GEMMTUNED_DISPATCH": "dispatch",
     "GEMMTUNED_DISABLE": "disabled",
     "AITER_BYPASS_TUNE_CONFIG": "disabled",
+    "AITER_LOG_TUNED_CONFIG": "log_tuned",
 }
 
 
@@ -25,6 +27,7 @@ def examine(settings: Settings, *, quick: bool) -> tuple[Report, bool]:
         *checks_hook.checks(settings, quick=quick),
         *checks_host.checks(settings),
         *checks_store.checks(settings),
+        *checks_tables.checks(settings),
     ]
     failed = sum(check.result == FAIL for check in found)
     warned = sum(check.result == WARN for check in found)
@@ -42,8 +45,15 @@ def examine(settings: Settings, *, quick: bool) -> tuple[Report, bool]:
 
 
 def _settings(settings: Settings) -> Table:
+    tables = {table.variable: os.pathsep.join(map(str, table.paths)) for table in settings.tables}
     rows = []
     for variable in VARIABLES:
+        if variable.name in AITER_CONFIGS:
+            text = tables.get(variable.name, "")
+            rows.append(
+                {"name": variable.name, "value": text, "default": variable.default, "meaning": variable.meaning}
+            )
+            continue
         field = _FIELDS.get(variable.name) or variable.name.removeprefix("GEMMTUNED_").removeprefix("AITER_").lower()
         value = getattr(settings, field)
         text = str(int(value)) if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
