@@ -29,7 +29,8 @@ def coverage(
     """
     here = settings()
     if not here.db.exists():
-        show(no_database("coverage", here, "rows", by=by, weight=weight, since_s=since, total=None), as_json=as_json)
+        facts = {"by": by, "weight": weight, "since_s": since, "total": None, "compiled_problems": 0}
+        show(no_database("coverage", here, "rows", **facts), as_json=as_json)
         return
     from gemmtuned.db import queries
 

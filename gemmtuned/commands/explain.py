@@ -46,7 +46,7 @@ def explain(
     exact, shape = _asked(what, given)
     here = settings()
     if not here.db.exists():
-        show(no_database("explain", here, "rows", problems=[]), as_json=as_json)
+        show(no_database("explain", here, "rows", "hints", problems=[]), as_json=as_json)
         return
     from gemmtuned.db import queries
 
