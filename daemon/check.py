@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gemmtuned.configs.errors import WorkerFailed
+from gemmtuned.configs.errors import WorkerFailed, WorkerHung
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Candidate
 from gemmtuned.daemon.options import SearchOptions
@@ -65,9 +65,11 @@ def check(
             except WorkerFailed as err:
                 worker.stop()
                 worker = None
-                yield _judge(problem, candidate, trials, str(err))
+                ended = "hang" if isinstance(err, WorkerHung) else "crash"
+                yield _judge(problem, candidate, trials, (ended, str(err)))
                 continue
-            yield _judge(problem, candidate, trials, answer.reason if isinstance(answer, Failed) else "")
+            failed = ("refused", answer.reason) if isinstance(answer, Failed) else None
+            yield _judge(problem, candidate, trials, failed)
     finally:
         if worker is not None:
             worker.stop()
@@ -98,7 +100,7 @@ def _wait(worker: Tuner) -> None:
     select.select([worker.fileno()], [], [], _POLL_S)
 
 
-def _judge(problem: Problem, candidate: Candidate, trials: list[Trial], reason: str) -> Checked:
+def _judge(problem: Problem, candidate: Candidate, trials: list[Trial], failed: tuple[str, str] | None) -> Checked:
     ended = [t for t in trials if t.phase != "start"]
     baseline_us = next((t.us for t in ended if t.candidate.backend == DEFAULT_BACKEND), None)
     if candidate.backend == DEFAULT_BACKEND and baseline_us is not None:
@@ -108,8 +110,8 @@ def _judge(problem: Problem, candidate: Candidate, trials: list[Trial], reason: 
     err = next((t.err for t in its if t.err is not None), None)
     ratio = next((t.err_ratio for t in its if t.err_ratio is not None), None)
     last = its[-1] if its else None
-    if reason:
-        state, note = ("crash" if trials and trials[-1].phase == "start" else "refused"), reason
+    if failed is not None:
+        state, note = failed
     elif last is None:
         state, note = "refused", "it was not tried"
     else:

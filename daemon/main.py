@@ -86,6 +86,13 @@ class Tuned:
     devices: dict[str, Device] = field(default_factory=dict)  # by key: those it ran on
     code: int = 0  # 130 or 143 when it was interrupted
 
+    def and_then(self, other: Tuned) -> Tuned:
+        """Both runs as one."""
+        return Tuned(
+            {**self.solutions, **other.solutions}, {**self.failed, **other.failed}, {**self.devices, **other.devices},
+            self.code or other.code,
+        )  # fmt: skip
+
 
 def tune_now(
     request: Request,

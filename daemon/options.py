@@ -61,9 +61,11 @@ class SearchOptions:
 
     def allows(self, candidate: Candidate) -> bool:
         """Whether this candidate may be tried; the default always is."""
+        if candidate.backend == DEFAULT_BACKEND:
+            return True
         if self.only is not None and candidate not in self.only:
             return False
-        if self.backends is not None and candidate.backend not in (*self.backends, DEFAULT_BACKEND):
+        if self.backends is not None and candidate.backend not in self.backends:
             return False
         if not self.space:
             return True

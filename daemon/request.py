@@ -30,7 +30,7 @@ class Request:
     options: SearchOptions = field(default_factory=SearchOptions)
     again: bool = False
     timeout_s: float | None = None
-    on_trial: Callable[[Trial], object] = lambda trial: None
+    on_trial: Callable[[Trial, Device], object] = lambda trial, device: None
     on_found: Callable[[Sequence[Solution], Device], object] = lambda found, device: None
     found: dict[Problem, Solution] = field(default_factory=dict)
     settled: set[Problem] = field(default_factory=set)

@@ -140,7 +140,7 @@ class WorkQueue:
             trial.phase, trial.problem, trial.candidate, trial.outcome, trial.us, trial.err, trial.note,
         )  # fmt: skip
         if asked is not None:
-            asked.on_trial(trial)
+            asked.on_trial(trial, work.environment.device)
 
     def install(self, work: Work, found: Sequence[Solution], now_s: float) -> int:
         """Make these the verdicts, one a mode; the lease ends with them. Returns the generation that holds them.

@@ -178,7 +178,7 @@ def test_a_verdict_is_told_when_the_store_holds_it(run: Run) -> None:
     def look(found: object, device: object) -> None:
         held.append(len(run.store.published()[1]))
 
-    done, _ = run(8, 9, on_found=look, on_trial=trials.append)
+    done, _ = run(8, 9, on_found=look, on_trial=lambda trial, device: trials.append(trial))
 
     assert held == [1, 2]
     assert len(done.solutions) == 2

@@ -173,6 +173,32 @@ def test_a_list_like_live_traffic_is_planned_by_its_padded_keys(home: Path) -> N
     assert 70 <= planned["units"] < 100  # a few buckets hold three sizes or less, which stand for themselves
 
 
+def test_problems_go_to_the_device_they_are_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gemmtuned.commands.tune import _shares
+    from gemmtuned.configs.solution import Device
+
+    class Monitor:
+        def __init__(self, kind: str) -> None:
+            self.device = Device(key=kind, kind=kind, name=kind, arch="", units=1)
+
+    cpu, gpus = Monitor("cpu"), [Monitor("cuda"), Monitor("cuda")]
+    on_cpu, on_gpu = Problem(m=1, n=8, k=8, threads=2), Problem(m=1, n=8, k=8)
+
+    assert _shares([cpu, *gpus], [on_gpu, on_cpu], None) == [([cpu], [on_cpu]), (gpus, [on_gpu])]
+    assert _shares([cpu, *gpus], [on_gpu], 1) == [(gpus[:1], [on_gpu])]
+    assert _shares([cpu], [on_gpu, on_cpu], None) == [([cpu], [on_gpu, on_cpu])]
+
+
+def test_a_table_that_cannot_be_written_is_told_and_ends_with_1(
+    typed: Callable[..., tuple[Request, dict[str, Any]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        build()(["tune", "fp32:8x64x64", "-o", "nowhere/t.csv"], prog_name="gemmtuned")
+
+    assert end.value.code == 1
+    assert "nowhere/t.csv: cannot be written" in capsys.readouterr().err
+
+
 # --- runs
 
 

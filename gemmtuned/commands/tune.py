@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from gemmtuned.commands import tune_options as t
 from gemmtuned.commands.aiter_flags import META
 from gemmtuned.commands.options import DryRun, Json, LogLevel, default_threads, problems, settings, start_logging
 from gemmtuned.commands.tune_sources import Defaults, Wanted, gather
+from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.solution import Candidate, Device, Solution
 from gemmtuned.hooks.dispatch import NATIVE_CODES
 from gemmtuned.reports.progress import progress
@@ -21,6 +22,7 @@ from gemmtuned.reports.tuned_files import Profile, TunedTable, table_family
 
 if TYPE_CHECKING:
     from gemmtuned.configs.problem import Problem
+    from gemmtuned.daemon.check import Checked
     from gemmtuned.daemon.devices import Monitor
     from gemmtuned.daemon.main import Tuned
     from gemmtuned.daemon.options import SearchOptions
@@ -121,23 +123,26 @@ def tune(
     if dry_run:
         show(_plan(wanted), as_json=as_json)
         return
-    devices = _devices(monitors, wanted.problems, mp)
+    shares = _shares(monitors, wanted.problems, mp)
     if run_config is not None:
-        _check(wanted, run_config, dtype or "bf16", options, devices[0], timeout, as_json=as_json)
+        _check(wanted, run_config, dtype or "bf16", options, shares, timeout, as_json=as_json)
         return
     files = _Files(output, profile_file, wanted.problems, sort=sort)
-    from gemmtuned.daemon.main import tune_now
+    from gemmtuned.daemon.main import Tuned, tune_now
     from gemmtuned.daemon.request import Request
 
-    request = Request(
-        problems=wanted.problems, options=options, again=again, timeout_s=timeout,
-        on_trial=files.note, on_found=files.found,
-    )  # fmt: skip
-    with progress(quiet=as_json) as tell:
-        done = tune_now(request, settings(), idle=idle, progress=tell, monitors=devices)
+    done = Tuned()
+    for devices, share in shares:
+        request = Request(
+            problems=share, options=options, again=again, timeout_s=timeout, on_trial=files.note, on_found=files.found
+        )
+        with progress(quiet=as_json) as tell:
+            done = done.and_then(tune_now(request, settings(), idle=idle, progress=tell, monitors=devices))
+        if done.code:
+            break
     files.finish(done)
-    show(_report(wanted, done, files.notes), as_json=as_json)
-    if done.code or done.failed:
+    show(_report(wanted, done, files.notes, restricted=options.is_restricted), as_json=as_json)
+    if done.code or done.failed or files.trouble:
         raise typer.Exit(done.code or 1)
 
 
@@ -165,31 +170,37 @@ def _search_options(
     return options, notes + more
 
 
-def _devices(monitors: Sequence[Monitor], wanted: Sequence[Problem], most: int | None) -> list[Monitor]:
-    """Where these problems run: with threads on the CPU, without on GPUs, where there are any."""
+_Share = tuple[list["Monitor"], list["Problem"]]
+
+
+def _shares(monitors: Sequence[Monitor], wanted: Sequence[Problem], most: int | None) -> list[_Share]:
+    """Where these problems run: with threads on the CPU, without on GPUs, where there are any; `most` of a kind."""
     gpus = [m for m in monitors if m.device.kind != "cpu"]
-    chosen = [m for m in monitors if m.device.kind == "cpu"] if any(p.threads for p in wanted) or not gpus else []
-    chosen += gpus if any(not p.threads for p in wanted) else []
-    if most is not None and most > len(chosen):
-        complain(f"--mp {most}: there are {len(chosen)} devices for these problems")
-    return chosen[:most]
+    cpus = [m for m in monitors if m.device.kind == "cpu"]
+    on_gpu = [p for p in wanted if gpus and not p.threads]
+    on_cpu = [p for p in wanted if p.threads or not gpus]
+    shares = [(devices[:most], problems) for devices, problems in ((cpus, on_cpu), (gpus, on_gpu)) if problems]
+    there = max(len(devices) for devices, _ in shares)
+    if most is not None and most > there:
+        complain(f"--mp {most}: there {'is 1 device' if there == 1 else f'are {there} devices'} for these problems")
+    return shares
 
 
 class _Files:
-    """What -o and -o2 name, written after each shape."""
+    """What -o and -o2 name, written after each shape. A disk that refuses is told once and ends no tuning."""
 
     def __init__(self, output: Path | None, profile: Path | None, wanted: Sequence[Problem], *, sort: bool) -> None:
+        self.trouble = ""
         self._table = TunedTable(output, table_family(wanted), sort=sort) if output is not None else None
         self._profile = Profile(profile)
 
-    def note(self, trial: Trial) -> None:
-        self._profile.add(trial)
+    def note(self, trial: Trial, device: Device) -> None:
+        self._profile.add(trial, device)
 
     def found(self, found: Sequence[Solution], device: Device) -> None:
         if self._table is not None:
             self._table.add(found[0], device, err_ratio=self._profile.err_ratio(found[0]))
-            self._table.write()
-        self._profile.write(device)
+        self._write()
 
     def finish(self, done: Tuned) -> None:
         """Add what had a verdict before; what this run gave is there already."""
@@ -197,18 +208,25 @@ class _Files:
             device = done.devices.get(solution.device)
             if self._table is not None and device is not None and not self._table.holds(solution, device):
                 self._table.add(solution, device)
-        if self._table is not None:
-            self._table.write()
-        for device in done.devices.values():
-            self._profile.write(device)
+        self._write()
 
     @property
     def notes(self) -> list[str]:
         """What the tables could not hold."""
-        left_out = self._table.left_out if self._table is not None else []
+        left_out = [*self._table.left_out] if self._table is not None else []
         if not left_out:
             return []
         return [f"{len(left_out)} have no place in that table, for example {left_out[0]}: AITER has no column for it"]
+
+    def _write(self) -> None:
+        try:
+            if self._table is not None:
+                self._table.write()
+            self._profile.write()
+        except TableError as err:
+            if not self.trouble:
+                complain(f"{err}; the database and the published tables hold what is found")
+            self.trouble = str(err)
 
 
 def _plan(wanted: Wanted) -> Report:
@@ -223,7 +241,7 @@ def _plan(wanted: Wanted) -> Report:
     return Report("tune", [*tables, Table("rows", _PLAN, rows)], facts, notes=[*wanted.notes, note])
 
 
-def _report(wanted: Wanted, done: Tuned, notes: list[str]) -> Report:
+def _report(wanted: Wanted, done: Tuned, notes: list[str], *, restricted: bool) -> Report:
     rows: list[dict[str, Any]] = []
     for problem in wanted.problems:
         solution = done.solutions.get(problem)
@@ -232,6 +250,8 @@ def _report(wanted: Wanted, done: Tuned, notes: list[str]) -> Report:
             continue
         route = str(Candidate(solution.backend, solution.config))
         why = "torch's own is best" if solution.state == "default_best" else ""
+        if why and restricted and not solution.generation:
+            why += " of what was asked for: not published"
         speedup = solution.baseline_us / solution.us
         rows.append({**solution.to_row(), "problem": str(problem), "route": route, "speedup": speedup, "why": why})
     facts = {"dry_run": False, "failed": len(done.failed)}
@@ -245,7 +265,7 @@ def _check(
     run_config: str,
     dtype: str,
     options: SearchOptions,
-    device: Monitor,
+    shares: Sequence[_Share],
     timeout: float | None,
     *,
     as_json: bool,
@@ -254,14 +274,19 @@ def _check(
     from gemmtuned.daemon.worker import Deadlines, Worker
     from gemmtuned.reports.chosen import of_table, published
 
-    asked = wanted.problems
-    chosen = of_table(Path(run_config), asked, dtype=dtype) if run_config else published(settings(), asked)
-    make: Callable[[], Worker] = partial(Worker, device.id, nice=0, deadlines=Deadlines(timeout_s=timeout))
-    rows = []
+    total = len(wanted.problems)
+    rows: list[dict[str, Any]] = []
     failed = 0
+    deadlines = Deadlines(timeout_s=timeout)
+
+    def each() -> Iterator[Checked]:
+        for devices, asked in shares:
+            chosen = of_table(Path(run_config), asked, dtype=dtype) if run_config else published(settings(), asked)
+            yield from check(chosen, options, partial(Worker, devices[0].id, nice=0, deadlines=deadlines))
+
     with progress(quiet=as_json) as tell:
-        for number, found in enumerate(check(chosen, options, make), 1):
-            tell(number, len(chosen), str(found.problem))
+        for found in each():
+            tell(len(rows) + 1, total, str(found.problem))
             failed += not found.is_good
             speedup = found.baseline_us / found.us if found.us and found.baseline_us else None
             rows.append({

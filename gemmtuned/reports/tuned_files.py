@@ -38,7 +38,7 @@ class TunedTable:
 
     def __init__(self, path: Path, family: AiterFamily, *, sort: bool = False) -> None:
         self.path, self.family = path, family
-        self.left_out: list[Problem] = []
+        self.left_out: dict[Problem, None] = {}
         self._sort = sort
         self._columns = list(columns_for(family, kind="tuned"))
         self._rows: dict[Identity, Row] = {}
@@ -52,7 +52,7 @@ class TunedTable:
     def add(self, solution: Solution, device: Device, *, err_ratio: float | None = None) -> None:
         """Put a solution in; one that its family's columns cannot say goes to left_out."""
         if family_of(solution.problem) is not self.family:
-            self.left_out.append(solution.problem)
+            self.left_out[solution.problem] = None
             return
         row = self._new(solution, device, err_ratio)
         self._rows[_identity(row)] = row
@@ -80,11 +80,11 @@ class Profile:
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
-        self._trials: dict[tuple[Problem, Candidate], dict[str, Any]] = {}
+        self._trials: dict[tuple[Device, Problem, Candidate], dict[str, Any]] = {}
 
-    def add(self, trial: Trial) -> None:
+    def add(self, trial: Trial, device: Device) -> None:
         """Note one step; the later ones of a candidate take the place of the earlier."""
-        facts = self._trials.setdefault((trial.problem, trial.candidate), {})
+        facts = self._trials.setdefault((device, trial.problem, trial.candidate), {})
         facts |= {"phase": trial.phase, "outcome": trial.outcome}
         facts |= {"us": trial.us} if trial.us is not None else {}
         facts |= {"err_ratio": trial.err_ratio} if trial.err_ratio is not None else {}
@@ -95,19 +95,21 @@ class Profile:
         rest = solution.problem.with_m(1)
         found = [
             facts["err_ratio"]
-            for (problem, tried), facts in self._trials.items()
-            if tried == candidate and problem.with_m(1) == rest and "err_ratio" in facts
+            for (device, problem, tried), facts in self._trials.items()
+            if device.key == solution.device
+            and (problem.with_m(1), tried) == (rest, candidate)
+            and "err_ratio" in facts
         ]
         return max(found, default=None)
 
-    def write(self, device: Device) -> None:
+    def write(self) -> None:
         """To the disk, whole or not at all, where a path was given. Raises TableError."""
         if self.path is None:
             return
         family = FAMILIES["bf16"]
         columns = (*family.tuned_header, "phase", "outcome")
         rows = []
-        for (problem, candidate), facts in self._trials.items():
+        for (device, problem, candidate), facts in self._trials.items():
             us: float = facts.get("us") or 0.0
             timed = us > 0 and facts["outcome"] in ("ok", "slower", "rejected")
             texts = {
