@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from hooked import Home
 
 from gemmtuned.ops import aiter_calls
 from gemmtuned.ops.aiter_calls import Choice, GemmKey, fallback
@@ -95,7 +96,7 @@ class StandIn(ModuleType):
 def aiter(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     module = StandIn()
     monkeypatch.setitem(sys.modules, "aiter", module)
-    monkeypatch.setattr(torch, "version", SimpleNamespace(hip="6.4", __version__=torch.__version__))
+    monkeypatch.setattr(torch.version, "hip", "6.4")
     aiter_calls.calls.cache_clear()
     yield module
     aiter_calls.calls.cache_clear()
@@ -173,3 +174,33 @@ def test_without_a_row_and_without_aiter_nothing_is_looked_up(monkeypatch: pytes
     monkeypatch.setattr(gemm, "_tuned", None)  # to call it would raise
 
     assert gemm.mm(torch.ones(2, 4), torch.ones(3, 4)).shape == (2, 3)
+
+
+COUNTED = """
+    import sys, types, torch
+    from importlib.machinery import ModuleSpec
+    torch.set_num_threads(2)
+    aiter = types.ModuleType("aiter")
+    aiter.__spec__ = ModuleSpec("aiter", None, origin="here")
+    aiter.gemm_a16w16_asm = lambda x, w, y, *rest: y.fill_(1)
+    sys.modules["aiter"] = aiter
+    torch.version.hip = "6.4"
+    from gemmtuned.configs.solution import cpu_device
+    from gemmtuned.ops import TunedGemm
+    here = cpu_device()
+    with open(sys.argv[1], "w") as file:
+        print("gfx,cu_num,M,N,K,dtype,outdtype,libtype,us", file=file)
+        print(f"{here.arch},{here.units},16,64,128,bf16,bf16,asm,9", file=file)
+    gemm = TunedGemm()
+    gemm.load_config(sys.argv[1])
+    x, w = torch.ones(16, 128, dtype=torch.bfloat16), torch.ones(64, 128, dtype=torch.bfloat16)
+    for _ in range(3):
+        assert gemm.gemm_a16w16(x, w).eq(1).all()
+"""
+
+
+def test_a_call_that_aten_does_not_see_is_counted_all_the_same(home: Home, tmp_path: Any) -> None:
+    done = home.run(COUNTED, str(tmp_path / "t.csv"))
+
+    assert done.code == 0, done.err
+    assert home.counts() == {("bf16:16x64x128,threads=2", "miss"): 3}

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from gemmtuned.configs.errors import GemmtunedError
+
+_FP8: Final = frozenset({torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz})
 
 
 def as_weight(weight: Tensor, k: int) -> Tensor:
@@ -33,10 +37,11 @@ def stock_gemm(
     F.linear, or _scaled_mm for fp8 operands.  The product is rounded to x's dtype before it becomes otype, as AITER's
     torch path does it.
     """
-    if x.dtype.itemsize == 1 and x.dtype.is_floating_point:
+    if x.dtype in _FP8:
         return _scaled(x, w, bias, scale_a, scale_b, otype)
     if scale_a is None and scale_b is None:
-        return F.linear(x, w, bias).to(otype)
+        y = F.linear(x, w, bias)
+        return y if y.dtype is otype else y.to(otype)
     y = F.linear(x, w).float() * _scale(scale_a, x) * _scale(scale_b, x)
     return (y if bias is None else y + bias).to(otype)
 

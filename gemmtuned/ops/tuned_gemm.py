@@ -21,15 +21,14 @@ from torch import Tensor
 
 from gemmtuned.configs.aiter_columns import torch_name
 from gemmtuned.configs.aiter_headers import FAMILIES
-from gemmtuned.configs.aiter_rows import candidate_of, solution_of
+from gemmtuned.configs.aiter_rows import solution_of
 from gemmtuned.configs.errors import GemmtunedError, ProblemError
-from gemmtuned.configs.merge import Found, TunedTable, merge
-from gemmtuned.configs.padding import padded_m
+from gemmtuned.configs.merge import TunedTable, merge
 from gemmtuned.configs.problem import DTYPES, Problem
-from gemmtuned.configs.solution import DEFAULT_BACKEND, Device, Solution
+from gemmtuned.configs.solution import Solution
 from gemmtuned.hooks import activate
-from gemmtuned.hooks.fallback import describe, plain_call
 from gemmtuned.ops.aiter_calls import Choice, GemmKey, Operands, calls, fallback
+from gemmtuned.ops.plans import Plan, chosen, device_of, gemm_key, is_plain, place_of, serves, usable_routes
 from gemmtuned.ops.shuffle import PRESHUFFLE_M_THRESHOLD, is_shuffled, unshuffle_weight
 from gemmtuned.ops.stock_gemm import as_weight, stock_gemm
 
@@ -56,7 +55,7 @@ class TunedGemm:
         self._table = TunedTable(FAMILIES[_FAMILY])
         self._routes: dict[Solution, Run] = {}
         self._failed: set[GemmKey] = set()
-        self._choose: Callable[[GemmKey, str], tuple[Choice, Solution | None]] = lru_cache(CACHED)(self._look_up)
+        self._plan: Callable[..., Plan | None] = lru_cache(CACHED)(self._make_plan)
 
     def load_config(self, *paths: str | Path) -> int:
         """Use these tuned tables too, besides those loaded before; returns how many rows are in use now.
@@ -67,11 +66,11 @@ class TunedGemm:
         """
         new = tuple(Path(path).expanduser().absolute() for path in paths)
         wanted = [*self._paths, *new]
-        here = _device("cpu") if not torch.cuda.is_available() else _device("cuda:0")
+        here = device_of("cpu") if not torch.cuda.is_available() else device_of("cuda:0")
         table = merge(list(dict.fromkeys(wanted)), family=_FAMILY, here=here.arch)
-        self._routes = _usable([solution for row in table.rows if (solution := solution_of(row)) is not None])
+        self._routes = usable_routes([solution for row in table.rows if (solution := solution_of(row)) is not None])
         self._table, self._paths = table, wanted
-        self._choose = lru_cache(CACHED)(self._look_up)
+        self._plan = lru_cache(CACHED)(self._make_plan)
         activate.take_tables(_FAMILY, new)
         return len(table)
 
@@ -86,15 +85,14 @@ class TunedGemm:
         bpreshuffle: bool = False,
     ) -> GemmKey:
         """AITER's nine columns of a call with these operands; x is [..., K], weight [N, K]."""
-        n, k = weight.shape
         fused = bias is not None and not self.split_bias
-        units = _device(_place(x)).units
-        out = str(otype or x.dtype)
-        return GemmKey(units, x.numel() // k, n, k, fused, str(x.dtype), out, scaled, bpreshuffle)
+        return gemm_key(
+            x.shape, weight.shape, fused, x.dtype, otype or x.dtype, scaled, bpreshuffle, place_of(x.device)
+        )
 
     def config(self, key: GemmKey, device: str = "cpu") -> Choice:
         """What a call with this key runs on a device (`cpu`, `cuda:0`), before it is known whether that is here."""
-        return self._choose(key, device)[0]
+        return self._look_up(key, device)[0]
 
     def gemm_a16w16(
         self,
@@ -109,18 +107,18 @@ class TunedGemm:
         bpreshuffle: bool | None = None,
     ) -> Tensor:
         """As `gemmtuned.ops.gemm_a16w16`."""
-        shuffled = is_shuffled(weight) if bpreshuffle is None else bpreshuffle
-        w = as_weight(weight, x.shape[-1])
         if scale_c is not None:
             raise GemmtunedError("scale_c is for fp8 results, which this version does not make: scale the result")
-        late = bias if self.split_bias else None
-        fused = None if self.split_bias else bias
+        shuffled = is_shuffled(weight) if bpreshuffle is None else bpreshuffle
+        w = as_weight(weight, x.shape[-1])
+        out = otype or x.dtype
+        fused, late = (None, bias) if self.split_bias else (bias, None)
         y = None
-        if not torch.compiler.is_compiling() and (shuffled or len(self._table) or calls()):
-            y = self._tuned(x, w, fused, otype or x.dtype, scale_a, scale_b, shuffled=shuffled)
+        # Inside torch.compile the call must be torch's own, which the hook serves below
+        if not torch.compiler.is_compiling() and (shuffled or self._paths or calls()):
+            y = self._tuned(x, w, fused, out, scale_a, scale_b, shuffled=shuffled)
         if y is None:
-            plain = _unshuffled(x, w) if shuffled else w
-            y = stock_gemm(x, plain, fused, scale_a, scale_b, otype or x.dtype)
+            y = stock_gemm(x, _unshuffled(w) if shuffled else w, fused, scale_a, scale_b, out)
         return y if late is None else y + late.to(y.dtype)
 
     def mm(
@@ -152,97 +150,71 @@ class TunedGemm:
         shuffled: bool,
     ) -> Tensor | None:
         """The call by a kernel of ours or of AITER's; None when torch is to serve it."""
+        if not (x.numel() and is_plain(x, w, bias)):
+            return None
         scaled = scale_a is not None or scale_b is not None
-        place = _place(x)
-        key = self.key(x, w, bias, otype, scaled=scaled, bpreshuffle=shuffled)
-        if key.M == 0 or key in self._failed or needs_grad(x, w, bias):
+        plan = self._plan(x.shape, w.shape, bias is not None, x.dtype, otype, scaled, shuffled, x.device)
+        if plan is None:
+            return None
+        x2 = x.reshape(-1, plan.key.K)
+        try:
+            if plan.route is not None:
+                if activate.is_active() or not serves(plan.solution, x2, w, bias):
+                    return None  # an active hook has the same table, and counts
+                y = plan.route(x2, w.t(), bias)
+            else:
+                operands = Operands(x2, w, bias, otype, scale_a, scale_b, None, shuffled, plan.key.cu_num)
+                y = plan.call(operands, plan.choice)
+                _count(plan.key, place_of(x.device))
+        except (RuntimeError, TypeError, ValueError) as err:
+            self._failed.add(plan.key)
+            self._plan = lru_cache(CACHED)(self._make_plan)
+            _tell_once(f"{plan.choice.libtype} fails for {plan.key}, torch serves it from now on: {err}")
+            return None
+        return y.view(*x.shape[:-1], plan.key.N).to(otype)
+
+    def _make_plan(
+        self,
+        x_shape: torch.Size,
+        w_shape: torch.Size,
+        bias: bool,
+        dtype: torch.dtype,
+        otype: torch.dtype,
+        scaled: bool,
+        shuffled: bool,
+        device: torch.device,
+    ) -> Plan | None:
+        """What serves calls with operands of this kind; None for torch."""
+        place = place_of(device)
+        key = gemm_key(x_shape, w_shape, bias, dtype, otype, scaled, shuffled, place)
+        if key in self._failed:
             return None
         if shuffled and key.M < PRESHUFFLE_M_THRESHOLD:
             _tell_once(f"a shuffled weight below M={PRESHUFFLE_M_THRESHOLD} is slower than a plain one: hand that one")
-        choice, solution = self._choose(key, place)
-        route = self._routes.get(solution) if solution is not None else None
-        x2 = x.reshape(-1, key.K)
-        try:
-            if route is not None and solution is not None:
-                if activate.is_active() or not _serves(solution, x2, w, bias):
-                    return None  # an active hook has the same table, and counts
-                y = route(x2, w.t(), bias)
-            else:
-                call = calls().get(choice.libtype)
-                if call is None:
-                    return None
-                y = call(Operands(x2, w, bias, otype, scale_a, scale_b, None, shuffled, key.cu_num), choice)
-                _count(key, place)
-        except (RuntimeError, TypeError, ValueError) as err:
-            self._failed.add(key)
-            _tell_once(f"{choice.libtype} fails for {key}, torch serves it from now on: {err}")
-            return None
-        return y.view(*x.shape[:-1], key.N).to(otype)
+        choice, solution = self._look_up(key, place)
+        if solution is not None:
+            route = self._routes.get(solution)
+            fits = route is not None and not scaled and otype == dtype
+            return Plan(key, choice, solution, route) if fits else None
+        call = calls().get(choice.libtype)
+        return Plan(key, choice, call=call) if call is not None else None
 
     def _look_up(self, key: GemmKey, place: str) -> tuple[Choice, Solution | None]:
-        device = _device(place)
+        device = device_of(place)
         found = self._table.find(
             gfx=device.arch, cu_num=key.cu_num, M=key.M, N=key.N, K=key.K, bias=key.bias,
             dtype=_SHORT.get(key.dtype, key.dtype), outdtype=_SHORT.get(key.outdtype, key.outdtype),
             scaleAB=key.scaleAB, bpreshuffle=key.bpreshuffle,
         )  # fmt: skip
-        return (fallback(key, device.arch), None) if found is None else _chosen(found)
+        return (fallback(key, device.arch), None) if found is None else chosen(found)
 
 
-def _unshuffled(x: Tensor, w: Tensor) -> Tensor:
-    _tell_once("no kernel here takes a shuffled weight: it is turned back at every call; hand the plain one instead")
+def _unshuffled(w: Tensor) -> Tensor:
+    if not torch.compiler.is_compiling():
+        _tell_once(
+            "no kernel here takes a shuffled weight: it is turned back at every call; hand the plain one instead"
+        )
     return unshuffle_weight(w)
-
-
-def _chosen(found: Found) -> tuple[Choice, Solution | None]:
-    row = found.row
-    candidate = candidate_of(row)
-    if candidate is None:
-        return Choice(DEFAULT_BACKEND, padded_m=found.m), None
-    texts = {name: row[name].partition(".")[0] for name in ("solidx", "splitK")}
-    numbers = {name: int(text) if text.lstrip("-").isdigit() else None for name, text in texts.items()}
-    kernel = row["kernelName"] or row["kernel_name"]
-    choice = Choice(candidate.backend, numbers["solidx"] or 0, numbers["splitK"], kernel, found.m)
-    return choice, solution_of(row)
-
-
-def needs_grad(x: Tensor, w: Tensor, bias: Tensor | None) -> bool:
-    """Whether autograd must see the call: kernels of others have no derivative."""
-    return torch.is_grad_enabled() and (x.requires_grad or w.requires_grad or (bias is not None and bias.requires_grad))
-
-
-def _serves(solution: Solution, x: Tensor, w: Tensor, bias: Tensor | None) -> bool:
-    """Whether this is the very problem that the solution was proven for: AITER's key says less than ours."""
-    if not plain_call(x, w, bias):
-        return False
-    try:
-        problem = describe(x, w, bias)
-    except ProblemError:
-        return False
-    m = padded_m(problem.m, problem.n, solution.covers)
-    return problem.with_m(m) == solution.problem
-
-
-def _usable(solutions: list[Solution]) -> dict[Solution, Run]:
-    """Solutions of ours that may run on this CPU, and how: device and versions agree, and a check passed."""
-    from gemmtuned.hooks.dispatch import runner
-    from gemmtuned.hooks.user_tables import spot_checks
-    from gemmtuned.kernels.backends import environment
-
-    here = environment(_device("cpu"))
-    fit = [
-        s for s in dict.fromkeys(solutions)
-        if s.device == here.device.key and here.accepts(s.backend, s.stamp) and s.backend != DEFAULT_BACKEND
-    ]  # fmt: skip
-    routes = {}
-    for solution, reason in zip(fit, spot_checks(fit) if fit else (), strict=True):
-        if reason:
-            log.warning("row not used problem=%s backend=%s reason=%r", solution.problem, solution.backend, reason)
-            continue
-        route = runner(solution)
-        if route is not None:
-            routes[solution] = route
-    return routes
 
 
 def _count(key: GemmKey, place: str) -> None:
@@ -261,17 +233,6 @@ def _count(key: GemmKey, place: str) -> None:
     except (KeyError, ProblemError):
         return
     hook.count_op(problem, place)
-
-
-@lru_cache(64)
-def _device(place: str) -> Device:
-    from gemmtuned.kernels.device import device_at
-
-    return device_at(place)
-
-
-def _place(x: Tensor) -> str:
-    return "cpu" if x.device.type == "cpu" else f"cuda:{x.device.index or 0}"
 
 
 def _tell_once(what: str) -> None:

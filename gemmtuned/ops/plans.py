@@ -1,0 +1,127 @@
+"""What serves calls of one kind, found out once: AITER's key, the row that fits, and whether it may be used here."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import Tensor
+
+from gemmtuned.configs.aiter_rows import candidate_of, solution_of
+from gemmtuned.configs.errors import ProblemError
+from gemmtuned.configs.merge import Found
+from gemmtuned.configs.padding import padded_m
+from gemmtuned.configs.solution import DEFAULT_BACKEND, Device, Solution
+from gemmtuned.hooks.fallback import describe, plain_call
+from gemmtuned.ops.aiter_calls import Call, Choice, GemmKey
+
+if TYPE_CHECKING:
+    from gemmtuned.hooks.dispatch import Run
+
+log = logging.getLogger("gemmtuned.ops")
+_PLAIN: Final = frozenset({Tensor, torch.nn.Parameter})
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What serves calls of one kind: a route for a solution of ours, or a kernel of AITER's."""
+
+    key: GemmKey
+    choice: Choice
+    solution: Solution | None = None
+    route: Run | None = None
+    call: Call = lambda operands, choice: operands.x
+
+
+def gemm_key(
+    x_shape: torch.Size,
+    w_shape: torch.Size,
+    bias: bool,
+    dtype: torch.dtype,
+    otype: torch.dtype,
+    scaled: bool,
+    shuffled: bool,
+    place: str,
+) -> GemmKey:
+    """AITER's nine columns of a call with an x [..., K] and a weight [N, K] of these sizes."""
+    n, k = w_shape
+    return GemmKey(
+        device_of(place).units, x_shape[:-1].numel(), n, k, bias, str(dtype), str(otype), scaled, shuffled
+    )  # fmt: skip
+
+
+def chosen(found: Found) -> tuple[Choice, Solution | None]:
+    """What a row says: AITER's library and kernel, and our solution where it carries one."""
+    row = found.row
+    candidate = candidate_of(row)
+    if candidate is None:
+        return Choice(DEFAULT_BACKEND, padded_m=found.m), None
+    texts = {name: row[name].partition(".")[0] for name in ("solidx", "splitK")}
+    numbers = {name: int(text) if text.lstrip("-").isdigit() else None for name, text in texts.items()}
+    kernel = row["kernelName"] or row["kernel_name"]
+    choice = Choice(candidate.backend, numbers["solidx"] or 0, numbers["splitK"], kernel, found.m)
+    return choice, solution_of(row)
+
+
+def is_plain(x: Tensor, w: Tensor, bias: Tensor | None) -> bool:
+    """Whether a kernel that is not torch's may serve the call: no derivative, autocast, subclass or other device."""
+    if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad or (bias is not None and bias.requires_grad)):
+        return False
+    kind = x.device.type
+    return (
+        kind in ("cpu", "cuda")
+        and type(x) in _PLAIN
+        and type(w) in _PLAIN
+        and not torch.is_autocast_enabled(kind)
+        and torch._C._functorch.maybe_current_level() is None
+    )
+
+
+def serves(solution: Solution | None, x: Tensor, w: Tensor, bias: Tensor | None) -> bool:
+    """Whether this is the very problem that the solution was proven for: AITER's key says less than ours."""
+    if solution is None or not plain_call(x, w, bias):
+        return False
+    try:
+        problem = describe(x, w, bias)
+    except ProblemError:
+        return False
+    m = padded_m(problem.m, problem.n, solution.covers)
+    return problem.with_m(m) == solution.problem
+
+
+def usable_routes(solutions: list[Solution]) -> dict[Solution, Run]:
+    """Solutions of ours that may run on this CPU, and how: device and versions agree, and a check passed."""
+    from gemmtuned.hooks.dispatch import runner
+    from gemmtuned.hooks.user_tables import spot_checks
+    from gemmtuned.kernels.backends import environment
+
+    here = environment(device_of("cpu"))
+    fit = [
+        s for s in dict.fromkeys(solutions)
+        if s.device == here.device.key and here.accepts(s.backend, s.stamp) and s.backend != DEFAULT_BACKEND
+    ]  # fmt: skip
+    routes = {}
+    for solution, reason in zip(fit, spot_checks(fit) if fit else (), strict=True):
+        if reason:
+            log.warning("row not used problem=%s backend=%s reason=%r", solution.problem, solution.backend, reason)
+            continue
+        route = runner(solution)
+        if route is not None:
+            routes[solution] = route
+    return routes
+
+
+@lru_cache(64)
+def device_of(place: str) -> Device:
+    """The device at `cpu` or `cuda:0`, as tables are keyed by it."""
+    from gemmtuned.kernels.device import device_at
+
+    return device_at(place)
+
+
+def place_of(device: torch.device) -> str:
+    """`cpu` or `cuda:<index>`."""
+    return "cpu" if device.type == "cpu" else f"cuda:{device.index or 0}"
