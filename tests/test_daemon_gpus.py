@@ -7,81 +7,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fake_gpu import CONTEXT, MIB, Card, FakeSampler
-from fakes import Clock, FakeMonitor, Life
+from fake_gpu import MIB, Card
+from fakes import Clock, FakeMonitor
+from gpu_machine import Machine
 
-from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.settings import Settings
-from gemmtuned.configs.sighting import Sighting
-from gemmtuned.configs.solution import Environment
-from gemmtuned.daemon.attribution import OwnUse
-from gemmtuned.daemon.gpus import GpuMonitor
-from gemmtuned.daemon.idle import Reading
-from gemmtuned.daemon.notice import read_notice
 from gemmtuned.daemon.rules import Hours, Rules
 from gemmtuned.daemon.service import Daemon
-from gemmtuned.db.store import Store
 
-MakeMachine = Callable[..., "Machine"]
-
-
-class Watched(GpuMonitor):
-    """Shows our worker on the card as a driver would: a context once it has said hello, full use at an order."""
-
-    def __init__(self, card: Card, **options: object) -> None:
-        super().__init__(FakeSampler(card), card.facts(), mps=lambda: False, **options)  # type: ignore[arg-type]
-        self.card = card
-
-    def read(self, now_s: float, own: OwnUse | None = None) -> Reading:
-        self.card.programs = [p for p in self.card.programs if p.pid < 10_000]
-        if own is not None and own.memory_bytes is not None:
-            self.card.start(own.pid, held=CONTEXT + own.memory_bytes, share=0.9 if own.working else 0.0)
-        return super().read(now_s, own)
-
-
-class Machine:
-    """A daemon on some cards."""
-
-    def __init__(self, folder: Path, clock: Clock, cards: list[Card], *, locks: Path, **options: object) -> None:
-        self.settings = Settings.from_env({"GEMMTUNED_HOME": str(folder), "GEMMTUNED_DEVICE_LOCKS": str(locks)})
-        self.clock = clock
-        self.cards = cards
-        self.store = Store(self.settings.db, locks=self.settings.locks)
-        self.monitors = [Watched(card) for card in cards]
-        device = self.monitors[0].device
-        self.environment = Environment(device, {"torch": "1", "slow": "1", "fast": "1", "bad": "1"})
-        self.life = Life(clock, environment=self.environment)
-        self.by_device: dict[str, int] = {}
-        make = self.life.make
-
-        def counted(device: str):  # type: ignore[no-untyped-def]
-            self.by_device[device] = self.by_device.get(device, 0) + 1
-            worker = make(device)
-            worker.memory_bytes = None
-            return worker
-
-        self.daemon = Daemon(self.settings, self.store, self.monitors, counted, now_s=clock.now_s, **options)  # type: ignore[arg-type]
-
-    def see(self, count: int) -> None:
-        sightings = [Sighting(Problem(m=8, n=64 + i, k=64, threads=0), "miss", 10) for i in range(count)]
-        self.store.add_sightings("serve", self.environment, sightings, now_s=self.clock.now_s)
-
-    def turn(self) -> None:
-        for worker in self.life.alive:  # what the real worker says with its first word
-            if worker.environment is not None and worker.memory_bytes is None:
-                worker.memory_bytes = 0
-        self.daemon.turn(self.clock.now_s)
-
-    def run(self, seconds: float) -> None:
-        end_s = self.clock.now_s + seconds
-        while self.clock.now_s < end_s:
-            self.turn()
-            self.clock.pass_s(0.1)
-
-    def reason(self) -> str:
-        notice = read_notice(self.settings.home)
-        assert notice is not None
-        return str(notice["reason"])
+MakeMachine = Callable[..., Machine]
 
 
 @pytest.fixture
