@@ -30,7 +30,7 @@ from gemmtuned.configs.solution import Device, Environment, Solution, cpu_device
 from gemmtuned.daemon.wire import Failed, Found, Hello, Inbox, Message, Order, Trial, encode, receive
 
 logger = logging.getLogger("gemmtuned.daemon.worker")
-_SHORT_OF_MEMORY: Final = re.compile("out of memory|MemoryError", re.IGNORECASE)
+_SHORT_OF_MEMORY: Final = re.compile("out of memory|can't allocate memory|MemoryError", re.IGNORECASE)
 _PR_SET_PDEATHSIG: Final = 1
 Search = Callable[..., Solution | tuple[Solution, ...]]
 

@@ -25,8 +25,8 @@ from gemmtuned.configs.sighting import Sighting
 from gemmtuned.configs.solution import Environment, Solution
 from gemmtuned.daemon.main import run_daemon, tune_now
 from gemmtuned.daemon.notice import read_notice
-from gemmtuned.daemon.work_queue import HOLD_S
 from gemmtuned.daemon.request import Request
+from gemmtuned.daemon.work_queue import HOLD_S
 from gemmtuned.daemon.worker import Deadlines, Worker
 from gemmtuned.db.store import Store
 
