@@ -49,11 +49,11 @@ CPU_GEMMS = frozenset(
 )
 
 
+STARTED = time.monotonic()
+
+
 def say(text: str) -> None:
     print(f"[{time.monotonic() - STARTED:5.0f} s] {text}", flush=True)
-
-
-STARTED = time.monotonic()
 
 
 class Switch:

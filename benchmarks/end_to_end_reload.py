@@ -70,8 +70,6 @@ class Decoding:
         with torch.inference_mode(), torch.cuda.stream(stream):
             while not stop.is_set():
                 start = time.perf_counter()
-                self.decoder.reset()
-                self.decoder.token.zero_()
                 self.decoder.step()
                 logits = self.decoder.logits.float().cpu()  # waits for the step
                 self.times.append(time.perf_counter() - start)
@@ -79,6 +77,8 @@ class Decoding:
                     self.right = logits
                 elif (logits - self.right).abs().max() > ROUNDING * self.right.abs().max():
                     self.wrong += 1
+                self.decoder.reset()  # each step is the first one
+                self.decoder.token.zero_()
 
 
 def block(threads: list[Decoding], during: Any) -> list[float]:
@@ -132,6 +132,8 @@ def main() -> None:
     gemmtuned.on_reload(taken.append)
     model = example.build(args.size, args.layers, device, torch.bfloat16 if device == "cuda" else torch.float32)
     threads = [Decoding(model, device) for _ in range(THREADS)]
+    if device == "cuda":
+        torch.cuda.synchronize()  # what was made on the default stream is read on others
     block(threads, lambda: time.sleep(1.0))  # the first step of each, with no table
     every_s = max(0.01, min(0.1, args.seconds / 6 / PUBLISHES))
     command = [sys.executable, "-P", "-c", PUBLISHER, str(folder), str(folder.parent / "tables.json"), str(every_s)]

@@ -31,23 +31,26 @@ class Compiled:
     def __init__(self) -> None:
         self._waiting: dict[Note, None] = {}
         self._finder = _OnImport(self._patch)
+        self._ours: Any = None  # what stands in for Scheduler.codegen, and what stood there
         self._stock: Any = None
 
     def install(self) -> None:
         """Patch the scheduler, now or when Inductor is first imported: importing it takes a second, so we never do."""
         module = sys.modules.get(SCHEDULER)
         if module is not None:
-            self._patch(module)
+            with suppress(AttributeError):  # a scheduler without that method: nothing is noted
+                self._patch(module)
         elif self._finder not in sys.meta_path:
             sys.meta_path.insert(0, self._finder)
 
     def remove(self) -> None:
-        """Take the patch back."""
+        """Take the patch back; where somebody has wrapped it meanwhile it stays, and does nothing."""
         with suppress(ValueError):
             sys.meta_path.remove(self._finder)
-        module, stock, self._stock = sys.modules.get(SCHEDULER), self._stock, None
-        if module is not None and stock is not None:
-            module.Scheduler.codegen = stock
+        module = sys.modules.get(SCHEDULER)
+        ours, self._ours = self._ours, None
+        if module is not None and ours is not None and module.Scheduler.codegen is ours:
+            module.Scheduler.codegen = self._stock
 
     def take(self) -> list[Note]:
         """What was noted since the last time."""
@@ -55,15 +58,15 @@ class Compiled:
 
     def _patch(self, module: types.ModuleType) -> None:
         stock = module.Scheduler.codegen
-        waiting = self._waiting
+        watch = self
 
         def codegen(self: Any, *args: Any, **kwargs: Any) -> Any:
-            for note in _notes(self):
-                if len(waiting) < MAX_WAITING:
-                    waiting[note] = None
+            for note in _notes(self) if watch._ours is not None else ():
+                if len(watch._waiting) < MAX_WAITING:
+                    watch._waiting[note] = None
             return stock(self, *args, **kwargs)
 
-        self._stock = stock
+        self._ours, self._stock = codegen, stock
         module.Scheduler.codegen = codegen
 
 
@@ -96,7 +99,7 @@ class _OnImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        with suppress(Exception):  # a scheduler without that method: nothing is noted
+        with suppress(AttributeError):  # a scheduler without that method: nothing is noted
             self._then(module)
         with suppress(ValueError):
             sys.meta_path.remove(self)

@@ -18,6 +18,7 @@ import logging
 import os
 import re
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -37,6 +38,7 @@ class Probation:
         self._folder, self._run = folder, run.encode()[:_LONGEST]
         self._mark: tuple[Path, int] | None = None  # ours, and its open and locked descriptor
         self._since_s = 0.0
+        self._lock = threading.Lock()  # around taking the mark away: its descriptor is closed once
 
     def refuses(self, generation: int) -> bool:
         """Whether processes of this run died of it, DEATHS of them."""
@@ -63,8 +65,9 @@ class Probation:
 
     def turn(self, now_s: float) -> None:
         """Called now and then: after TRIAL_S the table has proved itself."""
-        if self._mark is not None and now_s - self._since_s >= TRIAL_S:
-            generation = _generation(self._mark[0])
+        mark = self._mark
+        if mark is not None and now_s - self._since_s >= TRIAL_S:
+            generation = _generation(mark[0])
             self.end()
             for path in self._deaths(generation):
                 with suppress(OSError):
@@ -72,7 +75,8 @@ class Probation:
 
     def end(self, *, died: bool = False) -> None:
         """This process ends, or takes up another table; died: not in good order, so the mark stays."""
-        mark, self._mark = self._mark, None
+        with self._lock:
+            mark, self._mark = self._mark, None
         if mark is not None:
             if not died:
                 with suppress(OSError):
@@ -81,6 +85,7 @@ class Probation:
 
     def after_fork(self) -> None:
         """In a forked child: the mark is the parent's; our copy of its descriptor would outlive the parent."""
+        self._lock = threading.Lock()
         mark, self._mark = self._mark, None
         if mark is not None:
             os.close(mark[1])
@@ -96,7 +101,8 @@ class Probation:
             return []
 
     def _is_death(self, path: Path) -> bool:
-        if self._mark is not None and path == self._mark[0]:
+        mark = self._mark
+        if mark is not None and path == mark[0]:
             return False
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -23,12 +23,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--max-autotune", action="store_true")
+    parser.add_argument("--no-graph", action="store_true")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = build(args.size, args.layers, device, torch.bfloat16)
     mode = "max-autotune-no-cudagraphs" if args.max_autotune else "default"
     compiled = torch.compile(model, mode=mode, dynamic=False)  # the graph is captured here, not by Inductor
-    decoder = Decoder(model, args.batch, args.steps + 8, device == "cuda", compiled)
+    decoder = Decoder(model, args.batch, args.steps + 8, device == "cuda" and not args.no_graph, compiled)
     for _ in range(args.repeat):
         for _ in range(3):  # a first step compiles
             decoder.step()
