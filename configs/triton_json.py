@@ -78,6 +78,23 @@ def is_tiles(raw: object) -> bool:
     return isinstance(raw, dict) and any(_BUCKET.fullmatch(key) for key in raw)
 
 
+def kernel_files(configs: Path, *, arch: str, name: str) -> list[TileFile]:
+    """The files of one kernel (`GEMM-A16W16`) in AITER's `configs` folder, from the layout that AITER takes.
+
+    The first of nested triton, nested gluon and flat whose default file exists; [] when none has one.  Raises
+    TableError for a file that cannot be read.
+    """
+    folder = name.lower().replace("-", "_")
+    for place in (configs / arch / backend / "gemm" / folder for backend in ("triton", "gluon")):
+        if (place / "DEFAULT.json").is_file():
+            return [read_file(place / "DEFAULT.json"), *map(read_file, sorted(place.glob(f"{name}-*=*.json")))]
+    for place in (configs / "gemm", configs / "gemm/gluon"):
+        default = place / f"{arch}-{name}.json"
+        if default.is_file():
+            return [read_file(default), *map(read_file, sorted(place.glob(f"{arch}-{name}-[A-Z]*=*.json")))]
+    return []
+
+
 def write_file(path: Path, buckets: Mapping[str, Config]) -> None:
     """Write a tile file, keys in the order they are looked up. Raises TableError when the disk refuses."""
     text = json.dumps({key: buckets[key] for key in sorted(buckets, key=_order)}, indent=4) + "\n"

@@ -208,8 +208,17 @@ def test_tiles_of_vllms_mixtures_are_kept_as_they_stand(tmp_path: Path) -> None:
     assert (found.kind, len(found.hints), found.rejected) == ("tuned", 2, 2)
     row = json.loads(found.hints[0].row)
     assert (row["experts"], row["inter"], row["device"], row["dtype"]) == ("128", "384", "NVIDIA_H200", "fp8_w8a8")
+    assert row["triton"] == "3.4"
     assert found.hints[0].problem is None  # neither width nor top-k is told
     assert found.hints[0].candidate == Candidate.of("vllm_moe", **tile)
+
+
+def test_sglangs_folder_names_the_triton_that_was_tuned_with(tmp_path: Path) -> None:
+    (tmp_path / "triton_3_2_0").mkdir()
+    path = tmp_path / "triton_3_2_0/E=8,N=64,device_name=X.json"
+    path.write_text(json.dumps({"1": VLLM}))
+
+    assert json.loads(read_any(path).hints[0].row)["triton"] == "3.2.0"
 
 
 def test_a_mixtures_solution_is_written_under_vllms_name_and_read_again(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from gemmtuned.configs.triton_json import (
     Config,
     TileFile,
     find,
+    kernel_files,
     least_regret,
     most_common,
     read_file,
@@ -100,6 +101,27 @@ def test_the_file_for_n_and_k_stands_for_the_whole_default() -> None:
     assert find([default, special], m=64, n=65, k=32) == (tiles(2), False)
     assert find([default, special, batch], m=64, n=64, k=32, batch=4) == (tiles(5), False)
     assert find([special], m=4, n=64, k=32) is None  # the default file is mandatory
+
+
+def test_of_several_layouts_the_first_with_a_default_is_taken(tmp_path: Path) -> None:
+    nested, flat = tmp_path / "gfx950/triton/gemm/gemm_a16w16", tmp_path / "gemm"
+    for folder in (nested, flat):
+        folder.mkdir(parents=True)
+    for path, value in {
+        flat / "gfx950-GEMM-A16W16.json": 1, flat / "gfx950-GEMM-A16W16-N=64-K=32.json": 2,
+        flat / "gfx950-GEMM-A16W16-ATOMIC.json": 3, flat / "gfx950-GEMM-A16W16-ATOMIC-N=64-K=32.json": 4,
+        nested / "GEMM-A16W16-N=64-K=32.json": 5,
+    }.items():  # fmt: skip
+        write_file(path, {"any": tiles(value)})
+
+    def taken(n: int) -> object:
+        found = find(kernel_files(tmp_path, arch="gfx950", name="GEMM-A16W16"), m=1, n=n, k=32)
+        return found[0]["num_warps"] if found else None
+
+    assert (taken(64), taken(65)) == (2, 1)  # the nested folder has no default yet
+    write_file(nested / "DEFAULT.json", {"any": tiles(6)})
+    assert (taken(64), taken(65)) == (5, 6)
+    assert kernel_files(tmp_path, arch="gfx942", name="GEMM-A16W16") == []
 
 
 def test_a_bound_that_is_in_no_list_is_never_found() -> None:

@@ -1,4 +1,4 @@
-"""Tables of other tools, read as hints: one file a format, and the one list of them.
+"""Tables of other tools, read as hints: one file a format; `read_any` tells which it is.
 
 A reader takes a path and gives an Imported; it raises TableError for a file that is none of its format.  `gemmtuned
 import` asks `read_any`; what is written by `gemmtuned export` is in the same files.

@@ -2,8 +2,9 @@
 
     E=128,N=384,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json      {"1": {...}, "2": {...}, ...}
 
-Keys are token counts; the nearest is taken for others.  N is the width of one expert's shard.  Neither the model's
-width nor top-k is told, so an entry is no problem of ours and is kept as it stands.  Source: vLLM's fused_moe.py.
+Keys are token counts; the nearest is taken for others.  Newer files say `triton_version`, SGLang's folders are named
+`triton_3_4_0`.  N is the width of one expert's shard.  Neither the model's width nor top-k is told, so an entry is no
+problem of ours and is kept as it stands.  Source: vLLM's fused_moe.py.
 """
 
 from __future__ import annotations
@@ -46,8 +47,12 @@ def read(path: Path, raw: Mapping[str, Any]) -> Imported:
     told = _NAME.fullmatch(path.stem)
     found = Imported(path=str(path), format=FORMAT, family="fused_moe", kind="tuned")
     named = {name: value for name, value in (told.groupdict() if told else {}).items() if value}
+    version = re.fullmatch(r"triton_([0-9]+)_([0-9]+)_([0-9]+)", path.parent.name)  # SGLang's folders
+    triton = ".".join(version.groups()) if version else raw.get("triton_version")
+    if isinstance(triton, str):
+        named["triton"] = triton[:40]
     for number, (key, config) in enumerate(raw.items(), 1):
-        if key == "triton_version":  # newer files say which Triton they were tuned with
+        if key == "triton_version":
             continue
         wrong = _fault(key, config)
         if wrong:
