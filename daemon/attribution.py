@@ -25,6 +25,8 @@ SLACK_BYTES: Final = 384 << 20  # modules loaded late, graphs: not in torch's ow
 SETTLE_S: Final = 2.0  # after our worker ended: utilisation is an average over up to a second, memory takes a moment
 REST_S: Final = 1.2  # after our worker's last work utilisation may still be its
 HELLO_S: Final = 3.0  # a context is made in less
+TOUCH: Final = 0.05  # of the GPU: a quiet program that takes up a publish loads its kernels (seen: 1 to 2 %),
+TOUCH_S: Final = 2.5  # and the driver's figure is an average that falls off again; who goes on for longer is at work
 REPORT_S: Final = 0.15  # our worker's own growth is in the driver's count before its report is here
 
 
@@ -52,6 +54,7 @@ class Attribution:
         self._left_s = float("-inf")
         self._worked_s = float("-inf")
         self._own_bytes: list[tuple[float, int]] = []
+        self._touched_s: float | None = None  # since when somebody else uses a little of it
         self._over_s: float | None = None  # since when more memory is used than we can account for
 
     def others(self, facts: Facts, own: OwnUse | None, now_s: float) -> tuple[float | None, str]:
@@ -148,6 +151,13 @@ class Attribution:
         by_pid = facts["by_pid"] or {}
         if by_pid and self._ours & pids(facts):
             share = max((used for pid, used in by_pid.items() if pid not in self._ours), default=0) / 100
+            if not share:
+                self._touched_s = None
+            elif share < TOUCH:
+                if self._touched_s is None or now_s < self._touched_s:
+                    self._touched_s = now_s
+                if now_s - self._touched_s < TOUCH_S:
+                    return 0.0, "another process touches it"
             return share, "another process computes" if share else ""
         if not facts["util"] or not 0 <= now_s - self._worked_s < REST_S:
             return facts["util"], f"utilisation {facts['util']:.0%}" if facts["util"] else ""

@@ -17,7 +17,7 @@ from gemmtuned.configs.settings import child_env
 
 ANSWER_S: Final = 5.0
 SHARE_S: Final = 0.09  # one answer serves all GPUs of a turn
-STALE_S: Final = 0.5  # an older answer is none
+STALE_S: Final = 0.5  # once the next one is due for this long, the last answer is none
 
 Facts = dict[str, Any]  # of one GPU, as the child gives them
 
@@ -92,7 +92,7 @@ class Sampler:
         if not select.select([self._child.stdout], [], [], 0)[0]:
             if now_s - self._asked_s > ANSWER_S:
                 self._fail(f"no answer from the driver for {ANSWER_S:g} s")
-            elif now_s - self._answered_s > STALE_S:
+            elif now_s - self._asked_s > STALE_S:  # not since the last answer: we may not have asked for a while
                 self._answer = {}  # not known is busy; the answer may still come
             return
         try:

@@ -223,7 +223,7 @@ class Seat:
         began_s = time.monotonic()
         try:
             if self.environment is None:
-                self.out_of_work = not self._queue.is_waited_for(now_s)
+                self.out_of_work = not self._queue.is_waited_for(now_s, self.monitor.device.key)
             else:
                 self.work = self._queue.lease(self.environment, now_s)
                 self.out_of_work = self.work is None

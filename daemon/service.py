@@ -146,10 +146,13 @@ class Daemon:
         try:
             if self.store.generation() != self._generation:
                 return False
-            if any(seat.environment is None for seat in self.seats):
-                return not self.store.waiting(since_s=now_s - RECENT_S)  # what a worker could do is not known yet
+            # What a worker could do that has not spoken yet is not known, but for its device
+            silent = {seat.monitor.device.key for seat in self.seats if seat.environment is None}
+            if any(row["device"] in silent for row in self.store.waiting(since_s=now_s - RECENT_S)):
+                return False
             for seat in self.seats:
-                assert seat.environment is not None
+                if seat.environment is None:
+                    continue
                 left = self.store.remaining(seat.environment, now_s=now_s)
                 if not seat.out_of_work or left.queued or left.leased or left.waiting:
                     return False

@@ -63,13 +63,13 @@ class WorkQueue:
         self._spent_s: dict[str, float] = {}  # on each family
         self._renew_at_s = 0.0
 
-    def is_waited_for(self, now_s: float) -> bool:
-        """Whether there is anything to do, for a worker of whatever environment."""
+    def is_waited_for(self, now_s: float, device: str) -> bool:
+        """Whether there is anything to do on a device of this key, for a worker of whatever versions."""
         if self._request is not None:
             return bool(self._request.open())
         if self._recheck and self._store.has_recheck(self._conditions):
             return True
-        return bool(self._store.waiting(since_s=now_s - RECENT_S))
+        return any(row["device"] == device for row in self._store.waiting(since_s=now_s - RECENT_S))
 
     def lease(self, environment: Environment, now_s: float) -> Work | None:
         """Hold the free work worth most that a worker of this environment can do.

@@ -145,6 +145,26 @@ def test_a_quiet_loaded_program_is_tuned_beside_when_its_work_would_be_seen(card
     assert busy(scene.watch(0.3))
 
 
+def test_a_program_that_takes_up_a_publish_does_not_end_the_tuning_and_one_that_goes_on_does() -> None:
+    """It loads its new kernels: a per cent or two, as an H200 showed it for a second after each publish."""
+    card = Card()
+    program = card.start(9999, held=2000 * MIB)
+    scene = Scene(card, share=True, neighbours=lambda: "")
+    scene.watch(1.0)
+    scene.work(scene.begin(), 900 * MIB, 1.0)
+    for _ in range(3):
+        program.share, program.held = 0.02, program.held + 18 * MIB
+        assert not busy(scene.watch(1.2))
+        program.share = 0.0
+        assert not busy(scene.watch(1.0))
+    program.share = 0.02
+    assert busy(scene.watch(3.0))
+    program.share = 0.0
+    scene.watch(0.5)
+    program.share = 0.06
+    assert busy(scene.watch(0.2))
+
+
 def test_beside_a_loaded_program_that_cannot_be_watched_nothing_is_tuned() -> None:
     card = Card(view="none")
     card.start(9999, held=20_000 * MIB)

@@ -1,0 +1,65 @@
+"""The driver is asked in a child process: answers come late, or never, and a turn that came late is nobody's fault."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from gemmtuned.daemon.sampler import ANSWER_S, STALE_S, Sampler
+
+CHILD = """
+import json, sys, time
+for _ in sys.stdin:
+    time.sleep(float(sys.argv[1]))
+    print(json.dumps({"gpus": [{"uuid": "GPU-0"}]}), flush=True)
+"""
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def sampler(answers_after_s: float, clock: Clock) -> Sampler:
+    return Sampler(command=[sys.executable, "-S", "-c", CHILD, str(answers_after_s)], clock=clock)
+
+
+def answered(one: Sampler, clock: Clock) -> bool:
+    """Ask, give the child real time and the clock a little, and look again."""
+    until = time.monotonic() + 5
+    while time.monotonic() < until:
+        clock.now_s += 0.001
+        if one.facts():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_after_a_turn_that_came_late_the_last_answer_serves_until_the_next_one_is_there() -> None:
+    clock = Clock()
+    one = sampler(0.0, clock)
+    try:
+        assert answered(one, clock)
+        clock.now_s += 30  # the daemon was waiting for a worker to end, say
+        assert one.facts() == {"GPU-0": {"uuid": "GPU-0"}}
+    finally:
+        one.close()
+
+
+def test_a_driver_that_does_not_answer_is_not_known_after_a_moment_and_asked_anew_in_the_end() -> None:
+    clock = Clock()
+    one = sampler(60.0, clock)
+    try:
+        assert not one.facts()
+        one._answer = {"GPU-0": {}}  # as if it had answered before
+        clock.now_s += STALE_S + 0.1
+        assert not one.facts()
+        clock.now_s += ANSWER_S
+        one.facts()
+        assert "no answer" in one.error
+    finally:
+        one.close()
