@@ -115,6 +115,7 @@ def main() -> None:
         try:
             code = daemon.wait(args.tune_s)
         except subprocess.TimeoutExpired:
+            print(gemmtuned("status").stdout)
             daemon.terminate()
             code = daemon.wait(10)
     tuned_s = time.monotonic() - began

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +17,7 @@ from gemmtuned.configs.errors import GemmtunedError, StoreBusy, StoreError
 from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.device_lock import DeviceLock
 from gemmtuned.daemon.devices import Monitor
-from gemmtuned.daemon.notice import Notice, write_notice
+from gemmtuned.daemon.notice import Notice, SeatNotice, write_notice
 from gemmtuned.daemon.publish import publish
 from gemmtuned.daemon.request import Request
 from gemmtuned.daemon.rules import Rules
@@ -37,6 +38,8 @@ RETRY_S: Final = 5.0  # after the disk refused to publish
 CHECKPOINT_S: Final = 60.0
 ROLL_UP_S: Final = 100.0  # sightings older than two weeks are merged into days; under _waits' limit of 120 s
 LOOK_AROUND_S: Final = 10.0
+WAITS_S: Final = 10.0  # without a device for this long: said in the log
+SAY_AGAIN_S: Final = 3600.0
 
 
 class Daemon:
@@ -92,6 +95,8 @@ class Daemon:
         )
         self._roll_up_at_s = float("-inf")
         self._told: object = None
+        self._waits_since_s = now_s
+        self._waiting_told: dict[tuple[str, str], float] = {}
         self.last_notice: Notice | None = None
 
     def resume(self, now_s: float) -> None:
@@ -233,6 +238,19 @@ class Daemon:
                 )  # fmt: skip
         self._elsewhere = found
 
+    def _log_waiting(self, now_s: float, seats: Sequence[SeatNotice]) -> None:
+        """An operator who looks at the log tomorrow sees why nothing was tuned, once for each reason and hour."""
+        if any(seat.in_use for seat in self.seats):
+            self._waits_since_s = now_s
+            return
+        if now_s - self._waits_since_s < WAITS_S:
+            return
+        for seat in seats:
+            kind = re.sub(r"[\d.]+", "#", seat.reason)
+            if now_s - self._waiting_told.get((seat.id, kind), float("-inf")) >= SAY_AGAIN_S:
+                self._waiting_told[seat.id, kind] = now_s
+                logger.info("waiting device=%s reason=%r", seat.name, seat.reason)
+
     def _tell(self, now_s: float, forbidden: str, state: str = "") -> None:
         seats = [seat.notice() for seat in self.seats]
         states = {seat.state for seat in seats}
@@ -242,6 +260,7 @@ class Daemon:
         if told == self._told and _waits(self._notice_at_s, now_s):
             return
         self._told, self._notice_at_s = told, now_s + NOTICE_S
+        self._log_waiting(now_s, [seat for seat in seats if seat.state == "waiting" and seat.reason])
         notice = Notice(
             owner=self.owner,
             pid=os.getpid(),

@@ -151,3 +151,18 @@ def test_cpu_and_gpu_seats_live_beside_each_other(machine: MakeMachine) -> None:
     daemon = Daemon(one.settings, one.store, monitors, one.life.make, now_s=one.clock.now_s, owner="x:1:b.1")
     daemon.turn(one.clock.now_s)
     assert [seat.monitor.name for seat in daemon.seats] == ["cpu", "cuda:0"]
+
+
+def test_why_nothing_is_tuned_stands_in_the_log_once(machine: MakeMachine, caplog: pytest.LogCaptureFixture) -> None:
+    one = machine(cards=1)
+    program = one.cards[0].start(500, held=30_000 * MIB, share=0.8)
+    one.see(3)
+    with caplog.at_level("INFO", logger="gemmtuned.daemon"):
+        one.run(8)
+        assert "waiting device" not in caplog.text
+        one.run(600)
+        said = [r.getMessage() for r in caplog.records if "waiting device" in r.getMessage()]
+        assert len(said) == 1 and "cuda:0" in said[0] and "others hold 30004 MiB" in said[0]
+        one.cards[0].end(program)
+        one.run(60)
+    assert len(one.store.published()[1]) == 3
