@@ -55,9 +55,12 @@ class SearchOptions:
 
     @property
     def is_restricted(self) -> bool:
-        """True when the search leaves out what might have won: that torch is best is then no verdict for others."""
-        limits = (self.backends, self.only, self.err_ratio, self.atol, self.rtol)
-        return bool(self.space) or self.min_gain > DEFAULTS.min_gain or any(limit is not None for limit in limits)
+        """True when the search leaves out what might have won: that torch is best is then no verdict for others.
+
+        A tolerance leaves something out only where it rejects something, which its trials tell.
+        """
+        left_out = self.backends is not None or self.only is not None or bool(self.space)
+        return left_out or self.min_gain > DEFAULTS.min_gain
 
     def allows(self, candidate: Candidate) -> bool:
         """Whether this candidate may be tried; the default always is."""

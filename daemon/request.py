@@ -22,7 +22,8 @@ class Request:
     again: also what has a verdict already.  timeout_s: how long one candidate may take; None is the worker's own limit.
     on_trial, on_found: called once the store holds it, so whatever they write is never ahead of it.
 
-    found: verdicts of this run.  settled: what it has come to an end with.  too_slow: candidates that ran into
+    found: verdicts of this run; unpublished: those that are none for others.  settled: what it has come to an end with.
+    rejected: where a candidate was outside the tolerance that was asked for.  too_slow: candidates that ran into
     timeout_s, left out for the rest of this run only: somebody with more patience may try them again.
     """
 
@@ -34,16 +35,25 @@ class Request:
     on_found: Callable[[Sequence[Solution], Device], object] = lambda found, device: None
     found: dict[Problem, Solution] = field(default_factory=dict)
     settled: set[Problem] = field(default_factory=set)
+    rejected: set[Problem] = field(default_factory=set)
+    unpublished: set[Problem] = field(default_factory=set)
     too_slow: set[tuple[Problem, Candidate]] = field(default_factory=set)
 
     def open(self) -> list[Problem]:
         """Those that this run has not come to an end with."""
         return [p for p in self.problems if p not in self.settled]
 
-    def settle(self, problem: Problem, covers: str, solution: Solution | None) -> None:
+    def left_out(self, members: Sequence[Problem]) -> bool:
+        """Whether a search without limits might have chosen what was not tried, or not taken, at these sizes."""
+        slow = any(problem in members for problem, _ in self.too_slow)
+        return self.options.is_restricted or slow or any(problem in members for problem in self.rejected)
+
+    def settle(self, problem: Problem, covers: str, solution: Solution | None, *, published: bool = True) -> None:
         """This unit of work is done with, for all of its problems; solution: its verdict, if it has one."""
         for asked in self.problems:
             if asked.with_m(padded_m(asked.m, asked.n, covers)) == problem:
                 self.settled.add(asked)
                 if solution is not None:
                     self.found[asked] = solution
+                    if not published:
+                        self.unpublished.add(asked)

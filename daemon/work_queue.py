@@ -140,6 +140,8 @@ class WorkQueue:
             trial.phase, trial.problem, trial.candidate, trial.outcome, trial.us, trial.err, trial.note,
         )  # fmt: skip
         if asked is not None:
+            if trial.outcome == "rejected":
+                asked.rejected.add(trial.problem)
             asked.on_trial(trial, work.environment.device)
 
     def install(self, work: Work, found: Sequence[Solution], now_s: float) -> int:
@@ -148,7 +150,8 @@ class WorkQueue:
         That the default is best of a few that were asked for is told and not installed: the others are still to try.
         """
         solution, asked = found[0], self._request
-        if asked is not None and asked.options.is_restricted and solution.backend == DEFAULT_BACKEND:
+        final = asked is None or solution.backend != DEFAULT_BACKEND or not asked.left_out(work.members)
+        if not final:
             self._store.release(work, now_s=now_s, counted=False)
             generation = self._store.generation()
         else:
@@ -163,7 +166,7 @@ class WorkQueue:
             solution.baseline_us, solution.us, 100 * (solution.baseline_us / solution.us - 1),
         )  # fmt: skip
         if asked is not None:
-            asked.settle(work.problem, work.covers, solution)
+            asked.settle(work.problem, work.covers, solution, published=final)
             asked.on_found(found, work.environment.device)
         return generation
 

@@ -205,11 +205,20 @@ def test_the_default_as_best_of_a_few_is_told_but_is_no_verdict_for_all(run: Run
 
     done, _ = run(8, options=few)
     assert [s.state for s in done.solutions.values()] == ["default_best"]
+    assert done.unpublished == set(done.solutions)
     assert run.store.published()[1] == []
 
     assert [s.backend for s in run(8)[0].solutions.values()] == ["fast"]
     run(8, options=few, again=True)
     assert [s.backend for s in run.store.published()[1]] == ["fast"]
+
+
+def test_a_tolerance_makes_no_verdict_preliminary_unless_it_rejects_something(run: Run) -> None:
+    _, strict = run(8, options=SearchOptions(err_ratio=0.05))
+    assert len(run.store.published()[1]) == 1
+
+    strict.rejected.add(strict.problems[0])
+    assert strict.left_out(strict.problems) and not strict.left_out([Problem(m=9, n=8, k=64)])
 
 
 def test_a_candidate_too_slow_for_this_run_may_be_tried_in_the_next(run: Run) -> None:

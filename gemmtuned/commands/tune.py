@@ -141,7 +141,7 @@ def tune(
         if done.code:
             break
     files.finish(done)
-    show(_report(wanted, done, files.notes, restricted=options.is_restricted), as_json=as_json)
+    show(_report(wanted, done, files.notes), as_json=as_json)
     if done.code or done.failed or files.trouble:
         raise typer.Exit(done.code or 1)
 
@@ -241,7 +241,7 @@ def _plan(wanted: Wanted) -> Report:
     return Report("tune", [*tables, Table("rows", _PLAN, rows)], facts, notes=[*wanted.notes, note])
 
 
-def _report(wanted: Wanted, done: Tuned, notes: list[str], *, restricted: bool) -> Report:
+def _report(wanted: Wanted, done: Tuned, notes: list[str]) -> Report:
     rows: list[dict[str, Any]] = []
     for problem in wanted.problems:
         solution = done.solutions.get(problem)
@@ -250,7 +250,7 @@ def _report(wanted: Wanted, done: Tuned, notes: list[str], *, restricted: bool) 
             continue
         route = str(Candidate(solution.backend, solution.config))
         why = "torch's own is best" if solution.state == "default_best" else ""
-        if why and restricted and not solution.generation:
+        if problem in done.unpublished:
             why += " of what was asked for: not published"
         speedup = solution.baseline_us / solution.us
         rows.append({**solution.to_row(), "problem": str(problem), "route": route, "speedup": speedup, "why": why})
