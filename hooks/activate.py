@@ -385,6 +385,8 @@ class Hook:
 
     def _holds_here(self, solution: Solution) -> str:
         """Why a solution of the user's tables must not be used; "" when it may."""
+        if self.settings.reload_by_ranks and (self.settings.reload == "start" or ranks.several()):
+            return "the user's table: ranks of one program change tables together, and so use published ones alone"
         environment = self.environment("cpu")
         if solution.launch or solution.device != environment.device.key:
             return "the user's table, made for another device: a seed for the search"

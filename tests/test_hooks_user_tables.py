@@ -115,6 +115,16 @@ def test_a_row_of_ours_that_does_not_hold_here_is_refused_with_the_reason(
     assert done.said["right"]
 
 
+def test_one_of_several_ranks_uses_published_tables_alone(home: Home) -> None:
+    """Each rank would take the user's table up when its own check is done: ranks must not differ for so long."""
+    table = write(home.path.parent / "mine.csv", [published(LINEAR, "torch_swap")])
+
+    done = home.run(PROGRAM, AITER_CONFIG_GEMM_BF16=str(table), WORLD_SIZE="2", RANK="0")
+
+    assert done.said["rows"] == 0
+    assert ["ranks of one program" in reason for reason in done.said["refused"]] == [True]
+
+
 def test_what_cannot_run_or_is_too_large_does_not_pass_the_spot_check() -> None:
     mv, large = published(LINEAR, "torch_mv"), published(LINEAR.with_m(1 << 24), "torch_swap")
 
