@@ -108,13 +108,15 @@ class _OnImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def _notes(scheduler: Any) -> Iterator[Note]:
     """What the templates among the scheduler's nodes multiply. Never raises: Inductor is in the middle of its work."""
     with suppress(Exception):
-        from torch._inductor.ir import TemplateBuffer
+        from torch._inductor.ir import MultiTemplateBuffer, TemplateBuffer
 
         for node in scheduler.nodes:
             for part in node.get_nodes():
-                if isinstance(getattr(part, "node", None), TemplateBuffer):
+                template = getattr(part, "node", None)
+                # several choices in one: an extern kernel may be the one that runs
+                if isinstance(template, TemplateBuffer) and not isinstance(template, MultiTemplateBuffer):
                     with suppress(Exception):
-                        yield _note(part.node)
+                        yield _note(template)
 
 
 def _note(template: Any) -> Note:

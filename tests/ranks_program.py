@@ -1,10 +1,11 @@
 """One rank of an expert-parallel program: every rank computes the router for itself, and all must decide alike.
 
-    RANK=.. RENDEZVOUS=FILE python tests/ranks_program.py WORLD_SIZE own|group|none
+    RANK=.. RENDEZVOUS=FILE python tests/ranks_program.py WORLD_SIZE own|group|auto|none
 
 Router weights are one row in different orders and every token has equal features, so all experts score alike but for
 the order of the additions: which kernel ran decides.  Generation 1 is there at the start; rank 0 publishes 2 at step 2.
 own: each rank reloads by itself, at a step of its own.  group: all in gemmtuned.reload(group) at step 5.
+auto: all wait, at step 3, until they have it by themselves.
 Printed: {"apart": [tokens on which the ranks disagree, by step], "generations": [...]}.
 """
 
@@ -31,7 +32,7 @@ def main() -> None:
     size, how = int(sys.argv[1]), sys.argv[2]
     rank = int(os.environ["RANK"])
     torch.set_num_threads(1)
-    if gemmtuned.is_enabled():
+    if gemmtuned.is_enabled() and os.environ.get("GEMMTUNED_RELOAD") != "manual":
         wait_for(lambda: gemmtuned.generation() == 1)
     dist.init_process_group("gloo", init_method=f"file://{os.environ['RENDEZVOUS']}", rank=rank, world_size=size)
     group = dist.group.WORLD
@@ -48,6 +49,9 @@ def main() -> None:
                 publish(hook.settings.config_dir, [published(ROUTER, "onednn")], 2)
             dist.barrier()
             time.sleep(0.8)  # an automatic reload would have come by now
+        if how == "auto" and step == 3:
+            wait_for(lambda: gemmtuned.generation() == 2)
+            dist.barrier()
         if how == "own" and step == 4 + 2 * rank:
             gemmtuned.reload()
         if how == "group" and step == 5:

@@ -47,6 +47,16 @@ def test_reload_of_the_group_changes_all_ranks_at_one_step(home: Home, ranks: Ra
     assert rows == [(rank, "test", 2, STEPS) for rank in range(3)]
 
 
+@pytest.mark.parametrize(("reload", "how", "first", "change"), [("manual", "group", 0, 5), ("auto", "auto", 1, 3)])
+def test_a_program_of_several_ranks_may_choose_otherwise(
+    ranks: Ranks, reload: str, how: str, first: int, change: int
+) -> None:
+    for done in ranks(2, how, GEMMTUNED_RELOAD=reload):
+        generations = done.said["generations"]
+        assert generations[:2] == [first] * 2
+        assert generations[change:] == [2] * (STEPS - change)
+
+
 def test_ranks_that_no_launcher_announced_hold_still_once_they_are_ranks(home: Home, ranks: Ranks) -> None:
     said = [done.said for done in ranks(2, "none", WORLD_SIZE="")]
 
