@@ -33,7 +33,7 @@ from gemmtuned.hooks.native import build as native_build
 from gemmtuned.hooks.notice import speak_up
 from gemmtuned.hooks.op_counts import OpCounts
 from gemmtuned.hooks.pace import in_slices
-from gemmtuned.hooks.probation import Probation, ended_by_device
+from gemmtuned.hooks.probation import Probation
 from gemmtuned.hooks.routes import Routes
 from gemmtuned.hooks.selections import Selections
 from gemmtuned.hooks.user_tables import UserLoader, spot_checks, usable
@@ -223,7 +223,7 @@ class Hook:
         """Last flush; both threads end."""
         self.watcher.stop()
         self.flusher.stop()
-        self.probation.end(died=ended_by_device())
+        self.probation.leave()
 
     def after_fork(self) -> None:
         """In a forked child: counts start at nothing (the native ones reset themselves), threads are our own."""

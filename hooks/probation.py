@@ -1,13 +1,14 @@
 """A new table is on probation: when programs die soon after taking it up, the next one starts without it.
 
 A routed kernel can kill its process (an illegal access, a driver's fault) where no exception can be caught.  So a
-process leaves a mark, `probation/GENERATION-PID-NUMBER`, before it uses a table and holds a lock on it, which the
-kernel frees when it dies.  It takes the mark away when it ends in good order, or after TRIAL_S: then the table has
+process leaves a mark, `probation/GENERATION-PID-PARENT-NUMBER`, before it uses a table and holds a lock on it, which
+the kernel frees when it dies.  It takes the mark away when it ends in good order, or after TRIAL_S: then the table has
 proved itself, and earlier deaths under it are forgotten.  A mark that nobody holds is a death; after DEATHS of one run
 the generation is refused to that run.  The next generation starts anew.
 
-Killed from outside within TRIAL_S, twice, looks the same and costs the gain until the next publish.  Nothing here
-raises: a folder that cannot be written means no probation.
+A program that ends in good order also takes away the marks of processes it started: it has ended those itself.
+Killed from outside within TRIAL_S, twice, looks like two deaths and costs the gain until the next publish.
+Nothing here raises: a folder that cannot be written means no probation.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Final
 log = logging.getLogger("gemmtuned.hooks")
 TRIAL_S: Final = 60.0
 DEATHS: Final = 2
-_MARK: Final = re.compile(r"(\d{1,18})-\d+-\d+")
+_MARK: Final = re.compile(r"(\d{1,18})-\d+-(\d+)-\d+")
 _LONGEST: Final = 256  # bytes of a run's label that count
 _numbers = itertools.count()
 
@@ -53,8 +54,8 @@ class Probation:
 
     def begin(self, generation: int, now_s: float) -> None:
         """This process is about to use the table of this generation. now_s: of a clock that only grows."""
-        self.end()
-        path = self._folder / f"{generation}-{os.getpid()}-{next(_numbers)}"
+        self._end()
+        path = self._folder / f"{generation}-{os.getpid()}-{os.getppid()}-{next(_numbers)}"
         with suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -68,13 +69,23 @@ class Probation:
         mark = self._mark
         if mark is not None and now_s - self._since_s >= TRIAL_S:
             generation = _generation(mark[0])
-            self.end()
+            self._end()
             for path in self._deaths(generation):
                 with suppress(OSError):
                     path.unlink()
 
-    def end(self, *, died: bool = False) -> None:
-        """This process ends, or takes up another table; died: not in good order, so the mark stays."""
+    def leave(self) -> None:
+        """This process ends. In good order it takes away its mark, and those of processes that it started."""
+        error = getattr(sys, "last_value", None)  # of what ends it; set once the traceback is out, before exit handlers
+        self._end(died=error is not None and _is_of_device(error))
+        if error is None or isinstance(error, KeyboardInterrupt):
+            for path in self._marks():
+                if _parent(path) == os.getpid():
+                    with suppress(OSError):
+                        path.unlink()
+
+    def _end(self, *, died: bool = False) -> None:
+        """Take the mark away or, after a death, leave it to be counted."""
         with self._lock:
             mark, self._mark = self._mark, None
         if mark is not None:
@@ -123,11 +134,15 @@ class Probation:
                     path.unlink()
 
 
-def ended_by_device() -> bool:
-    """True while a program ends with an error of its device that nobody caught: such errors come as exceptions."""
-    error = getattr(sys, "last_value", None)  # set once the traceback is out; exit handlers run after that
-    return error is not None and (type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error))
+def _is_of_device(error: BaseException) -> bool:
+    """An illegal access on the device comes as an exception, and nothing works after it."""
+    return type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error)
 
 
 def _generation(path: Path) -> int:
     return int(path.name.partition("-")[0])
+
+
+def _parent(path: Path) -> int:
+    found = _MARK.fullmatch(path.name)
+    return int(found[2]) if found else -1

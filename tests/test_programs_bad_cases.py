@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,10 +100,27 @@ def test_who_lives_or_ends_in_good_order_is_no_death(folder: Path) -> None:
     living, leaving = Probation(folder, "serve"), Probation(folder, "serve")
     living.begin(7, 0.0)
     leaving.begin(7, 0.0)
-    leaving.end()
+    leaving.leave()
     died(folder, 7)
 
     assert not Probation(folder, "serve").refuses(7)
+
+
+def test_a_program_that_ends_in_good_order_has_ended_its_own_workers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getppid", os.getpid)  # the marks below are of workers of this process
+    for _ in range(DEATHS):
+        died(folder, 7)
+    program = Probation(folder, "serve")
+    assert program.refuses(7)
+
+    monkeypatch.setattr(sys, "last_value", RuntimeError("a worker died"), raising=False)
+    program.leave()
+    assert program.refuses(7)
+    monkeypatch.delattr(sys, "last_value")
+    program.leave()
+    assert not program.refuses(7)
 
 
 def test_a_survivor_clears_the_generation(folder: Path) -> None:
@@ -123,7 +141,7 @@ def test_a_folder_that_cannot_be_written_means_no_probation(tmp_path: Path) -> N
     process = Probation(tmp_path / "file" / "probation", "serve")
     process.begin(7, 0.0)
     process.turn(TRIAL_S)
-    process.end()
+    process.leave()
 
     assert not process.refuses(7)
 
