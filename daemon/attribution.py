@@ -27,6 +27,7 @@ REST_S: Final = 1.2  # after our worker's last work utilisation may still be its
 HELLO_S: Final = 3.0  # a context is made in less
 TOUCH: Final = 0.05  # of the GPU: a quiet program that takes up a publish loads its kernels (seen: 1 to 2 %),
 TOUCH_S: Final = 2.5  # and the driver's figure is an average that falls off again; who goes on for longer is at work
+UNWATCHED: Final = "a loaded program is there, and nobody here can say when it starts to work while we do"
 REPORT_S: Final = 0.15  # our worker's own growth is in the driver's count before its report is here
 
 
@@ -89,6 +90,8 @@ class Attribution:
             busy = self._neighbours()
             if busy:
                 return 1.0, busy
+            if busy is None and not (pids(facts) and facts["by_pid"] is not None):
+                return None, UNWATCHED
         return facts["util"], f"utilisation {facts['util']:.0%}" if facts["util"] else ""
 
     def _begin(self, own: OwnUse, facts: Facts) -> None:
@@ -123,6 +126,7 @@ class Attribution:
             if self._context_bytes is None:
                 self._context_bytes = min(max(grown - own.memory_bytes, 0), self._usual_bytes + (64 << 20))
                 self._usual_bytes = min(self._usual_bytes, self._context_bytes)
+                self._worked_s = now_s  # making the context and looking whether the device is well is work, too
             # what it gave back a moment ago may not be gone from the driver's count
             allowed = self._context_bytes + max(held for _, held in self._own_bytes) + SLACK_BYTES
         if grown <= allowed:
@@ -164,7 +168,7 @@ class Attribution:
         if sum(used > 0 for used in by_pid.values()) > 1:
             return 1.0, "two processes compute, and we are one"
         if busy is None:
-            return None, "a loaded program is there, and nobody here can say when it starts to work while we do"
+            return None, UNWATCHED
         return 0.0, ""  # nobody was there before us and nobody came, or who was there is quiet: all use is ours
 
 

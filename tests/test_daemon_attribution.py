@@ -40,9 +40,11 @@ class Scene:
         """Our worker starts: importing, then its context, then its first word."""
         self.own = OwnUse(WORKER)
         seen = self.watch(2.0)
-        program = self.card.start(WORKER)
+        program = self.card.start(WORKER, share=0.05)  # it looks whether the device is well
         seen += self.watch(0.6)
         self.own = OwnUse(WORKER, 0)
+        seen += self.watch(0.8)  # the driver's utilisation is an average
+        program.share = 0.0
         seen += self.watch(0.3)
         assert set(seen) == {(0.0, "")}
         return program
@@ -168,10 +170,11 @@ def test_a_program_that_takes_up_a_publish_does_not_end_the_tuning_and_one_that_
 def test_beside_a_loaded_program_that_cannot_be_watched_nothing_is_tuned() -> None:
     card = Card(view="none")
     card.start(9999, held=20_000 * MIB)
-    scene = Scene(card, share=True, neighbours=lambda: None)
-    scene.watch(1.0)
-    seen = scene.work(scene.begin(), 0, 1.0)
-    assert seen[-1][0] is None and "nobody here can say" in seen[-1][1]
+    blind = {"none": Scene(card, share=True), "unnamed": Scene(Card(view="all", by_pid=False), share=True)}
+    blind["unnamed"].card.start(9999, held=20_000 * MIB)
+    for scene in blind.values():
+        others, why = scene.watch(0.1)[0]
+        assert others is None and "nobody here can say" in why
 
 
 def test_a_loaded_program_that_takes_more_memory_has_begun_to_work() -> None:

@@ -279,6 +279,20 @@ def test_gains_leaves_out_what_gained_nothing(call: Cli, home: Path) -> None:
     assert parsed["saved_us"] == pytest.approx(500 * 50.0)
 
 
+def test_solutions_that_no_program_looks_up_are_named(call: Cli, home: Path) -> None:
+    import sqlite3
+
+    assert json.loads(call("gains", "--json").stdout)["unused"] == 0
+    conn = sqlite3.connect(home / "tune.db")
+    conn.execute("UPDATE solution SET published_us = published_us - 200000000000")
+    conn.execute("UPDATE sighting SET outcome = 'miss' WHERE outcome = 'exact'")
+    conn.commit()
+    conn.close()
+    assert "1 were never looked up" in call("gains").stdout
+    rows = json.loads(call("gains", "--unused", "--json").stdout)["rows"]
+    assert [row["problem"] for row in rows] == [str(TUNED)]
+
+
 def test_status_names_the_generation_and_the_errors_of_programs(cli: Cli, home: Path) -> None:
     text, parsed = cli("status").stdout, json.loads(cli("status", "--json").stdout)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated
 
 import typer
@@ -16,6 +17,9 @@ def gains(
     every: Annotated[
         bool, typer.Option("--all", help="Also where torch's own is best, and what was withdrawn or replaced.")
     ] = False,
+    unused: Annotated[
+        bool, typer.Option("--unused", help="Only what no program has looked up for a day or more.")
+    ] = False,
     limit: Limit = 50,
     as_json: Json = False,
 ) -> None:
@@ -25,8 +29,10 @@ def gains(
     """
     here = settings()
     if not here.db.exists():
-        show(no_database("gains", here, "rows", saved_us=0.0, faster=0, default_best=0), as_json=as_json)
+        show(no_database("gains", here, "rows", saved_us=0.0, faster=0, default_best=0, unused=0), as_json=as_json)
         return
     from gemmtuned.db import queries
 
-    show(report(queries.solutions(here.db, live=False), every=every, limit=limit), as_json=as_json)
+    rows = queries.solutions(here.db, live=False)
+    answer = report(rows, every=every, limit=limit, now_us=time.time_ns() // 1000, unused=unused)
+    show(answer, as_json=as_json)

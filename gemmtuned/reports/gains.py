@@ -12,11 +12,21 @@ from gemmtuned.reports.render import Column, Report, Row, Table, count, duration
 _NO_GAIN: Final = "default_best"
 
 
-def report(rows: Sequence[Row], *, every: bool, limit: int) -> Report:
-    """rows: of the view `solutions`. every: also the default-is-best verdicts and what was withdrawn."""
+UNUSED_US: Final = (
+    86_400_000_000  # in use for a day, and no program asked for it: its shape is gone, or its key is wrong
+)
+
+
+def report(rows: Sequence[Row], *, every: bool, limit: int, now_us: int, unused: bool = False) -> Report:
+    """rows: of the view `solutions`. every: also the default-is-best verdicts and what was withdrawn.
+
+    unused: only those that no program has looked up since they were published, a day ago or more.
+    """
     live = [row for row in rows if row["state"] in LIVE_STATES]
     faster = [row for row in live if row["state"] != _NO_GAIN]
-    ordered = sorted(rows if every else faster, key=lambda row: (-(row["saved_us"] or 0), -row["speedup"]))
+    never = [row for row in faster if not row["hit_calls"] and row["published"] < now_us - UNUSED_US]
+    chosen = never if unused else rows if every else faster
+    ordered = sorted(chosen, key=lambda row: (-(row["saved_us"] or 0), -row["speedup"]))
     shown: list[dict[str, Any]] = [
         {**row, "route": str(Candidate(row["backend"], row["config"]))}
         for row in (ordered[:limit] if limit else ordered)
@@ -41,11 +51,18 @@ def report(rows: Sequence[Row], *, every: bool, limit: int) -> Report:
             f"saved so far: {duration(saved_us)} of GEMM time; {len(faster)} problems run faster, "
             f"{len(live) - len(faster)} are best with torch's own"
         )
+    if never and not unused:
+        notes.append(f"{len(never)} were never looked up in a day or more: --unused lists them")
     if len(shown) < len(ordered):
         notes.append(f"{len(ordered) - len(shown)} more: --limit 0 shows all")
     return Report(
         "gains",
         [Table("rows", columns, shown, empty="No solution is in use yet.")],
-        facts={"saved_us": saved_us, "faster": len(faster), "default_best": len(live) - len(faster)},
+        facts={
+            "saved_us": saved_us,
+            "faster": len(faster),
+            "default_best": len(live) - len(faster),
+            "unused": len(never),
+        },
         notes=notes,
     )
