@@ -28,6 +28,8 @@ HELLO_S: Final = 3.0  # a context is made in less
 TOUCH: Final = 0.05  # of the GPU: a quiet program that takes up a publish loads its kernels (seen: 1 to 2 %),
 TOUCH_S: Final = 2.5  # and the driver's figure is an average that falls off again; who goes on for longer is at work
 UNWATCHED: Final = "a loaded program is there, and nobody here can say when it starts to work while we do"
+TICKING: Final = 0.15  # of a core over 0.2 s: a quiet server's timers take one tick of 10 ms now and then
+LAUNCHING: Final = 0.5  # a program that launches kernels takes most of a core, one that takes up a publish less
 REPORT_S: Final = 0.15  # our worker's own growth is in the driver's count before its report is here
 
 
@@ -41,9 +43,14 @@ class OwnUse:
 
 
 class Attribution:
-    """One GPU's. neighbours: which of those that hold the GPU open uses the CPU now, "" for none, None: not known."""
+    """One GPU's.
 
-    def __init__(self, *, share_resident: bool = False, neighbours: Callable[[], str | None] = lambda: None) -> None:
+    neighbours(least): which of those that hold the GPU open uses so much of a core now, "" for none, None: not known.
+    """
+
+    def __init__(
+        self, *, share_resident: bool = False, neighbours: Callable[[float], str | None] = lambda least: None
+    ) -> None:
         self._share = share_resident
         self._neighbours = neighbours
         self._before: Facts | None = None  # the GPU as it was last without a worker of ours
@@ -87,7 +94,7 @@ class Attribution:
             if not self._share:
                 held = facts["used_bytes"] >> 20
                 return None, f"others hold {held} MiB of its memory (--share-resident tunes beside a quiet program)"
-            busy = self._neighbours()
+            busy = self._neighbours(TICKING)
             if busy:
                 return 1.0, busy
             if busy is None and not (pids(facts) and facts["by_pid"] is not None):
@@ -149,11 +156,12 @@ class Attribution:
             if now_s - self._grew_s < HELLO_S:
                 return 0.0, ""
         resident = _is_resident(self._before)
-        busy = self._neighbours() if resident else ""
+        named = bool(self._ours & pids(facts)) and facts["by_pid"] is not None
+        busy = self._neighbours(LAUNCHING if named else TICKING) if resident else ""
         if busy:
             return 1.0, busy
         by_pid = facts["by_pid"] or {}
-        if by_pid and self._ours & pids(facts):
+        if by_pid and named:
             share = max((used for pid, used in by_pid.items() if pid not in self._ours), default=0) / 100
             if not share:
                 self._touched_s = None

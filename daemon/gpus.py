@@ -33,7 +33,7 @@ class GpuMonitor:
         facts: Facts,
         *,
         share_resident: bool = False,
-        neighbours: Callable[[], str | None] = lambda: None,
+        neighbours: Callable[[float], str | None] = lambda least: None,
         mps: Callable[[], bool] = mps_pipe,
     ) -> None:
         self._sampler = sampler

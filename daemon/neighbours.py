@@ -16,7 +16,6 @@ from typing import Final
 import psutil
 
 SPAN_S: Final = 0.2  # CPU time is counted in ticks of 10 ms
-BUSY_SHARE: Final = 0.15  # of one core over SPAN_S: three ticks. A quiet server's timers take one now and then
 _SCAN_S: Final = 1.0
 _DEVICES: Final = "/dev/nvidia"
 _MONITORS: Final = ("nvidia-smi", "nvidia-persistenced", "nvidia-persiste", "nv-hostengine", "dcgm-exporter", "nvitop")
@@ -38,8 +37,8 @@ class Neighbours:
         self._known: dict[int, deque[tuple[float, float]]] = {}
         self._scan_at_s = float("-inf")
 
-    def busy(self) -> str | None:
-        """Who uses the CPU now, "" when none does; None when nobody is known to hold a GPU open."""
+    def busy(self, least: float) -> str | None:
+        """Who uses so much of a core now, "" when none does; None when nobody is known to hold a GPU open."""
         now_s = self._clock()
         if now_s >= self._scan_at_s:
             self._scan()
@@ -53,7 +52,7 @@ class Neighbours:
             while len(seen) > 2 and now_s - seen[1][0] >= SPAN_S:
                 seen.popleft()
             span_s = now_s - seen[0][0]
-            if span_s > 0 and used_s - seen[0][1] > BUSY_SHARE * max(span_s, SPAN_S):
+            if span_s > 0 and used_s - seen[0][1] > least * max(span_s, SPAN_S):
                 said = f"process {pid}, which holds the GPU, works"
         return said if self._known else None
 

@@ -9,7 +9,7 @@ import pytest
 from fake_gpu import CONTEXT, MIB, Card, FakeSampler
 
 from gemmtuned.configs.settings import mps_pipe
-from gemmtuned.daemon.attribution import Attribution, OwnUse
+from gemmtuned.daemon.attribution import LAUNCHING, TICKING, Attribution, OwnUse
 from gemmtuned.daemon.gpus import GpuMonitor
 from gemmtuned.daemon.idle import judge, must_yield
 from gemmtuned.daemon.neighbours import Neighbours
@@ -21,7 +21,7 @@ VIEWS = ("all", "none", "host")
 class Scene:
     """One card watched ten times a second."""
 
-    def __init__(self, card: Card, *, share: bool = False, neighbours: Any = lambda: None) -> None:
+    def __init__(self, card: Card, *, share: bool = False, neighbours: Any = lambda least: None) -> None:
         self.card = card
         self.now_s = 1000.0
         self.attribution = Attribution(share_resident=share, neighbours=neighbours)
@@ -124,7 +124,7 @@ def test_a_small_program_that_uses_next_to_nothing_is_somebody(card: Card) -> No
     """A thousand tiny kernels a second are less than 1 % and show as 0."""
     card.start(9999, held=250 * MIB, share=0.0)
     assert Scene(card).watch(0.1)[0][0] is None
-    assert Scene(card, share=True, neighbours=lambda: "it works").watch(0.1)[0][0] == 1.0
+    assert Scene(card, share=True, neighbours=lambda least: "it works").watch(0.1)[0][0] == 1.0
 
 
 def test_memory_that_is_not_ours_means_somebody_is_there(card: Card) -> None:
@@ -138,7 +138,7 @@ def test_a_quiet_loaded_program_is_tuned_beside_when_its_work_would_be_seen(card
     """By the driver where it names processes, else by CPU time of who holds the GPU; else not at all."""
     working = []
     server = card.start(9999, held=20_000 * MIB)
-    scene = Scene(card, share=True, neighbours=lambda: "it works" if working else "")
+    scene = Scene(card, share=True, neighbours=lambda least: "it works" if working else "")
     assert not busy(scene.watch(1.0))
     ours = scene.begin()
     assert not busy(scene.work(ours, 900 * MIB, 3.0))
@@ -151,7 +151,7 @@ def test_a_program_that_takes_up_a_publish_does_not_end_the_tuning_and_one_that_
     """It loads its new kernels: a per cent or two, as an H200 showed it for a second after each publish."""
     card = Card()
     program = card.start(9999, held=2000 * MIB)
-    scene = Scene(card, share=True, neighbours=lambda: "")
+    scene = Scene(card, share=True, neighbours=lambda least: "")
     scene.watch(1.0)
     scene.work(scene.begin(), 900 * MIB, 1.0)
     for _ in range(3):
@@ -180,7 +180,7 @@ def test_beside_a_loaded_program_that_cannot_be_watched_nothing_is_tuned() -> No
 def test_a_loaded_program_that_takes_more_memory_has_begun_to_work() -> None:
     card = Card(view="none")
     server = card.start(9999, held=20_000 * MIB)
-    scene = Scene(card, share=True, neighbours=lambda: "")
+    scene = Scene(card, share=True, neighbours=lambda least: "")
     scene.watch(1.0)
     scene.work(scene.begin(), 900 * MIB, 1.0)
     server.held += 2000 * MIB
@@ -190,7 +190,7 @@ def test_a_loaded_program_that_takes_more_memory_has_begun_to_work() -> None:
 
 def test_utilisation_at_our_workers_rest_is_that_of_others(card: Card) -> None:
     server = card.start(9999, held=500 * MIB)
-    scene = Scene(card, share=True, neighbours=lambda: "")
+    scene = Scene(card, share=True, neighbours=lambda least: "")
     scene.watch(1.0)
     ours = scene.begin()
     scene.work(ours, 0, 1.0)
@@ -263,15 +263,19 @@ def test_a_holder_of_the_gpu_that_uses_the_cpu_works_and_one_that_sleeps_does_no
     for _ in range(30):
         now_s[0] += 0.1
         used[7] += 0.01 if round(now_s[0] * 10) % 10 == 0 else 0.0  # a timer's tick once a second
-        assert watch.busy() == ""
+        assert watch.busy(TICKING) == ""
     seen = []
     for _ in range(3):
         now_s[0] += 0.1
-        used[8] += 0.08
-        seen.append(watch.busy())
-    assert "process 8" in str(seen[-1])
+        used[8] += 0.04
+        seen.append((watch.busy(TICKING), watch.busy(LAUNCHING)))
+    assert "process 8" in str(seen[-1][0]) and seen[-1][1] == ""
+    for _ in range(3):
+        now_s[0] += 0.1
+        used[8] += 0.09
+    assert "process 8" in str(watch.busy(LAUNCHING))
     used.clear()
-    assert watch.busy() is None
+    assert watch.busy(TICKING) is None
 
 
 class AmdSmi:
