@@ -35,7 +35,7 @@ _QUANTISED: Final = {
     "batched_a8w8": ("row", "plain", "i8"),
 }
 TUNABLE: Final = ("bf16", "batched_bf16", "guide")  # families that `gemmtuned tune` takes
-_RESULT_OF_OURS: Final = 0  # solidx of rows we write: our kernels have names, not numbers
+_NO_NUMBER: Final = "0"  # kernel number of rows we write: our kernels have names
 # Libraries that AITER's dispatcher has a call for; a row with another would stop an AITER program
 AITER_LIBRARIES: Final = ("torch", "hipblaslt", "skinny", "asm", "triton", "flydsl", "opus")
 
@@ -56,8 +56,8 @@ def problem_of(row: Row, *, dtype: str = "bf16", threads: int = 0) -> Problem | 
 
 
 def _dense(row: Row, values: dict[str, Any], dtype: str) -> dict[str, Any]:
-    found = {**_shape(values), "bias": values.get("bias", False), "dtype": _dtype(values.get("dtype"), row) or dtype}
-    found["out_dtype"] = _dtype(values.get("outdtype"), row) or ""
+    found = {**_shape(values), "bias": values.get("bias", False), "dtype": dtype_of(values.get("dtype"), row) or dtype}
+    found["out_dtype"] = dtype_of(values.get("outdtype"), row) or ""
     if values.get("scaleAB"):
         found |= {"family": "scaled", "scale": "tensor"}
     if values.get("bpreshuffle"):
@@ -73,8 +73,8 @@ def _quantised(row: Row, values: dict[str, Any], dtype: str) -> dict[str, Any]:
     scale, weight_state, usual = _QUANTISED[row.header.family.name]
     return {
         **_shape(values), "family": "scaled", "scale": scale, "weight_state": weight_state,
-        "dtype": _dtype(values.get("q_dtype_w"), row) or _dtype(usual, row),
-        "out_dtype": _dtype(values.get("outdtype"), row) or "bf16", "bias": values.get("bias", False),
+        "dtype": dtype_of(values.get("q_dtype_w"), row) or dtype_of(usual, row),
+        "out_dtype": dtype_of(values.get("outdtype"), row) or "bf16", "bias": values.get("bias", False),
     }  # fmt: skip
 
 
@@ -82,12 +82,12 @@ def _moe(row: Row, values: dict[str, Any], dtype: str) -> dict[str, Any]:
     act = values["act_type"].rpartition(".")[2].lower()
     act += "_gated" if values["use_g1u1"] else ""
     act += "_weighted" if values["doweight_stage1"] else ""
-    out = _dtype(values["dtype"], row) or dtype
-    x = _dtype(values["q_dtype_a"], row) or out
+    out = dtype_of(values["dtype"], row) or dtype
+    x = dtype_of(values["q_dtype_a"], row) or out
     return {
         "family": "moe", "m": values["token"], "n": values["model_dim"], "k": values["model_dim"],
         "inter": values["inter_dim"], "experts": values["expert"], "topk": values["topk"], "act": act,
-        "dtype": x, "wdtype": _dtype(values["q_dtype_w"], row) or x, "out_dtype": out,
+        "dtype": x, "wdtype": dtype_of(values["q_dtype_w"], row) or x, "out_dtype": out,
         "scale": SCALES.get(values["q_type"].rpartition(".")[2], values["q_type"]),
     }  # fmt: skip
 
@@ -96,7 +96,7 @@ def _shape(values: dict[str, Any]) -> dict[str, int]:
     return {"m": values["M"], "n": values["N"], "k": values["K"], "batch": values.get("B", 1)}
 
 
-def _dtype(name: str | None, row: Row) -> str | None:
+def dtype_of(name: str | None, row: Row) -> str | None:
     """AITER's `fp8` is the device's own; gfx942 alone has the one without zero's sign."""
     if name != "fp8":
         return name
@@ -181,11 +181,7 @@ def solution_of(row: Row) -> Solution | None:
         solution = Solution.from_row(json.loads(text))
     except (ValueError, RecursionError, GemmtunedError):
         return None
-    told = problem_of(row)
-    mine = solution.problem
-    same = told is not None and (told.m, told.n, told.k, told.bias, told.dtype) == (
-        mine.m, mine.n, mine.k, mine.bias, mine.dtype,
-    )  # fmt: skip
+    same = problem_of(row) == plain_case(solution.problem)
     return solution if same and row.us is not None and abs(row.us - solution.us) <= 1e-3 * solution.us else None
 
 
@@ -249,7 +245,7 @@ def candidate_texts(candidate: Candidate) -> dict[str, str]:
     default = candidate.backend == DEFAULT_BACKEND
     name = "native" if default else str(config.get("kernel", candidate.backend))
     return {
-        "libtype": candidate.backend, "solidx": str(_RESULT_OF_OURS), "kernelId": str(_RESULT_OF_OURS),
+        "libtype": candidate.backend, "solidx": _NO_NUMBER, "kernelId": _NO_NUMBER,
         "splitK": str(config.get("split", 0)), "kernelName": name, "kernelName1": name,
     }  # fmt: skip
 

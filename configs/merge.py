@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from gemmtuned.configs.aiter_csv import Row, read_file
 from gemmtuned.configs.aiter_headers import FAMILIES, AiterFamily
-from gemmtuned.configs.aiter_rows import gfx_of, time_of, units_of
+from gemmtuned.configs.aiter_rows import dtype_of, gfx_of, time_of, units_of
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.padding import lookup_sizes
 
@@ -73,9 +73,9 @@ class TunedTable:
         return None
 
     def _key(self, row: Row) -> tuple[Any, ...]:
-        if row.header.family is self.family and None not in row.key:
+        if row.header.family is self.family and None not in row.key and "fp8" not in row.key:
             return row.key
-        told = dict(zip(row.header.family.key, row.key, strict=True))
+        told = {c: dtype_of(v, row) if v == "fp8" else v for c, v in zip(row.header.family.key, row.key, strict=True)}
         return tuple(_filled({column: told.get(column, _missing(column)) for column in self.family.key}).values())
 
     def _add(self, row: Row) -> None:

@@ -66,6 +66,18 @@ def test_rows_without_architecture_take_the_one_their_cu_count_stands_for() -> N
     assert found(tuned, 8, gfx="gfx1250", cu_num=77) == ("asm", 8)
 
 
+def test_a_dtype_named_fp8_is_that_of_the_rows_device() -> None:
+    lines = [
+        "gfx,cu_num,M,N,K,q_dtype_w,libtype,us",
+        "gfx942,304,8,8,8,dtypes.fp8,ck,1",
+        "gfx950,256,8,8,8,dtypes.fp8,ck,1",
+    ]
+    tuned = TunedTable(FAMILIES["a8w8_bpreshuffle"], read_lines(lines, name="a8w8_bpreshuffle_tuned_gemm.csv").rows)
+
+    assert tuned.find(gfx="gfx942", cu_num=304, M=8, N=8, K=8, q_dtype_w="fp8_e4m3fnuz") is not None
+    assert tuned.find(gfx="gfx950", cu_num=256, M=8, N=8, K=8, q_dtype_w="fp8_e4m3") is not None
+
+
 def test_the_guides_table_serves_every_device() -> None:
     lines = ["M,N,K,lib,kernel_name,tflops,bandwidth_gb_s", "532,2048,2048,asm,k,266.78,761.98"]
     tuned = TunedTable(FAMILIES["bf16"], read_lines(lines, name="c.csv").rows)
@@ -95,7 +107,7 @@ def test_a_merge_of_nothing_or_of_another_familys_table_is_refused(tmp_path: Pat
         merge([DATA / "configs/tuned_fmoe.csv"], family="a8w8")
 
 
-# The rules as aiter.md section 1 tells them, written down a second time: rounding by table and by repeated doubling.
+# AITER's getPaddedM and its families' own rules, written down a second time: rounding by search and by doubling.
 def doubled(m: int) -> int:
     power = 1
     while power < m:
@@ -147,7 +159,7 @@ def test_every_tuned_row_that_is_shipped_is_found_under_its_own_key() -> None:
 
 
 def test_the_live_trace_of_a_model_by_its_own_shipped_table() -> None:
-    """56 rows exact, 306 of 1321 served after the padding walk: what AITER gives its users (aiter.md, section 4)."""
+    """56 rows exact, 306 of 1321 served after the padding walk: what AITER gives its users."""
     tuned = merge([DATA / "model_configs/glm47_bf16_tuned_gemm.csv"], family="bf16")
     trace = read_file(DATA / "model_configs/glm47_bf16_untuned_gemm.csv").rows
     hits = [
