@@ -20,6 +20,7 @@ import os
 import re
 import sys
 import threading
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -103,35 +104,45 @@ class Probation:
 
     def _deaths(self, generation: int) -> list[Path]:
         """Marks of this generation and run that nobody holds."""
-        return [path for path in self._marks() if _generation(path) == generation and self._is_death(path)]
+        mine = self._mark[0] if self._mark is not None else None
+        return [p for p in self._marks() if p != mine and _generation(p) == generation and _died(p) == self._run]
 
     def _marks(self) -> list[Path]:
-        try:
-            return [path for path in self._folder.iterdir() if _MARK.fullmatch(path.name)]
-        except OSError:
-            return []
-
-    def _is_death(self, path: Path) -> bool:
-        mark = self._mark
-        if mark is not None and path == mark[0]:
-            return False
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return os.read(fd, _LONGEST + 1) == self._run
-        except OSError:  # somebody lives with it
-            return False
-        finally:
-            os.close(fd)
+        return _marks(self._folder)
 
     def _forget(self, *, older_than: int) -> None:
         for path in self._marks():
             if _generation(path) < older_than:
                 with suppress(OSError):
                     path.unlink()
+
+
+def deaths(folder: Path) -> Counter[tuple[int, str]]:
+    """(generation, run) -> processes that died within TRIAL_S of taking it up, as far as the marks can be read."""
+    found = ((_generation(path), _died(path)) for path in _marks(folder))
+    return Counter((generation, run.decode(errors="replace")) for generation, run in found if run is not None)
+
+
+def _marks(folder: Path) -> list[Path]:
+    try:
+        return [path for path in folder.iterdir() if _MARK.fullmatch(path.name)]
+    except OSError:
+        return []
+
+
+def _died(path: Path) -> bytes | None:
+    """The run whose process died and left this mark; None while somebody lives with it."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return os.read(fd, _LONGEST + 1) or None  # empty: somebody is about to hold it
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
 
 
 def _is_of_device(error: BaseException) -> bool:

@@ -13,7 +13,7 @@ from hooked import LINEAR, Home, publish, published
 
 from gemmtuned.configs.settings import Settings
 from gemmtuned.hooks.probation import DEATHS, TRIAL_S, Probation
-from gemmtuned.reports import checks_store
+from gemmtuned.reports import checks_host, checks_store
 
 
 def doctor(home: Home) -> str:
@@ -91,6 +91,11 @@ def test_a_death_is_counted_for_its_run_and_generation_alone(folder: Path) -> No
 
     assert Probation(folder, "serve").refuses(7)
     assert not Probation(folder, "train").refuses(7)
+    settings = Settings(home=folder.parent, db=folder, config_dir=folder.parent, cache=folder, device_locks=folder)
+    (told,) = [check for check in checks_host.checks(settings) if check.name == "probation"]
+    assert told.result == "WARN"
+    assert "generation 7: 2 processes of serve died within 60 s" in told.found
+    assert f"rm {folder}/7-*" in told.fix
     assert not Probation(folder, "serve").refuses(8)
     Probation(folder, "serve").begin(8, 0.0)
     assert not Probation(folder, "serve").refuses(7)  # marks of what is gone are cleared away

@@ -13,6 +13,7 @@ from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.manifest import read_manifest, read_table
 from gemmtuned.configs.settings import Settings
 from gemmtuned.db.connect import NETWORK_FILESYSTEMS
+from gemmtuned.hooks.probation import DEATHS, TRIAL_S, deaths
 from gemmtuned.reports.checks import FAIL, PASS, WARN, Check
 from gemmtuned.reports.render import size
 
@@ -29,6 +30,7 @@ def checks(settings: Settings) -> Iterator[Check]:
     yield _file_system(nearest(settings.db))
     yield _space(nearest(settings.home))
     yield _tables(settings)
+    yield from _probation(settings)
     yield _inotify()
     yield from _gpus()
     if settings.kill_switch.exists():
@@ -120,6 +122,17 @@ def _tables(settings: Settings) -> Check:
     if bad:
         return Check("published tables", WARN, f"{found}; {len(bad)} rows are not used, first {bad[0]}")
     return Check("published tables", PASS, found)
+
+
+def _probation(settings: Settings) -> Iterator[Check]:
+    """One line for each run whose processes died soon after taking a generation up."""
+    folder = settings.home / "probation"
+    for (generation, run), count in sorted(deaths(folder).items()):
+        used = "its next start runs without it" if count >= DEATHS else f"after {DEATHS} it is not used any more"
+        died = f"{count} processes" if count > 1 else "1 process"
+        found = f"generation {generation}: {died} of {run} died within {TRIAL_S:.0f} s of taking it up; {used}"
+        fix = f"gemmtuned rollback, or withdraw what is to blame; if it is not to blame: rm {folder}/{generation}-*"
+        yield Check("probation", WARN, found, fix)
 
 
 def _inotify(folder: Path = Path("/proc/sys/fs/inotify")) -> Check:
