@@ -72,8 +72,13 @@ class SearchOptions:
             return False
         if not self.space:
             return True
-        config = json.loads(candidate.config)
-        return all(name not in config or config[name] in values for name, values in self.space.items())
+        try:
+            config = json.loads(candidate.config)
+        except ValueError:  # a seed out of somebody's table
+            return False
+        return isinstance(config, dict) and all(
+            name not in config or config[name] in values for name, values in self.space.items()
+        )
 
     def to_row(self) -> dict[str, Any]:
         """As it goes over the wire: only what differs from the defaults."""

@@ -68,6 +68,8 @@ def test_a_space_restricts_the_configs_that_have_its_parameters() -> None:
     assert options.allows(Candidate.of("triton", split=2))
     assert not options.allows(Candidate("onednn"))
     assert options.allows(Candidate("torch"))
+    assert not options.allows(Candidate("triton", "not JSON"))
+    assert not options.allows(Candidate("triton", "[1]"))
 
 
 def test_err_ratio_counts_elements_as_aiter_does() -> None:

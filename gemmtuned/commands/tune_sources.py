@@ -124,6 +124,8 @@ def gather(
     """All that was asked for, each problem once; the built-in shapes when nothing was."""
     if model is None and (tp != 1 or nsets is not None or unfused):
         raise typer.BadParameter("--tp, --nsets and --unfused go with --model-dir")
+    if batch_size is not None and model is None and (named or file is not None):
+        complain("--batch-size has no effect: it goes with --model-dir, or with the built-in shapes")
     if not named and file is None and model is None:
         return built_in(defaults, batch_size=batch_size)
     wanted = Wanted(list(named))
