@@ -284,7 +284,12 @@ def main() -> None:
             say(f"{mode} batch {batch}: too little time to compile, left out")
             result["cases"].append({"mode": mode, "batch": batch, "left_out": "no time to compile"})
             continue
-        cases.append(Case(model, mode, batch, args.steps, switch))
+        try:
+            cases.append(Case(model, mode, batch, args.steps, switch))
+        except Exception as err:  # a compiler's, say: the other cases are worth having
+            say(f"{mode} batch {batch}: {err!r}")
+            result["cases"].append({"mode": mode, "batch": batch, "left_out": repr(err)[:500]})
+            continue
         compile_s = cases[-1].first_s if mode == "compiled" else compile_s
         say(f"{mode} batch {batch}: {cases[-1].problems.total()} GEMMs a step, first steps {cases[-1].first_s:.0f} s")
     switch.to("untuned")
@@ -304,6 +309,8 @@ def main() -> None:
                 arm = ARMS[(number + i) % len(ARMS)]
                 case.tokens_per_s[arm].append(case.block(arm))
     say(f"{len(cases[0].tokens_per_s['stock'])} rounds")
+    raw = [{"mode": case.mode, "batch": case.batch, "tokens_per_s": case.tokens_per_s} for case in cases]
+    args.part.write_text(json.dumps({**result, "raw": raw}, indent=1) + "\n")  # profiling is yet to come
     for case in cases:
         result["cases"].append(case.result())
         last = result["cases"][-1]

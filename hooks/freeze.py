@@ -94,7 +94,10 @@ def _pack(module: nn.Module) -> int:
 
 def stale_note() -> str:
     """What to tell the user about frozen layers whose weights have changed or gone since; empty when there are none."""
-    stale = sum(_is_stale(layer) for layer in tuple(_frozen))
+    try:
+        stale = sum(_is_stale(layer) for layer in tuple(_frozen))
+    except RuntimeError:  # another thread is freezing layers
+        return ""
     if not stale:
         return ""
     return f"{stale} frozen layers are served plain, their weights have changed: gemmtuned.unfreeze(model), then freeze"
