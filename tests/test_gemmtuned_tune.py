@@ -136,6 +136,16 @@ def test_without_shapes_those_of_the_atomic_guide_are_taken(
     assert {(p.m, p.dtype, p.out_dtype) for p in request.problems} == {(512, "bf16", "fp32")}
 
 
+def test_problems_that_name_no_threads_take_the_default(
+    typed: Callable[..., tuple[Request, dict[str, Any]]], home: Path
+) -> None:
+    (home / "list").write_text("fp32:8x64x64\nfp32:9x64x64,threads=1\n")
+
+    request, _ = typed("fp32:7x64x64", "-i", "list", "--threads", "3")
+    assert [(p.m, p.threads) for p in request.problems] == [(7, 3), (8, 3), (9, 1)]
+    assert [p.threads for p in typed("fp32:7x64x64", "--threads", "0")[0].problems] == [0]
+
+
 def test_all_bias_asks_for_both_kinds(typed: Callable[..., tuple[Request, dict[str, Any]]], home: Path) -> None:
     (home / "u.csv").write_text("M,N,K\n8,64,64\n")
 

@@ -135,5 +135,6 @@ def gather(
         of_model = from_model(model, defaults, tp=tp, nsets=nsets, batch_size=batch_size, unfused=unfused)
         wanted.problems += of_model.problems
         wanted.derived, wanted.notes = of_model.derived, of_model.notes
-    wanted.problems = list(dict.fromkeys(wanted.problems))
+    # On a CPU every call has threads; 0 means a GPU, and is the default where there is one
+    wanted.problems = list(dict.fromkeys(replace(p, threads=p.threads or defaults.threads) for p in wanted.problems))
     return wanted
