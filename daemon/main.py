@@ -24,6 +24,7 @@ from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import Device, Environment, Solution
+from gemmtuned.daemon.ahead import Ahead
 from gemmtuned.daemon.devices import Monitor, find_monitors
 from gemmtuned.daemon.metrics import Metrics, page
 from gemmtuned.daemon.request import Request
@@ -64,7 +65,9 @@ def run_daemon(
         try:
             with _only_daemon(settings), _store(settings, told) as store:
                 seats = find_monitors() if monitors is None else monitors
-                daemon = Daemon(settings, store, seats, make_worker, now_s=time.time(), rules=rules, recheck=not once)
+                daemon = Daemon(
+                    settings, store, seats, make_worker, now_s=time.time(), rules=rules, recheck=not once, ahead=Ahead()
+                )
                 _patiently(daemon.resume, told)
                 manager = ServiceManager()
                 manager.ready("looking for an idle device")

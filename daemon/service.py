@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gemmtuned.configs.errors import GemmtunedError, StoreBusy, StoreError
 from gemmtuned.configs.settings import Settings
+from gemmtuned.daemon.ahead import AT_ONCE, Ahead
 from gemmtuned.daemon.device_lock import DeviceLock
 from gemmtuned.daemon.devices import Monitor
 from gemmtuned.daemon.notice import Notice, SeatNotice, write_notice
@@ -47,7 +48,7 @@ class Daemon:
 
     request: tune only what it asks for.  always: whatever others do on the devices.  quiet: a run in the foreground,
     which does not write `daemon.json`.  rules: what the operator allows.  recheck: race again what
-    is in use, too, when there is reason to.
+    is in use, too, when there is reason to.  ahead: compiles for GPUs that are not idle.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Daemon:
         quiet: bool = False,
         rules: Rules | None = None,
         recheck: bool = False,
+        ahead: Ahead | None = None,
     ) -> None:
         self.settings = settings
         self.store = store
@@ -82,6 +84,7 @@ class Daemon:
             )
             for monitor in monitors
         ]
+        self._ahead = ahead
         self._turned_s = now_s
         self.solved = 0
         self._quiet = quiet
@@ -124,10 +127,13 @@ class Daemon:
             solved += seat.take_solved()
         self.solved += solved
         self._upkeep(now_s, at_once=solved > 0)
+        self._compile_ahead(now_s, forbidden)
         self._tell(now_s, forbidden)
 
     def stop(self, now_s: float) -> None:
         """Leave every device, give the leases back uncounted, say so."""
+        if self._ahead is not None:
+            self._ahead.stop()
         for seat in self.seats:
             seat.stop(now_s)
             self.solved += seat.take_solved()
@@ -197,6 +203,21 @@ class Daemon:
             if self._trouble != str(err):
                 logger.warning("upkeep failed retry_s=%g reason=%r", RETRY_S, str(err))
             self._trouble = str(err)
+
+    def _compile_ahead(self, now_s: float, forbidden: str) -> None:
+        """Have kernels compiled for GPUs that others use now; nothing while one of ours measures."""
+        if self._ahead is None:
+            return
+        waiting = [s.monitor.device for s in self.seats if s.monitor.device.kind != "cpu" and not s.tuning]
+        if forbidden or len(waiting) < sum(s.monitor.device.kind != "cpu" for s in self.seats):
+            self._ahead.stop()
+        elif waiting and self._ahead.wants(now_s):
+            device = waiting[0]
+            try:
+                problems = self.store.dearest(device.key, since_s=now_s - RECENT_S, limit=4 * AT_ONCE)
+            except StoreError:  # it only saves time
+                return
+            self._ahead.begin(device, problems, now_s)
 
     def _take_ingest(self, now_s: float) -> None:
         """Counts of other users' programs, where the home is shared. What they wrote must not stop us."""

@@ -38,6 +38,18 @@ LEFT JOIN work w ON w.problem_id = b.id AND w.environment_id = u.environment_id
     AND w.covers = u.covers AND w.mode = 'eager'
 WHERE p.text IN (SELECT value FROM json_each(:texts))
 """  # noqa: S608
+_DEAREST: Final = f"""
+SELECT {PROBLEM_COLUMNS} FROM unit u
+JOIN problem p ON p.id = u.problem_id
+JOIN demand d ON d.environment_id = u.environment_id AND d.problem_id = u.problem_id
+JOIN environment e ON e.id = u.environment_id
+JOIN device h ON h.id = e.device_id AND h.key = :device
+LEFT JOIN problem b ON b.rest = u.rest AND b.m = u.unit_m
+LEFT JOIN work w ON w.problem_id = b.id AND w.environment_id = u.environment_id
+    AND w.covers = u.covers AND w.mode = 'eager'
+WHERE u.solution_id IS NULL AND coalesce(w.state, 'open') = 'open' AND d.last_seen_us >= :since
+ORDER BY u.us * d.calls DESC LIMIT :limit
+"""  # noqa: S608
 _RETRY: Final = """
 DELETE FROM work WHERE owner IS NULL AND problem_id IN (
     SELECT b.id FROM problem p JOIN problem b ON b.rest = p.rest AND b.m IN (p.m, p.m_fine, p.m_coarse)
@@ -82,6 +94,12 @@ class Resume(Part):
         Columns: environment, device, units, problems, calls, last_seen_us.  since_s: only problems seen after it.
         """
         return self._db.read(lambda conn: rows(conn, _WAITING, {"since": us(since_s)}))
+
+    def dearest(self, device_key: str, *, since_s: float, limit: int) -> list[Problem]:
+        """Problems without a verdict that were seen on such a device, dearest first, whatever their environment."""
+        values = {"device": device_key, "since": us(since_s), "limit": limit}
+        found = self._db.read(lambda conn: rows(conn, _DEAREST, values))
+        return list(dict.fromkeys(problem_of(row) for row in found))
 
     def states(self, problems: Sequence[Problem], environment: Environment, *, now_s: float) -> dict[Problem, State]:
         """Where each of these problems is in this environment; those it was never asked for are left out."""

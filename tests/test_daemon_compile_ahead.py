@@ -11,6 +11,7 @@ import pytest
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
+from gemmtuned.daemon.ahead import Ahead
 from gemmtuned.daemon.compile_ahead import Compilers
 
 H200 = Device("cuda-nvidia-h200-132", "cuda", "NVIDIA H200", "sm_90", 132)
@@ -84,3 +85,87 @@ def test_our_kernels_are_in_the_compilers_cache_afterwards(tmp_path: Path, monke
 
     assert list(failed) == [bad] and "config has" in failed[bad]
     assert list(tmp_path.rglob("gemv.cubin"))
+
+
+AHEAD = """
+import sys, time
+for line in sys.stdin:
+    if '"n": 13' in line:
+        sys.exit(1)
+    print("done", flush=True)
+    time.sleep(float(sys.argv[1]))
+"""
+
+
+def ahead(pause_s: float = 0.0) -> Ahead:
+    return Ahead([sys.executable, "-S", "-c", AHEAD, str(pause_s)])
+
+
+def until_done(one: Ahead, now_s: float) -> None:
+    end = time.monotonic() + 20
+    while not one.wants(now_s):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_problems_are_compiled_once_and_what_ends_the_compiler_is_not_given_again() -> None:
+    one = ahead()
+    problems = [Problem(m=1, n=n, k=512) for n in (8, 13, 17)]
+    given = []
+    for turn in range(4):
+        assert one.wants(100.0 * turn)
+        one.begin(H200, problems, 100.0 * turn)
+        given.append([p.n for _, p in one._given])
+        assert not one.wants(100.0 * turn + 1)
+        until_done(one, 100.0 * turn + 50)
+    assert given == [[8, 13, 17], [17], [], []]
+    one.stop()
+
+
+def test_compiling_ahead_is_ended_at_once_and_goes_on_where_it_was() -> None:
+    one = ahead(30.0)
+    one.begin(H200, [Problem(m=1, n=n, k=512) for n in (8, 9, 10)], 0.0)
+    pid = one._process.pid  # type: ignore[union-attr]
+    end = time.monotonic() + 20
+    while not one._done and time.monotonic() < end:
+        one.wants(0.0)
+        time.sleep(0.01)
+    began = time.monotonic()
+    one.stop()
+    assert time.monotonic() - began < 2 and not Path(f"/proc/{pid}").exists()
+    one.begin(H200, [Problem(m=1, n=n, k=512) for n in (8, 9, 10)], 100.0)
+    assert [p.n for _, p in one._given] == [9, 10]
+    one.stop()
+
+
+def test_a_daemon_compiles_for_a_gpu_that_others_use_and_stops_when_it_tunes(tmp_path: Path) -> None:
+    from fake_gpu import MIB, Card
+    from fakes import Clock
+    from gpu_machine import Machine
+
+    one = ahead(30.0)
+    machine = Machine(tmp_path, Clock(), [Card()], locks=tmp_path, ahead=one)
+    guest = machine.cards[0].start(500, held=9000 * MIB)
+    machine.see(3)
+    machine.run(1)
+    assert one._process is not None and [p.n for _, p in one._given] == [66, 65, 64]
+    machine.cards[0].end(guest)
+    machine.life.trial_s = 60.0
+    machine.run(30)
+    assert machine.daemon.seats[0].tuning and one._process is None
+    machine.daemon.stop(machine.clock.now_s)
+    machine.store.close()
+
+
+def test_the_real_process_leaves_our_kernels_in_the_compilers_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    one = Ahead()
+    one.begin(H200, [Problem(m=1, n=64, k=64)], 0.0)
+    end = time.monotonic() + 60
+    while not list(tmp_path.rglob("*.cubin")):
+        assert time.monotonic() < end and one._process is not None
+        time.sleep(0.1)
+    one.stop()

@@ -21,7 +21,17 @@ MAY_IMPORT = {
     "daemon, worker side": {"daemon", "configs", "db", "kernels"},
 }
 # The worker's child imports torch and kernels; everything else in daemon/ is the parent, which holds no device context.
-WORKER_SIDE = ("worker_main", "worker_cuda", "compile_main", "measure", "measure_cuda", "outcome", "search", "verify")
+WORKER_SIDE = (
+    "worker_main",
+    "worker_cuda",
+    "compile_main",
+    "ahead_main",
+    "measure",
+    "measure_cuda",
+    "outcome",
+    "search",
+    "verify",
+)
 NOT_IN_THE_PARENT = {"torch", "triton", "numpy", "pandas", "transformers"}
 
 
