@@ -39,10 +39,14 @@ class Selections:
             log.propagate = False
 
     def note(self, sighting: Sighting, table: Table, device: Device) -> None:
-        """Tell of this sighting's selection, unless it was told before or has changed since the call."""
+        """Tell of this sighting's selection, unless told before; a hit that is gone since the call is not told."""
         key = (sighting.problem, sighting.graph, sighting.place)
         outcome, solution = table.find(sighting.problem, "graph" if sighting.graph else "eager", sighting.place)
-        if outcome != sighting.outcome or (key in self._told and self._told[key] == solution):
+        if sighting.outcome == "miss":
+            solution = None  # by now there may be a table
+        elif outcome != sighting.outcome:
+            return
+        if key in self._told and self._told[key] == solution:
             return
         if len(self._told) < MAX_TOLD or key in self._told:
             self._told[key] = solution

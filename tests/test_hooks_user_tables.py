@@ -16,7 +16,10 @@ from gemmtuned.configs.aiter_csv import write_file
 from gemmtuned.configs.aiter_headers import FAMILIES
 from gemmtuned.configs.aiter_rows import columns_for, tuned_texts
 from gemmtuned.configs.settings import Settings, UserTables
-from gemmtuned.configs.solution import Solution, cpu_device
+from gemmtuned.configs.sighting import Sighting
+from gemmtuned.configs.solution import Environment, Solution, cpu_device
+from gemmtuned.hooks.dispatch import build_table
+from gemmtuned.hooks.selections import Selections
 from gemmtuned.hooks.user_tables import UserLoader, spot_checks, usable
 from gemmtuned.hooks.watch import Watcher
 
@@ -113,6 +116,20 @@ def test_a_row_of_ours_that_does_not_hold_here_is_refused_with_the_reason(
     assert done.said["rows"] == 0
     assert [why in reason for reason in done.said["refused"]] == [True], done.said["refused"]
     assert done.said["right"]
+
+
+def test_a_selection_is_told_once_and_again_when_it_changes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    environment = Environment(cpu_device(), {"torch_swap": "1"})
+    there = replace(published(LINEAR, "torch_swap"), stamp="1")
+    empty, full = (build_table(rows, {"cpu": environment}, generation=1, failed=frozenset()) for rows in ([], [there]))
+    told = Selections(tmp_path, lambda solution: None)
+
+    for outcome, table in (("miss", full), ("miss", full), ("exact", full), ("exact", full), ("exact", empty)):
+        told.note(Sighting(LINEAR, outcome, 1), table, cpu_device())
+
+    lines = capsys.readouterr().err.splitlines()
+    assert ["not found tuned config" in line for line in lines] == [True, False]
+    assert "is tuned on cu_num" in lines[1]
 
 
 def test_one_of_several_ranks_uses_published_tables_alone(home: Home) -> None:
