@@ -226,9 +226,9 @@ def _results(
 
 def _raise_if_hopeless(daemon: Daemon) -> None:
     for seat in daemon.seats:
-        if seat.failed_starts >= MAX_STARTS:
+        if seat.keeper.failed_starts >= MAX_STARTS:
             raise WorkerFailed(
-                f"no worker can be started on {seat.monitor.name}: {seat.no_worker}. Try: gemmtuned doctor"
+                f"no worker can be started on {seat.monitor.name}: {seat.keeper.trouble}. Try: gemmtuned doctor"
             )
 
 

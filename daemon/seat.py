@@ -20,10 +20,11 @@ from gemmtuned.daemon.attribution import OwnUse
 from gemmtuned.daemon.device_lock import DeviceLock
 from gemmtuned.daemon.devices import Monitor
 from gemmtuned.daemon.idle import Reading, Verdict, judge, must_yield
+from gemmtuned.daemon.keeper import Keeper
 from gemmtuned.daemon.notice import SeatNotice
 from gemmtuned.daemon.outbox import Outbox
 from gemmtuned.daemon.wire import Failed, Found, Message, Trial
-from gemmtuned.daemon.work_queue import WorkQueue
+from gemmtuned.daemon.work_queue import WorkQueue, mismatch
 from gemmtuned.daemon.worker import Tuner
 
 if TYPE_CHECKING:
@@ -31,10 +32,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gemmtuned.daemon")
 
-WORKER_RESTS_S: Final = 60.0  # an unused worker holds 300 MiB; starting one takes seconds
 ASK_S: Final = 1.0  # how often an empty queue is asked again
 MAX_DEATHS: Final = 8  # workers one attempt may cost before it counts as failed
-START_AGAIN_S: Final = 5.0  # after a worker that never said hello; doubles each time
 MAX_STARTS: Final = 3  # workers in a row that never said hello, before a foreground run gives up
 LONGEST_WAIT_S: Final = 600.0  # after yields that gained nothing
 
@@ -57,45 +56,48 @@ class Seat:
     ) -> None:
         self.monitor = monitor
         self.environment: Environment | None = None
-        self.worker: Tuner | None = None
         self.work: Work | None = None  # leased
         self.in_use = False  # became idle and nobody came since: no new window between two problems
         self.out_of_work = False
         self._solved = 0
-        self.failed_starts = 0
-        self.trouble = ""  # why nothing can be leased, or the worker not be ended
-        self.no_worker = ""  # why none can be started
-        self.taken = ""  # which other daemon tunes here
+        self.trouble = ""  # why nothing can be leased
+        self.keeper = Keeper(monitor.id, make_worker, lock=lock, always=always)
         self._queue = queue
-        self._make_worker = make_worker
         self._window_s = window_s
         self._always = always
         self._readings: deque[Reading] = deque()
-        self._lock = lock
         self._to_write = Outbox()
         self._verdict = Verdict("busy", 0.0, "no reading yet")
         self._tuning = False  # the worker has the order
         self._trying: Trial | None = None  # started and not finished: to blame if the worker dies
         self._deaths = 0
-        self._gone: Tuner | None = None  # killed, yet stuck in the driver
+        self._away = ""  # why the device must be left now
         self._fruitless = 0  # yields in a row without a verdict between them
         self._wait_until_s = float("-inf")
-        self._ask_at_s = self._start_at_s = self._ready_since_s = float("-inf")
+        self._ask_at_s = float("-inf")
 
-    def turn(self, now_s: float, *, forbidden: str = "") -> None:
-        """Look, decide, do one thing. forbidden: why the operator wants nothing tuned now."""
+    def look(self, now_s: float, *, forbidden: str = "") -> None:
+        """See what goes on, and tell a worker that must leave to go, without waiting: others may have to go as well.
+
+        forbidden: why the operator wants nothing tuned now.
+        """
         self._look(now_s)
         self._listen(now_s)
         forbidden = "" if self._always else forbidden
-        away = forbidden or self._must_yield(now_s)
-        if away:
+        self._away = forbidden or self._must_yield(now_s)
+        if self._away:
             if self.in_use and not forbidden:
                 self._back_off(now_s)
-            self._vacate(away)
-        if not self._write(now_s) or self._is_stuck() or away:
+            self.keeper.hurry()
+
+    def act(self, now_s: float) -> None:
+        """Leave the device, or do one thing. Once after each look."""
+        if self._away:
+            self._vacate(self._away)
+        if not self._write(now_s) or self.keeper.is_stuck() or self._away:
             return
         self._keep_lease(now_s)
-        self._retire_worker(now_s)
+        self.keeper.retire(now_s, needed=self.work is not None)
         if self._tuning:
             return
         verdict = self._verdict
@@ -115,6 +117,11 @@ class Seat:
         self._listen(now_s)
         self._vacate("stopping")
         self._write(now_s)
+
+    @property
+    def worker(self) -> Tuner | None:
+        """The one that sits here now."""
+        return self.keeper.worker
 
     @property
     def busy(self) -> bool:
@@ -140,15 +147,15 @@ class Seat:
         """For `gemmtuned status`."""
         verdict = self._verdict
         state, reason = "waiting", verdict.reason
-        trouble = self._to_write.trouble or self.trouble or self.no_worker
+        trouble = self._to_write.trouble or self.trouble or self.keeper.trouble
         if trouble:
             state, reason = "stuck", trouble
         elif self._tuning:
             state, reason = "tuning", ""
         elif self.out_of_work and (self.in_use or verdict.state == "idle"):
             state, reason = "ready", "nothing to tune"
-        elif self.taken:
-            reason = self.taken
+        elif self.keeper.taken:
+            reason = self.keeper.taken
         elif self.in_use:
             reason = "the worker is starting"
         elif self._fruitless > 1 and verdict.state == "idle":
@@ -212,7 +219,8 @@ class Seat:
         if self.work is None and not self._is_waited_for(now_s):
             return False
         if self.worker is None:
-            self._start_worker(now_s)
+            self.keeper.start(now_s)
+            self.in_use = self.in_use and (self._always or not self.keeper.taken)
             return False
         return self.work is not None and self.worker.environment is not None
 
@@ -237,26 +245,6 @@ class Seat:
             self._ask_at_s = now_s + min(max(ASK_S, 50 * took_s), 30.0)  # 2 % of a core, however long the queue
         return self.work is not None or (self.environment is None and not self.out_of_work)
 
-    def _start_worker(self, now_s: float) -> None:
-        if self._start_at_s - 600 <= now_s < self._start_at_s:
-            return
-        self.taken = self._lock.take() if self._lock is not None else ""
-        if self.taken and not self._always:
-            self.in_use = False
-            self._start_at_s = now_s + ASK_S
-            return
-        try:
-            self.worker = self._make_worker(self.monitor.id)
-        except WorkerFailed as err:
-            self._failed_to_start(str(err), now_s)
-
-    def _failed_to_start(self, reason: str, now_s: float) -> None:
-        self.failed_starts += 1
-        wait_s = min(START_AGAIN_S * 2 ** (self.failed_starts - 1), 600.0)
-        self._start_at_s = now_s + wait_s
-        self.no_worker = f"{reason}; next start in {wait_s:.0f} s"
-        logger.warning("worker start failed device=%s retry_s=%.0f reason=%r", self.monitor.id, wait_s, reason)
-
     def _begin(self) -> None:
         assert self.worker is not None and self.work is not None
         try:
@@ -272,28 +260,8 @@ class Seat:
         logger.debug("tuning problem=%s covers=%s members=%d", order.target, order.covers, len(order.members))
 
     def _end_worker(self) -> None:
-        worker, self.worker = self.worker, None
         self._tuning = False
-        if worker is not None and not worker.stop():
-            self._gone = worker
-            self.trouble = f"worker {worker.pid} cannot be killed: it is stuck in a driver of {self.monitor.id}"
-            logger.error("worker stuck device=%s pid=%d", self.monitor.id, worker.pid)
-        elif self._lock is not None:
-            self._lock.drop()
-
-    def _retire_worker(self, now_s: float) -> None:
-        if self.worker is None or self.work is not None or self._ready_since_s > now_s:
-            self._ready_since_s = now_s
-        elif now_s - self._ready_since_s > WORKER_RESTS_S and self.worker.environment is not None:
-            self._end_worker()
-
-    def _is_stuck(self) -> bool:
-        if self._gone is not None and self._gone.stop():
-            self._gone = None
-            self.trouble = ""
-            if self._lock is not None:
-                self._lock.drop()
-        return self._gone is not None
+        self.keeper.end()
 
     def _listen(self, now_s: float) -> None:
         if self.worker is None:
@@ -302,21 +270,21 @@ class Seat:
             messages = self.worker.poll()
         except WorkerFailed as err:
             if self.worker.environment is None:
-                self._end_worker()
-                self._failed_to_start(str(err), now_s)
+                self._tuning = False
+                self.keeper.failed(str(err), now_s)
             else:
                 self._worker_failed(err)
             return
         for message in messages:
             self._hear(message)
-        if self.worker.environment is not None and self.environment != self.worker.environment:
-            self._settle(self.worker.environment)
+        if self.worker.environment is not None:
+            self.keeper.said_hello()
+            if self.environment != self.worker.environment:
+                self._settle(self.worker.environment)
 
     def _settle(self, environment: Environment) -> None:
         """The worker said what it can reproduce; a lease taken for another environment goes back."""
         self.environment = environment
-        self.failed_starts = 0
-        self.no_worker = ""
         self._ask_at_s = float("-inf")
         if self.work is not None and self.work.environment.key != environment.key:
             self._give_back()
@@ -330,7 +298,7 @@ class Seat:
                 self._to_write.append(partial(self._record, self.work, message))
         elif isinstance(message, Found):
             found = (message.solution, *message.others)
-            wrong = _mismatch(self.work, found)
+            wrong = mismatch(self.work, found)
             if wrong:
                 self._to_write.append(partial(self._queue.give_up, self.work, wrong))
             else:
@@ -397,19 +365,3 @@ class Seat:
         self.work = None
         self._tuning = False
         self._trying = None
-
-
-def _mismatch(work: Work, found: tuple[Solution, ...]) -> str:
-    """Why this answer is not one to the question asked, or "": the worker ran foreign code, so it is checked."""
-    environment = work.environment
-    modes = [solution.mode for solution in found]
-    if modes[0] != work.mode or len(set(modes)) != len(modes):
-        return f"worker answered for mode {', '.join(modes)}"
-    for solution in found:
-        if solution.problem != work.problem or solution.covers != work.covers:
-            return f"worker answered for {solution.problem} covering {solution.covers}"
-        if solution.device != environment.device.key or not environment.accepts(solution.backend, solution.stamp):
-            return f"worker answered with {solution.backend} of {solution.stamp} on {solution.device}"
-        if solution.state not in ("published", "default_best"):
-            return f"worker answered with state {solution.state}"
-    return ""

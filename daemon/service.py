@@ -121,7 +121,9 @@ class Daemon:
         for seat in self.seats:
             if seat.tuning:
                 self.rules.spend(now_s, passed_s)
-            seat.turn(now_s, forbidden=forbidden)
+            seat.look(now_s, forbidden=forbidden)
+        for seat in self.seats:  # all that must leave have been told by now, so none waits for another's end
+            seat.act(now_s)
             if seat.in_use:
                 self.last_used_s = now_s
             solved += seat.take_solved()
@@ -134,6 +136,8 @@ class Daemon:
         """Leave every device, give the leases back uncounted, say so."""
         if self._ahead is not None:
             self._ahead.stop()
+        for seat in self.seats:
+            seat.keeper.hurry()
         for seat in self.seats:
             seat.stop(now_s)
             self.solved += seat.take_solved()

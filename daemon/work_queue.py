@@ -182,6 +182,22 @@ class WorkQueue:
         logger.warning("tuning failed problem=%s attempt=%d reason=%r", work.problem, work.attempt, reason)
 
 
+def mismatch(work: Work, found: tuple[Solution, ...]) -> str:
+    """Why this answer is not one to the question asked, or "": the worker ran foreign code, so it is checked."""
+    environment = work.environment
+    modes = [solution.mode for solution in found]
+    if modes[0] != work.mode or len(set(modes)) != len(modes):
+        return f"worker answered for mode {', '.join(modes)}"
+    for solution in found:
+        if solution.problem != work.problem or solution.covers != work.covers:
+            return f"worker answered for {solution.problem} covering {solution.covers}"
+        if solution.device != environment.device.key or not environment.accepts(solution.backend, solution.stamp):
+            return f"worker answered with {solution.backend} of {solution.stamp} on {solution.device}"
+        if solution.state not in ("published", "default_best"):
+            return f"worker answered with state {solution.state}"
+    return ""
+
+
 def owner_name() -> str:
     """`host:pid:boot.start`, unique among all processes of all time: what tells a dead owner from a living one.
 

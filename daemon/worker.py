@@ -63,6 +63,7 @@ class Tuner(Protocol):
 
     def tune(self, order: Order) -> None: ...
     def poll(self) -> list[Message]: ...
+    def terminate(self) -> None: ...
     def stop(self) -> bool: ...
     def fileno(self) -> int: ...
 
@@ -116,6 +117,7 @@ class Worker:
                 env=child_env(  # it must not count its own calls, and sees the one GPU it was told
                     AITER_TUNE_GEMM=None,
                     GEMMTUNED_DISPATCH=None,
+                    NOTIFY_SOCKET=None,  # the daemon's to talk to
                     **_visible(device),
                 ),
             )
@@ -160,6 +162,11 @@ class Worker:
             self.stop()
             raise WorkerHung(f"no word past the deadline while {self._doing}")
         return []
+
+    def terminate(self) -> None:
+        """Tell it to end, without waiting; `stop` comes next."""
+        if self._process.returncode is None and not self._killed and not self._is_dead():
+            self._signal_group(signal.SIGTERM)
 
     def stop(self) -> bool:
         """End it and all it started: SIGTERM, and SIGKILL a moment later. False: it is stuck inside a driver."""

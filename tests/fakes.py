@@ -66,6 +66,7 @@ class Life:
     unkillable_s: float = 0.0
     alive: list[FakeWorker] = field(default_factory=list)
     started: int = 0
+    ends: list[str] = field(default_factory=list)
     orders: list[Order] = field(default_factory=list)
     found: list[Problem] = field(default_factory=list)
 
@@ -139,10 +140,14 @@ class FakeWorker:
                 self._life.found.append(what.solution.problem)
         return messages
 
+    def terminate(self) -> None:
+        self._life.ends.append("told")
+
     def stop(self) -> bool:
         now_s = self._life.clock.now_s
         if self._stopped_s is None:
             self._stopped_s = now_s
+            self._life.ends.append("waited for")
             self._life.alive.remove(self)
         return now_s - self._stopped_s >= self._life.unkillable_s
 

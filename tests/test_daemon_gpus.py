@@ -11,7 +11,7 @@ from fake_gpu import MIB, Card
 from fakes import Clock, FakeMonitor
 from gpu_machine import Machine
 
-from gemmtuned.daemon.rules import Hours, Rules
+from gemmtuned.daemon.rules import PAUSED, Hours, Rules
 from gemmtuned.daemon.service import Daemon
 
 MakeMachine = Callable[..., Machine]
@@ -70,6 +70,25 @@ def test_a_gpu_that_others_take_is_left_and_the_other_one_goes_on(machine: MakeM
     assert [w.pid for w in one.life.alive] == [one.daemon.seats[1].worker.pid]  # type: ignore[union-attr]
     one.run(10)
     assert one.by_device == {"GPU-0": 1, "GPU-1": 1}
+
+
+@pytest.mark.parametrize("how", ["guests", "paused", "stopped"])
+def test_workers_of_many_gpus_are_all_told_to_go_before_one_is_waited_for(machine: MakeMachine, how: str) -> None:
+    one = machine(4)
+    one.see(2000)
+    one.run(20)
+    assert len(one.life.alive) == 4
+    one.life.ends.clear()
+    if how == "guests":
+        for card in one.cards:
+            card.start(500, share=0.5)
+        one.run(0.5)
+    elif how == "paused":
+        (one.settings.home / PAUSED).touch()
+        one.run(0.1)
+    else:
+        one.daemon.stop(one.clock.now_s)
+    assert one.life.ends == ["told"] * 4 + ["waited for"] * 4
 
 
 def test_two_daemons_with_homes_of_their_own_never_share_a_gpu(machine: MakeMachine) -> None:

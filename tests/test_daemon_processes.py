@@ -379,10 +379,10 @@ def test_a_worker_that_cannot_start_ends_a_foreground_run_with_the_reason(home: 
     def make(device: str) -> Worker:
         return Worker(device, nice=0, search=f"{broken}:tune", deadlines=Deadlines())
 
-    from gemmtuned.daemon import seat
+    from gemmtuned.daemon import keeper
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(seat, "START_AGAIN_S", 0.1)
+        patch.setattr(keeper, "START_AGAIN_S", 0.1)
         with pytest.raises(WorkerFailed, match="torch is broken"):
             tune_now(Request(problems=[problem(8)]), home.settings, make_worker=make)
 

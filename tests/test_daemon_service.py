@@ -218,7 +218,7 @@ def test_a_worker_that_answers_another_question_is_not_believed(world: World) ->
         worker.tune = other  # type: ignore[method-assign]
         return worker
 
-    world.daemon.seats[0]._make_worker = liar
+    world.daemon.seats[0].keeper.make_worker = liar
     world.run(60)
     assert world.solved() == set()
     assert "answered for" in _rows(world, "SELECT reason FROM work")[0]["reason"]

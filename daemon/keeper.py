@@ -1,0 +1,97 @@
+"""Starts and ends the worker of one device: held back after failures, alone on its device, ended for good.
+
+A worker that cannot be killed is stuck in a driver: it keeps the device's lock, and nothing is started beside it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from gemmtuned.configs.errors import WorkerFailed
+from gemmtuned.daemon.device_lock import DeviceLock
+from gemmtuned.daemon.worker import Tuner
+
+logger = logging.getLogger("gemmtuned.daemon")
+
+RESTS_S: Final = 60.0  # an unused worker holds 300 MiB; starting one takes seconds
+START_AGAIN_S: Final = 5.0  # after a worker that never said hello; doubles each time
+LONGEST_WAIT_S: Final = 600.0
+TAKEN_S: Final = 1.0  # how often a device that another daemon uses is asked for
+
+
+class Keeper:
+    """See the module. lock: shared with the daemons of others; always: start whether or not it can be had."""
+
+    def __init__(
+        self, device_id: str, make_worker: Callable[[str], Tuner], *, lock: DeviceLock | None, always: bool
+    ) -> None:
+        self.worker: Tuner | None = None
+        self.make_worker = make_worker
+        self.failed_starts = 0  # in a row
+        self.trouble = ""  # why none can be started, or the last one not be ended
+        self.taken = ""  # which other daemon tunes here
+        self._device_id = device_id
+        self._lock = lock
+        self._always = always
+        self._gone: Tuner | None = None  # killed, yet stuck in the driver
+        self._start_at_s = self._needed_s = float("-inf")
+
+    def start(self, now_s: float) -> None:
+        """Start one, if it is time to and nobody else tunes here."""
+        if self._start_at_s - LONGEST_WAIT_S <= now_s < self._start_at_s:
+            return
+        self.taken = self._lock.take() if self._lock is not None else ""
+        if self.taken and not self._always:
+            self._start_at_s = now_s + TAKEN_S
+            return
+        try:
+            self.worker = self.make_worker(self._device_id)
+        except WorkerFailed as err:
+            self.failed(str(err), now_s)
+
+    def failed(self, reason: str, now_s: float) -> None:
+        """It never said hello: the next start waits, longer each time."""
+        self.end()
+        self.failed_starts += 1
+        wait_s = min(START_AGAIN_S * 2 ** (self.failed_starts - 1), LONGEST_WAIT_S)
+        self._start_at_s = now_s + wait_s
+        self.trouble = f"{reason}; next start in {wait_s:.0f} s"
+        logger.warning("worker start failed device=%s retry_s=%.0f reason=%r", self._device_id, wait_s, reason)
+
+    def said_hello(self) -> None:
+        """It is well."""
+        self.failed_starts = 0
+        self.trouble = ""
+
+    def hurry(self) -> None:
+        """Tell it to go, without waiting: whoever has several to end tells all of them first."""
+        if self.worker is not None:
+            self.worker.terminate()
+
+    def end(self) -> None:
+        """End it and all it started."""
+        worker, self.worker = self.worker, None
+        if worker is not None and not worker.stop():
+            self._gone = worker
+            self.trouble = f"worker {worker.pid} cannot be killed: it is stuck in a driver of {self._device_id}"
+            logger.error("worker stuck device=%s pid=%d", self._device_id, worker.pid)
+        elif self._lock is not None and self._gone is None:
+            self._lock.drop()
+
+    def is_stuck(self) -> bool:
+        """Whether a killed worker is still there."""
+        if self._gone is not None and self._gone.stop():
+            self._gone = None
+            self.trouble = ""
+            if self._lock is not None:
+                self._lock.drop()
+        return self._gone is not None
+
+    def retire(self, now_s: float, *, needed: bool) -> None:
+        """End a worker that nobody has needed for a while."""
+        if self.worker is None or needed or self._needed_s > now_s:
+            self._needed_s = now_s
+        elif now_s - self._needed_s > RESTS_S and self.worker.environment is not None:
+            self.end()
