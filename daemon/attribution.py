@@ -63,6 +63,7 @@ class Attribution:
         self._worked_s = float("-inf")
         self._own_bytes: list[tuple[float, int]] = []
         self._touched_s: float | None = None  # since when somebody else uses a little of it
+        self._sunk_s: float | None = None  # since when less is used than before we came
         self._over_s: float | None = None  # since when more memory is used than we can account for
 
     def others(self, facts: Facts, own: OwnUse | None, now_s: float) -> tuple[float | None, str]:
@@ -104,7 +105,7 @@ class Attribution:
     def _begin(self, own: OwnUse, facts: Facts) -> None:
         self._pid = own.pid
         self._ours = {str(own.pid)}
-        self._context_bytes = self._grew_s = self._over_s = None
+        self._context_bytes = self._grew_s = self._over_s = self._sunk_s = None
         self._own_bytes.clear()
         if self._before is None:
             self._before = facts
@@ -136,6 +137,7 @@ class Attribution:
                 self._worked_s = now_s  # making the context and looking whether the device is well is work, too
             # what it gave back a moment ago may not be gone from the driver's count
             allowed = self._context_bytes + max(held for _, held in self._own_bytes) + SLACK_BYTES
+            self._sink(grown - allowed + SLACK_BYTES, now_s)
         if grown <= allowed:
             self._over_s = None
             return None
@@ -144,6 +146,20 @@ class Attribution:
         if now_s - self._over_s >= REPORT_S:
             return None, f"others took {(grown - allowed) >> 20} MiB of its memory since our worker started"
         return None
+
+    def _sink(self, beyond: int, now_s: float) -> None:
+        """Who was here before us gave memory back: nobody who comes after may hide in it.
+
+        beyond: what is used beyond the use before us and our own, far below 0 when others gave some back.
+        """
+        assert self._before is not None
+        if beyond > -SLACK_BYTES:
+            self._sunk_s = None
+        elif self._sunk_s is None or now_s < self._sunk_s:
+            self._sunk_s = now_s
+        elif now_s - self._sunk_s >= SETTLE_S:
+            self._before = {**self._before, "used_bytes": max(self._before["used_bytes"] + beyond, 0)}
+            self._sunk_s = None
 
     def _activity(self, facts: Facts, own: OwnUse, now_s: float) -> tuple[float | None, str]:
         assert self._before is not None

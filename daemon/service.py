@@ -212,11 +212,11 @@ class Daemon:
         """Have kernels compiled for GPUs that others use now; nothing while one of ours measures."""
         if self._ahead is None:
             return
-        waiting = [s.monitor.device for s in self.seats if s.monitor.device.kind != "cpu" and not s.tuning]
-        if forbidden or len(waiting) < sum(s.monitor.device.kind != "cpu" for s in self.seats):
+        gpus = [seat.monitor.device for seat in self.seats if seat.monitor.device.kind != "cpu"]
+        if forbidden or any(seat.tuning for seat in self.seats):
             self._ahead.stop()
-        elif waiting and self._ahead.wants(now_s):
-            device = waiting[0]
+        elif gpus and self._ahead.wants(now_s):
+            device = gpus[0]
             try:
                 problems = self.store.dearest(device.key, since_s=now_s - RECENT_S, limit=4 * AT_ONCE)
             except StoreError:  # it only saves time

@@ -177,6 +177,21 @@ def test_beside_a_loaded_program_that_cannot_be_watched_nothing_is_tuned() -> No
         assert others is None and "nobody here can say" in why
 
 
+def test_who_comes_after_a_loaded_program_has_left_cannot_hide_in_its_memory() -> None:
+    card = Card(view="none")
+    server = card.start(9999, held=20_000 * MIB)
+    scene = Scene(card, share=True, neighbours=lambda least: "")
+    scene.watch(1.0)
+    ours = scene.begin()
+    scene.work(ours, 6000 * MIB, 1.0)
+    card.end(server)
+    assert not busy(scene.watch(4.0))
+    assert not busy(scene.work(ours, 200 * MIB, 3.0))
+    assert not busy(scene.work(ours, 6000 * MIB, 3.0))
+    card.start(9998, held=2000 * MIB)
+    assert busy(scene.watch(0.4))
+
+
 def test_a_loaded_program_that_takes_more_memory_has_begun_to_work() -> None:
     card = Card(view="none")
     server = card.start(9999, held=20_000 * MIB)
