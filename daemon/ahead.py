@@ -26,9 +26,10 @@ AT_ONCE: Final = 16  # problems given to one process
 
 
 class Ahead:
-    """The parent's half. command: in place of daemon/ahead_main.py, for tests."""
+    """The parent's half. command: in place of daemon/ahead_main.py, and nice, for tests."""
 
-    def __init__(self, command: Sequence[str] = ()) -> None:
+    def __init__(self, command: Sequence[str] = (), *, nice: int = 19) -> None:
+        self._nice = nice
         self._command = [*(command or (sys.executable, "-m", "gemmtuned.daemon.ahead_main"))]
         self._process: subprocess.Popen[bytes] | None = None
         self._given: list[tuple[str, Problem]] = []  # to the process, in order; a line of its output ends each
@@ -49,7 +50,7 @@ class Ahead:
         lines = b"".join(json.dumps(problem.row()).encode() + b"\n" for _, problem in self._given)
         with contextlib.suppress(OSError):
             self._process = subprocess.Popen(
-                [*self._command, json.dumps(asdict(device)), str(os.getpid())],
+                [*self._command, json.dumps(asdict(device)), str(os.getpid()), str(self._nice)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

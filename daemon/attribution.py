@@ -23,6 +23,7 @@ Facts = dict[str, Any]  # of one GPU, as daemon/nvml_child.py gives them
 CONTEXT_BYTES: Final = 1 << 30  # the most a CUDA context with torch's libraries takes (seen: 0.5 GiB on an H200)
 SLACK_BYTES: Final = 384 << 20  # modules loaded late, graphs: not in torch's own count. A foreign context takes more
 SETTLE_S: Final = 2.0  # after our worker ended: utilisation is an average over up to a second, memory takes a moment
+GOING_S: Final = 1.0  # what a dead process held goes with it, and a kernel that hung has to be stopped first
 REST_S: Final = 1.2  # after our worker's last work utilisation may still be its
 HELLO_S: Final = 3.0  # a context is made in less
 TOUCH: Final = 0.05  # of the GPU: a quiet program that takes up a publish loads its kernels (seen: 1 to 2 %),
@@ -87,7 +88,7 @@ class Attribution:
             new = pids(facts) - pids(before) - self._ours
             if new:
                 return None, _named(new)
-            if facts["used_bytes"] <= before["used_bytes"] + SLACK_BYTES:
+            if facts["used_bytes"] <= before["used_bytes"] + SLACK_BYTES or now_s - self._left_s < GOING_S:
                 return 0.0, ""
             return None, "the memory of our own worker is not back yet"
         self._before = facts

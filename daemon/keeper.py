@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gemmtuned.configs.errors import WorkerFailed
+from gemmtuned.daemon.attribution import GOING_S
 from gemmtuned.daemon.device_lock import DeviceLock
 from gemmtuned.daemon.worker import Tuner
 
@@ -59,6 +60,12 @@ class Keeper:
         self._start_at_s = now_s + wait_s
         self.trouble = f"{reason}; next start in {wait_s:.0f} s"
         logger.warning("worker start failed device=%s retry_s=%.0f reason=%r", self._device_id, wait_s, reason)
+
+    def lost(self, now_s: float) -> None:
+        """It died or was killed at work: what it held of the device must be gone before the next one comes."""
+        self.end()
+        if self._device_id != "cpu":
+            self._start_at_s = now_s + GOING_S
 
     def said_hello(self) -> None:
         """It is well."""

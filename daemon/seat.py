@@ -106,7 +106,7 @@ class Seat:
         if self.in_use or verdict.state == "idle":
             self.in_use = True
             if self._prepare(now_s):
-                self._begin()
+                self._begin(now_s)
         elif verdict.state == "clearing" and verdict.clear_s >= self._window_s / 2:
             self._prepare(now_s)  # starting a worker takes seconds, niced; it is ready when the window is over
         elif verdict.state == "busy" and self.work is not None:
@@ -245,7 +245,7 @@ class Seat:
             self._ask_at_s = now_s + min(max(ASK_S, 50 * took_s), 30.0)  # 2 % of a core, however long the queue
         return self.work is not None or (self.environment is None and not self.out_of_work)
 
-    def _begin(self) -> None:
+    def _begin(self, now_s: float) -> None:
         assert self.worker is not None and self.work is not None
         try:
             order = self._queue.order(self.work)
@@ -256,7 +256,7 @@ class Seat:
         try:
             self.worker.tune(order)
         except WorkerFailed as err:
-            self._worker_failed(err)
+            self._worker_failed(err, now_s)
         logger.debug("tuning problem=%s covers=%s members=%d", order.target, order.covers, len(order.members))
 
     def _end_worker(self) -> None:
@@ -273,7 +273,7 @@ class Seat:
                 self._tuning = False
                 self.keeper.failed(str(err), now_s)
             else:
-                self._worker_failed(err)
+                self._worker_failed(err, now_s)
             return
         for message in messages:
             self._hear(message)
@@ -308,9 +308,10 @@ class Seat:
             self._to_write.append(partial(self._queue.give_up, self.work, message.reason))
             self._forget_work()
 
-    def _worker_failed(self, err: WorkerFailed) -> None:
+    def _worker_failed(self, err: WorkerFailed, now_s: float) -> None:
         """It crashed or hung: the candidate it was at is to blame, and the work goes on without that one."""
-        self._end_worker()
+        self._tuning = False
+        self.keeper.lost(now_s)
         work, trying = self.work, self._trying
         if work is None:
             logger.warning("worker died at rest device=%s reason=%r", self.monitor.id, str(err))

@@ -91,6 +91,19 @@ def test_our_own_worker_is_not_taken_for_others_after_it_has_ended(card: Card) -
     assert not busy(scene.watch(3.0))
 
 
+def test_memory_of_a_dead_worker_is_waited_for_and_then_missed(card: Card) -> None:
+    scene = Scene(card)
+    scene.watch(1.0)
+    ours = scene.begin()
+    scene.work(ours, 6000 * MIB, 1.0)
+    scene.own = None
+    assert not busy(scene.watch(0.9))
+    seen = scene.watch(0.6)
+    assert seen[-1] == (None, "the memory of our own worker is not back yet")
+    card.end(ours)
+    assert not busy(scene.watch(3.0))
+
+
 def test_a_new_worker_after_a_crash_is_ours_as_well(card: Card) -> None:
     scene = Scene(card)
     scene.watch(1.0)

@@ -154,6 +154,15 @@ def test_a_gpu_taken_back_before_anything_is_done_is_asked_for_less_and_less(mac
     assert gaps[0] < 30 and 590 <= gaps[-1] <= 630, gaps
 
 
+def test_a_crash_on_a_gpu_costs_a_worker_and_no_new_window(machine: MakeMachine) -> None:
+    one = machine(1)
+    one.see(1)
+    one.life.crashes = lambda p, c: c.backend in ("slow", "bad")
+    one.run(30)
+    assert len(one.store.published()[1]) == 1
+    assert one.by_device == {"GPU-0": 3}
+
+
 def test_a_gpu_that_is_lost_is_said_and_the_daemon_goes_on(machine: MakeMachine) -> None:
     one = machine()
     one.see(400)
