@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 import threading
 import time
 from pathlib import Path
@@ -83,5 +84,11 @@ def _open(path: Path) -> int:
 
 
 def file_mode(folder: Path) -> int:
-    """Mode of a new file: shared with the group where the folder is, else the owner's alone."""
-    return 0o660 if folder.stat().st_mode & 0o020 else 0o600
+    """Mode of a new file: the group may write it where it may write the folder.
+
+    It may read it where the folder is handed on to the group (setgid) and readable.
+    """
+    mode = folder.stat().st_mode
+    if mode & stat.S_IWGRP:
+        return 0o660
+    return 0o640 if mode & stat.S_ISGID and mode & stat.S_IRGRP else 0o600

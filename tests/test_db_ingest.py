@@ -18,6 +18,7 @@ from gemmtuned.configs.settings import Settings, trusted_uid
 from gemmtuned.configs.sighting import Session
 from gemmtuned.db import ingest, queries
 from gemmtuned.db.store import Store
+from gemmtuned.reports.checks_host import _home
 
 T = 1_800_000_000.0
 
@@ -207,9 +208,13 @@ def test_programs_of_two_other_users_share_the_ingest_file_of_a_home(shared_home
         assert as_user(uid, 54321, lambda calls=calls: count(calls)) == "ingest.db 0o660"
         assert as_user(*daemon, take) == str(calls)
     assert queries.untuned(here.db)[0]["calls"] == 12
-    assert "StoreError" in as_user(54401, 54321, lambda: Store(here.db, locks=here.locks)), (
-        "ours is not theirs to write"
-    )
+    assert as_user(54401, 54321, lambda: queries.untuned(here.db)[0]["calls"]) == "12", "members read the same views"
+    assert as_user(54401, 54321, lambda: _home(here).result) == "PASS"
+
+    def write() -> None:
+        Store(here.db, locks=here.locks).add_sightings("theirs", NEW, [saw(problem(), 1)], now_s=T)
+
+    assert "StoreError" in as_user(54401, 54321, write), "the daemon's own is not theirs to write"
     assert "denied" in as_user(54403, 54999, lambda: count(1)), "not of the group"
 
 

@@ -56,6 +56,12 @@ def nearest(path: Path) -> Path:
 def _home(settings: Settings) -> Check:
     home = settings.home
     there = nearest(home)
+    counts = settings.counts[0]
+    if counts == settings.ingest:
+        if os.access(counts.parent, os.W_OK | os.X_OK):
+            return Check("home", PASS, f"{home}, another user's: counts go to {counts}")
+        fix = f"have yourself added to the group of {counts.parent}, or set GEMMTUNED_HOME"
+        return Check("home", FAIL, f"{home} is another user's, and {counts.parent} is not writable", fix)
     if not there.is_dir():
         return Check("home", FAIL, f"{there} is not a folder", "set GEMMTUNED_HOME to a folder of your own")
     if not os.access(there, os.W_OK | os.X_OK):
