@@ -11,10 +11,10 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Final
 
-from gemmtuned.configs.settings import mps_pipe
 from gemmtuned.configs.solution import Device, slug
 from gemmtuned.daemon.attribution import Attribution, OwnUse
 from gemmtuned.daemon.idle import Limits, Reading
+from gemmtuned.daemon.mps import Mps
 from gemmtuned.daemon.neighbours import Neighbours
 from gemmtuned.daemon.sampler import Facts, Sampler
 
@@ -34,7 +34,7 @@ class GpuMonitor:
         *,
         share_resident: bool = False,
         neighbours: Callable[[float], str | None] = lambda least: None,
-        mps: Callable[[], bool] = mps_pipe,
+        mps: Callable[[], bool] = lambda: False,
     ) -> None:
         self._sampler = sampler
         self._attribution = Attribution(share_resident=share_resident, neighbours=neighbours)
@@ -97,7 +97,7 @@ def sm_count(facts: Facts) -> int:
 
 def find_gpus(*, share_resident: bool = False) -> list[GpuMonitor]:
     """A monitor for each GPU of this machine, in the driver's order; none without a driver's library."""
-    neighbours = Neighbours()
+    neighbours, mps = Neighbours(), Mps()
     found: list[GpuMonitor] = []
     for source, module in SOURCES.items():
         if find_spec(module) is None:
@@ -107,7 +107,7 @@ def find_gpus(*, share_resident: bool = False) -> list[GpuMonitor]:
         if not gpus:
             sampler.close()
         found += [
-            GpuMonitor(sampler, facts, share_resident=share_resident, neighbours=neighbours.busy)
+            GpuMonitor(sampler, facts, share_resident=share_resident, neighbours=neighbours.busy, mps=mps.is_running)
             for facts in gpus.values()
         ]
     return found

@@ -12,6 +12,7 @@ from gemmtuned.configs.settings import mps_pipe
 from gemmtuned.daemon.attribution import LAUNCHING, TICKING, Attribution, OwnUse
 from gemmtuned.daemon.gpus import GpuMonitor
 from gemmtuned.daemon.idle import judge, must_yield
+from gemmtuned.daemon.mps import Mps
 from gemmtuned.daemon.neighbours import Neighbours
 
 WORKER = 4711
@@ -283,6 +284,17 @@ def test_a_multi_process_service_is_known_by_who_listens_on_its_pipe(tmp_path: A
         assert mps_pipe(env)
     finally:
         os.close(listener)
+
+
+def test_a_multi_process_service_elsewhere_is_known_by_its_process() -> None:
+    now_s, names = [0.0], ["python", "bash"]
+    mps = Mps(pipe=lambda: False, names=lambda: iter(names), clock=lambda: now_s[0])
+    assert not mps.is_running()
+    names.append("nvidia-cuda-mps")  # as much of nvidia-cuda-mps-server as the kernel keeps
+    now_s[0] += 11
+    assert mps.is_running()
+    assert Mps(pipe=lambda: True, names=lambda: iter(())).is_running()
+    assert not Mps(pipe=lambda: False).is_running(), "here"
 
 
 def test_a_holder_of_the_gpu_that_uses_the_cpu_works_and_one_that_sleeps_does_not() -> None:
