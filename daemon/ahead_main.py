@@ -23,7 +23,7 @@ def main() -> int:
     from gemmtuned.kernels.backends import BACKENDS
     from gemmtuned.kernels.backends.base import CompiledBackend
 
-    compilers = Compilers(max(1, min(2, (os.cpu_count() or 2) // 2)))
+    compilers = Compilers(2 if (os.cpu_count() or 1) >= 32 else 1)  # beside somebody's program, however niced
     for line in sys.stdin:
         problem = Problem.from_row(json.loads(line))
         for backend in BACKENDS.values():

@@ -52,12 +52,14 @@ def run_daemon(
     make_worker: MakeWorker = Worker,
     rules: Rules | None = None,
     metrics: Metrics | None = None,
+    compile_ahead: bool = True,
 ) -> int:
     """Tune on idle devices until told to stop; returns the exit code (0, 130 or 143).
 
     once: end when every captured problem has a verdict or has failed for good.  wait_s: raise TryLater when no device
     was idle for so long while there was work.  rules: what the operator allows; with `once`, TryLater is raised when
-    the budget is spent before the work is done.  metrics: kept up to date.  Raises TryLater for `once` when another
+    the budget is spent before the work is done.  metrics: kept up to date.  compile_ahead: for GPUs that others
+    use.  Raises TryLater for `once` when another
     daemon is running; without `once` that is said and is no failure.  Raises WorkerFailed for `once` when no worker
     can be started.
     """
@@ -66,7 +68,14 @@ def run_daemon(
             with _only_daemon(settings), _store(settings, told) as store:
                 seats = find_monitors() if monitors is None else monitors
                 daemon = Daemon(
-                    settings, store, seats, make_worker, now_s=time.time(), rules=rules, recheck=not once, ahead=Ahead()
+                    settings,
+                    store,
+                    seats,
+                    make_worker,
+                    now_s=time.time(),
+                    rules=rules,
+                    recheck=not once,
+                    ahead=Ahead() if compile_ahead else None,
                 )
                 _patiently(daemon.resume, told)
                 manager = ServiceManager()

@@ -42,6 +42,9 @@ def daemon(
     budget: Annotated[
         float | None, typer.Option(parser=seconds, metavar="SPAN", help="Device time a day, all devices together.")
     ] = None,
+    compile_ahead: Annotated[
+        bool, typer.Option(help="Compile for GPUs while others use them: one niced process, no device.")
+    ] = True,
     metrics_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Serve Prometheus metrics on 127.0.0.1:PORT/metrics.")
     ] = None,
@@ -74,8 +77,9 @@ def daemon(
     metrics = Metrics(metrics_port) if metrics_port is not None else None
     with _bar(here.home, here.db) if once else nullcontext():
         code = run_daemon(
-            here, once=once, wait_s=wait_s, monitors=monitors, make_worker=make_worker, rules=rules, metrics=metrics
-        )
+            here, once=once, wait_s=wait_s, monitors=monitors, make_worker=make_worker, rules=rules, metrics=metrics,
+            compile_ahead=compile_ahead,
+        )  # fmt: skip
     if code:
         raise typer.Exit(code)
 
