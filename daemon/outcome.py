@@ -1,9 +1,9 @@
 """CHILD side: what a search found, as the solutions that are published.
 
 On CUDA what is raced is device time, inside graphs, and there is a solution for each mode.  In graphs nothing else
-counts.  An eager call also takes the host's time: a published binary is launched by the hook in less of it than torch
-needs (0.6 of it where both were measured), so it is judged by device time alone; any other candidate must win with
-the host time added that it takes more than torch.
+counts.  An eager call also takes the host's time: what has a launch record is launched by the hook in less of it than
+torch needs (0.5 of it, measured for kernels of ours), so it is judged by device time alone; any other candidate must
+win with the host time added that it takes more than torch.
 """
 
 from __future__ import annotations

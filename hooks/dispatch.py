@@ -65,7 +65,10 @@ class Table:
 
 def ident_of(solution: Solution) -> int:
     """A number for this solution, the same in every generation: what failed once stays switched off in this process."""
-    key = (solution.problem, solution.covers, solution.mode, solution.backend, solution.config, solution.stamp)
+    key = (
+        solution.problem, solution.covers, solution.mode, solution.backend, solution.config, solution.stamp,
+        solution.launch,
+    )  # fmt: skip
     ident = _idents.get(key)
     if ident is None:
         with _new_ident:

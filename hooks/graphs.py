@@ -8,6 +8,7 @@ before the hook was on are not known and not counted.  Servers that replay from 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Callable
@@ -17,6 +18,19 @@ from gemmtuned.hooks.native import Native
 
 _WRAPPED: Final = ("capture_begin", "replay")
 _ID: Final = "_gemmtuned_capture"  # attribute of a graph
+
+
+class _Captured:
+    """What a graph knows of its capture; tells the native hook when the graph is gone."""
+
+    def __init__(self, graph: Any, native: Native, capture: int) -> None:
+        self.capture = capture
+        self._end = weakref.finalize(graph, native.graph_gone, capture)
+        self._end.atexit = False
+
+    def detach(self) -> None:
+        """The graph's end is of no matter to this capture any more."""
+        self._end.detach()
 
 
 class GraphCounts:
@@ -37,18 +51,22 @@ class GraphCounts:
         @functools.wraps(begin)
         def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
             result = begin(graph, *args, **kwargs)
-            capture = native.capture_id(current_device())
-            if capture:
-                setattr(graph, _ID, capture)
-                weakref.finalize(graph, native.graph_gone, capture).atexit = False
+            with contextlib.suppress(Exception):  # a capture is open: nothing may go wrong here
+                before = graph.__dict__.pop(_ID, None)
+                if before:  # captured anew
+                    before.detach()
+                    native.graph_gone(before.capture)
+                capture = native.capture_begun(current_device())
+                if capture:
+                    graph.__dict__[_ID] = _Captured(graph, native, capture)
             return result
 
         @functools.wraps(replay)
         def counted_replay(graph: Any) -> Any:
             result = replay(graph)
-            capture = graph.__dict__.get(_ID)
-            if capture:
-                native.graph_replayed(capture, 1)
+            captured = graph.__dict__.get(_ID)
+            if captured:
+                native.graph_replayed(captured.capture, 1)
             return result
 
         self._class.capture_begin, self._class.replay = capture_begin, counted_replay
@@ -62,6 +80,6 @@ class GraphCounts:
 
     def replayed(self, graph: Any, times: int) -> None:
         """A graph was replayed by other means than its `replay`."""
-        capture = getattr(graph, _ID, 0)
-        if capture and times > 0:
-            self._native.graph_replayed(capture, times)
+        captured = getattr(graph, _ID, None)
+        if captured and times > 0:
+            self._native.graph_replayed(captured.capture, times)

@@ -51,6 +51,9 @@ class Routes:
         if ("library" in facts) != (solution.backend == "cublaslt"):
             raise TableError(f"its launch record is not one of backend {solution.backend}")
         if "library" in facts:
+            version = solution.stamp.partition("/")[0]
+            if version != str(self._native.cublaslt_version):
+                raise TableError(f"made with cuBLASLt {version}, launches here call {self._native.cublaslt_version}")
             return _library_launch(facts, solution, device)
         key = (device, facts["binary"], facts["name"])
         if key not in self._kernels:

@@ -28,7 +28,7 @@ _COMPUTE_32F, _COMPUTE_TF32 = 68, 77
 _EPILOGUE_BIAS: Final = 4
 _DESC_TRANSA, _DESC_TRANSB, _DESC_EPILOGUE, _DESC_BIAS = 3, 4, 7, 8
 _PREF_WORKSPACE, _PREF_REDUCTION, _PREF_ALIGN = 1, 3, (5, 6, 7, 8)
-# Reduction schemes of split-K, as a mask: in place (atomics), in fp32, in the output's type
+# How slices of K are added up, as a mask: in place (atomics, in the output's type), in fp32, in the output's type
 _IN_PLACE, _COMPUTE_TYPE, _OUTPUT_TYPE = 1, 2, 4
 _ASK: Final = 32  # algorithms a question; the library's answers end sooner
 ATTRIBUTES: Final = {  # name: (attribute of an algorithm, its type); the names are those of our configs
@@ -70,7 +70,7 @@ def library() -> Any | None:
         return None
     for line in lines:
         path = line.partition("/")
-        if "libcublasLt.so" in path[2]:
+        if "libcublasLt.so" in path[2] and not path[2].endswith(" (deleted)"):  # replaced by an upgrade meanwhile
             lib = ctypes.CDLL("/" + path[2])
             lib.cublasLtGetVersion.restype = c_size_t
             return lib
@@ -91,14 +91,19 @@ def algorithms(problem: Problem) -> tuple[Algorithm, ...]:
     """
     found: dict[bytes, Algorithm] = {}
     schemes = [_COMPUTE_TYPE]
-    schemes += [] if problem.deterministic else [_IN_PLACE]
-    schemes += [_OUTPUT_TYPE] if problem.math_mode == "reduced" else []
+    if problem.math_mode == "reduced":
+        schemes.append(_OUTPUT_TYPE)
+    if not problem.deterministic and (problem.math_mode == "reduced" or problem.dtype == "fp32"):
+        schemes.append(_IN_PLACE)
     with _described(problem) as call:
         for mask in (sum(schemes), 0, *schemes):
             for workspace_bytes in (MAX_WORKSPACE_BYTES, 4 << 20, 0):
                 for one in call.ask(mask, workspace_bytes):
                     found.setdefault(one.data, one)
-    return tuple({one.config: one for one in reversed(found.values())}.values())[::-1]
+    by_config: dict[object, Algorithm] = {}
+    for one in found.values():
+        by_config.setdefault(one.config, one)
+    return tuple(by_config.values())
 
 
 def check(problem: Problem, data: bytes) -> int:

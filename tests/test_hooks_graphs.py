@@ -15,7 +15,7 @@ class FakeNative:
         self.capture = 0
         self.said: list[tuple[str, int, int]] = []
 
-    def capture_id(self, device: int) -> int:
+    def capture_begun(self, device: int) -> int:
         assert device == 3
         return self.capture
 
@@ -96,3 +96,27 @@ def test_removing_gives_torchs_methods_back_and_leaves_somebody_elses_wrapper_al
     theirs = Graph.replay
     counts.remove()
     assert Graph.replay is theirs and Graph.capture_begin is stock[0]
+
+
+def test_a_graph_that_is_captured_anew_counts_for_its_new_launches_alone() -> None:
+    Graph, native, counts = make()
+    counts.install()
+    graph = Graph()
+    for native.capture in (7, 8):
+        graph.capture_begin()
+        graph.replay()
+    del graph
+    gc.collect()
+
+    assert native.said == [("replayed", 7, 1), ("gone", 7, 0), ("replayed", 8, 1), ("gone", 8, 0)]
+
+
+def test_whatever_goes_wrong_in_counting_the_capture_goes_on() -> None:
+    Graph, native, counts = make()
+    counts.install()
+    native.capture_begun = None
+    graph = Graph()
+    graph.capture_begin("pool")
+    graph.replay()
+
+    assert graph.begun == ("pool", "global") and graph.replays == 1 and native.said == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from cases import LAUNCH, LIBRARY_LAUNCH
@@ -18,6 +19,8 @@ from gemmtuned.hooks.routes import Routes
 GPU = Environment(
     Device("cuda-x-132", "cuda", "x", "sm_90", 132), {"cublaslt": "130002/sm_90", "triton": "3.6.0/sm_90"}
 )
+# The version that Python sees is not the one that the native hook calls: two of them in one process
+OTHER = Environment(GPU.device, {**GPU.stamps, "cublaslt": "120900/sm_90"})
 SOLUTION = Solution(
     problem=Problem(m=8, n=256, k=1024), device="cuda-x-132", mode="graph", covers="exact", backend="cublaslt",
     config="{}", stamp="130002/sm_90", us=1.0, baseline_us=2.0, gain_low=1.5, err=1e-3, baseline_err=1e-3,
@@ -26,8 +29,9 @@ SOLUTION = Solution(
 
 
 def rows(*solutions: Solution, folder: Path = Path("/nowhere")) -> tuple[list[Row], dict[str, int]]:
-    table = build_table(solutions, {"cuda:1": GPU}, generation=1, failed=frozenset())
-    native: Any = None  # a library's algorithm needs no kernel loaded
+    environment = OTHER if solutions[0].stamp == OTHER.stamps["cublaslt"] else GPU
+    table = build_table(solutions, {"cuda:1": environment}, generation=1, failed=frozenset())
+    native: Any = SimpleNamespace(cublaslt_version=130002)  # a library's algorithm needs no kernel loaded
     found = list(Routes(native, folder).rows(table))
     return found, dict(table.refused)
 
@@ -58,5 +62,13 @@ def test_a_record_that_is_not_its_solutions_costs_the_row() -> None:
         replace(SOLUTION, launch=json.dumps(LAUNCH)),
         replace(SOLUTION, backend="triton", stamp="3.6.0/sm_90"),
         replace(SOLUTION, launch=""),
+        replace(SOLUTION, stamp=OTHER.stamps["cublaslt"]),
     ):
         assert rows(wrong) == ([], {"its kernel does not load": 1})
+
+
+def test_a_solution_published_anew_with_another_record_is_another_route() -> None:
+    again = replace(SOLUTION, launch=json.dumps({**LIBRARY_LAUNCH, "workspace_bytes": 2048}))
+
+    assert rows(SOLUTION)[0][0].ident != rows(again)[0][0].ident
+    assert rows(SOLUTION)[0][0].ident == rows(replace(SOLUTION, us=0.5))[0][0].ident

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, cpu_device
 from gemmtuned.kernels.backends import BACKENDS, environment
 from gemmtuned.kernels.backends.base import CompiledBackend
-from gemmtuned.kernels.backends.triton_ import Triton
+from gemmtuned.kernels.backends.triton_ import Triton, source_hash
 
 H200 = Device("cuda-nvidia-h200-132", "cuda", "NVIDIA H200", "sm_90", 132)
 BACKEND = Triton(device=H200)
@@ -48,7 +49,7 @@ def test_listing_the_backends_imports_no_triton() -> None:
 def test_its_solutions_hold_on_cuda_for_one_triton_and_one_architecture() -> None:
     import triton
 
-    assert BACKENDS["triton"].stamp(H200) == f"{triton.__version__}/sm_90"
+    assert BACKENDS["triton"].stamp(H200) == f"{triton.__version__}/sm_90/{source_hash()}"
     assert "triton" not in environment(cpu_device()).stamps
     assert BACKENDS["triton"].stamp(replace(H200, kind="rocm", arch="gfx942")) is None
 
@@ -128,3 +129,28 @@ def test_the_math_mode_of_a_cuda_problem_is_set_on_hosts_whose_cpu_knows_no_fp16
     with as_called(PROBLEM):
         assert not torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
     assert torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction == before
+
+
+def test_the_stamp_changes_with_a_kernel_and_not_with_what_else_is_in_its_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from gemmtuned.kernels.backends import triton_
+
+    here = Path(triton_.__file__).parents[1]
+    copy = tmp_path / "kernels"
+    shutil.copytree(here / "triton", copy / "triton", ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / "backends").mkdir()
+    monkeypatch.setattr(triton_, "__file__", str(copy / "backends" / "triton_.py"))
+
+    def stamp() -> str:
+        triton_.source_hash.cache_clear()
+        return triton_.source_hash()
+
+    first, gemv = stamp(), copy / "triton" / "gemv.py"
+    text = gemv.read_text()
+    gemv.write_text(text.replace("_LATENCY_US: Final = 0.8", "_LATENCY_US: Final = 0.9  # and a comment"))
+    assert gemv.read_text() != text and stamp() == first
+    gemv.write_text(text.replace("total = tl.sum(acc, 1)", "total = tl.sum(acc, 1) * 2"))
+    assert stamp() != first
+    monkeypatch.undo()
+    triton_.source_hash.cache_clear()

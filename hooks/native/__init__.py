@@ -195,9 +195,12 @@ class Native:
             for record in self._records[:count]:
                 yield from _sightings(record)
 
-    def capture_id(self, device: int) -> int:
-        """Id of the graph capture that the current stream of this device is part of, 0 when it is none."""
-        return int(self._lib.gt_capture_id(device))
+    def capture_begun(self, device: int) -> int:
+        """Id of the graph capture that the current stream of this device is part of, 0 when it is none.
+
+        Its launches are kept from here on until `graph_gone`.
+        """
+        return int(self._lib.gt_capture_begun(device))
 
     def graph_replayed(self, capture: int, times: int) -> None:
         """Count the launches of a captured graph `times` times more."""
@@ -206,6 +209,11 @@ class Native:
     def graph_gone(self, capture: int) -> None:
         """Forget a capture whose graph no longer exists, once its replays are drained."""
         self._lib.gt_graph_gone(capture)
+
+    @property
+    def cublaslt_version(self) -> int:
+        """Of the cuBLASLt that launches call; 0 without one."""
+        return int(self._lib.gt_cublaslt_version())
 
     def failures(self) -> list[tuple[int, str]]:
         """(route id, reason) of routes that failed since the last time."""
@@ -247,7 +255,8 @@ _SIGNATURES: Final = (
     ("gt_generation", ctypes.c_uint64),
     ("gt_dropped", ctypes.c_uint64),
     ("gt_drain", ctypes.c_size_t, ctypes.POINTER(_Record), ctypes.c_size_t),
-    ("gt_capture_id", ctypes.c_uint64, ctypes.c_int),
+    ("gt_capture_begun", ctypes.c_uint64, ctypes.c_int),
+    ("gt_cublaslt_version", ctypes.c_uint64),
     ("gt_graph_replayed", None, ctypes.c_uint64, ctypes.c_uint64),
     ("gt_graph_gone", None, ctypes.c_uint64),
     ("gt_load", None, ctypes.POINTER(_Row), ctypes.c_size_t, ctypes.c_uint64),

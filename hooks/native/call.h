@@ -25,6 +25,7 @@ bool describe(Problem& p, Family family, const Tensor& a, const Tensor& b, at::S
   const int64_t dims = family == BATCHED || family == BATCHED_ADD ? 3 : 2;
   if (a.dim() != dims || b.dim() != dims || a.size(dims - 1) != b.size(dims - 2)) return false;
   if (dims == 3 && a.size(0) != b.size(0)) return false;
+  if (a.device() != b.device()) return false;
   p = Problem{};
   p.batch = dims == 3 ? static_cast<int32_t>(a.size(0)) : 1;
   p.m = a.size(dims - 2), p.k = a.size(dims - 1), p.n = b.size(dims - 1);
@@ -94,7 +95,11 @@ auto call(const Problem& key, const Tensor& a, const Tensor& b, const Tensor* bi
   Depth inside(*thread);
   const auto count = [&](Outcome seen) {
     cell->add(seen);
-    if (C10_UNLIKELY(key.flags & GRAPH)) g_captures.add(Device::capture_id(a), key, seen);
+    if (C10_LIKELY(!(key.flags & GRAPH))) return;
+    try {
+      g_captures.add(Device::capture_id(a), key, seen);
+    } catch (...) {  // its replays are not counted; the call has been made
+    }
   };
   Outcome outcome = cell->found.outcome;
   Route* route = cell->found.route;
@@ -105,6 +110,7 @@ auto call(const Problem& key, const Tensor& a, const Tensor& b, const Tensor* bi
         count(outcome);
         return y;
       } catch (const c10::OutOfMemoryError&) {  // the device's shortage and not the route's fault: torch tries
+      } catch (const c10::NotImplementedError&) {  // a library that does not take these strides
       } catch (...) {
         fail(*route);
       }

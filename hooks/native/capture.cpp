@@ -221,11 +221,14 @@ size_t gt_drain(Record* out, size_t room) {
   return n + g_captures.drain(out + n, room - n);
 }
 
-// Id of the graph capture that this thread's current stream on the device is part of; 0 when it is none.
-uint64_t gt_capture_id(int device) {
+// Id of the graph capture that this thread's current stream on the device is part of; 0 when it is none. What is captured
+// from here on is kept until gt_graph_gone.
+uint64_t gt_capture_begun(int device) {
 #ifdef GEMMTUNED_CUDA
   try {
-    return cuda::capture_of(cuda::current_stream(device));
+    const uint64_t id = cuda::capture_of(cuda::current_stream(device));
+    g_captures.expect(id);
+    return id;
   } catch (...) {
   }
 #endif
@@ -235,7 +238,19 @@ uint64_t gt_capture_id(int device) {
 
 void gt_graph_replayed(uint64_t capture, uint64_t times) { g_captures.replayed(capture, times); }
 
-void gt_graph_gone(uint64_t capture) { g_captures.forget(capture); }
+void gt_graph_gone(uint64_t capture) {
+  g_captures.forget(capture);
+  cuda::Workspaces::get().release(capture);
+}
+
+// Version of the cuBLASLt that launches call, 130002 for 13.0.2; 0 without one.
+uint64_t gt_cublaslt_version() {
+  try {
+    return cuda::LtLibrary::get().cublasLtGetVersion();
+  } catch (...) {
+    return 0;
+  }
+}
 
 // Replaces the whole table; retired ones are freed once nobody reads them.
 void gt_load(const GtRow* rows, size_t count, uint64_t generation) {

@@ -14,11 +14,17 @@ namespace gemmtuned {
 
 class Captures {
  public:
-  void add(uint64_t id, const Problem& key, Outcome outcome) {
-    if (id == 0) return;
+  // A graph is being captured under this id, and its end will be told: only of such is anything kept.
+  void expect(uint64_t id) {
     std::lock_guard<std::mutex> hold(mutex_);
-    if (captures_.size() >= kMost && !captures_.count(id)) return;
-    auto& entries = captures_[id].entries;
+    if (id && captures_.size() < kMost) captures_[id];
+  }
+
+  void add(uint64_t id, const Problem& key, Outcome outcome) {
+    std::lock_guard<std::mutex> hold(mutex_);
+    const auto capture = captures_.find(id);
+    if (capture == captures_.end()) return;
+    auto& entries = capture->second.entries;
     const auto same = [&](const Entry& e) { return e.outcome == outcome && e.key == key; };
     const auto found = std::find_if(entries.begin(), entries.end(), same);
     if (found != entries.end()) ++found->launches;

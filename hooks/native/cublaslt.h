@@ -11,6 +11,7 @@
 namespace gemmtuned::cuda {
 
 struct LtLibrary {
+  size_t (*cublasLtGetVersion)();
   int (*cublasLtCreate)(Handle*);
   int (*cublasLtMatmulDescCreate)(Handle*, int, int);
   int (*cublasLtMatmulDescDestroy)(Handle);
@@ -38,7 +39,12 @@ struct LtLibrary {
     return handles[device];
   }
 
-  static void check(int code, const char* what) { TORCH_CHECK(code == 0, what, ": cuBLAS status ", code); }
+  static void check(int code, const char* what) {
+    constexpr int kAllocFailed = 3, kNotSupported = 15;
+    TORCH_CHECK_WITH(OutOfMemoryError, code != kAllocFailed, what, ": cuBLAS has no memory");
+    TORCH_CHECK_WITH(NotImplementedError, code != kNotSupported, what, ": not supported by cuBLAS");
+    TORCH_CHECK(code == 0, what, ": cuBLAS status ", code);
+  }
 
  private:
   static LtLibrary load() {
@@ -52,6 +58,7 @@ struct LtLibrary {
       TORCH_CHECK(slot, "libcublasLt is not loaded, or has no ", name);
     };
 #define GEMMTUNED_FIND(name) find(l.name, #name)
+    GEMMTUNED_FIND(cublasLtGetVersion);
     GEMMTUNED_FIND(cublasLtCreate);
     GEMMTUNED_FIND(cublasLtMatmulDescCreate);
     GEMMTUNED_FIND(cublasLtMatmulDescDestroy);

@@ -49,7 +49,7 @@ struct Cuda {
   }
 
   static bool accepts(const Route& route, const Tensor& a, const Tensor& b, const Tensor* bias) {
-    if (a.dim() != 2) return false;
+    if (a.dim() != 2 || other_rounding(a.scalar_type())) return false;
     if (route.lt) return route.lt->accepts(a, b, bias);
     return route.launch && route.launch->accepts(a, b, bias);
   }
@@ -138,6 +138,19 @@ struct Cuda {
     const On here(device);  // the default stream is that of the current device
     int state = 0;
     return cuda::Driver::get().cuStreamIsCapturing(cuda::current_stream(device.index()), &state) == 0 && state != 0;
+  }
+
+  // Switches that are not in the problem, and that our kernels and races know nothing of: no cuts of K at all, sums in fp16.
+  static bool other_rounding(at::ScalarType dtype) {
+    const auto& context = at::globalContext();
+    if (dtype == at::kHalf && context.allowFP16AccumulationCuBLAS()) return true;
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 10
+    constexpr auto whole = at::CuBLASReductionOption::DisallowReducedPrecisionDisallowSplitK;
+    return (dtype == at::kHalf && context.allowFP16ReductionCuBLAS() == whole) ||
+           (dtype == at::kBFloat16 && context.allowBF16ReductionCuBLAS() == whole);
+#else
+    return false;
+#endif
   }
 
   static uint8_t math_mode(at::ScalarType dtype) {

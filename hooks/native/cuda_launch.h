@@ -9,10 +9,10 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 
-#include <map>
+#include <chrono>
+#include <deque>
 #include <memory>
 #include <mutex>
-#include <tuple>
 
 namespace gemmtuned::cuda {
 
@@ -37,6 +37,8 @@ struct Driver {
   int (*cuThreadExchangeStreamCaptureMode)(int*);
   int (*cuGetErrorName)(int, const char**);
 
+  static constexpr int kNoMemory = 2;  // CUDA_ERROR_OUT_OF_MEMORY
+
   static const Driver& get() {
     static const Driver driver = load();
     return driver;
@@ -46,6 +48,7 @@ struct Driver {
     if (code == 0) return;
     const char* name = nullptr;
     cuGetErrorName(code, &name);
+    TORCH_CHECK_WITH(OutOfMemoryError, code != kNoMemory, what, ": ", name);
     TORCH_CHECK(false, what, ": ", name ? name : "unknown error ", code);
   }
 
@@ -142,6 +145,8 @@ struct Launch {  // mirrored in hooks/native/__init__.py; the fields are those o
 
 // Scratch memory of launches that reduce over K. Launches of one stream run one after another and share one; every
 // stream has its own, and so has every stream of every graph capture: a graph may be replayed beside anything.
+// Every launch leaves the counters zero, so what a graph had serves another one, long after it is gone: a last replay may
+// still run when its graph is deleted, and nothing tells when it ends.
 class Workspaces {
  public:
   static Workspaces& get() {
@@ -161,19 +166,50 @@ class Workspaces {
     if (last.device == device && last.stream == stream && last.capture == capture && last.bytes >= bytes)
       return last.memory;
     std::lock_guard<std::mutex> hold(mutex_);
-    auto& slot = slots_[{device, stream, capture}];
-    if (slot.second < bytes) {  // the smaller one is kept: a launch that uses it may still run
-      slot.second = std::max<size_t>(bytes, kSmallest);
-      slot.first = zeroed(device, slot.second);
+    Slot* found = nullptr;
+    for (Slot& slot : slots_)
+      if (slot.device == device && slot.stream == stream && slot.capture == capture && slot.bytes >= bytes) found = &slot;
+    if (!found && capture) found = spare(device, stream, capture, bytes);
+    if (!found) {  // a smaller one is kept: a launch that uses it may still run
+      const size_t size = std::max<size_t>(bytes, kSmallest);
+      slots_.push_back({device, stream, capture, zeroed(device, size), size, {}});
+      found = &slots_.back();
     }
-    last = {device, stream, capture, slot.first, slot.second};
-    return slot.first;
+    last = {device, stream, capture, found->memory, found->bytes};
+    return found->memory;
+  }
+
+  // The graph of this capture is gone.
+  void release(unsigned long long capture) {
+    std::lock_guard<std::mutex> hold(mutex_);
+    for (Slot& slot : slots_)
+      if (slot.capture == capture && capture) slot.capture = kSpare, slot.since = std::chrono::steady_clock::now();
   }
 
  private:
   static constexpr size_t kSmallest = 1 << 20;
+  static constexpr unsigned long long kSpare = ~0ull;
+  static constexpr std::chrono::seconds kLongest{30};  // no replay takes that long
+  struct Slot {
+    int device;
+    Handle stream;
+    unsigned long long capture;  // 0: eager launches; kSpare: nobody's since `since`
+    Address memory;
+    size_t bytes;
+    std::chrono::steady_clock::time_point since;
+  };
   std::mutex mutex_;
-  std::map<std::tuple<int, Handle, unsigned long long>, std::pair<Address, size_t>> slots_;
+  std::deque<Slot> slots_;
+
+  Slot* spare(int device, Handle stream, unsigned long long capture, size_t bytes) {
+    for (Slot& slot : slots_)
+      if (slot.capture == kSpare && slot.device == device && slot.bytes >= bytes &&
+          std::chrono::steady_clock::now() - slot.since > kLongest) {
+        slot.stream = stream, slot.capture = capture;
+        return &slot;
+      }
+    return nullptr;
+  }
 
   // Counters start at zero. On a stream of our own, outside of any capture; happens once for each slot.
   static Address zeroed(int device, size_t bytes) {

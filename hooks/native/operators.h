@@ -8,7 +8,7 @@ namespace gemmtuned {
 
 // Whether copying the product into `out` is all there is to do: it need not be resized, and torch will not refuse it.
 inline bool fits(const Tensor& out, const Problem& p, const Tensor& a) {
-  return out.dim() == a.dim() && out.size(-1) == p.n && out.size(-2) == p.m &&
+  return out.device() == a.device() && out.dim() == a.dim() && out.size(-1) == p.n && out.size(-2) == p.m &&
          (a.dim() == 2 || out.size(0) == a.size(0)) && out.scalar_type() == static_cast<at::ScalarType>(p.out_dtype) &&
          at::has_internal_overlap(out) != at::MemOverlap::Yes;
 }
@@ -54,6 +54,7 @@ struct Operators {
 
   static bool describe_addmm(Problem& p, const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta,
                       const Scalar& alpha) {
+    if (c.device() != a.device()) return false;  // torch has the right error
     const bool bias = is_bias(c, b, beta, alpha);
     if (!describe<Device>(p, bias ? DENSE : DENSE_ADD, a, b, c.scalar_type())) return false;
     if (bias) p.flags |= BIAS;
@@ -93,26 +94,27 @@ struct Operators {
   static Tensor bmm(const Tensor& a, const Tensor& b) {
     Problem p;
     if (off() || !describe<Device>(p, BATCHED, a, b, a.scalar_type())) return Device::bmm(a, b);
-    return call<Device>(
-        p, a, b, nullptr, true, [&] { return Device::bmm(a, b); },
-        [&](Route& r) {
-          if (p.family == BATCHED) return checked(r, p, a, b, std::nullopt);
-          // batch 1: the solution is a dense one
-          return checked(r, p, a.squeeze(0), b.squeeze(0), std::nullopt).unsqueeze(0);
-        });
+    const auto stock = [&] { return Device::bmm(a, b); };
+    if (p.family == BATCHED)
+      return call<Device>(p, a, b, nullptr, true, stock, [&](Route& r) { return checked(r, p, a, b, std::nullopt); });
+    const Tensor x = a.squeeze(0), w = b.squeeze(0);  // batch 1: the solution is a dense one
+    return call<Device>(p, x, w, nullptr, true, stock,
+                        [&](Route& r) { return checked(r, p, x, w, std::nullopt).unsqueeze(0); });
   }
 
   static Tensor& bmm_out(const Tensor& a, const Tensor& b, Tensor& out) {
     Problem p;
     if (off() || !describe<Device>(p, BATCHED, a, b, a.scalar_type())) return Device::bmm_out(out, a, b);
-    return call<Device>(
-        p, a, b, nullptr, fits(out, p, a), [&]() -> Tensor& { return Device::bmm_out(out, a, b); },
-        [&](Route& r) -> Tensor& {
-          if (p.family == BATCHED) return checked_out(r, p, a, b, std::nullopt, out);
-          const Tensor y = checked(r, p, a.squeeze(0), b.squeeze(0), std::nullopt).unsqueeze(0);
-          at::AutoDispatchBelowADInplaceOrView below;
-          return out.copy_(y);
-        });
+    const auto stock = [&]() -> Tensor& { return Device::bmm_out(out, a, b); };
+    if (p.family == BATCHED)
+      return call<Device>(p, a, b, nullptr, fits(out, p, a), stock,
+                          [&](Route& r) -> Tensor& { return checked_out(r, p, a, b, std::nullopt, out); });
+    const Tensor x = a.squeeze(0), w = b.squeeze(0);
+    return call<Device>(p, x, w, nullptr, fits(out, p, a), stock, [&](Route& r) -> Tensor& {
+      const Tensor y = checked(r, p, x, w, std::nullopt).unsqueeze(0);
+      at::AutoDispatchBelowADInplaceOrView below;
+      return out.copy_(y);
+    });
   }
 
   static Tensor baddbmm(const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {

@@ -24,9 +24,9 @@ from gemmtuned.kernels.backends.base import Kernel, Run
 # (largest M, candidates at most): where our own kernels win there is time for its first choices only
 _LIMITS: Final = ((64, 6), (256, 16), (1 << 31, 24))
 _Config = tuple[tuple[str, int], ...]
-_known: dict[
-    tuple[Problem, _Config], cublaslt.Algorithm
-] = {}  # by problem but for its M: every algorithm it was offered
+# By problem but for its M: every algorithm it was offered.  The first one of a config stands for it at all sizes, so
+# that what is raced, checked and published is the same 64 bytes
+_known: dict[tuple[Problem, _Config], cublaslt.Algorithm] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,19 +140,17 @@ def _algorithms(problem: Problem) -> tuple[cublaslt.Algorithm, ...]:
 
 
 def _find(candidate: Candidate, problem: Problem) -> cublaslt.Algorithm:
-    """The algorithm with this config: offered for this problem, or for another size of the same search."""
+    """The algorithm with this config, offered for this problem or for another size of it."""
     try:
         wanted = json.loads(candidate.config)
         config = tuple((name, wanted[name]) for name in cublaslt.ATTRIBUTES if name in wanted)
     except (ValueError, TypeError) as err:
         raise CandidateFailed(f"{candidate}: its config is not a set of attributes") from err
-    for algorithm in _algorithms(problem):
-        if algorithm.config == config:
-            return algorithm
-    other = _known.get((problem.with_m(1), config))
-    if other is None:
+    _algorithms(problem)
+    found = _known.get((problem.with_m(1), config))
+    if found is None:
         raise CandidateFailed(f"{candidate}: cuBLASLt {cublaslt.version()} does not offer it for {problem}")
-    return other
+    return found
 
 
 CUBLASLT: Final = CublasLt()

@@ -7,10 +7,14 @@ import Triton: a machine without it only lacks the candidates.
 
 from __future__ import annotations
 
+import ast
 import json
 from dataclasses import dataclass, replace
+from functools import cache
+from hashlib import sha256
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -41,10 +45,10 @@ class Triton:
     device: Device | None = None
 
     def stamp(self, device: Device) -> str | None:
-        """Triton's version and the architecture; None on a device that is not CUDA's, and without Triton."""
+        """Triton's version, the architecture, our kernels' source; None on a device not CUDA's, and without Triton."""
         if device.kind != "cuda" or find_spec("triton") is None:
             return None
-        return f"{import_module('triton').__version__}/{device.arch}"
+        return f"{import_module('triton').__version__}/{device.arch}/{source_hash()}"
 
     def candidates(self, problem: Problem) -> Iterator[Candidate]:
         """The shortlist, for dense bf16 and fp16 problems of layout nt with plain weights."""
@@ -148,6 +152,17 @@ class _Launched:
             return y
 
         return run
+
+
+@cache
+def source_hash() -> str:
+    """Of all our kernels as Triton compiles them, and of no other line of their files; Triton need not be here."""
+    digest = sha256()
+    for path in sorted((Path(__file__).parents[1] / "triton").glob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(one) for one in node.decorator_list):
+                digest.update(ast.unparse(node).encode())
+    return digest.hexdigest()[:12]
 
 
 TRITON: Final = Triton()

@@ -229,6 +229,57 @@ def test_operands_the_binary_was_not_compiled_for_go_to_torch_without_blame(prog
     assert program.outcomes() == {"miss": 1} and not program.hook.native.failures()
 
 
+@pytest.mark.parametrize("backend", ["triton", "cublaslt"])
+def test_an_operand_on_another_device_gives_torchs_error_and_the_device_lives_on(
+    program: Program, backend: str
+) -> None:
+    problem = Problem(m=1, n=256, k=1024, bias=True, math_mode="reduced")
+    program.publish(program.solution(problem, next(BACKENDS[backend].candidates(problem))))
+    x, w = (torch.randn(rows, 1024, device="cuda", dtype=torch.bfloat16) for rows in (1, 256))
+    bias = torch.randn(256, device="cuda", dtype=torch.bfloat16)
+    for operands in ((x, w.cpu(), bias), (x, w, bias.cpu())):
+        with pytest.raises(RuntimeError, match="same device"):
+            torch.nn.functional.linear(*operands)
+    with pytest.raises(RuntimeError):
+        torch.addmm(bias, x, w.t(), out=torch.empty(1, 256, dtype=torch.bfloat16))
+    program.outcomes()
+    assert error(torch.nn.functional.linear(x, w, bias), x, w.t(), bias) < 5e-3
+    assert program.outcomes() == {"exact": 1} and not program.hook.native.failures()
+
+
+def test_a_batch_of_one_takes_the_dense_solution(program: Program) -> None:
+    problem, candidate = gemv()
+    program.publish(program.solution(problem, candidate))
+    x, w = (torch.randn(rows, 1024, device="cuda", dtype=torch.bfloat16) for rows in (1, 256))
+    program.outcomes()
+
+    y = torch.bmm(x[None], w.t()[None])
+    assert y.shape == (1, 1, 256) and error(y[0], x, w.t(), None) < 5e-3
+    assert program.outcomes() == {"exact": 1}
+
+
+@pytest.mark.skipif(
+    not hasattr(torch._C, "_set_cublas_allow_bf16_reduced_precision_reduction"), reason="this torch has no such switch"
+)
+def test_where_cuts_of_k_are_forbidden_torch_serves(program: Program) -> None:
+    problem, candidate = gemv()
+    ieee = replace(problem, math_mode="ieee")
+    program.publish(program.solution(problem, candidate), program.solution(ieee, candidate))
+    x, w = (torch.randn(rows, 1024, device="cuda", dtype=torch.bfloat16) for rows in (1, 256))
+    program.outcomes()
+    matmul: Any = torch.backends.cuda.matmul
+    for value, outcome in ((True, "exact"), (False, "exact"), ((False, False), "miss")):
+        try:
+            matmul.allow_bf16_reduced_precision_reduction = value
+        except (TypeError, RuntimeError):  # an older torch knows on and off alone
+            continue
+        try:
+            torch.nn.functional.linear(x, w)
+            assert program.outcomes() == {outcome: 1}, value
+        finally:
+            matmul.allow_bf16_reduced_precision_reduction = True
+
+
 def corrupt_file(program: Program, solution: Solution) -> Solution:
     path = program.folder / BINARIES / json.loads(solution.launch)["binary"]
     path.chmod(0o644)
