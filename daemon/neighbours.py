@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -17,16 +17,21 @@ import psutil
 
 SPAN_S: Final = 0.2  # CPU time is counted in ticks of 10 ms
 _SCAN_S: Final = 1.0
+_SLICE_S: Final = 0.004  # of each turn, ten a second: 4 % of a core while a walk lasts
 _DEVICES: Final = "/dev/nvidia"
 _MONITORS: Final = ("nvidia-smi", "nvidia-persistenced", "nvidia-persiste", "nv-hostengine", "dcgm-exporter", "nvitop")
 
 
 class Neighbours:
-    """All GPUs of a machine share one. holders: process numbers of those who hold a GPU open; replaced in tests."""
+    """All GPUs of a machine share one.
+
+    holders: goes through all processes, a number for each that holds a GPU open and None for each other.  It is taken
+    in slices: a machine with thousands of processes must not keep a turn from yielding.
+    """
 
     def __init__(
         self,
-        holders: Callable[[], set[int]] | None = None,
+        holders: Callable[[], Iterator[int | None]] | None = None,
         *,
         cpu_s: Callable[[int], float | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -35,13 +40,14 @@ class Neighbours:
         self._cpu_s = cpu_s or _cpu_s
         self._clock = clock
         self._known: dict[int, deque[tuple[float, float]]] = {}
+        self._walk: Iterator[int | None] | None = None
+        self._found: set[int] = set()
         self._scan_at_s = float("-inf")
 
     def busy(self, least: float) -> str | None:
         """Who uses so much of a core now, "" when none does; None when nobody is known to hold a GPU open."""
         now_s = self._clock()
-        if now_s >= self._scan_at_s:
-            self._scan()
+        self._scan(now_s)
         said = ""
         for pid, seen in list(self._known.items()):
             used_s = self._cpu_s(pid)
@@ -56,26 +62,33 @@ class Neighbours:
                 said = f"process {pid}, which holds the GPU, works"
         return said if self._known else None
 
-    def _scan(self) -> None:
-        began_s = self._clock()
-        found = self._holders()
-        self._known = {pid: self._known.get(pid, deque()) for pid in found}
-        self._scan_at_s = self._clock() + max(_SCAN_S, 50 * (self._clock() - began_s))  # 2 % of a core
+    def _scan(self, now_s: float) -> None:
+        if self._walk is None:
+            if now_s < self._scan_at_s:
+                return
+            self._walk, self._found = self._holders(), set()
+        for pid in self._walk:
+            if pid is not None:
+                self._found.add(pid)
+            if self._clock() > now_s + _SLICE_S:
+                return
+        self._walk = None
+        self._known = {pid: self._known.get(pid, deque()) for pid in self._found}
+        self._scan_at_s = now_s + _SCAN_S
 
 
-def gpu_holders() -> set[int]:
+def gpu_holders() -> Iterator[int | None]:
     """Processes, without our own and without monitors, that have a GPU's device file open, as far as we may look."""
     ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
-    found = set()
     for pid in psutil.pids():
-        if pid in ours or not _holds_gpu(pid):
-            continue
-        try:
-            if psutil.Process(pid).name() not in _MONITORS:
-                found.add(pid)
-        except psutil.Error:
-            continue
-    return found
+        yield pid if pid not in ours and _holds_gpu(pid) and not _is_monitor(pid) else None
+
+
+def _is_monitor(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).name() in _MONITORS
+    except psutil.Error:  # it has ended
+        return True
 
 
 def _holds_gpu(pid: int) -> bool:

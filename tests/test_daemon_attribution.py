@@ -297,9 +297,28 @@ def test_a_multi_process_service_elsewhere_is_known_by_its_process() -> None:
     assert not Mps(pipe=lambda: False).is_running(), "here"
 
 
+def test_a_machine_with_thousands_of_processes_is_gone_through_in_slices() -> None:
+    now_s = [0.0]
+
+    def many() -> Iterator[int | None]:
+        for pid in range(5000):
+            now_s[0] += 0.0001
+            yield pid if pid == 4321 else None
+
+    watch = Neighbours(many, cpu_s=lambda pid: 0.0, clock=lambda: now_s[0])
+    longest_s, answers = 0.0, []
+    for _ in range(200):
+        now_s[0] += 0.1
+        began_s = now_s[0]
+        answers.append(watch.busy(TICKING))
+        longest_s = max(longest_s, now_s[0] - began_s)
+    assert longest_s < 0.006
+    assert answers[0] is None and answers[-1] == "", "not known until all have been looked at"
+
+
 def test_a_holder_of_the_gpu_that_uses_the_cpu_works_and_one_that_sleeps_does_not() -> None:
     now_s, used = [0.0], {7: 5.0, 8: 1.0}
-    watch = Neighbours(lambda: set(used), cpu_s=used.get, clock=lambda: now_s[0])
+    watch = Neighbours(lambda: iter(used), cpu_s=used.get, clock=lambda: now_s[0])
     for _ in range(30):
         now_s[0] += 0.1
         used[7] += 0.01 if round(now_s[0] * 10) % 10 == 0 else 0.0  # a timer's tick once a second
