@@ -173,9 +173,11 @@ class _Contest:
         started = self._start(winner.candidate)
         try:
             keep_binary(winner, BACKENDS[winner.candidate.backend], self.target)
-        except (CandidateFailed, TableError) as err:
+        except CandidateFailed as err:
             self._report(winner.candidate, "confirm", "refused", started, note=first_line(err))
             return False
+        except TableError as err:  # the disk refuses: no verdict on the winner
+            raise TryLater(str(err)) from err
         return True
 
     def _default_kernels(self) -> dict[Problem, Kernel]:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gemmtuned.daemon")
 
+PUT_OFF_S: Final = 30.0  # after an answer that says: not now
 ASK_S: Final = 1.0  # how often an empty queue is asked again
 MAX_DEATHS: Final = 8  # workers one attempt may cost before it counts as failed
 MAX_STARTS: Final = 3  # workers in a row that never said hello, before a foreground run gives up
@@ -74,6 +75,7 @@ class Seat:
         self._away = ""  # why the device must be left now
         self._fruitless = 0  # yields in a row without a verdict between them
         self._wait_until_s = float("-inf")
+        self._put_off = False  # the worker has just said: not now
         self._ask_at_s = float("-inf")
 
     def look(self, now_s: float, *, forbidden: str = "") -> None:
@@ -83,6 +85,8 @@ class Seat:
         """
         self._look(now_s)
         self._listen(now_s)
+        if self._put_off:
+            self._put_off, self._wait_until_s = False, now_s + PUT_OFF_S
         forbidden = "" if self._always else forbidden
         self._away = forbidden or self._must_yield(now_s)
         if self._away:
@@ -304,6 +308,10 @@ class Seat:
             else:
                 self._to_write.append(partial(self._install, self.work, found))
             self._forget_work()
+        elif isinstance(message, Failed) and message.later:
+            logger.info("put off problem=%s for_s=%g reason=%r", self.work.problem, PUT_OFF_S, message.reason)
+            self._put_off = True
+            self._give_back()
         elif isinstance(message, Failed):
             self._to_write.append(partial(self._queue.give_up, self.work, message.reason))
             self._forget_work()

@@ -75,9 +75,10 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The order cannot be done; the worker is well."""
+    """The order cannot be done; the worker is well. later: nobody's fault, it can be done another time."""
 
     reason: str
+    later: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ def encode(message: Message) -> bytes:
     elif isinstance(message, Memory):
         body = {"memory": message.bytes}
     else:
-        body = {"failed": message.reason}
+        body = {"failed": message.reason, "later": message.later}
     data = json.dumps(body, separators=(",", ":")).encode()
     return _HEAD.pack(len(data)) + data
 
@@ -160,7 +161,7 @@ def decode(body: bytes) -> Message:
         if "memory" in raw:
             return Memory(int(raw["memory"]))
         if "failed" in raw:
-            return Failed(str(raw["failed"])[:2000])
+            return Failed(str(raw["failed"])[:2000], raw["later"] is True)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, GemmtunedError) as err:
         raise WorkerFailed(f"message between daemon and worker is not valid: {err}") from err
     raise WorkerFailed("message between daemon and worker is of an unknown kind")

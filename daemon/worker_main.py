@@ -25,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
-from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.errors import GemmtunedError, TryLater
 from gemmtuned.configs.solution import Device, Environment, Solution, cpu_device
 from gemmtuned.daemon.wire import Failed, Found, Hello, Inbox, Message, Order, Trial, encode, receive
 
@@ -117,7 +117,7 @@ def _carry_out(
         )
     except GemmtunedError as err:
         after_failure()
-        return Failed(str(err))
+        return Failed(str(err), later=isinstance(err, TryLater))
     except MemoryError:
         return Failed("out of memory")
     except Exception as err:  # a bug in a backend is this problem's failure, not the worker's end

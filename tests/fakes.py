@@ -61,6 +61,7 @@ class Life:
     hangs: Callable[[Problem, Candidate], bool] = lambda problem, candidate: False
     crashes: Callable[[Problem, Candidate], bool] = lambda problem, candidate: False
     refuses: Callable[[Problem], str] = lambda problem: ""
+    not_now: Callable[[Problem], bool] = lambda problem: False
     slower_now: Callable[[Problem], bool] = lambda problem: False
     starts_dead: bool = False
     unkillable_s: float = 0.0
@@ -97,6 +98,9 @@ class FakeWorker:
         life = self._life
         life.orders.append(order)
         problem = order.members[len(order.members) // 2]
+        if life.not_now(problem):
+            self._say(0.5, Failed("the device is slowed down", later=True))
+            return
         refusal = life.refuses(problem)
         if refusal:
             self._say(0.0, Failed(refusal))

@@ -194,3 +194,15 @@ def test_why_nothing_is_tuned_stands_in_the_log_once(machine: MakeMachine, caplo
         one.cards[0].end(program)
         one.run(60)
     assert len(one.store.published()[1]) == 3
+
+
+def test_a_problem_that_cannot_be_tuned_just_now_is_put_off_and_never_fails(machine: MakeMachine) -> None:
+    one = machine(cards=1)
+    one.see(2)
+    hot = True
+    one.life.not_now = lambda problem: hot
+    one.run(300)
+    assert 6 <= len(one.life.orders) <= 11 and not one.store.published()[1]
+    hot = False
+    one.run(60)
+    assert len(one.store.published()[1]) == 2

@@ -290,3 +290,11 @@ def test_on_a_device_that_stays_slowed_no_verdict_is_given_and_nobody_is_blamed(
     with pytest.raises(TryLater, match="thermal limit, power brake"):
         table.tune({}, clock=clock)
     assert {t.outcome for t in table.told} == {"ok"}
+
+
+def test_a_disk_that_refuses_the_winners_binary_gives_no_verdict(table: Table) -> None:
+    table.backends["triton"] = Compiled("triton", right)
+    (table.home / "bin").write_text("in the way")
+
+    with pytest.raises(TryLater, match="cannot keep a binary"):
+        table.tune({"triton": 15.0})
