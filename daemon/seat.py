@@ -200,8 +200,8 @@ class Seat:
 
     def _back_off(self, now_s: float) -> None:
         """A device that others take back again and again before anything is done is asked for less and less often."""
-        if self._fruitless:
-            wait_s = min(self._window_s * 2.0**self._fruitless, LONGEST_WAIT_S)
+        if self._fruitless > 1:  # once or twice is chance
+            wait_s = min(self._window_s * 2.0 ** (self._fruitless - 1), LONGEST_WAIT_S, 60 * self._window_s)
             self._wait_until_s = now_s + wait_s
         self._fruitless = min(self._fruitless + 1, 16)
 
