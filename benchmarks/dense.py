@@ -82,7 +82,10 @@ class Ahead:
         compilers = Compilers(max(1, (os.cpu_count() or 2) - 2))
         for problem, ready in self._ready.items():
             begin = time.monotonic()
-            compilers.run(list(BACKENDS["triton"].candidates(problem)), problem, self._here.device)
+            try:
+                compilers.run(list(BACKENDS["triton"].candidates(problem)), problem, self._here.device)
+            except Exception as err:
+                print(f"{problem}: not compiled ahead: {err}", flush=True)
             self.seconds[problem] = time.monotonic() - begin
             ready.set()
         compilers.close()

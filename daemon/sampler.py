@@ -17,6 +17,7 @@ from gemmtuned.configs.settings import child_env
 
 ANSWER_S: Final = 5.0
 SHARE_S: Final = 0.09  # one answer serves all GPUs of a turn
+RETRY_S: Final = 2.0  # after an error: the child may have to be started again each time
 STALE_S: Final = 0.5  # once the next one is due for this long, the last answer is none
 
 Facts = dict[str, Any]  # of one GPU, as the child gives them
@@ -46,7 +47,7 @@ class Sampler:
     def facts(self) -> dict[str, Facts]:
         """Every GPU by UUID as last answered; empty when the driver has not answered in time. Never waits."""
         now_s = self._clock()
-        if self._asked_s is None and now_s - self._answered_s >= SHARE_S:
+        if self._asked_s is None and now_s - self._answered_s >= (RETRY_S if self.error else SHARE_S):
             self._ask(now_s)
         if self._asked_s is not None:
             self._listen(now_s)

@@ -232,6 +232,7 @@ class _Contest:
                 run = race(baseline, arm, clock=self._clock, pairs=pairs, coin=self._coin)
             except REFUSALS as err:
                 self._report(candidate, "screen", "refused", started, note=first_line(err))
+                self._forget(candidate)
                 continue
             good = run.gain > _HOPELESS
             self._report(
@@ -240,7 +241,7 @@ class _Contest:
             if good:
                 promising.append(Entrant(candidate, kernels, run.gain))
             else:
-                self._clock.forget(self._arms.pop(candidate))
+                self._forget(candidate)
         return sorted(promising, key=lambda e: e.gain, reverse=True)[:FINALISTS]
 
     def _verify(self, default: dict[Problem, Kernel], entrants: list[Entrant]) -> list[Entrant]:
@@ -279,6 +280,9 @@ class _Contest:
             except CandidateFailed as err:  # what it gives inside a graph is not what it gave when it was verified
                 self._report(entrant.candidate, "confirm", "wrong", started, note=first_line(err))
                 return False
+            except REFUSALS as err:  # no memory for its graph, for one
+                self._report(entrant.candidate, "confirm", "refused", started, note=first_line(err))
+                return False
             first = entrant.races.get(member)
             # Of two races the worse one counts
             entrant.races[member] = run if first is None or run.gain_low < first.gain_low else first
@@ -315,7 +319,12 @@ class _Contest:
         call_us = max(self._warm_up(baseline), 0.1)
         burst = burst_for(call_us)
         pairs = self._options.iters or pairs_for(call_us * burst, RACE_S)
-        return race(baseline, challenger, clock=self._clock, pairs=pairs, coin=self._coin, burst=burst)
+        try:
+            return race(baseline, challenger, clock=self._clock, pairs=pairs, coin=self._coin, burst=burst)
+        finally:
+            if member != self.main:  # made for this race alone
+                for arm in (baseline, challenger):
+                    self._clock.forget(arm)
 
     def _arm(self, candidate: Candidate, kernel: Kernel, member: Problem) -> Arm:
         """Made once at the most called member; at others again for every race, so that packed weights do not add up."""
@@ -325,6 +334,12 @@ class _Contest:
             if member == self.main:
                 self._arms[candidate] = arm
         return arm
+
+    def _forget(self, candidate: Candidate) -> None:
+        """It is not timed again: its graph's memory is free for others."""
+        arm = self._arms.pop(candidate, None)
+        if arm is not None:
+            self._clock.forget(arm)
 
     def _warm_up(self, arm: Arm) -> float:
         """Run it for the first times; the time of a later call in us."""

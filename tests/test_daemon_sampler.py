@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 
 from gemmtuned.daemon.sampler import ANSWER_S, STALE_S, Sampler
 
@@ -61,5 +62,25 @@ def test_a_driver_that_does_not_answer_is_not_known_after_a_moment_and_asked_ane
         clock.now_s += ANSWER_S
         one.facts()
         assert "no answer" in one.error
+    finally:
+        one.close()
+
+
+def test_a_driver_that_fails_is_not_asked_ten_times_a_second(tmp_path: Path) -> None:
+    clock, log = Clock(), tmp_path / "starts"
+    child = f"import sys; open({str(log)!r}, 'a').write('x'); sys.stdin.readline(); print('{{\"error\": \"lost\"}}')"
+    one = Sampler(command=[sys.executable, "-S", "-c", child], clock=clock)
+    try:
+        assert not one.wait() and one.error == "lost"
+        for _ in range(15):
+            clock.now_s += 0.1
+            one.facts()
+        assert log.read_text() == "x"
+        clock.now_s += 1.0
+        one.facts()
+        until = time.monotonic() + 5
+        while log.read_text() != "xx" and time.monotonic() < until:
+            time.sleep(0.01)
+        assert log.read_text() == "xx"
     finally:
         one.close()
