@@ -63,6 +63,7 @@ def _sound(old: sqlite3.Connection) -> bool:
 
 def _copy_tables(old: sqlite3.Connection, new: sqlite3.Connection) -> int:
     rows = 0
+    twins = _Twins()
     new.execute("BEGIN IMMEDIATE")
     try:
         for table in TABLES:
@@ -72,8 +73,12 @@ def _copy_tables(old: sqlite3.Connection, new: sqlite3.Connection) -> int:
             names = ", ".join(f'"{name}"' for name in columns)
             insert = f"INSERT OR IGNORE INTO {table} ({names}) VALUES ({', '.join('?' * len(columns))})"  # noqa: S608
             for row in _readable(old, new, table, names):
+                entry = twins.translated(columns, row)
                 with contextlib.suppress(sqlite3.IntegrityError):
-                    rows += new.execute(insert, row).rowcount
+                    added = new.execute(insert, entry).rowcount
+                    rows += added
+                    if not added:
+                        twins.met(new, table, columns, row, entry)
         _balance(new)
         new.execute("COMMIT")
     except BaseException:
@@ -81,6 +86,47 @@ def _copy_tables(old: sqlite3.Connection, new: sqlite3.Connection) -> int:
             new.execute("ROLLBACK")
         raise
     return rows
+
+
+class _Twins:
+    """Rows that are there twice under two numbers: a damaged index once let the same thing in again.
+
+    The first one stays, and what refers to the second is made to refer to the first; counts of both add up.
+    """
+
+    _NAMED: Final = {"problem": ("rest", "m"), "device": ("key",), "environment": ("key",), "run": ("name",)}
+
+    def __init__(self) -> None:
+        self._first: dict[str, dict[int, int]] = {}  # by column that refers to them, then by number of the second
+        self._added: set[tuple[Any, ...]] = set()  # rows may be read twice
+
+    def translated(self, columns: list[str], row: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The row with the first one's number wherever it refers to a second."""
+        if not self._first:
+            return row
+        return tuple(self._first.get(name, {}).get(value, value) for name, value in zip(columns, row, strict=True))
+
+    def met(
+        self, new: sqlite3.Connection, table: str, columns: list[str], row: tuple[Any, ...], entry: tuple[Any, ...]
+    ) -> None:
+        """The row `entry`, read as `row`, is there already."""
+        values = dict(zip(columns, entry, strict=True))
+        if table == "sighting" and row != entry and row not in self._added:
+            self._added.add(row)
+            keys = ("problem_id", "environment_id", "run_id", "hour", "outcome", "graph")
+            sums = ("calls", "sampled_calls", "sampled_us")
+            new.execute(
+                f"UPDATE sighting SET {', '.join(f'{name} = {name} + ?' for name in sums)} "  # noqa: S608
+                f"WHERE {' AND '.join(f'{name} = ?' for name in keys)}",
+                [values[name] for name in (*sums, *keys)],
+            )
+        names = self._NAMED.get(table, ())
+        if not names:
+            return
+        where = " AND ".join(f"{name} IS ?" for name in names)
+        found = new.execute(f"SELECT id FROM {table} WHERE {where}", [values[name] for name in names]).fetchone()  # noqa: S608
+        if found is not None and found[0] != values["id"]:
+            self._first.setdefault(f"{table}_id", {})[values["id"]] = found[0]
 
 
 def _readable(old: sqlite3.Connection, new: sqlite3.Connection, table: str, names: str) -> Iterator[tuple[Any, ...]]:

@@ -412,6 +412,31 @@ def test_text_that_is_no_utf8_is_found_and_mended(store: Store) -> None:
     assert store.repair() == []
 
 
+def test_what_a_damaged_index_let_in_twice_is_one_again_and_no_count_is_lost(store: Store) -> None:
+    filled(store, 50)
+    before = calls(store)
+    store.checkpoint()
+    with contextlib.closing(sqlite3.connect(store.path)) as conn:
+        page = conn.execute(
+            "SELECT rootpage FROM sqlite_master WHERE name = 'sqlite_autoindex_environment_1'"
+        ).fetchone()[0]
+        size = conn.execute("PRAGMA page_size").fetchone()[0]
+    empty = b"\x0a\0\0\0\0" + size.to_bytes(2, "big") + b"\0"  # an index leaf without cells
+    smash(store.path, (page - 1) * size, empty)
+    other = open_store(store.path.parent)
+    filled(other, 50)
+    with contextlib.closing(sqlite3.connect(store.path)) as conn:
+        assert conn.execute("SELECT count(*) FROM environment NOT INDEXED").fetchone() == (2,)
+
+    assert other.repair() != []
+    assert other.check() == []
+    assert calls(other) == 2 * before
+    with contextlib.closing(sqlite3.connect(store.path)) as conn:
+        assert conn.execute("SELECT count(*) FROM environment").fetchone() == (1,)
+        assert conn.execute("SELECT sum(calls) FROM demand").fetchone() == (2 * before,)
+    other.close()
+
+
 def test_a_file_of_garbage_is_set_aside_and_the_run_goes_on(tmp_path: Path) -> None:
     (tmp_path / "tune.db").write_bytes(os.urandom(50_000))
 
