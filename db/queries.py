@@ -33,6 +33,7 @@ VIEWS: Final = (
     "sessions",
     "compiled",
     "hints",
+    "frozen",
 )
 WEIGHTS: Final = {"calls": "calls", "flops": "flops", "time": "time_us"}
 DAY_S: Final = 86_400.0
@@ -152,14 +153,18 @@ def trials(path: Path, *, problem: Problem | None = None, limit: int | None = No
 
 
 def compiled(path: Path, *, since_s: float = DAY_S) -> list[dict[str, Any]]:
-    """GEMMs that torch.compile put inside kernels of its own, compiled in the last since_s seconds, by problem.
-
-    Nothing for a database that no program of this version has written to yet.
-    """
-    if not ask(path, "SELECT 1 FROM sqlite_master WHERE type = 'view' AND name = 'compiled'"):
-        return []
+    """GEMMs that torch.compile put inside kernels of its own, compiled in the last since_s seconds, by problem."""
     sql = "SELECT * FROM compiled WHERE last_seen >= ? ORDER BY problem, run, kernel"
-    return ask(path, sql, (us(time.time() - since_s),))
+    return _newer(path, "compiled", sql, (us(time.time() - since_s),))
+
+
+def frozen(path: Path, *, since_s: float = DAY_S) -> list[dict[str, Any]]:
+    """Tuned problems that programs go on replaying with their old kernels, out of graphs captured before the publish.
+
+    Seen in the last since_s seconds, those called most first; `calls` are those of the hours since, before it too.
+    """
+    sql = "SELECT * FROM frozen WHERE last_seen >= ? ORDER BY calls DESC"
+    return _newer(path, "frozen", sql, (us(time.time() - since_s),))
 
 
 def sessions(path: Path) -> list[dict[str, Any]]:
@@ -267,6 +272,13 @@ def ask(path: Path, sql: str, values: tuple[Any, ...] | dict[str, Any] = ()) -> 
         raise faults.store_error(err, path) from err
     finally:
         conn.close()
+
+
+def _newer(path: Path, view: str, sql: str, values: tuple[Any, ...]) -> list[dict[str, Any]]:
+    """As ask; nothing for a database that no program of this version has written to yet."""
+    if not ask(path, "SELECT 1 FROM sqlite_master WHERE type = 'view' AND name = ?", (view,)):
+        return []
+    return ask(path, sql, values)
 
 
 def _stamps(conn: sqlite3.Connection, environment_id: int) -> dict[str, str]:

@@ -35,6 +35,7 @@ PROMISED = {
         "last_seen",
     ],
     "compiled": [*COLUMNS, "device", "run", "kernel", "first_seen", "last_seen"],
+    "frozen": [*COLUMNS, "device", "run", "calls", "generation", "last_seen"],
     "hints": [
         *COLUMNS, "kind", "backend", "config", "arch", "units", "us", "format", "source", "line", "row", "imported",
     ],
@@ -162,6 +163,23 @@ def test_what_a_solution_saved_is_counted_from_its_hits_since_it_was_published(s
 
     saved = {row["covers"]: (row["hit_calls"], row["saved_us"]) for row in queries.solutions(store.path)}
     assert saved == {"exact": (30, 150.0), "fine": (7, 14.0)}
+
+
+def test_what_a_graph_keeps_of_old_kernels_is_told_until_it_is_captured_again(store: Store) -> None:
+    now = time.time()
+    best = found(problem(3), state="default_best", backend="torch", baseline_us=5.0)
+    store.add_sightings("serve", NEW, [saw(problem(m), 7, graph=True) for m in (1, 2, 3)], now_s=now - 100)
+    store.install(None, [found(problem(1)), best], environment=NEW, now_s=now - 90)
+    assert queries.frozen(store.path) == []  # replayed before the publish, for all we know
+
+    store.add_sightings("serve", NEW, [saw(problem(m), 7, graph=True) for m in (1, 2, 3)], now_s=now)
+    store.add_sightings("train", NEW, [saw(problem(1), 7), saw(problem(1), 9, "exact", graph=True)], now_s=now)
+    row = only(queries.frozen(store.path))
+    assert (row["run"], row["problem"], row["calls"]) == ("serve", str(problem(1)), 14)
+
+    store.install(None, [found(problem(1), us=4.0)], environment=NEW, now_s=now + 1)
+    store.add_sightings("serve", NEW, [saw(problem(1), 7, "exact", graph=True)], now_s=now + 20)
+    assert queries.frozen(store.path) == []
 
 
 def test_untuned_tells_state_and_dearest_first(store: Store) -> None:

@@ -10,6 +10,7 @@ import pytest
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.reports import comparison, render
+from gemmtuned.reports.coverage import report as coverage_report
 from gemmtuned.reports.problem_list import read_list
 from gemmtuned.reports.render import Column, Report, Table
 
@@ -131,3 +132,15 @@ def test_a_table_of_another_kind_is_refused_whole_and_not_row_by_row() -> None:
 
     with pytest.raises(TableError, match="expected M,N,K"):
         read_list(lines, name="untuned_fmoe.csv", dtype="bf16", threads=2)
+
+
+def test_programs_that_replay_old_kernels_are_named_in_coverage() -> None:
+    rows = [{"run": "serve.py", "problem": f"bf16:{m}x8x8"} for m in (1, 2, 2)] + [{"run": "a.py", "problem": "x"}]
+
+    said = coverage_report([], by="family", weight="time", since_s=60.0, frozen=rows)
+
+    assert said.facts["frozen_problems"] == 3
+    assert [note.split(":")[:2] for note in said.notes] == [
+        ["a.py", " 1 problem is tuned, frozen in a graph"],
+        ["serve.py", " 2 problems are tuned, frozen in a graph"],
+    ]

@@ -29,11 +29,20 @@ def coverage(
     """
     here = settings()
     if not here.db.exists():
-        facts = {"by": by, "weight": weight, "since_s": since, "total": None, "compiled_problems": 0}
+        facts = {
+            "by": by,
+            "weight": weight,
+            "since_s": since,
+            "total": None,
+            "compiled_problems": 0,
+            "frozen_problems": 0,
+        }
         show(no_database("coverage", here, "rows", **facts), as_json=as_json)
         return
     from gemmtuned.db import queries
 
     rows = queries.coverage(here.db, by=by, since_s=since, weight=weight)
     compiled = queries.compiled(here.db, since_s=since)
-    show(report(rows, by=by, weight=weight, since_s=since, compiled=compiled), as_json=as_json)
+    frozen = queries.frozen(here.db, since_s=since)
+    answer = report(rows, by=by, weight=weight, since_s=since, compiled=compiled, frozen=frozen)
+    show(answer, as_json=as_json)

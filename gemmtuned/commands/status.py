@@ -22,6 +22,7 @@ def status(as_json: Json = False) -> None:
             "daemon": None,
             "covered_share": None,
             "saved_us": 0.0,
+            "frozen_problems": 0,
         }
         tables = ("devices", "sessions", "environments")
         off = here.kill_switch.exists()
@@ -46,6 +47,7 @@ def status(as_json: Json = False) -> None:
         coverage=queries.coverage(here.db),
         environments=queries.environments(here.db),
         saved_us=queries.saved_us(here.db),
+        frozen=queries.frozen(here.db),
         now_s=time.time(),
     )
     show(answer, as_json=as_json)

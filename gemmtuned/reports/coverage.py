@@ -17,10 +17,18 @@ _WEIGHED: Final = {
 }
 
 
-def report(rows: Sequence[Row], *, by: str, weight: str, since_s: float, compiled: Sequence[Row] = ()) -> Report:
+def report(
+    rows: Sequence[Row],
+    *,
+    by: str,
+    weight: str,
+    since_s: float,
+    compiled: Sequence[Row] = (),
+    frozen: Sequence[Row] = (),
+) -> Report:
     """rows: of the view for `by`, over the window `since_s`, heaviest first in the result.
 
-    compiled: of the view `compiled`, GEMMs that nobody can count.
+    compiled: of the view `compiled`, GEMMs that nobody can count.  frozen: of the view `frozen`.
     """
     amount, covered, spell, name = _WEIGHED[weight]
     shown: list[dict[str, Any]] = [
@@ -57,9 +65,16 @@ def report(rows: Sequence[Row], *, by: str, weight: str, since_s: float, compile
     return Report(
         "coverage",
         [Table("rows", columns, shown, empty=f"No GEMM was called in the last {window}.")],
-        facts={"by": by, "weight": weight, "since_s": since_s, "total": total, "compiled_problems": inside},
+        facts={
+            "by": by,
+            "weight": weight,
+            "since_s": since_s,
+            "total": total,
+            "compiled_problems": inside,
+            "frozen_problems": len({row["problem"] for row in frozen}),
+        },
         lines=lines,
-        notes=_graphs(rows) + _compiled(compiled),
+        notes=frozen_notes(frozen) + _compiled(compiled),
     )
 
 
@@ -71,14 +86,16 @@ def _share(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-def _graphs(rows: Sequence[Row]) -> list[str]:
-    frozen = sum(
-        1 for row in rows if "problem" in row and row["graph_calls"] and row["missed_calls"] and row["covered_calls"]
-    )
-    if not frozen:
-        return []
-    what = "problem has a verdict and missed" if frozen == 1 else "problems have a verdict and missed"
-    return [f"{frozen} {what} calls in CUDA graphs: a graph keeps its old kernels until it is recorded again."]
+def frozen_notes(rows: Sequence[Row]) -> list[str]:
+    """One line for each program that replays graphs captured before their problems were tuned."""
+    problems: dict[str, set[str]] = {}
+    for row in rows:
+        problems.setdefault(row["run"], set()).add(row["problem"])
+    return [
+        f"{run}: {count(len(names))} {'problem is' if len(names) == 1 else 'problems are'} tuned, frozen in a graph: "
+        "it keeps its old kernels until it is captured again (gemmtuned.on_reload tells the program when)."
+        for run, names in sorted(problems.items())
+    ]
 
 
 def _compiled(rows: Sequence[Row]) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.rules import paused_until
+from gemmtuned.reports.coverage import frozen_notes
 from gemmtuned.reports.render import Column, Report, Row, Table, age, count, duration, percent
 from gemmtuned.reports.why import advice
 
@@ -22,11 +23,12 @@ def report(
     coverage: Sequence[Row],
     environments: Sequence[Row],
     saved_us: float,
+    frozen: Sequence[Row] = (),
     now_s: float,
 ) -> Report:
     """notice: the daemon's. published, generation: of the tables, and of the store. Rows: as db.queries gives them.
 
-    saved_us: GEMM time that all solutions together have saved.
+    saved_us: GEMM time that all solutions together have saved.  frozen: of the view of that name.
     """
     running = [row for row in sessions if row["state"] != "ended"]
     covered = sum(row["covered_time_us"] for row in coverage)
@@ -69,9 +71,10 @@ def report(
         "daemon": dict(notice) if notice else None,
         "covered_share": share,
         "saved_us": saved_us,
+        "frozen_problems": len({row["problem"] for row in frozen}),
         "switched_off": settings.kill_switch.exists(),
     }
-    return Report("status", tables, facts=facts, lines=lines, notes=_notes(running, notice))
+    return Report("status", tables, facts=facts, lines=lines, notes=_notes(running, notice) + frozen_notes(frozen))
 
 
 _SEATS = (
