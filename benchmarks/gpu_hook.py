@@ -37,6 +37,7 @@ from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import Candidate, Solution
 from gemmtuned.hooks.activate import current
 from gemmtuned.kernels.backends import environment
+from gemmtuned.kernels.backends.cublaslt import CUBLASLT
 from gemmtuned.kernels.backends.triton_ import TRITON
 from gemmtuned.kernels.device import cuda_device
 from gemmtuned.kernels.triton import gemv, warp_split_k
@@ -151,6 +152,8 @@ def main() -> None:
     solutions = [solution(Problem(**base, bias=b), gemv, 1, stamp, device, folder) for b in (False, True)]
     wide = [Problem(m=m, n=576, k=7168, math_mode="reduced") for m in (4, 8, 16)]
     solutions += [solution(p, warp_split_k, 1, stamp, device, folder) for p in wide]
+    library = Problem(m=8, n=512, k=1024, math_mode="reduced")
+    solutions.append(library_solution(library, environment(device).stamps["cublaslt"], device))
     solutions += [replace(s, mode="graph") for s in solutions]
     start = time.perf_counter()
     write_tables(folder, {f"dense-{device.key}": solutions}, generation=1)
@@ -167,7 +170,10 @@ def main() -> None:
             y = run()
             err = ((y.float() - wanted[name]).norm() / wanted[name].norm()).item()
             say(err < 1e-2 and y.shape == (1, 256) and y.dtype == torch.bfloat16, f"{name} routed, error {err:.1e}")
-    RESULT["host_ns"] = host = host_times(hook, calls)
+    x8, w8 = torch.randn(8, 1024, device="cuda").bfloat16(), torch.randn(512, 1024, device="cuda").bfloat16()
+    RESULT["host_ns"] = host = host_times(hook, {**calls, "cuBLASLt": lambda: F.linear(x8, w8)})
+    ratio, bare = host["cuBLASLt"]["routed_ratio"]["median"], host["cuBLASLt"]["stock"]["median"]
+    say(ratio <= 1.0, f"mm by a cuBLASLt algorithm of ours: routed {ratio:.2f}x stock {bare:.0f} ns (at most 1)")
     for name, limit in (("mm", 300), ("addmm", 400)):
         bare, added = host[name]["stock"]["median"], host[name]["counted_added"]["median"]
         say(added <= limit, f"{name}: counted {added:+.0f} ns over stock {bare:.0f} (at most {limit})")
@@ -187,6 +193,17 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     print("saved", record.save("gpu_hook", RESULT, args.out))
     gemmtuned.disable()
+
+
+def library_solution(problem: Problem, stamp: str, device: Any) -> Solution:
+    """As `solution`, by cuBLASLt's first algorithm."""
+    candidate = next(CUBLASLT.candidates(problem))
+    launch, _ = CUBLASLT.launch_of(candidate, problem)
+    return Solution(
+        problem=problem, device=device.key, mode="eager", covers="exact", backend="cublaslt",
+        config=candidate.config, stamp=stamp, us=1.0, baseline_us=2.0, gain_low=1.5,
+        err=1e-3, baseline_err=1e-3, state="published", generation=1, launch=launch,
+    )  # fmt: skip
 
 
 def move_in(staged: Path, folder: Path) -> None:
