@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 from dataclasses import replace
-from pathlib import Path
 
-import pytest
 from hooked import LINEAR, Home, publish, published
 
 from gemmtuned.configs.settings import Settings
-from gemmtuned.hooks.probation import DEATHS, TRIAL_S, Probation
-from gemmtuned.reports import checks_host, checks_store
+from gemmtuned.reports import checks_store
 
 
 def doctor(home: Home) -> str:
@@ -69,86 +64,6 @@ def test_after_two_deaths_the_next_start_runs_without_the_generation_and_with_th
     assert said.startswith("WARN ") and "generation 1 is not used: 2 processes" in said and "rm " in said
     assert note == ""
     assert len(done.ours) == 1
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "probation"
-
-
-def died(folder: Path, generation: int, run: str = "serve", now_s: float = 0.0) -> None:
-    """A process takes the generation up and is gone: the kernel has closed what it held."""
-    process = Probation(folder, run)
-    process.begin(generation, now_s)
-    assert process._mark is not None
-    os.close(process._mark[1])
-
-
-def test_a_death_is_counted_for_its_run_and_generation_alone(folder: Path) -> None:
-    for _ in range(DEATHS):
-        assert not Probation(folder, "serve").refuses(7)
-        died(folder, 7)
-
-    assert Probation(folder, "serve").refuses(7)
-    assert not Probation(folder, "train").refuses(7)
-    settings = Settings(home=folder.parent, db=folder, config_dir=folder.parent, cache=folder, device_locks=folder)
-    (told,) = [check for check in checks_host.checks(settings) if check.name == "probation"]
-    assert told.result == "WARN"
-    assert "generation 7: 2 processes of serve died within 60 s" in told.found
-    assert f"rm {folder}/7-*" in told.fix
-    assert not Probation(folder, "serve").refuses(8)
-    Probation(folder, "serve").begin(8, 0.0)
-    assert not Probation(folder, "serve").refuses(7)  # marks of what is gone are cleared away
-
-
-def test_who_lives_or_ends_in_good_order_is_no_death(folder: Path) -> None:
-    living, leaving = Probation(folder, "serve"), Probation(folder, "serve")
-    living.begin(7, 0.0)
-    leaving.begin(7, 0.0)
-    leaving.leave()
-    died(folder, 7)
-
-    assert not Probation(folder, "serve").refuses(7)
-
-
-def test_a_program_that_ends_in_good_order_has_ended_its_own_workers(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "getppid", os.getpid)  # the marks below are of workers of this process
-    for _ in range(DEATHS):
-        died(folder, 7)
-    program = Probation(folder, "serve")
-    assert program.refuses(7)
-
-    monkeypatch.setattr(sys, "last_value", RuntimeError("a worker died"), raising=False)
-    program.leave()
-    assert program.refuses(7)
-    monkeypatch.delattr(sys, "last_value")
-    program.leave()
-    assert not program.refuses(7)
-
-
-def test_a_survivor_clears_the_generation(folder: Path) -> None:
-    died(folder, 7)
-    survivor = Probation(folder, "serve")
-    survivor.begin(7, 100.0)
-    survivor.turn(100.0 + TRIAL_S - 1)
-    assert len(list(folder.iterdir())) == 2
-    survivor.turn(100.0 + TRIAL_S)
-
-    assert list(folder.iterdir()) == []
-    died(folder, 7)
-    assert not Probation(folder, "serve").refuses(7)
-
-
-def test_a_folder_that_cannot_be_written_means_no_probation(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    process = Probation(tmp_path / "file" / "probation", "serve")
-    process.begin(7, 0.0)
-    process.turn(TRIAL_S)
-    process.leave()
-
-    assert not process.refuses(7)
 
 
 # ---- a route that fails, weights that change: quarantine itself is tested in test_hooks_dispatch.py
