@@ -122,6 +122,7 @@ class Hook:
                 return False
             library = native.Native(found)
             routes = Routes(library, self.settings.config_dir)
+            self._put_on_trial(self.table)
             library.load(routes.rows(self.table), self.table.generation)
             library.set_mode(native.OFF)
             library.install()
@@ -248,14 +249,18 @@ class Hook:
         return self._environments[place]
 
     def places(self) -> tuple[str, ...]:
-        """Where this process may run GEMMs; GPUs only once it uses them itself: we never initialise CUDA."""
+        """Where this process may run GEMMs; each GPU only once it uses that one itself: we never initialise CUDA.
+
+        A kernel is loaded for each place, and the first on a GPU makes a context there: 0.5 GiB, which eight ranks of
+        one host would each take on every GPU that they see.
+        """
         if self.native is None or not self.native.has_cuda:
             return ("cpu",)
         import torch
 
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return ("cpu",)
-        return ("cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count())))
+        return ("cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()) if _has_context(i)))
 
     def drain(self) -> Iterator[Sighting]:
         """What was counted since the last time, by either path and by our ops themselves."""
@@ -371,8 +376,7 @@ class Hook:
             failed=frozenset(self._failed),
         )
         table.refused += refused
-        if generation != self.table.generation and any(s.backend != DEFAULT_BACKEND for *_, s in table.items()):
-            self.probation.begin(generation, time.monotonic())
+        self._put_on_trial(table, known=self.table if generation == self.table.generation else None)
         if self.native is not None and self.routes is not None:
             self.native.load(in_slices(self.routes.rows(table)), table.generation)
         if self.fallback is not None:
@@ -382,6 +386,19 @@ class Hook:
         self.flusher.beat_soon()
         log.info("table active generation=%d rows=%d refused=%d", table.generation, len(table), table.refused.total())
         return table.generation
+
+    def _put_on_trial(self, table: Table, *, known: Table | None = None) -> None:
+        """Begin the generation's probation if it routes anything that it did not as `known`: rows, or GPUs they serve.
+
+        The user's own rows have no part in it: they were tried in another process, and come with every generation.
+        """
+        own = set(map(id, self.user_tables.solutions))
+        served = {(place, key): solution for place, key, solution in in_slices(known.items() if known else ())}
+        for place, key, solution in in_slices(table.items()):
+            routed = solution.backend != DEFAULT_BACKEND and id(solution) not in own
+            if routed and served.get((place, key)) != solution:
+                self.probation.begin(table.generation, time.monotonic())
+                return
 
     def _holds_here(self, solution: Solution) -> str:
         """Why a solution of the user's tables must not be used; "" when it may."""
@@ -505,6 +522,15 @@ def _count_graphs(library: native.Native) -> GraphCounts | None:
     graphs = GraphCounts(library, torch.cuda.CUDAGraph, torch.cuda.current_device)
     graphs.install()
     return graphs
+
+
+def _has_context(index: int) -> bool:
+    """Whether this process has a context on a GPU; asking makes none. For a process that has CUDA initialised."""
+    import torch
+
+    if hasattr(torch._C, "_cuda_hasPrimaryContext"):
+        return bool(torch._C._cuda_hasPrimaryContext(index))
+    return torch.cuda.memory_reserved(index) > 0  # the current device is no answer: each thread has its own, and ours 0
 
 
 def _functional() -> Any:

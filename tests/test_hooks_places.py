@@ -1,0 +1,167 @@
+"""On which devices a process takes solutions up, and that what newly comes into use there is on trial."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hooked import LINEAR, Home, published, solution
+
+from gemmtuned.configs.settings import Settings
+from gemmtuned.configs.solution import Device, Environment
+from gemmtuned.hooks.activate import Hook
+from gemmtuned.hooks.dispatch import ident_of
+from gemmtuned.hooks.native import Row
+from gemmtuned.hooks.native.build import build, library_path
+from gemmtuned.hooks.probation import TRIAL_S
+from gemmtuned.hooks.routes import Routes
+
+GPU = Environment(Device("cuda-x-132", "cuda", "x", "sm_90", 132), {"torch_swap": "2.13"})
+SOLUTION = solution(replace(LINEAR, threads=0), "torch_swap", GPU.device.key, "2.13")
+
+
+class CudaLibrary:
+    """Stands for the native hook of a torch with CUDA, which does not run here: it keeps the rows it is given."""
+
+    has_cuda = True
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+
+    def load(self, rows: Iterator[Row], generation: int) -> None:
+        self.rows = list(rows)
+
+    def set_mode(self, mode: int) -> None:
+        pass
+
+    def failures(self) -> list[tuple[int, str]]:
+        return []
+
+
+class Gpus:
+    """torch.cuda as a process on a host of eight GPUs finds it; `mine` are those it has a context on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.initialised, self.mine = False, {3}
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: self.initialised)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+        monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", lambda index: index in self.mine, raising=False)
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 2**20 if index in self.mine else 0)
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
+    return Gpus(monkeypatch)
+
+
+@pytest.fixture
+def hook(tmp_path: Path, gpus: Gpus) -> Hook:
+    """A hook that stands in no call, over a library with CUDA."""
+    home = tmp_path / "home"
+    settings = Settings(capture=True, home=home, db=home / "tune.db", config_dir=home / "configs", cache=home / "cache")
+    hook = Hook(settings)
+    library: Any = CudaLibrary()
+    hook.native, hook.routes = library, Routes(library, settings.config_dir)
+    hook._environments |= {f"cuda:{index}": GPU for index in range(8)}
+    return hook
+
+
+def on_trial(hook: Hook) -> list[int]:
+    """Generations that this process is on trial with."""
+    folder = hook.settings.home / "probation"
+    return [int(mark.name.partition("-")[0]) for mark in folder.iterdir()] if folder.is_dir() else []
+
+
+def served(hook: Hook) -> list[str]:
+    library: Any = hook.native
+    return [row.place for row in library.rows]
+
+
+def test_a_process_takes_up_solutions_only_for_gpus_that_it_uses(hook: Hook, gpus: Gpus) -> None:
+    assert hook.places() == ("cpu",)
+    gpus.initialised = True
+    assert hook.places() == ("cpu", "cuda:3")
+    hook.use(7, [SOLUTION])
+    assert served(hook) == ["cuda:3"]
+
+    gpus.mine.add(5)
+    hook.tick()
+    assert served(hook) == ["cuda:3", "cuda:5"]
+
+
+def test_a_torch_that_cannot_tell_contexts_is_asked_for_its_memory(
+    hook: Hook, gpus: Gpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(torch._C, "_cuda_hasPrimaryContext")
+    gpus.initialised, gpus.mine = True, {2, 6}
+
+    assert hook.places() == ("cpu", "cuda:2", "cuda:6")
+
+
+def test_a_table_is_on_trial_once_its_rows_serve_calls_and_again_for_each_gpu(hook: Hook, gpus: Gpus) -> None:
+    hook.use(7, [SOLUTION])
+    assert on_trial(hook) == []  # no row of it serves this process yet
+
+    for used in ({3}, {3, 5}):
+        gpus.initialised, gpus.mine = True, used
+        hook.tick()
+        assert on_trial(hook) == [7]
+        hook.probation.turn(time.monotonic() + TRIAL_S)
+        assert on_trial(hook) == []
+
+    hook.tick()
+    hook.use(7, [replace(SOLUTION)])
+    assert on_trial(hook) == []  # nothing new
+    hook.use(7, [replace(SOLUTION), replace(SOLUTION, covers="fine")])
+    assert on_trial(hook) == [7]
+
+
+def test_rows_of_the_users_own_put_no_generation_on_trial(hook: Hook) -> None:
+    own = published(LINEAR, "torch_swap")  # tried in a process of its own before
+    hook.user_tables.solutions, hook._checked = [own], {ident_of(own): ""}
+    hook.use(7, [])
+
+    assert served(hook) == ["cpu"]
+    assert on_trial(hook) == []
+
+
+def test_a_table_is_on_trial_again_when_the_native_hook_takes_over(home: Home, tmp_path: Path) -> None:
+    built = build(home.cache)
+    library = library_path(tmp_path / "cache")
+    assert library is not None
+    library.parent.mkdir(parents=True)
+    (tmp_path / "bin").mkdir()
+    done = home.run(
+        """
+        import json, os, shutil, sys, time
+        from hooked import LINEAR, publish, published, wait_for
+        import gemmtuned
+        from gemmtuned.hooks import activate
+        from gemmtuned.hooks.probation import TRIAL_S
+
+        hook = activate.current()
+        publish(hook.settings.config_dir, [published(LINEAR, "torch_swap")], 1)
+        wait_for(lambda: gemmtuned.generation() == 1)
+        said = [gemmtuned.status()["path"]]
+        hook.probation.turn(time.monotonic() + TRIAL_S)
+        folder = hook.settings.home / "probation"
+        said.append(len(list(folder.iterdir())))
+        shutil.copyfile(sys.argv[1], sys.argv[2] + ".part")
+        os.rename(sys.argv[2] + ".part", sys.argv[2])
+        hook._take_built()
+        said += [gemmtuned.status()["path"], [mark.name[:2] for mark in folder.iterdir()]]
+        print(json.dumps(said))
+        """,
+        str(built),
+        str(library),
+        PATH=str(tmp_path / "bin"),
+        GEMMTUNED_CACHE=str(tmp_path / "cache"),
+    )
+
+    assert done.said == ["fallback", 0, "native", ["1-"]]
+    assert done.ours == []
