@@ -16,10 +16,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.errors import CandidateFailed, GemmtunedError
 from gemmtuned.configs.settings import Settings, UserTables, child_env
 from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Environment, Solution
@@ -267,7 +268,8 @@ class Hook:
         for path in (self.native, self.fallback, self.op_counts):
             for sighting in path.drain() if path is not None else ():
                 if self.selections is not None and self.settings.dispatch:
-                    self.selections.note(sighting, self.table, self.environment(sighting.place).device)
+                    with suppress(CandidateFailed):  # on a device that we do not know: nothing is selected there
+                        self.selections.note(sighting, self.table, self.environment(sighting.place).device)
                 yield sighting
 
     def session(self) -> Session:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from gemmtuned.db.store import Store
 
 log = logging.getLogger("gemmtuned.hooks")
-MAX_PENDING: Final = 65_536  # distinct problems kept while the store is out of reach
+MAX_PENDING: Final = 65_536  # distinct problems kept while the store is out of reach,
+MAX_COMPILED: Final = 4096  # and distinct GEMMs inside kernels of torch.compile
 BUSY_S: Final = 0.25  # how long a flush waits for the store's lock; it is tried again next time
 BUSY_TOLD_S: Final = 10.0  # a store locked for as long as this is worth a line
 BEAT_S: Final = 5.0
@@ -40,9 +41,10 @@ Key = tuple[Problem, str, bool, str]
 class Flusher:
     """Takes sightings from `drain` to the store.
 
-    drain: yields what was counted since it was last called.  environment: what the sightings hold for; called in the
-    thread, once.  session: a fresh snapshot for `gemmtuned status`.  tick: called before each flush, for housekeeping.
-    compiled: (problem, kernel, place) of GEMMs that torch.compile has made kernels of since it was last called.
+    drain: yields what was counted since it was last called.  environment: what holds at a place (`cpu`, `cuda:0`); what
+    was counted where it raises is dropped.  session: a fresh snapshot for `gemmtuned status`.  tick: called before each
+    flush, for housekeeping.  compiled: (problem, kernel, place) of GEMMs that torch.compile has made kernels of since
+    it was last called.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class Flusher:
         self._store: Store | None = None
         self._pending: dict[Key, list[float]] = {}
         self._quarantine: list[tuple[Solution, str]] = []
-        self._compiled: list[tuple[Problem, str, str]] = []
+        self._compiled: dict[tuple[Problem, str, str], None] = {}
         self._lock = threading.Lock()  # one flush at a time: the thread's or the one at exit
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -141,7 +143,9 @@ class Flusher:
         """False when it should be tried again at once if there is no later."""
         for s in in_slices(self._drain()):
             self._remember(s)
-        self._compiled += self._take_compiled()
+        for note in self._take_compiled():
+            if len(self._compiled) < MAX_COMPILED:
+                self._compiled[note] = None
         if not self._keep:
             self._compiled.clear()
             if not self._quarantine:
@@ -153,18 +157,7 @@ class Flusher:
         busy = False
         try:
             store = self._open()
-            if self._pending:
-                sightings = [
-                    Sighting(*key[:2], int(c[0]), key[2], int(c[1]), c[2], key[3]) for key, c in self._pending.items()
-                ]
-                for place in {s.place for s in sightings}:
-                    there = [s for s in sightings if s.place == place]
-                    store.add_sightings(self._settings.run, self._environment(place), there, now_s=now_s)
-                    self._pending = {key: c for key, c in self._pending.items() if key[3] != place}
-            while self._compiled:
-                problem, kernel, place = self._compiled[-1]
-                store.add_compiled(self._settings.run, self._environment(place), [(problem, kernel)], now_s=now_s)
-                self._compiled.pop()
+            self._give(store, now_s)
             while self._quarantine:
                 solution, reason = self._quarantine[0]
                 store.add_quarantine(solution, reason, run=self._settings.run, now_s=now_s)
@@ -179,6 +172,34 @@ class Flusher:
         if last and not busy and self._store is not None:
             self._store.close()
         return not busy
+
+    def _give(self, store: Store, now_s: float) -> None:
+        """What was counted and noted, place by place; what the store has taken is forgotten at once."""
+        for place in {key[3] for key in self._pending}:
+            counts = {key: sums for key, sums in self._pending.items() if key[3] == place}
+            environment = self._environment_of(place)
+            if environment is None:
+                self.dropped += int(sum(sums[0] for sums in counts.values()))
+            else:
+                sightings = [Sighting(*k[:2], int(c[0]), k[2], int(c[1]), c[2], place) for k, c in counts.items()]
+                store.add_sightings(self._settings.run, environment, sightings, now_s=now_s)
+            self._pending = {key: sums for key, sums in self._pending.items() if key[3] != place}
+        for place in {note[2] for note in self._compiled}:
+            gemms = [note[:2] for note in self._compiled if note[2] == place]
+            environment = self._environment_of(place)
+            if environment is not None:
+                store.add_compiled(self._settings.run, environment, gemms, now_s=now_s)
+            self._compiled = {note: None for note in self._compiled if note[2] != place}
+
+    def _environment_of(self, place: str) -> Environment | None:
+        """None where there is none, said once: a device that we do not know, CUDA in a child that was forked."""
+        try:
+            return self._environment(place)
+        except Exception as err:
+            if place not in self._told:
+                self._told.add(place)
+                log.warning("counts dropped place=%s reason=%s", place, err)
+            return None
 
     def _open(self) -> Store:
         if self._store is None:

@@ -12,11 +12,14 @@ import pytest
 from hooked import LINEAR, Home, solution, wait_for
 from store_cases import CPU, NEW
 
+from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Session, Sighting
+from gemmtuned.configs.solution import Environment
 from gemmtuned.db.lockfile import LockFile
 from gemmtuned.hooks import capture
 from gemmtuned.hooks.capture import Flusher
+from gemmtuned.kernels.device import device_at
 
 ONE = "fp32:4x8x16,threads=2"
 
@@ -29,10 +32,16 @@ class Counted:
         values = {"capture": True, "home": home, "db": home / "tune.db", "config_dir": home / "configs", **settings}
         self.settings = Settings(cache=home / "cache", run="test", **values)
         self.ticks = 0
+        self.compiled: list[tuple[Problem, str, str]] = []  # given at every flush
         self.flusher = Flusher(
-            self.settings, drain=self.drain, environment=lambda place: NEW, session=self.session, tick=self.tick,
-            keep=self.settings.capture,
+            self.settings, drain=self.drain, environment=self.environment, session=self.session, tick=self.tick,
+            keep=self.settings.capture, compiled=lambda: self.compiled,
         )  # fmt: skip
+
+    def environment(self, place: str) -> Environment:
+        if place != "cpu":
+            device_at(place)  # raises
+        return NEW
 
     def drain(self) -> Iterator[Sighting]:
         while self.waiting:
@@ -44,8 +53,8 @@ class Counted:
     def tick(self) -> None:
         self.ticks += 1
 
-    def call(self, calls: int = 1, m: int = 4) -> None:
-        self.waiting.append(Sighting(LINEAR.with_m(m), "miss", calls))
+    def call(self, calls: int = 1, m: int = 4, place: str = "cpu") -> None:
+        self.waiting.append(Sighting(LINEAR.with_m(m), "miss", calls, place=place))
 
     def lock(self) -> LockFile:
         """The store's lock, as another program would hold it."""
@@ -137,6 +146,39 @@ def test_memory_is_bounded_while_the_store_is_out_of_reach(
 
     assert (counted.flusher.calls, counted.flusher.dropped) == (30, 10)
     assert len(caplog.records) == 1
+
+
+def test_what_runs_on_a_device_we_do_not_know_is_dropped_and_the_rest_goes_on(
+    counted: Counted, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        counted.compiled = [(LINEAR, "TritonTemplate", "xpu:0"), (LINEAR, "CppTemplate", "cpu")]
+        counted.call(3, place="xpu:0")
+        counted.call(4)
+        counted.flusher.report_failure(solution(LINEAR, "onednn", CPU.key, "2.13"), "no fp64")
+        counted.flusher.beat_soon()
+        counted.flusher.flush()
+
+    assert stored(counted) == 8
+    assert (counted.flusher.calls, counted.flusher.dropped, counted.flusher.complaint) == (14, 6, "")
+    assert len(caplog.records) == 1
+    assert "counts dropped place=xpu:0 reason='xpu:0' is no device we know" in caplog.text
+    with sqlite3.connect(counted.settings.db) as conn:
+        assert conn.execute("SELECT kernel FROM compiled").fetchall() == [("CppTemplate",)]
+        assert conn.execute("SELECT reports FROM quarantine").fetchall() == [(2,)]
+        assert conn.execute("SELECT calls FROM session").fetchall() == [(14,)]
+
+
+def test_what_torch_compile_makes_is_bounded_while_the_store_is_out_of_reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture, "MAX_COMPILED", 10)
+    counted = Counted(tmp_path / "home", db=Path("/proc/none/tune.db"))
+    for m in range(1, 16):
+        counted.compiled = [(LINEAR.with_m(m), "CppTemplate", "cpu")] * 2
+        counted.flusher.flush()
+
+    assert len(counted.flusher._compiled) == 10
 
 
 def test_an_error_in_housekeeping_stops_no_flush(counted: Counted, caplog: pytest.LogCaptureFixture) -> None:

@@ -130,6 +130,15 @@ def test_rows_of_the_users_own_put_no_generation_on_trial(hook: Hook) -> None:
     assert on_trial(hook) == []
 
 
+def test_calls_on_a_device_that_we_do_not_know_end_no_drain(hook: Hook) -> None:
+    settings = replace(hook.settings, dispatch=True, log_tuned=True)
+    hook = Hook(settings)
+    for place in ("xpu:0", "cpu"):
+        hook.op_counts.add(LINEAR, place)
+
+    assert sorted(sighting.place for sighting in hook.drain()) == ["cpu", "xpu:0"]
+
+
 def test_a_table_is_on_trial_again_when_the_native_hook_takes_over(home: Home, tmp_path: Path) -> None:
     built = build(home.cache)
     library = library_path(tmp_path / "cache")
