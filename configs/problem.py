@@ -219,6 +219,16 @@ class Problem:
         return cls(**values)
 
 
+def as_by_default(problem: Problem, *, gpu: bool) -> Problem:
+    """The problem as a program calls it that left torch's switches alone, for sources that tell no math mode.
+
+    torch lets cuBLAS add up 16-bit products in 16 bit on GPUs unless told otherwise (torch.backends.cuda.matmul), and
+    the hook keys such calls by it.  Scaled products have their mode from the call, other dtypes none by default.
+    """
+    reduces = gpu and problem.dtype in ("bf16", "fp16") and problem.family != "scaled"
+    return replace(problem, math_mode="reduced") if reduces and problem.math_mode == "ieee" else problem
+
+
 COLUMNS: Final = tuple(f.name for f in fields(Problem))
 _DEFAULTS: Final = {f.name: f.default for f in fields(Problem)}
 _CLOSED: Final = {

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,9 +21,12 @@ from gemmtuned.configs.aiter_csv import read_file
 from gemmtuned.configs.aiter_rows import problem_of, solution_of
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import VARIABLES, Settings
+from gemmtuned.configs.solution import Device
+from gemmtuned.daemon.devices import CpuMonitor
 from gemmtuned.daemon.main import Tuned
 from gemmtuned.daemon.request import Request
 from gemmtuned.db.store import Store
+from gemmtuned.reports.chosen import of_table
 
 DATA = Path(__file__).parent / "data"
 SHAPES = "M,N,K\n" + "".join(f"{m},{n},256\n" for n in (128, 256) for m in (1, 4, 8, 17))
@@ -144,6 +148,42 @@ def test_problems_that_name_no_threads_take_the_default(
     request, _ = typed("fp32:7x64x64", "-i", "list", "--threads", "3")
     assert [(p.m, p.threads) for p in request.problems] == [(7, 3), (8, 3), (9, 1)]
     assert [p.threads for p in typed("fp32:7x64x64", "--threads", "0")[0].problems] == [0]
+
+
+def gpu_monitor() -> Any:
+    return SimpleNamespace(id="GPU-1", name="cuda:0", device=Device("cuda-x-132", "cuda", "X", "sm_90", 132))
+
+
+def test_on_a_gpu_shapes_have_the_math_mode_that_programs_call_them_with_by_torchs_defaults(
+    typed: Callable[..., tuple[Request, dict[str, Any]]], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gemmtuned.daemon.devices.find_monitors", lambda: [CpuMonitor(), gpu_monitor()])
+    (home / "u.csv").write_text("M,N,K,dtype\n8,64,64,torch.bfloat16\n8,64,64,torch.float32\n")
+    (home / "list").write_text("fp16:8x64x64\nbf16:9x64x64,math=ieee\n")
+    config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 1, "intermediate_size": 64,
+              "num_hidden_layers": 1, "vocab_size": 64}  # fmt: skip
+    (home / "config.json").write_text(json.dumps(config))
+
+    def modes(*args: str) -> set[tuple[str, str]]:
+        return {(p.dtype, p.math_mode) for p in typed(*args)[0].problems}
+
+    assert modes("-i", "u.csv") == {("bf16", "reduced"), ("fp32", "ieee")}
+    assert modes("--model-dir", ".", "--nsets", "1") == modes() == {("bf16", "reduced")}
+    assert modes("bf16:7x64x64", "-i", "list") == {("bf16", "reduced"), ("fp16", "reduced"), ("bf16", "ieee")}
+    assert modes("bf16:7x64x64,math=ieee") == {("bf16", "ieee")}
+    assert modes("bf16:7x64x64,threads=2") == modes("bf16:7x64x64", "--threads", "2") == {("bf16", "ieee")}
+
+
+def test_a_table_is_looked_up_whatever_math_mode_and_threads_a_problem_has(home: Path) -> None:
+    (home / "t.csv").write_text(
+        "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName\n"
+        "sm_90,132,16,64,64,False,torch.bfloat16,torch.bfloat16,False,False,triton,0,0,9.5,k\n"
+    )
+    on_gpu, on_cpu = Problem(m=16, n=64, k=64, math_mode="reduced"), Problem(m=9, n=64, k=64, threads=2)
+
+    chosen = of_table(home / "t.csv", [on_gpu, on_cpu], dtype="bf16")
+
+    assert [(problem, candidate.backend) for problem, candidate in chosen] == [(on_gpu, "triton"), (on_cpu, "triton")]
 
 
 def test_all_bias_asks_for_both_kinds(typed: Callable[..., tuple[Request, dict[str, Any]]], home: Path) -> None:

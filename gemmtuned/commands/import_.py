@@ -16,7 +16,7 @@ from gemmtuned.configs.aiter_headers import FAMILIES
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.formats import read_any
 from gemmtuned.configs.hint import Imported
-from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.problem import Problem, as_by_default
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import LIVE_STATES, Environment, cpu_device
 from gemmtuned.reports.render import Column, Report, Table, complain, count, show
@@ -31,7 +31,6 @@ _COLUMNS: Final = (
     Column("rejected", "rejected", count),
     Column("reasons", "", lambda reasons: reasons[0] if reasons else "", right=False),
 )
-_16_BIT: Final = ("bf16", "fp16")
 
 
 def import_(
@@ -183,7 +182,7 @@ def _asked(problem: Problem, environment: Environment, threads: int) -> Problem:
     """The problem as a program would call it there by torch's defaults."""
     if environment.device.kind == "cpu":
         return replace(problem, threads=threads)
-    return replace(problem, math_mode="reduced" if problem.dtype in _16_BIT else problem.math_mode)
+    return as_by_default(problem, gpu=True)
 
 
 def _here() -> list[Environment]:

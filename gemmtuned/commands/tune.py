@@ -11,11 +11,12 @@ import typer
 
 from gemmtuned.commands import tune_options as t
 from gemmtuned.commands.aiter_flags import META
-from gemmtuned.commands.options import DryRun, Json, LogLevel, default_threads, problems, settings, start_logging
+from gemmtuned.commands.options import DryRun, Json, LogLevel, default_threads, settings, start_logging
 from gemmtuned.commands.tune_sources import Defaults, Wanted, gather
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.solution import Candidate, Device, Solution
 from gemmtuned.hooks.dispatch import NATIVE_CODES
+from gemmtuned.reports.problem_list import spelled
 from gemmtuned.reports.progress import progress
 from gemmtuned.reports.render import Column, Report, Table, complain, duration, factor, percent, show, small
 from gemmtuned.reports.tuned_files import Profile, TunedTable, table_family
@@ -103,10 +104,11 @@ def tune(
 
     start_logging("debug" if verbose else log_level)
     monitors = find_monitors()
+    gpu = any(m.device.kind != "cpu" for m in monitors)
     if threads is None:
-        threads = 0 if any(m.device.kind != "cpu" for m in monitors) else default_threads()
-    defaults = Defaults(dtype=dtype, out_dtype=out_dtype, threads=threads, all_bias=all_bias)
-    named = problems(problem or [])
+        threads = 0 if gpu else default_threads()
+    defaults = Defaults(dtype=dtype, out_dtype=out_dtype, threads=threads, all_bias=all_bias, gpu=gpu)
+    named = [spelled(text, threads=threads, gpu=gpu) for text in problem or ()]
     options, notes = _search_options(
         libtype, space, iters, warmup, err_ratio, atol, rtol, min_improvement_pct
     )  # fmt: skip

@@ -16,7 +16,7 @@ from gemmtuned.commands.tune_options import sizes
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.model_shapes import NSETS, dtype_of, problems, read_config, shapes
 from gemmtuned.configs.padding import COVERS, padded_m
-from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.problem import Problem, as_by_default
 from gemmtuned.reports.problem_list import read_list
 from gemmtuned.reports.render import complain
 
@@ -48,12 +48,16 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """What a source takes where it says nothing itself. dtype: None is bf16, or the model's own."""
+    """What a source takes where it says nothing itself.
+
+    dtype: None is bf16, or the model's own.  gpu: whether problems without threads are for one.
+    """
 
     dtype: str | None
     out_dtype: str | None
     threads: int
     all_bias: bool
+    gpu: bool = False
 
     def apply(self, found: Sequence[Problem]) -> list[Problem]:
         """The output dtype where a problem names none other than its own, and its twin with a bias."""
@@ -62,13 +66,19 @@ class Defaults:
             out = [twin for p in out for twin in (replace(p, bias=False), replace(p, bias=p.family == "dense"))]
         return out
 
+    def as_called(self, found: Sequence[Problem]) -> list[Problem]:
+        """Problems of a source that knows no math mode, as programs call them by torch's defaults."""
+        return [as_by_default(p, gpu=self.gpu and not p.threads) for p in found]
+
 
 def from_file(file: Path, defaults: Defaults, *, skip: bool) -> list[Problem]:
     """The problems of a file. Raises ProblemError for its first bad row unless bad rows are skipped."""
     stdin = str(file) == "-"
     text = sys.stdin.read() if stdin else file.read_text(encoding="utf-8-sig", errors="replace")
     name = "stdin" if stdin else file.name
-    found = read_list(text.splitlines(), name=name, dtype=defaults.dtype or "bf16", threads=defaults.threads)
+    found = read_list(
+        text.splitlines(), name=name, dtype=defaults.dtype or "bf16", threads=defaults.threads, gpu=defaults.gpu
+    )
     if found.complaints and not skip:
         more = f"{len(found.complaints) - 1} more bad rows; " if len(found.complaints) > 1 else ""
         others = len(found.problems)
@@ -88,7 +98,8 @@ def from_model(
     if defaults.dtype is not None:  # somebody says what its weights are: as such they can be tuned
         weights = [replace(weight, quantised=False) for weight in weights]
     ms = [m * (batch_size or 1) for m in (NSETS if nsets is None else sizes(nsets))]
-    wanted = Wanted(defaults.apply(problems(weights, ms, dtype=dtype, threads=defaults.threads)))
+    found = defaults.as_called(problems(weights, ms, dtype=dtype, threads=defaults.threads))
+    wanted = Wanted(defaults.apply(found))
     for weight in weights:
         row = {
             "name": weight.name, "n": weight.n, "k": weight.k, "batch": weight.batch, "bias": weight.bias,
@@ -106,7 +117,7 @@ def built_in(defaults: Defaults, *, batch_size: int | None) -> Wanted:
     dtype = defaults.dtype or "bf16"
     found = [Problem(m=m, n=n, k=k, dtype=dtype, threads=defaults.threads) for n, k in BUILT_IN_NK for m in ms]
     note = f"no shapes given, so the {len(found)} built-in ones: name problems, or give -i FILE or --model-dir DIR"
-    return Wanted(defaults.apply(found), notes=[note])
+    return Wanted(defaults.apply(defaults.as_called(found)), notes=[note])
 
 
 def gather(
@@ -135,6 +146,5 @@ def gather(
         of_model = from_model(model, defaults, tp=tp, nsets=nsets, batch_size=batch_size, unfused=unfused)
         wanted.problems += of_model.problems
         wanted.derived, wanted.notes = of_model.derived, of_model.notes
-    # On a CPU every call has threads; 0 means a GPU, and is the default where there is one
-    wanted.problems = list(dict.fromkeys(replace(p, threads=p.threads or defaults.threads) for p in wanted.problems))
+    wanted.problems = list(dict.fromkeys(wanted.problems))
     return wanted

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from gemmtuned.configs.aiter_csv import read_file
 from gemmtuned.configs.aiter_rows import candidate_of, problem_of, time_of
+from gemmtuned.configs.hint import plain_case
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
@@ -35,7 +35,7 @@ def of_table(path: Path, wanted: Sequence[Problem], *, dtype: str) -> list[tuple
     found = []
     for problem in wanted:
         levels = (problem.with_m(padded_m(problem.m, problem.n, covers)) for covers in COVERS)
-        keys = (replace(level, threads=0) for level in levels)  # AITER's rows know no threads
+        keys = map(plain_case, levels)  # AITER's rows know no threads and no math mode
         found.append((problem, next((best[key][1] for key in keys if key in best), _DEFAULT)))
     return found
 

@@ -1,29 +1,43 @@
-"""Problems out of a file: a plain list, or one of AITER's untuned tables."""
+"""Problems as people hand them over: spelled one by one, in a plain list, or in one of AITER's untuned tables."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from gemmtuned.configs.aiter_csv import is_header
 from gemmtuned.configs.aiter_rows import Untuned, read_untuned
 from gemmtuned.configs.errors import ProblemError
-from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.problem import Problem, as_by_default
 
 _HEADER: Final = re.compile(r"[A-Za-z_]\w*\s*,[^:]*$")  # a problem's spelling has a colon before its first comma
 
 
-def read_list(lines: Sequence[str], *, name: str, dtype: str, threads: int) -> Untuned:
+def spelled(text: str, *, threads: int = 0, gpu: bool = False) -> Problem:
+    """The problem of `bf16:8x2048x1024,math=reduced`. Raises ProblemError.
+
+    threads, gpu: where it names no threads it has these, and where it names no math mode it has the one that torch's
+    defaults give, on a GPU (gpu, and no threads) or a CPU.
+    """
+    problem = Problem.parse(text)
+    # On a CPU every call has threads; 0 means a GPU, and is the default where there is one
+    problem = replace(problem, threads=problem.threads or threads)
+    return problem if ",math=" in text else as_by_default(problem, gpu=gpu and not problem.threads)
+
+
+def read_list(lines: Sequence[str], *, name: str, dtype: str, threads: int, gpu: bool = False) -> Untuned:
     """Problems of a file named `name`; bad rows become complaints with their line and column.
 
-    A first line that names the columns M, N and K makes it an AITER table, whose rows take `dtype` and `threads`
-    where they say nothing.  Otherwise one problem a line, as reports spell it; `#` begins a comment.
+    A first line that names the columns M, N and K makes it an AITER table, whose rows take `dtype`, `threads` and
+    the math mode of torch's defaults.  Otherwise one problem a line, as `spelled` reads it; `#` begins a comment.
     Raises TableError for an AITER table of a family we do not tune.
     """
     first = next((line for line in lines if line.strip()), "")
     if is_header(first) or _HEADER.match(first):  # some header: read_untuned says which ones it takes
-        return read_untuned(lines, name=name, dtype=dtype, threads=threads)
+        found = read_untuned(lines, name=name, dtype=dtype, threads=threads)
+        return replace(found, problems=tuple(as_by_default(p, gpu=gpu and not threads) for p in found.problems))
     problems: dict[Problem, None] = {}
     complaints = []
     for number, line in enumerate(lines, 1):
@@ -31,7 +45,7 @@ def read_list(lines: Sequence[str], *, name: str, dtype: str, threads: int) -> U
         if not text:
             continue
         try:
-            problems[Problem.parse(text)] = None
+            problems[spelled(text, threads=threads, gpu=gpu)] = None
         except ProblemError as err:
             column = line.index(text[0]) + 1
             complaints.append(f"{name} line {number}, column {column}: {err}")
