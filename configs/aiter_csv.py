@@ -22,7 +22,7 @@ from typing import Any, Final, TextIO
 
 from gemmtuned.configs import aiter_headers
 from gemmtuned.configs.aiter_columns import CHECKED, parser, real
-from gemmtuned.configs.aiter_headers import FAMILIES, AiterFamily, family_of_columns, family_of_header, kind_of
+from gemmtuned.configs.aiter_headers import AiterFamily, family_of_header, kind_of, named_family
 from gemmtuned.configs.errors import TableError
 
 MAX_BYTES: Final = 256 << 20
@@ -146,7 +146,7 @@ def read_lines(lines: Iterable[str], *, name: str, family: str | None = None) ->
         raise TableError(f"{name} line {number}: not a table: {err}") from err
     while columns and not columns[-1]:
         columns = columns[:-1]
-    found = family_of_header(columns, name=name) if family is None else _named(family, columns, name)
+    found = family_of_header(columns, name=name) if family is None else named_family(family, columns, name=name)
     header = Header(name, found, kind_of(columns), columns, {c: i for i, c in reversed([*enumerate(columns)])})
     table = Table(header)
     reader = _RowReader(header)
@@ -261,18 +261,3 @@ def _cells(line: str) -> list[str]:
         return [cell.strip() for cell in next(csv.reader([line], strict=True))]
     except (csv.Error, StopIteration) as err:
         raise _Bad(f"its quotes: {err}, expected them in pairs around a value") from err
-
-
-def _named(family: str, columns: tuple[str, ...], name: str) -> AiterFamily:
-    """The family the caller names, unless the header is clearly another's; the guide's tables are of bf16."""
-    if family not in FAMILIES:
-        raise TableError(f"family {family!r} is not known, expected one of {', '.join(FAMILIES)}")
-    missing = [column for column in FAMILIES[family].needs if column not in columns]
-    if missing:
-        raise TableError(f"{name}: column {missing[0]} is missing, a table of family {family} has it")
-    clear = family_of_columns(columns)
-    if clear == "guide" and family == "bf16":
-        return FAMILIES[clear]
-    if clear and clear != family:
-        raise TableError(f"{name}: the header is that of family {clear}, not of {family}")
-    return FAMILIES[family]

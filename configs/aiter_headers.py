@@ -151,6 +151,43 @@ def family_of_columns(columns: Sequence[str]) -> str:
     return "bf16" if "dtype" in has else ""
 
 
+def named_family(family: str, columns: Sequence[str], *, name: str) -> AiterFamily:
+    """The family somebody says a table is of, unless its header or the file's name tells another.
+
+    AMD's guide's tables are of bf16.  Raises TableError: rows of another family read as these would be wrong shapes, and
+    written back they would have lost what they said.
+    """
+    if family not in FAMILIES:
+        raise TableError(f"family {family!r} is not known, expected one of {', '.join(FAMILIES)}")
+    missing = [column for column in FAMILIES[family].needs if column not in columns]
+    if missing:
+        raise TableError(f"{name}: column {missing[0]} is missing, a table of family {family} has it")
+    clear = family_of_columns(columns)
+    if clear == family or (clear == "guide" and family == "bf16"):
+        return FAMILIES[clear]
+    if clear:
+        raise TableError(f"{name}: the header is that of family {clear}, not of {family}")
+    odd = _columns_of_others(columns, family)
+    if odd:
+        raise TableError(f"{name}: column {odd[0]} is of other families' tables, not of {family}'s: name the right one")
+    told = family_of_name(name)
+    # a name may tell less than there is to say: my_a8w8.csv for a8w8_blockscale, my_bf16.csv for batched_bf16
+    if told and not family.removeprefix("batched_").startswith(told.removeprefix("batched_")):
+        raise TableError(
+            f"{name}: by its name it is of family {told}, not of {family}: name the right one, or rename it"
+        )
+    return FAMILIES[family]
+
+
+def _columns_of_others(columns: Sequence[str], family: str) -> list[str]:
+    """Columns that this family's tables never have and another's do. libtype: more families get it with time."""
+    own = {*FAMILIES[family].tuned_header, *DEVICE, "libtype"}
+    if "a8w8" in family:  # a blockscale list of one model names the dtype as well
+        own.add("q_dtype_w")
+    others = {column for other in FAMILIES.values() for column in other.tuned_header}
+    return [column for column in columns if column in others - own]
+
+
 def _by_name(has: set[str], name: str) -> str:
     """M, N and K with or without B, q_dtype_w and libtype: quantised families share these headers."""
     told = family_of_name(name)

@@ -188,6 +188,43 @@ def test_a_header_of_several_families_in_a_file_without_a_telling_name_needs_the
     assert read_lines([header], name="mine.csv", family="a8w8_blockscale").family is FAMILIES["a8w8_blockscale"]
 
 
+CK = "cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
+
+
+@pytest.mark.parametrize(
+    ("family", "header", "name", "said"),
+    [
+        ("bf16", CK, "mine.csv", "kernelId"),
+        ("bf16", "M,N,K,q_dtype_w", "mine.csv", "q_dtype_w"),
+        ("bf16", "M,N,K", "a4w4_blockscale_untuned_gemm.csv", "a4w4_blockscale"),
+        ("a8w8_blockscale", "B,M,N,K", "mine.csv", "column B"),
+        ("a8w8", "M,N,K,libtype,solidx,splitK,us", "mine.csv", "solidx"),
+        ("a4w4_blockscale", CK, "a8w8_blockscale_tuned_gemm.csv", "a8w8_blockscale"),
+        ("batched_bf16", "B,M,N,K", "a8w8_untuned_batched_gemm.csv", "batched_a8w8"),
+        ("a8w8", "M,N,K", "a8w8_blockscale_untuned_gemm.csv", "a8w8_blockscale"),
+    ],
+)
+def test_a_table_is_not_taken_for_another_familys_because_somebody_says_so(
+    family: str, header: str, name: str, said: str
+) -> None:
+    with pytest.raises(TableError, match=f"{said}.*not of {family}"):
+        read_lines([header, "8,8,8,8"], name=name, family=family)
+
+
+def test_every_shipped_table_is_read_as_the_family_it_is_told_to_be_and_a_name_may_say_less() -> None:
+    for path in DATA.rglob("*.csv"):
+        found = read_file(path).family
+        assert read_file(path, family=found.name).family is found
+        if "bf16" not in found.name:
+            with pytest.raises(TableError):
+                read_file(path, family="bf16")
+    for name in ("qwen_a8w8.csv", "mine.csv"):
+        assert (
+            read_lines(["M,N,K,q_dtype_w"], name=name, family="a8w8_blockscale").family is FAMILIES["a8w8_blockscale"]
+        )
+    assert read_lines(["B,M,N,K"], name="qwen_bf16.csv", family="batched_bf16").family is FAMILIES["batched_bf16"]
+
+
 def test_the_names_of_files_are_those_that_aiter_gives() -> None:
     for path in (DATA / "configs").glob("*.csv"):
         table = read_file(path)
