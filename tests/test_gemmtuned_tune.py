@@ -18,15 +18,17 @@ import pytest
 from gemmtuned.cli import build
 from gemmtuned.commands.aiter_flags import NO_EFFECT, translate
 from gemmtuned.configs.aiter_csv import read_file
+from gemmtuned.configs.aiter_headers import FAMILIES
 from gemmtuned.configs.aiter_rows import problem_of, solution_of
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import VARIABLES, Settings
-from gemmtuned.configs.solution import Device
+from gemmtuned.configs.solution import Device, Solution
 from gemmtuned.daemon.devices import CpuMonitor
 from gemmtuned.daemon.main import Tuned
 from gemmtuned.daemon.request import Request
 from gemmtuned.db.store import Store
 from gemmtuned.reports.chosen import of_table
+from gemmtuned.reports.tuned_files import TunedTable
 
 DATA = Path(__file__).parent / "data"
 SHAPES = "M,N,K\n" + "".join(f"{m},{n},256\n" for n in (128, 256) for m in (1, 4, 8, 17))
@@ -225,7 +227,7 @@ def test_a_list_like_live_traffic_is_planned_by_its_padded_keys(home: Path) -> N
 
 def test_problems_go_to_the_device_they_are_for(monkeypatch: pytest.MonkeyPatch) -> None:
     from gemmtuned.commands.tune import _shares
-    from gemmtuned.configs.solution import Device
+    from gemmtuned.configs.solution import Device, Solution
 
     class Monitor:
         def __init__(self, kind: str) -> None:
@@ -247,6 +249,67 @@ def test_a_table_that_cannot_be_written_is_told_and_ends_with_1(
 
     assert end.value.code == 1
     assert "nowhere/t.csv: cannot be written" in capsys.readouterr().err
+
+
+BF16 = "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio"
+KEY = "512,512,False,torch.bfloat16,torch.bfloat16,False,False"
+
+
+def made(m: int, device: Device) -> Solution:
+    return Solution(
+        problem=Problem(m=m, n=512, k=512, math_mode="reduced"), device=device.key, mode="eager", covers="exact",
+        backend="triton", config='{"kernel":"tiles"}', stamp="1", us=5.0, baseline_us=9.0, gain_low=1.5, err=1e-3,
+        baseline_err=1e-3, state="published",
+    )  # fmt: skip
+
+
+def test_rows_of_others_stay_as_they_are_shapes_twice_and_cells_beyond_the_header_too(home: Path) -> None:
+    device = Device("cuda-x-132", "cuda", "X", "sm_90", 132)
+    theirs = [
+        f"gfx942,304,16,{KEY},asm,7,2,3.5,fast,0.0",
+        f"gfx942,304,16,{KEY},asm,8,2,9.5,slow,0.0,beyond",
+        f"sm_90,132,8,{KEY},asm,8,2,9.5,old,0.0",
+        f"sm_90,132,8,{KEY},asm,9,2,8.5,older,0.0",
+        f"sm_90,132,9,{KEY},asm,9",
+    ]
+    (home / "t.csv").write_text("\n".join([BF16, *theirs]) + "\n")
+    table = TunedTable(home / "t.csv", FAMILIES["bf16"])
+
+    assert table.holds(made(8, device), device) and not table.holds(made(1, device), device)
+    table.add(made(8, device), device)
+    table.add(made(1, device), device)
+    table.write()
+
+    header, *lines = (home / "t.csv").read_text().splitlines()
+    assert header == f"{BF16},tflops,bw,gemmtuned"
+    assert (lines[0], lines[1], lines[3]) == (theirs[0], theirs[1].replace(",beyond", ",,,,beyond"), theirs[4])
+    rows = read_file(home / "t.csv").rows
+    assert [(row["M"], row["libtype"]) for row in rows] == [
+        ("16", "asm"), ("16", "asm"), ("8", "triton"), ("9", "asm"), ("1", "triton"),
+    ]  # fmt: skip
+    assert rows[1].values["+1"] == "beyond" and rows[1]["gemmtuned"] == ""
+    again = TunedTable(home / "t.csv", FAMILIES["bf16"], sort=True)
+    again.write()
+    assert sorted((home / "t.csv").read_text().splitlines()) == sorted([header, *lines])
+
+
+@pytest.mark.parametrize(
+    ("name", "header"),
+    [
+        ("a8w8_tuned_gemm.csv", "gfx,cu_num,M,N,K,q_dtype_w,kernelId,splitK,us,kernelName,tflops,bw,errRatio"),
+        ("mine.csv", "cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio"),
+        ("guide.csv", "M,N,K,lib,kernel_name,tflops,bandwidth_gb_s"),
+    ],
+)
+def test_another_familys_table_is_not_written_to(
+    name: str, header: str, typed: Callable[..., Any], home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / name).write_text(header + "\n")
+    with pytest.raises(SystemExit) as end:
+        build()(["tune", "bf16:8x64x64", "-o", name], prog_name="gemmtuned")
+
+    assert (end.value.code, (home / name).read_text()) == (1, header + "\n")
+    assert name in capsys.readouterr().err
 
 
 # --- runs

@@ -1,7 +1,8 @@
 """Files that `gemmtuned tune` writes as it goes: AITER's tuned table, and its profile of every candidate.
 
 Both are written whole under a temporary name and renamed after each shape, so an interrupt loses nothing that was
-found.  Rows that others wrote stay, with columns we do not know; ours replaces the one of its shape and device.
+found.  Rows that others wrote stay as they are, with columns we do not know and several for one shape; a solution of
+ours takes the place of those of its shape and device.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmtuned.configs.aiter_csv import Row, read_file, read_lines, write_file, write_lines
-from gemmtuned.configs.aiter_headers import FAMILIES, AiterFamily
+from gemmtuned.configs.aiter_headers import FAMILIES, AiterFamily, named_family
 from gemmtuned.configs.aiter_rows import (
     candidate_texts,
     columns_for,
@@ -41,13 +42,19 @@ class TunedTable:
         self.left_out: dict[Problem, None] = {}
         self._sort = sort
         self._columns = list(columns_for(family, kind="tuned"))
-        self._rows: dict[Identity, Row] = {}
+        self._theirs: list[tuple[Identity, Row]] = []  # a shape may stand several times
+        self._ours: dict[Identity, Row] = {}
         if path.exists() and path.stat().st_size:
             table = read_file(path, family=family.name)
+            if table.family is not family:
+                raise TableError(f"{path}: a table of family {table.family.name}, expected {family.name}: name another")
             if table.rejected:
                 raise TableError(f"{table.complaints[0]}. Mend or move it: its rows are not thrown away")
             self._columns = [*table.header.columns, *(c for c in self._columns if c not in table.header.columns)]
-            self._rows = {_identity(row): row for row in table.rows}
+            self._theirs = [(_identity(row), row) for row in table.rows]
+        else:
+            named_family(family.name, self._columns, name=str(path))  # else nobody could read it by its name
+        self._known = {identity for identity, _ in self._theirs}
 
     def add(self, solution: Solution, device: Device, *, err_ratio: float | None = None) -> None:
         """Put a solution in; one that its family's columns cannot say goes to left_out."""
@@ -55,24 +62,37 @@ class TunedTable:
             self.left_out[solution.problem] = None
             return
         row = self._new(solution, device, err_ratio)
-        self._rows[_identity(row)] = row
+        self._ours[_identity(row)] = row
 
     def _new(self, solution: Solution, device: Device, err_ratio: float | None = None) -> Row:
         texts = tuned_texts(solution, self.family, device)
         if err_ratio is not None:
             texts[_ratio_column(self.family)] = f"{err_ratio:.4f}"
-        return _row(texts, self.path.name, self.family)
+        return _row(texts, self.family)
 
     def holds(self, solution: Solution, device: Device) -> bool:
         """Whether there is a row for this solution's problem on this device."""
-        return family_of(solution.problem) is self.family and _identity(self._new(solution, device)) in self._rows
+        if family_of(solution.problem) is not self.family:
+            return False
+        wanted = _identity(self._new(solution, device))
+        return wanted in self._ours or wanted in self._known
 
     def write(self) -> None:
         """To the disk, whole or not at all. Raises TableError."""
-        rows = list(self._rows.values())
-        if self._sort:
-            rows.sort(key=_order)
-        write_file(self.path, self._columns, ([row[column] for column in self._columns] for row in rows))
+        rows: dict[int, Row] = {}  # each once, where the first it replaces stood
+        for identity, theirs in self._theirs:
+            row = self._ours.get(identity, theirs)
+            rows[id(row)] = row
+        rows |= {id(row): row for row in self._ours.values()}
+        ordered = sorted(rows.values(), key=_order) if self._sort else rows.values()
+        write_file(self.path, self._columns, map(self._cells, ordered))
+
+    def _cells(self, row: Row) -> Sequence[str]:
+        known = len(row.header.columns)
+        if list(row.header.columns) == self._columns[:known]:  # from this file: cells beyond its header stay beyond
+            more = [""] * (len(self._columns) - known) if len(row.cells) > known else []
+            return [*row.cells[:known], *more, *row.cells[known:]]
+        return [row[column] for column in self._columns]
 
 
 class Profile:
@@ -136,11 +156,11 @@ def _ratio_column(family: AiterFamily) -> str:
     return next(column for column in family.result if column.lower().replace("_", "") == "errratio")
 
 
-def _row(texts: dict[str, str], name: str, family: AiterFamily) -> Row:
+def _row(texts: dict[str, str], family: AiterFamily) -> Row:
     text = StringIO()
     write_lines(text, list(texts), [list(texts.values())])
     text.seek(0)
-    return read_lines(text, name=name, family=family.name).rows[0]
+    return read_lines(text, name=family.name, family=family.name).rows[0]
 
 
 def _identity(row: Row) -> Identity:
