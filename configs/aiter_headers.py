@@ -154,8 +154,8 @@ def family_of_columns(columns: Sequence[str]) -> str:
 def named_family(family: str, columns: Sequence[str], *, name: str) -> AiterFamily:
     """The family somebody says a table is of, unless its header or the file's name tells another.
 
-    AMD's guide's tables are of bf16.  Raises TableError: rows of another family read as these would be wrong shapes, and
-    written back they would have lost what they said.
+    AMD's guide's tables are of bf16.  Raises TableError: rows of another family read as these would be wrong
+    shapes, and written back they would have lost what they said.
     """
     if family not in FAMILIES:
         raise TableError(f"family {family!r} is not known, expected one of {', '.join(FAMILIES)}")

@@ -346,6 +346,34 @@ def test_other_tools_get_what_they_can_hold_and_the_rest_is_counted(
         assert "Validator,PT_VERSION,2.13" in Path(said["files"][0]["path"]).read_text()
 
 
+@pytest.mark.parametrize("format", ["aiter-csv", "triton-json", "tunableop", "inductor", "gemmtuned"])
+def test_an_export_replaces_what_it_wrote_and_nothing_of_others(
+    run: Run, store: Store, tmp_path: Path, format: str
+) -> None:
+    install(store, H200, made(DENSE, "torch", H200), made(DENSE.with_m(9), "triton", H200, config=tile()))
+    store.close()
+    out = tmp_path / "out"
+
+    def export(*more: str) -> tuple[int, Any]:
+        return run("export", "--format", format, "--out", str(out), *more)
+
+    _, said = export()
+    name = "manifest.json" if format == "gemmtuned" else Path(said["files"][0]["path"]).name
+    assert said["replaces"] == []
+    code, said = export()
+    assert code == 0 and str(out / name) in said["replaces"]
+
+    (out / name).write_text("{}")  # somebody's own
+    code, said = export("--dry-run")
+    assert code == 1 and str(out / name) in said["replaces"] and "--force" in said["stderr"]
+    with pytest.raises(AssertionError, match=rf"{name}.*--force"):  # nothing on stdout
+        export()
+    assert (out / name).read_text() == "{}"
+    assert export("--dry-run", "--force")[0] == 0 and (out / name).read_text() == "{}"
+    assert export("--force")[0] == 0 and (out / name).read_text() != "{}"
+    assert export()[0] == 0
+
+
 def test_a_host_runs_from_an_exported_folder_without_a_database_and_cannot_write_to_it(home: Home, run: Run) -> None:
     there = published(LINEAR, "torch_swap")
     from gemmtuned.configs.solution import cpu_device

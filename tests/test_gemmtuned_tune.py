@@ -227,7 +227,6 @@ def test_a_list_like_live_traffic_is_planned_by_its_padded_keys(home: Path) -> N
 
 def test_problems_go_to_the_device_they_are_for(monkeypatch: pytest.MonkeyPatch) -> None:
     from gemmtuned.commands.tune import _shares
-    from gemmtuned.configs.solution import Device, Solution
 
     class Monitor:
         def __init__(self, kind: str) -> None:

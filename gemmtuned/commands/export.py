@@ -17,9 +17,11 @@ from gemmtuned.configs.aiter_csv import write_file
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.formats import aiter, bundle, inductor, tunableop, vllm_moe
 from gemmtuned.configs.formats.aiter import Left
+from gemmtuned.configs.manifest import MANIFEST
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import Candidate, Device, Solution
-from gemmtuned.reports.render import Column, Report, Table, count, show
+from gemmtuned.reports.export_folder import ExportFolder
+from gemmtuned.reports.render import Column, Report, Table, complain, count, show
 from gemmtuned.reports.source import writer
 
 _COLUMNS: Final = (Column("path", "file", right=False), Column("rows", "rows", count))
@@ -114,6 +116,9 @@ def export(
             parser=choice(aiter.DEFAULTS), metavar="|".join(aiter.DEFAULTS), help="triton-json: default file."
         ),
     ] = "least-regret",
+    force: Annotated[
+        bool, typer.Option("--force", help="Also replace files that gemmtuned export did not write.")
+    ] = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -121,34 +126,37 @@ def export(
 
     `gemmtuned` is a folder that a host runs from without a database: GEMMTUNED_DISPATCH=1 GEMMTUNED_CONFIG_DIR=DIR.
     Solutions that a format cannot hold are left out and counted with the reason. Ends with 1 when there is nothing to
-    write. --default says how the file for all other sizes is derived: by what was measured, or as AITER does.
+    write, or when a file of that name is there that it did not write itself. --default says how the file for all other
+    sizes is derived: by what was measured, or as AITER does.
     """
     here = settings()
     source = _read(here, device)
     left = Left()
-    if to == bundle.FORMAT:
-        files = _bundle(source, left, out, dry_run=dry_run)
-    else:
-        written = _FORMATS[to](source, left, default)
-        if not dry_run and written:
-            _make(out)
-            for name, (_, write) in written.items():
-                write(out / name)
-        files = [{"path": str(out / name), "rows": rows} for name, (rows, _) in written.items()]
+    is_bundle = to == bundle.FORMAT
+    written = {} if is_bundle else _FORMATS[to](source, left, default)
+    names = [*written] if not is_bundle else [MANIFEST] if source.solutions else []
+    folder = ExportFolder(out)
+    taken, foreign = folder.taken(names), [] if force else folder.not_ours(names)
+    if foreign and not dry_run:
+        raise TableError(_not_ours(out, foreign))
+    files = _bundle(source, left, out, dry_run=dry_run) if is_bundle else _write(folder, written, dry_run=dry_run)
     why: dict[str, int] = {}
     for _, reason in left.out:
         why[reason] = why.get(reason, 0) + 1
     verb = "would be written" if dry_run else "written"
     rows = sum(file["rows"] for file in files)
     notes = [f"{rows} rows of {len(source.solutions)} solutions {verb}"] if files else []
+    notes += [f"{'would replace' if dry_run else 'replaced'} {out / name}" for name in taken]
     notes += [f"{number} left out: {reason}" for reason, number in why.items()]
     facts = {
-        "dry_run": dry_run, "format": to,
+        "dry_run": dry_run, "format": to, "replaces": [str(out / name) for name in taken],
         "left_out": [{**s.problem.row(), "backend": s.backend, "reason": reason} for s, reason in left.out],
     }  # fmt: skip
     empty = "Nothing to write: gemmtuned gains shows what there is."
     show(Report("export", [Table("files", _COLUMNS, files, empty=empty)], facts, notes=notes), as_json=as_json)
-    if not files:
+    if foreign:
+        complain(_not_ours(out, foreign))
+    if not files or foreign:
         raise typer.Exit(1)
 
 
@@ -174,6 +182,23 @@ def _bundle(source: _Source, left: Left, out: Path, *, dry_run: bool) -> list[di
     return [{"path": str(out / file.name), "rows": file.rows} for file in manifest.files]
 
 
+def _write(folder: ExportFolder, written: _Files, *, dry_run: bool) -> list[dict[str, Any]]:
+    if written and not dry_run:
+        folder.make()
+        for name, (_, write) in written.items():
+            write(folder.path / name)
+            folder.note(name)
+    return [{"path": str(folder.path / name), "rows": rows} for name, (rows, _) in written.items()]
+
+
+def _not_ours(out: Path, foreign: Sequence[str]) -> str:
+    more = f" and {len(foreign) - 1} others here" if len(foreign) > 1 else ""
+    return (
+        f"{out / foreign[0]}{more}: not as gemmtuned export wrote it, and would be lost. Name another folder with "
+        "--out, or replace it with --force"
+    )
+
+
 def _times(source: _Source) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
     """What every tile took that was tried: by architecture, bucket, shape and entry."""
     times: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
@@ -187,10 +212,3 @@ def _times(source: _Source) -> dict[str, dict[str, dict[str, dict[str, float]]]]
             key = json.dumps(entry, sort_keys=True)
             run[key] = min(run.get(key, trial["us"]), trial["us"])
     return times
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as err:
-        raise TableError(f"{folder}: cannot be made ({err.strerror or err})") from err
