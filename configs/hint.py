@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.solution import Candidate, Solution
+from gemmtuned.configs.solution import MAX_CONFIG, Candidate, Solution
 
 MAX_ROW: Final = 65_536  # characters of `row`
 
@@ -58,16 +58,18 @@ class Imported:
     rejected: int = 0
     reasons: list[str] = field(default_factory=list)
 
-    def add(self, line: int, row: Mapping[str, Any], **told: Any) -> None:
-        """Keep a row."""
+    def add(self, line: int, row: Mapping[str, Any], *, candidate: Candidate | None = None, **told: Any) -> None:
+        """Keep a row, or reject one that is longer than can be kept."""
         text = json.dumps(row, sort_keys=True, separators=(",", ":"))
-        if len(text) > MAX_ROW:
-            self.reject(f"{self.path} line {line}: {len(text)} characters, at most {MAX_ROW} are kept")
-            return
+        config = candidate.config if candidate else ""
+        for what, length, most in (("row", len(text), MAX_ROW), ("config", len(config), MAX_CONFIG)):
+            if length > most:
+                self.reject(f"{self.path} line {line}: a {what} of {length} characters, at most {most} are kept")
+                return
         self.hints.append(
             Hint(
                 format=self.format, family=self.family, kind=told.pop("kind", self.kind), source=self.path, line=line,
-                row=text, **told,
+                row=text, candidate=candidate, **told,
             )
         )  # fmt: skip
 

@@ -24,6 +24,7 @@ from gemmtuned.configs.problem import Problem
 MODES: Final = ("eager", "graph")
 DEFAULT_BACKEND: Final = "torch"  # the incumbent wherever nothing is published
 NAME: Final = re.compile(r"[A-Za-z0-9_.:+-]{1,200}")  # backend and kernel names: keys of a closed registry, never paths
+MAX_CONFIG: Final = 4096  # characters of a config
 STATES: Final = ("published", "default_best", "withdrawn", "pinned", "stale")
 LIVE_STATES: Final = ("published", "default_best", "pinned")  # states that count as a verdict
 
@@ -39,8 +40,8 @@ class Candidate:
         return self.backend if self.config == "{}" else f"{self.backend} {self.config}"
 
     @classmethod
-    def of(cls, backend: str, **config: int | str | bool) -> Candidate:
-        """Candidate with its config in canonical form."""
+    def of(cls, backend: str, /, **config: int | str | bool) -> Candidate:
+        """Candidate with its config in canonical form; its names may be any, `backend` too."""
         return cls(backend, json.dumps(config, sort_keys=True, separators=(",", ":")))
 
 

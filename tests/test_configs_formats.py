@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import tracemalloc
 from dataclasses import replace
@@ -211,6 +212,25 @@ def test_tiles_of_vllms_mixtures_are_kept_as_they_stand(tmp_path: Path) -> None:
     assert row["triton"] == "3.4"
     assert found.hints[0].problem is None  # neither width nor top-k is told
     assert found.hints[0].candidate == Candidate.of("vllm_moe", **tile)
+
+
+def test_an_entry_may_have_any_parameter_but_not_more_than_can_be_kept(tmp_path: Path) -> None:
+    odd = {**VLLM, "backend": "x", "cls": 1}
+    (tmp_path / "moe.json").write_text(json.dumps({"1": odd, "2": {**VLLM, "long": "x" * 4096}}))
+    key = "((torch.float16, [2, 1, 2], [2, 2, 1]), (torch.float16, [2, 2, 3], [6, 3, 1]))+bmm"
+    entry = {"template_id": "triton::bmm", "backend": "x", "cls": 1}
+    (tmp_path / "inductor.json").write_text(json.dumps({key: [entry]}))
+    (tmp_path / "t.csv").write_text(f"GemmTunableOp_float_NT,nt_8_8_8,Gemm_{'a' * 300}_1,0.5\n")
+
+    moe, inductor, tunable = (read_any(tmp_path / name) for name in ("moe.json", "inductor.json", "t.csv"))
+
+    assert [json.loads(one.hints[0].candidate.config) for one in (moe, inductor) if one.hints[0].candidate] == [
+        odd,
+        entry,
+    ]
+    assert (len(moe.hints), moe.rejected) == (1, 1)
+    assert re.fullmatch(r".*moe.json line 2: a config of 4\d+ characters, at most 4096 are kept", moe.reasons[0])
+    assert tunable.hints[0].candidate is None  # a library of 300 letters is none
 
 
 def test_sglangs_folder_names_the_triton_that_was_tuned_with(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def _candidate(solution: str) -> Candidate | None:
     """`Gemm_Hipblaslt_1219`, `Gemm_Rocblas_-621294427`: the library, and its own name of the kernel."""
     if solution == "Default":
         return Candidate(DEFAULT_BACKEND)
-    library = re.match(r"Gemm_([A-Za-z]+)_", solution)
+    library = re.match(r"Gemm_([A-Za-z]{1,40})_", solution)
     return Candidate.of(library[1].lower(), solution=solution[:200]) if library else None
 
 
