@@ -14,6 +14,7 @@ from gemmtuned.db.leases import Leases, Work
 from gemmtuned.db.rows import plain, rest, rows, us
 
 MAX_SEEDS: Final = 8  # tried beside our own candidates, which are 5 to 30
+MAX_SOURCE: Final = 4096  # characters of a file's name
 _INSERT: Final = """
 INSERT INTO hint (problem_id, format, family, kind, backend, config, arch, units, us, source, line, text, imported_us)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
@@ -38,6 +39,7 @@ class Hints(Leases):
     def add_hints(self, hints: Sequence[Hint], *, source: str, now_s: float) -> int:
         """Keep the rows of one file in place of those it had when it was imported before. Returns how many."""
         now_us = us(now_s)
+        source = source.encode(errors="backslashreplace").decode()[-MAX_SOURCE:]  # a file's name need not be UTF-8
 
         def work(conn: sqlite3.Connection) -> int:
             conn.execute("DELETE FROM hint WHERE source = ?", (source,))

@@ -128,15 +128,27 @@ def test_bad_rows_stop_an_import_unless_they_are_skipped(run: Run, tmp_path: Pat
     assert len(queries.frame(tmp_path / "home/tune.db", "hints")) == 1
 
 
-def test_a_file_that_cannot_be_read_is_named_and_nothing_is_kept(run: Run, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_named_and_costs_that_file_alone(run: Run, tmp_path: Path) -> None:
     (tmp_path / "garbage.csv").write_bytes(b"\0\1\2" * 100)
     good = str(DATA / "configs/bf16_tuned_gemm.csv")
 
     code, said = run("import", str(tmp_path / "garbage.csv"), str(tmp_path / "gone.csv"), good)
 
-    assert (code, said["kept"]) == (1, False)
+    assert (code, said["kept"]) == (1, True)
+    assert len(queries.frame(tmp_path / "home/tune.db", "hints")) == 232
     assert [(row["rows"], bool(row["reasons"])) for row in said["files"]] == [(232, False), (0, True), (0, True)]
     assert "gone.csv" in said["stderr"]
+
+
+def test_a_file_whose_name_is_not_utf_8_is_imported_and_imported_again(run: Run, tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path) + b"/caf\xe9_bf16.csv"
+    Path(os.fsdecode(path)).write_text("M,N,K\n8,64,64\n")
+
+    for _ in range(2):
+        assert run("import", os.fsdecode(path), "--threads", "2")[0] == 0
+
+    (row,) = queries.ask(tmp_path / "home/tune.db", "SELECT source FROM hints")
+    assert row["source"] == f"{tmp_path}/caf\\udce9_bf16.csv"
 
 
 def test_without_a_file_those_of_aiters_variables_are_imported_by_their_family(run: Run, tmp_path: Path) -> None:

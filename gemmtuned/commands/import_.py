@@ -58,7 +58,8 @@ def import_(
     AITER's tables (tuned and untuned, every family) and Triton tile files, TunableOp results, vLLM's and SGLang's
     mixture-of-experts configs, Inductor lookup tables, and folders of gemmtuned's own. What they name as best was
     measured elsewhere: it is tried first when its problem is tuned here, and never run before. Importing a file again
-    replaces its rows. Ends with 1 when a file or a row is bad, unless --skip-bad-rows.
+    replaces its rows. A file that cannot be read costs that file; a bad row stops all, unless --skip-bad-rows. Ends
+    with 1 in both cases.
     """
     here = settings()
     wanted = [(path, family) for path in file or ()]
@@ -74,7 +75,7 @@ def import_(
         except TableError as err:  # noqa: PERF203  one bad file costs that file
             unread.append(_row(Imported(path=str(path), format="", family="", kind=""), [str(err)]))
     bad = sum(one.rejected for one in found)
-    keep = not dry_run and not unread and (skip_bad_rows or not bad)
+    keep = not dry_run and bool(found) and (skip_bad_rows or not bad)
     queued = _keep(found, here, queue=queue, threads=default_threads() if threads is None else threads) if keep else 0
     used, refused = _use(found, here) if keep and use else (0, {})
     rows = [_row(one, one.reasons) for one in found]
