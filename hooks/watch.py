@@ -28,6 +28,7 @@ SETTLE_S: Final = 0.05  # a publish is several renames; wait until it is quiet f
 SETTLED_S: Final = 0.5  # but no longer than this
 POLL_S: Final = 5.0
 BLIND_POLL_S: Final = 0.5  # while there are no events: no folder yet, or no observer to be had
+READS: Final = ("opened", "closed_no_write")  # our own look at a file must not make us look again
 MIN_GAP_S: Final = 0.5  # reloads closer than this are taken together: parsing holds the interpreter lock
 
 _subscribers: list[Callable[[int], None]] = []
@@ -183,12 +184,14 @@ class Watcher:
             class SetFlag(FileSystemEventHandler):
                 def on_any_event(self, event: FileSystemEvent) -> None:
                     # the manifest is renamed into place, or the folder itself goes
-                    if event.event_type in ("moved", "deleted") or str(event.src_path).endswith(MANIFEST):
+                    kind = event.event_type
+                    if kind in ("moved", "deleted") or (kind not in READS and str(event.src_path).endswith(MANIFEST)):
                         changed.set()
 
             class SetFlagFor(FileSystemEventHandler):
                 def on_any_event(self, event: FileSystemEvent) -> None:
-                    if not files.isdisjoint((str(event.src_path), str(event.dest_path))):
+                    here = (str(event.src_path), str(event.dest_path))
+                    if event.event_type not in READS and not files.isdisjoint(here):
                         changed.set()
 
             changed, files = self._changed, self._files

@@ -161,11 +161,12 @@ class Program:
     def __init__(self, folder: Path) -> None:
         self.loader = Loader(folder)
         self.generation = 0
-        self.loads = 0
+        self.loads = self.looks = 0
         self.rows: list[Solution] = []
         self.watcher = Watcher(folder, self.reload, automatic=True)
 
     def reload(self) -> int | None:
+        self.looks += 1
         loaded = self.loader.load(newer_than=self.generation)
         if loaded is None:
             return None
@@ -196,6 +197,18 @@ def test_a_publish_is_in_use_within_a_second(running: Program) -> None:
     for generation in (1, 2, 3):
         publish(running.loader.folder, ROWS[:generation], generation)
         running.reaches(generation)
+
+
+def test_looking_at_the_tables_is_no_reason_to_look_again(running: Program) -> None:
+    """Reading a file is an event, too: the watcher once woke itself ten times a second for ever."""
+    watched(running)
+    publish(running.loader.folder, ROWS, 1)
+    running.reaches(1)
+    time.sleep(1.2)  # what the publish itself brings
+
+    before = running.looks
+    time.sleep(1.5)
+    assert running.looks - before <= 1  # the poll
 
 
 def test_a_first_publish_that_makes_the_folder_is_in_use_within_a_second(tmp_path: Path) -> None:
