@@ -10,6 +10,7 @@ not have fails to import, as it should.  A real AITER is never shadowed.
 from __future__ import annotations
 
 import sys
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, Final
@@ -39,8 +40,11 @@ def install() -> None:
         setattr(module, _MARK, True)
         for member, value in members.items():
             setattr(module, member, value)
-        if any(other.startswith(f"{name}.") for other in _modules()):
+        is_package = any(other.startswith(f"{name}.") for other in _modules())
+        if is_package:
             module.__path__ = []
+        # without a spec importlib.util.find_spec raises; without an origin it is nobody's AITER (ops/aiter_calls.py)
+        module.__spec__ = ModuleSpec(name, None, is_package=is_package)
         sys.modules[name] = module
         parent, _, last = name.rpartition(".")
         if parent:
@@ -62,12 +66,17 @@ def _modules() -> dict[str, dict[str, Any]]:
     """Our modules by AITER's names, parents first, with what each holds."""
     from gemmtuned.ops import TunedGemm, gemm_a16w16, gemm_a16w16_atomic, shuffle_weight, tgemm, triton_gemm_a16w16
 
+    plain, atomic = {"gemm_a16w16": triton_gemm_a16w16}, {"gemm_a16w16_atomic": gemm_a16w16_atomic}
     return {
         "aiter": {"gemm_a16w16": gemm_a16w16},
         "aiter.tuned_gemm": {"TunedGemm": TunedGemm, "gemm_a16w16": gemm_a16w16, "tgemm": tgemm},
         "aiter.ops": {},
         "aiter.ops.shuffle": {"shuffle_weight": shuffle_weight},
         "aiter.ops.triton": {},
-        "aiter.ops.triton.gemm_a16w16": {"gemm_a16w16": triton_gemm_a16w16},
-        "aiter.ops.triton.gemm_a16w16_atomic": {"gemm_a16w16_atomic": gemm_a16w16_atomic},
+        "aiter.ops.triton.gemm_a16w16": plain,
+        "aiter.ops.triton.gemm_a16w16_atomic": atomic,
+        "aiter.ops.triton.gemm": {},
+        "aiter.ops.triton.gemm.basic": {},
+        "aiter.ops.triton.gemm.basic.gemm_a16w16": plain,
+        "aiter.ops.triton.gemm.basic.gemm_a16w16_atomic": atomic,
     }

@@ -20,7 +20,7 @@ from gemmtuned.configs.aiter_rows import columns_for, tuned_texts
 from gemmtuned.configs.errors import GemmtunedError, TableError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Solution, cpu_device
-from gemmtuned.ops import TunedGemm, gemm_a16w16, gemm_a16w16_atomic, shuffle_weight, tgemm
+from gemmtuned.ops import TunedGemm, gemm_a16w16, gemm_a16w16_atomic, shuffle_weight, tgemm, triton_gemm_a16w16
 from gemmtuned.ops.stock_gemm import as_weight
 
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}  # some units in the last place
@@ -132,6 +132,14 @@ def test_the_atomic_op_writes_where_it_is_told() -> None:
         gemm_a16w16_atomic(x, w, y=torch.empty(5, 31, dtype=torch.bfloat16))
     with pytest.raises(GemmtunedError, match="expected"):
         gemm_a16w16_atomic(x, w.t())
+
+
+@pytest.mark.parametrize("asked", [{"activation": "silu"}, {"skip_reduce": True}])
+def test_what_aiters_triton_op_does_beyond_the_product_is_refused(asked: dict[str, Any]) -> None:
+    x, w = torch.ones(2, 8).bfloat16(), torch.ones(4, 8).bfloat16()
+
+    with pytest.raises(GemmtunedError, match=f"{next(iter(asked))}.*not done here"):
+        triton_gemm_a16w16(x, w, **asked)
 
 
 def test_gradients_pass() -> None:
@@ -338,10 +346,18 @@ from aiter.tuned_gemm import TunedGemm, gemm_a16w16, tgemm
 from aiter.ops.shuffle import shuffle_weight
 from aiter.ops.triton.gemm_a16w16 import gemm_a16w16 as triton_gemm
 from aiter.ops.triton.gemm_a16w16_atomic import gemm_a16w16_atomic
+import aiter.ops.triton.gemm.basic.gemm_a16w16 as newer
+from aiter.ops.triton.gemm.basic.gemm_a16w16_atomic import gemm_a16w16_atomic as newer_atomic
+from importlib.util import find_spec
+from gemmtuned.ops.aiter_calls import is_installed
+torch.version.hip = "6.4"
+assert find_spec("aiter") is not None and find_spec("aiter.ops.triton.gemm_a16w16") is not None
+assert find_spec("aiter.fused_moe") is None and not is_installed()
 x, w = torch.randn(3, 32).bfloat16(), torch.randn(16, 32).bfloat16()
 wanted = torch.nn.functional.linear(x, w)
 for y in (gemm_a16w16(x, w), tgemm.mm(x, w), aiter.tuned_gemm.tgemm.mm(x, w), triton_gemm(x, w),
-          gemm_a16w16_atomic(x, w), gemm_a16w16(x, shuffle_weight(w))):
+          gemm_a16w16_atomic(x, w), gemm_a16w16(x, shuffle_weight(w)), newer_atomic(x, w),
+          newer.gemm_a16w16(x, w, None, activation=None, skip_reduce=False, kernel_type=None, backend=None)):
     assert torch.equal(y, wanted)
 try:
     from aiter.ops import moe

@@ -77,8 +77,19 @@ def triton_gemm_a16w16(
     dtype: torch.dtype = torch.bfloat16,
     y: Tensor | None = None,
     config: dict[str, Any] | None = None,
+    activation: str | None = None,
+    skip_reduce: bool = False,
+    kernel_type: str | None = None,
+    backend: str | None = None,
 ) -> Tensor:
-    """AITER's Triton op `gemm_a16w16`: as the atomic one, with a bias [N]. Ours chooses its kernel itself."""
+    """AITER's Triton op `gemm_a16w16`: as the atomic one, with a bias [N].
+
+    config, kernel_type, backend choose among AITER's kernels: taken and not used, ours chooses itself.  Raises
+    GemmtunedError for an activation, and for skip_reduce, which asks for the parts of a split that has not happened.
+    """
+    if activation is not None or skip_reduce:
+        asked = "skip_reduce" if skip_reduce else f"activation={activation!r}"
+        raise GemmtunedError(f"{asked} is not done here: leave it out, and apply an activation to the result")
     return _into(y, tgemm.gemm_a16w16(x, w, bias, dtype))
 
 
