@@ -181,6 +181,18 @@ def write_file(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]]
         raise TableError(f"{path}: cannot be written ({err.strerror or err})") from err
 
 
+def require_writable(path: Path) -> None:
+    """Raise TableError where write_file would, before there is anything to lose."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(None, "is a folder")
+        temporary.touch()
+        temporary.unlink()
+    except OSError as err:
+        raise TableError(f"{path}: cannot be written ({err.strerror or err})") from err
+
+
 def write_lines(file: TextIO, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Header and rows as CSV, lines ended as AITER ends them."""
     writer = csv.writer(file, lineterminator="\n")

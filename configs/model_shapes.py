@@ -29,8 +29,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The model's config.json; `folder` may be the file itself. Raises ProblemError that names the file."""
     path = folder / "config.json" if folder.is_dir() else folder
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as err:
+        config = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as err:
         raise ProblemError(f"{path}: not a model's config.json ({err})") from err
     if not isinstance(config, dict):
         raise ProblemError(f"{path}: not a model's config.json: it holds no object")
@@ -38,9 +38,12 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def dtype_of(config: Mapping[str, Any]) -> str:
-    """torch's name of the dtype the model was saved in, or "" when its config does not say."""
-    told = config.get("dtype") or config.get("torch_dtype") or _text(config).get("dtype") or ""
-    return str(told).removeprefix("torch.")
+    """torch's name of the dtype the model was saved in, or "" when its config does not say, or says "auto"."""
+    for part in (config, _text(config)):
+        for told in (part.get("dtype"), part.get("torch_dtype")):
+            if told and told != "auto":
+                return str(told).removeprefix("torch.")
+    return ""
 
 
 def modules(config: Mapping[str, Any]) -> list[Weight]:

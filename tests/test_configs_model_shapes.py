@@ -209,6 +209,13 @@ def test_what_cannot_be_derived_is_named(config: dict[str, Any], how: dict[str, 
         shapes(config, **how)
 
 
+def test_a_config_may_begin_with_a_byte_order_mark_and_leave_the_dtype_to_the_weights(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"torch_dtype": "auto"}), encoding="utf-8-sig")
+
+    assert dtype_of(read_config(tmp_path)) == ""
+    assert dtype_of({"torch_dtype": "auto", "text_config": {"torch_dtype": "torch.float16"}}) == "float16"
+
+
 def test_a_config_is_read_from_the_model_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"text_config": {**LLAMA_70B}, "vision_config": {}}))
 

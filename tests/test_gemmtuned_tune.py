@@ -240,14 +240,44 @@ def test_problems_go_to_the_device_they_are_for(monkeypatch: pytest.MonkeyPatch)
     assert _shares([cpu], [on_gpu, on_cpu], None) == [([cpu], [on_gpu, on_cpu])]
 
 
-def test_a_table_that_cannot_be_written_is_told_and_ends_with_1(
-    typed: Callable[..., tuple[Request, dict[str, Any]]], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("flag", ["-o", "-o2"])
+def test_a_table_that_cannot_be_written_is_told_before_anything_is_tuned(
+    flag: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("gemmtuned.daemon.main.tune_now", None)
+    for file in ("nowhere/t.csv", "home.csv/t.csv"):
+        (home / "home.csv").touch()
+        with pytest.raises(SystemExit) as end:
+            build()(["tune", "fp32:8x64x64", flag, file], prog_name="gemmtuned")
+
+        assert end.value.code == 1
+        assert f"{file}: cannot be written" in capsys.readouterr().err
+    assert sorted(home.iterdir()) == [home / "home.csv"]
+
+
+def test_what_cannot_be_read_is_named_and_no_traceback(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    deep = home / "deep"
+    deep.mkdir()
+    (deep / "config.json").write_text('{"a":' * 100_000)
+    for args, said in (
+        (("--run_config", "nofile.csv"), "nofile.csv: cannot be read"),
+        (("--run_config", "-o", "nofile.csv"), "nofile.csv: cannot be read"),
+        (("bf16:8x8x8", "--run_config", "nofile.csv"), "nofile.csv: cannot be read"),
+        (("--model-dir", "deep"), "deep/config.json: not a model's config.json"),
+    ):
+        with pytest.raises(SystemExit) as end:
+            build()(["tune", *args], prog_name="gemmtuned")
+        assert end.value.code in (1, 2) and said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("args", [["--batch", "--all"], ["--blockPerCu", "-v"], ["--batch"], ["--batch", "bf16:8x8x8"]])
+def test_a_flag_of_aiters_does_not_take_the_next_one_for_its_value(
+    args: list[str], home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
-        build()(["tune", "fp32:8x64x64", "-o", "nowhere/t.csv"], prog_name="gemmtuned")
+        build()(["tune", *args], prog_name="gemmtuned")
 
-    assert end.value.code == 1
-    assert "nowhere/t.csv: cannot be written" in capsys.readouterr().err
+    assert end.value.code == 2 and f"{args[0]} needs a number" in capsys.readouterr().err
 
 
 BF16 = "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
+import typer
 from typer.core import TyperCommand
 
 # After underscores have become dashes. Sources: AITER's base_tuner, gradlib, the tuners under csrc, the Triton scripts
@@ -41,7 +42,7 @@ META: Final = "gemmtuned.aiter_flags"
 
 
 def translate(args: list[str]) -> tuple[list[str], list[str]]:
-    """(arguments in our spelling, a line for each flag that has no effect)."""
+    """(arguments in our spelling, a line for each flag that has no effect). A usage error where a value is missing."""
     found: list[str] = []
     said: list[str] = []
     rest = list(args)
@@ -60,7 +61,9 @@ def translate(args: list[str]) -> tuple[list[str], list[str]]:
             continue
         if flag in NO_EFFECT:
             values, why = NO_EFFECT[flag]
-            if values and not equals and rest:
+            if values and not equals:
+                if not rest or not rest[0].isdigit():  # else it would take the next flag for its value
+                    raise typer.BadParameter(f"{given} needs a number")
                 rest.pop(0)
             said.append(f"{given} has no effect: {why}")
         elif flag == "--run-config" and not equals:  # argparse takes its file or leaves it

@@ -13,7 +13,7 @@ import typer
 
 from gemmtuned.commands.tune_options import dtype as dtype_name
 from gemmtuned.commands.tune_options import sizes
-from gemmtuned.configs.errors import ProblemError
+from gemmtuned.configs.errors import ProblemError, TableError
 from gemmtuned.configs.model_shapes import NSETS, dtype_of, problems, read_config, shapes
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import Problem, as_by_default
@@ -72,9 +72,15 @@ class Defaults:
 
 
 def from_file(file: Path, defaults: Defaults, *, skip: bool) -> list[Problem]:
-    """The problems of a file. Raises ProblemError for its first bad row unless bad rows are skipped."""
+    """The problems of a file.
+
+    Raises TableError when it cannot be read, ProblemError for its first bad row unless bad rows are skipped.
+    """
     stdin = str(file) == "-"
-    text = sys.stdin.read() if stdin else file.read_text(encoding="utf-8-sig", errors="replace")
+    try:
+        text = sys.stdin.read() if stdin else file.read_text(encoding="utf-8-sig", errors="replace")
+    except OSError as err:
+        raise TableError(f"{file}: cannot be read ({err.strerror or err})") from err
     name = "stdin" if stdin else file.name
     found = read_list(
         text.splitlines(), name=name, dtype=defaults.dtype or "bf16", threads=defaults.threads, gpu=defaults.gpu

@@ -12,7 +12,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gemmtuned.configs.aiter_csv import Row, read_file, read_lines, write_file, write_lines
+from gemmtuned.configs.aiter_csv import Row, read_file, read_lines, require_writable, write_file, write_lines
 from gemmtuned.configs.aiter_headers import FAMILIES, AiterFamily, named_family
 from gemmtuned.configs.aiter_rows import (
     candidate_texts,
@@ -35,7 +35,10 @@ Identity = tuple[Any, ...]
 
 
 class TunedTable:
-    """One tuned table of one family. Raises TableError for a file that is none, or of another family."""
+    """One tuned table of one family.
+
+    Raises TableError for a file that is none, is of another family, or cannot be written.
+    """
 
     def __init__(self, path: Path, family: AiterFamily, *, sort: bool = False) -> None:
         self.path, self.family = path, family
@@ -54,6 +57,7 @@ class TunedTable:
             self._theirs = [(_identity(row), row) for row in table.rows]
         else:
             named_family(family.name, self._columns, name=str(path))  # else nobody could read it by its name
+        require_writable(path)
         self._known = {identity for identity, _ in self._theirs}
 
     def add(self, solution: Solution, device: Device, *, err_ratio: float | None = None) -> None:
@@ -96,10 +100,15 @@ class TunedTable:
 
 
 class Profile:
-    """Every candidate of a run, one row each: its last time, error ratio, how far it came and what became of it."""
+    """Every candidate of a run, one row each: its last time, error ratio, how far it came and what became of it.
+
+    Raises TableError for a file that cannot be written.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
+        if path is not None:
+            require_writable(path)
         self._trials: dict[tuple[Device, Problem, Candidate], dict[str, Any]] = {}
 
     def add(self, trial: Trial, device: Device) -> None:
