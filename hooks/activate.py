@@ -82,7 +82,11 @@ class Hook:
         self.op_counts = OpCounts()
         self.user_tables = UserLoader((*settings.tables, *_tables))
         self.selections = (
-            Selections(settings.config_dir, lambda solution: self.user_tables.solutions_file(solution))
+            Selections(
+                settings.config_dir,
+                lambda solution: self.user_tables.solutions_file(solution),
+                waits=settings.reload != "manual",
+            )
             if settings.log_tuned
             else None
         )
@@ -225,6 +229,8 @@ class Hook:
         """Last flush; both threads end."""
         self.watcher.stop()
         self.flusher.stop()
+        if self.selections is not None:
+            self.selections.finish()
         self.probation.leave()
 
     def after_fork(self) -> None:
@@ -341,6 +347,8 @@ class Hook:
             self._check_users()  # takes seconds: nobody waits for it
             with self._swap:
                 generation = self.use(*(self._solutions or (self.table.generation, [])))
+        if self.selections is not None:
+            self.selections.loaded()
         return generation
 
     def add_table(self, table: UserTables) -> None:

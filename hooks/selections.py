@@ -25,12 +25,16 @@ log = logging.getLogger("gemmtuned.tuned_config")
 class Selections:
     """Says what runs for a problem when it is first called, and again when that changes.
 
-    file_of: the table that a solution came in; folder: the published ones.
+    file_of: the table that a solution came in; folder: the published ones.  waits: tables will be loaded, and `loaded`
+    be called then.  A miss of before is no news where the tables have the problem: it is held back until they are
+    there, and told at the end if it was never called again.
     """
 
-    def __init__(self, folder: Path, file_of: Callable[[Solution], Path | None]) -> None:
+    def __init__(self, folder: Path, file_of: Callable[[Solution], Path | None], *, waits: bool = False) -> None:
         self._folder, self._file_of = folder, file_of
-        self._told: dict[tuple[object, ...], Solution | None] = {}
+        self._told: dict[_Key, Solution | None] = {}
+        self._held: dict[_Key, tuple[Sighting, Device]] = {}
+        self._waits, self._loaded = waits, not waits
         if not log.handlers:  # as AITER does: its own lines, whatever the program does with logging
             handler = _Stderr()
             handler.setFormatter(logging.Formatter("[gemmtuned] %(message)s"))
@@ -40,12 +44,33 @@ class Selections:
 
     def note(self, sighting: Sighting, table: Table, device: Device) -> None:
         """Tell of this sighting's selection, unless told before; a hit that is gone since the call is not told."""
-        key = (sighting.problem, sighting.graph, sighting.place)
-        outcome, solution = table.find(sighting.problem, "graph" if sighting.graph else "eager", sighting.place)
-        if sighting.outcome == "miss":
-            solution = None  # by now there may be a table
-        elif outcome != sighting.outcome:
-            return
+        if self._waits and self._loaded:
+            self._waits = False
+            self._tell_held(lambda held: _find(table, held)[1] is None)
+        outcome, solution = _find(table, sighting)
+        if sighting.outcome == "miss" and (self._waits or solution is not None):
+            if len(self._held) < MAX_TOLD:
+                self._held.setdefault(_key(sighting), (sighting, device))
+        elif outcome == sighting.outcome:
+            self._held.pop(_key(sighting), None)
+            self._tell(sighting, solution, device)
+
+    def loaded(self) -> None:
+        """The tables that were there at the start are in use now. Called by another thread than `note`."""
+        self._loaded = True
+
+    def finish(self) -> None:
+        """The process ends: what ran by default and was not called again since is told."""
+        self._tell_held(lambda held: True)
+
+    def _tell_held(self, wanted: Callable[[Sighting], bool]) -> None:
+        for key, (sighting, device) in list(self._held.items()):
+            if wanted(sighting):
+                del self._held[key]
+                self._tell(sighting, None, device)
+
+    def _tell(self, sighting: Sighting, solution: Solution | None, device: Device) -> None:
+        key = _key(sighting)
         if key in self._told and self._told[key] == solution:
             return
         if len(self._told) < MAX_TOLD or key in self._told:
@@ -66,6 +91,17 @@ class Selections:
             f"{shape} found padded_M: {m}, N:{p.n}, K:{p.k} is tuned on cu_num = {device.units} in {file}, "
             f"libtype is {solution.backend}, kernel name is {'' if solution.config == '{}' else solution.config}"
         )
+
+
+_Key = tuple[object, ...]
+
+
+def _key(sighting: Sighting) -> _Key:
+    return sighting.problem, sighting.graph, sighting.place
+
+
+def _find(table: Table, sighting: Sighting) -> tuple[str, Solution | None]:
+    return table.find(sighting.problem, "graph" if sighting.graph else "eager", sighting.place)
 
 
 class _Stderr(logging.StreamHandler[TextIO]):

@@ -36,6 +36,7 @@ class UserLoader:
         self.files = tuple(dict.fromkeys(path for table in tables for path in table.paths))
         self.solutions: dict[Solution, Path] = {}
         self.seeds: Counter[str] = Counter()
+        self.taken: frozenset[Solution] = frozenset()  # what is in use of them, as `usable` said last
         self._signatures: dict[Path, Signature] | None = None
         self._told: set[str] = set()
 
@@ -52,8 +53,8 @@ class UserLoader:
         return True
 
     def solutions_file(self, solution: Solution) -> Path | None:
-        """The file whose row carries this solution."""
-        return self.solutions.get(solution)
+        """The file whose row brought this solution into use; None when a published table has an equal one."""
+        return self.solutions.get(solution) if solution in self.taken else None
 
     def _read(self, user: UserTables, path: Path) -> None:
         try:
@@ -95,6 +96,7 @@ def usable(
             refused[reason] += 1
         else:
             taken.append(solution)
+    loader.taken = frozenset(taken)
     return taken, refused
 
 

@@ -18,7 +18,7 @@ from gemmtuned.configs.aiter_rows import columns_for, tuned_texts
 from gemmtuned.configs.settings import Settings, UserTables
 from gemmtuned.configs.sighting import Sighting
 from gemmtuned.configs.solution import Environment, Solution, cpu_device
-from gemmtuned.hooks.dispatch import build_table
+from gemmtuned.hooks.dispatch import Table, build_table
 from gemmtuned.hooks.selections import Selections
 from gemmtuned.hooks.user_tables import UserLoader, spot_checks, usable
 from gemmtuned.hooks.watch import Watcher
@@ -124,12 +124,50 @@ def test_a_selection_is_told_once_and_again_when_it_changes(tmp_path: Path, caps
     empty, full = (build_table(rows, {"cpu": environment}, generation=1, failed=frozenset()) for rows in ([], [there]))
     told = Selections(tmp_path, lambda solution: None)
 
-    for outcome, table in (("miss", full), ("miss", full), ("exact", full), ("exact", full), ("exact", empty)):
+    for outcome, table in (("miss", empty), ("miss", empty), ("exact", full), ("exact", full), ("exact", empty)):
         told.note(Sighting(LINEAR, outcome, 1), table, cpu_device())
+    told.finish()
 
     lines = capsys.readouterr().err.splitlines()
     assert ["not found tuned config" in line for line in lines] == [True, False]
     assert "is tuned on cu_num" in lines[1]
+
+
+def test_a_miss_of_before_the_tables_were_there_is_told_when_they_lack_it_or_at_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment = Environment(cpu_device(), {"torch_swap": "1"})
+    rows = [replace(published(LINEAR.with_m(m), "torch_swap"), stamp="1") for m in (1, 2, 3)]
+    none, full = (build_table(r, {"cpu": environment}, generation=1, failed=frozenset()) for r in ([], rows))
+    told = Selections(tmp_path, lambda solution: None, waits=True)
+
+    def note(m: int, outcome: str, table: Table) -> list[tuple[str, bool]]:
+        told.note(Sighting(LINEAR.with_m(m), outcome, 1), table, cpu_device())
+        return said()
+
+    def said() -> list[tuple[str, bool]]:
+        lines = capsys.readouterr().err.splitlines()
+        return [(line.partition(",")[0][-1], "not found" not in line) for line in lines]
+
+    assert [note(m, "miss", none) for m in (1, 2, 9)] == [[], [], []]
+    told.loaded()
+    assert note(3, "miss", full) == [("9", False)]  # 3 was counted before the table came, and drained after
+    assert note(8, "miss", full) == [("8", False)]
+    assert note(1, "exact", full) == [("1", True)]
+    told.finish()
+    assert sorted(said()) == [("2", False), ("3", False)]
+
+
+def test_the_file_named_is_the_one_that_brought_the_solution_into_use(tmp_path: Path) -> None:
+    exported = published(LINEAR, "torch_swap")
+    path = write(tmp_path / "t.csv", [exported])
+    user = loader(path)
+    user.load()
+
+    usable(user, [], check=fine)
+    assert user.solutions_file(exported) == path
+    usable(user, [exported], check=fine)  # published here meanwhile, and the same
+    assert user.solutions_file(exported) is None
 
 
 def test_one_of_several_ranks_uses_published_tables_alone(home: Home) -> None:
