@@ -2,7 +2,7 @@
 
 AITER merges into a file in /tmp, rewrites the sources when they hold a shape twice, and then refuses to start.  Here
 the sources are only read: of rows with equal keys the one of the lowest valid time wins, and of equal times the first.
-A row whose time is 0, negative or infinite is AITER's mark for "not measured" and never wins, not even alone.
+A row whose time is 0, negative, infinite, nan or empty was not measured and never wins, not even alone.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class TunedTable:
 
     def _add(self, row: Row) -> None:
         us = time_of(row)
-        if us is None and row.us is not None:
+        if us is None and "us" in row.header.at:  # 0 or less, infinite, nan or empty: not measured
             self.without_time += 1
             return
         key = (gfx_of(row, here=self._here), units_of(row), *self._key(row))

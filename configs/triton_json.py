@@ -55,15 +55,23 @@ class TileFile:
 
 def read_file(path: Path) -> TileFile:
     """Read a tile file; what its name does not tell (nested defaults) its folders do. Raises TableError."""
+    pairs: list[tuple[str, Any]] = []  # of the object read last, which is the whole: JSON keeps one of equal keys
+
+    def noted(found: list[tuple[str, Any]]) -> dict[str, Any]:
+        pairs[:] = found
+        return dict(found)
+
     try:
         with open_text(path, limit=MAX_BYTES) as file:
-            raw = json.load(file)
+            raw = json.load(file, object_pairs_hook=noted)
     except (OSError, ValueError, RecursionError) as err:
         raise TableError(f"{path}: not a tile file ({err})") from err
     if not is_tiles(raw):
         raise TableError(f"{path}: not a tile file: expected keys M_LEQ_<x>, M_GEQ_<x>, any or small ... xlarge")
     arch, name, sizes = _told_by(path)
     found = TileFile(path, arch, name, sizes)
+    for key, count in Counter(key for key, _ in pairs).items():
+        found.complaints += [f"{path} entry {key[:40]!r}: stands {count} times, the last is taken"] * (count - 1)
     for key, config in raw.items():
         wrong = _fault(key, config)
         if wrong:
@@ -87,12 +95,17 @@ def kernel_files(configs: Path, *, arch: str, name: str) -> list[TileFile]:
     folder = name.lower().replace("-", "_")
     for place in (configs / arch / backend / "gemm" / folder for backend in ("triton", "gluon")):
         if (place / "DEFAULT.json").is_file():
-            return [read_file(place / "DEFAULT.json"), *map(read_file, sorted(place.glob(f"{name}-*=*.json")))]
+            return [read_file(place / "DEFAULT.json"), *_special(place, f"{name}-*=*.json", name)]
     for place in (configs / "gemm", configs / "gemm/gluon"):
         default = place / f"{arch}-{name}.json"
         if default.is_file():
-            return [read_file(default), *map(read_file, sorted(place.glob(f"{arch}-{name}-[A-Z]*=*.json")))]
+            return [read_file(default), *_special(place, f"{arch}-{name}-[A-Z]*=*.json", name)]
     return []
+
+
+def _special(folder: Path, pattern: str, name: str) -> list[TileFile]:
+    """Files for sizes of this kernel: GEMM-A16W16-N=64-K=32, and not GEMM-A16W16-ATOMIC-N=64-K=32."""
+    return [read_file(path) for path in sorted(folder.glob(pattern)) if _told_by(path)[1] == name]
 
 
 def write_file(path: Path, buckets: Mapping[str, Config]) -> None:

@@ -39,7 +39,7 @@ def test_the_lowest_valid_time_wins_whatever_the_order() -> None:
     assert found(table(line(8, 4.0, "asm"), line(8, 4.0, "triton")), 8) == ("asm", 8)
 
 
-@pytest.mark.parametrize("us", ["0", "-1", "inf", "-inf"])
+@pytest.mark.parametrize("us", ["0", "-1", "inf", "-inf", "nan", ""])
 def test_a_placeholder_never_wins_not_even_alone(us: str) -> None:
     assert found(table(line(8, us, "asm"), line(8, 4.0, "triton")), 8) == ("triton", 8)
     assert found(table(line(8, us, "asm")), 8) is None

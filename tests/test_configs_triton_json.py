@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gemmtuned.configs import triton_json
 from gemmtuned.configs.errors import TableError
+from gemmtuned.configs.formats.aiter import read_tiles
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate
 from gemmtuned.configs.triton_json import (
@@ -109,7 +110,8 @@ def test_of_several_layouts_the_first_with_a_default_is_taken(tmp_path: Path) ->
         folder.mkdir(parents=True)
     for path, value in {
         flat / "gfx950-GEMM-A16W16.json": 1, flat / "gfx950-GEMM-A16W16-N=64-K=32.json": 2,
-        flat / "gfx950-GEMM-A16W16-ATOMIC.json": 3, flat / "gfx950-GEMM-A16W16-ATOMIC-N=64-K=32.json": 4,
+        flat / "gfx950-GEMM-A16W16-ATOMIC.json": 3, flat / "gfx950-GEMM-A16W16-ATOMIC-N=128-K=32.json": 7,
+        flat / "gfx950-GEMM-A16W16-ATOMIC-N=64-K=32.json": 4,
         nested / "GEMM-A16W16-N=64-K=32.json": 5,
     }.items():  # fmt: skip
         write_file(path, {"any": tiles(value)})
@@ -119,8 +121,10 @@ def test_of_several_layouts_the_first_with_a_default_is_taken(tmp_path: Path) ->
         return found[0]["num_warps"] if found else None
 
     assert (taken(64), taken(65)) == (2, 1)  # the nested folder has no default yet
+    assert taken(128) == 1  # another kernel's file, whose name begins like ours
     write_file(nested / "DEFAULT.json", {"any": tiles(6)})
-    assert (taken(64), taken(65)) == (5, 6)
+    write_file(nested / "GEMM-A16W16-ATOMIC-N=128-K=32.json", {"any": tiles(7)})
+    assert (taken(64), taken(65), taken(128)) == (5, 6, 6)
     assert kernel_files(tmp_path, arch="gfx942", name="GEMM-A16W16") == []
 
 
@@ -160,6 +164,17 @@ def test_a_bad_entry_costs_that_entry(content: object, complaint: str, tmp_path:
 
     assert list(found.buckets) == ["any"]
     assert [complaint in line for line in found.complaints] == [True], found.complaints
+
+
+def test_a_key_that_stands_twice_is_counted(tmp_path: Path) -> None:
+    path = tmp_path / "gfx942-GEMM-A16W16.json"
+    path.write_text('{"any": {"a": 1}, "M_LEQ_8": {"a": 1}, "M_LEQ_8": {"a": 2, "a": 3}, "M_LEQ_8": {"a": 4}}')
+
+    found = read_file(path)
+
+    assert found.buckets == {"any": {"a": 1}, "M_LEQ_8": {"a": 4}}
+    assert found.complaints == [f"{path} entry 'M_LEQ_8': stands 3 times, the last is taken"] * 2
+    assert (read_tiles(path).rejected, len(read_tiles(path).hints)) == (2, 2)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "1", '{"a": 1}', "[" * 100_000, '{"any":' * 50_000, "NaN"])

@@ -125,6 +125,24 @@ def test_libraries_without_a_backend_here_are_named(
     assert typed("fp32:8x64x64", "--libtype", "all")[0].options.backends is None
 
 
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--space", "num_warps=3x"], "'3x' is not a whole number"),
+        (["--space", "num_warps=4,,8"], "'' is not a whole number"),
+        (["--indtype", "fp8"], "not tuned by this version"),
+        (["--outdtype", "fp8"], "not tuned by this version"),
+    ],
+)
+def test_values_that_cannot_be_are_refused(
+    args: list[str], said: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        build()(["tune", "fp32:8x64x64", *args, "--dry-run"], prog_name="gemmtuned")
+
+    assert end.value.code == 2 and said in " ".join(capsys.readouterr().err.split())
+
+
 # --- where problems come from
 
 

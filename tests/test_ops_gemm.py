@@ -290,8 +290,12 @@ def test_a_table_that_is_none_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(TableError, match=r"x\.csv"):
         TunedGemm().load_config(tmp_path / "x.csv")
-    with pytest.raises(TableError, match="none of"):
-        TunedGemm().load_config(tmp_path / "nowhere.csv")
+    tuned = TunedGemm()
+    (tmp_path / "good.csv").write_text("M,N,K,lib,kernel_name,tflops,bandwidth_gb_s\n8,8,8,asm,k,1,1\n")
+    assert tuned.load_config(tmp_path / "good.csv") == 1
+    for paths in ((tmp_path / "nowhere.csv",), (tmp_path / "good.csv", tmp_path / "nowhere.csv")):
+        with pytest.raises(TableError, match=r"nowhere\.csv: no such file"):
+            tuned.load_config(*paths)
 
 
 # --- together with the hook

@@ -22,7 +22,7 @@ from torch import Tensor
 from gemmtuned.configs.aiter_columns import torch_name
 from gemmtuned.configs.aiter_headers import FAMILIES
 from gemmtuned.configs.aiter_rows import solution_of
-from gemmtuned.configs.errors import GemmtunedError, ProblemError
+from gemmtuned.configs.errors import GemmtunedError, ProblemError, TableError
 from gemmtuned.configs.merge import TunedTable, merge
 from gemmtuned.configs.problem import DTYPES, Problem
 from gemmtuned.configs.solution import Solution
@@ -62,9 +62,13 @@ class TunedGemm:
 
         AITER's bf16 table of any age, AMD's guide's `M,N,K,lib,kernel_name,...`, or what `gemmtuned export` wrote.  Of
         rows for one shape the fastest wins; the files are only read.  Rows that carry a solution of ours are checked
-        in a process of their own, which takes some seconds.  Raises TableError when a file is none of these.
+        in a process of their own, which takes some seconds.  Raises TableError when a file is not there, or none of
+        these.
         """
         new = tuple(Path(path).expanduser().absolute() for path in paths)
+        for path in new:
+            if not path.is_file():
+                raise TableError(f"{path}: no such file, so none was loaded")
         wanted = [*self._paths, *new]
         here = device_of("cpu") if not torch.cuda.is_available() else device_of("cuda:0")
         table = merge(list(dict.fromkeys(wanted)), family=_FAMILY, here=here.arch)
