@@ -20,7 +20,15 @@ from gemmtuned.configs.aiter_rows import columns_for, tuned_texts
 from gemmtuned.configs.errors import GemmtunedError, TableError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Solution, cpu_device
-from gemmtuned.ops import TunedGemm, gemm_a16w16, gemm_a16w16_atomic, shuffle_weight, tgemm, triton_gemm_a16w16
+from gemmtuned.ops import (
+    ShuffleError,
+    TunedGemm,
+    gemm_a16w16,
+    gemm_a16w16_atomic,
+    shuffle_weight,
+    tgemm,
+    triton_gemm_a16w16,
+)
 from gemmtuned.ops.stock_gemm import as_weight
 
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}  # some units in the last place
@@ -194,6 +202,17 @@ def test_a_lost_mark_can_be_said_aloud() -> None:
     assert torch.equal(gemm_a16w16(x, unmarked, bpreshuffle=True), gemm_a16w16(x, w))
     assert not torch.equal(gemm_a16w16(x, unmarked), gemm_a16w16(x, w))
     assert torch.equal(gemm_a16w16(x, w, bpreshuffle=False), gemm_a16w16(x, w))
+
+
+def test_a_view_of_a_shuffled_weight_is_refused_unless_it_is_said_what_it_is() -> None:
+    w, x = torch.randn(32, 32).bfloat16(), torch.randn(200, 32).bfloat16()
+    shuffled = shuffle_weight(w)
+
+    for view in (shuffled.t(), shuffled[:16], shuffled.view(32, 32)):
+        with pytest.raises(ShuffleError, match="view of a shuffled"):
+            gemm_a16w16(x, view)
+    assert torch.equal(gemm_a16w16(x, shuffled.t(), bpreshuffle=True), gemm_a16w16(x, w))
+    assert torch.equal(gemm_a16w16(x, w.t()), gemm_a16w16(x, w))
 
 
 # --- tables

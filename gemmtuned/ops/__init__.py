@@ -47,7 +47,8 @@ def gemm_a16w16(
     for fp8 operands and any other.  bpreshuffle: whether the weight is in shuffle_weight's order; None believes its
     mark.
 
-    Raises GemmtunedError when no side of the weight is K, or for scale_c (fp8 results).
+    Raises GemmtunedError when no side of the weight is K, for scale_c (fp8 results), and for a view of a shuffled
+    weight unless bpreshuffle says what it is.
     """
     return tgemm.gemm_a16w16(x, weight, bias, otype, scale_a, scale_b, scale_c, bpreshuffle=bpreshuffle)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
+import torch
 from torch import Tensor
 
 from gemmtuned.configs.errors import GemmtunedError
@@ -36,7 +37,9 @@ def shuffle_weight(x: Tensor, layout: tuple[int, int] | str = _TN) -> Tensor:
     rows, cols, run = _tile(x, layout)
     n, k = x.shape[-2:]
     tiles = x.reshape(-1, n // rows, rows, k // cols, cols // run, run)
-    return _mark(tiles.permute(0, 1, 3, 4, 2, 5).contiguous().view(x.shape), layout)
+    found = tiles.permute(0, 1, 3, 4, 2, 5).clone(memory_format=torch.contiguous_format)
+    _mark(found, layout)  # it is what views of the result tell by (`is_view_of_shuffled`)
+    return _mark(found.view(x.shape), layout)
 
 
 def unshuffle_weight(x: Tensor, layout: tuple[int, int] | str | None = None) -> Tensor:
@@ -51,6 +54,12 @@ def unshuffle_weight(x: Tensor, layout: tuple[int, int] | str | None = None) -> 
 def is_shuffled(x: Tensor) -> bool:
     """Whether the weight carries AITER's mark; a mark can be lost, so False is no proof."""
     return getattr(x, "is_shuffled", False) is True
+
+
+def is_view_of_shuffled(x: Tensor) -> bool:
+    """Whether an unmarked weight is a view of a marked one: `.t()`, a slice. Such a view is in no order we can tell."""
+    base = getattr(x, "_base", None)
+    return base is not None and is_shuffled(base) and not is_shuffled(x)
 
 
 def _mark(x: Tensor, layout: tuple[int, int] | str) -> Tensor:

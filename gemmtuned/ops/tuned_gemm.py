@@ -29,7 +29,13 @@ from gemmtuned.configs.solution import Solution
 from gemmtuned.hooks import activate
 from gemmtuned.ops.aiter_calls import Choice, GemmKey, Operands, calls, fallback
 from gemmtuned.ops.plans import Plan, chosen, device_of, gemm_key, is_plain, place_of, serves, usable_routes
-from gemmtuned.ops.shuffle import PRESHUFFLE_M_THRESHOLD, is_shuffled, unshuffle_weight
+from gemmtuned.ops.shuffle import (
+    PRESHUFFLE_M_THRESHOLD,
+    ShuffleError,
+    is_shuffled,
+    is_view_of_shuffled,
+    unshuffle_weight,
+)
 from gemmtuned.ops.stock_gemm import as_weight, stock_gemm
 
 if TYPE_CHECKING:
@@ -114,6 +120,11 @@ class TunedGemm:
         if scale_c is not None:
             raise GemmtunedError("scale_c is for fp8 results, which this version does not make: scale the result")
         shuffled = is_shuffled(weight) if bpreshuffle is None else bpreshuffle
+        if bpreshuffle is None and not torch.compiler.is_compiling() and is_view_of_shuffled(weight):
+            raise ShuffleError(
+                "the weight is a view of a shuffled one, without its mark: hand the shuffled weight itself, or say "
+                "bpreshuffle=True or False"
+            )
         w = as_weight(weight, x.shape[-1])
         out = otype or x.dtype
         fused, late = (None, bias) if self.split_bias else (bias, None)
