@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +30,10 @@ Signature = tuple[int, int, int] | None
 
 
 class UserLoader:
-    """Reads the user's tables. solutions: those a row carries whole, with the file; seeds: other rows, by library."""
+    """Reads the user's tables; of a file that turned bad, what it last held stays, as of published tables.
+
+    solutions: those a row carries whole, with the file; seeds: other rows, by library.
+    """
 
     def __init__(self, tables: Sequence[UserTables]) -> None:
         self._tables = tuple(tables)
@@ -37,6 +41,7 @@ class UserLoader:
         self.solutions: dict[Solution, Path] = {}
         self.seeds: Counter[str] = Counter()
         self.taken: frozenset[Solution] = frozenset()  # what is in use of them, as `usable` said last
+        self._good: dict[tuple[str, Path], _Rows] = {}
         self._signatures: dict[Path, Signature] | None = None
         self._told: set[str] = set()
 
@@ -46,35 +51,53 @@ class UserLoader:
         if not self.files or signatures == self._signatures:
             return False
         self._signatures = signatures
-        self.solutions, self.seeds = {}, Counter()
+        solutions: dict[Solution, Path] = {}
+        seeds: Counter[str] = Counter()
         for table in self._tables:
             for path in table.paths:
-                self._read(table, path)
+                rows = self._read(table, path)
+                for solution in rows.solutions:
+                    solutions.setdefault(solution, path)
+                seeds.update(rows.seeds)
+        self.solutions, self.seeds = solutions, seeds
         return True
 
     def solutions_file(self, solution: Solution) -> Path | None:
         """The file whose row brought this solution into use; None when a published table has an equal one."""
         return self.solutions.get(solution) if solution in self.taken else None
 
-    def _read(self, user: UserTables, path: Path) -> None:
+    def _read(self, user: UserTables, path: Path) -> _Rows:
+        if self._signatures and self._signatures[path] is None:  # taken away: so are its rows
+            self._good.pop((user.variable, path), None)
+        before = self._good.get((user.variable, path))
         try:
             table = read_lines(in_slices(lines_of(path)), name=str(path), family=user.family)
         except TableError as err:
-            self._tell(f"{user.variable}: {err}")
-            return
+            self._tell(f"{user.variable}: {err}" + ("; its rows of before stay in use" if before else ""))
+            return before or _Rows()
         if table.rejected:
             self._tell(f"{user.variable}: {table.rejected} rows are not used, the first: {table.complaints[0]}")
+        rows = self._good[user.variable, path] = _Rows()
         for row in in_slices(table.rows):
             solution = solution_of(row)
             if solution is not None:
-                self.solutions.setdefault(solution, path)
+                rows.solutions.append(solution)
             else:
-                self.seeds[library_of(row) or "unknown"] += 1
+                rows.seeds[library_of(row) or "unknown"] += 1
+        return rows
 
     def _tell(self, what: str) -> None:
         if what not in self._told:
             self._told.add(what)
             log.warning("table not taken reason=%s", what)
+
+
+@dataclass(slots=True)
+class _Rows:
+    """What one file holds."""
+
+    solutions: list[Solution] = field(default_factory=list)
+    seeds: Counter[str] = field(default_factory=Counter)
 
 
 def usable(

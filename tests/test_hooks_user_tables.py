@@ -256,6 +256,23 @@ def test_a_bad_table_is_told_once_and_the_others_are_read(tmp_path: Path, caplog
     assert len([r for r in caplog.records if "bad.csv" in r.getMessage()]) == 1
 
 
+@pytest.mark.parametrize("end", ["garbage", "another family's"])
+def test_a_table_that_turned_bad_keeps_its_last_good_rows(
+    end: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(tmp_path / "t.csv", [published(LINEAR, "torch_swap")], ASM)
+    user = loader(path)
+    user.load()
+    path.write_text("garbage\n" if end == "garbage" else "cu_num,M,N,K,kernelId,us\n")
+
+    assert user.load()
+    assert (list(user.solutions), dict(user.seeds)) == ([published(LINEAR, "torch_swap")], {"asm": 1})
+    assert "rows of before stay in use" in caplog.text
+    write(path, [])
+    assert user.load()
+    assert (list(user.solutions), dict(user.seeds)) == ([], {})
+
+
 def test_only_a_change_is_read_again(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", [published(LINEAR, "torch_swap")])
     user = loader(path)
