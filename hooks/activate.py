@@ -103,7 +103,8 @@ class Hook:
         from gemmtuned.hooks.fallback import Fallback
 
         functional = _functional()
-        self.fallback = Fallback(functional.linear, table=self.table, mode=self._mode())
+        self._set_mode = self._mode()
+        self.fallback = Fallback(functional.linear, table=self.table, mode=self._set_mode)
         functional.linear = self.fallback.wrapper
         self.path = "fallback"
         if self.settings.native and not self.note and not self.settings.disabled:
@@ -310,14 +311,24 @@ class Hook:
         if self._solutions is not None and self.places() != self._built_for:
             with self._swap:
                 self.use(*self._solutions)
-        if self.breaker.turn(time.monotonic(), self._collect_failures()):
+        opened = self.breaker.turn(time.monotonic(), self._collect_failures())
+        self._follow_mode()
+        if opened:
             log.warning("dispatch switched off reason=%s", self.breaker.note)
+
+    def _follow_mode(self) -> None:
         mode = self._mode()
-        if self.native is not None and mode != self._set_mode:
-            self.native.set_mode(mode)
+        if mode != self._set_mode and self.path != "off":
+            if self.native is not None:
+                self.native.set_mode(mode)
+            elif self.fallback is not None:
+                self.fallback.set_mode(mode)
             self._set_mode = mode
-        if self.fallback is not None and self.path == "fallback":
-            self.fallback.set_mode(mode)
+
+    @property
+    def dispatches(self) -> bool:
+        """Whether calls are routed now: False once the switch, or the breaker, has taken effect."""
+        return bool(self._set_mode & native.DISPATCH)
 
     def _collect_failures(self) -> int:
         """Quarantine the routes that failed since the last time; how many."""
@@ -504,7 +515,7 @@ def describe() -> dict[str, Any]:
         "rows": len(_hook.table),
         "refused": dict(_hook.table.refused),
         "capture": _hook.settings.capture,
-        "dispatch": _hook.settings.dispatch and not _hook.breaker.open,
+        "dispatch": _hook.dispatches,
         "polling": _hook.watcher.polling,
     }
 

@@ -150,6 +150,21 @@ def test_failures_far_apart_do_not_open_it() -> None:
 # ---- in a hooked process
 
 
+CALLS = """
+    import json, pathlib, sys, torch
+    from hooked import wait_for
+    import gemmtuned
+    from gemmtuned.hooks import activate
+    hook = activate.current()
+    hook.flusher.flush()
+
+    def outcomes():
+        list(hook.drain())
+        torch.nn.functional.linear(torch.ones(4, 16), torch.ones(8, 16))
+        return [s.outcome for s in hook.drain()]
+    """
+
+
 def test_a_failing_route_is_served_by_torch_reported_once_and_never_taken_again(home: Home) -> None:
     fails = replace(LINEAR, dtype="fp64", wdtype="fp64", out_dtype="fp64")  # oneDNN has no fp64
     home.path.mkdir()
@@ -207,6 +222,37 @@ def test_ten_failing_routes_switch_dispatch_off(home: Home) -> None:
     assert counts["fp32:4x8x16,threads=2", "exact"] == counts["fp32:4x8x16,threads=2", "miss"] == 1
 
 
+@pytest.mark.parametrize("path", ["native", "fallback"])
+def test_no_call_is_routed_once_status_says_that_dispatch_is_off(home: Home, path: str) -> None:
+    home.path.mkdir()
+    bad = [replace(LINEAR, m=m, dtype="fp64", wdtype="fp64", out_dtype="fp64") for m in range(1, 11)]
+    publish(home.path / "configs", [published(p, "onednn") for p in bad] + [published(LINEAR, "torch_swap")], 1)
+    done = home.run(
+        CALLS
+        + """
+    import logging, time
+
+    class Slow(logging.Handler):
+        def emit(self, record):
+            if "switched off" in record.getMessage():
+                time.sleep(0.5)
+
+    wait_for(lambda: gemmtuned.generation() == 1)
+    logging.getLogger("gemmtuned.hooks").addHandler(Slow())
+    hook.flusher._drain = lambda: iter(())  # the counts are for this test
+    seen = [gemmtuned.status()["dispatch"], outcomes()]
+    for m in range(1, 11):
+        torch.nn.functional.linear(torch.ones(m, 16).double(), torch.ones(8, 16).double())
+    wait_for(lambda: not gemmtuned.status()["dispatch"], every_s=0.001)
+    seen.append(outcomes())
+    print(json.dumps([gemmtuned.status()["path"], *seen]))
+    """,
+        GEMMTUNED_NATIVE="1" if path == "native" else "0",
+    )
+
+    assert done.said == [path, True, ["exact"], ["miss"]]
+
+
 def test_padded_rows_and_default_best_serve_calls(home: Home) -> None:
     home.path.mkdir()
     fine = published(LINEAR.with_m(16), "torch_swap", covers="fine")
@@ -228,21 +274,6 @@ def test_padded_rows_and_default_best_serve_calls(home: Home) -> None:
     assert done.said == [True, True]
     counts = {key: calls for key, calls in home.counts().items() if key[1] != "miss"}
     assert counts == {("fp32:4x8x16,threads=2", "padded"): 1, ("fp32:4x5x16,threads=2", "exact"): 1}
-
-
-CALLS = """
-    import json, pathlib, sys, torch
-    from hooked import wait_for
-    import gemmtuned
-    from gemmtuned.hooks import activate
-    hook = activate.current()
-    hook.flusher.flush()
-
-    def outcomes():
-        list(hook.drain())
-        torch.nn.functional.linear(torch.ones(4, 16), torch.ones(8, 16))
-        return [s.outcome for s in hook.drain()]
-    """
 
 
 @pytest.mark.parametrize("path", ["native", "fallback"])
