@@ -78,13 +78,13 @@ class Flusher:
         self._thread = threading.Thread(target=self._run, name="gemmtuned-flush", daemon=True)
         self._thread.start()
 
-    def stop(self, *, timeout_s: float = EXIT_S) -> None:
-        """Last flush, then end; returns after timeout_s at the latest, EXIT_BUSY_S while others hold the store."""
+    def stop(self) -> None:
+        """Last flush, then end; returns after EXIT_S at the latest, EXIT_BUSY_S while others hold the store."""
         self._stop.set()
         began_s = time.monotonic()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout_s)
-        if not self._lock.acquire(timeout=max(began_s + timeout_s - time.monotonic(), 0.05)):
+            self._thread.join(EXIT_S)
+        if not self._lock.acquire(timeout=max(began_s + EXIT_S - time.monotonic(), 0.05)):
             return
         try:
             while not self._flush(last=True) and time.monotonic() + BUSY_S <= began_s + EXIT_BUSY_S:

@@ -1,8 +1,10 @@
 """A process that has imported torch, unhooked, and forks a program whenever it is asked: saves two seconds a test.
 
 The program runs as after `import torch` under its own environment: the entry point is called as torch calls it, and
-the interpreter ends as it always does.  Speaks JSON lines on its standard input and output: {code, args, env, out,
-err} in, {pid} and then {status} back.
+the interpreter ends as it always does, but that the hook may take its time: on a loaded machine half a second is not
+enough to make a database.  Tests of the limits themselves start programs of their own.
+
+Speaks JSON lines on its standard input and output: {code, args, env, out, err} in, {pid} and then {status} back.
 """
 
 import json
@@ -39,6 +41,9 @@ def become(order: dict) -> None:
     from gemmtuned._autoload import autoload
 
     autoload()
+    capture = sys.modules.get("gemmtuned.hooks.capture")
+    if capture is not None:
+        capture.EXIT_S = capture.EXIT_BUSY_S = 60.0
     exec(compile(order["code"], "<string>", "exec"), {"__name__": "__main__"})
 
 

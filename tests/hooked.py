@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,9 +74,10 @@ class ForkServer:
         return Done(status, out.read_text(), err.read_text())
 
     def stop(self) -> None:
-        """End it."""
+        """End it; it has nothing to tidy up."""
         if self._process is not None:
-            self._process.communicate(timeout=10)
+            self._process.kill()
+            self._process.communicate()
 
     def _answer(self, name: str) -> int:
         assert self._process is not None
@@ -184,11 +186,26 @@ def publish(folder: Path, solutions: Iterable[Solution], generation: int) -> Non
 
 
 def wait_for(what: Callable[[], Any], *, limit_s: float = 10.0, every_s: float = 0.02) -> Any:
-    """The first true answer. Fails when there is none in time."""
-    until_s = time.monotonic() + limit_s
-    while time.monotonic() < until_s:
+    """The first true answer. Fails when there is none in time, in which waiting for a CPU does not count."""
+    began_s, waited_s = time.monotonic(), 0.0
+    before = _cpu_waits()
+    while True:
         found = what()
         if found:
             return found
+        took_s = time.monotonic() - began_s
+        if took_s > limit_s:
+            waited_s = max((s - before.get(thread, 0.0) for thread, s in _cpu_waits().items()), default=0.0)
+            if took_s > limit_s + min(waited_s, 9 * limit_s):
+                break
         time.sleep(every_s)
-    raise AssertionError(f"not within {limit_s} s: {what}")
+    raise AssertionError(f"not within {limit_s} s, and {waited_s:.1f} s in which a thread waited for a CPU: {what}")
+
+
+def _cpu_waits() -> dict[str, float]:
+    """Seconds for which each thread of this process was ready to run and others had the CPUs, where Linux tells it."""
+    waits = {}
+    for task in Path("/proc/self/task").glob("*"):
+        with suppress(OSError, IndexError):
+            waits[task.name] = int((task / "schedstat").read_text().split()[1]) / 1e9
+    return waits

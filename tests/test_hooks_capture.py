@@ -271,6 +271,7 @@ def test_the_end_of_a_program_comes_half_a_second_later_at_most(home: Home) -> N
     activate._last_flush()
     print(json.dumps(time.monotonic() - began))
     """,
+        fresh=True,
         GEMMTUNED_FLUSH_S="60",
     )
 

@@ -179,13 +179,19 @@ class Program:
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[Program]:
-    """A program that watches a folder with nothing in it."""
-    (tmp_path / "configs").mkdir(mode=0o755)
-    program = Program(tmp_path / "configs")
-    program.watcher.start()
+def program(tmp_path: Path) -> Iterator[Program]:
+    """A program whose folder is not there yet, and that does not watch it yet."""
+    program = Program(tmp_path / "home" / "configs")
     yield program
-    program.watcher.stop()
+    program.watcher.stop(timeout_s=60)  # none of its threads may be left to the next test
+
+
+@pytest.fixture
+def running(program: Program) -> Program:
+    """A program that watches a folder with nothing in it."""
+    program.loader.folder.mkdir(mode=0o755, parents=True)
+    program.watcher.start()
+    return program
 
 
 def watched(program: Program) -> None:
@@ -211,14 +217,12 @@ def test_looking_at_the_tables_is_no_reason_to_look_again(running: Program) -> N
     assert running.looks - before <= 1  # the poll
 
 
-def test_a_first_publish_that_makes_the_folder_is_in_use_within_a_second(tmp_path: Path) -> None:
-    program = Program(tmp_path / "home" / "configs")
+def test_a_first_publish_that_makes_the_folder_is_in_use_within_a_second(program: Program) -> None:
     program.watcher.start()
     time.sleep(0.2)
-    publish(tmp_path / "home" / "configs", ROWS, 1)
+    publish(program.loader.folder, ROWS, 1)
 
     program.reaches(1)
-    program.watcher.stop()
 
 
 def test_a_folder_made_anew_is_watched_again(running: Program) -> None:
@@ -235,22 +239,20 @@ def test_a_folder_made_anew_is_watched_again(running: Program) -> None:
 
 
 def test_polling_finds_it_when_no_observer_can_be_had(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    program: Program, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def start(self: Any) -> None:
         raise OSError(24, "inotify instance limit reached")
 
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(Observer, "start", start)
-    (tmp_path / "configs").mkdir(mode=0o755)
-    program = Program(tmp_path / "configs")
+    program.loader.folder.mkdir(mode=0o755, parents=True)
     program.watcher.start()
     wait_for(lambda: program.watcher.polling)
     publish(program.loader.folder, ROWS, 1)
 
     program.reaches(1)
     assert [r.levelname for r in caplog.records if "polling" in r.message] == ["INFO"]
-    program.watcher.stop()
 
 
 def test_a_storm_of_publishes_is_taken_together_and_its_last_one_is_in_use_within_a_second(running: Program) -> None:
@@ -290,9 +292,11 @@ def test_the_watcher_outlives_errors_in_callbacks_and_loads(
 
 def test_stopping_ends_both_threads(running: Program) -> None:
     watched(running)
+    loader, observer = running.watcher._thread, running.watcher._observer
+    assert loader is not None and loader.is_alive() and observer.is_alive()
     running.watcher.stop()
 
-    wait_for(lambda: not [t for t in threading.enumerate() if t.name == "gemmtuned-loader"])
+    wait_for(lambda: not loader.is_alive() and not observer.is_alive())
 
 
 # ---- in a hooked process
