@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from hooked import Home
 
-from gemmtuned.ops import aiter_calls
+from gemmtuned.ops import aiter_calls, tuned_gemm
 from gemmtuned.ops.aiter_calls import Choice, GemmKey, fallback
 from gemmtuned.ops.tuned_gemm import TunedGemm
 
@@ -174,6 +174,29 @@ def test_without_a_row_and_without_aiter_nothing_is_looked_up(monkeypatch: pytes
     monkeypatch.setattr(gemm, "_tuned", None)  # to call it would raise
 
     assert gemm.mm(torch.ones(2, 4), torch.ones(3, 4)).shape == (2, 3)
+
+
+def test_a_kernel_of_aiters_is_counted_in_the_math_mode_that_the_hook_keys_the_product_by(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted: list[tuple[str, str, str]] = []
+    hook = SimpleNamespace(count_op=lambda problem, place: counted.append((problem.dtype, problem.math_mode, place)))
+    monkeypatch.setattr(tuned_gemm.activate, "current", lambda: hook)
+    matmul = torch.backends.cuda.matmul
+
+    tuned_gemm._count(key(16, 64, 128), "cuda:0")
+    tuned_gemm._count(key(16, 64, 128), "cpu")
+    tuned_gemm._count(key(16, 64, 128, dtype=FP32, outdtype=FP32), "cuda:0")
+    allowed = matmul.allow_bf16_reduced_precision_reduction
+    try:
+        matmul.allow_bf16_reduced_precision_reduction = False
+        tuned_gemm._count(key(16, 64, 128), "cuda:0")
+    finally:
+        matmul.allow_bf16_reduced_precision_reduction = allowed
+
+    assert counted == [
+        ("bf16", "reduced", "cuda:0"), ("bf16", "ieee", "cpu"), ("fp32", "ieee", "cuda:0"), ("bf16", "ieee", "cuda:0"),
+    ]  # fmt: skip
 
 
 COUNTED = """

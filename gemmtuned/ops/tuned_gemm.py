@@ -24,7 +24,7 @@ from gemmtuned.configs.aiter_headers import FAMILIES
 from gemmtuned.configs.aiter_rows import solution_of
 from gemmtuned.configs.errors import GemmtunedError, ProblemError, TableError
 from gemmtuned.configs.merge import TunedTable, merge
-from gemmtuned.configs.problem import DTYPES, Problem
+from gemmtuned.configs.problem import DTYPES, Problem, as_by_default
 from gemmtuned.configs.solution import Solution
 from gemmtuned.hooks import activate
 from gemmtuned.ops.aiter_calls import Choice, GemmKey, Operands, calls, fallback
@@ -247,6 +247,8 @@ def _count(key: GemmKey, place: str) -> None:
         )  # fmt: skip
     except (KeyError, ProblemError):
         return
+    if getattr(torch.backends.cuda.matmul, f"allow_{problem.dtype}_reduced_precision_reduction", False):
+        problem = as_by_default(problem, gpu=place != "cpu")  # as the hook keys the same product
     hook.count_op(problem, place)
 
 
