@@ -24,12 +24,13 @@ from gemmtuned.configs.errors import CandidateFailed, GemmtunedError
 from gemmtuned.configs.settings import Settings, UserTables, child_env
 from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Environment, Solution
-from gemmtuned.hooks import native, ranks
+from gemmtuned.hooks import imports, native, ranks
 from gemmtuned.hooks.breaker import Breaker
 from gemmtuned.hooks.capture import Flusher, new_session
 from gemmtuned.hooks.compiled import Compiled
 from gemmtuned.hooks.dispatch import Table, build_table, ident_of, solution_of
 from gemmtuned.hooks.graphs import GraphCounts
+from gemmtuned.hooks.imports import importing
 from gemmtuned.hooks.native import build as native_build
 from gemmtuned.hooks.notice import speak_up
 from gemmtuned.hooks.op_counts import OpCounts
@@ -250,10 +251,11 @@ class Hook:
     def environment(self, place: str) -> Environment:
         """Device and versions of a place (`cpu`, `cuda:0`) in this process; needs torch fully imported."""
         if place not in self._environments:
-            from gemmtuned.kernels.backends import environment
-            from gemmtuned.kernels.device import device_at
+            with importing():  # the backends import their libraries
+                from gemmtuned.kernels.backends import environment
+                from gemmtuned.kernels.device import device_at
 
-            self._environments[place] = environment(device_at(place))
+                self._environments[place] = environment(device_at(place))
         return self._environments[place]
 
     def places(self) -> tuple[str, ...]:
@@ -443,7 +445,7 @@ _UNCHECKED: Final = "the user's table, not checked yet"
 _hook: Hook | None = None
 _tables: list[UserTables] = []  # that the program asked for, besides those of the environment
 _parents: list[Flusher] = []  # a forked child must not close its parent's SQLite handle, so it keeps it for ever
-_forking = threading.local()  # .flusher: what this thread paused for its fork
+_forking = threading.local()  # .flusher, .imports: what this thread paused for its fork
 _at_exit_known = False
 
 
@@ -569,15 +571,19 @@ def _last_flush() -> None:
 
 
 def _before_fork() -> None:
+    _forking.imports = imports.pause()  # first: a flush may be importing, for longer than it is waited for
     _forking.flusher = _hook.flusher if _hook is not None and _hook.flusher.pause() else None
 
 
 def _after_fork_in_parent() -> None:
     if _forking.flusher is not None:
         _forking.flusher.resume()
+    if _forking.imports:
+        imports.resume()
 
 
 def _after_fork() -> None:
+    imports.after_fork()
     if _hook is not None:
         try:
             _hook.after_fork()

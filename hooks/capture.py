@@ -20,6 +20,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import Environment, Solution
+from gemmtuned.hooks.imports import importing
 from gemmtuned.hooks.pace import in_slices
 
 if TYPE_CHECKING:
@@ -203,7 +204,8 @@ class Flusher:
 
     def _open(self) -> Store:
         if self._store is None:
-            from gemmtuned.db.store import Store
+            with importing():
+                from gemmtuned.db.store import Store
 
             path, locks = self._settings.counts
             self._store = Store(path, locks=locks, timeout_s=BUSY_S)

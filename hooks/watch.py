@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.manifest import MANIFEST, TableFile, read_manifest, read_table
 from gemmtuned.configs.solution import Solution
+from gemmtuned.hooks.imports import importing
 from gemmtuned.hooks.pace import in_slices
 
 if TYPE_CHECKING:
@@ -178,8 +179,9 @@ class Watcher:
             return True
         self._unwatch()
         try:
-            from watchdog.events import FileSystemEventHandler
-            from watchdog.observers import Observer
+            with importing():
+                from watchdog.events import FileSystemEventHandler
+                from watchdog.observers import Observer
 
             class SetFlag(FileSystemEventHandler):
                 def on_any_event(self, event: FileSystemEvent) -> None:

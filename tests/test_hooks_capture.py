@@ -361,6 +361,41 @@ def test_forks_at_any_moment_share_nothing_and_lose_nothing(home: Home) -> None:
     assert home.counts() == {(ONE, "miss"): calls + 80}
 
 
+def test_a_fork_while_the_hook_imports_leaves_no_lock_held_in_the_child(home: Home) -> None:
+    done = home.run(
+        """
+        import importlib.abc, json, os, sys, threading, time, torch
+        import gemmtuned
+        from gemmtuned.hooks import activate
+
+        class Slow(importlib.abc.MetaPathFinder):
+            def find_spec(self, name, path, target=None):
+                if name == "gemmtuned.db.store" and not begun.is_set():
+                    begun.set()
+                    time.sleep(1.5)
+
+        begun = threading.Event()
+        assert "gemmtuned.db.store" not in sys.modules
+        sys.meta_path.insert(0, Slow())
+        gemmtuned.enable()
+        assert begun.wait(10)
+        child = os.fork()
+        if child == 0:
+            for _ in range(7):
+                torch.mm(torch.ones(4, 16), torch.ones(8, 16).t())
+            activate.current().stop()
+            os._exit(0)
+        print(json.dumps(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
+        """,
+        fresh=True,
+        timeout_s=40,
+        AITER_TUNE_GEMM="0",
+    )
+
+    assert done.said == 0
+    assert home.calls() == 7
+
+
 def test_a_program_that_forks_is_not_held_up_by_a_flush_that_waits(home: Home) -> None:
     assert home.run(WORK).code == 0
     lock = LockFile(home.path / "locks" / "tune.db.lock")
@@ -369,6 +404,8 @@ def test_a_program_that_forks_is_not_held_up_by_a_flush_that_waits(home: Home) -
         WORK
         + """
     import json
+    from gemmtuned.hooks import activate
+    activate.current().flusher.flush()  # what it imports is imported: for that a fork does wait
     times = []
     for _ in range(5):
         work(1)
