@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,16 @@ if HERE not in sys.path:
     sys.path.append(HERE)
 
 from hooked import ForkServer, Home  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def our_loggers_stay() -> Iterator[None]:
+    """What a test's program does to the loggers of this process is not the next one's."""
+    logger = logging.getLogger("gemmtuned")
+    before = (logger.level, logger.propagate, logger.disabled, list(logger.handlers))
+    yield
+    logger.setLevel(before[0])
+    logger.propagate, logger.disabled, logger.handlers[:] = before[1], before[2], before[3]
 
 
 @pytest.fixture(scope="session")

@@ -489,7 +489,10 @@ def test_an_interrupt_ends_with_130_and_stops_the_program(tmp_path: Path) -> Non
     command = [sys.executable, "-m", "gemmtuned", "compare", "--", sys.executable, "-c", code]
     for number, expected in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
         mark.unlink(missing_ok=True)
-        process = subprocess.Popen(command, env=environment(tmp_path), stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            command, env=environment(tmp_path), stderr=subprocess.PIPE, text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
+        )  # fmt: skip
         deadline = time.monotonic() + 30
         while not (mark.exists() and mark.read_text()) and time.monotonic() < deadline:
             time.sleep(0.02)
