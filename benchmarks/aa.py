@@ -24,7 +24,7 @@ import torch
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Environment, cpu_device
-from gemmtuned.daemon.search import WORTH_IT, tune
+from gemmtuned.daemon.search import WORTH_IT, tune_modes
 from gemmtuned.daemon.wire import Trial
 from gemmtuned.kernels.backends import BACKENDS
 from gemmtuned.kernels.backends.torch_ import TorchDefault
@@ -88,7 +88,7 @@ def main() -> None:
 def trial(problem: Problem, environment: Environment) -> dict[str, Any]:
     """One search; the twin's gain and lower bound in each race it came to (null: it did not get there)."""
     reports: list[Trial] = []
-    solution = tune((problem,), "exact", problem, environment, mode="eager", skip=(), emit=reports.append)
+    solution, *_ = tune_modes((problem,), "exact", problem, environment, mode="eager", skip=(), emit=reports.append)
     failed = [r.note for r in reports if r.outcome in ("wrong", "refused")]
     if failed:
         raise SystemExit(f"the twin failed its checks: {failed[0]}")

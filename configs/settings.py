@@ -178,6 +178,11 @@ def child_env(**changes: str | None) -> dict[str, str]:
     return env
 
 
+def unhooked_env(**changes: str | None) -> dict[str, str]:
+    """As child_env, for the daemon's own processes: they count no calls, and the service manager is not theirs."""
+    return child_env(AITER_TUNE_GEMM=None, GEMMTUNED_DISPATCH=None, NOTIFY_SOCKET=None, **changes)
+
+
 def mps_pipe(env: Mapping[str, str] | None = None) -> bool:
     """Whether CUDA's multi-process service serves this machine: somebody listens on its control pipe."""
     folder = (os.environ if env is None else env).get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps"  # noqa: S108

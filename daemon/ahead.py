@@ -18,7 +18,7 @@ from dataclasses import asdict
 from typing import Final
 
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.settings import child_env
+from gemmtuned.configs.settings import unhooked_env
 from gemmtuned.configs.solution import Device
 
 LOOK_S: Final = 10.0  # how often an empty list is asked for again
@@ -57,7 +57,7 @@ class Ahead:
                 bufsize=0,
                 cwd="/",
                 start_new_session=True,  # one kill reaches the compilers it started
-                env=child_env(AITER_TUNE_GEMM=None, GEMMTUNED_DISPATCH=None, CUDA_VISIBLE_DEVICES=""),
+                env=unhooked_env(CUDA_VISIBLE_DEVICES=""),
             )
             assert self._process.stdin is not None
             self._process.stdin.write(lines)  # far less than a pipe holds

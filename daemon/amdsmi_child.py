@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
+from gemmtuned.daemon.sampler import serve
+
 _BASELINE_BYTES: Final = 512 << 20  # what driver and firmware hold on a card nobody uses
 
 
@@ -23,9 +25,7 @@ def main() -> None:
     except Exception as err:
         sys.stdout.write(json.dumps({"error": f"amdsmi is not usable: {err}"}) + "\n")
         return
-    for _ in sys.stdin:
-        sys.stdout.write(json.dumps(answer(amdsmi)) + "\n")
-        sys.stdout.flush()
+    serve(lambda: answer(amdsmi))
 
 
 def answer(smi: Any) -> dict[str, Any]:
@@ -72,8 +72,6 @@ def _gpu(smi: Any, index: int, handle: Any) -> dict[str, Any]:
         "compute_mode": 0,
         "mig": partition not in (None, "SPX", "N/A"),  # a card cut in parts
         "driver": str(driver.get("driver_version", "")),
-        "throttle": None,
-        "sm_mhz": None,
     }
 
 

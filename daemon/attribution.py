@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-Facts = dict[str, Any]  # of one GPU, as daemon/nvml_child.py gives them
+from gemmtuned.daemon.sampler import Facts
 
 CONTEXT_BYTES: Final = 1 << 30  # the most a CUDA context with torch's libraries takes (seen: 0.5 GiB on an H200)
 SLACK_BYTES: Final = 384 << 20  # modules loaded late, graphs: not in torch's own count. A foreign context takes more

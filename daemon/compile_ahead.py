@@ -19,7 +19,7 @@ from dataclasses import asdict
 from typing import Final
 
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.settings import child_env
+from gemmtuned.configs.settings import unhooked_env
 from gemmtuned.configs.solution import Candidate, Device
 
 JOB_S: Final = 60.0  # the first of a process imports torch and Triton, at nice 19
@@ -83,7 +83,7 @@ class Compilers:
             stderr=subprocess.DEVNULL,
             bufsize=0,
             cwd="/",
-            env=child_env(AITER_TUNE_GEMM=None, GEMMTUNED_DISPATCH=None, CUDA_VISIBLE_DEVICES=""),
+            env=unhooked_env(CUDA_VISIBLE_DEVICES=""),
         )
 
     def _answers(

@@ -41,10 +41,10 @@ class GpuMonitor:
         self._mps = mps
         self._last_s: float | None = None
         self.id = str(facts["uuid"])
-        self.name = f"{facts.get('prefix', 'cuda')}:{facts['index']}"
+        kind = facts.get("prefix", "cuda")
+        self.name = f"{kind}:{facts['index']}"
         self.conditions = f"driver {facts['driver']}" if facts.get("driver") else ""
         units = sm_count(facts)
-        kind = facts.get("prefix", "cuda")
         self._device = Device(
             key=f"{kind}-{slug(facts['name'], 40)}-{units}",
             kind=kind,

@@ -59,9 +59,8 @@ def run_daemon(
     once: end when every captured problem has a verdict or has failed for good.  wait_s: raise TryLater when no device
     was idle for so long while there was work.  rules: what the operator allows; with `once`, TryLater is raised when
     the budget is spent before the work is done.  metrics: kept up to date.  compile_ahead: for GPUs that others
-    use.  Raises TryLater for `once` when another
-    daemon is running; without `once` that is said and is no failure.  Raises WorkerFailed for `once` when no worker
-    can be started.
+    use.  Raises TryLater for `once` when another daemon is running; without `once` that is said and is no failure.
+    Raises WorkerFailed for `once` when no worker can be started.
     """
     with _signals() as told:
         try:

@@ -34,8 +34,7 @@ MIN_LAUNCHES: Final = 16  # in a graph, so that its own start is a small part
 CHECK_EVERY: Final = 16  # readings
 MOST_GRAPHS: Final = 64  # kept; an older one is recorded again when it is asked for
 _SLEEP_CYCLES: Final = 100_000  # 50 us: longer than the host takes to queue a graph
-# Bits of NVML's clocks event reasons.  A power cap is how the card always runs under load; the others pass.
-POWER_CAP: Final = 0x4
+# Bits of NVML's clocks event reasons.  0x4, a power cap, is not among them: that is how the card runs under load.
 SLOWED: Final = {0x8: "hardware slowdown", 0x20: "thermal limit", 0x40: "overheated", 0x80: "power brake"}
 _NEAR: Final = 2.0**-5  # of the largest value: what two orders of adding can differ by, a lost slice of K is far above
 

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-_SAMPLE_US: Final = (
-    1_000_000  # how far back single processes are asked for: the driver samples them a few times a second
-)
+from gemmtuned.daemon.sampler import serve
+
+_SAMPLE_US: Final = 1_000_000  # how far back processes are asked for: the driver samples them a few times a second
 _BASELINE_BYTES: Final = 128 << 20  # used on a card nobody uses: 2 to 32 MiB; a CUDA context takes more than 200
 _BASELINE_V1_BYTES: Final = 700 << 20  # the same, with the driver's own share
 
@@ -30,14 +30,15 @@ def main() -> None:
     except Exception as err:
         sys.stdout.write(json.dumps({"error": f"NVML is not usable: {err}"}) + "\n")
         return
-    for _ in sys.stdin:
-        try:
-            gpus = [_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
-            answer: dict[str, Any] = {"gpus": gpus}
-        except pynvml.NVMLError as err:
-            answer = {"error": f"NVML failed: {err}"}
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
+    serve(lambda: answer(pynvml))
+
+
+def answer(nvml: Any) -> dict[str, Any]:
+    """Facts of every GPU, or why there are none."""
+    try:
+        return {"gpus": [_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]}
+    except nvml.NVMLError as err:
+        return {"error": f"NVML failed: {err}"}
 
 
 def condition_of(uuid: str) -> tuple[int | None, int | None]:
@@ -94,8 +95,6 @@ def _gpu(nvml: Any, index: int) -> dict[str, Any]:
         "compute_mode": ask(lambda: nvml.nvmlDeviceGetComputeMode(handle)),
         "mig": mig == 1,
         "driver": _text(nvml.nvmlSystemGetDriverVersion()),
-        "throttle": ask(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
-        "sm_mhz": ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
     }
 
 

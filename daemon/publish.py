@@ -30,16 +30,16 @@ logger = logging.getLogger("gemmtuned.daemon")
 WAIT_S: Final = 1.0  # publishing takes milliseconds; a daemon told to stop has 2 s
 
 
-def publish(store: Store, folder: Path, locks: Path, *, now_s: float, binaries: Path | None = None) -> Manifest | None:
+def publish(store: Store, folder: Path, locks: Path, *, now_s: float) -> Manifest | None:
     """Write what the store holds, if it is not there already; None when nothing was ever published.
 
-    binaries: the folder whose `bin` has the workers' kernels; None: the home, where `locks` is.
+    The workers' kernels are in the `bin` of the home, where `locks` is.
     Whoever changes solutions calls this after the commit: the daemon, `gemmtuned tune`, `gemmtuned withdraw`.
     Raises TableError when the disk refuses, TryLater when another publisher does not finish, StoreBusy, StoreError.
     """
     with _lock(locks):
         generation, solutions = store.published()
-        solutions = [s for s in solutions if _bring_binary(s, binaries or locks.parent, folder)]
+        solutions = [s for s in solutions if _bring_binary(s, locks.parent, folder)]
         before = _read(folder)
         if before is None and generation == 0 and not solutions:
             return None

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from gemmtuned.configs.settings import child_env
+from gemmtuned.configs.settings import unhooked_env
 
 ANSWER_S: Final = 5.0
 SHARE_S: Final = 0.09  # one answer serves all GPUs of a turn
@@ -21,6 +21,13 @@ RETRY_S: Final = 2.0  # after an error: the child may have to be started again e
 STALE_S: Final = 0.5  # once the next one is due for this long, the last answer is none
 
 Facts = dict[str, Any]  # of one GPU, as the child gives them
+
+
+def serve(answer: Callable[[], dict[str, Any]]) -> None:
+    """CHILD side: one JSON line for every line of standard input, until that ends."""
+    for _ in sys.stdin:
+        sys.stdout.write(json.dumps(answer()) + "\n")
+        sys.stdout.flush()
 
 
 class Sampler:
@@ -75,7 +82,7 @@ class Sampler:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
                     cwd="/",
-                    env=child_env(AITER_TUNE_GEMM=None, GEMMTUNED_DISPATCH=None),
+                    env=unhooked_env(),
                 )
             assert self._child.stdin is not None
             self._asked_s = now_s

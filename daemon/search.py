@@ -46,25 +46,6 @@ Emit = Callable[[Trial], None]
 _compilers = Compilers()  # its processes start when there is something to compile
 
 
-def tune(
-    members: Sequence[Problem],
-    covers: str,
-    target: Problem,
-    environment: Environment,
-    *,
-    mode: str,
-    skip: Collection[Candidate],
-    emit: Emit,
-    options: SearchOptions = DEFAULTS,
-    clock: Clock | None = None,
-    seed: int | None = None,
-) -> Solution:
-    """The solution for target in this mode; see tune_modes."""
-    return tune_modes(
-        members, covers, target, environment, mode=mode, skip=skip, emit=emit, options=options, clock=clock, seed=seed
-    )[0]
-
-
 def tune_modes(
     members: Sequence[Problem],
     covers: str,
@@ -90,7 +71,7 @@ def tune_modes(
     if DEFAULT in skip:
         raise CandidateFailed(f"{target}: torch's own kernel failed before")
     device = torch_device(environment.device)
-    # A new order every time: a repeated tune() of one problem is another draw
+    # A new order every time: a repeated search of one problem is another draw
     coin = random.Random(seed)  # noqa: S311
     with as_called(target):
         contest = _Contest(
@@ -144,9 +125,10 @@ class _Contest:
     def run(self) -> Entrant | None:
         """The winner, or None: the default is best."""
         default = self._default_kernels()
-        self._compile_ahead()
+        offered = list(self._candidates())
+        self._compile_ahead(offered)
         self._bench = Bench(self.main, self._device)
-        entrants = self._screen(default)
+        entrants = self._screen(default, [candidate for candidate in offered if candidate not in self._failed])
         entrants = self._verify(default, entrants)
         if not self.default_err:
             self.default_err = default_error(self.main, default[self.main], device=self._device)
@@ -190,7 +172,7 @@ class _Contest:
     def _candidates(self) -> Iterator[Candidate]:
         """For the most called member and for the largest one: a tile must hold all rows of X."""
         seen = {DEFAULT, *self._skip}
-        for member in (self.main, self.members[-1]):
+        for member in dict.fromkeys((self.main, self.members[-1])):
             offered = self._options.only if self._options.only is not None else candidates(member, self._environment)
             for candidate in (*self._options.seeds, *offered):
                 there = candidate.backend in BACKENDS and candidate.backend in self._environment.stamps
@@ -198,9 +180,9 @@ class _Contest:
                     seen.add(candidate)
                     yield candidate
 
-    def _compile_ahead(self) -> None:
+    def _compile_ahead(self, offered: Sequence[Candidate]) -> None:
         """Have everything compiled that must be, in other processes, before operands are made on the device."""
-        todo = [c for c in self._candidates() if isinstance(BACKENDS[c.backend], CompiledBackend)]
+        todo = [c for c in offered if isinstance(BACKENDS[c.backend], CompiledBackend)]
         if not todo:
             return
         started = _now_us()
@@ -208,10 +190,7 @@ class _Contest:
         for candidate, reason in self._failed.items():
             self._report(candidate, "screen", "refused", started, note=reason)
 
-    def _to_try(self) -> list[Candidate]:
-        return [candidate for candidate in self._candidates() if candidate not in self._failed]
-
-    def _screen(self, default: dict[Problem, Kernel]) -> list[Entrant]:
+    def _screen(self, default: dict[Problem, Kernel], offered: Sequence[Candidate]) -> list[Entrant]:
         """A short race of every candidate at the most called member; the promising ones, best first."""
         started = _now_us()
         try:
@@ -222,7 +201,7 @@ class _Contest:
             raise CandidateFailed(f"{self.main}: torch's own kernel fails: {first_line(err)}") from err
         self._report(DEFAULT, "screen", "ok", started, us=self.default_us)
         promising = []
-        for candidate in self._to_try():
+        for candidate in offered:
             started = self._start(candidate)
             try:
                 kernels = {m: BACKENDS[candidate.backend].prepare(candidate, m) for m in self.members}

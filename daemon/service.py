@@ -163,7 +163,7 @@ class Daemon:
                 return False
             # What a worker could do that has not spoken yet is not known, but for its device
             silent = {seat.monitor.device.key for seat in self.seats if seat.environment is None}
-            if any(row["device"] in silent for row in self.store.waiting(since_s=now_s - RECENT_S)):
+            if silent and any(row["device"] in silent for row in self.store.waiting(since_s=now_s - RECENT_S)):
                 return False
             for seat in self.seats:
                 if seat.environment is None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import IO, Final, Protocol
 
 from gemmtuned.configs.errors import WorkerDied, WorkerFailed, WorkerHung
-from gemmtuned.configs.settings import child_env
+from gemmtuned.configs.settings import unhooked_env
 from gemmtuned.configs.solution import Environment
 from gemmtuned.daemon.wire import COMPILING, Failed, Found, Hello, Inbox, Memory, Message, Order, Trial, encode
 
@@ -114,12 +114,7 @@ class Worker:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,  # Ctrl-C is the daemon's to handle, and one kill reaches all that it started
                 cwd="/",  # `-m` puts the current folder before all others on the path
-                env=child_env(  # it must not count its own calls, and sees the one GPU it was told
-                    AITER_TUNE_GEMM=None,
-                    GEMMTUNED_DISPATCH=None,
-                    NOTIFY_SOCKET=None,  # the daemon's to talk to
-                    **_visible(device),
-                ),
+                env=unhooked_env(**_visible(device)),  # it sees the one GPU it was told
             )
         except OSError as err:
             ours.close()

@@ -23,9 +23,10 @@ _COLUMNS: Final = (
 _LIVED: Final = "s.generation <= :to AND (s.retired_generation IS NULL OR s.retired_generation > :to)"
 _GONE: Final = f"{SOLUTION_SELECT} WHERE s.retired_generation IS NULL AND s.generation > :to ORDER BY s.id"
 _BACK: Final = f"{SOLUTION_SELECT} WHERE s.retired_generation > :to AND {_LIVED} ORDER BY s.id"
+_UNPINNED: Final = f"CASE backend WHEN '{DEFAULT_BACKEND}' THEN 'default_best' ELSE 'published' END"
 _REVIVE: Final = f"""
 INSERT INTO solution ({_COLUMNS}, state, generation, published_us)
-SELECT {_COLUMNS}, CASE backend WHEN '{DEFAULT_BACKEND}' THEN 'default_best' ELSE 'published' END, ?, ?
+SELECT {_COLUMNS}, {_UNPINNED}, ?, ?
 FROM solution WHERE id IN (SELECT value FROM json_each(?))
 """  # noqa: S608
 # What is not there any more after it would be tuned again at once, to the same result
@@ -60,9 +61,8 @@ class Curation(Part):
             if change and not dry_run:
                 ids = json.dumps([row["id"] for row in change])
                 raise_generation(conn, us(now_s), note="unpinned" if off else "pinned")
-                unpinned = f"CASE backend WHEN '{DEFAULT_BACKEND}' THEN 'default_best' ELSE 'published' END"
                 conn.execute(
-                    f"UPDATE solution SET state = {unpinned if off else repr('pinned')}, recheck = NULL "  # noqa: S608
+                    f"UPDATE solution SET state = {_UNPINNED if off else repr('pinned')}, recheck = NULL "  # noqa: S608
                     "WHERE id IN (SELECT value FROM json_each(?))",
                     (ids,),
                 )

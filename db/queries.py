@@ -236,9 +236,7 @@ def hints(path: Path, problem: Problem, *, limit: int = 20) -> list[dict[str, An
         "SELECT * FROM hints WHERE kind = 'tuned' AND problem IN (SELECT text FROM problem WHERE rest = :rest) "
         "ORDER BY 1.0 * max(m, :m) / min(m, :m), coalesce(us, 1e300), source, line LIMIT :limit"
     )
-    if not ask(path, "SELECT 1 FROM sqlite_master WHERE name = 'hints'"):  # no writer has brought it up to date yet
-        return []
-    return ask(path, sql, {"rest": rest(p), "m": p.m, "limit": limit})
+    return _newer(path, "hints", sql, {"rest": rest(p), "m": p.m, "limit": limit})
 
 
 def devices(path: Path) -> dict[str, Device]:
@@ -274,7 +272,7 @@ def ask(path: Path, sql: str, values: tuple[Any, ...] | dict[str, Any] = ()) -> 
         conn.close()
 
 
-def _newer(path: Path, view: str, sql: str, values: tuple[Any, ...]) -> list[dict[str, Any]]:
+def _newer(path: Path, view: str, sql: str, values: tuple[Any, ...] | dict[str, Any]) -> list[dict[str, Any]]:
     """As ask; nothing for a database that no program of this version has written to yet."""
     if not ask(path, "SELECT 1 FROM sqlite_master WHERE type = 'view' AND name = ?", (view,)):
         return []

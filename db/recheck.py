@@ -14,6 +14,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Environment
 from gemmtuned.db.leases import CLAIM, CLOCK_SLACK_US, Work, bucket_members
 from gemmtuned.db.rows import PROBLEM_COLUMNS, Part, problem_of, rest, rows, us
+from gemmtuned.db.solutions import SERVES
 
 _HERE: Final = """
 s.retired_generation IS NULL AND s.state != 'pinned'
@@ -48,14 +49,9 @@ UPDATE solution SET recheck = 'drift' WHERE id IN (
     WHERE s.state = 'published' AND s.recheck IS NULL AND s.published_us < :before AND {_HERE}
     ORDER BY s.published_us LIMIT 1)
 """  # noqa: S608
-_ASK: Final = """
-UPDATE solution SET recheck = 'asked' WHERE retired_generation IS NULL AND id IN (
-    SELECT x.id FROM problem q
-    JOIN problem b ON b.rest = q.rest AND b.m IN (q.m, q.m_fine, q.m_coarse)
-    JOIN solution x ON x.problem_id = b.id
-        AND b.m = CASE x.covers WHEN 'exact' THEN q.m WHEN 'fine' THEN q.m_fine ELSE q.m_coarse END
-    WHERE q.id IN (SELECT value FROM json_each(?)))
-"""
+_ASK: Final = f"""
+UPDATE solution SET recheck = 'asked' WHERE retired_generation IS NULL AND id IN ({SERVES})
+"""  # noqa: S608
 
 
 class Recheck(Part):

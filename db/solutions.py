@@ -38,16 +38,19 @@ _LIVE: Final = f"""
 WHERE s.retired_generation IS NULL AND (:only IS NULL OR h.key IN (SELECT value FROM json_each(:only)))
 ORDER BY s.id
 """  # noqa: S608
-SERVING: Final = f"""
-{SOLUTION_SELECT}
-WHERE s.retired_generation IS NULL AND s.id IN (
+# Every solution, live or not, that serves one of these problems: of its exact size or of one of its buckets
+SERVES: Final = """
     SELECT x.id FROM problem q
     JOIN problem b ON b.rest = q.rest AND b.m IN (q.m, q.m_fine, q.m_coarse)
     JOIN solution x ON x.problem_id = b.id
         AND b.m = CASE x.covers WHEN 'exact' THEN q.m WHEN 'fine' THEN q.m_fine ELSE q.m_coarse END
-    WHERE q.id IN (SELECT value FROM json_each(?)))
+    WHERE q.id IN (SELECT value FROM json_each(?))
+"""
+SERVING: Final = f"""
+{SOLUTION_SELECT}
+WHERE s.retired_generation IS NULL AND s.id IN ({SERVES})
 ORDER BY s.id
-"""  # noqa: S608
+"""
 _REPORTED: Final = f"""
 {SOLUTION_SELECT}
 WHERE s.retired_generation IS NULL AND EXISTS (
@@ -123,7 +126,7 @@ class Solutions(Part):
     ) -> list[Solution]:
         """Take out every live solution that serves one of these problems, its bucket's included; they are returned.
 
-        hold: do not tune it again until `reset_failed`, else the daemon would bring the same back at once.
+        hold: do not tune it again until somebody asks for it, else the daemon would bring the same back at once.
         """
 
         def once(conn: sqlite3.Connection) -> list[Solution]:

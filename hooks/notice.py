@@ -7,6 +7,18 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import TextIO
+
+
+class Stderr(logging.StreamHandler[TextIO]):
+    """Writes to what sys.stderr is at the moment: a progress bar puts itself below the lines."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stderr
 
 
 class StderrLines(logging.Handler):

@@ -7,16 +7,16 @@ tuned_gemm.py at e4048607.
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Final
 
 from gemmtuned.configs.aiter_columns import torch_name
 from gemmtuned.configs.padding import padded_m
 from gemmtuned.configs.sighting import Sighting
 from gemmtuned.configs.solution import Device, Solution
 from gemmtuned.hooks.dispatch import Table
+from gemmtuned.hooks.notice import Stderr
 
 MAX_TOLD: Final = 65_536  # selections remembered; beyond it nothing more is told
 log = logging.getLogger("gemmtuned.tuned_config")
@@ -36,7 +36,7 @@ class Selections:
         self._held: dict[_Key, tuple[Sighting, Device]] = {}
         self._waits, self._loaded = waits, not waits
         if not log.handlers:  # as AITER does: its own lines, whatever the program does with logging
-            handler = _Stderr()
+            handler = Stderr()
             handler.setFormatter(logging.Formatter("[gemmtuned] %(message)s"))
             log.addHandler(handler)
             log.setLevel(logging.INFO)
@@ -102,14 +102,3 @@ def _key(sighting: Sighting) -> _Key:
 
 def _find(table: Table, sighting: Sighting) -> tuple[str, Solution | None]:
     return table.find(sighting.problem, "graph" if sighting.graph else "eager", sighting.place)
-
-
-class _Stderr(logging.StreamHandler[TextIO]):
-    """Writes to what sys.stderr is at the moment."""
-
-    def __init__(self) -> None:
-        logging.Handler.__init__(self)
-
-    @property
-    def stream(self) -> TextIO:  # type: ignore[override]
-        return sys.stderr

@@ -53,7 +53,7 @@ class Card:
             "util": min(sum(p.share for p in self.programs), 1.0), "used_bytes": used, "free_bytes": self.total - used,
             "baseline_bytes": 128 * MIB,
             "pids": [self.number(p.pid) for p in named], "by_pid": by_pid if self.by_pid else None,
-            "compute_mode": 0, "mig": False, "driver": "580.1", "throttle": 0, "sm_mhz": 1980, **self.more,
+            "compute_mode": 0, "mig": False, "driver": "580.1", **self.more,
         }  # fmt: skip
 
 

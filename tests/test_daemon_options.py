@@ -18,7 +18,7 @@ from gemmtuned.configs.solution import Candidate, Environment, Solution, cpu_dev
 from gemmtuned.daemon.main import Tuned, tune_now
 from gemmtuned.daemon.options import SearchOptions
 from gemmtuned.daemon.request import Request
-from gemmtuned.daemon.search import tune
+from gemmtuned.daemon.search import tune_modes
 from gemmtuned.daemon.verify import err_ratio
 from gemmtuned.daemon.wire import Order, Trial, decode, encode
 from gemmtuned.daemon.worker import Deadlines, Worker
@@ -98,7 +98,7 @@ def search(backends: dict[str, object], options: SearchOptions) -> tuple[Solutio
     environment = Environment(cpu_device(), dict.fromkeys(backends, "1"))
     trials: list[Trial] = []
     clock = NoisyClock({"fast": 150.0}, jitter=0.01, drift=0.002, burst=0.0, second=0.0)
-    solution = tune(
+    solution, *_ = tune_modes(
         (PROBLEM,), "exact", PROBLEM, environment, mode="eager", skip=(), emit=trials.append, options=options,
         clock=clock, seed=1,
     )  # fmt: skip

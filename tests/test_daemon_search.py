@@ -11,7 +11,7 @@ from planted_kernels import Planted
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Environment, Solution, cpu_device
-from gemmtuned.daemon.search import tune
+from gemmtuned.daemon.search import tune_modes
 from gemmtuned.daemon.wire import Trial
 from gemmtuned.kernels import backends as registry
 from gemmtuned.kernels.backends import BACKENDS
@@ -37,10 +37,10 @@ class Table:
     def tune(self, clock, members=(PROBLEM,), covers="exact", target=None, skip=(), seed=1) -> Solution:
         environment = Environment(cpu_device(), dict.fromkeys(self.backends, "1"))
         self.reports.clear()
-        return tune(
+        return tune_modes(
             members, covers, target or members[0], environment, mode="eager", skip=skip, emit=self.reports.append,
             clock=clock, seed=seed,
-        )  # fmt: skip
+        )[0]  # fmt: skip
 
     def phases(self, name: str) -> list[tuple[str, str]]:
         return [(r.phase, r.outcome) for r in self.reports if r.candidate.backend == name]
@@ -267,7 +267,7 @@ def test_a_gain_of_a_tenth_is_found_on_a_shared_machine(table):
 def test_the_real_backends_and_the_real_clock_give_a_valid_solution():
     reports: list[Trial] = []
     environment = registry.environment(cpu_device())
-    solution = tune(
+    solution, *_ = tune_modes(
         (PROBLEM,), "exact", PROBLEM, environment, mode="eager", skip=(), emit=reports.append
     )  # whichever wins is this machine's business
     assert Solution.from_row(solution.to_row()) == solution

@@ -109,14 +109,20 @@ def decode(model: Qwen3ForCausalLM, batch: int, steps: int, graph: bool) -> dict
     return {"batch": batch, "tokens": batch * steps, "seconds": seconds, "logits_sum": total}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """What this program and its compiled form take."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="0.6B")
     parser.add_argument("--layers", type=int, default=0, help="fewer layers than the model has")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--no-graph", action="store_true")
+    return parser
+
+
+def main() -> None:
+    parser = arguments(__doc__)
     parser.add_argument("--serve", action="store_true")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -7,23 +7,16 @@ Inductor calls most GEMMs of such a model as extern kernels; those are counted a
 With --max-autotune it may put some into kernels of its own: `gemmtuned coverage` says how many.
 """
 
-import argparse
 import time
 
 import torch
-from decode import SIZES, Decoder, build
+from decode import Decoder, arguments, build
 
 
 @torch.inference_mode()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", choices=SIZES, default="0.6B")
-    parser.add_argument("--layers", type=int, default=0, help="fewer layers than the model has")
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=64)
-    parser.add_argument("--repeat", type=int, default=1)
+    parser = arguments(__doc__)
     parser.add_argument("--max-autotune", action="store_true")
-    parser.add_argument("--no-graph", action="store_true")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = build(args.size, args.layers, device, torch.bfloat16)

@@ -7,15 +7,15 @@ import json
 import logging
 import os
 import re
-import sys
 from collections.abc import Callable
 from datetime import datetime, timezone
-from typing import Annotated, Final, TextIO
+from typing import Annotated, Final
 
 import typer
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
+from gemmtuned.hooks.notice import Stderr
 
 _UNITS_S: Final = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _SPAN: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([a-z]*)")
@@ -68,7 +68,7 @@ def default_threads() -> int:
 
 def start_logging(name: str, form: str = "text") -> None:
     """Send the log lines of `gemmtuned.*` to stderr, one event a line, from this level up; as `text` or `json`."""
-    handler = _Stderr()
+    handler = Stderr()
     handler.setFormatter(_JsonLines() if form == "json" else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger = logging.getLogger("gemmtuned")
     logger.handlers[:] = [handler]
@@ -101,17 +101,6 @@ def _value(text: str) -> object:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
-
-
-class _Stderr(logging.StreamHandler[TextIO]):
-    """Writes to what sys.stderr is at the moment: a progress bar puts itself below the lines."""
-
-    def __init__(self) -> None:
-        logging.Handler.__init__(self)
-
-    @property
-    def stream(self) -> TextIO:  # type: ignore[override]
-        return sys.stderr
 
 
 def problems(texts: list[str]) -> list[Problem]:

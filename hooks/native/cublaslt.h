@@ -53,11 +53,7 @@ struct LtLibrary {
     for (const char* name : {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so.11"})
       if (!dlsym(lib, "cublasLtMatmul"))
         if (void* found = dlopen(name, RTLD_NOW | RTLD_NOLOAD)) lib = found;
-    const auto find = [lib](auto& slot, const char* name) {
-      slot = reinterpret_cast<std::decay_t<decltype(slot)>>(dlsym(lib, name));
-      TORCH_CHECK(slot, "libcublasLt is not loaded, or has no ", name);
-    };
-#define GEMMTUNED_FIND(name) find(l.name, #name)
+#define GEMMTUNED_FIND(name) find_symbol(lib, "libcublasLt is not loaded, or", l.name, #name)
     GEMMTUNED_FIND(cublasLtGetVersion);
     GEMMTUNED_FIND(cublasLtCreate);
     GEMMTUNED_FIND(cublasLtMatmulDescCreate);

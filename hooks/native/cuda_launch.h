@@ -19,6 +19,13 @@ namespace gemmtuned::cuda {
 using Handle = void*;  // CUcontext, CUmodule, CUfunction, CUstream
 using Address = unsigned long long;
 
+// Fills a function pointer from a library; throws when it is not there.
+template <class Function>
+void find_symbol(void* lib, const char* library, Function& slot, const char* name) {
+  slot = reinterpret_cast<Function>(dlsym(lib, name));
+  TORCH_CHECK(slot, library, " has no ", name);
+}
+
 struct Driver {
   int (*cuDevicePrimaryCtxRetain)(Handle*, int);
   int (*cuCtxGetCurrent)(Handle*);
@@ -57,11 +64,7 @@ struct Driver {
     void* lib = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
     TORCH_CHECK(lib, "libcuda.so.1 does not load: ", dlerror());
     Driver d{};
-    const auto find = [lib](auto& slot, const char* name) {
-      slot = reinterpret_cast<std::decay_t<decltype(slot)>>(dlsym(lib, name));
-      TORCH_CHECK(slot, "libcuda has no ", name);
-    };
-#define GEMMTUNED_FIND(name) find(d.name, #name)
+#define GEMMTUNED_FIND(name) find_symbol(lib, "libcuda", d.name, #name)
     GEMMTUNED_FIND(cuDevicePrimaryCtxRetain);
     GEMMTUNED_FIND(cuCtxGetCurrent);
     GEMMTUNED_FIND(cuCtxSetCurrent);
