@@ -117,7 +117,7 @@ def race_again(problem: Problem, solution: Solution) -> dict[str, Any]:
             calls = bench.arm(str(candidate), kernel, problem).calls
             runs.append(timer.prepare(lambda i, calls=calls: calls[i % len(calls)](), launches))  # type: ignore[misc]
         floors = floor_launches(timer, [b.t() for b in bench.weights], launches)
-        times = timer.measure([*runs, *(run for _, run in floors)], ROUNDS + 2)
+        times = timer.measure([*runs, *floors], ROUNDS + 2)
     us = [[t / launches for t in series[2:]] for series in times]
     middle, low, high = signed_rank_interval([math.log(a / b) for a, b in zip(us[0], us[1], strict=True)])
     floor_us = min(statistics.median(series) for series in us[2:])

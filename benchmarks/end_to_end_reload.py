@@ -28,7 +28,6 @@ import torch
 import gemmtuned
 from gemmtuned.configs.manifest import BINARIES, make_folder, read_manifest, read_table
 from gemmtuned.configs.settings import Settings
-from gemmtuned.hooks import native
 from gemmtuned.hooks.activate import activate
 
 HERE = Path(__file__).resolve().parent
@@ -159,10 +158,11 @@ def main() -> None:
     while gemmtuned.generation() < PUBLISHES and time.monotonic() < until:
         time.sleep(0.01)
     generations.append(gemmtuned.generation())
+    hook.tick()  # the flush thread collects failures, too: they are asked for where it puts them
     summary = {
         "publishes": PUBLISHES, "threads": THREADS, "generations_seen": generations, "taken_up": len(taken),
         "wrong": sum(one.wrong for one in threads),
-        "failures": len(native_failures(hook)),
+        "failures": hook.session().errors,
         **{
             f"{name}_ms": {
                 "steps": sum(map(len, found)),
@@ -175,11 +175,6 @@ def main() -> None:
     args.part.write_text(json.dumps({**record.facts(), "size": args.size, "summary": summary}, indent=1) + "\n")
     print(json.dumps(summary), flush=True)
     gemmtuned.disable()
-
-
-def native_failures(hook: Any) -> list[tuple[int, str]]:
-    found: list[tuple[int, str]] = hook.native.failures() if isinstance(hook.native, native.Native) else []
-    return found
 
 
 if __name__ == "__main__":

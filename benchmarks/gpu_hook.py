@@ -189,7 +189,8 @@ def main() -> None:
     graphs_and_streams(wide)
     with_profiler(hook)
     example_counts(hook)
-    say(not hook.native.failures(), "no route failed")
+    hook.tick()  # the flush thread collects failures, too: they are asked for where it puts them
+    say(hook.session().errors == 0, "no route failed")
     args.out.mkdir(parents=True, exist_ok=True)
     print("saved", record.save("gpu_hook", RESULT, args.out))
     gemmtuned.disable()

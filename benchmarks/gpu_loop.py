@@ -1,12 +1,12 @@
 """The whole loop on one GPU with an unchanged program: docs/examples/decode.py, hooked beside an un-hooked twin.
 
-    python benchmarks/gpu_loop.py --out FOLDER [--size 0.6B --batches 1 8 --seconds 420]
+    python benchmarks/gpu_loop.py --out FOLDER [--size 0.6B --batches 1 8 --tune-s 240]
 
 Tokens/s before and after one idle tuning pass (`gemmtuned daemon --once --share-resident`), the two programs taking
 turns; then coverage, gains, and how soon the running program had the last publish.
 
 A program that takes the GPU over from another one runs its first graphs at another speed (stock up to 15 % faster) than
-it ever has when it is alone, which is how programs are served.  So each turn is two requests; the second one
+it has from then on.  So each turn is two requests; the second one
 counts, and the first is in the result as `first_of_turn`.
 """
 
@@ -105,8 +105,8 @@ def main() -> None:
     show("before", before)
     time.sleep(1.5)
     began = time.monotonic()
-    log = (args.out / "daemon.log") if args.out.mkdir(parents=True, exist_ok=True) is None else None
-    assert log is not None
+    args.out.mkdir(parents=True, exist_ok=True)
+    log = args.out / "daemon.log"
     with log.open("w") as sink:
         daemon = subprocess.Popen(
             [sys.executable, "-P", "-m", "gemmtuned", "daemon", "--once", "--share-resident", "--idle-s", "1"],

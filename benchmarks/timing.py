@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-
-
-class Timer(Protocol):
-    """prepare: record `launches` calls of f(i), keeping f.  measure: us of each replay, the runs taking turns."""
-
-    device: str
-
-    def prepare(self, f: Callable[[int], None], launches: int) -> Any: ...
-
-    def measure(self, runs: list[Any], rounds: int) -> list[list[float]]: ...
 
 
 @dataclass(frozen=True)
@@ -40,8 +29,6 @@ class Recorded:
 
 class CudaTimer:
     """Graphs on one side stream. A replay is queued behind a short sleep, so that the host is never waited for."""
-
-    device = "cuda"
 
     def __init__(self) -> None:
         self.stream = torch.cuda.Stream()
@@ -80,24 +67,6 @@ class CudaTimer:
         return times
 
 
-class HostTimer:
-    """For dry runs on the CPU: the same calls, timed by the host's clock; the numbers mean nothing."""
-
-    device = "cpu"
-
-    def prepare(self, f: Callable[[int], None], launches: int) -> Any:
-        return lambda: [f(i) for i in range(min(launches, 1))]
-
-    def measure(self, runs: list[Any], rounds: int) -> list[list[float]]:
-        times: list[list[float]] = [[] for _ in runs]
-        for _ in range(min(rounds, 3)):
-            for i, run in enumerate(runs):
-                start = time.perf_counter()
-                run()
-                times[i].append((time.perf_counter() - start) * 1e6)
-        return times
-
-
 @triton.jit
 def stream(w, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr, UNROLL: tl.constexpr):
     """Read SIZE values once, add them up so that the reads are not dropped."""
@@ -109,14 +78,14 @@ def stream(w, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
     tl.store(out + tl.program_id(0), tl.sum(acc, 0))
 
 
-def floor_launches(timer: Timer, weights: Sequence[torch.Tensor], launches: int) -> list[tuple[str, Any]]:
+def floor_launches(timer: CudaTimer, weights: Sequence[torch.Tensor], launches: int) -> list[Any]:
     """Kernels that only read the same weights, the best three: the least time a decode GEMM can take."""
     copies, size = len(weights), weights[0].numel()
     views = [weight.view(-1) for weight in weights]
     out = torch.empty(1 << 20, device=weights[0].device, dtype=torch.float32)
     found = []
     settings = [(block, warps, steps) for block in (2048, 4096, 8192) for warps in (4, 8) for steps in (1, 2, 4, 8)]
-    for block, warps, steps in settings if timer.device == "cuda" else settings[:1]:
+    for block, warps, steps in settings:
         grid = (-(-size // (block * steps)),)
 
         def call(i: int, grid: Any = grid, block: int = block, warps: int = warps, steps: int = steps) -> None:
@@ -125,6 +94,6 @@ def floor_launches(timer: Timer, weights: Sequence[torch.Tensor], launches: int)
             )
 
         run = timer.prepare(call, launches)
-        found.append((min(timer.measure([run], 3)[0]), f"block={block} warps={warps} steps={steps}", run))
+        found.append((min(timer.measure([run], 3)[0]), run))
     found.sort(key=lambda item: item[0])
-    return [(name, run) for _, name, run in found[:3]]
+    return [run for _, run in found[:3]]

@@ -371,7 +371,7 @@ class Hook:
 
     def count_op(self, problem: Problem, place: str) -> None:
         """A call of one of our ops that aten did not see."""
-        if self._mode() & native.CAPTURE:
+        if self._set_mode & native.CAPTURE:
             self.op_counts.add(problem, place)
 
     def refuses(self, generation: int) -> bool:

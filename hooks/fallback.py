@@ -225,7 +225,7 @@ def describe(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> Pro
 
 
 def _side(t: torch.Tensor, *, prefer_t: bool) -> str:
-    """As `side` in native/capture.cpp."""
+    """As `side` in native/call.h."""
     n, c = t.stride(1) == 1 or t.shape[1] == 1, t.stride(0) == 1 or t.shape[0] == 1
     if prefer_t and c and (not n or t.shape[1] == 1):
         return "t"

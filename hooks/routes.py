@@ -18,12 +18,10 @@ from gemmtuned.configs.manifest import read_binary
 from gemmtuned.configs.solution import Solution
 from gemmtuned.hooks.dispatch import NATIVE_CODES, Table, ident_of
 from gemmtuned.hooks.native import Launch, LtLaunch, Native, Row
+from gemmtuned.kernels.cublaslt import COMPUTE_32F, COMPUTE_TF32, DATA_TYPES
 
 log = logging.getLogger("gemmtuned.hooks")
 LAUNCHED: Final = frozenset({"triton", "cublaslt"})  # backends whose solutions carry a launch record
-DATA_TYPES: Final = {"fp32": 0, "fp16": 2, "bf16": 14}  # cudaDataType
-COMPUTE_32F: Final = 68  # cublasComputeType_t
-COMPUTE_32F_FAST_TF32: Final = 77
 
 
 class Routes:
@@ -92,7 +90,7 @@ def _library_launch(facts: dict[str, Any], solution: Solution, device: int) -> L
         device=device,
         ld_multiple=facts["ld_multiple"],
         data_type=DATA_TYPES[facts["dtype"]],
-        compute_type=COMPUTE_32F_FAST_TF32 if facts["tf32"] else COMPUTE_32F,
+        compute_type=COMPUTE_TF32 if facts["tf32"] else COMPUTE_32F,
         x_turned=facts["layout"][0] == "t",
         w_turned=facts["layout"][1] == "t",
     )

@@ -107,7 +107,9 @@ def usable(
 
     What the daemon of this machine published goes first: it was measured here.  check gives the reason against one.
     """
-    known = {(s.problem, s.covers, s.mode, s.device) for s in published}
+    if not loader.solutions:
+        published = ()
+    known = {(s.problem, s.covers, s.mode, s.device) for s in in_slices(published)}
     refused: Counter[str] = Counter(
         {f"{library}: a library of the table's, a seed for the search": n for library, n in loader.seeds.items()}
     )

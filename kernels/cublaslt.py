@@ -24,7 +24,7 @@ from gemmtuned.configs.problem import Problem
 DATA_TYPES: Final = {"fp32": 0, "fp16": 2, "bf16": 14}  # cudaDataType
 POINTER_ALIGN: Final = 16  # bytes, promised to the heuristic
 MAX_WORKSPACE_BYTES: Final = 32 << 20  # what torch allows on sm_90
-_COMPUTE_32F, _COMPUTE_TF32 = 68, 77
+COMPUTE_32F, COMPUTE_TF32 = 68, 77  # cublasComputeType_t
 _EPILOGUE_BIAS: Final = 4
 _DESC_TRANSA, _DESC_TRANSB, _DESC_EPILOGUE, _DESC_BIAS = 3, 4, 7, 8
 _PREF_WORKSPACE, _PREF_REDUCTION, _PREF_ALIGN = 1, 3, (5, 6, 7, 8)
@@ -234,7 +234,7 @@ def _described(problem: Problem, *, bias: int = 0, ld: tuple[int, int] | None = 
             sizes = (c_int32(kind), c_uint64(rows), c_uint64(columns), ctypes.c_int64(leading))
             return made("cublasLtMatrixLayoutCreate", "cublasLtMatrixLayoutDestroy", *sizes)
 
-        compute = _COMPUTE_TF32 if problem.dtype == "fp32" and problem.math_mode == "tf32" else _COMPUTE_32F
+        compute = COMPUTE_TF32 if problem.dtype == "fp32" and problem.math_mode == "tf32" else COMPUTE_32F
         desc = made("cublasLtMatmulDescCreate", "cublasLtMatmulDescDestroy", c_int32(compute), c_int32(0))
         settings: list[tuple[int, Any]] = [
             (_DESC_TRANSA, c_int32(int(w_turned))),

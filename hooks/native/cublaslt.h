@@ -6,6 +6,8 @@
 #pragma once
 #include <ATen/ops/empty.h>
 
+#include <atomic>
+
 #include "cuda_launch.h"
 
 namespace gemmtuned::cuda {
@@ -29,14 +31,17 @@ struct LtLibrary {
   // One for each device and for the life of the process, as the library's documentation advises.
   Handle handle(int device) const {
     static std::mutex mutex;
-    static Handle handles[64] = {};
+    static std::atomic<Handle> handles[64]{};
     TORCH_CHECK(device >= 0 && device < 64, "more than 64 devices");
+    if (const Handle known = handles[device].load(std::memory_order_acquire)) return known;  // no lock in a call
     std::lock_guard<std::mutex> hold(mutex);
-    if (!handles[device]) {
+    Handle made = handles[device].load(std::memory_order_relaxed);
+    if (!made) {
       RelaxedCapture relaxed;
-      check(cublasLtCreate(&handles[device]), "cublasLtCreate");
+      check(cublasLtCreate(&made), "cublasLtCreate");
+      handles[device].store(made, std::memory_order_release);
     }
-    return handles[device];
+    return made;
   }
 
   static void check(int code, const char* what) {

@@ -35,7 +35,7 @@ enum Code : int32_t { STOCK = 0, SWAP = 1, MV = 2, ONEDNN = 3, ONEDNN_PACKED = 4
 // One way to run a problem. Interned: lives as long as the process, so that a call may hold it across a reload.
 struct Route {
   int32_t id;    // names the solution on the Python side
-  int32_t code;  // which implementation, see run_route in capture.cpp; 0 is stock
+  int32_t code;  // which implementation, see Device::run; 0 is stock
   std::atomic<bool> failed{false};
   std::unique_ptr<const cuda::Launch> launch{};  // what a code of LAUNCH needs
   std::unique_ptr<const cuda::LtLaunch> lt{};    // what a code of CUBLASLT needs
