@@ -5,7 +5,7 @@
 Tokens/s before and after one idle tuning pass (`gemmtuned daemon --once --share-resident`), the two programs taking
 turns; then coverage, gains, and how soon the running program had the last publish.
 
-A program that takes the GPU over from another one runs its first graphs at another speed (stock up to 15 % faster) than
+A program that takes the GPU over from another one runs its first graphs at another speed (stock faster) than
 it has from then on.  So each turn is two requests; the second one
 counts, and the first is in the result as `first_of_turn`.
 """
