@@ -57,9 +57,9 @@ def import_(
 
     AITER's tables (tuned and untuned, every family) and Triton tile files, TunableOp results, vLLM's and SGLang's
     mixture-of-experts configs, Inductor lookup tables, and folders of gemmtuned's own. What they name as best was
-    measured elsewhere: it is tried first when its problem is tuned here, and not run before; what gemmtuned itself measured on this
-    kind of CPU is used once it is checked (--no-use: never). Importing a file again
-    replaces its rows. A file that cannot be read costs that file; a bad row stops all, unless --skip-bad-rows. Ends
+    measured elsewhere: it is tried first when its problem is tuned here, and not run before; what gemmtuned itself
+    measured on this kind of CPU is used once it is checked (--no-use: never). Importing a file again replaces its
+    rows. A file that cannot be read costs that file; a bad row stops all, unless --skip-bad-rows. Ends
     with 1 in both cases.
     """
     here = settings()
