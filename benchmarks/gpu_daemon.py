@@ -190,7 +190,7 @@ def facts(device: str, out: Path) -> dict[str, Any]:
             answer = sampler.facts()
             time.sleep(0.1)
         seen[name] = answer
-        keys = ("util", "used_bytes", "free_bytes", "pids", "by_pid", "compute_mode", "mig", "driver")
+        keys = ("util", "used_bytes", "free_bytes", "pids", "by_pid", "held_by_pid", "compute_mode", "mig", "driver")
         for gpu in answer.values():
             say(None, f"{name}: { ({k: gpu[k] for k in keys}) }")
 
@@ -211,13 +211,13 @@ def probe(device: str, out: Path) -> dict[str, Any]:
     with Other("probe", device) as other:
         other.ask(seconds=2.0)
         tuning = Tuning(device, "--idle-s", "10", "--devices", names(device))
-        for turn in range(4):
+        for turn in range(6):
             for arm in ("alone", "beside") if turn % 2 else ("beside", "alone"):
                 with tuning if arm == "beside" else contextlib.nullcontext():
                     if arm == "beside":
                         tuning.until(10, lambda n: bool(n["state"]))
                     windows[arm].append(other.ask(seconds=4.0))
-        tuned = any("solved" in line for line in tuning.log())
+        tuned = any(" solved generation" in line for line in tuning.log())
     p99 = {arm: [w["p99_us"] for w in seen] for arm, seen in windows.items()}
     ratio = statistics.median(p99["beside"]) / statistics.median(p99["alone"])
     spread = max(p99["alone"]) / min(p99["alone"])

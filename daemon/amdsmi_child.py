@@ -67,6 +67,7 @@ def _gpu(smi: Any, index: int, handle: Any) -> dict[str, Any]:
         "free_bytes": int(total - used) << 20 if used is not None and total is not None else None,
         "baseline_bytes": _BASELINE_BYTES,
         "pids": [p["pid"] for p in processes] if processes is not None else None,
+        "held_by_pid": {},
         # occupancy of each is documented as wrong when asked more than once a second
         "by_pid": None,
         "compute_mode": 0,

@@ -4,7 +4,8 @@ The driver's list of processes is advice and no proof: in a container it is empt
 cannot hide.  So there are two questions, each answered from what is known here:
 
 Is somebody else there?  Yes when a process that is not ours is listed which was not listed before our worker came, or
-when more memory is used than before it came plus what our worker reports plus its context.
+when more memory is used than before it came plus our worker's: what it reports plus its context, or what the driver
+counts for it, where that is more.
 
 Do they compute?  Without a worker of ours at work, the GPU's utilisation is theirs.  With one, utilisation by process
 tells when the driver knows processes.  A loaded program shows its first work soonest by its CPU time (neighbours.py;
@@ -31,6 +32,7 @@ TOUCH_S: Final = 2.5  # and the driver's figure is an average that falls off aga
 UNWATCHED: Final = "a loaded program is there, and nobody here can say when it starts to work while we do"
 TICKING: Final = 0.15  # of a core over 0.2 s: a quiet server's timers take one tick of 10 ms now and then
 LAUNCHING: Final = 0.5  # a program that launches kernels takes most of a core, one that takes up a publish less
+STILL_S: Final = 0.6  # the driver's answer may be older than the worker's report, but not by more (sampler.STALE_S)
 REPORT_S: Final = 0.15  # our worker's own growth is in the driver's count before its report is here
 
 
@@ -63,6 +65,7 @@ class Attribution:
         self._left_s = float("-inf")
         self._worked_s = float("-inf")
         self._own_bytes: list[tuple[float, int]] = []
+        self._still_s = float("inf")  # since when the worker reports the same
         self._touched_s: float | None = None  # since when somebody else uses a little of it
         self._sunk_s: float | None = None  # since when less is used than before we came
         self._over_s: float | None = None  # since when more memory is used than we can account for
@@ -108,6 +111,7 @@ class Attribution:
         self._ours = {str(own.pid)}
         self._context_bytes = self._grew_s = self._over_s = self._sunk_s = None
         self._own_bytes.clear()
+        self._still_s = float("inf")
         if self._before is None:
             self._before = facts
 
@@ -127,18 +131,19 @@ class Attribution:
         if new:
             return None, _named(new)
         grown = facts["used_bytes"] - self._before["used_bytes"]
+        counted = [facts["held_by_pid"][pid] for pid in self._ours if facts["held_by_pid"].get(pid)]
+        if own.memory_bytes is not None and not self._own_bytes:
+            self._worked_s = now_s  # making the context and looking whether the device is well is work, too
         if own.memory_bytes is None:
             allowed = CONTEXT_BYTES
         else:
-            self._own_bytes = [(at, held) for at, held in self._own_bytes if 0 <= now_s - at < 1.0]
-            self._own_bytes.append((now_s, own.memory_bytes))
-            if self._context_bytes is None:
-                self._context_bytes = min(max(grown - own.memory_bytes, 0), self._usual_bytes + (64 << 20))
-                self._usual_bytes = min(self._usual_bytes, self._context_bytes)
-                self._worked_s = now_s  # making the context and looking whether the device is well is work, too
+            self._remember(own.memory_bytes, grown, now_s)
             # what it gave back a moment ago may not be gone from the driver's count
-            allowed = self._context_bytes + max(held for _, held in self._own_bytes) + SLACK_BYTES
-            self._sink(grown - allowed + SLACK_BYTES, now_s)
+            context = self._usual_bytes if self._context_bytes is None else self._context_bytes
+            ours = max(sum(counted), context + max(held for _, held in self._own_bytes))
+            allowed = ours + SLACK_BYTES
+            if self._context_bytes is not None:
+                self._sink(grown - ours, now_s)
         if grown <= allowed:
             self._over_s = None
             return None
@@ -147,6 +152,20 @@ class Attribution:
         if now_s - self._over_s >= REPORT_S:
             return None, f"others took {(grown - allowed) >> 20} MiB of its memory since our worker started"
         return None
+
+    def _remember(self, held: int, grown: int, now_s: float) -> None:
+        """What our worker reports; and how large its context is, once its report and the driver's count must agree.
+
+        Not before: a count from before the context was whole would make the context look small, and whatever
+        the worker loads later somebody else's.
+        """
+        if not self._own_bytes or self._own_bytes[-1][1] != held or now_s < self._still_s:
+            self._still_s = now_s
+        self._own_bytes = [(at, old) for at, old in self._own_bytes if 0 <= now_s - at < 1.0]
+        self._own_bytes.append((now_s, held))
+        if self._context_bytes is None and now_s - self._still_s >= STILL_S:
+            self._context_bytes = min(max(grown - held, 0), self._usual_bytes + (64 << 20))
+            self._usual_bytes = min(self._usual_bytes, self._context_bytes)
 
     def _sink(self, beyond: int, now_s: float) -> None:
         """Who was here before us gave memory back: nobody who comes after may hide in it.

@@ -18,7 +18,7 @@ from gemmtuned.daemon.mps import Mps
 from gemmtuned.daemon.neighbours import Neighbours
 from gemmtuned.daemon.sampler import Facts, Sampler
 
-MEMORY_CAP_BYTES: Final = 3 << 29  # 1.5 GiB: what a worker's tensors may take beside a loaded program
+MEMORY_CAP_BYTES: Final = 3 << 29  # 1.5 GiB: what a worker's tensors may always take beside a loaded program
 NEEDED_BYTES: Final = MEMORY_CAP_BYTES + (1 << 29)  # and its context
 SOURCES: Final = {"nvml_child": "pynvml", "amdsmi_child": "amdsmi"}  # and the Python module that each needs
 _MODES: Final = {1: "exclusive", 2: "prohibited", 3: "exclusive"}  # NVML_COMPUTEMODE_*

@@ -91,6 +91,7 @@ def _gpu(nvml: Any, index: int) -> dict[str, Any]:
         "free_bytes": memory.free if memory else None,
         "baseline_bytes": _BASELINE_BYTES if exact else _BASELINE_V1_BYTES,
         "pids": [p.pid for p in processes] if processes is not None else None,
+        "held_by_pid": {str(p.pid): p.usedGpuMemory for p in processes or () if p.usedGpuMemory},
         "by_pid": _by_pid(nvml, handle),
         "compute_mode": ask(lambda: nvml.nvmlDeviceGetComputeMode(handle)),
         "mig": mig == 1,

@@ -18,7 +18,9 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.daemon.wire import Memory, encode
 
 LOOK_S: Final = 0.05
+STAND_STILL_S: Final = 0.7  # a little more than attribution.STILL_S
 WORTH_SAYING_BYTES: Final = 16 << 20
+MOST_BYTES: Final = 16 << 30
 BROKEN: Final = 70  # exit code: the device context is broken, whatever runs next would fail, too
 
 
@@ -31,8 +33,9 @@ class Speaker:
         self._told: int | None = None
 
     def start(self) -> None:
-        """Tell from now on."""
+        """Tell from now on; and do nothing for a moment, in which the parent sees how large our context is."""
         self.tell()
+        time.sleep(STAND_STILL_S)
         threading.Thread(target=self._watch, name="gemmtuned-memory", daemon=True).start()
 
     def sendall(self, data: bytes) -> None:
@@ -60,11 +63,20 @@ class Speaker:
             pass
 
 
-def cap_memory(cap_bytes: int) -> None:
-    """From now on torch refuses to hold more than this of the device, context not counted. 0: no cap."""
-    if cap_bytes:
-        total = torch.cuda.mem_get_info()[1]
-        torch.cuda.set_per_process_memory_fraction(min(cap_bytes / total, 1.0))
+def cap_memory(least_bytes: int) -> None:
+    """From now on torch refuses to hold more of the device than allowed_bytes, context not counted. 0: no cap."""
+    if least_bytes:
+        free, total = torch.cuda.mem_get_info()
+        torch.cuda.set_per_process_memory_fraction(min(allowed_bytes(free, least_bytes) / total, 1.0))
+
+
+def allowed_bytes(free: int, least: int) -> int:
+    """What tensors may take beside a loaded program: `least`, or an eighth of what is free, up to MOST_BYTES.
+
+    The inputs of a language model's last layer, with what they are checked against, take several GiB; the program
+    that we are a guest of may want to grow.
+    """
+    return max(least, min(free // 8, MOST_BYTES))
 
 
 def check_device() -> None:

@@ -61,8 +61,8 @@ def main(argv: list[str] | None = None) -> int:
             cap_memory(args.memory_cap)
             check_device()
             speaker = Speaker(sock)
-            speaker.sendall(encode(Hello(environment)))
             speaker.start()
+            speaker.sendall(encode(Hello(environment)))
             serve(speaker, tune, environment, after_failure=recover)
     return 0
 

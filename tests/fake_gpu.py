@@ -22,10 +22,12 @@ class Program:
 @dataclass
 class Card:
     """view: `all` (the driver names every process), `none` (a container: names nobody), `host` (a container that is
-    shown the host's numbers: each pid plus 100000). by_pid: whether use is told by process."""
+    shown the host's numbers: each pid plus 100000). by_pid: whether use is told by process.
+    counts: whether memory is."""
 
     view: str = "all"
     by_pid: bool = True
+    counts: bool = False
     uuid: str = UUID
     index: int = 0
     programs: list[Program] = field(default_factory=list)
@@ -53,6 +55,7 @@ class Card:
             "util": min(sum(p.share for p in self.programs), 1.0), "used_bytes": used, "free_bytes": self.total - used,
             "baseline_bytes": 128 * MIB,
             "pids": [self.number(p.pid) for p in named], "by_pid": by_pid if self.by_pid else None,
+            "held_by_pid": {str(self.number(p.pid)): p.held for p in named} if self.counts else {},
             "compute_mode": 0, "mig": False, "driver": "580.1", **self.more,
         }  # fmt: skip
 

@@ -63,7 +63,7 @@ class Scene:
 @pytest.fixture(params=[(view, by_pid) for view in VIEWS for by_pid in (True, False)], ids=str)
 def card(request: pytest.FixtureRequest) -> Iterator[Card]:
     view, by_pid = request.param
-    yield Card(view=view, by_pid=by_pid)
+    yield Card(view=view, by_pid=by_pid, counts=by_pid)
 
 
 def busy(seen: list[tuple[float | None, str]]) -> bool:
@@ -79,6 +79,28 @@ def test_our_own_worker_is_never_taken_for_others(card: Card) -> None:
     assert not busy(scene.work(ours, 200 * MIB, 3.0))
     ours.held += 200 * MIB  # modules loaded late
     assert not busy(scene.watch(2.0))
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_count_older_than_our_workers_first_word_does_not_make_its_context_look_small(view: str) -> None:
+    """Seen on an H200: every worker after that one was taken for somebody else as soon as it loaded its kernels."""
+    scene = Scene(Card(view=view, by_pid=False))
+    scene.watch(1.0)
+    for _ in range(3):
+        scene.own = OwnUse(WORKER)
+        scene.watch(1.0)
+        ours = scene.card.start(WORKER, held=60 * MIB)
+        scene.watch(0.1)
+        scene.own = OwnUse(WORKER, 24 * MIB)
+        scene.watch(0.1)  # what the driver tells now is from before the context was whole
+        ours.held = CONTEXT + 24 * MIB
+        assert not busy(scene.watch(0.7))
+        assert not busy(scene.work(ours, 900 * MIB, 2.0))
+        ours.held += 300 * MIB  # modules
+        assert not busy(scene.watch(1.0))
+        scene.own = None
+        scene.card.programs.clear()
+        scene.watch(2.5)
 
 
 def test_our_own_worker_is_not_taken_for_others_after_it_has_ended(card: Card) -> None:

@@ -268,6 +268,8 @@ def test_where_cuts_of_k_are_forbidden_torch_serves(program: Program) -> None:
     x, w = (torch.randn(rows, 1024, device="cuda", dtype=torch.bfloat16) for rows in (1, 256))
     program.outcomes()
     matmul: Any = torch.backends.cuda.matmul
+    library = torch.backends.cuda.preferred_blas_library()
+    torch.backends.cuda.preferred_blas_library("cublaslt")  # the other one refuses allow_splitk=False
     for value, outcome in ((True, "exact"), (False, "exact"), ((False, False), "miss")):
         try:
             matmul.allow_bf16_reduced_precision_reduction = value
@@ -278,6 +280,7 @@ def test_where_cuts_of_k_are_forbidden_torch_serves(program: Program) -> None:
             assert program.outcomes() == {outcome: 1}, value
         finally:
             matmul.allow_bf16_reduced_precision_reduction = True
+    torch.backends.cuda.preferred_blas_library(library)
 
 
 def corrupt_file(program: Program, solution: Solution) -> Solution:
