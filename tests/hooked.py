@@ -105,7 +105,8 @@ class Home:
             "MKL_NUM_THREADS": "2",
         }
         rest = {k: v for k, v in os.environ.items() if not k.startswith(("GEMMTUNED_", "AITER_"))}
-        return {**rest, "PYTHONPATH": str(HERE), **ours, **env}
+        path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+        return {**rest, "PYTHONPATH": path, **ours, **env}
 
     def start(self, code: str, *args: str, **env: str) -> subprocess.Popen[str]:
         """Start a program."""
