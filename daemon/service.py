@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gemmtuned.configs.errors import GemmtunedError, StoreBusy, StoreError
 from gemmtuned.configs.settings import Settings
+from gemmtuned.configs.shipped import shipped
 from gemmtuned.daemon.ahead import AT_ONCE, Ahead
 from gemmtuned.daemon.device_lock import DeviceLock
 from gemmtuned.daemon.devices import Monitor
@@ -112,6 +113,10 @@ class Daemon:
         freed = self.store.release_dead(is_dead, counts=lambda owner: not outlived_boot(owner), now_s=now_s)
         if freed:
             logger.info("resumed leases_of_dead_daemons=%d", freed)
+        for arch in dict.fromkeys(seat.monitor.device.arch for seat in self.seats):
+            rows = shipped(arch)
+            if rows:
+                self.store.add_hints(rows, source=f"shipped with gemmtuned: {arch}", now_s=now_s)
 
     def turn(self, now_s: float) -> None:
         """Look, decide, act once. Never sleeps, and does not raise for what a machine may do to it."""

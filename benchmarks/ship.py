@@ -1,0 +1,65 @@
+"""Turn what benchmarks found best into the table shipped for an architecture (configs/tables/<arch>).
+
+    python benchmarks/ship.py sm_90 benchmarks/results/dense-*-h200-*.json benchmarks/results/gpu_loop-h200-*.json
+
+Takes the rows of dense.py and of gpu_loop.py, of each problem and device the fastest that was published, and writes the
+folder anew.  Rows come without binaries: they are seeds for a daemon's search, never run unmeasured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from gemmtuned.configs.formats import bundle
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.shipped import FOLDER
+from gemmtuned.configs.solution import Solution
+
+DEVICES: Final = {"NVIDIA H200": "cuda-nvidia-h200-132", "NVIDIA H100 80GB HBM3": "cuda-nvidia-h100-80gb-hbm3-132"}
+
+
+def found(raw: dict[str, Any]) -> Iterator[Solution]:
+    """Published solutions of one result file."""
+    if raw["benchmark"] == "dense":
+        for row in raw["rows"]:
+            if row.get("published"):
+                yield Solution(
+                    problem=Problem(m=row["m"], n=row["n"], k=row["k"], dtype=row["dtype"], math_mode="reduced"),
+                    device=DEVICES[raw["device"]], mode="graph", covers="exact", backend=row["backend"],
+                    config=row["config"], stamp=raw["stamps"][row["backend"]], us=row["us"],
+                    baseline_us=row["torch_us"], gain_low=row["ratio_low"], err=row["err"],
+                    baseline_err=row["torch_err"], state="published",
+                )  # fmt: skip
+    elif raw["benchmark"] == "gpu_loop":
+        for row in raw["solutions"]:
+            if row["state"] == "published" and row["mode"] == "graph":
+                yield replace(Solution.from_row({**row, "generation": 0}), launch="")
+    else:
+        raise SystemExit(f"{raw['benchmark']}: expected results of dense.py or gpu_loop.py")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("arch")
+    parser.add_argument("results", type=Path, nargs="+")
+    args = parser.parse_args()
+    best: dict[tuple[Problem, str], Solution] = {}
+    for path in args.results:
+        for solution in found(json.loads(path.read_text())):
+            key = (solution.problem, solution.device)
+            if key not in best or solution.us < best[key].us:
+                best[key] = solution
+    folder = FOLDER / args.arch
+    for old in folder.glob("*.jsonl"):
+        old.unlink()
+    manifest, left = bundle.write(folder, list(best.values()), generation=1, binaries=folder)
+    print(f"{folder}: {sum(file.rows for file in manifest.files)} rows; left out: {left or 'none'}")
+
+
+if __name__ == "__main__":
+    main()
