@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from gemmtuned.daemon import search
 from gemmtuned.daemon.compile_ahead import Compilers
 from gemmtuned.daemon.measure import Arm, Bench, signed_rank_interval
 from gemmtuned.daemon.measure_cuda import GraphClock, cuda_graphs
+from gemmtuned.daemon.options import DEFAULTS, SearchOptions
 from gemmtuned.daemon.wire import Trial
 from gemmtuned.kernels.backends import BACKENDS, environment
 from gemmtuned.kernels.device import cuda_device
@@ -67,10 +68,16 @@ class CountingClock(GraphClock):
 class Ahead:
     """Compiles the candidates of one problem after another in other processes, ahead of the device."""
 
-    def __init__(self, problems: Iterable[Problem], here: Environment) -> None:
+    def __init__(
+        self,
+        problems: Iterable[Problem],
+        here: Environment,
+        offered: Callable[[Problem], Iterable[Candidate]] = BACKENDS["triton"].candidates,
+    ) -> None:
         self.seconds: dict[Problem, float] = {}
         self._ready = {problem: threading.Event() for problem in problems}
         self._here = here
+        self._offered = offered
         threading.Thread(target=self._work, daemon=True).start()
 
     def wait(self, problem: Problem) -> float:
@@ -83,7 +90,7 @@ class Ahead:
         for problem, ready in self._ready.items():
             begin = time.monotonic()
             try:
-                compilers.run(list(BACKENDS["triton"].candidates(problem)), problem, self._here.device)
+                compilers.run(list(self._offered(problem)), problem, self._here.device)
             except Exception as err:
                 print(f"{problem}: not compiled ahead: {err}", flush=True)
             self.seconds[problem] = time.monotonic() - begin
@@ -91,34 +98,40 @@ class Ahead:
         compilers.close()
 
 
-def tune(problem: Problem, here: Environment) -> dict[str, Any]:
+def tune(problem: Problem, here: Environment, options: SearchOptions = DEFAULTS) -> dict[str, Any]:
     """The search's verdict, and what it cost."""
     trials: list[Trial] = []
     clock = CountingClock(cuda_graphs())
     begin = time.monotonic()
     solution, *_ = search.tune_modes(
-        (problem,), "exact", problem, here, mode="graph", skip=(), emit=trials.append, clock=clock
-    )
+        (problem,), "exact", problem, here, mode="graph", skip=(), emit=trials.append, clock=clock,
+        options=options,
+    )  # fmt: skip
     wall_s = time.monotonic() - begin
     timed = {t.candidate for t in trials if t.phase == "screen" and t.us is not None and t.candidate != DEFAULT}
     return {"solution": solution, "wall_s": wall_s, "gpu_s": clock.gpu_us / 1e6, "timed": len(timed), "trials": trials}
 
 
 @torch.inference_mode()
-def race_again(problem: Problem, solution: Solution) -> dict[str, Any]:
-    """Medians in us of torch, the solution and the floor, taking turns; ratio torch/solution with its 95 % interval."""
+def take_turns(problem: Problem, candidates: Sequence[Candidate], *, floor: bool) -> list[list[float]]:
+    """us of each round, weights cold, of the candidates taking turns; floor: then of kernels that only read W."""
     timer = CudaTimer()
     with as_called(problem):
         bench = Bench(problem, torch.device("cuda"))
         launches = len(bench.weights) * math.ceil(LAUNCHES / len(bench.weights))
         runs = []
-        for candidate in (DEFAULT, Candidate(solution.backend, solution.config)):
+        for candidate in candidates:
             kernel = BACKENDS[candidate.backend].prepare(candidate, problem)
             calls = bench.arm(str(candidate), kernel, problem).calls
             runs.append(timer.prepare(lambda i, calls=calls: calls[i % len(calls)](), launches))  # type: ignore[misc]
-        floors = floor_launches(timer, [b.t() for b in bench.weights], launches)
+        floors = floor_launches(timer, [b.t() for b in bench.weights], launches) if floor else []
         times = timer.measure([*runs, *floors], ROUNDS + 2)
-    us = [[t / launches for t in series[2:]] for series in times]
+    return [[t / launches for t in series[2:]] for series in times]
+
+
+def race_again(problem: Problem, solution: Solution) -> dict[str, Any]:
+    """Medians in us of torch, the solution and the floor, taking turns; ratio torch/solution with its 95 % interval."""
+    us = take_turns(problem, (DEFAULT, Candidate(solution.backend, solution.config)), floor=True)
     middle, low, high = signed_rank_interval([math.log(a / b) for a, b in zip(us[0], us[1], strict=True)])
     floor_us = min(statistics.median(series) for series in us[2:])
     return {

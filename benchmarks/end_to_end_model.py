@@ -132,7 +132,7 @@ class Case:
 
     def block(self, arm: str) -> float:
         """Tokens/s of one block of steps, in a graph captured for it: two captures of the same work, and nothing else
-        different, were seen to differ by 1 % (where their memory lies), which belongs into the spread."""
+        different, were seen to differ by up to 3 %, which belongs into the spread."""
         self.capture(arm)
         self.take(arm)
         start = time.perf_counter()

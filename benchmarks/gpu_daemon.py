@@ -1,10 +1,10 @@
 """What a daemon that tunes does to others on the GPU: every part prints a line and keeps its own result file.
 
-    python benchmarks/gpu_daemon.py --out FOLDER                       # all parts, about 6 minutes on one GPU
+    python benchmarks/gpu_daemon.py --out FOLDER                       # all parts, about 8 minutes on one GPU
     python benchmarks/gpu_daemon.py --out FOLDER --parts preempt       # one part; preempt adds to what FOLDER has
 
     facts     what the driver tells about processes here: nobody, a loaded program, one that computes      15 s
-    probe     1 kHz of small GEMMs, p99 alone and beside a daemon that watches, taking turns               55 s
+    probe     1 kHz of small GEMMs, p99 alone and beside a daemon that watches, taking turns               70 s
     preempt   somebody starts on a GPU that is being tuned: when our work is gone, when its memory        110 s
     bursts    50 ms of work at 0.2, 1 and 5 Hz: does tuning ever start?                                    60 s
     resident  a loaded quiet server's first request, alone and while it is tuned beside it                 65 s

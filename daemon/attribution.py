@@ -22,6 +22,7 @@ from typing import Final
 from gemmtuned.daemon.sampler import Facts
 
 CONTEXT_BYTES: Final = 1 << 30  # the most a CUDA context with torch's libraries takes (seen: 0.5 GiB on an H200)
+LEAST_CONTEXT_BYTES: Final = 256 << 20  # less was not our context alone: somebody gave memory back meanwhile
 SLACK_BYTES: Final = 384 << 20  # modules loaded late, graphs: not in torch's own count. A foreign context takes more
 SETTLE_S: Final = 2.0  # after our worker ended: utilisation is an average over up to a second, memory takes a moment
 GOING_S: Final = 1.0  # what a dead process held goes with it, and a kernel that hung has to be stopped first
@@ -32,8 +33,7 @@ TOUCH_S: Final = 2.5  # and the driver's figure is an average that falls off aga
 UNWATCHED: Final = "a loaded program is there, and nobody here can say when it starts to work while we do"
 TICKING: Final = 0.15  # of a core over 0.2 s: a quiet server's timers take one tick of 10 ms now and then
 LAUNCHING: Final = 0.5  # a program that launches kernels takes most of a core, one that takes up a publish less
-STILL_S: Final = 0.6  # the driver's answer may be older than the worker's report, but not by more (sampler.STALE_S)
-REPORT_S: Final = 0.15  # our worker's own growth is in the driver's count before its report is here
+REPORT_S: Final = 0.15  # at work our worker's growth is in the driver's count before its report is here
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,6 @@ class Attribution:
         self._left_s = float("-inf")
         self._worked_s = float("-inf")
         self._own_bytes: list[tuple[float, int]] = []
-        self._still_s = float("inf")  # since when the worker reports the same
         self._touched_s: float | None = None  # since when somebody else uses a little of it
         self._sunk_s: float | None = None  # since when less is used than before we came
         self._over_s: float | None = None  # since when more memory is used than we can account for
@@ -80,7 +79,7 @@ class Attribution:
             self._begin(own, facts)
         if own.working:
             self._worked_s = now_s
-        self._recognise(facts)
+        self._recognise(facts, own)
         return self._presence(facts, own, now_s) or self._activity(facts, own, now_s)
 
     def _alone(self, facts: Facts, now_s: float) -> tuple[float | None, str]:
@@ -111,61 +110,62 @@ class Attribution:
         self._ours = {str(own.pid)}
         self._context_bytes = self._grew_s = self._over_s = self._sunk_s = None
         self._own_bytes.clear()
-        self._still_s = float("inf")
         if self._before is None:
             self._before = facts
 
-    def _recognise(self, facts: Facts) -> None:
-        """In a container's view our worker has the host's number: the one process that came with it."""
+    def _recognise(self, facts: Facts, own: OwnUse) -> None:
+        """In a container's view our worker has the host's number: the one process that came with it.
+
+        Not before its first word: who comes while it imports torch may be somebody else.
+        """
         assert self._before is not None
         here = pids(facts)
-        if self._ours & here:
-            return
-        new = here - pids(self._before)
-        if len(new) == 1 and facts["used_bytes"] - self._before["used_bytes"] <= CONTEXT_BYTES:
-            self._ours |= new
+        if str(own.pid) in here:
+            self._ours = {str(own.pid)}
+        elif own.memory_bytes is not None and not self._ours & here:
+            new = here - pids(self._before)
+            if len(new) == 1 and facts["used_bytes"] - self._before["used_bytes"] <= CONTEXT_BYTES:
+                self._ours |= new
 
     def _presence(self, facts: Facts, own: OwnUse, now_s: float) -> tuple[None, str] | None:
         assert self._before is not None
         new = pids(facts) - pids(self._before) - self._ours
-        if new:
+        unnamed = own.memory_bytes is None and not self._ours & pids(facts)  # one of them may be our worker
+        if len(new) > unnamed:
             return None, _named(new)
         grown = facts["used_bytes"] - self._before["used_bytes"]
-        counted = [facts["held_by_pid"][pid] for pid in self._ours if facts["held_by_pid"].get(pid)]
-        if own.memory_bytes is not None and not self._own_bytes:
-            self._worked_s = now_s  # making the context and looking whether the device is well is work, too
         if own.memory_bytes is None:
             allowed = CONTEXT_BYTES
         else:
-            self._remember(own.memory_bytes, grown, now_s)
-            # what it gave back a moment ago may not be gone from the driver's count
-            context = self._usual_bytes if self._context_bytes is None else self._context_bytes
-            ours = max(sum(counted), context + max(held for _, held in self._own_bytes))
+            ours = self._own(facts, own.memory_bytes, grown, now_s)
             allowed = ours + SLACK_BYTES
-            if self._context_bytes is not None:
-                self._sink(grown - ours, now_s)
+            self._sink(grown - ours, now_s)
         if grown <= allowed:
             self._over_s = None
             return None
         if self._over_s is None or now_s < self._over_s:
             self._over_s = now_s
-        if now_s - self._over_s >= REPORT_S:
+        if now_s - self._over_s >= REPORT_S or not own.working:
             return None, f"others took {(grown - allowed) >> 20} MiB of its memory since our worker started"
         return None
 
-    def _remember(self, held: int, grown: int, now_s: float) -> None:
-        """What our worker reports; and how large its context is, once its report and the driver's count must agree.
+    def _own(self, facts: Facts, held: int, grown: int, now_s: float) -> int:
+        """Bytes that are our worker's: what it reports and its context, or what the driver counts where that is more.
 
-        Not before: a count from before the context was whole would make the context look small, and whatever
-        the worker loads later somebody else's.
+        How large the context is shows at the worker's first word: it stands still before it for longer than the
+        driver's answer can be old (worker_cuda.py).
         """
-        if not self._own_bytes or self._own_bytes[-1][1] != held or now_s < self._still_s:
-            self._still_s = now_s
+        if self._context_bytes is None:
+            self._worked_s = now_s  # making the context and looking whether the device is well is work, too
+            self._context_bytes = self._usual_bytes
+            if grown - held >= LEAST_CONTEXT_BYTES:
+                self._context_bytes = min(grown - held, self._usual_bytes + (64 << 20))
+                self._usual_bytes = min(self._usual_bytes, self._context_bytes)
         self._own_bytes = [(at, old) for at, old in self._own_bytes if 0 <= now_s - at < 1.0]
         self._own_bytes.append((now_s, held))
-        if self._context_bytes is None and now_s - self._still_s >= STILL_S:
-            self._context_bytes = min(max(grown - held, 0), self._usual_bytes + (64 << 20))
-            self._usual_bytes = min(self._usual_bytes, self._context_bytes)
+        counted = sum(int(facts["held_by_pid"].get(pid, 0)) for pid in self._ours)
+        # what it gave back a moment ago may not be gone from the driver's count
+        return max(counted, self._context_bytes + max(old for _, old in self._own_bytes))
 
     def _sink(self, beyond: int, now_s: float) -> None:
         """Who was here before us gave memory back: nobody who comes after may hide in it.

@@ -72,8 +72,9 @@ class Worker:
     """One child process. Constructed from the main thread only, and running at once.
 
     device: what it measures on, a `Monitor.id`.  nice: 19 gives way to everything; somebody who waits takes 0.
-    memory_cap_bytes: the most its tensors may take of a GPU.  search: for tests, `FILE.py:function` in place of the
-    real search; its file also gives the environment.  Raises WorkerFailed when no process can be started.
+    memory_cap_bytes: what its tensors may always take of a GPU beside a loaded program (more where much is free); None:
+    all there is.  search: for tests, `FILE.py:function` in place of the real search; its file also gives the
+    environment.  Raises WorkerFailed when no process can be started.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.daemon.wire import Memory, encode
 
 LOOK_S: Final = 0.05
-STAND_STILL_S: Final = 0.7  # a little more than attribution.STILL_S
+STAND_STILL_S: Final = 1.0  # the driver's answer may be as old (sampler.py)
 WORTH_SAYING_BYTES: Final = 16 << 20
 MOST_BYTES: Final = 16 << 30
 BROKEN: Final = 70  # exit code: the device context is broken, whatever runs next would fail, too
@@ -33,9 +33,9 @@ class Speaker:
         self._told: int | None = None
 
     def start(self) -> None:
-        """Tell from now on; and do nothing for a moment, in which the parent sees how large our context is."""
-        self.tell()
+        """Tell from now on; first do nothing, so that at our first word the driver's count has all of our context."""
         time.sleep(STAND_STILL_S)
+        self.tell()
         threading.Thread(target=self._watch, name="gemmtuned-memory", daemon=True).start()
 
     def sendall(self, data: bytes) -> None:

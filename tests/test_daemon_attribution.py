@@ -82,25 +82,43 @@ def test_our_own_worker_is_never_taken_for_others(card: Card) -> None:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_count_older_than_our_workers_first_word_does_not_make_its_context_look_small(view: str) -> None:
+def test_a_context_that_looked_small_once_does_not_shut_the_gpu_to_all_later_workers(view: str) -> None:
     """Seen on an H200: every worker after that one was taken for somebody else as soon as it loaded its kernels."""
-    scene = Scene(Card(view=view, by_pid=False))
+    scene = Scene(Card(view=view, by_pid=False), share=True, neighbours=lambda least: "")
+    server = scene.card.start(9999, held=5000 * MIB)
     scene.watch(1.0)
-    for _ in range(3):
+    for start in range(3):
         scene.own = OwnUse(WORKER)
         scene.watch(1.0)
-        ours = scene.card.start(WORKER, held=60 * MIB)
+        ours = scene.card.start(WORKER)
+        if start == 0:
+            server.held -= 600 * MIB  # the loaded program gives memory back while our worker starts
         scene.watch(0.1)
         scene.own = OwnUse(WORKER, 24 * MIB)
-        scene.watch(0.1)  # what the driver tells now is from before the context was whole
-        ours.held = CONTEXT + 24 * MIB
+        ours.held += 24 * MIB
         assert not busy(scene.watch(0.7))
         assert not busy(scene.work(ours, 900 * MIB, 2.0))
         ours.held += 300 * MIB  # modules
         assert not busy(scene.watch(1.0))
         scene.own = None
-        scene.card.programs.clear()
+        scene.card.end(ours)
         scene.watch(2.5)
+
+
+@pytest.mark.parametrize("counts", [False, True])
+@pytest.mark.parametrize("by_pid", [False, True])
+def test_who_comes_while_our_worker_imports_is_not_taken_for_our_worker(by_pid: bool, counts: bool) -> None:
+    scene = Scene(Card(view="all", by_pid=by_pid, counts=counts))
+    scene.watch(1.0)
+    scene.own = OwnUse(WORKER)
+    scene.watch(0.5)
+    scene.card.start(9999, held=500 * MIB, share=0.8)
+    scene.watch(2.0)
+    scene.card.start(WORKER)
+    assert busy(scene.watch(0.2))
+    scene.own = OwnUse(WORKER, 24 * MIB)
+    seen = scene.watch(0.2)
+    assert busy(seen) and "9999" in seen[-1][1]
 
 
 def test_our_own_worker_is_not_taken_for_others_after_it_has_ended(card: Card) -> None:

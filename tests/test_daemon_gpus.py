@@ -206,3 +206,12 @@ def test_a_problem_that_cannot_be_tuned_just_now_is_put_off_and_never_fails(mach
     hot = False
     one.run(60)
     assert len(one.store.published()[1]) == 2
+
+
+def test_a_guest_takes_an_eighth_of_what_is_free_and_never_less_than_it_was_promised() -> None:
+    from gemmtuned.daemon.worker_cuda import MOST_BYTES, allowed_bytes
+
+    least = 3 << 29
+    assert allowed_bytes(4 << 30, least) == least
+    assert allowed_bytes(40 << 30, least) == 5 << 30
+    assert allowed_bytes(900 << 30, least) == MOST_BYTES

@@ -42,3 +42,38 @@ def test_only_the_last_second_counts_and_the_largest_share_in_it() -> None:
 )
 def test_nobody_computed_is_told_from_the_driver_does_not_say(error: Exception, seen: object) -> None:
     assert nvml_child._by_pid(FakeNvml(error), None) == seen
+
+
+class FakeCard:
+    """The other questions, for one card: whatever is not set is not supported."""
+
+    class NVMLError(Exception): ...
+
+    class NVMLError_NotFound(NVMLError): ...
+
+    nvmlMemory_v2 = 2
+
+    def __getattr__(self, name: str) -> Any:
+        answers: dict[str, Any] = {
+            "nvmlDeviceGetHandleByIndex": 1, "nvmlDeviceGetUUID": "GPU-1", "nvmlDeviceGetName": "NVIDIA H200",
+            "nvmlSystemGetDriverVersion": "580.1", "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=5 << 30, free=1),
+            "nvmlDeviceGetComputeRunningProcesses": [
+                SimpleNamespace(pid=7, usedGpuMemory=3 << 30), SimpleNamespace(pid=8, usedGpuMemory=None),
+            ],
+        }  # fmt: skip
+        if not name.startswith("nvml"):
+            raise AttributeError(name)
+
+        def ask(*arguments: Any, **options: Any) -> Any:
+            if name not in answers:
+                raise self.NVMLError(name)
+            return answers[name]
+
+        return ask
+
+
+def test_memory_is_told_by_process_where_the_driver_counts_it() -> None:
+    facts = nvml_child._gpu(FakeCard(), 0)
+
+    assert facts["held_by_pid"] == {"7": 3 << 30} and facts["pids"] == [7, 8]
+    assert facts["used_bytes"] == 5 << 30 and facts["util"] is None and facts["by_pid"] is None

@@ -28,16 +28,25 @@ _SHARES: Final = (
 )
 
 
+def space(m: int, n: int, k: int, units: int, *, arch: str) -> list[tuple[float, str, dict[str, int]]]:
+    """(estimated us, kernel, config) of all candidates that the shortlist is chosen from, the fastest first."""
+    shares = _shares(m)
+    found = [
+        (cost, name, config) for name in shares for cost, config in MODULES[name].scored(m, n, k, units, arch=arch)
+    ]
+    return sorted(found, key=lambda item: item[0])
+
+
+def _shares(m: int) -> dict[str, int]:
+    return next((share for most, share in _SHARES if m <= most), {})
+
+
 def shortlist(m: int, n: int, k: int, units: int, *, arch: str, limit: int = LIMIT) -> list[tuple[str, dict[str, int]]]:
     """(kernel, config) of at most `limit` candidates for a device with this many units, the fastest first."""
-    shares: dict[str, int] = next((share for most, share in _SHARES if m <= most), {})
-    scored = sorted(
-        ((cost, name, config) for name in shares for cost, config in MODULES[name].scored(m, n, k, units, arch=arch)),
-        key=lambda item: item[0],
-    )
+    shares = _shares(m)
     taken: Counter[object] = Counter()
     chosen, passed = [], []
-    for _, name, config in scored:
+    for _, name, config in space(m, n, k, units, arch=arch):
         wide = config.get("swap") == 1 and config["warps"] >= 4  # another instruction of the tensor core
         group = (name, config["rows"], config["split"], wide)
         if taken[name] == shares[name]:

@@ -270,6 +270,13 @@ def test_where_cuts_of_k_are_forbidden_torch_serves(program: Program) -> None:
     matmul: Any = torch.backends.cuda.matmul
     library = torch.backends.cuda.preferred_blas_library()
     torch.backends.cuda.preferred_blas_library("cublaslt")  # the other one refuses allow_splitk=False
+    try:
+        _with_each_switch(program, matmul, x, w)
+    finally:
+        torch.backends.cuda.preferred_blas_library(library)
+
+
+def _with_each_switch(program: Program, matmul: Any, x: torch.Tensor, w: torch.Tensor) -> None:
     for value, outcome in ((True, "exact"), (False, "exact"), ((False, False), "miss")):
         try:
             matmul.allow_bf16_reduced_precision_reduction = value
@@ -280,7 +287,6 @@ def test_where_cuts_of_k_are_forbidden_torch_serves(program: Program) -> None:
             assert program.outcomes() == {outcome: 1}, value
         finally:
             matmul.allow_bf16_reduced_precision_reduction = True
-    torch.backends.cuda.preferred_blas_library(library)
 
 
 def corrupt_file(program: Program, solution: Solution) -> Solution:
