@@ -131,7 +131,7 @@ def take_turns(problem: Problem, candidates: Sequence[Candidate], *, floor: bool
 
 def race_again(problem: Problem, solution: Solution) -> dict[str, Any]:
     """Medians in us of torch, the solution and the floor, taking turns; ratio torch/solution with its 95 % interval."""
-    us = take_turns(problem, (DEFAULT, Candidate(solution.backend, solution.config)), floor=True)
+    us = take_turns(problem, (DEFAULT, solution.candidate), floor=True)
     middle, low, high = signed_rank_interval([math.log(a / b) for a, b in zip(us[0], us[1], strict=True)])
     floor_us = min(statistics.median(series) for series in us[2:])
     return {

@@ -51,7 +51,7 @@ def measure(problem: Problem, here: Environment) -> dict[str, Any]:
         search.FINALISTS = 6  # type: ignore[misc]
         whole = dense.tune(problem, here, SearchOptions(only=tuple(whole_space(problem, here))))
         search.FINALISTS = 3  # type: ignore[misc]
-        picks = [Candidate(one["solution"].backend, one["solution"].config) for one in (short, whole)]
+        picks = [one["solution"].candidate for one in (short, whole)]
         torch_us, short_us, whole_us = (statistics.median(us) for us in dense.take_turns(
             problem, (dense.DEFAULT, *picks), floor=False
         ))  # fmt: skip

@@ -144,7 +144,7 @@ def candidate_of(row: Row) -> Candidate | None:
     """
     solution = solution_of(row)
     if solution is not None:
-        return Candidate(solution.backend, solution.config)
+        return solution.candidate
     kernels = {name: row[name] for name in ("kernelName", "kernelName1", "kernelName2", "kernel_name") if row[name]}
     numbers = {
         name: int(row[name].partition(".")[0])
@@ -266,7 +266,7 @@ def tuned_texts(solution: Solution, family: AiterFamily, device: Device) -> dict
     """
     problem = solution.problem
     texts = {
-        **key_texts(problem, family), **candidate_texts(Candidate(solution.backend, solution.config)),
+        **key_texts(problem, family), **candidate_texts(solution.candidate),
         "gfx": device.arch, "cu_num": str(device.units), "us": f"{solution.us:.4f}",
         "tflops": f"{problem.flops / solution.us / 1e6:.2f}", "bw": f"{problem.bytes / solution.us / 1e3:.2f}",
         OURS: json.dumps(solution.to_row(), sort_keys=True, separators=(",", ":")),

@@ -108,6 +108,11 @@ class Solution:
     generation: int = 0
     launch: str = ""
 
+    @property
+    def candidate(self) -> Candidate:
+        """What runs the problem."""
+        return Candidate(self.backend, self.config)
+
     def to_row(self) -> dict[str, Any]:
         """One line of a published table: problem columns, then ours."""
         row = {**self.problem.row(), **{name: getattr(self, name) for name in _OWN}}

@@ -162,7 +162,7 @@ class WorkQueue:
         self._spent_s[family] = self._spent_s.get(family, 0.0) + min(max(now_s - self._leased_s, 0.0), 3600.0)
         logger.info(
             "solved generation=%d problem=%s covers=%s backend=%s state=%s was_us=%.2f now_us=%.2f gain=%.1f%%",
-            generation, solution.problem, solution.covers, Candidate(solution.backend, solution.config), solution.state,
+            generation, solution.problem, solution.covers, solution.candidate, solution.state,
             solution.baseline_us, solution.us, 100 * (solution.baseline_us / solution.us - 1),
         )  # fmt: skip
         if asked is not None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from gemmtuned.configs.errors import GemmtunedError, ProblemError
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.solution import DEFAULT_BACKEND, LIVE_STATES, Candidate, Environment, Solution
+from gemmtuned.configs.solution import DEFAULT_BACKEND, LIVE_STATES, Environment, Solution
 
 if TYPE_CHECKING:
     import torch
@@ -150,5 +150,5 @@ def runner(solution: Solution) -> Run | None:
     backend = BACKENDS.get(solution.backend)
     if backend is None:
         raise GemmtunedError(f"backend {solution.backend} is not in this installation")
-    kernel = backend.prepare(Candidate(solution.backend, solution.config), solution.problem)
+    kernel = backend.prepare(solution.candidate, solution.problem)
     return lambda a, b, bias: kernel.bind(b)(a, bias)

@@ -48,7 +48,7 @@ def spot_check(solution: Solution, *, device: torch.device) -> str:
         ends = torch.cat([all_of_it.cols[: _COLUMNS // 2], all_of_it.cols[_COLUMNS // 2 :][-_COLUMNS // 2 :]])
         sample = Sample(all_of_it.rows, ends)
         exact = family.reference(inputs, sample)
-        kernel = backend.prepare(Candidate(solution.backend, solution.config), p)
+        kernel = backend.prepare(solution.candidate, p)
         stock = BACKENDS["torch"].prepare(Candidate("torch"), p)
         with torch.no_grad():
             y = kernel.bind(inputs.b)(inputs.a, inputs.bias)

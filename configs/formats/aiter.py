@@ -130,7 +130,7 @@ def tile_files(
     special: dict[tuple[str, int, int], dict[str, tuple[Solution, Config]]] = {}
     for solution in solutions:
         p, device = solution.problem, devices.get(solution.device)
-        config = triton_json.config_of(Candidate(solution.backend, solution.config))
+        config = triton_json.config_of(solution.candidate)
         plain = p.family == "dense" and p.layout == "nt" and p.dtype in ("bf16", "fp16") and p.weight_state == "plain"
         if config is None or not plain or device is None:
             left.add(solution, "no tile of a plain 16-bit product")

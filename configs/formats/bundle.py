@@ -22,7 +22,7 @@ from gemmtuned.configs.manifest import (
     write_binary,
     write_tables,
 )
-from gemmtuned.configs.solution import Candidate, Solution
+from gemmtuned.configs.solution import Solution
 
 FORMAT: Final = "gemmtuned"
 
@@ -42,7 +42,7 @@ def read(folder: Path) -> Imported:
                 number,
                 {**solution.to_row(), "file": file.name},
                 problem=solution.problem,
-                candidate=Candidate(solution.backend, solution.config),
+                candidate=solution.candidate,
                 us=solution.us,
                 solution=solution,
             )

@@ -10,7 +10,7 @@ import typer
 
 from gemmtuned.commands.options import DryRun, Json, ProblemTexts, problems, settings
 from gemmtuned.configs.settings import Settings
-from gemmtuned.configs.solution import Candidate, Solution
+from gemmtuned.configs.solution import Solution
 from gemmtuned.reports.render import Column, Report, Table, factor, show
 from gemmtuned.reports.source import writer
 
@@ -122,7 +122,7 @@ def _rows(found: Sequence[Solution]) -> list[dict[str, object]]:
         {
             **s.to_row(),
             "problem": str(s.problem),
-            "route": str(Candidate(s.backend, s.config)),
+            "route": str(s.candidate),
             "speedup": s.baseline_us / s.us,
         }
         for s in found

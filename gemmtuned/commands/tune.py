@@ -14,7 +14,7 @@ from gemmtuned.commands.aiter_flags import META
 from gemmtuned.commands.options import DryRun, Json, LogLevel, default_threads, settings, start_logging
 from gemmtuned.commands.tune_sources import Defaults, Wanted, gather
 from gemmtuned.configs.errors import TableError
-from gemmtuned.configs.solution import Candidate, Device, Solution
+from gemmtuned.configs.solution import Device, Solution
 from gemmtuned.hooks.dispatch import NATIVE_CODES
 from gemmtuned.reports.problem_list import spelled
 from gemmtuned.reports.progress import progress
@@ -250,7 +250,7 @@ def _report(wanted: Wanted, done: Tuned, notes: list[str]) -> Report:
         if solution is None:
             rows.append({"problem": str(problem), "why": done.failed.get(problem, "not tuned")})
             continue
-        route = str(Candidate(solution.backend, solution.config))
+        route = str(solution.candidate)
         why = "torch's own is best" if solution.state == "default_best" else ""
         if problem in done.unpublished:
             why += " of what was asked for: not published"

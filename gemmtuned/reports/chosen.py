@@ -44,7 +44,7 @@ def published(settings: Settings, wanted: Sequence[Problem]) -> list[tuple[Probl
     """Each problem with the newest live solution that serves it, on whatever device it was found."""
     with writer(settings) as store:
         live = {
-            (solution.problem, solution.covers): Candidate(solution.backend, solution.config)
+            (solution.problem, solution.covers): solution.candidate
             for solution in store.published()[1]
             if solution.mode == "eager"
         }

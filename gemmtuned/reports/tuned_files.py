@@ -120,7 +120,7 @@ class Profile:
 
     def err_ratio(self, solution: Solution) -> float | None:
         """The largest share of mismatching elements that this solution's candidate had, at any size of its bucket."""
-        candidate = Candidate(solution.backend, solution.config)
+        candidate = solution.candidate
         rest = solution.problem.with_m(1)
         found = [
             facts["err_ratio"]
