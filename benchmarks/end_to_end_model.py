@@ -26,7 +26,8 @@ import torch
 import gemmtuned
 from gemmtuned.configs.problem import Problem
 from gemmtuned.hooks import native
-from gemmtuned.hooks.activate import Hook, current
+from gemmtuned.hooks.activate import current
+from gemmtuned.hooks.hook import Hook
 from gemmtuned.kernels.triton.shortlist import MODULES
 from gemmtuned.reports.comparison import ratio
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from gemmtuned.hooks.activate import Hook
+    from gemmtuned.hooks.hook import Hook
 
 
 def several() -> bool:

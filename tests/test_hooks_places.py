@@ -14,8 +14,8 @@ from hooked import LINEAR, Home, published, solution
 
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import Device, Environment
-from gemmtuned.hooks.activate import Hook
 from gemmtuned.hooks.dispatch import ident_of
+from gemmtuned.hooks.hook import Hook
 from gemmtuned.hooks.native import Row
 from gemmtuned.hooks.native.build import build, library_path
 from gemmtuned.hooks.probation import TRIAL_S

@@ -1,0 +1,464 @@
+"""The hook of one process: what it has patched, which table it serves from, its threads.
+
+    native    our operators stand in front of aten's GEMMs (hooks/native), as soon as the library is built
+    fallback  until then, or without a compiler: torch.nn.functional.linear is replaced (hooks/fallback.py)
+    off       nothing is patched
+
+Whatever goes wrong here ends with the program on stock torch and a line that says why.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from gemmtuned.configs.errors import CandidateFailed, GemmtunedError
+from gemmtuned.configs.settings import Settings, UserTables, child_env
+from gemmtuned.configs.sighting import Session, Sighting
+from gemmtuned.configs.solution import DEFAULT_BACKEND, Environment, Solution
+from gemmtuned.hooks import native, ranks
+from gemmtuned.hooks.breaker import Breaker
+from gemmtuned.hooks.capture import Flusher, new_session
+from gemmtuned.hooks.compiled import Compiled
+from gemmtuned.hooks.dispatch import Table, build_table, ident_of, solution_of
+from gemmtuned.hooks.graphs import GraphCounts
+from gemmtuned.hooks.imports import importing
+from gemmtuned.hooks.native import build as native_build
+from gemmtuned.hooks.op_counts import OpCounts
+from gemmtuned.hooks.pace import in_slices
+from gemmtuned.hooks.probation import Probation
+from gemmtuned.hooks.routes import Routes
+from gemmtuned.hooks.selections import Selections
+from gemmtuned.hooks.user_tables import UserLoader, spot_checks, usable
+from gemmtuned.hooks.watch import Loader, Watcher
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from gemmtuned.configs.problem import Problem
+    from gemmtuned.hooks.fallback import Fallback
+
+log = logging.getLogger("gemmtuned.hooks")
+_UNCHECKED: Final = "the user's table, not checked yet"
+_parents: list[Flusher] = []  # a forked child must not close its parent's SQLite handle, so it keeps it for ever
+
+
+class Hook:
+    """One at a time, made by activate(). tables: what the program asked for besides those of the environment."""
+
+    def __init__(self, settings: Settings, tables: Iterable[UserTables] = ()) -> None:
+        self.settings = settings
+        self.path = "off"
+        self.note = ""
+        self.table = Table()
+        self.native: native.Native | None = None
+        self.routes: Routes | None = None
+        self.fallback: Fallback | None = None
+        self.graphs: GraphCounts | None = None
+        self.started_us = time.time_ns() // 1000
+        self.active_us = 0  # since when the table is in use
+        self.breaker = Breaker()
+        self._build: subprocess.Popen[bytes] | None = None
+        self._parent_builds = False  # forked while our parent had a build under way
+        self._environments: dict[str, Environment] = {}
+        self._solutions: tuple[int, list[Solution]] | None = None  # the newest table as it was published
+        self._failed: dict[int, str] = {}
+        self._compiled = Compiled()
+        self.probation = Probation(settings.home / "probation", settings.run)
+        self._refused = self._stale = ""  # notes: of a generation, of frozen weights
+        self._checked: dict[int, str] = {}  # by ident: why a solution of the user's tables is not used, "" when it is
+        self._built_for: tuple[str, ...] = ()
+        self._set_mode = native.OFF
+        self._swap = threading.Lock()  # one table change at a time
+        self.op_counts = OpCounts()
+        self._tables = (*settings.tables, *tables)
+        self.user_tables = UserLoader(self._tables)
+        self.selections = (
+            Selections(
+                settings.config_dir,
+                lambda solution: self.user_tables.solutions_file(solution),
+                waits=settings.reload != "manual",
+            )
+            if settings.log_tuned
+            else None
+        )
+        self._make_threads()
+
+    # ---- patches
+
+    def install(self) -> None:
+        """Patch torch by the best path there is."""
+        if self.settings.capture:
+            self._compiled.install()
+        if self.settings.native and self._install_native():
+            return
+        from gemmtuned.hooks.fallback import Fallback
+
+        functional = _functional()
+        self._set_mode = self._mode()
+        self.fallback = Fallback(functional.linear, table=self.table, mode=self._set_mode)
+        functional.linear = self.fallback.wrapper
+        self.path = "fallback"
+        if self.settings.native and not self.note and not self.settings.disabled:
+            self._start_build()
+
+    def remove(self) -> None:
+        """Take every patch back."""
+        self._compiled.remove()
+        self._remove_fallback()
+        if self.graphs is not None:
+            self.graphs.remove()
+        if self.native is not None:
+            self.native.set_mode(native.OFF)
+            self.native.remove()
+        self.path = "off"
+
+    def _install_native(self) -> bool:
+        try:
+            found = native_build.find_built(self.settings.cache)
+            if found is None:
+                return False
+            library = native.Native(found)
+            routes = Routes(library, self.settings.config_dir)
+            self._put_on_trial(self.table)
+            library.load(routes.rows(self.table), self.table.generation)
+            library.set_mode(native.OFF)
+            library.install()
+            self.graphs = _count_graphs(library) if self.settings.capture else None
+            self._remove_fallback()
+            self._set_mode = self._mode()
+            library.set_mode(self._set_mode)
+        except (GemmtunedError, OSError) as err:
+            self.note = str(err)
+            log.warning("native hook not used reason=%s", err)
+            return False
+        self.native, self.routes, self.path = library, routes, "native"
+        return True
+
+    def _remove_fallback(self) -> None:
+        if self.fallback is not None:
+            functional = _functional()
+            if functional.linear is self.fallback.wrapper:
+                functional.linear = self.fallback.wrapper.__wrapped__
+            self.fallback.retire()
+
+    def _start_build(self) -> None:
+        reason = native_build.failure(self.settings.cache)
+        if reason is None and native_build.compiler() is None:
+            reason = "no C++ compiler: install g++"
+        if reason is not None:
+            self.note = f"native hook not available, F.linear alone is served: {reason}"
+            return
+        try:
+            self._build = native_build.build_detached(
+                self.settings.cache, child_env(AITER_TUNE_GEMM="0", GEMMTUNED_DISPATCH="0")
+            )
+            self.note = "native hook is being built"
+        except OSError as err:
+            self.note = f"native hook cannot be built: {err}"
+
+    def _take_built(self) -> None:
+        """Go over to the native path once the library is there."""
+        done = self._build is not None and self._build.poll() is not None
+        try:
+            if native_build.find_built(self.settings.cache):
+                with self._swap:  # the table must not change between giving it to the library and using that
+                    self.note = ""
+                    if self._install_native():
+                        from gemmtuned.hooks.freeze import freeze_waiting
+
+                        freeze_waiting()
+            elif not done and native_build.failure(self.settings.cache) is None:
+                return
+            elif self._build is not None:
+                reason = native_build.failure(self.settings.cache) or f"the build ended with {self._build.returncode}"
+                self.note = f"native hook not available, F.linear alone is served: {reason}"
+        except (GemmtunedError, OSError) as err:
+            self.note = f"native hook not available, F.linear alone is served: {err}"
+        self._build, self._parent_builds = None, False
+
+    def _switched_off(self) -> str:
+        if self.settings.disabled:
+            return "switched off by GEMMTUNED_DISABLE or AITER_BYPASS_TUNE_CONFIG"
+        if os.path.exists(self.settings.kill_switch):  # noqa: PTH110  Path.exists raises in a closed folder
+            return f"switched off: {self.settings.kill_switch} exists"
+        return ""
+
+    def _mode(self) -> int:
+        if self._switched_off():
+            return native.OFF
+        dispatch = native.DISPATCH if self.settings.dispatch and not self.breaker.open else 0
+        count = self.settings.capture or self.selections is not None  # what is told was counted
+        return (native.CAPTURE if count else 0) | dispatch
+
+    # ---- threads
+
+    def _make_threads(self) -> None:
+        self.flusher = Flusher(
+            self.settings,
+            drain=self.drain,
+            environment=self.environment,
+            session=self.session,
+            tick=self.tick,
+            keep=self.settings.capture,
+            compiled=self._compiled.take,
+        )
+        self.loader = Loader(self.settings.config_dir)
+        self.watcher = Watcher(
+            self.settings.config_dir,
+            self.reload,
+            automatic=self.settings.reload == "auto" and self.settings.dispatch,
+            held=ranks.several if self.settings.reload_by_ranks else None,
+            files=self.user_tables.files,
+        )
+
+    def start(self) -> None:
+        """Start flushing and watching."""
+        self.flusher.start()
+        if self.settings.dispatch and self.settings.reload != "manual":
+            self.watcher.start()
+
+    def stop(self) -> None:
+        """Last flush; both threads end."""
+        self.watcher.stop()
+        self.flusher.stop()
+        if self.selections is not None:
+            self.selections.finish()
+        self.probation.leave()
+
+    def after_fork(self) -> None:
+        """In a forked child: counts start at nothing (the native ones reset themselves), threads are our own."""
+        if self.fallback is not None:
+            self.fallback.reset()
+        self.op_counts.reset()
+        _parents.append(self.flusher)
+        self._swap = threading.Lock()
+        self.probation.after_fork()
+        self._build, self._parent_builds = None, self._build is not None
+        self.started_us = time.time_ns() // 1000
+        self._make_threads()
+        self.start()
+
+    def environment(self, place: str) -> Environment:
+        """Device and versions of a place (`cpu`, `cuda:0`) in this process; needs torch fully imported."""
+        if place not in self._environments:
+            with importing():  # the backends import their libraries
+                from gemmtuned.kernels.backends import environment
+                from gemmtuned.kernels.device import device_at
+
+                self._environments[place] = environment(device_at(place))
+        return self._environments[place]
+
+    def places(self) -> tuple[str, ...]:
+        """Where this process may run GEMMs; each GPU only once it uses that one itself: we never initialise CUDA.
+
+        A kernel is loaded for each place, and the first on a GPU makes a context there: 0.5 GiB, which eight ranks of
+        one host would each take on every GPU that they see.
+        """
+        if self.native is None or not self.native.has_cuda:
+            return ("cpu",)
+        import torch
+
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return ("cpu",)
+        return ("cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()) if _has_context(i)))
+
+    def drain(self) -> Iterator[Sighting]:
+        """What was counted since the last time, by either path and by our ops themselves."""
+        for path in (self.native, self.fallback, self.op_counts):
+            for sighting in path.drain() if path is not None else ():
+                if self.selections is not None and self.settings.dispatch:
+                    with suppress(CandidateFailed):  # on a device that we do not know: nothing is selected there
+                        self.selections.note(sighting, self.table, self.environment(sighting.place).device)
+                yield sighting
+
+    def session(self) -> Session:
+        """This process for the store's session table."""
+        dropped = (self.native.dropped if self.native else 0) + (self.fallback.dropped if self.fallback else 0)
+        dropped += self.op_counts.dropped
+        return new_session(
+            self.settings,
+            path=self.path,
+            started_us=self.started_us,
+            generation=self.table.generation,
+            active_us=self.active_us,
+            calls=self.flusher.calls,
+            dropped=dropped + self.flusher.dropped,
+            errors=len(self._failed),
+            reload_failures=self.loader.failures,
+            rank=ranks.rank() if self.settings.rank is None else self.settings.rank,
+            note=self._note(),
+        )
+
+    def _note(self) -> str:
+        notes = (self._switched_off(), self.breaker.note, self._refused, self.note, self._stale, self.flusher.complaint)
+        return next(filter(None, notes), "")
+
+    def tick(self) -> None:
+        """Housekeeping of the flush thread: kill switch, failed routes, a native build that came in."""
+        if self._build is not None or self._parent_builds:
+            self._take_built()
+        self.probation.turn(time.monotonic())
+        freeze = sys.modules.get("gemmtuned.hooks.freeze")
+        self._stale = freeze.stale_note() if freeze is not None else ""
+        if self._solutions is not None and self.places() != self._built_for:
+            with self._swap:
+                self.use(*self._solutions)
+        opened = self.breaker.turn(time.monotonic(), self._collect_failures())
+        self._follow_mode()
+        if opened:
+            log.warning("dispatch switched off reason=%s", self.breaker.note)
+
+    def _follow_mode(self) -> None:
+        mode = self._mode()
+        if mode != self._set_mode and self.path != "off":
+            if self.native is not None:
+                self.native.set_mode(mode)
+            elif self.fallback is not None:
+                self.fallback.set_mode(mode)
+            self._set_mode = mode
+
+    @property
+    def dispatches(self) -> bool:
+        """Whether calls are routed now: False once the switch, or the breaker, has taken effect."""
+        return bool(self._set_mode & native.DISPATCH)
+
+    def _collect_failures(self) -> int:
+        """Quarantine the routes that failed since the last time; how many."""
+        failures: list[tuple[Solution, str]] = []
+        if self.native is not None:
+            failures += [(solution_of(ident), reason) for ident, reason in self.native.failures()]
+        if self.fallback is not None:
+            failures += [self.fallback.failures.pop() for _ in range(len(self.fallback.failures))]
+        for solution, reason in failures:
+            self._failed[ident_of(solution)] = reason
+            log.warning(
+                "route failed problem=%s backend=%s served=torch reason=%s", solution.problem, solution.backend, reason
+            )
+            self.flusher.report_failure(solution, reason)
+        return len(failures)
+
+    # ---- tables
+
+    def reload(self) -> int | None:
+        """Take up the newest table; its generation, or None when there was nothing newer."""
+        with self._swap:
+            loaded = self.loader.load(newer_than=self.table.generation)
+            if loaded is not None and self.refuses(loaded[0]):
+                loaded = None
+            generation = self.use(*loaded) if loaded is not None else None
+        if self.user_tables.load():
+            self._check_users()  # takes seconds: nobody waits for it
+            with self._swap:
+                generation = self.use(*(self._solutions or (self.table.generation, [])))
+        if self.selections is not None:
+            self.selections.loaded()
+        return generation
+
+    def add_table(self, table: UserTables) -> None:
+        """Use one more table of the user's, from now on; what is new in it is checked first, which takes seconds."""
+        self._tables = (*self._tables, table)
+        self.user_tables = UserLoader(self._tables)
+        self.reload()
+
+    def count_op(self, problem: Problem, place: str) -> None:
+        """A call of one of our ops that aten did not see."""
+        if self._set_mode & native.CAPTURE:
+            self.op_counts.add(problem, place)
+
+    def refuses(self, generation: int) -> bool:
+        """Whether too many processes of this run have died of this generation; says so once."""
+        note = self.probation.note(generation) if self.probation.refuses(generation) else ""
+        if note and note != self._refused:
+            log.warning("table not taken reason=%s", note)
+        self._refused = note
+        return bool(note)
+
+    def take_rows(self, generation: int, rows: list[dict[str, Any]]) -> None:
+        """Take up what another rank has read."""
+        with self._swap:
+            if generation > self.table.generation:
+                self.use(generation, [Solution.from_row(row) for row in rows])
+
+    def use(self, generation: int, solutions: list[Solution]) -> int:
+        """Make these solutions the table in use; the caller holds `_swap`."""
+        places = self.places()
+        users, refused = usable(self.user_tables, solutions, check=self._holds_here)
+        table = build_table(
+            in_slices([*solutions, *users]),
+            {place: self.environment(place) for place in places},
+            generation=generation,
+            failed=frozenset(self._failed),
+        )
+        table.refused += refused
+        self._put_on_trial(table, known=self.table if generation == self.table.generation else None)
+        if self.native is not None and self.routes is not None:
+            self.native.load(in_slices(self.routes.rows(table)), table.generation)
+        if self.fallback is not None:
+            self.fallback.load(table)
+        self.table, self._solutions, self._built_for = table, (generation, solutions), places
+        self.active_us = time.time_ns() // 1000
+        self.flusher.beat_soon()
+        log.info("table active generation=%d rows=%d refused=%d", table.generation, len(table), table.refused.total())
+        return table.generation
+
+    def _put_on_trial(self, table: Table, *, known: Table | None = None) -> None:
+        """Begin the generation's probation if it routes anything that it did not as `known`: rows, or GPUs they serve.
+
+        The user's own rows have no part in it: they were tried in another process, and come with every generation.
+        """
+        own = set(map(id, self.user_tables.solutions))
+        served = {(place, key): solution for place, key, solution in in_slices(known.items() if known else ())}
+        for place, key, solution in in_slices(table.items()):
+            routed = solution.backend != DEFAULT_BACKEND and id(solution) not in own
+            if routed and served.get((place, key)) != solution:
+                self.probation.begin(table.generation, time.monotonic())
+                return
+
+    def _holds_here(self, solution: Solution) -> str:
+        """Why a solution of the user's tables must not be used; "" when it may."""
+        if self.settings.reload_by_ranks and (self.settings.reload == "start" or ranks.several()):
+            return "the user's table: ranks of one program change tables together, and so use published ones alone"
+        environment = self.environment("cpu")
+        if solution.launch or solution.device != environment.device.key:
+            return "the user's table, made for another device: a seed for the search"
+        if not environment.accepts(solution.backend, solution.stamp):
+            return f"the user's table, backend {solution.backend} of another version: a seed for the search"
+        return self._checked.get(ident_of(solution), _UNCHECKED)
+
+    def _check_users(self) -> None:
+        """Spot-check what is new in the user's tables and would hold here."""
+        new = [s for s in self.user_tables.solutions if self._holds_here(s) == _UNCHECKED]
+        for solution, reason in zip(new, spot_checks(new) if new else (), strict=True):
+            self._checked[ident_of(solution)] = reason
+
+
+def _count_graphs(library: native.Native) -> GraphCounts | None:
+    if not library.has_cuda:
+        return None
+    import torch
+
+    graphs = GraphCounts(library, torch.cuda.CUDAGraph, torch.cuda.current_device)
+    graphs.install()
+    return graphs
+
+
+def _has_context(index: int) -> bool:
+    """Whether this process has a context on a GPU; asking makes none. For a process that has CUDA initialised."""
+    import torch
+
+    if hasattr(torch._C, "_cuda_hasPrimaryContext"):
+        return bool(torch._C._cuda_hasPrimaryContext(index))
+    return torch.cuda.memory_reserved(index) > 0  # the current device is no answer: each thread has its own, and ours 0
+
+
+def _functional() -> Any:
+    import torch
+
+    return torch.nn.functional
