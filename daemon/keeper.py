@@ -1,6 +1,7 @@
 """Starts and ends the worker of one device: held back after failures, alone on its device, ended for good.
 
-A worker that cannot be killed is stuck in a driver: it keeps the device's lock, and nothing is started beside it.
+A worker that is not gone STUCK_S after its SIGKILL is stuck in a driver.  Until it is gone it keeps the device's lock,
+and nothing is started beside it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ logger = logging.getLogger("gemmtuned.daemon")
 RESTS_S: Final = 60.0  # an unused worker holds 300 MiB; starting one takes seconds
 START_AGAIN_S: Final = 5.0  # after a worker that never said hello; doubles each time
 LONGEST_WAIT_S: Final = 600.0
+STUCK_S: Final = 5.0
 TAKEN_S: Final = 1.0  # how often a device that another daemon uses is asked for
 
 
@@ -36,7 +38,8 @@ class Keeper:
         self._device_id = device_id
         self._lock = lock
         self._always = always
-        self._gone: Tuner | None = None  # killed, yet stuck in the driver
+        self._gone: Tuner | None = None  # killed, and not gone yet
+        self._gone_s: float | None = None  # since when
         self._start_at_s = self._needed_s = float("-inf")
 
     def start(self, now_s: float) -> None:
@@ -81,20 +84,26 @@ class Keeper:
         """End it and all it started."""
         worker, self.worker = self.worker, None
         if worker is not None and not worker.stop():
-            self._gone = worker
-            self.trouble = f"worker {worker.pid} cannot be killed: it is stuck in a driver of {self._device_id}"
-            logger.error("worker stuck device=%s pid=%d", self._device_id, worker.pid)
+            self._gone, self._gone_s = worker, None
         elif self._lock is not None and self._gone is None:
             self._lock.drop()
 
-    def is_stuck(self) -> bool:
-        """Whether a killed worker is still there."""
-        if self._gone is not None and self._gone.stop():
+    def is_stuck(self, now_s: float) -> bool:
+        """Whether a killed worker is still there: a moment at most, or where the CPUs are full a little longer."""
+        if self._gone is None:
+            return False
+        if self._gone.stop():
             self._gone = None
             self.trouble = ""
             if self._lock is not None:
                 self._lock.drop()
-        return self._gone is not None
+            return False
+        if self._gone_s is None or now_s < self._gone_s:
+            self._gone_s = now_s
+        elif now_s - self._gone_s >= STUCK_S and not self.trouble:
+            self.trouble = f"worker {self._gone.pid} cannot be killed: it is stuck in a driver of {self._device_id}"
+            logger.error("worker stuck device=%s pid=%d", self._device_id, self._gone.pid)
+        return True
 
     def retire(self, now_s: float, *, needed: bool) -> None:
         """End a worker that nobody has needed for a while."""

@@ -73,6 +73,7 @@ class Seat:
         self._trying: Trial | None = None  # started and not finished: to blame if the worker dies
         self._deaths = 0
         self._away = ""  # why the device must be left now
+        self._forbidden = ""  # why the operator wants nothing tuned
         self._fruitless = 0  # yields in a row without a verdict between them
         self._wait_until_s = float("-inf")
         self._put_off = False  # the worker has just said: not now
@@ -87,7 +88,7 @@ class Seat:
         self._listen(now_s)
         if self._put_off:
             self._put_off, self._wait_until_s = False, now_s + PUT_OFF_S
-        forbidden = "" if self._always else forbidden
+        self._forbidden = forbidden = "" if self._always else forbidden
         self._away = forbidden or self._must_yield(now_s)
         if self._away:
             if self.in_use and not forbidden:
@@ -98,7 +99,7 @@ class Seat:
         """Leave the device, or do one thing. Once after each look."""
         if self._away:
             self._vacate(self._away)
-        if not self._write(now_s) or self.keeper.is_stuck() or self._away:
+        if not self._write(now_s) or self.keeper.is_stuck(now_s) or self._away:
             return
         self._keep_lease(now_s)
         self.keeper.retire(now_s, needed=self.work is not None)
@@ -156,6 +157,8 @@ class Seat:
             state, reason = "stuck", trouble
         elif self._tuning:
             state, reason = "tuning", ""
+        elif self._forbidden:
+            reason = self._forbidden
         elif self.out_of_work and (self.in_use or verdict.state == "idle"):
             state, reason = "ready", "nothing to tune"
         elif self.keeper.taken:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gemmtuned.configs.errors import SettingError
+from gemmtuned.configs.errors import ProblemError, SettingError
 from gemmtuned.configs.hint import plain_case
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import COLUMNS, Problem
@@ -188,7 +189,8 @@ def environments(path: Path) -> list[dict[str, Any]]:
         path,
         """
         SELECT e.key AS environment, h.key AS device, count(*) AS problems, sum(d.calls) AS calls,
-            sum(u.solution_id IS NULL) AS open_problems, sum(u.solution_id IS NULL AND w.state = 'failed') AS failed,
+            sum(u.solution_id IS NULL) AS open_problems,
+            sum(u.solution_id IS NULL AND w.state IS 'failed') AS failed, -- a problem nobody leased yet has no state
             max(d.last_seen_us) AS last_seen
         FROM unit u
         JOIN demand d ON d.environment_id = u.environment_id AND d.problem_id = u.problem_id
@@ -199,6 +201,24 @@ def environments(path: Path) -> list[dict[str, Any]]:
         GROUP BY e.id ORDER BY last_seen DESC
         """,
     )
+
+
+def spelled_like(path: Path, problem: Problem) -> list[Problem]:
+    """Problems in the database that differ from this one in threads, math mode or determinism alone, or are it."""
+    conn = connect_read_only(path)
+    try:
+        found = rows(
+            conn,
+            f"SELECT {_PROBLEM} FROM problem p WHERE m = ? AND n = ? AND k = ? ORDER BY id",  # noqa: S608
+            (problem.m, problem.n, problem.k),
+        )
+    finally:
+        conn.close()
+    known = []
+    for row in found:
+        with suppress(ProblemError):  # of a newer version, with a dtype we do not know
+            known.append(Problem.from_row(row))
+    return [one for one in known if plain_case(one) == plain_case(problem)]
 
 
 def explain(path: Path, problem: Problem, *, environment: Environment | None = None) -> list[dict[str, Any]]:
@@ -326,7 +346,8 @@ def _queue(here: dict[str, Any] | None, *, hit: bool) -> str:
     unit = "" if here["covers"] == "exact" else f", to be tuned with its bucket up to M={here['unit_m']}"
     now = us(time.time())
     if here["state"] == "failed":
-        return f"{calls}{unit}: failed for good ({here['reason']}); gemmtuned tune tries again"
+        how = here["reason"] if here["reason"].startswith("withdrawn") else f"failed for good ({here['reason']})"
+        return f"{calls}{unit}: {how}; gemmtuned retune has it tried again, tune tries at once"
     if here["owner"] is not None and here["lease_until_us"] > now:
         return f"{calls}{unit}: being tuned by {here['owner']}"
     if here["retry_us"] is not None and here["retry_us"] > now:

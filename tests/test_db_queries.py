@@ -3,6 +3,7 @@
 import sqlite3
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,19 @@ def test_untuned_tells_state_and_dearest_first(store: Store) -> None:
     assert queries.untuned(store.path, device="cuda-x") == []
     assert only(queries.environments(store.path))["open_problems"] == 3
     assert only(queries.environments(store.path))["failed"] == 1
+
+
+def test_problems_that_no_daemon_has_looked_at_yet_wait_and_none_has_failed(store: Store) -> None:
+    store.add_sightings("r", NEW, [saw(problem(m), 5) for m in (1, 20)], now_s=time.time())
+    row = only(queries.environments(store.path))
+    assert (row["open_problems"], row["failed"]) == (2, 0)
+
+
+def test_a_problem_is_found_without_what_its_spelling_leaves_out(store: Store) -> None:
+    known = [replace(problem(), threads=2), replace(problem(), threads=4, deterministic=True), problem(9)]
+    store.add_sightings("r", NEW, [saw(one, 5) for one in known], now_s=time.time())
+    assert queries.spelled_like(store.path, replace(problem(), threads=0)) == known[:2]
+    assert queries.spelled_like(store.path, problem(10)) == []
 
 
 def test_trials_keep_the_newest_of_a_kind(store: Store) -> None:

@@ -304,6 +304,29 @@ def test_status_names_the_generation_and_the_errors_of_programs(cli: Cli, home: 
     assert "2 errors in the hook" in text
 
 
+def test_status_before_any_daemon_has_looked(call: Cli, tmp_path: Path) -> None:
+    from gemmtuned.db.store import Store
+
+    folder = tmp_path / "fresh"
+    store = Store(folder / "tune.db", locks=folder / "locks")
+    store.add_sightings("serve", HERE, [Sighting(WAITING, "miss", 7)], now_s=time.time())
+    store.close()
+
+    done = call("status", "--json", GEMMTUNED_HOME=str(folder))
+    assert done.returncode == 0, done.stderr
+    (place,) = json.loads(done.stdout)["environments"]
+    assert (place["problems"], place["waiting"], place["failed"]) == (1, 1, 0)
+
+
+def test_a_problem_may_be_spelled_without_its_threads(call: Cli, home: Path) -> None:
+    short = "fp32:8x2048x1024"
+    assert json.loads(call("explain", short, "--json").stdout)["problems"] == [str(TUNED)]
+    assert json.loads(call("trials", short, "--json").stdout)["problem"] == str(TUNED)
+    assert call("withdraw", f"{short},threads=4").returncode == 1
+    assert call("withdraw", short, "--dry-run").stdout.splitlines()[-1] == "1 would be withdrawn"
+    assert json.loads(call("retune", short, "--json").stdout)["solutions"] == 1
+
+
 def test_a_hostile_run_name_reaches_the_terminal_harmless(call: Cli, home: Path) -> None:
     out = call("coverage", "--by", "run").stdout
 

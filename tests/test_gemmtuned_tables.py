@@ -106,6 +106,18 @@ def test_a_dry_run_accounts_for_every_row_of_every_shipped_file_and_keeps_nothin
     assert not (tmp_path / "home").exists()
 
 
+def test_a_folder_of_tables_is_imported_file_by_file(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "exported"
+    folder.mkdir()
+    for name in ("a_untuned_gemm.csv", "b_untuned_gemm.csv"):
+        (folder / name).write_text("M,N,K\n8,64,64\n")
+    (folder / "notes.txt").write_text("nothing of ours")
+
+    code, said = run("import", str(folder), "--json")
+    assert code == 0
+    assert [Path(row["path"]).name for row in said["files"]] == ["a_untuned_gemm.csv", "b_untuned_gemm.csv"]
+
+
 def test_bad_rows_stop_an_import_unless_they_are_skipped(run: Run, tmp_path: Path) -> None:
     table = tmp_path / "bf16_tuned_gemm.csv"
     table.write_text(

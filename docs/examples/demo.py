@@ -133,6 +133,8 @@ def tune(servers: list[Server], text: Text, args: argparse.Namespace) -> None:
         time.sleep(0.25)
         if time.monotonic() - started > args.tune_s:
             say(f"the daemon is not done after {args.tune_s:g} s and is told to stop")
+            waits = [x for x in gemmtuned("status").stdout.splitlines() if x.startswith(("daemon:", "cpu"))]
+            say("\n".join(["  it says (where others use this machine it waits: run again when it is quiet):", *waits]))
             daemon.terminate()
             break
         if time.monotonic() - last > args.gap_s:
@@ -238,7 +240,7 @@ def show(speeds: dict[str, dict[str, list[float]]]) -> None:
         for name, by in speeds.items():
             ratio = statistics.median(a / b for a, b in zip(by[dtype], speeds["stock"][dtype], strict=True))
             parts.append(f"{name} {statistics.median(by[dtype]):6.1f} ({ratio:.2f}x)")
-        say(f"  {dtype} decode, batch {BATCH}, tokens/s: " + "   ".join(parts))
+        say(f"  {dtype} decode, batch {BATCH}, median tokens/s (median ratio of the rounds): " + "   ".join(parts))
 
 
 def verdict(

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gemmtuned.commands.options import Json, choice, settings
+from gemmtuned.commands.options import Json, choice, problems, settings
 from gemmtuned.configs.problem import DTYPES, FAMILIES, LAYOUTS, WEIGHT_STATES, Problem
 from gemmtuned.reports.explain import MOST, matching, report
 from gemmtuned.reports.render import show
@@ -50,23 +50,25 @@ def explain(
         return
     from gemmtuned.db import queries
 
-    if exact is not None:
-        problems = [exact]
+    if exact:
+        found = problems([exact], here)
     else:
-        problems = matching(queries.coverage(here.db, by="problem", since_s=_EVER_S), shape | given)
-    steps = [(problem, queries.explain(here.db, problem)) for problem in problems]
-    hints = [row for problem in problems[:MOST] for row in queries.hints(here.db, problem)]
+        known = [*queries.coverage(here.db, by="problem", since_s=_EVER_S), *queries.solutions(here.db)]
+        found = matching(known, shape | given)
+    steps = [(problem, queries.explain(here.db, problem)) for problem in found]
+    hints = [row for problem in found[:MOST] for row in queries.hints(here.db, problem)]
     show(report(steps, queries.solutions(here.db), hints, asked=" ".join(what)), as_json=as_json)
 
 
-def _asked(what: list[str], given: dict[str, Any]) -> tuple[Problem | None, dict[str, Any]]:
-    """(the problem, {}) or (None, m, n and k)."""
+def _asked(what: list[str], given: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """(the problem's spelling, {}) or ("", m, n and k)."""
     if len(what) == 1:
         if given:
             raise typer.BadParameter(f"{', '.join(given)}: a problem's spelling says it already")
-        return Problem.parse(what[0]), {}
+        Problem.parse(what[0])
+        return what[0], {}
     if len(what) != 3 or not all(part.isascii() and part.isdigit() for part in what):
         raise typer.BadParameter(
             "expected M N K (three numbers) or one problem, for example bf16:8x2048x1024,threads=2"
         )
-    return None, dict(zip(("m", "n", "k"), map(int, what), strict=True))
+    return "", dict(zip(("m", "n", "k"), map(int, what), strict=True))

@@ -16,6 +16,7 @@ from gemmtuned.configs.aiter_headers import FAMILIES
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.formats import read_any
 from gemmtuned.configs.hint import Imported
+from gemmtuned.configs.manifest import MANIFEST
 from gemmtuned.configs.problem import Problem, as_by_default
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import LIVE_STATES, Environment, cpu_device
@@ -63,7 +64,7 @@ def import_(
     with 1 in both cases.
     """
     here = settings()
-    wanted = [(path, family) for path in file or ()]
+    wanted = [(path, family) for given in file or () for path in _tables(given)]
     if not wanted:
         wanted = [(path, table.family) for table in here.tables for path in table.paths]
     if not wanted:
@@ -96,6 +97,13 @@ def import_(
 
 
 import_.__name__ = "import"  # what people type; the word is Python's
+
+
+def _tables(path: Path) -> list[Path]:
+    """The files of a folder of tables; anything else, a folder that gemmtuned published too, as it is."""
+    if not path.is_dir() or (path / MANIFEST).exists():
+        return [path]
+    return sorted(one for one in path.iterdir() if one.suffix in (".csv", ".json") and one.is_file()) or [path]
 
 
 def _row(one: Imported, reasons: Sequence[str]) -> dict[str, Any]:

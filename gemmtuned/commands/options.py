@@ -23,6 +23,7 @@ _SPAN: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([a-z]*)")
 _PAIR: Final = re.compile(
     r"""\b([a-z_][a-z0-9_]*)=('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|.*?)(?=\s+[a-z_][a-z0-9_]*=|\s*$)""", re.S
 )
+_UNSAID: Final = {"threads": "threads", "math_mode": "math", "deterministic": "deterministic"}
 LEVELS: Final = ("debug", "info", "warning", "error")
 
 
@@ -103,9 +104,22 @@ def _value(text: str) -> object:
         return text
 
 
-def problems(texts: list[str]) -> list[Problem]:
-    """Each argument as a Problem, repeated ones once. Raises ProblemError."""
-    return list(dict.fromkeys(Problem.parse(text) for text in texts))
+def problems(texts: list[str], here: Settings) -> list[Problem]:
+    """The problems that arguments name, each once. Raises ProblemError.
+
+    One that the database has not got as it is spelled stands for those it has that differ in threads, math mode
+    and determinism alone, as far as the argument says nothing of these: who types 8x64x64 means the one there is.
+    """
+    from gemmtuned.db import queries
+
+    found: dict[Problem, None] = {}
+    for text in texts:
+        asked = Problem.parse(text)
+        near = queries.spelled_like(here.db, asked) if here.db.exists() else []
+        said = [name for name, short in _UNSAID.items() if f",{short}=" in text]
+        near = [one for one in near if all(getattr(one, name) == getattr(asked, name) for name in said)]
+        found |= dict.fromkeys([asked] if asked in near or not near else near)
+    return list(found)
 
 
 def settings() -> Settings:

@@ -36,7 +36,8 @@ def pin(
 
     Ends with 1 when there is nothing to change.
     """
-    wanted, here = problems(problem), settings()
+    here = settings()
+    wanted = problems(problem, here)
     with writer(here) as store:
         found = store.pin(wanted, now_s=time.time(), off=off, dry_run=dry_run)
         generation = _publish(store, here, changed=bool(found) and not dry_run)
@@ -54,7 +55,8 @@ def forget(problem: ProblemTexts, dry_run: DryRun = False, as_json: Json = False
 
     Programs that run go back to stock torch for them. One that calls them again brings them back as new.
     """
-    wanted, here = problems(problem), settings()
+    here = settings()
+    wanted = problems(problem, here)
     with writer(here) as store:
         found, dropped = store.forget(wanted, now_s=time.time(), dry_run=dry_run)
         generation = _publish(store, here, changed=bool(found) and not dry_run)
@@ -72,8 +74,9 @@ def retune(problem: ProblemTexts, as_json: Json = False) -> None:
     What is in use stays until the new verdict; failures and withdrawals by hand are forgiven. `gemmtuned tune` does it
     now, in the foreground. Ends with 1 when none of them is known.
     """
-    wanted = problems(problem)
-    with writer(settings()) as store:
+    here = settings()
+    wanted = problems(problem, here)
+    with writer(here) as store:
         asked, forgiven = store.ask_again(wanted), store.retry_now(wanted)
     notes = [f"{asked} solutions will be raced again, {forgiven} failures or withdrawals are forgiven"]
     show(Report("retune", [], {"solutions": asked, "forgiven": forgiven}, notes=notes), as_json=as_json)

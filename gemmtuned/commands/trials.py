@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
+from itertools import chain
 from typing import Annotated
 
 import typer
 
-from gemmtuned.commands.options import Json, Limit, settings
-from gemmtuned.configs.problem import Problem
+from gemmtuned.commands.options import Json, Limit, problems, settings
 from gemmtuned.reports.render import show
 from gemmtuned.reports.source import no_database
 from gemmtuned.reports.trials import report
@@ -21,12 +21,13 @@ def trials(
 ) -> None:
     """What was measured, newest first."""
     here = settings()
-    only = Problem.parse(problem) if problem else None
-    name = str(only) if only else None
+    only = problems([problem], here) if problem else [None]
+    name = ", ".join(map(str, only)) if problem else None
     if not here.db.exists():
         show(no_database("trials", here, "rows", problem=name), as_json=as_json)
         return
     from gemmtuned.db import queries
 
-    rows = queries.trials(here.db, problem=only, limit=limit + 1 if limit else None)
+    found = [queries.trials(here.db, problem=one, limit=limit + 1 if limit else None) for one in only]
+    rows = sorted(chain.from_iterable(found), key=lambda row: -row["started"])[: limit + 1 if limit else None]
     show(report(rows, problem=name, limit=limit, now_s=time.time()), as_json=as_json)

@@ -15,17 +15,18 @@ from gemmtuned.reports.source import writer
 def withdraw(
     problem: ProblemTexts,
     dry_run: DryRun = False,
-    reason: Annotated[str, typer.Option(help="Why: kept in the database.")] = "withdrawn by hand",
+    reason: Annotated[str, typer.Option(help="Why: kept in the database.")] = "by hand",
     as_json: Json = False,
 ) -> None:
     """Take solutions out of use.
 
-    Programs that run go back to stock torch for these problems. They stay untuned until `gemmtuned tune PROBLEM`.
+    Programs that run go back to stock torch for these problems. They stay untuned until `gemmtuned retune PROBLEM`
+    (or `tune`, which does it at once).
     Ends with 1 when none of the problems has a solution.
     """
-    wanted = problems(problem)
     now_s = time.time()
     here = settings()
+    wanted = problems(problem, here)
     with writer(here) as store:
         taken = store.withdraw(wanted, reason=reason, now_s=now_s, dry_run=dry_run)
         generation = store.generation()

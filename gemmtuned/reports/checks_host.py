@@ -64,6 +64,8 @@ def _home(settings: Settings) -> Check:
         return Check("home", FAIL, f"{home} is another user's, and {counts.parent} is not writable", fix)
     if not there.is_dir():
         return Check("home", FAIL, f"{there} is not a folder", "set GEMMTUNED_HOME to a folder of your own")
+    if os.statvfs(there).f_flag & os.ST_RDONLY:
+        return Check("home", FAIL, f"{there} is on a read-only file system", "set GEMMTUNED_HOME to another place")
     if not os.access(there, os.W_OK | os.X_OK):
         return Check("home", FAIL, f"{there} is not writable", f"chmod u+wx {there}, or set GEMMTUNED_HOME")
     return Check("home", PASS, f"{home}" if there == home else f"{home} (made at first use)")
