@@ -1,0 +1,78 @@
+"""Draw what dense.py measured: the gain over F.linear by M, and the times against the streaming floor.
+
+    python benchmarks/plot_dense.py benchmarks/results/dense-eight-h200-*.json --out docs/images/dense-h200.svg
+
+Needs matplotlib (`pip install '.[bench]'`).  Several result files of one device are put together; a problem measured
+twice counts as it was measured last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("svg")
+from matplotlib import pyplot
+
+
+def rows(paths: list[Path]) -> tuple[str, list[dict[str, Any]]]:
+    """(device and versions, rows of problems that were measured)."""
+    found: dict[tuple[int, int, int, str], dict[str, Any]] = {}
+    titles = set()
+    for path in sorted(paths, key=lambda path: json.loads(path.read_text())["date"]):
+        raw = json.loads(path.read_text())
+        titles.add(f"{raw['device']}, torch {raw['versions']['torch'].split('+')[0]}, {raw['date'][:10]}")
+        found |= {(r["m"], r["n"], r["k"], r["dtype"]): r for r in raw["rows"] if "failed" not in r}
+    return "; ".join(sorted(titles)), list(found.values())
+
+
+def draw(title: str, found: list[dict[str, Any]], out: Path) -> None:
+    ms = sorted({row["m"] for row in found})
+    shapes = sorted({(row["n"], row["k"]) for row in found}, key=lambda shape: shape[0] * shape[1])
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
+    for index, (n, k) in enumerate(shapes):
+        mine = sorted((row for row in found if (row["n"], row["k"]) == (n, k)), key=lambda row: row["m"])
+        colour = pyplot.get_cmap("viridis")(index / max(len(shapes) - 1, 1))
+        left.plot([ms.index(r["m"]) for r in mine], [r["counts"] for r in mine], "o-", color=colour, label=f"{n} x {k}")
+    left.plot(
+        range(len(ms)),
+        [statistics.geometric_mean([row["counts"] for row in found if row["m"] == m]) for m in ms],
+        "k--",
+        linewidth=2,
+        label="geometric mean",
+    )
+    left.axhline(1.0, color="grey", linewidth=0.8)
+    left.set(xlabel="M (rows of X)", ylabel="gain over F.linear (where torch's own stays: 1)", xticks=range(len(ms)))
+    left.set_xticklabels(ms)
+    left.legend(title="N x K", fontsize=7, title_fontsize=8)
+    floors = [row["floor_us"] for row in found]
+    span = [min(floors) * 0.9, max(floors) * 1.1]
+    right.plot(span, span, color="grey", linewidth=0.8, label="only reading W")
+    right.scatter(floors, [r["torch_us"] for r in found], marker="x", s=18, color="tab:red", label="F.linear")
+    right.scatter(floors, [r["us"] for r in found], marker="o", s=14, color="tab:blue", label="chosen by the search")
+    right.set(xscale="log", yscale="log", xlabel="streaming floor of the same run (us)", ylabel="time (us)")
+    right.legend(fontsize=8)
+    figure.suptitle(f"Dense {' and '.join(sorted({row['dtype'] for row in found}))}, cold weights, CUDA graph: {title}")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, nargs="+")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    mpl.rcParams["svg.fonttype"] = "none"
+    mpl.rcParams["svg.hashsalt"] = "gemmtuned"  # the same data, the same file
+    title, found = rows(args.results)
+    draw(title, found, args.out)
+    print(f"{args.out}: {len(found)} problems")
+
+
+if __name__ == "__main__":
+    main()
