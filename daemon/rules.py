@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +14,8 @@ from typing import Final, TypeVar
 from gemmtuned.configs.errors import SettingError
 from gemmtuned.daemon.devices import Monitor
 
+SPENT: Final = "budget"  # in the home: the local day, and the seconds of device time used in it
+KEEP_S: Final = 5.0
 PAUSED: Final = "paused"  # while this file lies in the home, nothing is tuned; a number in it: until this UTC second
 _HOURS: Final = re.compile(r"([01]?\d|2[0-4])(?::([0-5]\d))?-([01]?\d|2[0-4])(?::([0-5]\d))?")
 AnyMonitor = TypeVar("AnyMonitor", bound=Monitor)
@@ -64,6 +68,7 @@ class Rules:
     day_of: Callable[[float], int] = _local_day
     _used_s: float = field(default=0.0, init=False)
     _day: int | None = field(default=None, init=False)
+    _kept_s: float = field(default=0.0, init=False)
 
     def spend(self, now_s: float, seconds: float) -> None:
         """Workers used their devices for so long."""
@@ -71,6 +76,25 @@ class Rules:
         if day != self._day:
             self._day, self._used_s = day, 0.0
         self._used_s += seconds
+
+    def remember(self, home: Path) -> None:
+        """Go on from what a daemon before this one has used; nothing where that cannot be read."""
+        if self.budget_s is not None:
+            with contextlib.suppress(OSError, ValueError):
+                day, used = (home / SPENT).read_text().split()
+                self._day, self._used_s = int(day), max(float(used), 0.0)
+                self._kept_s = self._used_s
+
+    def keep(self, home: Path, *, now: bool = False) -> None:
+        """Write down what was used, for the daemon after this one: every KEEP_S of it, and whenever it is `now`."""
+        fresh = self._used_s < self._kept_s or self._used_s - self._kept_s >= KEEP_S
+        if self.budget_s is None or self._day is None or not (fresh or (now and self._used_s != self._kept_s)):
+            return
+        self._kept_s = self._used_s
+        temporary = home / f".{SPENT}.{os.getpid()}.tmp"
+        with contextlib.suppress(OSError):  # a full disk ends no daemon
+            temporary.write_text(f"{self._day} {self._used_s:.1f}\n")
+            temporary.replace(home / SPENT)
 
     def used_s(self, now_s: float) -> float:
         """Device time used today."""

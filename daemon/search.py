@@ -38,6 +38,7 @@ SCREEN_S: Final = 0.05  # a short race
 SCREEN_PAIRS: Final = (3, 12)
 RACE_S: Final = 0.15  # a race; long calls take longer: MIN_PAIRS is kept
 FINALISTS: Final = 3
+MOST: Final = 30  # candidates of a member, seeds included
 COOL_S: Final = 2.0  # a slowed device is given this long, twice, before the race is called off
 _HOPELESS: Final = 0.97  # screened gain below which a candidate cannot be worth it
 
@@ -173,12 +174,20 @@ class _Contest:
         """For the most called member and for the largest one: a tile must hold all rows of X."""
         seen = {DEFAULT, *self._skip}
         for member in dict.fromkeys((self.main, self.members[-1])):
-            offered = self._options.only if self._options.only is not None else candidates(member, self._environment)
-            for candidate in (*self._options.seeds, *offered):
+            for candidate in self._offered(member):
                 there = candidate.backend in BACKENDS and candidate.backend in self._environment.stamps
                 if there and candidate not in seen and self._options.allows(candidate):
                     seen.add(candidate)
                     yield candidate
+
+    def _offered(self, member: Problem) -> Sequence[Candidate]:
+        """Seeds first; where that makes more than MOST, they take the place of those our estimate likes least."""
+        if self._options.only is not None:
+            return (*self._options.seeds, *self._options.only)
+        own = list(candidates(member, self._environment))
+        more = sum(seed not in own for seed in self._options.seeds)
+        spared = min(more, max(len(own) + more - MOST, 0))
+        return (*self._options.seeds, *own[: len(own) - spared])
 
     def _compile_ahead(self, offered: Sequence[Candidate]) -> None:
         """Have everything compiled that must be, in other processes, before operands are made on the device."""

@@ -108,6 +108,7 @@ class Daemon:
 
         A service also looks the database over, since whatever ended them may have damaged it.
         """
+        self.rules.remember(self.settings.home)
         if not self._quiet:
             self.store.repair()
         freed = self.store.release_dead(is_dead, counts=lambda owner: not outlived_boot(owner), now_s=now_s)
@@ -126,6 +127,7 @@ class Daemon:
         for seat in self.seats:
             if seat.tuning:
                 self.rules.spend(now_s, passed_s)
+                self.rules.keep(self.settings.home)
             seat.look(now_s, forbidden=forbidden)
         for seat in self.seats:  # all that must leave have been told by now, so none waits for another's end
             seat.act(now_s)
@@ -148,6 +150,7 @@ class Daemon:
             self.solved += seat.take_solved()
         self._publish_at_s = float("-inf")
         self._upkeep(now_s, at_once=True)
+        self.rules.keep(self.settings.home, now=True)
         self._tell(now_s, "", "stopped")
 
     @property

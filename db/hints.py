@@ -14,6 +14,7 @@ from gemmtuned.db.leases import Leases, Work
 from gemmtuned.db.rows import plain, rest, rows, us
 
 MAX_SEEDS: Final = 8  # tried beside our own candidates, which are 5 to 30
+MAX_NEIGHBOURS: Final = 3  # of them at most
 MAX_SOURCE: Final = 4096  # characters of a file's name
 _INSERT: Final = """
 INSERT INTO hint (problem_id, format, family, kind, backend, config, arch, units, us, source, line, text, imported_us)
@@ -27,6 +28,16 @@ SELECT h.backend, h.config FROM hint h JOIN problem q ON q.id = h.problem_id
 WHERE q.rest = :rest AND h.kind = 'tuned' AND h.backend IN (SELECT value FROM json_each(:backends))
 GROUP BY h.backend, h.config
 ORDER BY min(1.0 * max(q.m, :m) / min(q.m, :m)), min(coalesce(h.us, 1e300)), min(h.id) LIMIT :limit
+"""
+# What we found best ourselves at other sizes of the same weight, or for other versions of a library
+_NEIGHBOURS: Final = """
+SELECT s.backend, s.config FROM solution s
+JOIN problem q ON q.id = s.problem_id
+JOIN device h ON h.id = s.device_id
+WHERE q.rest = :own_rest AND h.key = :device AND s.state IN ('published', 'pinned')
+    AND s.backend IN (SELECT value FROM json_each(:backends)) AND max(q.m, :m) <= 4 * min(q.m, :m)
+GROUP BY s.backend, s.config
+ORDER BY min(1.0 * max(q.m, :m) / min(q.m, :m)), max(s.generation) DESC LIMIT :neighbours
 """
 _KNOWN: Final = """
 SELECT e.id, h.key, h.kind, h.name, h.arch, h.units FROM environment e JOIN device h ON h.id = e.device_id ORDER BY e.id
@@ -52,12 +63,21 @@ class Hints(Leases):
         return self._write(work)
 
     def seeds(self, work: Work) -> tuple[Candidate, ...]:
-        """What others found best for this problem or for sizes near it, of backends this environment has."""
+        """What we, and then what others found best for this problem or for sizes near it.
+
+        Of backends this environment has; the nearest sizes first.
+        """
         values = {
-            "rest": rest(plain_case(work.problem)), "m": work.problem.m, "limit": MAX_SEEDS,
-            "backends": json.dumps(sorted(work.environment.stamps)),
+            "rest": rest(plain_case(work.problem)), "own_rest": rest(work.problem), "m": work.problem.m,
+            "device": work.environment.device.key, "backends": json.dumps(sorted(work.environment.stamps)),
+            "limit": MAX_SEEDS, "neighbours": MAX_NEIGHBOURS,
         }  # fmt: skip
-        return self._db.read(lambda conn: tuple(Candidate(*row) for row in conn.execute(_SEEDS, values).fetchall()))
+
+        def ask(conn: sqlite3.Connection) -> tuple[Candidate, ...]:
+            found = [Candidate(*row) for sql in (_NEIGHBOURS, _SEEDS) for row in conn.execute(sql, values).fetchall()]
+            return tuple(dict.fromkeys(found))[:MAX_SEEDS]
+
+        return self._db.read(ask)
 
     def known_environments(self) -> list[Environment]:
         """Every environment that a program or a daemon was seen in."""

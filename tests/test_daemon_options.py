@@ -128,6 +128,19 @@ def test_seeds_are_tried_before_our_own_candidates_and_those_of_libraries_that_a
     assert [t.candidate for t in search(backends, SearchOptions(seeds=(seed,), backends=("other",)))[1]] == []
 
 
+def test_seeds_take_the_place_of_the_least_likely_where_there_would_be_too_many(
+    backends: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = [Candidate("fast", f'{{"tile":{i}}}') for i in range(4)]
+    monkeypatch.setattr("gemmtuned.daemon.search.candidates", lambda problem, environment: iter(own))
+    monkeypatch.setattr("gemmtuned.daemon.search.MOST", 5)
+    seeds = (Candidate("fast", '{"tile":64}'), own[2], Candidate("fast", '{"tile":65}'))
+
+    tried = [t.candidate for t in search(backends, SearchOptions(seeds=seeds))[1] if t.phase == "screen"]
+
+    assert tried == [*seeds, own[0], own[1]], "five in all: the last of ours gave way"
+
+
 def test_a_gain_below_the_one_asked_for_is_none(backends: dict[str, object]) -> None:
     assert search(backends, SearchOptions(min_gain=1.2))[0].backend == "fast"
     assert search(backends, SearchOptions(min_gain=1.5))[0].backend == "torch"

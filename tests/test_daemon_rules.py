@@ -32,6 +32,27 @@ def test_hours_that_make_no_sense_are_refused(text: str) -> None:
         Hours.parse(text)
 
 
+def test_a_restart_does_not_begin_the_budget_anew(tmp_path: Path) -> None:
+    def rules(budget_s: float | None = 100.0) -> Rules:
+        made = Rules(budget_s=budget_s, day_of=lambda now_s: int(now_s // DAY))
+        made.remember(tmp_path)
+        return made
+
+    first = rules()
+    for second in range(60):
+        first.spend(second, 1.0)
+        first.keep(tmp_path)
+    first.keep(tmp_path, now=True)
+    second = rules()
+    assert second.used_s(61.0) == 60.0 and not second.is_spent(61.0)
+    second.spend(62.0, 40.0)
+    second.keep(tmp_path)
+    assert rules().is_spent(63.0) and not rules().is_spent(DAY + 1.0)
+    assert rules(None).why_not(63.0, tmp_path) == ""
+    (tmp_path / "budget").write_text("garbage")
+    assert rules().used_s(63.0) == 0.0
+
+
 def test_a_budget_is_for_a_day(tmp_path: Path) -> None:
     rules = Rules(budget_s=100.0, day_of=lambda now_s: int(now_s // DAY))
     rules.spend(0.0, 99.0)

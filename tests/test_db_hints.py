@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from store_cases import NEW, lease, open_store, problem, saw
+from store_cases import NEW, found, lease, open_store, problem, saw
 
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.hint import Hint
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.solution import Candidate
+from gemmtuned.configs.solution import Candidate, Solution
 from gemmtuned.daemon.options import SearchOptions
 from gemmtuned.daemon.wire import Order, decode, encode
 from gemmtuned.daemon.work_queue import WorkQueue
@@ -99,10 +100,24 @@ def test_seeds_of_sizes_nearest_in_ratio_come_first_then_the_faster_and_only_a_f
     rows += [hint(problem(9000 + i, threads=0), named(i), line=i) for i in range(10, 20)]
     store.add_hints(rows, source="/a.csv", now_s=T)
 
-    found = seeds(store, problem(8))
+    some = seeds(store, problem(8))
 
-    assert found[:6] == tuple(named(i) for i in (6, 1, 2, 3, 4, 5))
-    assert len(found) == 8
+    assert some[:6] == tuple(named(i) for i in (6, 1, 2, 3, 4, 5))
+    assert len(some) == 8
+
+
+def test_what_we_found_best_at_sizes_nearby_comes_before_what_others_did(store: Store) -> None:
+    def best(m: int, config: int, **changes: Any) -> Solution:
+        candidate = Candidate.of("triton", i=config)
+        return replace(found(problem(m)), backend="triton", config=candidate.config, stamp="3", **changes)
+
+    store.add_sightings("test", NEW, [saw(problem(8))], now_s=T)
+    work = lease(store, now_s=T)
+    store.install(None, [best(16, 16), best(6, 6), best(64, 64)], environment=NEW, now_s=T)
+    store.install(None, [replace(found(problem(4)), state="default_best", backend="torch")], environment=NEW, now_s=T)
+    store.add_hints([hint(problem(threads=0))], source="/a.csv", now_s=T)
+
+    assert store.seeds(work) == (Candidate.of("triton", i=6), Candidate.of("triton", i=16), TILE)
 
 
 def test_another_shape_or_dtype_is_no_seed(store: Store) -> None:
