@@ -86,6 +86,7 @@ class Flusher:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(EXIT_S)
         if not self._lock.acquire(timeout=max(began_s + EXIT_S - time.monotonic(), 0.05)):
+            log.warning("counts of the last interval were lost reason=a flush did not end within %g s", EXIT_S)
             return
         try:
             while not self._flush(last=True) and time.monotonic() + BUSY_S <= began_s + EXIT_BUSY_S:
