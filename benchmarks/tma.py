@@ -1,0 +1,273 @@
+# mypy: disable-error-code="misc,untyped-decorator,no-untyped-def,no-untyped-call"
+"""Would kernels that load by TMA win where ours do not: M = 64 by split-K, M >= 256 by persistent programs?
+
+    python benchmarks/tma.py --out FOLDER [--m 64,256,2048 --shapes NxK,... --seconds 200]
+
+Each problem: torch, the best of what the search offers today (cuBLASLt's algorithms and our tiles), and both kernels
+below in a small space, screened in CUDA graphs with cold weights and the best of each raced again.  A kernel that wins
+nowhere here is not worth a place among the others.  `python benchmarks/tma.py --check` runs both in Triton's
+interpreter at small sizes (TRITON_INTERPRET=1) against an exact product.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import record
+import torch
+import triton
+import triton.language as tl
+from timing import CudaTimer
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+SHAPES = (
+    (576, 7168), (2112, 7168), (1280, 8192), (256, 7168), (7168, 2048), (4096, 4096), (1536, 7168), (512, 16384),
+    (5120, 5120), (10240, 8192),
+)  # fmt: skip
+ROUNDS = 15
+LAUNCHES = 16
+Launch = Callable[[int], None]
+
+
+@triton.jit
+def split_tma(
+    wd, xd, sums, counters, y, m, n, steps, SPLIT: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
+    BLOCK_K: tl.constexpr, WS: tl.constexpr,
+):  # fmt: skip
+    """Rows of W on the long side of the instruction, K cut over programs, the last one of a tile adds up."""
+    tile = tl.program_id(0)
+    part = tl.program_id(1)
+    per = tl.cdiv(steps, SPLIT)
+    first = part * per
+    acc = tl.zeros((ROWS, TOKENS), tl.float32)
+    for step in tl.range(first, tl.minimum(first + per, steps), warp_specialize=WS):
+        acc = tl.dot(wd.load([tile * ROWS, step * BLOCK_K]), xd.load([0, step * BLOCK_K]).T, acc)
+    rows = tile * ROWS + tl.arange(0, ROWS)
+    tokens = tl.arange(0, TOKENS)
+    inside = (rows < n)[:, None] & (tokens < m)[None, :]
+    at = tokens[None, :] * n + rows[:, None]
+    if SPLIT == 1:
+        tl.store(y + at, acc.to(y.dtype.element_ty), mask=inside)
+    else:
+        here = sums + tile * (SPLIT * ROWS * TOKENS) + tl.arange(0, ROWS)[:, None] * TOKENS + tokens[None, :]
+        tl.store(here + part * (ROWS * TOKENS), acc)
+        tl.debug_barrier()
+        if tl.atomic_add(counters + tile, 1, sem="acq_rel", scope="gpu") == SPLIT - 1:
+            total = tl.zeros((ROWS, TOKENS), tl.float32)
+            for i in tl.static_range(SPLIT):
+                total += tl.load(here + i * (ROWS * TOKENS), cache_modifier=".cg")
+            tl.store(y + at, total.to(y.dtype.element_ty), mask=inside)
+            tl.store(counters + tile, 0)
+
+
+@triton.jit
+def persistent_tma(
+    xd, wd, yd, m, n, steps, PROGRAMS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr, WS: tl.constexpr,
+):  # fmt: skip
+    """One program a unit walks over the tiles of Y, in groups of rows of X that share W in L2."""
+    tiles_m = tl.cdiv(m, TOKENS)
+    tiles_n = tl.cdiv(n, ROWS)
+    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, warp_specialize=WS):
+        group = tile // (GROUP * tiles_n)
+        high = tl.minimum(tiles_m - group * GROUP, GROUP)
+        at_m = (group * GROUP + (tile % (GROUP * tiles_n)) % high) * TOKENS
+        at_n = (tile % (GROUP * tiles_n)) // high * ROWS
+        acc = tl.zeros((TOKENS, ROWS), tl.float32)
+        for step in range(0, steps):
+            acc = tl.dot(xd.load([at_m, step * BLOCK_K]), wd.load([at_n, step * BLOCK_K]).T, acc)
+        yd.store([at_m, at_n], acc.to(yd.dtype))
+
+
+def splits(m: int, n: int, k: int, units: int) -> Iterator[tuple[Any, ...]]:
+    """Configs of split_tma: (rows, tokens, block_k, split, stages, ws)."""
+    tokens = max(16, 1 << (m - 1).bit_length())
+    for rows in (64, 128):
+        tiles = -(-n // rows)
+        for block_k in (64, 128):
+            steps = -(-k // block_k)
+            wanted = {max(1, min(w * units // tiles, steps // 3, 16)) for w in (1, 2)} | {1}
+            for split in sorted(wanted):
+                for stages in (4, 6, 8):
+                    if stages * (rows + tokens) * block_k * 2 > 220 << 10 or stages > steps // split + 1:
+                        continue
+                    for ws in (False, True):
+                        yield rows, tokens, block_k, split, stages, ws
+
+
+def tiles(m: int, n: int, units: int) -> Iterator[tuple[Any, ...]]:
+    """Configs of persistent_tma: (tokens, rows, block_k, group, stages, warps, ws)."""
+    for tokens, rows, warps, ws in (
+        (128, 128, 4, True), (128, 128, 8, False), (128, 256, 8, False), (64, 256, 4, True), (64, 128, 4, True),
+        (256, 128, 8, False), (64, 128, 4, False),
+    ):  # fmt: skip
+        if tokens > max(64, 2 * m):
+            continue
+        for stages in (3, 4):
+            if stages * (rows + tokens) * 64 * 2 + tokens * rows * 2 <= 220 << 10:
+                for group in (1, 8) if m > 4 * tokens else (1,):
+                    yield tokens, rows, 64, group, stages, warps, ws
+
+
+def arms(x: torch.Tensor, weights: list[torch.Tensor], units: int) -> dict[str, Launch]:
+    """Every config of both kernels as a function of the launch's number."""
+    (m, k), n = x.shape, weights[0].shape[0]
+    y = torch.empty(m, n, device=x.device, dtype=x.dtype)
+    found: dict[str, Launch] = {}
+    for rows, tokens, block_k, split, stages, ws in splits(m, n, k, units) if m <= 128 else ():
+        xd = TensorDescriptor.from_tensor(x, [tokens, block_k])
+        wds = [TensorDescriptor.from_tensor(w, [rows, block_k]) for w in weights]
+        count = -(-n // rows)
+        sums = torch.full((count * split * rows * tokens,), float("nan"), device=x.device)
+        counters = torch.zeros(count, device=x.device, dtype=torch.int32)
+
+        def call(
+            i: int, xd: Any = xd, wds: Any = wds, sums: Any = sums, counters: Any = counters, count: int = count,
+            config: Any = (split, rows, tokens, block_k, ws), stages: int = stages,
+        ) -> None:  # fmt: skip
+            split_tma[(count, config[0])](
+                wds[i % len(wds)], xd, sums, counters, y, m, n, -(-k // config[3]), *config, num_warps=4,
+                num_stages=stages,
+            )  # fmt: skip
+
+        found[f"split_tma {rows}x{tokens}x{block_k} split={split} stages={stages} ws={int(ws)}"] = call
+    for tokens, rows, block_k, group, stages, warps, ws in tiles(m, n, units) if m > 64 else ():
+        xd = TensorDescriptor.from_tensor(x, [tokens, block_k])
+        yd = TensorDescriptor.from_tensor(y, [tokens, rows])
+        wds = [TensorDescriptor.from_tensor(w, [rows, block_k]) for w in weights]
+        programs = min(units, -(-m // tokens) * -(-n // rows))
+
+        def walk(
+            i: int, xd: Any = xd, yd: Any = yd, wds: Any = wds,
+            config: Any = (programs, tokens, rows, block_k, group, ws),
+            stages: int = stages, warps: int = warps,
+        ) -> None:  # fmt: skip
+            persistent_tma[(config[0],)](
+                xd, wds[i % len(wds)], yd, m, n, -(-k // config[3]), *config, num_warps=warps, num_stages=stages
+            )
+
+        name = f"persistent_tma {tokens}x{rows}x{block_k} group={group} stages={stages} warps={warps} ws={int(ws)}"
+        found[name] = walk
+    for call in found.values():
+        call.result = y  # type: ignore[attr-defined]
+    return found
+
+
+def offered(m: int, n: int, k: int, weights: list[torch.Tensor], x: torch.Tensor) -> dict[str, Launch]:
+    """Torch and all that the search would try today."""
+    from gemmtuned.configs.errors import GemmtunedError
+    from gemmtuned.configs.problem import Problem
+    from gemmtuned.kernels.backends import BACKENDS
+
+    problem = Problem(m=m, n=n, k=k, dtype="bf16", math_mode="reduced")
+    found: dict[str, Launch] = {"torch": lambda i: (torch.nn.functional.linear(x, weights[i % len(weights)]), None)[1]}
+    for backend in ("cublaslt", "triton"):
+        for candidate in BACKENDS[backend].candidates(problem):
+            try:
+                kernel = BACKENDS[backend].prepare(candidate, problem)
+            except GemmtunedError:
+                continue
+            runs = [kernel.bind(w.t()) for w in weights]
+            found[str(candidate)] = lambda i, runs=runs: (runs[i % len(runs)](x, None), None)[1]  # type: ignore[misc]
+    return found
+
+
+@torch.inference_mode()
+def measure(m: int, n: int, k: int, timer: CudaTimer, units: int) -> dict[str, Any]:
+    copies = max(3, min(LAUNCHES, (120 << 20) // (n * k * 2) + 1))
+    weights = [torch.randn(n, k, device="cuda", dtype=torch.bfloat16) for _ in range(copies)]
+    x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+    exact = (x.float() @ weights[0].float().t()).bfloat16().float()
+    count = copies * max(1, LAUNCHES // copies)
+    ours, theirs = arms(x, weights, units), offered(m, n, k, weights, x)
+    with ThreadPoolExecutor(12) as pool:  # compiling leaves Python's lock alone most of the time
+        refused = {
+            name for name, err in zip(ours, pool.map(lambda call: _fails(call), ours.values()), strict=True) if err
+        }
+    torch.cuda.synchronize()
+    wrong = []
+    for name, call in ours.items():
+        if name not in refused:
+            call.result.fill_(float("nan"))  # type: ignore[attr-defined]
+            call(0)
+            off = float((call.result.float() - exact).abs().max() / exact.abs().max())  # type: ignore[attr-defined]
+            if not off < 2e-2:
+                wrong.append(f"{name}: off by {off:.1e}")
+    good = {n: c for n, c in ours.items() if n not in refused and not any(w.startswith(f"{n}:") for w in wrong)}
+    graphs = {name: timer.prepare(call, count) for name, call in (theirs | good).items()}
+    first = {n: min(t) / count for n, t in zip(graphs, timer.measure(list(graphs.values()), 4), strict=True)}
+
+    def best(names: Any) -> str:
+        return str(min(names, key=first.__getitem__))
+
+    finals = {"torch": "torch", "today": best(theirs)}
+    for kernel in ("split_tma", "persistent_tma"):
+        if any(name.startswith(kernel) for name in good):
+            finals[kernel] = best([name for name in good if name.startswith(kernel)])
+    times = timer.measure([graphs[name] for name in finals.values()], ROUNDS + 2)
+    us = {arm: round(statistics.median(t[2:]) / count, 3) for arm, t in zip(finals, times, strict=True)}
+    return {
+        "m": m, "n": n, "k": k, "us": us, "picked": finals, "refused": len(refused), "wrong": wrong,
+        "screened": {name: round(value, 3) for name, value in first.items() if name in good},
+    }  # fmt: skip
+
+
+def _fails(call: Launch) -> str:
+    try:
+        call(0)
+    except Exception as err:  # a compiler's reasons are many
+        return f"{type(err).__name__}: {str(err)[:200]}"
+    return ""
+
+
+def check() -> None:
+    """Both kernels in the interpreter, tails of all sizes included."""
+    for m, n, k in ((13, 72, 200), (64, 128, 512), (70, 136, 328)):
+        x, w = torch.randn(m, k), torch.randn(n, k)
+        for name, call in arms(x, [w], 2).items():
+            call.result.fill_(float("nan"))  # type: ignore[attr-defined]
+            call(0)
+            off = float((call.result - x @ w.t()).abs().max())  # type: ignore[attr-defined]
+            assert off < 1e-2, f"{name} at {m}x{n}x{k}: off by {off}"
+        print(f"{m}x{n}x{k}: {len(arms(x, [w], 2))} configs right")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=record.RESULTS)
+    parser.add_argument("--m", default="64,256,2048")
+    parser.add_argument("--shapes", default=",".join(f"{n}x{k}" for n, k in SHAPES))
+    parser.add_argument("--seconds", type=float, default=200, help="start no new problem after this long")
+    parser.add_argument("--check", action="store_true")
+    args = parser.parse_args()
+    if args.check:
+        assert os.environ.get("TRITON_INTERPRET") == "1", "set TRITON_INTERPRET=1"
+        check()
+        return
+    began = time.monotonic()
+    args.out.mkdir(parents=True, exist_ok=True)
+    timer, units = CudaTimer(), torch.cuda.get_device_properties(0).multi_processor_count
+    rows: list[dict[str, Any]] = []
+    for m in map(int, args.m.split(",")):
+        for n, k in (tuple(map(int, text.split("x"))) for text in args.shapes.split(",")):
+            if time.monotonic() - began > args.seconds:
+                print("time is up", flush=True)
+                break
+            rows.append(measure(m, n, k, timer, units))
+            (args.out / "tma.partial.json").write_text(json.dumps(rows))
+            print(json.dumps({key: value for key, value in rows[-1].items() if key != "screened"}), flush=True)
+    print("saved", record.save("tma", {"benchmark": "tma", "rows": rows}, args.out))
+
+
+if __name__ == "__main__":
+    main()
