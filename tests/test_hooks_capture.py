@@ -339,6 +339,8 @@ def test_forks_at_any_moment_share_nothing_and_lose_nothing(home: Home) -> None:
         for _ in range(20):
             child = os.fork()
             if child == 0:
+                # not the tensors of `work`: torch locks b in a call, and it may be forked locked, with or without us
+                a, b = torch.ones(4, 16), torch.ones(8, 16).t()
                 for _ in range(3):
                     torch.mm(a, b)
                 t = threading.Thread(target=torch.mm, args=(a, b))
