@@ -124,7 +124,7 @@ def _last_flush() -> None:
 
 def _before_fork() -> None:
     _forking.imports = imports.pause()  # first: a flush may be importing, for longer than it is waited for
-    _forking.flusher = _hook.flusher if _hook is not None and _hook.flusher.pause() else None
+    _forking.flusher = _hook.flusher if _hook is not None and _hook.flusher.pause(for_fork=True) else None
 
 
 def _after_fork_in_parent() -> None:
@@ -138,7 +138,7 @@ def _after_fork() -> None:
     imports.after_fork()
     if _hook is not None:
         try:
-            _hook.after_fork()
+            _hook.after_fork(in_a_flush=_forking.flusher is None)
         except Exception as err:
             sys.stderr.write(f"gemmtuned: not active in this forked process: {err}\n")
 

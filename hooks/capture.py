@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gemmtuned.configs.errors import GemmtunedError, StoreBusy
 from gemmtuned.configs.problem import Problem
@@ -36,6 +36,9 @@ MIN_FLUSH_S: Final = 0.02
 EXIT_S: Final = 0.5  # at interpreter exit we are gone by then,
 EXIT_BUSY_S: Final = 2.0  # or by then when other programs hold the store: a batch is worth more than a second
 
+FORK_S: Final = 2.0  # a fork waits for so long: the first flush of a process makes a database
+
+T = TypeVar("T")
 Key = tuple[Problem, str, bool, str]
 
 
@@ -71,6 +74,8 @@ class Flusher:
         self._next_beat_s = self._busy_since_s = 0.0  # of time.monotonic()
         self.calls = 0
         self.dropped = 0
+        self._muted = self._pausing = False
+        self.in_store = False  # a flush is inside SQLite, not waiting for an import
         self._told: set[str] = set()
         self.complaint = ""  # why the store does not take our counts; empty when it does
 
@@ -104,19 +109,36 @@ class Flusher:
 
     def flush(self) -> None:
         """Take everything counted so far to the store now, or keep it and remember why."""
+        while self._pausing:  # the lock is not fair: one flush after another would keep a fork waiting
+            time.sleep(0.001)
         with self._lock:
             self._flush()
 
-    def pause(self, timeout_s: float = EXIT_S) -> bool:
-        """Wait until no flush is going on and let none begin; False when that took too long. For a fork.
+    def pause(self, timeout_s: float = FORK_S, *, for_fork: bool = False) -> bool:
+        """Wait until no flush is going on and let none begin; False when that took too long.
 
-        A fork inside SQLite would leave its locks held for ever in the child.
+        for_fork: what must not be going on is SQLite, whose locks would be held for ever in the child.  A flush that
+        waits for an import, which forks hold up, is not waited for.
         """
-        return self._lock.acquire(timeout=timeout_s)
+        self._pausing = True
+        try:
+            until_s, looks = time.monotonic() + timeout_s, 0
+            while not self._lock.acquire(timeout=0.01):
+                looks = 0 if self.in_store else looks + 1
+                if time.monotonic() >= until_s or (for_fork and looks > 10):
+                    return False
+            return True
+        finally:
+            self._pausing = False
 
     def resume(self) -> None:
         """Undo a `pause` that returned True."""
         self._lock.release()
+
+    def mute(self, why: str) -> None:
+        """Never touch the store: in a child that was forked while SQLite held locks which nobody there will release."""
+        self._muted, self.complaint = True, why
+        log.warning("counts of this process are not kept reason=%s", why)
 
     def beat_soon(self) -> None:
         """Write the session with the next flush: something in it has changed that people wait for."""
@@ -143,6 +165,10 @@ class Flusher:
 
     def _flush(self, *, last: bool = False) -> bool:
         """False when it should be tried again at once if there is no later."""
+        if self._muted:
+            for s in self._drain():
+                self.dropped += s.calls
+            return True
         for s in in_slices(self._drain()):
             self._remember(s)
         for note in self._take_compiled():
@@ -162,17 +188,17 @@ class Flusher:
             self._give(store, now_s)
             while self._quarantine:
                 solution, reason = self._quarantine[0]
-                store.add_quarantine(solution, reason, run=self._settings.run, now_s=now_s)
+                self._at(store.add_quarantine, solution, reason, run=self._settings.run, now_s=now_s)
                 self._quarantine.pop(0)
             if beat:
-                (store.end_session if last else store.beat)(self._session(), now_s=now_s)
+                self._at(store.end_session if last else store.beat, self._session(), now_s=now_s)
                 self._next_beat_s = time.monotonic() + BEAT_S
             self.complaint, self._busy_since_s = "", 0.0
         except (GemmtunedError, OSError) as err:
             busy = isinstance(err, StoreBusy)
             self._complain(err, tell=not last)
         if last and not busy and self._store is not None:
-            self._store.close()
+            self._at(self._store.close)
         return not busy
 
     def _give(self, store: Store, now_s: float) -> None:
@@ -184,13 +210,13 @@ class Flusher:
                 self.dropped += int(sum(sums[0] for sums in counts.values()))
             else:
                 sightings = [Sighting(*k[:2], int(c[0]), k[2], int(c[1]), c[2], place) for k, c in counts.items()]
-                store.add_sightings(self._settings.run, environment, sightings, now_s=now_s)
+                self._at(store.add_sightings, self._settings.run, environment, sightings, now_s=now_s)
             self._pending = {key: sums for key, sums in self._pending.items() if key[3] != place}
         for place in {note[2] for note in self._compiled}:
             gemms = [note[:2] for note in self._compiled if note[2] == place]
             environment = self._environment_of(place)
             if environment is not None:
-                store.add_compiled(self._settings.run, environment, gemms, now_s=now_s)
+                self._at(store.add_compiled, self._settings.run, environment, gemms, now_s=now_s)
             self._compiled = {note: None for note in self._compiled if note[2] != place}
 
     def _environment_of(self, place: str) -> Environment | None:
@@ -209,8 +235,16 @@ class Flusher:
                 from gemmtuned.db.store import Store
 
             path, locks = self._settings.counts
-            self._store = Store(path, locks=locks, timeout_s=BUSY_S)
+            self._store = self._at(Store, path, locks=locks, timeout_s=BUSY_S)
         return self._store
+
+    def _at(self, method: Callable[..., T], *args: Any, **options: Any) -> T:
+        """Call the store, and let a fork see that SQLite is at work."""
+        self.in_store = True
+        try:
+            return method(*args, **options)
+        finally:
+            self.in_store = False
 
     def _remember(self, s: Sighting) -> None:
         self.calls += s.calls

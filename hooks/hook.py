@@ -232,17 +232,23 @@ class Hook:
             self.selections.finish()
         self.probation.leave()
 
-    def after_fork(self) -> None:
-        """In a forked child: counts start at nothing (the native ones reset themselves), threads are our own."""
+    def after_fork(self, *, in_a_flush: bool) -> None:
+        """In a forked child: counts start at nothing (the native ones reset themselves), threads are our own.
+
+        in_a_flush: one was going on in our parent.  If SQLite was at work, its locks are held here for ever.
+        """
         if self.fallback is not None:
             self.fallback.reset()
         self.op_counts.reset()
         _parents.append(self.flusher)
+        in_a_flush = in_a_flush and self.flusher.in_store
         self._swap = threading.Lock()
         self.probation.after_fork()
         self._build, self._parent_builds = None, self._build is not None
         self.started_us = time.time_ns() // 1000
         self._make_threads()
+        if in_a_flush:
+            self.flusher.mute("it was forked in the middle of a flush")
         self.start()
 
     def environment(self, place: str) -> Environment:

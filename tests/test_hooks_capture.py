@@ -333,6 +333,7 @@ def test_forks_at_any_moment_share_nothing_and_lose_nothing(home: Home) -> None:
             while not stop.is_set():
                 activate.current().flusher.flush()
 
+        activate.current().flusher.flush()
         threads = [threading.Thread(target=work), threading.Thread(target=flush)]
         [t.start() for t in threads]
         codes = []
@@ -361,6 +362,47 @@ def test_forks_at_any_moment_share_nothing_and_lose_nothing(home: Home) -> None:
     assert codes == [0] * 20
     assert done.ours == []
     assert home.counts() == {(ONE, "miss"): calls + 80}
+
+
+def test_a_child_that_was_forked_in_the_middle_of_a_flush_runs_and_leaves_the_store_alone(home: Home) -> None:
+    done = home.run(
+        """
+        import json, os, threading, torch
+        from gemmtuned.hooks import activate
+        a, b = torch.ones(4, 16), torch.ones(8, 16).t()
+        flusher = activate.current().flusher
+        entered, leave = threading.Event(), threading.Event()
+
+        def stuck():
+            def wait():
+                entered.set()
+                leave.wait(20)
+
+            with flusher._lock:  # as a flush that waits for a disk
+                flusher._at(wait)
+
+        thread = threading.Thread(target=stuck)
+        thread.start()
+        entered.wait()
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            a, b = torch.ones(4, 16), torch.ones(8, 16).t()
+            torch.mm(a, b)
+            hook = activate.current()
+            hook.flusher.report_failure(None, "never told")
+            hook.flusher.flush()
+            hook.stop()
+            os.write(write, json.dumps([hook.flusher.dropped, hook.flusher._store is None]).encode())
+            os._exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        leave.set()
+        thread.join()
+        print(json.dumps([code, json.loads(os.read(read, 100))]))
+        """
+    )
+    assert done.said == [0, [1, True]]
+    assert "forked in the middle of a flush" in done.err
 
 
 def test_a_fork_while_the_hook_imports_leaves_no_lock_held_in_the_child(home: Home) -> None:
