@@ -13,7 +13,7 @@ import select
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -95,6 +95,7 @@ class Tuned:
     solutions: dict[Problem, Solution] = field(default_factory=dict)
     failed: dict[Problem, str] = field(default_factory=dict)
     devices: dict[str, Device] = field(default_factory=dict)  # by key: those it ran on
+    others: float = 0.0  # the largest share of a device that others used meanwhile
     unpublished: frozenset[Problem] = frozenset()  # torch is best of a few that were asked for: no verdict for others
     code: int = 0  # 130 or 143 when it was interrupted
 
@@ -102,7 +103,7 @@ class Tuned:
         """Both runs as one."""
         return Tuned(
             {**self.solutions, **other.solutions}, {**self.failed, **other.failed}, {**self.devices, **other.devices},
-            self.unpublished | other.unpublished, self.code or other.code,
+            max(self.others, other.others), self.unpublished | other.unpublished, self.code or other.code,
         )  # fmt: skip
 
 
@@ -135,11 +136,11 @@ def tune_now(
         _patiently(daemon.resume, told)
         _patiently(lambda now_s: store.retry_now(wanted), told)
         try:
-            states = _until_done(daemon, request, wanted, told, progress)
+            states, others = _until_done(daemon, request, wanted, told, progress)
         finally:
             daemon.stop(time.time())
         environment = next((seat.environment for seat in daemon.seats if seat.environment is not None), None)
-        return _results(store, request, wanted, environment, states, told.code)
+        return replace(_results(store, request, wanted, environment, states, told.code), others=others)
 
 
 def _loop(
@@ -184,8 +185,10 @@ def _until_done(
     wanted: list[Problem],
     told: _Told,
     progress: Callable[[int, int, str], None] | None,
-) -> dict[Problem, State]:
+) -> tuple[dict[Problem, State], float]:
+    """(how each stands, the largest share of the device that others used while we did)."""
     states: dict[Problem, State] = {}
+    others = 0.0
     while not told.code:
         now_s = time.time()
         daemon.turn(now_s)
@@ -196,13 +199,15 @@ def _until_done(
                 states = daemon.store.states(wanted, seat.environment, now_s=now_s)
         ended = ("failed", "waiting") if request.again else ("solved", "failed", "waiting")
         done = sum(1 for p in wanted if p in request.settled or (p in states and states[p].state in ended))
+        notice = seat.notice()
+        if notice.state == "tuning":
+            others = max(others, notice.others or 0.0)
         if progress is not None:
-            notice = seat.notice()
             progress(done, len(wanted), " ".join(filter(None, (notice.problem, notice.candidate))) or notice.reason)
         if done == len(wanted) and seat.at_rest:
             break
         told.wait(daemon.pause_s, daemon.sockets())
-    return states
+    return states, others
 
 
 def _results(
@@ -229,7 +234,7 @@ def _results(
             state = states.get(problem)
             failed[problem] = (state.reason or state.state) if state else "interrupted before it was tried"
     devices = {} if environment is None else {environment.device.key: environment.device}
-    return Tuned(solutions, failed, devices, frozenset(request.unpublished), code)
+    return Tuned(solutions, failed, devices, unpublished=frozenset(request.unpublished), code=code)
 
 
 def _raise_if_hopeless(daemon: Daemon) -> None:

@@ -63,6 +63,17 @@ def typed(home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Re
     return run
 
 
+def test_it_says_when_others_used_the_device_meanwhile(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for share, words in ((0.8, "others used up to 80%"), (0.05, "")):
+        monkeypatch.setattr("gemmtuned.daemon.main.tune_now", lambda *a, share=share, **how: Tuned(others=share))
+        with pytest.raises(SystemExit):
+            build()(["tune", "fp32:8x64x64"], prog_name="gemmtuned")
+        told = capsys.readouterr().out
+        assert (words or "0 of 1") in told and ("others used" in told) == bool(words)
+
+
 def run(*args: str, **how: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gemmtuned", "tune", *args]
     return subprocess.run(command, capture_output=True, text=True, timeout=100, **how)

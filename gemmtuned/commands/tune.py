@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final, TYPE_CHECKING
 
 import typer
 
@@ -49,6 +49,7 @@ _CHECKED = (
     Column("err_ratio", "mismatch", percent),
     Column("why", "", lambda why: why or "", right=False),
 )
+OTHERS_MATTER: Final = 0.15  # a share of the device that is worth a word
 _SHAPES = (
     Column("name", "layer", right=False),
     Column("n", "N"),
@@ -258,6 +259,8 @@ def _report(wanted: Wanted, done: Tuned, notes: list[str]) -> Report:
         rows.append({**solution.to_row(), "problem": str(problem), "route": route, "speedup": speedup, "why": why})
     facts = {"dry_run": False, "failed": len(done.failed)}
     tables = [Table("shapes", _SHAPES, wanted.derived)] if wanted.derived else []
+    if done.others > OTHERS_MATTER:
+        notes = [*notes, f"others used up to {done.others:.0%} of the device meanwhile: on a quiet one times are surer"]
     said = f"{len(done.solutions)} of {len(wanted.problems)} have a verdict"
     return Report("tune", [*tables, Table("rows", _DONE, rows)], facts, notes=[*wanted.notes, *notes, said])
 
