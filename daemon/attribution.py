@@ -29,7 +29,8 @@ GOING_S: Final = 1.0  # what a dead process held goes with it, and a kernel that
 REST_S: Final = 1.2  # after our worker's last work utilisation may still be its
 HELLO_S: Final = 3.0  # a context is made in less
 TOUCH: Final = 0.05  # of the GPU: a quiet program that takes up a publish loads its kernels (seen: 1 to 2 %),
-TOUCH_S: Final = 2.5  # and the driver's figure is an average that falls off again; who goes on for longer is at work
+TOUCH_S: Final = 2.5  # and the driver's figure is an average that falls off again; who goes on for longer is at work,
+TOUCHES_S: Final = 10.0  # or for longer than this where we published so shortly ago that it may be about that
 UNWATCHED: Final = "a loaded program is there, and nobody here can say when it starts to work while we do"
 TICKING: Final = 0.15  # of a core over 0.2 s: a quiet server's timers take one tick of 10 ms now and then
 LAUNCHING: Final = 0.5  # a program that launches kernels takes most of a core, one that takes up a publish less
@@ -38,11 +39,15 @@ REPORT_S: Final = 0.15  # at work our worker's growth is in the driver's count b
 
 @dataclass(frozen=True, slots=True)
 class OwnUse:
-    """Our worker here. memory_bytes: what it says it holds, None before its first word. working: it has an order."""
+    """Our worker here. memory_bytes: what it says it holds, None before its first word. working: it has an order.
+
+    published_s: when what it found was last published, for programs to take up.
+    """
 
     pid: int
     memory_bytes: int | None = None
     working: bool = False
+    published_s: float | None = None
 
 
 class Attribution:
@@ -204,7 +209,8 @@ class Attribution:
             elif share < TOUCH:
                 if self._touched_s is None or now_s < self._touched_s:
                     self._touched_s = now_s
-                if now_s - self._touched_s < TOUCH_S:
+                about_us = own.published_s is not None and 0 <= now_s - own.published_s < TOUCH_S
+                if now_s - self._touched_s < (TOUCHES_S if about_us else TOUCH_S):
                     return 0.0, "another process touches it"
             return share, "another process computes" if share else ""
         if not facts["util"] or not 0 <= now_s - self._worked_s < REST_S:

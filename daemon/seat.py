@@ -61,6 +61,7 @@ class Seat:
         self.in_use = False  # became idle and nobody came since: no new window between two problems
         self.out_of_work = False
         self._solved = 0
+        self._published_s: float | None = None
         self.trouble = ""  # why nothing can be leased
         self.keeper = Keeper(monitor.id, make_worker, lock=lock, always=always)
         self._queue = queue
@@ -184,7 +185,9 @@ class Seat:
 
     def _look(self, now_s: float) -> None:
         worker = self.worker
-        own = OwnUse(worker.pid, worker.memory_bytes, self._tuning) if worker is not None else None
+        own = None
+        if worker is not None:
+            own = OwnUse(worker.pid, worker.memory_bytes, self._tuning, self._published_s)
         reading = self.monitor.read(now_s, own)
         if not self._readings or self._readings[-1] is not reading:
             self._readings.append(reading)
@@ -345,6 +348,7 @@ class Seat:
     def _install(self, work: Work, found: tuple[Solution, ...], now_s: float) -> None:
         self._queue.install(work, found, now_s)
         self._solved += 1
+        self._published_s = now_s  # within this turn
         self._fruitless = 0
 
     def _write(self, now_s: float) -> bool:

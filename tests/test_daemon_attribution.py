@@ -221,6 +221,20 @@ def test_a_program_that_takes_up_a_publish_does_not_end_the_tuning_and_one_that_
     assert busy(scene.watch(0.2))
 
 
+def test_publishes_that_follow_each_other_do_not_look_like_work_for_ten_seconds() -> None:
+    card = Card()
+    program = card.start(9999, held=2000 * MIB)
+    scene = Scene(card, share=True, neighbours=lambda least: "")
+    scene.watch(1.0)
+    scene.work(scene.begin(), 900 * MIB, 1.0)
+    program.share = 0.02
+    seen = []
+    for _ in range(8):
+        scene.own = OwnUse(WORKER, 900 * MIB, working=True, published_s=scene.now_s)
+        seen += scene.watch(1.4)
+    assert not busy(seen[:95]) and busy(seen[105:])
+
+
 def test_beside_a_loaded_program_that_cannot_be_watched_nothing_is_tuned() -> None:
     card = Card(view="none")
     card.start(9999, held=20_000 * MIB)
