@@ -33,7 +33,8 @@ class Keeper:
         self.worker: Tuner | None = None
         self.make_worker = make_worker
         self.failed_starts = 0  # in a row
-        self.trouble = ""  # why none can be started, or the last one not be ended
+        self._failure = ""  # why none can be started
+        self._stuck = ""  # why the last one cannot be ended
         self.taken = ""  # which other daemon tunes here
         self._device_id = device_id
         self._lock = lock
@@ -41,6 +42,11 @@ class Keeper:
         self._gone: Tuner | None = None  # killed, and not gone yet
         self._gone_s: float | None = None  # since when
         self._start_at_s = self._needed_s = float("-inf")
+
+    @property
+    def trouble(self) -> str:
+        """Why the last one cannot be ended, or none be started; "" where all is well."""
+        return self._stuck or self._failure
 
     def start(self, now_s: float) -> None:
         """Start one, if it is time to and nobody else tunes here."""
@@ -61,7 +67,7 @@ class Keeper:
         self.failed_starts += 1
         wait_s = min(START_AGAIN_S * 2 ** (self.failed_starts - 1), LONGEST_WAIT_S)
         self._start_at_s = now_s + wait_s
-        self.trouble = f"{reason}; next start in {wait_s:.0f} s"
+        self._failure = f"{reason}; next start in {wait_s:.0f} s"
         logger.warning("worker start failed device=%s retry_s=%.0f reason=%r", self._device_id, wait_s, reason)
 
     def lost(self, now_s: float) -> None:
@@ -73,7 +79,7 @@ class Keeper:
     def said_hello(self) -> None:
         """It is well."""
         self.failed_starts = 0
-        self.trouble = ""
+        self._failure = ""
 
     def hurry(self) -> None:
         """Tell it to go, without waiting: whoever has several to end tells all of them first."""
@@ -94,14 +100,14 @@ class Keeper:
             return False
         if self._gone.stop():
             self._gone = None
-            self.trouble = ""
+            self._stuck = ""
             if self._lock is not None:
                 self._lock.drop()
             return False
         if self._gone_s is None or now_s < self._gone_s:
             self._gone_s = now_s
-        elif now_s - self._gone_s >= STUCK_S and not self.trouble:
-            self.trouble = f"worker {self._gone.pid} cannot be killed: it is stuck in a driver of {self._device_id}"
+        elif now_s - self._gone_s >= STUCK_S and not self._stuck:
+            self._stuck = f"worker {self._gone.pid} cannot be killed: it is stuck in a driver of {self._device_id}"
             logger.error("worker stuck device=%s pid=%d", self._device_id, self._gone.pid)
         return True
 

@@ -82,8 +82,9 @@ class Rules:
         if self.budget_s is not None:
             with contextlib.suppress(OSError, ValueError):
                 day, used = (home / SPENT).read_text().split()
-                self._day, self._used_s = int(day), max(float(used), 0.0)
-                self._kept_s = self._used_s
+                if 0 <= float(used) < 1e6:  # a damaged file may say anything
+                    self._day, self._used_s = int(day), float(used)
+                    self._kept_s = self._used_s
 
     def keep(self, home: Path, *, now: bool = False) -> None:
         """Write down what was used, for the daemon after this one: every KEEP_S of it, and whenever it is `now`."""

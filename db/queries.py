@@ -204,16 +204,22 @@ def environments(path: Path) -> list[dict[str, Any]]:
 
 
 def spelled_like(path: Path, problem: Problem) -> list[Problem]:
-    """Problems in the database that differ from this one in threads, math mode or determinism alone, or are it."""
-    conn = connect_read_only(path)
-    try:
-        found = rows(
-            conn,
-            f"SELECT {_PROBLEM} FROM problem p WHERE m = ? AND n = ? AND k = ? ORDER BY id",  # noqa: S608
-            (problem.m, problem.n, problem.k),
-        )
-    finally:
-        conn.close()
+    """Problems that were called, tuned or asked for and differ from this one in threads, math mode, determinism alone.
+
+    This one is among them, if it was; what only an imported table names is not.
+    """
+    found = ask(
+        path,
+        f"""
+        SELECT {_PROBLEM} FROM problem p WHERE m = ? AND n = ? AND k = ? AND (
+            EXISTS (SELECT 1 FROM demand d WHERE d.problem_id = p.id)
+            OR EXISTS (SELECT 1 FROM solution s WHERE s.problem_id = p.id)
+            OR EXISTS (SELECT 1 FROM work w WHERE w.problem_id = p.id)
+            OR EXISTS (SELECT 1 FROM trial t WHERE t.problem_id = p.id)
+        ) ORDER BY id
+        """,  # noqa: S608
+        (problem.m, problem.n, problem.k),
+    )
     known = []
     for row in found:
         with suppress(ProblemError):  # of a newer version, with a dtype we do not know

@@ -39,6 +39,7 @@ EXIT_BUSY_S: Final = 2.0  # or by then when other programs hold the store: a bat
 FORK_S: Final = 2.0  # a fork waits for so long: the first flush of a process makes a database
 
 T = TypeVar("T")
+_no_store = ""  # why this process, and all that it forks, must never touch SQLite
 Key = tuple[Problem, str, bool, str]
 
 
@@ -74,10 +75,10 @@ class Flusher:
         self._next_beat_s = self._busy_since_s = 0.0  # of time.monotonic()
         self.calls = 0
         self.dropped = 0
-        self._muted = self._pausing = False
+        self._pausing = False
         self.in_store = False  # a flush is inside SQLite, not waiting for an import
         self._told: set[str] = set()
-        self.complaint = ""  # why the store does not take our counts; empty when it does
+        self.complaint = _no_store  # why the store does not take our counts; empty when it does
 
     def start(self) -> None:
         """Start the thread."""
@@ -137,7 +138,8 @@ class Flusher:
 
     def mute(self, why: str) -> None:
         """Never touch the store: in a child that was forked while SQLite held locks which nobody there will release."""
-        self._muted, self.complaint = True, why
+        global _no_store
+        _no_store = self.complaint = why
         log.warning("counts of this process are not kept reason=%s", why)
 
     def beat_soon(self) -> None:
@@ -165,7 +167,7 @@ class Flusher:
 
     def _flush(self, *, last: bool = False) -> bool:
         """False when it should be tried again at once if there is no later."""
-        if self._muted:
+        if _no_store:
             for s in self._drain():
                 self.dropped += s.calls
             return True

@@ -49,8 +49,9 @@ def test_a_restart_does_not_begin_the_budget_anew(tmp_path: Path) -> None:
     second.keep(tmp_path)
     assert rules().is_spent(63.0) and not rules().is_spent(DAY + 1.0)
     assert rules(None).why_not(63.0, tmp_path) == ""
-    (tmp_path / "budget").write_text("garbage")
-    assert rules().used_s(63.0) == 0.0
+    for damaged in ("garbage", "0 nan", "0 inf", "0 -5", "0"):
+        (tmp_path / "budget").write_text(damaged)
+        assert rules().used_s(63.0) == 0.0
 
 
 def test_a_budget_is_for_a_day(tmp_path: Path) -> None:

@@ -382,6 +382,18 @@ def test_a_worker_that_cannot_be_killed_takes_its_device_out_of_use(world: World
     assert world.solved() == {problem()}
 
 
+def test_a_worker_stuck_before_its_first_word_is_called_stuck_and_its_failure_is_not_forgotten(world: World) -> None:
+    keeper = world.daemon.seats[0].keeper
+    world.life.unkillable_s = 30.0
+    keeper.start(world.clock.now_s)
+    keeper.failed("no word", world.clock.now_s)
+    assert keeper.is_stuck(world.clock.now_s) and "no word" in keeper.trouble
+    world.clock.pass_s(6.0)
+    assert keeper.is_stuck(world.clock.now_s) and "cannot be killed" in keeper.trouble
+    world.clock.pass_s(30.0)
+    assert not keeper.is_stuck(world.clock.now_s) and "no word" in keeper.trouble
+
+
 def test_a_busy_store_delays_and_loses_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.see(*(problem(n) for n in range(64, 74)))
     rng = random.Random(3)

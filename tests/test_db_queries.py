@@ -11,6 +11,7 @@ import pytest
 from store_cases import DAY, HOUR, NEW, OLD, found, lease, open_store, problem, saw
 
 from gemmtuned.configs.errors import SettingError, StoreError
+from gemmtuned.configs.hint import Hint
 from gemmtuned.configs.problem import COLUMNS
 from gemmtuned.configs.sighting import Session
 from gemmtuned.configs.solution import Candidate
@@ -212,7 +213,12 @@ def test_problems_that_no_daemon_has_looked_at_yet_wait_and_none_has_failed(stor
 def test_a_problem_is_found_without_what_its_spelling_leaves_out(store: Store) -> None:
     known = [replace(problem(), threads=2), replace(problem(), threads=4, deterministic=True), problem(9)]
     store.add_sightings("r", NEW, [saw(one, 5) for one in known], now_s=time.time())
-    assert queries.spelled_like(store.path, replace(problem(), threads=0)) == known[:2]
+    plain = replace(problem(), threads=0)
+    named = Hint(format="x", family="x", kind="tuned", source="x", line=1, row="{}", problem=plain, candidate=None)
+    store.add_hints([named], source="x", now_s=time.time())  # a table's row is no call of the plain case
+    assert queries.spelled_like(store.path, plain) == known[:2]
+    (store.path.parent / "empty.db").touch()
+    assert queries.spelled_like(store.path.parent / "empty.db", plain) == []
     assert queries.spelled_like(store.path, problem(10)) == []
 
 

@@ -393,7 +393,16 @@ def test_a_child_that_was_forked_in_the_middle_of_a_flush_runs_and_leaves_the_st
             hook.flusher.report_failure(None, "never told")
             hook.flusher.flush()
             hook.stop()
-            os.write(write, json.dumps([hook.flusher.dropped, hook.flusher._store is None]).encode())
+            dropped = hook.flusher.dropped
+            activate.activate()  # nor does switching on again, or another fork, make SQLite whole
+            grandchild = os.fork()
+            if grandchild == 0:
+                torch.mm(a, b)
+                activate.current().flusher.flush()
+                os._exit(0 if activate.current().flusher._store is None else 9)
+            gone = os.waitstatus_to_exitcode(os.waitpid(grandchild, 0)[1])
+            activate.current().flusher.flush()
+            os.write(write, json.dumps([dropped, activate.current().flusher._store is None, gone]).encode())
             os._exit(0)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         leave.set()
@@ -401,7 +410,7 @@ def test_a_child_that_was_forked_in_the_middle_of_a_flush_runs_and_leaves_the_st
         print(json.dumps([code, json.loads(os.read(read, 100))]))
         """
     )
-    assert done.said == [0, [1, True]]
+    assert done.said == [0, [1, True, 0]]
     assert "forked in the middle of a flush" in done.err
 
 
