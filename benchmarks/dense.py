@@ -11,7 +11,6 @@ sums up.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -190,9 +189,47 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return lines
 
 
+def read_lines(path: Path | None) -> list[dict[str, Any]]:
+    """Rows of an earlier run; none without a path."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path else []
+
+
+def left_to_do(rows: list[dict[str, Any]], ms: str, shapes: Iterable[tuple[int, int]], dtype: str) -> list[Problem]:
+    """The problems of these M (`8,1,16`, in this order) and shapes that have no row yet."""
+    done = {(row["m"], row["n"], row["k"], row["dtype"]) for row in rows}
+    return [
+        Problem(m=m, n=n, k=k, dtype=dtype, math_mode="reduced")
+        for m in map(int, ms.split(","))
+        for n, k in shapes
+        if (m, n, k, dtype) not in done
+    ]
+
+
+def work_through(
+    problems: Iterable[Problem],
+    rows: list[dict[str, Any]],
+    measure_one: Callable[[Problem], dict[str, Any]],
+    *,
+    path: Path,
+    until_s: float,
+) -> None:
+    """Add the row of each problem to rows, and as a line to the file, as it is done; none is begun after until_s."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+        for problem in problems:
+            if time.monotonic() > until_s:
+                print("time is up", flush=True)
+                break
+            row = measure_one(problem)
+            rows.append(row)
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            print({name: row[name] for name in row if name not in ("screened", "dtype")}, flush=True)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=record.RESULTS)
+    parser = record.arguments(__doc__)
     parser.add_argument("--name", default="dense", help="of the result")
     parser.add_argument("--m", default="8,1,16,4,64,256,2048", help="rows of X, in this order")
     parser.add_argument("--shapes", default="all", help="eight, all, or NxK,NxK,...")
@@ -201,33 +238,19 @@ def main() -> None:
     parser.add_argument("--resume", type=Path, help="the .jsonl of an earlier run on the same device")
     args = parser.parse_args()
     began = time.monotonic()
-    if args.shapes in ("eight", "all"):
-        shapes = EIGHT if args.shapes == "eight" else EIGHT + TWELVE
-    else:
-        shapes = tuple(tuple(map(int, text.split("x"))) for text in args.shapes.split(","))
-    args.out.mkdir(parents=True, exist_ok=True)
-    rows = [json.loads(line) for line in args.resume.read_text().splitlines()] if args.resume else []
-    done = {(row["m"], row["n"], row["k"], row["dtype"]) for row in rows}
-    problems = [
-        Problem(m=m, n=n, k=k, dtype=args.dtype, math_mode="reduced")
-        for m in map(int, args.m.split(","))
-        for n, k in shapes
-        if (m, n, k, args.dtype) not in done
-    ]
+    shapes = {"eight": EIGHT, "all": EIGHT + TWELVE}.get(args.shapes) or record.sizes(args.shapes)
+    rows = read_lines(args.resume)
+    problems = left_to_do(rows, args.m, shapes, args.dtype)
     here = environment(cuda_device(0))
     print(here.key, flush=True)
     ahead = Ahead(problems, here)
-    with (args.out / f"{args.name}.jsonl").open("w") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
-        for problem in problems:
-            if time.monotonic() - began > args.seconds:
-                print("time is up", flush=True)
-                break
-            row = measure(problem, here, ahead.wait(problem))
-            rows.append(row)
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            print({name: row[name] for name in row if name not in ("screened", "dtype")}, flush=True)
+    work_through(
+        problems,
+        rows,
+        lambda problem: measure(problem, here, ahead.wait(problem)),
+        path=args.out / f"{args.name}.jsonl",
+        until_s=began + args.seconds,
+    )
     lines = summary(rows)
     for line in lines:
         print(line, flush=True)

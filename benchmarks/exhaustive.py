@@ -9,8 +9,6 @@ The regret is the time of the first over that of the second.  Compiling is ahead
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 import sys
@@ -18,6 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import dense
@@ -44,13 +43,13 @@ def whole_space(problem: Problem, here: Environment) -> Iterator[Candidate]:
         yield Candidate.of("triton", kernel=kernel, **config)
 
 
-def measure(problem: Problem, here: Environment) -> dict[str, Any]:
+def measure(problem: Problem, here: Environment, compile_s: float) -> dict[str, Any]:
     row: dict[str, Any] = {"m": problem.m, "n": problem.n, "k": problem.k, "dtype": problem.dtype}
+    row["compile_s"] = round(compile_s, 2)
     try:
         short = dense.tune(problem, here)
-        search.FINALISTS = 6  # type: ignore[misc]
-        whole = dense.tune(problem, here, SearchOptions(only=tuple(whole_space(problem, here))))
-        search.FINALISTS = 3  # type: ignore[misc]
+        with patch.object(search, "FINALISTS", 6):
+            whole = dense.tune(problem, here, SearchOptions(only=tuple(whole_space(problem, here))))
         picks = [one["solution"].candidate for one in (short, whole)]
         torch_us, short_us, whole_us = (statistics.median(us) for us in dense.take_turns(
             problem, (dense.DEFAULT, *picks), floor=False
@@ -67,34 +66,25 @@ def measure(problem: Problem, here: Environment) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=record.RESULTS)
+    parser = record.arguments(__doc__)
     parser.add_argument("--m", default="64,8,1,16,256")
     parser.add_argument("--shapes", default=",".join(f"{n}x{k}" for n, k in SHAPES))
     parser.add_argument("--seconds", type=float, default=480, help="start no new problem after this long")
     parser.add_argument("--resume", type=Path, help="the .jsonl of an earlier run on the same device")
     args = parser.parse_args()
     began = time.monotonic()
-    args.out.mkdir(parents=True, exist_ok=True)
-    rows = [json.loads(line) for line in args.resume.read_text().splitlines()] if args.resume else []
-    done = {(row["m"], row["n"], row["k"]) for row in rows}
-    sizes = [tuple(map(int, text.split("x"))) for text in args.shapes.split(",")]
-    todo = [(m, n, k) for m in map(int, args.m.split(",")) for n, k in sizes if (m, n, k) not in done]
-    problems = [Problem(m=m, n=n, k=k, dtype="bf16", math_mode="reduced") for m, n, k in todo]
+    rows = dense.read_lines(args.resume)
+    problems = dense.left_to_do(rows, args.m, record.sizes(args.shapes), "bf16")
     here = environment(cuda_device(0))
     print(here.key, flush=True)
     ahead = dense.Ahead(problems, here, lambda p: [c for c in whole_space(p, here) if c.backend == "triton"])
-    with (args.out / "exhaustive.jsonl").open("w") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
-        for problem in problems:
-            if time.monotonic() - began > args.seconds:
-                print("time is up", flush=True)
-                break
-            compile_s = ahead.wait(problem)
-            rows.append({**measure(problem, here), "compile_s": round(compile_s, 2)})
-            file.write(json.dumps(rows[-1]) + "\n")
-            file.flush()
-            print({name: value for name, value in rows[-1].items() if name != "screened"}, flush=True)
+    dense.work_through(
+        problems,
+        rows,
+        lambda problem: measure(problem, here, ahead.wait(problem)),
+        path=args.out / "exhaustive.jsonl",
+        until_s=began + args.seconds,
+    )
     good = [row for row in rows if "failed" not in row]
     summary = {
         "problems": len(good),

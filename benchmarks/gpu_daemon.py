@@ -17,10 +17,10 @@ A line that begins with WRONG is a failure.  --device cpu runs the logic of all 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -401,12 +401,12 @@ PARTS = {f.__name__: f for f in (facts, probe, preempt, bursts, resident, faults
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=record.RESULTS)
+    parser = record.arguments(__doc__)
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--preempt-s", type=float, default=90.0, help="at most so long for preempt")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # daemons and other programs end with it
     args.out.mkdir(parents=True, exist_ok=True)
     for name in args.parts:
         LINES.clear()

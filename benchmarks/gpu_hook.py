@@ -9,7 +9,6 @@ the way the daemon would.  Prints what was seen; a line that begins with WRONG i
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import sys
@@ -124,8 +123,7 @@ def solution(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=record.RESULTS)
+    parser = record.arguments(__doc__)
     args = parser.parse_args()
     device = cuda_device(0)
     stamp = environment(device).stamps.get("triton", "")

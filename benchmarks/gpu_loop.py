@@ -12,7 +12,6 @@ counts, and the first is in the result as `first_of_turn`.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -87,8 +86,7 @@ def gemmtuned(*args: str, timeout: float = 60) -> subprocess.CompletedProcess[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=record.RESULTS)
+    parser = record.arguments(__doc__)
     parser.add_argument("--size", default="0.6B")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--rounds", type=int, default=5)

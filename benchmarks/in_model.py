@@ -10,7 +10,6 @@ Gains of both are in us a launch.  Then all winners of the race at once, and all
 # ruff: noqa: E402  gpu_hook sets the home before gemmtuned is imported
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import statistics
@@ -119,8 +118,7 @@ def kernels_of(decoder: Any) -> dict[str, tuple[int, float]]:
 
 @torch.inference_mode()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=record.RESULTS)
+    parser = record.arguments(__doc__)
     parser.add_argument("--size", default="0.6B")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=136)

@@ -12,7 +12,6 @@ time is measured in the same rounds and taken off.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -30,6 +29,7 @@ from timing import CudaTimer
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from gemmtuned.configs.problem import Problem
+from gemmtuned.daemon.measure import Bench
 from gemmtuned.kernels.device import cuda_device
 from gemmtuned.kernels.triton.gemv import gemv
 from gemmtuned.kernels.triton.python_launch import new_workspace
@@ -39,6 +39,7 @@ from gemmtuned.kernels.triton.warp_split_k import warp_split_k
 SHAPES = ((1024, 1024), (3072, 1024), (576, 7168), (4096, 4096), (14336, 4096))
 ROUNDS = 15
 LAUNCHES = 24
+Launch = Callable[[int], object]
 
 
 @triton.jit
@@ -66,9 +67,9 @@ def warp_split_k_late(
 LATE = {"gemv": gemv_late, "warp_split_k": warp_split_k_late}
 
 
-def launches(m: int, n: int, k: int, weights: list[torch.Tensor], x: torch.Tensor) -> dict[str, Callable[[int], None]]:
+def launches(problem: Problem, weights: list[torch.Tensor], x: torch.Tensor) -> dict[str, Launch]:
     """Functions of a launch's number, by arm."""
-    problem = Problem(m=m, n=n, k=k, dtype="bf16", math_mode="reduced")
+    m, n, k = problem.m, problem.n, problem.k
     name, config = next((n, c) for n, c in shortlist(m, n, k, 132, arch="sm_90") if n in LATE)
     made = MODULES[name].launch_record(config, problem)
     space = new_workspace(made, "cuda")
@@ -77,9 +78,7 @@ def launches(m: int, n: int, k: int, weights: list[torch.Tensor], x: torch.Tenso
     if space is not None:
         values["counters"] = space[: made.counters_bytes].view(torch.int32)
         values["partials"] = space[made.partials_offset :].view(torch.float32)
-    found: dict[str, Callable[[int], None]] = {
-        "torch": lambda i: (torch.nn.functional.linear(x, weights[i % len(weights)]), None)[1]
-    }
+    found: dict[str, Launch] = {"torch": lambda i: torch.nn.functional.linear(x, weights[i % len(weights)])}
     for arm, kernel, more in (
         ("plain", MODULES[name].KERNEL, {}),
         ("late", LATE[name], {"EARLY": False, "launch_pdl": True}),
@@ -98,25 +97,22 @@ def launches(m: int, n: int, k: int, weights: list[torch.Tensor], x: torch.Tenso
 
 @torch.inference_mode()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=record.RESULTS)
-    args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
+    args = record.arguments(__doc__).parse_args()
     print(cuda_device(0), flush=True)
     timer = CudaTimer()
     rows = []
     for m in (1, 8):
         for n, k in SHAPES:
-            copies = max(3, min(LAUNCHES, (120 << 20) // (n * k * 2) + 1))
-            weights = [torch.randn(n, k, device="cuda", dtype=torch.bfloat16) for _ in range(copies)]
+            problem = Problem(m=m, n=n, k=k, dtype="bf16", math_mode="reduced")
+            weights = [b.t() for b in Bench(problem, torch.device("cuda")).weights]
             x, other = (torch.randn(m, k, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-            arms = launches(m, n, k, weights, x)
-            count = copies * -(-LAUNCHES // copies)
+            arms = launches(problem, weights, x)
+            count = len(weights) * -(-LAUNCHES // len(weights))
 
             def between(i: int, x: torch.Tensor = x, other: torch.Tensor = other) -> None:
                 torch.mul(other, 0.5, out=x)
 
-            def both(i: int, call: Callable[[int], None], first: Callable[[int], None] = between) -> None:
+            def both(i: int, call: Launch, first: Launch = between) -> None:
                 first(i)
                 call(i)
 

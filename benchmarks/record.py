@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -12,6 +13,18 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def arguments(doc: str | None) -> argparse.ArgumentParser:
+    """A parser with --out for the results, whose help is the benchmark's docstring."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
+    return parser
+
+
+def sizes(text: str) -> tuple[tuple[int, int], ...]:
+    """`576x7168,4096x4096` as (N, K)."""
+    return tuple((int(n), int(k)) for n, k in (size.split("x") for size in text.split(",")))
 
 
 def facts() -> dict[str, Any]:

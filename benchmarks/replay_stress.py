@@ -9,7 +9,6 @@ replay.  The two streams run at the same time with a workspace each.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from pathlib import Path
@@ -125,8 +124,7 @@ def stress(replays: int, device: str, *, seconds: float = 90.0) -> dict[str, Any
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=record.RESULTS)
+    parser = record.arguments(__doc__)
     parser.add_argument("--replays", type=int, default=100_000)
     args = parser.parse_args()
     seen = stress(args.replays, "cuda" if torch.cuda.is_available() else "cpu")

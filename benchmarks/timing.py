@@ -21,7 +21,7 @@ class Recorded:
     """
 
     graph: Any
-    keeps: Callable[[int], None]
+    keeps: Callable[[int], object]
 
     def replay(self) -> None:
         self.graph.replay()
@@ -33,7 +33,7 @@ class CudaTimer:
     def __init__(self) -> None:
         self.stream = torch.cuda.Stream()
 
-    def prepare(self, f: Callable[[int], None], launches: int) -> Any:
+    def prepare(self, f: Callable[[int], object], launches: int) -> Any:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self.stream):

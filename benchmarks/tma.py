@@ -11,7 +11,6 @@ interpreter at small sizes (TRITON_INTERPRET=1) against an exact product.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -30,13 +29,18 @@ import triton.language as tl
 from timing import CudaTimer
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.problem import Problem
+from gemmtuned.daemon.measure import Bench
+from gemmtuned.kernels.backends import BACKENDS
+
 SHAPES = (
     (576, 7168), (2112, 7168), (1280, 8192), (256, 7168), (7168, 2048), (4096, 4096), (1536, 7168), (512, 16384),
     (5120, 5120), (10240, 8192),
 )  # fmt: skip
 ROUNDS = 15
 LAUNCHES = 16
-Launch = Callable[[int], None]
+Launch = Callable[[int], object]
 
 
 @triton.jit
@@ -165,14 +169,9 @@ def arms(x: torch.Tensor, weights: list[torch.Tensor], units: int) -> dict[str, 
     return found
 
 
-def offered(m: int, n: int, k: int, weights: list[torch.Tensor], x: torch.Tensor) -> dict[str, Launch]:
+def offered(problem: Problem, weights: list[torch.Tensor], x: torch.Tensor) -> dict[str, Launch]:
     """Torch and all that the search would try today."""
-    from gemmtuned.configs.errors import GemmtunedError
-    from gemmtuned.configs.problem import Problem
-    from gemmtuned.kernels.backends import BACKENDS
-
-    problem = Problem(m=m, n=n, k=k, dtype="bf16", math_mode="reduced")
-    found: dict[str, Launch] = {"torch": lambda i: (torch.nn.functional.linear(x, weights[i % len(weights)]), None)[1]}
+    found: dict[str, Launch] = {"torch": lambda i: torch.nn.functional.linear(x, weights[i % len(weights)])}
     for backend in ("cublaslt", "triton"):
         for candidate in BACKENDS[backend].candidates(problem):
             try:
@@ -180,32 +179,30 @@ def offered(m: int, n: int, k: int, weights: list[torch.Tensor], x: torch.Tensor
             except GemmtunedError:
                 continue
             runs = [kernel.bind(w.t()) for w in weights]
-            found[str(candidate)] = lambda i, runs=runs: (runs[i % len(runs)](x, None), None)[1]  # type: ignore[misc]
+            found[str(candidate)] = lambda i, runs=runs: runs[i % len(runs)](x, None)
     return found
 
 
 @torch.inference_mode()
 def measure(m: int, n: int, k: int, timer: CudaTimer, units: int) -> dict[str, Any]:
-    copies = max(3, min(LAUNCHES, (120 << 20) // (n * k * 2) + 1))
-    weights = [torch.randn(n, k, device="cuda", dtype=torch.bfloat16) for _ in range(copies)]
+    problem = Problem(m=m, n=n, k=k, dtype="bf16", math_mode="reduced")
+    weights = [b.t() for b in Bench(problem, torch.device("cuda")).weights]
     x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
     exact = (x.float() @ weights[0].float().t()).bfloat16().float()
-    count = copies * max(1, LAUNCHES // copies)
-    ours, theirs = arms(x, weights, units), offered(m, n, k, weights, x)
+    count = len(weights) * -(-LAUNCHES // len(weights))
+    ours, theirs = arms(x, weights, units), offered(problem, weights, x)
     with ThreadPoolExecutor(12) as pool:  # compiling leaves Python's lock alone most of the time
-        refused = {
-            name for name, err in zip(ours, pool.map(lambda call: _fails(call), ours.values()), strict=True) if err
-        }
+        refused = {name for name, err in zip(ours, pool.map(_fails, ours.values()), strict=True) if err}
     torch.cuda.synchronize()
-    wrong = []
+    wrong: dict[str, str] = {}
     for name, call in ours.items():
         if name not in refused:
             call.result.fill_(float("nan"))  # type: ignore[attr-defined]
             call(0)
             off = float((call.result.float() - exact).abs().max() / exact.abs().max())  # type: ignore[attr-defined]
             if not off < 2e-2:
-                wrong.append(f"{name}: off by {off:.1e}")
-    good = {n: c for n, c in ours.items() if n not in refused and not any(w.startswith(f"{n}:") for w in wrong)}
+                wrong[name] = f"off by {off:.1e}"
+    good = {name: call for name, call in ours.items() if name not in refused and name not in wrong}
     graphs = {name: timer.prepare(call, count) for name, call in (theirs | good).items()}
     first = {n: min(t) / count for n, t in zip(graphs, timer.measure(list(graphs.values()), 4), strict=True)}
 
@@ -245,8 +242,7 @@ def check() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=record.RESULTS)
+    parser = record.arguments(__doc__)
     parser.add_argument("--m", default="64,256,2048")
     parser.add_argument("--shapes", default=",".join(f"{n}x{k}" for n, k in SHAPES))
     parser.add_argument("--seconds", type=float, default=200, help="start no new problem after this long")
@@ -261,7 +257,7 @@ def main() -> None:
     timer, units = CudaTimer(), torch.cuda.get_device_properties(0).multi_processor_count
     rows: list[dict[str, Any]] = []
     for m in map(int, args.m.split(",")):
-        for n, k in (tuple(map(int, text.split("x"))) for text in args.shapes.split(",")):
+        for n, k in record.sizes(args.shapes):
             if time.monotonic() - began > args.seconds:
                 print("time is up", flush=True)
                 break
