@@ -16,9 +16,12 @@ from gemmtuned.configs.solution import MAX_CONFIG, Candidate, Solution
 MAX_ROW: Final = 65_536  # characters of `row`
 
 
+PLAIN: Final[dict[str, Any]] = {"threads": 0, "math_mode": "ieee", "deterministic": False}
+
+
 def plain_case(problem: Problem) -> Problem:
     """What tables tell a problem by: they say nothing of threads, math mode and determinism."""
-    return replace(problem, threads=0, math_mode="ieee", deterministic=False)
+    return replace(problem, **PLAIN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,8 @@ with w [K, N] row-major, `tn` the weight gradient of a linear layer; `s` stands 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
@@ -177,7 +179,7 @@ class Problem:
         out += f":{batch}{self.m}x{self.n}x{self.k}"
         if self.bias:
             out += "+bias"
-        for name, short in _SPELLED.items():
+        for name, short in SPELLED.items():
             value = getattr(self, name)
             if value != _DEFAULTS[name]:
                 out += f",{short}={int(value) if isinstance(value, bool) else value}"
@@ -219,6 +221,18 @@ class Problem:
         return cls(**values)
 
 
+def known_problems(rows: Iterable[Mapping[str, Any]]) -> list[Problem]:
+    """The problems of rows that have all our columns, each once.
+
+    Rows of a newer version, with a dtype that we do not know, are passed over.
+    """
+    found: dict[Problem, None] = {}
+    for row in rows:
+        with suppress(ProblemError):
+            found[Problem.from_row({name: row[name] for name in COLUMNS})] = None
+    return list(found)
+
+
 def as_by_default(problem: Problem, *, gpu: bool) -> Problem:
     """The problem as a program calls it that left torch's switches alone, for sources that tell no math mode.
 
@@ -241,7 +255,7 @@ _CLOSED: Final = {
     "weight_state": WEIGHT_STATES,
     "math_mode": MATH_MODES,
 }
-_SPELLED: Final = {
+SPELLED: Final = {  # a column, and what str() calls it
     "scale": "scale",
     "layout": "layout",
     "weight_state": "weight",
@@ -253,7 +267,7 @@ _SPELLED: Final = {
     "inter": "inter",
     "act": "act",
 }
-_LONG: Final = {short: name for name, short in _SPELLED.items()}
+_LONG: Final = {short: name for name, short in SPELLED.items()}
 _SPELLING: Final = re.compile(
     r"(?:(?P<family>[a-z_]+):)?(?P<dtype>[a-z][a-z0-9_]*)(?:/(?P<wdtype>[a-z0-9_]+))?(?:>(?P<out>[a-z0-9_]+))?"
     r":(?P<dims>[0-9]{1,10}(?:x[0-9]{1,10}){2,3})(?P<bias>\+bias)?(?P<rest>(?:,[a-z]+=[A-Za-z0-9_]{1,40})*)"

@@ -95,15 +95,15 @@ class Tuned:
     solutions: dict[Problem, Solution] = field(default_factory=dict)
     failed: dict[Problem, str] = field(default_factory=dict)
     devices: dict[str, Device] = field(default_factory=dict)  # by key: those it ran on
-    others: float = 0.0  # the largest share of a device that others used meanwhile
     unpublished: frozenset[Problem] = frozenset()  # torch is best of a few that were asked for: no verdict for others
     code: int = 0  # 130 or 143 when it was interrupted
+    others: float = 0.0  # the largest share of a device that others used meanwhile
 
     def and_then(self, other: Tuned) -> Tuned:
         """Both runs as one."""
         return Tuned(
             {**self.solutions, **other.solutions}, {**self.failed, **other.failed}, {**self.devices, **other.devices},
-            max(self.others, other.others), self.unpublished | other.unpublished, self.code or other.code,
+            self.unpublished | other.unpublished, self.code or other.code, max(self.others, other.others),
         )  # fmt: skip
 
 
@@ -234,7 +234,7 @@ def _results(
             state = states.get(problem)
             failed[problem] = (state.reason or state.state) if state else "interrupted before it was tried"
     devices = {} if environment is None else {environment.device.key: environment.device}
-    return Tuned(solutions, failed, devices, unpublished=frozenset(request.unpublished), code=code)
+    return Tuned(solutions, failed, devices, frozenset(request.unpublished), code)
 
 
 def _raise_if_hopeless(daemon: Daemon) -> None:

@@ -55,10 +55,15 @@ class Notice:
 
 def write_notice(home: Path, notice: Notice) -> bool:
     """Replace the file; False when the disk refuses, which is no reason to stop."""
-    temporary = home / f".{FILE}.{os.getpid()}.tmp"
+    return replace_file(home / FILE, json.dumps(asdict(notice), indent=1) + "\n")
+
+
+def replace_file(path: Path, text: str) -> bool:
+    """Write a small file whole or not at all; False when the disk refuses."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(json.dumps(asdict(notice), indent=1) + "\n")
-        temporary.replace(home / FILE)
+        temporary.write_text(text)
+        temporary.replace(path)
     except OSError:
         with contextlib.suppress(OSError):
             temporary.unlink()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from typing import Final, TypeVar
 
 from gemmtuned.configs.errors import SettingError
 from gemmtuned.daemon.devices import Monitor
+from gemmtuned.daemon.notice import replace_file
 
 SPENT: Final = "budget"  # in the home: the local day, and the seconds of device time used in it
 KEEP_S: Final = 5.0
@@ -92,10 +92,7 @@ class Rules:
         if self.budget_s is None or self._day is None or not (fresh or (now and self._used_s != self._kept_s)):
             return
         self._kept_s = self._used_s
-        temporary = home / f".{SPENT}.{os.getpid()}.tmp"
-        with contextlib.suppress(OSError):  # a full disk ends no daemon
-            temporary.write_text(f"{self._day} {self._used_s:.1f}\n")
-            temporary.replace(home / SPENT)
+        replace_file(home / SPENT, f"{self._day} {self._used_s:.1f}\n")  # a full disk ends no daemon
 
     def used_s(self, now_s: float) -> float:
         """Device time used today."""

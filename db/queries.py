@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gemmtuned.configs.errors import ProblemError, SettingError
+from gemmtuned.configs.errors import SettingError
 from gemmtuned.configs.hint import plain_case
 from gemmtuned.configs.padding import COVERS, padded_m
-from gemmtuned.configs.problem import COLUMNS, Problem
+from gemmtuned.configs.problem import COLUMNS, Problem, known_problems
 from gemmtuned.configs.solution import LIVE_STATES, Device, Environment
 from gemmtuned.db import faults, migrations
 from gemmtuned.db.files import connect_read_only
@@ -220,11 +219,7 @@ def spelled_like(path: Path, problem: Problem) -> list[Problem]:
         """,  # noqa: S608
         (problem.m, problem.n, problem.k),
     )
-    known = []
-    for row in found:
-        with suppress(ProblemError):  # of a newer version, with a dtype we do not know
-            known.append(Problem.from_row(row))
-    return [one for one in known if plain_case(one) == plain_case(problem)]
+    return [one for one in known_problems(found) if plain_case(one) == plain_case(problem)]
 
 
 def explain(path: Path, problem: Problem, *, environment: Environment | None = None) -> list[dict[str, Any]]:

@@ -35,12 +35,11 @@ BEAT_S: Final = 5.0
 MIN_FLUSH_S: Final = 0.02
 EXIT_S: Final = 0.5  # at interpreter exit we are gone by then,
 EXIT_BUSY_S: Final = 2.0  # or by then when other programs hold the store: a batch is worth more than a second
-
 FORK_S: Final = 2.0  # a fork waits for so long: the first flush of a process makes a database
 
+Key = tuple[Problem, str, bool, str]
 T = TypeVar("T")
 _no_store = ""  # why this process, and all that it forks, must never touch SQLite
-Key = tuple[Problem, str, bool, str]
 
 
 class Flusher:

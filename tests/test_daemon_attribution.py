@@ -201,13 +201,19 @@ def test_a_quiet_loaded_program_is_tuned_beside_when_its_work_would_be_seen(card
     assert busy(scene.watch(0.3))
 
 
-def test_a_program_that_takes_up_a_publish_does_not_end_the_tuning_and_one_that_goes_on_does() -> None:
-    """It loads its new kernels: a per cent or two, as an H200 showed it for a second after each publish."""
+def beside_a_quiet_program() -> tuple[Scene, Any]:
+    """Our worker at work, and the program that was there before it."""
     card = Card()
     program = card.start(9999, held=2000 * MIB)
     scene = Scene(card, share=True, neighbours=lambda least: "")
     scene.watch(1.0)
     scene.work(scene.begin(), 900 * MIB, 1.0)
+    return scene, program
+
+
+def test_a_program_that_takes_up_a_publish_does_not_end_the_tuning_and_one_that_goes_on_does() -> None:
+    """It loads its new kernels: a per cent or two, as an H200 showed it for a second after each publish."""
+    scene, program = beside_a_quiet_program()
     for _ in range(3):
         program.share, program.held = 0.02, program.held + 18 * MIB
         assert not busy(scene.watch(1.2))
@@ -222,11 +228,7 @@ def test_a_program_that_takes_up_a_publish_does_not_end_the_tuning_and_one_that_
 
 
 def test_publishes_that_follow_each_other_do_not_look_like_work_for_ten_seconds() -> None:
-    card = Card()
-    program = card.start(9999, held=2000 * MIB)
-    scene = Scene(card, share=True, neighbours=lambda least: "")
-    scene.watch(1.0)
-    scene.work(scene.begin(), 900 * MIB, 1.0)
+    scene, program = beside_a_quiet_program()
     program.share = 0.02
     seen = []
     for _ in range(8):

@@ -13,7 +13,8 @@ from typing import Annotated, Final
 
 import typer
 
-from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.hint import PLAIN
+from gemmtuned.configs.problem import SPELLED, Problem
 from gemmtuned.configs.settings import Settings
 from gemmtuned.hooks.notice import Stderr
 
@@ -23,7 +24,6 @@ _SPAN: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([a-z]*)")
 _PAIR: Final = re.compile(
     r"""\b([a-z_][a-z0-9_]*)=('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|.*?)(?=\s+[a-z_][a-z0-9_]*=|\s*$)""", re.S
 )
-_UNSAID: Final = {"threads": "threads", "math_mode": "math", "deterministic": "deterministic"}
 LEVELS: Final = ("debug", "info", "warning", "error")
 
 
@@ -116,7 +116,7 @@ def problems(texts: list[str], here: Settings) -> list[Problem]:
     for text in texts:
         asked = Problem.parse(text)
         near = queries.spelled_like(here.db, asked) if here.db.exists() else []
-        said = [name for name, short in _UNSAID.items() if f",{short}=" in text]
+        said = [name for name in PLAIN if f",{SPELLED[name]}=" in text]
         near = [one for one in near if all(getattr(one, name) == getattr(asked, name) for name in said)]
         found |= dict.fromkeys([asked] if asked in near or not near else near)
     return list(found)

@@ -28,6 +28,7 @@ def trials(
         return
     from gemmtuned.db import queries
 
-    found = [queries.trials(here.db, problem=one, limit=limit + 1 if limit else None) for one in only]
-    rows = sorted(chain.from_iterable(found), key=lambda row: -row["started"])[: limit + 1 if limit else None]
+    most = limit + 1 if limit else None  # one more than shown: then there are more
+    found = [queries.trials(here.db, problem=one, limit=most) for one in only]
+    rows = sorted(chain.from_iterable(found), key=lambda row: -row["started"])[:most]
     show(report(rows, problem=name, limit=limit, now_s=time.time()), as_json=as_json)

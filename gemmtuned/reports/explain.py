@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, Final
 
-from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.padding import padded_m
-from gemmtuned.configs.problem import COLUMNS, Problem
+from gemmtuned.configs.problem import Problem, known_problems
 from gemmtuned.configs.solution import Candidate
 from gemmtuned.reports.render import Column, Report, Row, Table, duration, factor
 
@@ -37,14 +36,7 @@ _HINTS: Final = (
 
 def matching(seen: Sequence[Row], wanted: dict[str, Any]) -> list[Problem]:
     """The problems of rows with problem columns that have these values, each once."""
-    found: dict[Problem, None] = {}
-    for row in seen:
-        if all(row[name] == value for name, value in wanted.items()):
-            try:
-                found[Problem.from_row({name: row[name] for name in COLUMNS})] = None
-            except ProblemError:  # a row of a newer version, with a dtype we do not know
-                continue
-    return list(found)
+    return known_problems(row for row in seen if all(row[name] == value for name, value in wanted.items()))
 
 
 def report(
