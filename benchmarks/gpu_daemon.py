@@ -172,7 +172,18 @@ def facts(device: str, out: Path) -> dict[str, Any]:
             answer = sampler.facts()
             time.sleep(0.1)
         seen[name] = answer
-        keys = ("util", "used_bytes", "free_bytes", "pids", "by_pid", "held_by_pid", "compute_mode", "mig", "driver")
+        keys = (
+            "util",
+            "peak",
+            "used_bytes",
+            "free_bytes",
+            "pids",
+            "by_pid",
+            "held_by_pid",
+            "compute_mode",
+            "mig",
+            "driver",
+        )
         for gpu in answer.values():
             say(None, f"{name}: { ({k: gpu[k] for k in keys}) }")
 

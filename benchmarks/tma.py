@@ -11,6 +11,7 @@ interpreter at small sizes (TRITON_INTERPRET=1) against an exact product.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import statistics
@@ -46,28 +47,41 @@ Launch = Callable[[int], object]
 @triton.jit
 def split_tma(
     wd, xd, sums, counters, y, m, n, steps, SPLIT: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
-    BLOCK_K: tl.constexpr, WS: tl.constexpr,
+    BLOCK_K: tl.constexpr, SWAP: tl.constexpr,
 ):  # fmt: skip
-    """Rows of W on the long side of the instruction, K cut over programs, the last one of a tile adds up."""
+    """K cut over programs, the last one of a tile adds up; SWAP: rows of W on the long side of the instruction."""
     tile = tl.program_id(0)
     part = tl.program_id(1)
     per = tl.cdiv(steps, SPLIT)
     first = part * per
-    acc = tl.zeros((ROWS, TOKENS), tl.float32)
-    for step in tl.range(first, tl.minimum(first + per, steps), warp_specialize=WS):
-        acc = tl.dot(wd.load([tile * ROWS, step * BLOCK_K]), xd.load([0, step * BLOCK_K]).T, acc)
-    rows = tile * ROWS + tl.arange(0, ROWS)
+    acc = tl.zeros((ROWS, TOKENS) if SWAP else (TOKENS, ROWS), tl.float32)
+    for step in range(first, tl.minimum(first + per, steps)):
+        wt, xt = wd.load([tile * ROWS, step * BLOCK_K]), xd.load([0, step * BLOCK_K])
+        if SWAP:  # noqa: SIM108  Triton's compiler takes no other choice of shapes
+            acc = tl.dot(wt, xt.T, acc)
+        else:
+            acc = tl.dot(xt, wt.T, acc)
+    rows = tl.arange(0, ROWS)
     tokens = tl.arange(0, TOKENS)
-    inside = (rows < n)[:, None] & (tokens < m)[None, :]
-    at = tokens[None, :] * n + rows[:, None]
+    if SWAP:
+        rows = rows[:, None]
+        tokens = tokens[None, :]
+        cell = rows * TOKENS + tokens
+    else:
+        rows = rows[None, :]
+        tokens = tokens[:, None]
+        cell = tokens * ROWS + rows
+    rows += tile * ROWS
+    inside = (rows < n) & (tokens < m)
+    at = tokens * n + rows
     if SPLIT == 1:
         tl.store(y + at, acc.to(y.dtype.element_ty), mask=inside)
     else:
-        here = sums + tile * (SPLIT * ROWS * TOKENS) + tl.arange(0, ROWS)[:, None] * TOKENS + tokens[None, :]
+        here = sums + tile * (SPLIT * ROWS * TOKENS) + cell
         tl.store(here + part * (ROWS * TOKENS), acc)
         tl.debug_barrier()
         if tl.atomic_add(counters + tile, 1, sem="acq_rel", scope="gpu") == SPLIT - 1:
-            total = tl.zeros((ROWS, TOKENS), tl.float32)
+            total = tl.zeros_like(acc)
             for i in tl.static_range(SPLIT):
                 total += tl.load(here + i * (ROWS * TOKENS), cache_modifier=".cg")
             tl.store(y + at, total.to(y.dtype.element_ty), mask=inside)
@@ -97,25 +111,25 @@ def persistent_tma(
 
 
 def splits(m: int, n: int, k: int, units: int) -> Iterator[tuple[Any, ...]]:
-    """Configs of split_tma: (rows, tokens, block_k, split, stages, ws)."""
+    """Configs of split_tma: (rows, tokens, block_k, split, stages, swap)."""
     tokens = max(16, 1 << (m - 1).bit_length())
-    for rows in (64, 128):
+    for rows, swap in ((32, False), (64, False), (64, True), (128, True)):
+        if not swap and m < 33:
+            continue  # the instruction takes 64 tokens at least
         tiles = -(-n // rows)
         for block_k in (64, 128):
             steps = -(-k // block_k)
             wanted = {max(1, min(w * units // tiles, steps // 3, 16)) for w in (1, 2)} | {1}
             for split in sorted(wanted):
-                for stages in (4, 6, 8):
-                    if stages * (rows + tokens) * block_k * 2 > 220 << 10 or stages > steps // split + 1:
-                        continue
-                    for ws in (False, True):
-                        yield rows, tokens, block_k, split, stages, ws
+                for stages in (3, 4, 6, 8):
+                    if stages * (rows + tokens) * block_k * 2 <= 220 << 10 and stages <= steps // split + 1:
+                        yield rows, tokens, block_k, split, stages, swap
 
 
 def tiles(m: int, n: int, units: int) -> Iterator[tuple[Any, ...]]:
     """Configs of persistent_tma: (tokens, rows, block_k, group, stages, warps, ws)."""
     for tokens, rows, warps, ws in (
-        (128, 128, 8, False), (128, 256, 8, False), (64, 128, 4, True), (256, 128, 8, False), (64, 128, 4, False),
+        (128, 128, 8, False), (128, 256, 8, False), (256, 128, 8, False), (64, 128, 4, False),
     ):  # fmt: skip
         if tokens > max(64, 2 * m):
             continue
@@ -130,7 +144,7 @@ def arms(x: torch.Tensor, weights: list[torch.Tensor], units: int) -> dict[str, 
     (m, k), n = x.shape, weights[0].shape[0]
     y = torch.empty(m, n, device=x.device, dtype=x.dtype)
     found: dict[str, Launch] = {}
-    for rows, tokens, block_k, split, stages, ws in splits(m, n, k, units) if m <= 128 else ():
+    for rows, tokens, block_k, split, stages, swap in splits(m, n, k, units) if m <= 128 else ():
         xd = TensorDescriptor.from_tensor(x, [tokens, block_k])
         wds = [TensorDescriptor.from_tensor(w, [rows, block_k]) for w in weights]
         count = -(-n // rows)
@@ -139,14 +153,14 @@ def arms(x: torch.Tensor, weights: list[torch.Tensor], units: int) -> dict[str, 
 
         def call(
             i: int, xd: Any = xd, wds: Any = wds, sums: Any = sums, counters: Any = counters, count: int = count,
-            config: Any = (split, rows, tokens, block_k, ws), stages: int = stages,
+            config: Any = (split, rows, tokens, block_k, swap), stages: int = stages,
         ) -> None:  # fmt: skip
             split_tma[(count, config[0])](
                 wds[i % len(wds)], xd, sums, counters, y, m, n, -(-k // config[3]), *config, num_warps=4,
                 num_stages=stages,
             )  # fmt: skip
 
-        found[f"split_tma {rows}x{tokens}x{block_k} split={split} stages={stages} ws={int(ws)}"] = call
+        found[f"split_tma {rows}x{tokens}x{block_k} split={split} stages={stages} swap={int(swap)}"] = call
     for tokens, rows, block_k, group, stages, warps, ws in tiles(m, n, units) if m > 64 else ():
         xd = TensorDescriptor.from_tensor(x, [tokens, block_k])
         yd = TensorDescriptor.from_tensor(y, [tokens, rows])
@@ -191,9 +205,11 @@ def measure(m: int, n: int, k: int, timer: CudaTimer, units: int) -> dict[str, A
     exact = (x.float() @ weights[0].float().t()).bfloat16().float()
     count = len(weights) * -(-LAUNCHES // len(weights))
     ours, theirs = arms(x, weights, units), offered(problem, weights, x)
+    print(f"{len(ours)} kernels of ours to compile", flush=True)
     with ThreadPoolExecutor(12) as pool:  # compiling leaves Python's lock alone most of the time
         refused = {name for name, err in zip(ours, pool.map(_fails, ours.values()), strict=True) if err}
     torch.cuda.synchronize()
+    print(f"{len(refused)} refused", flush=True)
     wrong: dict[str, str] = {}
     for name, call in ours.items():
         if name not in refused:
@@ -253,6 +269,7 @@ def main() -> None:
         check()
         return
     began = time.monotonic()
+    faulthandler.dump_traceback_later(60, repeat=True)
     args.out.mkdir(parents=True, exist_ok=True)
     timer, units = CudaTimer(), torch.cuda.get_device_properties(0).multi_processor_count
     rows: list[dict[str, Any]] = []

@@ -63,6 +63,7 @@ def _gpu(smi: Any, index: int, handle: Any) -> dict[str, Any]:
         "arch": arch if arch.startswith("gfx") else None,
         "units": number(asic, "num_compute_units"),
         "util": activity / 100 if activity is not None else None,
+        "peak": None,
         "used_bytes": int(used) << 20 if used is not None else None,
         "free_bytes": int(total - used) << 20 if used is not None and total is not None else None,
         "baseline_bytes": _BASELINE_BYTES,

@@ -25,6 +25,7 @@ CONTEXT_BYTES: Final = 1 << 30  # the most a CUDA context with torch's libraries
 LEAST_CONTEXT_BYTES: Final = 256 << 20  # less was not our context alone: somebody gave memory back meanwhile
 SLACK_BYTES: Final = 384 << 20  # modules loaded late, graphs: not in torch's own count. A foreign context takes more
 SETTLE_S: Final = 2.0  # after our worker ended: utilisation is an average over up to a second, memory takes a moment
+PEAK_S: Final = 3.5  # after that the samples of a second hold nothing of our worker's
 GOING_S: Final = 1.0  # what a dead process held goes with it, and a kernel that hung has to be stopped first
 REST_S: Final = 1.2  # after our worker's last work utilisation may still be its
 HELLO_S: Final = 3.0  # a context is made in less
@@ -108,7 +109,17 @@ class Attribution:
                 return 1.0, busy
             if busy is None and not (pids(facts) and facts["by_pid"] is not None):
                 return None, UNWATCHED
-        return facts["util"], f"utilisation {facts['util']:.0%}" if facts["util"] else ""
+        return self._peak(facts, now_s)
+
+    def _peak(self, facts: Facts, now_s: float) -> tuple[float, str]:
+        """What was used at most in the last second: a burst may lie between two looks, half a second apart."""
+        used = [
+            facts["util"],
+            *(share / 100 for pid, share in (facts["by_pid"] or {}).items() if pid not in self._ours),
+        ]
+        if not 0 <= now_s - self._left_s < PEAK_S:
+            used.append(facts["peak"] or 0.0)
+        return max(used), f"utilisation {max(used):.0%}" if max(used) else ""
 
     def _begin(self, own: OwnUse, facts: Facts) -> None:
         self._pid = own.pid

@@ -45,7 +45,10 @@ class Neighbours:
         self._scan_at_s = float("-inf")
 
     def busy(self, least: float) -> str | None:
-        """Who uses so much of a core now, "" when none does; None when nobody is known to hold a GPU open."""
+        """Who used so much of a core for SPAN_S since the last look, "" when none did; None when nobody is known here.
+
+        A look over more than SPAN_S asks for no more CPU time: a burst must not hide in a long one.
+        """
         now_s = self._clock()
         self._scan(now_s)
         said = ""
@@ -57,8 +60,7 @@ class Neighbours:
             seen.append((now_s, used_s))
             while len(seen) > 2 and now_s - seen[1][0] >= SPAN_S:
                 seen.popleft()
-            span_s = now_s - seen[0][0]
-            if span_s > 0 and used_s - seen[0][1] > least * max(span_s, SPAN_S):
+            if used_s - seen[0][1] > least * SPAN_S:
                 said = f"process {pid}, which holds the GPU, works"
         return said if self._known else None
 

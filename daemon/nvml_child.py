@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from gemmtuned.daemon.sampler import serve
 
-_SAMPLE_US: Final = 1_000_000  # how far back processes are asked for: the driver samples them a few times a second
+_SAMPLE_US: Final = 1_000_000  # how far back samples are asked for: the driver takes a few a second
 _BASELINE_BYTES: Final = 128 << 20  # used on a card nobody uses: 2 to 32 MiB; a CUDA context takes more than 200
 _BASELINE_V1_BYTES: Final = 700 << 20  # the same, with the driver's own share
 
@@ -87,6 +87,7 @@ def _gpu(nvml: Any, index: int) -> dict[str, Any]:
         "arch": f"sm_{capability[0]}{capability[1]}" if capability else None,
         "units": ask(lambda: nvml.nvmlDeviceGetNumGpuCores(handle)),
         "util": utilization.gpu / 100 if utilization else None,
+        "peak": _peak(nvml, handle),
         "used_bytes": memory.used if memory else None,
         "free_bytes": memory.free if memory else None,
         "baseline_bytes": _BASELINE_BYTES if exact else _BASELINE_V1_BYTES,
@@ -97,6 +98,22 @@ def _gpu(nvml: Any, index: int) -> dict[str, Any]:
         "mig": mig == 1,
         "driver": _text(nvml.nvmlSystemGetDriverVersion()),
     }
+
+
+def _peak(nvml: Any, handle: Any) -> float | None:
+    """Largest utilisation of a sample of the last second, 0 to 1: `util` is the last sample alone, 1/6 s long at least.
+
+    None when the driver does not say.
+    """
+    since_us = time.time_ns() // 1000 - _SAMPLE_US
+    try:
+        kind, samples = nvml.nvmlDeviceGetSamples(handle, nvml.NVML_GPU_UTILIZATION_SAMPLES, since_us)
+    except nvml.NVMLError:
+        return None
+    if kind != nvml.NVML_VALUE_TYPE_UNSIGNED_INT:
+        return None
+    percent = [sample.sampleValue.uiVal for sample in samples if sample.timeStamp >= since_us]
+    return min(max(percent, default=0) / 100, 1.0)
 
 
 def _by_pid(nvml: Any, handle: Any) -> dict[str, int] | None:

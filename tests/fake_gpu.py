@@ -52,7 +52,8 @@ class Card:
         by_pid = {str(self.number(p.pid)): round(100 * p.share) for p in named if p.share}
         return {
             "index": self.index, "uuid": self.uuid, "name": "NVIDIA H200", "arch": "sm_90", "units": 16896,
-            "util": min(sum(p.share for p in self.programs), 1.0), "used_bytes": used, "free_bytes": self.total - used,
+            "util": min(sum(p.share for p in self.programs), 1.0), "peak": None,
+            "used_bytes": used, "free_bytes": self.total - used,
             "baseline_bytes": 128 * MIB,
             "pids": [self.number(p.pid) for p in named], "by_pid": by_pid if self.by_pid else None,
             "held_by_pid": {str(self.number(p.pid)): p.held for p in named} if self.counts else {},

@@ -44,6 +44,31 @@ def test_nobody_computed_is_told_from_the_driver_does_not_say(error: Exception, 
     assert nvml_child._by_pid(FakeNvml(error), None) == seen
 
 
+@pytest.mark.parametrize(
+    ("samples", "seen"),
+    [
+        ([(30, 0.9), (2, 0.1), (90, 3.0)], 0.3),  # older samples than asked for come back, too
+        ([], 0.0),
+        (FakeNvml.NVMLError("not supported"), None),
+    ],
+)
+def test_the_busiest_sample_of_the_last_second_is_told(samples: Any, seen: float | None) -> None:
+    class Samples(FakeNvml):
+        NVML_GPU_UTILIZATION_SAMPLES = NVML_VALUE_TYPE_UNSIGNED_INT = 1
+
+        def nvmlDeviceGetSamples(self, handle: object, kind: int, since_us: int) -> tuple[int, list[Any]]:
+            if isinstance(self.samples, Exception):
+                raise self.samples
+            return 1, [
+                SimpleNamespace(
+                    sampleValue=SimpleNamespace(uiVal=percent), timeStamp=time.time_ns() // 1000 - int(age_s * 1e6)
+                )
+                for percent, age_s in self.samples
+            ]
+
+    assert nvml_child._peak(Samples(samples), None) == seen
+
+
 class FakeCard:
     """The other questions, for one card: whatever is not set is not supported."""
 
@@ -52,6 +77,7 @@ class FakeCard:
     class NVMLError_NotFound(NVMLError): ...
 
     nvmlMemory_v2 = 2
+    NVML_GPU_UTILIZATION_SAMPLES = 1
 
     def __getattr__(self, name: str) -> Any:
         answers: dict[str, Any] = {
