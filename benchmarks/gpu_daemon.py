@@ -11,7 +11,8 @@
     faults    planted kernels: hang, out of bounds, seldom wrong, ...: none published, time lost           90 s
     two       two GPUs: one busy and one idle, one idle, both idle                                        130 s
 
-preempt makes 10 to 15 starts in its time; --preempt-s 400 alone makes the fifty that a p99 needs.
+preempt makes 10 to 15 starts in its time on each of --gpus; --preempt-s 400, or 200 on two GPUs, makes the fifty that a
+p99 needs.
 A line that begins with WRONG is a failure.  --device cpu runs the logic of all but facts, faults and two on a CPU.
 """
 
@@ -27,6 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -146,8 +148,8 @@ class Tuning:
         return (self.home / "daemon.log").read_text().splitlines()
 
 
-def names(device: str) -> str:
-    return "cpu" if device == "cpu" else "cuda:0"
+def names(device: str, gpu: int = 0) -> str:
+    return "cpu" if device == "cpu" else f"cuda:{gpu}"
 
 
 def is_gone(pid: int) -> bool:
@@ -221,13 +223,13 @@ def probe(device: str, out: Path) -> dict[str, Any]:
     return {"windows": windows, "ratio": ratio, "aa_spread": spread, "tuned_meanwhile": tuned}
 
 
-def sessions(device: str, *options: str, seconds: float, most: int) -> Iterator[int]:
+def sessions(device: str, *options: str, seconds: float, most: int, gpu: int = 0) -> Iterator[int]:
     """Workers that are at a problem, at no particular moment of their search; the caller makes the daemon give way."""
     end = time.monotonic() + seconds
     home: Path | None = None
     given = 0
     while given < most and time.monotonic() < end:
-        with Tuning(device, *options, "--devices", names(device), home=home) as tuning:
+        with Tuning(device, *options, "--devices", names(device, gpu), home=home) as tuning:
             home = tuning.home
             for _ in range(3):  # after more yields in a row without a result it waits longer and longer, as it should
                 worker = tuning.until_tuning(min(20.0, max(end - time.monotonic(), 0.1)))
@@ -239,25 +241,15 @@ def sessions(device: str, *options: str, seconds: float, most: int) -> Iterator[
                     yield worker
 
 
-def preempt(device: str, out: Path, seconds: float = 90.0) -> dict[str, Any]:
+def preempt(device: str, out: Path, seconds: float = 90.0, gpus: int = 1) -> dict[str, Any]:
     """A program that has torch loaded starts to use the GPU; its own start is the time its first kernel has run."""
-    starts: list[dict[str, Any]] = []
-    floor = used_bytes()
-    with Other("guest", device) as guest:
-        alone = guest.ask(hold=1.5)  # what it holds by itself
-        time.sleep(1.0)
-        for worker in sessions(device, "--idle-s", "0.5", seconds=seconds, most=50):
-            guest.tell(hold=1.2)
-            watch = _watch_worker(worker, alone["used_bytes"], floor, 3.0)
-            told = guest.hear()
-            free_ms = (watch["gone_s"] - told["first_s"]) * 1e3 if watch["gone_s"] else None
-            memory_s = watch["memory_s"] - told["first_s"] if watch["memory_s"] else None
-            init_ms = (told["first_s"] - told["begun_s"]) * 1e3
-            starts.append({"free_ms": free_ms, "memory_s": memory_s, "init_ms": init_ms})
+    with ThreadPoolExecutor(gpus) as pool:  # each GPU with a daemon and a program of its own
+        made = list(pool.map(lambda gpu: _starts_on(gpu, device, seconds, -(-50 // gpus)), range(gpus)))
+    starts = [start for on_one in made for start in on_one]
     more = out / "gpu_daemon-preempt.json"
     if more.exists():
         starts = json.loads(more.read_text())["starts"] + starts
-    result = {"starts": starts, "guest_alone": alone, "floor_bytes": floor}
+    result = {"starts": starts, "gpus": gpus}
     free = [s["free_ms"] for s in starts if s["free_ms"] is not None]
     memory = [s["memory_s"] for s in starts if s["memory_s"] is not None]
     if not free:
@@ -276,7 +268,26 @@ def preempt(device: str, out: Path, seconds: float = 90.0) -> dict[str, Any]:
     return result
 
 
-def _watch_worker(worker: int, guest: int | None, floor: int | None, seconds: float) -> dict[str, float | None]:
+def _starts_on(gpu: int, device: str, seconds: float, most: int) -> list[dict[str, Any]]:
+    starts: list[dict[str, Any]] = []
+    floor = used_bytes(gpu)
+    with Other("guest", device, "--gpu", str(gpu), gpu=gpu) as guest:
+        alone = guest.ask(hold=1.5)  # what it holds by itself
+        time.sleep(1.0)
+        for worker in sessions(device, "--idle-s", "0.5", seconds=seconds, most=most, gpu=gpu):
+            guest.tell(hold=1.2)
+            watch = _watch_worker(worker, gpu, alone["used_bytes"], floor, 3.0)
+            told = guest.hear()
+            free_ms = (watch["gone_s"] - told["first_s"]) * 1e3 if watch["gone_s"] else None
+            memory_s = watch["memory_s"] - told["first_s"] if watch["memory_s"] else None
+            init_ms = (told["first_s"] - told["begun_s"]) * 1e3
+            starts.append({"gpu": gpu, "free_ms": free_ms, "memory_s": memory_s, "init_ms": init_ms})
+    return starts
+
+
+def _watch_worker(
+    worker: int, gpu: int, guest: int | None, floor: int | None, seconds: float
+) -> dict[str, float | None]:
     """When the worker was gone, and when the GPU's use was down to the guest's own, or to nobody's after its end."""
     end = time.time() + seconds
     gone_s = memory_s = None
@@ -284,7 +295,7 @@ def _watch_worker(worker: int, guest: int | None, floor: int | None, seconds: fl
         if gone_s is None and is_gone(worker):
             gone_s = time.time()
         if gone_s is not None:
-            used = used_bytes()
+            used = used_bytes(gpu)
             if used is None or guest is None or floor is None:
                 break
             if used <= guest + (64 << 20) or used <= floor + (64 << 20):
@@ -416,13 +427,14 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--preempt-s", type=float, default=90.0, help="at most so long for preempt")
+    parser.add_argument("--gpus", type=int, default=1, help="for preempt, side by side")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # daemons and other programs end with it
     args.out.mkdir(parents=True, exist_ok=True)
     for name in args.parts:
         LINES.clear()
         began = time.monotonic()
-        more = {"seconds": args.preempt_s} if name == "preempt" else {}
+        more = {"seconds": args.preempt_s, "gpus": args.gpus} if name == "preempt" else {}
         result = PARTS[name](args.device, args.out, **more)
         result |= {"benchmark": "gpu_daemon", "part": name, "took_s": time.monotonic() - began, "lines": list(LINES)}
         print("saved", _save(name, result, args.out, args.device), flush=True)

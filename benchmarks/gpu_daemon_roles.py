@@ -144,7 +144,7 @@ def role_probe(device: str) -> None:
         answer(p50_us=p(times, 0.5), p99_us=p(times, 0.99), p999_us=p(times, 0.999), calls=len(times))
 
 
-def role_guest(device: str) -> None:
+def role_guest(device: str, gpu: int) -> None:
     """Has torch imported and no context; at each order a child of it starts to use the device for `hold` seconds."""
     import torch
 
@@ -162,7 +162,7 @@ def role_guest(device: str) -> None:
             while time.time() < end:
                 y = x @ x
                 float(y[0, 0])
-                used = used_bytes() if used is None and time.time() > first + 0.7 * order["hold"] else used
+                used = used_bytes(gpu) if used is None and time.time() > first + 0.7 * order["hold"] else used
             os.write(write_fd, json.dumps({"begun_s": begun, "first_s": first, "used_bytes": used}).encode())
             os._exit(0)
         os.close(write_fd)
@@ -226,12 +226,15 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=0)
     parser.add_argument("--offset", type=int, default=0)
     parser.add_argument("--planted", action="store_true")
+    parser.add_argument("--gpu", type=int, default=0, help="its number, for the driver")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
     if args.role == "seed":
         role_seed(args.device, args.count, args.offset, args.planted)
+    elif args.role == "guest":
+        role_guest(args.device, args.gpu)
     else:
-        roles = {"server": role_server, "probe": role_probe, "guest": role_guest, "faults": role_faults}
+        roles = {"server": role_server, "probe": role_probe, "faults": role_faults}
         roles[args.role](args.device)
 
 

@@ -172,6 +172,7 @@ int gt_install(char* error, size_t room) {
 #ifdef GEMMTUNED_CUDA
       install_operators<Cuda>();
       g_installed.back()->impl("_scaled_mm", TORCH_FN(Cuda::scaled_mm));
+      g_installed.back()->impl("_scaled_mm.out", TORCH_FN(Cuda::scaled_mm_out));
       g_installed.back()->impl("_grouped_mm", TORCH_FN(Cuda::grouped_mm));
 #endif
     }

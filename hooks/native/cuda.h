@@ -105,12 +105,15 @@ struct Cuda {
     const auto stock = [&] {
       return at::cuda::_scaled_mm(a, b, scale_a, scale_b, bias, scale_result, out_dtype, fast);
     };
-    Problem p;
-    if (off() || !gemmtuned::describe<Cuda>(p, SCALED, a, b, out_dtype.value_or(a.scalar_type()))) return stock();
-    p.scale = scale_a.numel() == 1 ? PER_TENSOR : scale_a.numel() == p.m ? PER_ROW : PER_BLOCK;
-    p.math = fast ? REDUCED : IEEE;
-    if (bias) p.flags |= BIAS;
-    return call<Cuda>(p, a, b, nullptr, false, stock, [&](Route&) { return stock(); });
+    return count_scaled(a, b, scale_a, bias, out_dtype.value_or(a.scalar_type()), fast, stock);
+  }
+  static Tensor& scaled_mm_out(const Tensor& a, const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,
+                               const OptionalTensor& bias, const OptionalTensor& scale_result,
+                               std::optional<at::ScalarType> out_dtype, bool fast, Tensor& out) {
+    const auto stock = [&]() -> Tensor& {
+      return at::cuda::_scaled_mm_out(out, a, b, scale_a, scale_b, bias, scale_result, out_dtype, fast);
+    };
+    return count_scaled(a, b, scale_a, bias, out.scalar_type(), fast, stock);
   }
 
   // Groups of rows (2-D by 3-D) or a batch of groups; the number of groups is the batch.
@@ -127,6 +130,17 @@ struct Cuda {
   }
 
  private:
+  template <class Stock>
+  static auto count_scaled(const Tensor& a, const Tensor& b, const Tensor& scale_a, const OptionalTensor& bias,
+                           at::ScalarType out_dtype, bool fast, const Stock& stock) -> decltype(stock()) {
+    Problem p;
+    if (off() || !gemmtuned::describe<Cuda>(p, SCALED, a, b, out_dtype)) return stock();
+    p.scale = scale_a.numel() == 1 ? PER_TENSOR : scale_a.numel() == p.m ? PER_ROW : PER_BLOCK;
+    p.math = fast ? REDUCED : IEEE;
+    if (bias) p.flags |= BIAS;
+    return call<Cuda>(p, a, b, nullptr, false, stock, [&](Route&) -> decltype(stock()) { return stock(); });
+  }
+
   static void launch(const Route& route, const Tensor& a, const Tensor& b, const OptionalTensor& bias, const Tensor& y) {
     const Tensor* const c = bias ? &*bias : nullptr;
     cuda::bind_context(a.device().index());
