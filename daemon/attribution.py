@@ -15,7 +15,7 @@ and not known is busy.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -38,6 +38,9 @@ LAUNCHING: Final = 0.5  # a program that launches kernels takes most of a core, 
 REPORT_S: Final = 0.15  # at work our worker's growth is in the driver's count before its report is here
 
 
+Watch = Callable[[float, Collection[str]], "str | None"]  # Neighbours.busy
+
+
 @dataclass(frozen=True, slots=True)
 class OwnUse:
     """Our worker here. memory_bytes: what it says it holds, None before its first word. working: it has an order.
@@ -54,12 +57,11 @@ class OwnUse:
 class Attribution:
     """One GPU's.
 
-    neighbours(least): which of those that hold the GPU open uses so much of a core now, "" for none, None: not known.
+    neighbours(least, listed): which of those that hold the GPU open uses so much of a core now, "" for none, None: not
+    known; listed: the processes that the driver names on it.
     """
 
-    def __init__(
-        self, *, share_resident: bool = False, neighbours: Callable[[float], str | None] = lambda least: None
-    ) -> None:
+    def __init__(self, *, share_resident: bool = False, neighbours: Watch = lambda least, listed: None) -> None:
         self._share = share_resident
         self._neighbours = neighbours
         self._before: Facts | None = None  # the GPU as it was last without a worker of ours
@@ -104,7 +106,7 @@ class Attribution:
             if not self._share:
                 held = facts["used_bytes"] >> 20
                 return None, f"others hold {held} MiB of its memory (--share-resident tunes beside a quiet program)"
-            busy = self._neighbours(TICKING)
+            busy = self._neighbours(TICKING, pids(facts))
             if busy:
                 return 1.0, busy
             if busy is None and not (pids(facts) and facts["by_pid"] is not None):
@@ -209,7 +211,7 @@ class Attribution:
                 return 0.0, ""
         resident = _is_resident(self._before)
         named = bool(self._ours & pids(facts)) and facts["by_pid"] is not None
-        busy = self._neighbours(LAUNCHING if named else TICKING) if resident else ""
+        busy = self._neighbours(LAUNCHING if named else TICKING, pids(facts)) if resident else ""
         if busy:
             return 1.0, busy
         by_pid = facts["by_pid"] or {}

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import Final
 
 from gemmtuned.configs.solution import Device, slug
-from gemmtuned.daemon.attribution import Attribution, OwnUse
+from gemmtuned.daemon.attribution import Attribution, OwnUse, Watch
 from gemmtuned.daemon.idle import Limits, Reading
 from gemmtuned.daemon.mps import Mps
 from gemmtuned.daemon.neighbours import Neighbours
@@ -33,7 +33,7 @@ class GpuMonitor:
         facts: Facts,
         *,
         share_resident: bool = False,
-        neighbours: Callable[[float], str | None] = lambda least: None,
+        neighbours: Watch = lambda least, listed: None,
         mps: Callable[[], bool] = lambda: False,
     ) -> None:
         self._sampler = sampler

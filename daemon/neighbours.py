@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -44,14 +44,17 @@ class Neighbours:
         self._found: set[int] = set()
         self._scan_at_s = float("-inf")
 
-    def busy(self, least: float) -> str | None:
+    def busy(self, least: float, listed: Collection[str] = ()) -> str | None:
         """Who used so much of a core for SPAN_S since the last look, "" when none did; None when nobody is known here.
 
         A look over more than SPAN_S asks for no more CPU time: a burst must not hide in a long one.
+        listed: processes that the driver names on one GPU.  Where we know one of them by that number, those that it
+        does not name are at other GPUs; else its numbers are another container's, and all of ours may be meant.
         """
         now_s = self._clock()
         self._scan(now_s)
         said = ""
+        here = {pid for pid in self._known if str(pid) in listed} or set(self._known)
         for pid, seen in list(self._known.items()):
             used_s = self._cpu_s(pid)
             if used_s is None:
@@ -60,7 +63,7 @@ class Neighbours:
             seen.append((now_s, used_s))
             while len(seen) > 2 and now_s - seen[1][0] >= SPAN_S:
                 seen.popleft()
-            if used_s - seen[0][1] > least * SPAN_S:
+            if pid in here and used_s - seen[0][1] > least * SPAN_S:
                 said = f"process {pid}, which holds the GPU, works"
         return said if self._known else None
 

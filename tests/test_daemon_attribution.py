@@ -22,7 +22,7 @@ VIEWS = ("all", "none", "host")
 class Scene:
     """One card watched ten times a second."""
 
-    def __init__(self, card: Card, *, share: bool = False, neighbours: Any = lambda least: None) -> None:
+    def __init__(self, card: Card, *, share: bool = False, neighbours: Any = lambda least, listed: None) -> None:
         self.card = card
         self.now_s = 1000.0
         self.attribution = Attribution(share_resident=share, neighbours=neighbours)
@@ -84,7 +84,7 @@ def test_our_own_worker_is_never_taken_for_others(card: Card) -> None:
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_context_that_looked_small_once_does_not_shut_the_gpu_to_all_later_workers(view: str) -> None:
     """Seen on an H200: every worker after that one was taken for somebody else as soon as it loaded its kernels."""
-    scene = Scene(Card(view=view, by_pid=False), share=True, neighbours=lambda least: "")
+    scene = Scene(Card(view=view, by_pid=False), share=True, neighbours=lambda least, listed: "")
     server = scene.card.start(9999, held=5000 * MIB)
     scene.watch(1.0)
     for start in range(3):
@@ -178,7 +178,7 @@ def test_a_small_program_that_uses_next_to_nothing_is_somebody(card: Card) -> No
     """A thousand tiny kernels a second are less than 1 % and show as 0."""
     card.start(9999, held=250 * MIB, share=0.0)
     assert Scene(card).watch(0.1)[0][0] is None
-    assert Scene(card, share=True, neighbours=lambda least: "it works").watch(0.1)[0][0] == 1.0
+    assert Scene(card, share=True, neighbours=lambda least, listed: "it works").watch(0.1)[0][0] == 1.0
 
 
 def test_memory_that_is_not_ours_means_somebody_is_there(card: Card) -> None:
@@ -192,7 +192,7 @@ def test_a_quiet_loaded_program_is_tuned_beside_when_its_work_would_be_seen(card
     """By the driver where it names processes, else by CPU time of who holds the GPU; else not at all."""
     working = []
     server = card.start(9999, held=20_000 * MIB)
-    scene = Scene(card, share=True, neighbours=lambda least: "it works" if working else "")
+    scene = Scene(card, share=True, neighbours=lambda least, listed: "it works" if working else "")
     assert not busy(scene.watch(1.0))
     ours = scene.begin()
     assert not busy(scene.work(ours, 900 * MIB, 3.0))
@@ -205,7 +205,7 @@ def beside_a_quiet_program() -> tuple[Scene, Any]:
     """Our worker at work, and the program that was there before it."""
     card = Card()
     program = card.start(9999, held=2000 * MIB)
-    scene = Scene(card, share=True, neighbours=lambda least: "")
+    scene = Scene(card, share=True, neighbours=lambda least, listed: "")
     scene.watch(1.0)
     scene.work(scene.begin(), 900 * MIB, 1.0)
     return scene, program
@@ -250,7 +250,7 @@ def test_beside_a_loaded_program_that_cannot_be_watched_nothing_is_tuned() -> No
 def test_who_comes_after_a_loaded_program_has_left_cannot_hide_in_its_memory() -> None:
     card = Card(view="none")
     server = card.start(9999, held=20_000 * MIB)
-    scene = Scene(card, share=True, neighbours=lambda least: "")
+    scene = Scene(card, share=True, neighbours=lambda least, listed: "")
     scene.watch(1.0)
     ours = scene.begin()
     scene.work(ours, 6000 * MIB, 1.0)
@@ -265,7 +265,7 @@ def test_who_comes_after_a_loaded_program_has_left_cannot_hide_in_its_memory() -
 def test_a_loaded_program_that_takes_more_memory_has_begun_to_work() -> None:
     card = Card(view="none")
     server = card.start(9999, held=20_000 * MIB)
-    scene = Scene(card, share=True, neighbours=lambda least: "")
+    scene = Scene(card, share=True, neighbours=lambda least, listed: "")
     scene.watch(1.0)
     scene.work(scene.begin(), 900 * MIB, 1.0)
     server.held += 2000 * MIB
@@ -275,7 +275,7 @@ def test_a_loaded_program_that_takes_more_memory_has_begun_to_work() -> None:
 
 def test_utilisation_at_our_workers_rest_is_that_of_others(card: Card) -> None:
     server = card.start(9999, held=500 * MIB)
-    scene = Scene(card, share=True, neighbours=lambda least: "")
+    scene = Scene(card, share=True, neighbours=lambda least, listed: "")
     scene.watch(1.0)
     ours = scene.begin()
     scene.work(ours, 0, 1.0)
@@ -339,7 +339,7 @@ def test_bursts_never_start_tuning(told_by: str, hertz: float, sample_s: float) 
         card.facts(),
         share_resident=True,
         mps=lambda: False,
-        neighbours=watched.busy if told_by == "cpu" else lambda least: "",
+        neighbours=watched.busy if told_by == "cpu" else lambda least, listed: "",
     )
     readings = []
     for tick in range(600):
@@ -416,6 +416,19 @@ def test_a_holder_of_the_gpu_that_uses_the_cpu_works_and_one_that_sleeps_does_no
     assert "process 8" in str(watch.busy(LAUNCHING))
     used.clear()
     assert watch.busy(TICKING) is None
+
+
+def test_who_works_on_another_gpu_does_not_count_where_the_driver_tells_who_is_here() -> None:
+    """Seen on two H200: a busy program on one kept the daemon from the other, where a quiet one was loaded."""
+    now_s, used = [0.0], {7: 5.0, 8: 1.0}
+    watch = Neighbours(lambda: iter(used), cpu_s=used.get, clock=lambda: now_s[0])
+    for _ in range(20):
+        now_s[0] += 0.1
+        used[8] += 0.1
+        seen = [watch.busy(TICKING, listed) for listed in ((), ("7",), ("8", "7"), ("100007",))]
+    everyone, quiet, both, foreign_numbers = seen
+    assert quiet == ""
+    assert all("process 8" in str(said) for said in (everyone, both, foreign_numbers))
 
 
 class AmdSmi:
