@@ -1,12 +1,13 @@
 # mypy: disable-error-code="misc,untyped-decorator,no-untyped-def,no-untyped-call"
-"""Would kernels that load by TMA win where ours do not: M = 64 by split-K, M >= 256 by persistent programs?
+"""Would persistent programs that load by TMA win where ours do not, at M >= 128?
 
-    python benchmarks/tma.py --out FOLDER [--m 64,256,2048 --shapes NxK,... --seconds 200]
+    python benchmarks/tma.py --out FOLDER [--m 256,2048 --shapes NxK,... --seconds 200]
 
-Each problem: torch, the best of what the search offers today (cuBLASLt's algorithms and our tiles), and both kernels
+Each problem: torch, the best of what the search offers today (cuBLASLt's algorithms and our tiles), and the kernel
 below in a small space, screened in CUDA graphs with cold weights and the best of each raced again.  A kernel that wins
-nowhere here is not worth a place among the others.  `python benchmarks/tma.py --check` runs both in Triton's
-interpreter at small sizes (TRITON_INTERPRET=1) against an exact product.
+nowhere here is not worth a place among the others (split-K by TMA at M = 64 was not: results/tma-h200-*.json).
+`python benchmarks/tma.py --check` runs it in Triton's interpreter at small sizes (TRITON_INTERPRET=1) against an exact
+product.
 """
 
 from __future__ import annotations
@@ -45,50 +46,6 @@ Launch = Callable[[int], object]
 
 
 @triton.jit
-def split_tma(
-    wd, xd, sums, counters, y, m, n, steps, SPLIT: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
-    BLOCK_K: tl.constexpr, SWAP: tl.constexpr,
-):  # fmt: skip
-    """K cut over programs, the last one of a tile adds up; SWAP: rows of W on the long side of the instruction."""
-    tile = tl.program_id(0)
-    part = tl.program_id(1)
-    per = tl.cdiv(steps, SPLIT)
-    first = part * per
-    acc = tl.zeros((ROWS, TOKENS) if SWAP else (TOKENS, ROWS), tl.float32)
-    for step in range(first, tl.minimum(first + per, steps)):
-        wt, xt = wd.load([tile * ROWS, step * BLOCK_K]), xd.load([0, step * BLOCK_K])
-        if SWAP:  # noqa: SIM108  Triton's compiler takes no other choice of shapes
-            acc = tl.dot(wt, xt.T, acc)
-        else:
-            acc = tl.dot(xt, wt.T, acc)
-    rows = tl.arange(0, ROWS)
-    tokens = tl.arange(0, TOKENS)
-    if SWAP:
-        rows = rows[:, None]
-        tokens = tokens[None, :]
-        cell = rows * TOKENS + tokens
-    else:
-        rows = rows[None, :]
-        tokens = tokens[:, None]
-        cell = tokens * ROWS + rows
-    rows += tile * ROWS
-    inside = (rows < n) & (tokens < m)
-    at = tokens * n + rows
-    if SPLIT == 1:
-        tl.store(y + at, acc.to(y.dtype.element_ty), mask=inside)
-    else:
-        here = sums + tile * (SPLIT * ROWS * TOKENS) + cell
-        tl.store(here + part * (ROWS * TOKENS), acc)
-        tl.debug_barrier()
-        if tl.atomic_add(counters + tile, 1, sem="acq_rel", scope="gpu") == SPLIT - 1:
-            total = tl.zeros_like(acc)
-            for i in tl.static_range(SPLIT):
-                total += tl.load(here + i * (ROWS * TOKENS), cache_modifier=".cg")
-            tl.store(y + at, total.to(y.dtype.element_ty), mask=inside)
-            tl.store(counters + tile, 0)
-
-
-@triton.jit
 def persistent_tma(
     xd, wd, yd, m, n, steps, PROGRAMS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr, WS: tl.constexpr,
@@ -110,22 +67,6 @@ def persistent_tma(
         yd.store([at_m, at_n], acc.to(yd.dtype))
 
 
-def splits(m: int, n: int, k: int, units: int) -> Iterator[tuple[Any, ...]]:
-    """Configs of split_tma: (rows, tokens, block_k, split, stages, swap)."""
-    tokens = max(16, 1 << (m - 1).bit_length())
-    for rows, swap in ((32, False), (64, False), (64, True), (128, True)):
-        if not swap and m < 33:
-            continue  # the instruction takes 64 tokens at least
-        tiles = -(-n // rows)
-        for block_k in (64, 128):
-            steps = -(-k // block_k)
-            wanted = {max(1, min(w * units // tiles, steps // 3, 16)) for w in (1, 2)} | {1}
-            for split in sorted(wanted):
-                for stages in (3, 4, 6, 8):
-                    if stages * (rows + tokens) * block_k * 2 <= 220 << 10 and stages <= steps // split + 1:
-                        yield rows, tokens, block_k, split, stages, swap
-
-
 def tiles(m: int, n: int, units: int) -> Iterator[tuple[Any, ...]]:
     """Configs of persistent_tma: (tokens, rows, block_k, group, stages, warps, ws)."""
     for tokens, rows, warps, ws in (
@@ -140,28 +81,11 @@ def tiles(m: int, n: int, units: int) -> Iterator[tuple[Any, ...]]:
 
 
 def arms(x: torch.Tensor, weights: list[torch.Tensor], units: int) -> dict[str, Launch]:
-    """Every config of both kernels as a function of the launch's number."""
+    """Every config as a function of the launch's number."""
     (m, k), n = x.shape, weights[0].shape[0]
     y = torch.empty(m, n, device=x.device, dtype=x.dtype)
     found: dict[str, Launch] = {}
-    for rows, tokens, block_k, split, stages, swap in splits(m, n, k, units) if m <= 128 else ():
-        xd = TensorDescriptor.from_tensor(x, [tokens, block_k])
-        wds = [TensorDescriptor.from_tensor(w, [rows, block_k]) for w in weights]
-        count = -(-n // rows)
-        sums = torch.full((count * split * rows * tokens,), float("nan"), device=x.device)
-        counters = torch.zeros(count, device=x.device, dtype=torch.int32)
-
-        def call(
-            i: int, xd: Any = xd, wds: Any = wds, sums: Any = sums, counters: Any = counters, count: int = count,
-            config: Any = (split, rows, tokens, block_k, swap), stages: int = stages,
-        ) -> None:  # fmt: skip
-            split_tma[(count, config[0])](
-                wds[i % len(wds)], xd, sums, counters, y, m, n, -(-k // config[3]), *config, num_warps=4,
-                num_stages=stages,
-            )  # fmt: skip
-
-        found[f"split_tma {rows}x{tokens}x{block_k} split={split} stages={stages} swap={int(swap)}"] = call
-    for tokens, rows, block_k, group, stages, warps, ws in tiles(m, n, units) if m > 64 else ():
+    for tokens, rows, block_k, group, stages, warps, ws in tiles(m, n, units):
         xd = TensorDescriptor.from_tensor(x, [tokens, block_k])
         yd = TensorDescriptor.from_tensor(y, [tokens, rows])
         wds = [TensorDescriptor.from_tensor(w, [rows, block_k]) for w in weights]
@@ -226,9 +150,8 @@ def measure(m: int, n: int, k: int, timer: CudaTimer, units: int) -> dict[str, A
         return str(min(names, key=first.__getitem__))
 
     finals = {"torch": "torch", "today": best(theirs)}
-    for kernel in ("split_tma", "persistent_tma"):
-        if any(name.startswith(kernel) for name in good):
-            finals[kernel] = best([name for name in good if name.startswith(kernel)])
+    if good:
+        finals["persistent_tma"] = best(good)
     times = timer.measure([graphs[name] for name in finals.values()], ROUNDS + 2)
     us = {arm: round(statistics.median(t[2:]) / count, 3) for arm, t in zip(finals, times, strict=True)}
     return {
@@ -246,7 +169,7 @@ def _fails(call: Launch) -> str:
 
 
 def check() -> None:
-    """Both kernels in the interpreter, tails of all sizes included."""
+    """In the interpreter, tails of all sizes included."""
     for m, n, k in ((13, 72, 200), (64, 128, 512), (70, 136, 328)):
         x, w = torch.randn(m, k), torch.randn(n, k)
         for name, call in arms(x, [w], 2).items():
@@ -259,7 +182,7 @@ def check() -> None:
 
 def main() -> None:
     parser = record.arguments(__doc__)
-    parser.add_argument("--m", default="64,256,2048")
+    parser.add_argument("--m", default="256,2048")
     parser.add_argument("--shapes", default=",".join(f"{n}x{k}" for n, k in SHAPES))
     parser.add_argument("--seconds", type=float, default=200, help="start no new problem after this long")
     parser.add_argument("--check", action="store_true")

@@ -181,13 +181,12 @@ class _Contest:
                     yield candidate
 
     def _offered(self, member: Problem) -> Sequence[Candidate]:
-        """Seeds first; where that makes more than MOST, they take the place of those our estimate likes least."""
+        """Seeds first, then our own, at most MOST in all: those our estimate likes least give way."""
         if self._options.only is not None:
             return (*self._options.seeds, *self._options.only)
         own = list(candidates(member, self._environment))
         more = sum(seed not in own for seed in self._options.seeds)
-        spared = min(more, max(len(own) + more - MOST, 0))
-        return (*self._options.seeds, *own[: len(own) - spared])
+        return (*self._options.seeds, *own[: max(MOST - more, 0)])
 
     def _compile_ahead(self, offered: Sequence[Candidate]) -> None:
         """Have everything compiled that must be, in other processes, before operands are made on the device."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import islice
 from typing import Final
 
 import torch
@@ -22,7 +23,8 @@ from gemmtuned.kernels import cublaslt
 from gemmtuned.kernels.backends.base import Kernel, Run
 
 # (largest M, candidates at most): where our own kernels win there is time for its first choices only
-_LIMITS: Final = ((64, 6), (256, 16), (1 << 31, 24))
+_LIMITS: Final = ((32, 6), (64, 8), (256, 22), (1 << 31, 30))
+_FEW_M: Final = 64  # up to here the library's first choices, which are its own for the size, are enough
 _Config = tuple[tuple[str, int], ...]
 # By problem but for its M: every algorithm it was offered.  The first one of a config stands for it at all sizes, so
 # that what is raced, checked and published is the same 64 bytes
@@ -46,8 +48,9 @@ class CublasLt:
             found = _algorithms(problem)
         except CandidateFailed:
             return
-        for algorithm in found[: next(limit for most, limit in _LIMITS if problem.m <= most)]:
-            yield Candidate.of(self.name, **dict(algorithm.config))
+        distinct = dict.fromkeys(algorithm.config for algorithm in found)
+        for config in islice(distinct, next(limit for most, limit in _LIMITS if problem.m <= most)):
+            yield Candidate.of(self.name, **dict(config))
 
     def prepare(self, candidate: Candidate, problem: Problem) -> Kernel:
         """Raises CandidateFailed when the library does not know the algorithm, or it cannot run the problem."""
@@ -133,10 +136,27 @@ def _algorithms(problem: Problem) -> tuple[cublaslt.Algorithm, ...]:
         raise CandidateFailed(f"{problem}: cublaslt runs dense problems with plain weights, on a GPU")
     if not problem.dtype == problem.wdtype == problem.out_dtype:
         raise CandidateFailed(f"{problem}: cublaslt runs operands of one type")
-    found = cublaslt.algorithms(problem)
+    found = (*cublaslt.algorithms(problem), *_of_other_sizes(problem))
     for algorithm in found:
         _known.setdefault((problem.with_m(1), algorithm.config), algorithm)
     return found
+
+
+def _of_other_sizes(problem: Problem) -> Iterator[cublaslt.Algorithm]:
+    """What the heuristic names for M near this one and this one can run, too: a handful of answers is all it gives."""
+    if problem.m <= _FEW_M:
+        return
+    for m in (problem.m // 2, problem.m * 2, problem.m * 3 // 4):
+        try:
+            offered = cublaslt.algorithms(problem.with_m(m))
+        except CandidateFailed:
+            continue
+        for algorithm in offered:
+            try:
+                workspace_bytes = cublaslt.check(problem, algorithm.data)
+            except CandidateFailed:
+                continue
+            yield replace(algorithm, workspace_bytes=workspace_bytes)
 
 
 def _find(candidate: Candidate, problem: Problem) -> cublaslt.Algorithm:

@@ -23,7 +23,7 @@ _SHARES: Final = (
     (1, {"gemv": 20, "warp_split_k": 4}),
     (8, {"warp_split_k": 24}),
     (32, {"warp_split_k": 24, "tiles": 24}),
-    (64, {"tiles": 24}),
+    (64, {"tiles": 22}),
     (256, {"tiles": 8}),  # above, the library leads by 15 to 40 %: these tiles lack what large M needs
 )
 
@@ -57,4 +57,8 @@ def shortlist(m: int, n: int, k: int, units: int, *, arch: str, limit: int = LIM
         taken[name] += 1
         taken[group] += 1
         chosen.append((name, config))
-    return [*chosen[:limit], *passed[: max(0, limit - len(chosen))]]
+    for name, config in passed:
+        if taken[name] < shares[name]:
+            taken[name] += 1
+            chosen.append((name, config))
+    return chosen[:limit]
