@@ -25,7 +25,7 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.kernels.triton.launch import POINTER_ALIGN, LaunchRecord
 from gemmtuned.kernels.triton.limits import shared_limit
 
-KERNELS: Final = ("gemv", "warp_split_k", "tiles")  # modules of kernels/triton
+KERNELS: Final = ("gemv", "skinny", "warp_split_k", "tiles")  # modules of kernels/triton
 _POINTERS: Final = ("x", "w", "bias", "y")
 
 

@@ -13,15 +13,17 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from gemmtuned.kernels.triton import gemv, tiles, warp_split_k
+from gemmtuned.kernels.triton import gemv, skinny, tiles, warp_split_k
 
 LIMIT: Final = 24
 CLOSE: Final = 5
-MODULES: Final = {module.NAME: module for module in (gemv, warp_split_k, tiles)}
+MODULES: Final = {module.NAME: module for module in (gemv, skinny, warp_split_k, tiles)}
+_ALIKE: Final = (gemv.NAME, skinny.NAME)  # their parameters are too few to make groups
 # (largest M, candidates of each kernel at most): what measured as hopeless there is left out, or kept to a few
 _SHARES: Final = (
     (1, {"gemv": 20, "warp_split_k": 4}),
-    (8, {"warp_split_k": 24}),
+    (4, {"skinny": 11, "warp_split_k": 13}),
+    (8, {"skinny": 7, "warp_split_k": 17}),
     (32, {"warp_split_k": 24, "tiles": 24}),
     (64, {"tiles": 22}),
     (256, {"tiles": 8}),  # above, the library leads by 15 to 40 %: these tiles lack what large M needs
@@ -48,10 +50,10 @@ def shortlist(m: int, n: int, k: int, units: int, *, arch: str, limit: int = LIM
     chosen, passed = [], []
     for _, name, config in space(m, n, k, units, arch=arch):
         wide = config.get("swap") == 1 and config["warps"] >= 4  # another instruction of the tensor core
-        group = (name, config["rows"], config["split"], wide)
+        group = (name, config["rows"], config.get("split"), wide)
         if taken[name] == shares[name]:
             continue
-        if name != gemv.NAME and taken[group] == CLOSE:
+        if name not in _ALIKE and taken[group] == CLOSE:
             passed.append((name, config))
             continue
         taken[name] += 1
