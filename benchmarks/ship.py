@@ -2,8 +2,8 @@
 
     python benchmarks/ship.py sm_90 benchmarks/results/dense-*-h200-*.json benchmarks/results/gpu_loop-h200-*.json
 
-Takes the rows of dense.py and of gpu_loop.py, of each problem and device the fastest that was published, and writes the
-folder anew.  Rows come without binaries: they are seeds for a daemon's search, never run unmeasured.
+Takes the rows of dense.py and of gpu_loop.py, of each problem and device the fastest that was published (and that won again
+where it was raced again), and writes the folder anew.  Rows come without binaries: they are seeds for a daemon's search, never run unmeasured.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from gemmtuned.configs.formats import bundle
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.shipped import FOLDER
 from gemmtuned.configs.solution import Solution
+from gemmtuned.daemon.options import DEFAULTS
 
 DEVICES: Final = {"NVIDIA H200": "cuda-nvidia-h200-132", "NVIDIA H100 80GB HBM3": "cuda-nvidia-h100-80gb-hbm3-132"}
 
@@ -27,7 +28,7 @@ def found(raw: dict[str, Any]) -> Iterator[Solution]:
     """Published solutions of one result file."""
     if raw["benchmark"] == "dense":
         for row in raw["rows"]:
-            if row.get("published"):
+            if row.get("published") and row["ratio_low"] > DEFAULTS.min_gain:  # in the race after the search, too
                 yield Solution(
                     problem=Problem(m=row["m"], n=row["n"], k=row["k"], dtype=row["dtype"], math_mode="reduced"),
                     device=DEVICES[raw["device"]], mode="graph", covers="exact", backend=row["backend"],
