@@ -2,8 +2,9 @@
 
     python benchmarks/ship.py sm_90 benchmarks/results/dense-*-h200-*.json benchmarks/results/gpu_loop-h200-*.json
 
-Takes the rows of dense.py and of gpu_loop.py, of each problem and device the fastest that was published (and that won again
-where it was raced again), and writes the folder anew.  Rows come without binaries: they are seeds for a daemon's search, never run unmeasured.
+Takes the rows of dense.py and of gpu_loop.py, of each problem and device the fastest that was published (and that won
+again where it was raced again), and writes the folder anew.  Rows come without binaries: they are seeds for a daemon's
+search, never run unmeasured.
 """
 
 from __future__ import annotations
