@@ -216,7 +216,8 @@ class Attribution:
             return 1.0, busy
         by_pid = facts["by_pid"] or {}
         if by_pid and named:
-            share = max((used for pid, used in by_pid.items() if pid not in self._ours), default=0) / 100
+            percent, pid = max(((used, pid) for pid, used in by_pid.items() if pid not in self._ours), default=(0, ""))
+            share = percent / 100
             if not share:
                 self._touched_s = None
             elif share < TOUCH:
@@ -224,8 +225,8 @@ class Attribution:
                     self._touched_s = now_s
                 about_us = own.published_s is not None and 0 <= now_s - own.published_s < TOUCH_S
                 if now_s - self._touched_s < (TOUCHES_S if about_us else TOUCH_S):
-                    return 0.0, "another process touches it"
-            return share, "another process computes" if share else ""
+                    return 0.0, f"process {pid} touches it"
+            return share, f"process {pid} computes, {share:.0%}" if share else ""
         if not facts["util"] or not 0 <= now_s - self._worked_s < REST_S:
             return facts["util"], f"utilisation {facts['util']:.0%}" if facts["util"] else ""
         if sum(used > 0 for used in by_pid.values()) > 1:

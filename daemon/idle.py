@@ -83,15 +83,18 @@ def must_yield(readings: Sequence[Reading], *, now_s: float, limits: Limits) -> 
     if readings[-1].others is None:
         return readings[-1].note or "use of the device is not known"
     span_s = used_s = 0.0
+    busiest = readings[-1]
     for reading in reversed(readings):
         if reading.others is None:
             break
+        if reading.others > (busiest.others or 0.0):
+            busiest = reading
         span_s += reading.at_s - reading.since_s
         used_s += reading.others * (reading.at_s - reading.since_s)
         if span_s >= YIELD_SPAN_S:
             break
     if span_s > 0 and used_s / span_s >= limits.busy:
-        return _used(used_s / span_s)
+        return _used(used_s / span_s, busiest.note)
     return ""
 
 
@@ -101,9 +104,9 @@ def _trouble(reading: Reading, limits: Limits) -> str:
     if not 0 < reading.at_s - reading.since_s <= LONGEST_S:
         return f"not watched for {reading.at_s - reading.since_s:.0f} s"
     if reading.others > limits.clear:
-        return _used(reading.others)
+        return _used(reading.others, reading.note)
     return ""
 
 
-def _used(share: float) -> str:
-    return f"others use {100 * share:.0f} %"
+def _used(share: float, note: str) -> str:
+    return f"others use {100 * share:.0f} %" + (f" ({note})" if note else "")
