@@ -44,6 +44,20 @@ def test_every_row_was_worth_publishing_and_has_a_launch_here(arch: str) -> None
             TRITON._record(Candidate("triton", solution.config), solution.problem)
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("arch", ARCHES)
+def test_every_kernel_shipped_compiles_here_without_spills(arch: str) -> None:
+    pytest.importorskip("triton")
+    from gemmtuned.kernels.compile import compile_record
+
+    for hint in rows(arch):
+        solution = hint.solution
+        assert solution is not None
+        if solution.backend == "triton":
+            _, record = TRITON._record(Candidate("triton", solution.config), solution.problem)
+            assert compile_record(record, arch).spill_bytes == 0
+
+
 def test_nothing_is_shipped_for_other_machines() -> None:
     assert not shipped("sm_61") and not shipped("") and not shipped("x86_64")
 

@@ -1,4 +1,4 @@
-"""Our Triton kernels without a GPU: right in the interpreter, and clean from the compiler for three architectures."""
+"""Our Triton kernels without a GPU: right in the interpreter, and clean from the compiler for five architectures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gemmtuned.kernels.triton.launch import COUNTERS_BYTES
 from gemmtuned.kernels.triton.limits import shared_limit
 from gemmtuned.kernels.triton.shortlist import LIMIT, MODULES, shortlist
 
-ARCHS = ("sm_80", "sm_90", "gfx942")
+ARCHS = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx950")
 CASES = 22
 
 
