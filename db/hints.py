@@ -22,10 +22,11 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET problem_id = excluded.problem_id, backend = excluded.backend, config = excluded.config,
     us = excluded.us, text = excluded.text, imported_us = excluded.imported_us
 """
-# The sizes nearest in ratio first: a tile that is good at M = 64 is a better guess for 48 than for 4000
+# The sizes nearest in ratio first, none further than 4: a tile that is good at M = 64 says nothing about 4000
 _SEEDS: Final = """
 SELECT h.backend, h.config FROM hint h JOIN problem q ON q.id = h.problem_id
 WHERE q.rest = :rest AND h.kind = 'tuned' AND h.backend IN (SELECT value FROM json_each(:backends))
+    AND max(q.m, :m) <= 4 * min(q.m, :m)
 GROUP BY h.backend, h.config
 ORDER BY min(1.0 * max(q.m, :m) / min(q.m, :m)), min(coalesce(h.us, 1e300)), min(h.id) LIMIT :limit
 """
