@@ -57,11 +57,11 @@ class OwnUse:
 class Attribution:
     """One GPU's.
 
-    neighbours(least, listed): which of those that hold the GPU open uses so much of a core now, "" for none, None: not
-    known; listed: the processes that the driver names on it.
+    neighbours(least, elsewhere): which of those that hold a GPU open uses so much of a core now, "" for none, None: not
+    known; elsewhere: processes that the driver names on other GPUs alone.
     """
 
-    def __init__(self, *, share_resident: bool = False, neighbours: Watch = lambda least, listed: None) -> None:
+    def __init__(self, *, share_resident: bool = False, neighbours: Watch = lambda least, elsewhere: None) -> None:
         self._share = share_resident
         self._neighbours = neighbours
         self._before: Facts | None = None  # the GPU as it was last without a worker of ours
@@ -76,9 +76,16 @@ class Attribution:
         self._touched_s: float | None = None  # since when somebody else uses a little of it
         self._sunk_s: float | None = None  # since when less is used than before we came
         self._over_s: float | None = None  # since when more memory is used than we can account for
+        self._elsewhere: set[str] = set()
 
-    def others(self, facts: Facts, own: OwnUse | None, now_s: float) -> tuple[float | None, str]:
-        """(share of the GPU that others use, None when not known; who or why)."""
+    def others(
+        self, facts: Facts, own: OwnUse | None, now_s: float, *, elsewhere: Collection[str] = ()
+    ) -> tuple[float | None, str]:
+        """(share of the GPU that others use, None when not known; who or why).
+
+        elsewhere: processes that the driver names on other GPUs.
+        """
+        self._elsewhere = set(elsewhere) - pids(facts)
         if facts["util"] is None or facts["used_bytes"] is None:
             return None, "the driver does not say how much the GPU is used"
         if own is None:
@@ -106,7 +113,7 @@ class Attribution:
             if not self._share:
                 held = facts["used_bytes"] >> 20
                 return None, f"others hold {held} MiB of its memory (--share-resident tunes beside a quiet program)"
-            busy = self._neighbours(TICKING, pids(facts))
+            busy = self._neighbours(TICKING, self._elsewhere)
             if busy:
                 return 1.0, busy
             if busy is None and not (pids(facts) and facts["by_pid"] is not None):
@@ -204,14 +211,14 @@ class Attribution:
         if own.memory_bytes is None:  # still importing: not on the device, or just making its context
             if facts["used_bytes"] - self._before["used_bytes"] <= 16 << 20:
                 self._grew_s = None
-                return facts["util"], f"utilisation {facts['util']:.0%}" if facts["util"] else ""
+                return self._peak(facts, now_s)
             if self._grew_s is None or now_s < self._grew_s:
                 self._grew_s = now_s
             if now_s - self._grew_s < HELLO_S:
                 return 0.0, ""
         resident = _is_resident(self._before)
         named = bool(self._ours & pids(facts)) and facts["by_pid"] is not None
-        busy = self._neighbours(LAUNCHING if named else TICKING, pids(facts)) if resident else ""
+        busy = self._neighbours(LAUNCHING if named else TICKING, self._elsewhere) if resident else ""
         if busy:
             return 1.0, busy
         by_pid = facts["by_pid"] or {}

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import Final
 
 from gemmtuned.configs.solution import Device, slug
-from gemmtuned.daemon.attribution import Attribution, OwnUse, Watch
+from gemmtuned.daemon.attribution import Attribution, OwnUse, Watch, pids
 from gemmtuned.daemon.idle import Limits, Reading
 from gemmtuned.daemon.mps import Mps
 from gemmtuned.daemon.neighbours import Neighbours
@@ -33,7 +33,7 @@ class GpuMonitor:
         facts: Facts,
         *,
         share_resident: bool = False,
-        neighbours: Watch = lambda least, listed: None,
+        neighbours: Watch = lambda least, elsewhere: None,
         mps: Callable[[], bool] = lambda: False,
     ) -> None:
         self._sampler = sampler
@@ -62,13 +62,18 @@ class GpuMonitor:
         return Limits(clear=0.0, busy=0.01, free_bytes=NEEDED_BYTES)
 
     def read(self, now_s: float, own: OwnUse | None = None) -> Reading:
-        facts = self._sampler.facts().get(self.id)
+        every = self._sampler.facts()
+        facts = every.get(self.id)
         since_s, self._last_s = self._last_s if self._last_s is not None else now_s, now_s
         if facts is None:
             self._last_s = None
             return Reading(now_s, now_s, None, None, self._sampler.error or f"{self.id} is gone")
         forbidden = self._forbidden(facts)
-        others, note = (None, forbidden) if forbidden else self._attribution.others(facts, own, now_s)
+        if forbidden:
+            others, note = None, forbidden
+        else:
+            elsewhere = {pid for id_, gpu in every.items() if id_ != self.id for pid in pids(gpu)}
+            others, note = self._attribution.others(facts, own, now_s, elsewhere=elsewhere)
         if not 0 < now_s - since_s <= 60:
             since_s = now_s - 1e-6
         # with our worker on it the question of room has been answered

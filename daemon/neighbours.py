@@ -17,6 +17,7 @@ import psutil
 
 SPAN_S: Final = 0.2  # CPU time is counted in ticks of 10 ms
 _SCAN_S: Final = 1.0
+_PAUSE_S: Final = 1.0  # nobody asked for longer: what was used meanwhile is not use now
 _SLICE_S: Final = 0.004  # of each turn, ten a second: 4 % of a core while a walk lasts
 _DEVICES: Final = "/dev/nvidia"
 _MONITORS: Final = ("nvidia-smi", "nvidia-persistenced", "nvidia-persiste", "nv-hostengine", "dcgm-exporter", "nvitop")
@@ -44,26 +45,26 @@ class Neighbours:
         self._found: set[int] = set()
         self._scan_at_s = float("-inf")
 
-    def busy(self, least: float, listed: Collection[str] = ()) -> str | None:
+    def busy(self, least: float, elsewhere: Collection[str] = ()) -> str | None:
         """Who used so much of a core for SPAN_S since the last look, "" when none did; None when nobody is known here.
 
         A look over more than SPAN_S asks for no more CPU time: a burst must not hide in a long one.
-        listed: processes that the driver names on one GPU.  Where we know one of them by that number, those that it
-        does not name are at other GPUs; else its numbers are another container's, and all of ours may be meant.
+        elsewhere: processes that the driver names on other GPUs and not on this one; they do not count.
         """
         now_s = self._clock()
         self._scan(now_s)
         said = ""
-        here = {pid for pid in self._known if str(pid) in listed} or set(self._known)
         for pid, seen in list(self._known.items()):
             used_s = self._cpu_s(pid)
             if used_s is None:
                 del self._known[pid]
                 continue
+            if seen and now_s - seen[-1][0] > _PAUSE_S:
+                seen.clear()
             seen.append((now_s, used_s))
             while len(seen) > 2 and now_s - seen[1][0] >= SPAN_S:
                 seen.popleft()
-            if pid in here and used_s - seen[0][1] > least * SPAN_S:
+            if str(pid) not in elsewhere and used_s - seen[0][1] > least * SPAN_S:
                 said = f"process {pid}, which holds the GPU, works"
         return said if self._known else None
 

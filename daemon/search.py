@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import chain, islice, zip_longest
 from typing import Final
 
 import torch
@@ -171,22 +172,30 @@ class _Contest:
             raise CandidateFailed(f"{self.main}: torch's own kernel refuses: {first_line(err)}") from err
 
     def _candidates(self) -> Iterator[Candidate]:
-        """For the most called member and for the largest one: a tile must hold all rows of X."""
-        seen = {DEFAULT, *self._skip}
-        for member in dict.fromkeys((self.main, self.members[-1])):
-            for candidate in self._offered(member):
-                there = candidate.backend in BACKENDS and candidate.backend in self._environment.stamps
-                if there and candidate not in seen and self._options.allows(candidate):
-                    seen.add(candidate)
-                    yield candidate
+        """Seeds first, then our own in turns for the most called member and the largest one, MOST in all.
 
-    def _offered(self, member: Problem) -> Sequence[Candidate]:
-        """Seeds first, then our own, at most MOST in all: those our estimate likes least give way."""
-        if self._options.only is not None:
-            return (*self._options.seeds, *self._options.only)
-        own = list(candidates(member, self._environment))
-        more = sum(seed not in own for seed in self._options.seeds)
-        return (*self._options.seeds, *own[: max(MOST - more, 0)])
+        Those our estimate likes least give way.  A candidate must hold the rows of X of every member.
+        """
+        seeds, only = self._options.seeds, self._options.only
+        sizes = dict.fromkeys((self.main, self.members[-1]))
+        own = zip_longest(*(candidates(size, self._environment) for size in sizes))
+        offered = chain(seeds, only if only is not None else chain.from_iterable(own))
+        return islice(self._distinct(offered), None if only is not None else MOST)
+
+    def _distinct(self, offered: Iterable[Candidate | None]) -> Iterator[Candidate]:
+        seen = {DEFAULT, *self._skip}
+        for candidate in offered:
+            if candidate is not None and candidate not in seen and self._can_be_tried(candidate):
+                seen.add(candidate)
+                yield candidate
+
+    def _can_be_tried(self, candidate: Candidate) -> bool:
+        if candidate.backend not in self._environment.stamps or not self._options.allows(candidate):
+            return False
+        backend = BACKENDS.get(candidate.backend)
+        if isinstance(backend, CompiledBackend) and self._options.only is None:  # who asks for it is told why not
+            return all(backend.holds(candidate, member) for member in self.members)
+        return backend is not None
 
     def _compile_ahead(self, offered: Sequence[Candidate]) -> None:
         """Have everything compiled that must be, in other processes, before operands are made on the device."""

@@ -22,7 +22,7 @@ VIEWS = ("all", "none", "host")
 class Scene:
     """One card watched ten times a second."""
 
-    def __init__(self, card: Card, *, share: bool = False, neighbours: Any = lambda least, listed: None) -> None:
+    def __init__(self, card: Card, *, share: bool = False, neighbours: Any = lambda least, elsewhere: None) -> None:
         self.card = card
         self.now_s = 1000.0
         self.attribution = Attribution(share_resident=share, neighbours=neighbours)
@@ -84,7 +84,7 @@ def test_our_own_worker_is_never_taken_for_others(card: Card) -> None:
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_context_that_looked_small_once_does_not_shut_the_gpu_to_all_later_workers(view: str) -> None:
     """Seen on an H200: every worker after that one was taken for somebody else as soon as it loaded its kernels."""
-    scene = Scene(Card(view=view, by_pid=False), share=True, neighbours=lambda least, listed: "")
+    scene = Scene(Card(view=view, by_pid=False), share=True, neighbours=lambda least, elsewhere: "")
     server = scene.card.start(9999, held=5000 * MIB)
     scene.watch(1.0)
     for start in range(3):
@@ -178,7 +178,7 @@ def test_a_small_program_that_uses_next_to_nothing_is_somebody(card: Card) -> No
     """A thousand tiny kernels a second are less than 1 % and show as 0."""
     card.start(9999, held=250 * MIB, share=0.0)
     assert Scene(card).watch(0.1)[0][0] is None
-    assert Scene(card, share=True, neighbours=lambda least, listed: "it works").watch(0.1)[0][0] == 1.0
+    assert Scene(card, share=True, neighbours=lambda least, elsewhere: "it works").watch(0.1)[0][0] == 1.0
 
 
 def test_memory_that_is_not_ours_means_somebody_is_there(card: Card) -> None:
@@ -192,7 +192,7 @@ def test_a_quiet_loaded_program_is_tuned_beside_when_its_work_would_be_seen(card
     """By the driver where it names processes, else by CPU time of who holds the GPU; else not at all."""
     working = []
     server = card.start(9999, held=20_000 * MIB)
-    scene = Scene(card, share=True, neighbours=lambda least, listed: "it works" if working else "")
+    scene = Scene(card, share=True, neighbours=lambda least, elsewhere: "it works" if working else "")
     assert not busy(scene.watch(1.0))
     ours = scene.begin()
     assert not busy(scene.work(ours, 900 * MIB, 3.0))
@@ -205,7 +205,7 @@ def beside_a_quiet_program() -> tuple[Scene, Any]:
     """Our worker at work, and the program that was there before it."""
     card = Card()
     program = card.start(9999, held=2000 * MIB)
-    scene = Scene(card, share=True, neighbours=lambda least, listed: "")
+    scene = Scene(card, share=True, neighbours=lambda least, elsewhere: "")
     scene.watch(1.0)
     scene.work(scene.begin(), 900 * MIB, 1.0)
     return scene, program
@@ -250,7 +250,7 @@ def test_beside_a_loaded_program_that_cannot_be_watched_nothing_is_tuned() -> No
 def test_who_comes_after_a_loaded_program_has_left_cannot_hide_in_its_memory() -> None:
     card = Card(view="none")
     server = card.start(9999, held=20_000 * MIB)
-    scene = Scene(card, share=True, neighbours=lambda least, listed: "")
+    scene = Scene(card, share=True, neighbours=lambda least, elsewhere: "")
     scene.watch(1.0)
     ours = scene.begin()
     scene.work(ours, 6000 * MIB, 1.0)
@@ -265,7 +265,7 @@ def test_who_comes_after_a_loaded_program_has_left_cannot_hide_in_its_memory() -
 def test_a_loaded_program_that_takes_more_memory_has_begun_to_work() -> None:
     card = Card(view="none")
     server = card.start(9999, held=20_000 * MIB)
-    scene = Scene(card, share=True, neighbours=lambda least, listed: "")
+    scene = Scene(card, share=True, neighbours=lambda least, elsewhere: "")
     scene.watch(1.0)
     scene.work(scene.begin(), 900 * MIB, 1.0)
     server.held += 2000 * MIB
@@ -275,7 +275,7 @@ def test_a_loaded_program_that_takes_more_memory_has_begun_to_work() -> None:
 
 def test_utilisation_at_our_workers_rest_is_that_of_others(card: Card) -> None:
     server = card.start(9999, held=500 * MIB)
-    scene = Scene(card, share=True, neighbours=lambda least, listed: "")
+    scene = Scene(card, share=True, neighbours=lambda least, elsewhere: "")
     scene.watch(1.0)
     ours = scene.begin()
     scene.work(ours, 0, 1.0)
@@ -339,7 +339,7 @@ def test_bursts_never_start_tuning(told_by: str, hertz: float, sample_s: float) 
         card.facts(),
         share_resident=True,
         mps=lambda: False,
-        neighbours=watched.busy if told_by == "cpu" else lambda least, listed: "",
+        neighbours=watched.busy if told_by == "cpu" else lambda least, elsewhere: "",
     )
     readings = []
     for tick in range(600):
@@ -418,17 +418,52 @@ def test_a_holder_of_the_gpu_that_uses_the_cpu_works_and_one_that_sleeps_does_no
     assert watch.busy(TICKING) is None
 
 
-def test_who_works_on_another_gpu_does_not_count_where_the_driver_tells_who_is_here() -> None:
+def test_who_works_on_another_gpu_alone_does_not_count() -> None:
     """Seen on two H200: a busy program on one kept the daemon from the other, where a quiet one was loaded."""
-    now_s, used = [0.0], {7: 5.0, 8: 1.0}
+    now_s, used = [0.0], {7: 5.0, 8: 1.0, 9: 1.0}
     watch = Neighbours(lambda: iter(used), cpu_s=used.get, clock=lambda: now_s[0])
-    for _ in range(20):
+    quiet, busy = Card(uuid="GPU-quiet"), Card(uuid="GPU-busy", index=1)
+    quiet.start(7, held=20_000 * MIB)
+    busy.start(8, held=20_000 * MIB)
+    monitor = GpuMonitor(
+        FakeSampler(quiet, busy),  # type: ignore[arg-type]
+        quiet.facts(),
+        share_resident=True,
+        neighbours=watch.busy,
+        mps=lambda: False,
+    )
+
+    def others(seconds: float) -> set[float | None]:
+        seen = set()
+        for _ in range(round(seconds * 10)):
+            now_s[0] += 0.1
+            used[8] += 0.1
+            seen.add(monitor.read(now_s[0]).others)
+        return seen
+
+    others(0.5)
+    assert others(2.0) == {0.0}
+    used[9] += 0.1  # listed nowhere: it is about to start, or drives one that is listed
+    assert 1.0 in others(0.2)
+    both = quiet.start(8)
+    assert others(0.3) == {1.0}, "on both"
+    quiet.end(both)
+    busy.view = "host"
+    assert 1.0 in others(0.3), "another container's numbers say nothing"
+
+
+def test_what_a_neighbour_used_while_nobody_asked_is_not_use_now() -> None:
+    now_s, used = [0.0], {7: 5.0}
+    watch = Neighbours(lambda: iter(used), cpu_s=used.get, clock=lambda: now_s[0])
+    for _ in range(5):
         now_s[0] += 0.1
-        used[8] += 0.1
-        seen = [watch.busy(TICKING, listed) for listed in ((), ("7",), ("8", "7"), ("100007",))]
-    everyone, quiet, both, foreign_numbers = seen
-    assert quiet == ""
-    assert all("process 8" in str(said) for said in (everyone, both, foreign_numbers))
+        watch.busy(TICKING)
+    now_s[0] += 2.0
+    used[7] += 0.04
+    assert watch.busy(TICKING) == ""
+    now_s[0] += 0.1
+    used[7] += 0.04
+    assert "process 7" in str(watch.busy(TICKING))
 
 
 class AmdSmi:

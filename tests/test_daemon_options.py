@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import planted_kernels as planted
@@ -139,6 +142,53 @@ def test_seeds_take_the_place_of_the_least_likely_where_there_would_be_too_many(
     tried = [t.candidate for t in search(backends, SearchOptions(seeds=seeds))[1] if t.phase == "screen"]
 
     assert tried == [*seeds, own[0], own[1]], "five in all: the last of ours gave way"
+
+
+def test_seeds_that_are_among_our_own_or_cannot_be_tried_take_nobodys_place(
+    backends: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = [Candidate("torch"), *(Candidate("fast", f'{{"tile":{i}}}') for i in range(6))]
+    monkeypatch.setattr("gemmtuned.daemon.search.candidates", lambda problem, environment: iter(own))
+    monkeypatch.setattr("gemmtuned.daemon.search.MOST", 4)
+    seeds = (Candidate("asm"), own[6], Candidate("torch"))
+
+    tried = [t.candidate for t in search(backends, SearchOptions(seeds=seeds))[1] if t.phase == "screen"]
+
+    assert tried == [own[6], own[1], own[2], own[3]]
+
+
+class Sized(Planted):
+    """Compiled candidates that hold so many rows of X."""
+
+    def holds(self, candidate: Candidate, problem: Problem) -> bool:
+        return problem.m <= int(json.loads(candidate.config)["tokens"])
+
+    def on(self, device: object) -> Sized:
+        return self
+
+    def launch_of(self, candidate: Candidate, problem: Problem) -> tuple[str, bytes | None]:
+        raise AssertionError("nothing wins here")
+
+
+def test_a_candidate_of_a_bucket_holds_the_rows_of_all_its_members(
+    backends: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = [replace(PROBLEM, m=m) for m in (5, 6, 16)]
+    backends["fast"] = Sized("fast", planted.right)
+    monkeypatch.setattr(
+        "gemmtuned.daemon.search.candidates",
+        lambda problem, environment: iter(Candidate.of("fast", tokens=t) for t in (problem.m, 8 * problem.m)),
+    )
+    monkeypatch.setattr("gemmtuned.daemon.search._compilers.run", lambda *args, **options: {})
+    trials: list[Trial] = []
+    with contextlib.suppress(AssertionError):
+        tune_modes(
+            tuple(sizes), "bucket", sizes[-1], Environment(cpu_device(), dict.fromkeys(backends, "1")), mode="eager",
+            skip=(), emit=trials.append, clock=NoisyClock({"fast": 150.0}), seed=1,
+        )  # fmt: skip
+
+    tried = dict.fromkeys(t.candidate for t in trials if t.candidate.backend == "fast")
+    assert [json.loads(c.config)["tokens"] for c in tried] == [16, 48, 128]
 
 
 def test_a_gain_below_the_one_asked_for_is_none(backends: dict[str, object]) -> None:

@@ -57,7 +57,7 @@ def test_reasons_of_a_gpu(card: Card, mps: bool) -> None:
 def test_reasons_of_attribution() -> None:
     card = Card(view="none")
     server = card.start(1, held=9000 * MIB)
-    alone, beside = Attribution(), Attribution(share_resident=True, neighbours=lambda least, listed: "")
+    alone, beside = Attribution(), Attribution(share_resident=True, neighbours=lambda least, elsewhere: "")
     blind = Attribution(share_resident=True)
     notes = [a.others(card.facts(), None, 1.0)[1] for a in (alone, blind)]
     server.share = 0.5

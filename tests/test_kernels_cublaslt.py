@@ -17,7 +17,7 @@ from gemmtuned.kernels.triton.shortlist import shortlist
 
 @pytest.fixture
 def offers(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, list[int]]]:
-    """M -> the tiles that the library's heuristic names; tiles over 900 do not run at M = 256."""
+    """M -> the tiles that the library's heuristic names; tiles over 900 do not run at M = 256, tile 6 takes 1 GiB."""
     tiles: dict[int, list[int]] = {}
 
     def algorithms(problem: Problem) -> tuple[cublaslt.Algorithm, ...]:
@@ -30,7 +30,7 @@ def offers(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, list[int]]]:
     def check(problem: Problem, data: bytes) -> int:
         if data[0] >= 900 % 256 and problem.m == 256:
             raise CandidateFailed("not supported")
-        return 1 << 20
+        return 1 << 30 if data[0] == 6 else 1 << 20
 
     monkeypatch.setattr(cublaslt, "algorithms", algorithms)
     monkeypatch.setattr(cublaslt, "check", check)
@@ -45,7 +45,7 @@ def tiles_of(problem: Problem) -> list[int]:
 
 
 def test_a_large_problem_is_offered_what_suits_sizes_near_it_after_its_own(offers: dict[int, list[int]]) -> None:
-    offers |= {256: [1, 2], 128: [2, 3], 512: [4, 905], 192: [5]}
+    offers |= {256: [1, 2], 128: [2, 3, 6], 512: [4, 905], 192: [5]}
 
     assert tiles_of(Problem(m=256, n=512, k=512, dtype="bf16")) == [1, 2, 3, 4, 5]
     offers |= {64: [7]}

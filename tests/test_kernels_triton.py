@@ -101,6 +101,8 @@ def test_shortlist_is_short_and_every_config_in_it_can_be_launched(shape: tuple[
     [
         ((1, 4096, 4096), "gemv", {"rows": 1, "block_k": 4096, "split": 1, "warps": 8, "unroll": 1}),
         ((8, 4096, 4096), "warp_split_k", {"rows": 16, "block_k": 128, "split": 1, "warps": 2, "stages": 5}),
+        ((4, 1280, 8192), "warp_split_k", {"rows": 16, "block_k": 64, "split": 4, "warps": 2, "stages": 5}),
+        ((4, 512, 16384), "warp_split_k", {"rows": 16, "block_k": 64, "split": 8, "warps": 2, "stages": 7}),
         ((16, 512, 16384), "tiles", {"rows": 32, "block_k": 256, "split": 8, "warps": 2, "stages": 5}),
         ((32, 2112, 7168), "tiles", {"rows": 64, "swap": 1, "block_k": 64, "split": 4, "warps": 4, "stages": 8}),
     ],

@@ -64,6 +64,9 @@ class LaunchedBackend(Backend, Protocol):
 class CompiledBackend(LaunchedBackend, Protocol):
     """One that compiles its candidates: the binary is what is published."""
 
+    def holds(self, candidate: Candidate, problem: Problem) -> bool:
+        """Whether the candidate is one for this size; nothing is compiled."""
+
     def on(self, device: Device) -> CompiledBackend:
         """The same backend for a device that this process does not touch: it compiles, and cannot run."""
 

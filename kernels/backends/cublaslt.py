@@ -156,7 +156,8 @@ def _of_other_sizes(problem: Problem) -> Iterator[cublaslt.Algorithm]:
                 workspace_bytes = cublaslt.check(problem, algorithm.data)
             except CandidateFailed:
                 continue
-            yield replace(algorithm, workspace_bytes=workspace_bytes)
+            if workspace_bytes <= cublaslt.MAX_WORKSPACE_BYTES:  # the limit was asked for with the other M
+                yield replace(algorithm, workspace_bytes=workspace_bytes)
 
 
 def _find(candidate: Candidate, problem: Problem) -> cublaslt.Algorithm:

@@ -101,6 +101,14 @@ class Triton:
         }
         return json.dumps(facts, sort_keys=True, separators=(",", ":")), binary.data
 
+    def holds(self, candidate: Candidate, problem: Problem) -> bool:
+        """As CompiledBackend.holds."""
+        try:
+            self._record(candidate, problem)
+        except CandidateFailed:
+            return False
+        return True
+
     def on(self, device: Device) -> Triton:
         """As CompiledBackend.on."""
         return replace(self, device=device)
