@@ -6,7 +6,7 @@
     facts     what the driver tells about processes here: nobody, a loaded program, one that computes      15 s
     probe     1 kHz of small GEMMs, p99 alone and beside a daemon that watches, taking turns               70 s
     preempt   somebody starts on a GPU that is being tuned: when our work is gone, when its memory        110 s
-    bursts    50 ms of work at 0.2, 1 and 5 Hz: does tuning ever start?                                    60 s
+    bursts    50 ms of work at 0.2, 1 and 5 Hz: does tuning ever start?                                    75 s
     resident  a loaded quiet server's first request, alone and while it is tuned beside it                 65 s
     faults    planted kernels: hang, out of bounds, seldom wrong, ...: none published, time lost           90 s
     two       two GPUs: one busy and one idle, one idle, both idle                                        130 s
@@ -28,7 +28,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -243,12 +242,13 @@ def sessions(device: str, *options: str, seconds: float, most: int, gpu: int = 0
 
 def preempt(device: str, out: Path, seconds: float = 90.0, gpus: int = 1) -> dict[str, Any]:
     """A program that has torch loaded starts to use the GPU; its own start is the time its first kernel has run."""
-    with ThreadPoolExecutor(gpus) as pool:  # each GPU with a daemon and a program of its own
-        made = list(pool.map(lambda gpu: _starts_on(gpu, device, seconds, -(-50 // gpus)), range(gpus)))
-    starts = [start for on_one in made for start in on_one]
     more = out / "gpu_daemon-preempt.json"
-    if more.exists():
-        starts = json.loads(more.read_text())["starts"] + starts
+    starts = json.loads(more.read_text())["starts"] if more.exists() else []
+    wanted = -(-(50 - len(starts)) // gpus)
+    with contextlib.ExitStack() as stack:  # each GPU with a daemon and a program of its own
+        turns = [stack.enter_context(_Starts(gpu, device, seconds, wanted)) for gpu in range(gpus)]
+        for turn in turns:
+            starts += turn.wait()
     result = {"starts": starts, "gpus": gpus}
     free = [s["free_ms"] for s in starts if s["free_ms"] is not None]
     memory = [s["memory_s"] for s in starts if s["memory_s"] is not None]
@@ -268,7 +268,30 @@ def preempt(device: str, out: Path, seconds: float = 90.0, gpus: int = 1) -> dic
     return result
 
 
-def _starts_on(gpu: int, device: str, seconds: float, most: int) -> list[dict[str, Any]]:
+class _Starts:
+    """The starts on one GPU, made by a process of their own, which ends its daemon when it is ended."""
+
+    def __init__(self, gpu: int, device: str, seconds: float, most: int) -> None:
+        code = "import json, signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); import gpu_daemon; "
+        code += f"print(json.dumps(gpu_daemon.starts_on({gpu}, {device!r}, {seconds}, {most})))"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code], cwd=HERE.parent, stdout=subprocess.PIPE, text=True
+        )
+
+    def wait(self) -> list[dict[str, Any]]:
+        said, _ = self._process.communicate()
+        return list(json.loads(said.splitlines()[-1])) if self._process.returncode == 0 else []
+
+    def __enter__(self) -> _Starts:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._process.terminate()
+        self._process.wait(20)
+
+
+def starts_on(gpu: int, device: str, seconds: float, most: int) -> list[dict[str, Any]]:
+    """What a program's starts on a GPU that is being tuned looked like."""
     starts: list[dict[str, Any]] = []
     floor = used_bytes(gpu)
     with Other("guest", device, "--gpu", str(gpu), gpu=gpu) as guest:
@@ -309,9 +332,10 @@ def bursts(device: str, out: Path) -> dict[str, Any]:
     tuning = Tuning(device, "--idle-s", "10", "--share-resident", "--devices", names(device), count=8)
     with Other("server", device) as server:
         for hertz in (0.2, 1.0, 5.0):
-            server.tell(bursts=hertz, seconds=15.0)
+            seconds = max(15.0, 6 / hertz)
+            server.tell(bursts=hertz, seconds=seconds)
             with tuning:
-                started = tuning.until(13.5, lambda n: any(s["state"] == "tuning" for s in n["seats"]))
+                started = tuning.until(seconds - 1.5, lambda n: any(s["state"] == "tuning" for s in n["seats"]))
                 reason = tuning.notice()["reason"]
             server.hear()
             seen[str(hertz)] = {"started": started is not None, "reason": reason}

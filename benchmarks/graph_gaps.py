@@ -108,11 +108,11 @@ def main() -> None:
             torch.cuda.synchronize()
         names[name] = [event.name[:60] for event in seen.events() or ()]
         for count in (1, 30):
-            every = LAUNCHES // (count + 1)
+            at = {round(LAUNCHES * (i + 1) / (count + 1)) for i in range(count)}
 
-            def call(i: int, middle: Call = middle, every: int = every) -> None:
+            def call(i: int, middle: Call = middle, at: set[int] = at) -> None:
                 h.add_(1.0)
-                if i and i % every == 0:
+                if i in at:
                     middle()
 
             rows.append((name, count, timer.prepare(call, LAUNCHES)))
