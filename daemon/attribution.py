@@ -29,7 +29,8 @@ PEAK_S: Final = 3.5  # after that the samples of a second hold nothing of our wo
 GOING_S: Final = 1.0  # what a dead process held goes with it, and a kernel that hung has to be stopped first
 REST_S: Final = 1.2  # after our worker's last work utilisation may still be its
 HELLO_S: Final = 3.0  # a context is made in less
-TOUCH: Final = 0.05  # of the GPU: a quiet program that takes up a publish loads its kernels (seen: 1 to 2 %),
+TOUCH: Final = 0.05  # of the GPU: a quiet program that takes up a publish loads its kernels (seen: 1 to 2 %,
+PUBLISH_TOUCH: Final = 0.1  # 5 % after five publishes in five seconds, so more is excused just after one),
 TOUCH_S: Final = 2.5  # and the driver's figure is an average that falls off again; who goes on for longer is at work,
 TOUCHES_S: Final = 10.0  # or for longer than this where we published so shortly ago that it may be about that
 UNWATCHED: Final = "a loaded program is there, and nobody here can say when it starts to work while we do"
@@ -225,12 +226,12 @@ class Attribution:
         if by_pid and named:
             percent, pid = max(((used, pid) for pid, used in by_pid.items() if pid not in self._ours), default=(0, ""))
             share = percent / 100
+            about_us = own.published_s is not None and 0 <= now_s - own.published_s < TOUCH_S
             if not share:
                 self._touched_s = None
-            elif share < TOUCH:
+            elif share < (PUBLISH_TOUCH if about_us else TOUCH):
                 if self._touched_s is None or now_s < self._touched_s:
                     self._touched_s = now_s
-                about_us = own.published_s is not None and 0 <= now_s - own.published_s < TOUCH_S
                 if now_s - self._touched_s < (TOUCHES_S if about_us else TOUCH_S):
                     return 0.0, f"process {pid} touches it"
             return share, f"process {pid} computes, {share:.0%}" if share else ""
