@@ -64,7 +64,7 @@ class Neighbours:
             seen.append((now_s, used_s))
             while len(seen) > 2 and now_s - seen[1][0] >= SPAN_S:
                 seen.popleft()
-            if str(pid) not in elsewhere and used_s - seen[0][1] > least * SPAN_S:
+            if str(pid) not in elsewhere and used_s - seen[0][1] > least * SPAN_S + 1e-6:
                 said = f"process {pid}, which holds the GPU, works"
         return said if self._known else None
 
