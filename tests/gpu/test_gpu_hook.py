@@ -157,6 +157,41 @@ def test_cublaslt_algorithms_are_right_in_python_in_the_hook_and_in_a_graph(
     assert not program.hook.native.failures()
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize(
+    ("kernel", "m", "n", "k"),
+    [
+        ("gemv", 1, 576, 7168), ("gemv", 1, 1001, 1032), ("skinny", 2, 576, 7168), ("skinny", 3, 1001, 1032),
+        ("skinny", 4, 256, 7168), ("skinny", 7, 2112, 1544), ("skinny", 8, 512, 2048), ("warp_split_k", 8, 256, 7168),
+        ("warp_split_k", 13, 1001, 1032), ("tiles", 16, 512, 16384), ("tiles", 64, 1001, 1032),
+        ("tiles", 200, 576, 512),
+    ],
+)  # fmt: skip
+def test_kernels_of_ours_are_right_in_the_hook_and_in_a_graph(
+    program: Program, kernel: str, m: int, n: int, k: int, dtype: str
+) -> None:
+    problem = Problem(m=m, n=n, k=k, bias=n % 2 == 1, dtype=dtype, math_mode="reduced")
+    a, b, c = operands(problem)
+    stock = product(a, b, c)
+    allowed = 1.5 * error(stock, a, b, c) + 1e-7
+    found = [x for x in BACKENDS["triton"].candidates(problem) if json.loads(x.config)["kernel"] == kernel]
+    assert found
+    for candidate in found[:2]:
+        program.publish(program.solution(problem, candidate))
+        program.outcomes()
+        routed = product(a, b, c)
+        assert program.outcomes() == {"exact": 1}, candidate
+        assert routed.stride() == stock.stride() and error(routed, a, b, c) <= allowed, candidate
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        inside = product(a, b, c)
+    a.copy_(torch.randn_like(a))
+    for _ in range(3):
+        graph.replay()
+    assert error(inside, a, b, c) <= allowed
+    assert not program.hook.native.failures()
+
+
 def test_cublaslt_serves_slices_of_wider_matrices_and_leaves_the_rest_to_torch(program: Program) -> None:
     problem = Problem(m=24, n=320, k=512, math_mode="reduced")
     program.publish(program.solution(problem, next(BACKENDS["cublaslt"].candidates(problem))))
