@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from gemmtuned.configs.errors import StoreBusy, StoreError, TableError, TryLater, WorkerFailed
+from gemmtuned.configs.errors import GemmtunedError, StoreBusy, StoreError, TableError, TryLater, WorkerFailed
 from gemmtuned.configs.manifest import make_folder
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import Problem
@@ -146,6 +146,7 @@ def tune_now(
 def _loop(
     daemon: Daemon, told: _Told, manager: ServiceManager, metrics: Metrics | None, *, once: bool, wait_s: float | None
 ) -> int:
+    code = 0
     try:
         while not told.code:
             now_s = time.time()
@@ -160,14 +161,18 @@ def _loop(
                     raise TryLater(f"{daemon.rules.why_not(now_s, daemon.settings.home)}, and problems still wait")
             if wait_s is not None and now_s - daemon.last_used_s > wait_s:
                 raise TryLater(
-                    f"no device was idle for {wait_s:g} s ({daemon.busiest()}). Lower GEMMTUNED_IDLE_S or wait"
+                    f"no device was idle for {wait_s:g} s ({daemon.busiest()}). Wait for quieter times with --wait-s, "
+                    "or lower GEMMTUNED_IDLE_S where they are short"
                 )
             told.wait(daemon.pause_s, daemon.sockets())
         return told.code
+    except GemmtunedError as err:
+        code = err.exit_code
+        raise
     finally:
         manager.stopping()
         daemon.stop(time.time())
-        logger.info("stopped exit_code=%d solved=%d", told.code, daemon.solved)
+        logger.info("stopped exit_code=%d solved=%d", code or told.code, daemon.solved)
 
 
 def _tell_others(daemon: Daemon, manager: ServiceManager, metrics: Metrics | None, now_s: float) -> None:

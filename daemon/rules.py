@@ -79,17 +79,16 @@ class Rules:
 
     def remember(self, home: Path) -> None:
         """Go on from what a daemon before this one has used; nothing where that cannot be read."""
-        if self.budget_s is not None:
-            with contextlib.suppress(OSError, ValueError):
-                day, used = (home / SPENT).read_text().split()
-                if 0 <= float(used) < 1e6:  # a damaged file may say anything
-                    self._day, self._used_s = int(day), float(used)
-                    self._kept_s = self._used_s
+        with contextlib.suppress(OSError, ValueError):
+            day, used = (home / SPENT).read_text().split()
+            if 0 <= float(used) < 1e6:  # a damaged file may say anything
+                self._day, self._used_s = int(day), float(used)
+                self._kept_s = self._used_s
 
     def keep(self, home: Path, *, now: bool = False) -> None:
-        """Write down what was used, for the daemon after this one: every KEEP_S of it, and whenever it is `now`."""
+        """Write down what was used, for a later daemon that has a budget: every KEEP_S of it, and when it is `now`."""
         fresh = self._used_s < self._kept_s or self._used_s - self._kept_s >= KEEP_S
-        if self.budget_s is None or self._day is None or not (fresh or (now and self._used_s != self._kept_s)):
+        if self._day is None or not (fresh or (now and self._used_s != self._kept_s)):
             return
         self._kept_s = self._used_s
         replace_file(home / SPENT, f"{self._day} {self._used_s:.1f}\n")  # a full disk ends no daemon

@@ -108,8 +108,8 @@ class Daemon:
 
         A service also looks the database over, since whatever ended them may have damaged it.
         """
-        self.rules.remember(self.settings.home)
         if not self._quiet:
+            self.rules.remember(self.settings.home)
             self.store.repair()
         freed = self.store.release_dead(is_dead, counts=lambda owner: not outlived_boot(owner), now_s=now_s)
         if freed:
@@ -127,7 +127,7 @@ class Daemon:
         for seat in self.seats:
             if seat.tuning:
                 self.rules.spend(now_s, passed_s)
-                self.rules.keep(self.settings.home)
+                self._keep_rules()
             seat.look(now_s, forbidden=forbidden)
         for seat in self.seats:  # all that must leave have been told by now, so none waits for another's end
             seat.act(now_s)
@@ -150,7 +150,7 @@ class Daemon:
             self.solved += seat.take_solved()
         self._publish_at_s = float("-inf")
         self._upkeep(now_s, at_once=True)
-        self.rules.keep(self.settings.home, now=True)
+        self._keep_rules(now=True)
         self._tell(now_s, "", "stopped")
 
     @property
@@ -187,6 +187,10 @@ class Daemon:
         """Which device is used by whom, for the message that none was idle."""
         notices = [seat.notice() for seat in self.seats]
         return "; ".join(f"{n.name}: {n.reason or n.state}" for n in notices)
+
+    def _keep_rules(self, *, now: bool = False) -> None:
+        if not self._quiet:  # what a person has tuned by hand is no daemon's time
+            self.rules.keep(self.settings.home, now=now)
 
     # --- after the seats had their turn
 

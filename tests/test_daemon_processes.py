@@ -311,6 +311,7 @@ def test_once_says_try_later_when_no_device_becomes_idle(home: Home) -> None:
     _, said = daemon.communicate(timeout=20)
     assert daemon.returncode == 75
     assert "no device was idle for 0.5 s (cpu: others use 100 %)" in said
+    assert "stopped exit_code=75" in said
 
 
 def test_a_killed_publisher_is_healed_at_the_next_start(home: Home) -> None:

@@ -48,7 +48,11 @@ def test_a_restart_does_not_begin_the_budget_anew(tmp_path: Path) -> None:
     second.spend(62.0, 40.0)
     second.keep(tmp_path)
     assert rules().is_spent(63.0) and not rules().is_spent(DAY + 1.0)
-    assert rules(None).why_not(63.0, tmp_path) == ""
+    free = rules(None)
+    assert free.why_not(63.0, tmp_path) == "" and free.used_s(63.0) == 100.0
+    free.spend(64.0, 20.0)
+    free.keep(tmp_path)
+    assert rules(110.0).is_spent(65.0), "time without a budget counts, too"
     for damaged in ("garbage", "0 nan", "0 inf", "0 -5", "0"):
         (tmp_path / "budget").write_text(damaged)
         assert rules().used_s(63.0) == 0.0

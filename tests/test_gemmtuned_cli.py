@@ -357,7 +357,9 @@ def test_pin_forget_retune_and_rollback_reach_the_published_tables(call: Cli, ho
     assert _states(home) == both
     assert call("pin", str(TUNED)).returncode == 0
     assert _states(home)[str(TUNED)] == "pinned"
-    assert call("pin", str(TUNED)).returncode == 1
+    again = call("pin", str(TUNED))
+    assert again.returncode == 1 and "pinned already" in again.stdout
+    assert "pinned" in call("gains").stdout, "a table with something pinned says so"
     assert call("pin", str(TUNED), "--off").returncode == 0
     assert _states(home) == both
 

@@ -11,6 +11,7 @@ from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.reports import comparison, render
 from gemmtuned.reports.coverage import report as coverage_report
+from gemmtuned.reports.gains import report as gains_report
 from gemmtuned.reports.problem_list import read_list
 from gemmtuned.reports.render import Column, Report, Table
 
@@ -144,3 +145,15 @@ def test_programs_that_replay_old_kernels_are_named_in_coverage() -> None:
         ["a.py", " 1 problem is tuned, frozen in a graph"],
         ["serve.py", " 2 problems are tuned, frozen in a graph"],
     ]
+
+
+def test_what_a_gain_is_at_least_is_never_more_than_the_gain() -> None:
+    row = {
+        "problem": "fp32:8x64x64", "covers": "exact", "backend": "onednn", "config": "{}", "baseline_us": 10.366,
+        "us": 10.0, "speedup": 1.0366, "gain_low": 1.0435, "err": 0.0, "hit_calls": 1, "saved_us": 1.0,
+        "state": "published", "published": 0, "mode": "eager",
+    }  # fmt: skip
+
+    (shown,) = gains_report([row], every=False, limit=0, now_us=1).tables[0].rows
+
+    assert shown["gain_low"] == shown["speedup"] == 1.0366

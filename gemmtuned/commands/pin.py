@@ -42,7 +42,8 @@ def pin(
         found = store.pin(wanted, now_s=time.time(), off=off, dry_run=dry_run)
         generation = _publish(store, here, changed=bool(found) and not dry_run)
     what = f"{'would be ' if dry_run else ''}{'unpinned' if off else 'pinned'}"
-    empty = "No solution in use to change: see gemmtuned gains."
+    is_so = "not pinned" if off else "pinned already"
+    empty = f"Nothing to change: {is_so}, or no solution in use. `gemmtuned explain PROBLEM` says which."
     facts = {"dry_run": dry_run, "generation": generation}
     notes = [f"{len(found)} {what}"] if found else []
     show(Report("pin", [Table("rows", _COLUMNS, _rows(found), empty=empty)], facts, notes=notes), as_json=as_json)

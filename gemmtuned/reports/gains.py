@@ -28,7 +28,12 @@ def report(rows: Sequence[Row], *, every: bool, limit: int, now_us: int, unused:
     chosen = never if unused else rows if every else faster
     ordered = sorted(chosen, key=lambda row: (-(row["saved_us"] or 0), -row["speedup"]))
     shown: list[dict[str, Any]] = [
-        {**row, "route": str(Candidate(row["backend"], row["config"]))}
+        # The bound is of pairs of readings, the gain of two medians: where they cross, the lesser one is the promise
+        {
+            **row,
+            "route": str(Candidate(row["backend"], row["config"])),
+            "gain_low": min(row["gain_low"], row["speedup"]),
+        }
         for row in (ordered[:limit] if limit else ordered)
     ]
     columns = (
@@ -42,7 +47,7 @@ def report(rows: Sequence[Row], *, every: bool, limit: int, now_us: int, unused:
         Column("err", "error", small),
         Column("hit_calls", "calls", count),
         Column("saved_us", "saved", duration),
-        *((Column("state", "state", right=False),) if every else ()),
+        *((Column("state", "state", right=False),) if every or any(row["state"] == "pinned" for row in shown) else ()),
     )
     saved_us = sum(row["saved_us"] or 0 for row in rows)
     notes = []
