@@ -280,7 +280,9 @@ class _Starts:
 
     def wait(self) -> list[dict[str, Any]]:
         said, _ = self._process.communicate()
-        return list(json.loads(said.splitlines()[-1])) if self._process.returncode == 0 else []
+        if self._process.returncode:
+            raise RuntimeError(f"the starts on a GPU ended with {self._process.returncode}")
+        return list(json.loads(said.splitlines()[-1]))
 
     def __enter__(self) -> _Starts:
         return self

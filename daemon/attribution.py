@@ -68,6 +68,7 @@ class Attribution:
         self._before: Facts | None = None  # the GPU as it was last without a worker of ours
         self._pid: int | None = None
         self._ours: set[str] = set()  # process numbers that are our worker's
+        self._gone: set[str] = set()  # and that were the last one's: the driver tells of a dead process for a second
         self._context_bytes: int | None = None
         self._usual_bytes = CONTEXT_BYTES  # the smallest context that a worker of ours had here
         self._grew_s: float | None = None  # when memory grew before the worker's first word
@@ -87,11 +88,15 @@ class Attribution:
         elsewhere: processes that the driver names on other GPUs.
         """
         self._elsewhere = set(elsewhere) - pids(facts)
+        if self._share:
+            self._neighbours(1.0, self._elsewhere)  # also where it is not needed: so the next look is a short one
         if facts["util"] is None or facts["used_bytes"] is None:
             return None, "the driver does not say how much the GPU is used"
         if own is None:
             return self._alone(facts, now_s)
         if own.pid != self._pid:
+            if self._pid is not None:
+                self._left_s = now_s
             self._begin(own, facts)
         if own.working:
             self._worked_s = now_s
@@ -125,13 +130,14 @@ class Attribution:
         """What was used at most in the last second: a burst may lie between two looks, half a second apart."""
         used = [
             facts["util"],
-            *(share / 100 for pid, share in (facts["by_pid"] or {}).items() if pid not in self._ours),
+            *(share / 100 for pid, share in (facts["by_pid"] or {}).items() if pid not in self._ours | self._gone),
         ]
         if not 0 <= now_s - self._left_s < PEAK_S:
             used.append(facts["peak"] or 0.0)
         return max(used), f"utilisation {max(used):.0%}" if max(used) else ""
 
     def _begin(self, own: OwnUse, facts: Facts) -> None:
+        self._gone = self._ours
         self._pid = own.pid
         self._ours = {str(own.pid)}
         self._context_bytes = self._grew_s = self._over_s = self._sunk_s = None

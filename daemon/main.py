@@ -146,7 +146,7 @@ def tune_now(
 def _loop(
     daemon: Daemon, told: _Told, manager: ServiceManager, metrics: Metrics | None, *, once: bool, wait_s: float | None
 ) -> int:
-    code = 0
+    code = 1
     try:
         while not told.code:
             now_s = time.time()
@@ -165,14 +165,15 @@ def _loop(
                     "or lower GEMMTUNED_IDLE_S where they are short"
                 )
             told.wait(daemon.pause_s, daemon.sockets())
-        return told.code
+        code = told.code
+        return code
     except GemmtunedError as err:
         code = err.exit_code
         raise
     finally:
         manager.stopping()
         daemon.stop(time.time())
-        logger.info("stopped exit_code=%d solved=%d", code or told.code, daemon.solved)
+        logger.info("stopped exit_code=%d solved=%d", code, daemon.solved)
 
 
 def _tell_others(daemon: Daemon, manager: ServiceManager, metrics: Metrics | None, now_s: float) -> None:

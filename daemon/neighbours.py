@@ -16,8 +16,9 @@ from typing import Final
 import psutil
 
 SPAN_S: Final = 0.2  # CPU time is counted in ticks of 10 ms
+LOOK_S: Final = 1.0  # twice a second while nothing is tuned; whoever asks more seldom sees averages
+_SAME_S: Final = 0.02  # all GPUs ask in one turn
 _SCAN_S: Final = 1.0
-_PAUSE_S: Final = 1.0  # nobody asked for longer: what was used meanwhile is not use now
 _SLICE_S: Final = 0.004  # of each turn, ten a second: 4 % of a core while a walk lasts
 _DEVICES: Final = "/dev/nvidia"
 _MONITORS: Final = ("nvidia-smi", "nvidia-persistenced", "nvidia-persiste", "nv-hostengine", "dcgm-exporter", "nvitop")
@@ -48,25 +49,28 @@ class Neighbours:
     def busy(self, least: float, elsewhere: Collection[str] = ()) -> str | None:
         """Who used so much of a core for SPAN_S since the last look, "" when none did; None when nobody is known here.
 
-        A look over more than SPAN_S asks for no more CPU time: a burst must not hide in a long one.
+        A look over up to LOOK_S asks for no more CPU time than one over SPAN_S: a burst must not hide in it.
         elsewhere: processes that the driver names on other GPUs and not on this one; they do not count.
         """
         now_s = self._clock()
         self._scan(now_s)
-        said = ""
+        said, here = "", False
         for pid, seen in list(self._known.items()):
-            used_s = self._cpu_s(pid)
-            if used_s is None:
-                del self._known[pid]
-                continue
-            if seen and now_s - seen[-1][0] > _PAUSE_S:
-                seen.clear()
-            seen.append((now_s, used_s))
+            if not seen or now_s - seen[-1][0] >= _SAME_S:
+                used_s = self._cpu_s(pid)
+                if used_s is None:
+                    del self._known[pid]
+                    continue
+                seen.append((now_s, used_s))
             while len(seen) > 2 and now_s - seen[1][0] >= SPAN_S:
                 seen.popleft()
-            if str(pid) not in elsewhere and used_s - seen[0][1] > least * SPAN_S + 1e-6:
+            span_s, used_s = now_s - seen[0][0], seen[-1][1]
+            if str(pid) in elsewhere:
+                continue
+            here = True
+            if used_s - seen[0][1] > least * (SPAN_S if span_s <= LOOK_S else span_s) + 1e-6:
                 said = f"process {pid}, which holds the GPU, works"
-        return said if self._known else None
+        return said if here else None
 
     def _scan(self, now_s: float) -> None:
         if self._walk is None:

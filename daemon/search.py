@@ -39,7 +39,7 @@ SCREEN_S: Final = 0.05  # a short race
 SCREEN_PAIRS: Final = (3, 12)
 RACE_S: Final = 0.15  # a race; long calls take longer: MIN_PAIRS is kept
 FINALISTS: Final = 3
-MOST: Final = 30  # candidates of a member, seeds included
+MOST: Final = 30  # candidates of a search, seeds included
 COOL_S: Final = 2.0  # a slowed device is given this long, twice, before the race is called off
 _HOPELESS: Final = 0.97  # screened gain below which a candidate cannot be worth it
 
@@ -172,15 +172,19 @@ class _Contest:
             raise CandidateFailed(f"{self.main}: torch's own kernel refuses: {first_line(err)}") from err
 
     def _candidates(self) -> Iterator[Candidate]:
-        """Seeds first, then our own in turns for the most called member and the largest one, MOST in all.
+        """Seeds first, then our own in turns of backends and sizes (the most called member, the largest), MOST in all.
 
-        Those our estimate likes least give way.  A candidate must hold the rows of X of every member.
+        Those that a backend itself likes least give way.  A candidate must hold the rows of X of every member.
         """
         seeds, only = self._options.seeds, self._options.only
-        sizes = dict.fromkeys((self.main, self.members[-1]))
-        own = zip_longest(*(candidates(size, self._environment) for size in sizes))
-        offered = chain(seeds, only if only is not None else chain.from_iterable(own))
-        return islice(self._distinct(offered), None if only is not None else MOST)
+        if only is not None:
+            return self._distinct(chain(seeds, only))
+        lists: dict[tuple[str, Problem], list[Candidate]] = {}
+        for size in dict.fromkeys((self.main, self.members[-1])):
+            for candidate in candidates(size, self._environment):
+                lists.setdefault((candidate.backend, size), []).append(candidate)
+        own = chain.from_iterable(zip_longest(*lists.values()))
+        return islice(self._distinct(chain(seeds, own)), MOST)
 
     def _distinct(self, offered: Iterable[Candidate | None]) -> Iterator[Candidate]:
         seen = {DEFAULT, *self._skip}

@@ -428,6 +428,7 @@ def test_a_holder_of_the_gpu_that_uses_the_cpu_works_and_one_that_sleeps_does_no
         used[8] += 0.09
     assert "process 8" in str(watch.busy(LAUNCHING))
     used.clear()
+    now_s[0] += 0.1
     assert watch.busy(TICKING) is None
 
 
@@ -465,18 +466,41 @@ def test_who_works_on_another_gpu_alone_does_not_count() -> None:
     assert 1.0 in others(0.3), "another container's numbers say nothing"
 
 
-def test_what_a_neighbour_used_while_nobody_asked_is_not_use_now() -> None:
+def test_a_server_that_idles_along_does_not_work_however_seldom_it_is_looked_at() -> None:
     now_s, used = [0.0], {7: 5.0}
     watch = Neighbours(lambda: iter(used), cpu_s=used.get, clock=lambda: now_s[0])
-    for _ in range(5):
+
+    def look(after_s: float, share: float) -> str | None:
+        now_s[0] += after_s
+        used[7] += share * after_s
+        return watch.busy(TICKING)
+
+    for after_s in (0.1, 0.5, 0.1, 2.0, 6.0, 0.5):
+        assert look(after_s, 0.02) == ""
+    for after_s in (1.2, 3.0, 0.5):
+        assert "process 7" in str(look(after_s, 1.0))
+
+
+def test_beside_programs_of_other_gpus_alone_nobody_is_known_here() -> None:
+    now_s, used = [0.0], {7: 5.0}
+    watch = Neighbours(lambda: iter(used), cpu_s=used.get, clock=lambda: now_s[0])
+    for _ in range(3):
         now_s[0] += 0.1
         watch.busy(TICKING)
-    now_s[0] += 2.0
-    used[7] += 0.04
-    assert watch.busy(TICKING) == ""
-    now_s[0] += 0.1
-    used[7] += 0.04
-    assert "process 7" in str(watch.busy(TICKING))
+
+    assert watch.busy(TICKING, {"7"}) is None, "who holds this one cannot be seen"
+
+
+def test_a_worker_that_follows_one_that_died_is_not_charged_with_its_use() -> None:
+    card = Card()
+    scene = Scene(card)
+    scene.watch(1.0)
+    ours = scene.begin()
+    scene.work(ours, 900 * MIB, 1.0)
+    card.end(ours)
+    card.more = {"by_pid": {str(WORKER): 99}, "peak": 0.99}  # the driver's samples of the last second
+    scene.own = OwnUse(WORKER + 1)
+    assert not busy(scene.watch(1.0))
 
 
 class AmdSmi:
