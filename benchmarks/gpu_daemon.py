@@ -174,17 +174,9 @@ def facts(device: str, out: Path) -> dict[str, Any]:
             time.sleep(0.1)
         seen[name] = answer
         keys = (
-            "util",
-            "peak",
-            "used_bytes",
-            "free_bytes",
-            "pids",
-            "by_pid",
-            "held_by_pid",
-            "compute_mode",
-            "mig",
+            "util", "peak", "used_bytes", "free_bytes", "pids", "by_pid", "held_by_pid", "compute_mode", "mig",
             "driver",
-        )
+        )  # fmt: skip
         for gpu in answer.values():
             say(None, f"{name}: { ({k: gpu[k] for k in keys}) }")
 

@@ -78,7 +78,6 @@ class Attribution:
         self._touched_s: float | None = None  # since when somebody else uses a little of it
         self._sunk_s: float | None = None  # since when less is used than before we came
         self._over_s: float | None = None  # since when more memory is used than we can account for
-        self._elsewhere: set[str] = set()
 
     def others(
         self, facts: Facts, own: OwnUse | None, now_s: float, *, elsewhere: Collection[str] = ()
@@ -87,25 +86,34 @@ class Attribution:
 
         elsewhere: processes that the driver names on other GPUs.
         """
-        self._elsewhere = set(elsewhere) - pids(facts)
-        if self._share:
-            self._neighbours(1.0, self._elsewhere)  # also where it is not needed: so the next look is a short one
         if facts["util"] is None or facts["used_bytes"] is None:
             return None, "the driver does not say how much the GPU is used"
+        if self._pid is not None and (own is None or own.pid != self._pid):
+            self._pid, self._left_s = None, now_s
         if own is None:
-            return self._alone(facts, now_s)
-        if own.pid != self._pid:
-            if self._pid is not None:
-                self._left_s = now_s
+            return self._alone(facts, self._neighbour(facts, TICKING, elsewhere), now_s)
+        if self._pid is None:
             self._begin(own, facts)
         if own.working:
             self._worked_s = now_s
         self._recognise(facts, own)
-        return self._presence(facts, own, now_s) or self._activity(facts, own, now_s)
+        busy = self._neighbour(facts, LAUNCHING if self._is_named(facts) else TICKING, elsewhere)
+        return self._presence(facts, own, now_s) or self._activity(facts, own, busy, now_s)
 
-    def _alone(self, facts: Facts, now_s: float) -> tuple[float | None, str]:
-        if self._pid is not None:
-            self._pid, self._left_s = None, now_s
+    def _neighbour(self, facts: Facts, least: float, elsewhere: Collection[str]) -> str | None:
+        """Which of them works; asked at every look where it may ever matter, so that each look is a short one."""
+        if not self._share and not (self._pid is not None and self._was_resident()):
+            return None
+        return self._neighbours(least, set(elsewhere) - pids(facts))
+
+    def _is_named(self, facts: Facts) -> bool:
+        """Whether the driver tells our worker's use from that of others."""
+        return bool(self._ours & pids(facts)) and facts["by_pid"] is not None
+
+    def _was_resident(self) -> bool:
+        return self._before is not None and _is_resident(self._before)
+
+    def _alone(self, facts: Facts, busy: str | None, now_s: float) -> tuple[float | None, str]:
         before = self._before
         if before is not None and 0 <= now_s - self._left_s < SETTLE_S:
             new = pids(facts) - pids(before) - self._ours
@@ -119,7 +127,6 @@ class Attribution:
             if not self._share:
                 held = facts["used_bytes"] >> 20
                 return None, f"others hold {held} MiB of its memory (--share-resident tunes beside a quiet program)"
-            busy = self._neighbours(TICKING, self._elsewhere)
             if busy:
                 return 1.0, busy
             if busy is None and not (pids(facts) and facts["by_pid"] is not None):
@@ -213,7 +220,7 @@ class Attribution:
             self._before = {**self._before, "used_bytes": max(self._before["used_bytes"] + beyond, 0)}
             self._sunk_s = None
 
-    def _activity(self, facts: Facts, own: OwnUse, now_s: float) -> tuple[float | None, str]:
+    def _activity(self, facts: Facts, own: OwnUse, busy: str | None, now_s: float) -> tuple[float | None, str]:
         assert self._before is not None
         if own.memory_bytes is None:  # still importing: not on the device, or just making its context
             if facts["used_bytes"] - self._before["used_bytes"] <= 16 << 20:
@@ -223,13 +230,12 @@ class Attribution:
                 self._grew_s = now_s
             if now_s - self._grew_s < HELLO_S:
                 return 0.0, ""
-        resident = _is_resident(self._before)
-        named = bool(self._ours & pids(facts)) and facts["by_pid"] is not None
-        busy = self._neighbours(LAUNCHING if named else TICKING, self._elsewhere) if resident else ""
+        if not self._was_resident():
+            busy = ""
         if busy:
             return 1.0, busy
         by_pid = facts["by_pid"] or {}
-        if by_pid and named:
+        if by_pid and self._is_named(facts):
             percent, pid = max(((used, pid) for pid, used in by_pid.items() if pid not in self._ours), default=(0, ""))
             share = percent / 100
             about_us = own.published_s is not None and 0 <= now_s - own.published_s < TOUCH_S

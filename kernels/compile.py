@@ -12,7 +12,6 @@ import re
 import subprocess
 from dataclasses import dataclass
 from hashlib import sha256
-from importlib import import_module
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, Final
@@ -24,8 +23,8 @@ from triton.compiler import ASTSource
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.kernels.triton.launch import POINTER_ALIGN, LaunchRecord
 from gemmtuned.kernels.triton.limits import shared_limit
+from gemmtuned.kernels.triton.shortlist import MODULES
 
-KERNELS: Final = ("gemv", "skinny", "warp_split_k", "tiles")  # modules of kernels/triton
 _POINTERS: Final = ("x", "w", "bias", "y")
 
 
@@ -66,9 +65,9 @@ def target(arch: str) -> GPUTarget:
 
 def source(record: LaunchRecord) -> ASTSource:
     """The record's kernel with its constants and what may be assumed of its arguments."""
-    if record.kernel not in KERNELS:
-        raise CandidateFailed(f"{record.kernel}: no such kernel, expected one of {', '.join(KERNELS)}")
-    kernel = import_module(f"gemmtuned.kernels.triton.{record.kernel}").KERNEL
+    if record.kernel not in MODULES:
+        raise CandidateFailed(f"{record.kernel}: no such kernel, expected one of {', '.join(MODULES)}")
+    kernel = MODULES[record.kernel].KERNEL
     pointer = f"*{record.dtype}"
     kinds = dict.fromkeys(_POINTERS, pointer) | {"partials": "*fp32", "counters": "*i32"}
     signature: dict[str, str] = {}

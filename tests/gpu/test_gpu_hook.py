@@ -29,6 +29,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available() or torch.version.hip is not None, reason="needs an NVIDIA GPU"),
 ]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+Operands = tuple[torch.Tensor, torch.Tensor, "torch.Tensor | None"]
 MATH = {"bf16": "reduced", "fp16": "reduced", "fp32": "ieee"}
 
 
@@ -98,7 +99,7 @@ def fresh(program: Program) -> Iterator[None]:
         yield
 
 
-def operands(problem: Problem) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+def operands(problem: Problem) -> Operands:
     """X [M, K], the [K, N] operand, bias, as the problem's layout says."""
     dtype = DTYPES[problem.dtype]
 
@@ -122,6 +123,28 @@ def error(y: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor 
     return float((y.double() - want).norm() / want.norm())
 
 
+def assert_routed(
+    program: Program, problem: Problem, candidate: Candidate, abc: Operands, stock: torch.Tensor, allowed: float
+) -> None:
+    """Once it is published a call goes through it, and the result is laid out as torch's own and as right."""
+    program.publish(program.solution(problem, candidate))
+    program.outcomes()
+    routed = product(*abc)
+    assert program.outcomes() == {"exact": 1}, candidate
+    assert routed.stride() == stock.stride() and error(routed, *abc) <= allowed, candidate
+
+
+def assert_right_in_a_graph(abc: Operands, allowed: float, *, replays: int = 1) -> None:
+    """With the values that X has when the graph is replayed."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        inside = product(*abc)
+    abc[0].copy_(torch.randn_like(abc[0]))
+    for _ in range(replays):
+        graph.replay()
+    assert error(inside, *abc) <= allowed
+
+
 def gemv(n: int = 256, k: int = 1024) -> tuple[Problem, Candidate]:
     problem = Problem(m=1, n=n, k=k, math_mode="reduced")
     return problem, next(BACKENDS["triton"].candidates(problem))
@@ -143,17 +166,8 @@ def test_cublaslt_algorithms_are_right_in_python_in_the_hook_and_in_a_graph(
         for candidate in found[:4]:
             y = BACKENDS["cublaslt"].prepare(candidate, problem).bind(b)(a, c)
             assert error(y, a, b, c) <= allowed, candidate
-            program.publish(program.solution(problem, candidate))
-            program.outcomes()
-            routed = product(a, b, c)
-            assert program.outcomes() == {"exact": 1}, candidate
-            assert routed.stride() == stock.stride() and error(routed, a, b, c) <= allowed, candidate
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            inside = product(a, b, c)
-        a.copy_(torch.randn_like(a))
-        graph.replay()
-        assert error(inside, a, b, c) <= allowed
+            assert_routed(program, problem, candidate, (a, b, c), stock, allowed)
+        assert_right_in_a_graph((a, b, c), allowed)
     assert not program.hook.native.failures()
 
 
@@ -177,18 +191,8 @@ def test_kernels_of_ours_are_right_in_the_hook_and_in_a_graph(
     found = [x for x in BACKENDS["triton"].candidates(problem) if json.loads(x.config)["kernel"] == kernel]
     assert found
     for candidate in found[:2]:
-        program.publish(program.solution(problem, candidate))
-        program.outcomes()
-        routed = product(a, b, c)
-        assert program.outcomes() == {"exact": 1}, candidate
-        assert routed.stride() == stock.stride() and error(routed, a, b, c) <= allowed, candidate
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        inside = product(a, b, c)
-    a.copy_(torch.randn_like(a))
-    for _ in range(3):
-        graph.replay()
-    assert error(inside, a, b, c) <= allowed
+        assert_routed(program, problem, candidate, (a, b, c), stock, allowed)
+    assert_right_in_a_graph((a, b, c), allowed, replays=3)
     assert not program.hook.native.failures()
 
 
