@@ -114,22 +114,30 @@ def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[t
     for rows in (1, 2, 4, 8):
         if rows > 1 and n < 0.75 * rows * units:
             continue
-        for block_k in (512, 1024, 2048, 4096, 8192):
-            if not (1024 <= block_k < 2 * k or block_k == 512 >= k // 2):
-                continue
-            for warps in (2, 4, 8):
+        for block_k in (256, 512, 1024, 2048, 4096, 8192):
+            for warps in (1, 2, 4, 8):
                 a_thread = rows * block_k // (warps * lanes)
-                if not 8 <= a_thread <= 128:
-                    continue
+                if block_k >= 2 * k or not 8 <= a_thread <= 128:
+                    continue  # a load of a thread is 16 bytes, and its sums stay in registers
                 for split in (1, 2, 4, 8) if rows == 1 else (1,):
                     steps = -(-k // (block_k * split))
                     if split > 1 and (n * split > 2 * units or steps * block_k * split > 1.1 * k):
                         continue
-                    unroll = max(1, min(steps, 64 // a_thread))
-                    config = {"rows": rows, "block_k": block_k, "split": split, "warps": warps, "unroll": unroll}
-                    found.append((_estimate_us(n, k, units, config, steps, a_thread), config))
+                    for unroll in _unrolls(steps, a_thread):
+                        config = {"rows": rows, "block_k": block_k, "split": split, "warps": warps, "unroll": unroll}
+                        found.append((_estimate_us(n, k, units, config, steps, a_thread), config))
     found.sort(key=lambda item: item[0])
     return found
+
+
+def _unrolls(steps: int, a_thread: int) -> list[int]:
+    """Steps at once that put 8 or 16 loads of a thread in flight, without a rest where that is not much less."""
+    found = set()
+    for loads in (8, 16):
+        most = max(1, min(steps, 8 * loads // a_thread))
+        even = max(u for u in range(1, most + 1) if steps % u == 0)
+        found.add(even if even > most // 2 else most)
+    return sorted(found)
 
 
 def _estimate_us(n: int, k: int, units: int, config: dict[str, int], steps: int, a_thread: int) -> float:

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from gemmtuned.kernels.triton import gemv, skinny, tiles, warp_split_k
+from gemmtuned.kernels.triton import direct, gemv, skinny, tiles, warp_split_k
 
 LIMIT: Final = 24
 CLOSE: Final = 5
-MODULES: Final = {module.NAME: module for module in (gemv, skinny, warp_split_k, tiles)}
+MODULES: Final = {module.NAME: module for module in (gemv, skinny, direct, warp_split_k, tiles)}
 _ALIKE: Final = (gemv.NAME, skinny.NAME)  # their parameters are too few to make groups
 # (largest M, candidates of each kernel at most): what measured as hopeless there is left out, or kept to a few
 _SHARES: Final = (
