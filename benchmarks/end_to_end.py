@@ -34,7 +34,7 @@ import record
 
 HERE = Path(__file__).resolve().parent
 MODES = ("eager", "graph", "compiled")
-RELOAD_S = 45.0  # what the publishes under load may take, kept free at the end
+RELOAD_S = 60.0  # what the publishes under load may take, kept free at the end
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:

@@ -33,7 +33,7 @@ from gemmtuned.hooks.activate import activate
 HERE = Path(__file__).resolve().parent
 example: Any = SourceFileLoader("example_decode", str(HERE.parent / "docs/examples/decode.py")).load_module()
 example.SIZES["tiny"] = (128, 256, 2, 2, 1)
-THREADS, PUBLISHES, BLOCKS = 8, 100, 4
+THREADS, PUBLISHES, BLOCKS = 8, 100, 10
 ROUNDING = 0.05  # of the largest logit: bf16 through all layers
 
 # Alternates two tables, given as rows by file, until told to stop; imports no torch.
@@ -167,6 +167,7 @@ def main() -> None:
             f"{name}_ms": {
                 "steps": sum(map(len, found)),
                 "median": round(statistics.median(t for one in found for t in one), 2),
+                "p95": round(statistics.quantiles((t for one in found for t in one), n=20)[-1], 2),
                 "slowest": [round(one[-1], 2) for one in found],
             }
             for name, found in blocks.items()

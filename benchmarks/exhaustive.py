@@ -1,6 +1,6 @@
 """What the short search loses: its winner against the best of the whole space, on one GPU.
 
-    python benchmarks/exhaustive.py --out FOLDER [--m 1,8,16,64,256 --shapes NxK,... --seconds 480 --resume FILE]
+    python benchmarks/exhaustive.py --out FOLDER [--m 1,4,8,16,64 --shapes NxK,... --seconds 480 --resume FILE]
 
 For each problem the search runs as in the daemon, then once more over every candidate of the space that its shortlist
 is chosen from (kernels/triton/shortlist.py: space) and all that cuBLASLt offers; both winners take turns with torch.
@@ -67,7 +67,7 @@ def measure(problem: Problem, here: Environment, compile_s: float) -> dict[str, 
 
 def main() -> None:
     parser = record.arguments(__doc__)
-    parser.add_argument("--m", default="64,8,1,16,256")
+    parser.add_argument("--m", default="64,16,8,4,1")
     parser.add_argument("--shapes", default=",".join(f"{n}x{k}" for n, k in SHAPES))
     parser.add_argument("--seconds", type=float, default=480, help="start no new problem after this long")
     parser.add_argument("--resume", type=Path, help="the .jsonl of an earlier run on the same device")
