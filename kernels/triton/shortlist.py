@@ -3,10 +3,10 @@
 At most CLOSE of a group (same kernel, rows and slices of K) are taken: the estimate knows which stages or
 block of K is better within a group less surely than it costs to try another group.
 
-On the H200's timings of warp_split_k and tiles (shape by shape: of those candidates that had been measured, the best one
-here over the best one anywhere) 24 candidates lost 0.4 % on average; at 35 of 40 shapes less than 1 %, at the worst 6 %.
-Fitted without a shape's weight, the same held for 32 of 40.  24 of gemv's 50 to 110 lost 0.2 % on average over twenty
-shapes, fitted with them or without.
+On the H200's timings of warp_split_k and tiles (shape by shape: of those candidates that had been measured, the best
+one here over the best one anywhere) 24 candidates lost 0.4 % on average; at 35 of 40 shapes less than 1 %, at the worst
+6 %.  Fitted without a shape's weight, the same held for 32 of 40.  24 of gemv's 50 to 110 lost 0.2 % on average over
+twenty shapes, fitted with them or without.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from gemmtuned.kernels.triton import direct, gemv, skinny, tiles, warp_split_k
+from gemmtuned.kernels.triton import gemv, skinny, tiles, warp_split_k
 
 LIMIT: Final = 24
 CLOSE: Final = 5
-MODULES: Final = {module.NAME: module for module in (gemv, skinny, direct, warp_split_k, tiles)}
+MODULES: Final = {module.NAME: module for module in (gemv, skinny, warp_split_k, tiles)}
 _ALIKE: Final = (gemv.NAME, skinny.NAME)  # their parameters are too few to make groups
 _CLOSE_TO_BEST: Final = 1.2  # times the least estimate: so near, skinny has its places whatever the others' estimates
 # (largest M, candidates of each kernel at most): what measured as hopeless there is left out, or kept to a few
