@@ -117,7 +117,7 @@ def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[t
         for block_k in (256, 512, 1024, 2048, 4096, 8192):
             for warps in (1, 2, 4, 8):
                 a_thread = rows * block_k // (warps * lanes)
-                if block_k >= 2 * k or not 8 <= a_thread <= 128:
+                if 512 < block_k >= 2 * k or not 8 <= a_thread <= 128:
                     continue  # a load of a thread is 16 bytes, and its sums stay in registers
                 for split in (1, 2, 4, 8) if rows == 1 else (1,):
                     steps = -(-k // (block_k * split))
