@@ -18,12 +18,13 @@ from typing import Any, Final
 
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, make_backend
 
 from gemmtuned.configs.errors import CandidateFailed
-from gemmtuned.kernels.triton.launch import POINTER_ALIGN, LaunchRecord
+from gemmtuned.kernels.triton.launch import BARRIER_BYTES, POINTER_ALIGN, LaunchRecord
 from gemmtuned.kernels.triton.limits import shared_limit
 from gemmtuned.kernels.triton.shortlist import MODULES
+from gemmtuned.kernels.triton.space import has_clusters
 
 _POINTERS: Final = ("x", "w", "bias", "y")
 
@@ -89,8 +90,10 @@ def source(record: LaunchRecord) -> ASTSource:
 def compile_kernel(record: LaunchRecord, arch: str) -> Any:
     """Triton's CompiledKernel, from its cache when it was compiled before.
 
-    Raises CandidateFailed with the compiler's reason, or when it needs more shared memory than there is.
+    Raises CandidateFailed with the compiler's reason, or when it needs clusters or more shared memory than there is.
     """
+    if record.exchange is not None and not has_clusters(arch):
+        raise CandidateFailed(f"{record.kernel} {record.constants} on {arch}: no clusters there")
     try:
         options = {"num_warps": record.num_warps, "num_stages": record.num_stages}
         kernel = triton.compile(source(record), target=target(arch), options=options)
@@ -99,12 +102,31 @@ def compile_kernel(record: LaunchRecord, arch: str) -> Any:
     except Exception as err:  # the compiler raises RuntimeError, its own errors, and what the tools it calls raise
         reason = " ".join(str(err).split())[:300] or type(err).__name__
         raise CandidateFailed(f"{record.kernel} {record.constants} on {arch}: does not compile: {reason}") from err
+    if record.exchange is not None:
+        _give_room_to_exchange(kernel, record, arch)
     if kernel.metadata.shared > shared_limit(arch):
         raise CandidateFailed(
             f"{record.kernel} {record.constants} on {arch}: needs {kernel.metadata.shared} bytes of shared memory, "
             f"there are {shared_limit(arch)}"
         )
     return kernel
+
+
+def _give_room_to_exchange(kernel: Any, record: LaunchRecord, arch: str) -> None:
+    """Make Triton launch clusters, with shared memory for what their programs send one another.
+
+    Raises CandidateFailed when a program would send more or less than the others wait for.
+    """
+    assert record.exchange is not None
+    sent = kernel.asm.get("ptx", "").count("st.async") * 2 * 32 * record.num_warps  # pairs of values, from each thread
+    if sent != record.exchange.values:
+        raise CandidateFailed(
+            f"{record.kernel} {record.constants} on {arch}: it sends {sent} sums of {record.exchange.values}"
+        )
+    shared = -(-kernel.metadata.shared // BARRIER_BYTES) * BARRIER_BYTES + record.exchange.bytes(record.cluster)
+    # Triton's launcher multiplies the grid's first axis by num_ctas
+    kernel.metadata = kernel.metadata._replace(shared=shared, num_ctas=record.cluster)
+    kernel.packed_metadata = make_backend(kernel.metadata.target).pack_metadata(kernel.metadata)
 
 
 def compile_record(record: LaunchRecord, arch: str, *, max_spill_bytes: int = 0) -> Binary:

@@ -101,10 +101,12 @@ def test_shortlist_is_short_and_every_config_in_it_can_be_launched(shape: tuple[
     [
         ((1, 4096, 4096), "gemv", {"rows": 1, "block_k": 4096, "split": 1, "warps": 8, "unroll": 1}),
         ((8, 4096, 4096), "warp_split_k", {"rows": 16, "block_k": 128, "split": 1, "warps": 2, "stages": 5}),
-        ((4, 1280, 8192), "warp_split_k", {"rows": 16, "block_k": 64, "split": 4, "warps": 2, "stages": 5}),
-        ((4, 512, 16384), "warp_split_k", {"rows": 16, "block_k": 64, "split": 8, "warps": 2, "stages": 7}),
-        ((16, 512, 16384), "tiles", {"rows": 32, "block_k": 256, "split": 8, "warps": 2, "stages": 5}),
-        ((32, 2112, 7168), "tiles", {"rows": 64, "swap": 1, "block_k": 64, "split": 4, "warps": 4, "stages": 8}),
+        ((8, 2880, 4096), "warp_split_k", {"rows": 16, "block_k": 128, "split": 2, "stages": 4, "cluster": 1}),
+        ((8, 5120, 2880), "warp_split_k", {"rows": 16, "block_k": 128, "split": 1, "stages": 4, "cluster": 0}),
+        ((16, 256, 7168), "warp_split_k", {"rows": 16, "block_k": 64, "split": 8, "stages": 8, "cluster": 1}),
+        ((16, 1536, 7168), "tiles", {"rows": 64, "block_k": 128, "split": 4, "stages": 5, "cluster": 1}),
+        ((64, 256, 7168), "tiles", {"rows": 16, "block_k": 128, "split": 6, "stages": 7, "cluster": 1}),
+        ((64, 5120, 25600), "tiles", {"rows": 128, "block_k": 64, "split": 3, "stages": 5, "cluster": 0}),
     ],
 )
 def test_shortlist_holds_what_won(shape: tuple[int, int, int], kernel: str, config: dict[str, int]) -> None:
@@ -124,6 +126,46 @@ def test_all_kernels_keep_their_counters_in_the_same_place_so_that_a_stream_need
     assert {record.kernel for record in reducing} == {*MODULES} - {"skinny"}
     for record in reducing:
         assert record.partials_offset == COUNTERS_BYTES >= record.counters_bytes > 0
+
+
+CLUSTER = {
+    "rows": 64, "tokens": 16, "block_k": 64, "split": 4, "group": 1, "swap": 1, "cluster": 1, "warps": 4, "stages": 4,
+}  # fmt: skip
+
+
+def test_clusters_are_offered_where_there_are_such_and_need_no_workspace() -> None:
+    for arch in ARCHS:
+        found = [config for _, config in shortlist(8, 576, 7168, 132, arch=arch) if config["cluster"]]
+        assert bool(found) == (arch in ("sm_90", "sm_100"))
+    problem = Problem(m=16, n=1536, k=7168)
+    record = tiles.launch_record(CLUSTER, problem)
+
+    assert record.workspace_bytes == 0 and record.cluster == 4 and not {"partials", "counters"} & set(record.arguments)
+    assert record.grid_size(16) == (24, 1, 1)  # clusters
+    plain = compile_record(tiles.launch_record({**CLUSTER, "cluster": 0}, problem), "sm_90")
+    assert compile_record(record, "sm_90").shared_bytes == plain.shared_bytes + (16 * 4 * (16 + 8) * 4 + 16)
+
+
+def test_a_few_units_hold_a_cluster_all_the_same() -> None:
+    assert tiles.scored(16, 64, 7168, 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "arch", "reason"),
+    [
+        ({"split": 1}, "sm_90", "a cluster of 1 programs"),
+        ({"split": 9}, "sm_90", "a cluster of 9 programs"),
+        ({"rows": 16, "swap": 0, "warps": 8}, "sm_90", "it sends 1024 sums of 256"),  # each value is in four warps
+        ({}, "sm_80", "no clusters"),
+        ({}, "gfx942", "no clusters"),
+        ({"stages": 11, "block_k": 128}, "sm_90", "shared memory"),
+    ],
+)
+def test_a_cluster_that_cannot_be_or_would_wait_for_ever_is_refused(
+    change: dict[str, int], arch: str, reason: str
+) -> None:
+    with pytest.raises(CandidateFailed, match=reason):
+        compile_record(tiles.launch_record({**CLUSTER, **change}, Problem(m=16, n=1536, k=7168)), arch)
 
 
 def test_what_a_kernel_cannot_run_is_refused_with_a_reason() -> None:

@@ -3,10 +3,8 @@
 At most CLOSE of a group (same kernel, rows and slices of K) are taken: the estimate knows which stages or
 block of K is better within a group less surely than it costs to try another group.
 
-On the H200's timings of warp_split_k and tiles (shape by shape: of those candidates that had been measured, the best
-one here over the best one anywhere) 24 candidates lost 0.4 % on average; at 35 of 40 shapes less than 1 %, at the worst
-6 %.  Fitted without a shape's weight, the same held for 32 of 40.  24 of gemv's 42 to 119 lost 0.2 % on average over
-twenty shapes, fitted with them or without.
+Of twenty problems at M = 1 to 64 what 24 candidates gave was 0.6 % slower on average than what the whole space did, and
+6 % at the worst (benchmarks/exhaustive.py).
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ _SHARES: Final = (
     (8, {"warp_split_k": 24}),
     (32, {"warp_split_k": 24, "tiles": 24}),
     (64, {"tiles": 22}),
-    (256, {"tiles": 8}),  # here the library leads by 4 to 130 %: these tiles lack what large M needs
+    (256, {"tiles": 8}),  # here the library leads but where N is small: these tiles lack what large M needs
 )
 
 

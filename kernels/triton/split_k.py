@@ -1,7 +1,8 @@
 """Split-K inside one launch: the last program of a tile adds up what all of them left in the workspace.
 
 No program waits for another, so nothing can hang whatever order the device runs them in.  The partial sums
-are added in the order of the slices, so results are bitwise equal from run to run.
+are added in the order of the slices, so results are bitwise equal from run to run.  Where programs can be in a cluster
+they need not go through memory: cluster.py.
 """
 # mypy: disable-error-code="misc,untyped-decorator,no-untyped-def,no-untyped-call"
 

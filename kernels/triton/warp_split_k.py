@@ -2,8 +2,9 @@
 
 Y[M, N] = X[M, K] @ W[N, K].T + bias.  Rows of W lie on the long side of the matrix instruction and the few tokens on
 the short one.  The three-dimensional dot puts `warps` on its batch axis, so that a tile of 16 or 32 rows still
-keeps all warps busy with a deep ring of loads each; their sums meet once at the end.  `split` > 1 cuts K
-over programs too, and the last program of a tile adds up (split_k.py).
+keeps all warps busy with a deep ring of loads each; their sums meet once at the end.  `split` > 1 cuts K over
+programs too: with `cluster` 1 they put their sums into each other's memory (cluster.py), with 0 the last program of a
+tile adds up (split_k.py).
 """
 # mypy: disable-error-code="misc,untyped-decorator,no-untyped-def,no-untyped-call"
 
@@ -16,17 +17,19 @@ import triton.language as tl
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
-from gemmtuned.kernels.triton.launch import Axis, Config, LaunchRecord, check_config, make_record
-from gemmtuned.kernels.triton.space import Constants, Tile, estimate_us, ring_stages, splits
+from gemmtuned.kernels.triton.cluster import add_up_and_store, begin
+from gemmtuned.kernels.triton.launch import Axis, Config, Exchange, LaunchRecord, check_config, make_record
+from gemmtuned.kernels.triton.limits import shared_limit
+from gemmtuned.kernels.triton.space import Constants, Tile, cuts, estimate_us, ring_stages
 from gemmtuned.kernels.triton.split_k import arrived_last, reset
 
 NAME: Final = "warp_split_k"
-KEYS: Final = ("rows", "tokens", "block_k", "split", "warps", "stages")
+KEYS: Final = ("rows", "tokens", "block_k", "split", "cluster", "warps", "stages")
 MAX_M: Final = 32
 _RING_BYTES: Final = (20 << 10, 30 << 10, 44 << 10, 56 << 10, 80 << 10)
 _FITTED: Final = Constants(
-    bandwidth=4.52e6, latency=0.863, unit_l2=88.7e3, start=2.17, step=0.171, reduce=0.388, partial_mb=2.02,
-    tail_10kb=0.298, stage=0.124, reread=1.51, masked=0.118, mma=0.118, warp=1.79,
+    bandwidth=4.73e6, latency=0.82, unit_l2=210e3, start=2.14, step=0.0571, reduce=0.766, partial_mb=1.32,
+    tail_10kb=0.129, exchange=0.0, sent_10kb=0.715, stage=0.0, reread=4.53, masked=0.0, mma=6.96, warp=2.18,
 )  # fmt: skip
 
 
@@ -48,11 +51,14 @@ def warp_split_k(
     BLOCK_K: tl.constexpr,
     SPLIT: tl.constexpr,
     WARPS: tl.constexpr,
+    CLUSTER: tl.constexpr,
 ):
     STEPS: tl.constexpr = (K + BLOCK_K * WARPS * SPLIT - 1) // (BLOCK_K * WARPS * SPLIT)
     EVEN_K: tl.constexpr = K == STEPS * BLOCK_K * WARPS * SPLIT
-    tile = tl.program_id(0)
-    part = tl.program_id(1)
+    tile = tl.program_id(0) // CLUSTER
+    part = tl.program_id(1) if CLUSTER == 1 else tl.program_id(0) % CLUSTER
+    if CLUSTER > 1:
+        begin(part, BLOCK_N, BLOCK_M, CLUSTER, WARPS)
     rows = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     # rows past the end read the last row again: no mask on W, and their sums are never stored
     read = tl.minimum(rows, N - 1) if N % BLOCK_N != 0 else rows
@@ -81,6 +87,11 @@ def warp_split_k(
         if bias is not None:
             total += tl.load(bias + rows, mask=rows < N, other=0.0).to(tl.float32)[:, None]
         tl.store(y + at, total.to(y.dtype.element_ty), mask=inside)
+    elif CLUSTER > 1:
+        add_up_and_store(
+            acc, tl.arange(0, BLOCK_N)[None, :, None], tokens[None, None, :], warp[:, None, None], True,
+            tile * BLOCK_N, 0, part, bias, y, m, N, BLOCK_N, BLOCK_M, CLUSTER, WARPS,
+        )  # fmt: skip
     else:
         here = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tokens[None, :]
         sums = partials + tile.to(tl.int64) * (SPLIT * BLOCK_N * BLOCK_M) + here
@@ -100,13 +111,14 @@ KERNEL: Final = warp_split_k
 
 def launch_record(config: Config, problem: Problem) -> LaunchRecord:
     """How this config runs the problem. Raises CandidateFailed when it cannot."""
+    config = {"cluster": 0, **config}
     check_config(config, KEYS, NAME)
     if problem.m > min(MAX_M, config["tokens"]):
         raise CandidateFailed(f"{problem} {NAME}: holds {config['tokens']} rows of X (at most {MAX_M})")
     return make_record(
         NAME,
         problem,
-        grid=(Axis("n", config["rows"]), Axis("", config["split"]), Axis("", 1)),
+        grid=(Axis("n", config["rows"]), Axis("", 1 if config["cluster"] else config["split"]), Axis("", 1)),
         num_warps=config["warps"],
         num_stages=config["stages"],
         constants={
@@ -115,6 +127,7 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
             "BLOCK_K": config["block_k"],
             "WARPS": config["warps"],
         },
+        exchange=Exchange(config["rows"], config["tokens"], config["warps"]) if config["cluster"] else None,
         split=config["split"],
         tile_values=config["rows"] * config["tokens"],
     )
@@ -134,13 +147,16 @@ def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[t
             if (rows * tokens > 1024 and block_k > 64) or (rows + tokens) * block_k > 1 << 14:
                 continue  # more registers than a thread has
             w_bytes, shared_bytes = warps * rows * block_k * 2, warps * (rows + tokens) * block_k * 2
-            for split in splits(tiles, k, block_k * warps, units):
+            for split, cluster in cuts(tiles, k, block_k * warps, units, arch=arch):
+                exchange = Exchange(rows, tokens, warps).bytes(split) if cluster else 0
                 steps = -(-k // (block_k * warps * split))
                 for stages in ring_stages(
                     _RING_BYTES, w_bytes=w_bytes, shared_bytes=shared_bytes, steps=steps, programs=tiles * split,
                     units=units, arch=arch, most=12,
                 ):  # fmt: skip
-                    shared = (stages - 1) * shared_bytes
+                    shared = (stages - 1) * shared_bytes + exchange
+                    if shared > shared_limit(arch):
+                        continue
                     config = {"rows": rows, "tokens": tokens, "block_k": block_k, "split": split, "warps": warps}
                     tile = Tile(
                         rows=rows,
@@ -152,9 +168,10 @@ def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[t
                         stages=stages,
                         steps=steps,
                         shared=shared,
+                        cluster=bool(cluster),
                     )
                     cost = estimate_us(m, n, k, units, tile, _FITTED, arch=arch)
-                    found.append((cost, {**config, "stages": stages}))
+                    found.append((cost, {**config, "cluster": cluster, "stages": stages}))
     found.sort(key=lambda item: item[0])
     return found
 
