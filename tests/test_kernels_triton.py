@@ -158,7 +158,7 @@ def test_a_few_units_hold_a_cluster_all_the_same() -> None:
         ({"rows": 16, "swap": 0, "warps": 8}, "sm_90", "it sends 1024 sums of 256"),  # each value is in four warps
         ({}, "sm_80", "no clusters"),
         ({}, "gfx942", "no clusters"),
-        ({"stages": 11, "block_k": 128}, "sm_90", "shared memory"),
+        ({"stages": 14, "block_k": 128}, "sm_90", "shared memory"),
     ],
 )
 def test_a_cluster_that_cannot_be_or_would_wait_for_ever_is_refused(
