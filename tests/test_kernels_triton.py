@@ -22,7 +22,7 @@ from gemmtuned.kernels.triton.limits import shared_limit
 from gemmtuned.kernels.triton.shortlist import LIMIT, MODULES, shortlist
 
 ARCHS = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx950")
-CASES = 22
+CASES = 23
 
 
 @pytest.fixture(scope="module")

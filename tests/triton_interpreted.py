@@ -86,6 +86,7 @@ def main() -> None:
         lambda: case(skinny, 1, 5, 70, skinny_config(2, rows=4), pad=2),
         lambda: case(warp_split_k, 8, 32, 128, warp_config()),
         lambda: case(warp_split_k, 3, 40, 136, warp_config(), bias=True, pad=8),
+        lambda: case(warp_split_k, 7, 40, 200, {**warp_config(block_k=32, split=2), "chains": 2}, pad=8, launches=2),
         lambda: case(warp_split_k, 5, 23, 77, warp_config(split=3), bias=True, pad=3, launches=2),
         lambda: case(warp_split_k, 17, 33, 160, warp_config(tokens=32, rows=32, split=7, warps=4), pad=8),
         lambda: case(warp_split_k, 1, 16, 15, warp_config(split=2), pad=1),  # K smaller than one step

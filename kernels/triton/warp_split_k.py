@@ -2,8 +2,9 @@
 
 Y[M, N] = X[M, K] @ W[N, K].T + bias.  Rows of W lie on the long side of the matrix instruction and the few tokens on
 the short one.  The three-dimensional dot puts `warps` on its batch axis, so that a tile of 16 or 32 rows still
-keeps all warps busy with a deep ring of loads each; their sums meet once at the end.  `split` > 1 cuts K
-over programs too, and the last program of a tile adds up (split_k.py).
+keeps all warps busy with a deep ring of loads each; their sums meet once at the end.  With `chains` > 1 a warp's share
+of a step is cut once more, so that an instruction need not wait for the one before it.  `split` > 1 cuts K over
+programs too, and the last program of a tile adds up (split_k.py).
 """
 # mypy: disable-error-code="misc,untyped-decorator,no-untyped-def,no-untyped-call"
 
@@ -21,7 +22,7 @@ from gemmtuned.kernels.triton.space import Constants, Tile, estimate_us, ring_st
 from gemmtuned.kernels.triton.split_k import arrived_last, reset
 
 NAME: Final = "warp_split_k"
-KEYS: Final = ("rows", "tokens", "block_k", "split", "warps", "stages")
+KEYS: Final = ("rows", "tokens", "block_k", "chains", "split", "warps", "stages")
 MAX_M: Final = 32
 _RING_BYTES: Final = (20 << 10, 30 << 10, 44 << 10, 56 << 10, 80 << 10)
 _FITTED: Final = Constants(
@@ -100,7 +101,12 @@ KERNEL: Final = warp_split_k
 
 def launch_record(config: Config, problem: Problem) -> LaunchRecord:
     """How this config runs the problem. Raises CandidateFailed when it cannot."""
+    config = {"chains": 1, **config}  # what was found before there were chains
     check_config(config, KEYS, NAME)
+    if config["chains"] < 1 or config["block_k"] % (16 * config["chains"]):
+        raise CandidateFailed(
+            f"{problem} {NAME}: block_k {config['block_k']} is not {config['chains']} times 16 or more"
+        )
     if problem.m > min(MAX_M, config["tokens"]):
         raise CandidateFailed(f"{problem} {NAME}: holds {config['tokens']} rows of X (at most {MAX_M})")
     return make_record(
@@ -112,8 +118,8 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
         constants={
             "BLOCK_N": config["rows"],
             "BLOCK_M": config["tokens"],
-            "BLOCK_K": config["block_k"],
-            "WARPS": config["warps"],
+            "BLOCK_K": config["block_k"] // config["chains"],
+            "WARPS": config["warps"] * config["chains"],
         },
         split=config["split"],
         tile_values=config["rows"] * config["tokens"],
