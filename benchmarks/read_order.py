@@ -5,8 +5,8 @@
 
 A dot product of all of a row (M = 1) lets a program read whole rows; tiles of the matrix instruction are 8 or 16 rows
 high and a few dozen values wide.  Kernels that only read W, all of it once and in tiles of `rows` x `block_k`, with 8
-or 16 loads of 16 bytes in flight a thread and one to four programs a unit, take turns with the streaming floor of
-dense.py; cold weights, CUDA graphs.  The fastest for each width of a tile is reported.
+or 16 loads of 16 bytes in flight a thread and as many programs as run at once at most, take turns with the streaming
+floor of dense.py; cold weights, CUDA graphs.  The fastest for each width of a tile is reported.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ block of K is better within a group less surely than it costs to try another gro
 
 On the H200's timings of warp_split_k and tiles (shape by shape: of those candidates that had been measured, the best
 one here over the best one anywhere) 24 candidates lost 0.4 % on average; at 35 of 40 shapes less than 1 %, at the worst
-6 %.  Fitted without a shape's weight, the same held for 32 of 40.  24 of gemv's 50 to 110 lost 0.2 % on average over
+6 %.  Fitted without a shape's weight, the same held for 32 of 40.  24 of gemv's 42 to 119 lost 0.2 % on average over
 twenty shapes, fitted with them or without.
 """
 
@@ -50,22 +50,23 @@ def shortlist(m: int, n: int, k: int, units: int, *, arch: str, limit: int = LIM
     """(kernel, config) of at most `limit` candidates for a device with this many units, the fastest first."""
     shares = _shares(m)
     taken: Counter[object] = Counter()
-    chosen, passed = [], []
+    chosen: list[tuple[float, str, dict[str, int]]] = []
+    passed = []
     offered = space(m, n, k, units, arch=arch)
     near = _CLOSE_TO_BEST * offered[0][0] if offered else 0.0
-    for _, name, config in sorted(offered, key=lambda item: item[1] != skinny.NAME or item[0] > near):
+    for cost, name, config in sorted(offered, key=lambda item: item[1] != skinny.NAME or item[0] > near):
         wide = config.get("swap") == 1 and config["warps"] >= 4  # another instruction of the tensor core
         group = (name, config["rows"], config.get("split"), wide)
         if taken[name] == shares[name]:
             continue
         if name not in _ALIKE and taken[group] == CLOSE:
-            passed.append((name, config))
+            passed.append((cost, name, config))
             continue
         taken[name] += 1
         taken[group] += 1
-        chosen.append((name, config))
-    for name, config in passed:
+        chosen.append((cost, name, config))
+    for cost, name, config in passed:
         if taken[name] < shares[name]:
             taken[name] += 1
-            chosen.append((name, config))
-    return chosen[:limit]
+            chosen.append((cost, name, config))
+    return [(name, config) for _, name, config in sorted(chosen[:limit], key=lambda item: item[0])]

@@ -4,8 +4,8 @@ Y[M, N] = X[M, K] @ W[N, K].T + bias.  As gemv.py: a program owns `rows` rows of
 16-byte loads straight to registers, those of W `ahead` steps before they are needed.  What is read of W is multiplied
 with every row of X at once, so nothing is shared until the final sums, and K is never cut over programs.  Where N
 is small this spares what tensor cores make necessary there: cutting K, and a second round through memory to add up.
-What is left is arithmetic: three instructions for each value of W and each row of X; at M = 4 they take 1.3 times as
-long as reading W where N is large.
+What is left is arithmetic: about three instructions for each value of W and as many for each of its products; at M = 4
+they take 1.3 times as long as reading W and more where N is large.
 """
 # mypy: disable-error-code="misc,assignment,untyped-decorator,no-untyped-def,no-untyped-call"
 # ruff: noqa: RUF005  Triton knows no stars
@@ -151,7 +151,7 @@ def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[t
                 continue
             for warps in (2, 4, 8):
                 a_thread = rows * block_k // (warps * lanes)
-                if not 8 <= a_thread <= 32 or a_thread * m > 128 or a_thread < 8 * rows:
+                if not 8 * rows <= a_thread <= 32:
                     continue  # a thread's loads are 16 bytes, and its sums stay in registers
                 steps = -(-k // block_k)
                 for ahead in (2, 4, 8):
