@@ -22,8 +22,8 @@ from gemmtuned.kernels.triton.split_k import arrived_last, reset
 NAME: Final = "tiles"
 KEYS: Final = ("rows", "tokens", "block_k", "split", "group", "swap", "warps", "stages")
 _SMALL_M: Final = 64  # up to here one tile holds all rows of X, and reading W is the work
-_RING_BYTES: Final = (24 << 10, 36 << 10, 48 << 10, 64 << 10)
-_FITTED: Final = Constants(
+RING_BYTES: Final = (24 << 10, 36 << 10, 48 << 10, 64 << 10)
+FITTED: Final = Constants(
     bandwidth=4.54e6, latency=0.884, unit_l2=665e3, start=3.0, step=0.077, reduce=0.383, partial_mb=0.783,
     tail_10kb=0.063, stage=0.617, reread=0.451, masked=0.316, mma=0.031, warp=0.01, wide_step=0.016,
 )  # fmt: skip
@@ -153,14 +153,21 @@ def _few_rows(m: int, n: int, k: int, units: int, arch: str) -> list[tuple[float
     tokens = max(16, 1 << (m - 1).bit_length())
     found = []
     few = (2, 4) if tokens < _SMALL_M else (4,)  # at 64 tokens four won at each of twenty shapes
-    for rows, swap, warp_choices in ((32, 0, (2,) if tokens < 32 else few), (64, 1, few), (128, 1, (8,))):
+    heights: tuple[tuple[int, int, tuple[int, ...]], ...] = (
+        (32, 0, (2,) if tokens < 32 else few),
+        (64, 1, few),
+        (128, 1, (8,)),
+    )
+    if tokens == _SMALL_M:  # where N is small: shorter partial sums for the last program of a tile to add up
+        heights = ((16, 0, (4,)), *heights)
+    for rows, swap, warp_choices in heights:
         tiles_n = -(-n // rows)
-        for block_k in (64, 128, 256) if rows == 32 else (64, 128):
+        for block_k in (64, 128, 256) if rows <= 32 else (64, 128):
             w_bytes, shared_bytes = rows * block_k * 2, (rows + tokens) * block_k * 2
             for split in splits(tiles_n, k, block_k, units):
                 steps = -(-k // (block_k * split))
                 for stages in ring_stages(
-                    _RING_BYTES, w_bytes=w_bytes, shared_bytes=shared_bytes, steps=steps, programs=tiles_n * split,
+                    RING_BYTES, w_bytes=w_bytes, shared_bytes=shared_bytes, steps=steps, programs=tiles_n * split,
                     units=units, arch=arch, most=8,
                 ):  # fmt: skip
                     for warps in warp_choices:
@@ -170,7 +177,7 @@ def _few_rows(m: int, n: int, k: int, units: int, arch: str) -> list[tuple[float
                             continue
                         config = {"rows": rows, "tokens": tokens, "block_k": block_k, "split": split, "warps": warps}
                         tile = Tile(**config, groups=1, stages=stages, steps=steps, shared=shared, wide=wide)
-                        cost = estimate_us(m, n, k, units, tile, _FITTED, arch=arch)
+                        cost = estimate_us(m, n, k, units, tile, FITTED, arch=arch)
                         found.append((cost, {**config, "group": 1, "swap": swap, "stages": stages}))
     return found
 
