@@ -153,7 +153,7 @@ def measure(problem: Problem, here: Environment, compile_s: float) -> dict[str, 
         **seen, **found, "compile_s": compile_s, "backend": solution.backend, "config": solution.config,
         "published": published, "counts": seen["ratio"] if published else 1.0, "won_by": solution.gain_low,
         "err": solution.err, "torch_err": solution.baseline_err,
-        "screened": [(str(t.candidate), round(t.us, 3)) for t in trials if t.phase == "screen" and t.us],
+        "screened": [(str(t.candidate), round(t.us, 3), t.note) for t in trials if t.phase == "screen" and t.us],
     }  # fmt: skip
     return {
         name: round(value, 4) if isinstance(value, float) and name != "err" else value for name, value in row.items()

@@ -2,7 +2,8 @@
 
 The database decides, the tables are its picture: they are rendered from it whole, so a daemon killed between commit
 and rename is healed by the next one, which finds that the two differ.  The generation in the manifest only ever
-grows, because running programs ignore one older than they hold; that is so even when the database was lost.
+grows, because running programs ignore one older than they hold; when the database was lost or a table is written anew,
+the store's count goes on from the manifest's.
 
 Compiled kernels lie where workers left them, by hash; they are copied beside the tables before a manifest names them.
 """
@@ -43,10 +44,14 @@ def publish(store: Store, folder: Path, locks: Path, *, now_s: float) -> Manifes
         before = _read(folder)
         if before is None and generation == 0 and not solutions:
             return None
-        if before is not None and before.generation >= generation and _holds(folder, before, solutions):
-            return before
         if before is not None and before.generation >= generation:
-            generation = before.generation + 1
+            whole = _holds(folder, before, solutions)
+            wanted = before.generation if whole else before.generation + 1
+            if wanted > generation:  # the same number means the same table in the store, the manifest and every program
+                store.skip_to(wanted, now_s=now_s)
+                generation = wanted
+            if whole:
+                return before
         manifest = write_tables(folder, tables(solutions), generation=generation, now_s=now_s)
     logger.info("published generation=%d files=%d solutions=%d", generation, len(manifest.files), len(solutions))
     return manifest

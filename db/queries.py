@@ -347,7 +347,8 @@ def _queue(here: dict[str, Any] | None, *, hit: bool) -> str:
     unit = "" if here["covers"] == "exact" else f", to be tuned with its bucket up to M={here['unit_m']}"
     now = us(time.time())
     if here["state"] == "failed":
-        how = here["reason"] if here["reason"].startswith("withdrawn") else f"failed for good ({here['reason']})"
+        by_hand = here["reason"].startswith(("withdrawn", "rolled back"))
+        how = here["reason"] if by_hand else f"failed for good ({here['reason']})"
         return f"{calls}{unit}: {how}; gemmtuned retune has it tried again, tune tries at once"
     if here["owner"] is not None and here["lease_until_us"] > now:
         return f"{calls}{unit}: being tuned by {here['owner']}"

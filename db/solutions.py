@@ -121,6 +121,18 @@ class Solutions(Part):
         """The newest publication; 0 before the first."""
         return self._db.read(current_generation)
 
+    def skip_to(self, generation: int, *, now_s: float) -> None:
+        """Let this be the newest publication's number, if it is not beyond: programs have seen it, or are about to.
+
+        It shows what the one before it did.
+        """
+
+        def once(conn: sqlite3.Connection) -> None:
+            if current_generation(conn) < generation:
+                conn.execute("INSERT INTO publication VALUES (?, ?, 0, 0, 'written anew')", (generation, us(now_s)))
+
+        self._write(once, durable=True)
+
     def withdraw(
         self, problems: Sequence[Problem], *, reason: str, now_s: float, dry_run: bool = False, hold: bool = True
     ) -> list[Solution]:

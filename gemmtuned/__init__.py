@@ -62,7 +62,10 @@ def is_enabled() -> bool:
 
 
 def status() -> dict[str, Any]:
-    """What the hook does in this process: path (native, fallback, off), generation, rows, calls, errors, note."""
+    """What the hook does in this process: path (native, fallback, off), generation, rows, calls, errors, note ...
+
+    calls is as of the last flush, about once a second.
+    """
     from gemmtuned.hooks.activate import describe
 
     return describe()
@@ -78,7 +81,10 @@ def generation() -> int:
 def on_reload(callback: Callable[[int], None]) -> Callable[[], None]:
     """Call `callback(generation)` after each new table is active, from the loader thread.
 
-    Returns a function that takes the callback off again.  A server re-captures its CUDA graphs here.
+    Returns a function that takes the callback off again.  A table that is active already is not told of.  A server
+    sets a flag here and captures its CUDA graphs again in the thread that replays them, between two requests.
+
+    Raises TypeError when the callback cannot be called.
     """
     from gemmtuned.hooks.watch import subscribe
 

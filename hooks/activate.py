@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import atexit
 import os
+import platform
 import sys
 import threading
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from gemmtuned.configs.settings import Settings, UserTables
+from gemmtuned.configs.settings import Settings, UserTables, autoload_enabled, wants_activation
+from gemmtuned.configs.sighting import Session
 from gemmtuned.hooks import imports, ranks
 from gemmtuned.hooks.hook import Hook
 from gemmtuned.hooks.notice import speak_up
@@ -87,7 +89,10 @@ def generation() -> int:
 def describe() -> dict[str, Any]:
     """See gemmtuned.status."""
     if _hook is None:
-        return {"path": "off", "generation": 0, "rows": 0, "note": "not enabled: set AITER_TUNE_GEMM=1"}
+        off = Session(
+            host=platform.node(), pid=os.getpid(), started_us=0, run="", path="off", generation=0, note=_why_off()
+        )  # fmt: skip
+        return {**asdict(off), "rows": 0, "refused": {}, "capture": False, "dispatch": False, "polling": False}
     facts = asdict(_hook.session())
     return {
         **facts,
@@ -97,6 +102,17 @@ def describe() -> dict[str, Any]:
         "dispatch": _hook.dispatches,
         "polling": _hook.watcher.polling,
     }
+
+
+def _why_off() -> str:
+    if not wants_activation():
+        return "not enabled: set AITER_TUNE_GEMM=1"
+    if not autoload_enabled():
+        return (
+            "not enabled: TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from calling gemmtuned; unset it, or start the "
+            "program with: gemmtuned run"
+        )
+    return "not enabled: torch is not imported yet, or gemmtuned.disable() was called"
 
 
 def reload_now(group: torch.distributed.ProcessGroup | None = None) -> int:

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
 from gemmtuned.hooks.native import Native
+
+log = logging.getLogger("gemmtuned.hooks")
 
 _WRAPPED: Final = ("capture_begin", "replay")
 _ID: Final = "_gemmtuned_capture"  # attribute of a graph
@@ -39,6 +42,7 @@ class GraphCounts:
     def __init__(self, native: Native, graph_class: type[Any], current_device: Callable[[], int]) -> None:
         self._native, self._class, self._current_device = native, graph_class, current_device
         self._stock: dict[str, Any] = {}
+        self._told_of_strange = False
 
     def install(self) -> None:
         """Wrap; a second time does nothing."""
@@ -79,7 +83,10 @@ class GraphCounts:
         self._stock = {}
 
     def replayed(self, graph: Any, times: int) -> None:
-        """A graph was replayed by other means than its `replay`."""
+        """A graph was replayed by other means than its `replay`; said once when nothing is known of it."""
         captured = getattr(graph, _ID, None)
+        if not captured and not self._told_of_strange:
+            self._told_of_strange = True
+            log.warning("replays not counted reason='%r was not captured while the hook was on'", graph)
         if captured and times > 0:
             self._native.graph_replayed(captured.capture, times)

@@ -303,7 +303,8 @@ class Hook:
         )
 
     def _note(self) -> str:
-        notes = (self._switched_off(), self.breaker.note, self._refused, self.note, self._stale, self.flusher.complaint)
+        tables = self._refused or self.loader.refused
+        notes = (self._switched_off(), self.breaker.note, tables, self.note, self._stale, self.flusher.complaint)
         return next(filter(None, notes), "")
 
     def tick(self) -> None:

@@ -37,6 +37,8 @@ _subscribers: list[Callable[[int], None]] = []
 
 def subscribe(callback: Callable[[int], None]) -> Callable[[], None]:
     """See gemmtuned.on_reload."""
+    if not callable(callback):
+        raise TypeError(f"on_reload takes a function of one argument, the generation; got {callback!r}")
     _subscribers.append(callback)
 
     def off() -> None:
@@ -59,6 +61,7 @@ class Loader:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.failures = 0
+        self.refused = ""  # why the newest table is not in use; empty when it is
         self.complaints: list[str] = []  # rows not taken, of the newest table
         self._files: dict[TableFile, tuple[list[Solution], list[str]]] = {}
         self._told: set[str] = set()
@@ -68,6 +71,7 @@ class Loader:
         try:
             manifest = read_manifest(self.folder)
             if manifest is None or manifest.generation == newer_than:
+                self.refused = ""
                 return None
             if manifest.generation < newer_than:
                 raise TableError(
@@ -81,7 +85,7 @@ class Loader:
         except Exception as err:  # whatever a file can hold: the old table stays
             self._refuse(f"{self.folder}: {type(err).__name__}: {err}")
             return None
-        self._files = files
+        self._files, self.refused = files, ""
         self.complaints = [c for _, complaints in files.values() for c in complaints]
         if self.complaints:
             self._tell(f"{len(self.complaints)} rows are not used, the first: {self.complaints[0]}")
@@ -89,6 +93,7 @@ class Loader:
 
     def _refuse(self, why: str) -> None:
         self.failures += 1
+        self.refused = f"a published table could not be taken up: {why}"
         self._tell(why)
 
     def _tell(self, what: str) -> None:
@@ -159,7 +164,7 @@ class Watcher:
         except Exception as err:
             if str(err) != self._error:
                 self._error = str(err)
-                log.exception("reload failed; the old table stays in use")
+                log.exception("reload failed; what was in use stays")
             return False
         if generation is None:
             return False

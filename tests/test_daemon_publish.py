@@ -109,8 +109,25 @@ def test_damaged_tables_are_written_anew(store: Store, tmp_path: Path, damage: o
     publish(store, folder, tmp_path / "locks", now_s=NOW)
     assert callable(damage)
     damage(folder)
-    publish(store, folder, tmp_path / "locks", now_s=NOW)
+    manifest = publish(store, folder, tmp_path / "locks", now_s=NOW)
     assert [s.problem for s in published(folder)] == [problem()]
+    assert manifest is not None and manifest.generation == store.generation()
+
+
+def test_a_table_written_anew_takes_the_stores_count_along(store: Store, tmp_path: Path) -> None:
+    folder, locks = tmp_path / "configs", tmp_path / "locks"
+    install(store, problem(64))
+    install(store, problem(65))
+    publish(store, folder, locks, now_s=NOW)
+    next(folder.glob("*.jsonl")).write_text("garbage\n")
+    anew = publish(store, folder, locks, now_s=NOW)
+    assert anew is not None and (anew.generation, store.generation()) == (3, 3)
+    assert [s.problem.n for s in published(folder)] == [64, 65]
+    assert install(store, problem(66)) == 4
+    after = publish(store, folder, locks, now_s=NOW)
+    assert after is not None and after.generation == 4
+    back = store.roll_back(3, now_s=NOW)
+    assert [s.problem.n for s in back.gone] == [66] and not back.back
 
 
 def test_the_published_generation_grows_even_when_the_database_was_lost(tmp_path: Path) -> None:
@@ -124,11 +141,13 @@ def test_the_published_generation_grows_even_when_the_database_was_lost(tmp_path
     install(new, problem(64))
     after = publish(new, folder, locks, now_s=NOW)
     again = publish(new, folder, locks, now_s=NOW)
+    count = new.generation()
     new.close()
     assert before is not None
     assert after is not None
     assert after.generation == before.generation + 1
     assert again == after
+    assert count == after.generation
     assert [s.problem.n for s in published(folder)] == [64]
 
 

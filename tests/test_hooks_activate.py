@@ -1,6 +1,9 @@
 """On and off: what is patched, what is imported, and what a program sees of it."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -152,6 +155,35 @@ def test_status_says_which_path_is_live_and_what_it_did(home: Home) -> None:
     assert (status["calls"], status["dropped"], status["errors"], status["note"]) == (5, 0, 0, "")
     assert (status["capture"], status["dispatch"], status["polling"]) == (True, True, False)
     assert json.dumps(status)
+
+
+def test_status_has_the_same_keys_when_the_hook_is_off_and_says_why(home: Home) -> None:
+    code = """
+        import json, torch, gemmtuned
+        on = gemmtuned.status()
+        gemmtuned.disable()
+        print(json.dumps([on, gemmtuned.status()]))
+        """
+    on, off = home.run(code).said
+
+    assert on.keys() == off.keys()
+    assert (off["path"], off["calls"], off["errors"], off["generation"]) == ("off", 0, 0, 0)
+    assert "disable() was called" in off["note"]
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({"AITER_TUNE_GEMM": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, "with: gemmtuned run"),
+        ({"AITER_TUNE_GEMM": "0"}, "set AITER_TUNE_GEMM=1"),
+    ],
+)
+def test_status_of_a_process_without_the_hook_names_the_variable(env: dict[str, str], said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import gemmtuned; print(gemmtuned.status()['note'])"],
+        env={**os.environ, **env}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.startswith("not enabled: ") and done.stdout.strip().endswith(said)
 
 
 @pytest.mark.parametrize("end", ["", "PATH"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+import pytest
+
 from gemmtuned.hooks.graphs import GraphCounts
 
 
@@ -63,7 +65,9 @@ def test_each_replay_adds_one_to_its_capture_and_the_end_of_the_graph_is_told() 
     assert sorted(native.said) == [("gone", 7, 0), ("gone", 8, 0)]
 
 
-def test_a_graph_that_the_hook_did_not_see_captured_is_replayed_and_not_counted() -> None:
+def test_a_graph_that_the_hook_did_not_see_captured_is_replayed_and_not_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     Graph, native, counts = make()
     early = Graph()
     early.capture_begin()
@@ -76,6 +80,7 @@ def test_a_graph_that_the_hook_did_not_see_captured_is_replayed_and_not_counted(
         counts.replayed(graph, 2)
 
     assert native.said == [] and early.replays == unknown.replays == 1
+    assert [record.getMessage().partition(" ")[0] for record in caplog.records] == ["replays"]  # once, not for each
 
 
 def test_removing_gives_torchs_methods_back_and_leaves_somebody_elses_wrapper_alone() -> None:

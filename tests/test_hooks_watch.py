@@ -117,6 +117,21 @@ def test_what_cannot_be_trusted_is_refused_with_one_line(
     assert [loader.load(newer_than=1) for _ in range(3)] == [None] * 3
     assert len(caplog.records) == 1
     assert str(folder) in caplog.text
+    assert loader.failures == 3 and str(folder) in loader.refused
+
+
+def test_what_was_refused_is_forgotten_with_the_next_good_table(tmp_path: Path) -> None:
+    folder = tmp_path / "configs"
+    loader = Loader(folder)
+    cut_table(folder)
+    assert loader.load(newer_than=0) is None and loader.refused
+    publish(folder, ROWS, 3)
+    assert loader.load(newer_than=0) == (3, ROWS) and not loader.refused
+
+
+def test_a_callback_that_cannot_be_called_is_refused_at_once() -> None:
+    with pytest.raises(TypeError, match="on_reload takes a function of one argument"):
+        watch.subscribe(None)  # type: ignore[arg-type]
 
 
 def test_a_table_cut_anywhere_is_refused(tmp_path: Path) -> None:

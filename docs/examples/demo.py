@@ -26,6 +26,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 HOME = ROOT / ".demo"
+SHOWN = f"GEMMTUNED_HOME={HOME.name} {os.path.relpath(Path(sys.executable).parent / 'gemmtuned', ROOT)}"
 DTYPES = ("fp32", "bf16")
 BATCH, PROMPT, NEW_TOKENS = 8, 32, 25
 COVERED_AT_LEAST = 0.95
@@ -216,7 +217,7 @@ def main() -> int:
     time.sleep(1.5)  # one more flush
     share, delays = covered(), activation()
     for command in (("coverage",), ("coverage", "--by", "problem"), ("gains",)):
-        print(f"\n$ gemmtuned {' '.join(command)}")
+        print(f"\n$ {SHOWN} {' '.join(command)}")
         print(gemmtuned(*command).stdout.rstrip())
     for server in everyone:
         server.stop()
@@ -279,7 +280,7 @@ def verdict(
     print()
     for text, ok in lines:
         say(("ok    " if ok else "MISSED  ") + text)
-    say(f"took {time.monotonic() - STARTED:.0f} s. Look around: sqlite-utils tables --views {HOME / 'tune.db'}")
+    say(f"took {time.monotonic() - STARTED:.0f} s. Look around: {SHOWN} status")
     result = {
         "benchmark": "demo",
         "model": f"Qwen3-0.6B layer sizes, {args.layers} layers, random weights, batch {BATCH}, {args.threads} threads",

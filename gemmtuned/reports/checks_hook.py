@@ -111,5 +111,6 @@ def _effective() -> Check:
             return Check("takes effect", FAIL, f"`import torch` with AITER_TUNE_GEMM=1 failed: {last}")
     if state.get("path", "off") == "off":
         why = state.get("note") or (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        return Check("takes effect", FAIL, f"AITER_TUNE_GEMM=1 python: the hook stays off: {why}")
+        fix = "" if autoload_enabled() else "unset TORCH_DEVICE_BACKEND_AUTOLOAD, or start programs with: gemmtuned run"
+        return Check("takes effect", FAIL, f"AITER_TUNE_GEMM=1 python: the hook stays off: {why}", fix)
     return Check("takes effect", PASS, "AITER_TUNE_GEMM=1 python: the hook is on")

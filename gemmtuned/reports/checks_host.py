@@ -123,7 +123,8 @@ def _tables(settings: Settings) -> Check:
             return Check("published tables", PASS, f"nothing published yet in {folder}")
         read = [read_table(folder, file) for file in manifest.files]
     except TableError as err:
-        return Check("published tables", FAIL, str(err), "mend what the line says; programs keep their old table")
+        fix = "gemmtuned daemon --once writes it anew; meanwhile programs keep what they hold, or run on stock torch"
+        return Check("published tables", FAIL, str(err), fix)
     rows = sum(len(solutions) for solutions, _ in read)
     bad = [complaint for _, complaints in read for complaint in complaints]
     found = f"generation {manifest.generation}: {rows} solutions in {len(manifest.files)} files, {folder}"

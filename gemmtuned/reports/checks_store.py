@@ -86,6 +86,7 @@ def _programs(settings: Settings) -> Iterator[Check]:
     """One line for each live program that has something to say, one for the rest."""
     try:
         rows = queries.sessions(settings.db) if settings.db.exists() else []
+        published = queries.generation(settings.db) if rows else 0
     except StoreError as err:
         yield Check("programs", FAIL, str(err))
         return
@@ -93,7 +94,7 @@ def _programs(settings: Settings) -> Iterator[Check]:
     well = 0
     for row in live:
         name = f"{row['run']} (pid {row['pid']} on {row['host']})"
-        if row["reload_failures"]:
+        if row["reload_failures"] and row["generation"] < published:
             found = f"{name}: {row['reload_failures']} times a published table could not be taken up. {row['note']}"
             yield Check("programs", WARN, found, "see the line on published tables")
         elif row["errors"] or row["dropped"]:
@@ -108,6 +109,5 @@ def _programs(settings: Settings) -> Iterator[Check]:
         else:
             well += 1
     silent = sum(row["state"] == "silent" for row in rows)
-    yield Check(
-        "programs", PASS, f"{well} of {len(live)} live ones are well, {silent} were killed or lost their database"
-    )
+    others = f"the other {well}" if well < len(live) else f"all {well}"
+    yield Check("programs", PASS, f"{others} live ones are well, {silent} were killed or lost their database")
