@@ -61,7 +61,9 @@ def measure(problem: Problem, here: Environment, compile_s: float) -> dict[str, 
         "regret": round(1.0 if picks[0] == picks[1] else short_us / whole_us, 4), "short": str(picks[0]),
         "whole": str(picks[1]), "timed": [short["timed"], whole["timed"]],
         "gpu_s": [round(short["gpu_s"], 3), round(whole["gpu_s"], 3)],
-        "screened": [(str(t.candidate), round(t.us, 3), t.note) for t in whole["trials"] if t.phase == "screen" and t.us],
+        "screened": [
+            (str(t.candidate), round(t.us, 3), t.note) for t in whole["trials"] if t.phase == "screen" and t.us
+        ],
     }  # fmt: skip
 
 
