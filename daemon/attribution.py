@@ -87,7 +87,7 @@ class Attribution:
         elsewhere: processes that the driver names on other GPUs.
         """
         if facts["util"] is None or facts["used_bytes"] is None:
-            self._neighbour(facts, TICKING, elsewhere)
+            self._neighbour(facts, TICKING, elsewhere)  # for the next look's sake
             return None, "the driver does not say how much the GPU is used"
         if self._pid is not None and (own is None or own.pid != self._pid):
             self._pid, self._left_s = None, now_s

@@ -129,7 +129,7 @@ class Solutions(Part):
 
         def once(conn: sqlite3.Connection) -> None:
             if current_generation(conn) < generation:
-                conn.execute("INSERT INTO publication VALUES (?, ?, 0, 0, 'written anew')", (generation, us(now_s)))
+                raise_generation(conn, us(now_s), at_least=generation, note="written anew")
 
         self._write(once, durable=True)
 
@@ -194,9 +194,11 @@ class Solutions(Part):
         return 0 if pinned else len(rivals)
 
 
-def raise_generation(conn: sqlite3.Connection, now_us: int, *, installed: int = 0, retired: int = 0, note: str) -> int:
+def raise_generation(
+    conn: sqlite3.Connection, now_us: int, *, installed: int = 0, retired: int = 0, at_least: int = 0, note: str
+) -> int:
     """Within a transaction that changes what is published: the number of the publication that will show it."""
-    generation = current_generation(conn) + 1
+    generation = max(current_generation(conn) + 1, at_least)
     conn.execute(
         "INSERT INTO publication VALUES (?, ?, ?, ?, ?)", (generation, now_us, installed, retired, plain(note, 4096))
     )

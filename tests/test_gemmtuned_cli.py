@@ -594,3 +594,4 @@ def test_doctor_says_who_may_write_the_published_tables(call: Cli, home: Path) -
 
     tables = next(check for check in found if check["name"] == "published tables")
     assert tables["result"] == "FAIL" and "chmod go-w" in tables["found"]
+    assert tables["fix"].startswith("the command in the line")

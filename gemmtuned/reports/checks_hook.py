@@ -17,6 +17,8 @@ from gemmtuned.reports.checks import FAIL, PASS, WARN, Check
 
 OLDEST_TORCH: Final = (2, 9)
 START_LIMIT_S: Final = 120.0  # a cold import of torch from a slow disk
+_AUTOLOAD: Final = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+_LET_IT: Final = f"unset {_AUTOLOAD}, or start programs with: gemmtuned run"
 _PROBE: Final = "import json, torch, gemmtuned; print(json.dumps(gemmtuned.status()))"
 
 
@@ -46,11 +48,9 @@ def _torch() -> Check:
 
 
 def _autoload() -> Check:
-    name = "TORCH_DEVICE_BACKEND_AUTOLOAD"
     if not autoload_enabled():
-        fix = f"unset {name}, or start programs with: gemmtuned run"
-        return Check("autoload", FAIL, f"{name} keeps torch from calling us", fix)
-    return Check("autoload", PASS, f"{name} is not in the way")
+        return Check("autoload", FAIL, f"{_AUTOLOAD} keeps torch from calling us", _LET_IT)
+    return Check("autoload", PASS, f"{_AUTOLOAD} is not in the way")
 
 
 def _entry_point() -> Check:
@@ -111,6 +111,6 @@ def _effective() -> Check:
             return Check("takes effect", FAIL, f"`import torch` with AITER_TUNE_GEMM=1 failed: {last}")
     if state.get("path", "off") == "off":
         why = state.get("note") or (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        fix = "" if autoload_enabled() else "unset TORCH_DEVICE_BACKEND_AUTOLOAD, or start programs with: gemmtuned run"
+        fix = "" if autoload_enabled() else _LET_IT
         return Check("takes effect", FAIL, f"AITER_TUNE_GEMM=1 python: the hook stays off: {why}", fix)
     return Check("takes effect", PASS, "AITER_TUNE_GEMM=1 python: the hook is on")

@@ -123,7 +123,7 @@ def _tables(settings: Settings) -> Check:
             return Check("published tables", PASS, f"nothing published yet in {folder}")
         read = [read_table(folder, file) for file in manifest.files]
     except TableError as err:
-        fix = "gemmtuned daemon --once writes it anew; meanwhile programs keep what they hold, or run on stock torch"
+        fix = "the command in the line; without one: gemmtuned daemon --once. Programs run on meanwhile"
         return Check("published tables", FAIL, str(err), fix)
     rows = sum(len(solutions) for solutions, _ in read)
     bad = [complaint for _, complaints in read for complaint in complaints]

@@ -62,6 +62,8 @@ def report(
             title = f"{problem} {runs}. {queue[:1].upper()}{queue[1:]}.\n  in {environment}"
             tables.append(Table("rows", _COLUMNS, table, title=title))
     notes = [f"{len(steps) - MOST} more problems match: name one as reports spell it."] if len(steps) > MOST else []
+    if tables:
+        notes.append("Looked up in this order: the size itself (exact), then M padded finely and coarsely.")
     seeds = [{**row, "route": str(Candidate(row["backend"], row["config"]))} for row in hints]
     title = "Imported tables name for these sizes or others near them, to be tried first where the library is here:"
     return Report(
