@@ -99,6 +99,11 @@ def compile_kernel(record: LaunchRecord, arch: str) -> Any:
     except Exception as err:  # the compiler raises RuntimeError, its own errors, and what the tools it calls raise
         reason = " ".join(str(err).split())[:300] or type(err).__name__
         raise CandidateFailed(f"{record.kernel} {record.constants} on {arch}: does not compile: {reason}") from err
+    if kernel.metadata.shared < record.exchange_bytes:
+        raise CandidateFailed(
+            f"{record.kernel} {record.constants} on {arch}: has {kernel.metadata.shared} bytes of shared memory, its sums "
+            f"need {record.exchange_bytes}"
+        )
     if kernel.metadata.shared > shared_limit(arch):
         raise CandidateFailed(
             f"{record.kernel} {record.constants} on {arch}: needs {kernel.metadata.shared} bytes of shared memory, "

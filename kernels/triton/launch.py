@@ -26,6 +26,7 @@ TRITON_TYPES: Final = {"bf16": "bf16", "fp16": "fp16"}
 POINTER_ALIGN: Final = 16  # bytes; the widest load of a thread
 MAX_GRID_YZ: Final = 65535
 COUNTERS_BYTES: Final = 1 << 16
+MAX_CLUSTER: Final = 8  # larger ones are not portable (CUDA programming guide, thread block clusters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ class LaunchRecord:
     arguments: names of what the binary takes, in its order; `m`, `ldx`, `ldw` are int32 (leading dimensions in
     elements), the others pointers.
     ld_multiple: leading dimensions must be a multiple of this; pointers of POINTER_ALIGN bytes.
+    cluster: programs that a tile's slices of K are cut over in one cluster, along the grid's first axis, which then
+    has that many times the programs; 1 without.  exchange_bytes: of shared memory that they leave their sums in.
     counters_bytes: of the counters in use.  partials_offset, workspace_bytes: for an M up to `max_m`.
     """
 
@@ -61,6 +64,8 @@ class LaunchRecord:
     arguments: tuple[str, ...]
     ld_multiple: int
     max_m: int
+    cluster: int = 1
+    exchange_bytes: int = 0
     counters_bytes: int = 0
     partials_offset: int = 0
     workspace_bytes: int = 0
@@ -83,10 +88,12 @@ def make_record(
     split: int,
     tile_values: int,
     drop: tuple[str, ...] = (),
+    exchanged: int = 0,
 ) -> LaunchRecord:
     """LaunchRecord for a problem of layout nt; `drop` names arguments this kernel does not have.
 
-    tile_values: values of Y a program makes, so the size of its partial sum.
+    tile_values: values of Y a program makes, so the size of its partial sum.  exchanged: fp32 values that each leaves in
+    shared memory for the others of its cluster; 0 when slices of K meet in the workspace.
 
     Raises CandidateFailed when no kernel of ours can run the problem.
     """
@@ -95,24 +102,30 @@ def make_record(
     x, y, z = (axis.size(m, n) for axis in grid)
     if y > MAX_GRID_YZ or z > MAX_GRID_YZ:
         raise CandidateFailed(f"{problem} {kernel}: grid {x}x{y}x{z} is larger than a device takes")
-    absent = {*drop, *(() if problem.bias else ("bias",)), *(() if split > 1 else ("partials", "counters"))}
-    counters_bytes = 4 * x * z if split > 1 else 0
+    if exchanged and not 1 < split <= MAX_CLUSTER:
+        raise CandidateFailed(f"{problem} {kernel}: a cluster of {split} programs, expected 2 to {MAX_CLUSTER}")
+    in_memory = split > 1 and not exchanged
+    absent = {*drop, *(() if problem.bias else ("bias",)), *(() if in_memory else ("partials", "counters"))}
+    counters_bytes = 4 * x * z if in_memory else 0
     if counters_bytes > COUNTERS_BYTES:
         raise CandidateFailed(f"{problem} {kernel}: {x * z} tiles are too many to cut K")
-    offset = COUNTERS_BYTES if split > 1 else 0
+    offset = COUNTERS_BYTES if in_memory else 0
+    cluster = split if exchanged else 1
     return LaunchRecord(
         kernel=kernel,
         dtype=problem.dtype,
         grid=grid,
         num_warps=num_warps,
         num_stages=num_stages,
-        constants={"N": n, "K": k, **constants, "SPLIT": split},
+        constants={"N": n, "K": k, **constants, "SPLIT": split, "CLUSTER": cluster},
         arguments=tuple(name for name in ARGUMENTS if name not in absent),
         ld_multiple=min(8, k & -k),  # 8 values of 2 bytes are the widest load
         max_m=m,
+        cluster=cluster,
+        exchange_bytes=4 * exchanged,
         counters_bytes=counters_bytes,
         partials_offset=offset,
-        workspace_bytes=offset + 4 * split * tile_values * x * z if split > 1 else 0,
+        workspace_bytes=offset + 4 * split * tile_values * x * z if in_memory else 0,
     )
 
 

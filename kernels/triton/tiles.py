@@ -14,13 +14,14 @@ import triton
 import triton.language as tl
 
 from gemmtuned.configs.problem import Problem
+from gemmtuned.kernels.triton.cluster import PAD, add_up_and_store
 from gemmtuned.kernels.triton.launch import Axis, Config, LaunchRecord, check_config, make_record
 from gemmtuned.kernels.triton.limits import shared_limit
 from gemmtuned.kernels.triton.space import Constants, Tile, estimate_us, ring_stages, splits
 from gemmtuned.kernels.triton.split_k import arrived_last, reset
 
 NAME: Final = "tiles"
-KEYS: Final = ("rows", "tokens", "block_k", "split", "group", "swap", "warps", "stages")
+KEYS: Final = ("rows", "tokens", "block_k", "split", "group", "swap", "cluster", "warps", "stages")
 _SMALL_M: Final = 64  # up to here one tile holds all rows of X, and reading W is the work
 RING_BYTES: Final = (24 << 10, 36 << 10, 48 << 10, 64 << 10)
 FITTED: Final = Constants(
@@ -48,12 +49,13 @@ def tiles(
     SPLIT: tl.constexpr,
     GROUP: tl.constexpr,
     SWAP: tl.constexpr,
+    CLUSTER: tl.constexpr,
 ):
     STEPS: tl.constexpr = (K + BLOCK_K * SPLIT - 1) // (BLOCK_K * SPLIT)
     EVEN_K: tl.constexpr = K == STEPS * BLOCK_K * SPLIT
     TILES_N: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    tile = tl.program_id(2) * TILES_N + tl.program_id(0)
-    part = tl.program_id(1)
+    tile = tl.program_id(2) * TILES_N + tl.program_id(0) // CLUSTER
+    part = tl.program_id(1) if CLUSTER == 1 else tl.program_id(0) % CLUSTER
     tiles_m = tl.num_programs(2)
     if GROUP > 1:  # neighbours in time share rows of X and of W in L2
         group = tile // (GROUP * TILES_N)
@@ -62,7 +64,7 @@ def tiles(
         tile_n = (tile % (GROUP * TILES_N)) // high
     else:
         tile_m = tl.program_id(2)
-        tile_n = tl.program_id(0)
+        tile_n = tl.program_id(0) // CLUSTER
     rows = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     tokens = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     # past the end the last row is read again: no mask but for K, and those sums are never stored
@@ -100,6 +102,13 @@ def tiles(
         if bias is not None:
             acc += tl.load(bias + rows, mask=rows < N, other=0.0).to(tl.float32)
         tl.store(y + at, acc.to(y.dtype.element_ty), mask=inside)
+    elif CLUSTER > 1:
+        high = tl.arange(0, BLOCK_N)
+        wide = tl.arange(0, BLOCK_M)
+        add_up_and_store(
+            acc, high[:, None] if SWAP else high[None, :], wide[None, :] if SWAP else wide[:, None], 0,
+            tile_n * BLOCK_N, tile_m * BLOCK_M, part, bias, y, m, N, BLOCK_N, BLOCK_M, CLUSTER, 1,
+        )  # fmt: skip
     else:
         SIZE: tl.constexpr = BLOCK_N * BLOCK_M
         if SWAP:
@@ -123,11 +132,16 @@ KERNEL: Final = tiles
 
 def launch_record(config: Config, problem: Problem) -> LaunchRecord:
     """How this config runs the problem. Raises CandidateFailed when it cannot."""
+    config = {"cluster": 0, **config}
     check_config(config, KEYS, NAME)
     return make_record(
         NAME,
         problem,
-        grid=(Axis("n", config["rows"]), Axis("", config["split"]), Axis("m", config["tokens"])),
+        grid=(
+            Axis("n", config["rows"]),
+            Axis("", 1 if config["cluster"] else config["split"]),
+            Axis("m", config["tokens"]),
+        ),
         num_warps=config["warps"],
         num_stages=config["stages"],
         constants={
@@ -137,6 +151,7 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
             "GROUP": config["group"],
             "SWAP": config["swap"],
         },
+        exchanged=config["tokens"] * (config["rows"] + PAD.value) if config["cluster"] else 0,
         split=config["split"],
         tile_values=config["rows"] * config["tokens"],
     )

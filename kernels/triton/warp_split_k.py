@@ -17,12 +17,13 @@ import triton.language as tl
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
+from gemmtuned.kernels.triton.cluster import PAD, add_up_and_store
 from gemmtuned.kernels.triton.launch import Axis, Config, LaunchRecord, check_config, make_record
 from gemmtuned.kernels.triton.space import Constants, Tile, estimate_us, ring_stages, splits
 from gemmtuned.kernels.triton.split_k import arrived_last, reset
 
 NAME: Final = "warp_split_k"
-KEYS: Final = ("rows", "tokens", "block_k", "chains", "split", "warps", "stages")
+KEYS: Final = ("rows", "tokens", "block_k", "chains", "split", "cluster", "warps", "stages")
 MAX_M: Final = 32
 _RING_BYTES: Final = (20 << 10, 30 << 10, 44 << 10, 56 << 10, 80 << 10)
 _FITTED: Final = Constants(
@@ -49,11 +50,12 @@ def warp_split_k(
     BLOCK_K: tl.constexpr,
     SPLIT: tl.constexpr,
     WARPS: tl.constexpr,
+    CLUSTER: tl.constexpr,
 ):
     STEPS: tl.constexpr = (K + BLOCK_K * WARPS * SPLIT - 1) // (BLOCK_K * WARPS * SPLIT)
     EVEN_K: tl.constexpr = K == STEPS * BLOCK_K * WARPS * SPLIT
-    tile = tl.program_id(0)
-    part = tl.program_id(1)
+    tile = tl.program_id(0) // CLUSTER
+    part = tl.program_id(1) if CLUSTER == 1 else tl.program_id(0) % CLUSTER
     rows = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     # rows past the end read the last row again: no mask on W, and their sums are never stored
     read = tl.minimum(rows, N - 1) if N % BLOCK_N != 0 else rows
@@ -82,6 +84,11 @@ def warp_split_k(
         if bias is not None:
             total += tl.load(bias + rows, mask=rows < N, other=0.0).to(tl.float32)[:, None]
         tl.store(y + at, total.to(y.dtype.element_ty), mask=inside)
+    elif CLUSTER > 1:
+        add_up_and_store(
+            acc, tl.arange(0, BLOCK_N)[None, :, None], tokens[None, None, :], warp[:, None, None],
+            tile * BLOCK_N, 0, part, bias, y, m, N, BLOCK_N, BLOCK_M, CLUSTER, WARPS,
+        )  # fmt: skip
     else:
         here = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tokens[None, :]
         sums = partials + tile.to(tl.int64) * (SPLIT * BLOCK_N * BLOCK_M) + here
@@ -101,7 +108,7 @@ KERNEL: Final = warp_split_k
 
 def launch_record(config: Config, problem: Problem) -> LaunchRecord:
     """How this config runs the problem. Raises CandidateFailed when it cannot."""
-    config = {"chains": 1, **config}  # what was found before there were chains
+    config = {"chains": 1, "cluster": 0, **config}  # what was found before there were chains
     check_config(config, KEYS, NAME)
     if config["chains"] < 1 or config["block_k"] % (16 * config["chains"]):
         raise CandidateFailed(
@@ -112,7 +119,7 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
     return make_record(
         NAME,
         problem,
-        grid=(Axis("n", config["rows"]), Axis("", config["split"]), Axis("", 1)),
+        grid=(Axis("n", config["rows"]), Axis("", 1 if config["cluster"] else config["split"]), Axis("", 1)),
         num_warps=config["warps"],
         num_stages=config["stages"],
         constants={
@@ -121,6 +128,9 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
             "BLOCK_K": config["block_k"] // config["chains"],
             "WARPS": config["warps"] * config["chains"],
         },
+        exchanged=config["tokens"] * (config["rows"] + PAD.value) * config["warps"] * config["chains"]
+        if config["cluster"]
+        else 0,
         split=config["split"],
         tile_values=config["rows"] * config["tokens"],
     )
