@@ -28,6 +28,7 @@ from gemmtuned.kernels.triton.limits import shared_limit
 from gemmtuned.kernels.triton.shortlist import shortlist
 from gemmtuned.kernels.triton.space import Tile, estimate_us, ring_stages
 
+DEEP = "--deep" in sys.argv
 KNOWN = Path(__file__).parent / "results/dense-all-h200-2026-11-22.json"
 RINGS = (24 << 10, 36 << 10, 48 << 10, 64 << 10, 96 << 10)
 
@@ -84,13 +85,75 @@ def clusters(m: int, n: int, k: int, units: int, arch: str) -> list[tuple[float,
     return sorted(found, key=lambda item: item[0])
 
 
+def deep(m: int, n: int, k: int, units: int, arch: str) -> list[tuple[str, dict[str, int]]]:
+    """One or two programs a unit: many warps and chains, wide steps, deep rings."""
+    tokens = max(8, 1 << (m - 1).bit_length())
+    found = []
+    for rows in (16, 32):
+        tiles_n = -(-n // rows)
+        for split in range(1, 9):
+            programs = tiles_n * split
+            lowest = min((s for s in range(1, 9) if tiles_n * s >= 90), default=8)
+            if not (split == lowest or 124 <= programs <= 132) or programs > 264:
+                continue
+            for block_k in (128, 256, 512):
+                for warps in (2, 4, 8):
+                    for chains in (1, 2, 4):
+                        steps = -(-k // (block_k * warps * split))
+                        shared_bytes = warps * (rows + tokens) * block_k * 2
+                        if steps < 2 or steps * block_k * warps * split > 1.15 * k or block_k // chains < 32:
+                            continue
+                        if rows * tokens * chains > 32 * 16:
+                            continue
+                        here = 2 if programs > units else 1
+                        for ring in (64 << 10, 110 << 10, 180 << 10):
+                            stages = min(ring // here // shared_bytes, steps) + 1
+                            if stages < 3 or (stages - 1) * shared_bytes > shared_limit(arch):
+                                continue
+                            config = {"rows": rows, "tokens": tokens, "block_k": block_k, "split": split}
+                            config |= {"warps": warps, "stages": stages, "cluster": int(split > 1), "chains": chains}
+                            if ("warp_split_k", config) not in found:
+                                found.append(("warp_split_k", config))
+    return found
+
+
+def low(m: int, n: int, k: int, units: int, arch: str) -> list[tuple[str, dict[str, int]]]:
+    """M = 64: low tiles, clusters or not."""
+    found = []
+    for rows, swap, warps in ((16, 0, 4), (32, 0, 4), (64, 1, 4)):
+        tiles_n = -(-n // rows)
+        for split in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16):
+            programs = tiles_n * split
+            if not 90 <= programs <= 2.2 * units:
+                continue
+            for block_k in (64, 128, 256):
+                steps = -(-k // (block_k * split))
+                shared_bytes = (rows + 64) * block_k * 2
+                if steps < 2 or steps * block_k * split > 1.15 * k:
+                    continue
+                here = -(-programs // units)
+                for ring in (100 << 10, 200 << 10):
+                    stages = min(ring // here // shared_bytes, steps) + 1
+                    if stages < 3 or (stages - 1) * shared_bytes > shared_limit(arch):
+                        continue
+                    for cluster in (0, 1) if 1 < split <= 8 else (0,):
+                        config = {"rows": rows, "tokens": 64, "block_k": block_k, "split": split, "group": 1}
+                        config |= {"swap": swap, "warps": warps, "stages": stages, "cluster": cluster}
+                        if ("tiles", config) not in found:
+                            found.append(("tiles", config))
+    return found
+
+
 def offered(p: Any, units: int, arch: str, most: int) -> list[Candidate]:
-    chosen = [(kernel, config) for kernel, config in shortlist(p.m, p.n, p.k, units, arch=arch)]
-    for kernel, config in list(chosen)[:8]:
-        if kernel == "warp_split_k" and config["block_k"] >= 64:
-            chosen.append((kernel, {**config, "chains": 2}))
+    if DEEP:
+        chosen = (low if p.m == 64 else deep)(p.m, p.n, p.k, units, arch)
+    else:
+        chosen = [(kernel, config) for kernel, config in shortlist(p.m, p.n, p.k, units, arch=arch)]
+        for kernel, config in list(chosen)[:8]:
+            if kernel == "warp_split_k" and config["block_k"] >= 64:
+                chosen.append((kernel, {**config, "chains": 2}))
     taken: Counter[Any] = Counter()
-    for _, kernel, config in clusters(p.m, p.n, p.k, units, arch):
+    for _, kernel, config in clusters(p.m, p.n, p.k, units, arch) if not DEEP else ():
         group = (kernel, config["rows"], config["split"], config.get("chains"))
         if taken[group] < 4 and len(chosen) < most:
             taken[group] += 1
@@ -99,13 +162,16 @@ def offered(p: Any, units: int, arch: str, most: int) -> list[Candidate]:
     for row in json.loads(KNOWN.read_text())["rows"]:
         if (row["m"], row["n"], row["k"]) == (p.m, p.n, p.k) and row.get("backend") == "triton":
             known.append(Candidate("triton", row["config"]))
-    return list(dict.fromkeys([*known, *(Candidate.of("triton", kernel=kernel, **config) for kernel, config in chosen)]))
+    return list(
+        dict.fromkeys([*known, *(Candidate.of("triton", kernel=kernel, **config) for kernel, config in chosen)])
+    )
 
 
 def main() -> None:
     parser = record.arguments(__doc__)
     parser.add_argument("--m", default="8,64,16")
     parser.add_argument("--shapes", default="eight")
+    parser.add_argument("--deep", action="store_true")
     parser.add_argument("--most", type=int, default=90, help="candidates of a problem")
     parser.add_argument("--seconds", type=float, default=200)
     args = parser.parse_args()
