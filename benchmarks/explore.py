@@ -40,7 +40,7 @@ def clusters(m: int, n: int, k: int, units: int, arch: str) -> list[tuple[float,
     if tokens < 64:
         kinds = [
             ("warp_split_k", rows, block_k, warps, chains, 0)
-            for rows in (16, 32)
+            for rows in (16, 32, 64)
             for block_k in (64, 128, 256)
             for warps in (2, 4)
             for chains in (1, 2)

@@ -18,10 +18,10 @@ from typing import Any, Final
 
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, make_backend
 
 from gemmtuned.configs.errors import CandidateFailed
-from gemmtuned.kernels.triton.launch import POINTER_ALIGN, LaunchRecord
+from gemmtuned.kernels.triton.launch import BARRIER_BYTES, POINTER_ALIGN, LaunchRecord
 from gemmtuned.kernels.triton.limits import shared_limit
 from gemmtuned.kernels.triton.shortlist import MODULES
 
@@ -99,17 +99,31 @@ def compile_kernel(record: LaunchRecord, arch: str) -> Any:
     except Exception as err:  # the compiler raises RuntimeError, its own errors, and what the tools it calls raise
         reason = " ".join(str(err).split())[:300] or type(err).__name__
         raise CandidateFailed(f"{record.kernel} {record.constants} on {arch}: does not compile: {reason}") from err
-    if kernel.metadata.shared < record.exchange_bytes:
-        raise CandidateFailed(
-            f"{record.kernel} {record.constants} on {arch}: has {kernel.metadata.shared} bytes of shared memory, its sums "
-            f"need {record.exchange_bytes}"
-        )
+    if record.exchange is not None:
+        _give_room_to_exchange(kernel, record, arch)
     if kernel.metadata.shared > shared_limit(arch):
         raise CandidateFailed(
             f"{record.kernel} {record.constants} on {arch}: needs {kernel.metadata.shared} bytes of shared memory, "
             f"there are {shared_limit(arch)}"
         )
     return kernel
+
+
+def _give_room_to_exchange(kernel: Any, record: LaunchRecord, arch: str) -> None:
+    """Make Triton launch clusters, with shared memory for what their programs send one another.
+
+    Raises CandidateFailed when a program would send more or less than the others wait for.
+    """
+    assert record.exchange is not None
+    sent = kernel.asm.get("ptx", "").count("st.async") * 2 * 32 * record.num_warps  # pairs of values, from each thread
+    if sent != record.exchange.values:
+        raise CandidateFailed(
+            f"{record.kernel} {record.constants} on {arch}: a program sends {sent} sums and has {record.exchange.values}"
+        )
+    shared = -(-kernel.metadata.shared // BARRIER_BYTES) * BARRIER_BYTES + record.exchange.bytes(record.cluster)
+    # Triton's launcher multiplies the grid's first axis by num_ctas
+    kernel.metadata = kernel.metadata._replace(shared=shared, num_ctas=record.cluster)
+    kernel.packed_metadata = make_backend(kernel.metadata.target).pack_metadata(kernel.metadata)
 
 
 def compile_record(record: LaunchRecord, arch: str, *, max_spill_bytes: int = 0) -> Binary:

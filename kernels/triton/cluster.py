@@ -1,13 +1,14 @@
-"""Split-K inside one cluster (NVIDIA, sm_90 and later): programs of a tile read each other's sums from shared memory.
+"""Split-K inside one cluster (NVIDIA, sm_90 and later): programs of a tile put their sums into each other's memory.
 
-The programs of a cluster are on the device at the same time and their shared memories are one address space, so that
-no sum goes through the device's memory: each program leaves its own in its shared memory, all meet at a barrier, and
-each adds up and stores its part of the tile.  Sums are added in the order of the slices, so results are bitwise equal
-from run to run.  A cluster that is launched runs whole or not at all: nothing can hang.
+The programs of a cluster are on the device at the same time, and each can write to the others' shared memory, so that
+no sum goes through the device's memory.  Each program owns some lines of the tile: it gets their sums from all, adds
+them up in the order of the slices of K, so that results are bitwise equal from run to run, and stores them.
 
-Triton has no words for this, so it is PTX (ISA 7.8: mapa, ld.shared::cluster, barrier.cluster).  The memory is the
-kernel's own, whose loads are done by then: `global_smem` is what Triton calls it.  launch_record's cluster must be
-SPLIT, along the grid's first axis.
+Triton has no words for this, so it is PTX (ISA 8.1: mapa, st.async, mbarrier).  A program's barrier counts the bytes
+that have come, which makes them visible without a fence over the whole device; how many will come is known before the
+launch, and compile.py checks that no more and no fewer are sent.  A cluster runs whole or not at all.  The sums and the
+barrier lie behind the shared memory that Triton has allotted, at the end of what the kernel is launched with
+(launch.py: Exchange).  The cluster is SPLIT programs along the grid's first axis.
 """
 # mypy: disable-error-code="misc,untyped-decorator,no-untyped-def,no-untyped-call"
 
@@ -16,53 +17,95 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from gemmtuned.kernels.triton.launch import BARRIER_BYTES, EXCHANGE_PAD
 
-@triton.jit
-def leave(at, values):
-    """Put fp32 `values` into this program's shared memory, `at` bytes from its start."""
-    tl.inline_asm_elementwise(
-        "{ .reg .u32 a; mov.u32 a, global_smem; add.u32 a, a, $1; st.shared.f32 [a], $2; mov.u32 $0, 0; }",
-        "=r,r,f", [at, values], dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
+_PAD = tl.constexpr(EXCHANGE_PAD)
+_BARRIER = tl.constexpr(BARRIER_BYTES)
 
 
 @triton.jit
-def fetch(at, rank):
-    """fp32 values from the shared memory of this cluster's program `rank`, `at` bytes from its start."""
+def _end():
+    """Where this program's shared memory ends."""
     return tl.inline_asm_elementwise(
-        "{ .reg .u32 a; mov.u32 a, global_smem; add.u32 a, a, $1; mapa.shared::cluster.u32 a, a, $2; "
-        "ld.shared::cluster.f32 $0, [a]; }",
-        "=f,r,r", [at, rank], dtype=tl.float32, is_pure=False, pack=1,
+        "{ .reg .u32 size; mov.u32 $0, global_smem; mov.u32 size, %dynamic_smem_size; add.u32 $0, $0, size; }",
+        "=r", [], dtype=tl.int32, is_pure=True, pack=1,
     )  # fmt: skip
 
 
 @triton.jit
-def arrive(tile):
-    """This program has done what the others of its cluster wait for."""
+def _of(address, rank):
+    """The same address in the shared memory of the cluster's program `rank`."""
+    return tl.inline_asm_elementwise(
+        "mapa.shared::cluster.u32 $0, $1, $2;", "=r,r,r", [address, rank], dtype=tl.int32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def begin(part, LINES: tl.constexpr, WIDE: tl.constexpr, SPLIT: tl.constexpr, COPIES: tl.constexpr):
+    """At the start of a program: set up its barrier, and say so."""
+    EACH: tl.constexpr = (LINES + SPLIT - 1) // SPLIT
+    mine = tl.maximum(tl.minimum(LINES - part * EACH, EACH), 0)
     tl.inline_asm_elementwise(
-        "barrier.cluster.arrive.release.aligned; mov.u32 $0, $1;",
-        "=r,r", [tile], dtype=tl.int32, is_pure=False, pack=1,
+        """{
+        .reg .pred first;
+        .reg .u32 thread;
+        mov.u32 thread, %tid.x;
+        setp.eq.u32 first, thread, 0;
+        @first mbarrier.init.shared::cta.b64 [$1], 1;
+        @first fence.mbarrier_init.release.cluster;
+        @first mbarrier.arrive.expect_tx.shared::cta.b64 _, [$1], $2;
+        barrier.cluster.arrive.relaxed.aligned;
+        mov.u32 $0, 0;
+        }""",
+        "=r,r,r", [_end() - _BARRIER, mine * (WIDE * SPLIT * COPIES * 4)], dtype=tl.int32, is_pure=False, pack=1,
     )  # fmt: skip
 
 
 @triton.jit
-def wait(tile):
-    """Until all programs of the cluster have arrived."""
+def _all_have_begun(end):
     tl.inline_asm_elementwise(
-        "barrier.cluster.wait.acquire.aligned; mov.u32 $0, $1;",
-        "=r,r", [tile], dtype=tl.int32, is_pure=False, pack=1,
+        "barrier.cluster.wait.aligned; mov.u32 $0, $1;", "=r,r", [end], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def _send(address, barrier, values):
+    """Pairs of fp32 values that are neighbours in `values` and at their addresses in another program's memory."""
+    tl.inline_asm_elementwise(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [$2], {$6, $7}, [$4]; "
+        "mov.u32 $0, 0; mov.u32 $1, 0;",
+        "=r,=r,r,r,r,r,f,f", [address, barrier, values], dtype=tl.int32, is_pure=False, pack=2,
     )  # fmt: skip
 
 
-PAD = tl.constexpr(4)  # fp32 values behind each token's: what a warp leaves at once lies in different banks
+@triton.jit
+def _all_has_come(barrier):
+    tl.inline_asm_elementwise(
+        """{
+        .reg .pred done;
+        again:
+        mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [$1], 0;
+        @!done bra again;
+        mov.u32 $0, 0;
+        }""",
+        "=r,r", [barrier], dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def _read(address):
+    return tl.inline_asm_elementwise(
+        "ld.shared.f32 $0, [$1];", "=f,r", [address], dtype=tl.float32, is_pure=False, pack=1
+    )
 
 
 @triton.jit
 def add_up_and_store(
     sums,
-    rows,
-    tokens,
-    copies,
+    line,
+    place,
+    copy,
+    line_is_row: tl.constexpr,
     first_row,
     first_token,
     part,
@@ -70,32 +113,37 @@ def add_up_and_store(
     y,
     m,
     N: tl.constexpr,
-    ROWS: tl.constexpr,
-    TOKENS: tl.constexpr,
+    LINES: tl.constexpr,
+    WIDE: tl.constexpr,
     SPLIT: tl.constexpr,
     COPIES: tl.constexpr,
 ):
-    """Add up ROWS x TOKENS `sums` over the cluster's programs, and over COPIES that each has; store them in y.
+    """Add up LINES x WIDE `sums` over the cluster's programs, and over COPIES that each has; store them in y.
 
-    rows, tokens, copies: what each of `sums` is, counted from 0, shaped to be broadcast.
+    line, place, copy: indices of `sums`, shaped to be broadcast.  line_is_row: of W, else it is a token.
     """
-    WIDE: tl.constexpr = ROWS + PAD
-    SHARE: tl.constexpr = triton.next_power_of_2((ROWS * TOKENS + SPLIT - 1) // SPLIT)
-    tl.debug_barrier()  # the memory may still be read: as the ring of loads, or for another sum
-    leave(((copies * TOKENS + tokens) * WIDE + rows) * 4, sums)
-    arrive(part)
-    mine = tl.minimum(part * SHARE + tl.arange(0, SHARE), ROWS * TOKENS - 1)
-    row = first_row + mine % ROWS
-    token = first_token + mine // ROWS
-    at = (mine // ROWS * WIDE + mine % ROWS) * 4
-    wait(part)
-    total = tl.zeros((SHARE,), tl.float32)
-    for i in tl.static_range(SPLIT):
-        for copy in tl.static_range(COPIES):
-            total += fetch(at + copy * (TOKENS * WIDE * 4), at * 0 + i)
-    inside = (row < N) & (token < m)
+    STRIDE: tl.constexpr = (WIDE + _PAD) * 4
+    EACH: tl.constexpr = (LINES + SPLIT - 1) // SPLIT
+    SLOT: tl.constexpr = EACH * STRIDE
+    end = _end()
+    slots = end - (SPLIT * COPIES * SLOT + _BARRIER)
+    owner = line // EACH
+    to = _of(slots + (part * COPIES) * SLOT, owner) + (line - owner * EACH) * STRIDE
+    _all_have_begun(end)
+    _send(to + copy * SLOT + place * 4, _of(end - _BARRIER, owner) + (copy + place) * 0, sums)
+    mine = tl.arange(0, triton.next_power_of_2(EACH))
+    i = (part * EACH + mine)[:, None]
+    j = tl.arange(0, WIDE)[None, :]
+    row = first_row + (i if line_is_row else j)
+    token = first_token + (j if line_is_row else i)
+    inside = (mine < EACH)[:, None] & (i < LINES) & (row < N) & (token < m)
     if bias is not None:
-        total += tl.load(bias + row, mask=inside, other=0.0).to(tl.float32)
+        start = tl.load(bias + row, mask=inside, other=0.0).to(tl.float32)
+    at = slots + tl.minimum(mine, EACH - 1)[:, None] * STRIDE + j * 4
+    _all_has_come(end - _BARRIER)
+    total = _read(at)
+    for other in tl.static_range(1, SPLIT * COPIES):
+        total += _read(at + other * SLOT)
+    if bias is not None:
+        total += start
     tl.store(y + token.to(tl.int64) * N + row, total.to(y.dtype.element_ty), mask=inside)
-    arrive(part)
-    wait(part)  # the others may still read this program's memory

@@ -26,6 +26,8 @@ TRITON_TYPES: Final = {"bf16": "bf16", "fp16": "fp16"}
 POINTER_ALIGN: Final = 16  # bytes; the widest load of a thread
 MAX_GRID_YZ: Final = 65535
 COUNTERS_BYTES: Final = 1 << 16
+EXCHANGE_PAD: Final = 8  # values behind each line: what a warp sends at once lies in different banks
+BARRIER_BYTES: Final = 16
 MAX_CLUSTER: Final = 8  # larger ones are not portable (CUDA programming guide, thread block clusters)
 
 
@@ -43,6 +45,26 @@ class Axis:
         return -(-(m if self.over == "m" else n) // self.block)
 
 
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """The sums of a tile that meet in the shared memory of a cluster (cluster.py): each program sends `copies` of
+    lines x wide fp32 values, and gets those of its own lines from all.
+    """  # noqa: D205
+
+    lines: int
+    wide: int
+    copies: int
+
+    @property
+    def values(self) -> int:
+        """What a program sends."""
+        return self.lines * self.wide * self.copies
+
+    def bytes(self, split: int) -> int:
+        """Shared memory of a program in a cluster of `split`: for the sums, and for its barrier."""
+        return -(-self.lines // split) * (self.wide + EXCHANGE_PAD) * split * self.copies * 4 + BARRIER_BYTES
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRecord:
     """All that is needed to compile one candidate, and then to launch its binary.
@@ -51,7 +73,7 @@ class LaunchRecord:
     elements), the others pointers.
     ld_multiple: leading dimensions must be a multiple of this; pointers of POINTER_ALIGN bytes.
     cluster: programs that a tile's slices of K are cut over in one cluster, along the grid's first axis, which then
-    has that many times the programs; 1 without.  exchange_bytes: of shared memory that they leave their sums in.
+    has that many times the programs; 1 without.  exchange: what they send one another there.
     counters_bytes: of the counters in use.  partials_offset, workspace_bytes: for an M up to `max_m`.
     """
 
@@ -65,7 +87,7 @@ class LaunchRecord:
     ld_multiple: int
     max_m: int
     cluster: int = 1
-    exchange_bytes: int = 0
+    exchange: Exchange | None = None
     counters_bytes: int = 0
     partials_offset: int = 0
     workspace_bytes: int = 0
@@ -88,12 +110,12 @@ def make_record(
     split: int,
     tile_values: int,
     drop: tuple[str, ...] = (),
-    exchanged: int = 0,
+    exchange: Exchange | None = None,
 ) -> LaunchRecord:
     """LaunchRecord for a problem of layout nt; `drop` names arguments this kernel does not have.
 
-    tile_values: values of Y a program makes, so the size of its partial sum.  exchanged: fp32 values that each leaves in
-    shared memory for the others of its cluster; 0 when slices of K meet in the workspace.
+    tile_values: values of Y a program makes, so the size of its partial sum.  exchange: None when slices of K meet in the
+    workspace.
 
     Raises CandidateFailed when no kernel of ours can run the problem.
     """
@@ -102,15 +124,15 @@ def make_record(
     x, y, z = (axis.size(m, n) for axis in grid)
     if y > MAX_GRID_YZ or z > MAX_GRID_YZ:
         raise CandidateFailed(f"{problem} {kernel}: grid {x}x{y}x{z} is larger than a device takes")
-    if exchanged and not 1 < split <= MAX_CLUSTER:
+    if exchange and not 1 < split <= MAX_CLUSTER:
         raise CandidateFailed(f"{problem} {kernel}: a cluster of {split} programs, expected 2 to {MAX_CLUSTER}")
-    in_memory = split > 1 and not exchanged
+    in_memory = split > 1 and not exchange
     absent = {*drop, *(() if problem.bias else ("bias",)), *(() if in_memory else ("partials", "counters"))}
     counters_bytes = 4 * x * z if in_memory else 0
     if counters_bytes > COUNTERS_BYTES:
         raise CandidateFailed(f"{problem} {kernel}: {x * z} tiles are too many to cut K")
     offset = COUNTERS_BYTES if in_memory else 0
-    cluster = split if exchanged else 1
+    cluster = split if exchange else 1
     return LaunchRecord(
         kernel=kernel,
         dtype=problem.dtype,
@@ -122,7 +144,7 @@ def make_record(
         ld_multiple=min(8, k & -k),  # 8 values of 2 bytes are the widest load
         max_m=m,
         cluster=cluster,
-        exchange_bytes=4 * exchanged,
+        exchange=exchange,
         counters_bytes=counters_bytes,
         partials_offset=offset,
         workspace_bytes=offset + 4 * split * tile_values * x * z if in_memory else 0,

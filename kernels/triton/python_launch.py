@@ -71,9 +71,6 @@ def launcher(
             compiled._init_handles()
         except Exception as err:  # out of resources, or the driver refuses the binary
             raise CandidateFailed(f"{record.kernel} {record.constants}: does not load: {err}") from err
-        if record.cluster > 1:  # Triton's launcher takes it from here, and multiplies the grid's first axis by it
-            warps, _, shared = compiled.packed_metadata
-            compiled.packed_metadata = (warps, record.cluster, shared)
     taken = [name if name in record.arguments else None for name in names]
     offset, counters = record.partials_offset, record.counters_bytes
     constants = [record.constants.get(name) for name in names]

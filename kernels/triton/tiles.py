@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 
 from gemmtuned.configs.problem import Problem
-from gemmtuned.kernels.triton.cluster import PAD, add_up_and_store
-from gemmtuned.kernels.triton.launch import Axis, Config, LaunchRecord, check_config, make_record
+from gemmtuned.kernels.triton.cluster import add_up_and_store, begin
+from gemmtuned.kernels.triton.launch import Axis, Config, Exchange, LaunchRecord, check_config, make_record
 from gemmtuned.kernels.triton.limits import shared_limit
 from gemmtuned.kernels.triton.space import Constants, Tile, estimate_us, ring_stages, splits
 from gemmtuned.kernels.triton.split_k import arrived_last, reset
@@ -53,6 +53,8 @@ def tiles(
 ):
     STEPS: tl.constexpr = (K + BLOCK_K * SPLIT - 1) // (BLOCK_K * SPLIT)
     EVEN_K: tl.constexpr = K == STEPS * BLOCK_K * SPLIT
+    LINES: tl.constexpr = BLOCK_N if SWAP else BLOCK_M  # of the sums
+    WIDE: tl.constexpr = BLOCK_M if SWAP else BLOCK_N
     TILES_N: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     tile = tl.program_id(2) * TILES_N + tl.program_id(0) // CLUSTER
     part = tl.program_id(1) if CLUSTER == 1 else tl.program_id(0) % CLUSTER
@@ -65,6 +67,8 @@ def tiles(
     else:
         tile_m = tl.program_id(2)
         tile_n = tl.program_id(0) // CLUSTER
+    if CLUSTER > 1:
+        begin(part, LINES, WIDE, CLUSTER, 1)
     rows = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     tokens = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     # past the end the last row is read again: no mask but for K, and those sums are never stored
@@ -103,11 +107,9 @@ def tiles(
             acc += tl.load(bias + rows, mask=rows < N, other=0.0).to(tl.float32)
         tl.store(y + at, acc.to(y.dtype.element_ty), mask=inside)
     elif CLUSTER > 1:
-        high = tl.arange(0, BLOCK_N)
-        wide = tl.arange(0, BLOCK_M)
         add_up_and_store(
-            acc, high[:, None] if SWAP else high[None, :], wide[None, :] if SWAP else wide[:, None], 0,
-            tile_n * BLOCK_N, tile_m * BLOCK_M, part, bias, y, m, N, BLOCK_N, BLOCK_M, CLUSTER, 1,
+            acc, tl.arange(0, LINES)[:, None], tl.arange(0, WIDE)[None, :], 0, SWAP,
+            tile_n * BLOCK_N, tile_m * BLOCK_M, part, bias, y, m, N, LINES, WIDE, CLUSTER, 1,
         )  # fmt: skip
     else:
         SIZE: tl.constexpr = BLOCK_N * BLOCK_M
@@ -134,6 +136,7 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
     """How this config runs the problem. Raises CandidateFailed when it cannot."""
     config = {"cluster": 0, **config}
     check_config(config, KEYS, NAME)
+    lines, wide = (config["rows"], config["tokens"])[:: 1 if config["swap"] else -1]
     return make_record(
         NAME,
         problem,
@@ -151,7 +154,7 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
             "GROUP": config["group"],
             "SWAP": config["swap"],
         },
-        exchanged=config["tokens"] * (config["rows"] + PAD.value) if config["cluster"] else 0,
+        exchange=Exchange(lines, wide, 1) if config["cluster"] else None,
         split=config["split"],
         tile_values=config["rows"] * config["tokens"],
     )

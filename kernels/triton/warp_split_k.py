@@ -17,8 +17,8 @@ import triton.language as tl
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
-from gemmtuned.kernels.triton.cluster import PAD, add_up_and_store
-from gemmtuned.kernels.triton.launch import Axis, Config, LaunchRecord, check_config, make_record
+from gemmtuned.kernels.triton.cluster import add_up_and_store, begin
+from gemmtuned.kernels.triton.launch import Axis, Config, Exchange, LaunchRecord, check_config, make_record
 from gemmtuned.kernels.triton.space import Constants, Tile, estimate_us, ring_stages, splits
 from gemmtuned.kernels.triton.split_k import arrived_last, reset
 
@@ -56,6 +56,8 @@ def warp_split_k(
     EVEN_K: tl.constexpr = K == STEPS * BLOCK_K * WARPS * SPLIT
     tile = tl.program_id(0) // CLUSTER
     part = tl.program_id(1) if CLUSTER == 1 else tl.program_id(0) % CLUSTER
+    if CLUSTER > 1:
+        begin(part, BLOCK_N, BLOCK_M, CLUSTER, WARPS)
     rows = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     # rows past the end read the last row again: no mask on W, and their sums are never stored
     read = tl.minimum(rows, N - 1) if N % BLOCK_N != 0 else rows
@@ -86,7 +88,7 @@ def warp_split_k(
         tl.store(y + at, total.to(y.dtype.element_ty), mask=inside)
     elif CLUSTER > 1:
         add_up_and_store(
-            acc, tl.arange(0, BLOCK_N)[None, :, None], tokens[None, None, :], warp[:, None, None],
+            acc, tl.arange(0, BLOCK_N)[None, :, None], tokens[None, None, :], warp[:, None, None], True,
             tile * BLOCK_N, 0, part, bias, y, m, N, BLOCK_N, BLOCK_M, CLUSTER, WARPS,
         )  # fmt: skip
     else:
@@ -116,6 +118,7 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
         )
     if problem.m > min(MAX_M, config["tokens"]):
         raise CandidateFailed(f"{problem} {NAME}: holds {config['tokens']} rows of X (at most {MAX_M})")
+    copies = config["warps"] * config["chains"]
     return make_record(
         NAME,
         problem,
@@ -126,11 +129,9 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
             "BLOCK_N": config["rows"],
             "BLOCK_M": config["tokens"],
             "BLOCK_K": config["block_k"] // config["chains"],
-            "WARPS": config["warps"] * config["chains"],
+            "WARPS": copies,
         },
-        exchanged=config["tokens"] * (config["rows"] + PAD.value) * config["warps"] * config["chains"]
-        if config["cluster"]
-        else 0,
+        exchange=Exchange(config["rows"], config["tokens"], copies) if config["cluster"] else None,
         split=config["split"],
         tile_values=config["rows"] * config["tokens"],
     )

@@ -1,0 +1,68 @@
+"""Kernels whose programs exchange sums inside a cluster: there is no other place to run them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gemmtuned.kernels.triton import tiles, warp_split_k
+from gemmtuned.kernels.triton.python_launch import device_arch
+
+pytestmark = pytest.mark.gpu
+
+WARPS = {"rows": 16, "tokens": 8, "block_k": 64, "split": 8, "warps": 2, "stages": 5, "cluster": 1}
+LOW = {"rows": 32, "tokens": 64, "block_k": 64, "split": 5, "group": 1, "swap": 0, "warps": 4, "stages": 4, "cluster": 1}
+HIGH = {**LOW, "rows": 64, "swap": 1}
+
+
+@pytest.mark.parametrize(
+    ("module", "config", "m", "n", "k", "bias"),
+    [
+        (warp_split_k, WARPS, 8, 256, 7168, False),
+        (warp_split_k, {**WARPS, "split": 7}, 5, 250, 7168, True),
+        (warp_split_k, {**WARPS, "split": 3, "chains": 2}, 3, 1000, 4104, True),
+        (warp_split_k, {**WARPS, "rows": 32, "tokens": 16, "warps": 4, "split": 2, "stages": 3}, 16, 576, 2056, False),
+        (tiles, LOW, 64, 576, 7168, False),
+        (tiles, {**LOW, "split": 7}, 61, 570, 7176, True),
+        (tiles, HIGH, 64, 1536, 7168, True),
+        (tiles, {**HIGH, "split": 3, "group": 2}, 150, 200, 2001, True),
+        (tiles, {**HIGH, "rows": 128, "warps": 8, "split": 2, "tokens": 16}, 9, 1280, 8192, False),
+        (tiles, {**LOW, "rows": 16, "split": 8}, 64, 256, 7168, False),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_clusters_are_right_and_bitwise_the_same_every_time(module, config, m, n, k, bias, dtype) -> None:
+    if device_arch() < "sm_90":
+        pytest.skip("clusters need sm_90")
+    generator = torch.Generator("cuda").manual_seed(1)
+    x, w = (torch.randn(rows, k, device="cuda", generator=generator).to(dtype) for rows in (m, n))
+    b = torch.randn(n, device="cuda", generator=generator).to(dtype) if bias else None
+    exact = x.double() @ w.double().T + (0 if b is None else b.double())
+
+    y = module.run(x, w, b, config)
+
+    assert ((y.double() - exact).norm() / exact.norm()).item() < (3e-3 if dtype == torch.bfloat16 else 4e-4)
+    for _ in range(50):
+        assert torch.equal(module.run(x, w, b, config), y)
+
+
+def test_clusters_in_a_graph_beside_another_stream_of_clusters() -> None:
+    if device_arch() < "sm_90":
+        pytest.skip("clusters need sm_90")
+    x, w = (torch.randn(rows, 7168, device="cuda").bfloat16() for rows in (64, 1536))
+    expected = tiles.run(x, w, None, HIGH)
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    graphs, results = [], []
+    for stream in streams:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            results.append([tiles.run(x, w, None, HIGH) for _ in range(20)])
+        graphs.append(graph)
+
+    for _ in range(100):
+        for graph, stream in zip(graphs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                graph.replay()
+    torch.cuda.synchronize()
+
+    assert all(torch.equal(y, expected) for ys in results for y in ys)
