@@ -1,4 +1,4 @@
-"""Where a kernel's time goes: the same kernel without its loads of X, without those of W, without the sum over programs.
+"""Where a kernel's time goes: the same kernel without its loads of X, without those of W, without the sum over K.
 
     python benchmarks/anatomy.py --out FOLDER CONFIG.json
 
@@ -53,7 +53,9 @@ def variants() -> None:
     for module in (warp_split_k, tiles):
         for what, replacements in LEFT_OUT.items():
             name = f"{module.NAME}_{what}"
-            text = Path(module.__file__).read_text().replace(f'NAME: Final = "{module.NAME}"', f'NAME: Final = "{name}"')
+            text = (
+                Path(module.__file__).read_text().replace(f'NAME: Final = "{module.NAME}"', f'NAME: Final = "{name}"')
+            )
             for old, new in replacements:
                 text = text.replace(old, new)
             path = folder / f"{name}.py"
@@ -80,7 +82,11 @@ def main() -> None:
         if config["split"] > 1:
             names += ["_no_sum"] + ["_no_last_sum"] * (not config.get("cluster"))
         work.append(
-            (problem, config, [Candidate.of("triton", **{**config, "kernel": config["kernel"] + name}) for name in names])
+            (
+                problem,
+                config,
+                [Candidate.of("triton", **{**config, "kernel": config["kernel"] + name}) for name in names],
+            )
         )
 
     def build(item: tuple[Problem, Candidate]) -> None:
@@ -100,7 +106,9 @@ def main() -> None:
         times = [statistics.median(series) for series in dense.take_turns(problem, candidates, floor=True)]
         row: dict[str, Any] = {"m": problem.m, "n": problem.n, "k": problem.k, "config": config}
         for candidate, us in zip(candidates, times, strict=False):
-            row[json.loads(candidate.config)["kernel"].removeprefix(config["kernel"]).lstrip("_") or "whole"] = round(us, 3)
+            row[json.loads(candidate.config)["kernel"].removeprefix(config["kernel"]).lstrip("_") or "whole"] = round(
+                us, 3
+            )
         row["floor"] = round(min(times[len(candidates) :]), 3)
         rows.append(row)
         print(json.dumps(row), flush=True)

@@ -5,6 +5,7 @@ and hooks/native/cuda_launch.h, which uses it:
     binary          SHA-256 of the file in the tables' folder `bin`; name: the kernel's symbol in it
     shared          bytes of dynamic shared memory; warps of warp_size threads a program
     grid            three of {over, block}: ceil(m or n / block) programs along the axis, or `block` of them
+    cluster         programs of a cluster: the first axis has that many times the programs; 1 where there is no field
     arguments       what the binary takes, in its order, then null_pointers null pointers
     ld_multiple     leading dimensions are a multiple of this many elements; pointers of pointer_align bytes
     max_m           the workspace suffices up to here: counters_bytes of it are counters, partial sums begin at
@@ -36,6 +37,7 @@ _NUMBERS: Final = {  # field: (smallest, largest)
     "shared": (0, 1 << 20),
     "warps": (1, 32),
     "warp_size": (32, 64),
+    "cluster": (1, 16),
     "null_pointers": (0, 3),
     "ld_multiple": (1, 64),
     "max_m": (1, MAX_DIM),
@@ -63,6 +65,8 @@ def read_launch(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as err:
         raise TableError(f"launch is not valid JSON ({err})") from err
     library = isinstance(facts, dict) and "library" in facts
+    if isinstance(facts, dict) and not library:
+        facts.setdefault("cluster", 1)
     expected = _LIBRARY_FIELDS if library else _FIELDS
     if not isinstance(facts, dict) or set(facts) != expected:
         found = ", ".join(sorted(map(str, facts))) if isinstance(facts, dict) else type(facts).__name__

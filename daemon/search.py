@@ -39,6 +39,8 @@ SCREEN_S: Final = 0.05  # a short race
 SCREEN_PAIRS: Final = (3, 12)
 RACE_S: Final = 0.15  # a race; long calls take longer: MIN_PAIRS is kept
 FINALISTS: Final = 3
+NEAR: Final = 1.03  # what screens this near to the best is screened once more, NEAR_MOST at most: noise is as large
+NEAR_MOST: Final = 8
 MOST: Final = 30  # candidates of a search, seeds included
 COOL_S: Final = 2.0  # a slowed device is given this long, twice, before the race is called off
 _HOPELESS: Final = 0.97  # screened gain below which a candidate cannot be worth it
@@ -242,7 +244,29 @@ class _Contest:
                 promising.append(Entrant(candidate, kernels, run.gain))
             else:
                 self._forget(candidate)
-        return sorted(promising, key=lambda e: e.gain, reverse=True)[:FINALISTS]
+        promising.sort(key=lambda e: e.gain, reverse=True)
+        near = [e for e in promising if e.gain * NEAR > promising[0].gain][:NEAR_MOST]
+        if len(near) > FINALISTS:
+            promising = self._screen_again(baseline, near)
+        return promising[:FINALISTS]
+
+    def _screen_again(self, baseline: Arm, near: list[Entrant]) -> list[Entrant]:
+        """Those that one short race cannot tell apart, best first after another, twice as long."""
+        looked = []
+        for entrant in near:
+            started = self._start(entrant.candidate)
+            pairs = pairs_for(self.default_us, 2 * SCREEN_S, least=SCREEN_PAIRS[0], most=2 * SCREEN_PAIRS[1])
+            try:
+                run = race(baseline, self._arms[entrant.candidate], clock=self._clock, pairs=pairs, coin=self._coin)
+            except REFUSALS as err:
+                self._report(entrant.candidate, "screen", "refused", started, note=first_line(err))
+                self._forget(entrant.candidate)
+                continue
+            entrant.gain = (entrant.gain * run.gain**2) ** (1 / 3)
+            looked.append(entrant)
+            note = f"gain={entrant.gain:.3f} of two"
+            self._report(entrant.candidate, "screen", "ok", started, us=run.us, note=note)
+        return sorted(looked, key=lambda e: e.gain, reverse=True)
 
     def _verify(self, default: dict[Problem, Kernel], entrants: list[Entrant]) -> list[Entrant]:
         """Those that give right results at every member."""

@@ -69,6 +69,7 @@ class Routes:
             shared=facts["shared"],
             ld_multiple=facts["ld_multiple"],
             n=solution.problem.n,
+            cluster=facts["cluster"],
             argument_count=len(facts["arguments"]),
             null_pointers=facts["null_pointers"],
         )

@@ -118,7 +118,7 @@ def _give_room_to_exchange(kernel: Any, record: LaunchRecord, arch: str) -> None
     sent = kernel.asm.get("ptx", "").count("st.async") * 2 * 32 * record.num_warps  # pairs of values, from each thread
     if sent != record.exchange.values:
         raise CandidateFailed(
-            f"{record.kernel} {record.constants} on {arch}: a program sends {sent} sums and has {record.exchange.values}"
+            f"{record.kernel} {record.constants} on {arch}: it sends {sent} sums of {record.exchange.values}"
         )
     shared = -(-kernel.metadata.shared // BARRIER_BYTES) * BARRIER_BYTES + record.exchange.bytes(record.cluster)
     # Triton's launcher multiplies the grid's first axis by num_ctas

@@ -45,7 +45,7 @@ def batched(dtype: str, *, threads: int = 2) -> list[Problem]:
 
 # A launch record (configs/launch.py) with nothing wrong in it
 LAUNCH: dict[str, Any] = {
-    "binary": "0a" * 32, "name": "warp_split_k", "shared": 65536, "warps": 4, "warp_size": 32,
+    "binary": "0a" * 32, "name": "warp_split_k", "shared": 65536, "warps": 4, "warp_size": 32, "cluster": 1,
     "grid": [{"over": "n", "block": 16}, {"over": "", "block": 4}, {"over": "", "block": 1}],
     "arguments": ["x", "w", "y", "partials", "counters", "m", "ldx", "ldw"], "null_pointers": 2, "ld_multiple": 8,
     "max_m": 8, "partials_offset": 65536, "counters_bytes": 64, "workspace_bytes": 131072, "pointer_align": 16,

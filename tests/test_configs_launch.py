@@ -36,6 +36,12 @@ def test_a_row_keeps_its_launch_record_and_one_without_has_no_such_column() -> N
     assert read_launch(text) == GOOD
 
 
+def test_a_record_from_before_there_were_clusters_is_one_without() -> None:
+    old = {name: value for name, value in GOOD.items() if name != "cluster"}
+
+    assert read_launch(json.dumps(old)) == GOOD
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -49,6 +55,8 @@ def test_a_row_keeps_its_launch_record_and_one_without_has_no_such_column() -> N
         ({"warps": 0}, "warps"),
         ({"warps": 32, "warp_size": 64}, "threads"),
         ({"warp_size": 33}, "power of two"),
+        ({"cluster": 0}, "cluster"),
+        ({"cluster": 17}, "cluster"),
         ({"max_m": 0}, "max_m"),
         ({"max_m": 1 << 40}, "max_m"),
         ({"null_pointers": 4}, "null_pointers"),
@@ -82,6 +90,8 @@ def test_a_launch_record_with_a_wrong_field_is_refused_by_name(change: dict[str,
         ({"dtype": "fp8_e4m3"}, "dtype"),
         ({"layout": "ns"}, "layout"),
         ({"tf32": 1}, "tf32"),
+        ({"cluster": 0}, "cluster"),
+        ({"cluster": 17}, "cluster"),
         ({"max_m": 0}, "max_m"),
         ({"workspace_bytes": -1}, "workspace_bytes"),
         ({"ld_multiple": 6}, "power of two"),
@@ -102,7 +112,7 @@ def test_what_is_no_launch_record_at_all_is_refused(text: object) -> None:
 
 def test_no_field_may_be_missing() -> None:
     for good in (GOOD, LIBRARY_LAUNCH):
-        for name in good:
+        for name in good.keys() - {"cluster"}:
             with pytest.raises(TableError, match="expected"):
                 read_launch(json.dumps({key: value for key, value in good.items() if key != name}))
 

@@ -12,7 +12,7 @@ import torch
 import triton.language as tl
 import triton.runtime.interpreter as interpreter
 
-from gemmtuned.kernels.triton import gemv, python_launch, skinny, strips, tiles, warp_split_k
+from gemmtuned.kernels.triton import gemv, python_launch, skinny, tiles, warp_split_k
 
 
 def teach_bf16() -> None:
@@ -65,10 +65,6 @@ def warp_config(rows=16, tokens=8, block_k=16, split=1, warps=2, stages=3):
     return {**config, "stages": stages}
 
 
-def strips_config(rows=24, tokens=16, block_k=16, warps=2, stages=3):
-    return {"rows": rows, "tokens": tokens, "block_k": block_k, "warps": warps, "stages": stages}
-
-
 def tiles_config(rows=16, tokens=16, block_k=16, split=1, group=1, swap=0, warps=4, stages=3):
     config = {"rows": rows, "tokens": tokens, "block_k": block_k, "split": split, "group": group, "swap": swap}
     return {**config, "warps": warps, "stages": stages}
@@ -90,14 +86,10 @@ def main() -> None:
         lambda: case(skinny, 1, 5, 70, skinny_config(2, rows=4), pad=2),
         lambda: case(warp_split_k, 8, 32, 128, warp_config()),
         lambda: case(warp_split_k, 3, 40, 136, warp_config(), bias=True, pad=8),
-        lambda: case(warp_split_k, 7, 40, 200, {**warp_config(block_k=32, split=2), "chains": 2}, pad=8, launches=2),
         lambda: case(warp_split_k, 5, 23, 77, warp_config(split=3), bias=True, pad=3, launches=2),
         lambda: case(warp_split_k, 17, 33, 160, warp_config(tokens=32, rows=32, split=7, warps=4), pad=8),
         lambda: case(warp_split_k, 1, 16, 15, warp_config(split=2), pad=1),  # K smaller than one step
         lambda: case(warp_split_k, 8, 48, 128, warp_config(split=2), bias=True, dtype=bf16, launches=2),
-        lambda: case(strips, 16, 48, 64, strips_config(), dtype=bf16),
-        lambda: case(strips, 5, 60, 77, strips_config(rows=56), bias=True, pad=3),
-        lambda: case(strips, 31, 81, 96, strips_config(rows=40, tokens=32), bias=True, pad=8),
         lambda: case(tiles, 16, 32, 64, tiles_config()),
         lambda: case(tiles, 33, 31, 72, tiles_config(group=2), bias=True, pad=8),
         lambda: case(tiles, 33, 49, 75, tiles_config(swap=1, rows=32, group=2, split=2), bias=True, pad=5, launches=2),

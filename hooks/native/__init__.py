@@ -69,6 +69,7 @@ class Launch(ctypes.Structure):
         ("shared", ctypes.c_int32),
         ("ld_multiple", ctypes.c_int32),
         ("n", ctypes.c_int32),
+        ("cluster", ctypes.c_int32),
         ("block", ctypes.c_int32 * 3),
         ("over", ctypes.c_uint8 * 3),
         ("argument_count", ctypes.c_uint8),

@@ -1,7 +1,7 @@
 // Launching published binaries through the CUDA driver.
 //
 // Needs neither toolkit nor headers: the few driver functions are declared here and found in libcuda, which torch has
-// loaded. A launch is one call of cuLaunchKernel with arguments taken from the operands; nothing synchronises, nothing
+// loaded. A launch is one call of cuLaunchKernel, or of cuLaunchKernelEx for clusters, with arguments taken from the operands; nothing synchronises, nothing
 // allocates but the output, and the first call on a stream its workspace.
 #pragma once
 #include <ATen/core/Tensor.h>
@@ -26,6 +26,21 @@ void find_symbol(void* lib, const char* library, Function& slot, const char* nam
   TORCH_CHECK(slot, library, " has no ", name);
 }
 
+// CUlaunchAttribute and CUlaunchConfig of cuda.h, as far as clusters need them.
+struct ClusterAttribute {
+  int id = 4;  // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+  int pad = 0;
+  unsigned x, y = 1, z = 1;
+  char room[52] = {};
+};
+struct LaunchConfig {
+  unsigned grid[3], block[3], shared;
+  Handle stream;
+  const ClusterAttribute* attributes;
+  unsigned count = 1;
+};
+static_assert(sizeof(ClusterAttribute) == 72 && sizeof(LaunchConfig) == 56);
+
 struct Driver {
   int (*cuDevicePrimaryCtxRetain)(Handle*, int);
   int (*cuCtxGetCurrent)(Handle*);
@@ -35,6 +50,7 @@ struct Driver {
   int (*cuFuncSetAttribute)(Handle, int, int);
   int (*cuLaunchKernel)(Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Handle, void**,
                         void**);
+  int (*cuLaunchKernelEx)(const LaunchConfig*, Handle, void**, void**);
   int (*cuMemAlloc_v2)(Address*, size_t);
   int (*cuMemsetD8Async)(Address, unsigned char, size_t, Handle);
   int (*cuStreamCreate)(Handle*, unsigned);
@@ -72,6 +88,7 @@ struct Driver {
     GEMMTUNED_FIND(cuModuleGetFunction);
     GEMMTUNED_FIND(cuFuncSetAttribute);
     GEMMTUNED_FIND(cuLaunchKernel);
+    GEMMTUNED_FIND(cuLaunchKernelEx);
     GEMMTUNED_FIND(cuMemAlloc_v2);
     GEMMTUNED_FIND(cuMemsetD8Async);
     GEMMTUNED_FIND(cuStreamCreate);
@@ -123,7 +140,7 @@ enum Over : uint8_t { FIXED, OVER_M, OVER_N };
 struct Launch {  // mirrored in hooks/native/__init__.py; the fields are those of kernels/triton/launch.py
   Handle function;
   int64_t max_m, partials_offset, workspace_bytes, pointer_align;
-  int32_t device, warps, warp_size, shared, ld_multiple, n;
+  int32_t device, warps, warp_size, shared, ld_multiple, n, cluster;
   int32_t block[3];
   uint8_t over[3], argument_count, null_pointers, arguments[15];
 
@@ -267,8 +284,16 @@ inline void launch(const Launch& l, const at::Tensor& a, const at::Tensor& b, co
   int count = 0;
   for (; count < l.argument_count; ++count) arguments[count] = values[l.arguments[count]];
   for (int i = 0; i < l.null_pointers; ++i) arguments[count++] = &null;
-  d.check(d.cuLaunchKernel(l.function, l.grid(0, m), l.grid(1, m), l.grid(2, m),
-                           static_cast<unsigned>(l.warps * l.warp_size), 1, 1, static_cast<unsigned>(l.shared), stream,
+  const unsigned threads = static_cast<unsigned>(l.warps * l.warp_size), shared = static_cast<unsigned>(l.shared);
+  if (l.cluster > 1) {
+    ClusterAttribute size;
+    size.x = static_cast<unsigned>(l.cluster);
+    const LaunchConfig config{
+        {l.grid(0, m) * size.x, l.grid(1, m), l.grid(2, m)}, {threads, 1, 1}, shared, stream, &size};
+    d.check(d.cuLaunchKernelEx(&config, l.function, arguments, nullptr), "cuLaunchKernelEx");
+    return;
+  }
+  d.check(d.cuLaunchKernel(l.function, l.grid(0, m), l.grid(1, m), l.grid(2, m), threads, 1, 1, shared, stream,
                            arguments, nullptr),
           "cuLaunchKernel");
 }

@@ -89,6 +89,7 @@ class Triton:
             "shared": binary.shared_bytes,
             "warps": binary.num_warps,
             "warp_size": WARP_SIZE,
+            "cluster": record.cluster,
             "grid": [{"over": axis.over, "block": axis.block} for axis in record.grid],
             "arguments": list(record.arguments),
             "null_pointers": binary.null_pointers,

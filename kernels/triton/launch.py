@@ -47,9 +47,10 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """The sums of a tile that meet in the shared memory of a cluster (cluster.py): each program sends `copies` of
-    lines x wide fp32 values, and gets those of its own lines from all.
-    """  # noqa: D205
+    """The sums of a tile that meet in the shared memory of a cluster (cluster.py).
+
+    Each program sends `copies` of lines x wide fp32 values, and gets those of its own lines from all.
+    """
 
     lines: int
     wide: int
@@ -114,8 +115,8 @@ def make_record(
 ) -> LaunchRecord:
     """LaunchRecord for a problem of layout nt; `drop` names arguments this kernel does not have.
 
-    tile_values: values of Y a program makes, so the size of its partial sum.  exchange: None when slices of K meet in the
-    workspace.
+    tile_values: values of Y a program makes, so the size of its partial sum.  exchange: None when slices of K meet in
+    the workspace.
 
     Raises CandidateFailed when no kernel of ours can run the problem.
     """

@@ -17,6 +17,10 @@ from gemmtuned.kernels.triton.limits import shared_limit
 
 WAVES: Final = (1, 2, 3)
 MAX_SPLIT: Final = 16
+_CLUSTER_WAVES: Final = (0.6, 3.0)
+# Part of the units that clusters of this size can fill: one is within a group of 16 or 18 of them.  As an H200's driver
+# tells for kernels of which a unit holds one (cuOccupancyMaxActiveClusters: 66, 39, 30, 22, 17, 15, 15 clusters).
+_FILLED: Final = {2: 1.0, 3: 0.89, 4: 0.91, 5: 0.84, 6: 0.78, 7: 0.8, 8: 0.91}
 _WASTE: Final = 1.1  # at most this part of K is computed in vain at the end of the last slice
 _EVEN: Final = 0.85  # an even split needs no mask in the loop: worth this many programs fewer
 
@@ -28,7 +32,8 @@ class Constants:
     bandwidth: of the whole device.  latency: bytes in flight over this is a unit's rate.  unit_l2: of a unit from L2.
     reread: weight of X in L2 traffic.  step, wide_step: of the loop, without and with the warp-group instruction;
     mma: their growth with a thread's share of the products.  reduce, partial_mb, tail_10kb: of the sum over slices, by
-    bytes of all partial sums, and of one tile's.  stage, warp: of each more.  masked: loss of a masked loop, in 3 %.
+    bytes of all partial sums, and of one tile's.  exchange, sent_10kb: of the sum in a cluster, and by the
+    bytes that a program sends.  stage, warp: of each more.  masked: loss of a masked loop, in 3 %.
     """
 
     bandwidth: float
@@ -44,6 +49,8 @@ class Constants:
     masked: float
     mma: float
     warp: float
+    exchange: float = 0.0
+    sent_10kb: float = 0.0
     wide_step: float = 0.0
 
 
@@ -64,6 +71,7 @@ class Tile:
     steps: int
     shared: int
     wide: bool = False
+    cluster: bool = False
 
 
 def largest(*times: float) -> float:
@@ -84,6 +92,34 @@ def splits(tiles: int, k: int, step_k: int, units: int) -> list[int]:
         even = [split for split in allowed if split >= _EVEN * most and k % (step_k * split) == 0]
         found.append(even[-1] if even else most)
     return list(dict.fromkeys(found))
+
+
+def cuts(tiles: int, k: int, step_k: int, units: int, *, arch: str) -> list[tuple[int, int]]:
+    """(split, cluster) worth trying: K cut over the programs of a cluster, over memory where clusters do not fit."""
+    over_memory = splits(tiles, k, step_k, units)
+    if not has_clusters(arch):
+        return [(split, 0) for split in over_memory]
+    found = []
+    for split in _FILLED:
+        steps = -(-k // (step_k * split))
+        waves = tiles * split / units
+        if steps >= 2 and steps * step_k * split <= _WASTE * k and _CLUSTER_WAVES[0] <= waves <= _CLUSTER_WAVES[1]:
+            found.append((split, 1))
+    for split in over_memory:
+        programs = tiles * split
+        if (split, 1) not in found or -(-programs // filled(units, split)) > -(-programs // units):
+            found.append((split, 0))
+    return found
+
+
+def filled(units: int, cluster: int) -> int:
+    """How many of the units have a program when each has room for one, in clusters of this size."""
+    return int(units * _FILLED[cluster]) // cluster * cluster
+
+
+def has_clusters(arch: str) -> bool:
+    """Whether programs of this architecture can reach into each other's shared memory: sm_90 and later."""
+    return arch.startswith("sm_") and int(arch[3:]) >= 90
 
 
 def ring_stages(
@@ -119,7 +155,8 @@ def estimate_us(m: int, n: int, k: int, units: int, tile: Tile, c: Constants, *,
     """Device time: the slowest of memory, a unit's loads in flight, L2 and the loop, plus start and reduction."""
     programs = -(-n // tile.rows) * -(-m // tile.tokens) * tile.split
     resident = max(1, min(16, shared_limit(arch) // (tile.shared + 1024), 64 // tile.warps))
-    busiest = -(-programs // units)  # programs of the busiest unit
+    at_once = filled(units, tile.split) if tile.cluster else units
+    busiest = -(-programs // at_once)  # programs of the busiest unit
     here = min(busiest, resident)
     read = tile.groups * tile.rows * tile.block_k * 2  # bytes of W in a step
     whole_k = tile.steps * tile.block_k * tile.groups * tile.split
@@ -135,7 +172,9 @@ def estimate_us(m: int, n: int, k: int, units: int, tile: Tile, c: Constants, *,
     time = largest(memory, loads, cache, loop)
     if whole_k != k:
         time *= 1 + 0.03 * c.masked
-    if tile.split > 1:
+    if tile.cluster:
+        time += c.exchange + c.sent_10kb * (tile.groups * tile.rows * tile.tokens * 4 / 1e4)
+    elif tile.split > 1:
         partial_mb = tile.split * tile.tokens * -(-m // tile.tokens) * n * 4 / 1e6
         tail_10kb = tile.split * tile.rows * tile.tokens * 4 / 1e4
         time += c.reduce + c.partial_mb * partial_mb + c.tail_10kb * tail_10kb

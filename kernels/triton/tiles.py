@@ -17,16 +17,20 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.triton.cluster import add_up_and_store, begin
 from gemmtuned.kernels.triton.launch import Axis, Config, Exchange, LaunchRecord, check_config, make_record
 from gemmtuned.kernels.triton.limits import shared_limit
-from gemmtuned.kernels.triton.space import Constants, Tile, estimate_us, ring_stages, splits
+from gemmtuned.kernels.triton.space import Constants, Tile, cuts, estimate_us, ring_stages, splits
 from gemmtuned.kernels.triton.split_k import arrived_last, reset
 
 NAME: Final = "tiles"
 KEYS: Final = ("rows", "tokens", "block_k", "split", "group", "swap", "cluster", "warps", "stages")
 _SMALL_M: Final = 64  # up to here one tile holds all rows of X, and reading W is the work
-RING_BYTES: Final = (24 << 10, 36 << 10, 48 << 10, 64 << 10)
-FITTED: Final = Constants(
-    bandwidth=4.54e6, latency=0.884, unit_l2=665e3, start=3.0, step=0.077, reduce=0.383, partial_mb=0.783,
-    tail_10kb=0.063, stage=0.617, reread=0.451, masked=0.316, mma=0.031, warp=0.01, wide_step=0.016,
+_RING_BYTES: Final = (24 << 10, 36 << 10, 48 << 10, 64 << 10, 96 << 10)
+_FITTED_16: Final = Constants(  # tokens a tile, and 32
+    bandwidth=4.82e6, latency=1.06, unit_l2=382e3, start=2.49, step=0.124, reduce=0.971, partial_mb=0.545,
+    tail_10kb=0.0952, exchange=0.639, sent_10kb=0.0, stage=0.0, reread=10.3, masked=0.0, mma=1.24, warp=0.0,
+)  # fmt: skip
+_FITTED_64: Final = Constants(
+    bandwidth=4.54e6, latency=0.887, unit_l2=137e3, start=2.77, step=0.0749, reduce=0.808, partial_mb=0.482,
+    tail_10kb=0.133, exchange=0.318, sent_10kb=0.845, stage=0.0141, reread=1.18, masked=0.27, mma=0.0999, warp=0.247,
 )  # fmt: skip
 
 
@@ -170,33 +174,40 @@ def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[t
 def _few_rows(m: int, n: int, k: int, units: int, arch: str) -> list[tuple[float, dict[str, int]]]:
     tokens = max(16, 1 << (m - 1).bit_length())
     found = []
+    fitted = _FITTED_16 if tokens < _SMALL_M else _FITTED_64
     few = (2, 4) if tokens < _SMALL_M else (4,)  # at 64 tokens four won at each of twenty shapes
     heights: tuple[tuple[int, int, tuple[int, ...]], ...] = (
-        (32, 0, (2,) if tokens < 32 else few),
+        (32, 0, few),
         (64, 1, few),
         (128, 1, (8,)),
     )
-    if tokens == _SMALL_M:  # where N is small: shorter partial sums for the last program of a tile to add up
+    if tokens == _SMALL_M:
         heights = ((16, 0, (4,)), *heights)
     for rows, swap, warp_choices in heights:
         tiles_n = -(-n // rows)
         for block_k in (64, 128, 256) if rows <= 32 else (64, 128):
             w_bytes, shared_bytes = rows * block_k * 2, (rows + tokens) * block_k * 2
-            for split in splits(tiles_n, k, block_k, units):
+            for split, cluster in cuts(tiles_n, k, block_k, units, arch=arch):
                 steps = -(-k // (block_k * split))
+                lines, wide = (rows, tokens) if swap else (tokens, rows)
+                exchange = Exchange(lines, wide, 1).bytes(split) if cluster else 0
                 for stages in ring_stages(
-                    RING_BYTES, w_bytes=w_bytes, shared_bytes=shared_bytes, steps=steps, programs=tiles_n * split,
+                    _RING_BYTES, w_bytes=w_bytes, shared_bytes=shared_bytes, steps=steps, programs=tiles_n * split,
                     units=units, arch=arch, most=8,
                 ):  # fmt: skip
                     for warps in warp_choices:
-                        wide = bool(swap) and warps >= 4
-                        shared = (stages if wide else stages - 1) * shared_bytes
+                        group_mma = bool(swap) and warps >= 4
+                        shared = (stages if group_mma else stages - 1) * shared_bytes + exchange
                         if shared > shared_limit(arch):
                             continue
                         config = {"rows": rows, "tokens": tokens, "block_k": block_k, "split": split, "warps": warps}
-                        tile = Tile(**config, groups=1, stages=stages, steps=steps, shared=shared, wide=wide)
-                        cost = estimate_us(m, n, k, units, tile, FITTED, arch=arch)
-                        found.append((cost, {**config, "group": 1, "swap": swap, "stages": stages}))
+                        tile = Tile(
+                            **config, groups=1, stages=stages, steps=steps, shared=shared, wide=group_mma,
+                            cluster=bool(cluster),
+                        )  # fmt: skip
+                        cost = estimate_us(m, n, k, units, tile, fitted, arch=arch)
+                        config |= {"group": 1, "swap": swap, "cluster": cluster, "stages": stages}
+                        found.append((cost, config))
     return found
 
 
@@ -221,7 +232,7 @@ def _many_rows(m: int, n: int, k: int, units: int, arch: str) -> list[tuple[floa
                         config = {"rows": rows, "tokens": tokens, "block_k": block_k, "split": split, "warps": warps}
                         cost = _many_rows_us(m, n, k, units, config, steps, shared, arch)
                         group = 8 if m > 2 * tokens else 1
-                        found.append((cost, {**config, "group": group, "swap": swap, "stages": stages}))
+                        found.append((cost, {**config, "group": group, "swap": swap, "cluster": 0, "stages": stages}))
     return found
 
 

@@ -2,9 +2,9 @@
 
 Y[M, N] = X[M, K] @ W[N, K].T + bias.  Rows of W lie on the long side of the matrix instruction and the few tokens on
 the short one.  The three-dimensional dot puts `warps` on its batch axis, so that a tile of 16 or 32 rows still
-keeps all warps busy with a deep ring of loads each; their sums meet once at the end.  With `chains` > 1 a warp's share
-of a step is cut once more, so that an instruction need not wait for the one before it.  `split` > 1 cuts K over
-programs too, and the last program of a tile adds up (split_k.py).
+keeps all warps busy with a deep ring of loads each; their sums meet once at the end.  `split` > 1 cuts K over
+programs too: with `cluster` 1 they put their sums into each other's memory (cluster.py), with 0 the last program of a
+tile adds up (split_k.py).
 """
 # mypy: disable-error-code="misc,untyped-decorator,no-untyped-def,no-untyped-call"
 
@@ -19,16 +19,17 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.triton.cluster import add_up_and_store, begin
 from gemmtuned.kernels.triton.launch import Axis, Config, Exchange, LaunchRecord, check_config, make_record
-from gemmtuned.kernels.triton.space import Constants, Tile, estimate_us, ring_stages, splits
+from gemmtuned.kernels.triton.limits import shared_limit
+from gemmtuned.kernels.triton.space import Constants, Tile, cuts, estimate_us, ring_stages
 from gemmtuned.kernels.triton.split_k import arrived_last, reset
 
 NAME: Final = "warp_split_k"
-KEYS: Final = ("rows", "tokens", "block_k", "chains", "split", "cluster", "warps", "stages")
+KEYS: Final = ("rows", "tokens", "block_k", "split", "cluster", "warps", "stages")
 MAX_M: Final = 32
 _RING_BYTES: Final = (20 << 10, 30 << 10, 44 << 10, 56 << 10, 80 << 10)
 _FITTED: Final = Constants(
-    bandwidth=4.52e6, latency=0.863, unit_l2=88.7e3, start=2.17, step=0.171, reduce=0.388, partial_mb=2.02,
-    tail_10kb=0.298, stage=0.124, reread=1.51, masked=0.118, mma=0.118, warp=1.79,
+    bandwidth=4.73e6, latency=0.82, unit_l2=210e3, start=2.14, step=0.0571, reduce=0.766, partial_mb=1.32,
+    tail_10kb=0.129, exchange=0.0, sent_10kb=0.715, stage=0.0, reread=4.53, masked=0.0, mma=6.96, warp=2.18,
 )  # fmt: skip
 
 
@@ -110,15 +111,10 @@ KERNEL: Final = warp_split_k
 
 def launch_record(config: Config, problem: Problem) -> LaunchRecord:
     """How this config runs the problem. Raises CandidateFailed when it cannot."""
-    config = {"chains": 1, "cluster": 0, **config}  # what was found before there were chains
+    config = {"cluster": 0, **config}
     check_config(config, KEYS, NAME)
-    if config["chains"] < 1 or config["block_k"] % (16 * config["chains"]):
-        raise CandidateFailed(
-            f"{problem} {NAME}: block_k {config['block_k']} is not {config['chains']} times 16 or more"
-        )
     if problem.m > min(MAX_M, config["tokens"]):
         raise CandidateFailed(f"{problem} {NAME}: holds {config['tokens']} rows of X (at most {MAX_M})")
-    copies = config["warps"] * config["chains"]
     return make_record(
         NAME,
         problem,
@@ -128,10 +124,10 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
         constants={
             "BLOCK_N": config["rows"],
             "BLOCK_M": config["tokens"],
-            "BLOCK_K": config["block_k"] // config["chains"],
-            "WARPS": copies,
+            "BLOCK_K": config["block_k"],
+            "WARPS": config["warps"],
         },
-        exchange=Exchange(config["rows"], config["tokens"], copies) if config["cluster"] else None,
+        exchange=Exchange(config["rows"], config["tokens"], config["warps"]) if config["cluster"] else None,
         split=config["split"],
         tile_values=config["rows"] * config["tokens"],
     )
@@ -151,13 +147,16 @@ def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[t
             if (rows * tokens > 1024 and block_k > 64) or (rows + tokens) * block_k > 1 << 14:
                 continue  # more registers than a thread has
             w_bytes, shared_bytes = warps * rows * block_k * 2, warps * (rows + tokens) * block_k * 2
-            for split in splits(tiles, k, block_k * warps, units):
+            for split, cluster in cuts(tiles, k, block_k * warps, units, arch=arch):
+                exchange = Exchange(rows, tokens, warps).bytes(split) if cluster else 0
                 steps = -(-k // (block_k * warps * split))
                 for stages in ring_stages(
                     _RING_BYTES, w_bytes=w_bytes, shared_bytes=shared_bytes, steps=steps, programs=tiles * split,
                     units=units, arch=arch, most=12,
                 ):  # fmt: skip
-                    shared = (stages - 1) * shared_bytes
+                    shared = (stages - 1) * shared_bytes + exchange
+                    if shared > shared_limit(arch):
+                        continue
                     config = {"rows": rows, "tokens": tokens, "block_k": block_k, "split": split, "warps": warps}
                     tile = Tile(
                         rows=rows,
@@ -169,9 +168,10 @@ def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[t
                         stages=stages,
                         steps=steps,
                         shared=shared,
+                        cluster=bool(cluster),
                     )
                     cost = estimate_us(m, n, k, units, tile, _FITTED, arch=arch)
-                    found.append((cost, {**config, "stages": stages}))
+                    found.append((cost, {**config, "cluster": cluster, "stages": stages}))
     found.sort(key=lambda item: item[0])
     return found
 

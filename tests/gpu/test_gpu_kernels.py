@@ -11,7 +11,17 @@ from gemmtuned.kernels.triton.python_launch import device_arch
 pytestmark = pytest.mark.gpu
 
 WARPS = {"rows": 16, "tokens": 8, "block_k": 64, "split": 8, "warps": 2, "stages": 5, "cluster": 1}
-LOW = {"rows": 32, "tokens": 64, "block_k": 64, "split": 5, "group": 1, "swap": 0, "warps": 4, "stages": 4, "cluster": 1}
+LOW = {
+    "rows": 32,
+    "tokens": 64,
+    "block_k": 64,
+    "split": 5,
+    "group": 1,
+    "swap": 0,
+    "warps": 4,
+    "stages": 4,
+    "cluster": 1,
+}
 HIGH = {**LOW, "rows": 64, "swap": 1}
 
 
