@@ -3,7 +3,8 @@
 Torch's default is timed first and is always a candidate.  All others are screened against it in short races; the best
 few are verified; what passes races the default in earnest at every member of the unit, and the best of those races
 again.  Only a candidate that is clearly faster in both races, at every member, is published;
-otherwise the verdict is that the default is best, which is a solution too.
+otherwise the verdict is that the default is best, which is a solution too.  A default that has become slower than it
+was at first is raced a third time, after a pause.
 
 Two races because the first one has several entrants and picks the luckiest: the second has none to pick from.  With
 the same kernel in both arms each is won by chance in at most 2.5 % of cases, whatever the noise (measure.py), and the
@@ -42,6 +43,7 @@ FINALISTS: Final = 3
 NEAR: Final = 1.03  # what screens this near to the best is screened once more, NEAR_MOST at most: noise is as large
 NEAR_MOST: Final = 8
 MOST: Final = 30  # candidates of a search, seeds included
+DRIFTED: Final = 1.03  # times its first time: what beats so slow a default must do so again after a pause
 COOL_S: Final = 2.0  # a slowed device is given this long, twice, before the race is called off
 _HOPELESS: Final = 0.97  # screened gain below which a candidate cannot be worth it
 
@@ -144,7 +146,13 @@ class _Contest:
         tied = [e for e in winners if e.worst_gain * WORTH_IT >= best]
         order = list(BACKENDS)
         winner = min(tied, key=lambda e: (order.index(e.candidate.backend), -e.worst_gain))
-        return winner if self._race(default, winner, attempt=2) and self._keep_binary(winner) else None
+        if not self._race(default, winner, attempt=2):
+            return None
+        if self._default_was_faster(winner):
+            time.sleep(COOL_S)
+            if not self._race(default, winner, attempt=3):
+                return None
+        return winner if self._keep_binary(winner) else None
 
     def solution(self, winner: Entrant | None, covers: str, mode: str) -> Solution:
         """The verdict for the target in one mode, once the search has run; see outcome.py."""
@@ -319,6 +327,11 @@ class _Contest:
             if not won:
                 return False
         return True
+
+    def _default_was_faster(self, entrant: Entrant) -> bool:
+        """Whether the default has lost to its own time at the begin: a device may slow down one kernel and no other."""
+        run = entrant.races[self.main]
+        return isinstance(self._clock, GraphClock) and run.baseline_us > DRIFTED * self.default_us
 
     def _fair_race(self, default: Kernel, entrant: Entrant, member: Problem) -> tuple[Race, str]:
         """(a race on a device that was not slowed down, its clock as text for the trial's note).

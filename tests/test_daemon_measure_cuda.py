@@ -301,3 +301,36 @@ def test_a_disk_that_refuses_the_winners_binary_gives_no_verdict(table: Table) -
 
     with pytest.raises(TryLater, match="cannot keep a binary"):
         table.tune({"triton": 15.0})
+
+
+@pytest.mark.parametrize("recovers", [True, False])
+def test_a_default_that_has_become_slower_is_raced_again_after_a_pause(
+    table: Table, recovers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.backends["triton"] = Compiled("triton", right)
+    pauses: list[float] = []
+    monkeypatch.setattr(search.time, "sleep", pauses.append)
+
+    class Drifting(PlantedClock):
+        def us(self, arm: Arm, copies: Sequence[int]) -> float:
+            us = super().us(arm, copies)
+            screened = any(trial.phase == "screen" for trial in table.told)
+            return us * 1.08 if arm.name == "torch" and screened and not (recovers and pauses) else us
+
+    found = table.tune({}, clock=Drifting({"triton": 20.0}, {}))
+
+    races = [trial for trial in table.told if trial.phase == "confirm"]
+    assert pauses == [search.COOL_S]
+    assert [trial.outcome for trial in races] == (["ok", "ok", "slower"] if recovers else ["ok"] * 3)
+    assert found["graph"].state == ("default_best" if recovers else "published")
+
+
+def test_what_screens_close_together_is_screened_again(table: Table) -> None:
+    for i in range(5):
+        table.backends[f"b{i}"] = Compiled(f"b{i}", right)
+
+    table.tune({f"b{i}": (15.0 if i < 4 else 19.0) for i in range(5)})
+
+    again = {trial.candidate.backend for trial in table.told if trial.phase == "screen" and "of two" in trial.note}
+    assert again == {"b0", "b1", "b2", "b3"}
+    assert len({trial.candidate for trial in table.told if trial.phase == "verify"}) == search.FINALISTS
