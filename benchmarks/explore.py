@@ -23,142 +23,59 @@ from gemmtuned.daemon import search
 from gemmtuned.daemon.options import SearchOptions
 from gemmtuned.kernels.backends import environment
 from gemmtuned.kernels.device import cuda_device
-from gemmtuned.kernels.triton import tiles, warp_split_k
+from gemmtuned.kernels.triton import tiles
 from gemmtuned.kernels.triton.limits import shared_limit
-from gemmtuned.kernels.triton.shortlist import shortlist
-from gemmtuned.kernels.triton.space import Tile, estimate_us, ring_stages
+from gemmtuned.kernels.triton.space import Tile, estimate_us
 
 DEEP = "--deep" in sys.argv
 KNOWN = Path(__file__).parent / "results/dense-all-h200-2026-11-22.json"
 RINGS = (24 << 10, 36 << 10, 48 << 10, 64 << 10, 96 << 10)
 
 
-def clusters(m: int, n: int, k: int, units: int, arch: str) -> list[tuple[float, str, dict[str, int]]]:
-    """(estimate, kernel, config) of clusters of 2 to 8 programs a tile."""
-    tokens = max(8, 1 << (m - 1).bit_length())
-    found = []
-    if tokens < 64:
-        kinds = [
-            ("warp_split_k", rows, block_k, warps, chains, 0)
-            for rows in (16, 32, 64)
-            for block_k in (64, 128, 256)
-            for warps in (2, 4)
-            for chains in (1, 2)
-            if block_k >= 64 * chains
-        ]
-    else:
-        kinds = []
-    if tokens >= 16:
-        kinds += [
-            ("tiles", rows, block_k, warps, 0, swap)
-            for rows, swap, warps in ((16, 0, 4), (32, 0, 4), (64, 1, 4), (128, 1, 8))
-            for block_k in (64, 128, 256)
-            if tokens >= 64 or rows >= 32
-        ]
-    for name, rows, block_k, warps, chains, swap in kinds:
-        tiles_n = -(-n // rows)
-        groups = warps if chains else 1
-        if (rows + tokens) * block_k > 1 << 14:
-            continue
-        for split in range(2, 9):
-            steps = -(-k // (block_k * groups * split))
-            programs = tiles_n * split
-            if steps < 2 or steps * block_k * groups * split > 1.15 * k or not 0.6 * units <= programs <= 3 * units:
-                continue
-            w_bytes, shared_bytes = groups * rows * block_k * 2, groups * (rows + tokens) * block_k * 2
-            for stages in ring_stages(
-                RINGS, w_bytes=w_bytes, shared_bytes=shared_bytes, steps=steps, programs=programs, units=units,
-                arch=arch, most=12,
-            ):  # fmt: skip
-                shared = (stages - 1) * shared_bytes
-                if shared > shared_limit(arch):
-                    continue
-                tile = Tile(
-                    rows=rows, tokens=tokens, block_k=block_k, groups=groups, split=split, warps=warps, stages=stages,
-                    steps=steps, shared=shared, wide=swap == 1,
-                )  # fmt: skip
-                c = warp_split_k._FITTED if chains else tiles.FITTED
-                config = {"rows": rows, "tokens": tokens, "block_k": block_k, "split": split, "warps": warps}
-                config |= {"stages": stages, "cluster": 1}
-                config |= {"chains": chains} if chains else {"group": 1, "swap": swap}
-                found.append((estimate_us(m, n, k, units, tile, c, arch=arch), name, config))
-    return sorted(found, key=lambda item: item[0])
-
-
-def deep(m: int, n: int, k: int, units: int, arch: str) -> list[tuple[str, dict[str, int]]]:
-    """One or two programs a unit: many warps and chains, wide steps, deep rings."""
-    tokens = max(8, 1 << (m - 1).bit_length())
-    found = []
-    for rows in (16, 32):
-        tiles_n = -(-n // rows)
-        for split in range(1, 9):
-            programs = tiles_n * split
-            lowest = min((s for s in range(1, 9) if tiles_n * s >= 90), default=8)
-            if not (split == lowest or 124 <= programs <= 132) or programs > 264:
-                continue
-            for block_k in (128, 256, 512):
-                for warps in (2, 4, 8):
-                    for chains in (1, 2, 4):
-                        steps = -(-k // (block_k * warps * split))
-                        shared_bytes = warps * (rows + tokens) * block_k * 2
-                        if steps < 2 or steps * block_k * warps * split > 1.15 * k or block_k // chains < 32:
-                            continue
-                        if rows * tokens * chains > 32 * 16:
-                            continue
-                        here = 2 if programs > units else 1
-                        for ring in (64 << 10, 110 << 10, 180 << 10):
-                            stages = min(ring // here // shared_bytes, steps) + 1
-                            if stages < 3 or (stages - 1) * shared_bytes > shared_limit(arch):
-                                continue
-                            config = {"rows": rows, "tokens": tokens, "block_k": block_k, "split": split}
-                            config |= {"warps": warps, "stages": stages, "cluster": int(split > 1), "chains": chains}
-                            if ("warp_split_k", config) not in found:
-                                found.append(("warp_split_k", config))
-    return found
-
-
 def low(m: int, n: int, k: int, units: int, arch: str) -> list[tuple[str, dict[str, int]]]:
-    """M = 64: low tiles, clusters or not."""
+    """M > 64: split-K in clusters, by the estimate of M = 64."""
     found = []
-    for rows, swap, warps in ((16, 0, 4), (32, 0, 4), (64, 1, 4)):
-        tiles_n = -(-n // rows)
-        for split in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16):
-            programs = tiles_n * split
-            if not 90 <= programs <= 2.2 * units:
+    for rows, tokens, swap, warps in (
+        (64, 64, 0, 4), (64, 64, 1, 4), (32, 64, 0, 4), (128, 64, 0, 4), (128, 64, 1, 4), (128, 64, 1, 8), (64, 128, 1, 4), (64, 128, 0, 8),
+        (128, 128, 0, 8), (128, 128, 1, 8), (256, 64, 1, 8), (64, 256, 0, 8), (128, 256, 0, 8), (256, 128, 1, 8), (32, 128, 0, 8), (32, 128, 0, 4),
+    ):  # fmt: skip
+        if tokens > m:
+            continue
+        tiles_mn = -(-n // rows) * -(-m // tokens)
+        for split in range(1, 9):
+            programs = tiles_mn * split
+            if not 0.45 * units <= programs <= 2.2 * units:
                 continue
-            for block_k in (64, 128, 256):
+            for block_k in (64, 128):
                 steps = -(-k // (block_k * split))
-                shared_bytes = (rows + 64) * block_k * 2
+                shared_bytes = (rows + tokens) * block_k * 2
                 if steps < 2 or steps * block_k * split > 1.15 * k:
                     continue
-                here = -(-programs // units)
-                for ring in (100 << 10, 200 << 10):
-                    stages = min(ring // here // shared_bytes, steps) + 1
-                    if stages < 3 or (stages - 1) * shared_bytes > shared_limit(arch):
+                for stages in (3, 4, 5, 7):
+                    shared = stages * shared_bytes
+                    if stages > steps + 1 or shared + (rows * tokens * 5 if split > 1 else 0) > shared_limit(arch):
                         continue
-                    for cluster in (0, 1) if 1 < split <= 8 else (0,):
-                        config = {"rows": rows, "tokens": 64, "block_k": block_k, "split": split, "group": 1}
-                        config |= {"swap": swap, "warps": warps, "stages": stages, "cluster": cluster}
-                        if ("tiles", config) not in found:
-                            found.append(("tiles", config))
-    return found
+                    tile = Tile(
+                        rows=rows, tokens=tokens, block_k=block_k, groups=1, split=split, warps=warps, stages=stages,
+                        steps=steps, shared=shared, wide=True, cluster=split > 1,
+                    )  # fmt: skip
+                    config = {"rows": rows, "tokens": tokens, "block_k": block_k, "split": split, "group": 1}
+                    config |= {"swap": swap, "warps": warps, "stages": stages, "cluster": int(split > 1)}
+                    found.append((estimate_us(m, n, k, units, tile, tiles._FITTED_64, arch=arch), config))
+    found.sort(key=lambda item: item[0])
+    taken: Counter[Any] = Counter()
+    chosen = []
+    for _, config in found:
+        group = (config["rows"], config["tokens"], config["swap"], config["warps"])
+        if taken[group] < 5 and len(chosen) < 64:
+            taken[group] += 1
+            chosen.append(("tiles", config))
+    return chosen
 
 
 def offered(p: Any, units: int, arch: str, most: int) -> list[Candidate]:
-    if DEEP:
-        chosen = (low if p.m == 64 else deep)(p.m, p.n, p.k, units, arch)
-    else:
-        chosen = [(kernel, config) for kernel, config in shortlist(p.m, p.n, p.k, units, arch=arch)]
-        for kernel, config in list(chosen)[:8]:
-            if kernel == "warp_split_k" and config["block_k"] >= 64:
-                chosen.append((kernel, {**config, "chains": 2}))
-    taken: Counter[Any] = Counter()
-    for _, kernel, config in clusters(p.m, p.n, p.k, units, arch) if not DEEP else ():
-        group = (kernel, config["rows"], config["split"], config.get("chains"))
-        if taken[group] < 4 and len(chosen) < most:
-            taken[group] += 1
-            chosen.append((kernel, config))
-    known = []
+    chosen = low(p.m, p.n, p.k, units, arch)
+    known = [Candidate("cublaslt", c.config) for c in ()]
     for row in json.loads(KNOWN.read_text())["rows"]:
         if (row["m"], row["n"], row["k"]) == (p.m, p.n, p.k) and row.get("backend") == "triton":
             known.append(Candidate("triton", row["config"]))

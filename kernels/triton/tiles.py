@@ -17,7 +17,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.triton.cluster import add_up_and_store, begin
 from gemmtuned.kernels.triton.launch import Axis, Config, Exchange, LaunchRecord, check_config, make_record
 from gemmtuned.kernels.triton.limits import shared_limit
-from gemmtuned.kernels.triton.space import Constants, Tile, cuts, estimate_us, ring_stages, splits
+from gemmtuned.kernels.triton.space import Constants, Tile, cuts, estimate_us, filled, ring_stages
 from gemmtuned.kernels.triton.split_k import arrived_last, reset
 
 NAME: Final = "tiles"
@@ -220,35 +220,38 @@ def _many_rows(m: int, n: int, k: int, units: int, arch: str) -> list[tuple[floa
     ):  # fmt: skip
         tiles_mn = -(-n // rows) * -(-m // tokens)
         for block_k in (32, 64, 128):
-            for split in splits(tiles_mn, k, block_k, units):
+            for split, cluster in cuts(tiles_mn, k, block_k, units, arch=arch):
                 steps = -(-k // (block_k * split))
+                lines, wide = (rows, tokens) if swap else (tokens, rows)
+                exchange = Exchange(lines, wide, 1).bytes(split) if cluster else 0
                 for warps in (4, 8):
                     if not 512 <= rows * tokens // warps <= 4096:
                         continue
                     for stages in (2,) if amd else (3, 4, 5):
-                        shared = (stages - (1 if amd else 0)) * (rows + tokens) * block_k * 2
+                        shared = (stages - (1 if amd else 0)) * (rows + tokens) * block_k * 2 + exchange
                         if shared > shared_limit(arch) or stages > steps + 2:
                             continue
                         config = {"rows": rows, "tokens": tokens, "block_k": block_k, "split": split, "warps": warps}
-                        cost = _many_rows_us(m, n, k, units, config, steps, shared, arch)
-                        group = 8 if m > 2 * tokens else 1
-                        found.append((cost, {**config, "group": group, "swap": swap, "cluster": 0, "stages": stages}))
+                        cost = _many_rows_us(m, n, k, units, config, cluster, steps, shared, arch)
+                        config |= {"group": 8 if m > 2 * tokens else 1, "swap": swap, "cluster": cluster}
+                        found.append((cost, {**config, "stages": stages}))
     return found
 
 
 def _many_rows_us(
-    m: int, n: int, k: int, units: int, config: dict[str, int], steps: int, shared: int, arch: str
+    m: int, n: int, k: int, units: int, config: dict[str, int], cluster: int, steps: int, shared: int, arch: str
 ) -> float:
     """The slowest of memory, L2, tensor cores and issue, plus start and reduction."""
     rows, tokens, block_k, split = config["rows"], config["tokens"], config["block_k"], config["split"]
-    busiest = -(-(-(-n // rows) * -(-m // tokens) * split) // units)
+    busiest = -(-(-(-n // rows) * -(-m // tokens) * split) // (filled(units, split) if cluster else units))
     here = min(busiest, max(1, min(8, shared_limit(arch) // (shared + 1024))))
     rate = min(4.5e6 / units, here * shared * 0.75)
     memory = min(busiest * rows * steps * block_k * 2, (n * k + m * k) * 3 / units) / rate
     cache = busiest * (rows + tokens) * steps * block_k * 2 / (7e6 / units)
     math = busiest * 2 * rows * tokens * steps * block_k / (450e6 / units)
     issue = 0.1 * steps * busiest / here
-    return 2.2 + max(memory, cache, math, issue) + (1.0 + 8 * split * m * n / 3e6 if split > 1 else 0.0)
+    sums = 0.4 + rows * tokens * 4 / 1e4 if cluster else 1.0 + 8 * split * m * n / 3e6 if split > 1 else 0.0
+    return 2.2 + max(memory, cache, math, issue) + sums
 
 
 def run(x: Any, w: Any, bias: Any, config: Config, workspace: Any = None) -> Any:
