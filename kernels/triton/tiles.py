@@ -17,18 +17,18 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.triton.cluster import add_up_and_store, begin
 from gemmtuned.kernels.triton.launch import Axis, Config, Exchange, LaunchRecord, check_config, make_record
 from gemmtuned.kernels.triton.limits import shared_limit
-from gemmtuned.kernels.triton.space import Constants, Tile, cuts, estimate_us, filled, ring_stages
+from gemmtuned.kernels.triton.space import Constants, Tile, cuts, estimate_us, ring_stages
 from gemmtuned.kernels.triton.split_k import arrived_last, reset
 
 NAME: Final = "tiles"
 KEYS: Final = ("rows", "tokens", "block_k", "split", "group", "swap", "cluster", "warps", "stages")
 _SMALL_M: Final = 64  # up to here one tile holds all rows of X, and reading W is the work
 _RING_BYTES: Final = (24 << 10, 36 << 10, 48 << 10, 64 << 10, 96 << 10)
-_FITTED_16: Final = Constants(  # tokens a tile, and 32
+_FITTED_16: Final = Constants(  # to timings at 16 tokens a tile
     bandwidth=4.82e6, latency=1.06, unit_l2=382e3, start=2.49, step=0.124, reduce=0.971, partial_mb=0.545,
     tail_10kb=0.0952, exchange=0.639, sent_10kb=0.0, stage=0.0, reread=10.3, masked=0.0, mma=1.24, warp=0.0,
 )  # fmt: skip
-_FITTED_64: Final = Constants(
+_FITTED_64: Final = Constants(  # at 64; orders those at 128 and 256 rows of X as well
     bandwidth=4.54e6, latency=0.887, unit_l2=137e3, start=2.77, step=0.0749, reduce=0.808, partial_mb=0.482,
     tail_10kb=0.133, exchange=0.318, sent_10kb=0.845, stage=0.0141, reread=1.18, masked=0.27, mma=0.0999, warp=0.247,
 )  # fmt: skip
@@ -166,33 +166,19 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
 
 def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[tuple[float, dict[str, int]]]:
     """(estimated us, config) of the candidates for a device with this many units, the fastest first."""
-    found = _few_rows(m, n, k, units, arch) if m <= _SMALL_M else _many_rows(m, n, k, units, arch)
-    found.sort(key=lambda item: item[0])
-    return found
-
-
-def _few_rows(m: int, n: int, k: int, units: int, arch: str) -> list[tuple[float, dict[str, int]]]:
-    tokens = max(16, 1 << (m - 1).bit_length())
+    tokens = max(16, min(1 << (m - 1).bit_length(), _SMALL_M))
     found = []
     fitted = _FITTED_16 if tokens < _SMALL_M else _FITTED_64
-    few = (2, 4) if tokens < _SMALL_M else (4,)  # at 64 tokens four won at each of twenty shapes
-    heights: tuple[tuple[int, int, tuple[int, ...]], ...] = (
-        (32, 0, few),
-        (64, 1, few),
-        (128, 1, (8,)),
-    )
-    if tokens == _SMALL_M:
-        heights = ((16, 0, (4,)), *heights)
-    for rows, swap, warp_choices in heights:
-        tiles_n = -(-n // rows)
+    for rows, wide_tokens, swap, warp_choices in _shapes(m, tokens):
+        tiles = -(-n // rows) * -(-m // wide_tokens)
         for block_k in (64, 128, 256) if rows <= 32 else (64, 128):
-            w_bytes, shared_bytes = rows * block_k * 2, (rows + tokens) * block_k * 2
-            for split, cluster in cuts(tiles_n, k, block_k, units, arch=arch):
+            w_bytes, shared_bytes = rows * block_k * 2, (rows + wide_tokens) * block_k * 2
+            for split, cluster in cuts(tiles, k, block_k, units, arch=arch):
                 steps = -(-k // (block_k * split))
-                lines, wide = (rows, tokens) if swap else (tokens, rows)
+                lines, wide = (rows, wide_tokens) if swap else (wide_tokens, rows)
                 exchange = Exchange(lines, wide, 1).bytes(split) if cluster else 0
                 for stages in ring_stages(
-                    _RING_BYTES, w_bytes=w_bytes, shared_bytes=shared_bytes, steps=steps, programs=tiles_n * split,
+                    _RING_BYTES, w_bytes=w_bytes, shared_bytes=shared_bytes, steps=steps, programs=tiles * split,
                     units=units, arch=arch, most=8,
                 ):  # fmt: skip
                     for warps in warp_choices:
@@ -200,58 +186,25 @@ def _few_rows(m: int, n: int, k: int, units: int, arch: str) -> list[tuple[float
                         shared = (stages if group_mma else stages - 1) * shared_bytes + exchange
                         if shared > shared_limit(arch):
                             continue
-                        config = {"rows": rows, "tokens": tokens, "block_k": block_k, "split": split, "warps": warps}
+                        config = {"rows": rows, "tokens": wide_tokens, "block_k": block_k, "split": split}
                         tile = Tile(
-                            **config, groups=1, stages=stages, steps=steps, shared=shared, wide=group_mma,
+                            **config, groups=1, warps=warps, stages=stages, steps=steps, shared=shared, wide=group_mma,
                             cluster=bool(cluster),
                         )  # fmt: skip
                         cost = estimate_us(m, n, k, units, tile, fitted, arch=arch)
-                        config |= {"group": 1, "swap": swap, "cluster": cluster, "stages": stages}
+                        config |= {"group": 1, "swap": swap, "cluster": cluster, "warps": warps, "stages": stages}
                         found.append((cost, config))
+    found.sort(key=lambda item: item[0])
     return found
 
 
-def _many_rows(m: int, n: int, k: int, units: int, arch: str) -> list[tuple[float, dict[str, int]]]:
-    """Not fitted to anything: M > 64 has not been measured, and torch's library is hard to beat there."""
-    amd = arch.startswith("gfx")
-    found = []
-    for rows, tokens, swap in (
-        (64, 64, 0), (128, 64, 0), (128, 64, 1), (128, 128, 0), (256, 64, 0), (256, 128, 0), (128, 256, 0)
-    ):  # fmt: skip
-        tiles_mn = -(-n // rows) * -(-m // tokens)
-        for block_k in (32, 64, 128):
-            for split, cluster in cuts(tiles_mn, k, block_k, units, arch=arch):
-                steps = -(-k // (block_k * split))
-                lines, wide = (rows, tokens) if swap else (tokens, rows)
-                exchange = Exchange(lines, wide, 1).bytes(split) if cluster else 0
-                for warps in (4, 8):
-                    if not 512 <= rows * tokens // warps <= 4096:
-                        continue
-                    for stages in (2,) if amd else (3, 4, 5):
-                        shared = (stages - (1 if amd else 0)) * (rows + tokens) * block_k * 2 + exchange
-                        if shared > shared_limit(arch) or stages > steps + 2:
-                            continue
-                        config = {"rows": rows, "tokens": tokens, "block_k": block_k, "split": split, "warps": warps}
-                        cost = _many_rows_us(m, n, k, units, config, cluster, steps, shared, arch)
-                        config |= {"group": 8 if m > 2 * tokens else 1, "swap": swap, "cluster": cluster}
-                        found.append((cost, {**config, "stages": stages}))
-    return found
-
-
-def _many_rows_us(
-    m: int, n: int, k: int, units: int, config: dict[str, int], cluster: int, steps: int, shared: int, arch: str
-) -> float:
-    """The slowest of memory, L2, tensor cores and issue, plus start and reduction."""
-    rows, tokens, block_k, split = config["rows"], config["tokens"], config["block_k"], config["split"]
-    busiest = -(-(-(-n // rows) * -(-m // tokens) * split) // (filled(units, split) if cluster else units))
-    here = min(busiest, max(1, min(8, shared_limit(arch) // (shared + 1024))))
-    rate = min(4.5e6 / units, here * shared * 0.75)
-    memory = min(busiest * rows * steps * block_k * 2, (n * k + m * k) * 3 / units) / rate
-    cache = busiest * (rows + tokens) * steps * block_k * 2 / (7e6 / units)
-    math = busiest * 2 * rows * tokens * steps * block_k / (450e6 / units)
-    issue = 0.1 * steps * busiest / here
-    sums = 0.4 + rows * tokens * 4 / 1e4 if cluster else 1.0 + 8 * split * m * n / 3e6 if split > 1 else 0.0
-    return 2.2 + max(memory, cache, math, issue) + sums
+def _shapes(m: int, tokens: int) -> tuple[tuple[int, int, int, tuple[int, ...]], ...]:
+    """(rows, tokens, swap, choices of warps) of the tiles worth trying."""
+    if m > _SMALL_M:
+        return ((32, 64, 0, (4,)), (64, 64, 0, (4,)), (64, 64, 1, (4,)), (64, 128, 1, (4,)), (128, 128, 1, (8,)))
+    if tokens == _SMALL_M:  # four warps won at each of twenty shapes
+        return ((16, 64, 0, (4,)), (32, 64, 0, (4,)), (64, 64, 1, (4,)), (128, 64, 1, (8,)))
+    return ((32, tokens, 0, (2, 4)), (64, tokens, 1, (2, 4)), (128, tokens, 1, (8,)))
 
 
 def run(x: Any, w: Any, bias: Any, config: Config, workspace: Any = None) -> Any:

@@ -30,7 +30,7 @@ HIGH = {**LOW, "rows": 64, "swap": 1}
     [
         (warp_split_k, WARPS, 8, 256, 7168, False),
         (warp_split_k, {**WARPS, "split": 7}, 5, 250, 7168, True),
-        (warp_split_k, {**WARPS, "split": 3, "chains": 2}, 3, 1000, 4104, True),
+        (warp_split_k, {**WARPS, "split": 3}, 3, 1000, 4104, True),
         (warp_split_k, {**WARPS, "rows": 32, "tokens": 16, "warps": 4, "split": 2, "stages": 3}, 16, 576, 2056, False),
         (tiles, LOW, 64, 576, 7168, False),
         (tiles, {**LOW, "split": 7}, 61, 570, 7176, True),
