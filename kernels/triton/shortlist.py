@@ -29,8 +29,7 @@ _SHARES: Final = (
     (8, {"warp_split_k": 24}),
     (32, {"warp_split_k": 24, "tiles": 24}),
     (64, {"tiles": 22}),
-    (128, {"tiles": 12}),  # from here on the library leads but where N is small: these tiles lack what large M needs
-    (256, {"tiles": 8}),
+    (256, {"tiles": 8}),  # here the library leads but where N is small: these tiles lack what large M needs
 )
 
 
