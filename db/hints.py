@@ -22,13 +22,15 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET problem_id = excluded.problem_id, backend = excluded.backend, config = excluded.config,
     us = excluded.us, text = excluded.text, imported_us = excluded.imported_us
 """
-# The sizes nearest in ratio first, none further than 4: a tile that is good at M = 64 says nothing about 4000
+# The sizes nearest in ratio first, none further than 4: a tile that is good at M = 64 says nothing about 4000.  Of one
+# size what was found on a device like this before what was found on others
 _SEEDS: Final = """
 SELECT h.backend, h.config FROM hint h JOIN problem q ON q.id = h.problem_id
 WHERE q.rest = :rest AND h.kind = 'tuned' AND h.backend IN (SELECT value FROM json_each(:backends))
     AND max(q.m, :m) <= 4 * min(q.m, :m)
 GROUP BY h.backend, h.config
-ORDER BY min(1.0 * max(q.m, :m) / min(q.m, :m)), min(coalesce(h.us, 1e300)), min(h.id) LIMIT :limit
+ORDER BY min(1.0 * max(q.m, :m) / min(q.m, :m)), max(coalesce(json_extract(h.text, '$.device') = :device, 0)) DESC,
+    min(coalesce(h.us, 1e300)), min(h.id) LIMIT :limit
 """
 # What we found best ourselves at other sizes of the same weight, or for other versions of a library
 _NEIGHBOURS: Final = """

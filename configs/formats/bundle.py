@@ -7,6 +7,7 @@ database; it may be read-only, and belongs to root or to the user who runs the p
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Final
 
@@ -33,13 +34,14 @@ def read(folder: Path) -> Imported:
     if manifest is None:
         raise TableError(f"{folder}: a folder without {MANIFEST}, expected one that gemmtuned published or exported")
     found = Imported(path=str(folder), format=FORMAT, family=FORMAT, kind="tuned")
+    numbers = count(1)  # of the folder's rows, file after file: a store knows a row by its folder and number
     for file in manifest.files:
         solutions, complaints = read_table(folder, file)
         for complaint in complaints:
             found.reject(complaint)
-        for number, solution in enumerate(solutions, 1):
+        for solution in solutions:
             found.add(
-                number,
+                next(numbers),
                 {**solution.to_row(), "file": file.name},
                 problem=solution.problem,
                 candidate=solution.candidate,
