@@ -37,7 +37,7 @@ _NUMBERS: Final = {  # field: (smallest, largest)
     "shared": (0, 1 << 20),
     "warps": (1, 32),
     "warp_size": (32, 64),
-    "cluster": (1, 16),
+    "cluster": (1, 8),  # larger ones are not portable
     "null_pointers": (0, 3),
     "ld_multiple": (1, 64),
     "max_m": (1, MAX_DIM),

@@ -29,7 +29,8 @@ SELECT h.backend, h.config FROM hint h JOIN problem q ON q.id = h.problem_id
 WHERE q.rest = :rest AND h.kind = 'tuned' AND h.backend IN (SELECT value FROM json_each(:backends))
     AND max(q.m, :m) <= 4 * min(q.m, :m)
 GROUP BY h.backend, h.config
-ORDER BY min(1.0 * max(q.m, :m) / min(q.m, :m)), max(coalesce(json_extract(h.text, '$.device') = :device, 0)) DESC,
+ORDER BY min(1.0 * max(q.m, :m) / min(q.m, :m)),
+    max(CASE WHEN json_valid(h.text) THEN json_extract(h.text, '$.device') IS :device END) DESC,
     min(coalesce(h.us, 1e300)), min(h.id) LIMIT :limit
 """
 # What we found best ourselves at other sizes of the same weight, or for other versions of a library

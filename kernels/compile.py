@@ -92,11 +92,12 @@ def compile_kernel(record: LaunchRecord, arch: str) -> Any:
 
     Raises CandidateFailed with the compiler's reason, or when it needs clusters or more shared memory than there is.
     """
+    where = target(arch)
     if record.exchange is not None and not has_clusters(arch):
         raise CandidateFailed(f"{record.kernel} {record.constants} on {arch}: no clusters there")
     try:
         options = {"num_warps": record.num_warps, "num_stages": record.num_stages}
-        kernel = triton.compile(source(record), target=target(arch), options=options)
+        kernel = triton.compile(source(record), target=where, options=options)
     except CandidateFailed:
         raise
     except Exception as err:  # the compiler raises RuntimeError, its own errors, and what the tools it calls raise
@@ -124,8 +125,11 @@ def _give_room_to_exchange(kernel: Any, record: LaunchRecord, arch: str) -> None
             f"{record.kernel} {record.constants} on {arch}: it sends {sent} sums of {record.exchange.values}"
         )
     shared = -(-kernel.metadata.shared // BARRIER_BYTES) * BARRIER_BYTES + record.exchange.bytes(record.cluster)
-    # Triton's launcher multiplies the grid's first axis by num_ctas
-    kernel.metadata = kernel.metadata._replace(shared=shared, num_ctas=record.cluster)
+    # Triton's launcher multiplies the grid's first axis by num_ctas, before 3.6 by cluster_dims
+    changed: dict[str, Any] = {"shared": shared, "num_ctas": record.cluster}
+    if hasattr(kernel.metadata, "cluster_dims"):
+        changed["cluster_dims"] = (record.cluster, 1, 1)
+    kernel.metadata = kernel.metadata._replace(**changed)
     kernel.packed_metadata = make_backend(kernel.metadata.target).pack_metadata(kernel.metadata)
 
 

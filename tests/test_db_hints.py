@@ -105,6 +105,18 @@ def test_seeds_of_sizes_nearest_in_ratio_come_first_then_the_faster_and_only_a_f
     assert some == tuple(named(i) for i in (6, 1, 2, 3, 10, 11, 12, 13)), "64 and 4000 say nothing about 8"
 
 
+def test_of_one_size_what_was_found_on_a_device_like_this_comes_first_and_no_row_can_be_in_the_way(
+    store: Store,
+) -> None:
+    p = problem(threads=0)
+    tiles = [Candidate.of("triton", kernel="tiles", rows=rows) for rows in (16, 32, 64)]
+    rows = ('{"device":"another"}', f'{{"device":"{NEW.device.key}"}}', '{"x":NaN}')
+    both = enumerate(zip(tiles, rows, strict=True), 1)
+    store.add_hints([hint(p, t, line=i, row=row, us=float(i)) for i, (t, row) in both], source="/t", now_s=T)
+
+    assert seeds(store, problem()) == (tiles[1], tiles[0], tiles[2])
+
+
 def test_what_we_found_best_at_sizes_nearby_comes_before_what_others_did(store: Store) -> None:
     def best(m: int, config: int, **changes: Any) -> Solution:
         candidate = Candidate.of("triton", i=config)

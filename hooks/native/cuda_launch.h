@@ -26,7 +26,8 @@ void find_symbol(void* lib, const char* library, Function& slot, const char* nam
   TORCH_CHECK(slot, library, " has no ", name);
 }
 
-// CUlaunchAttribute and CUlaunchConfig of cuda.h, as far as clusters need them.
+// CUlaunchAttribute and CUlaunchConfig of cuda.h, as far as clusters need them. Triton's launcher, which measures, also
+// asks for the scheduling policy SPREAD: times are the same with every one (benchmarks/results/clusters-h200-*.json).
 struct ClusterAttribute {
   int id = 4;  // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
   int pad = 0;

@@ -39,7 +39,7 @@ class Axis:
     block: int
 
     def size(self, m: int, n: int) -> int:
-        """Programs along this axis for this shape."""
+        """Programs, or clusters, along this axis for this shape."""
         if not self.over:
             return self.block
         return -(-(m if self.over == "m" else n) // self.block)
@@ -94,7 +94,7 @@ class LaunchRecord:
     workspace_bytes: int = 0
 
     def grid_size(self, m: int) -> tuple[int, int, int]:
-        """The launch grid for this many rows of X."""
+        """The launch grid for this many rows of X; along its first axis it counts clusters, where there are any."""
         n = self.constants["N"]
         x, y, z = (axis.size(m, n) for axis in self.grid)
         return x, y, z

@@ -4,7 +4,7 @@ Rules make the space small, read off some 10,000 timings on an H200 (20 weights,
 programs fill one, two or three waves of the device: a third of a wave more costs a whole one.  In clusters more cuts
 are worth trying, for one costs less and no size of a cluster fills a device in the same way as another.  The ring of
 loads holds 20 to 96 KiB of W a unit: less cannot hide the latency of memory, more fills slower than it helps.  What is
-left, some 50 to 290 candidates, is ordered by the estimate, whose constants were fitted to the same timings.
+left, some 15 to 310 candidates, is ordered by the estimate, whose constants were fitted to the same timings.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Constants:
     """What the estimate of one kernel was fitted with; times in us, rates in bytes a us.
 
     bandwidth: of the whole device.  latency: bytes in flight over this is a unit's rate.  unit_l2: of a unit from L2.
-    reread: weight of X in L2 traffic.  step, wide_step: of the loop, without and with the warp-group instruction;
-    mma: their growth with a thread's share of the products.  reduce, partial_mb, tail_10kb: of the sum over slices, by
+    reread: weight of X in L2 traffic.  step: of the loop, but for what the warp-group instruction does by itself;
+    mma: its growth with a thread's share of the products.  reduce, partial_mb, tail_10kb: of the sum over slices, by
     bytes of all partial sums, and of one tile's.  exchange, sent_10kb: of the sum in a cluster, and by the
     bytes that a program sends.  stage, warp: of each more.  masked: loss of a masked loop, in 3 %.
     """
@@ -52,7 +52,6 @@ class Constants:
     warp: float
     exchange: float = 0.0
     sent_10kb: float = 0.0
-    wide_step: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +119,7 @@ def filled(units: int, cluster: int) -> int:
 
 def has_clusters(arch: str) -> bool:
     """Whether programs of this architecture can reach into each other's shared memory: sm_90 and later."""
-    return arch.startswith("sm_") and int(arch[3:]) >= 90
+    return arch.startswith("sm_") and arch[3:].isdigit() and int(arch[3:]) >= 90
 
 
 def ring_stages(
@@ -168,7 +167,7 @@ def estimate_us(m: int, n: int, k: int, units: int, tile: Tile, c: Constants, *,
     loads = w_bytes / min(1.4 * c.bandwidth / units, in_flight / c.latency)
     cache = (w_bytes + c.reread * x_bytes) / c.unit_l2
     mma = tile.rows * tile.tokens * tile.block_k / 65536 / (tile.warps / tile.groups)
-    step = c.wide_step + 0.3 * c.mma * mma if tile.wide else c.step * (1 + c.mma * mma)
+    step = 0.3 * c.mma * mma if tile.wide else c.step * (1 + c.mma * mma)
     loop = step * tile.steps * busiest / here
     time = largest(memory, loads, cache, loop)
     if whole_k != k:

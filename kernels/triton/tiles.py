@@ -2,7 +2,8 @@
 
 Y[M, N] = X[M, K] @ W[N, K].T + bias.  `swap` puts rows of W on the long side of the matrix instruction and tokens on
 the short one (16 tokens then still use the warp-group instruction of sm_90); without it rows of X are on the long
-side.  `split` > 1 cuts K; the last program of a tile adds up (split_k.py).
+side.  `split` > 1 cuts K: with `cluster` 1 programs put their sums into each other's memory (cluster.py), without it
+the last program of a tile adds up (split_k.py).
 """
 # mypy: disable-error-code="misc,untyped-decorator,no-untyped-def,no-untyped-call"
 
@@ -138,7 +139,7 @@ KERNEL: Final = tiles
 
 def launch_record(config: Config, problem: Problem) -> LaunchRecord:
     """How this config runs the problem. Raises CandidateFailed when it cannot."""
-    config = {"cluster": 0, **config}
+    config = {"cluster": 0, **config}  # a config without is one as they were before there were clusters
     check_config(config, KEYS, NAME)
     lines, wide = (config["rows"], config["tokens"])[:: 1 if config["swap"] else -1]
     return make_record(
@@ -192,8 +193,8 @@ def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[t
                             cluster=bool(cluster),
                         )  # fmt: skip
                         cost = estimate_us(m, n, k, units, tile, fitted, arch=arch)
-                        config |= {"group": 1, "swap": swap, "cluster": cluster, "warps": warps, "stages": stages}
-                        found.append((cost, config))
+                        config |= {"group": 1, "swap": swap, "warps": warps, "stages": stages}
+                        found.append((cost, config | ({"cluster": 1} if cluster else {})))
     found.sort(key=lambda item: item[0])
     return found
 

@@ -111,7 +111,7 @@ KERNEL: Final = warp_split_k
 
 def launch_record(config: Config, problem: Problem) -> LaunchRecord:
     """How this config runs the problem. Raises CandidateFailed when it cannot."""
-    config = {"cluster": 0, **config}
+    config = {"cluster": 0, **config}  # a config without is one as they were before there were clusters
     check_config(config, KEYS, NAME)
     if problem.m > min(MAX_M, config["tokens"]):
         raise CandidateFailed(f"{problem} {NAME}: holds {config['tokens']} rows of X (at most {MAX_M})")
@@ -171,7 +171,7 @@ def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[t
                         cluster=bool(cluster),
                     )
                     cost = estimate_us(m, n, k, units, tile, _FITTED, arch=arch)
-                    found.append((cost, {**config, "cluster": cluster, "stages": stages}))
+                    found.append((cost, config | {"stages": stages} | ({"cluster": 1} if cluster else {})))
     found.sort(key=lambda item: item[0])
     return found
 

@@ -7,6 +7,7 @@ import torch
 
 from gemmtuned.kernels.triton import tiles, warp_split_k
 from gemmtuned.kernels.triton.python_launch import device_arch
+from gemmtuned.kernels.triton.space import has_clusters
 
 pytestmark = pytest.mark.gpu
 
@@ -42,7 +43,7 @@ HIGH = {**LOW, "rows": 64, "swap": 1}
 )
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_clusters_are_right_and_bitwise_the_same_every_time(module, config, m, n, k, bias, dtype) -> None:
-    if device_arch() < "sm_90":
+    if not has_clusters(device_arch()):
         pytest.skip("clusters need sm_90")
     generator = torch.Generator("cuda").manual_seed(1)
     x, w = (torch.randn(rows, k, device="cuda", generator=generator).to(dtype) for rows in (m, n))
@@ -57,7 +58,7 @@ def test_clusters_are_right_and_bitwise_the_same_every_time(module, config, m, n
 
 
 def test_clusters_in_a_graph_beside_another_stream_of_clusters() -> None:
-    if device_arch() < "sm_90":
+    if not has_clusters(device_arch()):
         pytest.skip("clusters need sm_90")
     x, w = (torch.randn(rows, 7168, device="cuda").bfloat16() for rows in (64, 1536))
     expected = tiles.run(x, w, None, HIGH)
