@@ -21,6 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 
 from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.kernels.triton.diagonal import has_diagonal
 from gemmtuned.kernels.triton.launch import BARRIER_BYTES, POINTER_ALIGN, LaunchRecord
 from gemmtuned.kernels.triton.limits import shared_limit
 from gemmtuned.kernels.triton.shortlist import MODULES
@@ -95,6 +96,8 @@ def compile_kernel(record: LaunchRecord, arch: str) -> Any:
     where = target(arch)
     if record.exchange is not None and not has_clusters(arch):
         raise CandidateFailed(f"{record.kernel} {record.constants} on {arch}: no clusters there")
+    if record.constants.get("MMA") and not has_diagonal(arch):
+        raise CandidateFailed(f"{record.kernel} {record.constants} on {arch}: no mma.m16n8k16 there")
     try:
         options = {"num_warps": record.num_warps, "num_stages": record.num_stages}
         kernel = triton.compile(source(record), target=where, options=options)

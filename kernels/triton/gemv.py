@@ -1,9 +1,10 @@
-"""M = 1: dot products on the ordinary FMA units, because reading W is all the work there is.
+"""M = 1: dot products, on the ordinary FMA units or (`mma` 1) by the tensor core; reading W is most of the work.
 
 y[1, N] = x[1, K] @ W[N, K].T + bias.  A program owns `rows` rows of W and walks K in steps of `block_k`, each thread
 with 16-byte loads straight to registers: nothing is shared between threads until the final sum, so there is no barrier
 on the way and many loads are in flight.  `split` > 1 cuts K where N alone has too few rows for all units, and the last
-program adds up.
+program adds up.  The tensor core (diagonal.py) takes a tenth of the instructions for the products, which shows where
+all data arrive at about the same time.
 """
 # mypy: disable-error-code="misc,untyped-decorator,no-untyped-def,no-untyped-call"
 
@@ -16,14 +17,31 @@ import triton.language as tl
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
+from gemmtuned.kernels.triton.diagonal import VALUES, add_products, has_diagonal, on_diagonal
 from gemmtuned.kernels.triton.launch import Axis, Config, LaunchRecord, check_config, make_record
 from gemmtuned.kernels.triton.space import largest
 from gemmtuned.kernels.triton.split_k import arrived_last, reset
 
 NAME: Final = "gemv"
-KEYS: Final = ("rows", "block_k", "split", "warps", "unroll")
+KEYS: Final = ("rows", "block_k", "split", "warps", "unroll", "mma")
 _BANDWIDTH: Final = 4.76e6  # bytes a us
 _LATENCY_US: Final = 0.79  # bytes in flight over this is the rate
+
+
+@triton.jit
+def _add(acc, w_rows, x, k, K: tl.constexpr, BEYOND: tl.constexpr, MMA: tl.constexpr):
+    """acc + products of W and x at k, of which some are beyond K, or none."""
+    if BEYOND:
+        wt = tl.load(w_rows + k[None, :], mask=(k < K)[None, :], other=0.0, eviction_policy="evict_first")
+        xt = tl.load(x + k, mask=k < K, other=0.0)
+    else:
+        wt = tl.load(w_rows + k[None, :], eviction_policy="evict_first")
+        xt = tl.load(x + k)
+    if MMA:
+        acc = add_products(wt, xt[None, :], acc)
+    else:
+        acc += wt.to(tl.float32) * xt.to(tl.float32)[None, :]
+    return acc
 
 
 @triton.jit
@@ -41,6 +59,7 @@ def gemv(
     BLOCK_K: tl.constexpr,
     SPLIT: tl.constexpr,
     UNROLL: tl.constexpr,
+    MMA: tl.constexpr,
 ):
     STEPS: tl.constexpr = (K + BLOCK_K * SPLIT - 1) // (BLOCK_K * SPLIT)
     EVEN_K: tl.constexpr = K == STEPS * BLOCK_K * SPLIT
@@ -53,15 +72,16 @@ def gemv(
     ks = part * (STEPS * BLOCK_K) + tl.arange(0, BLOCK_K)
     w_rows = w + read.to(tl.int64)[:, None] * ldw
     acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
-    for step in tl.range(0, STEPS, loop_unroll_factor=UNROLL):
-        k = ks + step * BLOCK_K
-        if EVEN_K:
-            wt = tl.load(w_rows + k[None, :], eviction_policy="evict_first")
-            xt = tl.load(x + k)
-        else:
-            wt = tl.load(w_rows + k[None, :], mask=(k < K)[None, :], other=0.0, eviction_policy="evict_first")
-            xt = tl.load(x + k, mask=k < K, other=0.0)
-        acc += wt.to(tl.float32) * xt.to(tl.float32)[None, :]
+    # only the last step can reach beyond K, unless other slices of K follow
+    INSIDE: tl.constexpr = STEPS if EVEN_K else (STEPS - 1 if SPLIT == 1 else 0)
+    if INSIDE > 0:
+        for step in tl.range(0, INSIDE, loop_unroll_factor=UNROLL if UNROLL < INSIDE else INSIDE):
+            acc = _add(acc, w_rows, x, ks + step * BLOCK_K, K, False, MMA)
+    if INSIDE < STEPS:
+        for step in tl.range(INSIDE, STEPS, loop_unroll_factor=UNROLL):
+            acc = _add(acc, w_rows, x, ks + step * BLOCK_K, K, True, MMA)
+    if MMA:
+        acc = on_diagonal(acc)
     total = tl.sum(acc, 1)
     if SPLIT == 1:
         if bias is not None:
@@ -85,9 +105,12 @@ KERNEL: Final = gemv
 
 def launch_record(config: Config, problem: Problem) -> LaunchRecord:
     """How this config runs the problem. Raises CandidateFailed when it cannot."""
+    config = {"mma": 0, **config}  # a config without is one as they were before
     check_config(config, KEYS, NAME)
     if problem.m != 1:
         raise CandidateFailed(f"{problem} {NAME}: runs M = 1 only")
+    if config["mma"] and config["block_k"] % VALUES:
+        raise CandidateFailed(f"{problem} {NAME}: the tensor core takes {VALUES} values of K, block_k is {config['block_k']}")
     return make_record(
         NAME,
         problem,
@@ -98,6 +121,7 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
             "BLOCK_N": config["rows"],
             "BLOCK_K": config["block_k"],
             "UNROLL": config["unroll"],
+            "MMA": config["mma"],
         },
         split=config["split"],
         tile_values=config["rows"],
