@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
-from gemmtuned.kernels.compile import compile_record
+from gemmtuned.kernels.compile import compile_kernel, compile_record
 from gemmtuned.kernels.triton import gemv, skinny, tiles
 from gemmtuned.kernels.triton.launch import COUNTERS_BYTES
 from gemmtuned.kernels.triton.limits import shared_limit
@@ -168,6 +168,24 @@ def test_a_cluster_that_cannot_be_or_would_wait_for_ever_is_refused(
         compile_record(tiles.launch_record({**CLUSTER, **change}, Problem(m=16, n=1536, k=7168)), arch)
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("arch", ARCHS)
+def test_products_by_the_tensor_core_compile_where_it_has_the_instruction(arch: str, dtype: str) -> None:
+    config = {"rows": 2, "block_k": 1024, "split": 1, "warps": 4, "unroll": 2, "mma": 1}
+    record = gemv.launch_record(config, Problem(m=1, n=1000, k=7176, dtype=dtype))
+    offered = [config for _, config in gemv.scored(1, 1000, 7176, 132, arch=arch) if config.get("mma")]
+
+    if arch.startswith("gfx"):
+        assert not offered
+        with pytest.raises(CandidateFailed, match="no mma"):
+            compile_record(record, arch)
+    else:
+        assert offered
+        assert compile_record(record, arch).spill_bytes == 0
+        name = {"bf16": "bf16", "fp16": "f16"}[dtype]
+        assert f"mma.sync.aligned.m16n8k16.row.col.f32.{name}.{name}.f32" in compile_kernel(record, arch).asm["ptx"]
+
+
 def test_what_a_kernel_cannot_run_is_refused_with_a_reason() -> None:
     _, good = gemv.scored(1, 64, 512, 132)[0]
     cut = {"rows": 16, "tokens": 16, "block_k": 16, "split": 2, "group": 1, "swap": 0, "warps": 4, "stages": 3}
@@ -177,6 +195,8 @@ def test_what_a_kernel_cannot_run_is_refused_with_a_reason() -> None:
         (skinny, {**few, "tokens": 4}, Problem(m=5, n=64, k=512), "holds 4"),
         (skinny, {**few, "tokens": 5}, Problem(m=5, n=64, k=512), "at most 4"),
         (gemv, {**good, "colour": 1}, Problem(m=1, n=64, k=512), "config has"),
+        (gemv, {**good, "mma": 1, "block_k": 128}, Problem(m=1, n=64, k=512), "blocks of 256 values"),
+        (gemv, {**good, "mma": 1, "block_k": 256}, Problem(m=1, n=64, k=500), "whole loads"),
         (gemv, {**good, "rows": -1}, Problem(m=1, n=64, k=512), "rows is -1"),
         (gemv, good, Problem(m=1, n=64, k=512, dtype="fp32"), "bf16 and fp16"),
         (gemv, good, Problem(m=1, n=64, k=512, layout="nn"), "layout nt"),

@@ -20,53 +20,70 @@ import triton
 import triton.language as tl
 
 VALUES: Final = 256  # that a warp multiplies at once
-# $0-$7: the sums; $8-$11: W; $12-$15: x; $16-$23: the sums before
-_MMA: Final = """{{
-mma.sync.aligned.m16n8k16.row.col.f32.{0}.{0}.f32 {{$0,$1,$2,$3}}, {{$8,$9,$10,$11}}, {{$12,$14}}, {{$16,$17,$18,$19}};
-mma.sync.aligned.m16n8k16.row.col.f32.{0}.{0}.f32 {{$4,$5,$6,$7}}, {{$8,$9,$10,$11}}, {{$13,$15}}, {{$20,$21,$22,$23}};
-}}"""
-_MMA_BF16 = tl.constexpr(_MMA.format("bf16"))
-_MMA_FP16 = tl.constexpr(_MMA.format("f16"))
-_SUMS_W_X_SUMS = tl.constexpr(",".join(["=&f"] * 8 + ["r"] * 8 + ["f"] * 8))
-# $0: what counts of the eight sums $8-$15. A lane has columns 2 t and 2 t + 1 (t: lane % 4) of row g in its first two,
-# of row g + 8 in its last two
-_DIAGONAL = tl.constexpr("""{
-.reg .pred even, odd;
-.reg .b32 row, column;
-.reg .f32 first, second;
-mov.u32 row, %laneid;
-and.b32 column, row, 3;
-shl.b32 column, column, 1;
-shr.u32 row, row, 2;
-setp.eq.u32 even, row, column;
-add.u32 column, column, 1;
-setp.eq.u32 odd, row, column;
-add.f32 first, $8, $14;
-add.f32 second, $9, $15;
-selp.f32 first, first, 0f00000000, even;
-selp.f32 $0, second, first, odd;
-mov.f32 $1, 0f00000000;
-mov.f32 $2, 0f00000000;
-mov.f32 $3, 0f00000000;
-mov.f32 $4, 0f00000000;
-mov.f32 $5, 0f00000000;
-mov.f32 $6, 0f00000000;
-mov.f32 $7, 0f00000000;
-}""")
-_SUMS_SUMS = tl.constexpr(",".join(["=&f"] * 8 + ["f"] * 8))
 
 
 @triton.jit
 def add_products(w, x, sums):
-    """sums + the products of w [rows, values] and x [1, values], both bf16 or both fp16, as `on_diagonal` reads it."""
-    MMA: tl.constexpr = _MMA_BF16 if w.dtype == tl.bfloat16 else _MMA_FP16
-    return tl.inline_asm_elementwise(MMA, _SUMS_W_X_SUMS, [w, x, sums], dtype=tl.float32, is_pure=True, pack=8)
+    """sums + the products of w [rows, values] and x [1, values], both bf16 or both fp16, as `on_diagonal` reads it.
+
+    $0 to $7 are the sums, $8 to $11 are W, $12 to $15 x, $16 to $23 the sums before.
+    """
+    if w.dtype == tl.bfloat16:
+        return tl.inline_asm_elementwise(
+            """{
+            mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32
+                {$0, $1, $2, $3}, {$8, $9, $10, $11}, {$12, $14}, {$16, $17, $18, $19};
+            mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32
+                {$4, $5, $6, $7}, {$8, $9, $10, $11}, {$13, $15}, {$20, $21, $22, $23};
+            }""",
+            "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,r,r,r,r,r,r,r,r,f,f,f,f,f,f,f,f",
+            [w, x, sums], dtype=tl.float32, is_pure=True, pack=8,
+        )  # fmt: skip
+    else:
+        return tl.inline_asm_elementwise(
+            """{
+            mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32
+                {$0, $1, $2, $3}, {$8, $9, $10, $11}, {$12, $14}, {$16, $17, $18, $19};
+            mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32
+                {$4, $5, $6, $7}, {$8, $9, $10, $11}, {$13, $15}, {$20, $21, $22, $23};
+            }""",
+            "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,r,r,r,r,r,r,r,r,f,f,f,f,f,f,f,f",
+            [w, x, sums], dtype=tl.float32, is_pure=True, pack=8,
+        )  # fmt: skip
 
 
 @triton.jit
 def on_diagonal(sums):
-    """Of the sums [rows, values] of `add_products` those that are of a dot product, zero for the others."""
-    return tl.inline_asm_elementwise(_DIAGONAL, _SUMS_SUMS, [sums], dtype=tl.float32, is_pure=True, pack=8)
+    """Of the sums [rows, values] of `add_products` those that are of a dot product, added up; zero for the others.
+
+    A lane has columns 2 t and 2 t + 1 (t: lane % 4) of row g in its first two sums, of row g + 8 in its last two.
+    """
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .pred even, odd;
+        .reg .b32 row, column;
+        .reg .f32 first, second;
+        mov.u32 row, %laneid;
+        and.b32 column, row, 3;
+        shl.b32 column, column, 1;
+        shr.u32 row, row, 2;
+        setp.eq.u32 even, row, column;
+        add.u32 column, column, 1;
+        setp.eq.u32 odd, row, column;
+        add.f32 first, $8, $14;
+        add.f32 second, $9, $15;
+        selp.f32 first, first, 0f00000000, even;
+        selp.f32 $0, second, first, odd;
+        mov.f32 $1, 0f00000000;
+        mov.f32 $2, 0f00000000;
+        mov.f32 $3, 0f00000000;
+        mov.f32 $4, 0f00000000;
+        mov.f32 $5, 0f00000000;
+        mov.f32 $6, 0f00000000;
+        mov.f32 $7, 0f00000000;
+        }""",
+        "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,f,f,f,f,f,f,f,f", [sums], dtype=tl.float32, is_pure=True, pack=8,
+    )  # fmt: skip
 
 
 def has_diagonal(arch: str) -> bool:

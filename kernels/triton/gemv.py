@@ -10,7 +10,8 @@ all data arrive at about the same time.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 import triton
 import triton.language as tl
@@ -25,23 +26,23 @@ from gemmtuned.kernels.triton.split_k import arrived_last, reset
 NAME: Final = "gemv"
 KEYS: Final = ("rows", "block_k", "split", "warps", "unroll", "mma")
 _BANDWIDTH: Final = 4.76e6  # bytes a us
-_LATENCY_US: Final = 0.79  # bytes in flight over this is the rate
 
 
-@triton.jit
-def _add(acc, w_rows, x, k, K: tl.constexpr, BEYOND: tl.constexpr, MMA: tl.constexpr):
-    """acc + products of W and x at k, of which some are beyond K, or none."""
-    if BEYOND:
-        wt = tl.load(w_rows + k[None, :], mask=(k < K)[None, :], other=0.0, eviction_policy="evict_first")
-        xt = tl.load(x + k, mask=k < K, other=0.0)
-    else:
-        wt = tl.load(w_rows + k[None, :], eviction_policy="evict_first")
-        xt = tl.load(x + k)
-    if MMA:
-        acc = add_products(wt, xt[None, :], acc)
-    else:
-        acc += wt.to(tl.float32) * xt.to(tl.float32)[None, :]
-    return acc
+class _Costs(NamedTuple):
+    """In us.  latency: bytes in flight over it are the rate.  load: of a value that a thread reads at once.  beyond: of
+    each part of K read beyond its end.  whole: where all steps are at once."""
+
+    start: float
+    latency: float
+    load: float
+    row: float
+    warp: float
+    beyond: float
+    whole: float
+
+
+_ORDINARY: Final = _Costs(2.386, 0.731, 0.00503, -0.0283, 0.0225, 0.203, -0.606)
+_BY_TENSOR_CORE: Final = _Costs(1.914, 0.568, 0.00622, -0.0374, 0.032, 0.31, -0.326)
 
 
 @triton.jit
@@ -72,14 +73,18 @@ def gemv(
     ks = part * (STEPS * BLOCK_K) + tl.arange(0, BLOCK_K)
     w_rows = w + read.to(tl.int64)[:, None] * ldw
     acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
-    # only the last step can reach beyond K, unless other slices of K follow
-    INSIDE: tl.constexpr = STEPS if EVEN_K else (STEPS - 1 if SPLIT == 1 else 0)
-    if INSIDE > 0:
-        for step in tl.range(0, INSIDE, loop_unroll_factor=UNROLL if UNROLL < INSIDE else INSIDE):
-            acc = _add(acc, w_rows, x, ks + step * BLOCK_K, K, False, MMA)
-    if INSIDE < STEPS:
-        for step in tl.range(INSIDE, STEPS, loop_unroll_factor=UNROLL):
-            acc = _add(acc, w_rows, x, ks + step * BLOCK_K, K, True, MMA)
+    for step in tl.range(0, STEPS, loop_unroll_factor=UNROLL):
+        k = ks + step * BLOCK_K
+        if EVEN_K:
+            wt = tl.load(w_rows + k[None, :], eviction_policy="evict_first")
+            xt = tl.load(x + k)
+        else:
+            wt = tl.load(w_rows + k[None, :], mask=(k < K)[None, :], other=0.0, eviction_policy="evict_first")
+            xt = tl.load(x + k, mask=k < K, other=0.0)
+        if MMA:
+            acc = add_products(wt, xt[None, :], acc)
+        else:
+            acc += wt.to(tl.float32) * xt.to(tl.float32)[None, :]
     if MMA:
         acc = on_diagonal(acc)
     total = tl.sum(acc, 1)
@@ -109,8 +114,11 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
     check_config(config, KEYS, NAME)
     if problem.m != 1:
         raise CandidateFailed(f"{problem} {NAME}: runs M = 1 only")
-    if config["mma"] and config["block_k"] % VALUES:
-        raise CandidateFailed(f"{problem} {NAME}: the tensor core takes {VALUES} values of K, block_k is {config['block_k']}")
+    if config["mma"] and (config["block_k"] % VALUES or problem.k % 8):
+        raise CandidateFailed(
+            f"{problem} {NAME}: the tensor core takes blocks of {VALUES} values and a K of whole loads, "
+            f"block_k is {config['block_k']}"
+        )
     return make_record(
         NAME,
         problem,
@@ -134,7 +142,15 @@ def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[t
     if m != 1:
         return []
     lanes = 64 if arch.startswith("gfx") else 32
-    found = []
+    found = [
+        *_ordinary(n, k, units, lanes),
+        *(_by_tensor_core(n, k, units) if has_diagonal(arch) and k % 8 == 0 else ()),
+    ]
+    costs = [(_estimate_us(n, k, units, config, lanes), config) for config in found]
+    return sorted(costs, key=lambda item: item[0])
+
+
+def _ordinary(n: int, k: int, units: int, lanes: int) -> Iterator[dict[str, int]]:
     for rows in (1, 2, 4, 8):
         if rows > 1 and n < 0.75 * rows * units:
             continue
@@ -147,34 +163,51 @@ def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[t
                     steps = -(-k // (block_k * split))
                     if split > 1 and (n * split > 2 * units or steps * block_k * split > 1.1 * k):
                         continue
-                    for unroll in _unrolls(steps, a_thread):
-                        config = {"rows": rows, "block_k": block_k, "split": split, "warps": warps, "unroll": unroll}
-                        found.append((_estimate_us(n, k, units, config, a_thread), config))
-    found.sort(key=lambda item: item[0])
-    return found
+                    for unroll in _unrolls(steps, a_thread, (8, 16)):
+                        yield {"rows": rows, "block_k": block_k, "split": split, "warps": warps, "unroll": unroll}
 
 
-def _unrolls(steps: int, a_thread: int) -> list[int]:
-    """Steps at once that put 8 or 16 loads of a thread in flight, without a rest where that is not much less."""
+def _by_tensor_core(n: int, k: int, units: int) -> Iterator[dict[str, int]]:
+    """A thread has one load of each row of W a step: a wider block is the same as more steps at once."""
+    for rows in (1, 2, 4):
+        if rows > 1 and n < 0.75 * rows * units:
+            continue
+        for warps in (1, 2, 4, 8):
+            block_k = VALUES * warps
+            steps = -(-k // block_k)
+            if steps * block_k > 1.25 * k:
+                continue
+            for unroll in _unrolls(steps, 8 * rows, (4, 8, 16, 32)):
+                yield {"rows": rows, "block_k": block_k, "split": 1, "warps": warps, "unroll": unroll, "mma": 1}
+
+
+def _unrolls(steps: int, a_thread: int, loads: Sequence[int]) -> list[int]:
+    """Steps at once that put so many loads of a thread in flight, without a rest where that is not much less."""
     found = set()
-    for loads in (8, 16):
-        most = max(1, min(steps, 8 * loads // a_thread))
+    for count in loads:
+        most = max(1, min(steps, 8 * count // a_thread))
         even = max(u for u in range(1, most + 1) if steps % u == 0)
         found.add(even if even > most // 2 else most)
     return sorted(found)
 
 
-def _estimate_us(n: int, k: int, units: int, config: dict[str, int], a_thread: int) -> float:
-    """As space.estimate_us, for loads that go to registers; constants from 1,769 timings at 20 shapes on an H200."""
-    rows, block_k, warps, unroll = config["rows"], config["block_k"], config["warps"], config["unroll"]
-    busiest = -(-(-(-n // rows) * config["split"]) // units)
-    registers = 24 + a_thread + (a_thread + a_thread // rows) * unroll // 2  # sums, and W and X on their way
+def _estimate_us(n: int, k: int, units: int, config: dict[str, int], lanes: int) -> float:
+    """As space.estimate_us, for loads that go to registers; constants from 2,400 timings at 20 shapes on an H200."""
+    rows, block_k, split, warps, unroll = (config[key] for key in KEYS[:5])
+    costs = _BY_TENSOR_CORE if config.get("mma") else _ORDINARY
+    a_thread = rows * block_k // (warps * lanes)
+    steps = -(-k // (block_k * split))
+    at_once = min(unroll, steps)
+    busiest = -(-(-(-n // rows) * split) // units)
+    sums = 8 * rows if config.get("mma") else a_thread
+    registers = 24 + sums + (a_thread + a_thread // rows) * unroll // 2  # and W and X on their way
     here = min(busiest, 32, 64 // warps, max(1, 2048 // (warps * min(registers, 255))))
     memory = n * k * 2 / _BANDWIDTH
-    rate = min(1.15 * _BANDWIDTH / units, here * rows * block_k * 2 * unroll / _LATENCY_US)
-    loads = busiest * rows * k / config["split"] * 2 / rate
-    overhead = 0.0017 * a_thread * unroll + 0.042 * rows + (1.0 if config["split"] > 1 else 0.0)
-    return 2.19 + largest(memory, loads) + overhead
+    rate = min(1.15 * _BANDWIDTH / units, here * rows * min(block_k, k) * 2 * at_once / costs.latency)
+    loads = busiest * rows * k / split * 2 / rate
+    beyond = steps * block_k * split / k - 1
+    other = costs.load * a_thread * unroll + costs.row * rows + costs.warp * warps + costs.beyond * beyond
+    return costs.start + largest(memory, loads) + other + costs.whole * (unroll >= steps) + (1.0 if split > 1 else 0.0)
 
 
 def run(x: Any, w: Any, bias: Any, config: Config, workspace: Any = None) -> Any:

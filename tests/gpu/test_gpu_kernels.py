@@ -1,11 +1,12 @@
-"""Kernels whose programs exchange sums inside a cluster: there is no other place to run them."""
+"""Kernels with instructions that Triton's interpreter does not know: clusters, and the tensor core's on registers."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from gemmtuned.kernels.triton import tiles, warp_split_k
+from gemmtuned.kernels.triton import gemv, tiles, warp_split_k
+from gemmtuned.kernels.triton.diagonal import has_diagonal
 from gemmtuned.kernels.triton.python_launch import device_arch
 from gemmtuned.kernels.triton.space import has_clusters
 
@@ -55,6 +56,34 @@ def test_clusters_are_right_and_bitwise_the_same_every_time(module, config, m, n
     assert ((y.double() - exact).norm() / exact.norm()).item() < (3e-3 if dtype == torch.bfloat16 else 4e-4)
     for _ in range(50):
         assert torch.equal(module.run(x, w, b, config), y)
+
+
+@pytest.mark.parametrize(
+    ("rows", "warps", "unroll", "n", "k", "bias"),
+    [
+        (1, 1, 28, 2112, 7168, False),
+        (1, 4, 7, 1536, 7168, True),
+        (2, 8, 4, 257, 7168, True),  # a last step half beyond K, a row beyond N
+        (2, 1, 3, 1000, 1032, False),  # 8 values in the last step
+        (4, 2, 2, 4099, 520, True),
+        (1, 8, 1, 3, 8, False),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_products_on_the_diagonal_are_right(rows, warps, unroll, n, k, bias, dtype) -> None:
+    if not has_diagonal(device_arch()):
+        pytest.skip("mma.m16n8k16 needs sm_80")
+    config = {"rows": rows, "block_k": 256 * warps, "split": 1, "warps": warps, "unroll": unroll, "mma": 1}
+    generator = torch.Generator("cuda").manual_seed(1)
+    x, w = (torch.randn(count, k, device="cuda", generator=generator).to(dtype) for count in (1, n))
+    b = torch.randn(n, device="cuda", generator=generator).to(dtype) if bias else None
+    exact = x.double() @ w.double().T + (0 if b is None else b.double())
+
+    y = gemv.run(x, w, b, config)
+
+    assert ((y.double() - exact).norm() / exact.norm()).item() < (3e-3 if dtype == torch.bfloat16 else 4e-4)
+    for _ in range(10):
+        assert torch.equal(gemv.run(x, w, b, config), y)
 
 
 def test_clusters_in_a_graph_beside_another_stream_of_clusters() -> None:
