@@ -30,6 +30,7 @@ from gemmtuned.configs.problem import MAX_DIM
 # In the order of enum Argument and enum Over in hooks/native/cuda_launch.h
 ARGUMENTS: Final = ("x", "w", "bias", "y", "partials", "counters", "m", "ldx", "ldw")
 OVERS: Final = ("", "m", "n")
+MAX_CLUSTER: Final = 8  # programs; larger ones are not portable (CUDA programming guide, thread block clusters)
 MAX_LENGTH: Final = 4096
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
 _SYMBOL: Final = re.compile(r"[A-Za-z0-9_]{1,200}")
@@ -37,7 +38,7 @@ _NUMBERS: Final = {  # field: (smallest, largest)
     "shared": (0, 1 << 20),
     "warps": (1, 32),
     "warp_size": (32, 64),
-    "cluster": (1, 8),  # larger ones are not portable
+    "cluster": (1, MAX_CLUSTER),
     "null_pointers": (0, 3),
     "ld_multiple": (1, 64),
     "max_m": (1, MAX_DIM),

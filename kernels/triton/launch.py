@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gemmtuned.configs.errors import CandidateFailed
-from gemmtuned.configs.launch import ARGUMENTS
+from gemmtuned.configs.launch import ARGUMENTS, MAX_CLUSTER
 from gemmtuned.configs.problem import Problem
 
 Config = Mapping[str, int]
@@ -28,7 +28,6 @@ MAX_GRID_YZ: Final = 65535
 COUNTERS_BYTES: Final = 1 << 16
 EXCHANGE_PAD: Final = 8  # values behind each line: what a warp sends at once lies in different banks
 BARRIER_BYTES: Final = 16
-MAX_CLUSTER: Final = 8  # larger ones are not portable (CUDA programming guide, thread block clusters)
 
 
 @dataclass(frozen=True, slots=True)

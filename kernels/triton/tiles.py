@@ -141,7 +141,6 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
     """How this config runs the problem. Raises CandidateFailed when it cannot."""
     config = {"cluster": 0, **config}  # a config without is one as they were before there were clusters
     check_config(config, KEYS, NAME)
-    lines, wide = (config["rows"], config["tokens"])[:: 1 if config["swap"] else -1]
     return make_record(
         NAME,
         problem,
@@ -159,10 +158,14 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
             "GROUP": config["group"],
             "SWAP": config["swap"],
         },
-        exchange=Exchange(lines, wide, 1) if config["cluster"] else None,
+        exchange=_exchange(config["rows"], config["tokens"], config["swap"]) if config["cluster"] else None,
         split=config["split"],
         tile_values=config["rows"] * config["tokens"],
     )
+
+
+def _exchange(rows: int, tokens: int, swap: int) -> Exchange:
+    return Exchange(rows, tokens, 1) if swap else Exchange(tokens, rows, 1)
 
 
 def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[tuple[float, dict[str, int]]]:
@@ -171,15 +174,14 @@ def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[t
     found = []
     fitted = _FITTED_16 if tokens < _SMALL_M else _FITTED_64
     for rows, wide_tokens, swap, warp_choices in _shapes(m, tokens):
-        tiles = -(-n // rows) * -(-m // wide_tokens)
+        tiles_mn = -(-n // rows) * -(-m // wide_tokens)
         for block_k in (64, 128, 256) if rows <= 32 else (64, 128):
             w_bytes, shared_bytes = rows * block_k * 2, (rows + wide_tokens) * block_k * 2
-            for split, cluster in cuts(tiles, k, block_k, units, arch=arch):
+            for split, cluster in cuts(tiles_mn, k, block_k, units, arch=arch):
                 steps = -(-k // (block_k * split))
-                lines, wide = (rows, wide_tokens) if swap else (wide_tokens, rows)
-                exchange = Exchange(lines, wide, 1).bytes(split) if cluster else 0
+                exchange = _exchange(rows, wide_tokens, swap).bytes(split) if cluster else 0
                 for stages in ring_stages(
-                    _RING_BYTES, w_bytes=w_bytes, shared_bytes=shared_bytes, steps=steps, programs=tiles * split,
+                    _RING_BYTES, w_bytes=w_bytes, shared_bytes=shared_bytes, steps=steps, programs=tiles_mn * split,
                     units=units, arch=arch, most=8,
                 ):  # fmt: skip
                     for warps in warp_choices:
