@@ -51,6 +51,28 @@ HINTS = {
 
 
 MMA_CONFIGS = 30
+_MASKED = "tl.load(x + k, mask=k < K, other=0.0)"
+_FIRST = (
+    (
+        """            wt = tl.load(w_rows + k[None, :], eviction_policy="evict_first")
+            xt = tl.load(x + k)
+""",
+        """            xt = tl.load(x + k)
+            wt = tl.load(w_rows + k[None, :], eviction_policy="evict_first")
+""",
+    ),
+    (
+        """            wt = tl.load(w_rows + k[None, :], mask=(k < K)[None, :], other=0.0, eviction_policy="evict_first")
+            xt = tl.load(x + k, mask=k < K, other=0.0)
+""",
+        """            xt = tl.load(x + k, mask=k < K, other=0.0)
+            wt = tl.load(w_rows + k[None, :], mask=(k < K)[None, :], other=0.0, eviction_policy="evict_first")
+""",
+    ),
+)
+_CONSTANT = (("tl.load(x + k)", "tl.full((BLOCK_K,), 1.5, x.dtype.element_ty)"), (_MASKED, "tl.full((BLOCK_K,), 1.5, x.dtype.element_ty)"))
+# what is other in the kernel's text; nox: no x is read
+TEXTS: dict[str, tuple[tuple[str, str], ...]] = {"nox": _CONSTANT, "xfirst": _FIRST, "mma_nox": _CONSTANT, "mma_xfirst": _FIRST}
 # $0-$7 the sums, $8-$11 W, $12-$15 x, $16-$23 the sums so far
 PRODUCT = """{
 mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {$0,$1,$2,$3}, {$8,$9,$10,$11}, {$12,$14}, {$16,$17,$18,$19};
@@ -100,10 +122,13 @@ def variants() -> None:
     """A kernel gemv_HINT for each, and an assembler that gives them their loads; gemv_mma."""
     folder = Path(tempfile.mkdtemp(prefix="gemmtuned-gemv-"))
     source = Path(gemv.__file__).read_text()
-    for hint in (*HINTS, "mma"):
+    for hint in (*HINTS, "mma", *TEXTS):
         name = f"gemv_{hint}"
         text = source
-        if hint == "mma":
+        for old, new in TEXTS.get(hint, ()):
+            assert old in text, hint
+            text = text.replace(old, new)
+        if "mma" in hint:
             text = text.replace("@triton.jit\ndef gemv(", ASM.strip())
             text = text.replace(
                 "acc += wt.to(tl.float32) * xt.to(tl.float32)[None, :]", "acc = products(wt, xt[None, :], acc)"

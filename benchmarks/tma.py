@@ -131,9 +131,9 @@ def measure(m: int, n: int, k: int, timer: CudaTimer, units: int) -> dict[str, A
     ours, theirs = arms(x, weights, units), offered(problem, weights, x)
     print(f"{len(ours)} kernels of ours to compile", flush=True)
     with ThreadPoolExecutor(12) as pool:  # compiling leaves Python's lock alone most of the time
-        refused = {name for name, err in zip(ours, pool.map(_fails, ours.values()), strict=True) if err}
+        refused = {name: err for name, err in zip(ours, pool.map(_fails, ours.values()), strict=True) if err}
     torch.cuda.synchronize()
-    print(f"{len(refused)} refused", flush=True)
+    print(f"{len(refused)} refused", set(refused.values()), flush=True)
     wrong: dict[str, str] = {}
     for name, call in ours.items():
         if name not in refused:
