@@ -1,6 +1,6 @@
 """Draw what dense.py measured: the gain over F.linear by M, and the times against the streaming floor.
 
-    python benchmarks/plot_dense.py benchmarks/results/dense-{all,m1-m4}-h200-*.json --out docs/images/dense-h200.svg
+    python benchmarks/plot_dense.py benchmarks/results/dense-{all,m1,m2}-h200-*.json --out docs/images/dense-h200.svg
 
 Needs matplotlib (`pip install '.[bench]'`).  Several result files of one device are put together; a problem measured
 twice counts as it was measured last.
