@@ -174,6 +174,9 @@ int gt_install(char* error, size_t room) {
       g_installed.back()->impl("_scaled_mm", TORCH_FN(Cuda::scaled_mm));
       g_installed.back()->impl("_scaled_mm.out", TORCH_FN(Cuda::scaled_mm_out));
       g_installed.back()->impl("_grouped_mm", TORCH_FN(Cuda::grouped_mm));
+#ifdef GEMMTUNED_SCALED_MM_V2
+      install_scaled_v2<at::cuda::_scaled_mm_v2, at::cuda::_scaled_mm_v2_outf>(*g_installed.back());
+#endif
 #endif
     }
   } catch (const std::exception& err) {

@@ -9,7 +9,12 @@
 #include <ATen/ops/bmm_cuda_dispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm_cuda_dispatch.h>
+#if __has_include(<ATen/ops/_scaled_mm_v2_cuda_dispatch.h>)
+#include <ATen/ops/_scaled_mm_v2_cuda_dispatch.h>
+#define GEMMTUNED_SCALED_MM_V2
+#endif
 #include <c10/core/DeviceGuard.h>
+#include <torch/library.h>
 #include <torch/version.h>
 
 #include "call.h"
@@ -116,6 +121,38 @@ struct Cuda {
     return count_scaled(a, b, scale_a, bias, out.scalar_type(), fast, stock);
   }
 
+  // The same for torch.nn.functional.scaled_mm's operator, which has lists of scales. Stock: torch's function.
+  struct ScaledV2 {
+    using Scales = at::TensorList;
+    using Ints = at::IntArrayRef;
+    using Type = std::optional<at::ScalarType>;
+    using Plain = Tensor(const Tensor&, const Tensor&, Scales, Ints, Ints, Scales, Ints, Ints, const OptionalTensor&, Type,
+                         Ints, bool);
+    using Out = Tensor&(const Tensor&, const Tensor&, Scales, Ints, Ints, Scales, Ints, Ints, const OptionalTensor&, Type,
+                        Ints, bool, Tensor&);
+
+    template <Plain* Stock>
+    static Tensor plain(const Tensor& a, const Tensor& b, Scales scale_a, Ints recipe_a, Ints swizzle_a, Scales scale_b,
+                        Ints recipe_b, Ints swizzle_b, const OptionalTensor& bias, Type out_dtype, Ints dims, bool fast) {
+      const auto stock = [&] {
+        return Stock(a, b, scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b, bias, out_dtype, dims, fast);
+      };
+      if (scale_a.empty() || !dims.empty()) return stock();
+      return count_scaled(a, b, scale_a[0], bias, out_dtype.value_or(a.scalar_type()), fast, stock);
+    }
+
+    template <Out* Stock>
+    static Tensor& out(const Tensor& a, const Tensor& b, Scales scale_a, Ints recipe_a, Ints swizzle_a, Scales scale_b,
+                       Ints recipe_b, Ints swizzle_b, const OptionalTensor& bias, Type out_dtype, Ints dims, bool fast,
+                       Tensor& y) {
+      const auto stock = [&]() -> Tensor& {
+        return Stock(a, b, scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b, bias, out_dtype, dims, fast, y);
+      };
+      if (scale_a.empty() || !dims.empty()) return stock();
+      return count_scaled(a, b, scale_a[0], bias, y.scalar_type(), fast, stock);
+    }
+  };
+
   // Groups of rows (2-D by 3-D) or a batch of groups; the number of groups is the batch.
   static Tensor grouped_mm(const Tensor& a, const Tensor& b, const OptionalTensor& offsets, const OptionalTensor& bias,
                            std::optional<at::ScalarType> out_dtype) {
@@ -194,5 +231,17 @@ struct Cuda {
     }
   }
 };
+
+#ifdef GEMMTUNED_SCALED_MM_V2
+// torch says nothing of this operator to the public: where it is another than here, it is not counted.
+template <auto* Plain, auto* Out>
+void install_scaled_v2(torch::Library& library) {
+  using At = Cuda::ScaledV2;
+  if constexpr (std::is_same_v<decltype(Plain), At::Plain*> && std::is_same_v<decltype(Out), At::Out*>) {
+    library.impl("_scaled_mm_v2", TORCH_FN(At::plain<Plain>));
+    library.impl("_scaled_mm_v2.out", TORCH_FN(At::out<Out>));
+  }
+}
+#endif
 
 }  // namespace gemmtuned

@@ -411,3 +411,27 @@ def test_calls_run_on_the_device_of_their_operands_whatever_is_current(program: 
             y = torch.nn.functional.linear(x, w)
         assert y.device == x.device and error(y, x, w.t(), None) < 5e-3
     assert not program.hook.native.failures() and cublaslt.version()
+
+
+@pytest.mark.parametrize("scaling", ["tensor", "row"])
+def test_scaled_products_are_counted_by_either_of_torchs_functions(program: Program, scaling: str) -> None:
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("fp8 needs sm_89")
+    if not hasattr(torch.nn.functional, "scaled_mm"):
+        pytest.skip("torch has no torch.nn.functional.scaled_mm")
+    recipe = getattr(torch.nn.functional.ScalingType, {"row": "RowWise", "tensor": "TensorWise"}[scaling])
+    m, n, k = 32, 64, 128
+    a, b = (torch.randn(rows, k, device="cuda").to(torch.float8_e4m3fn) for rows in (m, n))
+    shapes = ((m, 1), (1, n)) if scaling == "row" else ((), ())
+    scale_a, scale_b = (torch.rand(shape, device="cuda") for shape in shapes)
+    expected = Problem(
+        family="scaled", m=m, n=n, k=k, dtype="fp8_e4m3", wdtype="fp8_e4m3", out_dtype="bf16", scale=scaling
+    )
+    program.hook.native.drain()
+
+    old = torch._scaled_mm(a, b.t(), scale_a, scale_b, out_dtype=torch.bfloat16)
+    assert [(s.problem, s.calls) for s in program.hook.native.drain() if s.calls] == [(expected, 1)]
+    new = torch.nn.functional.scaled_mm(a, b.t(), scale_a, recipe, scale_b, recipe, output_dtype=torch.bfloat16)
+    assert [(s.problem, s.calls) for s in program.hook.native.drain() if s.calls] == [(expected, 1)]
+
+    torch.testing.assert_close(new, old, rtol=2e-2, atol=2e-2)
