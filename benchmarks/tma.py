@@ -130,7 +130,9 @@ def measure(m: int, n: int, k: int, timer: CudaTimer, units: int) -> dict[str, A
     count = len(weights) * -(-LAUNCHES // len(weights))
     ours, theirs = arms(x, weights, units), offered(problem, weights, x)
     print(f"{len(ours)} kernels of ours to compile", flush=True)
-    with ThreadPoolExecutor(12) as pool:  # compiling leaves Python's lock alone most of the time
+    with ThreadPoolExecutor(
+        12, initializer=torch.cuda.synchronize
+    ) as pool:  # compiling leaves Python's lock alone most of the time
         refused = {name for name, err in zip(ours, pool.map(_fails, ours.values()), strict=True) if err}
     torch.cuda.synchronize()
     print(f"{len(refused)} refused", flush=True)
