@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -186,6 +187,22 @@ def test_products_by_the_tensor_core_compile_where_it_has_the_instruction(arch: 
         assert f"mma.sync.aligned.m16n8k16.row.col.f32.{name}.{name}.f32" in compile_kernel(record, arch).asm["ptx"]
 
 
+@pytest.mark.parametrize("rows", [1, 2, 4])
+@pytest.mark.parametrize("k", [7168, 1032, 264])
+def test_lanes_hold_eight_values_of_a_row_of_w_as_the_tensor_core_is_told(rows: int, k: int) -> None:
+    config = {"rows": rows, "block_k": 1024, "split": 1, "warps": 4, "unroll": 2, "mma": 1}
+    text = compile_kernel(gemv.launch_record(config, Problem(m=1, n=1000, k=k)), "sm_90").asm["ttgir"]
+    layouts = dict(re.findall(r"^(#\w+) = #ttg.blocked<\{(.*)\}>", text, re.MULTILINE))
+    ours = [line for line in text.splitlines() if "elementwise_inline_asm" in line]
+
+    assert sum("mma.sync" in line for line in ours) >= 1 and len(ours) >= 2
+    for line in ours:
+        [name] = set(re.findall(rf"tensor<{rows}x1024x\w+, (#\w+)>", line))
+        assert layouts[name] == (
+            "sizePerThread = [1, 8], threadsPerWarp = [1, 32], warpsPerCTA = [1, 4], order = [1, 0]"
+        )
+
+
 def test_what_a_kernel_cannot_run_is_refused_with_a_reason() -> None:
     _, good = gemv.scored(1, 64, 512, 132)[0]
     cut = {"rows": 16, "tokens": 16, "block_k": 16, "split": 2, "group": 1, "swap": 0, "warps": 4, "stages": 3}
@@ -195,8 +212,10 @@ def test_what_a_kernel_cannot_run_is_refused_with_a_reason() -> None:
         (skinny, {**few, "tokens": 4}, Problem(m=5, n=64, k=512), "holds 4"),
         (skinny, {**few, "tokens": 5}, Problem(m=5, n=64, k=512), "at most 4"),
         (gemv, {**good, "colour": 1}, Problem(m=1, n=64, k=512), "config has"),
-        (gemv, {**good, "mma": 1, "block_k": 128}, Problem(m=1, n=64, k=512), "blocks of 256 values"),
-        (gemv, {**good, "mma": 1, "block_k": 256}, Problem(m=1, n=64, k=500), "whole loads"),
+        (gemv, {**good, "mma": 1, "block_k": 128}, Problem(m=1, n=64, k=512), "takes 256 values a warp"),
+        (gemv, {**good, "mma": 1, "block_k": 256, "warps": 2}, Problem(m=1, n=64, k=512), "takes 256 values a warp"),
+        (gemv, {**good, "mma": 2}, Problem(m=1, n=64, k=512), "mma is 2"),
+        (gemv, {**good, "mma": 1, "block_k": 256, "warps": 1}, Problem(m=1, n=64, k=500), "whole loads"),
         (gemv, {**good, "rows": -1}, Problem(m=1, n=64, k=512), "rows is -1"),
         (gemv, good, Problem(m=1, n=64, k=512, dtype="fp32"), "bf16 and fp16"),
         (gemv, good, Problem(m=1, n=64, k=512, layout="nn"), "layout nt"),

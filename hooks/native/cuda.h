@@ -233,7 +233,7 @@ struct Cuda {
 };
 
 #ifdef GEMMTUNED_SCALED_MM_V2
-// torch says nothing of this operator to the public: where it is another than here, it is not counted.
+// The operator is not torch's public interface: where its functions take other arguments, it is not counted.
 template <auto* Plain, auto* Out>
 void install_scaled_v2(torch::Library& library) {
   using At = Cuda::ScaledV2;

@@ -8,7 +8,8 @@ of the result are dot products; the rest is products of values that do not belon
 but no value is converted and nothing goes through shared memory: 2 instructions for 256 values of W where the ordinary
 units need 24.
 
-All lanes of a warp must hold values of the same row of W: blocks of at least 256 values along K.
+Each lane must hold 8 values of K that lie together, those of the same row of W as the rest of its warp: blocks of a
+multiple of 256 values along K for each warp.
 """
 # mypy: disable-error-code="misc,untyped-decorator,no-untyped-def,no-untyped-call"
 

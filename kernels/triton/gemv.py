@@ -114,10 +114,12 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
     check_config(config, KEYS, NAME)
     if problem.m != 1:
         raise CandidateFailed(f"{problem} {NAME}: runs M = 1 only")
-    if config["mma"] and (config["block_k"] % VALUES or problem.k % 8):
+    if config["mma"] not in (0, 1):
+        raise CandidateFailed(f"{NAME}: mma is {config['mma']}, expected 0 or 1")
+    if config["mma"] and (config["block_k"] % (VALUES * config["warps"]) or problem.k % 8):
         raise CandidateFailed(
-            f"{problem} {NAME}: the tensor core takes blocks of {VALUES} values and a K of whole loads, "
-            f"block_k is {config['block_k']}"
+            f"{problem} {NAME}: the tensor core takes {VALUES} values a warp and a K of whole loads, block_k is "
+            f"{config['block_k']} for {config['warps']} warps"
         )
     return make_record(
         NAME,

@@ -69,13 +69,14 @@ def test_clusters_are_right_and_bitwise_the_same_every_time(module, config, m, n
         (1, 8, 1, 3, 8, False),
     ],
 )
+@pytest.mark.parametrize("apart", [0, 8])  # rows of W further apart than K
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_products_on_the_diagonal_are_right(rows, warps, unroll, n, k, bias, dtype) -> None:
+def test_products_on_the_diagonal_are_right(rows, warps, unroll, n, k, bias, dtype, apart) -> None:
     if not has_diagonal(device_arch()):
         pytest.skip("mma.m16n8k16 needs sm_80")
     config = {"rows": rows, "block_k": 256 * warps, "split": 1, "warps": warps, "unroll": unroll, "mma": 1}
     generator = torch.Generator("cuda").manual_seed(1)
-    x, w = (torch.randn(count, k, device="cuda", generator=generator).to(dtype) for count in (1, n))
+    x, w = (torch.randn(count, k + apart, device="cuda", generator=generator).to(dtype)[:, :k] for count in (1, n))
     b = torch.randn(n, device="cuda", generator=generator).to(dtype) if bias else None
     exact = x.double() @ w.double().T + (0 if b is None else b.double())
 
