@@ -19,7 +19,7 @@ from typing import Any, Final
 from gemmtuned.configs.formats import bundle
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.shipped import FOLDER
-from gemmtuned.configs.solution import Solution
+from gemmtuned.configs.solution import Candidate, Solution
 from gemmtuned.daemon.options import DEFAULTS
 
 DEVICES: Final = {"NVIDIA H200": "cuda-nvidia-h200-132", "NVIDIA H100 80GB HBM3": "cuda-nvidia-h100-80gb-hbm3-132"}
@@ -50,7 +50,7 @@ def _plain(backend: str, config: str) -> str:
     values = json.loads(config)
     if backend == "triton" and values.get("cluster") == 0:
         del values["cluster"]
-    return json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return Candidate.of(backend, **values).config
 
 
 def main() -> None:

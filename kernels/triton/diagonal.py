@@ -20,6 +20,8 @@ from typing import Final
 import triton
 import triton.language as tl
 
+from gemmtuned.kernels.triton.limits import at_least_sm
+
 VALUES: Final = 256  # that a warp multiplies at once
 
 
@@ -89,4 +91,4 @@ def on_diagonal(sums):
 
 def has_diagonal(arch: str) -> bool:
     """Whether this architecture has the instruction: NVIDIA's from sm_80 on."""
-    return arch.startswith("sm_") and arch[3:].isdigit() and int(arch[3:]) >= 80
+    return at_least_sm(arch, 80)

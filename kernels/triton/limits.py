@@ -1,4 +1,4 @@
-"""Shared memory a program may use, by architecture (bytes)."""
+"""What architectures have: shared memory a program may use (bytes), and the order of NVIDIA's."""
 
 from __future__ import annotations
 
@@ -21,3 +21,8 @@ _SHARED: Final = {
 def shared_limit(arch: str) -> int:
     """Bytes of shared memory (LDS) a program can have; 64 KiB where the architecture is not in our list."""
     return _SHARED.get(arch, 65536)
+
+
+def at_least_sm(arch: str, number: int) -> bool:
+    """Whether this is an NVIDIA architecture, `sm_NN` with NN at least `number`."""
+    return arch.startswith("sm_") and arch[3:].isdigit() and int(arch[3:]) >= number

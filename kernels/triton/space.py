@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gemmtuned.kernels.triton.limits import shared_limit
+from gemmtuned.kernels.triton.limits import at_least_sm, shared_limit
 
 WAVES: Final = (1, 2, 3)
 MAX_SPLIT: Final = 16
@@ -119,7 +119,7 @@ def filled(units: int, cluster: int) -> int:
 
 def has_clusters(arch: str) -> bool:
     """Whether programs of this architecture can reach into each other's shared memory: sm_90 and later."""
-    return arch.startswith("sm_") and arch[3:].isdigit() and int(arch[3:]) >= 90
+    return at_least_sm(arch, 90)
 
 
 def ring_stages(

@@ -27,6 +27,20 @@ LOW = {
 HIGH = {**LOW, "rows": 64, "swap": 1}
 
 
+def assert_right_every_time(module, config, m, n, k, bias, dtype, *, times, apart=0) -> None:
+    """Near to the product in fp64, and bitwise the same each time; apart: values between the rows of X and of W."""
+    generator = torch.Generator("cuda").manual_seed(1)
+    x, w = (torch.randn(rows, k + apart, device="cuda", generator=generator).to(dtype)[:, :k] for rows in (m, n))
+    b = torch.randn(n, device="cuda", generator=generator).to(dtype) if bias else None
+    exact = x.double() @ w.double().T + (0 if b is None else b.double())
+
+    y = module.run(x, w, b, config)
+
+    assert ((y.double() - exact).norm() / exact.norm()).item() < (3e-3 if dtype == torch.bfloat16 else 4e-4)
+    for _ in range(times):
+        assert torch.equal(module.run(x, w, b, config), y)
+
+
 @pytest.mark.parametrize(
     ("module", "config", "m", "n", "k", "bias"),
     [
@@ -46,16 +60,7 @@ HIGH = {**LOW, "rows": 64, "swap": 1}
 def test_clusters_are_right_and_bitwise_the_same_every_time(module, config, m, n, k, bias, dtype) -> None:
     if not has_clusters(device_arch()):
         pytest.skip("clusters need sm_90")
-    generator = torch.Generator("cuda").manual_seed(1)
-    x, w = (torch.randn(rows, k, device="cuda", generator=generator).to(dtype) for rows in (m, n))
-    b = torch.randn(n, device="cuda", generator=generator).to(dtype) if bias else None
-    exact = x.double() @ w.double().T + (0 if b is None else b.double())
-
-    y = module.run(x, w, b, config)
-
-    assert ((y.double() - exact).norm() / exact.norm()).item() < (3e-3 if dtype == torch.bfloat16 else 4e-4)
-    for _ in range(50):
-        assert torch.equal(module.run(x, w, b, config), y)
+    assert_right_every_time(module, config, m, n, k, bias, dtype, times=50)
 
 
 @pytest.mark.parametrize(
@@ -75,16 +80,7 @@ def test_products_on_the_diagonal_are_right(rows, warps, unroll, n, k, bias, dty
     if not has_diagonal(device_arch()):
         pytest.skip("mma.m16n8k16 needs sm_80")
     config = {"rows": rows, "block_k": 256 * warps, "split": 1, "warps": warps, "unroll": unroll, "mma": 1}
-    generator = torch.Generator("cuda").manual_seed(1)
-    x, w = (torch.randn(count, k + apart, device="cuda", generator=generator).to(dtype)[:, :k] for count in (1, n))
-    b = torch.randn(n, device="cuda", generator=generator).to(dtype) if bias else None
-    exact = x.double() @ w.double().T + (0 if b is None else b.double())
-
-    y = gemv.run(x, w, b, config)
-
-    assert ((y.double() - exact).norm() / exact.norm()).item() < (3e-3 if dtype == torch.bfloat16 else 4e-4)
-    for _ in range(10):
-        assert torch.equal(gemv.run(x, w, b, config), y)
+    assert_right_every_time(gemv, config, 1, n, k, bias, dtype, times=10, apart=apart)
 
 
 def test_clusters_in_a_graph_beside_another_stream_of_clusters() -> None:
