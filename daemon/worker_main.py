@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from gemmtuned.configs.errors import GemmtunedError, TryLater
+from gemmtuned.configs.priority import give_way
 from gemmtuned.configs.solution import Device, Environment, Solution, cpu_device
 from gemmtuned.daemon.wire import Failed, Found, Hello, Inbox, Message, Order, Trial, encode, receive
 
@@ -170,16 +171,11 @@ def make_harmless(nice: int) -> None:
     """Give way to everything else on the machine. Each step is tried; none is vital."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent's way to say: at once
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(OSError):
-        os.nice(nice)
+    give_way(nice)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for name, value in (
-        ("autogroup", str(nice)),  # where sessions share the CPU fairly, nice counts inside our session only
-        ("oom_score_adj", "1000"),
-    ):
-        with contextlib.suppress(OSError):
-            Path("/proc/self", name).write_text(value)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
     import psutil
 
     with contextlib.suppress(psutil.Error, OSError, AttributeError):

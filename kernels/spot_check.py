@@ -12,13 +12,13 @@ multiplies is not counted among the program's calls.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from typing import Final
 
 import torch
 
 from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.priority import give_way
 from gemmtuned.configs.solution import Candidate, Solution
 from gemmtuned.kernels.backends import BACKENDS
 from gemmtuned.kernels.families import family_of
@@ -66,7 +66,7 @@ def spot_check(solution: Solution, *, device: torch.device) -> str:
 
 def main() -> int:
     """Check what stdin says, on the CPU, giving way to everything else."""
-    os.nice(19)
+    give_way(19)
     reasons = []
     for row in json.load(sys.stdin):
         try:

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -343,3 +345,24 @@ def test_a_library_that_others_could_have_written_is_refused(home: Home, tmp_pat
     assert path == "fallback"
     assert "can be written by others" in note
     assert home.counts() == {("fp32:4x8x16,threads=2", "miss"): 1}
+
+
+@pytest.mark.parametrize("detached", [True, False])
+def test_a_build_beside_a_program_takes_what_that_leaves(detached: bool) -> None:
+    autogroup = Path("/proc/self/autogroup")  # only where the kernel shares the CPU by session
+    before = autogroup.read_text() if autogroup.exists() else ""
+    script = (
+        "import os, pathlib\n"
+        "from gemmtuned.configs.priority import give_way\n"
+        "give_way(19)\n"
+        "group = pathlib.Path('/proc/self/autogroup')\n"
+        "print(os.nice(0), *(group.read_text().split()[-1:] if group.exists() else []))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, start_new_session=detached
+    )
+
+    own, *group = done.stdout.split()  # the file is empty for a process of no session's group
+    assert own == "19"
+    assert not detached or group in ([], ["19"])
+    assert not before or autogroup.read_text() == before  # ours is not touched

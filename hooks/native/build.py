@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.priority import give_way
 from gemmtuned.configs.settings import Settings
 
 SOURCES: Final = (
@@ -171,7 +172,7 @@ def _here() -> Path:
 
 
 def _main() -> int:
-    os.nice(10)
+    give_way(19)  # the program beside us has just started
     try:
         build(Path(sys.argv[1]) if len(sys.argv) > 1 else Settings.from_env().cache)
     except GemmtunedError as err:
