@@ -108,7 +108,7 @@ class Connection:
     def mend(self, reason: str) -> None:
         """Set the damaged file aside, salvage what can be read into a new one and log one warning.
 
-        Does nothing when another process was faster.  Raises StoreError.
+        Does nothing when another process was faster.  Raises StoreError, also for a file that was never a database.
         """
         with self._thread:
             try:

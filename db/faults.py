@@ -71,6 +71,22 @@ def store_error(err: sqlite3.Error | UnicodeDecodeError | OSError, path: Path, *
     return StoreError(f"{path}: {err}")
 
 
+def refuse_text(path: Path) -> None:
+    """Raise StoreError for what was never a database, and is to be left as it is.
+
+    That is something without a zero byte: every page of SQLite's has some.
+    """
+    if not path.is_file():
+        return
+    try:
+        with path.open("rb") as file:
+            start = file.read(1 << 16)
+    except OSError:
+        return  # who opens the database will say it
+    if start and b"\0" not in start:
+        raise StoreError(f"{path}: a text file, no database; it is left as it is. Set GEMMTUNED_DB to another file")
+
+
 def busy(path: Path, waited_s: float) -> StoreBusy:
     """Somebody held the database for as long as we waited."""
     return StoreBusy(

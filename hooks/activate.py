@@ -10,6 +10,7 @@ import threading
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from gemmtuned.configs.errors import SettingError
 from gemmtuned.configs.settings import Settings, UserTables, autoload_enabled, wants_activation
 from gemmtuned.configs.sighting import Session
 from gemmtuned.hooks import imports, ranks
@@ -105,7 +106,11 @@ def describe() -> dict[str, Any]:
 
 
 def _why_off() -> str:
-    if not wants_activation():
+    try:
+        wanted = wants_activation()
+    except SettingError as err:
+        return f"not enabled: {err}"
+    if not wanted:
         return "not enabled: set AITER_TUNE_GEMM=1"
     if not autoload_enabled():
         return (

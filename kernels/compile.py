@@ -96,8 +96,8 @@ def compile_kernel(record: LaunchRecord, arch: str) -> Any:
     where = target(arch)
     if record.exchange is not None and not has_clusters(arch):
         raise CandidateFailed(f"{record.kernel} {record.constants} on {arch}: no clusters there")
-    if record.constants.get("MMA") and not has_diagonal(arch):
-        raise CandidateFailed(f"{record.kernel} {record.constants} on {arch}: no mma.m16n8k16 there")
+    if (record.constants.get("MMA") or record.constants.get("HOLD")) and not has_diagonal(arch):
+        raise CandidateFailed(f"{record.kernel} {record.constants} on {arch}: no mma.m16n8k16 or bar.red there")
     try:
         options = {"num_warps": record.num_warps, "num_stages": record.num_stages}
         kernel = triton.compile(source(record), target=where, options=options)

@@ -446,6 +446,17 @@ def test_a_file_of_garbage_is_set_aside_and_the_run_goes_on(tmp_path: Path) -> N
     store.close()
 
 
+@pytest.mark.parametrize("text", ["import torch\n" * 500, "x"])
+def test_somebody_elses_file_is_left_where_it_is(tmp_path: Path, text: str) -> None:
+    (tmp_path / "tune.db").write_text(text)
+
+    with pytest.raises(StoreError, match=r"tune\.db: a text file, no database.*GEMMTUNED_DB"):
+        add(open_store(tmp_path))
+    with pytest.raises(StoreError, match="a text file"):
+        queries.coverage(tmp_path / "tune.db")
+    assert (tmp_path / "tune.db").read_text() == text and list(tmp_path.glob("*corrupt*")) == []
+
+
 def test_commands_do_not_set_aside_what_is_damaged(store: Store) -> None:
     filled(store, 100)
     smash(store.path, 0, bytes(100))

@@ -103,7 +103,8 @@ def _tables(path: Path) -> list[Path]:
     """The files of a folder of tables; anything else, a folder that gemmtuned published too, as it is."""
     if not path.is_dir() or (path / MANIFEST).exists():
         return [path]
-    return sorted(one for one in path.iterdir() if one.suffix in (".csv", ".json") and one.is_file()) or [path]
+    found = (one for one in path.iterdir() if one.suffix in (".csv", ".json") and one.is_file())
+    return sorted(one for one in found if not one.name.startswith(".")) or [path]  # export keeps hidden notes
 
 
 def _row(one: Imported, reasons: Sequence[str]) -> dict[str, Any]:
