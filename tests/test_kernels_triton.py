@@ -74,6 +74,8 @@ def test_best_guess_compiles_without_spills_and_fits(module: Any, arch: str) -> 
 SHAPES = (
     (1, 576, 7168),
     (1, 40, 300),
+    (1, 64, 64),
+    (1, 100, 264),
     (8, 256, 7168),
     (32, 7168, 2048),
     (4, 17, 40),
@@ -100,7 +102,8 @@ def test_shortlist_is_short_and_every_config_in_it_can_be_launched(shape: tuple[
 @pytest.mark.parametrize(
     ("shape", "kernel", "config"),
     [
-        ((1, 4096, 4096), "gemv", {"rows": 1, "block_k": 4096, "split": 1, "warps": 8, "unroll": 1}),
+        ((1, 4096, 4096), "gemv", {"rows": 1, "warps": 4, "unroll": 4, "mma": 1, "hold": 2}),
+        ((1, 512, 16384), "gemv", {"rows": 1, "warps": 8, "unroll": 8, "mma": 1, "hold": 1}),
         ((8, 4096, 4096), "warp_split_k", {"rows": 16, "block_k": 128, "split": 1, "warps": 2, "stages": 5}),
         ((8, 2880, 4096), "warp_split_k", {"rows": 16, "block_k": 128, "split": 2, "stages": 4, "cluster": 1}),
         ((8, 5120, 2880), "warp_split_k", {"rows": 16, "block_k": 128, "split": 1, "stages": 4}),
@@ -118,7 +121,7 @@ def test_shortlist_holds_what_won(shape: tuple[int, int, int], kernel: str, conf
 
 def test_all_kernels_keep_their_counters_in_the_same_place_so_that_a_stream_needs_one_workspace() -> None:
     records = []
-    for m, n, k in ((1, 40, 8192), (8, 256, 7168), (16, 576, 7168), (300, 64, 8192)):
+    for m, n, k in ((1, 40, 8190), (8, 256, 7168), (16, 576, 7168), (300, 64, 8192)):
         problem = Problem(m=m, n=n, k=k)
         for name, config in shortlist(m, n, k, 132, arch="sm_90"):
             records.append(MODULES[name].launch_record(config, problem))
@@ -187,6 +190,25 @@ def test_products_by_the_tensor_core_compile_where_it_has_the_instruction(arch: 
         assert f"mma.sync.aligned.m16n8k16.row.col.f32.{name}.{name}.f32" in compile_kernel(record, arch).asm["ptx"]
 
 
+@pytest.mark.parametrize("mma", [0, 1])
+@pytest.mark.parametrize("hold", [0, 1, 2])
+def test_loads_are_issued_before_the_first_product_where_they_are_held(mma: int, hold: int, tmp_path: Path) -> None:
+    config = {"rows": 1, "block_k": 2048, "split": 1, "warps": 8, "unroll": 4, "mma": mma, "hold": hold}
+    binary = compile_record(gemv.launch_record(config, Problem(m=1, n=576, k=7168)), "sm_90")
+    tool = Path(sys.modules["triton"].__file__ or "").parent / "backends/nvidia/bin/cuobjdump"
+    (tmp_path / "kernel.cubin").write_bytes(binary.data)
+    text = subprocess.run([tool, "-sass", tmp_path / "kernel.cubin"], capture_output=True, text=True, check=True).stdout
+    code = re.findall(r"\b(LDG\.E\.EF|LDG\.E|HMMA|FFMA)\b", text)
+    product = "HMMA" if mma else "FFMA"
+    before = code[: code.index(product)]
+
+    assert code.count("LDG.E.EF") == 4 and code.count("LDG.E") == 4  # of W, of x
+    # without, some wait for others: this is what it is for, and when that ends it may go
+    assert (before.count("LDG.E.EF") == 4) == bool(hold)
+    if hold:
+        assert before.count("LDG.E") == 4
+
+
 @pytest.mark.parametrize("rows", [1, 2, 4])
 @pytest.mark.parametrize("k", [7168, 1032, 264])
 def test_lanes_hold_eight_values_of_a_row_of_w_as_the_tensor_core_is_told(rows: int, k: int) -> None:
@@ -215,6 +237,8 @@ def test_what_a_kernel_cannot_run_is_refused_with_a_reason() -> None:
         (gemv, {**good, "mma": 1, "block_k": 128}, Problem(m=1, n=64, k=512), "takes 256 values a warp"),
         (gemv, {**good, "mma": 1, "block_k": 256, "warps": 2}, Problem(m=1, n=64, k=512), "takes 256 values a warp"),
         (gemv, {**good, "mma": 2}, Problem(m=1, n=64, k=512), "mma is 2"),
+        (gemv, {**good, "hold": 3}, Problem(m=1, n=64, k=512), "hold is 3"),
+        (gemv, {**good, "hold": 1, "split": 2}, Problem(m=1, n=64, k=512), "split is 2"),
         (gemv, {**good, "mma": 1, "block_k": 256, "warps": 1}, Problem(m=1, n=64, k=500), "whole loads"),
         (gemv, {**good, "rows": -1}, Problem(m=1, n=64, k=512), "rows is -1"),
         (gemv, good, Problem(m=1, n=64, k=512, dtype="fp32"), "bf16 and fp16"),

@@ -74,12 +74,16 @@ def test_clusters_are_right_and_bitwise_the_same_every_time(module, config, m, n
         (1, 8, 1, 3, 8, False),
     ],
 )
-@pytest.mark.parametrize("apart", [0, 8])  # rows of W further apart than K
+@pytest.mark.parametrize(
+    ("mma", "hold", "apart"),  # apart: rows of W further apart than K
+    [(1, 0, 0), (1, 0, 8), (1, 1, 8), (1, 2, 0), (0, 1, 0), (0, 2, 8)],
+)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_products_on_the_diagonal_are_right(rows, warps, unroll, n, k, bias, dtype, apart) -> None:
+def test_products_on_the_diagonal_are_right(rows, warps, unroll, n, k, bias, dtype, mma, hold, apart) -> None:
     if not has_diagonal(device_arch()):
         pytest.skip("mma.m16n8k16 needs sm_80")
-    config = {"rows": rows, "block_k": 256 * warps, "split": 1, "warps": warps, "unroll": unroll, "mma": 1}
+    config = {"rows": rows, "block_k": 256 * warps, "split": 1, "warps": warps, "unroll": unroll, "mma": mma}
+    config |= {"hold": hold}
     assert_right_every_time(gemv, config, 1, n, k, bias, dtype, times=10, apart=apart)
 
 
