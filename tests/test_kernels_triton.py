@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.compile import compile_kernel, compile_record
-from gemmtuned.kernels.triton import gemv, skinny, tiles
+from gemmtuned.kernels.triton import fragments, gemv, skinny, tiles
 from gemmtuned.kernels.triton.launch import COUNTERS_BYTES
 from gemmtuned.kernels.triton.limits import shared_limit
 from gemmtuned.kernels.triton.shortlist import LIMIT, MODULES, shortlist
@@ -59,6 +59,9 @@ def test_every_launch_leaves_its_counters_zero(interpreted: list[dict[str, Any]]
 @pytest.mark.parametrize("module", MODULES.values(), ids=lambda module: module.NAME)
 def test_best_guess_compiles_without_spills_and_fits(module: Any, arch: str) -> None:
     m = {gemv: 1, skinny: 4}.get(module, 8)
+    if module is fragments and arch.startswith("gfx"):
+        assert not module.scored(m, 576, 7168, 132, arch=arch)  # no such instruction
+        return
 
     for dtype, bias, n, k in (("bf16", True, 576, 7168), ("fp16", False, 1000, 1032)):
         _, config = module.scored(m, n, k, 132, arch=arch)[0]
@@ -127,7 +130,7 @@ def test_all_kernels_keep_their_counters_in_the_same_place_so_that_a_stream_need
             records.append(MODULES[name].launch_record(config, problem))
     reducing = [record for record in records if record.workspace_bytes]
 
-    assert {record.kernel for record in reducing} == {*MODULES} - {"skinny"}
+    assert {record.kernel for record in reducing} == {*MODULES} - {"skinny", "fragments"}
     for record in reducing:
         assert record.partials_offset == COUNTERS_BYTES >= record.counters_bytes > 0
 
@@ -190,23 +193,30 @@ def test_products_by_the_tensor_core_compile_where_it_has_the_instruction(arch: 
         assert f"mma.sync.aligned.m16n8k16.row.col.f32.{name}.{name}.f32" in compile_kernel(record, arch).asm["ptx"]
 
 
+def instructions(cubin: bytes, folder: Path) -> list[str]:
+    """The machine's own, as cuobjdump writes them, without operands."""
+    (folder / "kernel.cubin").write_bytes(cubin)
+    tool = Path(sys.modules["triton"].__file__ or "").parent / "backends/nvidia/bin/cuobjdump"
+    text = subprocess.run([tool, "-sass", folder / "kernel.cubin"], capture_output=True, text=True, check=True).stdout
+    return re.findall(r"/\*[0-9a-f]{4}\*/\s+(?:@!?\w+\s+)?([A-Z][A-Z0-9_.]+)", text)
+
+
 @pytest.mark.parametrize("mma", [0, 1])
 @pytest.mark.parametrize("hold", [0, 1, 2])
 def test_loads_are_issued_before_the_first_product_where_they_are_held(mma: int, hold: int, tmp_path: Path) -> None:
     config = {"rows": 1, "block_k": 2048, "split": 1, "warps": 8, "unroll": 4, "mma": mma, "hold": hold}
     binary = compile_record(gemv.launch_record(config, Problem(m=1, n=576, k=7168)), "sm_90")
-    tool = Path(sys.modules["triton"].__file__ or "").parent / "backends/nvidia/bin/cuobjdump"
-    (tmp_path / "kernel.cubin").write_bytes(binary.data)
-    text = subprocess.run([tool, "-sass", tmp_path / "kernel.cubin"], capture_output=True, text=True, check=True).stdout
-    code = re.findall(r"\b(LDG\.E\.EF|LDG\.E|HMMA|FFMA)\b", text)
+    code = instructions(binary.data, tmp_path)
     product = "HMMA" if mma else "FFMA"
-    before = code[: code.index(product)]
+    before = code[: next(i for i, name in enumerate(code) if name.startswith(product))]
 
-    assert code.count("LDG.E.EF") == 4 and code.count("LDG.E") == 4  # of W, of x
+    of_w, of_x = "LDG.E.EF.128", "LDG.E.128"
+
+    assert code.count(of_w) == 4 and code.count(of_x) == 4
     # without, some wait for others: this is what it is for, and when that ends it may go
-    assert (before.count("LDG.E.EF") == 4) == bool(hold)
+    assert (before.count(of_w) == 4) == bool(hold)
     if hold:
-        assert before.count("LDG.E") == 4
+        assert before.count(of_x) == 4
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4])
@@ -225,6 +235,23 @@ def test_lanes_hold_eight_values_of_a_row_of_w_as_the_tensor_core_is_told(rows: 
         )
 
 
+PART = {"rows": 8, "tokens": 4, "split": 8, "cluster": 1, "warps": 2, "ahead": 7, "chains": 2}
+
+
+@pytest.mark.parametrize(("tokens", "arch"), [(4, "sm_90"), (8, "sm_90"), (8, "sm_100")])
+def test_operands_of_the_tensor_core_come_from_memory_as_they_are(tokens: int, arch: str, tmp_path: Path) -> None:
+    record = fragments.launch_record({**PART, "tokens": tokens}, Problem(m=tokens, n=576, k=7168))
+    binary = compile_record(record, arch)
+    code = instructions(binary.data, tmp_path)
+
+    assert "convert_layout" not in compile_kernel(record, arch).asm["ttgir"]
+    products = code.index(next(name for name in code if name.startswith("HMMA")))
+    loads = [name for name in code[:products] if name.startswith("LDG")]  # all of them, and 16 bytes each
+    assert len(loads) == 7 * (2 + tokens // 4) and all("128" in name for name in loads)
+    assert sum(name.startswith("HMMA") for name in code) == 7 * tokens // 2
+    assert not any(name.startswith(("STS", "LDSM", "SHFL")) for name in code)
+
+
 def test_what_a_kernel_cannot_run_is_refused_with_a_reason() -> None:
     _, good = gemv.scored(1, 64, 512, 132)[0]
     cut = {"rows": 16, "tokens": 16, "block_k": 16, "split": 2, "group": 1, "swap": 0, "warps": 4, "stages": 3}
@@ -241,6 +268,12 @@ def test_what_a_kernel_cannot_run_is_refused_with_a_reason() -> None:
         (gemv, {**good, "hold": 1, "split": 2}, Problem(m=1, n=64, k=512), "split is 2"),
         (gemv, {**good, "mma": 1, "block_k": 256, "warps": 1}, Problem(m=1, n=64, k=500), "whole loads"),
         (gemv, {**good, "rows": -1}, Problem(m=1, n=64, k=512), "rows is -1"),
+        (fragments, PART, Problem(m=5, n=64, k=512), "holds 4"),
+        (fragments, {**PART, "tokens": 32}, Problem(m=17, n=64, k=512), "at most 16"),
+        (fragments, {**PART, "rows": 12}, Problem(m=4, n=64, k=512), "a multiple of 8"),
+        (fragments, {**PART, "tokens": 6}, Problem(m=4, n=64, k=512), "a multiple of 4"),
+        (fragments, {**PART, "chains": 8}, Problem(m=4, n=64, k=512), "chains is 8"),
+        (fragments, PART, Problem(m=4, n=64, k=516), "8 values at a time"),
         (gemv, good, Problem(m=1, n=64, k=512, dtype="fp32"), "bf16 and fp16"),
         (gemv, good, Problem(m=1, n=64, k=512, layout="nn"), "layout nt"),
         (tiles, cut, Problem(m=1 << 25, n=64, k=512), "larger than a device takes"),

@@ -17,19 +17,35 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gemmtuned.kernels.triton.launch import BARRIER_BYTES, EXCHANGE_PAD
+from gemmtuned.kernels.triton.launch import BARRIER_BYTES, EXCHANGE_PAD, SHARED_BEGINS
 
 _PAD = tl.constexpr(EXCHANGE_PAD)
 _BARRIER = tl.constexpr(BARRIER_BYTES)
+_BEGINS = tl.constexpr(SHARED_BEGINS)
 
 
 @triton.jit
-def _end():
-    """Where this program's shared memory ends."""
-    return tl.inline_asm_elementwise(
-        "{ .reg .u32 size; mov.u32 $0, global_smem; mov.u32 size, %dynamic_smem_size; add.u32 $0, $0, size; }",
-        "=r", [], dtype=tl.int32, is_pure=True, pack=1,
-    )  # fmt: skip
+def _end(ALONE: tl.constexpr):
+    """Where this program's shared memory ends.  ALONE: Triton has allotted none, and so has no name for its begin.
+
+    An address names the program that it belongs to: a barrier of one's own, too, is reached by no other.
+    """
+    if ALONE:
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .u32 size, rank;
+            mov.u32 size, %dynamic_smem_size;
+            mov.u32 rank, %cluster_ctarank;
+            add.u32 size, size, $1;
+            mapa.shared::cluster.u32 $0, size, rank;
+            }""",
+            "=r,r", [_BEGINS], dtype=tl.int32, is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        return tl.inline_asm_elementwise(
+            "{ .reg .u32 size; mov.u32 $0, global_smem; mov.u32 size, %dynamic_smem_size; add.u32 $0, $0, size; }",
+            "=r", [], dtype=tl.int32, is_pure=True, pack=1,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -41,7 +57,14 @@ def _of(address, rank):
 
 
 @triton.jit
-def begin(part, LINES: tl.constexpr, WIDE: tl.constexpr, SPLIT: tl.constexpr, COPIES: tl.constexpr):
+def begin(
+    part,
+    LINES: tl.constexpr,
+    WIDE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    COPIES: tl.constexpr,
+    ALONE: tl.constexpr = False,
+):
     """At the start of a program: set up its barrier, and say so."""
     EACH: tl.constexpr = (LINES + SPLIT - 1) // SPLIT
     mine = tl.maximum(tl.minimum(LINES - part * EACH, EACH), 0)
@@ -57,15 +80,8 @@ def begin(part, LINES: tl.constexpr, WIDE: tl.constexpr, SPLIT: tl.constexpr, CO
         barrier.cluster.arrive.relaxed.aligned;
         mov.u32 $0, 0;
         }""",
-        "=r,r,r", [_end() - _BARRIER, mine * (WIDE * SPLIT * COPIES * 4)], dtype=tl.int32, is_pure=False, pack=1,
+        "=r,r,r", [_end(ALONE) - _BARRIER, mine * (WIDE * SPLIT * COPIES * 4)], dtype=tl.int32, is_pure=False, pack=1,
     )  # fmt: skip
-
-
-@triton.jit
-def _all_have_begun(end):
-    tl.inline_asm_elementwise(
-        "barrier.cluster.wait.aligned; mov.u32 $0, $1;", "=r,r", [end], dtype=tl.int32, is_pure=False, pack=1
-    )
 
 
 @triton.jit
@@ -100,6 +116,83 @@ def _read(address):
 
 
 @triton.jit
+def place_of(
+    line,
+    place,
+    copy,
+    part,
+    LINES: tl.constexpr,
+    WIDE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    COPIES: tl.constexpr,
+    ALONE: tl.constexpr = False,
+):
+    """The address of a sum, in the memory of the program that adds up its line."""
+    STRIDE: tl.constexpr = (WIDE + _PAD) * 4
+    EACH: tl.constexpr = (LINES + SPLIT - 1) // SPLIT
+    SLOT: tl.constexpr = EACH * STRIDE
+    slots = _end(ALONE) - (SPLIT * COPIES * SLOT + _BARRIER)
+    owner = line // EACH
+    to = _of(slots + (part * COPIES) * SLOT, owner) + (line - owner * EACH) * STRIDE
+    return to + copy * SLOT + place * 4
+
+
+@triton.jit
+def barrier_of(line, LINES: tl.constexpr, SPLIT: tl.constexpr, ALONE: tl.constexpr = False):
+    """The barrier of that program."""
+    EACH: tl.constexpr = (LINES + SPLIT - 1) // SPLIT
+    return _of(_end(ALONE) - _BARRIER, line // EACH)
+
+
+@triton.jit
+def all_have_begun(ALONE: tl.constexpr = False):
+    """Wait until the cluster's other programs can be sent to."""
+    tl.inline_asm_elementwise(
+        "barrier.cluster.wait.aligned; mov.u32 $0, $1;", "=r,r", [_end(ALONE)], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def collect_and_store(
+    line_is_row: tl.constexpr,
+    first_row,
+    first_token,
+    part,
+    bias,
+    y,
+    m,
+    N: tl.constexpr,
+    LINES: tl.constexpr,
+    WIDE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    COPIES: tl.constexpr,
+    ALONE: tl.constexpr = False,
+):
+    """Add up what has been sent of this program's own lines, and store it in y."""
+    STRIDE: tl.constexpr = (WIDE + _PAD) * 4
+    EACH: tl.constexpr = (LINES + SPLIT - 1) // SPLIT
+    SLOT: tl.constexpr = EACH * STRIDE
+    end = _end(ALONE)
+    slots = end - (SPLIT * COPIES * SLOT + _BARRIER)
+    mine = tl.arange(0, triton.next_power_of_2(EACH))
+    i = (part * EACH + mine)[:, None]
+    j = tl.arange(0, WIDE)[None, :]
+    row = first_row + (i if line_is_row else j)
+    token = first_token + (j if line_is_row else i)
+    inside = (mine < EACH)[:, None] & (i < LINES) & (row < N) & (token < m)
+    if bias is not None:
+        start = tl.load(bias + row, mask=inside, other=0.0).to(tl.float32)
+    at = slots + tl.minimum(mine, EACH - 1)[:, None] * STRIDE + j * 4
+    _all_has_come(end - _BARRIER)
+    total = _read(at)
+    for other in tl.static_range(1, SPLIT * COPIES):
+        total += _read(at + other * SLOT)
+    if bias is not None:
+        total += start
+    tl.store(y + token.to(tl.int64) * N + row, total.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def add_up_and_store(
     sums,
     line,
@@ -122,28 +215,7 @@ def add_up_and_store(
 
     line, place, copy: indices of `sums`, shaped to be broadcast.  line_is_row: of W, else it is a token.
     """
-    STRIDE: tl.constexpr = (WIDE + _PAD) * 4
-    EACH: tl.constexpr = (LINES + SPLIT - 1) // SPLIT
-    SLOT: tl.constexpr = EACH * STRIDE
-    end = _end()
-    slots = end - (SPLIT * COPIES * SLOT + _BARRIER)
-    owner = line // EACH
-    to = _of(slots + (part * COPIES) * SLOT, owner) + (line - owner * EACH) * STRIDE
-    _all_have_begun(end)
-    _send(to + copy * SLOT + place * 4, _of(end - _BARRIER, owner) + (copy + place) * 0, sums)
-    mine = tl.arange(0, triton.next_power_of_2(EACH))
-    i = (part * EACH + mine)[:, None]
-    j = tl.arange(0, WIDE)[None, :]
-    row = first_row + (i if line_is_row else j)
-    token = first_token + (j if line_is_row else i)
-    inside = (mine < EACH)[:, None] & (i < LINES) & (row < N) & (token < m)
-    if bias is not None:
-        start = tl.load(bias + row, mask=inside, other=0.0).to(tl.float32)
-    at = slots + tl.minimum(mine, EACH - 1)[:, None] * STRIDE + j * 4
-    _all_has_come(end - _BARRIER)
-    total = _read(at)
-    for other in tl.static_range(1, SPLIT * COPIES):
-        total += _read(at + other * SLOT)
-    if bias is not None:
-        total += start
-    tl.store(y + token.to(tl.int64) * N + row, total.to(y.dtype.element_ty), mask=inside)
+    to = place_of(line, place, copy, part, LINES, WIDE, SPLIT, COPIES)
+    all_have_begun()
+    _send(to, barrier_of(line, LINES, SPLIT) + (copy + place) * 0, sums)
+    collect_and_store(line_is_row, first_row, first_token, part, bias, y, m, N, LINES, WIDE, SPLIT, COPIES)

@@ -28,6 +28,9 @@ MAX_GRID_YZ: Final = 65535
 COUNTERS_BYTES: Final = 1 << 16
 EXCHANGE_PAD: Final = 8  # values behind each line: what a warp sends at once lies in different banks
 BARRIER_BYTES: Final = 16
+SHARED_BEGINS: Final = (
+    1024  # first address of a program's shared memory from sm_90 on: what lies before is the system's
+)
 
 
 @dataclass(frozen=True, slots=True)

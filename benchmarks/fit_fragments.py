@@ -1,0 +1,114 @@
+"""Fit the estimate of kernels/triton/fragments.py to timings, and say what lists by it would lose.
+
+    python benchmarks/fit_fragments.py benchmarks/results/fragments-h200-*.json [screen-fragments-*.json ...]
+
+Takes the `screened` configurations of these files; of fragments-h200-2026-11-22.json, whose kernel had other
+parameters, those that are the kernel's still.  The best weigh most: it is their order that counts.  Needs numpy and
+scipy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.optimize import minimize  # type: ignore[import-untyped]
+
+from gemmtuned.kernels.triton import fragments
+from gemmtuned.kernels.triton.space import filled
+
+UNITS = 132
+START = np.array([4.3e6, 0.9, 278e3, 1.3, 0.1, 0.005, 0.07])
+NAMES = ("_BANDWIDTH", "_LATENCY_US", "_UNIT_CACHE", "_START_US", "_EXCHANGE_US", "_COPY_US", "_TOKEN_US")
+SHARPNESS = 12.0  # weight of a timing: (best of its problem / it) to this power
+FIRST_VERSION = 24  # of the kernel in the older file: it did not keep its loads together
+Shape = tuple[int, int, int]
+
+
+def timings(paths: list[Path], ms: set[int]) -> dict[Shape, dict[tuple[int, ...], float]]:
+    """{(m, n, k): {values of fragments.KEYS: us}}; where several files have one, the least counts."""
+    found: dict[Shape, dict[tuple[int, ...], float]] = defaultdict(dict)
+    for path in paths:
+        for row in json.loads(path.read_text())["rows"]:
+            if row["m"] not in ms or row.get("version") == FIRST_VERSION:
+                continue
+            for text, us, *_ in row.get("screened", ()):
+                config = json.loads(text[text.index("{") :]) if "{" in text else {}
+                if config.get("kernel") != fragments.NAME:
+                    continue
+                if "parts" in config:
+                    if config["parts"] != 2 or config["hold"] != 1 or config.get("across"):
+                        continue
+                    config |= {"rows": 8 * config["blocks"], "chains": 1}
+                key = tuple(config[name] for name in fragments.KEYS)
+                timed = found[row["m"], row["n"], row["k"]]
+                timed[key] = min(us, timed.get(key, math.inf))
+    return found
+
+
+def columns(found: dict[Shape, dict[tuple[int, ...], float]]) -> dict[str, Any]:
+    """Arrays of all that the estimate needs to know of each timing."""
+    rows = []
+    for (_, n, k), timed in found.items():
+        best = min(timed.values())
+        for key, us in timed.items():
+            config = dict(zip(fragments.KEYS, key, strict=True))
+            at_once = filled(UNITS, config["split"]) if config["cluster"] else UNITS
+            busiest = -(-(-(-n // config["rows"]) * config["split"]) // at_once)
+            rows.append((n, k, busiest, fragments._registers(config), *key, us, (best / us) ** SHARPNESS))
+    names = ("n", "k", "busiest", "registers", *fragments.KEYS, "us", "weight")
+    return dict(zip(names, np.array(rows, float).T, strict=True))
+
+
+def estimates_us(c: dict[str, Any], p: Any) -> Any:
+    """As fragments._estimate_us, for arrays."""
+    bandwidth, latency, unit_cache, start, exchange, copy, token = p
+    steps = np.ceil(c["k"] / (fragments.STEP_K * c["warps"] * c["split"]))
+    here = np.minimum(np.minimum(c["busiest"], 32), 64 // c["warps"])
+    here = np.minimum(here, np.maximum(1, 2048 // (c["warps"] * np.minimum(c["registers"], 255))))
+    each = steps * c["warps"] * fragments.STEP_K * 2
+    memory = c["n"] * c["k"] * 2 / bandwidth
+    in_flight = here * c["rows"] * c["warps"] * fragments.STEP_K * 2 * np.minimum(c["ahead"], steps)
+    loads = c["busiest"] * c["rows"] * each / np.minimum(1.15 * bandwidth / UNITS, in_flight / latency)
+    cache = c["busiest"] * (c["rows"] + c["tokens"]) * each / unit_cache
+    together = (memory**4 + loads**4 + cache**4) ** 0.25
+    return start + together + c["cluster"] * (exchange + copy * c["split"] * 2 * c["warps"]) + token * c["tokens"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, nargs="+")
+    parser.add_argument("--m", default="4,8", help="rows of X whose timings count")
+    args = parser.parse_args()
+    found = timings(args.results, set(map(int, args.m.split(","))))
+    c = columns(found)
+
+    def loss(scale: Any) -> float:
+        off = np.log(np.maximum(estimates_us(c, scale * START), 0.1) / c["us"])
+        return float((c["weight"] * off * off).sum() / c["weight"].sum())
+
+    p = np.ones(len(START))
+    for _ in range(6):
+        p = minimize(loss, p, method="Nelder-Mead", options={"maxiter": 6000, "adaptive": True}).x
+    print(f"{len(c['us'])} timings of {len(found)} problems, off by {loss(p) ** 0.5:.3f}")
+    for name, value in zip(NAMES, p * START, strict=True):
+        print(f"{name}: Final = {value:.4g}")
+    guessed = estimates_us(c, p * START)
+    begin, lost = 0, defaultdict(list)
+    for timed in found.values():
+        us = c["us"][begin : begin + len(timed)]
+        order = np.argsort(guessed[begin : begin + len(timed)], kind="stable")
+        for limit in (4, 8, 12, 16):
+            lost[limit].append(us[order[:limit]].min() / us.min())
+        begin += len(timed)
+    for limit, ratios in lost.items():
+        print(f"the first {limit}: {np.exp(np.log(ratios).mean()):.4f} of the best, {max(ratios):.4f} at the worst")
+
+
+if __name__ == "__main__":
+    main()

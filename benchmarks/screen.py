@@ -1,0 +1,128 @@
+"""The configurations of one of our kernels, timed on one GPU: what a fit of its estimate needs, and where it wins.
+
+    python benchmarks/screen.py KERNEL --out FOLDER [--m 4,8 --shapes eight|all|NxK,... --most 100 --also chains=1
+        --before benchmarks/results/dense-all-h200-*.json --seconds 480 --resume FOLDER/screen-KERNEL.jsonl]
+
+For each problem the kernel's space (`scored`) is screened as the search does it, half of `most` from the head of the
+estimates and the rest at random; `also` adds each once more with another value of a parameter.  Then the fastest five
+take turns with torch, with what an earlier result of dense.py found (`before`) and with kernels that only read the
+weight.  Needs no place for the kernel in the shortlist.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import dense
+import record
+
+from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Candidate
+from gemmtuned.daemon import search
+from gemmtuned.daemon.options import SearchOptions
+from gemmtuned.kernels.backends import environment
+from gemmtuned.kernels.device import cuda_device
+from gemmtuned.kernels.triton.shortlist import MODULES
+
+RACED = 5
+
+
+def offered(kernel: str, problem: Problem, units: int, arch: str, most: int, also: dict[str, int]) -> list[Candidate]:
+    """At most `most` of the kernel's configurations, before those that `also` adds."""
+    configs = [config for _, config in MODULES[kernel].scored(problem.m, problem.n, problem.k, units, arch=arch)]
+    head, rest = configs[: most // 2], configs[most // 2 :]
+    chosen = head + random.Random(1).sample(rest, min(len(rest), most - len(head)))
+    chosen += [config | {name: value} for name, value in also.items() for config in chosen]
+    return list(dict.fromkeys(Candidate.of("triton", kernel=kernel, **config) for config in chosen))
+
+
+def winners(paths: list[Path], device: str) -> dict[tuple[int, int, int], Candidate]:
+    """{(m, n, k): what these results of dense.py found}, where several have one the last."""
+    found = {}
+    for path in paths:
+        result = json.loads(path.read_text())
+        if result["device"] != device:
+            raise SystemExit(f"{path}: measured on {result['device']}, this is {device}")
+        for row in result["rows"]:
+            if "failed" not in row:
+                found[row["m"], row["n"], row["k"]] = Candidate(row["backend"], row["config"])
+    return found
+
+
+def measure(problem: Problem, here: Any, candidates: list[Candidate], before: Candidate | None) -> dict[str, Any]:
+    row: dict[str, Any] = {"m": problem.m, "n": problem.n, "k": problem.k, "dtype": problem.dtype}
+    try:
+        with patch.object(search, "FINALISTS", RACED):
+            found = dense.tune(problem, here, SearchOptions(only=tuple(candidates)))
+        screened = {t.candidate: t.us for t in found["trials"] if t.phase == "screen" and t.us}
+        best = sorted((c for c in screened if c != dense.DEFAULT), key=lambda c: screened[c])[:RACED]
+        against = [dense.DEFAULT, before or dense.DEFAULT]
+        times = [statistics.median(us) for us in dense.take_turns(problem, (*against, *best), floor=True)]
+    except GemmtunedError as err:
+        return {**row, "failed": str(err)}
+    raced = times[2 : 2 + len(best)]
+    return row | {
+        "torch_us": round(times[0], 3), "before": str(against[1]), "before_us": round(times[1], 3),
+        "floor_us": round(min(times[2 + len(best) :]), 3), "best": [str(c) for c in best],
+        "best_us": [round(us, 3) for us in raced], "timed": len(screened) - 1,
+        "failed_candidates": sum(1 for t in found["trials"] if t.phase == "screen" and not t.us),
+        "screened": [(str(c), round(us, 3)) for c, us in screened.items()],
+    }  # fmt: skip
+
+
+def told(rows: list[dict[str, Any]]) -> None:
+    """For each M the geometric means of the fastest over `before` and over the floor."""
+    for m in sorted({row["m"] for row in rows}):
+        mine = [row for row in rows if row["m"] == m and row.get("best_us")]
+        for name, group in (("eight", [r for r in mine if (r["n"], r["k"]) in dense.EIGHT]), ("all", mine)):
+            if group:
+                over = [dense.geomean([min(r["best_us"]) / r[of] for r in group]) for of in ("before_us", "floor_us")]
+                print(f"M {m}, {name} ({len(group)}): {over[0]:.4f} of before, {over[1]:.4f} of the floor", flush=True)
+
+
+def main() -> None:
+    parser = record.arguments(__doc__)
+    parser.add_argument("kernel", choices=tuple(MODULES))
+    parser.add_argument("--m", default="4,8", help="rows of X, in this order")
+    parser.add_argument("--shapes", default="eight", help="eight, all, or NxK,NxK,...")
+    parser.add_argument("--most", type=int, default=100, help="configurations of a problem")
+    parser.add_argument("--also", action="append", default=[], metavar="NAME=VALUE", help="another value, too")
+    parser.add_argument("--before", type=Path, nargs="*", default=[], help="results of dense.py on the same device")
+    parser.add_argument("--seconds", type=float, default=480, help="start no new problem after this long")
+    parser.add_argument("--resume", type=Path, help="the .jsonl of an earlier run on the same device")
+    args = parser.parse_args()
+    began = time.monotonic()
+    also = {name: int(value) for name, _, value in (one.partition("=") for one in args.also)}
+    shapes = {"eight": dense.EIGHT, "all": dense.EIGHT + dense.TWELVE}.get(args.shapes) or record.sizes(args.shapes)
+    here = environment(cuda_device(0))
+    units, arch = here.device.units, here.device.arch
+    before = winners(args.before, here.device.name)
+    rows = dense.read_lines(args.resume)
+    problems = dense.left_to_do(rows, args.m, shapes, "bf16")
+    table = {p: offered(args.kernel, p, units, arch, args.most, also) for p in problems}
+    ahead = dense.Ahead(problems, here, lambda problem: table[problem])
+
+    def one(problem: Problem) -> dict[str, Any]:
+        ahead.wait(problem)
+        return measure(problem, here, table[problem], before.get((problem.m, problem.n, problem.k)))
+
+    name = f"screen-{args.kernel}"
+    dense.work_through(problems, rows, one, path=args.out / f"{name}.jsonl", until_s=began + args.seconds)
+    told(rows)
+    path = record.save(name, {"benchmark": "screen", "stamps": here.stamps, "rows": rows}, args.out)
+    print("saved", path, flush=True)
+    os._exit(0)  # do not wait for compilations nobody needs
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,358 @@
+"""M = 2 to 16: W and X go from memory straight into the registers that the tensor core multiplies (sm_80 and later).
+
+Y[M, N] = X[M, K] @ W[N, K].T + bias.  In mma.m16n8k16 (PTX ISA 7.0) lane 4 g + t holds values of rows g and g + 8 of A
+and of column g of B.  Which k stands where is free as long as A and B agree, so that 16 bytes of a row, eight k side by
+side, can be a lane's share of two instructions as they come.  But then a load takes 64 bytes of each of eight rows, and
+memory gives such pieces slowly.  So two lanes' groups share a row: g is row g / 2 and part g % 2 of K, for W and for X
+alike, and a load takes 128 bytes of four rows.  Of the result only what is of one part in both counts: two of a lane's
+four sums, which is half of what the tensor core does, and it has time.
+
+Nothing goes through shared memory, no thread waits for another before the final sum, and a program needs no more than
+eight rows.  The loads of `ahead` steps are kept on their way together (issued.py).  Each warp takes its own share of K;
+`split` > 1 cuts K over programs too, with `cluster` 1 over those of a cluster (cluster.py), with 0 over memory
+(split_k.py).  An instruction waits for the one that adds to the same sums: `chains` takes turns among so many.
+"""
+# mypy: disable-error-code="misc,untyped-decorator,no-untyped-def,no-untyped-call,assignment,var-annotated"
+# ruff: noqa: RUF005  (Triton knows no unpacking)
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import triton
+import triton.language as tl
+
+from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.launch import MAX_CLUSTER
+from gemmtuned.configs.problem import Problem
+from gemmtuned.kernels.triton.cluster import all_have_begun, barrier_of, begin, collect_and_store, place_of
+from gemmtuned.kernels.triton.diagonal import has_diagonal
+from gemmtuned.kernels.triton.issued import issued
+from gemmtuned.kernels.triton.launch import Axis, Config, Exchange, LaunchRecord, check_config, make_record
+from gemmtuned.kernels.triton.space import filled, has_clusters, largest
+from gemmtuned.kernels.triton.split_k import arrived_last, reset
+
+NAME: Final = "fragments"
+KEYS: Final = ("rows", "tokens", "split", "cluster", "warps", "ahead", "chains")
+MAX_M: Final = 16
+STEP_K: Final = 64  # values of K that a warp takes in a step: 128 bytes of each row
+_WASTE: Final = 1.1  # at most this part of K is computed in vain at the end of the last slice
+_MOST: Final = 24  # warps on a unit, where programs or warps share K; where there are enough, each has one at least
+_REGISTERS: Final = 240  # of a thread
+_BANDWIDTH: Final = 4.644e6  # bytes a us
+_LATENCY_US: Final = 0.9  # bytes in flight over it are a unit's rate
+_UNIT_CACHE: Final = 128.4e3  # bytes a us to a unit from L2
+_START_US: Final = 1.442
+_EXCHANGE_US: Final = 0.0492
+_COPY_US: Final = 0.00287  # for each sum that is added up
+_TOKEN_US: Final = 0.0709
+_STEP_K = tl.constexpr(STEP_K)
+
+
+@triton.jit
+def _products(even, odd, x, sums):
+    """sums + products of four even and four odd rows of W and four rows of X, all of 16 bits; as `_of_parts` reads it.
+
+    $0 to $7 are the sums, $8 to $11 the even rows, $12 to $15 the odd ones, $16 to $19 X, $20 to $27 the sums before.
+    """
+    if x.dtype == tl.bfloat16:
+        return tl.inline_asm_elementwise(
+            """{
+            mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32
+                {$0, $1, $2, $3}, {$8, $12, $9, $13}, {$16, $17}, {$20, $21, $22, $23};
+            mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32
+                {$4, $5, $6, $7}, {$10, $14, $11, $15}, {$18, $19}, {$24, $25, $26, $27};
+            }""",
+            "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,r,r,r,r,r,r,r,r,r,r,r,r,f,f,f,f,f,f,f,f",
+            [even, odd, x, sums], dtype=tl.float32, is_pure=True, pack=8,
+        )  # fmt: skip
+    else:
+        return tl.inline_asm_elementwise(
+            """{
+            mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32
+                {$0, $1, $2, $3}, {$8, $12, $9, $13}, {$16, $17}, {$20, $21, $22, $23};
+            mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32
+                {$4, $5, $6, $7}, {$10, $14, $11, $15}, {$18, $19}, {$24, $25, $26, $27};
+            }""",
+            "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,r,r,r,r,r,r,r,r,r,r,r,r,f,f,f,f,f,f,f,f",
+            [even, odd, x, sums], dtype=tl.float32, is_pure=True, pack=8,
+        )  # fmt: skip
+
+
+@triton.jit
+def _of_parts(sums):
+    """Of a lane's sums the two that count, of its even and its odd row of W; zeros for the others.
+
+    Column 2 t is part 0 of token t, column 2 t + 1 part 1; a lane's row is of part g % 2.
+    """
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .pred second;
+        .reg .b32 part;
+        .reg .f32 none, one;
+        mov.u32 part, %laneid;
+        and.b32 part, part, 4;
+        setp.ne.u32 second, part, 0;
+        add.f32 none, $8, $12;
+        add.f32 one, $9, $13;
+        selp.f32 $0, one, none, second;
+        add.f32 none, $10, $14;
+        add.f32 one, $11, $15;
+        selp.f32 $1, one, none, second;
+        mov.f32 $2, 0f00000000;
+        mov.f32 $3, 0f00000000;
+        mov.f32 $4, 0f00000000;
+        mov.f32 $5, 0f00000000;
+        mov.f32 $6, 0f00000000;
+        mov.f32 $7, 0f00000000;
+        }""",
+        "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,f,f,f,f,f,f,f,f", [sums], dtype=tl.float32, is_pure=True, pack=8,
+    )  # fmt: skip
+
+
+@triton.jit
+def _send(address, barrier, sums):
+    """As cluster.py's, of what `_of_parts` gives only the two sums that count; $24 to $31 are these, $8 the address."""
+    tl.inline_asm_elementwise(
+        """st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [$8], {$24, $25}, [$16];
+        mov.u32 $0, 0; mov.u32 $1, 0; mov.u32 $2, 0; mov.u32 $3, 0;
+        mov.u32 $4, 0; mov.u32 $5, 0; mov.u32 $6, 0; mov.u32 $7, 0;""",
+        "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,f,f,f,f,f,f,f,f",
+        [address, barrier, sums], dtype=tl.int32, is_pure=False, pack=8,
+    )  # fmt: skip
+
+
+@triton.jit
+def fragments(
+    x,
+    w,
+    bias,
+    y,
+    partials,
+    counters,
+    m,
+    ldx,
+    ldw,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    SPLIT: tl.constexpr,
+    WARPS: tl.constexpr,
+    AHEAD: tl.constexpr,
+    CHAINS: tl.constexpr,
+    CLUSTER: tl.constexpr,
+):
+    STEP: tl.constexpr = _STEP_K * WARPS
+    STEPS: tl.constexpr = (K + STEP * SPLIT - 1) // (STEP * SPLIT)
+    WHOLE: tl.constexpr = K == STEP * STEPS * SPLIT and STEPS % AHEAD == 0
+    BLOCKS: tl.constexpr = BLOCK_N // 8  # of eight rows of W: four even, four odd ones
+    SIDES: tl.constexpr = BLOCK_M // 4  # of four rows of X
+    tile = tl.program_id(0) // CLUSTER
+    part = tl.program_id(1) if CLUSTER == 1 else tl.program_id(0) % CLUSTER
+    if CLUSTER > 1:
+        begin(part, BLOCK_M, BLOCK_N, CLUSTER, 2 * WARPS, True)
+    place = tl.arange(0, 4 * WARPS)
+    line = place % 4
+    ks = part * (STEPS * STEP) + (place // 4)[:, None] * _STEP_K + tl.arange(0, _STEP_K)[None, :]
+    end = tl.minimum((part + 1) * (STEPS * STEP), K)
+    w_rows = ()
+    for b in tl.static_range(2 * BLOCKS):
+        row = tile * BLOCK_N + (b // 2) * 8 + 2 * line + b % 2
+        # rows past the end read the last row again: no mask but for K, and their sums are never stored
+        read = tl.minimum(row, N - 1) if N % BLOCK_N != 0 else row
+        w_rows = w_rows + (w + read.to(tl.int64)[:, None] * ldw,)
+    x_rows = ()
+    for side in tl.static_range(SIDES):
+        x_rows = x_rows + (x + (side * 4 + line).to(tl.int64)[:, None] * ldx,)
+    sums = (tl.zeros((4 * WARPS, _STEP_K), tl.float32),) * (CHAINS * BLOCKS * SIDES)
+    for group in tl.range(0, (STEPS + AHEAD - 1) // AHEAD):
+        of_w = ()
+        of_x = ()
+        for u in tl.static_range(AHEAD):
+            k = ks + (group * AHEAD + u) * STEP
+            for b in tl.static_range(2 * BLOCKS):
+                if WHOLE:
+                    of_w = of_w + (tl.load(w_rows[b] + k, eviction_policy="evict_first"),)
+                else:
+                    of_w = of_w + (tl.load(w_rows[b] + k, mask=k < end, other=0.0, eviction_policy="evict_first"),)
+            for side in tl.static_range(SIDES):
+                real = (side * 4 + line < m)[:, None]
+                of_x = of_x + (tl.load(x_rows[side] + k, mask=real if WHOLE else real & (k < end), other=0.0),)
+        nothing = issued()
+        begun = ()
+        for i in tl.static_range(CHAINS * BLOCKS * SIDES):
+            begun = begun + (sums[i] + nothing,)
+        sums = begun
+        for u in tl.static_range(AHEAD):
+            grown = ()
+            for i in tl.static_range(CHAINS * BLOCKS * SIDES):
+                if i // (BLOCKS * SIDES) == u % CHAINS:
+                    even = of_w[2 * (u * BLOCKS + i // SIDES % BLOCKS)]
+                    odd = of_w[2 * (u * BLOCKS + i // SIDES % BLOCKS) + 1]
+                    grown = grown + (_products(even, odd, of_x[u * SIDES + i % SIDES], sums[i]),)
+                else:
+                    grown = grown + (sums[i],)
+            sums = grown
+    lane = (tl.arange(0, _STEP_K) // 8)[None, :]
+    if CLUSTER > 1:
+        all_have_begun(True)
+    for b in tl.static_range(BLOCKS):
+        for side in tl.static_range(SIDES):
+            total = sums[b * SIDES + side]
+            for chain in tl.static_range(1, CHAINS):
+                total += sums[(chain * BLOCKS + b) * SIDES + side]
+            total = _of_parts(total)
+            if CLUSTER > 1:
+                token = side * 4 + lane % 4 + place[:, None] * 0
+                row = b * 8 + 2 * line[:, None]
+                copy = 2 * (place // 4)[:, None] + lane // 4
+                to = place_of(token, row, copy, part, BLOCK_M, BLOCK_N, CLUSTER, 2 * WARPS, True)
+                _send(to, barrier_of(token, BLOCK_M, CLUSTER, True), total)
+            else:
+                row = tile * BLOCK_N + b * 8 + tl.arange(0, 8)[:, None]
+                token = side * 4 + tl.arange(0, 4)[None, :]
+                values = _tile_of(total, WARPS)
+                if SPLIT == 1:
+                    _store(values, row, token, bias, y, m, N)
+                else:
+                    tl.store(_partial(partials, tile, part, b, side, BLOCK_N, BLOCK_M, SPLIT), values)
+    if CLUSTER > 1:
+        collect_and_store(
+            False, tile * BLOCK_N, 0, part, bias, y, m, N, BLOCK_M, BLOCK_N, CLUSTER, 2 * WARPS, True
+        )  # fmt: skip
+    elif SPLIT > 1 and arrived_last(counters, tile, SPLIT):
+        for b in tl.static_range(BLOCKS):
+            for side in tl.static_range(SIDES):
+                values = tl.zeros((8, 4), tl.float32)
+                for i in tl.static_range(SPLIT):
+                    values += tl.load(
+                        _partial(partials, tile, i, b, side, BLOCK_N, BLOCK_M, SPLIT), cache_modifier=".cg"
+                    )
+                row = tile * BLOCK_N + b * 8 + tl.arange(0, 8)[:, None]
+                _store(values, row, side * 4 + tl.arange(0, 4)[None, :], bias, y, m, N)
+        reset(counters, tile)
+
+
+@triton.jit
+def _tile_of(sums, WARPS: tl.constexpr):
+    """[8 rows, 4 tokens] of what `_of_parts` gives, added up over warps and parts."""
+    # [warp, pair of rows, part, token, four of which the first is not zero, row of the pair]
+    counted = tl.sum(tl.reshape(sums, (WARPS, 4, 2, 4, 4, 2)), 4)
+    pairs = tl.sum(tl.sum(counted, 2), 0)  # [pair, token, row]
+    return tl.reshape(tl.permute(pairs, (0, 2, 1)), (8, 4))
+
+
+@triton.jit
+def _partial(
+    partials, tile, part, b, side, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, SPLIT: tl.constexpr
+):  # fmt: skip
+    """Where a program's sums of one block of eight rows and four tokens lie."""
+    at = tile.to(tl.int64) * (SPLIT * BLOCK_N * BLOCK_M) + (part * BLOCK_N + b * 8) * BLOCK_M + side * 32
+    return partials + at + tl.arange(0, 8)[:, None] * 4 + tl.arange(0, 4)[None, :]
+
+
+@triton.jit
+def _store(values, row, token, bias, y, m, N: tl.constexpr):
+    if bias is not None:
+        values += tl.load(bias + row, mask=row < N, other=0.0).to(tl.float32)
+    tl.store(y + token.to(tl.int64) * N + row, values.to(y.dtype.element_ty), mask=(row < N) & (token < m))
+
+
+KERNEL: Final = fragments
+
+
+def launch_record(config: Config, problem: Problem) -> LaunchRecord:
+    """How this config runs the problem. Raises CandidateFailed when it cannot."""
+    check_config(config, KEYS, NAME)
+    if problem.m > min(MAX_M, config["tokens"]):
+        raise CandidateFailed(f"{problem} {NAME}: holds {config['tokens']} rows of X (at most {MAX_M})")
+    for name, of in (("rows", 8), ("tokens", 4)):
+        if config[name] % of or not config[name]:
+            raise CandidateFailed(f"{NAME}: {name} is {config[name]}, expected a multiple of {of}")
+    if problem.k % 8:
+        raise CandidateFailed(f"{problem} {NAME}: reads 8 values at a time, K is no multiple")
+    if not 1 <= config["chains"] <= config["ahead"]:
+        raise CandidateFailed(f"{NAME}: chains is {config['chains']}, expected 1 to the {config['ahead']} steps ahead")
+    return make_record(
+        NAME,
+        problem,
+        grid=(Axis("n", config["rows"]), Axis("", 1 if config["cluster"] else config["split"]), Axis("", 1)),
+        num_warps=config["warps"],
+        num_stages=1,
+        constants={
+            "BLOCK_N": config["rows"],
+            "BLOCK_M": config["tokens"],
+            "WARPS": config["warps"],
+            "AHEAD": config["ahead"],
+            "CHAINS": config["chains"],
+            "HOLD": 1,
+        },
+        exchange=Exchange(config["tokens"], config["rows"], 2 * config["warps"]) if config["cluster"] else None,
+        split=config["split"],
+        tile_values=config["rows"] * config["tokens"],
+    )
+
+
+def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[tuple[float, dict[str, int]]]:
+    """(estimated us, config) of the candidates for a device with this many units, the fastest first."""
+    if not 1 < m <= MAX_M or k % 8 or not has_diagonal(arch):
+        return []
+    tokens = max(4, 1 << (m - 1).bit_length())
+    found = []
+    for rows in (8, 16, 32):
+        tiles = -(-n // rows)
+        for warps in (1, 2, 4, 8):
+            for split in range(1, MAX_CLUSTER + 1 if has_clusters(arch) else 2):
+                steps = -(-k // (STEP_K * warps * split))
+                busy = tiles * split * warps / units
+                if steps * STEP_K * warps * split > max(_WASTE * k, k + STEP_K) or (busy > _MOST and split * warps > 2):
+                    continue
+                for ahead in {_even(steps, most) for most in (2, 4, 8)}:
+                    chains = 2 if rows * tokens <= 64 and ahead >= 4 else 1
+                    config = {"rows": rows, "tokens": tokens, "split": split, "cluster": int(split > 1)}
+                    config |= {"warps": warps, "ahead": ahead, "chains": chains}
+                    if _registers(config) <= _REGISTERS:
+                        found.append((_estimate_us(n, k, units, config), busy, config))
+    enough = min(1.0, max((busy for _, busy, _ in found), default=0.0))
+    return sorted(((us, config) for us, busy, config in found if busy >= enough), key=lambda item: item[0])
+
+
+def _even(steps: int, most: int) -> int:
+    """So many steps at once that none is left over, where that is not much less than `most`."""
+    most = min(steps, most)
+    even = max(u for u in range(1, most + 1) if steps % u == 0)
+    return even if even > most // 2 else most
+
+
+def _registers(config: dict[str, int]) -> int:
+    """Of a thread, about: loads on their way, and sums."""
+    rows, tokens = config["rows"], config["tokens"]
+    return 28 + (rows + tokens) * config["ahead"] + rows * tokens // 4 * config["chains"] + (rows + tokens) // 2
+
+
+def _estimate_us(n: int, k: int, units: int, config: dict[str, int]) -> float:
+    """As space.estimate_us, for loads that go to registers.
+
+    Constants from 431 timings of an earlier state of the kernel at M = 4 and 8, eight shapes, on an H200
+    (benchmarks/fit_fragments.py, benchmarks/results/fragments-h200-2026-11-22.json).
+    """
+    rows, tokens, split, warps, ahead = (config[key] for key in ("rows", "tokens", "split", "warps", "ahead"))
+    steps = -(-k // (STEP_K * warps * split))
+    at_once = filled(units, split) if config["cluster"] else units
+    busiest = -(-(-(-n // rows) * split) // at_once)
+    here = min(busiest, 32, 64 // warps, max(1, 2048 // (warps * min(_registers(config), 255))))
+    each = steps * warps * STEP_K * 2  # bytes of a row in a program
+    memory = n * k * 2 / _BANDWIDTH
+    in_flight = here * rows * warps * STEP_K * 2 * min(ahead, steps)
+    loads = busiest * rows * each / min(1.15 * _BANDWIDTH / units, in_flight / _LATENCY_US)
+    cache = busiest * (rows + tokens) * each / _UNIT_CACHE
+    exchange = _EXCHANGE_US + _COPY_US * split * 2 * warps if config["cluster"] else 0.0
+    return _START_US + largest(memory, loads, cache) + exchange + _TOKEN_US * tokens
+
+
+def run(x: Any, w: Any, bias: Any, config: Config, workspace: Any = None) -> Any:
+    """Y [M, N] from tensors x [M, K], w [N, K], bias [N] or None. See `gemmtuned.kernels.triton.python_launch`."""
+    from gemmtuned.kernels.triton.python_launch import launch
+
+    return launch(KERNEL, launch_record, x, w, bias, config, workspace)

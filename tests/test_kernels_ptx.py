@@ -1,0 +1,119 @@
+"""Our kernels' PTX, run on the CPU: clusters, and products whose operands Triton does not lay out."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import ptx
+
+from gemmtuned.kernels.compile import compile_record
+from gemmtuned.kernels.triton import fragments, gemv, python_launch, skinny, tiles, warp_split_k
+from gemmtuned.kernels.triton.launch import SHARED_BEGINS
+
+GEMV = {"rows": 2, "block_k": 512, "split": 1, "warps": 2, "unroll": 2, "mma": 0, "hold": 0}
+SKINNY = {"rows": 2, "tokens": 3, "block_k": 512, "warps": 2, "ahead": 2}
+WARPS = {"rows": 16, "tokens": 8, "block_k": 64, "split": 3, "cluster": 1, "warps": 2, "stages": 3}
+TILES = {"rows": 32, "tokens": 16, "block_k": 64, "split": 3, "cluster": 1, "group": 1, "swap": 0, "warps": 4}
+TILES |= {"stages": 3}
+FRAGMENTS = {"rows": 8, "tokens": 4, "split": 1, "cluster": 0, "warps": 1, "ahead": 2, "chains": 1}
+
+
+def operands(m: int, n: int, k: int, *, bias: bool, apart: int = 0, dtype: torch.dtype = torch.bfloat16) -> Any:
+    """x, w, bias; between the rows of x and w lie `apart` NaN."""
+    generator = torch.Generator().manual_seed(1)
+    x, w = (torch.full((rows, k + apart), float("nan"), dtype=dtype)[:, :k] for rows in (m, n))
+    for t in (x, w):
+        t.copy_(torch.randn(t.shape, generator=generator))
+    return x, w, torch.randn(n, generator=generator).to(dtype) if bias else None
+
+
+@pytest.mark.parametrize(
+    ("module", "config", "m", "n", "k", "bias", "apart"),
+    [
+        (gemv, {"mma": 1}, 1, 5, 1544, True, 8),
+        (gemv, {"mma": 1, "hold": 1}, 1, 6, 1536, False, 0),
+        (gemv, {"mma": 1, "hold": 2, "rows": 4, "unroll": 3}, 1, 5, 1544, True, 8),  # a row and some K beyond the end
+        (gemv, {"hold": 1, "rows": 1}, 1, 3, 1544, False, 8),
+        (gemv, {"split": 2, "unroll": 1}, 1, 5, 1544, True, 0),
+        (skinny, {}, 3, 11, 1544, True, 8),
+        (warp_split_k, {}, 5, 40, 1544, True, 8),
+        (warp_split_k, {"cluster": 0}, 5, 40, 1544, True, 0),
+        (warp_split_k, {"split": 7, "tokens": 16, "warps": 4}, 11, 21, 3600, False, 0),
+        (tiles, {}, 9, 40, 1544, True, 8),
+        (tiles, {"cluster": 0}, 9, 40, 1544, False, 0),
+        (tiles, {"split": 8, "tokens": 32, "group": 2}, 40, 33, 2056, True, 0),
+        (fragments, {}, 3, 11, 264, True, 8),
+        (fragments, {"warps": 2, "ahead": 4, "chains": 2}, 4, 40, 1544, False, 0),
+        (fragments, {"warps": 2, "split": 3, "cluster": 1}, 4, 40, 1544, True, 8),
+        (fragments, {"tokens": 8, "rows": 16, "warps": 2, "split": 5, "cluster": 1, "ahead": 3}, 7, 37, 1544, False, 0),
+        (
+            fragments,
+            {"tokens": 16, "rows": 16, "split": 8, "cluster": 1, "ahead": 4, "chains": 4},
+            13,
+            37,
+            2048,
+            True,
+            0,
+        ),
+        (fragments, {"tokens": 8, "rows": 16, "warps": 2, "split": 3}, 7, 37, 1544, True, 0),
+        (fragments, {"tokens": 16, "rows": 32, "warps": 4}, 16, 64, 512, True, 16),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_what_ptxas_gets_is_right(
+    module: Any, config: dict[str, int], m: int, n: int, k: int, bias: bool, apart: int, dtype: torch.dtype
+) -> None:
+    whole = {gemv: GEMV, skinny: SKINNY, warp_split_k: WARPS, tiles: TILES, fragments: FRAGMENTS}[module] | config
+    x, w, b = operands(m, n, k, bias=bias, apart=apart, dtype=dtype)
+    record = module.launch_record(whole, python_launch.problem_of(x, w, b))
+    exact = x.double() @ w.double().T + (0 if b is None else b.double())
+
+    y = ptx.launch(record, x, w, b, arch="sm_90")
+
+    assert ((y.double() - exact).norm() / exact.norm()).item() < (3e-3 if dtype == torch.bfloat16 else 4e-4)
+
+
+def test_what_reaches_beyond_a_tensor_is_seen() -> None:
+    x, w, _ = operands(3, 16, 264, bias=False)
+    record = fragments.launch_record(FRAGMENTS, python_launch.problem_of(x, w, None))
+
+    with pytest.raises(ptx.Wrong, match="no tensor"):
+        ptx.launch(record, x, w[:8].clone(), None, arch="sm_90")
+
+
+def test_a_lane_that_holds_another_row_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w, _ = operands(3, 16, 264, bias=False)
+    record = fragments.launch_record(FRAGMENTS, python_launch.problem_of(x, w, None))
+    right = ptx.launch(record, x, w, None, arch="sm_90")
+    read = ptx.Code.__init__
+
+    def with_operands_swapped(self: Any, text: str) -> None:
+        read(self, text)
+        products = [operands for _, operation, operands in self.steps if operation[0] == "mma"]
+        products[0][1][0], products[0][1][1] = products[0][1][1], products[0][1][0]
+
+    monkeypatch.setattr(ptx.Code, "__init__", with_operands_swapped)
+
+    assert not torch.allclose(ptx.launch(record, x, w, None, arch="sm_90"), right, rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100", "sm_120"])
+def test_shared_memory_begins_where_kernels_are_told_that_have_no_name_for_it(arch: str, tmp_path: Path) -> None:
+    x, w, _ = operands(4, 32, 1024, bias=False)
+    binary = compile_record(warp_split_k.launch_record(WARPS, python_launch.problem_of(x, w, None)), arch)
+    (tmp_path / "kernel.cubin").write_bytes(binary.data)
+    tool = Path(sys.modules["triton"].__file__ or "").parent / "backends/nvidia/bin/cuobjdump"
+    text = subprocess.run([tool, "-sass", tmp_path / "kernel.cubin"], capture_output=True, text=True, check=True).stdout
+
+    # ptxas puts the address of what Triton has a name for together from the program's rank and this
+    assert "SR_CgaCtaId" in text
+    assert re.search(rf"\bU?MOV U?R\d+, {SHARED_BEGINS:#x}\b", text)
