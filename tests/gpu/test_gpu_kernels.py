@@ -48,6 +48,8 @@ def assert_right_every_time(module, config, m, n, k, bias, dtype, *, times, apar
         (warp_split_k, {**WARPS, "split": 7}, 5, 250, 7168, True),
         (warp_split_k, {**WARPS, "split": 3}, 3, 1000, 4104, True),
         (warp_split_k, {**WARPS, "rows": 32, "tokens": 16, "warps": 4, "split": 2, "stages": 3}, 16, 576, 2056, False),
+        (warp_split_k, {**WARPS, "chains": 2, "split": 7}, 8, 256, 7168, True),
+        (warp_split_k, {**WARPS, "tokens": 64, "warps": 4, "stages": 4}, 61, 256, 7168, True),
         (tiles, LOW, 64, 576, 7168, False),
         (tiles, {**LOW, "split": 7}, 61, 570, 7176, True),
         (tiles, HIGH, 64, 1536, 7168, True),
