@@ -427,7 +427,7 @@ class Program:
             data[at[:, None] + i * each + np.arange(each)] = raw.view(np.uint8).reshape(-1, each)
 
     def _cp(self, operation: Any, operands: Any, mask: Array) -> None:
-        if operation[2] in ("commit_group", "wait_group"):
+        if operation[2] in ("commit_group", "wait_group", "wait_all"):
             return
         to, where, whole, *rest = operands
         size = int(whole, 0)

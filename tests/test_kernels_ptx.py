@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 import ptx
 
 from gemmtuned.kernels.compile import compile_record
-from gemmtuned.kernels.triton import fragments, gemv, python_launch, skinny, tiles, warp_split_k
+from gemmtuned.kernels.triton import fragments, gemv, python_launch, skinny, staged, tiles, warp_split_k
 from gemmtuned.kernels.triton.launch import SHARED_BEGINS
 
 GEMV = {"rows": 2, "block_k": 512, "split": 1, "warps": 2, "unroll": 2, "mma": 0, "hold": 0}
@@ -24,6 +24,7 @@ SKINNY = {"rows": 2, "tokens": 3, "block_k": 512, "warps": 2, "ahead": 2}
 WARPS = {"rows": 16, "tokens": 8, "block_k": 64, "split": 3, "cluster": 1, "warps": 2, "stages": 3}
 TILES = {"rows": 32, "tokens": 16, "block_k": 64, "split": 3, "cluster": 1, "group": 1, "swap": 0, "warps": 4}
 TILES |= {"stages": 3}
+STAGED = {"rows": 8, "tokens": 8, "split": 1, "warps": 2, "ahead": 4, "chains": 1}
 FRAGMENTS = {"rows": 8, "tokens": 4, "split": 1, "cluster": 0, "warps": 1, "ahead": 2, "chains": 1}
 
 
@@ -69,13 +70,20 @@ def operands(m: int, n: int, k: int, *, bias: bool, apart: int = 0, dtype: torch
         ),
         (fragments, {"tokens": 8, "rows": 16, "warps": 2, "split": 3}, 7, 37, 1544, True, 0),
         (fragments, {"tokens": 16, "rows": 32, "warps": 4}, 16, 64, 512, True, 16),
+        (staged, {}, 7, 40, 512, True, 0),
+        (staged, {"chains": 2}, 7, 37, 1544, True, 8),
+        (staged, {"tokens": 16, "split": 3, "warps": 4}, 13, 37, 1544, True, 0),
+        (staged, {"tokens": 16, "split": 8, "rows": 16, "warps": 1}, 16, 64, 2048, False, 8),
+        (staged, {"tokens": 32, "split": 5, "warps": 4, "ahead": 3}, 30, 70, 1032, True, 0),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_what_ptxas_gets_is_right(
     module: Any, config: dict[str, int], m: int, n: int, k: int, bias: bool, apart: int, dtype: torch.dtype
 ) -> None:
-    whole = {gemv: GEMV, skinny: SKINNY, warp_split_k: WARPS, tiles: TILES, fragments: FRAGMENTS}[module] | config
+    whole = {gemv: GEMV, skinny: SKINNY, warp_split_k: WARPS, tiles: TILES, fragments: FRAGMENTS, staged: STAGED}[
+        module
+    ] | config
     x, w, b = operands(m, n, k, bias=bias, apart=apart, dtype=dtype)
     record = module.launch_record(whole, python_launch.problem_of(x, w, b))
     exact = x.double() @ w.double().T + (0 if b is None else b.double())

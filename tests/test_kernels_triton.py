@@ -17,10 +17,11 @@ pytest.importorskip("triton")
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.compile import compile_kernel, compile_record
-from gemmtuned.kernels.triton import fragments, gemv, skinny, tiles
+from gemmtuned.kernels.triton import fragments, gemv, skinny, staged, tiles
 from gemmtuned.kernels.triton.launch import COUNTERS_BYTES
 from gemmtuned.kernels.triton.limits import shared_limit
 from gemmtuned.kernels.triton.shortlist import LIMIT, MODULES, shortlist
+from gemmtuned.kernels.triton.space import has_clusters
 
 ARCHS = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx950")
 CASES = 22
@@ -59,7 +60,7 @@ def test_every_launch_leaves_its_counters_zero(interpreted: list[dict[str, Any]]
 @pytest.mark.parametrize("module", MODULES.values(), ids=lambda module: module.NAME)
 def test_best_guess_compiles_without_spills_and_fits(module: Any, arch: str) -> None:
     m = {gemv: 1, skinny: 4}.get(module, 8)
-    if module is fragments and arch.startswith("gfx"):
+    if (module is fragments and arch.startswith("gfx")) or (module is staged and not has_clusters(arch)):
         assert not module.scored(m, 576, 7168, 132, arch=arch)  # no such instruction
         return
 
@@ -130,7 +131,7 @@ def test_all_kernels_keep_their_counters_in_the_same_place_so_that_a_stream_need
             records.append(MODULES[name].launch_record(config, problem))
     reducing = [record for record in records if record.workspace_bytes]
 
-    assert {record.kernel for record in reducing} == {*MODULES} - {"skinny", "fragments"}
+    assert {record.kernel for record in reducing} == {*MODULES} - {"skinny", "fragments", "staged"}
     for record in reducing:
         assert record.partials_offset == COUNTERS_BYTES >= record.counters_bytes > 0
 
@@ -252,6 +253,22 @@ def test_operands_of_the_tensor_core_come_from_memory_as_they_are(tokens: int, a
     assert not any(name.startswith(("STS", "LDSM", "SHFL")) for name in code)
 
 
+def test_x_comes_to_shared_memory_by_copies_and_w_straight_to_registers(tmp_path: Path) -> None:
+    config = {"rows": 8, "tokens": 16, "split": 8, "warps": 4, "ahead": 7, "chains": 1}
+    record = staged.launch_record(config, Problem(m=16, n=576, k=7168))
+    binary = compile_record(record, "sm_90")
+    code = instructions(binary.data, tmp_path)
+
+    assert "convert_layout" not in compile_kernel(record, "sm_90").asm["ttgir"]
+    assert sum(name.startswith("LDG.") for name in code) == 2 * 7
+    assert sum(name.startswith("LDGSTS") for name in code) == 14 * 4 * 32 // 128  # 16 bytes of each thread
+    assert sum(name.startswith("LDS.128") for name in code) >= 7 * 4
+    assert binary.shared_bytes == 14 * 16 * 128 + -(-16 // 8) * (32 + 8) * 8 * 2 * 4 + 16
+
+
+STAGED = {"rows": 8, "tokens": 4, "split": 8, "warps": 2, "ahead": 7, "chains": 2}
+
+
 def test_what_a_kernel_cannot_run_is_refused_with_a_reason() -> None:
     _, good = gemv.scored(1, 64, 512, 132)[0]
     cut = {"rows": 16, "tokens": 16, "block_k": 16, "split": 2, "group": 1, "swap": 0, "warps": 4, "stages": 3}
@@ -274,6 +291,11 @@ def test_what_a_kernel_cannot_run_is_refused_with_a_reason() -> None:
         (fragments, {**PART, "tokens": 6}, Problem(m=4, n=64, k=512), "a multiple of 4"),
         (fragments, {**PART, "chains": 8}, Problem(m=4, n=64, k=512), "chains is 8"),
         (fragments, PART, Problem(m=4, n=64, k=516), "8 values at a time"),
+        (staged, STAGED, Problem(m=5, n=64, k=512), "holds 4"),
+        (staged, {**STAGED, "tokens": 64}, Problem(m=33, n=64, k=512), "at most 32"),
+        (staged, {**STAGED, "rows": 4}, Problem(m=4, n=64, k=512), "a multiple of 8"),
+        (staged, {**STAGED, "chains": 0}, Problem(m=4, n=64, k=512), "chains is 0"),
+        (staged, STAGED, Problem(m=4, n=64, k=516), "8 values at a time"),
         (gemv, good, Problem(m=1, n=64, k=512, dtype="fp32"), "bf16 and fp16"),
         (gemv, good, Problem(m=1, n=64, k=512, layout="nn"), "layout nt"),
         (tiles, cut, Problem(m=1 << 25, n=64, k=512), "larger than a device takes"),

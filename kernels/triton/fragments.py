@@ -50,8 +50,8 @@ _STEP_K = tl.constexpr(STEP_K)
 
 
 @triton.jit
-def _products(even, odd, x, sums):
-    """sums + products of four even and four odd rows of W and four rows of X, all of 16 bits; as `_of_parts` reads it.
+def products(even, odd, x, sums):
+    """sums + products of four even and four odd rows of W and four rows of X, all of 16 bits; as `of_parts` reads it.
 
     $0 to $7 are the sums, $8 to $11 the even rows, $12 to $15 the odd ones, $16 to $19 X, $20 to $27 the sums before.
     """
@@ -80,7 +80,7 @@ def _products(even, odd, x, sums):
 
 
 @triton.jit
-def _of_parts(sums):
+def of_parts(sums):
     """Of a lane's sums the two that count, of its even and its odd row of W; zeros for the others.
 
     Column 2 t is part 0 of token t, column 2 t + 1 part 1; a lane's row is of part g % 2.
@@ -111,8 +111,8 @@ def _of_parts(sums):
 
 
 @triton.jit
-def _send(address, barrier, sums):
-    """As cluster.py's, of what `_of_parts` gives only the two sums that count; $24 to $31 are these, $8 the address."""
+def send_parts(address, barrier, sums):
+    """As cluster.py's, of what `of_parts` gives only the two sums that count; $24 to $31 are these, $8 the address."""
     tl.inline_asm_elementwise(
         """st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [$8], {$24, $25}, [$16];
         mov.u32 $0, 0; mov.u32 $1, 0; mov.u32 $2, 0; mov.u32 $3, 0;
@@ -190,7 +190,7 @@ def fragments(
                 if i // (BLOCKS * SIDES) == u % CHAINS:
                     even = of_w[2 * (u * BLOCKS + i // SIDES % BLOCKS)]
                     odd = of_w[2 * (u * BLOCKS + i // SIDES % BLOCKS) + 1]
-                    grown = grown + (_products(even, odd, of_x[u * SIDES + i % SIDES], sums[i]),)
+                    grown = grown + (products(even, odd, of_x[u * SIDES + i % SIDES], sums[i]),)
                 else:
                     grown = grown + (sums[i],)
             sums = grown
@@ -202,19 +202,19 @@ def fragments(
             total = sums[b * SIDES + side]
             for chain in tl.static_range(1, CHAINS):
                 total += sums[(chain * BLOCKS + b) * SIDES + side]
-            total = _of_parts(total)
+            total = of_parts(total)
             if CLUSTER > 1:
                 token = side * 4 + lane % 4 + place[:, None] * 0
                 row = b * 8 + 2 * line[:, None]
                 copy = 2 * (place // 4)[:, None] + lane // 4
                 to = place_of(token, row, copy, part, BLOCK_M, BLOCK_N, CLUSTER, 2 * WARPS, True)
-                _send(to, barrier_of(token, BLOCK_M, CLUSTER, True), total)
+                send_parts(to, barrier_of(token, BLOCK_M, CLUSTER, True), total)
             else:
                 row = tile * BLOCK_N + b * 8 + tl.arange(0, 8)[:, None]
                 token = side * 4 + tl.arange(0, 4)[None, :]
                 values = _tile_of(total, WARPS)
                 if SPLIT == 1:
-                    _store(values, row, token, bias, y, m, N)
+                    store(values, row, token, bias, y, m, N)
                 else:
                     tl.store(_partial(partials, tile, part, b, side, BLOCK_N, BLOCK_M, SPLIT), values)
     if CLUSTER > 1:
@@ -230,13 +230,13 @@ def fragments(
                         _partial(partials, tile, i, b, side, BLOCK_N, BLOCK_M, SPLIT), cache_modifier=".cg"
                     )
                 row = tile * BLOCK_N + b * 8 + tl.arange(0, 8)[:, None]
-                _store(values, row, side * 4 + tl.arange(0, 4)[None, :], bias, y, m, N)
+                store(values, row, side * 4 + tl.arange(0, 4)[None, :], bias, y, m, N)
         reset(counters, tile)
 
 
 @triton.jit
 def _tile_of(sums, WARPS: tl.constexpr):
-    """[8 rows, 4 tokens] of what `_of_parts` gives, added up over warps and parts."""
+    """[8 rows, 4 tokens] of what `of_parts` gives, added up over warps and parts."""
     # [warp, pair of rows, part, token, four of which the first is not zero, row of the pair]
     counted = tl.sum(tl.reshape(sums, (WARPS, 4, 2, 4, 4, 2)), 4)
     pairs = tl.sum(tl.sum(counted, 2), 0)  # [pair, token, row]
@@ -253,7 +253,7 @@ def _partial(
 
 
 @triton.jit
-def _store(values, row, token, bias, y, m, N: tl.constexpr):
+def store(values, row, token, bias, y, m, N: tl.constexpr):
     if bias is not None:
         values += tl.load(bias + row, mask=row < N, other=0.0).to(tl.float32)
     tl.store(y + token.to(tl.int64) * N + row, values.to(y.dtype.element_ty), mask=(row < N) & (token < m))
@@ -308,7 +308,7 @@ def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[t
                 busy = tiles * split * warps / units
                 if steps * STEP_K * warps * split > max(_WASTE * k, k + STEP_K) or (busy > _MOST and split * warps > 2):
                     continue
-                for ahead in {_even(steps, most) for most in (2, 4, 8)}:
+                for ahead in {even_steps(steps, most) for most in (2, 4, 8)}:
                     chains = 2 if rows * tokens <= 64 and ahead >= 4 else 1
                     config = {"rows": rows, "tokens": tokens, "split": split, "cluster": int(split > 1)}
                     config |= {"warps": warps, "ahead": ahead, "chains": chains}
@@ -318,7 +318,7 @@ def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[t
     return sorted(((us, config) for us, busy, config in found if busy >= enough), key=lambda item: item[0])
 
 
-def _even(steps: int, most: int) -> int:
+def even_steps(steps: int, most: int) -> int:
     """So many steps at once that none is left over, where that is not much less than `most`."""
     most = min(steps, most)
     even = max(u for u in range(1, most + 1) if steps % u == 0)

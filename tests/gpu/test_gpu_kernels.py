@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gemmtuned.kernels.triton import fragments, gemv, tiles, warp_split_k
+from gemmtuned.kernels.triton import fragments, gemv, staged, tiles, warp_split_k
 from gemmtuned.kernels.triton.diagonal import has_diagonal
 from gemmtuned.kernels.triton.python_launch import device_arch
 from gemmtuned.kernels.triton.space import has_clusters
@@ -109,6 +109,27 @@ def test_operands_straight_from_memory_are_right(config, m, n, k, bias, apart, d
     if not has_diagonal(device_arch()) or (not has_clusters(device_arch()) and (PART | config)["cluster"]):
         pytest.skip("mma.m16n8k16 needs sm_80, clusters sm_90")
     assert_right_every_time(fragments, PART | config, m, n, k, bias, dtype, times=20, apart=apart)
+
+
+STAGED = {"rows": 8, "tokens": 8, "split": 8, "warps": 2, "ahead": 7, "chains": 2}
+
+
+@pytest.mark.parametrize(
+    ("config", "m", "n", "k", "bias", "apart"),
+    [
+        ({}, 8, 576, 7168, False, 0),
+        ({"tokens": 4, "split": 7, "ahead": 8, "chains": 4}, 3, 250, 7168, True, 8),
+        ({"rows": 16, "split": 5, "warps": 1, "chains": 1}, 7, 2112, 7176, True, 0),
+        ({"tokens": 16, "split": 6, "warps": 4, "chains": 1}, 13, 512, 16384, False, 8),
+        ({"tokens": 16, "split": 1, "warps": 8, "ahead": 8, "chains": 1}, 16, 7168, 2048, True, 16),
+        ({"tokens": 32, "split": 3, "warps": 4, "ahead": 4, "chains": 1}, 30, 577, 4104, True, 0),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_x_staged_in_shared_memory_is_right(config, m, n, k, bias, apart, dtype) -> None:
+    if not has_clusters(device_arch()):
+        pytest.skip("clusters need sm_90")
+    assert_right_every_time(staged, STAGED | config, m, n, k, bias, dtype, times=20, apart=apart)
 
 
 def test_clusters_in_a_graph_beside_another_stream_of_clusters() -> None:
