@@ -30,7 +30,7 @@ from gemmtuned.kernels.triton.cluster import (
     place_of,
 )
 from gemmtuned.kernels.triton.fragments import STEP_K, even_steps, of_parts, products, send_parts, store
-from gemmtuned.kernels.triton.issued import issued_and_copied
+from gemmtuned.kernels.triton.issued import issued, issued_and_copied
 from gemmtuned.kernels.triton.launch import Axis, Config, Exchange, LaunchRecord, check_config, make_record
 from gemmtuned.kernels.triton.limits import shared_limit
 from gemmtuned.kernels.triton.space import filled, has_clusters, largest
@@ -48,16 +48,23 @@ _STEP_K = tl.constexpr(STEP_K)
 
 
 @triton.jit
-def _copy(to, source, size, inside):
-    """16 bytes of global memory to shared, where inside; only the first `size` are read, the others are zero."""
+def _copy(to, source, left, wanted):
+    """16 bytes of global memory to shared, where wanted is not negative; zeros where left is negative.
+
+    Decided here, or the compiler makes a loop of its own for threads that copy and for those that write zeros.
+    """
     tl.inline_asm_elementwise(
         """{
         .reg .pred wanted;
-        setp.ne.u32 wanted, $4, 0;
-        @wanted cp.async.cg.shared.global [$1], [$2], 16, $3;
+        .reg .s32 size;
+        shr.s32 size, $3, 31;
+        not.b32 size, size;
+        and.b32 size, size, 16;
+        setp.ge.s32 wanted, $4, 0;
+        @wanted cp.async.cg.shared.global [$1], [$2], 16, size;
         mov.u32 $0, 0;
         }""",
-        "=r,r,l,r,r", [to, source, size, inside], dtype=tl.int32, is_pure=False, pack=1,
+        "=r,r,l,r,r", [to, source, left, wanted], dtype=tl.int32, is_pure=False, pack=1,
     )  # fmt: skip
 
 
@@ -78,15 +85,15 @@ def _read(at, like):
 
 @triton.jit
 def _stage(x, at, first, end, m, ldx, SIDES: tl.constexpr, STEPS: tl.constexpr, THREADS: tl.constexpr):
-    """Ask for the slice of X from `first` to `end`, zeros behind it: what a warp reads for each step and four tokens."""
+    """Ask for the slice of X from `first` to `end`, zeros behind it, as warps read it for each step and four tokens."""
     CHUNKS: tl.constexpr = 32 * SIDES * STEPS
-    for i in tl.static_range((CHUNKS + THREADS - 1) // THREADS):
+    for i in tl.range(0, (CHUNKS + THREADS - 1) // THREADS, loop_unroll_factor=2):  # whole, it takes too many registers
         chunk = i * THREADS + tl.arange(0, THREADS)
         token = chunk // 32 % SIDES * 4 + chunk % 32 // 8
         k = first + chunk // (32 * SIDES) * _STEP_K + chunk % 8 * 8
-        size = tl.where((token < m) & (k < end), 16, 0)
+        left = (m - 1 - token) | (end - 1 - k)
         source = x + tl.minimum(token, m - 1).to(tl.int64) * ldx + tl.minimum(k, end - 8)
-        _copy(at + chunk * 16, source.to(tl.int64), size, (chunk < CHUNKS).to(tl.int32))
+        _copy(at + chunk * 16, source.to(tl.int64), left, CHUNKS - 1 - chunk)
 
 
 @triton.jit
@@ -147,6 +154,7 @@ def staged(
                 else:
                     of_w = of_w + (tl.load(w_rows[b] + k, mask=k < end, other=0.0, eviction_policy="evict_first"),)
         if group == 0:
+            issued()  # W first: it comes from farther
             _stage(x, here, first, end, m, ldx, SIDES, GROUPS * AHEAD, 32 * WARPS)
         nothing = issued_and_copied()
         begun = ()
