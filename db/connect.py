@@ -268,6 +268,7 @@ class Connection:
         try:
             if identity(self.path) != damaged:
                 return  # another process was faster
+            faults.refuse_text(self.path)
             aside = salvage.set_aside(self.path)
             new = self._ready(locked=True)
             rows = 0

@@ -33,6 +33,9 @@ _TEXTS: Final = {
     "access permission": "perm",
 }
 
+_LEAST_BYTES: Final = 512  # the smallest page
+_ELSEWHERE: Final = "Set GEMMTUNED_DB to another file"
+
 
 def kind(err: sqlite3.Error | UnicodeDecodeError) -> str:
     """`busy`, `readonly`, `perm`, `cantopen`, `full`, `io`, `corrupt`, or `other`."""
@@ -60,6 +63,8 @@ def store_error(err: sqlite3.Error | UnicodeDecodeError | OSError, path: Path, *
             "Give it write access to the file and its folder, or set GEMMTUNED_HOME to a folder of its own"
         )
     if what == "corrupt":
+        if "not a database" in str(err) and _is_text(path):
+            return StoreError(f"{path}: a text file, no database; it is left as it is. {_ELSEWHERE}")
         return StoreError(
             f"{path}: damaged ({err}). Start gemmtuned daemon: it sets the file aside and salvages it; "
             "gemmtuned db check says more"
@@ -71,20 +76,36 @@ def store_error(err: sqlite3.Error | UnicodeDecodeError | OSError, path: Path, *
     return StoreError(f"{path}: {err}")
 
 
-def refuse_text(path: Path) -> None:
-    """Raise StoreError for what was never a database, and is to be left as it is.
+def refuse_short(path: Path) -> None:
+    """Raise StoreError for a file too small to have been a database: SQLite would take it for an empty one.
 
-    That is something without a zero byte: every page of SQLite's has some.
+    By stat alone: to open and close a database here would drop all locks that SQLite has on it in this process
+    (sqlite.org/howtocorrupt.html, 2.2), and the next program to close would take away the log that we write to.
     """
-    if not path.is_file():
-        return
+    try:
+        size = path.stat().st_size
+    except OSError:
+        return  # who opens the database will say it
+    if 0 < size < _LEAST_BYTES:
+        raise StoreError(f"{path}: {size} bytes, no database; it is left as it is. {_ELSEWHERE}")
+
+
+def refuse_text(path: Path) -> None:
+    """Raise StoreError for what was never a database: a file without a zero byte, which every page of SQLite's has.
+
+    Only for a file that SQLite has found damaged, with no connection of ours to it: see `refuse_short`.
+    """
+    if _is_text(path):
+        raise StoreError(f"{path}: a text file, no database; it is left as it is. {_ELSEWHERE}")
+
+
+def _is_text(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             start = file.read(1 << 16)
     except OSError:
-        return  # who opens the database will say it
-    if start and b"\0" not in start:
-        raise StoreError(f"{path}: a text file, no database; it is left as it is. Set GEMMTUNED_DB to another file")
+        return False
+    return bool(start) and b"\0" not in start
 
 
 def busy(path: Path, waited_s: float) -> StoreBusy:

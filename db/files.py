@@ -18,9 +18,9 @@ NETWORK_FILESYSTEMS: Final = ("nfs", "cifs", "smb", "9p", "lustre", "gpfs", "cep
 def connect(path: Path, timeout_s: float) -> sqlite3.Connection:
     """A bare read-write connection with our pragmas. Statements commit by themselves unless a BEGIN was sent.
 
-    Raises StoreError for a text file: SQLite would take a short one for an empty database.
+    Raises StoreError for a file of a few bytes, which SQLite would take for an empty database.
     """
-    faults.refuse_text(path)
+    faults.refuse_short(path)
     conn = sqlite3.connect(
         f"{path.as_uri()}?mode=rw",
         uri=True,
@@ -49,7 +49,7 @@ def connect_read_only(path: Path, timeout_s: float = 5.0) -> sqlite3.Connection:
     if not path.exists():
         raise StoreError(f"{path}: no such database. Run a program with AITER_TUNE_GEMM=1 first, or set GEMMTUNED_DB")
     path = path.resolve()
-    faults.refuse_text(path)
+    faults.refuse_short(path)
     uri = path.as_uri()
     try:
         try:

@@ -446,15 +446,46 @@ def test_a_file_of_garbage_is_set_aside_and_the_run_goes_on(tmp_path: Path) -> N
     store.close()
 
 
-@pytest.mark.parametrize("text", ["import torch\n" * 500, "x"])
-def test_somebody_elses_file_is_left_where_it_is(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(("text", "what"), [("import torch\n" * 500, "a text file"), ("x", "1 bytes")])
+def test_somebody_elses_file_is_left_where_it_is(tmp_path: Path, text: str, what: str) -> None:
     (tmp_path / "tune.db").write_text(text)
 
-    with pytest.raises(StoreError, match=r"tune\.db: a text file, no database.*GEMMTUNED_DB"):
+    with pytest.raises(StoreError, match=rf"tune\.db: {what}, no database.*GEMMTUNED_DB"):
         add(open_store(tmp_path))
-    with pytest.raises(StoreError, match="a text file"):
+    with pytest.raises(StoreError, match=what):
         queries.coverage(tmp_path / "tune.db")
     assert (tmp_path / "tune.db").read_text() == text and list(tmp_path.glob("*corrupt*")) == []
+
+
+LOOKS: dict[str, Callable[[Store], object]] = {
+    "queries": lambda store: queries.coverage(store.path),
+    "repair": lambda store: store.repair(),
+    "check": lambda store: check(store.path),
+    "another store": lambda store: Store(store.path, locks=store.path.parent / "locks").close(),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
+def test_who_looks_at_the_database_leaves_our_locks_on_it(
+    tmp_path: Path, store: Store, look: Callable[[Store], object]
+) -> None:
+    # a process that opens and closes the file drops its own locks: the last to close then takes the log away
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[2]); from pathlib import Path; import test_db_connect as t; "
+        "s = t.open_store(Path(sys.argv[1])); t.add(s); s.close()"
+    )
+    add(store)
+    look(store)
+
+    subprocess.run([sys.executable, "-c", code, str(tmp_path), str(Path(__file__).parent)], check=True, timeout=60)
+
+    assert (tmp_path / "tune.db-wal").exists()
+    add(store)
+    other = (
+        "import sqlite3, sys; print(sqlite3.connect(sys.argv[1]).execute('SELECT sum(calls) FROM sighting').fetchone())"
+    )
+    said = subprocess.run([sys.executable, "-c", other, str(store.path)], capture_output=True, text=True, timeout=60)
+    assert said.stdout == "(3,)\n", said.stderr
 
 
 def test_commands_do_not_set_aside_what_is_damaged(store: Store) -> None:
