@@ -26,7 +26,7 @@ UNITS = 132
 START = np.array([4.3e6, 0.9, 278e3, 1.3, 0.1, 0.005, 0.07])
 NAMES = ("_BANDWIDTH", "_LATENCY_US", "_UNIT_CACHE", "_START_US", "_EXCHANGE_US", "_COPY_US", "_TOKEN_US")
 SHARPNESS = 12.0  # weight of a timing: (best of its problem / it) to this power
-FIRST_VERSION = 24  # of the kernel in the older file: it did not keep its loads together
+FIRST_VERSION = "64 bytes of a row a load"  # of the kernel in the older file
 Shape = tuple[int, int, int]
 
 
@@ -99,6 +99,7 @@ def main() -> None:
     for name, value in zip(NAMES, p * START, strict=True):
         print(f"{name}: Final = {value:.4g}")
     guessed = estimates_us(c, p * START)
+    # among what was timed, which is a part of what is offered, and what was fitted
     begin, lost = 0, defaultdict(list)
     for timed in found.values():
         us = c["us"][begin : begin + len(timed)]

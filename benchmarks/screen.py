@@ -4,9 +4,9 @@
         --before benchmarks/results/dense-all-h200-*.json --seconds 480 --resume FOLDER/screen-KERNEL.jsonl]
 
 For each problem the kernel's space (`scored`) is screened as the search does it, half of `most` from the head of the
-estimates and the rest at random; `also` adds each once more with another value of a parameter.  Then the fastest five
-take turns with torch, with what an earlier result of dense.py found (`before`) and with kernels that only read the
-weight.  Needs no place for the kernel in the shortlist.
+estimates and the rest at random; `also` adds each once more with another value of a parameter.  Then the fastest five,
+as far as the numeric gate lets them through, take turns with torch, with what an earlier result of dense.py found
+(`before`) and with kernels that only read the weight.  Needs no place for the kernel in the shortlist.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import dense
 import record
+import torch
 
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate
-from gemmtuned.daemon import search
 from gemmtuned.daemon.options import SearchOptions
-from gemmtuned.kernels.backends import environment
+from gemmtuned.daemon.verify import Verdict, verify
+from gemmtuned.kernels.backends import BACKENDS, environment
 from gemmtuned.kernels.device import cuda_device
+from gemmtuned.kernels.switches import as_called
 from gemmtuned.kernels.triton.shortlist import MODULES
 
 RACED = 5
@@ -54,7 +55,7 @@ def winners(paths: list[Path], device: str) -> dict[tuple[int, int, int], Candid
         if result["device"] != device:
             raise SystemExit(f"{path}: measured on {result['device']}, this is {device}")
         for row in result["rows"]:
-            if "failed" not in row:
+            if "failed" not in row and row["dtype"] == "bf16":
                 found[row["m"], row["n"], row["k"]] = Candidate(row["backend"], row["config"])
     return found
 
@@ -62,32 +63,53 @@ def winners(paths: list[Path], device: str) -> dict[tuple[int, int, int], Candid
 def measure(problem: Problem, here: Any, candidates: list[Candidate], before: Candidate | None) -> dict[str, Any]:
     row: dict[str, Any] = {"m": problem.m, "n": problem.n, "k": problem.k, "dtype": problem.dtype}
     try:
-        with patch.object(search, "FINALISTS", RACED):
-            found = dense.tune(problem, here, SearchOptions(only=tuple(candidates)))
+        found = dense.tune(problem, here, SearchOptions(only=tuple(candidates)))
         screened = {t.candidate: t.us for t in found["trials"] if t.phase == "screen" and t.us}
-        best = sorted((c for c in screened if c != dense.DEFAULT), key=lambda c: screened[c])[:RACED]
+        fastest = sorted((c for c in screened if c != dense.DEFAULT), key=lambda c: screened[c])[:RACED]
+        verdicts = checked(problem, fastest)
+        best = [c for c in fastest if verdicts[c].outcome == "ok"]
         against = [dense.DEFAULT, before or dense.DEFAULT]
-        times = [statistics.median(us) for us in dense.take_turns(problem, (*against, *best), floor=True)]
+        times = dense.take_turns(problem, (*against, *best), floor=True)
     except GemmtunedError as err:
         return {**row, "failed": str(err)}
     raced = times[2 : 2 + len(best)]
+    # chosen by every other round, told by those between: else the luckiest would be
+    chosen = min(range(len(best)), key=lambda i: statistics.median(raced[i][::2]), default=None)
     return row | {
-        "torch_us": round(times[0], 3), "before": str(against[1]), "before_us": round(times[1], 3),
-        "floor_us": round(min(times[2 + len(best) :]), 3), "best": [str(c) for c in best],
-        "best_us": [round(us, 3) for us in raced], "timed": len(screened) - 1,
-        "failed_candidates": sum(1 for t in found["trials"] if t.phase == "screen" and not t.us),
+        "torch_us": round(statistics.median(times[0]), 3), "before": str(before) if before else "",
+        "before_us": round(statistics.median(times[1][1::2]), 3) if before else None,
+        "floor_us": round(min(statistics.median(us[1::2]) for us in times[2 + len(best) :]), 3),
+        "best": [str(c) for c in best], "best_us": [round(statistics.median(us), 3) for us in raced],
+        "chosen_us": None if chosen is None else round(statistics.median(raced[chosen][1::2]), 3),
+        "errors": [verdicts[c].err for c in best], "timed": len(screened) - 1,
+        "wrong": [f"{c}: {verdicts[c].note}" for c in fastest if verdicts[c].outcome != "ok"],
+        "failed_candidates": [str(t.candidate) for t in found["trials"] if t.phase == "screen" and not t.us][:5],
         "screened": [(str(c), round(us, 3)) for c, us in screened.items()],
     }  # fmt: skip
 
 
+@torch.inference_mode()
+def checked(problem: Problem, candidates: list[Candidate]) -> dict[Candidate, Verdict]:
+    """The numeric gate's verdicts."""
+    with as_called(problem):
+        kernels = {c: BACKENDS[c.backend].prepare(c, problem) for c in candidates}
+        default = BACKENDS["torch"].prepare(dense.DEFAULT, problem)
+        return verify(problem, kernels, default, device=torch.device("cuda"))
+
+
 def told(rows: list[dict[str, Any]]) -> None:
-    """For each M the geometric means of the fastest over `before` and over the floor."""
+    """For each M the geometric means of the fastest over `before` and over the floor, and what was wrong."""
     for m in sorted({row["m"] for row in rows}):
-        mine = [row for row in rows if row["m"] == m and row.get("best_us")]
+        mine = [row for row in rows if row["m"] == m and row.get("chosen_us")]
         for name, group in (("eight", [r for r in mine if (r["n"], r["k"]) in dense.EIGHT]), ("all", mine)):
-            if group:
-                over = [dense.geomean([min(r["best_us"]) / r[of] for r in group]) for of in ("before_us", "floor_us")]
-                print(f"M {m}, {name} ({len(group)}): {over[0]:.4f} of before, {over[1]:.4f} of the floor", flush=True)
+            for of in ("before_us", "floor_us"):
+                ratios = [r["chosen_us"] / r[of] for r in group if r[of]]
+                if ratios:
+                    worst = f"{min(ratios):.3f} to {max(ratios):.3f}"
+                    print(f"M {m}, {name} ({len(ratios)}): {dense.geomean(ratios):.4f} of {of}, {worst}", flush=True)
+    for row in rows:
+        if row.get("failed") or row.get("wrong"):
+            print(f"{row['m']}x{row['n']}x{row['k']}: {row.get('failed') or row['wrong']}", flush=True)
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from pathlib import Path
 
 
@@ -13,4 +14,8 @@ def give_way(nice: int) -> None:
         os.nice(nice)
     if os.getsid(0) == os.getpid():  # where sessions share the CPU fairly, nice counts inside our session only
         with contextlib.suppress(OSError):
-            Path("/proc/self/autogroup").write_text(str(nice))
+            for _ in range(3):
+                with contextlib.suppress(BlockingIOError):  # the kernel takes one in 100 ms from unprivileged processes
+                    Path("/proc/self/autogroup").write_text(str(nice))
+                    return
+                time.sleep(0.11)

@@ -12,6 +12,7 @@ import itertools
 import operator
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ _COMPARE: dict[str, Callable[..., Any]] = {
     name: getattr(operator, name) for name in ("lt", "le", "gt", "ge", "eq", "ne")
 }
 _BITWISE: dict[str, Callable[..., Any]] = {"and": operator.and_, "or": operator.or_, "xor": operator.xor}
+_INTEGERS = {f"{sign}{size}" for sign in "us" for size in (16, 32, 64)}
+_CONVERTED = _INTEGERS | {"f32", "f16", "bf16"}
 _MOST = 100_000  # instructions of a program
 
 
@@ -76,8 +79,8 @@ def launch(
             running = left
             if waits > 100:
                 raise Wrong("programs of a cluster wait for ever")
-        if any(program.sums_to_come != 0 for program in cluster):
-            raise Wrong(f"bytes that nobody waited for, or that never came: {[p.sums_to_come for p in cluster]}")
+        if not all(program.barrier.is_over() for program in cluster):
+            raise Wrong(f"what nobody waited for, or never came: {[p.barrier for p in cluster]}")
     if record.workspace_bytes and space[: record.counters_bytes].any():
         raise Wrong("counters are not zero after a launch")
     return y
@@ -106,6 +109,19 @@ class Memory:
                     break
                 return data, (addresses - begin).astype(np.int64)
         raise Wrong(f"no tensor from {low:#x} to {high:#x}")
+
+
+@dataclass
+class Barrier:
+    """The one mbarrier of a program (9.7.13.15), in its first phase."""
+
+    at: int | None = None
+    arrivals: int = 0  # still to come
+    size: int = 0  # bytes still to come
+    fenced: bool = False  # others may be told of it
+
+    def is_over(self) -> bool:
+        return self.arrivals == 0 and self.size == 0
 
 
 class Code:
@@ -164,7 +180,7 @@ class Program:
         self._cluster = cluster
         self._rank = rank
         self.shared = np.full(shared_bytes, 0xFF, np.uint8)
-        self.sums_to_come = 0  # bytes that the barrier waits for
+        self.barrier = Barrier()
         self.has_begun = False
         lanes = np.arange(threads, dtype=np.uint64)
         here = (rank << RANK) + SHARED_BEGINS
@@ -184,18 +200,20 @@ class Program:
             predicate, operation, operands = self._code.steps[here]
             mask = self._mask(predicate)
             here += 1
-            if operation[0] == "ret":
-                return
-            if operation[0] == "bra":
+            if operation[0] in ("ret", "bra"):
                 if mask.any() != mask.all():
                     raise Wrong("threads of one program go different ways")
+                if mask.all() and operation[0] == "ret":
+                    return
                 if mask.all():
                     here = self._code.target(operands[0], here - 1)
             elif operation[:3] == ("barrier", "cluster", "wait"):
                 while not all(program.has_begun for program in self._cluster):
                     yield True
-            elif operation[:2] == ("mbarrier", "try_wait"):
-                while self.sums_to_come:
+            elif operation[:3] == ("mbarrier", "try_wait", "parity"):
+                if set(self._where(operands[1])) != {self.barrier.at} or self._bits(operands[2]).any():
+                    raise Wrong("waits at another barrier, or for the phase before the first")
+                while not self.barrier.is_over():
                     yield True
                 self._set(operands[0], self._all(1), mask)
             else:
@@ -256,7 +274,7 @@ class Program:
             size = int(kind[1:]) // 8
             bits = value.astype(np.int64).view(np.uint64) if value.dtype.kind == "i" else value.astype(np.uint64)
             bits = bits & np.uint64((1 << 8 * size) - 1)
-        before = self._registers.get(name, self._all(0))
+        before = self._registers.get(name, self._all(-1))
         self._registers[name] = np.where(mask, bits.astype(np.uint64), before)
 
     # moving and arithmetic
@@ -282,10 +300,12 @@ class Program:
         kind = operation[-1]
         to, *values = operands
         way = operation[1]
-        if kind == "f32":
+        if kind == "f32" and set(operation[1:-1]) <= {"rn"}:
             done = act(*(self._get(v, kind).astype(np.float64) for v in values)).astype(np.float32)
             self._set(to, done, mask, kind)
             return
+        if kind not in _INTEGERS or way not in (kind, "lo", "hi", "wide") or (way == "hi" and len(values) != 2):
+            raise Wrong(f"{'.'.join(operation)}: not written")
         size = int(kind[1:])
         kinds = [kind] * len(values)
         if way == "wide":
@@ -310,16 +330,18 @@ class Program:
     _fma = _mad
 
     def _div(self, operation: Any, operands: Any, mask: Array) -> None:
+        if operation[-1] not in _INTEGERS:
+            raise Wrong(f"{'.'.join(operation)}: not written")
         self._two(operation, operands, mask, _quotient)
 
     def _rem(self, operation: Any, operands: Any, mask: Array) -> None:
         self._two(operation, operands, mask, lambda a, b: a - b * _quotient(a, b))
 
     def _min(self, operation: Any, operands: Any, mask: Array) -> None:
-        self._two(operation, operands, mask, np.minimum)
+        self._two(operation, operands, mask, np.fmin if operation[-1] == "f32" else np.minimum)
 
     def _max(self, operation: Any, operands: Any, mask: Array) -> None:
-        self._two(operation, operands, mask, np.maximum)
+        self._two(operation, operands, mask, np.fmax if operation[-1] == "f32" else np.maximum)
 
     def _bitwise(self, operation: Any, operands: Any, mask: Array) -> None:
         kind = operation[1]
@@ -345,6 +367,8 @@ class Program:
     def _bfe(self, operation: Any, operands: Any, mask: Array) -> None:
         to, value, at, length = operands
         wide = int(length)
+        if operation[1] not in ("u32", "s32") or (self._get(at, "u32") + wide).max() > 32:
+            raise Wrong(f"{'.'.join(operation)} of {wide}: not written")
         part = (self._get(value, "u32").astype(object) >> self._get(at, "u32").astype(object)) & ((1 << wide) - 1)
         if operation[1] == "s32":
             part = np.where(part >> (wide - 1), part - (1 << wide), part)
@@ -352,7 +376,8 @@ class Program:
 
     def _setp(self, operation: Any, operands: Any, mask: Array) -> None:
         to, a, b = operands
-        done = _COMPARE[operation[1]](self._get(a, operation[2]), self._get(b, operation[2]))
+        left, right = self._get(a, operation[2]), self._get(b, operation[2])
+        done = _COMPARE[operation[1]](left, right) & (left == left) & (right == right)  # none holds of a NaN
         self._set(to, done, mask, "pred")
 
     def _selp(self, operation: Any, operands: Any, mask: Array) -> None:
@@ -361,8 +386,10 @@ class Program:
         self._set(to, np.where(self._get(chosen, "pred"), self._get(a, kind), self._get(b, kind)), mask, kind)
 
     def _cvt(self, operation: Any, operands: Any, mask: Array) -> None:
-        *_, into, of = operation
+        *how, into, of = operation[1:]
         to, *values = operands
+        if set(how) - {"rn"} or into.removesuffix("x2") not in _CONVERTED or of not in _CONVERTED:
+            raise Wrong(f"{'.'.join(operation)}: not written")
         if into.endswith("x2"):  # the first is the upper half
             for i, value in enumerate(reversed(values)):
                 self._set(f"{to}:{i}", self._get(value, of), mask, into[:-2])
@@ -447,6 +474,8 @@ class Program:
 
     def _atom(self, operation: Any, operands: Any, mask: Array) -> None:
         to, where, what = operands
+        if operation[-2:] != ("add", "u32"):
+            raise Wrong(f"{'.'.join(operation)}: not written")
         value = self._all(0)
         for thread in np.flatnonzero(mask):
             only = np.arange(self._threads) == thread
@@ -503,6 +532,8 @@ class Program:
     def _matrix(self, operation: Any, names: list[str], where: Any, mask: Array, *, load: bool) -> None:
         """ldmatrix, stmatrix (9.7.14.5.15): eight lanes after another have the rows of each 8 x 8 values of 16 bits."""
         rows = self._by_lane(self._where(where) & 0xFFFFFFFF)
+        if (rows % 16).any():
+            raise Wrong(f"{'.'.join(operation)}: not aligned to 16 bytes")
         transposed = "trans" in operation
         g, t = np.arange(32) // 4, np.arange(32) % 4
         for i, name in enumerate(names):
@@ -527,19 +558,30 @@ class Program:
     # between programs of a cluster
 
     def _barrier(self, operation: Any, operands: Any, mask: Array) -> None:
-        self.has_begun = True  # barrier.cluster.arrive
+        if operation[:3] != ("barrier", "cluster", "arrive"):
+            raise Wrong(f"{'.'.join(operation)}: not written")
+        if self.barrier.at is not None and not self.barrier.fenced:
+            raise Wrong("others may see the barrier before it is set up")
+        self.has_begun = True
 
     def _fence(self, operation: Any, operands: Any, mask: Array) -> None:
-        pass
+        if operation != ("fence", "mbarrier_init", "release", "cluster"):
+            raise Wrong(f"{'.'.join(operation)}: not written")
+        self.barrier.fenced = True
 
     def _mbarrier(self, operation: Any, operands: Any, mask: Array) -> None:
-        where = operands[0] if operation[1] == "init" else operands[1]
         if mask.sum() != 1:
             raise Wrong(f"{'.'.join(operation)} by {mask.sum()} threads")
-        self._barrier_at = int(self._where(where)[mask][0])
-        self._shared_at(np.array([self._barrier_at]), 8)
-        if operation[:3] == ("mbarrier", "arrive", "expect_tx"):
-            self.sums_to_come += int(self._get(operands[2], "u32")[mask][0])
+        begins = operation[1] == "init"
+        at = int(self._where(operands[0] if begins else operands[1])[mask][0])
+        self._shared_at(np.array([at]), 8)
+        if begins:
+            self.barrier = Barrier(at, arrivals=int(operands[1]))
+        elif operation[:3] == ("mbarrier", "arrive", "expect_tx") and at == self.barrier.at and at % 8 == 0:
+            self.barrier.size += int(self._get(operands[2], "u32")[mask][0])
+            self.barrier.arrivals -= 1
+        else:
+            raise Wrong(f"{'.'.join(operation)}: another barrier, or not written")
 
     def _mapa(self, operation: Any, operands: Any, mask: Array) -> None:
         to, address, rank = operands
@@ -550,13 +592,15 @@ class Program:
         """st.async: pairs of values, and their bytes to the barrier of the same program."""
         where, what, barrier = operands
         to, barriers = self._where(where) & 0xFFFFFFFF, self._where(barrier) & 0xFFFFFFFF
+        if (to[mask] % (4 * len(what))).any():
+            raise Wrong("st.async: not aligned")
         for thread in np.flatnonzero(mask):
             owner = self._cluster[int(to[thread]) >> RANK]
             if not owner.has_begun:
                 raise Wrong("sends to a program that has not begun")
-            if int(barriers[thread]) != owner._barrier_at:
+            if int(barriers[thread]) != owner.barrier.at:
                 raise Wrong("tells another barrier than that of the program it sends to")
             values = np.stack([self._get(name, "b32") for name in what], 1)[thread]
             data, at = self._shared_at(to[thread : thread + 1], 4 * len(what), owner)
             data[at[0] : at[0] + 4 * len(what)] = values.view(np.uint8)
-            owner.sums_to_come -= 4 * len(what)
+            owner.barrier.size -= 4 * len(what)

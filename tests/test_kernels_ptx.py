@@ -101,20 +101,38 @@ def test_what_reaches_beyond_a_tensor_is_seen() -> None:
         ptx.launch(record, x, w[:8].clone(), None, arch="sm_90")
 
 
-def test_a_lane_that_holds_another_row_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, w, _ = operands(3, 16, 264, bias=False)
-    record = fragments.launch_record(FRAGMENTS, python_launch.problem_of(x, w, None))
-    right = ptx.launch(record, x, w, None, arch="sm_90")
+FAULTS = {
+    "a lane has another row": (r"(mma\.sync[^{]*\{[^}]*\}, *\{) *(%\w+), *(%\w+)", r"\1\3, \2", "far off"),
+    "bytes that are not waited for": (r"@first mbarrier\.arrive[^;]*;", "", "wait for ever"),
+    "an arrival too many": (r"(mbarrier\.init[^;]*), 1;", r"\1, 2;", "wait for ever"),
+    "the phase before": (r"(try_wait[^;]*), 0;", r"\1, 1;", "phase before"),
+    "another barrier": (r"(try_wait[^;]*\[%\w+)\]", r"\1+8]", "another barrier"),
+    "no fence": (r"@first fence[^;]*;", "", "before it is set up"),
+    "others have not begun": (r"barrier\.cluster\.wait\.aligned;", "", "has not begun"),
+    "sums half a pair further": (r"(st\.async[^;]*? \[%\w+)\]", r"\1+4]", "not aligned"),
+    "beyond its shared memory": (r"(st\.async[^;]*? \[%\w+)\]", r"\1+65536]", "shared memory from"),
+}
+
+
+@pytest.mark.parametrize(("what", "instead", "seen"), FAULTS.values(), ids=FAULTS)
+def test_a_fault_is_seen(what: str, instead: str, seen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w, _ = operands(4, 16, 1024, bias=False)
+    config = FRAGMENTS | {"split": 4, "cluster": 1}
+    record = fragments.launch_record(config, python_launch.problem_of(x, w, None))
+    exact = x.double() @ w.double().T
     read = ptx.Code.__init__
 
-    def with_operands_swapped(self: Any, text: str) -> None:
-        read(self, text)
-        products = [operands for _, operation, operands in self.steps if operation[0] == "mma"]
-        products[0][1][0], products[0][1][1] = products[0][1][1], products[0][1][0]
+    def read_changed(self: Any, text: str) -> None:
+        changed, times = re.subn(what, instead, text)
+        assert times
+        read(self, changed)
 
-    monkeypatch.setattr(ptx.Code, "__init__", with_operands_swapped)
+    monkeypatch.setattr(ptx.Code, "__init__", read_changed)
 
-    assert not torch.allclose(ptx.launch(record, x, w, None, arch="sm_90"), right, rtol=0.1, atol=0.1)
+    with pytest.raises(ptx.Wrong, match=seen):
+        y = ptx.launch(record, x, w, None, arch="sm_90")
+        if ((y.double() - exact).norm() / exact.norm()).item() > 0.1:
+            raise ptx.Wrong("far off")
 
 
 @pytest.mark.parametrize("arch", ["sm_90", "sm_100", "sm_120"])

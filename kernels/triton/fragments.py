@@ -36,16 +36,16 @@ NAME: Final = "fragments"
 KEYS: Final = ("rows", "tokens", "split", "cluster", "warps", "ahead", "chains")
 MAX_M: Final = 16
 STEP_K: Final = 64  # values of K that a warp takes in a step: 128 bytes of each row
-_WASTE: Final = 1.1  # at most this part of K is computed in vain at the end of the last slice
-_MOST: Final = 24  # warps on a unit, where programs or warps share K; where there are enough, each has one at least
+_WASTE: Final = 1.35  # at most this part of K is computed in vain, if not read, at the end of the last slice
+_MOST: Final = 32  # warps on a unit, where programs or warps share K; where there are enough, each has one at least
 _REGISTERS: Final = 240  # of a thread
-_BANDWIDTH: Final = 4.644e6  # bytes a us
-_LATENCY_US: Final = 0.9  # bytes in flight over it are a unit's rate
-_UNIT_CACHE: Final = 128.4e3  # bytes a us to a unit from L2
-_START_US: Final = 1.442
-_EXCHANGE_US: Final = 0.0492
-_COPY_US: Final = 0.00287  # for each sum that is added up
-_TOKEN_US: Final = 0.0709
+_BANDWIDTH: Final = 4.73e6  # bytes a us
+_LATENCY_US: Final = 0.907  # bytes in flight over it are a unit's rate
+_UNIT_CACHE: Final = 127.7e3  # bytes a us to a unit from L2
+_START_US: Final = 1.321
+_EXCHANGE_US: Final = 0.1215
+_COPY_US: Final = 0.00372  # for each sum that is added up
+_TOKEN_US: Final = 0.0744
 _STEP_K = tl.constexpr(STEP_K)
 
 
@@ -270,6 +270,8 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
     for name, of in (("rows", 8), ("tokens", 4)):
         if config[name] % of or not config[name]:
             raise CandidateFailed(f"{NAME}: {name} is {config[name]}, expected a multiple of {of}")
+    if config["cluster"] > 1:
+        raise CandidateFailed(f"{NAME}: cluster is {config['cluster']}, expected 0 or 1")
     if problem.k % 8:
         raise CandidateFailed(f"{problem} {NAME}: reads 8 values at a time, K is no multiple")
     if not 1 <= config["chains"] <= config["ahead"]:
@@ -334,7 +336,7 @@ def _registers(config: dict[str, int]) -> int:
 def _estimate_us(n: int, k: int, units: int, config: dict[str, int]) -> float:
     """As space.estimate_us, for loads that go to registers.
 
-    Constants from 431 timings of an earlier state of the kernel at M = 4 and 8, eight shapes, on an H200
+    Constants from 294 timings of an earlier state of the kernel at M = 4 and 8, eight shapes, on an H200
     (benchmarks/fit_fragments.py, benchmarks/results/fragments-h200-2026-11-22.json).
     """
     rows, tokens, split, warps, ahead = (config[key] for key in ("rows", "tokens", "split", "warps", "ahead"))

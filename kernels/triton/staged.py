@@ -38,7 +38,7 @@ from gemmtuned.kernels.triton.space import filled, has_clusters, largest
 NAME: Final = "staged"
 KEYS: Final = ("rows", "tokens", "split", "warps", "ahead", "chains")
 MAX_M: Final = 32
-_WASTE: Final = 1.1  # at most this part of K is computed in vain at the end of the last slice
+_WASTE: Final = 1.35  # at most this part of K is computed in vain, if not read, at the end of the last slice
 _STAGED: Final = 110 << 10  # bytes of X, so that two programs fit
 _BANDWIDTH: Final = 4.6e6  # bytes a us
 _LATENCY_US: Final = 0.9  # bytes in flight over it are a unit's rate
@@ -261,7 +261,7 @@ def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[t
             for split in range(1, MAX_CLUSTER + 1):
                 steps = -(-k // (STEP_K * split))
                 busy = tiles * split * warps / units
-                if steps * STEP_K * split > max(_WASTE * k, k + STEP_K) or (busy > 24 and split > 2):
+                if steps * STEP_K * split > max(_WASTE * k, k + STEP_K) or (busy > 32 and split > 2):
                     continue
                 for ahead in {even_steps(steps, most) for most in (4, 8, 14)}:
                     chains = 2 if rows * tokens <= 64 and ahead >= 4 else 1
