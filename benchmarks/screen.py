@@ -38,12 +38,14 @@ from gemmtuned.kernels.triton.shortlist import MODULES
 RACED = 5
 
 
-def offered(kernel: str, problem: Problem, units: int, arch: str, most: int, also: dict[str, int]) -> list[Candidate]:
+def offered(
+    kernel: str, problem: Problem, units: int, arch: str, most: int, also: list[tuple[str, int]]
+) -> list[Candidate]:
     """At most `most` of the kernel's configurations, before those that `also` adds."""
     configs = [config for _, config in MODULES[kernel].scored(problem.m, problem.n, problem.k, units, arch=arch)]
     head, rest = configs[: most // 2], configs[most // 2 :]
     chosen = head + random.Random(1).sample(rest, min(len(rest), most - len(head)))
-    chosen += [config | {name: value} for name, value in also.items() for config in chosen]
+    chosen += [config | {name: value} for name, value in also for config in chosen]
     return list(dict.fromkeys(Candidate.of("triton", kernel=kernel, **config) for config in chosen))
 
 
@@ -124,7 +126,7 @@ def main() -> None:
     parser.add_argument("--resume", type=Path, help="the .jsonl of an earlier run on the same device")
     args = parser.parse_args()
     began = time.monotonic()
-    also = {name: int(value) for name, _, value in (one.partition("=") for one in args.also)}
+    also = [(name, int(value)) for name, _, value in (one.partition("=") for one in args.also)]
     shapes = {"eight": dense.EIGHT, "all": dense.EIGHT + dense.TWELVE}.get(args.shapes) or record.sizes(args.shapes)
     here = environment(cuda_device(0))
     units, arch = here.device.units, here.device.arch

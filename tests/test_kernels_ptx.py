@@ -44,6 +44,8 @@ def operands(m: int, n: int, k: int, *, bias: bool, apart: int = 0, dtype: torch
         (gemv, {"mma": 1, "hold": 1}, 1, 6, 1536, False, 0),
         (gemv, {"mma": 1, "hold": 2, "rows": 4, "unroll": 3}, 1, 5, 1544, True, 8),  # a row and some K beyond the end
         (gemv, {"hold": 1, "rows": 1}, 1, 3, 1544, False, 8),
+        (gemv, {"mma": 1, "hold": 1, "warps": 1, "block_k": 256, "unroll": 3, "chains": 2}, 1, 5, 1544, True, 8),
+        (gemv, {"hold": 2, "warps": 1, "block_k": 256, "unroll": 5, "chains": 4}, 1, 3, 3080, False, 0),
         (gemv, {"split": 2, "unroll": 1}, 1, 5, 1544, True, 0),
         (skinny, {}, 3, 11, 1544, True, 8),
         (warp_split_k, {}, 5, 40, 1544, True, 8),

@@ -283,6 +283,7 @@ def test_what_a_kernel_cannot_run_is_refused_with_a_reason() -> None:
         (gemv, {**good, "mma": 1, "block_k": 256, "warps": 2}, Problem(m=1, n=64, k=512), "takes 256 values a warp"),
         (gemv, {**good, "mma": 2}, Problem(m=1, n=64, k=512), "mma is 2"),
         (gemv, {**good, "hold": 3}, Problem(m=1, n=64, k=512), "hold is 3"),
+        (gemv, {**good, "hold": 0, "chains": 2}, Problem(m=1, n=64, k=512), "chains is 2"),
         (gemv, {**good, "hold": 1, "split": 2}, Problem(m=1, n=64, k=512), "split is 2"),
         (gemv, {**good, "mma": 1, "block_k": 256, "warps": 1}, Problem(m=1, n=64, k=500), "whole loads"),
         (gemv, {**good, "rows": -1}, Problem(m=1, n=64, k=512), "rows is -1"),

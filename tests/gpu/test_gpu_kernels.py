@@ -77,15 +77,15 @@ def test_clusters_are_right_and_bitwise_the_same_every_time(module, config, m, n
     ],
 )
 @pytest.mark.parametrize(
-    ("mma", "hold", "apart"),  # apart: rows of W further apart than K
-    [(1, 0, 0), (1, 0, 8), (1, 1, 8), (1, 2, 0), (0, 1, 0), (0, 2, 8)],
+    ("mma", "hold", "apart", "chains"),  # apart: rows of W further apart than K
+    [(1, 0, 0, 1), (1, 0, 8, 1), (1, 1, 8, 1), (1, 2, 0, 1), (0, 1, 0, 1), (0, 2, 8, 1), (1, 1, 0, 2), (1, 1, 8, 4)],
 )
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_products_on_the_diagonal_are_right(rows, warps, unroll, n, k, bias, dtype, mma, hold, apart) -> None:
+def test_products_on_the_diagonal_are_right(rows, warps, unroll, n, k, bias, dtype, mma, hold, apart, chains) -> None:
     if not has_diagonal(device_arch()):
         pytest.skip("mma.m16n8k16 needs sm_80")
     config = {"rows": rows, "block_k": 256 * warps, "split": 1, "warps": warps, "unroll": unroll, "mma": mma}
-    config |= {"hold": hold}
+    config |= {"hold": hold, "chains": min(chains, unroll)}
     assert_right_every_time(gemv, config, 1, n, k, bias, dtype, times=10, apart=apart)
 
 
