@@ -95,6 +95,7 @@ class Tuned:
     solutions: dict[Problem, Solution] = field(default_factory=dict)
     failed: dict[Problem, str] = field(default_factory=dict)
     devices: dict[str, Device] = field(default_factory=dict)  # by key: those it ran on
+    earlier: frozenset[Problem] = frozenset()  # those of solutions that were found before, and not asked for again
     unpublished: frozenset[Problem] = frozenset()  # torch is best of a few that were asked for: no verdict for others
     code: int = 0  # 130 or 143 when it was interrupted
     others: float = 0.0  # the largest share of a device that others used meanwhile
@@ -103,7 +104,8 @@ class Tuned:
         """Both runs as one."""
         return Tuned(
             {**self.solutions, **other.solutions}, {**self.failed, **other.failed}, {**self.devices, **other.devices},
-            self.unpublished | other.unpublished, self.code or other.code, max(self.others, other.others),
+            self.earlier | other.earlier, self.unpublished | other.unpublished, self.code or other.code,
+            max(self.others, other.others),
         )  # fmt: skip
 
 
@@ -240,7 +242,8 @@ def _results(
             state = states.get(problem)
             failed[problem] = (state.reason or state.state) if state else "interrupted before it was tried"
     devices = {} if environment is None else {environment.device.key: environment.device}
-    return Tuned(solutions, failed, devices, frozenset(request.unpublished), code)
+    earlier = frozenset(problem for problem in solutions if problem not in request.settled)
+    return Tuned(solutions, failed, devices, earlier, frozenset(request.unpublished), code)
 
 
 def _raise_if_hopeless(daemon: Daemon) -> None:

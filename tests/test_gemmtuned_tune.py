@@ -390,7 +390,7 @@ def test_a_run_writes_aiters_tables_and_leaves_what_others_wrote(home: Path) -> 
     assert "--batch has no effect" in done.stderr
     problem = Problem(m=8, n=256, k=128, dtype="fp32", threads=1)
     (row,) = json.loads(done.stdout)["rows"]
-    assert row["problem"] == str(problem)
+    assert row["problem"] == str(problem) and "before" not in row["why"]
     theirs, ours = read_file(home / "t.csv").rows
     assert (theirs["libtype"], theirs["us"], theirs["x"], theirs["cu_num"]) == ("asm", "9.5", "mine", "304")
     solution = solution_of(ours)
@@ -405,6 +405,11 @@ def test_a_run_writes_aiters_tables_and_leaves_what_others_wrote(home: Path) -> 
     assert checked.returncode == 0, checked.stderr
     (row,) = json.loads(checked.stdout)["rows"]
     assert row["route"] == ours["libtype"] and row["state"] in ("faster", "no faster", "default")
+
+    again = run("-i", "u.csv", "--threads", "1")
+    assert again.returncode == 0, again.stderr
+    assert "measured before" in again.stdout
+    assert "1 of 1 have a verdict, 1 from before (--all measures them again)" in again.stdout
 
 
 def test_an_interrupt_loses_nothing_that_was_found(home: Path) -> None:

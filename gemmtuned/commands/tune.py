@@ -127,6 +127,8 @@ def tune(
         show(_plan(wanted), as_json=as_json)
         return
     shares = _shares(monitors, wanted.problems, mp)
+    for note in wanted.notes:  # before minutes of work, not behind them
+        complain(note)
     if run_config is not None:
         _check(wanted, run_config, dtype or "bf16", options, shares, timeout, as_json=as_json)
         return
@@ -253,6 +255,8 @@ def _report(wanted: Wanted, done: Tuned, notes: list[str]) -> Report:
             continue
         route = str(solution.candidate)
         why = "torch's own is best" if solution.state == "default_best" else ""
+        if problem in done.earlier:
+            why = ", ".join(filter(None, (why, "measured before")))
         if problem in done.unpublished:
             why += " of what was asked for: not published"
         speedup = solution.baseline_us / solution.us
@@ -262,7 +266,9 @@ def _report(wanted: Wanted, done: Tuned, notes: list[str]) -> Report:
     if done.others > OTHERS_MATTER:
         notes = [*notes, f"others used up to {done.others:.0%} of the device meanwhile: on a quiet one times are surer"]
     said = f"{len(done.solutions)} of {len(wanted.problems)} have a verdict"
-    return Report("tune", [*tables, Table("rows", _DONE, rows)], facts, notes=[*wanted.notes, *notes, said])
+    if done.earlier:
+        said += f", {len(done.earlier)} from before (--all measures them again)"
+    return Report("tune", [*tables, Table("rows", _DONE, rows)], facts, notes=[*notes, said])
 
 
 def _check(
@@ -300,7 +306,7 @@ def _check(
                 "why": found.note,
             })  # fmt: skip
     facts = {"dry_run": False, "failed": failed, "checked": len(rows)}
-    notes = [*wanted.notes, f"{len(rows)} checked, {failed} must not be used; nothing was changed"]
+    notes = [f"{len(rows)} checked, {failed} must not be used; nothing was changed"]
     show(Report("tune", [Table("rows", _CHECKED, rows)], facts, notes=notes), as_json=as_json)
     if failed:
         raise typer.Exit(1)
