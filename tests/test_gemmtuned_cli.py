@@ -157,6 +157,15 @@ def test_every_read_command_gives_plain_text_and_valid_json(call: Cli, home: Pat
 
 
 @pytest.mark.parametrize("args", READ, ids=ids)
+def test_a_home_that_is_a_file_is_told(call: Cli, tmp_path: Path, args: list[str]) -> None:
+    (tmp_path / "home").write_text("")
+
+    done = call(*args)
+
+    assert done.returncode == 1 and "home is a file. Set GEMMTUNED_HOME" in done.stderr
+
+
+@pytest.mark.parametrize("args", READ, ids=ids)
 def test_every_read_command_works_before_there_is_a_database_and_makes_none(
     call: Cli, tmp_path: Path, args: list[str]
 ) -> None:

@@ -15,7 +15,15 @@ if TYPE_CHECKING:
 
 
 def no_database(command: str, settings: Settings, *tables: str, **facts: Any) -> Report:
-    """What a read command answers before any program was counted: nothing, and how to begin."""
+    """What a read command answers before any program was counted: nothing, and how to begin.
+
+    Raises StoreError when there can be no database: its folder is a file.
+    """
+    for folder in settings.db.parents:
+        if folder.exists():
+            if not folder.is_dir():
+                raise StoreError(f"{settings.db}: {folder} is a file. Set GEMMTUNED_HOME to a folder, or GEMMTUNED_DB")
+            break
     line = f"No database yet at {settings.db}. A program started with AITER_TUNE_GEMM=1 makes it: gemmtuned run COMMAND"
     empty = [Table(key, (), ()) for key in tables]
     return Report(command, empty, facts={**facts, "database": None}, lines=[line])
