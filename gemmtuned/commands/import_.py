@@ -80,7 +80,7 @@ def import_(
     keep = not dry_run and bool(found) and (skip_bad_rows or not bad)
     queued = _keep(found, here, queue=queue, threads=default_threads() if threads is None else threads) if keep else 0
     used, refused = _use(found, here) if keep and use else (0, {})
-    rows = [_row(one, one.reasons) for one in found]
+    rows = [_row(one, one.reasons, refused=bool(bad) and not skip_bad_rows) for one in found]
     facts = {"dry_run": dry_run, "kept": keep, "queued": queued, "used": used, "not_used": refused}
     notes = _notes(found, dry_run=dry_run, kept=keep, queued=queued)
     notes += [f"{used} solutions of this kind of CPU and these versions are in use after a spot check"] if used else []
@@ -107,10 +107,11 @@ def _tables(path: Path) -> list[Path]:
     return sorted(one for one in found if not one.name.startswith(".")) or [path]  # export keeps hidden notes
 
 
-def _row(one: Imported, reasons: Sequence[str]) -> dict[str, Any]:
+def _row(one: Imported, reasons: Sequence[str], *, refused: bool = False) -> dict[str, Any]:
+    """refused: a bad row stopped all, so nothing was imported."""
     return {
         "path": one.path, "format": one.format or None, "family": one.family or None, "kind": one.kind or None,
-        "rows": len(one.hints) + one.rejected, "imported": len(one.hints), "rejected": one.rejected,
+        "rows": len(one.hints) + one.rejected, "imported": 0 if refused else len(one.hints), "rejected": one.rejected,
         "reasons": list(reasons),
     }  # fmt: skip
 
