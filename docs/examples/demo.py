@@ -28,13 +28,17 @@ from typing import Any
 
 import psutil
 
+from gemmtuned.configs.solution import cpu_device
+
 ROOT = Path(__file__).resolve().parents[2]
 HOME = ROOT / ".demo"
 SHOWN = f"GEMMTUNED_HOME={HOME.name} {os.path.relpath(Path(sys.executable).parent / 'gemmtuned', ROOT)}"
 DTYPES = ("fp32", "bf16")
 BATCH, PROMPT, NEW_TOKENS = 8, 32, 25
 COVERED_AT_LEAST = 0.95
+# times un-hooked on the CPU they were set on; what can be gained is another on every CPU, but slower is it on none
 GOALS = {("hooked", "fp32"): 1.15, ("frozen", "fp32"): 1.6, ("hooked", "bf16"): 1.0, ("frozen", "bf16"): 1.2}
+GOALS_OF = "AMD EPYC"
 MORE_ROUNDS = 15  # where the first few fall short
 OTHERS_AT_MOST = 0.1  # of the CPU time: more is told where a promise is missed
 ACTIVE_WITHIN_S = 1.0
@@ -268,7 +272,9 @@ def main() -> int:
 
 def reached(before: Speeds, after: Speeds, name: str, dtype: str) -> tuple[str, bool]:
     """What a goal asks and what was seen, and whether it is reached."""
-    goal = GOALS[name, dtype]
+    goal, elsewhere = GOALS[name, dtype], ""
+    if GOALS_OF not in cpu_device().name and goal > 1.0:
+        goal, elsewhere = 1.0, f"; {goal:.2f}x on an {GOALS_OF}"
     pairs = sorted(a / b for a, b in zip(after[name][dtype], after["stock"][dtype], strict=True))
     ratio = statistics.median(pairs)
     seen = f"{dtype} {name}: {ratio:.2f}x un-hooked [{pairs[0]:.2f}, {pairs[-1]:.2f}]"
@@ -278,7 +284,7 @@ def reached(before: Speeds, after: Speeds, name: str, dtype: str) -> tuple[str, 
     # "not slower" can only be told up to what equal programs differ by: the rounds before tuning
     same = sorted(a / b for a, b in zip(before[name][dtype], before["stock"][dtype], strict=True))
     slack = min((same[-1] - same[0]) / 2, 0.05)
-    return f"{seen} less the A/A spread before, {slack:.2f})", ratio >= goal - slack
+    return f"{seen} less the A/A spread before, {slack:.2f}{elsewhere})", ratio >= goal - slack
 
 
 def show(speeds: Speeds) -> None:
