@@ -33,7 +33,6 @@ _TEXTS: Final = {
     "access permission": "perm",
 }
 
-_LEAST_BYTES: Final = 512  # the smallest page
 _ELSEWHERE: Final = "Set GEMMTUNED_DB to another file"
 
 
@@ -77,17 +76,17 @@ def store_error(err: sqlite3.Error | UnicodeDecodeError | OSError, path: Path, *
 
 
 def refuse_short(path: Path) -> None:
-    """Raise StoreError for a file too small to have been a database: SQLite would take it for an empty one.
+    """Raise StoreError for a file of one byte: SQLite would take it for an empty database, as it does no longer one.
 
     By stat alone: to open and close a database here would drop all locks that SQLite has on it in this process
     (sqlite.org/howtocorrupt.html, 2.2), and the next program to close would take away the log that we write to.
     """
     try:
-        size = path.stat().st_size
+        one_byte = path.stat().st_size == 1
     except OSError:
         return  # who opens the database will say it
-    if 0 < size < _LEAST_BYTES:
-        raise StoreError(f"{path}: {size} bytes, no database; it is left as it is. {_ELSEWHERE}")
+    if one_byte:
+        raise StoreError(f"{path}: 1 byte, no database; it is left as it is. {_ELSEWHERE}")
 
 
 def refuse_text(path: Path) -> None:

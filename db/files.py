@@ -18,7 +18,7 @@ NETWORK_FILESYSTEMS: Final = ("nfs", "cifs", "smb", "9p", "lustre", "gpfs", "cep
 def connect(path: Path, timeout_s: float) -> sqlite3.Connection:
     """A bare read-write connection with our pragmas. Statements commit by themselves unless a BEGIN was sent.
 
-    Raises StoreError for a file of a few bytes, which SQLite would take for an empty database.
+    Raises StoreError for a file of one byte, which SQLite would take for an empty database.
     """
     faults.refuse_short(path)
     conn = sqlite3.connect(

@@ -182,6 +182,8 @@ class Program:
         self.shared = np.full(shared_bytes, 0xFF, np.uint8)
         self.barrier = Barrier()
         self.has_begun = False
+        self._groups: list[list[Any]] = [[]]  # of copies, the last still open
+        self._by = np.full(shared_bytes, -1, np.int32)  # threads whose copies have come since the last barrier
         lanes = np.arange(threads, dtype=np.uint64)
         here = (rank << RANK) + SHARED_BEGINS
         self._registers: dict[str, Array] = {
@@ -433,6 +435,10 @@ class Program:
         names = to if isinstance(to, list) else [to]
         each = int(kind[1:]) // 8
         data, at = self._places(operation, where, mask, each * len(names))
+        if data is self.shared:
+            by = self._by[at[:, None] + np.arange(each * len(names))]
+            if ((by != -1) & (by != np.flatnonzero(mask)[:, None])).any():
+                raise Wrong("reads what another thread has copied, without a barrier")
         for i, name in enumerate(names):
             raw = data[at[:, None] + i * each + np.arange(each)].copy().view(_UNSIGNED[each])[:, 0]
             value = self._all(0)
@@ -454,23 +460,35 @@ class Program:
             data[at[:, None] + i * each + np.arange(each)] = raw.view(np.uint8).reshape(-1, each)
 
     def _cp(self, operation: Any, operands: Any, mask: Array) -> None:
-        if operation[2] in ("commit_group", "wait_group", "wait_all"):
+        """cp.async: what is asked for is there when it has been waited for, for other threads behind a barrier."""
+        if operation[2] == "commit_group":
+            self._groups.append([])
+            return
+        if operation[2] in ("wait_group", "wait_all"):
+            open_ = [self._groups.pop()] if operation[2] == "wait_group" else []
+            left = int(operands[0]) if operands else 0
+            arrived, self._groups = self._groups[: len(self._groups) - left], self._groups[len(self._groups) - left :]
+            for data, places, bytes_, threads in itertools.chain(*arrived):
+                data[places] = bytes_
+                self._by[places] = threads[:, None]
+            self._groups += open_ or [[]]
             return
         to, where, whole, *rest = operands
         size = int(whole, 0)
         taken = self._get(rest[0], "u32") if rest else np.full(self._threads, size)
         if not mask.any():
             return
+        if not set(taken[mask]) <= {0, size}:
+            raise Wrong("copies a part of a load")
         data, at = self._places(("shared",), to, mask, size)
-        data[at[:, None] + np.arange(size)] = 0
+        bytes_ = np.zeros((len(at), size), np.uint8)
         some = mask & (taken > 0)
         if some.any():
-            if set(taken[some]) != {size}:
-                raise Wrong("copies a part of a load")
             of, there = self._places(("global",), where, some, size)
-            data[self._places(("shared",), to, some, size)[1][:, None] + np.arange(size)] = of[
-                there[:, None] + np.arange(size)
-            ]
+            bytes_[some[mask]] = of[there[:, None] + np.arange(size)]
+        places = at[:, None] + np.arange(size)
+        data[places] = 0xFF  # until it has come
+        self._groups[-1].append((data, places, bytes_, np.flatnonzero(mask)))
 
     def _atom(self, operation: Any, operands: Any, mask: Array) -> None:
         to, where, what = operands
@@ -498,6 +516,7 @@ class Program:
         self._set(to, np.take_along_axis(self._by_lane(self._bits(what)), taken, 1).reshape(-1), mask, "u32")
 
     def _bar(self, operation: Any, operands: Any, mask: Array) -> None:
+        self._by[:] = -1
         if operation[1:3] == ("red", "popc"):
             self._set(operands[0], self._all(int(self._get(operands[-1], "pred").sum())), mask, "u32")
 
@@ -539,6 +558,8 @@ class Program:
         for i, name in enumerate(names):
             data, at = self._shared_at(rows[:, 8 * i : 8 * i + 8], 16)
             places = at[:, :, None] + 2 * np.arange(8)  # [warps, row, column]
+            if load and (self._by[places] != -1).any():
+                raise Wrong("reads what another thread has copied, without a barrier")
             pairs = [(places[:, 2 * t + j, g] if transposed else places[:, g, 2 * t + j]) for j in (0, 1)]
             if load:
                 low, high = (data[p].astype(np.uint64) | data[p + 1].astype(np.uint64) << np.uint64(8) for p in pairs)
@@ -567,7 +588,7 @@ class Program:
     def _fence(self, operation: Any, operands: Any, mask: Array) -> None:
         if operation != ("fence", "mbarrier_init", "release", "cluster"):
             raise Wrong(f"{'.'.join(operation)}: not written")
-        self.barrier.fenced = True
+        self.barrier.fenced = bool(mask.any())
 
     def _mbarrier(self, operation: Any, operands: Any, mask: Array) -> None:
         if mask.sum() != 1:

@@ -137,6 +137,27 @@ def test_a_fault_is_seen(what: str, instead: str, seen: str, monkeypatch: pytest
             raise ptx.Wrong("far off")
 
 
+@pytest.mark.parametrize(
+    ("what", "seen"), [(r"cp\.async\.wait_all;", "far off"), (r"bar\.red[^;]*none[^;]*;", "without a barrier")]
+)
+def test_x_that_has_not_come_is_seen(what: str, seen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w, _ = operands(8, 32, 1024, bias=False)
+    record = staged.launch_record(STAGED, python_launch.problem_of(x, w, None))
+    read = ptx.Code.__init__
+
+    def read_changed(self: Any, text: str) -> None:
+        changed, times = re.subn(what, "mov.u32 none, 0;" if "bar" in what else "", text)
+        assert times
+        read(self, changed)
+
+    monkeypatch.setattr(ptx.Code, "__init__", read_changed)
+
+    with pytest.raises(ptx.Wrong, match=seen):
+        y = ptx.launch(record, x, w, None, arch="sm_90")
+        if not torch.isfinite(y).all():
+            raise ptx.Wrong("far off")
+
+
 @pytest.mark.parametrize("arch", ["sm_90", "sm_100", "sm_120"])
 def test_shared_memory_begins_where_kernels_are_told_that_have_no_name_for_it(arch: str, tmp_path: Path) -> None:
     x, w, _ = operands(4, 32, 1024, bias=False)

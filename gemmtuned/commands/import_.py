@@ -82,7 +82,7 @@ def import_(
     used, refused = _use(found, here) if keep and use else (0, {})
     rows = [_row(one, one.reasons, refused=bool(bad) and not skip_bad_rows) for one in found]
     facts = {"dry_run": dry_run, "kept": keep, "queued": queued, "used": used, "not_used": refused}
-    notes = _notes(found, dry_run=dry_run, kept=keep, queued=queued)
+    notes = _notes(found, dry_run=dry_run and (skip_bad_rows or not bad), kept=keep, queued=queued)
     notes += [f"{used} solutions of this kind of CPU and these versions are in use after a spot check"] if used else []
     notes += [f"{number} not used: {reason}" for reason, number in refused.items()]
     show(Report("import", [Table("files", _COLUMNS, [*rows, *unread])], facts, notes=notes), as_json=as_json)

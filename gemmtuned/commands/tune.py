@@ -127,8 +127,8 @@ def tune(
         show(_plan(wanted), as_json=as_json)
         return
     shares = _shares(monitors, wanted.problems, mp)
-    for note in wanted.notes:  # before minutes of work, not behind them
-        complain(note)
+    if not named and file is None and model_dir is None:  # said before minutes of work, too
+        complain(" ".join(wanted.notes))
     if run_config is not None:
         _check(wanted, run_config, dtype or "bf16", options, shares, timeout, as_json=as_json)
         return
@@ -268,7 +268,7 @@ def _report(wanted: Wanted, done: Tuned, notes: list[str]) -> Report:
     said = f"{len(done.solutions)} of {len(wanted.problems)} have a verdict"
     if done.earlier:
         said += f", {len(done.earlier)} from before (--all measures them again)"
-    return Report("tune", [*tables, Table("rows", _DONE, rows)], facts, notes=[*notes, said])
+    return Report("tune", [*tables, Table("rows", _DONE, rows)], facts, notes=[*wanted.notes, *notes, said])
 
 
 def _check(
@@ -306,7 +306,7 @@ def _check(
                 "why": found.note,
             })  # fmt: skip
     facts = {"dry_run": False, "failed": failed, "checked": len(rows)}
-    notes = [f"{len(rows)} checked, {failed} must not be used; nothing was changed"]
+    notes = [*wanted.notes, f"{len(rows)} checked, {failed} must not be used; nothing was changed"]
     show(Report("tune", [Table("rows", _CHECKED, rows)], facts, notes=notes), as_json=as_json)
     if failed:
         raise typer.Exit(1)

@@ -267,7 +267,7 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
     check_config(config, KEYS, NAME)
     if problem.m > min(MAX_M, config["tokens"]):
         raise CandidateFailed(f"{problem} {NAME}: holds {config['tokens']} rows of X (at most {MAX_M})")
-    for name, of in (("rows", 8), ("tokens", 4)):
+    for name, of in (("rows", 8), ("tokens", 4), ("split", 1), ("warps", 1)):
         if config[name] % of or not config[name]:
             raise CandidateFailed(f"{NAME}: {name} is {config[name]}, expected a multiple of {of}")
     if config["cluster"] > 1:

@@ -212,7 +212,7 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
     check_config(config, KEYS, NAME)
     if problem.m > min(MAX_M, config["tokens"]):
         raise CandidateFailed(f"{problem} {NAME}: holds {config['tokens']} rows of X (at most {MAX_M})")
-    for name, of in (("rows", 8), ("tokens", 4)):
+    for name, of in (("rows", 8), ("tokens", 4), ("split", 1), ("warps", 1)):
         if config[name] % of or not config[name]:
             raise CandidateFailed(f"{NAME}: {name} is {config[name]}, expected a multiple of {of}")
     if problem.k % 8:
@@ -268,21 +268,22 @@ def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[t
                     config = {"rows": rows, "tokens": tokens, "split": split, "warps": warps, "ahead": ahead}
                     config |= {"chains": chains}
                     registers = 48 + rows * ahead + rows * tokens // 4 * chains + 2 * tokens
-                    if registers <= 240 and _staged_bytes(k, config) <= _STAGED:
-                        found.append((_estimate_us(n, k, units, config, registers, arch), busy, config))
+                    shared = _staged_bytes(k, config)
+                    shared += Exchange(tokens, rows * warps, 2).bytes(split) if split > 1 else 0
+                    if registers <= 240 and shared <= min(_STAGED, shared_limit(arch)):
+                        found.append((_estimate_us(n, k, units, config, registers, shared, arch), busy, config))
     enough = min(1.0, max((busy for _, busy, _ in found), default=0.0))
     return sorted(((us, config) for us, busy, config in found if busy >= enough), key=lambda item: item[0])
 
 
-def _estimate_us(n: int, k: int, units: int, config: dict[str, int], registers: int, arch: str) -> float:
+def _estimate_us(n: int, k: int, units: int, config: dict[str, int], registers: int, shared: int, arch: str) -> float:
     """As space.estimate_us, for W in registers and X in shared memory; the constants are guesses, not measured."""
-    rows, tokens, split, warps, ahead = (config[key] for key in ("rows", "tokens", "split", "warps", "ahead"))
+    rows, split, warps, ahead = (config[key] for key in ("rows", "split", "warps", "ahead"))
     steps = -(-k // (STEP_K * split))
     tile = rows * warps
     at_once = filled(units, split) if split > 1 else units
     busiest = -(-(-(-n // tile) * split) // at_once)
-    shared = _staged_bytes(k, config) + (Exchange(tokens, tile, 2).bytes(split) if split > 1 else 0)
-    here = min(busiest, shared_limit(arch) // (shared + 1024), 64 // warps, max(1, 2048 // (warps * registers)))
+    here = min(busiest, max(1, shared_limit(arch) // (shared + 1024)), 64 // warps, max(1, 2048 // (warps * registers)))
     each = steps * STEP_K * 2  # bytes of a row in a program
     memory = n * k * 2 / _BANDWIDTH
     loads = busiest * tile * each / min(1.15 * _BANDWIDTH / units, here * tile * 128 * min(ahead, steps) / _LATENCY_US)
