@@ -85,7 +85,7 @@ def measure(problem: Problem, here: Any, candidates: list[Candidate], before: Ca
         "chosen_us": None if chosen is None else round(statistics.median(raced[chosen][1::2]), 3),
         "errors": [verdicts[c].err for c in best], "timed": len(screened) - 1,
         "wrong": [f"{c}: {verdicts[c].note}" for c in fastest if verdicts[c].outcome != "ok"],
-        "failed_candidates": [f"{t.candidate}: {t.note}" for t in found["trials"] if not t.us and t.outcome != "ok"][:5],
+        "not_timed": [f"{t.candidate}: {t.note}" for t in found["trials"] if not t.us and t.outcome != "ok"][:5],
         "screened": [(str(c), round(us, 3)) for c, us in screened.items()],
     }  # fmt: skip
 
