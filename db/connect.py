@@ -53,8 +53,7 @@ class Connection:
         self._create = create
         self._examined = 0
         self._conn: sqlite3.Connection | None = None
-        self._file: tuple[int, int] | None = None  # (st_dev, st_ino) of what _conn writes to
-        self._tried: tuple[int, int] | None = None  # of what was opened last, if only tried
+        self._file: tuple[int, int] | None = None  # (st_dev, st_ino) of what _conn writes to, or could not be opened
         self._pid = os.getpid()
         self._thread = threading.RLock()
         _all.add(self)
@@ -218,7 +217,7 @@ class Connection:
                 )
             make(self.path)
             found = identity(self.path)
-        self._tried = found
+        self._file = found
         refuse_network(self.path)
         conn = connect(self.path, self.timeout_s)
         try:
@@ -236,7 +235,7 @@ class Connection:
         except BaseException:
             conn.close()
             raise
-        self._conn, self._file = conn, identity(self.path)
+        self._conn = conn
         self.opened += 1
         return conn
 
@@ -265,7 +264,7 @@ class Connection:
     def _set_aside(self, reason: str) -> None:
         from gemmtuned.db import salvage  # rarely needed, and programs import this module
 
-        damaged = self._file or self._tried  # not what lies there by now: another process may have mended it
+        damaged = self._file or identity(self.path)  # the first: another process may have mended what lies there by now
         self._drop()
         self._acquire()
         try:

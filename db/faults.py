@@ -33,8 +33,6 @@ _TEXTS: Final = {
     "access permission": "perm",
 }
 
-_ELSEWHERE: Final = "Set GEMMTUNED_DB to another file"
-
 
 def kind(err: sqlite3.Error | UnicodeDecodeError) -> str:
     """`busy`, `readonly`, `perm`, `cantopen`, `full`, `io`, `corrupt`, or `other`."""
@@ -63,7 +61,7 @@ def store_error(err: sqlite3.Error | UnicodeDecodeError | OSError, path: Path, *
         )
     if what == "corrupt":
         if "not a database" in str(err) and _is_text(path):
-            return StoreError(f"{path}: a text file, no database; it is left as it is. {_ELSEWHERE}")
+            return _no_database(path, "a text file")
         return StoreError(
             f"{path}: damaged ({err}). Start gemmtuned daemon: it sets the file aside and salvages it; "
             "gemmtuned db check says more"
@@ -76,7 +74,7 @@ def store_error(err: sqlite3.Error | UnicodeDecodeError | OSError, path: Path, *
 
 
 def refuse_short(path: Path) -> None:
-    """Raise StoreError for a file of one byte: SQLite would take it for an empty database, as it does no longer one.
+    """Raise StoreError for a file of one byte, which alone SQLite would take for an empty database.
 
     By stat alone: to open and close a database here would drop all locks that SQLite has on it in this process
     (sqlite.org/howtocorrupt.html, 2.2), and the next program to close would take away the log that we write to.
@@ -86,7 +84,7 @@ def refuse_short(path: Path) -> None:
     except OSError:
         return  # who opens the database will say it
     if one_byte:
-        raise StoreError(f"{path}: 1 byte, no database; it is left as it is. {_ELSEWHERE}")
+        raise _no_database(path, "1 byte")
 
 
 def refuse_text(path: Path) -> None:
@@ -95,7 +93,11 @@ def refuse_text(path: Path) -> None:
     Only for a file that SQLite has found damaged, with no connection of ours to it: see `refuse_short`.
     """
     if _is_text(path):
-        raise StoreError(f"{path}: a text file, no database; it is left as it is. {_ELSEWHERE}")
+        raise _no_database(path, "a text file")
+
+
+def _no_database(path: Path, what: str) -> StoreError:
+    return StoreError(f"{path}: {what}, no database; it is left as it is. Set GEMMTUNED_DB to another file")
 
 
 def _is_text(path: Path) -> bool:

@@ -77,22 +77,23 @@ def import_(
         except TableError as err:  # noqa: PERF203  one bad file costs that file
             unread.append(_row(Imported(path=str(path), format="", family="", kind=""), [str(err)]))
     bad = sum(one.rejected for one in found)
-    keep = not dry_run and bool(found) and (skip_bad_rows or not bad)
+    stopped = bool(bad) and not skip_bad_rows
+    keep = not dry_run and bool(found) and not stopped
     queued = _keep(found, here, queue=queue, threads=default_threads() if threads is None else threads) if keep else 0
     used, refused = _use(found, here) if keep and use else (0, {})
-    rows = [_row(one, one.reasons, refused=bool(bad) and not skip_bad_rows) for one in found]
+    rows = [_row(one, one.reasons, refused=stopped) for one in found]
     facts = {"dry_run": dry_run, "kept": keep, "queued": queued, "used": used, "not_used": refused}
-    notes = _notes(found, dry_run=dry_run and (skip_bad_rows or not bad), kept=keep, queued=queued)
+    notes = _notes(found, dry_run=dry_run and not stopped, kept=keep, queued=queued)
     notes += [f"{used} solutions of this kind of CPU and these versions are in use after a spot check"] if used else []
     notes += [f"{number} not used: {reason}" for reason, number in refused.items()]
     show(Report("import", [Table("files", _COLUMNS, [*rows, *unread])], facts, notes=notes), as_json=as_json)
     for row in unread:
         complain(row["reasons"][0])
-    if bad and not skip_bad_rows:
+    if stopped:
         first = next(one.reasons[0] for one in found if one.reasons)
         good = sum(len(one.hints) for one in found)
         complain(f"{first}. {bad} bad rows in all; use --skip-bad-rows to import the other {good} rows")
-    if unread or (bad and not skip_bad_rows):
+    if unread or stopped:
         raise typer.Exit(1)
 
 

@@ -71,16 +71,10 @@ def _copy(to, source, left, wanted):
 @triton.jit
 def _read(at, like):
     """The 8 values at a lane's first address, as those of `like`."""
-    if like.dtype == tl.bfloat16:
-        return tl.inline_asm_elementwise(
-            "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];",
-            "=r,=r,=r,=r,r,r,r,r,r,r,r,r", [at], dtype=tl.bfloat16, is_pure=False, pack=8,
-        )  # fmt: skip
-    else:
-        return tl.inline_asm_elementwise(
-            "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];",
-            "=r,=r,=r,=r,r,r,r,r,r,r,r,r", [at], dtype=tl.float16, is_pure=False, pack=8,
-        )  # fmt: skip
+    return tl.inline_asm_elementwise(
+        "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];",
+        "=r,=r,=r,=r,r,r,r,r,r,r,r,r", [at], dtype=like.dtype, is_pure=False, pack=8,
+    )  # fmt: skip
 
 
 @triton.jit
