@@ -23,10 +23,12 @@ from gemmtuned.kernels.triton import fragments
 from gemmtuned.kernels.triton.space import filled
 
 UNITS = 132
-START = np.array([4.3e6, 0.9, 278e3, 1.3, 0.1, 0.005, 0.07])
-NAMES = ("_BANDWIDTH", "_LATENCY_US", "_UNIT_CACHE", "_START_US", "_EXCHANGE_US", "_COPY_US", "_TOKEN_US")
+START = np.array([4.3e6, 0.9, 1.3, 0.1, 0.1, 0.5, 0.07])
+NAMES = ("_BANDWIDTH", "_LATENCY_US", "_START_US", "_WAIT_US", "_ROUND_US", "_BEYOND_US", "_TOKEN_US")
 SHARPNESS = 12.0  # weight of a timing: (best of its problem / it) to this power
 FIRST_VERSION = "64 bytes of a row a load"  # of the kernel in the older file
+# parameters that the kernel had for a time: what it does now, and what counts as that
+TRIED = {"beside": (1, 1), "apart": (0, 0), "late": (1, 0, 1)}
 Shape = tuple[int, int, int]
 
 
@@ -45,6 +47,10 @@ def timings(paths: list[Path], ms: set[int]) -> dict[Shape, dict[tuple[int, ...]
                     if config["parts"] != 2 or config["hold"] != 1 or config.get("across"):
                         continue
                     config |= {"rows": 8 * config["blocks"], "chains": 1}
+                if config.get("cluster", 1) != 1 and config["split"] > 1:
+                    continue
+                if any(config.get(name, is_now) not in also for name, (is_now, *also) in TRIED.items()):
+                    continue
                 key = tuple(config[name] for name in fragments.KEYS)
                 timed = found[row["m"], row["n"], row["k"]]
                 timed[key] = min(us, timed.get(key, math.inf))
@@ -58,32 +64,36 @@ def columns(found: dict[Shape, dict[tuple[int, ...], float]]) -> dict[str, Any]:
         best = min(timed.values())
         for key, us in timed.items():
             config = dict(zip(fragments.KEYS, key, strict=True))
-            at_once = filled(UNITS, config["split"]) if config["cluster"] else UNITS
+            at_once = filled(UNITS, config["split"]) if config["split"] > 1 else UNITS
             busiest = -(-(-(-n // config["rows"]) * config["split"]) // at_once)
-            rows.append((n, k, busiest, fragments._registers(config), *key, us, (best / us) ** SHARPNESS))
+            rows.append((n, k, busiest, fragments._registers(k, config), *key, us, (best / us) ** SHARPNESS))
     names = ("n", "k", "busiest", "registers", *fragments.KEYS, "us", "weight")
     return dict(zip(names, np.array(rows, float).T, strict=True))
 
 
 def estimates_us(c: dict[str, Any], p: Any) -> Any:
     """As fragments._estimate_us, for arrays."""
-    bandwidth, latency, unit_cache, start, exchange, copy, token = p
-    steps = np.ceil(c["k"] / (fragments.STEP_K * c["warps"] * c["split"]))
-    here = np.minimum(np.minimum(c["busiest"], 32), 64 // c["warps"])
-    here = np.minimum(here, np.maximum(1, 2048 // (c["warps"] * np.minimum(c["registers"], 255))))
-    each = steps * c["warps"] * fragments.STEP_K * 2
+    bandwidth, latency, start, wait, another, beyond, token = p
+    step_k = fragments.STEP_K * c["warps"] * c["split"]
+    steps = np.ceil(c["k"] / step_k)
+    groups = np.ceil(steps / c["ahead"])
+    room = np.maximum(1, 2048 // (c["warps"] * np.minimum(c["registers"], 255)))
+    room = np.minimum(np.minimum(room, 32), 64 // c["warps"])
+    rounds = np.ceil(c["busiest"] / room)
     memory = c["n"] * c["k"] * 2 / bandwidth
-    in_flight = here * c["rows"] * c["warps"] * fragments.STEP_K * 2 * np.minimum(c["ahead"], steps)
+    in_flight = np.minimum(c["busiest"], room) * c["rows"] * c["warps"] * fragments.STEP_K * 2
+    in_flight = in_flight * np.minimum(c["ahead"], steps)
+    each = steps * c["warps"] * fragments.STEP_K * 2
     loads = c["busiest"] * c["rows"] * each / np.minimum(1.15 * bandwidth / UNITS, in_flight / latency)
-    cache = c["busiest"] * (c["rows"] + c["tokens"]) * each / unit_cache
-    together = (memory**4 + loads**4 + cache**4) ** 0.25
-    return start + together + c["cluster"] * (exchange + copy * c["split"] * 2 * c["warps"]) + token * c["tokens"]
+    waits = wait * rounds * groups + another * (rounds - 1)
+    computed = groups * c["ahead"] * step_k / c["k"] - 1
+    return start + (memory**4 + loads**4) ** 0.25 + waits + beyond * computed + token * c["tokens"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path, nargs="+")
-    parser.add_argument("--m", default="4,8", help="rows of X whose timings count")
+    parser.add_argument("--m", default="4,8,16", help="rows of X whose timings count")
     args = parser.parse_args()
     found = timings(args.results, set(map(int, args.m.split(","))))
     c = columns(found)

@@ -94,7 +94,7 @@ def compile_kernel(record: LaunchRecord, arch: str) -> Any:
     Raises CandidateFailed with the compiler's reason, or when it needs clusters or more shared memory than there is.
     """
     where = target(arch)
-    if (record.exchange is not None or record.own_shared_bytes) and not has_clusters(arch):
+    if record.exchange is not None and not has_clusters(arch):
         raise CandidateFailed(f"{record.kernel} {record.constants} on {arch}: no clusters there")
     if (record.constants.get("MMA") or record.constants.get("HOLD")) and not has_diagonal(arch):
         raise CandidateFailed(f"{record.kernel} {record.constants} on {arch}: no mma.m16n8k16 or bar.red there")
@@ -106,8 +106,8 @@ def compile_kernel(record: LaunchRecord, arch: str) -> Any:
     except Exception as err:  # the compiler raises RuntimeError, its own errors, and what the tools it calls raise
         reason = " ".join(str(err).split())[:300] or type(err).__name__
         raise CandidateFailed(f"{record.kernel} {record.constants} on {arch}: does not compile: {reason}") from err
-    if record.exchange is not None or record.own_shared_bytes:
-        _give_room(kernel, record, arch)
+    if record.exchange is not None:
+        _give_room_to_exchange(kernel, record, arch)
     if kernel.metadata.shared > shared_limit(arch):
         raise CandidateFailed(
             f"{record.kernel} {record.constants} on {arch}: needs {kernel.metadata.shared} bytes of shared memory, "
@@ -116,24 +116,22 @@ def compile_kernel(record: LaunchRecord, arch: str) -> Any:
     return kernel
 
 
-def _give_room(kernel: Any, record: LaunchRecord, arch: str) -> None:
-    """Make Triton launch clusters, and with the shared memory that kernels lay out themselves.
+def _give_room_to_exchange(kernel: Any, record: LaunchRecord, arch: str) -> None:
+    """Make Triton launch clusters, with shared memory for what their programs send one another.
 
     Raises CandidateFailed when a program would send more or less than the others wait for.
     """
-    shared = -(-kernel.metadata.shared // BARRIER_BYTES) * BARRIER_BYTES + record.own_shared_bytes
-    changed: dict[str, Any] = {"shared": shared}
-    if record.exchange is not None:
-        sent = kernel.asm.get("ptx", "").count("st.async") * 2 * 32 * record.num_warps  # pairs, from each thread
-        if sent != record.exchange.values:
-            raise CandidateFailed(
-                f"{record.kernel} {record.constants} on {arch}: it sends {sent} sums of {record.exchange.values}"
-            )
-        changed["shared"] += record.exchange.bytes(record.cluster)
-        # Triton's launcher multiplies the grid's first axis by num_ctas, before 3.6 by cluster_dims
-        changed["num_ctas"] = record.cluster
-        if hasattr(kernel.metadata, "cluster_dims"):
-            changed["cluster_dims"] = (record.cluster, 1, 1)
+    assert record.exchange is not None
+    sent = kernel.asm.get("ptx", "").count("st.async") * 2 * 32 * record.num_warps  # pairs of values, from each thread
+    if sent != record.exchange.values:
+        raise CandidateFailed(
+            f"{record.kernel} {record.constants} on {arch}: it sends {sent} sums of {record.exchange.values}"
+        )
+    shared = -(-kernel.metadata.shared // BARRIER_BYTES) * BARRIER_BYTES + record.exchange.bytes(record.cluster)
+    # Triton's launcher multiplies the grid's first axis by num_ctas, before 3.6 by cluster_dims
+    changed: dict[str, Any] = {"shared": shared, "num_ctas": record.cluster}
+    if hasattr(kernel.metadata, "cluster_dims"):
+        changed["cluster_dims"] = (record.cluster, 1, 1)
     kernel.metadata = kernel.metadata._replace(**changed)
     kernel.packed_metadata = make_backend(kernel.metadata.target).pack_metadata(kernel.metadata)
 

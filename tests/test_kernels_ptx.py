@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 import ptx
 
 from gemmtuned.kernels.compile import compile_record
-from gemmtuned.kernels.triton import fragments, gemv, python_launch, skinny, staged, tiles, warp_split_k
+from gemmtuned.kernels.triton import fragments, gemv, python_launch, skinny, tiles, warp_split_k
 from gemmtuned.kernels.triton.launch import SHARED_BEGINS
 
 GEMV = {"rows": 2, "block_k": 512, "split": 1, "warps": 2, "unroll": 2, "mma": 0, "hold": 0}
@@ -24,8 +24,7 @@ SKINNY = {"rows": 2, "tokens": 3, "block_k": 512, "warps": 2, "ahead": 2}
 WARPS = {"rows": 16, "tokens": 8, "block_k": 64, "split": 3, "cluster": 1, "warps": 2, "stages": 3}
 TILES = {"rows": 32, "tokens": 16, "block_k": 64, "split": 3, "cluster": 1, "group": 1, "swap": 0, "warps": 4}
 TILES |= {"stages": 3}
-STAGED = {"rows": 8, "tokens": 8, "split": 1, "warps": 2, "ahead": 4, "chains": 1}
-FRAGMENTS = {"rows": 8, "tokens": 4, "split": 1, "cluster": 0, "warps": 1, "ahead": 2, "chains": 1}
+FRAGMENTS = {"rows": 8, "tokens": 4, "split": 1, "warps": 1, "ahead": 2, "chains": 1}
 
 
 def operands(m: int, n: int, k: int, *, bias: bool, apart: int = 0, dtype: torch.dtype = torch.bfloat16) -> Any:
@@ -44,48 +43,37 @@ def operands(m: int, n: int, k: int, *, bias: bool, apart: int = 0, dtype: torch
         (gemv, {"mma": 1, "hold": 1}, 1, 6, 1536, False, 0),
         (gemv, {"mma": 1, "hold": 2, "rows": 4, "unroll": 3}, 1, 5, 1544, True, 8),  # a row and some K beyond the end
         (gemv, {"hold": 1, "rows": 1}, 1, 3, 1544, False, 8),
-        (gemv, {"mma": 1, "hold": 1, "warps": 1, "block_k": 256, "unroll": 3, "chains": 2}, 1, 5, 1544, True, 8),
-        (gemv, {"hold": 2, "warps": 1, "block_k": 256, "unroll": 5, "chains": 4}, 1, 3, 3080, False, 0),
         (gemv, {"split": 2, "unroll": 1}, 1, 5, 1544, True, 0),
         (skinny, {}, 3, 11, 1544, True, 8),
         (warp_split_k, {}, 5, 40, 1544, True, 8),
         (warp_split_k, {"cluster": 0}, 5, 40, 1544, True, 0),
         (warp_split_k, {"split": 7, "tokens": 16, "warps": 4}, 11, 21, 3600, False, 0),
-        (warp_split_k, {"chains": 2}, 7, 40, 1544, True, 8),
-        (warp_split_k, {"chains": 2, "split": 1, "cluster": 0}, 8, 17, 3080, False, 0),
-        (warp_split_k, {"tokens": 64, "warps": 4}, 60, 40, 1544, True, 8),
         (tiles, {}, 9, 40, 1544, True, 8),
         (tiles, {"cluster": 0}, 9, 40, 1544, False, 0),
         (tiles, {"split": 8, "tokens": 32, "group": 2}, 40, 33, 2056, True, 0),
         (fragments, {}, 3, 11, 264, True, 8),
         (fragments, {"warps": 2, "ahead": 4, "chains": 2}, 4, 40, 1544, False, 0),
-        (fragments, {"warps": 2, "split": 3, "cluster": 1}, 4, 40, 1544, True, 8),
-        (fragments, {"tokens": 8, "rows": 16, "warps": 2, "split": 5, "cluster": 1, "ahead": 3}, 7, 37, 1544, False, 0),
+        (fragments, {"warps": 2, "split": 3}, 4, 40, 1544, True, 8),
+        (fragments, {"tokens": 8, "rows": 16, "warps": 2, "split": 5, "ahead": 3}, 7, 37, 1544, False, 0),
         (
             fragments,
-            {"tokens": 16, "rows": 16, "split": 8, "cluster": 1, "ahead": 4, "chains": 4},
+            {"tokens": 16, "rows": 16, "split": 8, "ahead": 4, "chains": 4},
             13,
             37,
             2048,
             True,
             0,
         ),
-        (fragments, {"tokens": 8, "rows": 16, "warps": 2, "split": 3}, 7, 37, 1544, True, 0),
+        (fragments, {"warps": 2, "tokens": 12}, 11, 37, 1544, True, 0),
+        (fragments, {"warps": 2, "split": 7, "tokens": 12}, 11, 37, 1544, True, 0),
         (fragments, {"tokens": 16, "rows": 32, "warps": 4}, 16, 64, 512, True, 16),
-        (staged, {}, 7, 40, 512, True, 0),
-        (staged, {"chains": 2}, 7, 37, 1544, True, 8),
-        (staged, {"tokens": 16, "split": 3, "warps": 4}, 13, 37, 1544, True, 0),
-        (staged, {"tokens": 16, "split": 8, "rows": 16, "warps": 1}, 16, 64, 2048, False, 8),
-        (staged, {"tokens": 32, "split": 5, "warps": 4, "ahead": 3}, 30, 70, 1032, True, 0),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_what_ptxas_gets_is_right(
     module: Any, config: dict[str, int], m: int, n: int, k: int, bias: bool, apart: int, dtype: torch.dtype
 ) -> None:
-    whole = {gemv: GEMV, skinny: SKINNY, warp_split_k: WARPS, tiles: TILES, fragments: FRAGMENTS, staged: STAGED}[
-        module
-    ] | config
+    whole = {gemv: GEMV, skinny: SKINNY, warp_split_k: WARPS, tiles: TILES, fragments: FRAGMENTS}[module] | config
     x, w, b = operands(m, n, k, bias=bias, apart=apart, dtype=dtype)
     record = module.launch_record(whole, python_launch.problem_of(x, w, b))
     exact = x.double() @ w.double().T + (0 if b is None else b.double())
@@ -119,7 +107,7 @@ FAULTS = {
 @pytest.mark.parametrize(("what", "instead", "seen"), FAULTS.values(), ids=FAULTS)
 def test_a_fault_is_seen(what: str, instead: str, seen: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x, w, _ = operands(4, 16, 1024, bias=False)
-    config = FRAGMENTS | {"split": 4, "cluster": 1}
+    config = FRAGMENTS | {"split": 4}
     record = fragments.launch_record(config, python_launch.problem_of(x, w, None))
     exact = x.double() @ w.double().T
     read = ptx.Code.__init__
@@ -134,27 +122,6 @@ def test_a_fault_is_seen(what: str, instead: str, seen: str, monkeypatch: pytest
     with pytest.raises(ptx.Wrong, match=seen):
         y = ptx.launch(record, x, w, None, arch="sm_90")
         if ((y.double() - exact).norm() / exact.norm()).item() > 0.1:
-            raise ptx.Wrong("far off")
-
-
-@pytest.mark.parametrize(
-    ("what", "seen"), [(r"cp\.async\.wait_all;", "far off"), (r"bar\.red[^;]*none[^;]*;", "without a barrier")]
-)
-def test_x_that_has_not_come_is_seen(what: str, seen: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, w, _ = operands(8, 32, 1024, bias=False)
-    record = staged.launch_record(STAGED, python_launch.problem_of(x, w, None))
-    read = ptx.Code.__init__
-
-    def read_changed(self: Any, text: str) -> None:
-        changed, times = re.subn(what, "mov.u32 none, 0;" if "bar" in what else "", text)
-        assert times
-        read(self, changed)
-
-    monkeypatch.setattr(ptx.Code, "__init__", read_changed)
-
-    with pytest.raises(ptx.Wrong, match=seen):
-        y = ptx.launch(record, x, w, None, arch="sm_90")
-        if not torch.isfinite(y).all():
             raise ptx.Wrong("far off")
 
 

@@ -25,7 +25,7 @@ _BEGINS = tl.constexpr(SHARED_BEGINS)
 
 
 @triton.jit
-def end_of_memory(ALONE: tl.constexpr):
+def _end(ALONE: tl.constexpr):
     """Where this program's shared memory ends.  ALONE: Triton has allotted none, and so has no name for its begin.
 
     An address names the program that it belongs to: a barrier of one's own, too, is reached by no other.
@@ -80,8 +80,7 @@ def begin(
         barrier.cluster.arrive.relaxed.aligned;
         mov.u32 $0, 0;
         }""",
-        "=r,r,r", [end_of_memory(ALONE) - _BARRIER, mine * (WIDE * SPLIT * COPIES * 4)],
-        dtype=tl.int32, is_pure=False, pack=1,
+        "=r,r,r", [_end(ALONE) - _BARRIER, mine * (WIDE * SPLIT * COPIES * 4)], dtype=tl.int32, is_pure=False, pack=1,
     )  # fmt: skip
 
 
@@ -132,7 +131,7 @@ def place_of(
     STRIDE: tl.constexpr = (WIDE + _PAD) * 4
     EACH: tl.constexpr = (LINES + SPLIT - 1) // SPLIT
     SLOT: tl.constexpr = EACH * STRIDE
-    slots = end_of_memory(ALONE) - (SPLIT * COPIES * SLOT + _BARRIER)
+    slots = _end(ALONE) - (SPLIT * COPIES * SLOT + _BARRIER)
     owner = line // EACH
     to = _of(slots + (part * COPIES) * SLOT, owner) + (line - owner * EACH) * STRIDE
     return to + copy * SLOT + place * 4
@@ -142,19 +141,14 @@ def place_of(
 def barrier_of(line, LINES: tl.constexpr, SPLIT: tl.constexpr, ALONE: tl.constexpr = False):
     """The barrier of that program."""
     EACH: tl.constexpr = (LINES + SPLIT - 1) // SPLIT
-    return _of(end_of_memory(ALONE) - _BARRIER, line // EACH)
+    return _of(_end(ALONE) - _BARRIER, line // EACH)
 
 
 @triton.jit
 def all_have_begun(ALONE: tl.constexpr = False):
     """Wait until the cluster's other programs can be sent to."""
     tl.inline_asm_elementwise(
-        "barrier.cluster.wait.aligned; mov.u32 $0, $1;",
-        "=r,r",
-        [end_of_memory(ALONE)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
+        "barrier.cluster.wait.aligned; mov.u32 $0, $1;", "=r,r", [_end(ALONE)], dtype=tl.int32, is_pure=False, pack=1
     )
 
 
@@ -178,7 +172,7 @@ def collect_and_store(
     STRIDE: tl.constexpr = (WIDE + _PAD) * 4
     EACH: tl.constexpr = (LINES + SPLIT - 1) // SPLIT
     SLOT: tl.constexpr = EACH * STRIDE
-    end = end_of_memory(ALONE)
+    end = _end(ALONE)
     slots = end - (SPLIT * COPIES * SLOT + _BARRIER)
     mine = tl.arange(0, triton.next_power_of_2(EACH))
     i = (part * EACH + mine)[:, None]

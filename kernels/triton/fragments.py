@@ -17,6 +17,7 @@ eight rows.  The loads of `ahead` steps are kept on their way together (issued.p
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Final
 
 import triton
@@ -25,27 +26,31 @@ import triton.language as tl
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.launch import MAX_CLUSTER
 from gemmtuned.configs.problem import Problem
-from gemmtuned.kernels.triton.cluster import all_have_begun, barrier_of, begin, collect_and_store, place_of
-from gemmtuned.kernels.triton.diagonal import has_diagonal
+from gemmtuned.kernels.triton.cluster import (
+    all_have_begun,
+    barrier_of,
+    begin,
+    collect_and_store,
+    place_of,
+)
 from gemmtuned.kernels.triton.issued import issued
 from gemmtuned.kernels.triton.launch import Axis, Config, Exchange, LaunchRecord, check_config, make_record
 from gemmtuned.kernels.triton.space import filled, has_clusters, largest
-from gemmtuned.kernels.triton.split_k import arrived_last, reset
 
 NAME: Final = "fragments"
-KEYS: Final = ("rows", "tokens", "split", "cluster", "warps", "ahead", "chains")
+KEYS: Final = ("rows", "tokens", "split", "warps", "ahead", "chains")
 MAX_M: Final = 16
 STEP_K: Final = 64  # values of K that a warp takes in a step: 128 bytes of each row
 _WASTE: Final = 1.35  # at most this part of K is computed in vain, if not read, at the end of the last slice
 _MOST: Final = 32  # warps on a unit, where programs or warps share K; where there are enough, each has one at least
 _REGISTERS: Final = 240  # of a thread
-_BANDWIDTH: Final = 4.73e6  # bytes a us
-_LATENCY_US: Final = 0.907  # bytes in flight over it are a unit's rate
-_UNIT_CACHE: Final = 127.7e3  # bytes a us to a unit from L2
-_START_US: Final = 1.321
-_EXCHANGE_US: Final = 0.1215
-_COPY_US: Final = 0.00372  # for each sum that is added up
-_TOKEN_US: Final = 0.0744
+_BANDWIDTH: Final = 5.288e6  # bytes a us
+_LATENCY_US: Final = 0.4122  # bytes in flight over it are a unit's rate
+_START_US: Final = 1.545
+_WAIT_US: Final = 0.1741  # for each group of loads, in each round of programs
+_ROUND_US: Final = 0.166  # for each more of them
+_BEYOND_US: Final = 0.6908  # for each part of K computed beyond its end
+_TOKEN_US: Final = 0.08864
 _STEP_K = tl.constexpr(STEP_K)
 
 
@@ -128,8 +133,6 @@ def fragments(
     w,
     bias,
     y,
-    partials,
-    counters,
     m,
     ldx,
     ldw,
@@ -149,7 +152,7 @@ def fragments(
     BLOCKS: tl.constexpr = BLOCK_N // 8  # of eight rows of W: four even, four odd ones
     SIDES: tl.constexpr = BLOCK_M // 4  # of four rows of X
     tile = tl.program_id(0) // CLUSTER
-    part = tl.program_id(1) if CLUSTER == 1 else tl.program_id(0) % CLUSTER
+    part = tl.program_id(0) % CLUSTER
     if CLUSTER > 1:
         begin(part, BLOCK_M, BLOCK_N, CLUSTER, 2 * WARPS, True)
     place = tl.arange(0, 4 * WARPS)
@@ -165,6 +168,7 @@ def fragments(
     x_rows = ()
     for side in tl.static_range(SIDES):
         x_rows = x_rows + (x + (side * 4 + line).to(tl.int64)[:, None] * ldx,)
+    lane = (tl.arange(0, _STEP_K) // 8)[None, :]
     sums = (tl.zeros((4 * WARPS, _STEP_K), tl.float32),) * (CHAINS * BLOCKS * SIDES)
     for group in tl.range(0, (STEPS + AHEAD - 1) // AHEAD):
         of_w = ()
@@ -176,6 +180,8 @@ def fragments(
                     of_w = of_w + (tl.load(w_rows[b] + k, eviction_policy="evict_first"),)
                 else:
                     of_w = of_w + (tl.load(w_rows[b] + k, mask=k < end, other=0.0, eviction_policy="evict_first"),)
+        for u in tl.static_range(AHEAD):  # X last: it comes from nearer
+            k = ks + (group * AHEAD + u) * STEP
             for side in tl.static_range(SIDES):
                 real = (side * 4 + line < m)[:, None]
                 of_x = of_x + (tl.load(x_rows[side] + k, mask=real if WHOLE else real & (k < end), other=0.0),)
@@ -194,7 +200,6 @@ def fragments(
                 else:
                     grown = grown + (sums[i],)
             sums = grown
-    lane = (tl.arange(0, _STEP_K) // 8)[None, :]
     if CLUSTER > 1:
         all_have_begun(True)
     for b in tl.static_range(BLOCKS):
@@ -205,33 +210,22 @@ def fragments(
             total = of_parts(total)
             if CLUSTER > 1:
                 token = side * 4 + lane % 4 + place[:, None] * 0
-                row = b * 8 + 2 * line[:, None]
+                row = (b * 8 + 2 * line)[:, None]
                 copy = 2 * (place // 4)[:, None] + lane // 4
                 to = place_of(token, row, copy, part, BLOCK_M, BLOCK_N, CLUSTER, 2 * WARPS, True)
                 send_parts(to, barrier_of(token, BLOCK_M, CLUSTER, True), total)
             else:
-                row = tile * BLOCK_N + b * 8 + tl.arange(0, 8)[:, None]
+                row = (tile * BLOCK_N + b * 8 + tl.arange(0, 8))[:, None]
                 token = side * 4 + tl.arange(0, 4)[None, :]
                 values = _tile_of(total, WARPS)
-                if SPLIT == 1:
-                    store(values, row, token, bias, y, m, N)
-                else:
-                    tl.store(_partial(partials, tile, part, b, side, BLOCK_N, BLOCK_M, SPLIT), values)
+                if bias is not None:
+                    values += tl.load(bias + row, mask=row < N, other=0.0).to(tl.float32)
+                inside = (row < N) & (token < m)
+                tl.store(y + token.to(tl.int64) * N + row, values.to(y.dtype.element_ty), mask=inside)
     if CLUSTER > 1:
         collect_and_store(
             False, tile * BLOCK_N, 0, part, bias, y, m, N, BLOCK_M, BLOCK_N, CLUSTER, 2 * WARPS, True
         )  # fmt: skip
-    elif SPLIT > 1 and arrived_last(counters, tile, SPLIT):
-        for b in tl.static_range(BLOCKS):
-            for side in tl.static_range(SIDES):
-                values = tl.zeros((8, 4), tl.float32)
-                for i in tl.static_range(SPLIT):
-                    values += tl.load(
-                        _partial(partials, tile, i, b, side, BLOCK_N, BLOCK_M, SPLIT), cache_modifier=".cg"
-                    )
-                row = tile * BLOCK_N + b * 8 + tl.arange(0, 8)[:, None]
-                store(values, row, side * 4 + tl.arange(0, 4)[None, :], bias, y, m, N)
-        reset(counters, tile)
 
 
 @triton.jit
@@ -241,22 +235,6 @@ def _tile_of(sums, WARPS: tl.constexpr):
     counted = tl.sum(tl.reshape(sums, (WARPS, 4, 2, 4, 4, 2)), 4)
     pairs = tl.sum(tl.sum(counted, 2), 0)  # [pair, token, row]
     return tl.reshape(tl.permute(pairs, (0, 2, 1)), (8, 4))
-
-
-@triton.jit
-def _partial(
-    partials, tile, part, b, side, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, SPLIT: tl.constexpr
-):  # fmt: skip
-    """Where a program's sums of one block of eight rows and four tokens lie."""
-    at = tile.to(tl.int64) * (SPLIT * BLOCK_N * BLOCK_M) + (part * BLOCK_N + b * 8) * BLOCK_M + side * 32
-    return partials + at + tl.arange(0, 8)[:, None] * 4 + tl.arange(0, 4)[None, :]
-
-
-@triton.jit
-def store(values, row, token, bias, y, m, N: tl.constexpr):
-    if bias is not None:
-        values += tl.load(bias + row, mask=row < N, other=0.0).to(tl.float32)
-    tl.store(y + token.to(tl.int64) * N + row, values.to(y.dtype.element_ty), mask=(row < N) & (token < m))
 
 
 KERNEL: Final = fragments
@@ -270,16 +248,15 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
     for name, of in (("rows", 8), ("tokens", 4), ("split", 1), ("warps", 1)):
         if config[name] % of or not config[name]:
             raise CandidateFailed(f"{NAME}: {name} is {config[name]}, expected a multiple of {of}")
-    if config["cluster"] > 1:
-        raise CandidateFailed(f"{NAME}: cluster is {config['cluster']}, expected 0 or 1")
     if problem.k % 8:
         raise CandidateFailed(f"{problem} {NAME}: reads 8 values at a time, K is no multiple")
     if not 1 <= config["chains"] <= config["ahead"]:
         raise CandidateFailed(f"{NAME}: chains is {config['chains']}, expected 1 to the {config['ahead']} steps ahead")
+    exchange = Exchange(config["tokens"], config["rows"], 2 * config["warps"]) if config["split"] > 1 else None
     return make_record(
         NAME,
         problem,
-        grid=(Axis("n", config["rows"]), Axis("", 1 if config["cluster"] else config["split"]), Axis("", 1)),
+        grid=(Axis("n", config["rows"]), Axis("", 1), Axis("", 1)),
         num_warps=config["warps"],
         num_stages=1,
         constants={
@@ -290,7 +267,7 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
             "CHAINS": config["chains"],
             "HOLD": 1,
         },
-        exchange=Exchange(config["tokens"], config["rows"], 2 * config["warps"]) if config["cluster"] else None,
+        exchange=exchange,
         split=config["split"],
         tile_values=config["rows"] * config["tokens"],
     )
@@ -298,24 +275,21 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
 
 def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[tuple[float, dict[str, int]]]:
     """(estimated us, config) of the candidates for a device with this many units, the fastest first."""
-    if not 1 < m <= MAX_M or k % 8 or not has_diagonal(arch):
+    if not 1 < m <= MAX_M or k % 8 or not has_clusters(arch):
         return []
-    tokens = max(4, 1 << (m - 1).bit_length())
+    tokens = -(-m // 4) * 4
     found = []
-    for rows in (8, 16, 32):
-        tiles = -(-n // rows)
-        for warps in (1, 2, 4, 8):
-            for split in range(1, MAX_CLUSTER + 1 if has_clusters(arch) else 2):
-                steps = -(-k // (STEP_K * warps * split))
-                busy = tiles * split * warps / units
-                if steps * STEP_K * warps * split > max(_WASTE * k, k + STEP_K) or (busy > _MOST and split * warps > 2):
-                    continue
-                for ahead in {even_steps(steps, most) for most in (2, 4, 8)}:
-                    chains = 2 if rows * tokens <= 64 and ahead >= 4 else 1
-                    config = {"rows": rows, "tokens": tokens, "split": split, "cluster": int(split > 1)}
-                    config |= {"warps": warps, "ahead": ahead, "chains": chains}
-                    if _registers(config) <= _REGISTERS:
-                        found.append((_estimate_us(n, k, units, config), busy, config))
+    for rows, warps, split in itertools.product((8, 16, 32), (1, 2, 4, 8), range(1, MAX_CLUSTER + 1)):
+        steps = -(-k // (STEP_K * warps * split))
+        busy = -(-n // rows) * split * warps / units
+        if steps * STEP_K * warps * split > max(_WASTE * k, k + STEP_K) or (busy > _MOST and split * warps > 2):
+            continue
+        for ahead in {even_steps(steps, most) for most in (2, 4, 8)}:
+            chains = 2 if rows * tokens <= 64 and ahead >= 4 else 1
+            config = {"rows": rows, "tokens": tokens, "split": split, "warps": warps}
+            config |= {"ahead": ahead, "chains": chains}
+            if _registers(k, config) <= _REGISTERS:
+                found.append((_estimate_us(n, k, units, config), busy, config))
     enough = min(1.0, max((busy for _, busy, _ in found), default=0.0))
     return sorted(((us, config) for us, busy, config in found if busy >= enough), key=lambda item: item[0])
 
@@ -327,30 +301,34 @@ def even_steps(steps: int, most: int) -> int:
     return even if even > most // 2 else most
 
 
-def _registers(config: dict[str, int]) -> int:
-    """Of a thread, about: loads on their way, and sums."""
-    rows, tokens = config["rows"], config["tokens"]
-    return 28 + (rows + tokens) * config["ahead"] + rows * tokens // 4 * config["chains"] + (rows + tokens) // 2
+def _registers(k: int, config: dict[str, int]) -> int:
+    """Of a thread, about (144 compilations): loads on their way, and sums."""
+    rows, tokens, ahead = config["rows"], config["tokens"], config["ahead"]
+    steps = -(-k // (STEP_K * config["warps"] * config["split"]))
+    sums = rows * tokens // 4 * config["chains"]
+    return 22 + (rows + tokens) * ahead + rows // 2 + (sums if steps > ahead else sums // 2)
 
 
 def _estimate_us(n: int, k: int, units: int, config: dict[str, int]) -> float:
     """As space.estimate_us, for loads that go to registers.
 
-    Constants from 294 timings of an earlier state of the kernel at M = 4 and 8, eight shapes, on an H200
-    (benchmarks/fit_fragments.py, benchmarks/results/fragments-h200-2026-11-22.json).
+    Constants from 2,085 timings at M = 4, 8 and 16, eight shapes, on an H200 (benchmarks/fit_fragments.py).
     """
-    rows, tokens, split, warps, ahead = (config[key] for key in ("rows", "tokens", "split", "warps", "ahead"))
-    steps = -(-k // (STEP_K * warps * split))
-    at_once = filled(units, split) if config["cluster"] else units
+    rows, split, warps, ahead = (config[key] for key in ("rows", "split", "warps", "ahead"))
+    step_k = STEP_K * warps * split
+    steps = -(-k // step_k)
+    groups = -(-steps // ahead)
+    at_once = filled(units, split) if split > 1 else units
     busiest = -(-(-(-n // rows) * split) // at_once)
-    here = min(busiest, 32, 64 // warps, max(1, 2048 // (warps * min(_registers(config), 255))))
-    each = steps * warps * STEP_K * 2  # bytes of a row in a program
+    room = min(32, 64 // warps, max(1, 2048 // (warps * min(_registers(k, config), 255))))
+    rounds = -(-busiest // room)
     memory = n * k * 2 / _BANDWIDTH
-    in_flight = here * rows * warps * STEP_K * 2 * min(ahead, steps)
-    loads = busiest * rows * each / min(1.15 * _BANDWIDTH / units, in_flight / _LATENCY_US)
-    cache = busiest * (rows + tokens) * each / _UNIT_CACHE
-    exchange = _EXCHANGE_US + _COPY_US * split * 2 * warps if config["cluster"] else 0.0
-    return _START_US + largest(memory, loads, cache) + exchange + _TOKEN_US * tokens
+    in_flight = min(busiest, room) * rows * warps * STEP_K * 2 * min(ahead, steps)
+    rate = min(1.15 * _BANDWIDTH / units, in_flight / _LATENCY_US)
+    loads = busiest * rows * steps * warps * STEP_K * 2 / rate
+    waits = _WAIT_US * rounds * groups + _ROUND_US * (rounds - 1)
+    beyond = groups * ahead * step_k / k - 1
+    return _START_US + largest(memory, loads) + waits + _BEYOND_US * beyond + _TOKEN_US * config["tokens"]
 
 
 def run(x: Any, w: Any, bias: Any, config: Config, workspace: Any = None) -> Any:

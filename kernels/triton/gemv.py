@@ -6,8 +6,7 @@ where N alone has too few rows for all units, and the last program adds up.  The
 of the instructions for the products, which shows where all data arrive at about the same time.
 
 `hold` 1 and 2 keep the loads of `unroll` steps on their way together (issued.py), where the compiler would wait for
-some before it issues the others: with 1 those of W and x, with 2 those of W, then those of x.  An instruction of the
-tensor core waits for the one that adds to the same sums: `chains` 2 and 4, of held loads, take turns among so many.
+some before it issues the others: with 1 those of W and x, with 2 those of W, then those of x.
 """
 # mypy: disable-error-code="misc,untyped-decorator,no-untyped-def,no-untyped-call,assignment"
 # ruff: noqa: RUF005  (Triton knows no unpacking)
@@ -29,7 +28,7 @@ from gemmtuned.kernels.triton.space import largest
 from gemmtuned.kernels.triton.split_k import arrived_last, reset
 
 NAME: Final = "gemv"
-KEYS: Final = ("rows", "block_k", "split", "warps", "unroll", "mma", "hold", "chains")
+KEYS: Final = ("rows", "block_k", "split", "warps", "unroll", "mma", "hold")
 _BANDWIDTH: Final = 4.76e6  # bytes a us
 
 
@@ -92,7 +91,6 @@ def gemv(
     UNROLL: tl.constexpr,
     MMA: tl.constexpr,
     HOLD: tl.constexpr,
-    CHAINS: tl.constexpr,
 ):
     STEPS: tl.constexpr = (K + BLOCK_K * SPLIT - 1) // (BLOCK_K * SPLIT)
     EVEN_K: tl.constexpr = K == STEPS * BLOCK_K * SPLIT
@@ -111,7 +109,6 @@ def gemv(
             acc = _add(acc, _of_w(w_rows, k, K, EVEN_K), _of_x(x, k, K, EVEN_K), MMA)
     else:
         WHOLE: tl.constexpr = EVEN_K and STEPS % UNROLL == 0
-        sums = (acc,) * CHAINS
         for group in tl.range(0, (STEPS + UNROLL - 1) // UNROLL):
             of_w = ()
             of_x = ()
@@ -120,20 +117,13 @@ def gemv(
                 of_w = of_w + (_of_w(w_rows, k, K, WHOLE),)
                 if HOLD == 1:
                     of_x = of_x + (_of_x(x, k, K, WHOLE),)
-            nothing = issued()
+            acc += issued()
             if HOLD == 2:  # x after W: it comes from nearer
                 for u in tl.static_range(UNROLL):
                     of_x = of_x + (_of_x(x, ks + (group * UNROLL + u) * BLOCK_K, K, WHOLE),)
-                nothing += issued()
-            for u in tl.static_range(UNROLL):  # the chain that waited longest is the first
-                before = sums[0] + nothing if u < CHAINS else sums[0]
-                left = ()
-                for i in tl.static_range(1, CHAINS):
-                    left = left + (sums[i],)
-                sums = left + (_add(before, of_w[u], of_x[u], MMA),)
-        acc = sums[0]
-        for i in tl.static_range(1, CHAINS):
-            acc += sums[i]
+                acc += issued()
+            for u in tl.static_range(UNROLL):
+                acc = _add(acc, of_w[u], of_x[u], MMA)
     if MMA:
         acc = on_diagonal(acc)
     total = tl.sum(acc, 1)
@@ -159,15 +149,13 @@ KERNEL: Final = gemv
 
 def launch_record(config: Config, problem: Problem) -> LaunchRecord:
     """How this config runs the problem. Raises CandidateFailed when it cannot."""
-    config = {"mma": 0, "hold": 0, "chains": 1, **config}  # a config without is one as they were before
+    config = {"mma": 0, "hold": 0, **config}  # a config without is one as they were before
     check_config(config, KEYS, NAME)
     if problem.m != 1:
         raise CandidateFailed(f"{problem} {NAME}: runs M = 1 only")
     for name, most in (("mma", 1), ("hold", 2)):
         if config[name] > most:
             raise CandidateFailed(f"{NAME}: {name} is {config[name]}, expected 0 to {most}")
-    if not 1 <= config["chains"] <= (config["unroll"] if config["hold"] else 1):
-        raise CandidateFailed(f"{NAME}: chains is {config['chains']}, expected 1, or with hold up to unroll")
     if config["hold"] and config["split"] > 1:  # a last group of steps may reach into the next slice
         raise CandidateFailed(f"{NAME}: loads are held together where K is not cut, split is {config['split']}")
     if config["mma"] and (config["block_k"] % (VALUES * config["warps"]) or problem.k % 8):
@@ -187,7 +175,6 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
             "UNROLL": config["unroll"],
             "MMA": config["mma"],
             "HOLD": config["hold"],
-            "CHAINS": config["chains"],
         },
         split=config["split"],
         tile_values=config["rows"],

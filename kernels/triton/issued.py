@@ -29,20 +29,3 @@ def issued():
         }""",
         "=f", [], dtype=tl.float32, is_pure=False, pack=1,
     )  # fmt: skip
-
-
-@triton.jit
-def issued_and_copied():
-    """As `issued`, and all that the program's threads have asked to be copied to shared memory (cp.async) is there."""
-    return tl.inline_asm_elementwise(
-        """{
-        .reg .pred never;
-        .reg .b32 none;
-        mov.u32 none, %laneid;
-        setp.gt.u32 never, none, 99;
-        cp.async.wait_all;
-        bar.red.popc.u32 none, 0, never;
-        cvt.rn.f32.u32 $0, none;
-        }""",
-        "=f", [], dtype=tl.float32, is_pure=False, pack=1,
-    )  # fmt: skip

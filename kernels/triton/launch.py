@@ -28,9 +28,7 @@ MAX_GRID_YZ: Final = 65535
 COUNTERS_BYTES: Final = 1 << 16
 EXCHANGE_PAD: Final = 8  # values behind each line: what a warp sends at once lies in different banks
 BARRIER_BYTES: Final = 16
-SHARED_BEGINS: Final = (
-    1024  # first address of a program's shared memory from sm_90 on: what lies before is the system's
-)
+SHARED_BEGINS: Final = 1024  # address of a program's shared memory from sm_90 on: the system's lies before
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +75,6 @@ class LaunchRecord:
     ld_multiple: leading dimensions must be a multiple of this; pointers of POINTER_ALIGN bytes.
     cluster: programs that a tile's slices of K are cut over in one cluster, along the grid's first axis, which then
     has that many times the programs; 1 without.  exchange: what they send one another there.
-    own_shared_bytes: that the kernel lays out itself, behind Triton's and before that of the exchange.
     counters_bytes: of the counters in use.  partials_offset, workspace_bytes: for an M up to `max_m`.
     """
 
@@ -92,7 +89,6 @@ class LaunchRecord:
     max_m: int
     cluster: int = 1
     exchange: Exchange | None = None
-    own_shared_bytes: int = 0
     counters_bytes: int = 0
     partials_offset: int = 0
     workspace_bytes: int = 0
@@ -116,12 +112,11 @@ def make_record(
     tile_values: int,
     drop: tuple[str, ...] = (),
     exchange: Exchange | None = None,
-    own_shared_bytes: int = 0,
 ) -> LaunchRecord:
     """LaunchRecord for a problem of layout nt; `drop` names arguments this kernel does not have.
 
     tile_values: values of Y a program makes, so the size of its partial sum.  exchange: None when slices of K meet in
-    the workspace.  own_shared_bytes: a multiple of BARRIER_BYTES.
+    the workspace.
 
     Raises CandidateFailed when no kernel of ours can run the problem.
     """
@@ -151,7 +146,6 @@ def make_record(
         max_m=m,
         cluster=cluster,
         exchange=exchange,
-        own_shared_bytes=own_shared_bytes,
         counters_bytes=counters_bytes,
         partials_offset=offset,
         workspace_bytes=offset + 4 * split * tile_values * x * z if in_memory else 0,

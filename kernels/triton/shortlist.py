@@ -12,20 +12,20 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from gemmtuned.kernels.triton import fragments, gemv, skinny, staged, tiles, warp_split_k
+from gemmtuned.kernels.triton import fragments, gemv, skinny, tiles, warp_split_k
 
 LIMIT: Final = 24
 CLOSE: Final = 5
-MODULES: Final = {module.NAME: module for module in (gemv, skinny, fragments, staged, warp_split_k, tiles)}
+MODULES: Final = {module.NAME: module for module in (gemv, skinny, fragments, warp_split_k, tiles)}
 _ALIKE: Final = (gemv.NAME, skinny.NAME)  # their parameters are too few to make groups
 _CLOSE_TO_BEST: Final = 1.2  # times the least estimate: so near, skinny has its places whatever the others' estimates
-# (largest M, candidates of each kernel at most): what measured as hopeless there is left out, or kept to a few, and
-# what has not been measured in a search (fragments, staged) is not offered
+# (largest M, candidates of each kernel at most): what measured as hopeless there is left out, or kept to a few
 _SHARES: Final = (
     (1, {"gemv": 24}),
-    (2, {"skinny": 12, "warp_split_k": 24}),
-    (4, {"skinny": 8, "warp_split_k": 24}),
-    (8, {"warp_split_k": 24}),
+    (2, {"fragments": 14, "skinny": 6, "warp_split_k": 24}),
+    (4, {"fragments": 14, "skinny": 4, "warp_split_k": 24}),
+    (8, {"fragments": 14, "warp_split_k": 24}),
+    (16, {"fragments": 10, "warp_split_k": 24, "tiles": 24}),
     (32, {"warp_split_k": 24, "tiles": 24}),
     (64, {"tiles": 22}),
     (256, {"tiles": 8}),  # here the library leads but where N is small: these tiles lack what large M needs

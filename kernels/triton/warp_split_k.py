@@ -1,14 +1,10 @@
-"""M <= 64: each warp of a program takes its own share of K, and tensor cores do the dot products.
+"""M <= 32: each warp of a program takes its own share of K, and tensor cores do the dot products.
 
 Y[M, N] = X[M, K] @ W[N, K].T + bias.  Rows of W lie on the long side of the matrix instruction and the few tokens on
 the short one.  The three-dimensional dot puts `warps` on its batch axis, so that a tile of 16 or 32 rows still
 keeps all warps busy with a deep ring of loads each; their sums meet once at the end.  `split` > 1 cuts K over
 programs too: with `cluster` 1 they put their sums into each other's memory (cluster.py), with 0 the last program of a
 tile adds up (split_k.py).
-
-An instruction of the tensor core waits for the one before that adds to the same sums, some 33 cycles on an H100, and at
-8 tokens and 16 rows a warp has but one set of sums.  `chains` 2 gives each warp two shares of K, whose products take
-turns.  The search leaves it at 1, and M at 32: more is not measured yet.
 """
 # mypy: disable-error-code="misc,untyped-decorator,no-untyped-def,no-untyped-call"
 
@@ -28,8 +24,8 @@ from gemmtuned.kernels.triton.space import Constants, Tile, cuts, estimate_us, r
 from gemmtuned.kernels.triton.split_k import arrived_last, reset
 
 NAME: Final = "warp_split_k"
-KEYS: Final = ("rows", "tokens", "block_k", "split", "cluster", "warps", "stages", "chains")
-MAX_M: Final = 64
+KEYS: Final = ("rows", "tokens", "block_k", "split", "cluster", "warps", "stages")
+MAX_M: Final = 32
 _RING_BYTES: Final = (20 << 10, 30 << 10, 44 << 10, 56 << 10, 80 << 10)
 _FITTED: Final = Constants(
     bandwidth=4.73e6, latency=0.82, unit_l2=210e3, start=2.14, step=0.0571, reduce=0.766, partial_mb=1.32,
@@ -55,12 +51,10 @@ def warp_split_k(
     BLOCK_K: tl.constexpr,
     SPLIT: tl.constexpr,
     WARPS: tl.constexpr,
-    CHAINS: tl.constexpr,
     CLUSTER: tl.constexpr,
 ):
-    SHARES: tl.constexpr = WARPS * CHAINS  # of K: each warp has one in each chain
-    STEPS: tl.constexpr = (K + BLOCK_K * SHARES * SPLIT - 1) // (BLOCK_K * SHARES * SPLIT)
-    EVEN_K: tl.constexpr = K == STEPS * BLOCK_K * SHARES * SPLIT
+    STEPS: tl.constexpr = (K + BLOCK_K * WARPS * SPLIT - 1) // (BLOCK_K * WARPS * SPLIT)
+    EVEN_K: tl.constexpr = K == STEPS * BLOCK_K * WARPS * SPLIT
     tile = tl.program_id(0) // CLUSTER
     part = tl.program_id(1) if CLUSTER == 1 else tl.program_id(0) % CLUSTER
     if CLUSTER > 1:
@@ -69,15 +63,16 @@ def warp_split_k(
     # rows past the end read the last row again: no mask on W, and their sums are never stored
     read = tl.minimum(rows, N - 1) if N % BLOCK_N != 0 else rows
     tokens = tl.arange(0, BLOCK_M)
+    warp = tl.arange(0, WARPS)
     # the warps walk along K side by side; a stretch of K for each was never faster
-    first = part * (STEPS * SHARES * BLOCK_K) + tl.arange(0, SHARES) * BLOCK_K
+    first = part * (STEPS * WARPS * BLOCK_K) + warp * BLOCK_K
     ks = first[:, None] + tl.arange(0, BLOCK_K)[None, :]
     w_rows = w + read.to(tl.int64)[None, :, None] * ldw
     x_rows = x + tokens.to(tl.int64)[None, None, :] * ldx
     real = (tokens < m)[None, None, :]
-    acc = tl.zeros((SHARES, BLOCK_N, BLOCK_M), tl.float32)
+    acc = tl.zeros((WARPS, BLOCK_N, BLOCK_M), tl.float32)
     for step in range(0, STEPS):
-        k = ks + step * (BLOCK_K * SHARES)
+        k = ks + step * (BLOCK_K * WARPS)
         if EVEN_K:
             wt = tl.load(w_rows + k[:, None, :])
             xt = tl.load(x_rows + k[:, :, None], mask=real, other=0.0)
@@ -85,8 +80,6 @@ def warp_split_k(
             wt = tl.load(w_rows + k[:, None, :], mask=(k < K)[:, None, :], other=0.0)
             xt = tl.load(x_rows + k[:, :, None], mask=real & (k < K)[:, :, None], other=0.0)
         acc = tl.dot(wt, xt, acc)
-    if CHAINS > 1:
-        acc = tl.sum(tl.reshape(acc, (CHAINS, WARPS, BLOCK_N, BLOCK_M)), 0)
     total = tl.sum(acc, 0)
     inside = (rows < N)[:, None] & (tokens < m)[None, :]
     at = tokens[None, :] * N + rows[:, None]
@@ -96,7 +89,7 @@ def warp_split_k(
         tl.store(y + at, total.to(y.dtype.element_ty), mask=inside)
     elif CLUSTER > 1:
         add_up_and_store(
-            acc, tl.arange(0, BLOCK_N)[None, :, None], tokens[None, None, :], tl.arange(0, WARPS)[:, None, None], True,
+            acc, tl.arange(0, BLOCK_N)[None, :, None], tokens[None, None, :], warp[:, None, None], True,
             tile * BLOCK_N, 0, part, bias, y, m, N, BLOCK_N, BLOCK_M, CLUSTER, WARPS,
         )  # fmt: skip
     else:
@@ -118,7 +111,7 @@ KERNEL: Final = warp_split_k
 
 def launch_record(config: Config, problem: Problem) -> LaunchRecord:
     """How this config runs the problem. Raises CandidateFailed when it cannot."""
-    config = {"cluster": 0, "chains": 1, **config}  # a config without is one as they were before there were these
+    config = {"cluster": 0, **config}  # a config without is one as they were before there were clusters
     check_config(config, KEYS, NAME)
     if problem.m > min(MAX_M, config["tokens"]):
         raise CandidateFailed(f"{problem} {NAME}: holds {config['tokens']} rows of X (at most {MAX_M})")
@@ -133,7 +126,6 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
             "BLOCK_M": config["tokens"],
             "BLOCK_K": config["block_k"],
             "WARPS": config["warps"],
-            "CHAINS": config["chains"],
         },
         exchange=Exchange(config["rows"], config["tokens"], config["warps"]) if config["cluster"] else None,
         split=config["split"],
