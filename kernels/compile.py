@@ -122,7 +122,9 @@ def _give_room_to_exchange(kernel: Any, record: LaunchRecord, arch: str) -> None
     Raises CandidateFailed when a program would send more or less than the others wait for.
     """
     assert record.exchange is not None
-    sent = kernel.asm.get("ptx", "").count("st.async") * 2 * 32 * record.num_warps  # pairs of values, from each thread
+    ptx = kernel.asm.get("ptx", "")
+    each = sum(2 if vector else 1 for vector in re.findall(r"st\.async[^;]*?bytes(\.v2)?\.f32", ptx))
+    sent = each * 32 * record.num_warps
     if sent != record.exchange.values:
         raise CandidateFailed(
             f"{record.kernel} {record.constants} on {arch}: it sends {sent} sums of {record.exchange.values}"

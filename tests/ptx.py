@@ -610,10 +610,11 @@ class Program:
         self._set(to, inside | self._get(rank, "u32") << np.uint32(RANK), mask, "u32")
 
     def _send(self, operands: Any, mask: Array) -> None:
-        """st.async: pairs of values, and their bytes to the barrier of the same program."""
+        """st.async: values, one or two side by side, and their bytes to the barrier of the same program."""
         where, what, barrier = operands
+        names = what if isinstance(what, list) else [what]
         to, barriers = self._where(where) & 0xFFFFFFFF, self._where(barrier) & 0xFFFFFFFF
-        if (to[mask] % (4 * len(what))).any():
+        if (to[mask] % (4 * len(names))).any():
             raise Wrong("st.async: not aligned")
         for thread in np.flatnonzero(mask):
             owner = self._cluster[int(to[thread]) >> RANK]
@@ -621,7 +622,7 @@ class Program:
                 raise Wrong("sends to a program that has not begun")
             if int(barriers[thread]) != owner.barrier.at:
                 raise Wrong("tells another barrier than that of the program it sends to")
-            values = np.stack([self._get(name, "b32") for name in what], 1)[thread]
-            data, at = self._shared_at(to[thread : thread + 1], 4 * len(what), owner)
-            data[at[0] : at[0] + 4 * len(what)] = values.view(np.uint8)
-            owner.barrier.size -= 4 * len(what)
+            values = np.stack([self._get(name, "b32") for name in names], 1)[thread]
+            data, at = self._shared_at(to[thread : thread + 1], 4 * len(names), owner)
+            data[at[0] : at[0] + 4 * len(names)] = values.view(np.uint8)
+            owner.barrier.size -= 4 * len(names)

@@ -64,6 +64,8 @@ def operands(m: int, n: int, k: int, *, bias: bool, apart: int = 0, dtype: torch
             True,
             0,
         ),
+        (fragments, {"split": 7}, 4, 24, 1544, False, 0),  # copies of a sum that lanes cannot share evenly
+        (fragments, {"split": 5, "tokens": 8}, 8, 24, 1544, False, 0),
         (fragments, {"warps": 2, "tokens": 12}, 11, 37, 1544, True, 0),
         (fragments, {"warps": 2, "split": 7, "tokens": 12}, 11, 37, 1544, True, 0),
         (fragments, {"tokens": 16, "rows": 32, "warps": 4}, 16, 64, 512, True, 16),
@@ -99,7 +101,8 @@ FAULTS = {
     "another barrier": (r"(try_wait[^;]*\[%\w+)\]", r"\1+8]", "another barrier"),
     "no fence": (r"@first fence[^;]*;", "", "before it is set up"),
     "others have not begun": (r"barrier\.cluster\.wait\.aligned;", "", "has not begun"),
-    "sums half a pair further": (r"(st\.async[^;]*? \[%\w+)\]", r"\1+4]", "not aligned"),
+    "sums a row further": (r"(st\.async[^;]*? \[%\w+)\]", r"\1+4]", "far off"),
+    "sums half a row further": (r"(st\.async[^;]*? \[%\w+)\]", r"\1+2]", "not aligned"),
     "beyond its shared memory": (r"(st\.async[^;]*? \[%\w+)\]", r"\1+65536]", "shared memory from"),
 }
 
@@ -121,7 +124,7 @@ def test_a_fault_is_seen(what: str, instead: str, seen: str, monkeypatch: pytest
 
     with pytest.raises(ptx.Wrong, match=seen):
         y = ptx.launch(record, x, w, None, arch="sm_90")
-        if ((y.double() - exact).norm() / exact.norm()).item() > 0.1:
+        if not ((y.double() - exact).norm() / exact.norm()).item() < 0.1:  # it may be no number
             raise ptx.Wrong("far off")
 
 

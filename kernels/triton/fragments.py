@@ -55,8 +55,8 @@ _STEP_K = tl.constexpr(STEP_K)
 
 
 @triton.jit
-def products(even, odd, x, sums):
-    """sums + products of four even and four odd rows of W and four rows of X, all of 16 bits; as `of_parts` reads it.
+def _products(even, odd, x, sums):
+    """sums + products of four even and four odd rows of W and four rows of X, all of 16 bits; as `_of_lane` reads it.
 
     $0 to $7 are the sums, $8 to $11 the even rows, $12 to $15 the odd ones, $16 to $19 X, $20 to $27 the sums before.
     """
@@ -85,25 +85,30 @@ def products(even, odd, x, sums):
 
 
 @triton.jit
-def of_parts(sums):
-    """Of a lane's sums the two that count, of its even and its odd row of W; zeros for the others.
+def _of_lane(sums):
+    """The sum that a lane keeps, over both parts of K, and seven zeros: its even row's in part 0, else its odd row's.
 
-    Column 2 t is part 0 of token t, column 2 t + 1 part 1; a lane's row is of part g % 2.
+    Column 2 t is part 0 of token t, column 2 t + 1 part 1; a lane's rows are of part g % 2.
     """
     return tl.inline_asm_elementwise(
         """{
         .reg .pred second;
         .reg .b32 part;
-        .reg .f32 none, one;
+        .reg .f32 none, even, odd;
         mov.u32 part, %laneid;
         and.b32 part, part, 4;
         setp.ne.u32 second, part, 0;
         add.f32 none, $8, $12;
-        add.f32 one, $9, $13;
-        selp.f32 $0, one, none, second;
+        add.f32 even, $9, $13;
+        selp.f32 even, even, none, second;
         add.f32 none, $10, $14;
-        add.f32 one, $11, $15;
-        selp.f32 $1, one, none, second;
+        add.f32 odd, $11, $15;
+        selp.f32 odd, odd, none, second;
+        selp.f32 none, even, odd, second;
+        selp.f32 odd, odd, even, second;
+        shfl.sync.bfly.b32 none, none, 4, 31, -1;
+        add.f32 $0, odd, none;
+        mov.f32 $1, 0f00000000;
         mov.f32 $2, 0f00000000;
         mov.f32 $3, 0f00000000;
         mov.f32 $4, 0f00000000;
@@ -111,15 +116,15 @@ def of_parts(sums):
         mov.f32 $6, 0f00000000;
         mov.f32 $7, 0f00000000;
         }""",
-        "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,f,f,f,f,f,f,f,f", [sums], dtype=tl.float32, is_pure=True, pack=8,
+        "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,f,f,f,f,f,f,f,f", [sums], dtype=tl.float32, is_pure=False, pack=8,
     )  # fmt: skip
 
 
 @triton.jit
-def send_parts(address, barrier, sums):
-    """As cluster.py's, of what `of_parts` gives only the two sums that count; $24 to $31 are these, $8 the address."""
+def _send(address, barrier, sums):
+    """As cluster.py's, of what `_of_lane` gives ($24 to $31) only the sum; to address $8, and to barrier $16."""
     tl.inline_asm_elementwise(
-        """st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [$8], {$24, $25}, [$16];
+        """st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [$8], $24, [$16];
         mov.u32 $0, 0; mov.u32 $1, 0; mov.u32 $2, 0; mov.u32 $3, 0;
         mov.u32 $4, 0; mov.u32 $5, 0; mov.u32 $6, 0; mov.u32 $7, 0;""",
         "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,f,f,f,f,f,f,f,f",
@@ -154,7 +159,7 @@ def fragments(
     tile = tl.program_id(0) // CLUSTER
     part = tl.program_id(0) % CLUSTER
     if CLUSTER > 1:
-        begin(part, BLOCK_M, BLOCK_N, CLUSTER, 2 * WARPS, True)
+        begin(part, BLOCK_M, BLOCK_N, CLUSTER, WARPS, True)
     place = tl.arange(0, 4 * WARPS)
     line = place % 4
     ks = part * (STEPS * STEP) + (place // 4)[:, None] * _STEP_K + tl.arange(0, _STEP_K)[None, :]
@@ -196,7 +201,7 @@ def fragments(
                 if i // (BLOCKS * SIDES) == u % CHAINS:
                     even = of_w[2 * (u * BLOCKS + i // SIDES % BLOCKS)]
                     odd = of_w[2 * (u * BLOCKS + i // SIDES % BLOCKS) + 1]
-                    grown = grown + (products(even, odd, of_x[u * SIDES + i % SIDES], sums[i]),)
+                    grown = grown + (_products(even, odd, of_x[u * SIDES + i % SIDES], sums[i]),)
                 else:
                     grown = grown + (sums[i],)
             sums = grown
@@ -207,13 +212,12 @@ def fragments(
             total = sums[b * SIDES + side]
             for chain in tl.static_range(1, CHAINS):
                 total += sums[(chain * BLOCKS + b) * SIDES + side]
-            total = of_parts(total)
+            total = _of_lane(total)
             if CLUSTER > 1:
                 token = side * 4 + lane % 4 + place[:, None] * 0
-                row = (b * 8 + 2 * line)[:, None]
-                copy = 2 * (place // 4)[:, None] + lane // 4
-                to = place_of(token, row, copy, part, BLOCK_M, BLOCK_N, CLUSTER, 2 * WARPS, True)
-                send_parts(to, barrier_of(token, BLOCK_M, CLUSTER, True), total)
+                row = (b * 8 + 2 * line)[:, None] + lane // 4
+                to = place_of(token, row, (place // 4)[:, None], part, BLOCK_M, BLOCK_N, CLUSTER, WARPS, True)
+                _send(to, barrier_of(token, BLOCK_M, CLUSTER, True), total)
             else:
                 row = (tile * BLOCK_N + b * 8 + tl.arange(0, 8))[:, None]
                 token = side * 4 + tl.arange(0, 4)[None, :]
@@ -224,17 +228,15 @@ def fragments(
                 tl.store(y + token.to(tl.int64) * N + row, values.to(y.dtype.element_ty), mask=inside)
     if CLUSTER > 1:
         collect_and_store(
-            False, tile * BLOCK_N, 0, part, bias, y, m, N, BLOCK_M, BLOCK_N, CLUSTER, 2 * WARPS, True
+            False, tile * BLOCK_N, 0, part, bias, y, m, N, BLOCK_M, BLOCK_N, CLUSTER, WARPS, True
         )  # fmt: skip
 
 
 @triton.jit
 def _tile_of(sums, WARPS: tl.constexpr):
-    """[8 rows, 4 tokens] of what `of_parts` gives, added up over warps and parts."""
-    # [warp, pair of rows, part, token, four of which the first is not zero, row of the pair]
-    counted = tl.sum(tl.reshape(sums, (WARPS, 4, 2, 4, 4, 2)), 4)
-    pairs = tl.sum(tl.sum(counted, 2), 0)  # [pair, token, row]
-    return tl.reshape(tl.permute(pairs, (0, 2, 1)), (8, 4))
+    """[8 rows, 4 tokens] of what `_of_lane` gives, added up over warps."""
+    # [warp, pair of rows, row of the pair, token, eight of which the first is not zero]
+    return tl.reshape(tl.sum(tl.sum(tl.reshape(sums, (WARPS, 4, 2, 4, 8)), 4), 0), (8, 4))
 
 
 KERNEL: Final = fragments
@@ -252,7 +254,7 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
         raise CandidateFailed(f"{problem} {NAME}: reads 8 values at a time, K is no multiple")
     if not 1 <= config["chains"] <= config["ahead"]:
         raise CandidateFailed(f"{NAME}: chains is {config['chains']}, expected 1 to the {config['ahead']} steps ahead")
-    exchange = Exchange(config["tokens"], config["rows"], 2 * config["warps"]) if config["split"] > 1 else None
+    exchange = Exchange(config["tokens"], config["rows"], config["warps"]) if config["split"] > 1 else None
     return make_record(
         NAME,
         problem,
