@@ -1,6 +1,6 @@
 """Fit the estimate of kernels/triton/fragments.py to timings, and say what lists by it would lose.
 
-    python benchmarks/fit_fragments.py benchmarks/results/fragments-h200-*.json [screen-fragments-*.json ...]
+    python benchmarks/fit_fragments.py benchmarks/results/screen-fragments-*-h200-*.json
 
 Takes the `screened` configurations of these files; of fragments-h200-2026-11-22.json, whose kernel had other
 parameters, those that are the kernel's still.  The best weigh most: it is their order that counts.  Needs numpy and
@@ -27,8 +27,7 @@ START = np.array([4.3e6, 0.9, 1.3, 0.1, 0.1, 0.5, 0.07])
 NAMES = ("_BANDWIDTH", "_LATENCY_US", "_START_US", "_WAIT_US", "_ROUND_US", "_BEYOND_US", "_TOKEN_US")
 SHARPNESS = 12.0  # weight of a timing: (best of its problem / it) to this power
 FIRST_VERSION = "64 bytes of a row a load"  # of the kernel in the older file
-# parameters that the kernel had for a time: what it does now, and what counts as that
-TRIED = {"beside": (1, 1), "apart": (0, 0), "late": (1, 0, 1)}
+TRIED = {"beside": (1,), "apart": (0,), "late": (0, 1)}  # parameters it had for a time, and what is near to it now
 Shape = tuple[int, int, int]
 
 
@@ -49,7 +48,7 @@ def timings(paths: list[Path], ms: set[int]) -> dict[Shape, dict[tuple[int, ...]
                     config |= {"rows": 8 * config["blocks"], "chains": 1}
                 if config.get("cluster", 1) != 1 and config["split"] > 1:
                     continue
-                if any(config.get(name, is_now) not in also for name, (is_now, *also) in TRIED.items()):
+                if any(config.get(name, near[0]) not in near for name, near in TRIED.items()):
                     continue
                 key = tuple(config[name] for name in fragments.KEYS)
                 timed = found[row["m"], row["n"], row["k"]]

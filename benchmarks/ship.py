@@ -21,6 +21,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.shipped import FOLDER
 from gemmtuned.configs.solution import Candidate, Solution
 from gemmtuned.daemon.options import DEFAULTS
+from gemmtuned.kernels.triton.shortlist import MODULES
 
 DEVICES: Final = {"NVIDIA H200": "cuda-nvidia-h200-132", "NVIDIA H100 80GB HBM3": "cuda-nvidia-h100-80gb-hbm3-132"}
 
@@ -46,10 +47,16 @@ def found(raw: dict[str, Any]) -> Iterator[Solution]:
 
 
 def _plain(backend: str, config: str) -> str:
-    """A config as the search writes it: one of ours says nothing of a cluster where it has none."""
+    """A config as the search writes it: one of ours says nothing of a cluster where it has none.
+
+    Nor of a parameter that its kernel had for one measurement.
+    """
     values = json.loads(config)
-    if backend == "triton" and values.get("cluster") == 0:
-        del values["cluster"]
+    if backend == "triton":
+        if values.get("cluster") == 0:
+            del values["cluster"]
+        known = ("kernel", *MODULES[values["kernel"]].KEYS)
+        values = {name: value for name, value in values.items() if name in known}
     return Candidate.of(backend, **values).config
 
 

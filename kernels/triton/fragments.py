@@ -1,16 +1,17 @@
-"""M = 2 to 16: W and X go from memory straight into the registers that the tensor core multiplies (sm_80 and later).
+"""M = 2 to 16: W and X go from memory straight into the registers that the tensor core multiplies (sm_90 and later).
 
 Y[M, N] = X[M, K] @ W[N, K].T + bias.  In mma.m16n8k16 (PTX ISA 7.0) lane 4 g + t holds values of rows g and g + 8 of A
 and of column g of B.  Which k stands where is free as long as A and B agree, so that 16 bytes of a row, eight k side by
 side, can be a lane's share of two instructions as they come.  But then a load takes 64 bytes of each of eight rows, and
 memory gives such pieces slowly.  So two lanes' groups share a row: g is row g / 2 and part g % 2 of K, for W and for X
 alike, and a load takes 128 bytes of four rows.  Of the result only what is of one part in both counts: two of a lane's
-four sums, which is half of what the tensor core does, and it has time.
+four sums, which is half of what the tensor core does, and it has time.  A lane swaps one of the two for the other part
+of the other, so that each has one sum of a warp to send.
 
 Nothing goes through shared memory, no thread waits for another before the final sum, and a program needs no more than
-eight rows.  The loads of `ahead` steps are kept on their way together (issued.py).  Each warp takes its own share of K;
-`split` > 1 cuts K over programs too, with `cluster` 1 over those of a cluster (cluster.py), with 0 over memory
-(split_k.py).  An instruction waits for the one that adds to the same sums: `chains` takes turns among so many.
+eight rows.  The loads of `ahead` steps are kept on their way together (issued.py), those of X behind those of W: they
+come from nearer.  Each warp takes its own share of K; `split` > 1 cuts K over the programs of a cluster, too
+(cluster.py).  An instruction waits for the one that adds to the same sums: `chains` takes turns among so many.
 """
 # mypy: disable-error-code="misc,untyped-decorator,no-untyped-def,no-untyped-call,assignment,var-annotated"
 # ruff: noqa: RUF005  (Triton knows no unpacking)
@@ -35,7 +36,7 @@ from gemmtuned.kernels.triton.cluster import (
 )
 from gemmtuned.kernels.triton.issued import issued
 from gemmtuned.kernels.triton.launch import Axis, Config, Exchange, LaunchRecord, check_config, make_record
-from gemmtuned.kernels.triton.space import filled, has_clusters, largest
+from gemmtuned.kernels.triton.space import even_steps, filled, has_clusters, largest
 
 NAME: Final = "fragments"
 KEYS: Final = ("rows", "tokens", "split", "warps", "ahead", "chains")
@@ -294,13 +295,6 @@ def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[t
                 found.append((_estimate_us(n, k, units, config), busy, config))
     enough = min(1.0, max((busy for _, busy, _ in found), default=0.0))
     return sorted(((us, config) for us, busy, config in found if busy >= enough), key=lambda item: item[0])
-
-
-def even_steps(steps: int, most: int) -> int:
-    """So many steps at once that none is left over, where that is not much less than `most`."""
-    most = min(steps, most)
-    even = max(u for u in range(1, most + 1) if steps % u == 0)
-    return even if even > most // 2 else most
 
 
 def _registers(k: int, config: dict[str, int]) -> int:

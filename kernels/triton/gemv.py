@@ -24,7 +24,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.triton.diagonal import VALUES, add_products, has_diagonal, on_diagonal
 from gemmtuned.kernels.triton.issued import issued
 from gemmtuned.kernels.triton.launch import Axis, Config, LaunchRecord, check_config, make_record
-from gemmtuned.kernels.triton.space import largest
+from gemmtuned.kernels.triton.space import even_steps, largest
 from gemmtuned.kernels.triton.split_k import arrived_last, reset
 
 NAME: Final = "gemv"
@@ -228,12 +228,7 @@ def _held(n: int, k: int, units: int) -> Iterator[dict[str, int]]:
 
 def _unrolls(steps: int, a_thread: int, loads: Sequence[int]) -> list[int]:
     """Steps at once that put so many loads of a thread in flight, without a rest where that is not much less."""
-    found = set()
-    for count in loads:
-        most = max(1, min(steps, 8 * count // a_thread))
-        even = max(u for u in range(1, most + 1) if steps % u == 0)
-        found.add(even if even > most // 2 else most)
-    return sorted(found)
+    return sorted({even_steps(steps, max(1, 8 * count // a_thread)) for count in loads})
 
 
 def _estimate_us(n: int, k: int, units: int, config: dict[str, int], lanes: int) -> float:

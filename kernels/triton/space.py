@@ -112,6 +112,13 @@ def cuts(tiles: int, k: int, step_k: int, units: int, *, arch: str) -> list[tupl
     return found
 
 
+def even_steps(steps: int, most: int) -> int:
+    """So many steps at once that none is left over, where that is not much less than `most`."""
+    most = min(steps, most)
+    even = max(u for u in range(1, most + 1) if steps % u == 0)
+    return even if even > most // 2 else most
+
+
 def filled(units: int, cluster: int) -> int:
     """How many units have a program when each has room for one, in clusters of this size; one cluster at least."""
     return max(int(units * _FILLED[cluster]) // cluster, 1) * cluster
