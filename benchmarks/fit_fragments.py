@@ -1,6 +1,6 @@
 """Fit the estimate of kernels/triton/fragments.py to timings, and say what lists by it would lose.
 
-    python benchmarks/fit_fragments.py benchmarks/results/screen-fragments-*-h200-*.json
+    python benchmarks/fit_fragments.py benchmarks/results/screen-fragments*-h200-*.json
 
 Takes the `screened` configurations of these files; of fragments-h200-2026-11-22.json, whose kernel had other
 parameters, those that are the kernel's still.  The best weigh most: it is their order that counts.  Needs numpy and
