@@ -37,6 +37,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 MIN_SQLITE: Final = (3, 37)  # STRICT tables; RETURNING came in 3.35
+FORK_WAIT_S: Final = 0.05  # for each of two locks; a fork may ask twice
 MAX_WAL_BYTES: Final = 16 << 20  # above this a writer checkpoints; else only the daemon does
 
 
@@ -117,20 +118,46 @@ class Connection:
                 self._drop()
                 raise faults.store_error(err, self.path, waited_s=self.timeout_s) from err
 
+    def let_go(self) -> None:
+        """Before a fork: close, so that the child inherits nothing of SQLite's. The next use opens again.
+
+        Not for long: where others are at work the handle stays, and the child does without the database.
+        """
+        if not self._thread.acquire(timeout=FORK_WAIT_S):
+            return
+        try:
+            conn = self._conn
+            if conn is None or conn.in_transaction or not self.lock.acquire(FORK_WAIT_S):
+                return
+            try:
+                self._conn = self._file = None
+                conn.close()
+            finally:
+                self.lock.release()
+        except (sqlite3.Error, OSError) as err:
+            log.debug("close before a fork failed path=%s reason=%s", self.path, err)
+        finally:
+            self._thread.release()
+
     def after_fork(self) -> None:
-        """In a forked child: leak the parent's handle, which must not even be closed here."""
+        """In a forked child: leak the parent's handle, which must not even be closed here, and stay away from the file.
+
+        SQLite in the child takes itself for the holder of the locks that it had in the parent, and takes none of its
+        own: the last of the others to close would then take the log away under it.
+        """
         self._thread = threading.RLock()
         self._pid = os.getpid()
         conn, self._conn = self._conn, None
         if conn is not None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(conn))  # never freed, so never closed
+            _inherited.add(self.path)
         self.lock.after_fork()
 
     # --- below: self._thread is held ---
 
     def _guarded(self, once: Callable[[], T]) -> T:
         if os.getpid() != self._pid:  # forked by something that runs no Python hooks
-            self.after_fork()
+            _fork_child()
         with self._thread:
             for last in (False, True):
                 try:
@@ -206,6 +233,11 @@ class Connection:
 
     def _ready(self, *, locked: bool = False) -> sqlite3.Connection:
         """The connection to the file that now lies at path, opened or opened again."""
+        if self.path in _inherited:
+            raise StoreError(
+                f"{self.path}: open when this process was forked, so it cannot be used safely here. "
+                "Fork by os.fork or multiprocessing while nothing is written, or start processes anew (spawn)"
+            )
         found = identity(self.path)
         if self._conn is not None and found == self._file:
             return self._conn
@@ -283,6 +315,12 @@ class Connection:
             self.lock.release()
 
 
+def let_go() -> None:
+    """Before a fork: close every database, so that the child inherits none of SQLite's locks."""
+    for one in list(_all):
+        one.let_go()
+
+
 def _fork_child() -> None:
     for one in list(_all):
         one.after_fork()
@@ -295,5 +333,6 @@ def _at_exit() -> None:
 
 
 _all: weakref.WeakSet[Connection] = weakref.WeakSet()
-os.register_at_fork(after_in_child=_fork_child)
+_inherited: set[Path] = set()  # databases that were open when this process was forked
+os.register_at_fork(before=let_go, after_in_child=_fork_child)
 atexit.register(_at_exit)

@@ -146,6 +146,9 @@ def _last_flush() -> None:
 def _before_fork() -> None:
     _forking.imports = imports.pause()  # first: a flush may be importing, for longer than it is waited for
     _forking.flusher = _hook.flusher if _hook is not None and _hook.flusher.pause(for_fork=True) else None
+    connect = sys.modules.get("gemmtuned.db.connect")
+    if connect is not None:  # its own hook may have run before the flush was over
+        connect.let_go()
 
 
 def _after_fork_in_parent() -> None:

@@ -219,8 +219,72 @@ def test_a_forked_child_writes_with_a_connection_of_its_own(store: Store) -> Non
     assert [in_child(child) for _ in range(5)] == [0] * 5
     add(store)
     assert calls(store) == 52
-    assert store._db._conn is before
     assert store.check() == []
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_forked_child_goes_on_writing_when_its_parent_and_others_have_closed(tmp_path: Path, killed: bool) -> None:
+    to_child, from_parent = os.pipe()
+
+    def child(store: Store) -> None:
+        add(store)
+        os.read(to_child, 1)  # until all others are gone
+        add(store)
+        store.close()
+
+    def parent() -> None:
+        store = open_store(tmp_path)
+        add(store)
+        pid = os.fork()
+        if pid == 0:
+            child(store)
+            os._exit(0)
+        (tmp_path / "child").write_text(str(pid))
+        if killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        store.close()
+
+    in_child(parent)
+    pid = int((tmp_path / "child").read_text())
+    for _ in range(3):
+        other = open_store(tmp_path)
+        add(other)
+        other.close()
+    os.write(from_parent, b"x")
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        if Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":
+            break
+        time.sleep(0.02)
+
+    last = open_store(tmp_path)
+    assert calls(last) == 6
+    assert last.check() == []
+    last.close()
+    os.close(to_child)
+    os.close(from_parent)
+
+
+def test_a_process_forked_behind_pythons_back_leaves_the_database_alone(tmp_path: Path) -> None:
+    code = (
+        "import ctypes, os, sys; from pathlib import Path\n"
+        "sys.path.insert(0, sys.argv[2]); import test_db_connect as t\n"
+        "store = t.open_store(Path(sys.argv[1])); t.add(store)\n"
+        "pid = ctypes.CDLL(None).fork()\n"
+        "if pid == 0:\n"
+        "    for one in (store, None):\n"
+        "        try: t.add(one or t.open_store(Path(sys.argv[1])))\n"
+        "        except Exception as err:\n"
+        "            print(type(err).__name__, 'open when this process was forked' in str(err), flush=True)\n"
+        "    os._exit(0)\n"
+        "os.waitpid(pid, 0); t.add(store); store.close()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path), str(Path(__file__).parent)]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    assert (said.returncode, said.stdout) == (0, "StoreError True\n" * 2), said.stderr
+    assert calls(open_store(tmp_path)) == 2
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
