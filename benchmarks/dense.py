@@ -189,6 +189,11 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return lines
 
 
+def shapes_of(text: str) -> tuple[tuple[int, int], ...]:
+    """(N, K) of `eight`, `all` or `576x7168,4096x4096`."""
+    return {"eight": EIGHT, "all": EIGHT + TWELVE}.get(text) or record.sizes(text)
+
+
 def read_lines(path: Path | None) -> list[dict[str, Any]]:
     """Rows of an earlier run; none without a path."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path else []
@@ -238,9 +243,8 @@ def main() -> None:
     parser.add_argument("--resume", type=Path, help="the .jsonl of an earlier run on the same device")
     args = parser.parse_args()
     began = time.monotonic()
-    shapes = {"eight": EIGHT, "all": EIGHT + TWELVE}.get(args.shapes) or record.sizes(args.shapes)
     rows = read_lines(args.resume)
-    problems = left_to_do(rows, args.m, shapes, args.dtype)
+    problems = left_to_do(rows, args.m, shapes_of(args.shapes), args.dtype)
     here = environment(cuda_device(0))
     print(here.key, flush=True)
     ahead = Ahead(problems, here)

@@ -127,12 +127,11 @@ def main() -> None:
     args = parser.parse_args()
     began = time.monotonic()
     also = [(name, int(value)) for name, _, value in (one.partition("=") for one in args.also)]
-    shapes = {"eight": dense.EIGHT, "all": dense.EIGHT + dense.TWELVE}.get(args.shapes) or record.sizes(args.shapes)
     here = environment(cuda_device(0))
     units, arch = here.device.units, here.device.arch
     before = winners(args.before, here.device.name)
     rows = dense.read_lines(args.resume)
-    problems = dense.left_to_do(rows, args.m, shapes, "bf16")
+    problems = dense.left_to_do(rows, args.m, dense.shapes_of(args.shapes), "bf16")
     table = {p: offered(args.kernel, p, units, arch, args.most, also) for p in problems}
     ahead = dense.Ahead(problems, here, lambda problem: table[problem])
 

@@ -11,12 +11,15 @@ from __future__ import annotations
 import itertools
 import operator
 import re
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import triton
 
 from gemmtuned.kernels.compile import compile_kernel
 from gemmtuned.kernels.triton.launch import LaunchRecord
@@ -41,6 +44,14 @@ def _quotient(a: Array, b: Array) -> Array:
 
 class Wrong(AssertionError):
     """The kernel does what it may not, or what is not written here."""
+
+
+def disassembled(cubin: bytes, folder: Path) -> str:
+    """What ptxas made of it, as cuobjdump writes it."""
+    (folder / "kernel.cubin").write_bytes(cubin)
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    command = [tool, "-sass", folder / "kernel.cubin"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def launch(

@@ -14,6 +14,8 @@ import pytest
 
 pytest.importorskip("triton")
 
+from ptx import disassembled
+
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.compile import compile_kernel, compile_record
@@ -197,11 +199,8 @@ def test_products_by_the_tensor_core_compile_where_it_has_the_instruction(arch: 
 
 
 def instructions(cubin: bytes, folder: Path) -> list[str]:
-    """The machine's own, as cuobjdump writes them, without operands."""
-    (folder / "kernel.cubin").write_bytes(cubin)
-    tool = Path(sys.modules["triton"].__file__ or "").parent / "backends/nvidia/bin/cuobjdump"
-    text = subprocess.run([tool, "-sass", folder / "kernel.cubin"], capture_output=True, text=True, check=True).stdout
-    return re.findall(r"/\*[0-9a-f]{4}\*/\s+(?:@!?\w+\s+)?([A-Z][A-Z0-9_.]+)", text)
+    """The machine's own, without operands."""
+    return re.findall(r"/\*[0-9a-f]{4}\*/\s+(?:@!?\w+\s+)?([A-Z][A-Z0-9_.]+)", disassembled(cubin, folder))
 
 
 @pytest.mark.parametrize("mma", [0, 1])
