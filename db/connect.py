@@ -54,9 +54,10 @@ class Connection:
         self._create = create
         self._examined = 0
         self._conn: sqlite3.Connection | None = None
+        self._handles = 0  # of SQLite, open or half open: _conn, and those that could not be closed
         self._file: tuple[int, int] | None = None  # (st_dev, st_ino) of what _conn writes to, or could not be opened
-        self._pid = os.getpid()
         self._thread = threading.RLock()
+        _mind_forks()
         _all.add(self)
         with self._thread:
             self._guarded(self._ready)
@@ -97,11 +98,12 @@ class Connection:
         self._guarded(once)
 
     def file(self) -> tuple[int, int]:
-        """(st_dev, st_ino) of the open file."""
+        """(st_dev, st_ino) of the open file: within `write` or `read`, for it is closed between them at times."""
         return self._file or (0, 0)
 
     def close(self) -> None:
         """Close under the lock: the last connection to close checkpoints. The next use opens again."""
+        _mind_forks()
         with self._thread:
             self._drop()
             self.lock.close()
@@ -111,6 +113,7 @@ class Connection:
 
         Does nothing when another process was faster.  Raises StoreError, also for a file that was never a database.
         """
+        _mind_forks()
         with self._thread:
             try:
                 self._set_aside(reason)
@@ -121,19 +124,25 @@ class Connection:
     def let_go(self) -> None:
         """Before a fork: close, so that the child inherits nothing of SQLite's. The next use opens again.
 
-        Not for long: where others are at work the handle stays, and the child does without the database.
+        Where other threads are at work for longer than FORK_WAIT_S the handle stays, and the child does without the
+        database.  Other processes are not waited for longer either: whoever has the lock has the database open, so
+        that this is not the last connection to close, which alone writes to the file.
         """
+        _mind_forks()
         if not self._thread.acquire(timeout=FORK_WAIT_S):
             return
         try:
             conn = self._conn
-            if conn is None or conn.in_transaction or not self.lock.acquire(FORK_WAIT_S):
+            if conn is None or conn.in_transaction:
                 return
+            held = self.lock.acquire(FORK_WAIT_S)
             try:
-                self._conn = self._file = None
-                conn.close()
+                if held or identity(self.path) == self._file:
+                    self._conn = self._file = None
+                    self._close(conn)
             finally:
-                self.lock.release()
+                if held:
+                    self.lock.release()
         except (sqlite3.Error, OSError) as err:
             log.debug("close before a fork failed path=%s reason=%s", self.path, err)
         finally:
@@ -146,18 +155,17 @@ class Connection:
         own: the last of the others to close would then take the log away under it.
         """
         self._thread = threading.RLock()
-        self._pid = os.getpid()
         conn, self._conn = self._conn, None
         if conn is not None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(conn))  # never freed, so never closed
+        if self._handles:
             _inherited.add(self.path)
         self.lock.after_fork()
 
     # --- below: self._thread is held ---
 
     def _guarded(self, once: Callable[[], T]) -> T:
-        if os.getpid() != self._pid:  # forked by something that runs no Python hooks
-            _fork_child()
+        _mind_forks()
         with self._thread:
             for last in (False, True):
                 try:
@@ -251,7 +259,12 @@ class Connection:
             found = identity(self.path)
         self._file = found
         refuse_network(self.path)
-        conn = connect(self.path, self.timeout_s)
+        self._handles += 1
+        try:
+            conn = connect(self.path, self.timeout_s)
+        except BaseException:
+            self._handles -= 1
+            raise
         try:
             if migrations.pending(conn, self.path) or journal_mode(conn) != "wal":
                 if not locked:
@@ -265,7 +278,7 @@ class Connection:
                     if not locked:
                         self.lock.release()
         except BaseException:
-            conn.close()
+            self._close(conn)
             raise
         self._conn = conn
         self.opened += 1
@@ -277,7 +290,7 @@ class Connection:
         if conn is None:
             return
         if locked:
-            conn.close()
+            self._close(conn)
             return
         try:
             held = self.lock.acquire(self.timeout_s)
@@ -287,11 +300,15 @@ class Connection:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(conn))
             return
         try:
-            conn.close()
+            self._close(conn)
         except sqlite3.Error as err:
             log.debug("close failed path=%s reason=%s", self.path, err)
         finally:
             self.lock.release()
+
+    def _close(self, conn: sqlite3.Connection) -> None:
+        conn.close()
+        self._handles -= 1
 
     def _set_aside(self, reason: str) -> None:
         from gemmtuned.db import salvage  # rarely needed, and programs import this module
@@ -321,9 +338,13 @@ def let_go() -> None:
         one.let_go()
 
 
-def _fork_child() -> None:
-    for one in list(_all):
-        one.after_fork()
+def _mind_forks() -> None:
+    """Every use begins with this: some forks run no Python hooks, and some hooks use a database before ours has run."""
+    global _process
+    if _process != os.getpid():
+        _process = os.getpid()
+        for one in list(_all):
+            one.after_fork()
 
 
 def _at_exit() -> None:
@@ -334,5 +355,6 @@ def _at_exit() -> None:
 
 _all: weakref.WeakSet[Connection] = weakref.WeakSet()
 _inherited: set[Path] = set()  # databases that were open when this process was forked
-os.register_at_fork(before=let_go, after_in_child=_fork_child)
+_process = os.getpid()  # that all of them are of
+os.register_at_fork(before=let_go, after_in_child=_mind_forks)
 atexit.register(_at_exit)

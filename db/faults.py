@@ -74,7 +74,7 @@ def store_error(err: sqlite3.Error | UnicodeDecodeError | OSError, path: Path, *
 
 
 def refuse_short(path: Path) -> None:
-    """Raise StoreError for a file of one byte, which alone SQLite would take for an empty database.
+    """Raise StoreError for a file of one byte: SQLite would take it for an empty database, as it does one of none.
 
     By stat alone: to open and close a database here would drop all locks that SQLite has on it in this process
     (sqlite.org/howtocorrupt.html, 2.2), and the next program to close would take away the log that we write to.

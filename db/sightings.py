@@ -142,8 +142,6 @@ class Sightings(Part):
 
     def _put_session(self, s: Session, beat_us: int, ended_us: int | None) -> None:
         key = (plain(s.host, 512), s.pid, s.started_us, plain(s.run, 512))
-        device, inode = self._db.file()
-        file = (device, inode & (1 << 63) - 1)  # inode numbers are unsigned, SQLite's integers are not
         state = (
             s.path,
             s.generation,
@@ -156,6 +154,8 @@ class Sightings(Part):
         )
 
         def work(conn: sqlite3.Connection) -> None:
+            device, inode = self._db.file()
+            file = (device, inode & (1 << 63) - 1)  # inode numbers are unsigned, SQLite's integers are not
             conn.execute(_SESSION, (*key, *state, sqlite3.sqlite_version, *file, beat_us, ended_us, s.rank))
 
         self._write(work)

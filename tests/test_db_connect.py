@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,11 +21,13 @@ import pytest
 from store_cases import NEW, open_store, problem, saw
 
 from gemmtuned.configs.errors import StoreBusy, StoreError
+from gemmtuned.configs.sighting import Session
 from gemmtuned.db import connect, migrations, queries
 from gemmtuned.db.lockfile import LockFile
 from gemmtuned.db.store import Store, check
 
 T = time.time()
+ALIVE = Session(host="h", pid=1, started_us=5, run="r", path="native", generation=0)
 
 
 @pytest.fixture
@@ -210,13 +213,8 @@ def in_child(work: Callable[[], object]) -> int:
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_writes_with_a_connection_of_its_own(store: Store) -> None:
     add(store)
-    before = store._db._conn
 
-    def child() -> None:
-        add(store, 10)
-        assert store._db._conn is not before
-
-    assert [in_child(child) for _ in range(5)] == [0] * 5
+    assert [in_child(lambda: add(store, 10)) for _ in range(5)] == [0] * 5
     add(store)
     assert calls(store) == 52
     assert store.check() == []
@@ -266,25 +264,126 @@ def test_a_forked_child_goes_on_writing_when_its_parent_and_others_have_closed(t
     os.close(from_parent)
 
 
-def test_a_process_forked_behind_pythons_back_leaves_the_database_alone(tmp_path: Path) -> None:
-    code = (
-        "import ctypes, os, sys; from pathlib import Path\n"
-        "sys.path.insert(0, sys.argv[2]); import test_db_connect as t\n"
-        "store = t.open_store(Path(sys.argv[1])); t.add(store)\n"
-        "pid = ctypes.CDLL(None).fork()\n"
-        "if pid == 0:\n"
-        "    for one in (store, None):\n"
-        "        try: t.add(one or t.open_store(Path(sys.argv[1])))\n"
-        "        except Exception as err:\n"
-        "            print(type(err).__name__, 'open when this process was forked' in str(err), flush=True)\n"
-        "    os._exit(0)\n"
-        "os.waitpid(pid, 0); t.add(store); store.close()"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path), str(Path(__file__).parent)]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=60)
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_while_another_process_has_the_lock_costs_no_counts(tmp_path: Path, store: Store) -> None:
+    add(store)
+    code = "import sys; from pathlib import Path; from gemmtuned.db.lockfile import LockFile; "
+    code += "print(LockFile(Path(sys.argv[1])).acquire(1), flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", code, str(tmp_path / "locks" / "tune.db.lock")]
+    to_child, from_parent = os.pipe()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdin is not None and other.stdout is not None and other.stdout.readline() == "True\n"
+        pid = os.fork()
+        if pid == 0:
+            other.stdin.close()
+            os.read(to_child, 1)
+            with contextlib.suppress(Exception):
+                add(store, 10)
+                os._exit(0)
+            os._exit(1)
+    os.write(from_parent, b"x")
 
-    assert (said.returncode, said.stdout) == (0, "StoreError True\n" * 2), said.stderr
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    os.close(to_child)
+    os.close(from_parent)
+    add(store)
+    assert calls(store) == 12
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_while_another_thread_opens_the_database_keeps_the_child_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_store(tmp_path).close()
+    opening, forked = threading.Event(), threading.Event()
+    real = connect.journal_mode
+
+    def waits(conn: sqlite3.Connection) -> str:
+        opening.set()
+        forked.wait(20)
+        return real(conn)
+
+    monkeypatch.setattr(connect, "journal_mode", waits)
+    stores: list[Store] = []
+    thread = threading.Thread(target=lambda: stores.append(open_store(tmp_path)))
+    thread.start()
+    assert opening.wait(20)
+
+    def child() -> None:
+        with pytest.raises(StoreError, match="open when this process was forked"):
+            open_store(tmp_path)
+
+    try:
+        assert in_child(child) == 0
+    finally:
+        forked.set()
+        thread.join()
+    add(stores[0])
+    assert calls(stores[0]) == 1
+
+
+def test_a_heartbeat_after_a_fork_names_the_file_it_is_in(store: Store) -> None:
+    store.beat(ALIVE, now_s=T)
+    assert in_child(lambda: None) == 0
+
+    store.beat(ALIVE, now_s=T)
+
+    assert queries.sessions(store.path)[0]["store_ino"] == store.path.stat().st_ino
+
+
+@pytest.mark.parametrize("uses", ["(store, None)", "(None, store)"])  # the connection there was, and a new one
+def test_a_process_forked_behind_pythons_back_leaves_the_database_alone(tmp_path: Path, uses: str) -> None:
+    said = forked_by_c(
+        tmp_path,
+        f"""
+        for one in {uses}:
+            try:
+                t.add(one or t.open_store(folder))
+            except Exception as err:
+                print(type(err).__name__, 'open when this process was forked' in str(err), flush=True)
+        """,
+    )
+
+    assert said == "StoreError True\n" * 2
     assert calls(open_store(tmp_path)) == 2
+
+
+def test_a_process_forked_behind_pythons_back_leaves_its_parent_the_lock(tmp_path: Path) -> None:
+    said = forked_by_c(
+        tmp_path,
+        "store.close()",
+        before="assert store._db.lock.acquire(1)",
+        after="print(LockFile(folder / 'locks' / 'tune.db.lock').acquire(0.1)); store._db.lock.release()",
+    )
+
+    assert said == "False\n"
+
+
+def forked_by_c(folder: Path, child: str, *, before: str = "", after: str = "") -> str:
+    """What a process and its child say, whose Python does not know of the fork; both have `store`, open and used."""
+    code = f"""
+import ctypes, os, sys
+from pathlib import Path
+folder = Path(sys.argv[1])
+sys.path.insert(0, sys.argv[2])
+import test_db_connect as t
+from gemmtuned.db.lockfile import LockFile
+store = t.open_store(folder)
+t.add(store)
+{before}
+pid = ctypes.CDLL(None).fork()
+if pid == 0:
+{textwrap.indent(textwrap.dedent(child), "    ")}
+    os._exit(0)
+os.waitpid(pid, 0)
+{after}
+t.add(store)
+store.close()
+"""
+    command = [sys.executable, "-c", code, str(folder), str(Path(__file__).parent)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
