@@ -2,9 +2,8 @@
 
     python benchmarks/fit_fragments.py benchmarks/results/screen-fragments*-h200-*.json
 
-Takes the `screened` configurations of these files; of fragments-h200-2026-11-22.json, whose kernel had other
-parameters, those that are the kernel's still.  The best weigh most: it is their order that counts.  Needs numpy and
-scipy.
+Takes the `screened` configurations of these files that are the kernel's as it is.  The best weigh most: it is their
+order that counts.  Needs numpy and scipy.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ UNITS = 132
 START = np.array([4.3e6, 0.9, 1.3, 0.1, 0.1, 0.5, 0.07])
 NAMES = ("_BANDWIDTH", "_LATENCY_US", "_START_US", "_WAIT_US", "_ROUND_US", "_BEYOND_US", "_TOKEN_US")
 SHARPNESS = 12.0  # weight of a timing: (best of its problem / it) to this power
-FIRST_VERSION = "64 bytes of a row a load"  # of the kernel in the older file
 TRIED = {"beside": (1,), "apart": (0,), "late": (0, 1)}  # parameters it had for a time, and what is near to it now
 Shape = tuple[int, int, int]
 
@@ -36,17 +34,11 @@ def timings(paths: list[Path], ms: set[int]) -> dict[Shape, dict[tuple[int, ...]
     found: dict[Shape, dict[tuple[int, ...], float]] = defaultdict(dict)
     for path in paths:
         for row in json.loads(path.read_text())["rows"]:
-            if row["m"] not in ms or row.get("version") == FIRST_VERSION:
+            if row["m"] not in ms:
                 continue
             for text, us, *_ in row.get("screened", ()):
                 config = json.loads(text[text.index("{") :]) if "{" in text else {}
                 if config.get("kernel") != fragments.NAME:
-                    continue
-                if "parts" in config:
-                    if config["parts"] != 2 or config["hold"] != 1 or config.get("across"):
-                        continue
-                    config |= {"rows": 8 * config["blocks"], "chains": 1}
-                if config.get("cluster", 1) != 1 and config["split"] > 1:
                     continue
                 if any(config.get(name, near[0]) not in near for name, near in TRIED.items()):
                     continue

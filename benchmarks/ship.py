@@ -24,6 +24,7 @@ from gemmtuned.daemon.options import DEFAULTS
 from gemmtuned.kernels.triton.shortlist import MODULES
 
 DEVICES: Final = {"NVIDIA H200": "cuda-nvidia-h200-132", "NVIDIA H100 80GB HBM3": "cuda-nvidia-h100-80gb-hbm3-132"}
+_SAID_NO_MORE: Final = {"cluster": 0, "fold": 3}
 
 
 def found(raw: dict[str, Any]) -> Iterator[Solution]:
@@ -49,14 +50,16 @@ def found(raw: dict[str, Any]) -> Iterator[Solution]:
 def _plain(backend: str, config: str) -> str:
     """A config as the search writes it: one of ours says nothing of a cluster where it has none.
 
-    Nor of a parameter that its kernel had for one measurement.
+    Nor of what its kernel now always does: as fold 1 of `fragments`, and 3 is that with another way of adding up.
     """
     values = json.loads(config)
     if backend == "triton":
-        if values.get("cluster") == 0:
-            del values["cluster"]
-        known = ("kernel", *MODULES[values["kernel"]].KEYS)
-        values = {name: value for name, value in values.items() if name in known}
+        for name, plain in _SAID_NO_MORE.items():
+            if values.get(name) == plain:
+                del values[name]
+        unknown = {*values} - {"kernel", *MODULES[values["kernel"]].KEYS}
+        if unknown:
+            raise SystemExit(f"{config}: its kernel has no {', '.join(sorted(unknown))}")
     return Candidate.of(backend, **values).config
 
 

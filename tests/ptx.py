@@ -2,8 +2,9 @@
 
 Triton's interpreter knows neither a program's lanes nor PTX written inline; this reads the text that ptxas gets.
 Written from the PTX ISA (8.7): what each instruction does, and which lane holds what of a matrix.  All threads of a
-program take each step together, so a barrier that is missing does not show; programs of a cluster take turns where they
-wait for one another.  Memory that nobody has allotted may not be touched, and what was never written is NaN.
+program take each step together, so a barrier that is missing shows only behind copies (cp.async); programs of a cluster
+take turns where they wait for one another.  Memory that nobody has allotted may not be touched, and what was never
+written is NaN.
 """
 
 from __future__ import annotations
@@ -475,14 +476,14 @@ class Program:
         if operation[2] == "commit_group":
             self._groups.append([])
             return
-        if operation[2] in ("wait_group", "wait_all"):
-            open_ = [self._groups.pop()] if operation[2] == "wait_group" else []
-            left = int(operands[0]) if operands else 0
+        if operation[2] == "wait_group":
+            open_ = self._groups.pop()
+            left = int(operands[0])
             arrived, self._groups = self._groups[: len(self._groups) - left], self._groups[len(self._groups) - left :]
             for data, places, bytes_, threads in itertools.chain(*arrived):
                 data[places] = bytes_
                 self._by[places] = threads[:, None]
-            self._groups += open_ or [[]]
+            self._groups.append(open_)
             return
         to, where, whole, *rest = operands
         size = int(whole, 0)

@@ -62,7 +62,7 @@ def operands(m: int, n: int, k: int, *, bias: bool, apart: int = 0, dtype: torch
             True,
             0,
         ),
-        (fragments, {"split": 7}, 4, 24, 1544, False, 0),  # copies of a sum that lanes cannot share evenly
+        (fragments, {"split": 7}, 4, 24, 1544, False, 0),
         (fragments, {"split": 5, "tokens": 8}, 8, 24, 1544, False, 0),
         (fragments, {"warps": 2, "tokens": 12}, 11, 37, 1544, True, 0),
         (fragments, {"warps": 2, "split": 7, "tokens": 12}, 11, 37, 1544, True, 0),
@@ -105,11 +105,23 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize(("what", "instead", "seen"), FAULTS.values(), ids=FAULTS)
-def test_a_fault_is_seen(what: str, instead: str, seen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+COPIES = {
+    "copies are not waited for": (r"cp\.async\.wait_group[^;]*;", "", "far off"),
+    "nor other threads that have copied": (r"bar\.sync[^;]*;", "", "without a barrier"),
+}
+
+
+@pytest.mark.parametrize(
+    ("module", "config", "what", "instead", "seen"),
+    [(fragments, FRAGMENTS | {"split": 4}, *fault) for fault in FAULTS.values()]
+    + [(warp_split_k, WARPS, *fault) for fault in COPIES.values()],
+    ids=[*FAULTS, *COPIES],
+)
+def test_a_fault_is_seen(
+    module: Any, config: dict[str, int], what: str, instead: str, seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     x, w, _ = operands(4, 16, 1024, bias=False)
-    config = FRAGMENTS | {"split": 4}
-    record = fragments.launch_record(config, python_launch.problem_of(x, w, None))
+    record = module.launch_record(config, python_launch.problem_of(x, w, None))
     exact = x.double() @ w.double().T
     read = ptx.Code.__init__
 

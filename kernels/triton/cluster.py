@@ -172,13 +172,9 @@ def collect_and_store(
     STRIDE: tl.constexpr = (WIDE + _PAD) * 4
     EACH: tl.constexpr = (LINES + SPLIT - 1) // SPLIT
     SLOT: tl.constexpr = EACH * STRIDE
-    MINE: tl.constexpr = triton.next_power_of_2(EACH)
-    ALL: tl.constexpr = SPLIT * COPIES
-    IDLE: tl.constexpr = 32 // (MINE * WIDE)  # so often a warp could read all that is this program's
-    LANES: tl.constexpr = IDLE if IDLE > 1 and IDLE <= ALL else 1
     end = _end(ALONE)
-    slots = end - (ALL * SLOT + _BARRIER)
-    mine = tl.arange(0, MINE)
+    slots = end - (SPLIT * COPIES * SLOT + _BARRIER)
+    mine = tl.arange(0, triton.next_power_of_2(EACH))
     i = (part * EACH + mine)[:, None]
     j = tl.arange(0, WIDE)[None, :]
     row = first_row + (i if line_is_row else j)
@@ -188,16 +184,8 @@ def collect_and_store(
         start = tl.load(bias + row, mask=inside, other=0.0).to(tl.float32)
     at = slots + tl.minimum(mine, EACH - 1)[:, None] * STRIDE + j * 4
     _all_has_come(end - _BARRIER)
-    TOGETHER: tl.constexpr = ALL - ALL % LANES if LANES > 1 else 1
-    if LANES > 1:  # lanes share the copies of a sum
-        lane = tl.arange(0, LANES)[:, None, None]
-        some = _read(at[None, :, :] + lane * SLOT)
-        for other in tl.static_range(LANES, TOGETHER, LANES):
-            some += _read(at[None, :, :] + (lane + other) * SLOT)
-        total = tl.sum(some, 0)
-    else:
-        total = _read(at)
-    for other in tl.static_range(TOGETHER, ALL):
+    total = _read(at)
+    for other in tl.static_range(1, SPLIT * COPIES):
         total += _read(at + other * SLOT)
     if bias is not None:
         total += start
