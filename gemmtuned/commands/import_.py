@@ -121,7 +121,9 @@ def _notes(found: Sequence[Imported], *, dry_run: bool, kept: bool, queued: int)
     hints = [hint for one in found for hint in one.hints]
     seeds = sum(hint.kind == "tuned" and hint.problem is not None for hint in hints)
     asked = sum(hint.kind == "untuned" for hint in hints)
-    verb = "would be kept" if dry_run else "kept" if kept else "read, none kept"
+    if not kept and not dry_run:
+        return [f"Nothing kept. {len(hints)} rows could be: {seeds} seeds for the search, {asked} problems to tune"]
+    verb = "would be kept" if dry_run else "kept"
     notes = [f"{len(hints)} rows {verb}: {seeds} seeds for the search, {asked} problems to tune"]
     if kept and asked:
         notes.append(f"{queued} distinct problems queued for gemmtuned daemon; families it cannot tune yet only wait")
