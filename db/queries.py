@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gemmtuned.configs.errors import SettingError
 from gemmtuned.configs.hint import plain_case
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import COLUMNS, Problem, known_problems
-from gemmtuned.configs.solution import LIVE_STATES, Device, Environment
+from gemmtuned.configs.solution import LIVE_STATES, Device, Environment, Solution
 from gemmtuned.db import faults, migrations
 from gemmtuned.db.files import connect_read_only
 from gemmtuned.db.rows import rest, rows, us
+from gemmtuned.db.solutions import live_solutions
 
 if TYPE_CHECKING:
     import pandas as pd
 
+T = TypeVar("T")
 VIEWS: Final = (
     "coverage",
     "coverage_by_run",
@@ -280,13 +283,28 @@ def frame(path: Path, view: str) -> pd.DataFrame:
         conn.close()
 
 
+def published(path: Path, device_keys: Collection[str] | None = None) -> tuple[int, list[Solution]]:
+    """(generation, live solutions) of one moment; None: of all devices."""
+
+    def look(conn: sqlite3.Connection) -> tuple[int, list[Solution]]:
+        conn.execute("BEGIN")
+        return live_solutions(conn, device_keys)
+
+    none: list[Solution] = []
+    return _on(path, look, (0, none))
+
+
 def ask(path: Path, sql: str, values: tuple[Any, ...] | dict[str, Any] = ()) -> list[dict[str, Any]]:
     """One question on one read-only connection."""
+    return _on(path, lambda conn: rows(conn, sql, values), [])
+
+
+def _on(path: Path, look: Callable[[sqlite3.Connection], T], nothing: T) -> T:
     conn = connect_read_only(path)
     try:
         if migrations.identity(conn) == (0, 0):  # made, but not yet filled: a program is starting
-            return []
-        return rows(conn, sql, values)
+            return nothing
+        return look(conn)
     except (sqlite3.Error, UnicodeDecodeError) as err:
         raise faults.store_error(err, path) from err
     finally:

@@ -110,12 +110,7 @@ class Solutions(Part):
 
     def published(self, device_keys: Collection[str] | None = None) -> tuple[int, list[Solution]]:
         """(generation, live solutions) of one moment; None: of all devices."""
-        only = None if device_keys is None else json.dumps(sorted(device_keys))
-
-        def ask(conn: sqlite3.Connection) -> tuple[int, list[Solution]]:
-            return current_generation(conn), solutions_of(rows(conn, _LIVE, {"only": only}))
-
-        return self._db.read(ask)
+        return self._db.read(lambda conn: live_solutions(conn, device_keys))
 
     def generation(self) -> int:
         """The newest publication; 0 before the first."""
@@ -210,6 +205,12 @@ def _retire(conn: sqlite3.Connection, found: list[dict[str, Any]], now_us: int, 
         generation = raise_generation(conn, now_us, retired=len(found), note=f"withdrawn: {reason}")
         ids = json.dumps([row["id"] for row in found])
         conn.execute(RETIRE, ("withdrawn", generation, now_us, plain(reason, 4096), ids))
+
+
+def live_solutions(conn: sqlite3.Connection, device_keys: Collection[str] | None) -> tuple[int, list[Solution]]:
+    """Within a transaction: (generation, live solutions); None: of all devices."""
+    only = None if device_keys is None else json.dumps(sorted(device_keys))
+    return current_generation(conn), solutions_of(rows(conn, _LIVE, {"only": only}))
 
 
 def solutions_of(found: list[dict[str, Any]]) -> list[Solution]:

@@ -799,11 +799,15 @@ def refusal(folder: Path) -> str:
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_read_only_home_is_said_with_the_way_out_and_can_still_be_read(foreign_home: Path) -> None:
     database = foreign_home / "tune.db"
-    error, count = as_stranger(lambda: f"{refusal(foreign_home)}\n{queries.coverage(database)[0]['calls']}")
+
+    def read() -> str:
+        return f"{queries.coverage(database)[0]['calls']}\n{queries.published(database)}"
+
+    error, count, published = as_stranger(lambda: f"{refusal(foreign_home)}\n{read()}")
 
     assert "cannot be opened for writing by uid" in error
     assert "set GEMMTUNED_HOME" in error
-    assert count == "4"
+    assert (count, published) == ("4", "(0, [])")
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

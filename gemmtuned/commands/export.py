@@ -22,7 +22,7 @@ from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import Candidate, Device, Solution
 from gemmtuned.reports.export_folder import ExportFolder
 from gemmtuned.reports.render import Column, Report, Table, complain, count, show
-from gemmtuned.reports.source import writer
+from gemmtuned.reports.source import refuse_none
 
 _COLUMNS: Final = (Column("path", "file", right=False), Column("rows", "rows", count))
 
@@ -163,8 +163,8 @@ def export(
 def _read(here: Settings, device: str | None) -> _Source:
     from gemmtuned.db import queries
 
-    with writer(here) as store:
-        generation, solutions = store.published(None if device is None else [device])
+    refuse_none(here)
+    generation, solutions = queries.published(here.db, None if device is None else [device])
     devices = queries.devices(here.db)
     if device is not None and device not in devices:
         raise typer.BadParameter(f"device {device!r} was never seen, expected one of {', '.join(devices)}")

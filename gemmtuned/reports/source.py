@@ -29,11 +29,16 @@ def no_database(command: str, settings: Settings, *tables: str, **facts: Any) ->
     return Report(command, empty, facts={**facts, "database": None}, lines=[line])
 
 
+def refuse_none(settings: Settings) -> None:
+    """Raise StoreError when there is no database."""
+    if not settings.db.exists():
+        raise StoreError(f"no database at {settings.db} yet: gemmtuned run COMMAND makes it")
+
+
 @contextmanager
 def writer(settings: Settings) -> Iterator[Store]:
     """The store, opened for writing; never made here. Raises StoreError when there is none."""
-    if not settings.db.exists():
-        raise StoreError(f"no database at {settings.db} yet: gemmtuned run COMMAND makes it")
+    refuse_none(settings)
     from gemmtuned.db.store import Store
 
     store = Store(settings.db, locks=settings.locks, create=False)
