@@ -57,10 +57,8 @@ class Connection:
         self._handles = 0  # of SQLite, open or half open: _conn, and those that could not be closed
         self._file: tuple[int, int] | None = None  # (st_dev, st_ino) of what _conn writes to, or could not be opened
         self._thread = threading.RLock()
-        _mind_forks()
         _all.add(self)
-        with self._thread:
-            self._guarded(self._ready)
+        self._guarded(self._ready)
 
     def write(self, work: Callable[[sqlite3.Connection], T], *, durable: bool = False) -> T:
         """Run work as one transaction. durable: the commit survives a power cut, not only a kill.

@@ -96,7 +96,7 @@ def compile_kernel(record: LaunchRecord, arch: str) -> Any:
     where = target(arch)
     if record.exchange is not None and not has_clusters(arch):
         raise CandidateFailed(f"{record.kernel} {record.constants} on {arch}: no clusters there")
-    if (record.constants.get("MMA") or record.constants.get("HOLD")) and not has_diagonal(arch):
+    if record.own_ptx and not has_diagonal(arch):
         raise CandidateFailed(f"{record.kernel} {record.constants} on {arch}: no mma.m16n8k16 or bar.red there")
     try:
         options = {"num_warps": record.num_warps, "num_stages": record.num_stages}
@@ -122,9 +122,8 @@ def _give_room_to_exchange(kernel: Any, record: LaunchRecord, arch: str) -> None
     Raises CandidateFailed when a program would send more or less than the others wait for.
     """
     assert record.exchange is not None
-    ptx = kernel.asm.get("ptx", "")
-    each = sum(2 if vector else 1 for vector in re.findall(r"st\.async[^;]*?bytes(\.v2)?\.f32", ptx))
-    sent = each * 32 * record.num_warps
+    sends = re.findall(r"st\.async[^;]*?bytes(\.v2)?\.f32", kernel.asm.get("ptx", ""))  # .v2: a pair
+    sent = sum(2 if pair else 1 for pair in sends) * 32 * record.num_warps
     if sent != record.exchange.values:
         raise CandidateFailed(
             f"{record.kernel} {record.constants} on {arch}: it sends {sent} sums of {record.exchange.values}"

@@ -268,9 +268,9 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
             "WARPS": config["warps"],
             "AHEAD": config["ahead"],
             "CHAINS": config["chains"],
-            "HOLD": 1,
         },
         exchange=exchange,
+        own_ptx=True,
         split=config["split"],
         tile_values=config["rows"] * config["tokens"],
     )

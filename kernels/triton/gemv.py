@@ -179,6 +179,7 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
         split=config["split"],
         tile_values=config["rows"],
         drop=("m", "ldx"),
+        own_ptx=bool(config["mma"] or config["hold"]),
     )
 
 

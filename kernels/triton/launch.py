@@ -75,6 +75,7 @@ class LaunchRecord:
     ld_multiple: leading dimensions must be a multiple of this; pointers of POINTER_ALIGN bytes.
     cluster: programs that a tile's slices of K are cut over in one cluster, along the grid's first axis, which then
     has that many times the programs; 1 without.  exchange: what they send one another there.
+    own_ptx: it has products or barriers written in PTX (mma.m16n8k16, bar.red).
     counters_bytes: of the counters in use.  partials_offset, workspace_bytes: for an M up to `max_m`.
     """
 
@@ -89,6 +90,7 @@ class LaunchRecord:
     max_m: int
     cluster: int = 1
     exchange: Exchange | None = None
+    own_ptx: bool = False
     counters_bytes: int = 0
     partials_offset: int = 0
     workspace_bytes: int = 0
@@ -112,6 +114,7 @@ def make_record(
     tile_values: int,
     drop: tuple[str, ...] = (),
     exchange: Exchange | None = None,
+    own_ptx: bool = False,
 ) -> LaunchRecord:
     """LaunchRecord for a problem of layout nt; `drop` names arguments this kernel does not have.
 
@@ -146,6 +149,7 @@ def make_record(
         max_m=m,
         cluster=cluster,
         exchange=exchange,
+        own_ptx=own_ptx,
         counters_bytes=counters_bytes,
         partials_offset=offset,
         workspace_bytes=offset + 4 * split * tile_values * x * z if in_memory else 0,
