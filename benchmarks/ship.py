@@ -57,6 +57,8 @@ def _plain(backend: str, config: str) -> str:
         for name, plain in _SAID_NO_MORE.items():
             if values.get(name) == plain:
                 del values[name]
+        if values["kernel"] not in MODULES:
+            raise SystemExit(f"{config}: there is no such kernel")
         unknown = {*values} - {"kernel", *MODULES[values["kernel"]].KEYS}
         if unknown:
             raise SystemExit(f"{config}: its kernel has no {', '.join(sorted(unknown))}")

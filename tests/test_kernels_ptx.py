@@ -14,11 +14,10 @@ pytest.importorskip("triton")
 import ptx
 
 from gemmtuned.kernels.compile import compile_record
-from gemmtuned.kernels.triton import fragments, gemv, python_launch, skinny, tiles, warp_split_k
+from gemmtuned.kernels.triton import fragments, gemv, python_launch, tiles, warp_split_k
 from gemmtuned.kernels.triton.launch import SHARED_BEGINS
 
 GEMV = {"rows": 2, "block_k": 512, "split": 1, "warps": 2, "unroll": 2, "mma": 0, "hold": 0}
-SKINNY = {"rows": 2, "tokens": 3, "block_k": 512, "warps": 2, "ahead": 2}
 WARPS = {"rows": 16, "tokens": 8, "block_k": 64, "split": 3, "cluster": 1, "warps": 2, "stages": 3}
 TILES = {"rows": 32, "tokens": 16, "block_k": 64, "split": 3, "cluster": 1, "group": 1, "swap": 0, "warps": 4}
 TILES |= {"stages": 3}
@@ -42,7 +41,6 @@ def operands(m: int, n: int, k: int, *, bias: bool, apart: int = 0, dtype: torch
         (gemv, {"mma": 1, "hold": 2, "rows": 4, "unroll": 3}, 1, 5, 1544, True, 8),  # a row and some K beyond the end
         (gemv, {"hold": 1, "rows": 1}, 1, 3, 1544, False, 8),
         (gemv, {"split": 2, "unroll": 1}, 1, 5, 1544, True, 0),
-        (skinny, {}, 3, 11, 1544, True, 8),
         (warp_split_k, {}, 5, 40, 1544, True, 8),
         (warp_split_k, {"cluster": 0}, 5, 40, 1544, True, 0),
         (warp_split_k, {"split": 7, "tokens": 16, "warps": 4}, 11, 21, 3600, False, 0),
@@ -65,7 +63,7 @@ def operands(m: int, n: int, k: int, *, bias: bool, apart: int = 0, dtype: torch
 def test_what_ptxas_gets_is_right(
     module: Any, config: dict[str, int], m: int, n: int, k: int, bias: bool, apart: int, dtype: torch.dtype
 ) -> None:
-    whole = {gemv: GEMV, skinny: SKINNY, warp_split_k: WARPS, tiles: TILES, fragments: FRAGMENTS}[module] | config
+    whole = {gemv: GEMV, warp_split_k: WARPS, tiles: TILES, fragments: FRAGMENTS}[module] | config
     x, w, b = operands(m, n, k, bias=bias, apart=apart, dtype=dtype)
     record = module.launch_record(whole, python_launch.problem_of(x, w, b))
     exact = x.double() @ w.double().T + (0 if b is None else b.double())

@@ -19,14 +19,14 @@ from ptx import disassembled
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.compile import compile_kernel, compile_record
-from gemmtuned.kernels.triton import fragments, gemv, skinny, tiles
+from gemmtuned.kernels.triton import fragments, gemv, tiles
 from gemmtuned.kernels.triton.launch import COUNTERS_BYTES
 from gemmtuned.kernels.triton.limits import shared_limit
 from gemmtuned.kernels.triton.shortlist import LIMIT, MODULES, shortlist
 from gemmtuned.kernels.triton.space import has_clusters
 
 ARCHS = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx950")
-CASES = 22
+CASES = 17
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_every_launch_leaves_its_counters_zero(interpreted: list[dict[str, Any]]
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("module", MODULES.values(), ids=lambda module: module.NAME)
 def test_best_guess_compiles_without_spills_and_fits(module: Any, arch: str) -> None:
-    m = {gemv: 1, skinny: 4}.get(module, 8)
+    m = 1 if module is gemv else 8
     if module is fragments and not has_clusters(arch):
         assert not module.scored(m, 576, 7168, 132, arch=arch)  # cut over clusters
         return
@@ -135,7 +135,7 @@ def test_all_kernels_keep_their_counters_in_the_same_place_so_that_a_stream_need
             records.append(MODULES[name].launch_record(config, problem))
     reducing = [record for record in records if record.workspace_bytes]
 
-    assert {record.kernel for record in reducing} == {*MODULES} - {"skinny", "fragments"}
+    assert {record.kernel for record in reducing} == {*MODULES} - {"fragments"}
     for record in reducing:
         assert record.partials_offset == COUNTERS_BYTES >= record.counters_bytes > 0
 
@@ -259,11 +259,8 @@ def test_operands_of_the_tensor_core_come_from_memory_as_they_are(tokens: int, a
 def test_what_a_kernel_cannot_run_is_refused_with_a_reason() -> None:
     _, good = gemv.scored(1, 64, 512, 132)[0]
     cut = {"rows": 16, "tokens": 16, "block_k": 16, "split": 2, "group": 1, "swap": 0, "warps": 4, "stages": 3}
-    few = {"rows": 2, "block_k": 64, "warps": 2, "ahead": 1}
     for module, config, problem, reason in (
         (gemv, good, Problem(m=2, n=64, k=512), "M = 1"),
-        (skinny, {**few, "tokens": 4}, Problem(m=5, n=64, k=512), "holds 4"),
-        (skinny, {**few, "tokens": 5}, Problem(m=5, n=64, k=512), "at most 4"),
         (gemv, {**good, "colour": 1}, Problem(m=1, n=64, k=512), "config has"),
         (gemv, {**good, "mma": 1, "block_k": 128}, Problem(m=1, n=64, k=512), "takes 256 values a warp"),
         (gemv, {**good, "mma": 1, "block_k": 256, "warps": 2}, Problem(m=1, n=64, k=512), "takes 256 values a warp"),

@@ -12,7 +12,7 @@ import torch
 import triton.language as tl
 import triton.runtime.interpreter as interpreter
 
-from gemmtuned.kernels.triton import gemv, python_launch, skinny, tiles, warp_split_k
+from gemmtuned.kernels.triton import gemv, python_launch, tiles, warp_split_k
 
 
 def teach_bf16() -> None:
@@ -56,10 +56,6 @@ def gemv_config(rows=2, block_k=64, split=1, warps=4, unroll=1):
     return {"rows": rows, "block_k": block_k, "split": split, "warps": warps, "unroll": unroll}
 
 
-def skinny_config(tokens, rows=2, block_k=64, warps=2, ahead=1):
-    return {"rows": rows, "tokens": tokens, "block_k": block_k, "warps": warps, "ahead": ahead}
-
-
 def warp_config(rows=16, tokens=8, block_k=16, split=1, warps=2, stages=3):
     config = {"rows": rows, "tokens": tokens, "block_k": block_k, "split": split, "warps": warps}
     return {**config, "stages": stages}
@@ -79,11 +75,6 @@ def main() -> None:
         lambda: case(gemv, 1, 9, 300, gemv_config(rows=4, split=3), bias=True, pad=4, launches=2),
         lambda: case(gemv, 1, 5, 70, gemv_config(rows=2, split=4), pad=2),  # slices without any K
         lambda: case(gemv, 1, 6, 128, gemv_config(rows=2, split=2), dtype=bf16),
-        lambda: case(skinny, 2, 8, 256, skinny_config(2)),
-        lambda: case(skinny, 3, 7, 250, skinny_config(3, rows=4, ahead=2), bias=True, pad=6),
-        lambda: case(skinny, 2, 9, 300, skinny_config(4, rows=1), bias=True, pad=4),  # tokens beyond M are not stored
-        lambda: case(skinny, 4, 10, 128, skinny_config(4, ahead=3), dtype=bf16),
-        lambda: case(skinny, 1, 5, 70, skinny_config(2, rows=4), pad=2),
         lambda: case(warp_split_k, 8, 32, 128, warp_config()),
         lambda: case(warp_split_k, 3, 40, 136, warp_config(), bias=True, pad=8),
         lambda: case(warp_split_k, 5, 23, 77, warp_config(split=3), bias=True, pad=3, launches=2),

@@ -13,18 +13,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from gemmtuned.kernels.triton import fragments, gemv, skinny, tiles, warp_split_k
+from gemmtuned.kernels.triton import fragments, gemv, tiles, warp_split_k
 
 LIMIT: Final = 24
 CLOSE: Final = 5
-MODULES: Final = {module.NAME: module for module in (gemv, skinny, fragments, warp_split_k, tiles)}
-_ALIKE: Final = (gemv.NAME, skinny.NAME)  # their parameters are too few to make groups
-_CLOSE_TO_BEST: Final = 1.2  # times the least estimate: so near, skinny has its places whatever the others' estimates
+MODULES: Final = {module.NAME: module for module in (gemv, fragments, warp_split_k, tiles)}
 # (largest M, candidates of each kernel at most): what measured as hopeless there is left out, or kept to a few
 _SHARES: Final = (
     (1, {"gemv": 24}),
-    (2, {"fragments": 14, "skinny": 6, "warp_split_k": 24}),
-    (4, {"fragments": 14, "skinny": 4, "warp_split_k": 24}),
     (8, {"fragments": 14, "warp_split_k": 24}),
     (16, {"fragments": 10, "warp_split_k": 24, "tiles": 24}),
     (32, {"warp_split_k": 24, "tiles": 24}),
@@ -52,14 +48,12 @@ def shortlist(m: int, n: int, k: int, units: int, *, arch: str, limit: int = LIM
     taken: Counter[object] = Counter()
     chosen: list[tuple[float, str, dict[str, int]]] = []
     passed = []
-    offered = space(m, n, k, units, arch=arch)
-    near = _CLOSE_TO_BEST * offered[0][0] if offered else 0.0
-    for cost, name, config in sorted(offered, key=lambda item: item[1] != skinny.NAME or item[0] > near):
+    for cost, name, config in space(m, n, k, units, arch=arch):
         wide = config.get("swap") == 1 and config["warps"] >= 4  # another instruction of the tensor core
-        group = (name, config["rows"], config.get("split"), wide)
+        group = (name, config["rows"], config["split"], wide)
         if taken[name] == shares[name]:
             continue
-        if name not in _ALIKE and taken[group] == CLOSE:
+        if name != gemv.NAME and taken[group] == CLOSE:  # gemv's parameters are too few to make groups
             passed.append((cost, name, config))
             continue
         taken[name] += 1

@@ -175,8 +175,9 @@ def test_cublaslt_algorithms_are_right_in_python_in_the_hook_and_in_a_graph(
 @pytest.mark.parametrize(
     ("kernel", "m", "n", "k"),
     [
-        ("gemv", 1, 576, 7168), ("gemv", 1, 1001, 1032), ("skinny", 2, 576, 7168), ("skinny", 3, 1001, 1032),
-        ("skinny", 4, 256, 7168), ("skinny", 2, 2112, 1544), ("skinny", 4, 512, 2048), ("warp_split_k", 8, 256, 7168),
+        ("gemv", 1, 576, 7168), ("gemv", 1, 1001, 1032), ("fragments", 2, 576, 7168),
+        ("fragments", 3, 1001, 1032), ("fragments", 4, 256, 7168), ("fragments", 2, 2112, 1544),
+        ("fragments", 16, 512, 2048), ("warp_split_k", 3, 1001, 1030), ("warp_split_k", 8, 256, 7168),
         ("warp_split_k", 13, 1001, 1032), ("tiles", 16, 512, 16384), ("tiles", 64, 1001, 1032),
         ("tiles", 200, 576, 512),
     ],
@@ -188,11 +189,11 @@ def test_kernels_of_ours_are_right_in_the_hook_and_in_a_graph(
     a, b, c = operands(problem)
     stock = product(a, b, c)
     allowed = 1.5 * error(stock, a, b, c) + 1e-7
-    kinds: dict[tuple[int, int], Candidate] = {}
+    kinds: dict[tuple[int, int, bool], Candidate] = {}
     for candidate in BACKENDS["triton"].candidates(problem):
         config = json.loads(candidate.config)
         if config["kernel"] == kernel:
-            kinds.setdefault((config.get("mma", 0), config.get("cluster", 0)), candidate)
+            kinds.setdefault((config.get("mma", 0), config.get("cluster", 0), config["split"] > 1), candidate)
     assert kinds
     for candidate in kinds.values():
         assert_routed(program, problem, candidate, (a, b, c), stock, allowed)
