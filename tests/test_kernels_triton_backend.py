@@ -16,9 +16,12 @@ import pytest
 
 pytest.importorskip("triton")
 
+from store_cases import found, lease, open_store, saw
+
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.solution import Candidate, Device, cpu_device
+from gemmtuned.configs.solution import Candidate, Device, Environment, cpu_device
+from gemmtuned.hooks.dispatch import build_table
 from gemmtuned.kernels.backends import BACKENDS, environment
 from gemmtuned.kernels.backends.base import CompiledBackend
 from gemmtuned.kernels.backends.triton_ import Triton, source_hash
@@ -105,6 +108,28 @@ def test_what_is_published_is_the_binary_and_how_to_launch_it() -> None:
 def test_a_config_that_is_none_of_ours_is_a_failed_candidate(config: str) -> None:
     with pytest.raises(CandidateFailed):
         BACKEND.launch_of(Candidate("triton", config), PROBLEM.with_m(1))
+    assert not BACKEND.holds(Candidate("triton", config), PROBLEM.with_m(1))
+
+
+def test_what_a_kernel_was_published_for_that_is_gone_is_left_to_torch_and_tuned_anew(tmp_path: Path) -> None:
+    now = Environment(H200, {"torch": "2.11", "triton": BACKENDS["triton"].stamp(H200) or ""})
+    before = Environment(H200, {**now.stamps, "triton": "3.6.0/sm_90/of-then"})
+    gone = Candidate.of("triton", kernel="gone", rows=2)
+    solution = found(PROBLEM, before, gone.backend, config=gone.config)
+    store = open_store(tmp_path)
+    store.install(None, [solution], environment=before, now_s=0)
+    store.add_sightings("serve", now, [saw(PROBLEM.with_m(4)), saw(PROBLEM, 2)], now_s=0)
+
+    table = build_table(store.published()[1], {"cuda:0": now}, generation=1, failed=frozenset())
+    work = [lease(store, now_s=0, environment=now) for _ in range(2)]
+
+    assert table.find(PROBLEM, place="cuda:0") == ("miss", None)
+    assert table.refused == {"backend triton is of another version (3.6.0/sm_90/of-then)": 1}
+    assert [one.problem for one in work] == [PROBLEM, PROBLEM.with_m(4)]
+    assert gone in store.seeds(work[1]) and not BACKEND.holds(gone, PROBLEM.with_m(4))  # so no search tries it
+    with pytest.raises(CandidateFailed, match="names no kernel of ours"):  # who asks for it is told
+        BACKEND.prepare(gone, PROBLEM)
+    store.close()
 
 
 def test_kernels_pass_the_numeric_gate_in_the_interpreter() -> None:
@@ -151,6 +176,8 @@ def test_the_stamp_changes_with_a_kernel_and_not_with_what_else_is_in_its_file(
     gemv.write_text(text.replace("_BANDWIDTH: Final = 4.76e6", "_BANDWIDTH: Final = 4.8e6  # and a comment"))
     assert gemv.read_text() != text and stamp() == first
     gemv.write_text(text.replace("total = tl.sum(acc, 1)", "total = tl.sum(acc, 1) * 2"))
+    assert stamp() != first
+    gemv.unlink()
     assert stamp() != first
     monkeypatch.undo()
     triton_.source_hash.cache_clear()
