@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -20,10 +21,10 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.compile import compile_kernel, compile_record
 from gemmtuned.kernels.triton import fragments, gemv, tiles
+from gemmtuned.kernels.triton.diagonal import has_diagonal
 from gemmtuned.kernels.triton.launch import COUNTERS_BYTES
 from gemmtuned.kernels.triton.limits import shared_limit
 from gemmtuned.kernels.triton.shortlist import LIMIT, MODULES, shortlist
-from gemmtuned.kernels.triton.space import has_clusters
 
 ARCHS = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx950")
 CASES = 17
@@ -58,12 +59,15 @@ def test_every_launch_leaves_its_counters_zero(interpreted: list[dict[str, Any]]
     assert all(seen["clean"] for seen in interpreted), interpreted
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("module", MODULES.values(), ids=lambda module: module.NAME)
+@pytest.mark.parametrize(
+    ("module", "arch"),
+    [*itertools.product(MODULES.values(), ARCHS), (fragments, "sm_89")],
+    ids=lambda one: getattr(one, "NAME", one),
+)
 def test_best_guess_compiles_without_spills_and_fits(module: Any, arch: str) -> None:
     m = 1 if module is gemv else 8
-    if module is fragments and not has_clusters(arch):
-        assert not module.scored(m, 576, 7168, 132, arch=arch)  # cut over clusters
+    if module is fragments and not has_diagonal(arch):
+        assert not module.scored(m, 576, 7168, 132, arch=arch)
         return
 
     for dtype, bias, n, k in (("bf16", True, 576, 7168), ("fp16", False, 1000, 1032)):
@@ -158,6 +162,20 @@ def test_clusters_are_offered_where_there_are_such_and_need_no_workspace() -> No
     assert compile_record(record, "sm_90").shared_bytes == plain.shared_bytes + (16 * 4 * (16 + 8) * 4 + 16)
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "gfx942", "gfx950"])
+@pytest.mark.parametrize(("m", "n", "k"), [(2, 1001, 1032), (4, 17, 40), (8, 256, 7168), (16, 4096, 4096)])
+def test_without_clusters_fragments_are_offered_uncut(m: int, n: int, k: int, arch: str) -> None:
+    found = {config["split"] for name, config in shortlist(m, n, k, 108, arch=arch) if name == "fragments"}
+
+    assert found == ({1} if has_diagonal(arch) else set())
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(("m", "n", "k"), [(2, 1001, 1032), (3, 576, 70), (4, 40, 71)])
+def test_a_k_of_any_size_has_candidates(m: int, n: int, k: int, arch: str) -> None:
+    assert any(name == "warp_split_k" for name, _ in shortlist(m, n, k, 132, arch=arch))
+
+
 def test_a_few_units_hold_a_cluster_all_the_same() -> None:
     assert tiles.scored(16, 64, 7168, 4)
 
@@ -240,17 +258,24 @@ def test_lanes_hold_eight_values_of_a_row_of_w_as_the_tensor_core_is_told(rows: 
 PART = {"rows": 8, "tokens": 4, "split": 8, "warps": 2, "ahead": 7, "chains": 2}
 
 
-@pytest.mark.parametrize(("tokens", "arch"), [(4, "sm_90"), (8, "sm_90"), (8, "sm_100")])
-def test_operands_of_the_tensor_core_come_from_memory_as_they_are(tokens: int, arch: str, tmp_path: Path) -> None:
-    record = fragments.launch_record({**PART, "tokens": tokens}, Problem(m=tokens, n=576, k=7168))
+@pytest.mark.parametrize(
+    ("tokens", "split", "arch"), [(4, 8, "sm_90"), (8, 8, "sm_90"), (8, 8, "sm_100"), (4, 1, "sm_80"), (8, 1, "sm_89")]
+)
+def test_operands_of_the_tensor_core_come_from_memory_as_they_are(
+    tokens: int, split: int, arch: str, tmp_path: Path
+) -> None:
+    config = {**PART, "tokens": tokens, "split": split}
+    record = fragments.launch_record(config, Problem(m=tokens, n=576, k=896 * split))
     binary = compile_record(record, arch)
     code = instructions(binary.data, tmp_path)
 
-    assert "convert_layout" not in compile_kernel(record, arch).asm["ttgir"]
     products = code.index(next(name for name in code if name.startswith("HMMA")))
     loads = [name for name in code[:products] if name.startswith("LDG")]  # all of them, and 16 bytes each
     assert len(loads) == 7 * (2 + tokens // 4) and all("128" in name for name in loads)
     assert sum(name.startswith("HMMA") for name in code) == 7 * tokens // 2
+    if split == 1:  # sums of warps meet as Triton has them meet
+        return
+    assert "convert_layout" not in compile_kernel(record, arch).asm["ttgir"]
     last = max(i for i, name in enumerate(code) if name.startswith("HMMA"))
     assert not any(name.startswith(("STS", "LDSM")) for name in code)
     assert not any(name.startswith("SHFL") for name in code[:last])

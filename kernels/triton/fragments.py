@@ -1,4 +1,4 @@
-"""M = 2 to 16: W and X go from memory straight into the registers that the tensor core multiplies (sm_90 and later).
+"""M = 2 to 16: W and X go from memory straight into the registers that the tensor core multiplies (sm_80 and later).
 
 Y[M, N] = X[M, K] @ W[N, K].T + bias.  In mma.m16n8k16 (PTX ISA 7.0) lane 4 g + t holds values of rows g and g + 8 of A
 and of column g of B.  Which k stands where is free as long as A and B agree, so that 16 bytes of a row, eight k side by
@@ -10,8 +10,8 @@ of the other, so that each has one sum of a warp to send.
 
 Nothing goes through shared memory, no thread waits for another before the final sum, and a program needs no more than
 eight rows.  The loads of `ahead` steps are kept on their way together (issued.py), those of X behind those of W: they
-come from nearer.  Each warp takes its own share of K; `split` > 1 cuts K over the programs of a cluster, too
-(cluster.py).  An instruction waits for the one that adds to the same sums: `chains` takes turns among so many.
+come from nearer.  Each warp takes its own share of K; from sm_90 on `split` > 1 cuts K over the programs of a cluster,
+too (cluster.py).  An instruction waits for the one that adds to the same sums: `chains` takes turns among so many.
 """
 # mypy: disable-error-code="misc,untyped-decorator,no-untyped-def,no-untyped-call,assignment,var-annotated"
 # ruff: noqa: RUF005  (Triton knows no unpacking)
@@ -34,6 +34,7 @@ from gemmtuned.kernels.triton.cluster import (
     collect_and_store,
     place_of,
 )
+from gemmtuned.kernels.triton.diagonal import has_diagonal
 from gemmtuned.kernels.triton.issued import issued
 from gemmtuned.kernels.triton.launch import Axis, Config, Exchange, LaunchRecord, check_config, make_record
 from gemmtuned.kernels.triton.space import even_steps, filled, has_clusters, largest
@@ -278,11 +279,12 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
 
 def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[tuple[float, dict[str, int]]]:
     """(estimated us, config) of the candidates for a device with this many units, the fastest first."""
-    if not 1 < m <= MAX_M or k % 8 or not has_clusters(arch):
+    if not 1 < m <= MAX_M or k % 8 or not has_diagonal(arch):
         return []
+    splits = range(1, (MAX_CLUSTER if has_clusters(arch) else 1) + 1)
     tokens = -(-m // 4) * 4
     found = []
-    for rows, warps, split in itertools.product((8, 16, 32), (1, 2, 4, 8), range(1, MAX_CLUSTER + 1)):
+    for rows, warps, split in itertools.product((8, 16, 32), (1, 2, 4, 8), splits):
         steps = -(-k // (STEP_K * warps * split))
         busy = -(-n // rows) * split * warps / units
         if steps * STEP_K * warps * split > max(_WASTE * k, k + STEP_K) or (busy > _MOST and split * warps > 2):
