@@ -1,6 +1,6 @@
 """Fit the estimate of kernels/triton/fragments.py to timings, and say what lists by it would lose.
 
-    python benchmarks/fit_fragments.py benchmarks/results/screen-fragments*-h200-*.json
+    python benchmarks/fit_fragments.py benchmarks/results/screen-fragments-registers-h200-*.json
 
 Takes the `screened` configurations of these files that are the kernel's as it is.  The best weigh most: it is their
 order that counts.  Needs numpy and scipy.
@@ -19,13 +19,11 @@ import numpy as np
 from scipy.optimize import minimize  # type: ignore[import-untyped]
 
 from gemmtuned.kernels.triton import fragments
-from gemmtuned.kernels.triton.space import filled
 
 UNITS = 132
 START = np.array([4.3e6, 0.9, 1.3, 0.1, 0.1, 0.5, 0.07])
 NAMES = ("_BANDWIDTH", "_LATENCY_US", "_START_US", "_WAIT_US", "_ROUND_US", "_BEYOND_US", "_TOKEN_US")
 SHARPNESS = 12.0  # weight of a timing: (best of its problem / it) to this power
-TRIED = {"beside": (1,), "apart": (0,), "late": (0, 1)}  # parameters it had for a time, and what is near to it now
 Shape = tuple[int, int, int]
 
 
@@ -40,7 +38,7 @@ def timings(paths: list[Path], ms: set[int]) -> dict[Shape, dict[tuple[int, ...]
                 config = json.loads(text[text.index("{") :]) if "{" in text else {}
                 if config.get("kernel") != fragments.NAME:
                     continue
-                if any(config.get(name, near[0]) not in near for name, near in TRIED.items()):
+                if set(config) != {"kernel", *fragments.KEYS}:  # of the kernel as it was
                     continue
                 key = tuple(config[name] for name in fragments.KEYS)
                 timed = found[row["m"], row["n"], row["k"]]
@@ -55,10 +53,10 @@ def columns(found: dict[Shape, dict[tuple[int, ...], float]]) -> dict[str, Any]:
         best = min(timed.values())
         for key, us in timed.items():
             config = dict(zip(fragments.KEYS, key, strict=True))
-            at_once = filled(UNITS, config["split"]) if config["split"] > 1 else UNITS
-            busiest = -(-(-(-n // config["rows"]) * config["split"]) // at_once)
-            rows.append((n, k, busiest, fragments._registers(k, config), *key, us, (best / us) ** SHARPNESS))
-    names = ("n", "k", "busiest", "registers", *fragments.KEYS, "us", "weight")
+            busiest = fragments._busiest(n, UNITS, config)
+            room = fragments._room(k, config)
+            rows.append((n, k, busiest, room, *key, us, (best / us) ** SHARPNESS))
+    names = ("n", "k", "busiest", "room", *fragments.KEYS, "us", "weight")
     return dict(zip(names, np.array(rows, float).T, strict=True))
 
 
@@ -68,11 +66,9 @@ def estimates_us(c: dict[str, Any], p: Any) -> Any:
     step_k = fragments.STEP_K * c["warps"] * c["split"]
     steps = np.ceil(c["k"] / step_k)
     groups = np.ceil(steps / c["ahead"])
-    room = np.maximum(1, 2048 // (c["warps"] * np.minimum(c["registers"], 255)))
-    room = np.minimum(np.minimum(room, 32), 64 // c["warps"])
-    rounds = np.ceil(c["busiest"] / room)
+    rounds = np.ceil(c["busiest"] / c["room"])
     memory = c["n"] * c["k"] * 2 / bandwidth
-    in_flight = np.minimum(c["busiest"], room) * c["rows"] * c["warps"] * fragments.STEP_K * 2
+    in_flight = np.minimum(c["busiest"], c["room"]) * c["rows"] * c["warps"] * fragments.STEP_K * 2
     in_flight = in_flight * np.minimum(c["ahead"], steps)
     each = steps * c["warps"] * fragments.STEP_K * 2
     loads = c["busiest"] * c["rows"] * each / np.minimum(1.15 * bandwidth / UNITS, in_flight / latency)

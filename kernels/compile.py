@@ -100,6 +100,8 @@ def compile_kernel(record: LaunchRecord, arch: str) -> Any:
         raise CandidateFailed(f"{record.kernel} {record.constants} on {arch}: no mma.m16n8k16 or bar.red there")
     try:
         options = {"num_warps": record.num_warps, "num_stages": record.num_stages}
+        if record.max_registers:
+            options["maxnreg"] = record.max_registers
         kernel = triton.compile(source(record), target=where, options=options)
     except CandidateFailed:
         raise

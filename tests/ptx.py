@@ -144,6 +144,7 @@ class Code:
         body = text[text.index("{") : text.rindex("ret;") + 4]
         body = re.sub(r"//.*|^\s*\.(?:loc|file|section|pragma)\b.*", "", body, flags=re.MULTILINE)
         body = re.sub(r"\.reg\s[^;]*;", "", body)
+        self.static_bytes = 0  # of shared memory, for arrays with a name
         self.steps: list[tuple[str, tuple[str, ...], list[Any]]] = []
         self.labels: dict[str, list[int]] = {}
         for piece in body.split(";"):
@@ -152,6 +153,10 @@ class Code:
                 self.labels.setdefault(label[1], []).append(len(self.steps))
                 piece = re.sub(r"^[\s{}]+", "", piece[label.end() :])
             if not piece.strip():
+                continue
+            if (array := re.match(r"\.shared \.align 16 \.b32 (\w+)\[(\d+)\]", piece)) is not None:
+                self.steps.append(("", ("array",), [array[1], self.static_bytes]))
+                self.static_bytes += -(-4 * int(array[2]) // 16) * 16
                 continue
             found = re.match(r"(?:@(!?%?\w+)\s+)?([a-z][\w.:]*)\s*(.*)$", piece, re.DOTALL)
             if found is None:
@@ -191,13 +196,13 @@ class Program:
         self._memory = memory
         self._cluster = cluster
         self._rank = rank
-        self.shared = np.full(shared_bytes, 0xFF, np.uint8)
+        self.shared = np.full(code.static_bytes + shared_bytes, 0xFF, np.uint8)
         self.barrier = Barrier()
         self.has_begun = False
         self._groups: list[list[Any]] = [[]]  # of copies, the last still open
-        self._by = np.full(shared_bytes, -1, np.int32)  # threads whose copies have come since the last barrier
+        self._by = np.full(len(self.shared), -1, np.int32)  # threads whose copies have come since the last barrier
         lanes = np.arange(threads, dtype=np.uint64)
-        here = (rank << RANK) + SHARED_BEGINS
+        here = (rank << RANK) + SHARED_BEGINS + code.static_bytes
         self._registers: dict[str, Array] = {
             "%tid.x": lanes, "%laneid": lanes % 32, "global_smem": self._all(here),
             "%dynamic_smem_size": self._all(shared_bytes), "%cluster_ctarank": self._all(rank),
@@ -290,6 +295,11 @@ class Program:
             bits = bits & np.uint64((1 << 8 * size) - 1)
         before = self._registers.get(name, self._all(-1))
         self._registers[name] = np.where(mask, bits.astype(np.uint64), before)
+
+    def _array(self, operation: Any, operands: Any, mask: Array) -> None:
+        """Its name stands for its address, from where it is declared on."""
+        name, at = operands
+        self._set(name, self._all((self._rank << RANK) + SHARED_BEGINS + at), mask)
 
     # moving and arithmetic
 

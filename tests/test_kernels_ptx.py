@@ -21,7 +21,7 @@ GEMV = {"rows": 2, "block_k": 512, "split": 1, "warps": 2, "unroll": 2, "mma": 0
 WARPS = {"rows": 16, "tokens": 8, "block_k": 64, "split": 3, "cluster": 1, "warps": 2, "stages": 3}
 TILES = {"rows": 32, "tokens": 16, "block_k": 64, "split": 3, "cluster": 1, "group": 1, "swap": 0, "warps": 4}
 TILES |= {"stages": 3}
-FRAGMENTS = {"rows": 8, "tokens": 4, "split": 1, "warps": 1, "ahead": 2, "chains": 1}
+FRAGMENTS = {"rows": 8, "tokens": 4, "split": 1, "warps": 1, "ahead": 2, "chains": 1, "registers": 0}
 
 
 def operands(m: int, n: int, k: int, *, bias: bool, apart: int = 0, dtype: torch.dtype = torch.bfloat16) -> Any:
@@ -38,6 +38,9 @@ def operands(m: int, n: int, k: int, *, bias: bool, apart: int = 0, dtype: torch
     [
         (gemv, {"mma": 1}, 1, 5, 1544, True, 8),
         (gemv, {"mma": 1, "hold": 1}, 1, 6, 1536, False, 0),
+        (gemv, {"mma": 1, "hold": 1, "rows": 1, "warps": 8, "block_k": 2048}, 1, 3, 4096, True, 0),
+        (gemv, {"mma": 1, "hold": 1, "rows": 1, "warps": 4, "block_k": 1024}, 1, 3, 3072, False, 0),
+        (gemv, {"mma": 1, "hold": 1, "rows": 2, "warps": 1, "block_k": 256}, 1, 3, 1536, True, 0),
         (gemv, {"mma": 1, "hold": 2, "rows": 4, "unroll": 3}, 1, 5, 1544, True, 8),  # a row and some K beyond the end
         (gemv, {"hold": 1, "rows": 1}, 1, 3, 1544, False, 8),
         (gemv, {"split": 2, "unroll": 1}, 1, 5, 1544, True, 0),

@@ -23,6 +23,7 @@ import triton.language as tl
 from gemmtuned.kernels.triton.limits import at_least_sm
 
 VALUES: Final = 256  # that a warp multiplies at once
+WARPS: Final = (2, 4, 8)  # of a program, that `over_warps` is written for
 
 
 @triton.jit
@@ -86,6 +87,98 @@ def on_diagonal(sums):
         mov.f32 $7, 0f00000000;
         }""",
         "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,f,f,f,f,f,f,f,f", [sums], dtype=tl.float32, is_pure=True, pack=8,
+    )  # fmt: skip
+
+
+def _added_up(warps: int) -> str:
+    """PTX: $0 is what `on_diagonal` left in $8 of some lanes, eight of each of `warps` warps, added up for all threads.
+
+    They put it into shared memory, each lane g of any warp where it reads those of all warps at once.
+    """
+    names = [f"part{i}" for i in range(warps)]
+    many = f"v{min(4, warps)}"
+    got = [f"ld.shared.{many}.f32 {{{', '.join(names[i : i + 4])}}}, [at + {4 * i}];" for i in range(0, warps, 4)]
+    while len(names) > 1:
+        got += [f"add.f32 {one}, {one}, {other};" for one, other in zip(names[::2], names[1::2], strict=True)]
+        names = names[::2]
+    for lane in (4, 2, 1):
+        got += [f"shfl.sync.bfly.b32 other, part0, {lane}, 31, -1;", "add.f32 part0, part0, other;"]
+    return f"""{{
+        .shared .align 16 .b32 parts[{8 * warps}];
+        .reg .pred even, odd;
+        .reg .b32 all, at, lane, g, column;
+        .reg .f32 other, {", ".join(f"part{i}" for i in range(warps))};
+        mov.u32 all, parts;
+        mov.u32 lane, %laneid;
+        mov.u32 at, %tid.x;
+        shr.u32 at, at, 5;
+        shr.u32 g, lane, 2;
+        and.b32 column, lane, 3;
+        shl.b32 column, column, 1;
+        setp.eq.u32 even, g, column;
+        add.u32 column, column, 1;
+        setp.eq.u32 odd, g, column;
+        or.pred even, even, odd;
+        mad.lo.u32 at, g, {warps}, at;
+        shl.b32 at, at, 2;
+        add.u32 at, all, at;
+        @even st.shared.f32 [at], $8;
+        bar.sync 0;
+        and.b32 g, lane, 7;
+        mad.lo.u32 at, g, {4 * warps}, all;
+        {" ".join(got)}
+        mov.f32 $0, part0;
+        {" ".join(f"mov.f32 ${i}, 0f00000000;" for i in range(1, 8))}
+        }}"""
+
+
+_ADDED_UP = tl.constexpr({warps: _added_up(warps) for warps in WARPS})
+
+
+@triton.jit
+def over_warps(sums, WARPS: tl.constexpr):
+    """The sum of all that `on_diagonal` left of one row, as each thread's first value.
+
+    As tl.sum does it, but through shared memory once instead of twice, and with three shuffles instead of up to eight.
+    """
+    return tl.inline_asm_elementwise(
+        _ADDED_UP[WARPS], "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,f,f,f,f,f,f,f,f", [sums],
+        dtype=tl.float32, is_pure=False, pack=8,
+    )  # fmt: skip
+
+
+@triton.jit
+def load_first(addresses):
+    """The 16 bits at the first of each thread's eight addresses [.., values], as int32; 0 for the other seven.
+
+    Without a layout of its own, which Triton would give a load, and then bring what it loads to where it is needed.
+    """
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .b16 found;
+        ld.global.b16 found, [$8];
+        cvt.u32.u16 $0, found;
+        mov.u32 $1, 0; mov.u32 $2, 0; mov.u32 $3, 0; mov.u32 $4, 0; mov.u32 $5, 0; mov.u32 $6, 0; mov.u32 $7, 0;
+        }""",
+        "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,l,l,l,l,l,l,l,l", [addresses], dtype=tl.int32, is_pure=False, pack=8,
+    )  # fmt: skip
+
+
+@triton.jit
+def store_first(addresses, bits, inside):
+    """Store the low 16 bits of the first of each thread's eight values where `inside` (int32) is not 0."""
+    tl.inline_asm_elementwise(
+        """{
+        .reg .pred some;
+        .reg .b16 value;
+        setp.ne.u32 some, $24, 0;
+        cvt.u16.u32 value, $16;
+        @some st.global.b16 [$8], value;
+        mov.u32 $0, 0; mov.u32 $1, 0; mov.u32 $2, 0; mov.u32 $3, 0;
+        mov.u32 $4, 0; mov.u32 $5, 0; mov.u32 $6, 0; mov.u32 $7, 0;
+        }""",
+        "=r,=r,=r,=r,=r,=r,=r,=r,l,l,l,l,l,l,l,l,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r",
+        [addresses, bits, inside], dtype=tl.int32, is_pure=False, pack=8,
     )  # fmt: skip
 
 

@@ -34,25 +34,27 @@ from gemmtuned.kernels.triton.cluster import (
     collect_and_store,
     place_of,
 )
-from gemmtuned.kernels.triton.diagonal import has_diagonal
+from gemmtuned.kernels.triton.diagonal import has_diagonal, load_first, store_first
 from gemmtuned.kernels.triton.issued import issued
 from gemmtuned.kernels.triton.launch import Axis, Config, Exchange, LaunchRecord, check_config, make_record
 from gemmtuned.kernels.triton.space import even_steps, filled, has_clusters, largest
 
 NAME: Final = "fragments"
-KEYS: Final = ("rows", "tokens", "split", "warps", "ahead", "chains")
+KEYS: Final = ("rows", "tokens", "split", "warps", "ahead", "chains", "registers")
 MAX_M: Final = 16
 STEP_K: Final = 64  # values of K that a warp takes in a step: 128 bytes of each row
 _WASTE: Final = 1.35  # at most this part of K is computed in vain, if not read, at the end of the last slice
 _MOST: Final = 32  # warps on a unit, where programs or warps share K; where there are enough, each has one at least
 _REGISTERS: Final = 240  # of a thread
-_BANDWIDTH: Final = 5.288e6  # bytes a us
-_LATENCY_US: Final = 0.4122  # bytes in flight over it are a unit's rate
-_START_US: Final = 1.545
-_WAIT_US: Final = 0.1741  # for each group of loads, in each round of programs
-_ROUND_US: Final = 0.166  # for each more of them
-_BEYOND_US: Final = 0.6908  # for each part of K computed beyond its end
-_TOKEN_US: Final = 0.08864
+_SQUEEZED: Final = 8  # so many more than there are can the compiler do without
+_UNSURE: Final = 16  # within so many of them it may have to spill, and is asked without a limit, too
+_BANDWIDTH: Final = 4.906e6  # bytes a us
+_LATENCY_US: Final = 0.1707  # bytes in flight over it are a unit's rate
+_START_US: Final = 1.291
+_WAIT_US: Final = 0.07158  # for each group of loads, in each round of programs
+_ROUND_US: Final = 0.06539  # for each more of them
+_BEYOND_US: Final = 0.3951  # for each part of K computed beyond its end
+_TOKEN_US: Final = 0.08274
 _STEP_K = tl.constexpr(STEP_K)
 
 
@@ -84,6 +86,21 @@ def _products(even, odd, x, sums):
             "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,r,r,r,r,r,r,r,r,r,r,r,r,f,f,f,f,f,f,f,f",
             [even, odd, x, sums], dtype=tl.float32, is_pure=True, pack=8,
         )  # fmt: skip
+
+
+@triton.jit
+def _issued(known, loaded):
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .pred never;
+        .reg .b32 none;
+        setp.gt.u32 never, $8, 0x7fffffff;
+        bar.red.popc.u32 none, 0, never;
+        cvt.rn.f32.u32 $0, none;
+        mov.f32 $1, $0; mov.f32 $2, $0; mov.f32 $3, $0; mov.f32 $4, $0; mov.f32 $5, $0; mov.f32 $6, $0; mov.f32 $7, $0;
+        }""",
+        "=f,=f,=f,=f,=f,=f,=f,=f,r,r,r,r,r,r,r,r,r,r,r,r", [known, loaded], dtype=tl.float32, is_pure=False, pack=8,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -135,6 +152,44 @@ def _send(address, barrier, sums):
 
 
 @triton.jit
+def _loads(rows, ks, end, group, STEP: tl.constexpr, AHEAD: tl.constexpr, WHOLE: tl.constexpr, POLICY: tl.constexpr):
+    """Of all `rows` what a group of steps takes, step after step."""
+    found = ()
+    for u in tl.static_range(AHEAD):
+        k = ks + (group * AHEAD + u) * STEP
+        for i in tl.static_range(len(rows)):
+            if WHOLE:
+                found = found + (tl.load(rows[i] + k, eviction_policy=POLICY),)
+            else:
+                found = found + (tl.load(rows[i] + k, mask=k < end, other=0.0, eviction_policy=POLICY),)
+    return found
+
+
+@triton.jit
+def _begun(sums, nothing, COUNT: tl.constexpr):
+    begun = ()
+    for i in tl.static_range(COUNT):
+        begun = begun + (sums[i] + nothing,)
+    return begun
+
+
+@triton.jit
+def _grown(sums, of_w, of_x, AHEAD: tl.constexpr, CHAINS: tl.constexpr, BLOCKS: tl.constexpr, SIDES: tl.constexpr):
+    """sums + the products of a group of steps."""
+    for u in tl.static_range(AHEAD):
+        grown = ()
+        for i in tl.static_range(CHAINS * BLOCKS * SIDES):
+            if i // (BLOCKS * SIDES) == u % CHAINS:
+                even = of_w[2 * (u * BLOCKS + i // SIDES % BLOCKS)]
+                odd = of_w[2 * (u * BLOCKS + i // SIDES % BLOCKS) + 1]
+                grown = grown + (_products(even, odd, of_x[u * SIDES + i % SIDES], sums[i]),)
+            else:
+                grown = grown + (sums[i],)
+        sums = grown
+    return sums
+
+
+@triton.jit
 def fragments(
     x,
     w,
@@ -160,8 +215,6 @@ def fragments(
     SIDES: tl.constexpr = BLOCK_M // 4  # of four rows of X
     tile = tl.program_id(0) // CLUSTER
     part = tl.program_id(0) % CLUSTER
-    if CLUSTER > 1:
-        begin(part, BLOCK_M, BLOCK_N, CLUSTER, WARPS, True)
     place = tl.arange(0, 4 * WARPS)
     line = place % 4
     ks = part * (STEPS * STEP) + (place // 4)[:, None] * _STEP_K + tl.arange(0, _STEP_K)[None, :]
@@ -174,41 +227,36 @@ def fragments(
         w_rows = w_rows + (w + read.to(tl.int64)[:, None] * ldw,)
     x_rows = ()
     for side in tl.static_range(SIDES):
-        x_rows = x_rows + (x + (side * 4 + line).to(tl.int64)[:, None] * ldx,)
+        x_rows = x_rows + (x + tl.minimum(side * 4 + line, m - 1).to(tl.int64)[:, None] * ldx,)
     lane = (tl.arange(0, _STEP_K) // 8)[None, :]
     sums = (tl.zeros((4 * WARPS, _STEP_K), tl.float32),) * (CHAINS * BLOCKS * SIDES)
-    for group in tl.range(0, (STEPS + AHEAD - 1) // AHEAD):
-        of_w = ()
-        of_x = ()
-        for u in tl.static_range(AHEAD):
-            k = ks + (group * AHEAD + u) * STEP
-            for b in tl.static_range(2 * BLOCKS):
-                if WHOLE:
-                    of_w = of_w + (tl.load(w_rows[b] + k, eviction_policy="evict_first"),)
-                else:
-                    of_w = of_w + (tl.load(w_rows[b] + k, mask=k < end, other=0.0, eviction_policy="evict_first"),)
-        for u in tl.static_range(AHEAD):  # X last: it comes from nearer
-            k = ks + (group * AHEAD + u) * STEP
-            for side in tl.static_range(SIDES):
-                real = (side * 4 + line < m)[:, None]
-                of_x = of_x + (tl.load(x_rows[side] + k, mask=real if WHOLE else real & (k < end), other=0.0),)
-        nothing = issued()
-        begun = ()
-        for i in tl.static_range(CHAINS * BLOCKS * SIDES):
-            begun = begun + (sums[i] + nothing,)
-        sums = begun
-        for u in tl.static_range(AHEAD):
-            grown = ()
-            for i in tl.static_range(CHAINS * BLOCKS * SIDES):
-                if i // (BLOCKS * SIDES) == u % CHAINS:
-                    even = of_w[2 * (u * BLOCKS + i // SIDES % BLOCKS)]
-                    odd = of_w[2 * (u * BLOCKS + i // SIDES % BLOCKS) + 1]
-                    grown = grown + (_products(even, odd, of_x[u * SIDES + i % SIDES], sums[i]),)
-                else:
-                    grown = grown + (sums[i],)
-            sums = grown
+    first = 0
     if CLUSTER > 1:
+        of_x = _loads(x_rows, ks, end, 0, STEP, AHEAD, WHOLE, "")
+        of_w = _loads(w_rows, ks, end, 0, STEP, AHEAD, WHOLE, "evict_first")
+        begin(part, BLOCK_M, BLOCK_N, CLUSTER, WARPS, True)
+        to = ()
+        barriers = ()
+        known = tl.zeros((4 * WARPS, _STEP_K), tl.int32)
+        at = lane + place[:, None] * 0
+        for side in tl.static_range(SIDES):
+            token = side * 4 + at % 4
+            barriers = barriers + (barrier_of(token, BLOCK_M, CLUSTER, True),)
+            known |= barriers[side]
+            for b in tl.static_range(BLOCKS):
+                row = (b * 8 + 2 * line)[:, None] + at // 4
+                sent = place_of(token, row, (place // 4)[:, None], part, BLOCK_M, BLOCK_N, CLUSTER, WARPS, True)
+                to = to + (sent,)
+                known |= sent
         all_have_begun(True)
+        sums = _begun(sums, _issued(known, of_x[0]), CHAINS * BLOCKS * SIDES)
+        sums = _grown(sums, of_w, of_x, AHEAD, CHAINS, BLOCKS, SIDES)
+        first = 1
+    for group in tl.range(first, (STEPS + AHEAD - 1) // AHEAD):
+        of_x = _loads(x_rows, ks, end, group, STEP, AHEAD, WHOLE, "")
+        of_w = _loads(w_rows, ks, end, group, STEP, AHEAD, WHOLE, "evict_first")
+        sums = _begun(sums, issued(), CHAINS * BLOCKS * SIDES)
+        sums = _grown(sums, of_w, of_x, AHEAD, CHAINS, BLOCKS, SIDES)
     for b in tl.static_range(BLOCKS):
         for side in tl.static_range(SIDES):
             total = sums[b * SIDES + side]
@@ -216,10 +264,16 @@ def fragments(
                 total += sums[(chain * BLOCKS + b) * SIDES + side]
             total = _of_lane(total)
             if CLUSTER > 1:
+                _send(to[side * BLOCKS + b], barriers[side], total)
+            elif WARPS == 1:
                 token = side * 4 + lane % 4 + place[:, None] * 0
-                row = (b * 8 + 2 * line)[:, None] + lane // 4
-                to = place_of(token, row, (place // 4)[:, None], part, BLOCK_M, BLOCK_N, CLUSTER, WARPS, True)
-                _send(to, barrier_of(token, BLOCK_M, CLUSTER, True), total)
+                row = tile * BLOCK_N + (b * 8 + 2 * line)[:, None] + lane // 4
+                if bias is not None:
+                    of_bias = load_first((bias + tl.minimum(row, N - 1)).to(tl.int64))
+                    total += of_bias.to(tl.int16).to(bias.dtype.element_ty, bitcast=True).to(tl.float32)
+                bits = total.to(y.dtype.element_ty).to(tl.int16, bitcast=True).to(tl.int32)
+                inside = ((row < N) & (token < m)).to(tl.int32)
+                store_first((y + token.to(tl.int64) * N + row).to(tl.int64), bits, inside)
             else:
                 row = (tile * BLOCK_N + b * 8 + tl.arange(0, 8))[:, None]
                 token = side * 4 + tl.arange(0, 4)[None, :]
@@ -256,6 +310,8 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
         raise CandidateFailed(f"{problem} {NAME}: reads 8 values at a time, K is no multiple")
     if not 1 <= config["chains"] <= config["ahead"]:
         raise CandidateFailed(f"{NAME}: chains is {config['chains']}, expected 1 to the {config['ahead']} steps ahead")
+    if config["registers"] and not 24 <= config["registers"] <= 255:
+        raise CandidateFailed(f"{NAME}: registers is {config['registers']}, expected 24 to 255, or 0 for no limit")
     exchange = Exchange(config["tokens"], config["rows"], config["warps"]) if config["split"] > 1 else None
     return make_record(
         NAME,
@@ -272,6 +328,7 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
         },
         exchange=exchange,
         own_ptx=True,
+        max_registers=config["registers"],
         split=config["split"],
         tile_values=config["rows"] * config["tokens"],
     )
@@ -292,8 +349,13 @@ def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[t
         for ahead in {even_steps(steps, most) for most in (2, 4, 8)}:
             chains = 2 if rows * tokens <= 64 and ahead >= 4 else 1
             config = {"rows": rows, "tokens": tokens, "split": split, "warps": warps}
-            config |= {"ahead": ahead, "chains": chains}
-            if _registers(k, config) <= _REGISTERS:
+            config |= {"ahead": ahead, "chains": chains, "registers": 0}
+            needed = _registers(k, config)
+            most = _registers_for(_busiest(n, units, config) * warps)
+            limits = [most] if needed <= most + _SQUEEZED else []
+            limits += [0] if needed > most - _UNSURE else []
+            for registers in limits if needed <= _REGISTERS else []:
+                config = config | {"registers": registers}
                 found.append((_estimate_us(n, k, units, config), busy, config))
     enough = min(1.0, max((busy for _, busy, _ in found), default=0.0))
     return sorted(((us, config) for us, busy, config in found if busy >= enough), key=lambda item: item[0])
@@ -307,18 +369,34 @@ def _registers(k: int, config: dict[str, int]) -> int:
     return 22 + (rows + tokens) * ahead + rows // 2 + (sums if steps > ahead else sums // 2)
 
 
+def _registers_for(warps: int) -> int:
+    """The most of a thread where a unit holds so many warps at once: each of its four parts has 16,384."""
+    return min(255, 512 // max(1, -(-warps // 4)) // 8 * 8)
+
+
+def _busiest(n: int, units: int, config: dict[str, int]) -> int:
+    """Programs of the busiest unit, with room for all."""
+    at_once = filled(units, config["split"]) if config["split"] > 1 else units
+    return -(-(-(-n // config["rows"]) * config["split"]) // at_once)
+
+
+def _room(k: int, config: dict[str, int]) -> int:
+    """Programs that a unit holds at once."""
+    each = -(-(config["registers"] or _registers(k, config)) // 8) * 8
+    return max(1, min(32, 4 * (512 // each) // config["warps"]))
+
+
 def _estimate_us(n: int, k: int, units: int, config: dict[str, int]) -> float:
     """As space.estimate_us, for loads that go to registers.
 
-    Constants from 2,085 timings at M = 4, 8 and 16, eight shapes, on an H200 (benchmarks/fit_fragments.py).
+    Constants from 1,468 timings at M = 4, 8 and 16, eight shapes, on an H200 (benchmarks/fit_fragments.py).
     """
     rows, split, warps, ahead = (config[key] for key in ("rows", "split", "warps", "ahead"))
     step_k = STEP_K * warps * split
     steps = -(-k // step_k)
     groups = -(-steps // ahead)
-    at_once = filled(units, split) if split > 1 else units
-    busiest = -(-(-(-n // rows) * split) // at_once)
-    room = min(32, 64 // warps, max(1, 2048 // (warps * min(_registers(k, config), 255))))
+    busiest = _busiest(n, units, config)
+    room = _room(k, config)
     rounds = -(-busiest // room)
     memory = n * k * 2 / _BANDWIDTH
     in_flight = min(busiest, room) * rows * warps * STEP_K * 2 * min(ahead, steps)

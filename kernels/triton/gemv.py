@@ -21,7 +21,16 @@ import triton.language as tl
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
-from gemmtuned.kernels.triton.diagonal import VALUES, add_products, has_diagonal, on_diagonal
+from gemmtuned.kernels.triton.diagonal import (
+    VALUES,
+    WARPS,
+    add_products,
+    has_diagonal,
+    load_first,
+    on_diagonal,
+    over_warps,
+    store_first,
+)
 from gemmtuned.kernels.triton.issued import issued
 from gemmtuned.kernels.triton.launch import Axis, Config, LaunchRecord, check_config, make_record
 from gemmtuned.kernels.triton.space import even_steps, largest
@@ -30,6 +39,8 @@ from gemmtuned.kernels.triton.split_k import arrived_last, reset
 NAME: Final = "gemv"
 KEYS: Final = ("rows", "block_k", "split", "warps", "unroll", "mma", "hold")
 _BANDWIDTH: Final = 4.76e6  # bytes a us
+_VALUES = tl.constexpr(VALUES)
+_MOST_WARPS = tl.constexpr(max(WARPS))
 
 
 class _Costs(NamedTuple):
@@ -94,6 +105,8 @@ def gemv(
 ):
     STEPS: tl.constexpr = (K + BLOCK_K * SPLIT - 1) // (BLOCK_K * SPLIT)
     EVEN_K: tl.constexpr = K == STEPS * BLOCK_K * SPLIT
+    WARPS: tl.constexpr = BLOCK_K // _VALUES
+    ONE: tl.constexpr = MMA and BLOCK_N == 1 and SPLIT == 1 and WARPS > 1 and WARPS <= _MOST_WARPS
     tile = tl.program_id(0)
     part = tl.program_id(1)
     rows = tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -103,6 +116,8 @@ def gemv(
     ks = part * (STEPS * BLOCK_K) + tl.arange(0, BLOCK_K)
     w_rows = w + read.to(tl.int64)[:, None] * ldw
     acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    if ONE and bias is not None:
+        started = load_first((bias + tile + ks[None, :] * 0).to(tl.int64))
     if HOLD == 0:
         for step in tl.range(0, STEPS, loop_unroll_factor=UNROLL):
             k = ks + step * BLOCK_K
@@ -126,6 +141,20 @@ def gemv(
                 acc = _add(acc, of_w[u], of_x[u], MMA)
     if MMA:
         acc = on_diagonal(acc)
+    if ONE:  # every thread has the total, the first stores it
+        total = over_warps(acc, WARPS)
+        if bias is not None:
+            total += started.to(tl.int16).to(bias.dtype.element_ty, bitcast=True).to(tl.float32)
+        bits = total.to(y.dtype.element_ty).to(tl.int16, bitcast=True).to(tl.int32)
+        store_first((y + tile + ks[None, :] * 0).to(tl.int64), bits, (ks == 0)[None, :].to(tl.int32))
+    else:
+        _add_up_and_store(acc, partials, counters, bias, y, tile, part, rows, inside, BLOCK_N, SPLIT)
+
+
+@triton.jit
+def _add_up_and_store(
+    acc, partials, counters, bias, y, tile, part, rows, inside, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr
+):
     total = tl.sum(acc, 1)
     if SPLIT == 1:
         if bias is not None:
@@ -158,7 +187,7 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
             raise CandidateFailed(f"{NAME}: {name} is {config[name]}, expected 0 to {most}")
     if config["hold"] and config["split"] > 1:  # a last group of steps may reach into the next slice
         raise CandidateFailed(f"{NAME}: loads are held together where K is not cut, split is {config['split']}")
-    if config["mma"] and (config["block_k"] % (VALUES * config["warps"]) or problem.k % 8):
+    if config["mma"] and (config["block_k"] != VALUES * config["warps"] or problem.k % 8):
         raise CandidateFailed(
             f"{problem} {NAME}: the tensor core takes {VALUES} values a warp and a K of whole loads, block_k is "
             f"{config['block_k']} for {config['warps']} warps"

@@ -76,6 +76,7 @@ class LaunchRecord:
     cluster: programs that a tile's slices of K are cut over in one cluster, along the grid's first axis, which then
     has that many times the programs; 1 without.  exchange: what they send one another there.
     own_ptx: it has products or barriers written in PTX (mma.m16n8k16, bar.red).
+    max_registers: of a thread, for the compiler to keep to; 0: it chooses.
     counters_bytes: of the counters in use.  partials_offset, workspace_bytes: for an M up to `max_m`.
     """
 
@@ -91,6 +92,7 @@ class LaunchRecord:
     cluster: int = 1
     exchange: Exchange | None = None
     own_ptx: bool = False
+    max_registers: int = 0
     counters_bytes: int = 0
     partials_offset: int = 0
     workspace_bytes: int = 0
@@ -115,6 +117,7 @@ def make_record(
     drop: tuple[str, ...] = (),
     exchange: Exchange | None = None,
     own_ptx: bool = False,
+    max_registers: int = 0,
 ) -> LaunchRecord:
     """LaunchRecord for a problem of layout nt; `drop` names arguments this kernel does not have.
 
@@ -150,6 +153,7 @@ def make_record(
         cluster=cluster,
         exchange=exchange,
         own_ptx=own_ptx,
+        max_registers=max_registers,
         counters_bytes=counters_bytes,
         partials_offset=offset,
         workspace_bytes=offset + 4 * split * tile_values * x * z if in_memory else 0,

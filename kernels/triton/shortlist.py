@@ -16,13 +16,13 @@ from typing import Final
 from gemmtuned.kernels.triton import fragments, gemv, tiles, warp_split_k
 
 LIMIT: Final = 24
-CLOSE: Final = 5
+CLOSE: Final = {"gemv": 24, "fragments": 6, "warp_split_k": 5, "tiles": 5}  # gemv's parameters make no groups
 MODULES: Final = {module.NAME: module for module in (gemv, fragments, warp_split_k, tiles)}
 # (largest M, candidates of each kernel at most): what measured as hopeless there is left out, or kept to a few
 _SHARES: Final = (
     (1, {"gemv": 24}),
-    (8, {"fragments": 14, "warp_split_k": 24}),
-    (16, {"fragments": 10, "warp_split_k": 24, "tiles": 24}),
+    (8, {"fragments": 24, "warp_split_k": 24}),
+    (16, {"fragments": 12, "warp_split_k": 6, "tiles": 24}),
     (32, {"warp_split_k": 24, "tiles": 24}),
     (64, {"tiles": 22}),
     (256, {"tiles": 8}),  # here the library leads but where N is small: these tiles lack what large M needs
@@ -53,7 +53,7 @@ def shortlist(m: int, n: int, k: int, units: int, *, arch: str, limit: int = LIM
         group = (name, config["rows"], config["split"], wide)
         if taken[name] == shares[name]:
             continue
-        if name != gemv.NAME and taken[group] == CLOSE:  # gemv's parameters are too few to make groups
+        if taken[group] == CLOSE[name]:
             passed.append((cost, name, config))
             continue
         taken[name] += 1

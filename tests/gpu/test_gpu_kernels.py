@@ -87,7 +87,7 @@ def test_products_on_the_diagonal_are_right(rows, warps, unroll, n, k, bias, dty
     assert_right_every_time(gemv, config, 1, n, k, bias, dtype, times=10, apart=apart)
 
 
-PART = {"rows": 8, "tokens": 4, "split": 8, "warps": 2, "ahead": 7, "chains": 2}
+PART = {"rows": 8, "tokens": 4, "split": 8, "warps": 2, "ahead": 7, "chains": 2, "registers": 0}
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ PART = {"rows": 8, "tokens": 4, "split": 8, "warps": 2, "ahead": 7, "chains": 2}
     [
         ({}, 4, 576, 7168, False, 0),
         ({"split": 7, "ahead": 8, "chains": 4}, 3, 250, 7168, True, 8),
-        ({"split": 3, "warps": 4, "ahead": 2, "chains": 1}, 2, 1001, 4104, True, 8),
+        ({"split": 3, "warps": 4, "ahead": 2, "chains": 1, "registers": 96}, 2, 1001, 4104, True, 8),
         ({"tokens": 8, "rows": 16, "split": 5, "warps": 1}, 7, 2112, 7176, True, 0),
         ({"tokens": 16, "split": 6, "warps": 4, "ahead": 4}, 13, 512, 16384, False, 0),
         ({"tokens": 16, "rows": 32, "split": 1, "ahead": 2, "chains": 1}, 16, 7168, 2048, True, 16),
