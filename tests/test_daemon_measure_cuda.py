@@ -67,7 +67,7 @@ def test_a_graph_is_recorded_once_over_all_weight_copies_and_timed_by_launch() -
     clock, one = GraphClock(graphs), arm(copies=5)
 
     assert [clock.us(one, (i,)) for i in range(3)] == [10.0] * 3
-    assert graphs.recorded == [20] and graphs.recorded[0] >= MIN_LAUNCHES
+    assert graphs.recorded == [35] and graphs.recorded[0] >= MIN_LAUNCHES
 
 
 def test_many_copies_are_launched_once_each() -> None:
