@@ -596,6 +596,21 @@ def test_doctor_reports_every_part(call: Cli, home: Path) -> None:
     assert {row["name"] for row in parsed["settings"]} == {variable.name for variable in VARIABLES}
 
 
+def test_doctor_names_misspelled_variables_and_what_is_probably_meant(call: Cli) -> None:
+    wrong = {"GEMMTUNED_HOMES": "1", "GEMMTUNED_TUNE_GEMM": "1", "gemmtuned_idle_s": "1", "GEMMTUNED_WHATEVER": "1"}
+
+    found = json.loads(call("doctor", "--quick", "--json", **wrong).stdout)["checks"]
+    right = json.loads(call("doctor", "--quick", "--json").stdout)["checks"]
+
+    said = {check["found"].split()[0]: check for check in found if check["name"] == "variables"}
+    assert {check["result"] for check in said.values()} == {"WARN"}
+    assert {name: "or set" in check["fix"] and check["fix"].split()[4] for name, check in said.items()} == {
+        "GEMMTUNED_HOMES": "GEMMTUNED_HOME", "GEMMTUNED_TUNE_GEMM": "AITER_TUNE_GEMM",
+        "gemmtuned_idle_s": "GEMMTUNED_IDLE_S", "GEMMTUNED_WHATEVER": False,
+    }  # fmt: skip
+    assert "variables" not in {check["name"] for check in right}
+
+
 def test_doctor_says_who_may_write_the_published_tables(call: Cli, home: Path) -> None:
     (home / "configs").chmod(0o777)
 
