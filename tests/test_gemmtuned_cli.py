@@ -611,6 +611,43 @@ def test_doctor_names_misspelled_variables_and_what_is_probably_meant(call: Cli)
     assert "variables" not in {check["name"] for check in right}
 
 
+@pytest.mark.parametrize("place", ["file/home", "file", "/proc/home"])
+def test_doctor_says_that_a_home_cannot_be_made_and_why(call: Cli, tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("")
+    home = tmp_path / place  # of two absolute paths the second
+
+    found = {
+        check["name"]: check
+        for check in json.loads(call("doctor", "--quick", "--json", GEMMTUNED_HOME=str(home)).stdout)["checks"]
+    }
+
+    assert found["home"]["result"] == "FAIL"
+    assert found["home"]["found"].startswith(f"{home} cannot be ")
+    assert ("Not a directory" if "file" in place else "/proc takes no folder") in found["home"]["found"]
+    assert "set GEMMTUNED_HOME" in found["home"]["fix"]
+    assert "disk" not in found
+
+
+def test_doctor_leaves_nothing_in_the_home(call: Cli, tmp_path: Path) -> None:
+    call("doctor", "--quick")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "home").mkdir()
+    call("doctor", "--quick")
+    assert not list((tmp_path / "home").iterdir())
+
+
+@pytest.mark.parametrize("command", [["doctor", "--quick"], ["status"], ["coverage"], ["daemon", "--once"]])
+def test_a_home_in_a_folder_that_is_closed_to_us_is_said_in_one_line(
+    call: Cli, tmp_path: Path, command: list[str]
+) -> None:
+    (tmp_path / "loop").symlink_to("loop")  # as one without permission, which root always has
+
+    done = call(*command, GEMMTUNED_HOME=str(tmp_path / "loop/home"))
+
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1 and "Set GEMMTUNED_HOME to a folder of your own" in done.stderr
+
+
 def test_doctor_says_who_may_write_the_published_tables(call: Cli, home: Path) -> None:
     (home / "configs").chmod(0o777)
 
