@@ -140,6 +140,30 @@ def test_bad_rows_stop_an_import_unless_they_are_skipped(run: Run, tmp_path: Pat
     assert len(queries.frame(tmp_path / "home/tune.db", "hints")) == 1
 
 
+def test_import_says_every_error_once_and_on_stderr(tmp_path: Path) -> None:
+    for name, value in (("one", "x"), ("two", "y")):
+        lines = f"M,N,K,dtype,libtype,solidx,us\n8,8,8,bf16,asm,1,5\n{value},8,8,bf16,asm,1,5\n"
+        (tmp_path / f"{name}_gemm.csv").write_text(lines)
+    env = {**os.environ, "GEMMTUNED_HOME": str(tmp_path / "home")}
+
+    def run(*more: str) -> tuple[str, str]:
+        command = [sys.executable, "-m", "gemmtuned", "import", "one_gemm.csv", "two_gemm.csv", "gone.csv", *more]
+        done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path)
+        assert done.returncode == 1
+        return done.stdout, done.stderr
+
+    table, errors = run()
+    assert "line 3" not in table and "gone.csv:" not in table
+    assert [line.split(",")[0].split(":")[1] for line in errors.splitlines()] == [
+        " gone.csv", " one_gemm.csv line 3", " two_gemm.csv line 3",
+    ]  # fmt: skip
+    assert errors.endswith("2 bad rows in all; use --skip-bad-rows to import the other 2 rows\n")
+
+    table, errors = run("--skip-bad-rows")
+    assert table.count("line 3") == 2, "no errors any more, so the table says what was skipped"
+    assert "gone.csv" in errors and "line 3" not in errors
+
+
 def test_a_file_that_cannot_be_read_is_named_and_costs_that_file_alone(run: Run, tmp_path: Path) -> None:
     (tmp_path / "garbage.csv").write_bytes(b"\0\1\2" * 100)
     good = str(DATA / "configs/bf16_tuned_gemm.csv")
