@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +273,24 @@ def test_an_aiter_table_of_ours_is_read_by_aiters_rules_and_comes_back_whole(
     assert hit.m == 32  # the padded walk finds the row that covers its bucket
     again = run("import", str(tmp_path / "out/bf16_tuned_gemm.csv"), str(tmp_path / "out/bf16_tuned_batched_gemm.csv"))
     assert [row["imported"] for row in again[1]["files"]] == [2, 1]
+
+
+def test_an_aiter_table_says_which_thread_count_it_holds(run: Run, store: Store, tmp_path: Path) -> None:
+    shape = Problem(m=8, n=64, k=64, dtype="fp32")
+    times = {1: 9.0, 4: 3.0, 2: 5.0}
+    install(store, CPU, *(made(replace(shape, threads=threads), us=us) for threads, us in times.items()))
+    install(
+        store, CPU, *(made(replace(shape, n=128, threads=threads), us=us) for threads, us in {1: 2.0, 2: 4.0}.items())
+    )
+    store.close()
+
+    _, said = run("export", "--format", "aiter-csv", "--out", str(tmp_path / "out"))
+
+    written = "AITER's table does not tell the thread count: the row of thread count {} is written"
+    assert [(row["n"], row["threads"], row["reason"]) for row in said["left_out"]] == [
+        (64, 1, written.format(4)), (64, 2, written.format(4)), (128, 2, written.format(1)),
+    ]  # fmt: skip
+    assert said["notes"][1:] == [f"2 left out: {written.format(4)}", f"1 left out: {written.format(1)}"]
 
 
 @pytest.mark.parametrize("format", ["aiter-csv", "gemmtuned"])
