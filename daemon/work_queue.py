@@ -176,10 +176,13 @@ class WorkQueue:
 
     def give_up(self, work: Work, reason: str, now_s: float) -> None:
         """This attempt failed: again after a while, or never."""
-        self._store.fail(work, reason, now_s=now_s)
+        retry_s = self._store.fail(work, reason, now_s=now_s)
         if self._request is not None:
             self._request.settle(work.problem, work.covers, None)
-        logger.warning("tuning failed problem=%s attempt=%d reason=%r", work.problem, work.attempt, reason)
+        logger.warning(
+            "tuning failed problem=%s attempt=%d retry_s=%s reason=%r",
+            work.problem, work.attempt, "never" if retry_s is None else f"{retry_s:g}", reason,
+        )  # fmt: skip
 
 
 def mismatch(work: Work, found: tuple[Solution, ...]) -> str:

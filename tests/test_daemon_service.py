@@ -184,6 +184,38 @@ def test_a_crash_costs_one_candidate(world: World) -> None:
     assert world.life.started == 5
 
 
+@pytest.mark.parametrize("at", ["torch", "bad"])
+def test_a_worker_killed_by_somebody_costs_no_candidate(
+    world: World, at: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.see(problem())
+    world.life.crashes = lambda p, c: c.backend == at and world.life.started == 1
+    world.life.death = "worker killed by SIGKILL (out of memory, or by somebody's hand)"
+    world.run(60, until=lambda: bool(world.solved()))
+    assert [order.skip for order in world.life.orders] == [(), ()]
+    assert not _rows(world, "SELECT 1 FROM trials WHERE outcome = 'crash'")
+    assert "hand)\" then='a new worker tries it again'" in caplog.text
+
+
+def test_a_candidate_at_which_the_worker_is_killed_twice_is_left_out(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.see(problem())
+    world.life.crashes = lambda p, c: c.backend == "bad"
+    world.life.death = "worker killed by SIGKILL (out of memory, or by somebody's hand)"
+    world.run(90, until=lambda: bool(world.solved()))
+    assert [order.skip for order in world.life.orders] == [(), (), (Candidate("bad"),)]
+    assert "then='a new worker goes on without bad'" in caplog.text
+
+
+def test_a_failed_attempt_says_when_the_next_one_is(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.see(problem())
+    world.life.refuses = lambda p: "no"
+    world.run(3600, step_s=2.0)
+    said = [record.getMessage().partition("attempt=")[2] for record in caplog.records if record.levelname == "WARNING"]
+    assert said == ["1 retry_s=240 reason='no'", "2 retry_s=960 reason='no'", "3 retry_s=never reason='no'"]
+
+
 def test_a_problem_whose_default_crashes_fails_for_good_after_three_attempts(world: World) -> None:
     world.see(problem())
     world.life.crashes = lambda p, c: c.backend == "torch"

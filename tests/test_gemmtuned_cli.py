@@ -313,6 +313,23 @@ def test_status_names_the_generation_and_the_errors_of_programs(cli: Cli, home: 
     assert "2 errors in the hook" in text
 
 
+@pytest.mark.parametrize("state", ["tuning", "stopped"])
+def test_status_tells_a_daemon_that_was_killed_from_one_that_was_stopped(call: Cli, home: Path, state: str) -> None:
+    from gemmtuned.daemon.notice import Notice, write_notice
+    from gemmtuned.daemon.work_queue import owner_name
+
+    gone = owner_name() + "0"  # as this process, started at another time
+    now_s = time.time()
+    write_notice(
+        home, Notice(owner=gone, pid=1, started_s=0, updated_s=now_s, state=state, reason="", generation=1, solved=0)
+    )
+
+    said = call("status").stdout.splitlines()[0]
+
+    assert said.startswith("daemon: not running")
+    assert ("it was killed, or the machine went down" in said) is (state == "tuning")
+
+
 def test_status_before_any_daemon_has_looked(call: Cli, tmp_path: Path) -> None:
     from gemmtuned.db.store import Store
 

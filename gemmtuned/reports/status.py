@@ -114,7 +114,9 @@ def _daemon_line(notice: Mapping[str, Any] | None, now_s: float) -> str:
     if notice is None:
         return "daemon: never ran here. Start it: gemmtuned daemon"
     if not notice["running"]:
-        return f"daemon: not running, last heard of {age(now_s - notice['updated_s'])}. Start it: gemmtuned daemon"
+        died = "" if notice["state"] == "stopped" else " (it was killed, or the machine went down)"
+        heard = age(now_s - notice["updated_s"])
+        return f"daemon: not running{died}, last heard of {heard}. Start it: gemmtuned daemon"
     why = f" ({notice['reason']})" if notice["reason"] not in ("", notice["state"]) else ""
     return f"daemon: {notice['state']}{why}, pid {notice['pid']}, {count(notice['solved'])} problems solved so far"
 
