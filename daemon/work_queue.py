@@ -240,7 +240,9 @@ def _start(pid: int) -> str | None:
     """When this process was started; "" when there is none of that number, None when it cannot be known."""
     try:
         # Field 22 of /proc/PID/stat: clock ticks since boot. The second, in brackets, may hold anything
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19].decode()
+        facts = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        is_over = facts[0] == b"Z" and int(facts[17]) <= 1  # and nobody has waited for it, as in many a container
+        return "" if is_over else facts[19].decode()
     except FileNotFoundError:
         pass
     except (OSError, IndexError):

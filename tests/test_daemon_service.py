@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -329,6 +332,20 @@ def test_leases_of_dead_daemons_are_free_at_once_and_uncounted(world: World) -> 
         assert world.left() == (0, 1, 0, 0)
         world.daemon.resume(world.clock.now_s)
         assert world.left() == (1, 0, 0, 0)
+
+
+def test_an_owner_that_was_killed_is_dead_before_anybody_waited_for_it() -> None:
+    killed = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    host, _, started = owner_name().split(":")
+    start = Path(f"/proc/{killed.pid}/stat").read_text().rpartition(")")[2].split()[19]
+    owner = f"{host}:{killed.pid}:{started.split('.')[0]}.{start}"
+    try:
+        assert not is_dead(owner)
+    finally:
+        killed.kill()
+    os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)
+    assert is_dead(owner)
+    killed.communicate()
 
 
 def test_an_owner_is_dead_only_when_its_process_is_gone_or_the_machine_started_anew() -> None:
