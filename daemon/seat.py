@@ -74,7 +74,8 @@ class Seat:
         self._tuning = False  # the worker has the order
         self._trying: Trial | None = None  # started and not finished: to blame if the worker dies
         self._deaths = 0
-        self._killed_at: set[tuple[Problem, Candidate] | None] = set()  # what it was at when it was killed, once each
+        # At what workers were killed, in which attempt: one that is given back uncounted comes again with its number
+        self._killed_at: set[tuple[Problem, int, tuple[Problem, Candidate] | None]] = set()
         self._away = ""  # why the device must be left now
         self._forbidden = ""  # why the operator wants nothing tuned
         self._fruitless = 0  # yields in a row without a verdict between them
@@ -248,7 +249,6 @@ class Seat:
                 self.work = self._queue.lease(self.environment, now_s)
                 self.out_of_work = self.work is None
                 self._deaths = 0
-                self._killed_at.clear()
             self.trouble = ""
         except StoreError as err:
             self.out_of_work = True  # nothing that can be begun
@@ -339,7 +339,7 @@ class Seat:
             logger.warning("worker died at rest device=%s pid=%d reason=%r", self.monitor.id, pid, str(err))
             return
         self._deaths += 1
-        at = (trying.problem, trying.candidate) if trying is not None else None
+        at = work.problem, work.attempt, (trying.problem, trying.candidate) if trying is not None else None
         if "SIGKILL" in str(err) and at not in self._killed_at and self._deaths < MAX_DEATHS:
             self._killed_at.add(at)
             self._tell_death(pid, work, err, "a new worker tries it again")

@@ -211,6 +211,21 @@ def test_a_candidate_at_which_the_worker_is_killed_twice_is_left_out(
     assert "then='a new worker goes on without bad'" in caplog.text
 
 
+def test_a_candidate_that_kills_its_workers_is_left_out_though_others_come_in_between(world: World) -> None:
+    world.see(problem())
+    world.life.crashes = lambda p, c: c.backend == "bad"
+    world.life.death = "worker killed by SIGKILL (out of memory, or by somebody's hand)"
+    for killed in (1, 2):
+        world.run(90, until=lambda killed=killed: len(world.life.orders) == killed)
+        started = world.life.started
+        world.run(5, until=lambda started=started: world.life.started > started)
+        world.busy_from(world.clock.now_s, world.clock.now_s + 5)
+        world.run(5)
+        assert world.left() == (1, 0, 0, 0), "given back, uncounted"
+    world.run(90, until=lambda: bool(world.solved()))
+    assert [order.skip for order in world.life.orders] == [(), (), (Candidate("bad"),)]
+
+
 def test_a_failed_attempt_says_when_the_next_one_is(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.see(problem())
     world.life.refuses = lambda p: "no"
