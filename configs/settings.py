@@ -129,6 +129,11 @@ class Settings:
         """While this file exists, running processes serve everything by the default."""
         return self.home / "disabled"
 
+    @property
+    def switched_off(self) -> bool:
+        """Whether it exists; not in a home that is closed to us."""
+        return os.path.exists(self.kill_switch)  # noqa: PTH110  Path.exists raises there
+
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
         """Read the variables of `VARIABLES`. Raises SettingError that names variable and value."""

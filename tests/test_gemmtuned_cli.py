@@ -665,6 +665,15 @@ def test_a_home_in_a_folder_that_is_closed_to_us_is_said_in_one_line(
     assert done.stderr.count("\n") == 1 and "Set GEMMTUNED_HOME to a folder of your own" in done.stderr
 
 
+def test_tables_in_a_folder_that_is_closed_to_us_are_no_traceback(call: Cli, tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+
+    done = call("doctor", "--quick", "--json", GEMMTUNED_CONFIG_DIR=str(tmp_path / "loop/configs"))
+
+    found = {check["name"]: check for check in json.loads(done.stdout)["checks"]}["published tables"]
+    assert found["result"] == "FAIL" and "manifest.json: cannot be read (" in found["found"]
+
+
 def test_doctor_says_who_may_write_the_published_tables(call: Cli, home: Path) -> None:
     (home / "configs").chmod(0o777)
 

@@ -36,7 +36,7 @@ def checks(settings: Settings) -> Iterator[Check]:
     yield from _probation(settings)
     yield _inotify()
     yield from _gpus()
-    if settings.kill_switch.exists():
+    if settings.switched_off:
         fix = f"rm {settings.kill_switch}"
         yield Check("kill switch", WARN, f"{settings.kill_switch} exists: every program runs stock torch", fix)
 

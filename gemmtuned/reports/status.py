@@ -42,7 +42,7 @@ def report(
         else "No GEMM was called in the last 24 h.",
         f"saved so far: {duration(saved_us)} of GEMM time (gemmtuned gains)",
     ]
-    if settings.kill_switch.exists():
+    if settings.switched_off:
         lines.insert(
             0, f"SWITCHED OFF: {settings.kill_switch} exists, every program runs stock torch. Remove it to go on."
         )
@@ -72,7 +72,7 @@ def report(
         "covered_share": share,
         "saved_us": saved_us,
         "frozen_problems": len({row["problem"] for row in frozen}),
-        "switched_off": settings.kill_switch.exists(),
+        "switched_off": settings.switched_off,
     }
     return Report("status", tables, facts=facts, lines=lines, notes=_notes(running, notice) + frozen_notes(frozen))
 
