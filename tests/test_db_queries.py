@@ -280,6 +280,11 @@ def test_a_process_is_gone_only_where_its_number_means_the_same(store: Store) ->
     assert said == {name: "gone" if name.startswith("gone") else "live" for name in places}
 
 
+def test_where_proc_is_of_another_namespace_nothing_is_known_to_be_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getpid", lambda: os.getppid())  # as after `unshare --pid` without a /proc of its own
+    assert pid_namespace() is None
+
+
 def test_explain_names_the_step_that_is_found_and_why_the_others_are_not(store: Store) -> None:
     now = time.time()
     store.add_sightings("r", NEW, [saw(problem(8), 4, us=10)], now_s=now)
