@@ -22,6 +22,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import VARIABLES
 from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import Device, Environment, Solution
+from gemmtuned.reports import checks_host
 
 DEVICE = Device(key="cpu-test-0", kind="cpu", name="test", arch="x86_64", units=2)
 HERE = Environment(DEVICE, {"torch": "2.13.0", "onednn": "2.13.0/cpu-test-0"})
@@ -643,6 +644,15 @@ def test_doctor_says_that_a_home_cannot_be_made_and_why(call: Cli, tmp_path: Pat
     assert ("Not a directory" if "file" in place else "/proc takes no folder") in found["home"]["found"]
     assert "set GEMMTUNED_HOME" in found["home"]["fix"]
     assert "disk" not in found
+
+
+@pytest.mark.parametrize(("files", "result"), [((1000, 0, 0), "FAIL"), ((1000, 9, 9), "PASS"), ((0, 0, 0), "PASS")])
+def test_a_disk_with_room_and_without_inodes_is_full(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: tuple[int, int, int], result: str
+) -> None:
+    facts = os.statvfs_result((4096, 4096, 1 << 24, 1 << 24, 1 << 24, *files, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: facts)
+    assert checks_host._space(tmp_path).result == result
 
 
 def test_doctor_leaves_nothing_in_the_home(call: Cli, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -110,9 +109,12 @@ def _kind_of(path: Path, mounts: Path) -> str | None:
 
 def _space(path: Path) -> Check:
     try:
-        free = shutil.disk_usage(path).free
+        facts = os.statvfs(path)
     except OSError as err:
         return Check("disk", WARN, f"{path}: {err.strerror}")
+    free = facts.f_bavail * facts.f_frsize
+    if facts.f_files and not facts.f_favail:  # some file systems count none
+        return Check("disk", FAIL, f"no room for another file at {path}: all inodes are taken", "remove some files")
     if free < EMPTY_BYTES:
         return Check("disk", FAIL, f"{size(free)} free at {path}", "free some space: counts are being lost")
     if free < LOW_BYTES:
