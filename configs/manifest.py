@@ -62,8 +62,12 @@ def read_manifest(folder: Path) -> Manifest | None:
     Raises TableError when it is not to be trusted or not valid.
     """
     path = folder / MANIFEST
-    if not path.exists():
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as err:
+        raise TableError(f"{path}: cannot be read ({err.strerror})") from err
     _check_owner(folder)
     try:
         raw: Any = json.loads(_read(path))

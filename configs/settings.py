@@ -129,6 +129,11 @@ class Settings:
         """While this file exists, running processes serve everything by the default."""
         return self.home / "disabled"
 
+    @property
+    def switched_off(self) -> bool:
+        """Whether it exists; not in a home that is closed to us."""
+        return os.path.exists(self.kill_switch)  # noqa: PTH110  Path.exists raises there
+
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
         """Read the variables of `VARIABLES`. Raises SettingError that names variable and value."""
@@ -164,6 +169,19 @@ def wants_activation(env: Mapping[str, str] | None = None) -> bool:
     """True when the environment switches capture or dispatch on; reads two variables and nothing else."""
     env = os.environ if env is None else env
     return _flag(env, "AITER_TUNE_GEMM") or _flag(env, "GEMMTUNED_DISPATCH")
+
+
+def unknown_variables(env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Variables named as ours that nobody reads, each with the one that is probably meant; "" where none is near."""
+    names = os.environ if env is None else env
+    known = {variable.name.partition("_")[2]: variable.name for variable in VARIABLES}
+    unknown = sorted(n for n in names if n.upper().startswith("GEMMTUNED_") and n not in known.values())
+    if not unknown:
+        return {}
+    import difflib  # by what follows the prefix: with it, any two names are alike
+
+    near = {name: difflib.get_close_matches(name.upper().partition("_")[2], known, n=1) for name in unknown}
+    return {name: known[found[0]] if found else "" for name, found in near.items()}
 
 
 def no_color(env: Mapping[str, str] | None = None) -> bool:

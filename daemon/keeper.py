@@ -7,6 +7,7 @@ and nothing is started beside it.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -67,7 +68,7 @@ class Keeper:
         self.failed_starts += 1
         wait_s = min(START_AGAIN_S * 2 ** (self.failed_starts - 1), LONGEST_WAIT_S)
         self._start_at_s = now_s + wait_s
-        self._failure = f"{reason}; next start in {wait_s:.0f} s"
+        self._failure = f"{reason}; next start from {time.strftime('%H:%M:%S', time.localtime(self._start_at_s))} on"
         logger.warning("worker start failed device=%s retry_s=%.0f reason=%r", self._device_id, wait_s, reason)
 
     def lost(self, now_s: float) -> None:

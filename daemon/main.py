@@ -22,7 +22,7 @@ from gemmtuned.configs.errors import GemmtunedError, StoreBusy, StoreError, Tabl
 from gemmtuned.configs.manifest import make_folder
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.settings import Settings
+from gemmtuned.configs.settings import Settings, unknown_variables
 from gemmtuned.configs.solution import Device, Environment, Solution
 from gemmtuned.daemon.ahead import Ahead
 from gemmtuned.daemon.devices import Monitor, find_monitors
@@ -76,6 +76,8 @@ def run_daemon(
                     recheck=not once,
                     ahead=Ahead() if compile_ahead else None,
                 )
+                for name, meant in unknown_variables().items():
+                    logger.warning("unknown variable name=%s meant=%s", name, meant or "unknown")
                 _patiently(daemon.resume, told)
                 manager = ServiceManager()
                 manager.ready("looking for an idle device")

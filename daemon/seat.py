@@ -15,7 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gemmtuned.configs.errors import StoreError, WorkerFailed, WorkerHung
-from gemmtuned.configs.solution import DEFAULT_BACKEND, Environment, Solution
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import DEFAULT_BACKEND, Candidate, Environment, Solution
 from gemmtuned.daemon.attribution import OwnUse
 from gemmtuned.daemon.device_lock import DeviceLock
 from gemmtuned.daemon.devices import Monitor
@@ -73,6 +74,8 @@ class Seat:
         self._tuning = False  # the worker has the order
         self._trying: Trial | None = None  # started and not finished: to blame if the worker dies
         self._deaths = 0
+        # At what workers were killed, in which attempt: one that is given back uncounted comes again with its number
+        self._killed_at: set[tuple[Problem, int, tuple[Problem, Candidate] | None]] = set()
         self._away = ""  # why the device must be left now
         self._forbidden = ""  # why the operator wants nothing tuned
         self._fruitless = 0  # yields in a row without a verdict between them
@@ -323,22 +326,40 @@ class Seat:
             self._forget_work()
 
     def _worker_failed(self, err: WorkerFailed, now_s: float) -> None:
-        """It crashed or hung: the candidate it was at is to blame, and the work goes on without that one."""
+        """It crashed or hung: the candidate it was at is to blame, and the work goes on without that one.
+
+        Not so at first where it was killed: it is the first to go when memory runs out, whoever took it.
+        """
         self._tuning = False
+        pid = self.worker.pid if self.worker is not None else 0
         self.keeper.lost(now_s)
         work, trying = self.work, self._trying
+        self._trying = None
         if work is None:
-            logger.warning("worker died at rest device=%s reason=%r", self.monitor.id, str(err))
+            logger.warning("worker died at rest device=%s pid=%d reason=%r", self.monitor.id, pid, str(err))
             return
         self._deaths += 1
+        at = work.problem, work.attempt, (trying.problem, trying.candidate) if trying is not None else None
+        if "SIGKILL" in str(err) and at not in self._killed_at and self._deaths < MAX_DEATHS:
+            self._killed_at.add(at)
+            self._tell_death(pid, work, err, "a new worker tries it again")
+            return
         if trying is not None:
             outcome = "hang" if isinstance(err, WorkerHung) else "crash"
             blamed = Trial(trying.problem, trying.candidate, "screen", None, None, outcome, str(err), trying.started_us)
             self._to_write.append(partial(self._record, work, blamed))
-            self._trying = None
         if trying is None or trying.candidate.backend == DEFAULT_BACKEND or self._deaths >= MAX_DEATHS:
+            self._tell_death(pid, work, err, "this attempt has failed")
             self._to_write.append(partial(self._queue.give_up, work, str(err)))
             self._forget_work()
+        else:
+            self._tell_death(pid, work, err, f"a new worker goes on without {trying.candidate}")
+
+    def _tell_death(self, pid: int, work: Work, err: WorkerFailed, then: str) -> None:
+        logger.warning(
+            "worker died device=%s pid=%d problem=%s reason=%r then=%r",
+            self.monitor.id, pid, work.problem, str(err), then,
+        )  # fmt: skip
 
     # --- the store
 

@@ -176,10 +176,13 @@ class WorkQueue:
 
     def give_up(self, work: Work, reason: str, now_s: float) -> None:
         """This attempt failed: again after a while, or never."""
-        self._store.fail(work, reason, now_s=now_s)
+        retry_s = self._store.fail(work, reason, now_s=now_s)
         if self._request is not None:
             self._request.settle(work.problem, work.covers, None)
-        logger.warning("tuning failed problem=%s attempt=%d reason=%r", work.problem, work.attempt, reason)
+        logger.warning(
+            "tuning failed problem=%s attempt=%d retry_s=%s reason=%r",
+            work.problem, work.attempt, "never" if retry_s is None else f"{retry_s:g}", reason,
+        )  # fmt: skip
 
 
 def mismatch(work: Work, found: tuple[Solution, ...]) -> str:
@@ -237,7 +240,9 @@ def _start(pid: int) -> str | None:
     """When this process was started; "" when there is none of that number, None when it cannot be known."""
     try:
         # Field 22 of /proc/PID/stat: clock ticks since boot. The second, in brackets, may hold anything
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19].decode()
+        facts = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        is_over = facts[0] == b"Z" and int(facts[17]) <= 1  # and nobody has waited for it, as in many a container
+        return "" if is_over else facts[19].decode()
     except FileNotFoundError:
         pass
     except (OSError, IndexError):

@@ -14,7 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.errors import GemmtunedError, StoreError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.sighting import Session
 from gemmtuned.configs.solution import Device, Environment
@@ -60,6 +60,12 @@ class Ingest(Sightings):
 
         Raises StoreError when it cannot be read.
         """
+        try:
+            return self._take_from(path, now_s=now_s)
+        except (AttributeError, TypeError, ValueError) as err:  # bytes for a text, a text for a number
+            raise StoreError(f"{path}: holds what no gemmtuned wrote ({err}). Remove it: it is made anew") from err
+
+    def _take_from(self, path: Path, *, now_s: float) -> int:
         try:
             facts = os.stat(path)  # noqa: PTH116
         except FileNotFoundError:

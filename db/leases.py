@@ -169,15 +169,17 @@ class Leases(Part):
         back = "UPDATE work SET owner = NULL, lease_until_us = ?, attempts = attempts - ?"
         self._touch(work, back, (us(now_s), 0 if counted else 1))
 
-    def fail(self, work: Work, reason: str, *, now_s: float) -> None:
-        """This attempt failed: wait, and after the third fail it for good in this environment."""
+    def fail(self, work: Work, reason: str, *, now_s: float) -> float | None:
+        """This attempt failed: wait for so many seconds, and after the third fail it for good in this environment."""
         state = "failed" if work.attempt >= MAX_ATTEMPTS else "open"
-        retry_us = us(now_s + BACKOFF_S * 4**work.attempt)
+        wait_s = BACKOFF_S * 4**work.attempt
+        retry_us = us(now_s + wait_s)
         self._touch(
             work,
             "UPDATE work SET owner = NULL, lease_until_us = ?, retry_us = ?, state = ?, reason = ?",
             (us(now_s), retry_us, state, plain(reason, 4096)),
         )
+        return None if state == "failed" else wait_s
 
     def remaining(self, environment: Environment, *, now_s: float) -> Remaining:
         """What is left to do here; all but `failed` at 0 means that every captured problem has its verdict."""

@@ -6,6 +6,8 @@ are promises.  All raise StoreError when there is no database or it cannot be re
 
 from __future__ import annotations
 
+import os
+import socket
 import sqlite3
 import time
 from collections.abc import Callable, Collection
@@ -16,6 +18,7 @@ from gemmtuned.configs.errors import SettingError
 from gemmtuned.configs.hint import plain_case
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import COLUMNS, Problem, known_problems
+from gemmtuned.configs.sighting import pid_namespace
 from gemmtuned.configs.solution import LIVE_STATES, Device, Environment, Solution
 from gemmtuned.db import faults, migrations
 from gemmtuned.db.files import connect_read_only
@@ -171,8 +174,29 @@ def frozen(path: Path, *, since_s: float = DAY_S) -> list[dict[str, Any]]:
 
 
 def sessions(path: Path) -> list[dict[str, Any]]:
-    """Hooked processes, the ones heard of last first."""
-    return ask(path, "SELECT * FROM sessions ORDER BY last_seen DESC")
+    """Hooked processes, the ones heard of last first. Besides the view's states: gone, of which this host is sure."""
+    found = ask(path, "SELECT * FROM sessions ORDER BY last_seen DESC")
+    here = (socket.gethostname(), pid_namespace())
+    for row in found:
+        same = here[1] is not None and (row["host"], row.get("namespace")) == here
+        if same and row["state"] != "ended" and not _is_there(row["pid"]):
+            row["state"] = "gone"
+    return found
+
+
+def _is_there(pid: int) -> bool:
+    """Whether a process of this number runs here, or may; one that nobody has waited for is over."""
+    try:
+        os.kill(pid, 0)  # asks, and sends nothing
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    try:  # may be hidden from us; one whose first thread alone has ended has others
+        facts = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return facts[0] != b"Z" or int(facts[17]) > 1
+    except (OSError, IndexError):
+        return True
 
 
 def generation(path: Path) -> int:

@@ -26,14 +26,15 @@ ON CONFLICT DO UPDATE SET calls = calls + excluded.calls, sampled_calls = sample
 """
 _SESSION: Final = """
 INSERT INTO session (host, pid, started_us, run, path, generation, active_us, calls, dropped, errors,
-    reload_failures, note, sqlite_version, store_dev, store_ino, beat_us, ended_us, rank)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    reload_failures, note, sqlite_version, store_dev, store_ino, beat_us, ended_us, rank, namespace)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET run = excluded.run, path = excluded.path, generation = excluded.generation,
     active_us = excluded.active_us,
     calls = excluded.calls, dropped = excluded.dropped, errors = excluded.errors,
     reload_failures = excluded.reload_failures, note = excluded.note, sqlite_version = excluded.sqlite_version,
     store_dev = excluded.store_dev, store_ino = excluded.store_ino,
-    beat_us = max(beat_us, excluded.beat_us), ended_us = excluded.ended_us, rank = excluded.rank
+    beat_us = max(beat_us, excluded.beat_us), ended_us = excluded.ended_us, rank = excluded.rank,
+    namespace = excluded.namespace
 """
 ADD_QUARANTINE: Final = """
 INSERT INTO quarantine (problem_id, device, mode, covers, backend, config, stamp, reason, run,
@@ -142,6 +143,7 @@ class Sightings(Part):
 
     def _put_session(self, s: Session, beat_us: int, ended_us: int | None) -> None:
         key = (plain(s.host, 512), s.pid, s.started_us, plain(s.run, 512))
+        where = None if s.namespace is None else plain(s.namespace, 100)
         state = (
             s.path,
             s.generation,
@@ -156,7 +158,7 @@ class Sightings(Part):
         def work(conn: sqlite3.Connection) -> None:
             device, inode = self._db.file()
             file = (device, inode & (1 << 63) - 1)  # inode numbers are unsigned, SQLite's integers are not
-            conn.execute(_SESSION, (*key, *state, sqlite3.sqlite_version, *file, beat_us, ended_us, s.rank))
+            conn.execute(_SESSION, (*key, *state, sqlite3.sqlite_version, *file, beat_us, ended_us, s.rank, where))
 
         self._write(work)
 

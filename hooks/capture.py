@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from gemmtuned.configs.errors import GemmtunedError, StoreBusy
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
-from gemmtuned.configs.sighting import Session, Sighting
+from gemmtuned.configs.sighting import Session, Sighting, pid_namespace
 from gemmtuned.configs.solution import Environment, Solution
 from gemmtuned.hooks.imports import importing
 from gemmtuned.hooks.pace import in_slices
@@ -280,5 +280,6 @@ def new_session(settings: Settings, *, path: str, started_us: int, **facts: int 
         started_us=started_us,
         run=settings.run,
         path=path,
+        namespace=pid_namespace(),
         **facts,  # type: ignore[arg-type]
     )

@@ -10,7 +10,6 @@ Whatever goes wrong here ends with the program on stock torch and a line that sa
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import threading
 import time
@@ -186,7 +185,7 @@ class Hook:
     def _switched_off(self) -> str:
         if self.settings.disabled:
             return "switched off by GEMMTUNED_DISABLE or AITER_BYPASS_TUNE_CONFIG"
-        if os.path.exists(self.settings.kill_switch):  # noqa: PTH110  Path.exists raises in a closed folder
+        if self.settings.switched_off:
             return f"switched off: {self.settings.kill_switch} exists"
         return ""
 

@@ -92,6 +92,7 @@ def test_units_are_valid_and_start_the_daemon_with_options_it_has(unit: Path, tm
         env={**os.environ, "COLUMNS": "200"},
     ).stdout  # fmt: skip
     assert [option for option in options if option not in known] == []
+    assert "\nOOMPolicy=continue\n" in unit.read_text(), "else one that takes all memory ends the daemon"
     if shutil.which("systemd-analyze") is None:
         pytest.skip("no systemd-analyze here")
     copy = tmp_path / unit.name

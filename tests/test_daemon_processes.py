@@ -305,6 +305,14 @@ def test_once_with_nothing_to_do_ends_at_once(home: Home) -> None:
     assert time.monotonic() - began < 5
 
 
+def test_a_misspelled_variable_is_named_in_the_daemons_log(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMMTUNED_IDLES", "1")
+    daemon = home.start("--once")
+    _, said = daemon.communicate(timeout=20)
+    assert daemon.returncode == 0, said
+    assert "WARNING unknown variable name=GEMMTUNED_IDLES meant=GEMMTUNED_IDLE_S" in said
+
+
 def test_once_says_try_later_when_no_device_becomes_idle(home: Home) -> None:
     home.see(problem(8))
     daemon = home.start("--once", "--busy", "--wait-s", "0.5")

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,6 +187,53 @@ def test_a_crash_costs_one_candidate(world: World) -> None:
     assert world.life.started == 5
 
 
+@pytest.mark.parametrize("at", ["torch", "bad"])
+def test_a_worker_killed_by_somebody_costs_no_candidate(
+    world: World, at: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.see(problem())
+    world.life.crashes = lambda p, c: c.backend == at and world.life.started == 1
+    world.life.death = "worker killed by SIGKILL (out of memory, or by somebody's hand)"
+    world.run(60, until=lambda: bool(world.solved()))
+    assert [order.skip for order in world.life.orders] == [(), ()]
+    assert not _rows(world, "SELECT 1 FROM trials WHERE outcome = 'crash'")
+    assert "hand)\" then='a new worker tries it again'" in caplog.text
+
+
+def test_a_candidate_at_which_the_worker_is_killed_twice_is_left_out(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.see(problem())
+    world.life.crashes = lambda p, c: c.backend == "bad"
+    world.life.death = "worker killed by SIGKILL (out of memory, or by somebody's hand)"
+    world.run(90, until=lambda: bool(world.solved()))
+    assert [order.skip for order in world.life.orders] == [(), (), (Candidate("bad"),)]
+    assert "then='a new worker goes on without bad'" in caplog.text
+
+
+def test_a_candidate_that_kills_its_workers_is_left_out_though_others_come_in_between(world: World) -> None:
+    world.see(problem())
+    world.life.crashes = lambda p, c: c.backend == "bad"
+    world.life.death = "worker killed by SIGKILL (out of memory, or by somebody's hand)"
+    for killed in (1, 2):
+        world.run(90, until=lambda killed=killed: len(world.life.orders) == killed)
+        started = world.life.started
+        world.run(5, until=lambda started=started: world.life.started > started)
+        world.busy_from(world.clock.now_s, world.clock.now_s + 5)
+        world.run(5)
+        assert world.left() == (1, 0, 0, 0), "given back, uncounted"
+    world.run(90, until=lambda: bool(world.solved()))
+    assert [order.skip for order in world.life.orders] == [(), (), (Candidate("bad"),)]
+
+
+def test_a_failed_attempt_says_when_the_next_one_is(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.see(problem())
+    world.life.refuses = lambda p: "no"
+    world.run(3600, step_s=2.0)
+    said = [record.getMessage().partition("attempt=")[2] for record in caplog.records if record.levelname == "WARNING"]
+    assert said == ["1 retry_s=240 reason='no'", "2 retry_s=960 reason='no'", "3 retry_s=never reason='no'"]
+
+
 def test_a_problem_whose_default_crashes_fails_for_good_after_three_attempts(world: World) -> None:
     world.see(problem())
     world.life.crashes = lambda p, c: c.backend == "torch"
@@ -297,6 +347,20 @@ def test_leases_of_dead_daemons_are_free_at_once_and_uncounted(world: World) -> 
         assert world.left() == (0, 1, 0, 0)
         world.daemon.resume(world.clock.now_s)
         assert world.left() == (1, 0, 0, 0)
+
+
+def test_an_owner_that_was_killed_is_dead_before_anybody_waited_for_it() -> None:
+    killed = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    host, _, started = owner_name().split(":")
+    start = Path(f"/proc/{killed.pid}/stat").read_text().rpartition(")")[2].split()[19]
+    owner = f"{host}:{killed.pid}:{started.split('.')[0]}.{start}"
+    try:
+        assert not is_dead(owner)
+    finally:
+        killed.kill()
+    os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)
+    assert is_dead(owner)
+    killed.communicate()
 
 
 def test_an_owner_is_dead_only_when_its_process_is_gone_or_the_machine_started_anew() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import shutil
+import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,8 +37,6 @@ class Two:
         return self.ours.take_from(self.path, now_s=now_s)
 
     def rows(self, sql: str) -> list[tuple[object, ...]]:
-        import sqlite3
-
         conn = sqlite3.connect(self.ours.path)
         try:
             return conn.execute(sql).fetchall()
@@ -130,6 +130,19 @@ def test_a_file_that_is_none_is_said_and_one_that_is_not_there_is_not(two: Two, 
     (tmp_path / "bad.db").write_bytes(b"not a database" * 1000)
     with pytest.raises(StoreError, match=r"bad\.db"):
         two.ours.take_from(tmp_path / "bad.db", now_s=T)
+
+
+@pytest.mark.parametrize("column", ["host", "namespace", "beat_us"])
+def test_a_file_with_other_types_than_ours_is_said_and_does_not_stop_us(two: Two, column: str) -> None:
+    two.theirs.beat(Session(host="h", pid=7, started_us=1, run="theirs", path="native", generation=1), now_s=T)
+    two.theirs.close()
+    with contextlib.closing(sqlite3.connect(two.path, isolation_level=None)) as conn:
+        conn.execute("PRAGMA writable_schema = ON")
+        conn.execute("UPDATE sqlite_master SET sql = replace(sql, ') STRICT', ')') WHERE name = 'session'")
+        conn.execute("PRAGMA writable_schema = RESET")
+        conn.execute(f"UPDATE session SET {column} = x'ff'")
+    with pytest.raises(StoreError, match=r"ingest\.db: holds what no gemmtuned wrote"):
+        two.take()
 
 
 def test_a_file_made_anew_begins_at_nothing(two: Two) -> None:

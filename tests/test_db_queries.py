@@ -1,6 +1,9 @@
 """Views and questions: promised columns, what counts as covered, what a call is taken to cost."""
 
+import os
+import socket
 import sqlite3
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +16,7 @@ from store_cases import DAY, HOUR, NEW, OLD, found, lease, open_store, problem, 
 from gemmtuned.configs.errors import SettingError, StoreError
 from gemmtuned.configs.hint import Hint
 from gemmtuned.configs.problem import COLUMNS
-from gemmtuned.configs.sighting import Session
+from gemmtuned.configs.sighting import Session, pid_namespace
 from gemmtuned.configs.solution import Candidate
 from gemmtuned.db import queries
 from gemmtuned.db.store import Store
@@ -248,6 +251,38 @@ def test_sessions_are_live_silent_or_ended(store: Store) -> None:
     assert {pid: row["state"] for pid, row in rows.items()} == {1: "live", 2: "silent", 3: "ended"}
     facts = store.path.stat()
     assert (rows[1]["store_dev"], rows[1]["store_ino"]) == (facts.st_dev, facts.st_ino)
+
+
+def test_a_process_is_gone_only_where_its_number_means_the_same(store: Store) -> None:
+    dead, unwaited = subprocess.Popen(["true"]), subprocess.Popen(["true"])
+    dead.wait()
+    os.waitid(os.P_PID, unwaited.pid, os.WEXITED | os.WNOWAIT)
+    here = pid_namespace()
+    if here is None:
+        pytest.skip("this system does not name its PID namespaces")
+    host = socket.gethostname()
+    places = {
+        "gone": (host, here, dead.pid),
+        "gone, nobody waited": (host, here, unwaited.pid),
+        "running": (host, here, os.getpid()),
+        "another container": (host, f"{here}0", dead.pid),
+        "another host": (f"{host}2", here, dead.pid),
+        "an older gemmtuned": (host, None, dead.pid),
+    }
+    for name, (host, namespace, pid) in places.items():
+        one = Session(
+            host=host, pid=pid, started_us=len(name), run=name, path="native", generation=0, namespace=namespace
+        )
+        store.beat(one, now_s=time.time())
+
+    said = {row["run"]: row["state"] for row in queries.sessions(store.path)}
+    unwaited.wait()
+    assert said == {name: "gone" if name.startswith("gone") else "live" for name in places}
+
+
+def test_where_proc_is_of_another_namespace_nothing_is_known_to_be_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getpid", lambda: os.getppid())  # as after `unshare --pid` without a /proc of its own
+    assert pid_namespace() is None
 
 
 def test_explain_names_the_step_that_is_found_and_why_the_others_are_not(store: Store) -> None:

@@ -22,6 +22,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import VARIABLES
 from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import Device, Environment, Solution
+from gemmtuned.reports import checks_host
 
 DEVICE = Device(key="cpu-test-0", kind="cpu", name="test", arch="x86_64", units=2)
 HERE = Environment(DEVICE, {"torch": "2.13.0", "onednn": "2.13.0/cpu-test-0"})
@@ -313,6 +314,23 @@ def test_status_names_the_generation_and_the_errors_of_programs(cli: Cli, home: 
     assert "2 errors in the hook" in text
 
 
+@pytest.mark.parametrize("state", ["tuning", "stopped"])
+def test_status_tells_a_daemon_that_was_killed_from_one_that_was_stopped(call: Cli, home: Path, state: str) -> None:
+    from gemmtuned.daemon.notice import Notice, write_notice
+    from gemmtuned.daemon.work_queue import owner_name
+
+    gone = owner_name() + "0"  # as this process, started at another time
+    now_s = time.time()
+    write_notice(
+        home, Notice(owner=gone, pid=1, started_s=0, updated_s=now_s, state=state, reason="", generation=1, solved=0)
+    )
+
+    said = call("status").stdout.splitlines()[0]
+
+    assert said.startswith("daemon: not running")
+    assert ("it was killed, or the machine went down" in said) is (state == "tuning")
+
+
 def test_status_before_any_daemon_has_looked(call: Cli, tmp_path: Path) -> None:
     from gemmtuned.db.store import Store
 
@@ -594,6 +612,76 @@ def test_doctor_reports_every_part(call: Cli, home: Path) -> None:
     parts = {"python", "torch", "entry point", "native hook", "home", "file system", "disk", "sqlite", "inotify"}
     assert parts | {"daemon", "programs"} <= set(found)
     assert {row["name"] for row in parsed["settings"]} == {variable.name for variable in VARIABLES}
+
+
+def test_doctor_names_misspelled_variables_and_what_is_probably_meant(call: Cli) -> None:
+    wrong = {"GEMMTUNED_HOMES": "1", "GEMMTUNED_TUNE_GEMM": "1", "gemmtuned_idle_s": "1", "GEMMTUNED_WHATEVER": "1"}
+
+    found = json.loads(call("doctor", "--quick", "--json", **wrong).stdout)["checks"]
+    right = json.loads(call("doctor", "--quick", "--json").stdout)["checks"]
+
+    said = {check["found"].split()[0]: check for check in found if check["name"] == "variables"}
+    assert {check["result"] for check in said.values()} == {"WARN"}
+    assert {name: "or set" in check["fix"] and check["fix"].split()[4] for name, check in said.items()} == {
+        "GEMMTUNED_HOMES": "GEMMTUNED_HOME", "GEMMTUNED_TUNE_GEMM": "AITER_TUNE_GEMM",
+        "gemmtuned_idle_s": "GEMMTUNED_IDLE_S", "GEMMTUNED_WHATEVER": False,
+    }  # fmt: skip
+    assert "variables" not in {check["name"] for check in right}
+
+
+@pytest.mark.parametrize("place", ["file/home", "file", "/proc/home"])
+def test_doctor_says_that_a_home_cannot_be_made_and_why(call: Cli, tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("")
+    home = tmp_path / place  # of two absolute paths the second
+
+    found = {
+        check["name"]: check
+        for check in json.loads(call("doctor", "--quick", "--json", GEMMTUNED_HOME=str(home)).stdout)["checks"]
+    }
+
+    assert found["home"]["result"] == "FAIL"
+    assert found["home"]["found"].startswith(f"{home} cannot be ")
+    assert ("Not a directory" if "file" in place else "/proc takes no folder") in found["home"]["found"]
+    assert "set GEMMTUNED_HOME" in found["home"]["fix"]
+    assert "disk" not in found
+
+
+@pytest.mark.parametrize(("files", "result"), [((1000, 0, 0), "FAIL"), ((1000, 9, 9), "PASS"), ((0, 0, 0), "PASS")])
+def test_a_disk_with_room_and_without_inodes_is_full(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: tuple[int, int, int], result: str
+) -> None:
+    facts = os.statvfs_result((4096, 4096, 1 << 24, 1 << 24, 1 << 24, *files, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: facts)
+    assert checks_host._space(tmp_path).result == result
+
+
+def test_doctor_leaves_nothing_in_the_home(call: Cli, tmp_path: Path) -> None:
+    call("doctor", "--quick")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "home").mkdir()
+    call("doctor", "--quick")
+    assert not list((tmp_path / "home").iterdir())
+
+
+@pytest.mark.parametrize("command", [["doctor", "--quick"], ["status"], ["coverage"], ["daemon", "--once"]])
+def test_a_home_in_a_folder_that_is_closed_to_us_is_said_in_one_line(
+    call: Cli, tmp_path: Path, command: list[str]
+) -> None:
+    (tmp_path / "loop").symlink_to("loop")  # as one without permission, which root always has
+
+    done = call(*command, GEMMTUNED_HOME=str(tmp_path / "loop/home"))
+
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1 and "Set GEMMTUNED_HOME to a folder of your own" in done.stderr
+
+
+def test_tables_in_a_folder_that_is_closed_to_us_are_no_traceback(call: Cli, tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+
+    done = call("doctor", "--quick", "--json", GEMMTUNED_CONFIG_DIR=str(tmp_path / "loop/configs"))
+
+    found = {check["name"]: check for check in json.loads(done.stdout)["checks"]}["published tables"]
+    assert found["result"] == "FAIL" and "manifest.json: cannot be read (" in found["found"]
 
 
 def test_doctor_says_who_may_write_the_published_tables(call: Cli, home: Path) -> None:

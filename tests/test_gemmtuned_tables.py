@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,30 @@ def test_bad_rows_stop_an_import_unless_they_are_skipped(run: Run, tmp_path: Pat
     assert len(queries.frame(tmp_path / "home/tune.db", "hints")) == 1
 
 
+def test_import_says_every_error_once_and_on_stderr(tmp_path: Path) -> None:
+    for name, value in (("one", "x"), ("two", "y")):
+        lines = f"M,N,K,dtype,libtype,solidx,us\n8,8,8,bf16,asm,1,5\n{value},8,8,bf16,asm,1,5\n"
+        (tmp_path / f"{name}_gemm.csv").write_text(lines)
+    env = {**os.environ, "GEMMTUNED_HOME": str(tmp_path / "home")}
+
+    def run(*more: str) -> tuple[str, str]:
+        command = [sys.executable, "-m", "gemmtuned", "import", "one_gemm.csv", "two_gemm.csv", "gone.csv", *more]
+        done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path)
+        assert done.returncode == 1
+        return done.stdout, done.stderr
+
+    table, errors = run()
+    assert "line 3" not in table and "gone.csv:" not in table
+    assert [line.split(",")[0].split(":")[1] for line in errors.splitlines()] == [
+        " gone.csv", " one_gemm.csv line 3", " two_gemm.csv line 3",
+    ]  # fmt: skip
+    assert errors.endswith("2 bad rows in all; use --skip-bad-rows to import the other 2 rows\n")
+
+    table, errors = run("--skip-bad-rows")
+    assert table.count("line 3") == 2, "no errors any more, so the table says what was skipped"
+    assert "gone.csv" in errors and "line 3" not in errors
+
+
 def test_a_file_that_cannot_be_read_is_named_and_costs_that_file_alone(run: Run, tmp_path: Path) -> None:
     (tmp_path / "garbage.csv").write_bytes(b"\0\1\2" * 100)
     good = str(DATA / "configs/bf16_tuned_gemm.csv")
@@ -248,6 +273,24 @@ def test_an_aiter_table_of_ours_is_read_by_aiters_rules_and_comes_back_whole(
     assert hit.m == 32  # the padded walk finds the row that covers its bucket
     again = run("import", str(tmp_path / "out/bf16_tuned_gemm.csv"), str(tmp_path / "out/bf16_tuned_batched_gemm.csv"))
     assert [row["imported"] for row in again[1]["files"]] == [2, 1]
+
+
+def test_an_aiter_table_says_which_thread_count_it_holds(run: Run, store: Store, tmp_path: Path) -> None:
+    shape = Problem(m=8, n=64, k=64, dtype="fp32")
+    times = {1: 9.0, 4: 3.0, 2: 5.0}
+    install(store, CPU, *(made(replace(shape, threads=threads), us=us) for threads, us in times.items()))
+    install(
+        store, CPU, *(made(replace(shape, n=128, threads=threads), us=us) for threads, us in {1: 2.0, 2: 4.0}.items())
+    )
+    store.close()
+
+    _, said = run("export", "--format", "aiter-csv", "--out", str(tmp_path / "out"))
+
+    written = "AITER's table does not tell the thread count: the row of thread count {} is written"
+    assert [(row["n"], row["threads"], row["reason"]) for row in said["left_out"]] == [
+        (64, 1, written.format(4)), (64, 2, written.format(4)), (128, 2, written.format(1)),
+    ]  # fmt: skip
+    assert said["notes"][1:] == [f"2 left out: {written.format(4)}", f"1 left out: {written.format(1)}"]
 
 
 @pytest.mark.parametrize("format", ["aiter-csv", "gemmtuned"])

@@ -75,7 +75,7 @@ def test_reasons_of_attribution() -> None:
         "today's budget of 60 s of device time is spent",
         "another gemmtuned daemon tunes on it: pid 1, home /h, since 2026-01-01 00:00:00",
         "worker 12 cannot be killed: it is stuck in a driver of GPU-1",
-        "worker ended with exit code 1 while starting: boom; next start in 10 s",
+        "worker ended with exit code 1 while starting: boom; next start from 12:30:10 on",
         "gave way 4 times in a row without a result: waits longer",
         "nothing to tune",
         "the worker is starting",

@@ -12,10 +12,12 @@ import pytest
 from hooked import LINEAR, Home, solution, wait_for
 from store_cases import CPU, NEW
 
+from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
-from gemmtuned.configs.sighting import Session, Sighting
+from gemmtuned.configs.sighting import Session, Sighting, pid_namespace
 from gemmtuned.configs.solution import Environment
+from gemmtuned.db import queries
 from gemmtuned.db.lockfile import LockFile
 from gemmtuned.hooks import capture
 from gemmtuned.hooks.capture import Flusher
@@ -478,3 +480,24 @@ def test_a_program_that_forks_is_not_held_up_by_a_flush_that_waits(home: Home) -
     lock.release()
 
     assert json.loads(done.out) < 0.5
+
+
+@pytest.mark.skipif(pid_namespace() is None, reason="this system does not name its PID namespaces")
+def test_a_program_that_is_killed_is_gone_at_once(home: Home) -> None:
+    program = home.start("import torch; torch.ones(8, 8) @ torch.ones(8, 8); print('on', flush=True); input()")
+
+    def state() -> str:
+        try:
+            return str(queries.sessions(home.path / "tune.db")[0]["state"])
+        except (StoreError, IndexError):
+            return "none yet"
+
+    try:
+        end = time.monotonic() + 60
+        while state() != "live":
+            assert time.monotonic() < end, state()
+            time.sleep(0.05)
+    finally:
+        program.kill()
+        program.communicate()
+    assert state() == "gone"

@@ -75,6 +75,7 @@ def csv_tables(
 ) -> dict[str, tuple[tuple[str, ...], list[tuple[str, ...]]]]:
     """(header, rows) by AITER's file name. Of solutions with one key of AITER's the one for graphs, then the faster."""
     chosen: dict[tuple[str, ...], tuple[AiterFamily, Solution, dict[str, str]]] = {}
+    doubles: list[tuple[tuple[str, ...], Solution]] = []
     for solution in solutions:
         family = aiter_rows.family_of(solution.problem)
         device = devices.get(solution.device)
@@ -94,7 +95,9 @@ def csv_tables(
             chosen[key] = family, solution, texts
             solution = other[1] if other else solution
         if other is not None:
-            left.add(solution, "another mode or thread count of the same shape is written")
+            doubles.append((key, solution))
+    for key, solution in doubles:
+        left.add(solution, _instead(chosen[key][1], solution))
     tables: dict[str, tuple[tuple[str, ...], list[tuple[str, ...]]]] = {}
     for family, _, texts in chosen.values():
         name = canonical_name(family.name, "tuned")
@@ -105,6 +108,19 @@ def csv_tables(
 
 def _aiter_runs(family: AiterFamily, solution: Solution) -> bool:
     return "libtype" in family.result and solution.backend in aiter_rows.AITER_LIBRARIES
+
+
+def _instead(kept: Solution, left: Solution) -> str:
+    """Why this one was left, of two that AITER's columns do not tell apart."""
+    for what, of_kept, of_left in (
+        ("thread count", kept.problem.threads, left.problem.threads),
+        ("math mode", kept.problem.math_mode, left.problem.math_mode),
+        ("mode", kept.mode, left.mode),
+        ("device", kept.device, left.device),
+    ):
+        if of_kept != of_left:
+            return f"AITER's table does not tell the {what}: the row of {what} {of_kept} is written"
+    return "a faster one of the same shape is written"
 
 
 def _rank(solution: Solution) -> tuple[bool, float]:

@@ -81,18 +81,23 @@ def import_(
     keep = not dry_run and bool(found) and not stopped
     queued = _keep(found, here, queue=queue, threads=default_threads() if threads is None else threads) if keep else 0
     used, refused = _use(found, here) if keep and use else (0, {})
-    rows = [_row(one, one.reasons, refused=stopped) for one in found]
+    rows = [_row(one, one.reasons, refused=stopped) for one in found] + unread
     facts = {"dry_run": dry_run, "kept": keep, "queued": queued, "used": used, "not_used": refused}
     notes = _notes(found, dry_run=dry_run and not stopped, kept=keep, queued=queued)
     notes += [f"{used} solutions of this kind of CPU and these versions are in use after a spot check"] if used else []
     notes += [f"{number} not used: {reason}" for reason, number in refused.items()]
-    show(Report("import", [Table("files", _COLUMNS, [*rows, *unread])], facts, notes=notes), as_json=as_json)
-    for row in unread:
-        complain(row["reasons"][0])
+    errors = [row["reasons"][0] for row in unread]
     if stopped:
-        first = next(one.reasons[0] for one in found if one.reasons)
+        *others, last = (one.reasons[0] for one in found if one.reasons)
         good = sum(len(one.hints) for one in found)
-        complain(f"{first}. {bad} bad rows in all; use --skip-bad-rows to import the other {good} rows")
+        errors += [*others, f"{last}. {bad} bad rows in all; use --skip-bad-rows to import the other {good} rows"]
+    # on stderr, as every error; the table for people has what is no error, the first row that was skipped
+    skipped = [row if row["rejected"] and not stopped else {**row, "reasons": []} for row in rows]
+    show(
+        Report("import", [Table("files", _COLUMNS, rows if as_json else skipped)], facts, notes=notes), as_json=as_json
+    )
+    for error in errors:
+        complain(error)
     if unread or stopped:
         raise typer.Exit(1)
 

@@ -13,6 +13,7 @@ from typing import Annotated, Final
 
 import typer
 
+from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.hint import PLAIN
 from gemmtuned.configs.problem import SPELLED, Problem
 from gemmtuned.configs.settings import Settings
@@ -123,8 +124,15 @@ def problems(texts: list[str], here: Settings) -> list[Problem]:
 
 
 def settings() -> Settings:
-    """The settings of this process. Raises SettingError that names the variable."""
-    return Settings.from_env()
+    """The settings of this process. Raises SettingError that names the variable, StoreError for a home closed to us."""
+    here = Settings.from_env()
+    try:
+        here.db.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # for each command to say
+    except OSError as err:
+        raise StoreError(f"{here.db}: {err.strerror}. Set GEMMTUNED_HOME to a folder of your own") from err
+    return here
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON: versioned, without colour or progress.")]

@@ -25,7 +25,7 @@ def status(as_json: Json = False) -> None:
             "frozen_problems": 0,
         }
         tables = ("devices", "sessions", "environments")
-        off = here.kill_switch.exists()
+        off = here.switched_off
         show(no_database("status", here, *tables, **nothing, switched_off=off), as_json=as_json)
         return
     from gemmtuned.daemon.notice import read_notice

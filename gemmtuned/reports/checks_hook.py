@@ -12,7 +12,7 @@ from importlib import metadata
 from typing import Any, Final
 
 from gemmtuned.configs.errors import GemmtunedError
-from gemmtuned.configs.settings import Settings, autoload_enabled, child_env
+from gemmtuned.configs.settings import Settings, autoload_enabled, child_env, unknown_variables
 from gemmtuned.reports.checks import FAIL, PASS, WARN, Check
 
 OLDEST_TORCH: Final = (2, 9)
@@ -32,6 +32,9 @@ def checks(settings: Settings, *, quick: bool) -> Iterator[Check]:
     if settings.disabled:
         fix = "unset GEMMTUNED_DISABLE AITER_BYPASS_TUNE_CONFIG"
         yield Check("switched off", WARN, "this shell sends everything to the default", fix)
+    for name, meant in unknown_variables().items():
+        fix = f"unset {name}" + (f", or set {meant} if that is what you mean" if meant else "; the table below has all")
+        yield Check("variables", WARN, f"{name} is set, and no variable of gemmtuned's: it changes nothing", fix)
     if not quick:
         yield _effective()
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
-import shutil
+import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,14 +27,15 @@ FEW_INSTANCES: Final = 64
 
 def checks(settings: Settings) -> Iterator[Check]:
     """Home, its file system and space, published tables, inotify, kill switch."""
-    yield _home(settings)
+    yield (home := _home(settings))
     yield _file_system(nearest(settings.db))
-    yield _space(nearest(settings.home))
+    if home.result == PASS:  # of a home that cannot be, the space says nothing
+        yield _space(nearest(settings.home))
     yield _tables(settings)
     yield from _probation(settings)
     yield _inotify()
     yield from _gpus()
-    if settings.kill_switch.exists():
+    if settings.switched_off:
         fix = f"rm {settings.kill_switch}"
         yield Check("kill switch", WARN, f"{settings.kill_switch} exists: every program runs stock torch", fix)
 
@@ -48,7 +50,7 @@ def _gpus(devices: Path = Path("/dev")) -> Iterator[Check]:
 
 def nearest(path: Path) -> Path:
     """The path itself, or the nearest folder above it that exists."""
-    while not path.exists() and path != path.parent:
+    while not os.path.exists(path) and path != path.parent:  # noqa: PTH110  (Path.exists raises in a folder closed to us)
         path = path.parent
     return path
 
@@ -62,12 +64,15 @@ def _home(settings: Settings) -> Check:
             return Check("home", PASS, f"{home}, another user's: counts go to {counts}")
         fix = f"have yourself added to the group of {counts.parent}, or set GEMMTUNED_HOME"
         return Check("home", FAIL, f"{home} is another user's, and {counts.parent} is not writable", fix)
-    if not there.is_dir():
-        return Check("home", FAIL, f"{there} is not a folder", "set GEMMTUNED_HOME to a folder of your own")
-    if os.statvfs(there).f_flag & os.ST_RDONLY:
-        return Check("home", FAIL, f"{there} is on a read-only file system", "set GEMMTUNED_HOME to another place")
-    if not os.access(there, os.W_OK | os.X_OK):
-        return Check("home", FAIL, f"{there} is not writable", f"chmod u+wx {there}, or set GEMMTUNED_HOME")
+    try:  # permissions alone do not tell: to root /proc looks writable
+        Path(tempfile.mkdtemp(prefix=".gemmtuned-doctor-", dir=there)).rmdir()
+    except OSError as err:
+        if err.errno != errno.ENOSPC:  # a full disk is told by the line on it
+            verb = "written" if there == home else "made"
+            fix = "set GEMMTUNED_HOME to a folder of your own"
+            if err.errno == errno.EACCES and there.is_dir() and there.stat().st_uid == os.geteuid():
+                fix = f"chmod u+wx {there}, or {fix}"
+            return Check("home", FAIL, f"{home} cannot be {verb}: {there} takes no folder ({err.strerror})", fix)
     return Check("home", PASS, f"{home}" if there == home else f"{home} (made at first use)")
 
 
@@ -104,9 +109,12 @@ def _kind_of(path: Path, mounts: Path) -> str | None:
 
 def _space(path: Path) -> Check:
     try:
-        free = shutil.disk_usage(path).free
+        facts = os.statvfs(path)
     except OSError as err:
         return Check("disk", WARN, f"{path}: {err.strerror}")
+    free = facts.f_bavail * facts.f_frsize
+    if facts.f_files and not facts.f_favail:  # some file systems count none
+        return Check("disk", FAIL, f"no room for another file at {path}: all inodes are taken", "remove some files")
     if free < EMPTY_BYTES:
         return Check("disk", FAIL, f"{size(free)} free at {path}", "free some space: counts are being lost")
     if free < LOW_BYTES:

@@ -108,5 +108,5 @@ def _programs(settings: Settings) -> Iterator[Check]:
             yield Check("programs", WARN, f"{name}: {row['note']}")
         else:
             well += 1
-    silent = sum(row["state"] == "silent" for row in rows)
+    silent = sum(row["state"] in ("silent", "gone") for row in rows)
     yield Check("programs", PASS, f"{well} live ones are well, {silent} were killed or lost their database")

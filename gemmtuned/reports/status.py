@@ -42,7 +42,7 @@ def report(
         else "No GEMM was called in the last 24 h.",
         f"saved so far: {duration(saved_us)} of GEMM time (gemmtuned gains)",
     ]
-    if settings.kill_switch.exists():
+    if settings.switched_off:
         lines.insert(
             0, f"SWITCHED OFF: {settings.kill_switch} exists, every program runs stock torch. Remove it to go on."
         )
@@ -72,7 +72,7 @@ def report(
         "covered_share": share,
         "saved_us": saved_us,
         "frozen_problems": len({row["problem"] for row in frozen}),
-        "switched_off": settings.kill_switch.exists(),
+        "switched_off": settings.switched_off,
     }
     return Report("status", tables, facts=facts, lines=lines, notes=_notes(running, notice) + frozen_notes(frozen))
 
@@ -114,7 +114,9 @@ def _daemon_line(notice: Mapping[str, Any] | None, now_s: float) -> str:
     if notice is None:
         return "daemon: never ran here. Start it: gemmtuned daemon"
     if not notice["running"]:
-        return f"daemon: not running, last heard of {age(now_s - notice['updated_s'])}. Start it: gemmtuned daemon"
+        died = "" if notice["state"] == "stopped" else " (it was killed, or the machine went down)"
+        heard = age(now_s - notice["updated_s"])
+        return f"daemon: not running{died}, last heard of {heard}. Start it: gemmtuned daemon"
     why = f" ({notice['reason']})" if notice["reason"] not in ("", notice["state"]) else ""
     return f"daemon: {notice['state']}{why}, pid {notice['pid']}, {count(notice['solved'])} problems solved so far"
 
