@@ -35,8 +35,8 @@ class CudaTimer:
 
     def __init__(self) -> None:
         self.stream = torch.cuda.Stream()
-        cache = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
-        self.others = torch.zeros(2 * cache // 4, device="cuda")
+        cache_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+        self.others = torch.zeros(2 * cache_bytes // 4, device="cuda")
 
     def prepare(self, f: Callable[[int], object], launches: int) -> Any:
         torch.cuda.synchronize()

@@ -2,7 +2,8 @@
 
 An arm is recorded once into a CUDA graph, one launch on every weight copy in turn, so that every launch reads its
 weight from memory and the host's time is not in the result.  A reading is one replay between two events, queued behind
-a short sleep of the device, so that the host is never waited for.
+a read that fills the cache with what no graph reads, and a short sleep of the device, so that the host is never waited
+for.
 
 A graph keeps no memory alive, so the arm, and with it kernels and workspaces, is kept as long as its graph.  Readings
 of a graph that does not give the right result are worthless (a reduction that never takes place is fast), so
@@ -27,12 +28,14 @@ import torch
 from torch import Tensor
 
 from gemmtuned.configs.errors import CandidateFailed
-from gemmtuned.daemon.measure import Arm
+from gemmtuned.daemon.measure import Arm, last_level_cache_bytes
 from gemmtuned.daemon.nvml_child import condition_of
 
 MIN_LAUNCHES: Final = 32  # in a graph, so that its own start, and that of its first launch, are a small part
+LONG_ENOUGH_US: Final = 2000.0  # a graph of this length needs no more launches
 CHECK_EVERY: Final = 16  # readings
 MOST_GRAPHS: Final = 64  # kept; an older one is recorded again when it is asked for
+_LEAST_CACHE_BYTES: Final = 32 << 20  # where the device does not tell
 _SLEEP_CYCLES: Final = 100_000  # 50 us: longer than the host takes to queue a graph
 # Bits of NVML's clocks event reasons.  0x4, a power cap, is not among them: that is how the card runs under load.
 SLOWED: Final = {0x8: "hardware slowdown", 0x20: "thermal limit", 0x40: "overheated", 0x80: "power brake"}
@@ -46,7 +49,7 @@ class Graphs(Protocol):
         """(graph of these calls one after another, the output of the last)."""
 
     def replay_us(self, graph: Any) -> float:
-        """Device time of one replay, after which everything has finished."""
+        """Device time of one replay, after which everything has finished; the cache holds what no graph reads."""
 
     def synchronize(self) -> None:
         """Wait until the device is at rest."""
@@ -60,9 +63,9 @@ class CudaGraphs:
 
     def __init__(self) -> None:
         self._stream = cast("Any", torch.cuda).Stream()
-        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-        self._uuid = f"GPU-{properties.uuid}"
-        self._others = torch.zeros(2 * int(properties.L2_cache_size) // 4, device="cuda")
+        self._uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+        cache_bytes = max(last_level_cache_bytes(torch.device("cuda")), _LEAST_CACHE_BYTES)
+        self._others = torch.zeros(2 * cache_bytes // 4, device="cuda")
 
     def record(self, calls: Sequence[Callable[[], object]]) -> tuple[Any, Tensor]:
         """As Graphs.record."""
@@ -169,8 +172,13 @@ class GraphClock:
         return statistics.median(times)
 
     def _record(self, arm: Arm) -> _Recorded:
-        calls = list(arm.calls) * math.ceil(MIN_LAUNCHES / len(arm.calls))
+        calls = list(arm.calls)
         graph, last = self._graphs.record(calls)
+        long_enough = LONG_ENOUGH_US / max(self._graphs.replay_us(graph) / len(calls), 0.1)
+        times = math.ceil(min(MIN_LAUNCHES, long_enough) / len(calls))
+        if times > 1:
+            calls *= times
+            graph, last = self._graphs.record(calls)
         while len(self._recorded) >= MOST_GRAPHS:
             del self._recorded[next(iter(self._recorded))]
         self._recorded[id(arm)] = found = _Recorded(arm, graph, len(calls), last)

@@ -201,6 +201,7 @@ class Program:
         self.has_begun = False
         self._groups: list[list[Any]] = [[]]  # of copies, the last still open
         self._by = np.full(len(self.shared), -1, np.int32)  # threads whose copies have come since the last barrier
+        self._stored_by = np.full(len(self.shared), -1, np.int32)  # warps that have stored since the last barrier
         lanes = np.arange(threads, dtype=np.uint64)
         here = (rank << RANK) + SHARED_BEGINS + code.static_bytes
         self._registers: dict[str, Array] = {
@@ -461,6 +462,9 @@ class Program:
             by = self._by[at[:, None] + np.arange(each * len(names))]
             if ((by != -1) & (by != np.flatnonzero(mask)[:, None])).any():
                 raise Wrong("reads what another thread has copied, without a barrier")
+            warps = self._stored_by[at[:, None] + np.arange(each * len(names))]
+            if ((warps != -1) & (warps != np.flatnonzero(mask)[:, None] // 32)).any():
+                raise Wrong("reads what another warp has stored, without a barrier")
         for i, name in enumerate(names):
             raw = data[at[:, None] + i * each + np.arange(each)].copy().view(_UNSIGNED[each])[:, 0]
             value = self._all(0)
@@ -480,6 +484,8 @@ class Program:
         for i, name in enumerate(names):
             raw = self._get(name, f"b{8 * each}")[mask]
             data[at[:, None] + i * each + np.arange(each)] = raw.view(np.uint8).reshape(-1, each)
+            if data is self.shared:
+                self._stored_by[at[:, None] + i * each + np.arange(each)] = np.flatnonzero(mask)[:, None] // 32
 
     def _cp(self, operation: Any, operands: Any, mask: Array) -> None:
         """cp.async: what is asked for is there when it has been waited for, for other threads behind a barrier."""
@@ -538,7 +544,7 @@ class Program:
         self._set(to, np.take_along_axis(self._by_lane(self._bits(what)), taken, 1).reshape(-1), mask, "u32")
 
     def _bar(self, operation: Any, operands: Any, mask: Array) -> None:
-        self._by[:] = -1
+        self._by[:] = self._stored_by[:] = -1
         if operation[1:3] == ("red", "popc"):
             self._set(operands[0], self._all(int(self._get(operands[-1], "pred").sum())), mask, "u32")
 

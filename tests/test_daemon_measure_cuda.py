@@ -20,7 +20,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Environment, Solution
 from gemmtuned.daemon import search
 from gemmtuned.daemon.measure import Arm
-from gemmtuned.daemon.measure_cuda import CHECK_EVERY, MIN_LAUNCHES, MOST_GRAPHS, GraphClock
+from gemmtuned.daemon.measure_cuda import CHECK_EVERY, LONG_ENOUGH_US, MIN_LAUNCHES, MOST_GRAPHS, GraphClock
 from gemmtuned.daemon.search import tune_modes
 from gemmtuned.kernels import backends as registry
 from gemmtuned.kernels.backends import BACKENDS
@@ -67,7 +67,7 @@ def test_a_graph_is_recorded_once_over_all_weight_copies_and_timed_by_launch() -
     clock, one = GraphClock(graphs), arm(copies=5)
 
     assert [clock.us(one, (i,)) for i in range(3)] == [10.0] * 3
-    assert graphs.recorded == [35] and graphs.recorded[0] >= MIN_LAUNCHES
+    assert graphs.recorded == [5, 35] and graphs.recorded[1] >= MIN_LAUNCHES  # the first tells how long a call is
 
 
 def test_many_copies_are_launched_once_each() -> None:
@@ -76,6 +76,13 @@ def test_many_copies_are_launched_once_each() -> None:
     GraphClock(graphs).us(arm(copies=40), (0,))
 
     assert graphs.recorded == [40]
+
+
+def test_long_calls_are_launched_once_for_each_copy() -> None:
+    graphs = ListedGraphs(lambda last: LONG_ENOUGH_US / 4)
+
+    assert GraphClock(graphs).us(arm(copies=5), (0,)) == LONG_ENOUGH_US / 4
+    assert graphs.recorded == [5]
 
 
 def test_a_graph_that_computes_nothing_is_found_before_its_first_time_is_taken() -> None:
@@ -98,7 +105,7 @@ def test_a_graph_that_goes_wrong_later_is_found_within_some_readings() -> None:
 
 def test_no_more_graphs_are_kept_than_memory_is_meant_for() -> None:
     graphs = ListedGraphs()
-    clock, arms = GraphClock(graphs), [arm(str(i)) for i in range(MOST_GRAPHS + 1)]
+    clock, arms = GraphClock(graphs), [arm(str(i), copies=MIN_LAUNCHES) for i in range(MOST_GRAPHS + 1)]
     for one in (*arms, arms[-1], arms[0]):
         clock.us(one, (0,))
 

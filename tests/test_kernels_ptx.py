@@ -40,6 +40,7 @@ def operands(m: int, n: int, k: int, *, bias: bool, apart: int = 0, dtype: torch
         (gemv, {"mma": 1, "hold": 1}, 1, 6, 1536, False, 0),
         (gemv, {"mma": 1, "hold": 1, "rows": 1, "warps": 8, "block_k": 2048}, 1, 3, 4096, True, 0),
         (gemv, {"mma": 1, "hold": 1, "rows": 1, "warps": 4, "block_k": 1024}, 1, 3, 3072, False, 0),
+        (gemv, {"mma": 1, "hold": 2, "rows": 1}, 1, 3, 1024, True, 8),
         (gemv, {"mma": 1, "hold": 1, "rows": 2, "warps": 1, "block_k": 256}, 1, 3, 1536, True, 0),
         (gemv, {"mma": 1, "hold": 2, "rows": 4, "unroll": 3}, 1, 5, 1544, True, 8),  # a row and some K beyond the end
         (gemv, {"hold": 1, "rows": 1}, 1, 3, 1544, False, 8),
@@ -104,16 +105,24 @@ COPIES = {
 }
 
 
+SUMS = {
+    "sums of other warps are not waited for": (r"bar\.sync[^;]*;", "", "without a barrier"),
+    "half of the warps' sums": (r"ld\.shared\.v4\.f32 \{part4[^;]*;", "mov.f32 part4, part0;", "before it was written"),
+}
+OF_ONE_ROW = GEMV | {"mma": 1, "hold": 1, "rows": 1, "warps": 8, "block_k": 2048, "unroll": 1}
+
+
 @pytest.mark.parametrize(
     ("module", "config", "what", "instead", "seen"),
     [(fragments, FRAGMENTS | {"split": 4}, *fault) for fault in FAULTS.values()]
-    + [(warp_split_k, WARPS, *fault) for fault in COPIES.values()],
-    ids=[*FAULTS, *COPIES],
+    + [(warp_split_k, WARPS, *fault) for fault in COPIES.values()]
+    + [(gemv, OF_ONE_ROW, *fault) for fault in SUMS.values()],
+    ids=[*FAULTS, *COPIES, *SUMS],
 )
 def test_a_fault_is_seen(
     module: Any, config: dict[str, int], what: str, instead: str, seen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    x, w, _ = operands(4, 16, 1024, bias=False)
+    x, w, _ = operands(1 if module is gemv else 4, 16, 1024, bias=False)
     record = module.launch_record(config, python_launch.problem_of(x, w, None))
     exact = x.double() @ w.double().T
     read = ptx.Code.__init__

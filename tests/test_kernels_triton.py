@@ -171,6 +171,15 @@ def test_without_clusters_fragments_are_offered_uncut(m: int, n: int, k: int, ar
     assert found == ({1} if has_diagonal(arch) else set())
 
 
+@pytest.mark.parametrize("limit", [80, 96])
+def test_the_compiler_keeps_to_a_limit_of_registers(limit: int) -> None:
+    config, problem = PART | {"ahead": 4}, Problem(m=4, n=576, k=7168)
+    free = compile_record(fragments.launch_record(config, problem), "sm_90")
+    limited = compile_record(fragments.launch_record(config | {"registers": limit}, problem), "sm_90")
+
+    assert limited.registers is not None and limited.registers <= limit and limited.registers != free.registers
+
+
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize(("m", "n", "k"), [(2, 1001, 1032), (3, 576, 70), (4, 40, 71)])
 def test_a_k_of_any_size_has_candidates(m: int, n: int, k: int, arch: str) -> None:

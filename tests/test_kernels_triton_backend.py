@@ -177,6 +177,18 @@ def test_the_stamp_changes_with_a_kernel_and_not_with_what_else_is_in_its_file(
     assert gemv.read_text() != text and stamp() == first
     gemv.write_text(text.replace("total = tl.sum(acc, 1)", "total = tl.sum(acc, 1) * 2"))
     assert stamp() != first
+    gemv.write_text(text)
+    for name, old, new, changes in (
+        ("issued", "which a program knows", "which it knows", False),  # a docstring
+        ("diagonal", "bar.sync 0;", "", True),  # in what a text of PTX is made by
+        ("diagonal", "WARPS_ADDED_UP: Final = (2, 4, 8)", "WARPS_ADDED_UP: Final = (2, 4)", True),
+        ("launch", "EXCHANGE_PAD: Final = 8", "EXCHANGE_PAD: Final = 4", True),  # a constant of another file
+    ):
+        path = copy / "triton" / f"{name}.py"
+        before = path.read_text()
+        path.write_text(before.replace(old, new))
+        assert path.read_text() != before and (stamp() != first) == changes
+        path.write_text(before)
     gemv.unlink()
     assert stamp() != first
     monkeypatch.undo()

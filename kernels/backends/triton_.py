@@ -165,12 +165,33 @@ class _Launched:
 
 @cache
 def source_hash() -> str:
-    """Of all our kernels as Triton compiles them, and of no other line of their files; Triton need not be here."""
-    digest = sha256()
+    """Of all our kernels as Triton compiles them, and of no other line of their files; Triton need not be here.
+
+    Kernels without their docstrings, the constants in them, and what those are made of.
+    """
+    defined: dict[str, list[ast.stmt]] = {}  # by names at the top of files
+    taken: list[ast.stmt] = []
     for path in sorted((Path(__file__).parents[1] / "triton").glob("*.py")):
         for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(one) for one in node.decorator_list):
-                digest.update(ast.unparse(node).encode())
+            kernel = isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(d) for d in node.decorator_list)
+            constant = isinstance(node, ast.Assign) and "tl.constexpr(" in ast.unparse(node)
+            if kernel or constant:
+                taken.append(node)
+            elif isinstance(node, ast.FunctionDef):
+                defined.setdefault(node.name, []).append(node)
+            elif isinstance(node, ast.Assign | ast.AnnAssign):
+                names = node.targets if isinstance(node, ast.Assign) else [node.target]
+                for name in names:
+                    defined.setdefault(ast.unparse(name), []).append(node)
+    digest = sha256()
+    for node in taken:  # grows
+        if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:]
+        digest.update(ast.unparse(node).encode())
+        if not (isinstance(node, ast.FunctionDef) and node.decorator_list):
+            for part in ast.walk(node):
+                if isinstance(part, ast.Name) and part.id in defined:
+                    taken.extend(defined.pop(part.id))
     return digest.hexdigest()[:12]
 
 

@@ -65,7 +65,7 @@ def begin(
     COPIES: tl.constexpr,
     ALONE: tl.constexpr = False,
 ):
-    """At the start of a program: set up its barrier, and say so."""
+    """Before anything is sent: set up this program's barrier, and say so."""
     EACH: tl.constexpr = (LINES + SPLIT - 1) // SPLIT
     mine = tl.maximum(tl.minimum(LINES - part * EACH, EACH), 0)
     tl.inline_asm_elementwise(

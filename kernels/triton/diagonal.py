@@ -23,7 +23,7 @@ import triton.language as tl
 from gemmtuned.kernels.triton.limits import at_least_sm
 
 VALUES: Final = 256  # that a warp multiplies at once
-WARPS: Final = (2, 4, 8)  # of a program, that `over_warps` is written for
+WARPS_ADDED_UP: Final = (2, 4, 8)  # of a program, that `over_warps` is written for
 
 
 @triton.jit
@@ -132,7 +132,7 @@ def _added_up(warps: int) -> str:
         }}"""
 
 
-_ADDED_UP = tl.constexpr({warps: _added_up(warps) for warps in WARPS})
+_ADDED_UP = tl.constexpr({warps: _added_up(warps) for warps in WARPS_ADDED_UP})
 
 
 @triton.jit

@@ -8,10 +8,15 @@ alike, and a load takes 128 bytes of four rows.  Of the result only what is of o
 four sums, which is half of what the tensor core does, and it has time.  A lane swaps one of the two for the other part
 of the other, so that each has one sum of a warp to send.
 
-Nothing goes through shared memory, no thread waits for another before the final sum, and a program needs no more than
-eight rows.  The loads of `ahead` steps are kept on their way together (issued.py), those of X behind those of W: they
-come from nearer.  Each warp takes its own share of K; from sm_90 on `split` > 1 cuts K over the programs of a cluster,
-too (cluster.py).  An instruction waits for the one that adds to the same sums: `chains` takes turns among so many.
+No operand goes through shared memory, no thread waits for another's loads before the final sum, and a program needs no
+more than eight rows.  The loads of `ahead` steps are kept on their way together (issued.py), those of X in front: they
+come from nearer, and loads return in order.  Each warp takes its own share of K; from sm_90 on `split` > 1 cuts K over
+the programs of a cluster, too (cluster.py).  An instruction waits for the one that adds to the same sums: `chains`
+takes turns among so many.
+
+Loads are the first thing that a program does.  Rows of X past M read the last one again, for a masked load needs zeros
+in its registers first; the cluster's barrier is set up behind the loads, and the addresses of the sums are made while
+they are on their way.  `registers` holds the compiler to what lets all programs of a unit be there at once, 0 does not.
 """
 # mypy: disable-error-code="misc,untyped-decorator,no-untyped-def,no-untyped-call,assignment,var-annotated"
 # ruff: noqa: RUF005  (Triton knows no unpacking)
@@ -90,11 +95,16 @@ def _products(even, odd, x, sums):
 
 @triton.jit
 def _issued(known, loaded):
+    """As issued.py's, not before the addresses `known` are: the compiler would leave them for when they are needed.
+
+    They are multiples of four, so that none makes the predicate true.  loaded: of W or X; it is not waited for, but
+    gives the result the layout of the loads, without which Triton would make a second barrier for it.
+    """
     return tl.inline_asm_elementwise(
         """{
         .reg .pred never;
         .reg .b32 none;
-        setp.gt.u32 never, $8, 0x7fffffff;
+        setp.eq.u32 never, $8, 0xffffffff;
         bar.red.popc.u32 none, 0, never;
         cvt.rn.f32.u32 $0, none;
         mov.f32 $1, $0; mov.f32 $2, $0; mov.f32 $3, $0; mov.f32 $4, $0; mov.f32 $5, $0; mov.f32 $6, $0; mov.f32 $7, $0;
@@ -300,6 +310,7 @@ KERNEL: Final = fragments
 
 def launch_record(config: Config, problem: Problem) -> LaunchRecord:
     """How this config runs the problem. Raises CandidateFailed when it cannot."""
+    config = {"registers": 0, **config}  # a config without is one as they were before
     check_config(config, KEYS, NAME)
     if problem.m > min(MAX_M, config["tokens"]):
         raise CandidateFailed(f"{problem} {NAME}: holds {config['tokens']} rows of X (at most {MAX_M})")
@@ -310,8 +321,9 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
         raise CandidateFailed(f"{problem} {NAME}: reads 8 values at a time, K is no multiple")
     if not 1 <= config["chains"] <= config["ahead"]:
         raise CandidateFailed(f"{NAME}: chains is {config['chains']}, expected 1 to the {config['ahead']} steps ahead")
-    if config["registers"] and not 24 <= config["registers"] <= 255:
-        raise CandidateFailed(f"{NAME}: registers is {config['registers']}, expected 24 to 255, or 0 for no limit")
+    most = min(255, 65536 // (32 * config["warps"]))
+    if config["registers"] and not 28 <= config["registers"] <= most:
+        raise CandidateFailed(f"{NAME}: registers is {config['registers']}, expected 28 to {most}, or 0 for no limit")
     exchange = Exchange(config["tokens"], config["rows"], config["warps"]) if config["split"] > 1 else None
     return make_record(
         NAME,
@@ -351,12 +363,14 @@ def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[t
             config = {"rows": rows, "tokens": tokens, "split": split, "warps": warps}
             config |= {"ahead": ahead, "chains": chains, "registers": 0}
             needed = _registers(k, config)
+            if needed > _REGISTERS:
+                continue
             most = _registers_for(_busiest(n, units, config) * warps)
             limits = [most] if needed <= most + _SQUEEZED else []
             limits += [0] if needed > most - _UNSURE else []
-            for registers in limits if needed <= _REGISTERS else []:
-                config = config | {"registers": registers}
-                found.append((_estimate_us(n, k, units, config), busy, config))
+            for registers in limits:
+                limited = config | {"registers": registers}
+                found.append((_estimate_us(n, k, units, limited), busy, limited))
     enough = min(1.0, max((busy for _, busy, _ in found), default=0.0))
     return sorted(((us, config) for us, busy, config in found if busy >= enough), key=lambda item: item[0])
 

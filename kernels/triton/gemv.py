@@ -23,7 +23,7 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.triton.diagonal import (
     VALUES,
-    WARPS,
+    WARPS_ADDED_UP,
     add_products,
     has_diagonal,
     load_first,
@@ -40,7 +40,7 @@ NAME: Final = "gemv"
 KEYS: Final = ("rows", "block_k", "split", "warps", "unroll", "mma", "hold")
 _BANDWIDTH: Final = 4.76e6  # bytes a us
 _VALUES = tl.constexpr(VALUES)
-_MOST_WARPS = tl.constexpr(max(WARPS))
+_MOST_WARPS = tl.constexpr(max(WARPS_ADDED_UP))
 
 
 class _Costs(NamedTuple):

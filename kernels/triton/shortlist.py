@@ -4,7 +4,7 @@ At most CLOSE of a group (same kernel, rows and slices of K) are taken: the esti
 block of K is better within a group less surely than it costs to try another group.
 
 Of twenty problems at M = 1 to 64 what 24 candidates gave was 0.6 % slower on average than what the whole space did, and
-6 % at the worst (benchmarks/exhaustive.py; before there was `fragments`, of which the first 8 of some 100 are 0.5 %
+6 % at the worst (benchmarks/exhaustive.py; before there was `fragments`, of which the first 12 of some 60 are 0.7 %
 slower than the best of them: benchmarks/fit_fragments.py).
 """
 
