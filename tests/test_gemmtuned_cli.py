@@ -328,7 +328,7 @@ def test_status_tells_a_daemon_that_was_killed_from_one_that_was_stopped(call: C
     said = call("status").stdout.splitlines()[0]
 
     assert said.startswith("daemon: not running")
-    assert ("it was killed, or the machine went down" in said) is (state == "tuning")
+    assert ("it was killed, the machine went down" in said) is (state == "tuning")
 
 
 def test_status_before_any_daemon_has_looked(call: Cli, tmp_path: Path) -> None:

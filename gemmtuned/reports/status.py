@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.rules import paused_until
@@ -110,13 +110,16 @@ def _session_columns(now_s: float) -> tuple[Column, ...]:
     )
 
 
+_LEFT: Final = "(it was killed, the machine went down, or it runs in another container)"
+
+
 def _daemon_line(notice: Mapping[str, Any] | None, now_s: float) -> str:
     if notice is None:
         return "daemon: never ran here. Start it: gemmtuned daemon"
     if not notice["running"]:
-        died = "" if notice["state"] == "stopped" else " (it was killed, or the machine went down)"
         heard = age(now_s - notice["updated_s"])
-        return f"daemon: not running{died}, last heard of {heard}. Start it: gemmtuned daemon"
+        left = "not running" if notice["state"] == "stopped" else f"not running {_LEFT}"
+        return f"daemon: {left}, last heard of {heard}. Start it: gemmtuned daemon"
     why = f" ({notice['reason']})" if notice["reason"] not in ("", notice["state"]) else ""
     return f"daemon: {notice['state']}{why}, pid {notice['pid']}, {count(notice['solved'])} problems solved so far"
 
