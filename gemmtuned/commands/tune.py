@@ -98,8 +98,9 @@ def tune(
     """Tune problems now, in the foreground.
 
     Screens every candidate, confirms the best few, and publishes what is found shape by shape: programs that run take
-    it up at once, and an interrupt loses nothing. Also tries again what failed or was withdrawn. AITER's flags are
-    taken in AITER's spelling. Ends with 1 when a problem could not be tuned.
+    it up at once, and an interrupt loses nothing. It does not wait for others: it slows programs beside it, and then
+    its times are worth little (--idle waits). Without problems it takes 40 built-in shapes. Also tries again what
+    failed or was withdrawn. AITER's flags are taken in AITER's spelling. Ends with 1 when a problem could not be tuned.
     """
     from gemmtuned.daemon.devices import find_monitors
 
