@@ -9,6 +9,7 @@
     +-- CandidateFailed            1    a backend refuses a problem, or its result is wrong
     +-- WorkerFailed               1    the tuning process broke its protocol or cannot be started
     |   +-- WorkerDied             1    it ended by itself: crash, out of memory, killed by others
+    |   |   +-- WorkerKilled       1    by SIGKILL
     |   +-- WorkerHung             1    it passed its deadline and was killed
     +-- TryLater                   75   nothing is wrong: no idle device, or another daemon is at work
 
@@ -61,6 +62,10 @@ class WorkerFailed(GemmtunedError):
 
 class WorkerDied(WorkerFailed):
     """The tuning process ended though nobody asked it to."""
+
+
+class WorkerKilled(WorkerDied):
+    """By SIGKILL: out of memory, whoever took it, or by somebody's hand."""
 
 
 class WorkerHung(WorkerFailed):

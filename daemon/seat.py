@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from gemmtuned.configs.errors import StoreError, WorkerFailed, WorkerHung
+from gemmtuned.configs.errors import StoreError, WorkerFailed, WorkerHung, WorkerKilled
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Candidate, Environment, Solution
 from gemmtuned.daemon.attribution import OwnUse
@@ -340,7 +340,7 @@ class Seat:
             return
         self._deaths += 1
         at = work.problem, work.attempt, (trying.problem, trying.candidate) if trying is not None else None
-        if "SIGKILL" in str(err) and at not in self._killed_at and self._deaths < MAX_DEATHS:
+        if isinstance(err, WorkerKilled) and at not in self._killed_at and self._deaths < MAX_DEATHS:
             self._killed_at.add(at)
             self._tell_death(pid, work, err, "a new worker tries it again")
             return

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO, Final, Protocol
 
-from gemmtuned.configs.errors import WorkerDied, WorkerFailed, WorkerHung
+from gemmtuned.configs.errors import WorkerDied, WorkerFailed, WorkerHung, WorkerKilled
 from gemmtuned.configs.settings import unhooked_env
 from gemmtuned.configs.solution import Environment
 from gemmtuned.daemon.wire import COMPILING, Failed, Found, Hello, Inbox, Memory, Message, Order, Trial, encode
@@ -139,7 +139,7 @@ class Worker:
             self._socket.sendall(encode(order))
             self._socket.settimeout(None)  # with a timeout set, Python waits in spite of MSG_DONTWAIT
         except OSError as err:
-            raise WorkerDied(self._post_mortem()) from err
+            raise self._post_mortem() from err
 
     def poll(self) -> list[Message]:
         """What it has said since, without waiting.
@@ -153,7 +153,7 @@ class Worker:
         if messages:
             return messages
         if closed or self._is_dead():
-            raise WorkerDied(self._post_mortem())
+            raise self._post_mortem()
         if self._until is not None and self._clock() > self._until:
             self.stop()
             raise WorkerHung(f"no word past the deadline while {self._doing}")
@@ -243,22 +243,24 @@ class Worker:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
-    def _post_mortem(self) -> str:
+    def _post_mortem(self) -> WorkerDied:
         """Why it ended, in words, with its last line of output."""
         self._wait(KILL_WAIT_S)  # the socket closes a moment before the process is dead
         ended_alone = self._is_dead()
         last = _last_line(self._output)
         self.stop()
         code = self._process.returncode
+        kind = WorkerDied
         if not ended_alone or code is None:
             why = "closed its socket and went on"
         elif code < 0:
             why = f"killed by {_signal_name(-code)}"
             if code == -signal.SIGKILL:
+                kind = WorkerKilled
                 why += " (out of memory, or by somebody's hand)"
         else:
             why = f"ended with exit code {code}"
-        return f"worker {why} while {self._doing}" + (f": {last}" if last else "")
+        return kind(f"worker {why} while {self._doing}" + (f": {last}" if last else ""))
 
 
 def _visible(device: str) -> dict[str, str | None]:

@@ -60,7 +60,7 @@ class Life:
     trial_s: float = 0.2
     hangs: Callable[[Problem, Candidate], bool] = lambda problem, candidate: False
     crashes: Callable[[Problem, Candidate], bool] = lambda problem, candidate: False
-    death: str = "worker killed by SIGSEGV"
+    death: WorkerDied = field(default_factory=lambda: WorkerDied("worker killed by SIGSEGV"))
     refuses: Callable[[Problem], str] = lambda problem: ""
     not_now: Callable[[Problem], bool] = lambda problem: False
     slower_now: Callable[[Problem], bool] = lambda problem: False
@@ -115,7 +115,7 @@ class FakeWorker:
                 self._say(at_s + 30, WorkerHung("no word past the deadline"))
                 return
             if life.crashes(problem, candidate):
-                self._say(at_s + 0.1, WorkerDied(life.death))
+                self._say(at_s + 0.1, life.death)
                 return
             at_s += life.trial_s
             us = 50.0 if candidate.backend == "fast" else 100.0

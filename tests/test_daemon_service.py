@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from fakes import DEVICE, ENVIRONMENT, NEWER, Clock, FakeMonitor, Life, solution
 
-from gemmtuned.configs.errors import StoreBusy, StoreError
+from gemmtuned.configs.errors import StoreBusy, StoreError, WorkerKilled
 from gemmtuned.configs.manifest import read_manifest
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
@@ -193,7 +193,7 @@ def test_a_worker_killed_by_somebody_costs_no_candidate(
 ) -> None:
     world.see(problem())
     world.life.crashes = lambda p, c: c.backend == at and world.life.started == 1
-    world.life.death = "worker killed by SIGKILL (out of memory, or by somebody's hand)"
+    world.life.death = WorkerKilled("worker killed by SIGKILL (out of memory, or by somebody's hand)")
     world.run(60, until=lambda: bool(world.solved()))
     assert [order.skip for order in world.life.orders] == [(), ()]
     assert not _rows(world, "SELECT 1 FROM trials WHERE outcome = 'crash'")
@@ -205,7 +205,7 @@ def test_a_candidate_at_which_the_worker_is_killed_twice_is_left_out(
 ) -> None:
     world.see(problem())
     world.life.crashes = lambda p, c: c.backend == "bad"
-    world.life.death = "worker killed by SIGKILL (out of memory, or by somebody's hand)"
+    world.life.death = WorkerKilled("worker killed by SIGKILL (out of memory, or by somebody's hand)")
     world.run(90, until=lambda: bool(world.solved()))
     assert [order.skip for order in world.life.orders] == [(), (), (Candidate("bad"),)]
     assert "then='a new worker goes on without bad'" in caplog.text
@@ -214,7 +214,7 @@ def test_a_candidate_at_which_the_worker_is_killed_twice_is_left_out(
 def test_a_candidate_that_kills_its_workers_is_left_out_though_others_come_in_between(world: World) -> None:
     world.see(problem())
     world.life.crashes = lambda p, c: c.backend == "bad"
-    world.life.death = "worker killed by SIGKILL (out of memory, or by somebody's hand)"
+    world.life.death = WorkerKilled("worker killed by SIGKILL (out of memory, or by somebody's hand)")
     for killed in (1, 2):
         world.run(90, until=lambda killed=killed: len(world.life.orders) == killed)
         started = world.life.started

@@ -15,7 +15,7 @@ import fakes
 import psutil
 import pytest
 
-from gemmtuned.configs.errors import WorkerDied, WorkerFailed, WorkerHung
+from gemmtuned.configs.errors import WorkerDied, WorkerFailed, WorkerHung, WorkerKilled
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Solution
 from gemmtuned.daemon.compile_ahead import JOB_S
@@ -100,6 +100,7 @@ def test_a_death_is_told_with_its_reason(start: Start, n: int, words: str) -> No
     worker.tune(order(n))
     with pytest.raises(WorkerDied, match=words) as caught:
         said(worker, answered)
+    assert isinstance(caught.value, WorkerKilled) == (words == "SIGKILL")
     assert "trying bad on" in str(caught.value)
     assert caught.value.args[0].isprintable()
     assert not is_running(worker.pid)
