@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from gemmtuned.configs.problem import Problem
@@ -38,7 +36,7 @@ class Session:
     microseconds, 0 before the first).
     note: why it is not native, or why dispatch is off; empty when all is well.
     rank: which of several ranks it is; None when it is not one of several, or does not know yet.
-    namespace: within which pid is unique (`pid_namespace`); None where that cannot be known.
+    namespace: within which pid is unique (processes.pid_namespace); None where that cannot be known.
     """
 
     host: str
@@ -55,18 +53,3 @@ class Session:
     note: str = ""
     rank: int | None = None
     namespace: str | None = None
-
-
-def pid_namespace() -> str | None:
-    """The boot and the PID namespace of this process: where both are equal, a pid that is gone says the process is.
-
-    The kernel gives a namespace's number to another only once all processes of the first are gone.  None where that
-    cannot be known: without /proc, or where it is another namespace's, so that a number in it is another process.
-    """
-    try:
-        if os.readlink("/proc/self") != str(os.getpid()):  # noqa: PTH115  (while a program runs; a Path costs more)
-            return None
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot[:80]} {Path('/proc/self/ns/pid').stat().st_ino}"
-    except OSError:
-        return None

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import psutil
 
+from gemmtuned.configs.processes import life_of
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Candidate, Environment, Solution
 from gemmtuned.daemon.options import SearchOptions
 from gemmtuned.daemon.request import Request
@@ -239,10 +240,8 @@ def _boot() -> str:
 def _start(pid: int) -> str | None:
     """When this process was started; "" when there is none of that number, None when it cannot be known."""
     try:
-        # Field 22 of /proc/PID/stat: clock ticks since boot. The second, in brackets, may hold anything
-        facts = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        is_over = facts[0] == b"Z" and int(facts[17]) <= 1  # and nobody has waited for it, as in many a container
-        return "" if is_over else facts[19].decode()
+        is_over, ticks = life_of(pid)
+        return "" if is_over else ticks
     except FileNotFoundError:
         pass
     except (OSError, IndexError):

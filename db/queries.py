@@ -18,7 +18,7 @@ from gemmtuned.configs.errors import SettingError
 from gemmtuned.configs.hint import plain_case
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import COLUMNS, Problem, known_problems
-from gemmtuned.configs.sighting import pid_namespace
+from gemmtuned.configs.processes import life_of, pid_namespace
 from gemmtuned.configs.solution import LIVE_STATES, Device, Environment, Solution
 from gemmtuned.db import faults, migrations
 from gemmtuned.db.files import connect_read_only
@@ -185,16 +185,15 @@ def sessions(path: Path) -> list[dict[str, Any]]:
 
 
 def _is_there(pid: int) -> bool:
-    """Whether a process of this number runs here, or may; one that nobody has waited for is over."""
+    """Whether a process of this number runs here, or may."""
     try:
         os.kill(pid, 0)  # asks, and sends nothing
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         pass
-    try:  # may be hidden from us; one whose first thread alone has ended has others
-        facts = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        return facts[0] != b"Z" or int(facts[17]) > 1
+    try:  # may be hidden from us
+        return not life_of(pid)[0]
     except (OSError, IndexError):
         return True
 

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gemmtuned.configs.errors import GemmtunedError, StoreBusy
 from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.processes import pid_namespace
 from gemmtuned.configs.settings import Settings
-from gemmtuned.configs.sighting import Session, Sighting, pid_namespace
+from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import Environment, Solution
 from gemmtuned.hooks.imports import importing
 from gemmtuned.hooks.pace import in_slices

@@ -16,7 +16,8 @@ from store_cases import DAY, HOUR, NEW, OLD, found, lease, open_store, problem, 
 from gemmtuned.configs.errors import SettingError, StoreError
 from gemmtuned.configs.hint import Hint
 from gemmtuned.configs.problem import COLUMNS
-from gemmtuned.configs.sighting import Session, pid_namespace
+from gemmtuned.configs.processes import pid_namespace
+from gemmtuned.configs.sighting import Session
 from gemmtuned.configs.solution import Candidate
 from gemmtuned.db import queries
 from gemmtuned.db.store import Store

@@ -14,8 +14,9 @@ from store_cases import CPU, NEW
 
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.processes import pid_namespace
 from gemmtuned.configs.settings import Settings
-from gemmtuned.configs.sighting import Session, Sighting, pid_namespace
+from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import Environment
 from gemmtuned.db import queries
 from gemmtuned.db.lockfile import LockFile

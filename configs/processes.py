@@ -1,0 +1,33 @@
+"""Processes of this machine, as /proc tells of them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def life_of(pid: int) -> tuple[bool, str]:
+    """(whether it is over, clock ticks from boot to its start).
+
+    One that nobody has waited for is over, as in many a container; one whose first thread alone has ended has others.
+    Raises FileNotFoundError when there is none of that number (or no /proc), OSError or IndexError when /proc does not
+    tell.
+    """
+    # /proc/PID/stat: what is in brackets may hold anything; behind it state, threads (18th) and start (20th)
+    facts = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    return facts[0] == b"Z" and int(facts[17]) <= 1, facts[19].decode()
+
+
+def pid_namespace() -> str | None:
+    """The boot and the PID namespace of this process: where both are equal, a pid that is gone says the process is.
+
+    The kernel gives a namespace's number to another only once all processes of the first are gone.  None where that
+    cannot be known: without /proc, or where it is another namespace's, so that a number in it is another process.
+    """
+    try:
+        if os.readlink("/proc/self") != str(os.getpid()):  # noqa: PTH115  (while a program runs; a Path costs more)
+            return None
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot[:80]} {Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError:
+        return None
