@@ -11,6 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
+from gemmtuned.daemon.measure import last_level_cache_bytes
+
 
 @dataclass(frozen=True)
 class Recorded:
@@ -35,8 +37,7 @@ class CudaTimer:
 
     def __init__(self) -> None:
         self.stream = torch.cuda.Stream()
-        cache_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
-        self.others = torch.zeros(2 * cache_bytes // 4, device="cuda")
+        self.others = torch.zeros(2 * last_level_cache_bytes(torch.device("cuda")) // 4, device="cuda")
 
     def prepare(self, f: Callable[[int], object], launches: int) -> Any:
         torch.cuda.synchronize()

@@ -38,6 +38,7 @@ MAX_COPIES: Final = 256  # tiny weights: a model's whole set of them fits the ca
 MIN_PAIRS: Final = 6  # with fewer no 95 % interval exists: 2 x 0.5^6 = 3 %
 MAX_PAIRS: Final = 60
 BURST_US: Final = 20.0  # calls shorter than this are timed several at a time: clock and loop cost 0.1 us
+_UNTOLD_CACHE_BYTES: Final = 32 << 20
 _Z95: Final = 1.959964
 
 
@@ -147,13 +148,13 @@ def free_bytes(device: torch.device) -> int:
 def last_level_cache_bytes(device: torch.device) -> int:
     """Size of the cache that weights must not stay in; 32 MiB where the machine does not tell."""
     if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).L2_cache_size)
-    sizes = [32 << 20]
+        return int(torch.cuda.get_device_properties(device).L2_cache_size) or _UNTOLD_CACHE_BYTES
+    sizes = [_UNTOLD_CACHE_BYTES]
     found = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
     if found:
         text = [path.read_text().strip() for path in found]
         sizes = [int(t[:-1]) << {"K": 10, "M": 20, "G": 30}[t[-1]] for t in text if t[:-1].isdigit() and t[-1] in "KMG"]
-    return max(sizes, default=32 << 20)
+    return max(sizes, default=_UNTOLD_CACHE_BYTES)
 
 
 def time_alone(arm: Arm, *, clock: Clock, rounds: int) -> float:

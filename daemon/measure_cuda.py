@@ -35,7 +35,6 @@ MIN_LAUNCHES: Final = 32  # in a graph, so that its own start, and that of its f
 LONG_ENOUGH_US: Final = 2000.0  # a graph of this length needs no more launches
 CHECK_EVERY: Final = 16  # readings
 MOST_GRAPHS: Final = 64  # kept; an older one is recorded again when it is asked for
-_LEAST_CACHE_BYTES: Final = 32 << 20  # where the device does not tell
 _SLEEP_CYCLES: Final = 100_000  # 50 us: longer than the host takes to queue a graph
 # Bits of NVML's clocks event reasons.  0x4, a power cap, is not among them: that is how the card runs under load.
 SLOWED: Final = {0x8: "hardware slowdown", 0x20: "thermal limit", 0x40: "overheated", 0x80: "power brake"}
@@ -64,8 +63,7 @@ class CudaGraphs:
     def __init__(self) -> None:
         self._stream = cast("Any", torch.cuda).Stream()
         self._uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
-        cache_bytes = max(last_level_cache_bytes(torch.device("cuda")), _LEAST_CACHE_BYTES)
-        self._others = torch.zeros(2 * cache_bytes // 4, device="cuda")
+        self._others = torch.zeros(2 * last_level_cache_bytes(torch.device("cuda")) // 4, device="cuda")
 
     def record(self, calls: Sequence[Callable[[], object]]) -> tuple[Any, Tensor]:
         """As Graphs.record."""
