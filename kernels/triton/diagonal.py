@@ -56,38 +56,38 @@ def add_products(w, x, sums):
         )  # fmt: skip
 
 
+# g is lane / 4, t is lane % 4; even: the lane's column 2 t is g, odd: its column 2 t + 1 is
+_LANES: Final = """
+        .reg .pred even, odd;
+        .reg .b32 lane, g, column;
+        mov.u32 lane, %laneid;
+        shr.u32 g, lane, 2;
+        and.b32 column, lane, 3;
+        shl.b32 column, column, 1;
+        setp.eq.u32 even, g, column;
+        add.u32 column, column, 1;
+        setp.eq.u32 odd, g, column;"""
+_ZEROS: Final = " ".join(f"mov.f32 ${i}, 0f00000000;" for i in range(1, 8))  # all but the first of eight
+_OPERANDS = tl.constexpr("=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,f,f,f,f,f,f,f,f")
+_ON_DIAGONAL = tl.constexpr(
+    f"""{{{_LANES}
+        .reg .f32 first, second;
+        add.f32 first, $8, $14;
+        add.f32 second, $9, $15;
+        selp.f32 first, first, 0f00000000, even;
+        selp.f32 $0, second, first, odd;
+        {_ZEROS}
+        }}"""
+)
+
+
 @triton.jit
 def on_diagonal(sums):
     """Of the sums [rows, values] of `add_products` those that are of a dot product, added up; zero for the others.
 
     A lane has columns 2 t and 2 t + 1 (t: lane % 4) of row g in its first two sums, of row g + 8 in its last two.
     """
-    return tl.inline_asm_elementwise(
-        """{
-        .reg .pred even, odd;
-        .reg .b32 row, column;
-        .reg .f32 first, second;
-        mov.u32 row, %laneid;
-        and.b32 column, row, 3;
-        shl.b32 column, column, 1;
-        shr.u32 row, row, 2;
-        setp.eq.u32 even, row, column;
-        add.u32 column, column, 1;
-        setp.eq.u32 odd, row, column;
-        add.f32 first, $8, $14;
-        add.f32 second, $9, $15;
-        selp.f32 first, first, 0f00000000, even;
-        selp.f32 $0, second, first, odd;
-        mov.f32 $1, 0f00000000;
-        mov.f32 $2, 0f00000000;
-        mov.f32 $3, 0f00000000;
-        mov.f32 $4, 0f00000000;
-        mov.f32 $5, 0f00000000;
-        mov.f32 $6, 0f00000000;
-        mov.f32 $7, 0f00000000;
-        }""",
-        "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,f,f,f,f,f,f,f,f", [sums], dtype=tl.float32, is_pure=True, pack=8,
-    )  # fmt: skip
+    return tl.inline_asm_elementwise(_ON_DIAGONAL, _OPERANDS, [sums], dtype=tl.float32, is_pure=True, pack=8)
 
 
 def _added_up(warps: int) -> str:
@@ -103,21 +103,13 @@ def _added_up(warps: int) -> str:
         names = names[::2]
     for lane in (4, 2, 1):
         got += [f"shfl.sync.bfly.b32 other, part0, {lane}, 31, -1;", "add.f32 part0, part0, other;"]
-    return f"""{{
+    return f"""{{{_LANES}
         .shared .align 16 .b32 parts[{8 * warps}];
-        .reg .pred even, odd;
-        .reg .b32 all, at, lane, g, column;
+        .reg .b32 all, at;
         .reg .f32 other, {", ".join(f"part{i}" for i in range(warps))};
         mov.u32 all, parts;
-        mov.u32 lane, %laneid;
         mov.u32 at, %tid.x;
         shr.u32 at, at, 5;
-        shr.u32 g, lane, 2;
-        and.b32 column, lane, 3;
-        shl.b32 column, column, 1;
-        setp.eq.u32 even, g, column;
-        add.u32 column, column, 1;
-        setp.eq.u32 odd, g, column;
         or.pred even, even, odd;
         mad.lo.u32 at, g, {warps}, at;
         shl.b32 at, at, 2;
@@ -128,7 +120,7 @@ def _added_up(warps: int) -> str:
         mad.lo.u32 at, g, {4 * warps}, all;
         {" ".join(got)}
         mov.f32 $0, part0;
-        {" ".join(f"mov.f32 ${i}, 0f00000000;" for i in range(1, 8))}
+        {_ZEROS}
         }}"""
 
 
@@ -141,45 +133,7 @@ def over_warps(sums, WARPS: tl.constexpr):
 
     As tl.sum does it, but through shared memory once instead of twice, and with three shuffles instead of up to eight.
     """
-    return tl.inline_asm_elementwise(
-        _ADDED_UP[WARPS], "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,f,f,f,f,f,f,f,f", [sums],
-        dtype=tl.float32, is_pure=False, pack=8,
-    )  # fmt: skip
-
-
-@triton.jit
-def load_first(addresses):
-    """The 16 bits at the first of each thread's eight addresses [.., values], as int32; 0 for the other seven.
-
-    Without a layout of its own, which Triton would give a load, and then bring what it loads to where it is needed.
-    """
-    return tl.inline_asm_elementwise(
-        """{
-        .reg .b16 found;
-        ld.global.b16 found, [$8];
-        cvt.u32.u16 $0, found;
-        mov.u32 $1, 0; mov.u32 $2, 0; mov.u32 $3, 0; mov.u32 $4, 0; mov.u32 $5, 0; mov.u32 $6, 0; mov.u32 $7, 0;
-        }""",
-        "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,l,l,l,l,l,l,l,l", [addresses], dtype=tl.int32, is_pure=False, pack=8,
-    )  # fmt: skip
-
-
-@triton.jit
-def store_first(addresses, bits, inside):
-    """Store the low 16 bits of the first of each thread's eight values where `inside` (int32) is not 0."""
-    tl.inline_asm_elementwise(
-        """{
-        .reg .pred some;
-        .reg .b16 value;
-        setp.ne.u32 some, $24, 0;
-        cvt.u16.u32 value, $16;
-        @some st.global.b16 [$8], value;
-        mov.u32 $0, 0; mov.u32 $1, 0; mov.u32 $2, 0; mov.u32 $3, 0;
-        mov.u32 $4, 0; mov.u32 $5, 0; mov.u32 $6, 0; mov.u32 $7, 0;
-        }""",
-        "=r,=r,=r,=r,=r,=r,=r,=r,l,l,l,l,l,l,l,l,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r",
-        [addresses, bits, inside], dtype=tl.int32, is_pure=False, pack=8,
-    )  # fmt: skip
+    return tl.inline_asm_elementwise(_ADDED_UP[WARPS], _OPERANDS, [sums], dtype=tl.float32, is_pure=False, pack=8)
 
 
 def has_diagonal(arch: str) -> bool:

@@ -39,7 +39,8 @@ from gemmtuned.kernels.triton.cluster import (
     collect_and_store,
     place_of,
 )
-from gemmtuned.kernels.triton.diagonal import has_diagonal, load_first, store_first
+from gemmtuned.kernels.triton.diagonal import has_diagonal
+from gemmtuned.kernels.triton.first import load_first, store_first
 from gemmtuned.kernels.triton.issued import issued
 from gemmtuned.kernels.triton.launch import Axis, Config, Exchange, LaunchRecord, check_config, make_record
 from gemmtuned.kernels.triton.space import even_steps, filled, has_clusters, largest
@@ -279,11 +280,8 @@ def fragments(
                 token = side * 4 + lane % 4 + place[:, None] * 0
                 row = tile * BLOCK_N + (b * 8 + 2 * line)[:, None] + lane // 4
                 if bias is not None:
-                    of_bias = load_first((bias + tl.minimum(row, N - 1)).to(tl.int64))
-                    total += of_bias.to(tl.int16).to(bias.dtype.element_ty, bitcast=True).to(tl.float32)
-                bits = total.to(y.dtype.element_ty).to(tl.int16, bitcast=True).to(tl.int32)
-                inside = ((row < N) & (token < m)).to(tl.int32)
-                store_first((y + token.to(tl.int64) * N + row).to(tl.int64), bits, inside)
+                    total += load_first(bias + tl.minimum(row, N - 1))
+                store_first(y + token.to(tl.int64) * N + row, total, (row < N) & (token < m))
             else:
                 row = (tile * BLOCK_N + b * 8 + tl.arange(0, 8))[:, None]
                 token = side * 4 + tl.arange(0, 4)[None, :]

@@ -26,11 +26,10 @@ from gemmtuned.kernels.triton.diagonal import (
     WARPS_ADDED_UP,
     add_products,
     has_diagonal,
-    load_first,
     on_diagonal,
     over_warps,
-    store_first,
 )
+from gemmtuned.kernels.triton.first import load_first, store_first
 from gemmtuned.kernels.triton.issued import issued
 from gemmtuned.kernels.triton.launch import Axis, Config, LaunchRecord, check_config, make_record
 from gemmtuned.kernels.triton.space import even_steps, largest
@@ -117,7 +116,7 @@ def gemv(
     w_rows = w + read.to(tl.int64)[:, None] * ldw
     acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     if ONE and bias is not None:
-        started = load_first((bias + tile + ks[None, :] * 0).to(tl.int64))
+        started = load_first(bias + tile + ks[None, :] * 0)
     if HOLD == 0:
         for step in tl.range(0, STEPS, loop_unroll_factor=UNROLL):
             k = ks + step * BLOCK_K
@@ -144,9 +143,8 @@ def gemv(
     if ONE:  # every thread has the total, the first stores it
         total = over_warps(acc, WARPS)
         if bias is not None:
-            total += started.to(tl.int16).to(bias.dtype.element_ty, bitcast=True).to(tl.float32)
-        bits = total.to(y.dtype.element_ty).to(tl.int16, bitcast=True).to(tl.int32)
-        store_first((y + tile + ks[None, :] * 0).to(tl.int64), bits, (ks == 0)[None, :].to(tl.int32))
+            total += started
+        store_first(y + tile + ks[None, :] * 0, total, (ks == 0)[None, :])
     else:
         _add_up_and_store(acc, partials, counters, bias, y, tile, part, rows, inside, BLOCK_N, SPLIT)
 
