@@ -14,7 +14,7 @@ import operator
 import re
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +91,9 @@ def launch(
             running = left
             if waits > 100:
                 raise Wrong("programs of a cluster wait for ever")
-        if not all(program.barrier.is_over() for program in cluster):
-            raise Wrong(f"what nobody waited for, or never came: {[p.barrier for p in cluster]}")
+        barriers = [barrier for program in cluster for barrier in program.barriers.values()]
+        if not all(barrier.is_over() for barrier in barriers):
+            raise Wrong(f"what nobody waited for, or never came: {barriers}")
     if record.workspace_bytes and space[: record.counters_bytes].any():
         raise Wrong("counters are not zero after a launch")
     return y
@@ -125,12 +126,12 @@ class Memory:
 
 @dataclass
 class Barrier:
-    """The one mbarrier of a program (9.7.13.15), in its first phase."""
+    """An mbarrier of a program (9.7.13.15), in its first phase."""
 
-    at: int | None = None
-    arrivals: int = 0  # still to come
+    arrivals: int  # still to come
     size: int = 0  # bytes still to come
     fenced: bool = False  # others may be told of it
+    copies: list[Any] = field(default_factory=list)  # that are there once it is over
 
     def is_over(self) -> bool:
         return self.arrivals == 0 and self.size == 0
@@ -197,7 +198,7 @@ class Program:
         self._cluster = cluster
         self._rank = rank
         self.shared = np.full(code.static_bytes + shared_bytes, 0xFF, np.uint8)
-        self.barrier = Barrier()
+        self.barriers: dict[int, Barrier] = {}  # by address
         self.has_begun = False
         self._groups: list[list[Any]] = [[]]  # of copies, the last still open
         self._by = np.full(len(self.shared), -1, np.int32)  # threads whose copies have come since the last barrier
@@ -231,10 +232,14 @@ class Program:
                 while not all(program.has_begun for program in self._cluster):
                     yield True
             elif operation[:3] == ("mbarrier", "try_wait", "parity"):
-                if set(self._where(operands[1])) != {self.barrier.at} or self._bits(operands[2]).any():
+                at = {int(address) for address in self._where(operands[1])}
+                if len(at) > 1 or not at <= set(self.barriers) or self._bits(operands[2]).any():
                     raise Wrong("waits at another barrier, or for the phase before the first")
-                while not self.barrier.is_over():
+                barrier = self.barriers[at.pop()]
+                while not barrier.is_over():
                     yield True
+                for data, places, bytes_ in barrier.copies:
+                    data[places] = bytes_
                 self._set(operands[0], self._all(1), mask)
             else:
                 step = getattr(self, "_" + operation[0], None)
@@ -501,6 +506,9 @@ class Program:
                 self._by[places] = threads[:, None]
             self._groups.append(open_)
             return
+        if operation[2] == "bulk":
+            self._bulk(operands, mask)
+            return
         to, where, whole, *rest = operands
         size = int(whole, 0)
         taken = self._get(rest[0], "u32") if rest else np.full(self._threads, size)
@@ -517,6 +525,24 @@ class Program:
         places = at[:, None] + np.arange(size)
         data[places] = 0xFF  # until it has come
         self._groups[-1].append((data, places, bytes_, np.flatnonzero(mask)))
+
+    def _bulk(self, operands: Any, mask: Array) -> None:
+        """cp.async.bulk into the program's own memory: each thread's copy is there once its barrier is over."""
+        to, where, size, barrier = operands
+        for thread in np.flatnonzero(mask):
+            only = np.arange(self._threads) == thread
+            count = int(self._get(size, "u32")[thread])
+            if not count or count % 16 or (self._where(to)[thread] | self._where(where)[thread]) % 16:
+                raise Wrong(f"a bulk copy of {count} bytes, or not aligned to 16")
+            data, at = self._places(("shared",), to, only, 1)
+            of, there = self._places(("global",), where, only, 1)
+            if there[0] + count > len(of) or at[0] + count > len(data):
+                raise Wrong("a bulk copy beyond its memory")
+            places = slice(int(at[0]), int(at[0]) + count)
+            data[places] = 0xFF  # until it has come
+            waits = self.barriers[int(self._where(barrier)[thread])]
+            waits.size -= count
+            waits.copies.append((data, places, of[there[0] : there[0] + count].copy()))
 
     def _atom(self, operation: Any, operands: Any, mask: Array) -> None:
         to, where, what = operands
@@ -544,19 +570,27 @@ class Program:
         self._set(to, np.take_along_axis(self._by_lane(self._bits(what)), taken, 1).reshape(-1), mask, "u32")
 
     def _bar(self, operation: Any, operands: Any, mask: Array) -> None:
+        if operation[1] == "warp":
+            return
         self._by[:] = self._stored_by[:] = -1
         if operation[1:3] == ("red", "popc"):
             self._set(operands[0], self._all(int(self._get(operands[-1], "pred").sum())), mask, "u32")
 
     def _mma(self, operation: Any, operands: Any, mask: Array) -> None:
-        """m16n8k16 (9.7.14.5.8): lane 4 g + t holds rows g and g + 8, values or columns 2 t and 2 t + 1."""
-        if operation[3] != "m16n8k16" or operation[4:6] != ("row", "col"):
+        """m16n8k16 (9.7.14.5.8): lane 4 g + t holds rows g and g + 8, values or columns 2 t and 2 t + 1.
+
+        With sparse A m16n8k32 (9.7.14.6.2): of four values of a row side by side A has the two that four bits of a
+        number name; those of the first 16 are with lanes t = 0, of the rest with t = 1, rows g + 8 in the higher half.
+        """
+        sparse = operation[1] == "sp_ordered_metadata"
+        shape = operation[4] if sparse else operation[3]
+        if shape != ("m16n8k32" if sparse else "m16n8k16") or operation[-6:-4] != ("row", "col"):
             raise Wrong(f"{'.'.join(operation)}: not written")
         of = operation[-2]
-        to, a, b, c = operands
+        to, a, b, c = operands[:4]
         g, t = np.arange(32) // 4, np.arange(32) % 4
         warps = self._threads // 32
-        left, right = np.zeros((warps, 16, 16)), np.zeros((warps, 16, 8))
+        left, right = np.zeros((warps, 16, 16)), np.zeros((warps, 8 * len(b), 8))
         sums = np.zeros((warps, 16, 8))
 
         def halves(name: str) -> tuple[Array, Array]:
@@ -572,9 +606,25 @@ class Program:
                 right[:, 2 * t + j + 8 * i, g] = half
         for i, name in enumerate(c):
             sums[:, g + 8 * (i // 2), 2 * t + i % 2] = self._by_lane(self._get(name, "f32"))
+        if sparse:
+            left = self._spread(left, self._by_lane(self._get(operands[4], "b32")), operands[5])
         done = left @ right + sums
         for i, name in enumerate(to):
             self._set(name, done[:, g + 8 * (i // 2), 2 * t + i % 2].reshape(-1), mask, "f32")
+
+    def _spread(self, left: Array, where: Array, selector: str) -> Array:
+        """[warp, 16 rows, 32 values] of the 16 that are not zero."""
+        if selector not in ("0", "0x0"):
+            raise Wrong(f"mma.sp: selector {selector} is not written")
+        spread = np.zeros((len(left), 16, 32))
+        for row, i in itertools.product(range(16), range(0, 16, 2)):
+            bits = where[:, 4 * (row % 8) + i // 8] >> (16 * (row // 8) + 2 * (i % 8))
+            first, second = bits & 3, bits >> 2 & 3
+            if not (first < second).all():
+                raise Wrong("mma.sp: values out of order")
+            spread[np.arange(len(left)), row, 2 * i + first] = left[:, row, i]
+            spread[np.arange(len(left)), row, 2 * i + second] = left[:, row, i + 1]
+        return spread
 
     def _matrix(self, operation: Any, names: list[str], where: Any, mask: Array, *, load: bool) -> None:
         """ldmatrix, stmatrix (9.7.14.5.15): eight lanes after another have the rows of each 8 x 8 values of 16 bits."""
@@ -609,14 +659,15 @@ class Program:
     def _barrier(self, operation: Any, operands: Any, mask: Array) -> None:
         if operation[:3] != ("barrier", "cluster", "arrive"):
             raise Wrong(f"{'.'.join(operation)}: not written")
-        if self.barrier.at is not None and not self.barrier.fenced:
+        if not all(barrier.fenced for barrier in self.barriers.values()):
             raise Wrong("others may see the barrier before it is set up")
         self.has_begun = True
 
     def _fence(self, operation: Any, operands: Any, mask: Array) -> None:
         if operation != ("fence", "mbarrier_init", "release", "cluster"):
             raise Wrong(f"{'.'.join(operation)}: not written")
-        self.barrier.fenced = bool(mask.any())
+        for barrier in self.barriers.values():
+            barrier.fenced = barrier.fenced or bool(mask.any())
 
     def _mbarrier(self, operation: Any, operands: Any, mask: Array) -> None:
         if mask.sum() != 1:
@@ -625,10 +676,10 @@ class Program:
         at = int(self._where(operands[0] if begins else operands[1])[mask][0])
         self._shared_at(np.array([at]), 8)
         if begins:
-            self.barrier = Barrier(at, arrivals=int(operands[1]))
-        elif operation[:3] == ("mbarrier", "arrive", "expect_tx") and at == self.barrier.at and at % 8 == 0:
-            self.barrier.size += int(self._get(operands[2], "u32")[mask][0])
-            self.barrier.arrivals -= 1
+            self.barriers[at] = Barrier(int(operands[1]))
+        elif operation[:3] == ("mbarrier", "arrive", "expect_tx") and at in self.barriers and at % 8 == 0:
+            self.barriers[at].size += int(self._get(operands[2], "u32")[mask][0])
+            self.barriers[at].arrivals -= 1
         else:
             raise Wrong(f"{'.'.join(operation)}: another barrier, or not written")
 
@@ -648,9 +699,10 @@ class Program:
             owner = self._cluster[int(to[thread]) >> RANK]
             if not owner.has_begun:
                 raise Wrong("sends to a program that has not begun")
-            if int(barriers[thread]) != owner.barrier.at:
+            barrier = owner.barriers.get(int(barriers[thread]))
+            if barrier is None:
                 raise Wrong("tells another barrier than that of the program it sends to")
             values = np.stack([self._get(name, "b32") for name in names], 1)[thread]
             data, at = self._shared_at(to[thread : thread + 1], 4 * len(names), owner)
             data[at[0] : at[0] + 4 * len(names)] = values.view(np.uint8)
-            owner.barrier.size -= 4 * len(names)
+            barrier.size -= 4 * len(names)

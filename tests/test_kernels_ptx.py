@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 import ptx
 
 from gemmtuned.kernels.compile import compile_record
-from gemmtuned.kernels.triton import fragments, gemv, python_launch, tiles, warp_split_k
+from gemmtuned.kernels.triton import fragments, gemv, python_launch, selected, tiles, warp_split_k
 from gemmtuned.kernels.triton.launch import SHARED_BEGINS
 
 GEMV = {"rows": 2, "block_k": 512, "split": 1, "warps": 2, "unroll": 2, "mma": 0, "hold": 0}
@@ -22,6 +22,8 @@ WARPS = {"rows": 16, "tokens": 8, "block_k": 64, "split": 3, "cluster": 1, "warp
 TILES = {"rows": 32, "tokens": 16, "block_k": 64, "split": 3, "cluster": 1, "group": 1, "swap": 0, "warps": 4}
 TILES |= {"stages": 3}
 FRAGMENTS = {"rows": 8, "tokens": 4, "split": 1, "warps": 1, "ahead": 2, "chains": 1, "registers": 0}
+
+SELECTED = {"rows": 8, "split": 1, "warps": 1, "ahead": 2, "registers": 0}
 
 
 def operands(m: int, n: int, k: int, *, bias: bool, apart: int = 0, dtype: torch.dtype = torch.bfloat16) -> Any:
@@ -61,13 +63,17 @@ def operands(m: int, n: int, k: int, *, bias: bool, apart: int = 0, dtype: torch
         (fragments, {"warps": 2, "tokens": 12}, 11, 37, 1544, True, 0),
         (fragments, {"warps": 2, "split": 7, "tokens": 12}, 11, 37, 1544, True, 0),
         (fragments, {"tokens": 16, "rows": 32, "warps": 4}, 16, 64, 512, True, 16),
+        (selected, {}, 13, 37, 520, True, 8),
+        (selected, {"rows": 16, "warps": 2, "ahead": 3}, 16, 24, 1544, False, 0),
+        (selected, {"split": 8, "warps": 2, "ahead": 4}, 11, 37, 2048, True, 0),
+        (selected, {"rows": 16, "split": 5, "warps": 4}, 9, 20, 1544, False, 16),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_what_ptxas_gets_is_right(
     module: Any, config: dict[str, int], m: int, n: int, k: int, bias: bool, apart: int, dtype: torch.dtype
 ) -> None:
-    whole = {gemv: GEMV, warp_split_k: WARPS, tiles: TILES, fragments: FRAGMENTS}[module] | config
+    whole = {gemv: GEMV, warp_split_k: WARPS, tiles: TILES, fragments: FRAGMENTS, selected: SELECTED}[module] | config
     x, w, b = operands(m, n, k, bias=bias, apart=apart, dtype=dtype)
     record = module.launch_record(whole, python_launch.problem_of(x, w, b))
     exact = x.double() @ w.double().T + (0 if b is None else b.double())
@@ -109,6 +115,11 @@ SUMS = {
     "sums of other warps are not waited for": (r"bar\.sync[^;]*;", "", "without a barrier"),
     "half of the warps' sums": (r"ld\.shared\.v4\.f32 \{part4[^;]*;", "mov.f32 part4, part0;", "before it was written"),
 }
+PARTS = {
+    "the other part of K": (r"0xeeeeeeee, 0x44444444", "0x44444444, 0xeeeeeeee", "far off"),
+    "values out of order": (r"0xeeeeeeee", "0xbbbbbbbb", "out of order"),
+    "a neighbour's row": (r"(selp\.b32 own\d, *%\w+, *%\w+), second", r"\1, never", "far off"),
+}
 OF_ONE_ROW = GEMV | {"mma": 1, "hold": 1, "rows": 1, "warps": 8, "block_k": 2048, "unroll": 1}
 
 
@@ -116,8 +127,9 @@ OF_ONE_ROW = GEMV | {"mma": 1, "hold": 1, "rows": 1, "warps": 8, "block_k": 2048
     ("module", "config", "what", "instead", "seen"),
     [(fragments, FRAGMENTS | {"split": 4}, *fault) for fault in FAULTS.values()]
     + [(warp_split_k, WARPS, *fault) for fault in COPIES.values()]
-    + [(gemv, OF_ONE_ROW, *fault) for fault in SUMS.values()],
-    ids=[*FAULTS, *COPIES, *SUMS],
+    + [(gemv, OF_ONE_ROW, *fault) for fault in SUMS.values()]
+    + [(selected, SELECTED | {"split": 4}, *fault) for fault in PARTS.values()],
+    ids=[*FAULTS, *COPIES, *SUMS, *PARTS],
 )
 def test_a_fault_is_seen(
     module: Any, config: dict[str, int], what: str, instead: str, seen: str, monkeypatch: pytest.MonkeyPatch

@@ -20,7 +20,7 @@ from ptx import disassembled
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.compile import compile_kernel, compile_record
-from gemmtuned.kernels.triton import fragments, gemv, tiles
+from gemmtuned.kernels.triton import fragments, gemv, selected, tiles
 from gemmtuned.kernels.triton.diagonal import has_diagonal
 from gemmtuned.kernels.triton.launch import COUNTERS_BYTES
 from gemmtuned.kernels.triton.limits import shared_limit
@@ -61,12 +61,12 @@ def test_every_launch_leaves_its_counters_zero(interpreted: list[dict[str, Any]]
 
 @pytest.mark.parametrize(
     ("module", "arch"),
-    [*itertools.product(MODULES.values(), ARCHS), (fragments, "sm_89")],
+    [*itertools.product(MODULES.values(), ARCHS), (fragments, "sm_89"), (selected, "sm_89")],
     ids=lambda one: getattr(one, "NAME", one),
 )
 def test_best_guess_compiles_without_spills_and_fits(module: Any, arch: str) -> None:
-    m = 1 if module is gemv else 8
-    if module is fragments and not has_diagonal(arch):
+    m = {gemv: 1, selected: 16}.get(module, 8)
+    if module in (fragments, selected) and not has_diagonal(arch):
         assert not module.scored(m, 576, 7168, 132, arch=arch)
         return
 
@@ -87,6 +87,8 @@ SHAPES = (
     (1, 64, 64),
     (1, 100, 264),
     (8, 256, 7168),
+    (12, 1536, 7168),
+    (16, 4096, 4096),
     (32, 7168, 2048),
     (4, 17, 40),
     (64, 512, 512),
@@ -120,7 +122,10 @@ def test_shortlist_is_short_and_every_config_in_it_can_be_launched(shape: tuple[
         ((8, 2880, 4096), "fragments", {"rows": 16, "split": 2, "warps": 4, "ahead": 4, "registers": 168}),
         ((8, 512, 16384), "fragments", {"rows": 8, "split": 8, "warps": 2, "ahead": 4, "registers": 168}),
         ((16, 256, 7168), "fragments", {"rows": 8, "split": 7, "warps": 2, "ahead": 8}),
-        ((16, 256, 7168), "warp_split_k", {"rows": 16, "block_k": 64, "split": 8, "stages": 8, "cluster": 1}),
+        ((16, 256, 7168), "selected", {"rows": 8, "split": 7, "warps": 2, "ahead": 8}),
+        ((16, 512, 16384), "selected", {"rows": 8, "split": 8, "warps": 2, "ahead": 4, "registers": 168}),
+        ((16, 1280, 8192), "selected", {"rows": 8, "split": 4, "warps": 2, "ahead": 4, "registers": 168}),
+        ((16, 4096, 4096), "selected", {"rows": 16, "split": 2, "warps": 2, "ahead": 4, "registers": 255}),
         ((16, 1280, 8192), "tiles", {"rows": 64, "block_k": 128, "split": 5, "stages": 5, "cluster": 1}),
         ((64, 256, 7168), "tiles", {"rows": 16, "block_k": 128, "split": 6, "stages": 7, "cluster": 1}),
         ((64, 5120, 25600), "tiles", {"rows": 128, "block_k": 64, "split": 3, "stages": 5}),
@@ -134,13 +139,13 @@ def test_shortlist_holds_what_won(shape: tuple[int, int, int], kernel: str, conf
 
 def test_all_kernels_keep_their_counters_in_the_same_place_so_that_a_stream_needs_one_workspace() -> None:
     records = []
-    for m, n, k in ((1, 40, 8190), (8, 256, 7168), (32, 256, 7168), (300, 64, 8192)):
+    for m, n, k in ((1, 40, 8190), (8, 256, 7170), (32, 256, 7168), (300, 64, 8192)):
         problem = Problem(m=m, n=n, k=k)
         for name, config in shortlist(m, n, k, 132, arch="sm_90"):
             records.append(MODULES[name].launch_record(config, problem))
     reducing = [record for record in records if record.workspace_bytes]
 
-    assert {record.kernel for record in reducing} == {*MODULES} - {"fragments"}
+    assert {record.kernel for record in reducing} == {*MODULES} - {"fragments", "selected"}
     for record in reducing:
         assert record.partials_offset == COUNTERS_BYTES >= record.counters_bytes > 0
 
@@ -165,10 +170,13 @@ def test_clusters_are_offered_where_there_are_such_and_need_no_workspace() -> No
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "gfx942", "gfx950"])
 @pytest.mark.parametrize(("m", "n", "k"), [(2, 1001, 1032), (4, 17, 40), (8, 256, 7168), (16, 4096, 4096)])
-def test_without_clusters_fragments_are_offered_uncut(m: int, n: int, k: int, arch: str) -> None:
-    found = {config["split"] for name, config in shortlist(m, n, k, 108, arch=arch) if name == "fragments"}
+def test_without_clusters_fragments_and_selected_are_offered_uncut(m: int, n: int, k: int, arch: str) -> None:
+    found = shortlist(m, n, k, 108, arch=arch)
 
-    assert found == ({1} if has_diagonal(arch) else set())
+    for kernel in ("fragments", *(["selected"] if m > 8 else [])):
+        splits = {config["split"] for name, config in found if name == kernel}
+        assert splits == ({1} if has_diagonal(arch) else set())
+    assert {name for name, _ in found} & {"warp_split_k", "tiles"}
 
 
 @pytest.mark.parametrize("limit", [80, 96])
@@ -185,7 +193,7 @@ def test_the_compiler_keeps_to_a_limit_of_registers(limit: int) -> None:
 def test_a_k_of_any_size_has_candidates(m: int, n: int, k: int, arch: str) -> None:
     found = {name for name, _ in shortlist(m, n, k, 132, arch=arch)}
 
-    assert found and (k % 8 == 0 or found == {"warp_split_k"})
+    assert found and (k % 8 == 0 or ("warp_split_k" in found and not found & {"fragments", "selected"}))
 
 
 def test_a_few_units_hold_a_cluster_all_the_same() -> None:
@@ -293,6 +301,9 @@ def test_operands_of_the_tensor_core_come_from_memory_as_they_are(
     assert not any(name.startswith("SHFL") for name in code[:last])
 
 
+WHOLE = {"rows": 8, "split": 2, "warps": 2, "ahead": 2, "registers": 0}
+
+
 def test_what_a_kernel_cannot_run_is_refused_with_a_reason() -> None:
     _, good = gemv.scored(1, 64, 512, 132)[0]
     cut = {"rows": 16, "tokens": 16, "block_k": 16, "split": 2, "group": 1, "swap": 0, "warps": 4, "stages": 3}
@@ -313,6 +324,11 @@ def test_what_a_kernel_cannot_run_is_refused_with_a_reason() -> None:
         (fragments, {**PART, "chains": 8}, Problem(m=4, n=64, k=512), "chains is 8"),
         (fragments, {**PART, "registers": 8}, Problem(m=4, n=64, k=512), "registers is 8"),
         (fragments, PART, Problem(m=4, n=64, k=516), "8 values at a time"),
+        (selected, WHOLE, Problem(m=17, n=64, k=512), "holds 16"),
+        (selected, WHOLE, Problem(m=16, n=64, k=516), "8 values at a time"),
+        (selected, {**WHOLE, "rows": 24}, Problem(m=16, n=64, k=512), "rows is 24"),
+        (selected, {**WHOLE, "warps": 0}, Problem(m=16, n=64, k=512), "warps 0"),
+        (selected, {**WHOLE, "registers": 256}, Problem(m=16, n=64, k=512), "registers is 256"),
         (gemv, good, Problem(m=1, n=64, k=512, dtype="fp32"), "bf16 and fp16"),
         (gemv, good, Problem(m=1, n=64, k=512, layout="nn"), "layout nt"),
         (tiles, cut, Problem(m=1 << 25, n=64, k=512), "larger than a device takes"),

@@ -23,15 +23,15 @@ they are on their way.  `registers` holds the compiler to what lets all programs
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Mapping
 from typing import Any, Final
 
 import triton
 import triton.language as tl
 
 from gemmtuned.configs.errors import CandidateFailed
-from gemmtuned.configs.launch import MAX_CLUSTER
 from gemmtuned.configs.problem import Problem
+from gemmtuned.kernels.triton import to_registers
 from gemmtuned.kernels.triton.cluster import (
     all_have_begun,
     barrier_of,
@@ -43,24 +43,15 @@ from gemmtuned.kernels.triton.diagonal import has_diagonal
 from gemmtuned.kernels.triton.first import load_first, store_first
 from gemmtuned.kernels.triton.issued import issued
 from gemmtuned.kernels.triton.launch import Axis, Config, Exchange, LaunchRecord, check_config, make_record
-from gemmtuned.kernels.triton.space import even_steps, filled, has_clusters, largest
+from gemmtuned.kernels.triton.to_registers import STEP_K, Fit, begun, check_registers, issued_after, load_steps
 
 NAME: Final = "fragments"
 KEYS: Final = ("rows", "tokens", "split", "warps", "ahead", "chains", "registers")
 MAX_M: Final = 16
-STEP_K: Final = 64  # values of K that a warp takes in a step: 128 bytes of each row
-_WASTE: Final = 1.35  # at most this part of K is computed in vain, if not read, at the end of the last slice
-_MOST: Final = 32  # warps on a unit, where programs or warps share K; where there are enough, each has one at least
-_REGISTERS: Final = 240  # of a thread
-_SQUEEZED: Final = 8  # so many more than there are can the compiler do without
-_UNSURE: Final = 16  # within so many of them it may have to spill, and is asked without a limit, too
-_BANDWIDTH: Final = 4.906e6  # bytes a us
-_LATENCY_US: Final = 0.1707  # bytes in flight over it are a unit's rate
-_START_US: Final = 1.291
-_WAIT_US: Final = 0.07158  # for each group of loads, in each round of programs
-_ROUND_US: Final = 0.06539  # for each more of them
-_BEYOND_US: Final = 0.3951  # for each part of K computed beyond its end
-_TOKEN_US: Final = 0.08274
+FITTED: Final = Fit(  # to 1,468 timings at M = 4, 8 and 16, eight shapes, on an H200
+    bandwidth=4.906e6, latency_us=0.1707, start_us=1.291, wait_us=0.07158, round_us=0.06539, beyond_us=0.3951,
+    token_us=0.08274,
+)  # fmt: skip
 _STEP_K = tl.constexpr(STEP_K)
 
 
@@ -92,26 +83,6 @@ def _products(even, odd, x, sums):
             "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,r,r,r,r,r,r,r,r,r,r,r,r,f,f,f,f,f,f,f,f",
             [even, odd, x, sums], dtype=tl.float32, is_pure=True, pack=8,
         )  # fmt: skip
-
-
-@triton.jit
-def _issued(known, loaded):
-    """As issued.py's, not before the addresses `known` are: the compiler would leave them for when they are needed.
-
-    They are multiples of four, so that none makes the predicate true.  loaded: of W or X; it is not waited for, but
-    gives the result the layout of the loads, without which Triton would make a second barrier for it.
-    """
-    return tl.inline_asm_elementwise(
-        """{
-        .reg .pred never;
-        .reg .b32 none;
-        setp.eq.u32 never, $8, 0xffffffff;
-        bar.red.popc.u32 none, 0, never;
-        cvt.rn.f32.u32 $0, none;
-        mov.f32 $1, $0; mov.f32 $2, $0; mov.f32 $3, $0; mov.f32 $4, $0; mov.f32 $5, $0; mov.f32 $6, $0; mov.f32 $7, $0;
-        }""",
-        "=f,=f,=f,=f,=f,=f,=f,=f,r,r,r,r,r,r,r,r,r,r,r,r", [known, loaded], dtype=tl.float32, is_pure=False, pack=8,
-    )  # fmt: skip
 
 
 @triton.jit
@@ -160,28 +131,6 @@ def _send(address, barrier, sums):
         "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,f,f,f,f,f,f,f,f",
         [address, barrier, sums], dtype=tl.int32, is_pure=False, pack=8,
     )  # fmt: skip
-
-
-@triton.jit
-def _loads(rows, ks, end, group, STEP: tl.constexpr, AHEAD: tl.constexpr, WHOLE: tl.constexpr, POLICY: tl.constexpr):
-    """Of all `rows` what a group of steps takes, step after step."""
-    found = ()
-    for u in tl.static_range(AHEAD):
-        k = ks + (group * AHEAD + u) * STEP
-        for i in tl.static_range(len(rows)):
-            if WHOLE:
-                found = found + (tl.load(rows[i] + k, eviction_policy=POLICY),)
-            else:
-                found = found + (tl.load(rows[i] + k, mask=k < end, other=0.0, eviction_policy=POLICY),)
-    return found
-
-
-@triton.jit
-def _begun(sums, nothing, COUNT: tl.constexpr):
-    begun = ()
-    for i in tl.static_range(COUNT):
-        begun = begun + (sums[i] + nothing,)
-    return begun
 
 
 @triton.jit
@@ -243,8 +192,8 @@ def fragments(
     sums = (tl.zeros((4 * WARPS, _STEP_K), tl.float32),) * (CHAINS * BLOCKS * SIDES)
     first = 0
     if CLUSTER > 1:
-        of_x = _loads(x_rows, ks, end, 0, STEP, AHEAD, WHOLE, "")
-        of_w = _loads(w_rows, ks, end, 0, STEP, AHEAD, WHOLE, "evict_first")
+        of_x = load_steps(x_rows, ks, ks, end, 0, STEP, AHEAD, WHOLE, "")
+        of_w = load_steps(w_rows, ks, ks, end, 0, STEP, AHEAD, WHOLE, "evict_first")
         begin(part, BLOCK_M, BLOCK_N, CLUSTER, WARPS, True)
         to = ()
         barriers = ()
@@ -260,13 +209,13 @@ def fragments(
                 to = to + (sent,)
                 known |= sent
         all_have_begun(True)
-        sums = _begun(sums, _issued(known, of_x[0]), CHAINS * BLOCKS * SIDES)
+        sums = begun(sums, issued_after(known, of_x[0], 1), CHAINS * BLOCKS * SIDES)
         sums = _grown(sums, of_w, of_x, AHEAD, CHAINS, BLOCKS, SIDES)
         first = 1
     for group in tl.range(first, (STEPS + AHEAD - 1) // AHEAD):
-        of_x = _loads(x_rows, ks, end, group, STEP, AHEAD, WHOLE, "")
-        of_w = _loads(w_rows, ks, end, group, STEP, AHEAD, WHOLE, "evict_first")
-        sums = _begun(sums, issued(), CHAINS * BLOCKS * SIDES)
+        of_x = load_steps(x_rows, ks, ks, end, group, STEP, AHEAD, WHOLE, "")
+        of_w = load_steps(w_rows, ks, ks, end, group, STEP, AHEAD, WHOLE, "evict_first")
+        sums = begun(sums, issued(), CHAINS * BLOCKS * SIDES)
         sums = _grown(sums, of_w, of_x, AHEAD, CHAINS, BLOCKS, SIDES)
     for b in tl.static_range(BLOCKS):
         for side in tl.static_range(SIDES):
@@ -319,9 +268,7 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
         raise CandidateFailed(f"{problem} {NAME}: reads 8 values at a time, K is no multiple")
     if not 1 <= config["chains"] <= config["ahead"]:
         raise CandidateFailed(f"{NAME}: chains is {config['chains']}, expected 1 to the {config['ahead']} steps ahead")
-    most = min(255, 65536 // (32 * config["warps"]))
-    if config["registers"] and not 28 <= config["registers"] <= most:
-        raise CandidateFailed(f"{NAME}: registers is {config['registers']}, expected 28 to {most}, or 0 for no limit")
+    check_registers(NAME, config)
     exchange = Exchange(config["tokens"], config["rows"], config["warps"]) if config["split"] > 1 else None
     return make_record(
         NAME,
@@ -348,75 +295,23 @@ def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[t
     """(estimated us, config) of the candidates for a device with this many units, the fastest first."""
     if not 1 < m <= MAX_M or k % 8 or not has_diagonal(arch):
         return []
-    splits = range(1, (MAX_CLUSTER if has_clusters(arch) else 1) + 1)
     tokens = -(-m // 4) * 4
-    found = []
-    for rows, warps, split in itertools.product((8, 16, 32), (1, 2, 4, 8), splits):
-        steps = -(-k // (STEP_K * warps * split))
-        busy = -(-n // rows) * split * warps / units
-        if steps * STEP_K * warps * split > max(_WASTE * k, k + STEP_K) or (busy > _MOST and split * warps > 2):
-            continue
-        for ahead in {even_steps(steps, most) for most in (2, 4, 8)}:
-            chains = 2 if rows * tokens <= 64 and ahead >= 4 else 1
-            config = {"rows": rows, "tokens": tokens, "split": split, "warps": warps}
-            config |= {"ahead": ahead, "chains": chains, "registers": 0}
-            needed = _registers(k, config)
-            if needed > _REGISTERS:
-                continue
-            most = _registers_for(_busiest(n, units, config) * warps)
-            limits = [most] if needed <= most + _SQUEEZED else []
-            limits += [0] if needed > most - _UNSURE else []
-            for registers in limits:
-                limited = config | {"registers": registers}
-                found.append((_estimate_us(n, k, units, limited), busy, limited))
-    enough = min(1.0, max((busy for _, busy, _ in found), default=0.0))
-    return sorted(((us, config) for us, busy, config in found if busy >= enough), key=lambda item: item[0])
+
+    def config_of(rows: int, split: int, warps: int, ahead: int) -> dict[str, int]:
+        chains = 2 if rows * tokens <= 64 and ahead >= 4 else 1
+        return {"rows": rows, "tokens": tokens, "split": split, "warps": warps, "ahead": ahead, "chains": chains}
+
+    return to_registers.scored(
+        n, k, units, arch=arch, rows=(8, 16, 32), config_of=config_of, registers_of=registers_of, fit=FITTED
+    )
 
 
-def _registers(k: int, config: dict[str, int]) -> int:
+def registers_of(k: int, config: Mapping[str, int]) -> int:
     """Of a thread, about (144 compilations): loads on their way, and sums."""
     rows, tokens, ahead = config["rows"], config["tokens"], config["ahead"]
     steps = -(-k // (STEP_K * config["warps"] * config["split"]))
     sums = rows * tokens // 4 * config["chains"]
     return 22 + (rows + tokens) * ahead + rows // 2 + (sums if steps > ahead else sums // 2)
-
-
-def _registers_for(warps: int) -> int:
-    """The most of a thread where a unit holds so many warps at once: each of its four parts has 16,384."""
-    return min(255, 512 // max(1, -(-warps // 4)) // 8 * 8)
-
-
-def _busiest(n: int, units: int, config: dict[str, int]) -> int:
-    """Programs of the busiest unit, with room for all."""
-    at_once = filled(units, config["split"]) if config["split"] > 1 else units
-    return -(-(-(-n // config["rows"]) * config["split"]) // at_once)
-
-
-def _room(k: int, config: dict[str, int]) -> int:
-    """Programs that a unit holds at once."""
-    each = -(-(config["registers"] or _registers(k, config)) // 8) * 8
-    return max(1, min(32, 4 * (512 // each) // config["warps"]))
-
-
-def _estimate_us(n: int, k: int, units: int, config: dict[str, int]) -> float:
-    """As space.estimate_us, for loads that go to registers.
-
-    Constants from 1,468 timings at M = 4, 8 and 16, eight shapes, on an H200 (benchmarks/fit_fragments.py).
-    """
-    rows, split, warps, ahead = (config[key] for key in ("rows", "split", "warps", "ahead"))
-    step_k = STEP_K * warps * split
-    steps = -(-k // step_k)
-    groups = -(-steps // ahead)
-    busiest = _busiest(n, units, config)
-    room = _room(k, config)
-    rounds = -(-busiest // room)
-    memory = n * k * 2 / _BANDWIDTH
-    in_flight = min(busiest, room) * rows * warps * STEP_K * 2 * min(ahead, steps)
-    rate = min(1.15 * _BANDWIDTH / units, in_flight / _LATENCY_US)
-    loads = busiest * rows * steps * warps * STEP_K * 2 / rate
-    waits = _WAIT_US * rounds * groups + _ROUND_US * (rounds - 1)
-    beyond = groups * ahead * step_k / k - 1
-    return _START_US + largest(memory, loads) + waits + _BEYOND_US * beyond + _TOKEN_US * config["tokens"]
 
 
 def run(x: Any, w: Any, bias: Any, config: Config, workspace: Any = None) -> Any:

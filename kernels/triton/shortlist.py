@@ -4,8 +4,8 @@ At most CLOSE of a group (same kernel, rows and slices of K) are taken: the esti
 block of K is better within a group less surely than it costs to try another group.
 
 Of twenty problems at M = 1 to 64 what 24 candidates gave was 0.6 % slower on average than what the whole space did, and
-6 % at the worst (benchmarks/exhaustive.py; before there was `fragments`, of which the first 12 of some 60 are 0.7 %
-slower than the best of them: benchmarks/fit_fragments.py).
+6 % at the worst (benchmarks/exhaustive.py; before there were `fragments` and `selected`, of which the first 8 of some
+60 and 100 are 0.9 and 0.1 % slower than the best of them: benchmarks/fit_fragments.py).
 """
 
 from __future__ import annotations
@@ -13,38 +13,43 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from gemmtuned.kernels.triton import fragments, gemv, tiles, warp_split_k
+from gemmtuned.kernels.triton import fragments, gemv, selected, tiles, warp_split_k
+from gemmtuned.kernels.triton.space import has_clusters
 
 LIMIT: Final = 24
-CLOSE: Final = {"gemv": 24, "fragments": 6, "warp_split_k": 5, "tiles": 5}  # gemv's parameters make no groups
-MODULES: Final = {module.NAME: module for module in (gemv, fragments, warp_split_k, tiles)}
+# gemv's parameters make no groups
+CLOSE: Final = {"gemv": 24, "fragments": 6, "selected": 6, "warp_split_k": 5, "tiles": 5}
+MODULES: Final = {module.NAME: module for module in (gemv, fragments, selected, warp_split_k, tiles)}
 # (largest M, candidates of each kernel at most): what measured as hopeless there is left out, or kept to a few
 _SHARES: Final = (
     (1, {"gemv": 24}),
-    (8, {"fragments": 24, "warp_split_k": 24}),
-    (16, {"fragments": 12, "warp_split_k": 6, "tiles": 24}),
+    (8, {"fragments": 24}),
+    (16, {"selected": 8, "fragments": 8, "tiles": 8}),  # of each the best was among its first 8, at twenty shapes
     (32, {"warp_split_k": 24, "tiles": 24}),
     (64, {"tiles": 22}),
     (256, {"tiles": 8}),  # here the library leads but where N is small: these tiles lack what large M needs
 )
+_OTHERWISE: Final = {"fragments": 6, "selected": 6, "warp_split_k": 12, "tiles": 12}  # M = 2 to 16, not measured
 
 
 def space(m: int, n: int, k: int, units: int, *, arch: str) -> list[tuple[float, str, dict[str, int]]]:
     """(estimated us, kernel, config) of all candidates that the shortlist is chosen from, the fastest first."""
-    shares = _shares(m)
+    shares = _shares(m, k, arch)
     found = [
         (cost, name, config) for name in shares for cost, config in MODULES[name].scored(m, n, k, units, arch=arch)
     ]
     return sorted(found, key=lambda item: item[0])
 
 
-def _shares(m: int) -> dict[str, int]:
+def _shares(m: int, k: int, arch: str) -> dict[str, int]:
+    if 1 < m <= 16 and (k % 8 or not has_clusters(arch)):  # where `fragments` and `selected` cannot run, or not cut K
+        return _OTHERWISE
     return next((share for most, share in _SHARES if m <= most), {})
 
 
 def shortlist(m: int, n: int, k: int, units: int, *, arch: str, limit: int = LIMIT) -> list[tuple[str, dict[str, int]]]:
     """(kernel, config) of at most `limit` candidates for a device with this many units, the fastest first."""
-    shares = _shares(m)
+    shares = _shares(m, k, arch)
     taken: Counter[object] = Counter()
     chosen: list[tuple[float, str, dict[str, int]]] = []
     passed = []

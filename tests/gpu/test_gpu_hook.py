@@ -177,9 +177,9 @@ def test_cublaslt_algorithms_are_right_in_python_in_the_hook_and_in_a_graph(
     [
         ("gemv", 1, 576, 7168), ("gemv", 1, 1001, 1032), ("fragments", 2, 576, 7168),
         ("fragments", 3, 1001, 1032), ("fragments", 4, 256, 7168), ("fragments", 2, 2112, 1544),
-        ("fragments", 16, 512, 2048), ("warp_split_k", 3, 1001, 1030), ("warp_split_k", 8, 256, 7168),
-        ("warp_split_k", 13, 1001, 1032), ("tiles", 16, 512, 16384), ("tiles", 64, 1001, 1032),
-        ("tiles", 200, 576, 512),
+        ("fragments", 16, 512, 2048), ("selected", 16, 576, 7168), ("selected", 9, 1001, 1032),
+        ("warp_split_k", 3, 1001, 1030), ("warp_split_k", 8, 256, 7170), ("warp_split_k", 20, 1001, 1032),
+        ("tiles", 16, 512, 16384), ("tiles", 64, 1001, 1032), ("tiles", 200, 576, 512),
     ],
 )  # fmt: skip
 def test_kernels_of_ours_are_right_in_the_hook_and_in_a_graph(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gemmtuned.kernels.triton import fragments, gemv, tiles, warp_split_k
+from gemmtuned.kernels.triton import fragments, gemv, selected, tiles, warp_split_k
 from gemmtuned.kernels.triton.diagonal import has_diagonal
 from gemmtuned.kernels.triton.python_launch import device_arch
 from gemmtuned.kernels.triton.space import has_clusters
@@ -109,6 +109,29 @@ def test_operands_straight_from_memory_are_right(config, m, n, k, bias, apart, d
     if (PART | config)["split"] > 1 and not has_clusters(device_arch()):
         pytest.skip("clusters need sm_90")
     assert_right_every_time(fragments, PART | config, m, n, k, bias, dtype, times=20, apart=apart)
+
+
+WHOLE = {"rows": 8, "split": 8, "warps": 2, "ahead": 4, "registers": 0}
+
+
+@pytest.mark.parametrize(
+    ("config", "m", "n", "k", "bias", "apart"),
+    [
+        ({}, 16, 512, 16384, False, 0),
+        ({"split": 7, "ahead": 8, "registers": 255}, 13, 250, 7168, True, 8),
+        ({"rows": 16, "split": 2}, 9, 4096, 4096, False, 0),
+        ({"rows": 16, "split": 3, "warps": 4, "ahead": 2, "registers": 96}, 10, 1001, 4104, True, 8),
+        ({"split": 1, "warps": 8, "ahead": 3}, 16, 577, 7176, True, 16),
+        ({"rows": 16, "split": 1, "warps": 1}, 12, 7168, 2048, True, 0),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_products_of_one_part_of_k_each_are_right(config, m, n, k, bias, apart, dtype) -> None:
+    if not has_diagonal(device_arch()):
+        pytest.skip("mma.sp needs sm_80")
+    if (WHOLE | config)["split"] > 1 and not has_clusters(device_arch()):
+        pytest.skip("clusters need sm_90")
+    assert_right_every_time(selected, WHOLE | config, m, n, k, bias, dtype, times=20, apart=apart)
 
 
 def test_clusters_in_a_graph_beside_another_stream_of_clusters() -> None:

@@ -1,0 +1,322 @@
+"""M = 9 to 16: as `fragments`, but no product is in vain (sm_80 and later).
+
+Y[M, N] = X[M, K] @ W[N, K].T + bias.  A load takes 128 bytes of each of four rows (fragments.py says why), so that lane
+4 g + t has row g / 2 and part g % 2 of K.  `fragments` multiplies such parts of W with such parts of X and throws away
+what is not of one part in both: half of the products, and half of the registers for sums.
+
+Here X's parts are two rows of a matrix of which half is zero: mma.sp.m16n8k32 (PTX ISA 8.5) takes 32 values of K at
+once, of which A, here X, has two of each four, and may choose for each row which two they are.  All rows of a part
+choose alike, so that K is put in this order: two values of part 0, two of part 1, and so on.  For that a lane needs 64
+bytes of one row of W: of its own row and its neighbour's it loads one half each, and lanes 4 g + t and 4 (g ^ 1) + t
+then give each other what is not theirs.
+
+The rest is as in `fragments`: no operand in shared memory, the loads of `ahead` steps on their way together, those of X
+in front, a share of K for each warp, `split` > 1 programs of a cluster that cut K (sm_90), a limit on `registers`.
+"""
+# mypy: disable-error-code="misc,untyped-decorator,no-untyped-def,no-untyped-call,assignment,var-annotated"
+# ruff: noqa: RUF005  (Triton knows no unpacking)
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any, Final
+
+import triton
+import triton.language as tl
+
+from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.problem import Problem
+from gemmtuned.kernels.triton import to_registers
+from gemmtuned.kernels.triton.cluster import (
+    all_have_begun,
+    barrier_of,
+    begin,
+    collect_and_store,
+    place_of,
+)
+from gemmtuned.kernels.triton.diagonal import has_diagonal
+from gemmtuned.kernels.triton.issued import issued
+from gemmtuned.kernels.triton.launch import Axis, Config, Exchange, LaunchRecord, check_config, make_record
+from gemmtuned.kernels.triton.to_registers import STEP_K, Fit, begun, check_registers, issued_after, load_steps
+
+NAME: Final = "selected"
+KEYS: Final = ("rows", "split", "warps", "ahead", "registers")
+MIN_M: Final = 9
+MAX_M: Final = 16
+ROWS: Final = (8, 16)
+FITTED: Final = Fit(  # to 803 timings at M = 16, eight shapes, on an H200
+    bandwidth=4.571e6, latency_us=0.1799, start_us=2.261, wait_us=0.1003, round_us=0.3038, beyond_us=1.203,
+    token_us=0.0,
+)  # fmt: skip
+_STEP_K = tl.constexpr(STEP_K)
+_TOKENS = tl.constexpr(MAX_M)
+
+
+def _products(dtype: str) -> str:
+    """PTX: $0 to $7 = $32 to $39 + products of eight rows of W ($8 to $15) and 16 of X ($16 to $31), of 64 values of K.
+
+    W is what two loads found, of rows 2 (g / 2) and 2 (g / 2) + 1; X likewise of eight rows, then of eight more.  Of
+    the sums four are of the first eight rows of X, four of the others.
+    """
+    lines = [
+        ".reg .pred second;",
+        ".reg .b32 part, chosen, other<4>, own<4>;",
+        "mov.u32 part, %laneid;",
+        "and.b32 part, part, 4;",
+        "setp.ne.u32 second, part, 0;",
+        "selp.b32 chosen, 0xeeeeeeee, 0x44444444, second;",  # the third and fourth of four values, or the first two
+    ]
+    for i in range(4):
+        even, odd = f"${8 + i}", f"${12 + i}"
+        lines += [
+            f"selp.b32 other{i}, {even}, {odd}, second;",
+            f"shfl.sync.bfly.b32 other{i}, other{i}, 4, 31, -1;",
+            f"selp.b32 own{i}, {odd}, {even}, second;",
+        ]
+    for piece, half in itertools.product((0, 2), (0, 1)):
+        sums = [f"${4 * half + i}" for i in range(4)]
+        before = sums if piece else [f"${32 + 4 * half + i}" for i in range(4)]
+        x = [f"${16 + 8 * half + 4 * odd + piece + i}" for i in (0, 1) for odd in (0, 1)]
+        w = [f"{of}{piece + i}" for i in (0, 1) for of in ("own", "other")]
+        lines.append(
+            f"mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.{dtype}.{dtype}.f32 "
+            f"{{{', '.join(sums)}}}, {{{', '.join(x)}}}, {{{', '.join(w)}}}, {{{', '.join(before)}}}, chosen, 0x0;"
+        )
+    return "{" + "\n".join(lines) + "}"
+
+
+_OF_BF16 = tl.constexpr(_products("bf16"))
+_OF_FP16 = tl.constexpr(_products("f16"))
+_PRODUCTS_OPERANDS = tl.constexpr(",".join(["=&f"] * 8 + ["r"] * 24 + ["f"] * 8))
+
+
+@triton.jit
+def _grown_by(even, odd, x, at: tl.constexpr, sums):
+    """sums + products of eight rows of W and 16 of X (four loads from `at` on)."""
+    if even.dtype == tl.bfloat16:
+        return tl.inline_asm_elementwise(
+            _OF_BF16, _PRODUCTS_OPERANDS, [even, odd, x[at], x[at + 1], x[at + 2], x[at + 3], sums],
+            dtype=tl.float32, is_pure=False, pack=8,
+        )  # fmt: skip
+    else:
+        return tl.inline_asm_elementwise(
+            _OF_FP16, _PRODUCTS_OPERANDS, [even, odd, x[at], x[at + 1], x[at + 2], x[at + 3], sums],
+            dtype=tl.float32, is_pure=False, pack=8,
+        )  # fmt: skip
+
+
+def _over_parts() -> str:
+    """PTX: of two times eight sums ($8 and on) those that a lane keeps, over both parts of K: of row g of X, of 8 + g.
+
+    A lane has row 2 (g / 2) and the one after, of part g % 2: it gives away the one that is its neighbour's.
+    """
+    lines = [
+        ".reg .pred second;",
+        ".reg .b32 part;",
+        ".reg .f32 given;",
+        "mov.u32 part, %laneid;",
+        "and.b32 part, part, 4;",
+        "setp.ne.u32 second, part, 0;",
+    ]
+    for i in range(8):
+        even = 8 + i // 2 * 4 + i % 2
+        lines += [
+            f"selp.f32 given, ${even}, ${even + 2}, second;",
+            "shfl.sync.bfly.b32 given, given, 4, 31, -1;",
+            f"selp.f32 ${i}, ${even + 2}, ${even}, second;",
+            f"add.f32 ${i}, ${i}, given;",
+        ]
+    return "{" + "\n".join(lines) + "}"
+
+
+_OVER_PARTS = tl.constexpr(_over_parts())
+
+
+@triton.jit
+def _of_lane(a, b):
+    """Eight sums: tokens g and 8 + g with rows 2 t and 2 t + 1 of W each, of `a`, then of `b`."""
+    return tl.inline_asm_elementwise(
+        _OVER_PARTS, "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f", [a, b],
+        dtype=tl.float32, is_pure=False, pack=8,
+    )  # fmt: skip
+
+
+def _sends(values: int) -> str:
+    """PTX that sends the first `values` of $24 and on, in pairs, to $8 and on, and to the barriers $16 and on."""
+    head = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32"
+    lines = [f"{head} [${8 + i}], {{${24 + i}, ${25 + i}}}, [${16 + i}];" for i in range(0, values, 2)]
+    return "\n".join([*lines, *(f"mov.u32 ${i}, 0;" for i in range(8))])
+
+
+_SENDS = tl.constexpr({values: _sends(values) for values in (4, 8)})
+
+
+@triton.jit
+def _send(address, barrier, sums, VALUES: tl.constexpr):
+    """As cluster.py's, of the first VALUES of each thread's eight sums."""
+    tl.inline_asm_elementwise(
+        _SENDS[VALUES], "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,f,f,f,f,f,f,f,f",
+        [address, barrier, sums], dtype=tl.int32, is_pure=False, pack=8,
+    )  # fmt: skip
+
+
+@triton.jit
+def _grown(sums, of_w, of_x, AHEAD: tl.constexpr, BLOCKS: tl.constexpr):
+    """sums + the products of a group of steps."""
+    for u in tl.static_range(AHEAD):
+        grown = ()
+        for b in tl.static_range(BLOCKS):
+            even = of_w[2 * (u * BLOCKS + b)]
+            odd = of_w[2 * (u * BLOCKS + b) + 1]
+            grown = grown + (_grown_by(even, odd, of_x, 4 * u, sums[b]),)
+        sums = grown
+    return sums
+
+
+@triton.jit
+def selected(
+    x,
+    w,
+    bias,
+    y,
+    m,
+    ldx,
+    ldw,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SPLIT: tl.constexpr,
+    WARPS: tl.constexpr,
+    AHEAD: tl.constexpr,
+    CLUSTER: tl.constexpr,
+):
+    STEP: tl.constexpr = _STEP_K * WARPS
+    STEPS: tl.constexpr = (K + STEP * SPLIT - 1) // (STEP * SPLIT)
+    WHOLE: tl.constexpr = K == STEP * STEPS * SPLIT and STEPS % AHEAD == 0
+    BLOCKS: tl.constexpr = BLOCK_N // 8  # of eight rows of W
+    VALUES: tl.constexpr = 4 * BLOCKS  # sums of a lane
+    tile = tl.program_id(0) // CLUSTER
+    part = tl.program_id(0) % CLUSTER
+    place = tl.arange(0, 4 * WARPS)
+    line = place % 4
+    warp = (place // 4)[:, None]
+    c = tl.arange(0, _STEP_K)[None, :]
+    t = c // 8 % 4
+    xs = part * (STEPS * STEP) + warp * _STEP_K + c
+    end = tl.minimum((part + 1) * (STEPS * STEP), K)
+    w_rows = ()
+    for b in tl.static_range(2 * BLOCKS):
+        row = tile * BLOCK_N + (b // 2) * 8 + 2 * line + b % 2
+        # rows past the end read the last row again: no mask but for K, and their sums are never stored
+        read = tl.minimum(row, N - 1) if N % BLOCK_N != 0 else row
+        w_rows = w_rows + (w + read.to(tl.int64)[:, None] * ldw,)
+    x_rows = ()
+    for i in tl.static_range(4):
+        token = (i // 2) * 8 + 2 * line + i % 2
+        x_rows = x_rows + (x + tl.minimum(token, m - 1).to(tl.int64)[:, None] * ldx,)
+    # lane 4 g + t multiplies of row g of W the eights t / 2 and t / 2 + 2 of part t % 2, and loads of its neighbour's
+    # row the second instead
+    ws = xs - c + t % 2 * 32 + t // 2 * 8 + c % 8
+    w_even = ws + c // 32 * 16
+    w_odd = ws + (1 - c // 32) * 16
+    sums = (tl.zeros((4 * WARPS, _STEP_K), tl.float32),) * BLOCKS
+    first = 0
+    if CLUSTER > 1:
+        of_x = load_steps(x_rows, xs, xs, end, 0, STEP, AHEAD, WHOLE, "")
+        of_w = load_steps(w_rows, w_even, w_odd, end, 0, STEP, AHEAD, WHOLE, "evict_first")
+        begin(part, _TOKENS, BLOCK_N, CLUSTER, WARPS, True)
+        g = 2 * line[:, None] + c // 32
+        # of a lane's sums: pairs of rows 2 t and 2 t + 1, of tokens g and 8 + g, of eight rows, then of eight more
+        i = c % VALUES
+        token = g + i // 2 % 2 * 8
+        row = i // 4 * 8 + 2 * t + i % 2
+        barrier = barrier_of(token, _TOKENS, CLUSTER, True)
+        to = place_of(token, row, warp, part, _TOKENS, BLOCK_N, CLUSTER, WARPS, True)
+        all_have_begun(True)
+        sums = begun(sums, issued_after(to | barrier, of_x[0], VALUES // 2), BLOCKS)
+        sums = _grown(sums, of_w, of_x, AHEAD, BLOCKS)
+        first = 1
+    for group in tl.range(first, (STEPS + AHEAD - 1) // AHEAD):
+        of_x = load_steps(x_rows, xs, xs, end, group, STEP, AHEAD, WHOLE, "")
+        of_w = load_steps(w_rows, w_even, w_odd, end, group, STEP, AHEAD, WHOLE, "evict_first")
+        sums = begun(sums, issued(), BLOCKS)
+        sums = _grown(sums, of_w, of_x, AHEAD, BLOCKS)
+    total = _of_lane(sums[0], sums[BLOCKS - 1])
+    if CLUSTER > 1:
+        _send(to, barrier, total, VALUES)
+        collect_and_store(
+            False, tile * BLOCK_N, 0, part, bias, y, m, N, _TOKENS, BLOCK_N, CLUSTER, WARPS, True
+        )  # fmt: skip
+    else:
+        inner = tl.arange(0, 16)[None, :]
+        row = tile * BLOCK_N + inner
+        token = tl.arange(0, 16)[:, None]
+        values = _tile_of(total, WARPS)
+        inside = (inner < BLOCK_N) & (row < N) & (token < m)
+        if bias is not None:
+            values += tl.load(bias + row, mask=inside, other=0.0).to(tl.float32)
+        tl.store(y + token.to(tl.int64) * N + row, values.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _tile_of(sums, WARPS: tl.constexpr):
+    """[16 tokens, 16 rows] of what `_of_lane` gives, added up over warps; of one block of rows twice."""
+    # [warp, g, t, block of rows, token's half, row of the pair] to [token's half, g, block, t, row of the pair]
+    return tl.reshape(tl.permute(tl.sum(tl.reshape(sums, (WARPS, 8, 4, 2, 2, 2)), 0), (3, 0, 2, 1, 4)), (16, 16))
+
+
+KERNEL: Final = selected
+
+
+def launch_record(config: Config, problem: Problem) -> LaunchRecord:
+    """How this config runs the problem. Raises CandidateFailed when it cannot."""
+    check_config(config, KEYS, NAME)
+    rows, split, warps, ahead, registers = (config[key] for key in KEYS)
+    if problem.m > MAX_M:
+        raise CandidateFailed(f"{problem} {NAME}: holds {MAX_M} rows of X")
+    if problem.k % 8:
+        raise CandidateFailed(f"{problem} {NAME}: reads 8 values at a time, K is no multiple")
+    if rows not in ROWS:
+        raise CandidateFailed(f"{NAME}: rows is {rows}, expected one of {ROWS}")
+    if not (split and warps and ahead):
+        raise CandidateFailed(f"{NAME}: split {split}, warps {warps}, ahead {ahead}, expected 1 and up")
+    check_registers(NAME, config)
+    return make_record(
+        NAME,
+        problem,
+        grid=(Axis("n", rows), Axis("", 1), Axis("", 1)),
+        num_warps=warps,
+        num_stages=1,
+        constants={"BLOCK_N": rows, "WARPS": warps, "AHEAD": ahead},
+        exchange=Exchange(MAX_M, rows, warps) if split > 1 else None,
+        own_ptx=True,
+        max_registers=registers,
+        split=split,
+        tile_values=rows * MAX_M,
+    )
+
+
+def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[tuple[float, dict[str, int]]]:
+    """(estimated us, config) of the candidates for a device with this many units, the fastest first."""
+    if not MIN_M <= m <= MAX_M or k % 8 or not has_diagonal(arch):
+        return []
+    return to_registers.scored(
+        n, k, units, arch=arch, rows=ROWS, config_of=_config, registers_of=registers_of, fit=FITTED
+    )
+
+
+def _config(rows: int, split: int, warps: int, ahead: int) -> dict[str, int]:
+    return {"rows": rows, "split": split, "warps": warps, "ahead": ahead}
+
+
+def registers_of(_k: int, config: Mapping[str, int]) -> int:
+    """Of a thread, about: loads on their way, and sums."""
+    return 28 + (config["rows"] + MAX_M) * config["ahead"] + config["rows"]
+
+
+def run(x: Any, w: Any, bias: Any, config: Config, workspace: Any = None) -> Any:
+    """Y [M, N] from tensors x [M, K], w [N, K], bias [N] or None. See `gemmtuned.kernels.triton.python_launch`."""
+    from gemmtuned.kernels.triton.python_launch import launch
+
+    return launch(KERNEL, launch_record, x, w, bias, config, workspace)

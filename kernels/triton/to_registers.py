@@ -1,0 +1,186 @@
+"""What `fragments` and `selected` share: both operands go from memory straight into registers, a warp at a time.
+
+Loads of several steps are kept on their way together, the addresses of sums are made meanwhile.  Candidates: rows of W
+a program has, warps and programs that cut K, steps ahead, and a limit on registers where without one not all programs
+of a unit would be there at once.  The estimate has the form of space.estimate_us, for loads that hold registers instead
+of shared memory; its constants are fitted to timings (benchmarks/fit_fragments.py).
+"""
+# mypy: disable-error-code="misc,untyped-decorator,no-untyped-def,no-untyped-call,assignment"
+# ruff: noqa: RUF005  (Triton knows no unpacking)
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import triton
+import triton.language as tl
+
+from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.launch import MAX_CLUSTER
+from gemmtuned.kernels.triton.space import even_steps, filled, has_clusters, largest
+
+STEP_K: Final = 64  # values of K that a warp takes in a step: 128 bytes of each row
+_WASTE: Final = 1.35  # at most this part of K is computed in vain, if not read, at the end of the last slice
+_MOST: Final = 32  # warps on a unit, where programs or warps share K; where there are enough, each has one at least
+_REGISTERS: Final = 240  # of a thread
+_SQUEEZED: Final = 8  # so many more than there are can the compiler do without
+_UNSURE: Final = 16  # within so many of them it may have to spill, and is asked without a limit, too
+
+Config = dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Constants of one kernel's estimate: bytes a us of the device, else us.
+
+    latency_us: bytes in flight over it are a unit's rate.  wait_us: of each group of loads, in each round of programs;
+    round_us: of each more of them.  beyond_us: of each part of K computed beyond its end.  token_us: of a row of X.
+    """
+
+    bandwidth: float
+    latency_us: float
+    start_us: float
+    wait_us: float
+    round_us: float
+    beyond_us: float
+    token_us: float
+
+
+def _known(count: int) -> str:
+    """PTX: a barrier, in front of which the addresses $8, $10 and so on are made; zero in $0 to $7."""
+    lines = [".reg .pred never;", ".reg .b32 none, all;", "mov.b32 all, $8;"]
+    lines += [f"or.b32 all, all, ${8 + 2 * i};" for i in range(1, count)]
+    lines += [
+        "setp.eq.u32 never, all, 0xffffffff;",
+        "bar.red.popc.u32 none, 0, never;",
+        "cvt.rn.f32.u32 $0, none;",
+        *(f"mov.f32 ${i}, $0;" for i in range(1, 8)),
+    ]
+    return "{" + " ".join(lines) + "}"
+
+
+_KNOWN = tl.constexpr({count: _known(count) for count in (1, 2, 4)})
+
+
+@triton.jit
+def issued_after(known, loaded, COUNT: tl.constexpr):
+    """As issued.py's, not before the addresses `known` are: the compiler would leave them for when they are needed.
+
+    Of each thread's eight the first counts, and for COUNT 2 and 4 the third and so on.  They are multiples of four, so
+    that none makes the predicate true.  loaded: of W or X; it is not waited for, but gives the result the layout of the
+    loads, without which Triton would make a second barrier for it.
+    """
+    return tl.inline_asm_elementwise(
+        _KNOWN[COUNT], "=f,=f,=f,=f,=f,=f,=f,=f,r,r,r,r,r,r,r,r,r,r,r,r", [known, loaded],
+        dtype=tl.float32, is_pure=False, pack=8,
+    )  # fmt: skip
+
+
+@triton.jit
+def load_steps(
+    rows, even, odd, end, group, STEP: tl.constexpr, AHEAD: tl.constexpr, WHOLE: tl.constexpr, POLICY: tl.constexpr
+):
+    """Of all `rows` what a group of steps takes, step after step: at k `even`, of every other row at `odd`."""
+    found = ()
+    for u in tl.static_range(AHEAD):
+        for i in tl.static_range(len(rows)):
+            k = (odd if i % 2 else even) + (group * AHEAD + u) * STEP
+            if WHOLE:
+                found = found + (tl.load(rows[i] + k, eviction_policy=POLICY),)
+            else:
+                found = found + (tl.load(rows[i] + k, mask=k < end, other=0.0, eviction_policy=POLICY),)
+    return found
+
+
+@triton.jit
+def begun(sums, nothing, COUNT: tl.constexpr):
+    """sums + nothing: they cannot begin before it is known."""
+    later = ()
+    for i in tl.static_range(COUNT):
+        later = later + (sums[i] + nothing,)
+    return later
+
+
+def check_registers(kernel: str, config: Any) -> None:
+    """Raise CandidateFailed when its limit is none that the compiler takes."""
+    registers, warps = config["registers"], config["warps"]
+    most = min(255, 65536 // (32 * warps))
+    if registers and not 28 <= registers <= most:
+        raise CandidateFailed(f"{kernel}: registers is {registers}, expected 28 to {most}, or 0 for no limit")
+
+
+def scored(
+    n: int,
+    k: int,
+    units: int,
+    *,
+    arch: str,
+    rows: Sequence[int],
+    config_of: Callable[[int, int, int, int], Config],
+    registers_of: Callable[[int, Config], int],
+    fit: Fit,
+) -> list[tuple[float, Config]]:
+    """(estimated us, config) of the candidates for a device with this many units, the fastest first.
+
+    config_of: of rows, split, warps, ahead, without a limit on registers.  registers_of: of K and a config, about what
+    a thread takes.
+    """
+    splits = range(1, (MAX_CLUSTER if has_clusters(arch) else 1) + 1)
+    found = []
+    for each, warps, split in itertools.product(rows, (1, 2, 4, 8), splits):
+        steps = -(-k // (STEP_K * warps * split))
+        busy = -(-n // each) * split * warps / units
+        if steps * STEP_K * warps * split > max(_WASTE * k, k + STEP_K) or (busy > _MOST and split * warps > 2):
+            continue
+        for ahead in {even_steps(steps, most) for most in (2, 4, 8)}:
+            config = config_of(each, split, warps, ahead)
+            needed = registers_of(k, config)
+            if needed > _REGISTERS:
+                continue
+            most = _registers_for(busiest(n, units, config) * warps)
+            limits = [most] if needed <= most + _SQUEEZED else []
+            limits += [0] if needed > most - _UNSURE else []
+            for limit in limits:
+                us = estimate_us(n, k, units, config, limit or needed, fit)
+                found.append((us, busy, config | {"registers": limit}))
+    enough = min(1.0, max((busy for _, busy, _ in found), default=0.0))
+    return sorted(((us, config) for us, busy, config in found if busy >= enough), key=lambda item: item[0])
+
+
+def _registers_for(warps: int) -> int:
+    """The most of a thread where a unit holds so many warps at once: each of its four parts has 16,384."""
+    return min(255, 512 // max(1, -(-warps // 4)) // 8 * 8)
+
+
+def busiest(n: int, units: int, config: Config) -> int:
+    """Programs of the busiest unit, with room for all."""
+    at_once = filled(units, config["split"]) if config["split"] > 1 else units
+    return -(-(-(-n // config["rows"]) * config["split"]) // at_once)
+
+
+def room(registers: int, warps: int) -> int:
+    """Programs of so many warps, and registers a thread, that a unit holds at once."""
+    each = -(-registers // 8) * 8
+    return max(1, min(32, 4 * (512 // each) // warps))
+
+
+def estimate_us(n: int, k: int, units: int, config: Config, registers: int, fit: Fit) -> float:
+    """Device time of a config whose threads take so many registers."""
+    rows, split, warps, ahead = (config[key] for key in ("rows", "split", "warps", "ahead"))
+    step_k = STEP_K * warps * split
+    steps = -(-k // step_k)
+    groups = -(-steps // ahead)
+    programs = busiest(n, units, config)
+    at_once = room(registers, warps)
+    rounds = -(-programs // at_once)
+    memory = n * k * 2 / fit.bandwidth
+    in_flight = min(programs, at_once) * rows * warps * STEP_K * 2 * min(ahead, steps)
+    rate = min(1.15 * fit.bandwidth / units, in_flight / fit.latency_us)
+    loads = programs * rows * steps * warps * STEP_K * 2 / rate
+    waits = fit.wait_us * rounds * groups + fit.round_us * (rounds - 1)
+    beyond = groups * ahead * step_k / k - 1
+    tokens = fit.token_us * config.get("tokens", 0)
+    return fit.start_us + largest(memory, loads) + waits + fit.beyond_us * beyond + tokens
