@@ -317,6 +317,9 @@ class Seat:
             else:
                 self._to_write.append(partial(self._install, self.work, found))
             self._forget_work()
+        elif isinstance(message, Failed) and message.later and self._always:  # who waits for it is told
+            self._to_write.append(partial(self._queue.put_off, self.work, message.reason))
+            self._forget_work()
         elif isinstance(message, Failed) and message.later:
             logger.info("put off problem=%s for_s=%g reason=%r", self.work.problem, PUT_OFF_S, message.reason)
             self._put_off = True

@@ -175,6 +175,12 @@ class WorkQueue:
         """Free again at once, and the attempt does not count."""
         self._store.release(work, now_s=now_s, counted=False)
 
+    def put_off(self, work: Work, reason: str, now_s: float) -> None:
+        """As give_back; a run in the foreground does not take it up again."""
+        self._store.release(work, now_s=now_s, counted=False)
+        if self._request is not None:
+            self._request.settle(work.problem, work.covers, None, put_off=reason)
+
     def give_up(self, work: Work, reason: str, now_s: float) -> None:
         """This attempt failed: again after a while, or never."""
         retry_s = self._store.fail(work, reason, now_s=now_s)

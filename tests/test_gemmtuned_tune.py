@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +32,7 @@ from gemmtuned.reports.chosen import of_table
 from gemmtuned.reports.tuned_files import TunedTable
 
 DATA = Path(__file__).parent / "data"
+PROBLEM = Problem(m=8, n=64, k=64, dtype="fp32", threads=1)
 SHAPES = "M,N,K\n" + "".join(f"{m},{n},256\n" for n in (128, 256) for m in (1, 4, 8, 17))
 
 
@@ -72,6 +74,25 @@ def test_it_says_when_others_used_the_device_meanwhile(
             build()(["tune", "fp32:8x64x64"], prog_name="gemmtuned")
         told = capsys.readouterr().out
         assert (words or "0 of 1") in told and ("others used" in told) == bool(words)
+
+
+@pytest.mark.parametrize(("failed", "code"), [({}, 75), ({PROBLEM: "it crashed"}, 1)])
+def test_what_was_put_off_is_told_with_the_way_out_and_its_own_code(
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    failed: dict[Problem, str],
+    code: int,
+) -> None:
+    later = replace(PROBLEM, n=128)
+    done = Tuned(failed=failed, put_off={later: "the CPU is in use"})
+    monkeypatch.setattr("gemmtuned.daemon.main.tune_now", lambda *a, **how: done)
+    with pytest.raises(SystemExit) as end:
+        build()(["tune", str(PROBLEM), str(later)], prog_name="gemmtuned")
+
+    told = capsys.readouterr().out
+    assert end.value.code == code
+    assert "put off: the CPU is in use" in told and "1 put off" in told and "--idle" in told
 
 
 def run(*args: str, **how: Any) -> subprocess.CompletedProcess[str]:
@@ -373,6 +394,7 @@ def test_another_familys_table_is_not_written_to(
 # --- runs
 
 
+@pytest.mark.usefixtures("beside_others")
 def test_a_run_writes_aiters_tables_and_leaves_what_others_wrote(home: Path) -> None:
     (home / "u.csv").write_text(
         "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle\n8,256,128,False,torch.float32,,False,False\n"
@@ -412,6 +434,7 @@ def test_a_run_writes_aiters_tables_and_leaves_what_others_wrote(home: Path) -> 
     assert "1 of 1 have a verdict, 1 from before (--all measures them again)" in again.stdout
 
 
+@pytest.mark.usefixtures("beside_others")
 def test_an_interrupt_loses_nothing_that_was_found(home: Path) -> None:
     (home / "u.csv").write_text(SHAPES)
     args = ["-i", "u.csv", "-o", "t.csv", "--dtype", "fp32", "--threads", "1"]

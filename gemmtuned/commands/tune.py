@@ -13,7 +13,7 @@ from gemmtuned.commands import tune_options as t
 from gemmtuned.commands.aiter_flags import META
 from gemmtuned.commands.options import DryRun, Json, LogLevel, default_threads, settings, start_logging
 from gemmtuned.commands.tune_sources import Defaults, Wanted, gather
-from gemmtuned.configs.errors import TableError
+from gemmtuned.configs.errors import TableError, TryLater
 from gemmtuned.configs.solution import Device, Solution
 from gemmtuned.hooks.dispatch import NATIVE_CODES
 from gemmtuned.reports.problem_list import spelled
@@ -98,9 +98,10 @@ def tune(
     """Tune problems now, in the foreground.
 
     Screens every candidate, confirms the best few, and publishes what is found shape by shape: programs that run take
-    it up at once, and an interrupt loses nothing. It does not wait for others: it slows programs beside it, and then
-    its times are worth little (--idle waits). Without problems it takes 40 built-in shapes. Also tries again what
-    failed or was withdrawn. AITER's flags are taken in AITER's spelling. Ends with 1 when a problem could not be tuned.
+    it up at once, and an interrupt loses nothing. It does not wait for others: it slows programs beside it, and what
+    cannot be timed beside them is put off (--idle waits). Without problems it takes 40 built-in shapes. Also tries
+    again what failed or was withdrawn. AITER's flags are taken in AITER's spelling. Ends with 1 when a problem could
+    not be tuned, with 75 when one was put off.
     """
     from gemmtuned.daemon.devices import find_monitors
 
@@ -150,6 +151,8 @@ def tune(
     show(_report(wanted, done, files.notes), as_json=as_json)
     if done.code or done.failed or files.trouble:
         raise typer.Exit(done.code or 1)
+    if done.put_off:
+        raise typer.Exit(TryLater.exit_code)
 
 
 def _search_options(
@@ -252,7 +255,9 @@ def _report(wanted: Wanted, done: Tuned, notes: list[str]) -> Report:
     for problem in wanted.problems:
         solution = done.solutions.get(problem)
         if solution is None:
-            rows.append({"problem": str(problem), "why": done.failed.get(problem, "not tuned")})
+            later = done.put_off.get(problem)
+            why = f"put off: {later}" if later else done.failed.get(problem, "not tuned")
+            rows.append({"problem": str(problem), "why": why})
             continue
         route = str(solution.candidate)
         why = "torch's own is best" if solution.state == "default_best" else ""
@@ -262,10 +267,16 @@ def _report(wanted: Wanted, done: Tuned, notes: list[str]) -> Report:
             why += " of what was asked for: not published"
         speedup = solution.baseline_us / solution.us
         rows.append({**solution.to_row(), "problem": str(problem), "route": route, "speedup": speedup, "why": why})
-    facts = {"dry_run": False, "failed": len(done.failed)}
+    facts = {"dry_run": False, "failed": len(done.failed), "put_off": len(done.put_off)}
     tables = [Table("shapes", _SHAPES, wanted.derived)] if wanted.derived else []
     if done.others > OTHERS_MATTER:
         notes = [*notes, f"others used up to {done.others:.0%} of the device meanwhile: on a quiet one times are surer"]
+    if done.put_off:
+        notes = [
+            *notes,
+            f"{len(done.put_off)} put off: nothing is decided about them, and they stay to be tuned. Run it again when "
+            "nothing else uses the device, or with --idle, which waits for that",
+        ]
     said = f"{len(done.solutions)} of {len(wanted.problems)} have a verdict"
     if done.earlier:
         said += f", {len(done.earlier)} from before (--all measures them again)"
@@ -288,7 +299,7 @@ def _check(
 
     total = len(wanted.problems)
     rows: list[dict[str, Any]] = []
-    failed = 0
+    failed = later = 0
     deadlines = Deadlines(timeout_s=timeout)
 
     def each() -> Iterator[Checked]:
@@ -300,14 +311,17 @@ def _check(
         for found in each():
             tell(len(rows) + 1, total, str(found.problem))
             failed += not found.is_good
+            later += found.state == "put off"
             speedup = found.baseline_us / found.us if found.us and found.baseline_us else None
             rows.append({
                 "problem": str(found.problem), "route": str(found.candidate), "state": found.state, "us": found.us,
                 "baseline_us": found.baseline_us, "speedup": speedup, "err": found.err, "err_ratio": found.err_ratio,
                 "why": found.note,
             })  # fmt: skip
-    facts = {"dry_run": False, "failed": failed, "checked": len(rows)}
-    notes = [*wanted.notes, f"{len(rows)} checked, {failed} must not be used; nothing was changed"]
+    facts = {"dry_run": False, "failed": failed, "put_off": later, "checked": len(rows) - later}
+    notes = [*wanted.notes, f"{len(rows) - later} checked, {failed} must not be used; nothing was changed"]
+    if later:
+        notes.append(f"{later} put off: run it again when nothing else uses the device")
     show(Report("tune", [Table("rows", _CHECKED, rows)], facts, notes=notes), as_json=as_json)
-    if failed:
-        raise typer.Exit(1)
+    if failed or later:
+        raise typer.Exit(1 if failed else TryLater.exit_code)
