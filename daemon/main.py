@@ -134,8 +134,9 @@ def tune_now(
         deadlines = None if request.timeout_s is None else Deadlines(timeout_s=request.timeout_s)
         make_worker = partial(Worker, nice=19 if idle else 0, deadlines=deadlines)  # nice 0: somebody waits for it
     with _signals() as told, _store(settings, told) as store:
+        began_s = time.time()
         daemon = Daemon(
-            settings, store, monitors or find_monitors(), make_worker, now_s=time.time(), request=request,
+            settings, store, monitors or find_monitors(), make_worker, now_s=began_s, request=request,
             always=not idle, quiet=True,
         )  # fmt: skip
         _patiently(daemon.resume, told)
@@ -144,6 +145,8 @@ def tune_now(
             states, others = _until_done(daemon, request, wanted, told, progress)
         finally:
             daemon.stop(time.time())
+            with contextlib.suppress(StoreError):  # what an interrupt left untried is not the daemon's to tune
+                store.unask(request.open(), since_s=began_s)
         environment = next((seat.environment for seat in daemon.seats if seat.environment is not None), None)
         return replace(_results(store, request, wanted, environment, states, told.code), others=others)
 

@@ -69,6 +69,10 @@ LEFT JOIN work w ON w.problem_id = b.id AND w.environment_id = u.environment_id
     AND w.covers = u.covers AND w.mode = :mode
 WHERE u.environment_id = (SELECT id FROM environment WHERE key = :key) AND u.solution_id IS NULL)
 """
+_UNASK: Final = """
+DELETE FROM demand WHERE calls = 0 AND first_seen_us >= ?
+    AND problem_id IN (SELECT id FROM problem WHERE text IN (SELECT value FROM json_each(?)))
+"""
 _TRIAL: Final = """
 INSERT INTO trial (problem_id, environment_id, mode, backend, config, phase, us, err, outcome, note, owner, started_us)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
@@ -255,6 +259,11 @@ class Leases(Part):
             return ids
 
         return self._write(work)
+
+    def unask(self, problems: Sequence[Problem], *, since_s: float) -> int:
+        """Forget that somebody asked for these since then and did not wait; what was called stays. How many went."""
+        values = us(since_s), json.dumps([str(p) for p in problems])
+        return self._write(lambda conn: conn.execute(_UNASK, values).rowcount)
 
     def _claim(
         self, ranked: list[dict[str, Any]], generation: int, environment: Environment, facts: dict[str, Any]

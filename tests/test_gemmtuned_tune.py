@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from store_cases import found, saw
 
 from gemmtuned.cli import build
 from gemmtuned.commands.aiter_flags import NO_EFFECT, translate
@@ -23,10 +24,11 @@ from gemmtuned.configs.aiter_headers import FAMILIES
 from gemmtuned.configs.aiter_rows import problem_of, solution_of
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import VARIABLES, Settings
-from gemmtuned.configs.solution import Device, Solution
-from gemmtuned.daemon.devices import CpuMonitor
+from gemmtuned.configs.solution import Device, Environment, Solution, cpu_device
+from gemmtuned.daemon.devices import CpuMonitor, find_monitors
 from gemmtuned.daemon.main import Tuned
 from gemmtuned.daemon.request import Request
+from gemmtuned.db import queries
 from gemmtuned.db.store import Store
 from gemmtuned.reports.chosen import of_table
 from gemmtuned.reports.tuned_files import TunedTable
@@ -190,6 +192,29 @@ def test_without_shapes_those_of_the_atomic_guide_are_taken(
 
     request, _ = typed("--batch-size", "512", "--input-type", "bfloat16", "--out-dtype", "float32", "--threads", "2")
     assert {(p.m, p.dtype, p.out_dtype) for p in request.problems} == {(512, "bf16", "fp32")}
+
+
+def test_without_shapes_what_waits_here_goes_before_the_built_in_ones(
+    typed: Callable[..., tuple[Request, dict[str, Any]]], home: Path
+) -> None:
+    (known,) = {monitor.device.key for monitor in find_monitors() if monitor.device.kind == "cpu"}
+    here, elsewhere = (
+        Environment(replace(cpu_device(), key=key), {"torch": "1"}) for key in (known, "cpu-of-another-machine")
+    )
+    cheap, dear, solved = (replace(PROBLEM, k=k) for k in (64, 4096, 96))
+    settings = Settings.from_env(dict(os.environ))
+    store = Store(settings.db, locks=settings.locks)
+    now_s = time.time()
+    store.add_sightings("r", here, [saw(cheap), saw(dear), saw(solved)], now_s=now_s)
+    store.add_sightings("r", elsewhere, [saw(replace(PROBLEM, k=32))], now_s=now_s)
+    work = store.lease_next("a:1", here, now_s=now_s, hold_s=60, problems=[solved])
+    assert work is not None
+    store.install(work, [found(solved, here, backend="torch")], environment=here, now_s=now_s)
+    store.close()
+
+    assert typed()[0].problems == [dear, cheap]
+    assert set(typed("--all")[0].problems) == {dear, cheap, solved}
+    assert len(typed("--dtype", "bf16")[0].problems) == len(typed("--threads", "2")[0].problems) == 40
 
 
 def test_problems_that_name_no_threads_take_the_default(
@@ -462,6 +487,7 @@ def test_an_interrupt_loses_nothing_that_was_found(home: Path) -> None:
         solutions = [solution_of(row) for row in read_file(home / "t.csv").rows]
         return {solution.problem for solution in solutions if solution is not None}
 
+    assert queries.untuned(Settings.from_env(dict(os.environ)).db) == []  # what was not reached is nobody's to tune
     first = stored()
     assert 2 <= len(first) < 8
     assert written() == set(first)

@@ -12,7 +12,7 @@ import typer
 from gemmtuned.commands import tune_options as t
 from gemmtuned.commands.aiter_flags import META
 from gemmtuned.commands.options import DryRun, Json, LogLevel, default_threads, settings, start_logging
-from gemmtuned.commands.tune_sources import Defaults, Wanted, gather
+from gemmtuned.commands.tune_sources import Defaults, Wanted, gather, waiting
 from gemmtuned.configs.errors import TableError, TryLater
 from gemmtuned.configs.solution import Device, Solution
 from gemmtuned.hooks.dispatch import NATIVE_CODES
@@ -99,14 +99,17 @@ def tune(
 
     Screens every candidate, confirms the best few, and publishes what is found shape by shape: programs that run take
     it up at once, and an interrupt loses nothing. It does not wait for others: it slows programs beside it, and what
-    cannot be timed beside them is put off (--idle waits). Without problems it takes 40 built-in shapes. Also tries
-    again what failed or was withdrawn. AITER's flags are taken in AITER's spelling. Ends with 1 when a problem could
-    not be tuned, with 75 when one was put off.
+    cannot be timed beside them is put off (--idle waits). Without problems it takes those that wait to be
+    tuned here; where none waits, or an option says of what kind they are to be, 40 that are built in. Also tries again
+    what failed or was withdrawn. AITER's flags are taken in AITER's spelling. Ends with 1 when a problem could not be
+    tuned, with 75 when one was put off.
     """
     from gemmtuned.daemon.devices import find_monitors
 
     start_logging("debug" if verbose else log_level)
     monitors = find_monitors()
+    keys = {m.device.key for m in monitors}
+    built_in = dtype is not None or out_dtype is not None or all_bias or threads is not None
     gpu = any(m.device.kind != "cpu" for m in monitors)
     if threads is None:
         threads = 0 if gpu else default_threads()
@@ -122,6 +125,7 @@ def tune(
     wanted = gather(
         named, defaults, file=file, model=model_dir, tp=tp, nsets=nsets, batch_size=batch_size, unfused=unfused,
         skip_bad_rows=skip_bad_rows,
+        waits=Wanted if built_in else lambda: waiting(settings(), keys, again=again),
     )  # fmt: skip
     if not wanted.problems:
         raise typer.BadParameter("no problem given: name some, or a file that holds some with -i")

@@ -1,10 +1,10 @@
-"""Where `gemmtuned tune` has its problems from: the command line, a file, a model, or the shapes that are built in."""
+"""Where `gemmtuned tune` has its problems from: the command line, a file, a model, what waits, or built in."""
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -16,12 +16,14 @@ from gemmtuned.commands.tune_options import sizes
 from gemmtuned.configs.errors import ProblemError, TableError
 from gemmtuned.configs.model_shapes import NSETS, dtype_of, problems, read_config, shapes
 from gemmtuned.configs.padding import COVERS, padded_m
-from gemmtuned.configs.problem import Problem, as_by_default
+from gemmtuned.configs.problem import Problem, as_by_default, known_problems
+from gemmtuned.configs.settings import Settings
 from gemmtuned.reports.problem_list import read_list
 from gemmtuned.reports.render import complain
 
 # Those of AITER's guide to tuning the atomic kernel: every (N, K) at every M
 BUILT_IN_M: Final = (16, 32, 64, 128, 256, 512, 2048, 4096)
+_EVER_S: Final = 1e10
 BUILT_IN_NK: Final = ((1024, 1024), (4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072))
 
 
@@ -117,12 +119,32 @@ def from_model(
     return wanted
 
 
+def waiting(here: Settings, devices: Collection[str], *, again: bool) -> Wanted:
+    """What waits to be tuned on these devices (their keys), dearest first; again: also all that was called."""
+    from gemmtuned.db import queries
+
+    if not here.db.exists():
+        return Wanted()
+    seen = queries.untuned(here.db)
+    if again:
+        seen += queries.coverage(here.db, by="problem", since_s=_EVER_S)
+    found = known_problems(row for row in seen if row["device"] in devices)
+    called = " or were called" if again else ""
+    note = (
+        f"no shapes given, so the {len(found)} that wait to be tuned here{called} (gemmtuned untuned lists what waits)"
+    )
+    return Wanted(found, notes=[note] if found else [])
+
+
 def built_in(defaults: Defaults, *, batch_size: int | None) -> Wanted:
     """Forty shapes for whoever has none of his own."""
     ms = BUILT_IN_M if batch_size is None else (batch_size,)
     dtype = defaults.dtype or "bf16"
     found = [Problem(m=m, n=n, k=k, dtype=dtype, threads=defaults.threads) for n, k in BUILT_IN_NK for m in ms]
-    note = f"no shapes given, so the {len(found)} built-in ones: name problems, or give -i FILE or --model-dir DIR"
+    note = (
+        f"no shapes given and none waits to be tuned here, so the {len(found)} built-in ones: name problems, or give "
+        "-i FILE or --model-dir DIR"
+    )
     return Wanted(defaults.apply(defaults.as_called(found)), notes=[note])
 
 
@@ -137,14 +159,19 @@ def gather(
     batch_size: int | None,
     unfused: bool,
     skip_bad_rows: bool,
+    waits: Callable[[], Wanted] = Wanted,
 ) -> Wanted:
-    """All that was asked for, each problem once; the built-in shapes when nothing was."""
+    """All that was asked for, each problem once; when nothing was, what waits() gives, else the built-in shapes.
+
+    It is not asked for with a batch size, which is that of the built-in ones.
+    """
     if model is None and (tp != 1 or nsets is not None or unfused):
         raise typer.BadParameter("--tp, --nsets and --unfused go with --model-dir")
     if batch_size is not None and model is None and (named or file is not None):
         complain("--batch-size has no effect: it goes with --model-dir, or with the built-in shapes")
     if not named and file is None and model is None:
-        return built_in(defaults, batch_size=batch_size)
+        wanted = waits() if batch_size is None else Wanted()
+        return wanted if wanted.problems else built_in(defaults, batch_size=batch_size)
     wanted = Wanted(list(named))
     if file is not None:
         wanted.problems += from_file(file, defaults, skip=skip_bad_rows)
