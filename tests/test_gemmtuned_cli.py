@@ -42,6 +42,7 @@ READ = [
     ["status"],
     ["explain", str(TUNED)],
     ["explain", "8", "2048", "1024"],
+    ["explain", "8x2048x1024"],
     ["db", "check"],
 ]
 

@@ -217,6 +217,25 @@ def test_without_shapes_what_waits_here_goes_before_the_built_in_ones(
     assert len(typed("--dtype", "bf16")[0].problems) == len(typed("--threads", "2")[0].problems) == 40
 
 
+def test_a_shape_alone_is_what_was_seen_of_it_here_and_else_one_by_default(
+    typed: Callable[..., tuple[Request, dict[str, Any]]], home: Path
+) -> None:
+    assert typed("8", "64", "96", "--threads", "2")[0].problems == [Problem(m=8, n=64, k=96, dtype="bf16", threads=2)]
+
+    settings = Settings.from_env(dict(os.environ))
+    store = Store(settings.db, locks=settings.locks)
+    other = replace(PROBLEM, dtype="fp16", wdtype="fp16", out_dtype="fp16", threads=2)
+    environment = Environment(cpu_device(), {"torch": "1"})
+    store.add_sightings("r", environment, [saw(PROBLEM), saw(other), saw(replace(PROBLEM, m=9))], now_s=time.time())
+    store.close()
+
+    assert set(typed("8", "64", "64")[0].problems) == set(typed("8x64x64")[0].problems) == {PROBLEM, other}
+    assert typed("8", "64", "64", "--dtype", "fp16", "fp32:7x64x64,threads=1")[0].problems == [
+        other, replace(PROBLEM, m=7),
+    ]  # fmt: skip
+    assert [p.dtype for p in typed("8x64x64", "--threads", "3", "--dtype", "fp32")[0].problems] == ["fp32"]
+
+
 def test_problems_that_name_no_threads_take_the_default(
     typed: Callable[..., tuple[Request, dict[str, Any]]], home: Path
 ) -> None:

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable
 from datetime import datetime, timezone
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -25,6 +25,7 @@ _SPAN: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([a-z]*)")
 _PAIR: Final = re.compile(
     r"""\b([a-z_][a-z0-9_]*)=('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|.*?)(?=\s+[a-z_][a-z0-9_]*=|\s*$)""", re.S
 )
+_EVER_S: Final = 1e10
 LEVELS: Final = ("debug", "info", "warning", "error")
 
 
@@ -121,6 +122,13 @@ def problems(texts: list[str], here: Settings) -> list[Problem]:
         near = [one for one in near if all(getattr(one, name) == getattr(asked, name) for name in said)]
         found |= dict.fromkeys([asked] if asked in near or not near else near)
     return list(found)
+
+
+def seen(here: Settings) -> list[dict[str, Any]]:
+    """Rows of all problems that were called or have a solution, each with its device."""
+    from gemmtuned.db import queries
+
+    return [*queries.coverage(here.db, by="problem", since_s=_EVER_S), *queries.solutions(here.db)]
 
 
 def settings() -> Settings:

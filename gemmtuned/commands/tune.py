@@ -12,11 +12,10 @@ import typer
 from gemmtuned.commands import tune_options as t
 from gemmtuned.commands.aiter_flags import META
 from gemmtuned.commands.options import DryRun, Json, LogLevel, default_threads, settings, start_logging
-from gemmtuned.commands.tune_sources import Defaults, Wanted, gather, waiting
+from gemmtuned.commands.tune_sources import Defaults, Wanted, from_words, gather, waiting
 from gemmtuned.configs.errors import TableError, TryLater
 from gemmtuned.configs.solution import Device, Solution
 from gemmtuned.hooks.dispatch import NATIVE_CODES
-from gemmtuned.reports.problem_list import spelled
 from gemmtuned.reports.progress import progress
 from gemmtuned.reports.render import Column, Report, Table, complain, duration, factor, percent, show, small
 from gemmtuned.reports.tuned_files import Profile, TunedTable, table_family
@@ -109,12 +108,13 @@ def tune(
     start_logging("debug" if verbose else log_level)
     monitors = find_monitors()
     keys = {m.device.key for m in monitors}
-    built_in = dtype is not None or out_dtype is not None or all_bias or threads is not None
+    said = {"dtype": dtype, "out_dtype": out_dtype, "threads": threads}
+    given = {name: value for name, value in said.items() if value is not None}
     gpu = any(m.device.kind != "cpu" for m in monitors)
     if threads is None:
         threads = 0 if gpu else default_threads()
-    defaults = Defaults(dtype=dtype, out_dtype=out_dtype, threads=threads, all_bias=all_bias, gpu=gpu)
-    named = [spelled(text, threads=threads, gpu=gpu) for text in problem or ()]
+    defaults = Defaults(dtype=dtype, out_dtype=out_dtype, threads=threads, all_bias=all_bias, gpu=gpu, given=given)
+    named = from_words(problem or (), defaults, keys)
     options, notes = _search_options(
         libtype, space, iters, warmup, err_ratio, atol, rtol, min_improvement_pct
     )  # fmt: skip
@@ -125,7 +125,7 @@ def tune(
     wanted = gather(
         named, defaults, file=file, model=model_dir, tp=tp, nsets=nsets, batch_size=batch_size, unfused=unfused,
         skip_bad_rows=skip_bad_rows,
-        waits=Wanted if built_in else lambda: waiting(settings(), keys, again=again),
+        waits=Wanted if given or all_bias else lambda: waiting(settings(), keys, again=again),
     )  # fmt: skip
     if not wanted.problems:
         raise typer.BadParameter("no problem given: name some, or a file that holds some with -i")

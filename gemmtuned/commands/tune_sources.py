@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import typer
 
+from gemmtuned.commands.options import seen, settings
 from gemmtuned.commands.tune_options import dtype as dtype_name
 from gemmtuned.commands.tune_options import sizes
 from gemmtuned.configs.errors import ProblemError, TableError
@@ -18,12 +19,12 @@ from gemmtuned.configs.model_shapes import NSETS, dtype_of, problems, read_confi
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import Problem, as_by_default, known_problems
 from gemmtuned.configs.settings import Settings
-from gemmtuned.reports.problem_list import read_list
+from gemmtuned.reports.explain import matching
+from gemmtuned.reports.problem_list import read_list, shape_or_problem, spelled
 from gemmtuned.reports.render import complain
 
 # Those of AITER's guide to tuning the atomic kernel: every (N, K) at every M
 BUILT_IN_M: Final = (16, 32, 64, 128, 256, 512, 2048, 4096)
-_EVER_S: Final = 1e10
 BUILT_IN_NK: Final = ((1024, 1024), (4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072))
 
 
@@ -53,6 +54,7 @@ class Defaults:
     """What a source takes where it says nothing itself.
 
     dtype: None is bf16, or the model's own.  gpu: whether problems without threads are for one.
+    given: those columns of a problem that somebody named.
     """
 
     dtype: str | None
@@ -60,6 +62,7 @@ class Defaults:
     threads: int
     all_bias: bool
     gpu: bool = False
+    given: Mapping[str, Any] = field(default_factory=dict)
 
     def apply(self, found: Sequence[Problem]) -> list[Problem]:
         """The output dtype where a problem names none other than its own, and its twin with a bias."""
@@ -71,6 +74,24 @@ class Defaults:
     def as_called(self, found: Sequence[Problem]) -> list[Problem]:
         """Problems of a source that knows no math mode, as programs call them by torch's defaults."""
         return [as_by_default(p, gpu=self.gpu and not p.threads) for p in found]
+
+
+def from_words(words: Sequence[str], defaults: Defaults, devices: Collection[str]) -> list[Problem]:
+    """The problems that the command line names; a shape alone stands for what was seen of it on these devices.
+
+    As far as an option says of what kind they are to be; the one of the defaults when there is none.
+    """
+    found: list[Problem] = []
+    for word in shape_or_problem(words):
+        if isinstance(word, str):
+            found.append(spelled(word, threads=defaults.threads, gpu=defaults.gpu))
+            continue
+        here = settings()
+        rows = [row for row in seen(here) if row["device"] in devices] if here.db.exists() else []
+        known = matching(rows, {**word._asdict(), **defaults.given})
+        one = Problem(m=word.m, n=word.n, k=word.k, dtype=defaults.dtype or "bf16", threads=defaults.threads)
+        found += known or defaults.apply(defaults.as_called([one]))
+    return found
 
 
 def from_file(file: Path, defaults: Defaults, *, skip: bool) -> list[Problem]:
@@ -125,10 +146,8 @@ def waiting(here: Settings, devices: Collection[str], *, again: bool) -> Wanted:
 
     if not here.db.exists():
         return Wanted()
-    seen = queries.untuned(here.db)
-    if again:
-        seen += queries.coverage(here.db, by="problem", since_s=_EVER_S)
-    found = known_problems(row for row in seen if row["device"] in devices)
+    rows = [*queries.untuned(here.db), *(seen(here) if again else ())]
+    found = known_problems(row for row in rows if row["device"] in devices)
     called = " or were called" if again else ""
     note = (
         f"no shapes given, so the {len(found)} that wait to be tuned here{called} (gemmtuned untuned lists what waits)"
