@@ -370,6 +370,16 @@ def test_explain_tells_hit_and_miss_apart(call: Cli, home: Path) -> None:
     assert "was never seen" in unseen
 
 
+def test_explain_names_the_steps_by_what_they_round_to(call: Cli, home: Path) -> None:
+    text = call("explain", str(TUNED)).stdout
+    rows = json.loads(call("explain", str(TUNED), "--json").stdout)["rows"]
+
+    assert [(row["covers"], row["step"], row["m"]) for row in rows] == [
+        ("exact", "exact", 8), ("fine", "multiple of 16", 16), ("coarse", "power of two", 8),
+    ]  # fmt: skip
+    assert all(row["step"] in text for row in rows) and "coarse" not in text
+
+
 def _states(home: Path) -> dict[str, str]:
     from gemmtuned.configs.manifest import read_table
 
