@@ -339,7 +339,10 @@ class Seat:
         work, trying = self.work, self._trying
         self._trying = None
         if work is None:
-            logger.warning("worker died at rest device=%s pid=%d reason=%r", self.monitor.id, pid, str(err))
+            logger.warning(
+                "worker died device=%s pid=%d problem=none reason=%r then='a new worker starts when there is work'",
+                self.monitor.id, pid, str(err),
+            )  # fmt: skip
             return
         self._deaths += 1
         at = work.problem, work.attempt, (trying.problem, trying.candidate) if trying is not None else None
