@@ -19,7 +19,7 @@ import pytest
 from gemmtuned.cli import build
 from gemmtuned.configs.manifest import read_manifest
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.settings import VARIABLES
+from gemmtuned.configs.settings import VARIABLES, unknown_variables
 from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import Device, Environment, Solution
 from gemmtuned.reports import checks_host
@@ -640,6 +640,27 @@ def test_doctor_names_misspelled_variables_and_what_is_probably_meant(call: Cli)
     assert "variables" not in {check["name"] for check in right}
 
 
+def test_near_misses_of_aiters_switches_are_named_and_aiters_own_variables_are_not() -> None:
+    misses = {"AITER_TUNE_GEMMM": "AITER_TUNE_GEMM", "aiter_tune_gem": "AITER_TUNE_GEMM"}
+    own = ("AITER_REBUILD", "AITER_LOG_LEVEL", "AITER_ONLINE_TUNE", "AITER_CONFIG_GEMM_A4W8", "AITER_LOG_MORE")
+
+    assert unknown_variables(dict.fromkeys((*misses, *own, "AITER_TUNE_GEMM", "AITER_CONFIG_FMOE"), "1")) == misses
+
+
+def test_each_wrong_variable_is_named_and_doctor_goes_on(call: Cli, home: Path) -> None:
+    wrong = {"AITER_TUNE_GEMM": "yes", "GEMMTUNED_IDLE_S": "soon", "GEMMTUNED_TRUST": "nobody of this machine"}
+
+    done = call("doctor", "--quick", "--json", **wrong)
+    found = json.loads(done.stdout)["checks"]
+    other = call("status", **wrong)
+
+    said = [(check["result"], check["found"].split()[0]) for check in found if check["name"] == "variables"]
+    assert done.returncode == 1 and sorted(said) == sorted(("FAIL", name) for name in wrong)
+    assert {"home", "database", "programs"} <= {check["name"] for check in found}
+    assert other.returncode == 2 and other.stderr.count("\n") == 1
+    assert all(f"{name} must be" in other.stderr for name in wrong)
+
+
 @pytest.mark.parametrize("place", ["file/home", "file", "/proc/home"])
 def test_doctor_says_that_a_home_cannot_be_made_and_why(call: Cli, tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("")
@@ -654,7 +675,7 @@ def test_doctor_says_that_a_home_cannot_be_made_and_why(call: Cli, tmp_path: Pat
     assert found["home"]["found"].startswith(f"{home} cannot be ")
     assert ("Not a directory" if "file" in place else "/proc takes no folder") in found["home"]["found"]
     assert "set GEMMTUNED_HOME" in found["home"]["fix"]
-    assert "disk" not in found
+    assert not {"disk", "file system", "published tables", "database", "programs"} & set(found)
 
 
 @pytest.mark.parametrize(("files", "result"), [((1000, 0, 0), "FAIL"), ((1000, 9, 9), "PASS"), ((0, 0, 0), "PASS")])

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import datetime, timezone
 from typing import Annotated, Any, Final
 
@@ -16,7 +16,7 @@ import typer
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.hint import PLAIN
 from gemmtuned.configs.problem import SPELLED, Problem
-from gemmtuned.configs.settings import Settings
+from gemmtuned.configs.settings import Settings, child_env
 from gemmtuned.hooks.notice import Stderr
 
 _UNITS_S: Final = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
@@ -131,9 +131,12 @@ def seen(here: Settings) -> list[dict[str, Any]]:
     return [*queries.coverage(here.db, by="problem", since_s=_EVER_S), *queries.solutions(here.db)]
 
 
-def settings() -> Settings:
-    """The settings of this process. Raises SettingError that names the variable, StoreError for a home closed to us."""
-    here = Settings.from_env()
+def settings(*, without: Collection[str] = ()) -> Settings:
+    """The settings of this process, as if it did not have the variables `without`.
+
+    Raises SettingError that names the wrong variables, StoreError for a home closed to us.
+    """
+    here = Settings.from_env(child_env(**dict.fromkeys(without)))
     try:
         here.db.stat()
     except (FileNotFoundError, NotADirectoryError):
