@@ -320,7 +320,8 @@ def test_status_tells_a_daemon_that_was_killed_from_one_that_was_stopped(call: C
     from gemmtuned.daemon.notice import Notice, write_notice
     from gemmtuned.daemon.work_queue import owner_name
 
-    gone = owner_name() + "0"  # as this process, started at another time
+    boot, start, namespace = owner_name().rsplit(".", 2)
+    gone = f"{boot}.{start}0.{namespace}"  # as this process, started at another time
     now_s = time.time()
     write_notice(
         home, Notice(owner=gone, pid=1, started_s=0, updated_s=now_s, state=state, reason="", generation=1, solved=0)
