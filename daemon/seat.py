@@ -317,13 +317,13 @@ class Seat:
             else:
                 self._to_write.append(partial(self._install, self.work, found))
             self._forget_work()
-        elif isinstance(message, Failed) and message.later and self._always:  # who waits for it is told
-            self._to_write.append(partial(self._queue.put_off, self.work, message.reason))
-            self._forget_work()
         elif isinstance(message, Failed) and message.later:
-            logger.info("put off problem=%s for_s=%g reason=%r", self.work.problem, PUT_OFF_S, message.reason)
-            self._put_off = True
-            self._give_back()
+            self._put_off = not self._always  # who waits at a terminal is told instead
+            if self._put_off:
+                logger.info("put off problem=%s for_s=%g reason=%r", self.work.problem, PUT_OFF_S, message.reason)
+            put_off = partial(self._queue.put_off, for_good=not self._put_off)
+            self._to_write.append(partial(put_off, self.work, message.reason))
+            self._forget_work()
         elif isinstance(message, Failed):
             self._to_write.append(partial(self._queue.give_up, self.work, message.reason))
             self._forget_work()

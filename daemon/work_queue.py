@@ -176,10 +176,10 @@ class WorkQueue:
         """Free again at once, and the attempt does not count."""
         self._store.release(work, now_s=now_s, counted=False)
 
-    def put_off(self, work: Work, reason: str, now_s: float) -> None:
-        """As give_back; a run in the foreground does not take it up again."""
-        self._store.release(work, now_s=now_s, counted=False)
-        if self._request is not None:
+    def put_off(self, work: Work, reason: str, now_s: float, *, for_good: bool) -> None:
+        """As give_back, with the reason; for_good: this run does not take it up again."""
+        self._store.release(work, now_s=now_s, counted=False, reason=f"put off: {reason}")
+        if for_good and self._request is not None:
             self._request.settle(work.problem, work.covers, None, put_off=reason)
 
     def give_up(self, work: Work, reason: str, now_s: float) -> None:

@@ -168,10 +168,13 @@ class Leases(Part):
         values = (us(now_s), us(now_s + hold_s))
         return self._touch(work, "UPDATE work SET leased_us = ?, lease_until_us = ?", values)
 
-    def release(self, work: Work, *, now_s: float, counted: bool = True) -> None:
-        """Give it back. counted=False: the attempt does not count, for it was not the problem's fault."""
-        back = "UPDATE work SET owner = NULL, lease_until_us = ?, attempts = attempts - ?"
-        self._touch(work, back, (us(now_s), 0 if counted else 1))
+    def release(self, work: Work, *, now_s: float, counted: bool = True, reason: str = "") -> None:
+        """Give it back. counted=False: the attempt does not count, for it was not the problem's fault.
+
+        reason: for people, why nothing came of it; the one there is stays without.
+        """
+        back = "UPDATE work SET owner = NULL, lease_until_us = ?, attempts = attempts - ?, reason = coalesce(?, reason)"
+        self._touch(work, back, (us(now_s), 0 if counted else 1, plain(reason, 4096) or None))
 
     def fail(self, work: Work, reason: str, *, now_s: float) -> float | None:
         """This attempt failed: wait for so many seconds, and after the third fail it for good in this environment."""

@@ -365,7 +365,8 @@ def test_what_cannot_be_timed_now_ends_a_foreground_run_without_a_verdict_and_st
     assert done.put_off == {problem(43): "the CPU is in use"} and not done.failed
     assert time.monotonic() - began_s < PUT_OFF_S
     (row,) = queries.untuned(home.settings.db)
-    assert (row["n"], row["state"]) == (43, "queued")
+    assert (row["n"], row["state"], row["reason"]) == (43, "queued", "put off: the CPU is in use")
+    assert queries.explain(home.settings.db, problem(43))[-1]["why"].endswith("(last time put off: the CPU is in use)")
 
 
 def test_a_verdict_from_before_is_not_told_as_that_of_a_run_which_was_put_off(home: Home) -> None:

@@ -19,9 +19,10 @@ from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Sighting
 from gemmtuned.configs.solution import Candidate, Environment
 from gemmtuned.daemon.notice import read_notice
+from gemmtuned.daemon.request import Request
 from gemmtuned.daemon.rules import PAUSED
 from gemmtuned.daemon.service import Daemon
-from gemmtuned.daemon.work_queue import is_dead, outlived_boot, owner_name
+from gemmtuned.daemon.work_queue import WorkQueue, is_dead, outlived_boot, owner_name
 from gemmtuned.db.store import Store
 
 
@@ -416,6 +417,22 @@ def test_leases_of_the_living_and_of_other_hosts_stay(world: World) -> None:
     world.store.lease_next("elsewhere:1:1", ENVIRONMENT, now_s=world.clock.now_s, hold_s=60)
     world.daemon.resume(world.clock.now_s)
     assert world.left() == (0, 2, 0, 0)
+
+
+@pytest.mark.parametrize("for_good", [True, False])
+def test_what_is_put_off_is_over_for_who_waits_and_not_for_who_waits_for_an_idle_device(
+    world: World, for_good: bool
+) -> None:
+    request = Request(problems=[problem()])
+    queue = WorkQueue(world.store, "a:1", request=request)
+    work = queue.lease(ENVIRONMENT, world.clock.now_s)
+    assert work is not None
+
+    queue.put_off(work, "the CPU is in use", world.clock.now_s, for_good=for_good)
+
+    assert request.open() == ([] if for_good else [problem()])
+    assert request.put_off == ({problem(): "the CPU is in use"} if for_good else {})
+    assert world.left() == (1, 0, 0, 0)
 
 
 def test_a_lease_is_held_as_long_as_the_work_takes(world: World) -> None:

@@ -227,8 +227,11 @@ def test_a_shape_alone_is_what_was_seen_of_it_here_and_else_one_by_default(
     other = replace(PROBLEM, dtype="fp16", wdtype="fp16", out_dtype="fp16", threads=2)
     environment = Environment(cpu_device(), {"torch": "1"})
     store.add_sightings("r", environment, [saw(PROBLEM), saw(other), saw(replace(PROBLEM, m=9))], now_s=time.time())
+    queued = replace(PROBLEM, m=6)  # and never called
+    assert store.lease_next("a:1", environment, now_s=time.time(), hold_s=60, problems=[queued])
     store.close()
 
+    assert typed("6x64x64")[0].problems == [queued]
     assert set(typed("8", "64", "64")[0].problems) == set(typed("8x64x64")[0].problems) == {PROBLEM, other}
     assert typed("8", "64", "64", "--dtype", "fp16", "fp32:7x64x64,threads=1")[0].problems == [
         other, replace(PROBLEM, m=7),

@@ -125,10 +125,11 @@ def problems(texts: list[str], here: Settings) -> list[Problem]:
 
 
 def seen(here: Settings) -> list[dict[str, Any]]:
-    """Rows of all problems that were called or have a solution, each with its device."""
+    """Rows of all problems that were called, wait or have a solution, each with its device."""
     from gemmtuned.db import queries
 
-    return [*queries.coverage(here.db, by="problem", since_s=_EVER_S), *queries.solutions(here.db)]
+    called = queries.coverage(here.db, by="problem", since_s=_EVER_S)
+    return [*called, *queries.untuned(here.db), *queries.solutions(here.db)]
 
 
 def settings(*, without: Collection[str] = ()) -> Settings:
