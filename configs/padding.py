@@ -11,9 +11,14 @@ from typing import Final
 COVERS: Final = ("exact", "fine", "coarse")  # in look-up order
 
 
+def fine_step(m: int) -> int:
+    """The width of the fine bucket that M is in."""
+    return 16 if m <= 256 else 32 if m <= 1024 else 64 if m <= 4096 else 128
+
+
 def fine_m(m: int) -> int:
     """Level 0: up to a multiple of 16 (M <= 256), 32 (<= 1024), 64 (<= 4096), else 128."""
-    step = 16 if m <= 256 else 32 if m <= 1024 else 64 if m <= 4096 else 128
+    step = fine_step(m)
     return -(-m // step) * step
 
 

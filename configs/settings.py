@@ -136,8 +136,15 @@ class Settings:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
-        """Read the variables of `VARIABLES`. Raises SettingError that names variable and value."""
+        """Read the variables of `VARIABLES`. Raises SettingError that names each wrong variable and its value."""
         env = os.environ if env is None else env
+        try:
+            return cls._read(env)
+        except SettingError as err:
+            raise SettingError("; ".join(wrong_variables(env).values()) or str(err)) from err
+
+    @classmethod
+    def _read(cls, env: Mapping[str, str]) -> Settings:
         tune = _flag(env, "AITER_TUNE_GEMM")
         home = _path(env, "GEMMTUNED_HOME") or _default_home()
         reload = env.get("GEMMTUNED_RELOAD") or ("start" if _ranks(env) > 1 else "auto")
@@ -171,17 +178,41 @@ def wants_activation(env: Mapping[str, str] | None = None) -> bool:
     return _flag(env, "AITER_TUNE_GEMM") or _flag(env, "GEMMTUNED_DISPATCH")
 
 
+def wrong_variables(env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Variables of ours whose value cannot be used, each with what is wrong about it."""
+    env = os.environ if env is None else env
+    wrong = {}
+    for name in (variable.name for variable in VARIABLES if variable.name in env):
+        alone = {name: env[name]}
+        try:
+            Settings._read(alone)
+            trusted_uid(alone)
+        except SettingError as err:
+            wrong[name] = str(err)
+    return wrong
+
+
 def unknown_variables(env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Variables named as ours that nobody reads, each with the one that is probably meant; "" where none is near."""
+    """Variables named as ours that nobody reads, each with the one that is probably meant; "" where none is near.
+
+    AITER has variables of its own: of those named AITER_*, only what is very near one of our switches.
+    """
     names = os.environ if env is None else env
     known = {variable.name.partition("_")[2]: variable.name for variable in VARIABLES}
-    unknown = sorted(n for n in names if n.upper().startswith("GEMMTUNED_") and n not in known.values())
+    switches = [part for part, name in known.items() if name.startswith("AITER_") and name not in AITER_CONFIGS]
+    unknown = sorted(n for n in names if n.upper().startswith(("GEMMTUNED_", "AITER_")) and n not in known.values())
     if not unknown:
         return {}
     import difflib  # by what follows the prefix: with it, any two names are alike
 
-    near = {name: difflib.get_close_matches(name.upper().partition("_")[2], known, n=1) for name in unknown}
-    return {name: known[found[0]] if found else "" for name, found in near.items()}
+    meant = {}
+    for name in unknown:
+        prefix, _, part = name.upper().partition("_")
+        ours = prefix == "GEMMTUNED"
+        found = difflib.get_close_matches(part, known if ours else switches, n=1, cutoff=0.6 if ours else 0.85)
+        if ours or found:
+            meant[name] = known[found[0]] if found else ""
+    return meant
 
 
 def no_color(env: Mapping[str, str] | None = None) -> bool:

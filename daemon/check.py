@@ -26,7 +26,8 @@ class Checked:
     """One problem with what is chosen for it.
 
     state: faster, no faster (than torch beyond noise), default (torch's own is the choice), wrong, rejected, refused,
-    crash, hang, not here (this installation lacks the backend).  us: None where it was not timed.
+    crash, hang, not here (this installation lacks the backend), put off (no times can be taken now).  us: None where it
+    was not timed.
     """
 
     problem: Problem
@@ -41,7 +42,7 @@ class Checked:
     @property
     def is_good(self) -> bool:
         """False for what must not be used: its result is not right, or it does not run."""
-        return self.state in ("faster", "no faster", "default", "not here")
+        return self.state in ("faster", "no faster", "default", "not here", "put off")
 
 
 def check(
@@ -68,7 +69,9 @@ def check(
                 ended = "hang" if isinstance(err, WorkerHung) else "crash"
                 yield _judge(problem, candidate, trials, (ended, str(err)))
                 continue
-            failed = ("refused", answer.reason) if isinstance(answer, Failed) else None
+            failed = None
+            if isinstance(answer, Failed):
+                failed = "put off" if answer.later else "refused", answer.reason
             yield _judge(problem, candidate, trials, failed)
     finally:
         if worker is not None:

@@ -99,6 +99,7 @@ class Tuned:
     devices: dict[str, Device] = field(default_factory=dict)  # by key: those it ran on
     earlier: frozenset[Problem] = frozenset()  # those of solutions that were found before, and not asked for again
     unpublished: frozenset[Problem] = frozenset()  # torch is best of a few that were asked for: no verdict for others
+    put_off: dict[Problem, str] = field(default_factory=dict)  # why no times could be taken now: to try again later
     code: int = 0  # 130 or 143 when it was interrupted
     others: float = 0.0  # the largest share of a device that others used meanwhile
 
@@ -106,8 +107,8 @@ class Tuned:
         """Both runs as one."""
         return Tuned(
             {**self.solutions, **other.solutions}, {**self.failed, **other.failed}, {**self.devices, **other.devices},
-            self.earlier | other.earlier, self.unpublished | other.unpublished, self.code or other.code,
-            max(self.others, other.others),
+            self.earlier | other.earlier, self.unpublished | other.unpublished, {**self.put_off, **other.put_off},
+            self.code or other.code, max(self.others, other.others),
         )  # fmt: skip
 
 
@@ -133,8 +134,9 @@ def tune_now(
         deadlines = None if request.timeout_s is None else Deadlines(timeout_s=request.timeout_s)
         make_worker = partial(Worker, nice=19 if idle else 0, deadlines=deadlines)  # nice 0: somebody waits for it
     with _signals() as told, _store(settings, told) as store:
+        began_s = time.time()
         daemon = Daemon(
-            settings, store, monitors or find_monitors(), make_worker, now_s=time.time(), request=request,
+            settings, store, monitors or find_monitors(), make_worker, now_s=began_s, request=request,
             always=not idle, quiet=True,
         )  # fmt: skip
         _patiently(daemon.resume, told)
@@ -143,6 +145,8 @@ def tune_now(
             states, others = _until_done(daemon, request, wanted, told, progress)
         finally:
             daemon.stop(time.time())
+            with contextlib.suppress(StoreError):  # what an interrupt left untried is not the daemon's to tune
+                store.unask(request.open(), since_s=began_s)
         environment = next((seat.environment for seat in daemon.seats if seat.environment is not None), None)
         return replace(_results(store, request, wanted, environment, states, told.code), others=others)
 
@@ -237,6 +241,8 @@ def _results(
                 live[solution.problem, solution.covers] = solution
     for problem in wanted:
         keys = ((problem.with_m(padded_m(problem.m, problem.n, covers)), covers) for covers in COVERS)
+        if problem in request.put_off:
+            continue
         found = request.found.get(problem) or next((live[key] for key in keys if key in live), None)
         if found is not None and (problem in request.settled or not request.again):
             solutions[problem] = found
@@ -245,7 +251,7 @@ def _results(
             failed[problem] = (state.reason or state.state) if state else "interrupted before it was tried"
     devices = {} if environment is None else {environment.device.key: environment.device}
     earlier = frozenset(problem for problem in solutions if problem not in request.settled)
-    return Tuned(solutions, failed, devices, earlier, frozenset(request.unpublished), code)
+    return Tuned(solutions, failed, devices, earlier, frozenset(request.unpublished), dict(request.put_off), code)
 
 
 def _raise_if_hopeless(daemon: Daemon) -> None:

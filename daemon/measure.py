@@ -29,6 +29,7 @@ from torch import Tensor
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import DTYPE_BYTES, Problem
+from gemmtuned.daemon.cpu_wait import CpuWait
 from gemmtuned.kernels.backends.base import Kernel
 from gemmtuned.kernels.families import family_of
 from gemmtuned.kernels.families.base import Inputs
@@ -63,6 +64,9 @@ class Clock(Protocol):
 class WallClock:
     """For CPUs: a call has finished when it returns."""
 
+    def __init__(self) -> None:
+        self._wait = CpuWait()
+
     def us(self, arm: Arm, copies: Sequence[int]) -> float:
         """As Clock.us."""
         calls = [arm.calls[i] for i in copies]
@@ -73,6 +77,10 @@ class WallClock:
 
     def forget(self, arm: Arm) -> None:
         """Nothing is kept."""
+
+    def waited_s(self) -> float | None:
+        """As CpuWait.waited_s."""
+        return self._wait.waited_s()
 
 
 def clock_for(device: torch.device) -> Clock:

@@ -23,6 +23,7 @@ class Request:
     on_trial, on_found: called once the store holds it, so whatever they write is never ahead of it.
 
     found: verdicts of this run; unpublished: those that are none for others.  settled: what it has come to an end with.
+    put_off: why no times could be taken now; nothing is stored of these.
     rejected: where a candidate was outside the tolerance that was asked for.  too_slow: candidates that ran into
     timeout_s, left out for the rest of this run only: somebody with more patience may try them again.
     """
@@ -35,6 +36,7 @@ class Request:
     on_found: Callable[[Sequence[Solution], Device], object] = lambda found, device: None
     found: dict[Problem, Solution] = field(default_factory=dict)
     settled: set[Problem] = field(default_factory=set)
+    put_off: dict[Problem, str] = field(default_factory=dict)
     rejected: set[Problem] = field(default_factory=set)
     unpublished: set[Problem] = field(default_factory=set)
     too_slow: set[tuple[Problem, Candidate]] = field(default_factory=set)
@@ -48,11 +50,15 @@ class Request:
         slow = any(problem in members for problem, _ in self.too_slow)
         return self.options.is_restricted or slow or any(problem in members for problem in self.rejected)
 
-    def settle(self, problem: Problem, covers: str, solution: Solution | None, *, published: bool = True) -> None:
+    def settle(
+        self, problem: Problem, covers: str, solution: Solution | None, *, published: bool = True, put_off: str = ""
+    ) -> None:
         """This unit of work is done with, for all of its problems; solution: its verdict, if it has one."""
         for asked in self.problems:
             if asked.with_m(padded_m(asked.m, asked.n, covers)) == problem:
                 self.settled.add(asked)
+                if put_off:
+                    self.put_off[asked] = put_off
                 if solution is not None:
                     self.found[asked] = solution
                     if not published:

@@ -16,8 +16,9 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain, islice, zip_longest
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 
@@ -25,7 +26,19 @@ from gemmtuned.configs.errors import CandidateFailed, TableError, TryLater
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND, MODES, Candidate, Device, Environment, Solution
 from gemmtuned.daemon.compile_ahead import Compilers
-from gemmtuned.daemon.measure import Arm, Bench, Clock, Race, burst_for, clock_for, pairs_for, race, time_alone
+from gemmtuned.daemon.cpu_wait import cpus, most_waited
+from gemmtuned.daemon.measure import (
+    Arm,
+    Bench,
+    Clock,
+    Race,
+    WallClock,
+    burst_for,
+    clock_for,
+    pairs_for,
+    race,
+    time_alone,
+)
 from gemmtuned.daemon.measure_cuda import GraphClock
 from gemmtuned.daemon.options import DEFAULTS, SearchOptions
 from gemmtuned.daemon.outcome import DEFAULT, Default, Entrant, Question, eager_gain_low, keep_binary, solution_of
@@ -44,10 +57,12 @@ NEAR: Final = 1.03  # what screens this near to the best is screened once more, 
 NEAR_MOST: Final = 8
 MOST: Final = 30  # candidates of a search, seeds included
 DRIFTED: Final = 1.03  # times its first time: what beats so slow a default must do so again after a pause
-COOL_S: Final = 2.0  # a slowed device is given this long, twice, before the race is called off
+COOL_S: Final = 2.0  # a slowed device, or a CPU in use, is given this long, twice, before the race is called off
+SOON_S: Final = 0.1  # a race in which our threads waited for a CPU is run again at once for so long: a burst is over
 _HOPELESS: Final = 0.97  # screened gain below which a candidate cannot be worth it
 
 
+_T = TypeVar("_T")
 Emit = Callable[[Trial], None]
 _compilers = Compilers()  # its processes start when there is something to compile
 
@@ -72,7 +87,8 @@ def tune_modes(
     skip: candidates that failed before; clock, seed: for tests.
 
     Takes about a second for decode sizes on a CPU.
-    Raises CandidateFailed when torch's own kernel cannot run it, TryLater when the device is slowed down.
+    Raises CandidateFailed when torch's own kernel cannot run it, TryLater when the device is slowed down, or when a
+    CPU is so much in use by others that times would not be those of the kernels.
     """
     if DEFAULT in skip:
         raise CandidateFailed(f"{target}: torch's own kernel failed before")
@@ -226,8 +242,7 @@ class _Contest:
         started = _now_us()
         try:
             baseline = self._arm(DEFAULT, default[self.main], self.main)
-            rounds = pairs_for(self._warm_up(baseline), SCREEN_S, least=SCREEN_PAIRS[0], most=SCREEN_PAIRS[1])
-            self.default_us = time_alone(baseline, clock=self._clock, rounds=rounds)
+            self.default_us = self._undisturbed(lambda: self._time_alone(baseline))
         except REFUSALS as err:
             raise CandidateFailed(f"{self.main}: torch's own kernel fails: {first_line(err)}") from err
         self._report(DEFAULT, "screen", "ok", started, us=self.default_us)
@@ -237,9 +252,7 @@ class _Contest:
             try:
                 kernels = {m: BACKENDS[candidate.backend].prepare(candidate, m) for m in self.members}
                 arm = self._arm(candidate, kernels[self.main], self.main)
-                pair_us = max(self.default_us, self._warm_up(arm))
-                pairs = pairs_for(pair_us, SCREEN_S, least=SCREEN_PAIRS[0], most=SCREEN_PAIRS[1])
-                run = race(baseline, arm, clock=self._clock, pairs=pairs, coin=self._coin)
+                run = self._undisturbed(partial(self._short_race, baseline, arm))
             except REFUSALS as err:
                 self._report(candidate, "screen", "refused", started, note=first_line(err))
                 self._forget(candidate)
@@ -265,7 +278,8 @@ class _Contest:
             started = self._start(entrant.candidate)
             pairs = pairs_for(self.default_us, 2 * SCREEN_S, least=SCREEN_PAIRS[0], most=2 * SCREEN_PAIRS[1])
             try:
-                run = race(baseline, self._arms[entrant.candidate], clock=self._clock, pairs=pairs, coin=self._coin)
+                arm = self._arms[entrant.candidate]
+                run = self._undisturbed(partial(race, baseline, arm, clock=self._clock, pairs=pairs, coin=self._coin))
             except REFUSALS as err:
                 self._report(entrant.candidate, "screen", "refused", started, note=first_line(err))
                 self._forget(entrant.candidate)
@@ -334,12 +348,12 @@ class _Contest:
         return isinstance(self._clock, GraphClock) and run.baseline_us > DRIFTED * self.default_us
 
     def _fair_race(self, default: Kernel, entrant: Entrant, member: Problem) -> tuple[Race, str]:
-        """(a race on a device that was not slowed down, its clock as text for the trial's note).
+        """(a race on a device that was ours and not slowed down, its clock as text for the trial's note).
 
         Raises TryLater when the device stays slowed: nobody's fault, the problem's turn comes again.
         """
         if not isinstance(self._clock, GraphClock):
-            return self._one_race(default, entrant, member), ""
+            return self._undisturbed(lambda: self._one_race(default, entrant, member)), ""
         slowed: tuple[str, ...] = ()
         for attempt in range(3):
             if attempt:
@@ -349,6 +363,43 @@ class _Contest:
             if not slowed:
                 return run, f" sm_mhz={now.sm_mhz}" if now.sm_mhz else ""
         raise TryLater(f"{member}: the device is slowed down ({', '.join(slowed)}), its races do not count")
+
+    def _undisturbed(self, measure: Callable[[], _T]) -> _T:
+        """What measure() gives when our threads need not wait for a CPU meanwhile. Raises TryLater when they always do.
+
+        Where there are more threads than CPUs they wait for each other: that says nothing, and the times count.
+        """
+        clock = self._clock
+        if not isinstance(clock, WallClock) or self.main.threads > cpus():
+            return measure()
+        waited = 0.0
+        for attempt in range(3):
+            if attempt:
+                time.sleep(COOL_S)
+            until_s = time.monotonic() + SOON_S
+            while True:
+                began_s, before_s = time.monotonic(), clock.waited_s()
+                found = measure()
+                after_s, ended_s = clock.waited_s(), time.monotonic()
+                if before_s is None or after_s is None:
+                    return found
+                waited = (after_s - before_s) / max(ended_s - began_s, 1e-6)
+                if waited <= most_waited():
+                    return found
+                if ended_s > until_s:
+                    break
+        raise TryLater(
+            f"the CPU is in use: our threads waited {waited:.1f} s in a second for it, such times do not count"
+        )
+
+    def _time_alone(self, baseline: Arm) -> float:
+        rounds = pairs_for(self._warm_up(baseline), SCREEN_S, least=SCREEN_PAIRS[0], most=SCREEN_PAIRS[1])
+        return time_alone(baseline, clock=self._clock, rounds=rounds)
+
+    def _short_race(self, baseline: Arm, arm: Arm) -> Race:
+        pair_us = max(self.default_us, self._warm_up(arm))
+        pairs = pairs_for(pair_us, SCREEN_S, least=SCREEN_PAIRS[0], most=SCREEN_PAIRS[1])
+        return race(baseline, arm, clock=self._clock, pairs=pairs, coin=self._coin)
 
     def _one_race(self, default: Kernel, entrant: Entrant, member: Problem) -> Race:
         baseline = self._arm(DEFAULT, default, member)

@@ -318,9 +318,12 @@ class Seat:
                 self._to_write.append(partial(self._install, self.work, found))
             self._forget_work()
         elif isinstance(message, Failed) and message.later:
-            logger.info("put off problem=%s for_s=%g reason=%r", self.work.problem, PUT_OFF_S, message.reason)
-            self._put_off = True
-            self._give_back()
+            self._put_off = not self._always  # who waits at a terminal is told instead
+            if self._put_off:
+                logger.info("put off problem=%s for_s=%g reason=%r", self.work.problem, PUT_OFF_S, message.reason)
+            put_off = partial(self._queue.put_off, for_good=not self._put_off)
+            self._to_write.append(partial(put_off, self.work, message.reason))
+            self._forget_work()
         elif isinstance(message, Failed):
             self._to_write.append(partial(self._queue.give_up, self.work, message.reason))
             self._forget_work()
@@ -336,7 +339,10 @@ class Seat:
         work, trying = self.work, self._trying
         self._trying = None
         if work is None:
-            logger.warning("worker died at rest device=%s pid=%d reason=%r", self.monitor.id, pid, str(err))
+            logger.warning(
+                "worker died device=%s pid=%d problem=none reason=%r then='a new worker starts when there is work'",
+                self.monitor.id, pid, str(err),
+            )  # fmt: skip
             return
         self._deaths += 1
         at = work.problem, work.attempt, (trying.problem, trying.candidate) if trying is not None else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import psutil
 
-from gemmtuned.configs.processes import life_of
+from gemmtuned.configs.processes import life_of, pid_namespace
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Candidate, Environment, Solution
 from gemmtuned.daemon.options import SearchOptions
 from gemmtuned.daemon.request import Request
@@ -175,6 +176,12 @@ class WorkQueue:
         """Free again at once, and the attempt does not count."""
         self._store.release(work, now_s=now_s, counted=False)
 
+    def put_off(self, work: Work, reason: str, now_s: float, *, for_good: bool) -> None:
+        """As give_back, with the reason; for_good: this run does not take it up again."""
+        self._store.release(work, now_s=now_s, counted=False, reason=f"put off: {reason}")
+        if for_good and self._request is not None:
+            self._request.settle(work.problem, work.covers, None, put_off=reason)
+
     def give_up(self, work: Work, reason: str, now_s: float) -> None:
         """This attempt failed: again after a while, or never."""
         retry_s = self._store.fail(work, reason, now_s=now_s)
@@ -203,19 +210,25 @@ def mismatch(work: Work, found: tuple[Solution, ...]) -> str:
 
 
 def owner_name() -> str:
-    """`host:pid:boot.start`, unique among all processes of all time: what tells a dead owner from a living one.
+    """`host:pid:boot.start.namespace`, unique among all processes of all time: tells a dead owner from a living one.
 
-    start counts from boot, so that setting the clock does not make a living owner look dead.
+    start counts from boot, so that setting the clock does not make a living owner look dead.  Containers may share host
+    name and home, and have numbers of their own: the namespace is that of pid, empty where it cannot be known.
     """
-    return f"{socket.gethostname()}:{os.getpid()}:{_boot()}.{_start(os.getpid())}"
+    return f"{socket.gethostname()}:{os.getpid()}:{_boot()}.{_start(os.getpid())}.{_namespace()}"
 
 
 def is_dead(owner: str) -> bool:
-    """True only when the owner ran on this host and is no more; false where it cannot be known."""
-    host, pid, boot, start = _parts(owner)
+    """True only when the owner ran on this host and is no more; false where it cannot be known.
+
+    So of one in another container, whose pid says nothing here: what it holds is free again once its lease lapses.
+    """
+    host, pid, boot, start, namespace = _parts(owner)
     if host != socket.gethostname() or not pid.isdigit() or not boot:
         return False
-    return boot != _boot() or _start(int(pid)) not in (start, None)
+    if boot != _boot():
+        return True
+    return namespace == _namespace() != "" and _start(int(pid)) not in (start, None)
 
 
 def outlived_boot(owner: str) -> bool:
@@ -223,11 +236,18 @@ def outlived_boot(owner: str) -> bool:
     return _parts(owner)[2] == _boot()
 
 
-def _parts(owner: str) -> tuple[str, str, str, str]:
+def _parts(owner: str) -> tuple[str, str, str, str, str]:
     host_pid, _, started = owner.rpartition(":")
     host, _, pid = host_pid.rpartition(":")
-    boot, _, start = started.partition(".")
-    return host, pid, boot, start
+    boot, _, rest = started.partition(".")
+    start, _, namespace = rest.partition(".")  # none in those of versions before it was there
+    return host, pid, boot, start, namespace
+
+
+def _namespace() -> str:
+    if sys.platform != "linux":
+        return "all"
+    return (pid_namespace() or "").rpartition(" ")[2]
 
 
 def _boot() -> str:

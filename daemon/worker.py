@@ -28,6 +28,7 @@ from gemmtuned.daemon.wire import COMPILING, Failed, Found, Hello, Inbox, Memory
 
 TERM_GRACE_S: Final = 0.1  # a device must be free half a second after somebody else wants it
 KILL_WAIT_S: Final = 0.5
+_WAITING: Final = "waiting for work"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,12 +205,12 @@ class Worker:
         if isinstance(message, Hello):
             self.environment = message.environment
             self.memory_bytes = self.memory_bytes or 0
-            self._until = None
+            self._until, self._doing = None, _WAITING
         elif isinstance(message, Memory):
             self.memory_bytes = message.bytes
         elif isinstance(message, (Found, Failed)):
             self._order = None
-            self._until = None
+            self._until, self._doing = None, _WAITING
         elif isinstance(message, Trial):
             if message.phase == "start" and message.note == COMPILING:
                 self._expect(self._deadlines.compile_s, f"compiling {message.candidate} for {message.problem}")
@@ -218,7 +219,7 @@ class Worker:
                 if self._deadlines.timeout_s is not None:
                     self._until = self._clock() + self._deadlines.timeout_s
             else:
-                self._expect(self._deadlines.other_s, f"past the {message.phase} of {message.candidate}")
+                self._expect(self._deadlines.other_s, f"done with the {message.phase} of {message.candidate}")
 
     def _expect(self, seconds: float, doing: str) -> None:
         largest = max((p.flops for p in self._order.members), default=0) if self._order else 0

@@ -69,6 +69,10 @@ LEFT JOIN work w ON w.problem_id = b.id AND w.environment_id = u.environment_id
     AND w.covers = u.covers AND w.mode = :mode
 WHERE u.environment_id = (SELECT id FROM environment WHERE key = :key) AND u.solution_id IS NULL)
 """
+_UNASK: Final = """
+DELETE FROM demand WHERE calls = 0 AND first_seen_us >= ?
+    AND problem_id IN (SELECT id FROM problem WHERE text IN (SELECT value FROM json_each(?)))
+"""
 _TRIAL: Final = """
 INSERT INTO trial (problem_id, environment_id, mode, backend, config, phase, us, err, outcome, note, owner, started_us)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
@@ -164,10 +168,13 @@ class Leases(Part):
         values = (us(now_s), us(now_s + hold_s))
         return self._touch(work, "UPDATE work SET leased_us = ?, lease_until_us = ?", values)
 
-    def release(self, work: Work, *, now_s: float, counted: bool = True) -> None:
-        """Give it back. counted=False: the attempt does not count, for it was not the problem's fault."""
-        back = "UPDATE work SET owner = NULL, lease_until_us = ?, attempts = attempts - ?"
-        self._touch(work, back, (us(now_s), 0 if counted else 1))
+    def release(self, work: Work, *, now_s: float, counted: bool = True, reason: str = "") -> None:
+        """Give it back. counted=False: the attempt does not count, for it was not the problem's fault.
+
+        reason: for people, why nothing came of it; the one there is stays without.
+        """
+        back = "UPDATE work SET owner = NULL, lease_until_us = ?, attempts = attempts - ?, reason = coalesce(?, reason)"
+        self._touch(work, back, (us(now_s), 0 if counted else 1, plain(reason, 4096) or None))
 
     def fail(self, work: Work, reason: str, *, now_s: float) -> float | None:
         """This attempt failed: wait for so many seconds, and after the third fail it for good in this environment."""
@@ -255,6 +262,11 @@ class Leases(Part):
             return ids
 
         return self._write(work)
+
+    def unask(self, problems: Sequence[Problem], *, since_s: float) -> int:
+        """Forget that somebody asked for these since then and did not wait; what was called stays. How many went."""
+        values = us(since_s), json.dumps([str(p) for p in problems])
+        return self._write(lambda conn: conn.execute(_UNASK, values).rowcount)
 
     def _claim(
         self, ranked: list[dict[str, Any]], generation: int, environment: Environment, facts: dict[str, Any]

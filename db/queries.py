@@ -396,7 +396,8 @@ def _queue(here: dict[str, Any] | None, *, hit: bool) -> str:
     if here["retry_us"] is not None and here["retry_us"] > now:
         again = f"again in {(here['retry_us'] - now) / 1e6:.0f} s"
         return f"{calls}{unit}: failed {here['attempts']} times ({here['reason']}), {again}"
-    return f"{calls}{unit}: waits for a daemon with this environment and an idle device"
+    before = f" (last time {here['reason']})" if here["reason"] else ""
+    return f"{calls}{unit}: waits for a daemon with this environment and an idle device{before}"
 
 
 def _row(

@@ -19,6 +19,7 @@ from typing import Any, Final
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
+from triton.compiler.errors import CompilationError
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.kernels.triton.diagonal import has_diagonal
@@ -106,7 +107,7 @@ def compile_kernel(record: LaunchRecord, arch: str) -> Any:
     except CandidateFailed:
         raise
     except Exception as err:  # the compiler raises RuntimeError, its own errors, and what the tools it calls raise
-        reason = " ".join(str(err).split())[:300] or type(err).__name__
+        reason = _reason(err)
         raise CandidateFailed(f"{record.kernel} {record.constants} on {arch}: does not compile: {reason}") from err
     if record.exchange is not None:
         _give_room_to_exchange(kernel, record, arch)
@@ -116,6 +117,23 @@ def compile_kernel(record: LaunchRecord, arch: str) -> Any:
             f"there are {shared_limit(arch)}"
         )
     return kernel
+
+
+def _reason(err: BaseException) -> str:
+    """What the compiler objects to, and the line it does so at.
+
+    Triton tells of each function on the way there, with the source above the call: the innermost one is meant.
+    """
+    reason, line = "", ""
+    inner: BaseException | None = err
+    while inner is not None:
+        text = getattr(inner, "error_message", None) if isinstance(inner, CompilationError) else str(inner)
+        reason = text or reason
+        if isinstance(inner, CompilationError) and inner.src and hasattr(inner.node, "lineno"):
+            line = inner.src.splitlines()[inner.node.lineno - 1].strip()
+        inner = inner.__cause__
+    reason = " ".join(reason.split())[:300] or type(err).__name__
+    return f"{reason}, at: {line[:120]}" if line else reason
 
 
 def _give_room_to_exchange(kernel: Any, record: LaunchRecord, arch: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gemmtuned.configs.settings import Settings
+from gemmtuned.daemon.cpu_wait import CpuWait
 from gemmtuned.hooks.native.build import build
 
 HERE = str(Path(__file__).resolve().parent)
@@ -43,6 +45,17 @@ def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer
     server = ForkServer(tmp_path_factory.mktemp("fork-server"))
     yield server
     server.stop()
+
+
+@pytest.fixture
+def beside_others(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches take times as they come, in programs that the test starts too: the machine may be in use."""
+    folder = tmp_path_factory.mktemp("site")
+    patch = "from gemmtuned.daemon import cpu_wait\ncpu_wait.CpuWait.waited_s = lambda self: None\n"
+    (folder / "sitecustomize.py").write_text(patch)
+    path = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    monkeypatch.setattr(CpuWait, "waited_s", lambda self: None)
 
 
 @pytest.fixture

@@ -88,6 +88,7 @@ for _name in FAULTS:
     backends.BACKENDS[_name] = _Planted(_name)
 search._HOPELESS = 0.0  # type: ignore[misc]  all are promising, however slow the fault makes them
 search.FINALISTS = 99  # type: ignore[misc]
+search.WallClock.waited_s = lambda self: None  # type: ignore[method-assign]  and the machine may be in use
 
 
 def environment(device: str) -> Environment:

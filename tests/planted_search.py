@@ -1,8 +1,8 @@
 """A search for workers under test: no torch, each behaviour chosen by the problem's n. Loaded by path in the child.
 
 n: 13 hangs, 17 aborts, 19 is killed from outside, 23 eats memory, 29 raises, 31 floods its output and ends, 37 takes
-half a minute, 41 leaves a child behind and aborts; everything else finds that `fast` wins, or torch
-where `fast` may not be tried.
+half a minute, 41 leaves a child behind and aborts, 43 says that it cannot be done now; everything else finds that
+`fast` wins, or torch where `fast` may not be tried.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.errors import CandidateFailed, TryLater
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Environment, Solution
 from gemmtuned.daemon.options import SearchOptions
@@ -40,6 +40,8 @@ def tune(
     emit: Callable[[Trial], None],
     options: SearchOptions,
 ) -> Solution:
+    if target.n == 43:
+        not_now()
     for candidate in (TORCH, SLOW, BAD, FAST):
         if candidate in skip or not options.allows(candidate):
             continue
@@ -58,6 +60,10 @@ def tune(
         config="{}", stamp="1", us=50.0 if won else 100.0, baseline_us=100.0, gain_low=1.9 if won else 1.0,
         err=1e-7, baseline_err=1e-7, state="published" if won else "default_best",
     )  # fmt: skip
+
+
+def not_now(*order: object, **options: object) -> Solution:
+    raise TryLater("the CPU is in use")
 
 
 pause_s = 0.002

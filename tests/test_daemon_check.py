@@ -44,6 +44,13 @@ def test_one_that_kills_its_worker_costs_itself_alone() -> None:
     assert found[1].note == "this one cannot be done"
 
 
+def test_what_cannot_be_timed_now_is_not_called_bad() -> None:
+    (found,) = look((problem(43), FAST))
+
+    assert (found.state, found.is_good, found.note) == ("put off", True, "the CPU is in use")
+
+
+@pytest.mark.usefixtures("beside_others")
 def test_a_real_candidate_is_timed_and_verified() -> None:
     small = Problem(m=4, n=64, k=64, dtype="fp32", threads=1)
     asked = [(small, Candidate("torch_swap")), (small, Candidate("torch_mv"))]

@@ -26,8 +26,10 @@ from gemmtuned.configs.solution import Environment, Solution
 from gemmtuned.daemon.main import run_daemon, tune_now
 from gemmtuned.daemon.notice import read_notice
 from gemmtuned.daemon.request import Request
+from gemmtuned.daemon.seat import PUT_OFF_S
 from gemmtuned.daemon.work_queue import HOLD_S
 from gemmtuned.daemon.worker import Deadlines, Worker
+from gemmtuned.db import queries
 from gemmtuned.db.store import Store
 
 HERE = Path(__file__).parent
@@ -352,6 +354,32 @@ def test_problems_never_seen_can_be_tuned_in_the_foreground(home: Home) -> None:
     assert seen[-1] == (2, 2)
     assert read_manifest(home.settings.config_dir) is not None
     assert home.store.check() == []
+
+
+def test_what_cannot_be_timed_now_ends_a_foreground_run_without_a_verdict_and_stays_to_be_tuned(home: Home) -> None:
+    began_s = time.monotonic()
+    request = Request(problems=[problem(43), problem(8)])
+    done = tune_now(request, home.settings, make_worker=lambda d: Worker(d, nice=0, search=SEARCH))
+
+    assert list(done.solutions) == [problem(8)]
+    assert done.put_off == {problem(43): "the CPU is in use"} and not done.failed
+    assert time.monotonic() - began_s < PUT_OFF_S
+    (row,) = queries.untuned(home.settings.db)
+    assert (row["n"], row["state"], row["reason"]) == (43, "queued", "put off: the CPU is in use")
+    assert queries.explain(home.settings.db, problem(43))[-1]["why"].endswith("(last time put off: the CPU is in use)")
+
+
+def test_a_verdict_from_before_is_not_told_as_that_of_a_run_which_was_put_off(home: Home) -> None:
+    request = Request(problems=[problem(8)], again=True)
+
+    def put_off(device: str) -> Worker:
+        return Worker(device, nice=0, search=f"{Path(__file__).parent / 'planted_search.py'}:not_now")
+
+    tune_now(Request(problems=[problem(8)]), home.settings, make_worker=lambda d: Worker(d, nice=0, search=SEARCH))
+    done = tune_now(request, home.settings, make_worker=put_off)
+
+    assert done.solutions == {} and list(done.put_off) == [problem(8)]
+    assert [s.problem for s in home.store.published()[1]] == [problem(8)]  # and stays in use
 
 
 def test_what_was_given_up_or_withdrawn_is_tried_again_when_asked_for(home: Home) -> None:

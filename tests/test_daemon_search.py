@@ -264,6 +264,7 @@ def test_a_gain_of_a_tenth_is_found_on_a_shared_machine(table):
     assert wins >= 50
 
 
+@pytest.mark.usefixtures("beside_others")
 def test_the_real_backends_and_the_real_clock_give_a_valid_solution():
     reports: list[Trial] = []
     environment = registry.environment(cpu_device())

@@ -19,9 +19,10 @@ from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Sighting
 from gemmtuned.configs.solution import Candidate, Environment
 from gemmtuned.daemon.notice import read_notice
+from gemmtuned.daemon.request import Request
 from gemmtuned.daemon.rules import PAUSED
 from gemmtuned.daemon.service import Daemon
-from gemmtuned.daemon.work_queue import is_dead, outlived_boot, owner_name
+from gemmtuned.daemon.work_queue import WorkQueue, is_dead, outlived_boot, owner_name
 from gemmtuned.db.store import Store
 
 
@@ -353,7 +354,8 @@ def test_an_owner_that_was_killed_is_dead_before_anybody_waited_for_it() -> None
     killed = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     host, _, started = owner_name().split(":")
     start = Path(f"/proc/{killed.pid}/stat").read_text().rpartition(")")[2].split()[19]
-    owner = f"{host}:{killed.pid}:{started.split('.')[0]}.{start}"
+    boot, _, namespace = started.split(".")
+    owner = f"{host}:{killed.pid}:{boot}.{start}.{namespace}"
     try:
         assert not is_dead(owner)
     finally:
@@ -365,15 +367,37 @@ def test_an_owner_that_was_killed_is_dead_before_anybody_waited_for_it() -> None
 
 def test_an_owner_is_dead_only_when_its_process_is_gone_or_the_machine_started_anew() -> None:
     host, pid, started = owner_name().split(":")
-    boot, start = started.split(".")
-    assert not is_dead(f"{host}:{pid}:{boot}.{start}")
-    assert is_dead(f"{host}:{pid}:{boot}.{int(start) - 1}"), "the number was given to another process"
-    assert is_dead(f"{host}:{pid}:00000000.{start}")
-    assert is_dead(f"{host}:4194303:{boot}.{start}")
+    boot, start, namespace = started.split(".")
+    assert namespace.isdigit()
+    assert not is_dead(f"{host}:{pid}:{boot}.{start}.{namespace}")
+    assert is_dead(f"{host}:{pid}:{boot}.{int(start) - 1}.{namespace}"), "the number was given to another process"
+    assert is_dead(f"{host}:{pid}:00000000.{start}.{namespace}")
+    assert is_dead(f"{host}:4194303:{boot}.{start}.{namespace}")
+    for elsewhere in (f"{namespace}1", "", "0"):
+        assert not is_dead(f"{host}:4194303:{boot}.{start}.{elsewhere}"), "a number of another container"
+    assert not is_dead(f"{host}:4194303:{boot}.{start}"), "written by a version before namespaces"
     for unknown in (f"elsewhere:{pid}:{boot}.1", "", "x", "a:b:c", f"{host}:{pid}:"):
         assert not is_dead(unknown)
     assert outlived_boot(f"{host}:1:{boot}.1")
     assert not outlived_boot(f"{host}:1:00000000.1")
+
+
+def test_where_the_own_namespace_is_not_known_nobody_is_called_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gemmtuned.daemon.work_queue.pid_namespace", lambda: None)
+    mine = owner_name()
+
+    assert mine.endswith(".") and not is_dead(mine.replace(f":{os.getpid()}:", ":4194303:"))
+
+
+def test_a_live_daemon_of_another_container_keeps_its_lease_until_it_lapses(world: World) -> None:
+    world.see(problem())
+    neighbour = owner_name().replace(f":{os.getpid()}:", ":4194303:") + "1"
+    world.store.lease_next(neighbour, ENVIRONMENT, now_s=world.clock.now_s, hold_s=60)
+
+    world.daemon.resume(world.clock.now_s)
+    assert world.left() == (0, 1, 0, 0)
+    world.clock.now_s += 61
+    assert world.left() == (1, 0, 0, 0)
 
 
 def test_an_attempt_counts_when_the_machine_went_down_with_it(world: World) -> None:
@@ -393,6 +417,22 @@ def test_leases_of_the_living_and_of_other_hosts_stay(world: World) -> None:
     world.store.lease_next("elsewhere:1:1", ENVIRONMENT, now_s=world.clock.now_s, hold_s=60)
     world.daemon.resume(world.clock.now_s)
     assert world.left() == (0, 2, 0, 0)
+
+
+@pytest.mark.parametrize("for_good", [True, False])
+def test_what_is_put_off_is_over_for_who_waits_and_not_for_who_waits_for_an_idle_device(
+    world: World, for_good: bool
+) -> None:
+    request = Request(problems=[problem()])
+    queue = WorkQueue(world.store, "a:1", request=request)
+    work = queue.lease(ENVIRONMENT, world.clock.now_s)
+    assert work is not None
+
+    queue.put_off(work, "the CPU is in use", world.clock.now_s, for_good=for_good)
+
+    assert request.open() == ([] if for_good else [problem()])
+    assert request.put_off == ({problem(): "the CPU is in use"} if for_good else {})
+    assert world.left() == (1, 0, 0, 0)
 
 
 def test_a_lease_is_held_as_long_as_the_work_takes(world: World) -> None:

@@ -72,6 +72,18 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def test_a_worker_that_dies_between_orders_is_said_to_have_waited(start: Start) -> None:
+    for solved_one in (False, True):
+        worker = ready(start())
+        if solved_one:
+            worker.tune(order(8))
+            said(worker, answered)
+        os.kill(worker.pid, signal.SIGKILL)
+
+        with pytest.raises(WorkerKilled, match=r"SIGKILL .* while waiting for work"):
+            said(worker, lambda heard: False)
+
+
 def test_a_worker_says_its_environment_and_solves_one_order_after_another(start: Start) -> None:
     worker = ready(start())
     assert worker.environment == fakes.ENVIRONMENT

@@ -41,6 +41,18 @@ def test_renewed_lease_is_not_taken(store: Store) -> None:
     assert store.lease_next("b:2", NEW, now_s=T + 100, hold_s=60) is None
 
 
+def test_what_was_asked_for_and_not_waited_for_is_forgotten_unless_it_was_called_or_waited_before(store: Store) -> None:
+    called, before, asked = problem(1), problem(2), problem(3)
+    store.add_sightings("r", NEW, [saw(called)], now_s=T)
+    for n, one in enumerate((before, asked)):
+        work = store.lease_next("a:1", NEW, now_s=T + n, hold_s=60, problems=[one, called])
+        assert work is not None
+        store.release(work, now_s=T + n, counted=False)
+
+    assert store.unask([called, before, asked], since_s=T + 1) == 1
+    assert set(store.states([called, before, asked], NEW, now_s=T + 2)) == {called, before}
+
+
 def test_a_lease_from_the_future_is_void_after_the_clock_went_back(store: Store) -> None:
     store.add_sightings("r", NEW, [saw(problem())], now_s=T)
     held = lease(store, "a:1", now_s=T + DAY)

@@ -69,6 +69,7 @@ def environment(place: Path, cache: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
+@pytest.mark.usefixtures("beside_others")
 @pytest.mark.parametrize("section", SECTIONS)
 def test_what_the_page_shows_runs(section: str, place: Path, native_cache: Path) -> None:
     env = environment(place, native_cache)

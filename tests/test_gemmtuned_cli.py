@@ -19,7 +19,7 @@ import pytest
 from gemmtuned.cli import build
 from gemmtuned.configs.manifest import read_manifest
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.settings import VARIABLES
+from gemmtuned.configs.settings import VARIABLES, unknown_variables
 from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import Device, Environment, Solution
 from gemmtuned.reports import checks_host
@@ -42,6 +42,7 @@ READ = [
     ["status"],
     ["explain", str(TUNED)],
     ["explain", "8", "2048", "1024"],
+    ["explain", "8x2048x1024"],
     ["db", "check"],
 ]
 
@@ -319,7 +320,8 @@ def test_status_tells_a_daemon_that_was_killed_from_one_that_was_stopped(call: C
     from gemmtuned.daemon.notice import Notice, write_notice
     from gemmtuned.daemon.work_queue import owner_name
 
-    gone = owner_name() + "0"  # as this process, started at another time
+    boot, start, namespace = owner_name().rsplit(".", 2)
+    gone = f"{boot}.{start}0.{namespace}"  # as this process, started at another time
     now_s = time.time()
     write_notice(
         home, Notice(owner=gone, pid=1, started_s=0, updated_s=now_s, state=state, reason="", generation=1, solved=0)
@@ -367,6 +369,16 @@ def test_explain_tells_hit_and_miss_apart(call: Cli, home: Path) -> None:
     assert "onednn" in hit and "2.00x" in hit
     assert "waits for a daemon" in miss
     assert "was never seen" in unseen
+
+
+def test_explain_names_the_steps_by_what_they_round_to(call: Cli, home: Path) -> None:
+    text = call("explain", str(TUNED)).stdout
+    rows = json.loads(call("explain", str(TUNED), "--json").stdout)["rows"]
+
+    assert [(row["covers"], row["step"], row["m"]) for row in rows] == [
+        ("exact", "exact", 8), ("fine", "multiple of 16", 16), ("coarse", "power of two", 8),
+    ]  # fmt: skip
+    assert all(row["step"] in text for row in rows) and "coarse" not in text
 
 
 def _states(home: Path) -> dict[str, str]:
@@ -629,6 +641,27 @@ def test_doctor_names_misspelled_variables_and_what_is_probably_meant(call: Cli)
     assert "variables" not in {check["name"] for check in right}
 
 
+def test_near_misses_of_aiters_switches_are_named_and_aiters_own_variables_are_not() -> None:
+    misses = {"AITER_TUNE_GEMMM": "AITER_TUNE_GEMM", "aiter_tune_gem": "AITER_TUNE_GEMM"}
+    own = ("AITER_REBUILD", "AITER_LOG_LEVEL", "AITER_ONLINE_TUNE", "AITER_CONFIG_GEMM_A4W8", "AITER_LOG_MORE")
+
+    assert unknown_variables(dict.fromkeys((*misses, *own, "AITER_TUNE_GEMM", "AITER_CONFIG_FMOE"), "1")) == misses
+
+
+def test_each_wrong_variable_is_named_and_doctor_goes_on(call: Cli, home: Path) -> None:
+    wrong = {"AITER_TUNE_GEMM": "yes", "GEMMTUNED_IDLE_S": "soon", "GEMMTUNED_TRUST": "nobody of this machine"}
+
+    done = call("doctor", "--quick", "--json", **wrong)
+    found = json.loads(done.stdout)["checks"]
+    other = call("status", **wrong)
+
+    said = [(check["result"], check["found"].split()[0]) for check in found if check["name"] == "variables"]
+    assert done.returncode == 1 and sorted(said) == sorted(("FAIL", name) for name in wrong)
+    assert {"home", "database", "programs"} <= {check["name"] for check in found}
+    assert other.returncode == 2 and other.stderr.count("\n") == 1
+    assert all(f"{name} must be" in other.stderr for name in wrong)
+
+
 @pytest.mark.parametrize("place", ["file/home", "file", "/proc/home"])
 def test_doctor_says_that_a_home_cannot_be_made_and_why(call: Cli, tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("")
@@ -643,7 +676,7 @@ def test_doctor_says_that_a_home_cannot_be_made_and_why(call: Cli, tmp_path: Pat
     assert found["home"]["found"].startswith(f"{home} cannot be ")
     assert ("Not a directory" if "file" in place else "/proc takes no folder") in found["home"]["found"]
     assert "set GEMMTUNED_HOME" in found["home"]["fix"]
-    assert "disk" not in found
+    assert not {"disk", "file system", "published tables", "database", "programs"} & set(found)
 
 
 @pytest.mark.parametrize(("files", "result"), [((1000, 0, 0), "FAIL"), ((1000, 9, 9), "PASS"), ((0, 0, 0), "PASS")])

@@ -7,12 +7,12 @@ import random
 
 import pytest
 
-from gemmtuned.configs.errors import TableError
+from gemmtuned.configs.errors import ProblemError, TableError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.reports import comparison, render
 from gemmtuned.reports.coverage import report as coverage_report
 from gemmtuned.reports.gains import report as gains_report
-from gemmtuned.reports.problem_list import read_list
+from gemmtuned.reports.problem_list import Shape, read_list, shape_or_problem
 from gemmtuned.reports.render import Column, Report, Table
 
 
@@ -157,3 +157,17 @@ def test_what_a_gain_is_at_least_is_never_more_than_the_gain() -> None:
     (shown,) = gains_report([row], every=False, limit=0, now_us=1).tables[0].rows
 
     assert shown["gain_low"] == shown["speedup"] == 1.0366
+
+
+def test_shapes_are_read_as_three_numbers_or_as_one_word_and_problems_between_them() -> None:
+    text = "8 2048 512 bf16:8x64x64,threads=2 16x2048x512 1 2 3"
+
+    assert shape_or_problem(text.split()) == [
+        Shape(8, 2048, 512), "bf16:8x64x64,threads=2", Shape(16, 2048, 512), Shape(1, 2, 3),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["8 2048", "8", "8 2048 512 4", "8 2048 bf16:8x64x64"])
+def test_numbers_that_make_no_shape_are_refused(text: str) -> None:
+    with pytest.raises(ProblemError, match="a shape is three numbers"):
+        shape_or_problem(text.split())

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from store_cases import found, saw
 
 from gemmtuned.cli import build
 from gemmtuned.commands.aiter_flags import NO_EFFECT, translate
@@ -22,15 +24,17 @@ from gemmtuned.configs.aiter_headers import FAMILIES
 from gemmtuned.configs.aiter_rows import problem_of, solution_of
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import VARIABLES, Settings
-from gemmtuned.configs.solution import Device, Solution
-from gemmtuned.daemon.devices import CpuMonitor
+from gemmtuned.configs.solution import Device, Environment, Solution, cpu_device
+from gemmtuned.daemon.devices import CpuMonitor, find_monitors
 from gemmtuned.daemon.main import Tuned
 from gemmtuned.daemon.request import Request
+from gemmtuned.db import queries
 from gemmtuned.db.store import Store
 from gemmtuned.reports.chosen import of_table
 from gemmtuned.reports.tuned_files import TunedTable
 
 DATA = Path(__file__).parent / "data"
+PROBLEM = Problem(m=8, n=64, k=64, dtype="fp32", threads=1)
 SHAPES = "M,N,K\n" + "".join(f"{m},{n},256\n" for n in (128, 256) for m in (1, 4, 8, 17))
 
 
@@ -72,6 +76,25 @@ def test_it_says_when_others_used_the_device_meanwhile(
             build()(["tune", "fp32:8x64x64"], prog_name="gemmtuned")
         told = capsys.readouterr().out
         assert (words or "0 of 1") in told and ("others used" in told) == bool(words)
+
+
+@pytest.mark.parametrize(("failed", "code"), [({}, 75), ({PROBLEM: "it crashed"}, 1)])
+def test_what_was_put_off_is_told_with_the_way_out_and_its_own_code(
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    failed: dict[Problem, str],
+    code: int,
+) -> None:
+    later = replace(PROBLEM, n=128)
+    done = Tuned(failed=failed, put_off={later: "the CPU is in use"})
+    monkeypatch.setattr("gemmtuned.daemon.main.tune_now", lambda *a, **how: done)
+    with pytest.raises(SystemExit) as end:
+        build()(["tune", str(PROBLEM), str(later)], prog_name="gemmtuned")
+
+    told = capsys.readouterr().out
+    assert end.value.code == code
+    assert "put off: the CPU is in use" in told and "1 put off" in told and "--idle" in told
 
 
 def run(*args: str, **how: Any) -> subprocess.CompletedProcess[str]:
@@ -169,6 +192,51 @@ def test_without_shapes_those_of_the_atomic_guide_are_taken(
 
     request, _ = typed("--batch-size", "512", "--input-type", "bfloat16", "--out-dtype", "float32", "--threads", "2")
     assert {(p.m, p.dtype, p.out_dtype) for p in request.problems} == {(512, "bf16", "fp32")}
+
+
+def test_without_shapes_what_waits_here_goes_before_the_built_in_ones(
+    typed: Callable[..., tuple[Request, dict[str, Any]]], home: Path
+) -> None:
+    (known,) = {monitor.device.key for monitor in find_monitors() if monitor.device.kind == "cpu"}
+    here, elsewhere = (
+        Environment(replace(cpu_device(), key=key), {"torch": "1"}) for key in (known, "cpu-of-another-machine")
+    )
+    cheap, dear, solved = (replace(PROBLEM, k=k) for k in (64, 4096, 96))
+    settings = Settings.from_env(dict(os.environ))
+    store = Store(settings.db, locks=settings.locks)
+    now_s = time.time()
+    store.add_sightings("r", here, [saw(cheap), saw(dear), saw(solved)], now_s=now_s)
+    store.add_sightings("r", elsewhere, [saw(replace(PROBLEM, k=32))], now_s=now_s)
+    work = store.lease_next("a:1", here, now_s=now_s, hold_s=60, problems=[solved])
+    assert work is not None
+    store.install(work, [found(solved, here, backend="torch")], environment=here, now_s=now_s)
+    store.close()
+
+    assert typed()[0].problems == [dear, cheap]
+    assert set(typed("--all")[0].problems) == {dear, cheap, solved}
+    assert len(typed("--dtype", "bf16")[0].problems) == len(typed("--threads", "2")[0].problems) == 40
+
+
+def test_a_shape_alone_is_what_was_seen_of_it_here_and_else_one_by_default(
+    typed: Callable[..., tuple[Request, dict[str, Any]]], home: Path
+) -> None:
+    assert typed("8", "64", "96", "--threads", "2")[0].problems == [Problem(m=8, n=64, k=96, dtype="bf16", threads=2)]
+
+    settings = Settings.from_env(dict(os.environ))
+    store = Store(settings.db, locks=settings.locks)
+    other = replace(PROBLEM, dtype="fp16", wdtype="fp16", out_dtype="fp16", threads=2)
+    environment = Environment(cpu_device(), {"torch": "1"})
+    store.add_sightings("r", environment, [saw(PROBLEM), saw(other), saw(replace(PROBLEM, m=9))], now_s=time.time())
+    queued = replace(PROBLEM, m=6)  # and never called
+    assert store.lease_next("a:1", environment, now_s=time.time(), hold_s=60, problems=[queued])
+    store.close()
+
+    assert typed("6x64x64")[0].problems == [queued]
+    assert set(typed("8", "64", "64")[0].problems) == set(typed("8x64x64")[0].problems) == {PROBLEM, other}
+    assert typed("8", "64", "64", "--dtype", "fp16", "fp32:7x64x64,threads=1")[0].problems == [
+        other, replace(PROBLEM, m=7),
+    ]  # fmt: skip
+    assert [p.dtype for p in typed("8x64x64", "--threads", "3", "--dtype", "fp32")[0].problems] == ["fp32"]
 
 
 def test_problems_that_name_no_threads_take_the_default(
@@ -373,6 +441,7 @@ def test_another_familys_table_is_not_written_to(
 # --- runs
 
 
+@pytest.mark.usefixtures("beside_others")
 def test_a_run_writes_aiters_tables_and_leaves_what_others_wrote(home: Path) -> None:
     (home / "u.csv").write_text(
         "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle\n8,256,128,False,torch.float32,,False,False\n"
@@ -412,6 +481,7 @@ def test_a_run_writes_aiters_tables_and_leaves_what_others_wrote(home: Path) -> 
     assert "1 of 1 have a verdict, 1 from before (--all measures them again)" in again.stdout
 
 
+@pytest.mark.usefixtures("beside_others")
 def test_an_interrupt_loses_nothing_that_was_found(home: Path) -> None:
     (home / "u.csv").write_text(SHAPES)
     args = ["-i", "u.csv", "-o", "t.csv", "--dtype", "fp32", "--threads", "1"]
@@ -439,6 +509,7 @@ def test_an_interrupt_loses_nothing_that_was_found(home: Path) -> None:
         solutions = [solution_of(row) for row in read_file(home / "t.csv").rows]
         return {solution.problem for solution in solutions if solution is not None}
 
+    assert queries.untuned(Settings.from_env(dict(os.environ)).db) == []  # what was not reached is nobody's to tune
     first = stored()
     assert 2 <= len(first) < 8
     assert written() == set(first)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import json
 import os
@@ -16,6 +17,7 @@ import pytest
 pytest.importorskip("triton")
 
 from ptx import disassembled
+from triton.compiler.errors import CompilationError
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
@@ -349,5 +351,20 @@ def test_kernel_that_needs_too_much_shared_memory_is_a_failed_candidate() -> Non
 def test_kernel_that_does_not_compile_is_a_failed_candidate() -> None:
     config = {"rows": 3, "block_k": 64, "split": 1, "warps": 1, "unroll": 1}
 
-    with pytest.raises(CandidateFailed, match="does not compile"):
+    with pytest.raises(CandidateFailed, match=r"does not compile: .*power of 2, at: .*tl\.arange"):
+        compile_record(gemv.launch_record(config, Problem(m=1, n=64, k=512)), "sm_90")
+
+
+def test_of_calls_within_calls_the_innermost_is_told_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "def kernel(x):\n" + "    load(x)\n" * 90 + "    collect(x)\n"
+    outer = CompilationError(source, ast.parse(source).body[0].body[-1])
+    inner = CompilationError("def collect(x):\n    tl.arange(0, 24)\n", ast.parse("\ny").body[0], "no power of 2")
+    inner.__cause__, outer.__cause__ = ValueError("no power of 2"), inner
+
+    def fail(*args: object, **options: object) -> None:
+        raise outer
+
+    monkeypatch.setattr("gemmtuned.kernels.compile.triton.compile", fail)
+    config = {"rows": 1, "block_k": 64, "split": 1, "warps": 1, "unroll": 1}
+    with pytest.raises(CandidateFailed, match=r"does not compile: no power of 2, at: tl\.arange\(0, 24\)$"):
         compile_record(gemv.launch_record(config, Problem(m=1, n=64, k=512)), "sm_90")

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from gemmtuned.commands.options import Json, settings
+from gemmtuned.configs.settings import wrong_variables
 from gemmtuned.reports.doctor import examine
 from gemmtuned.reports.render import show
 
@@ -19,7 +20,8 @@ def doctor(
 
     PASS, WARN or FAIL for each part. Ends with 1 when a check failed. Changes nothing.
     """
-    report, failed = examine(settings(), quick=quick)
+    wrong = wrong_variables()
+    report, failed = examine(settings(without=wrong), quick=quick, wrong=wrong)
     show(report, as_json=as_json)
     if failed:
         raise typer.Exit(1)

@@ -6,18 +6,17 @@ from typing import Annotated, Any
 
 import typer
 
-from gemmtuned.commands.options import Json, choice, problems, settings
+from gemmtuned.commands.options import Json, choice, problems, seen, settings
 from gemmtuned.configs.problem import DTYPES, FAMILIES, LAYOUTS, WEIGHT_STATES, Problem
 from gemmtuned.reports.explain import MOST, matching, report
+from gemmtuned.reports.problem_list import Shape, shape_or_problem
 from gemmtuned.reports.render import show
 from gemmtuned.reports.source import no_database
-
-_EVER_S = 1e10
 
 
 def explain(
     what: Annotated[
-        list[str], typer.Argument(metavar="M N K | PROBLEM", help="Three numbers, or as reports spell it.")
+        list[str], typer.Argument(metavar="M N K | PROBLEM", help="8 2048 512, 8x2048x512, or as reports spell it.")
     ],
     family: Annotated[
         str | None, typer.Option(parser=choice(FAMILIES), metavar="NAME", help="dense, batched ...")
@@ -50,11 +49,7 @@ def explain(
         return
     from gemmtuned.db import queries
 
-    if exact:
-        found = problems([exact], here)
-    else:
-        known = [*queries.coverage(here.db, by="problem", since_s=_EVER_S), *queries.solutions(here.db)]
-        found = matching(known, shape | given)
+    found = problems([exact], here) if exact else matching(seen(here), shape | given)
     steps = [(problem, queries.explain(here.db, problem)) for problem in found]
     hints = [row for problem in found[:MOST] for row in queries.hints(here.db, problem)]
     show(report(steps, queries.solutions(here.db), hints, asked=" ".join(what)), as_json=as_json)
@@ -62,13 +57,12 @@ def explain(
 
 def _asked(what: list[str], given: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """(the problem's spelling, {}) or ("", m, n and k)."""
-    if len(what) == 1:
-        if given:
-            raise typer.BadParameter(f"{', '.join(given)}: a problem's spelling says it already")
-        Problem.parse(what[0])
-        return what[0], {}
-    if len(what) != 3 or not all(part.isascii() and part.isdigit() for part in what):
-        raise typer.BadParameter(
-            "expected M N K (three numbers) or one problem, for example bf16:8x2048x1024,threads=2"
-        )
-    return "", dict(zip(("m", "n", "k"), map(int, what), strict=True))
+    asked = shape_or_problem(what)
+    if len(asked) != 1:
+        raise typer.BadParameter("expected one shape (M N K) or one problem, for example bf16:8x2048x1024,threads=2")
+    if isinstance(asked[0], Shape):
+        return "", asked[0]._asdict()
+    if given:
+        raise typer.BadParameter(f"{', '.join(given)}: a problem's spelling says it already")
+    Problem.parse(asked[0])
+    return asked[0], {}

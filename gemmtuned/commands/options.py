@@ -7,16 +7,16 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import datetime, timezone
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.hint import PLAIN
 from gemmtuned.configs.problem import SPELLED, Problem
-from gemmtuned.configs.settings import Settings
+from gemmtuned.configs.settings import Settings, child_env
 from gemmtuned.hooks.notice import Stderr
 
 _UNITS_S: Final = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
@@ -25,6 +25,7 @@ _SPAN: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([a-z]*)")
 _PAIR: Final = re.compile(
     r"""\b([a-z_][a-z0-9_]*)=('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|.*?)(?=\s+[a-z_][a-z0-9_]*=|\s*$)""", re.S
 )
+_EVER_S: Final = 1e10
 LEVELS: Final = ("debug", "info", "warning", "error")
 
 
@@ -123,9 +124,20 @@ def problems(texts: list[str], here: Settings) -> list[Problem]:
     return list(found)
 
 
-def settings() -> Settings:
-    """The settings of this process. Raises SettingError that names the variable, StoreError for a home closed to us."""
-    here = Settings.from_env()
+def seen(here: Settings) -> list[dict[str, Any]]:
+    """Rows of all problems that were called, wait or have a solution, each with its device."""
+    from gemmtuned.db import queries
+
+    called = queries.coverage(here.db, by="problem", since_s=_EVER_S)
+    return [*called, *queries.untuned(here.db), *queries.solutions(here.db)]
+
+
+def settings(*, without: Collection[str] = ()) -> Settings:
+    """The settings of this process, as if it did not have the variables `without`.
+
+    Raises SettingError that names the wrong variables, StoreError for a home closed to us.
+    """
+    here = Settings.from_env(child_env(**dict.fromkeys(without)))
     try:
         here.db.stat()
     except (FileNotFoundError, NotADirectoryError):

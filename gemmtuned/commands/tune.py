@@ -12,11 +12,10 @@ import typer
 from gemmtuned.commands import tune_options as t
 from gemmtuned.commands.aiter_flags import META
 from gemmtuned.commands.options import DryRun, Json, LogLevel, default_threads, settings, start_logging
-from gemmtuned.commands.tune_sources import Defaults, Wanted, gather
-from gemmtuned.configs.errors import TableError
+from gemmtuned.commands.tune_sources import Defaults, Wanted, from_words, gather, waiting
+from gemmtuned.configs.errors import TableError, TryLater
 from gemmtuned.configs.solution import Device, Solution
 from gemmtuned.hooks.dispatch import NATIVE_CODES
-from gemmtuned.reports.problem_list import spelled
 from gemmtuned.reports.progress import progress
 from gemmtuned.reports.render import Column, Report, Table, complain, duration, factor, percent, show, small
 from gemmtuned.reports.tuned_files import Profile, TunedTable, table_family
@@ -98,19 +97,24 @@ def tune(
     """Tune problems now, in the foreground.
 
     Screens every candidate, confirms the best few, and publishes what is found shape by shape: programs that run take
-    it up at once, and an interrupt loses nothing. It does not wait for others: it slows programs beside it, and then
-    its times are worth little (--idle waits). Without problems it takes 40 built-in shapes. Also tries again what
-    failed or was withdrawn. AITER's flags are taken in AITER's spelling. Ends with 1 when a problem could not be tuned.
+    it up at once, and an interrupt loses nothing. It does not wait for others: it slows programs beside it, and what
+    cannot be timed beside them is put off (--idle waits). Without problems it takes those that wait to be
+    tuned here; where none waits, or an option says of what kind they are to be, 40 that are built in. Also tries again
+    what failed or was withdrawn. AITER's flags are taken in AITER's spelling. Ends with 1 when a problem could not be
+    tuned, with 75 when one was put off.
     """
     from gemmtuned.daemon.devices import find_monitors
 
     start_logging("debug" if verbose else log_level)
     monitors = find_monitors()
+    keys = {m.device.key for m in monitors}
+    said = {"dtype": dtype, "out_dtype": out_dtype, "threads": threads}
+    given = {name: value for name, value in said.items() if value is not None}
     gpu = any(m.device.kind != "cpu" for m in monitors)
     if threads is None:
         threads = 0 if gpu else default_threads()
-    defaults = Defaults(dtype=dtype, out_dtype=out_dtype, threads=threads, all_bias=all_bias, gpu=gpu)
-    named = [spelled(text, threads=threads, gpu=gpu) for text in problem or ()]
+    defaults = Defaults(dtype=dtype, out_dtype=out_dtype, threads=threads, all_bias=all_bias, gpu=gpu, given=given)
+    named = from_words(problem or (), defaults, keys)
     options, notes = _search_options(
         libtype, space, iters, warmup, err_ratio, atol, rtol, min_improvement_pct
     )  # fmt: skip
@@ -121,6 +125,7 @@ def tune(
     wanted = gather(
         named, defaults, file=file, model=model_dir, tp=tp, nsets=nsets, batch_size=batch_size, unfused=unfused,
         skip_bad_rows=skip_bad_rows,
+        waits=Wanted if given or all_bias else lambda: waiting(settings(), keys, again=again),
     )  # fmt: skip
     if not wanted.problems:
         raise typer.BadParameter("no problem given: name some, or a file that holds some with -i")
@@ -150,6 +155,8 @@ def tune(
     show(_report(wanted, done, files.notes), as_json=as_json)
     if done.code or done.failed or files.trouble:
         raise typer.Exit(done.code or 1)
+    if done.put_off:
+        raise typer.Exit(TryLater.exit_code)
 
 
 def _search_options(
@@ -252,7 +259,9 @@ def _report(wanted: Wanted, done: Tuned, notes: list[str]) -> Report:
     for problem in wanted.problems:
         solution = done.solutions.get(problem)
         if solution is None:
-            rows.append({"problem": str(problem), "why": done.failed.get(problem, "not tuned")})
+            later = done.put_off.get(problem)
+            why = f"put off: {later}" if later else done.failed.get(problem, "not tuned")
+            rows.append({"problem": str(problem), "why": why})
             continue
         route = str(solution.candidate)
         why = "torch's own is best" if solution.state == "default_best" else ""
@@ -262,10 +271,16 @@ def _report(wanted: Wanted, done: Tuned, notes: list[str]) -> Report:
             why += " of what was asked for: not published"
         speedup = solution.baseline_us / solution.us
         rows.append({**solution.to_row(), "problem": str(problem), "route": route, "speedup": speedup, "why": why})
-    facts = {"dry_run": False, "failed": len(done.failed)}
+    facts = {"dry_run": False, "failed": len(done.failed), "put_off": len(done.put_off)}
     tables = [Table("shapes", _SHAPES, wanted.derived)] if wanted.derived else []
     if done.others > OTHERS_MATTER:
         notes = [*notes, f"others used up to {done.others:.0%} of the device meanwhile: on a quiet one times are surer"]
+    if done.put_off:
+        notes = [
+            *notes,
+            f"{len(done.put_off)} put off: nothing is decided about them, and they stay to be tuned. Run it again when "
+            "nothing else uses the device, or with --idle, which waits for that",
+        ]
     said = f"{len(done.solutions)} of {len(wanted.problems)} have a verdict"
     if done.earlier:
         said += f", {len(done.earlier)} from before (--all measures them again)"
@@ -288,7 +303,7 @@ def _check(
 
     total = len(wanted.problems)
     rows: list[dict[str, Any]] = []
-    failed = 0
+    failed = later = 0
     deadlines = Deadlines(timeout_s=timeout)
 
     def each() -> Iterator[Checked]:
@@ -300,14 +315,17 @@ def _check(
         for found in each():
             tell(len(rows) + 1, total, str(found.problem))
             failed += not found.is_good
+            later += found.state == "put off"
             speedup = found.baseline_us / found.us if found.us and found.baseline_us else None
             rows.append({
                 "problem": str(found.problem), "route": str(found.candidate), "state": found.state, "us": found.us,
                 "baseline_us": found.baseline_us, "speedup": speedup, "err": found.err, "err_ratio": found.err_ratio,
                 "why": found.note,
             })  # fmt: skip
-    facts = {"dry_run": False, "failed": failed, "checked": len(rows)}
-    notes = [*wanted.notes, f"{len(rows)} checked, {failed} must not be used; nothing was changed"]
+    facts = {"dry_run": False, "failed": failed, "put_off": later, "checked": len(rows) - later}
+    notes = [*wanted.notes, f"{len(rows) - later} checked, {failed} must not be used; nothing was changed"]
+    if later:
+        notes.append(f"{later} put off: run it again when nothing else uses the device")
     show(Report("tune", [Table("rows", _CHECKED, rows)], facts, notes=notes), as_json=as_json)
-    if failed:
-        raise typer.Exit(1)
+    if failed or later:
+        raise typer.Exit(1 if failed else TryLater.exit_code)

@@ -94,7 +94,12 @@ def _value(text: str, parameter: str, value: str) -> int | str:
 
 
 Problems = Annotated[
-    list[str] | None, typer.Argument(metavar="[PROBLEM...]", help="For example fp32:8x2048x1024,threads=2")
+    list[str] | None,
+    typer.Argument(
+        metavar="[M N K | PROBLEM]...",
+        help="For example fp32:8x2048x1024,threads=2; a shape alone is the problems of that shape that were seen here, "
+        "else one of --dtype.",
+    ),
 ]
 Input = Annotated[
     Path | None,

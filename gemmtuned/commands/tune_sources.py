@@ -1,23 +1,26 @@
-"""Where `gemmtuned tune` has its problems from: the command line, a file, a model, or the shapes that are built in."""
+"""Where `gemmtuned tune` has its problems from: the command line, a file, a model, what waits, or built in."""
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import typer
 
+from gemmtuned.commands.options import seen, settings
 from gemmtuned.commands.tune_options import dtype as dtype_name
 from gemmtuned.commands.tune_options import sizes
 from gemmtuned.configs.errors import ProblemError, TableError
 from gemmtuned.configs.model_shapes import NSETS, dtype_of, problems, read_config, shapes
 from gemmtuned.configs.padding import COVERS, padded_m
-from gemmtuned.configs.problem import Problem, as_by_default
-from gemmtuned.reports.problem_list import read_list
+from gemmtuned.configs.problem import Problem, as_by_default, known_problems
+from gemmtuned.configs.settings import Settings
+from gemmtuned.reports.explain import matching
+from gemmtuned.reports.problem_list import read_list, shape_or_problem, spelled
 from gemmtuned.reports.render import complain
 
 # Those of AITER's guide to tuning the atomic kernel: every (N, K) at every M
@@ -51,6 +54,7 @@ class Defaults:
     """What a source takes where it says nothing itself.
 
     dtype: None is bf16, or the model's own.  gpu: whether problems without threads are for one.
+    given: those columns of a problem that somebody named.
     """
 
     dtype: str | None
@@ -58,6 +62,7 @@ class Defaults:
     threads: int
     all_bias: bool
     gpu: bool = False
+    given: Mapping[str, Any] = field(default_factory=dict)
 
     def apply(self, found: Sequence[Problem]) -> list[Problem]:
         """The output dtype where a problem names none other than its own, and its twin with a bias."""
@@ -69,6 +74,24 @@ class Defaults:
     def as_called(self, found: Sequence[Problem]) -> list[Problem]:
         """Problems of a source that knows no math mode, as programs call them by torch's defaults."""
         return [as_by_default(p, gpu=self.gpu and not p.threads) for p in found]
+
+
+def from_words(words: Sequence[str], defaults: Defaults, devices: Collection[str]) -> list[Problem]:
+    """The problems that the command line names; a shape alone stands for what was seen of it on these devices.
+
+    As far as an option says of what kind they are to be; the one of the defaults when there is none.
+    """
+    found: list[Problem] = []
+    for word in shape_or_problem(words):
+        if isinstance(word, str):
+            found.append(spelled(word, threads=defaults.threads, gpu=defaults.gpu))
+            continue
+        here = settings()
+        rows = [row for row in seen(here) if row["device"] in devices] if here.db.exists() else []
+        known = matching(rows, {**word._asdict(), **defaults.given})
+        one = Problem(m=word.m, n=word.n, k=word.k, dtype=defaults.dtype or "bf16", threads=defaults.threads)
+        found += known or defaults.apply(defaults.as_called([one]))
+    return found
 
 
 def from_file(file: Path, defaults: Defaults, *, skip: bool) -> list[Problem]:
@@ -117,12 +140,30 @@ def from_model(
     return wanted
 
 
+def waiting(here: Settings, devices: Collection[str], *, again: bool) -> Wanted:
+    """What waits to be tuned on these devices (their keys), dearest first; again: also all that was called."""
+    from gemmtuned.db import queries
+
+    if not here.db.exists():
+        return Wanted()
+    rows = [*queries.untuned(here.db), *(seen(here) if again else ())]
+    found = known_problems(row for row in rows if row["device"] in devices)
+    called = " or were called" if again else ""
+    note = (
+        f"no shapes given, so the {len(found)} that wait to be tuned here{called} (gemmtuned untuned lists what waits)"
+    )
+    return Wanted(found, notes=[note] if found else [])
+
+
 def built_in(defaults: Defaults, *, batch_size: int | None) -> Wanted:
     """Forty shapes for whoever has none of his own."""
     ms = BUILT_IN_M if batch_size is None else (batch_size,)
     dtype = defaults.dtype or "bf16"
     found = [Problem(m=m, n=n, k=k, dtype=dtype, threads=defaults.threads) for n, k in BUILT_IN_NK for m in ms]
-    note = f"no shapes given, so the {len(found)} built-in ones: name problems, or give -i FILE or --model-dir DIR"
+    note = (
+        f"no shapes given and none waits to be tuned here, so the {len(found)} built-in ones: name problems, or give "
+        "-i FILE or --model-dir DIR"
+    )
     return Wanted(defaults.apply(defaults.as_called(found)), notes=[note])
 
 
@@ -137,14 +178,19 @@ def gather(
     batch_size: int | None,
     unfused: bool,
     skip_bad_rows: bool,
+    waits: Callable[[], Wanted] = Wanted,
 ) -> Wanted:
-    """All that was asked for, each problem once; the built-in shapes when nothing was."""
+    """All that was asked for, each problem once; when nothing was, what waits() gives, else the built-in shapes.
+
+    It is not asked for with a batch size, which is that of the built-in ones.
+    """
     if model is None and (tp != 1 or nsets is not None or unfused):
         raise typer.BadParameter("--tp, --nsets and --unfused go with --model-dir")
     if batch_size is not None and model is None and (named or file is not None):
         complain("--batch-size has no effect: it goes with --model-dir, or with the built-in shapes")
     if not named and file is None and model is None:
-        return built_in(defaults, batch_size=batch_size)
+        wanted = waits() if batch_size is None else Wanted()
+        return wanted if wanted.problems else built_in(defaults, batch_size=batch_size)
     wanted = Wanted(list(named))
     if file is not None:
         wanted.problems += from_file(file, defaults, skip=skip_bad_rows)

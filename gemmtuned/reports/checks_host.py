@@ -28,10 +28,12 @@ FEW_INSTANCES: Final = 64
 def checks(settings: Settings) -> Iterator[Check]:
     """Home, its file system and space, published tables, inotify, kill switch."""
     yield (home := _home(settings))
-    yield _file_system(nearest(settings.db))
+    if not cannot_be(settings.db, settings, home):
+        yield _file_system(nearest(settings.db))
     if home.result == PASS:  # of a home that cannot be, the space says nothing
         yield _space(nearest(settings.home))
-    yield _tables(settings)
+    if not cannot_be(settings.config_dir, settings, home):
+        yield _tables(settings)
     yield from _probation(settings)
     yield _inotify()
     yield from _gpus()
@@ -46,6 +48,11 @@ def _gpus(devices: Path = Path("/dev")) -> Iterator[Check]:
         if (devices / name).exists() and find_spec(module) is None:
             found = f"{devices / name} is there, and the daemon cannot ask its driver: {package} is not installed"
             yield Check("GPU monitor", WARN, found, f"pip install {package}")
+
+
+def cannot_be(path: Path, settings: Settings, home: Check) -> bool:
+    """Whether it is missing in a home that cannot be made or written; home: what is said of that."""
+    return home.result == FAIL and path.is_relative_to(settings.home) and not os.path.lexists(path)
 
 
 def nearest(path: Path) -> Path:

@@ -21,13 +21,15 @@ LARGE_WAL_BYTES: Final = 256 << 20  # writers cut it at 16 MB: something keeps a
 STALE_NOTICE_S: Final = 30.0
 
 
-def checks(settings: Settings) -> Iterator[Check]:
-    """Database file and its log, SQLite's version, daemon, programs."""
+def checks(settings: Settings, *, with_database: bool = True) -> Iterator[Check]:
+    """SQLite's version, daemon; database file and its log, programs, unless there can be none."""
     yield _sqlite()
-    yield _database(settings)
-    yield from _log(settings)
+    if with_database:
+        yield _database(settings)
+        yield from _log(settings)
     yield from _daemon(settings)
-    yield from _programs(settings)
+    if with_database:
+        yield from _programs(settings)
 
 
 def _sqlite() -> Check:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Final
 
 from gemmtuned.configs.settings import AITER_CONFIGS, VARIABLES, Settings
 from gemmtuned.reports import checks_hook, checks_host, checks_store, checks_tables
-from gemmtuned.reports.checks import FAIL, PASS, WARN
+from gemmtuned.reports.checks import FAIL, PASS, WARN, Check
 from gemmtuned.reports.render import Column, Report, Table
 
 # Which field of Settings a variable sets; two that set none of their own are shown through `disabled`.
@@ -21,12 +22,18 @@ _FIELDS: Final = {
 }
 
 
-def examine(settings: Settings, *, quick: bool) -> tuple[Report, bool]:
-    """(report, whether a check failed). `quick` starts no process that imports torch."""
+def examine(settings: Settings, *, quick: bool, wrong: Mapping[str, str]) -> tuple[Report, bool]:
+    """(report, whether a check failed). `quick` starts no process that imports torch.
+
+    wrong: variables that settings were read without, each with what is wrong about it.
+    """
+    host = list(checks_host.checks(settings))
+    home = next(check for check in host if check.name == "home")
     found = [
+        *(Check("variables", FAIL, said, f"unset {name}, or set it right") for name, said in wrong.items()),
         *checks_hook.checks(settings, quick=quick),
-        *checks_host.checks(settings),
-        *checks_store.checks(settings),
+        *host,
+        *checks_store.checks(settings, with_database=not checks_host.cannot_be(settings.db, settings, home)),
         *checks_tables.checks(settings),
     ]
     failed = sum(check.result == FAIL for check in found)

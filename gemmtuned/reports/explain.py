@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, Final
 
-from gemmtuned.configs.padding import padded_m
+from gemmtuned.configs.padding import fine_step, padded_m
 from gemmtuned.configs.problem import Problem, known_problems
 from gemmtuned.configs.solution import Candidate
 from gemmtuned.reports.render import Column, Report, Row, Table, duration, factor
@@ -14,7 +14,7 @@ from gemmtuned.reports.render import Column, Report, Row, Table, duration, facto
 MOST: Final = 20  # problems explained at once
 
 _COLUMNS: Final = (
-    Column("covers", "step", right=False),
+    Column("step", "step", right=False),
     Column("m", "M"),
     Column("route", "runs", right=False),
     Column("baseline_us", "torch", duration),
@@ -63,7 +63,10 @@ def report(
             tables.append(Table("rows", _COLUMNS, table, title=title))
     notes = [f"{len(steps) - MOST} more problems match: name one as reports spell it."] if len(steps) > MOST else []
     if tables:
-        notes.append("Looked up in this order: the size itself (exact), then M padded finely and coarsely.")
+        notes.append(
+            "Looked up in this order: the size itself, then M rounded up to a multiple of 16 (of 32 above 256, 64 "
+            "above 1024, 128 above 4096), then to a power of two; up to 16 that is the smaller step."
+        )
     seeds = [{**row, "route": str(Candidate(row["backend"], row["config"]))} for row in hints]
     title = "Imported tables name for these sizes or others near them, to be tried first where the library is here:"
     return Report(
@@ -78,7 +81,16 @@ def report(
 def _row(problem: Problem, row: Row) -> dict[str, Any]:
     route = str(Candidate(row["backend"], row["config"])) if row["backend"] else None
     speedup = row["baseline_us"] / row["us"] if row["us"] else None
-    return {"problem": str(problem), **row, "route": route, "speedup": speedup}
+    return {
+        "problem": str(problem), **row, "step": _step(problem, row["covers"]), "route": route, "speedup": speedup,
+    }  # fmt: skip
+
+
+def _step(problem: Problem, covers: str) -> str:
+    """What is looked up: `fine` and `coarse` are AITER's words, and the former is the wider one of small M."""
+    if covers == "fine":
+        return f"multiple of {fine_step(problem.m)}"
+    return "power of two" if covers == "coarse" else covers
 
 
 def _unseen(problem: Problem, solutions: Sequence[Row]) -> str:
@@ -87,6 +99,7 @@ def _unseen(problem: Problem, solutions: Sequence[Row]) -> str:
         filed = matching([row], {})
         if filed and filed[0] == problem.with_m(padded_m(problem.m, problem.n, row["covers"])):
             by = Candidate(row["backend"], row["config"])
-            where = f"proven for {row['covers']} M={row['m']} on {row['device']}"
+            sizes = f"M={row['m']}" if row["covers"] == "exact" else f"sizes up to M={row['m']}"
+            where = f"proven for {sizes} on {row['device']}"
             return f"{problem} was never seen; it would run {by}, {where}."
     return f"{problem} was never seen and runs stock torch. gemmtuned tune '{problem}' tunes it now."

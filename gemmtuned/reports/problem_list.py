@@ -5,14 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from gemmtuned.configs.aiter_csv import is_header
 from gemmtuned.configs.aiter_rows import Untuned, read_untuned
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.problem import Problem, as_by_default
 
+_NUMBER: Final = re.compile(r"[0-9]{1,10}")
+_SHAPE: Final = re.compile(r"[0-9]{1,10}x[0-9]{1,10}x[0-9]{1,10}")
 _HEADER: Final = re.compile(r"[A-Za-z_]\w*\s*,[^:]*$")  # a problem's spelling has a colon before its first comma
+
+
+class Shape(NamedTuple):
+    """A shape, of whatever problem."""
+
+    m: int
+    n: int
+    k: int
 
 
 def spelled(text: str, *, threads: int = 0, gpu: bool = False) -> Problem:
@@ -25,6 +35,31 @@ def spelled(text: str, *, threads: int = 0, gpu: bool = False) -> Problem:
     # On a CPU every call has threads; 0 means a GPU, and is the default where there is one
     problem = replace(problem, threads=problem.threads or threads)
     return problem if ",math=" in text else as_by_default(problem, gpu=gpu and not problem.threads)
+
+
+def shape_or_problem(words: Sequence[str]) -> list[Shape | str]:
+    """What a command line names: shapes as `8 2048 512` or `8x2048x512`, and problems, whose spelling is not looked at.
+
+    Raises ProblemError where numbers do not make up shapes of M, N and K.
+    """
+    found: list[Shape | str] = []
+    numbers: list[int] = []
+    for word in words:
+        if _NUMBER.fullmatch(word):
+            numbers.append(int(word))
+            if len(numbers) == 3:
+                found.append(Shape(*numbers))
+                numbers.clear()
+            continue
+        if numbers:
+            break
+        found.append(Shape(*map(int, word.split("x"))) if _SHAPE.fullmatch(word) else word)
+    if numbers:
+        raise ProblemError(
+            f"{' '.join(words)!r}: a shape is three numbers, M N K. Write 8 2048 512, 8x2048x512 or a problem, "
+            "for example bf16:8x2048x512,threads=2"
+        )
+    return found
 
 
 def read_list(lines: Sequence[str], *, name: str, dtype: str, threads: int, gpu: bool = False) -> Untuned:
