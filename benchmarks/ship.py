@@ -1,10 +1,10 @@
 """Turn what benchmarks found best into the table shipped for an architecture (configs/tables/<arch>).
 
-    python benchmarks/ship.py sm_90 benchmarks/results/dense-*-h200-*.json benchmarks/results/gpu_loop-h200-*.json
+    python benchmarks/ship.py sm_90 benchmarks/results/gpu_loop-h200-*.json benchmarks/results/dense-*-h200-*.json
 
-Takes the rows of dense.py and of gpu_loop.py, of each problem and device the fastest that was published (and that won
-again where it was raced again), and writes the folder anew.  Rows come without binaries: they are seeds for a daemon's
-search, never run unmeasured.
+Takes the rows of dense.py and of gpu_loop.py, of each problem and device what the last of the files says: what was
+published, and won again where it was raced again.  Writes the folder anew.  Rows come without binaries: they are seeds
+for a daemon's search, never run unmeasured.
 """
 
 from __future__ import annotations
@@ -28,24 +28,30 @@ _SAID_NO_MORE: Final = {"cluster": 0, "fold": 3}
 _NOT_SAID: Final = {"fragments": {"registers": 0}}
 
 
-def found(raw: dict[str, Any]) -> Iterator[Solution]:
-    """Published solutions of one result file."""
+def found(raw: dict[str, Any]) -> Iterator[tuple[Problem, str, Solution | None]]:
+    """(problem, device, its solution) of one result file; None where none was published, or lost in the race after."""
     if raw["benchmark"] == "dense":
         for row in raw["rows"]:
             if json.loads(row.get("config") or "{}").get("kernel", "gemv") not in MODULES:
                 print(f"left out: {row['config']} of M = {row['m']}, {row['n']}x{row['k']}: there is no such kernel")
-            elif row.get("published") and row["ratio_low"] > DEFAULTS.min_gain:  # in the race after the search, too
-                yield Solution(
-                    problem=Problem(m=row["m"], n=row["n"], k=row["k"], dtype=row["dtype"], math_mode="reduced"),
-                    device=DEVICES[raw["device"]], mode="graph", covers="exact", backend=row["backend"],
-                    config=_plain(row["backend"], row["config"]), stamp=raw["stamps"][row["backend"]], us=row["us"],
-                    baseline_us=row["torch_us"], gain_low=row["ratio_low"], err=row["err"],
-                    baseline_err=row["torch_err"], state="published",
-                )  # fmt: skip
+                continue
+            device = DEVICES[raw["device"]]
+            problem = Problem(m=row["m"], n=row["n"], k=row["k"], dtype=row["dtype"], math_mode="reduced")
+            if not row.get("published") or row["ratio_low"] <= DEFAULTS.min_gain:
+                yield problem, device, None
+                continue
+            solution = Solution(
+                problem=problem, device=device, mode="graph", covers="exact", backend=row["backend"],
+                config=_plain(row["backend"], row["config"]), stamp=raw["stamps"][row["backend"]], us=row["us"],
+                baseline_us=row["torch_us"], gain_low=row["ratio_low"], err=row["err"],
+                baseline_err=row["torch_err"], state="published",
+            )  # fmt: skip
+            yield problem, device, solution
     elif raw["benchmark"] == "gpu_loop":
         for row in raw["solutions"]:
             if row["state"] == "published" and row["mode"] == "graph":
-                yield replace(Solution.from_row({**row, "generation": 0}), launch="")
+                solution = replace(Solution.from_row({**row, "generation": 0}), launch="")
+                yield solution.problem, solution.device, solution
     else:
         raise SystemExit(f"{raw['benchmark']}: expected results of dense.py or gpu_loop.py")
 
@@ -73,16 +79,15 @@ def main() -> None:
     parser.add_argument("arch")
     parser.add_argument("results", type=Path, nargs="+")
     args = parser.parse_args()
-    best: dict[tuple[Problem, str], Solution] = {}
+    last: dict[tuple[Problem, str], Solution | None] = {}
     for path in args.results:
-        for solution in found(json.loads(path.read_text())):
-            key = (solution.problem, solution.device)
-            if key not in best or solution.us < best[key].us:
-                best[key] = solution
+        for problem, device, solution in found(json.loads(path.read_text())):
+            last[problem, device] = solution
+    solutions = [solution for solution in last.values() if solution]
     folder = FOLDER / args.arch
     for old in folder.glob("*.jsonl"):
         old.unlink()
-    manifest, left = bundle.write(folder, list(best.values()), generation=1, binaries=folder)
+    manifest, left = bundle.write(folder, solutions, generation=1, binaries=folder)
     print(f"{folder}: {sum(file.rows for file in manifest.files)} rows; left out: {left or 'none'}")
 
 
