@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import shutil
@@ -22,7 +23,7 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Environment, cpu_device
 from gemmtuned.hooks.dispatch import build_table
-from gemmtuned.kernels.backends import BACKENDS, environment
+from gemmtuned.kernels.backends import BACKENDS, environment, triton_
 from gemmtuned.kernels.backends.base import CompiledBackend
 from gemmtuned.kernels.backends.triton_ import Triton, source_hash
 
@@ -55,6 +56,14 @@ def test_its_solutions_hold_on_cuda_for_one_triton_and_one_architecture() -> Non
     assert BACKENDS["triton"].stamp(H200) == f"{triton.__version__}/sm_90/{source_hash()}"
     assert "triton" not in environment(cpu_device()).stamps
     assert BACKENDS["triton"].stamp(replace(H200, kind="rocm", arch="gfx942")) is None
+
+
+def test_the_stamp_tells_no_spelling_of_a_text() -> None:
+    texts = ('f"{a[\'b\']}" "c"', "f'{a[\"b\"]}c'", 'f"""{a["b"]}""" "c"')  # the last in Python 3.12 only
+    written = {triton_._written(ast.parse(text)) for text in texts[: 3 if sys.version_info >= (3, 12) else 2]}
+
+    assert len(written) == 1
+    assert triton_._written(ast.parse("f'{a[\"b\"]}d'")) not in written
 
 
 def test_it_offers_candidates_for_plain_dense_16_bit_problems_only() -> None:
@@ -159,7 +168,6 @@ def test_the_math_mode_of_a_cuda_problem_is_set_on_hosts_whose_cpu_knows_no_fp16
 def test_the_stamp_changes_with_a_kernel_and_not_with_what_else_is_in_its_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from gemmtuned.kernels.backends import triton_
 
     here = Path(triton_.__file__).parents[1]
     copy = tmp_path / "kernels"

@@ -187,12 +187,23 @@ def source_hash() -> str:
     for node in taken:  # grows
         if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
             node.body = node.body[1:]
-        digest.update(ast.unparse(node).encode())
+        digest.update(_written(node).encode())
         if not (isinstance(node, ast.FunctionDef) and node.decorator_list):
             for part in ast.walk(node):
                 if isinstance(part, ast.Name) and part.id in defined:
                     taken.extend(defined.pop(part.id))
     return digest.hexdigest()[:12]
+
+
+def _written(node: Any) -> str:
+    """A syntax tree as text that is the same under every Python: ast.unparse writes f-strings in different ways."""
+    if isinstance(node, list):
+        return f"[{' '.join(map(_written, node))}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = ((name, value) for name, value in ast.iter_fields(node) if name not in ("kind", "type_comment"))
+    kept = (f"{name}={_written(value)}" for name, value in fields if value not in (None, []))  # later ones have more
+    return f"{type(node).__name__}({' '.join(kept)})"
 
 
 TRITON: Final = Triton()
