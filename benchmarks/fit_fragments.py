@@ -43,6 +43,8 @@ def timings(kernel: Any, paths: list[Path], ms: set[int]) -> dict[Shape, dict[tu
                     continue
                 if set(config) != {"kernel", *kernel.KEYS}:  # of the kernel as it was
                     continue
+                if config["rows"] not in kernel.ROWS:
+                    continue
                 key = tuple(config[name] for name in kernel.KEYS)
                 timed = found[row["m"], row["n"], row["k"]]
                 timed[key] = min(us, timed.get(key, math.inf))

@@ -1,8 +1,8 @@
 """Turn what benchmarks found best into the table shipped for an architecture (configs/tables/<arch>).
 
-    python benchmarks/ship.py sm_90 benchmarks/results/gpu_loop-h200-*.json benchmarks/results/dense-*-h200-*.json
+    python benchmarks/ship.py sm_90 benchmarks/results/gpu_loop-h*.json benchmarks/results/dense-*.json
 
-Takes the rows of dense.py and of gpu_loop.py, of each problem and device what the last of the files says: what was
+Takes the rows of dense.py and of gpu_loop.py, of each problem and device what the latest of the files says: what was
 published, and won again where it was raced again.  Writes the folder anew.  Rows come without binaries: they are seeds
 for a daemon's search, never run unmeasured.
 """
@@ -80,8 +80,8 @@ def main() -> None:
     parser.add_argument("results", type=Path, nargs="+")
     args = parser.parse_args()
     last: dict[tuple[Problem, str], Solution | None] = {}
-    for path in args.results:
-        for problem, device, solution in found(json.loads(path.read_text())):
+    for raw in sorted((json.loads(path.read_text()) for path in args.results), key=lambda raw: raw["date"]):
+        for problem, device, solution in found(raw):
             last[problem, device] = solution
     solutions = [solution for solution in last.values() if solution]
     folder = FOLDER / args.arch

@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Final
 
 _MOST: Final = 0.4
-_MOST_OF_ALL: Final = 0.01  # of a large machine; what devices.py calls clear is never more than either
+_MOST_OF_ALL: Final = 0.01  # of a large machine, for problems of many threads
+_MOST_EACH: Final = 0.1  # of a thread, then
 
 
-def most_waited() -> float:
-    """Seconds waited in a second, above which a race does not count."""
-    return max(_MOST, _MOST_OF_ALL * cpus())
+def most_waited(threads: int) -> float:
+    """Seconds that so many racing threads wait in a second, above which a race does not count."""
+    return max(_MOST, min(_MOST_OF_ALL * cpus(), _MOST_EACH * threads))
 
 
 @cache
@@ -55,7 +56,7 @@ class CpuWait:
 def _waited_ns(schedstat: Path) -> int | None:
     try:
         return int(schedstat.read_text().split()[1])
-    except FileNotFoundError:  # the thread has ended, or this kernel does not count
+    except (FileNotFoundError, ProcessLookupError):  # the thread has ended, or this kernel does not count
         return None
 
 

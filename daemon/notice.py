@@ -9,15 +9,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
 
-from gemmtuned.daemon.work_queue import is_dead
+from gemmtuned.daemon.work_queue import is_dead, is_of_here
 
 FILE: Final = "daemon.json"
+STALE_NOTICE_S: Final = 30.0  # a daemon speaks every few seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +77,9 @@ def read_notice(home: Path) -> dict[str, Any] | None:
     """What the daemon of this home said last, with `running`; None when none ever ran or the file is not ours."""
     try:
         notice = json.loads((home / FILE).read_text())
-        running = notice["state"] != "stopped" and not is_dead(notice["owner"])
+        # of one whose process cannot be looked at only its word counts, for as long as its leases
+        heard = is_of_here(notice["owner"]) or time.time() - notice["updated_s"] < STALE_NOTICE_S
+        running = notice["state"] != "stopped" and not is_dead(notice["owner"]) and heard
     except (OSError, ValueError, KeyError, TypeError, psutil.Error):
         return None
     return {**notice, "running": running}

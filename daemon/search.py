@@ -384,7 +384,7 @@ class _Contest:
                 if before_s is None or after_s is None:
                     return found
                 waited = (after_s - before_s) / max(ended_s - began_s, 1e-6)
-                if waited <= most_waited():
+                if waited <= most_waited(self.main.threads):
                     return found
                 if ended_s > until_s:
                     break

@@ -231,6 +231,13 @@ def is_dead(owner: str) -> bool:
     return namespace == _namespace() != "" and _start(int(pid)) not in (start, None)
 
 
+def is_of_here(owner: str) -> bool:
+    """Whether it can be known that the owner is no more: it runs, or ran, on this host, and its pid means the same."""
+    host, pid, boot, _, namespace = _parts(owner)
+    here = boot != _boot() or namespace == _namespace() != ""
+    return host == socket.gethostname() and pid.isdigit() and bool(boot) and here
+
+
 def outlived_boot(owner: str) -> bool:
     """Whether the machine has stayed up since this owner started: then it was killed, and not its work at fault."""
     return _parts(owner)[2] == _boot()

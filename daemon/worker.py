@@ -29,6 +29,7 @@ from gemmtuned.daemon.wire import COMPILING, Failed, Found, Hello, Inbox, Memory
 TERM_GRACE_S: Final = 0.1  # a device must be free half a second after somebody else wants it
 KILL_WAIT_S: Final = 0.5
 _WAITING: Final = "waiting for work"
+_PAUSES_S: Final = 5.0  # beside a candidate's timeout: a search waits for a device that is slowed down or in use
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +218,7 @@ class Worker:
             elif message.phase == "start":
                 self._expect(self._deadlines.candidate_s, f"trying {message.candidate} on {message.problem}")
                 if self._deadlines.timeout_s is not None:
-                    self._until = self._clock() + self._deadlines.timeout_s
+                    self._until = self._clock() + self._deadlines.timeout_s + _PAUSES_S
             else:
                 self._expect(self._deadlines.other_s, f"done with the {message.phase} of {message.candidate}")
 

@@ -94,7 +94,7 @@ def test_beside_a_program_on_the_same_cpu_a_thread_waits() -> None:
             other.communicate()
 
     assert first_s is not None and last_s is not None
-    assert (last_s - first_s) / (ended_s - began_s) > cpu_wait.most_waited()
+    assert (last_s - first_s) / (ended_s - began_s) > cpu_wait.most_waited(2)
 
 
 # --- the search

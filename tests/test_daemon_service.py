@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Sighting
 from gemmtuned.configs.solution import Candidate, Environment
-from gemmtuned.daemon.notice import read_notice
+from gemmtuned.daemon.notice import FILE, read_notice
 from gemmtuned.daemon.request import Request
 from gemmtuned.daemon.rules import PAUSED
 from gemmtuned.daemon.service import Daemon
@@ -363,6 +364,22 @@ def test_an_owner_that_was_killed_is_dead_before_anybody_waited_for_it() -> None
     os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)
     assert is_dead(owner)
     killed.communicate()
+
+
+def test_a_daemon_whose_process_cannot_be_looked_at_runs_for_as_long_as_it_speaks(tmp_path: Path) -> None:
+    host, pid, rest = owner_name().split(":")
+    boot, start, namespace = rest.split(".")
+    elsewhere = f"{host}:4194303:{boot}.{start}.{int(namespace) + 1}"
+    older = f"{host}:4194303:{boot}.{start}"  # of a version that named no namespace
+    for owner, silent_s, runs in (
+        (owner_name(), 3600.0, True), (f"{host}:4194303:{boot}.{start}.{namespace}", 0.0, False),
+        (elsewhere, 0.0, True), (elsewhere, 60.0, False), (older, 0.0, True), (older, 60.0, False),
+        (f"another-host:{pid}:{boot}.{start}.{namespace}", 60.0, False),
+    ):  # fmt: skip
+        said = {"state": "tuning", "owner": owner, "updated_s": time.time() - silent_s}
+        (tmp_path / FILE).write_text(json.dumps(said))
+        told = read_notice(tmp_path)
+        assert told is not None and told["running"] is runs, (owner, silent_s)
 
 
 def test_an_owner_is_dead_only_when_its_process_is_gone_or_the_machine_started_anew() -> None:

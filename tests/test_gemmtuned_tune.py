@@ -210,10 +210,22 @@ def test_without_shapes_what_waits_here_goes_before_the_built_in_ones(
     work = store.lease_next("a:1", here, now_s=now_s, hold_s=60, problems=[solved])
     assert work is not None
     store.install(work, [found(solved, here, backend="torch")], environment=here, now_s=now_s)
+    small = [replace(PROBLEM, m=m, n=96) for m in (1, 2, 3, 4)]  # with a verdict for M = 16, that nobody called
+    store.add_sightings("r", here, [saw(p) for p in small], now_s=now_s)
+    work = store.lease_next("a:1", here, now_s=now_s, hold_s=60, problems=small[:1])
+    assert work is not None and work.covers == "fine" and work.problem.m == 16
+    store.install(work, [found(work.problem, here, backend="torch", covers="fine")], environment=here, now_s=now_s)
+    hopeless = replace(PROBLEM, k=128)
+    store.add_sightings("r", here, [saw(hopeless)], now_s=now_s)
+    for attempt in range(3):
+        then_s = now_s + attempt * 86_400
+        work = store.lease_next("a:1", here, now_s=then_s, hold_s=60, problems=[hopeless])
+        assert work is not None
+        store.fail(work, "it crashed", now_s=then_s)
     store.close()
 
     assert typed()[0].problems == [dear, cheap]
-    assert set(typed("--all")[0].problems) == {dear, cheap, solved}
+    assert set(typed("--all")[0].problems) == {dear, cheap, solved, hopeless, *small}
     assert len(typed("--dtype", "bf16")[0].problems) == len(typed("--threads", "2")[0].problems) == 40
 
 
@@ -236,6 +248,7 @@ def test_a_shape_alone_is_what_was_seen_of_it_here_and_else_one_by_default(
     assert typed("8", "64", "64", "--dtype", "fp16", "fp32:7x64x64,threads=1")[0].problems == [
         other, replace(PROBLEM, m=7),
     ]  # fmt: skip
+    assert set(typed("6x64x64", "--all-bias")[0].problems) == {queued, replace(queued, bias=True)}
     assert [p.dtype for p in typed("8x64x64", "--threads", "3", "--dtype", "fp32")[0].problems] == ["fp32"]
 
 

@@ -124,12 +124,18 @@ def problems(texts: list[str], here: Settings) -> list[Problem]:
     return list(found)
 
 
-def seen(here: Settings) -> list[dict[str, Any]]:
-    """Rows of all problems that were called, wait or have a solution, each with its device."""
+def called(here: Settings) -> list[dict[str, Any]]:
+    """Rows of all problems that were called or wait, each with its device."""
     from gemmtuned.db import queries
 
-    called = queries.coverage(here.db, by="problem", since_s=_EVER_S)
-    return [*called, *queries.untuned(here.db), *queries.solutions(here.db)]
+    return [*queries.coverage(here.db, by="problem", since_s=_EVER_S), *queries.untuned(here.db)]
+
+
+def seen(here: Settings) -> list[dict[str, Any]]:
+    """As `called`, and of what has a solution: of one that serves several M the largest, called or not."""
+    from gemmtuned.db import queries
+
+    return [*called(here), *queries.solutions(here.db)]
 
 
 def settings(*, without: Collection[str] = ()) -> Settings:

@@ -125,7 +125,7 @@ def tune(
     wanted = gather(
         named, defaults, file=file, model=model_dir, tp=tp, nsets=nsets, batch_size=batch_size, unfused=unfused,
         skip_bad_rows=skip_bad_rows,
-        waits=Wanted if given or all_bias else lambda: waiting(settings(), keys, again=again),
+        waits=Wanted if given or all_bias else lambda: waiting(settings(), keys, again=again or run_config is not None),
     )  # fmt: skip
     if not wanted.problems:
         raise typer.BadParameter("no problem given: name some, or a file that holds some with -i")

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import typer
 
-from gemmtuned.commands.options import seen, settings
+from gemmtuned.commands.options import called, seen, settings
 from gemmtuned.commands.tune_options import dtype as dtype_name
 from gemmtuned.commands.tune_options import sizes
 from gemmtuned.configs.errors import ProblemError, TableError
@@ -90,8 +90,8 @@ def from_words(words: Sequence[str], defaults: Defaults, devices: Collection[str
         rows = [row for row in seen(here) if row["device"] in devices] if here.db.exists() else []
         known = matching(rows, {**word._asdict(), **defaults.given})
         one = Problem(m=word.m, n=word.n, k=word.k, dtype=defaults.dtype or "bf16", threads=defaults.threads)
-        found += known or defaults.apply(defaults.as_called([one]))
-    return found
+        found += defaults.apply(known or defaults.as_called([one]))
+    return list(dict.fromkeys(found))
 
 
 def from_file(file: Path, defaults: Defaults, *, skip: bool) -> list[Problem]:
@@ -141,17 +141,15 @@ def from_model(
 
 
 def waiting(here: Settings, devices: Collection[str], *, again: bool) -> Wanted:
-    """What waits to be tuned on these devices (their keys), dearest first; again: also all that was called."""
+    """What waits to be tuned on these devices (their keys), dearest first; again: all that was called, too."""
     from gemmtuned.db import queries
 
     if not here.db.exists():
         return Wanted()
-    rows = [*queries.untuned(here.db), *(seen(here) if again else ())]
+    rows = called(here) if again else [row for row in queries.untuned(here.db) if row["state"] != "failed"]
     found = known_problems(row for row in rows if row["device"] in devices)
-    called = " or were called" if again else ""
-    note = (
-        f"no shapes given, so the {len(found)} that wait to be tuned here{called} (gemmtuned untuned lists what waits)"
-    )
+    more = " or were called" if again else ""
+    note = f"no shapes given, so the {len(found)} that wait to be tuned here{more} (gemmtuned untuned lists what waits)"
     return Wanted(found, notes=[note] if found else [])
 
 

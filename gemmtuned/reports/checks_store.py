@@ -9,7 +9,7 @@ from typing import Final
 
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.settings import Settings
-from gemmtuned.daemon.notice import read_notice
+from gemmtuned.daemon.notice import STALE_NOTICE_S, read_notice
 from gemmtuned.db import queries
 from gemmtuned.reports.checks import FAIL, PASS, WARN, Check
 from gemmtuned.reports.render import age, size
@@ -18,7 +18,6 @@ from gemmtuned.reports.why import advice
 # Before it, a checkpoint that overlaps a write can lose commits ("WAL-reset bug", sqlite.org/wal.html)
 WAL_RESET_FIXED: Final = (3, 51, 3)
 LARGE_WAL_BYTES: Final = 256 << 20  # writers cut it at 16 MB: something keeps a snapshot open
-STALE_NOTICE_S: Final = 30.0
 
 
 def checks(settings: Settings, *, with_database: bool = True) -> Iterator[Check]:

@@ -48,6 +48,7 @@ from gemmtuned.kernels.triton.to_registers import STEP_K, Fit, begun, check_regi
 NAME: Final = "fragments"
 KEYS: Final = ("rows", "tokens", "split", "warps", "ahead", "chains", "registers")
 MAX_M: Final = 16
+ROWS: Final = (8, 16, 32)
 FITTED: Final = Fit(  # to 1,468 timings at M = 4, 8 and 16, eight shapes, on an H200
     bandwidth=4.906e6, latency_us=0.1707, start_us=1.291, wait_us=0.07158, round_us=0.06539, beyond_us=0.3951,
     token_us=0.08274,
@@ -302,7 +303,7 @@ def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[t
         return {"rows": rows, "tokens": tokens, "split": split, "warps": warps, "ahead": ahead, "chains": chains}
 
     return to_registers.scored(
-        n, k, units, arch=arch, rows=(8, 16, 32), config_of=config_of, registers_of=registers_of, fit=FITTED
+        n, k, units, arch=arch, rows=ROWS, config_of=config_of, registers_of=registers_of, fit=FITTED
     )
 
 

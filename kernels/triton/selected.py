@@ -45,7 +45,7 @@ KEYS: Final = ("rows", "split", "warps", "ahead", "registers")
 MIN_M: Final = 9
 MAX_M: Final = 16
 ROWS: Final = (8, 16)
-FITTED: Final = Fit(  # to 803 timings at M = 16, eight shapes, on an H200
+FITTED: Final = Fit(  # to the 803 timings with these rows at M = 16, eight shapes, on an H200
     bandwidth=4.571e6, latency_us=0.1799, start_us=2.261, wait_us=0.1003, round_us=0.3038, beyond_us=1.203,
     token_us=0.0,
 )  # fmt: skip
