@@ -51,7 +51,7 @@ WHERE u.solution_id IS NULL AND coalesce(w.state, 'open') = 'open' AND d.last_se
 ORDER BY u.us * d.calls DESC LIMIT :limit
 """  # noqa: S608
 _RETRY: Final = """
-DELETE FROM work WHERE owner IS NULL AND problem_id IN (
+DELETE FROM work WHERE owner IS NULL AND (state != 'open' OR attempts > 0) AND problem_id IN (
     SELECT b.id FROM problem p JOIN problem b ON b.rest = p.rest AND b.m IN (p.m, p.m_fine, p.m_coarse)
     WHERE p.text IN (SELECT value FROM json_each(?)))
 """

@@ -1,6 +1,8 @@
 """Leases with the time told: who holds what, for how long, and what becomes of failures."""
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -236,3 +238,19 @@ def test_failed_candidates_are_remembered_for_their_environment(store: Store) ->
     assert store.failed_candidates(problem(), NEW) == {crash}
     assert store.failed_candidates(problem(), OLD) == set()
     assert store.failed_candidates(problem(9), NEW) == set()
+
+
+def test_who_asks_for_what_was_put_off_still_sees_why(store: Store, tmp_path: Path) -> None:
+    store.add_sightings("r", NEW, [saw(problem())], now_s=T)
+
+    def why() -> str:
+        with closing(sqlite3.connect(tmp_path / "tune.db")) as connection:
+            return str(connection.execute("SELECT reason FROM untuned").fetchone()[0])
+
+    store.release(lease(store, now_s=T), now_s=T, counted=False, reason="put off: the CPU is in use")
+
+    assert store.retry_now([problem()]) == 0
+    assert why() == "put off: the CPU is in use"
+    store.fail(lease(store, now_s=T + 1), "it hung", now_s=T + 1)
+    assert store.retry_now([problem()]) == 1
+    assert why() == ""
