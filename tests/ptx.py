@@ -14,7 +14,7 @@ import operator
 import re
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +91,8 @@ def launch(
             running = left
             if waits > 100:
                 raise Wrong("programs of a cluster wait for ever")
-        barriers = [barrier for program in cluster for barrier in program.barriers.values()]
-        if not all(barrier.is_over() for barrier in barriers):
-            raise Wrong(f"what nobody waited for, or never came: {barriers}")
+        if not all(program.barrier.is_over() for program in cluster):
+            raise Wrong(f"what nobody waited for, or never came: {[p.barrier for p in cluster]}")
     if record.workspace_bytes and space[: record.counters_bytes].any():
         raise Wrong("counters are not zero after a launch")
     return y
@@ -126,12 +125,12 @@ class Memory:
 
 @dataclass
 class Barrier:
-    """An mbarrier of a program (9.7.13.15), in its first phase."""
+    """The one mbarrier of a program (9.7.13.15), in its first phase."""
 
-    arrivals: int  # still to come
+    at: int | None = None
+    arrivals: int = 0  # still to come
     size: int = 0  # bytes still to come
     fenced: bool = False  # others may be told of it
-    copies: list[Any] = field(default_factory=list)  # that are there once it is over
 
     def is_over(self) -> bool:
         return self.arrivals == 0 and self.size == 0
@@ -198,7 +197,7 @@ class Program:
         self._cluster = cluster
         self._rank = rank
         self.shared = np.full(code.static_bytes + shared_bytes, 0xFF, np.uint8)
-        self.barriers: dict[int, Barrier] = {}  # by address
+        self.barrier = Barrier()
         self.has_begun = False
         self._groups: list[list[Any]] = [[]]  # of copies, the last still open
         self._by = np.full(len(self.shared), -1, np.int32)  # threads whose copies have come since the last barrier
@@ -232,14 +231,10 @@ class Program:
                 while not all(program.has_begun for program in self._cluster):
                     yield True
             elif operation[:3] == ("mbarrier", "try_wait", "parity"):
-                at = {int(address) for address in self._where(operands[1])}
-                if len(at) > 1 or not at <= set(self.barriers) or self._bits(operands[2]).any():
+                if set(self._where(operands[1])) != {self.barrier.at} or self._bits(operands[2]).any():
                     raise Wrong("waits at another barrier, or for the phase before the first")
-                barrier = self.barriers[at.pop()]
-                while not barrier.is_over():
+                while not self.barrier.is_over():
                     yield True
-                for data, places, bytes_ in barrier.copies:
-                    data[places] = bytes_
                 self._set(operands[0], self._all(1), mask)
             else:
                 step = getattr(self, "_" + operation[0], None)
@@ -506,9 +501,6 @@ class Program:
                 self._by[places] = threads[:, None]
             self._groups.append(open_)
             return
-        if operation[2] == "bulk":
-            self._bulk(operands, mask)
-            return
         to, where, whole, *rest = operands
         size = int(whole, 0)
         taken = self._get(rest[0], "u32") if rest else np.full(self._threads, size)
@@ -525,24 +517,6 @@ class Program:
         places = at[:, None] + np.arange(size)
         data[places] = 0xFF  # until it has come
         self._groups[-1].append((data, places, bytes_, np.flatnonzero(mask)))
-
-    def _bulk(self, operands: Any, mask: Array) -> None:
-        """cp.async.bulk into the program's own memory: each thread's copy is there once its barrier is over."""
-        to, where, size, barrier = operands
-        for thread in np.flatnonzero(mask):
-            only = np.arange(self._threads) == thread
-            count = int(self._get(size, "u32")[thread])
-            if not count or count % 16 or (self._where(to)[thread] | self._where(where)[thread]) % 16:
-                raise Wrong(f"a bulk copy of {count} bytes, or not aligned to 16")
-            data, at = self._places(("shared",), to, only, 1)
-            of, there = self._places(("global",), where, only, 1)
-            if there[0] + count > len(of) or at[0] + count > len(data):
-                raise Wrong("a bulk copy beyond its memory")
-            places = slice(int(at[0]), int(at[0]) + count)
-            data[places] = 0xFF  # until it has come
-            waits = self.barriers[int(self._where(barrier)[thread])]
-            waits.size -= count
-            waits.copies.append((data, places, of[there[0] : there[0] + count].copy()))
 
     def _atom(self, operation: Any, operands: Any, mask: Array) -> None:
         to, where, what = operands
@@ -570,8 +544,6 @@ class Program:
         self._set(to, np.take_along_axis(self._by_lane(self._bits(what)), taken, 1).reshape(-1), mask, "u32")
 
     def _bar(self, operation: Any, operands: Any, mask: Array) -> None:
-        if operation[1] == "warp":
-            return
         self._by[:] = self._stored_by[:] = -1
         if operation[1:3] == ("red", "popc"):
             self._set(operands[0], self._all(int(self._get(operands[-1], "pred").sum())), mask, "u32")
@@ -659,15 +631,14 @@ class Program:
     def _barrier(self, operation: Any, operands: Any, mask: Array) -> None:
         if operation[:3] != ("barrier", "cluster", "arrive"):
             raise Wrong(f"{'.'.join(operation)}: not written")
-        if not all(barrier.fenced for barrier in self.barriers.values()):
+        if self.barrier.at is not None and not self.barrier.fenced:
             raise Wrong("others may see the barrier before it is set up")
         self.has_begun = True
 
     def _fence(self, operation: Any, operands: Any, mask: Array) -> None:
         if operation != ("fence", "mbarrier_init", "release", "cluster"):
             raise Wrong(f"{'.'.join(operation)}: not written")
-        for barrier in self.barriers.values():
-            barrier.fenced = barrier.fenced or bool(mask.any())
+        self.barrier.fenced = bool(mask.any())
 
     def _mbarrier(self, operation: Any, operands: Any, mask: Array) -> None:
         if mask.sum() != 1:
@@ -676,10 +647,10 @@ class Program:
         at = int(self._where(operands[0] if begins else operands[1])[mask][0])
         self._shared_at(np.array([at]), 8)
         if begins:
-            self.barriers[at] = Barrier(int(operands[1]))
-        elif operation[:3] == ("mbarrier", "arrive", "expect_tx") and at in self.barriers and at % 8 == 0:
-            self.barriers[at].size += int(self._get(operands[2], "u32")[mask][0])
-            self.barriers[at].arrivals -= 1
+            self.barrier = Barrier(at, arrivals=int(operands[1]))
+        elif operation[:3] == ("mbarrier", "arrive", "expect_tx") and at == self.barrier.at and at % 8 == 0:
+            self.barrier.size += int(self._get(operands[2], "u32")[mask][0])
+            self.barrier.arrivals -= 1
         else:
             raise Wrong(f"{'.'.join(operation)}: another barrier, or not written")
 
@@ -699,10 +670,9 @@ class Program:
             owner = self._cluster[int(to[thread]) >> RANK]
             if not owner.has_begun:
                 raise Wrong("sends to a program that has not begun")
-            barrier = owner.barriers.get(int(barriers[thread]))
-            if barrier is None:
+            if int(barriers[thread]) != owner.barrier.at:
                 raise Wrong("tells another barrier than that of the program it sends to")
             values = np.stack([self._get(name, "b32") for name in names], 1)[thread]
             data, at = self._shared_at(to[thread : thread + 1], 4 * len(names), owner)
             data[at[0] : at[0] + 4 * len(names)] = values.view(np.uint8)
-            barrier.size -= 4 * len(names)
+            owner.barrier.size -= 4 * len(names)
