@@ -157,11 +157,8 @@ def last_level_cache_bytes(device: torch.device) -> int:
     """Size of the cache that weights must not stay in; 32 MiB where the machine does not tell."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).L2_cache_size) or _UNTOLD_CACHE_BYTES
-    sizes = [_UNTOLD_CACHE_BYTES]
-    found = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
-    if found:
-        text = [path.read_text().strip() for path in found]
-        sizes = [int(t[:-1]) << {"K": 10, "M": 20, "G": 30}[t[-1]] for t in text if t[:-1].isdigit() and t[-1] in "KMG"]
+    text = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    sizes = [int(t[:-1]) << {"K": 10, "M": 20, "G": 30}[t[-1]] for t in text if t[:-1].isdigit() and t[-1] in "KMG"]
     return max(sizes, default=_UNTOLD_CACHE_BYTES)
 
 

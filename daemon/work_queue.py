@@ -223,19 +223,16 @@ def is_dead(owner: str) -> bool:
 
     So of one in another container, whose pid says nothing here: what it holds is free again once its lease lapses.
     """
-    host, pid, boot, start, namespace = _parts(owner)
-    if host != socket.gethostname() or not pid.isdigit() or not boot:
-        return False
-    if boot != _boot():
-        return True
-    return namespace == _namespace() != "" and _start(int(pid)) not in (start, None)
+    _, pid, boot, start, _ = _parts(owner)
+    return is_of_here(owner) and (boot != _boot() or _start(int(pid)) not in (start, None))
 
 
 def is_of_here(owner: str) -> bool:
-    """Whether it can be known that the owner is no more: it runs, or ran, on this host, and its pid means the same."""
+    """Whether it can be known that the owner is no more: it ran on this host, before its start or with our pids."""
     host, pid, boot, _, namespace = _parts(owner)
-    here = boot != _boot() or namespace == _namespace() != ""
-    return host == socket.gethostname() and pid.isdigit() and bool(boot) and here
+    if host != socket.gethostname() or not pid.isdigit() or not boot:
+        return False
+    return boot != _boot() or namespace == _namespace() != ""
 
 
 def outlived_boot(owner: str) -> bool:

@@ -20,7 +20,7 @@ from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import Problem, as_by_default, known_problems
 from gemmtuned.configs.settings import Settings
 from gemmtuned.reports.explain import matching
-from gemmtuned.reports.problem_list import read_list, shape_or_problem, spelled
+from gemmtuned.reports.problem_list import Shape, read_list, shape_or_problem, spelled
 from gemmtuned.reports.render import complain
 
 # Those of AITER's guide to tuning the atomic kernel: every (N, K) at every M
@@ -82,12 +82,14 @@ def from_words(words: Sequence[str], defaults: Defaults, devices: Collection[str
     As far as an option says of what kind they are to be; the one of the defaults when there is none.
     """
     found: list[Problem] = []
-    for word in shape_or_problem(words):
+    asked = shape_or_problem(words)
+    rows: list[dict[str, Any]] = []
+    if any(isinstance(word, Shape) for word in asked) and (here := settings()).db.exists():
+        rows = [row for row in seen(here) if row["device"] in devices]
+    for word in asked:
         if isinstance(word, str):
             found.append(spelled(word, threads=defaults.threads, gpu=defaults.gpu))
             continue
-        here = settings()
-        rows = [row for row in seen(here) if row["device"] in devices] if here.db.exists() else []
         known = matching(rows, {**word._asdict(), **defaults.given})
         one = Problem(m=word.m, n=word.n, k=word.k, dtype=defaults.dtype or "bf16", threads=defaults.threads)
         found += defaults.apply(known or defaults.as_called([one]))
