@@ -41,9 +41,9 @@ from gemmtuned.kernels.triton.cluster import (
 )
 from gemmtuned.kernels.triton.diagonal import has_diagonal
 from gemmtuned.kernels.triton.first import load_first, store_first
-from gemmtuned.kernels.triton.issued import issued
+from gemmtuned.kernels.triton.issued import issued, issued_after
 from gemmtuned.kernels.triton.launch import Axis, Config, Exchange, LaunchRecord, check_config, make_record
-from gemmtuned.kernels.triton.to_registers import STEP_K, Fit, begun, check_registers, issued_after, load_steps
+from gemmtuned.kernels.triton.to_registers import STEP_K, Fit, begun, check_registers, load_steps, rows_of_w, send_first
 
 NAME: Final = "fragments"
 KEYS: Final = ("rows", "tokens", "split", "warps", "ahead", "chains", "registers")
@@ -123,18 +123,6 @@ def _of_lane(sums):
 
 
 @triton.jit
-def _send(address, barrier, sums):
-    """As cluster.py's, of what `_of_lane` gives ($24 to $31) only the sum; to address $8, and to barrier $16."""
-    tl.inline_asm_elementwise(
-        """st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [$8], $24, [$16];
-        mov.u32 $0, 0; mov.u32 $1, 0; mov.u32 $2, 0; mov.u32 $3, 0;
-        mov.u32 $4, 0; mov.u32 $5, 0; mov.u32 $6, 0; mov.u32 $7, 0;""",
-        "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,f,f,f,f,f,f,f,f",
-        [address, barrier, sums], dtype=tl.int32, is_pure=False, pack=8,
-    )  # fmt: skip
-
-
-@triton.jit
 def _grown(sums, of_w, of_x, AHEAD: tl.constexpr, CHAINS: tl.constexpr, BLOCKS: tl.constexpr, SIDES: tl.constexpr):
     """sums + the products of a group of steps."""
     for u in tl.static_range(AHEAD):
@@ -180,12 +168,7 @@ def fragments(
     line = place % 4
     ks = part * (STEPS * STEP) + (place // 4)[:, None] * _STEP_K + tl.arange(0, _STEP_K)[None, :]
     end = tl.minimum((part + 1) * (STEPS * STEP), K)
-    w_rows = ()
-    for b in tl.static_range(2 * BLOCKS):
-        row = tile * BLOCK_N + (b // 2) * 8 + 2 * line + b % 2
-        # rows past the end read the last row again: no mask but for K, and their sums are never stored
-        read = tl.minimum(row, N - 1) if N % BLOCK_N != 0 else row
-        w_rows = w_rows + (w + read.to(tl.int64)[:, None] * ldw,)
+    w_rows = rows_of_w(w, ldw, tile, line, N, BLOCK_N)
     x_rows = ()
     for side in tl.static_range(SIDES):
         x_rows = x_rows + (x + tl.minimum(side * 4 + line, m - 1).to(tl.int64)[:, None] * ldx,)
@@ -225,7 +208,7 @@ def fragments(
                 total += sums[(chain * BLOCKS + b) * SIDES + side]
             total = _of_lane(total)
             if CLUSTER > 1:
-                _send(to[side * BLOCKS + b], barriers[side], total)
+                send_first(to[side * BLOCKS + b], barriers[side], total, 1)
             elif WARPS == 1:
                 token = side * 4 + lane % 4 + place[:, None] * 0
                 row = tile * BLOCK_N + (b * 8 + 2 * line)[:, None] + lane // 4

@@ -29,3 +29,33 @@ def issued():
         }""",
         "=f", [], dtype=tl.float32, is_pure=False, pack=1,
     )  # fmt: skip
+
+
+def _known(count: int) -> str:
+    """PTX: a barrier, in front of which the addresses $8, $10 and so on are made; zero in $0 to $7."""
+    lines = [".reg .pred never;", ".reg .b32 none, all;", "mov.b32 all, $8;"]
+    lines += [f"or.b32 all, all, ${8 + 2 * i};" for i in range(1, count)]
+    lines += [
+        "setp.eq.u32 never, all, 0xffffffff;",
+        "bar.red.popc.u32 none, 0, never;",
+        "cvt.rn.f32.u32 $0, none;",
+        *(f"mov.f32 ${i}, $0;" for i in range(1, 8)),
+    ]
+    return "{" + " ".join(lines) + "}"
+
+
+_KNOWN = tl.constexpr({count: _known(count) for count in (1, 2, 4)})
+
+
+@triton.jit
+def issued_after(known, loaded, COUNT: tl.constexpr):
+    """As `issued`, and not before the addresses `known` are: the compiler would leave them for when they are needed.
+
+    Of each thread's eight the first counts, and for COUNT 2 and 4 the third and so on.  They are multiples of four, so
+    that none makes the predicate true.  loaded: of W or X; it is not waited for, but gives the result the layout of the
+    loads, without which Triton would make a second barrier for it.
+    """
+    return tl.inline_asm_elementwise(
+        _KNOWN[COUNT], "=f,=f,=f,=f,=f,=f,=f,=f,r,r,r,r,r,r,r,r,r,r,r,r", [known, loaded],
+        dtype=tl.float32, is_pure=False, pack=8,
+    )  # fmt: skip

@@ -36,9 +36,9 @@ from gemmtuned.kernels.triton.cluster import (
     place_of,
 )
 from gemmtuned.kernels.triton.diagonal import has_diagonal
-from gemmtuned.kernels.triton.issued import issued
+from gemmtuned.kernels.triton.issued import issued, issued_after
 from gemmtuned.kernels.triton.launch import Axis, Config, Exchange, LaunchRecord, check_config, make_record
-from gemmtuned.kernels.triton.to_registers import STEP_K, Fit, begun, check_registers, issued_after, load_steps
+from gemmtuned.kernels.triton.to_registers import STEP_K, Fit, begun, check_registers, load_steps, rows_of_w, send_first
 
 NAME: Final = "selected"
 KEYS: Final = ("rows", "split", "warps", "ahead", "registers")
@@ -142,25 +142,6 @@ def _of_lane(a, b):
     )  # fmt: skip
 
 
-def _sends(values: int) -> str:
-    """PTX that sends the first `values` of $24 and on, in pairs, to $8 and on, and to the barriers $16 and on."""
-    head = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32"
-    lines = [f"{head} [${8 + i}], {{${24 + i}, ${25 + i}}}, [${16 + i}];" for i in range(0, values, 2)]
-    return "\n".join([*lines, *(f"mov.u32 ${i}, 0;" for i in range(8))])
-
-
-_SENDS = tl.constexpr({values: _sends(values) for values in (4, 8)})
-
-
-@triton.jit
-def _send(address, barrier, sums, VALUES: tl.constexpr):
-    """As cluster.py's, of the first VALUES of each thread's eight sums."""
-    tl.inline_asm_elementwise(
-        _SENDS[VALUES], "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,f,f,f,f,f,f,f,f",
-        [address, barrier, sums], dtype=tl.int32, is_pure=False, pack=8,
-    )  # fmt: skip
-
-
 @triton.jit
 def _grown(sums, of_w, of_x, AHEAD: tl.constexpr, BLOCKS: tl.constexpr):
     """sums + the products of a group of steps."""
@@ -205,12 +186,7 @@ def selected(
     t = c // 8 % 4
     xs = part * (STEPS * STEP) + warp * _STEP_K + c
     end = tl.minimum((part + 1) * (STEPS * STEP), K)
-    w_rows = ()
-    for b in tl.static_range(2 * BLOCKS):
-        row = tile * BLOCK_N + (b // 2) * 8 + 2 * line + b % 2
-        # rows past the end read the last row again: no mask but for K, and their sums are never stored
-        read = tl.minimum(row, N - 1) if N % BLOCK_N != 0 else row
-        w_rows = w_rows + (w + read.to(tl.int64)[:, None] * ldw,)
+    w_rows = rows_of_w(w, ldw, tile, line, N, BLOCK_N)
     x_rows = ()
     for i in tl.static_range(4):
         token = (i // 2) * 8 + 2 * line + i % 2
@@ -244,7 +220,7 @@ def selected(
         sums = _grown(sums, of_w, of_x, AHEAD, BLOCKS)
     total = _of_lane(sums[0], sums[BLOCKS - 1])
     if CLUSTER > 1:
-        _send(to, barrier, total, VALUES)
+        send_first(to, barrier, total, VALUES)
         collect_and_store(
             False, tile * BLOCK_N, 0, part, bias, y, m, N, _TOKENS, BLOCK_N, CLUSTER, WARPS, True
         )  # fmt: skip

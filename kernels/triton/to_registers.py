@@ -49,34 +49,35 @@ class Fit:
     token_us: float
 
 
-def _known(count: int) -> str:
-    """PTX: a barrier, in front of which the addresses $8, $10 and so on are made; zero in $0 to $7."""
-    lines = [".reg .pred never;", ".reg .b32 none, all;", "mov.b32 all, $8;"]
-    lines += [f"or.b32 all, all, ${8 + 2 * i};" for i in range(1, count)]
-    lines += [
-        "setp.eq.u32 never, all, 0xffffffff;",
-        "bar.red.popc.u32 none, 0, never;",
-        "cvt.rn.f32.u32 $0, none;",
-        *(f"mov.f32 ${i}, $0;" for i in range(1, 8)),
-    ]
-    return "{" + " ".join(lines) + "}"
+def _sends(values: int) -> str:
+    """PTX that sends the first `values` of $24 and on to $8 and on, to barriers $16 and on: in pairs, if any."""
+    head = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes"
+    lines = [f"{head}.v2.f32 [${8 + i}], {{${24 + i}, ${25 + i}}}, [${16 + i}];" for i in range(0, values - 1, 2)]
+    return "\n".join([*(lines or [f"{head}.f32 [$8], $24, [$16];"]), *(f"mov.u32 ${i}, 0;" for i in range(8))])
 
 
-_KNOWN = tl.constexpr({count: _known(count) for count in (1, 2, 4)})
+_SENDS = tl.constexpr({values: _sends(values) for values in (1, 4, 8)})
 
 
 @triton.jit
-def issued_after(known, loaded, COUNT: tl.constexpr):
-    """As issued.py's, not before the addresses `known` are: the compiler would leave them for when they are needed.
-
-    Of each thread's eight the first counts, and for COUNT 2 and 4 the third and so on.  They are multiples of four, so
-    that none makes the predicate true.  loaded: of W or X; it is not waited for, but gives the result the layout of the
-    loads, without which Triton would make a second barrier for it.
-    """
-    return tl.inline_asm_elementwise(
-        _KNOWN[COUNT], "=f,=f,=f,=f,=f,=f,=f,=f,r,r,r,r,r,r,r,r,r,r,r,r", [known, loaded],
-        dtype=tl.float32, is_pure=False, pack=8,
+def send_first(address, barrier, sums, VALUES: tl.constexpr):
+    """As cluster.py's, of the first VALUES of each thread's eight sums: one, or pairs that lie side by side."""
+    tl.inline_asm_elementwise(
+        _SENDS[VALUES], "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,f,f,f,f,f,f,f,f",
+        [address, barrier, sums], dtype=tl.int32, is_pure=False, pack=8,
     )  # fmt: skip
+
+
+@triton.jit
+def rows_of_w(w, ldw, tile, line, N: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Pointers to the rows of W of a tile: of each eight the even, then the odd of a lane's pair."""
+    rows = ()
+    for b in tl.static_range(BLOCK_N // 4):
+        row = tile * BLOCK_N + (b // 2) * 8 + 2 * line + b % 2
+        # rows past the end read the last row again: no mask but for K, and their sums are never stored
+        read = tl.minimum(row, N - 1) if N % BLOCK_N != 0 else row
+        rows = rows + (w + read.to(tl.int64)[:, None] * ldw,)
+    return rows
 
 
 @triton.jit
