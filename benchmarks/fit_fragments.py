@@ -20,10 +20,10 @@ import numpy as np
 from scipy.optimize import minimize  # type: ignore[import-untyped]
 
 from gemmtuned.kernels.triton import fragments, selected
-from gemmtuned.kernels.triton.to_registers import STEP_K, Fit, busiest, room
+from gemmtuned.kernels.triton.to_registers import MOST_TOKENS, STEP_K, Fit, busiest, room
 
 UNITS = 132
-START = np.array([4.3e6, 0.9, 1.3, 0.1, 0.1, 0.5, 0.07])
+START = np.array([4.3e6, 0.9, 1.3, 0.1, 0.1, 0.5, 0.07, 0.02])
 NAMES = tuple(field.name for field in dataclasses.fields(Fit))
 MODULES: dict[str, Any] = {module.NAME: module for module in (fragments, selected)}
 SHARPNESS = 12.0  # weight of a timing: (best of its problem / it) to this power
@@ -67,7 +67,7 @@ def columns(kernel: Any, found: dict[Shape, dict[tuple[int, ...], float]]) -> di
 
 def estimates_us(c: dict[str, Any], p: Any) -> Any:
     """As to_registers.estimate_us, for arrays."""
-    bandwidth, latency, start, wait, another, beyond, token = p
+    bandwidth, latency, start, wait, another, beyond, token, load = p
     step_k = STEP_K * c["warps"] * c["split"]
     steps = np.ceil(c["k"] / step_k)
     groups = np.ceil(steps / c["ahead"])
@@ -79,7 +79,9 @@ def estimates_us(c: dict[str, Any], p: Any) -> Any:
     loads = c["busiest"] * c["rows"] * each / np.minimum(1.15 * bandwidth / UNITS, in_flight / latency)
     waits = wait * rounds * groups + another * (rounds - 1)
     computed = groups * c["ahead"] * step_k / c["k"] - 1
-    return start + (memory**4 + loads**4) ** 0.25 + waits + beyond * computed + token * c.get("tokens", 0)
+    tokens = c.get("tokens", MOST_TOKENS)
+    issue = token * tokens + load * np.minimum(c["ahead"], steps) * (c["rows"] + tokens) / 4
+    return start + (memory**4 + loads**4) ** 0.25 + waits + beyond * computed + issue
 
 
 def main() -> None:
@@ -91,19 +93,22 @@ def main() -> None:
     kernel = MODULES[args.kernel]
     found = timings(kernel, args.results, set(map(int, args.m.split(","))))
     c = columns(kernel, found)
+    begun = START.copy()
+    if "tokens" not in c:  # always as many: part of start_us
+        begun[NAMES.index("token_us")] = 0.0
 
     def loss(scale: Any) -> float:
-        off = np.log(np.maximum(estimates_us(c, scale * START), 0.1) / c["us"])
+        off = np.log(np.maximum(estimates_us(c, scale * begun), 0.1) / c["us"])
         return float((c["weight"] * off * off).sum() / c["weight"].sum())
 
-    p = np.ones(len(START))
+    p = np.ones(len(begun))
     for _ in range(6):
         p = minimize(loss, p, method="Nelder-Mead", options={"maxiter": 6000, "adaptive": True}).x
     print(f"{len(c['us'])} timings of {len(found)} problems, off by {loss(p) ** 0.5:.3f}")
-    for name, value in zip(NAMES, p * START, strict=True):
+    for name, value in zip(NAMES, p * begun, strict=True):
         print(f"{name}={value:.4g},", end=" ")
     print()
-    guessed = estimates_us(c, p * START)
+    guessed = estimates_us(c, p * begun)
     # among what was timed, which is a part of what is offered, and what was fitted
     begin, lost = 0, defaultdict(list)
     for timed in found.values():

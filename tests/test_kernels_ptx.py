@@ -67,6 +67,9 @@ def operands(m: int, n: int, k: int, *, bias: bool, apart: int = 0, dtype: torch
         (selected, {"rows": 16, "warps": 2, "ahead": 3}, 16, 24, 1544, False, 0),
         (selected, {"split": 8, "warps": 2, "ahead": 4}, 11, 37, 2048, True, 0),
         (selected, {"rows": 16, "split": 5, "warps": 4}, 9, 20, 1544, False, 16),
+        (selected, {"split": 3, "warps": 4, "ahead": 1}, 16, 21, 1544, True, 0),
+        (selected, {"rows": 16, "split": 2, "warps": 8, "ahead": 1}, 12, 24, 2056, False, 8),
+        (selected, {"split": 2, "warps": 8, "ahead": 1}, 12, 24, 1544, True, 0),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -120,6 +123,11 @@ PARTS = {
     "values out of order": (r"0xeeeeeeee", "0xbbbbbbbb", "out of order"),
     "a neighbour's row": (r"(selp\.b32 own\d, *%\w+, *%\w+), second", r"\1, never", "far off"),
 }
+OWN = {
+    "other warps have not put theirs there": (r"bar\.sync[^;]*;", "", "without a barrier"),
+    "the sums of one warp twice": (r"(ld\.shared\.f32 of1_0, \[%\w+)[^\]]*\]", r"\1]", "far off"),
+    "sums that others have sent": (r"(ld\.shared\.f32 of3_0, \[%\w+ *\+ *)\d+\]", r"\g<1>2048]", "far off"),
+}
 OF_ONE_ROW = GEMV | {"mma": 1, "hold": 1, "rows": 1, "warps": 8, "block_k": 2048, "unroll": 1}
 
 
@@ -128,8 +136,9 @@ OF_ONE_ROW = GEMV | {"mma": 1, "hold": 1, "rows": 1, "warps": 8, "block_k": 2048
     [(fragments, FRAGMENTS | {"split": 4}, *fault) for fault in FAULTS.values()]
     + [(warp_split_k, WARPS, *fault) for fault in COPIES.values()]
     + [(gemv, OF_ONE_ROW, *fault) for fault in SUMS.values()]
-    + [(selected, SELECTED | {"split": 4}, *fault) for fault in PARTS.values()],
-    ids=[*FAULTS, *COPIES, *SUMS, *PARTS],
+    + [(selected, SELECTED | {"split": 4}, *fault) for fault in PARTS.values()]
+    + [(selected, SELECTED | {"split": 4, "warps": 4, "ahead": 1}, *fault) for fault in OWN.values()],
+    ids=[*FAULTS, *COPIES, *SUMS, *PARTS, *OWN],
 )
 def test_a_fault_is_seen(
     module: Any, config: dict[str, int], what: str, instead: str, seen: str, monkeypatch: pytest.MonkeyPatch

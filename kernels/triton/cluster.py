@@ -145,6 +145,13 @@ def barrier_of(line, LINES: tl.constexpr, SPLIT: tl.constexpr, ALONE: tl.constex
 
 
 @triton.jit
+def own_place(OWN: tl.constexpr, LINES: tl.constexpr, WIDE: tl.constexpr, SPLIT: tl.constexpr, ALONE: tl.constexpr):
+    """The address of the OWN values that a program keeps for itself; it sends one copy of its sums."""
+    EACH: tl.constexpr = (LINES + SPLIT - 1) // SPLIT
+    return _end(ALONE) - (SPLIT * EACH * (WIDE + _PAD) + OWN) * 4 - _BARRIER
+
+
+@triton.jit
 def all_have_begun(ALONE: tl.constexpr = False):
     """Wait until the cluster's other programs can be sent to."""
     tl.inline_asm_elementwise(

@@ -51,7 +51,7 @@ MAX_M: Final = 16
 ROWS: Final = (8, 16, 32)
 FITTED: Final = Fit(  # to 1,468 timings at M = 4, 8 and 16, eight shapes, on an H200
     bandwidth=4.906e6, latency_us=0.1707, start_us=1.291, wait_us=0.07158, round_us=0.06539, beyond_us=0.3951,
-    token_us=0.08274,
+    token_us=0.08274, load_us=0.0,
 )  # fmt: skip
 _STEP_K = tl.constexpr(STEP_K)
 

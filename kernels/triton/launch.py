@@ -49,12 +49,14 @@ class Axis:
 class Exchange:
     """The sums of a tile that meet in the shared memory of a cluster (cluster.py).
 
-    Each program sends `copies` of lines x wide fp32 values, and gets those of its own lines from all.
+    Each program sends `copies` of lines x wide fp32 values, and gets those of its own lines from all.  own: values that
+    it keeps for itself, in front of those.
     """
 
     lines: int
     wide: int
     copies: int
+    own: int = 0
 
     @property
     def values(self) -> int:
@@ -63,7 +65,8 @@ class Exchange:
 
     def bytes(self, split: int) -> int:
         """Shared memory of a program in a cluster of `split`: for the sums, and for its barrier."""
-        return -(-self.lines // split) * (self.wide + EXCHANGE_PAD) * split * self.copies * 4 + BARRIER_BYTES
+        sent = -(-self.lines // split) * (self.wide + EXCHANGE_PAD) * split * self.copies
+        return (sent + self.own) * 4 + BARRIER_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,8 @@ bytes of one row of W: of its own row and its neighbour's it loads one half each
 then give each other what is not theirs.
 
 The rest is as in `fragments`: no operand in shared memory, the loads of `ahead` steps on their way together, those of X
-in front, a share of K for each warp, `split` > 1 programs of a cluster that cut K (sm_90), a limit on `registers`.
+in front, a share of K for each warp, `split` > 1 programs of a cluster that cut K (sm_90), a limit on `registers`.  But
+four warps and more add up their sums in the program's own memory before they send them to others.
 """
 # mypy: disable-error-code="misc,untyped-decorator,no-untyped-def,no-untyped-call,assignment,var-annotated"
 # ruff: noqa: RUF005  (Triton knows no unpacking)
@@ -33,21 +34,33 @@ from gemmtuned.kernels.triton.cluster import (
     barrier_of,
     begin,
     collect_and_store,
+    own_place,
     place_of,
 )
 from gemmtuned.kernels.triton.diagonal import has_diagonal
 from gemmtuned.kernels.triton.issued import issued, issued_after
 from gemmtuned.kernels.triton.launch import Axis, Config, Exchange, LaunchRecord, check_config, make_record
-from gemmtuned.kernels.triton.to_registers import STEP_K, Fit, begun, check_registers, load_steps, rows_of_w, send_first
+from gemmtuned.kernels.triton.to_registers import (
+    STEP_K,
+    Fit,
+    begun,
+    check_registers,
+    keep_first,
+    load_steps,
+    rows_of_w,
+    send_first,
+    send_kept,
+)
 
 NAME: Final = "selected"
 KEYS: Final = ("rows", "split", "warps", "ahead", "registers")
 MIN_M: Final = 9
 MAX_M: Final = 16
 ROWS: Final = (8, 16)
-FITTED: Final = Fit(  # to the 803 timings with these rows at M = 16, eight shapes, on an H200
-    bandwidth=4.571e6, latency_us=0.1799, start_us=2.261, wait_us=0.1003, round_us=0.3038, beyond_us=1.203,
-    token_us=0.0,
+_ADDS_UP_FIRST: Final = 4  # warps: so many add up their sums before they send them
+FITTED: Final = Fit(  # to 228 timings at M = 16, ten shapes, on an H200
+    bandwidth=4.863e6, latency_us=0.3867, start_us=1.608, wait_us=0.187, round_us=0.2196, beyond_us=1.275,
+    token_us=0.0, load_us=0.01893,
 )  # fmt: skip
 _STEP_K = tl.constexpr(STEP_K)
 _TOKENS = tl.constexpr(MAX_M)
@@ -171,12 +184,15 @@ def selected(
     WARPS: tl.constexpr,
     AHEAD: tl.constexpr,
     CLUSTER: tl.constexpr,
+    COPIES: tl.constexpr,
 ):
     STEP: tl.constexpr = _STEP_K * WARPS
     STEPS: tl.constexpr = (K + STEP * SPLIT - 1) // (STEP * SPLIT)
     WHOLE: tl.constexpr = K == STEP * STEPS * SPLIT and STEPS % AHEAD == 0
     BLOCKS: tl.constexpr = BLOCK_N // 8  # of eight rows of W
     VALUES: tl.constexpr = 4 * BLOCKS  # sums of a lane
+    SIZE: tl.constexpr = _TOKENS * BLOCK_N  # of a program, for each thread EACH
+    EACH: tl.constexpr = SIZE // (32 * WARPS)
     tile = tl.program_id(0) // CLUSTER
     part = tl.program_id(0) % CLUSTER
     place = tl.arange(0, 4 * WARPS)
@@ -201,16 +217,23 @@ def selected(
     if CLUSTER > 1:
         of_x = load_steps(x_rows, xs, xs, end, 0, STEP, AHEAD, WHOLE, "")
         of_w = load_steps(w_rows, w_even, w_odd, end, 0, STEP, AHEAD, WHOLE, "evict_first")
-        begin(part, _TOKENS, BLOCK_N, CLUSTER, WARPS, True)
+        begin(part, _TOKENS, BLOCK_N, CLUSTER, COPIES, True)
         g = 2 * line[:, None] + c // 32
         # of a lane's sums: pairs of rows 2 t and 2 t + 1, of tokens g and 8 + g, of eight rows, then of eight more
         i = c % VALUES
         token = g + i // 2 % 2 * 8
         row = i // 4 * 8 + 2 * t + i % 2
+        if COPIES < WARPS:
+            own = own_place(WARPS * SIZE, _TOKENS, BLOCK_N, CLUSTER, True)
+            to_own = own + (warp * SIZE + token * BLOCK_N + row) * 4
+            at = (place[:, None] * 8 + c // 8) * EACH
+            kept = own + at * 4
+            token = at // BLOCK_N
+            row = at % BLOCK_N
         barrier = barrier_of(token, _TOKENS, CLUSTER, True)
-        to = place_of(token, row, warp, part, _TOKENS, BLOCK_N, CLUSTER, WARPS, True)
+        to = place_of(token, row, warp if COPIES == WARPS else 0, part, _TOKENS, BLOCK_N, CLUSTER, COPIES, True)
         all_have_begun(True)
-        sums = begun(sums, issued_after(to | barrier, of_x[0], VALUES // 2), BLOCKS)
+        sums = begun(sums, issued_after(to | barrier, of_x[0], VALUES // 2 if COPIES == WARPS else 1), BLOCKS)
         sums = _grown(sums, of_w, of_x, AHEAD, BLOCKS)
         first = 1
     for group in tl.range(first, (STEPS + AHEAD - 1) // AHEAD):
@@ -220,9 +243,13 @@ def selected(
         sums = _grown(sums, of_w, of_x, AHEAD, BLOCKS)
     total = _of_lane(sums[0], sums[BLOCKS - 1])
     if CLUSTER > 1:
-        send_first(to, barrier, total, VALUES)
+        if COPIES < WARPS:
+            keep_first(to_own, total, VALUES)
+            send_kept(kept, to, barrier, total, WARPS, EACH)
+        else:
+            send_first(to, barrier, total, VALUES)
         collect_and_store(
-            False, tile * BLOCK_N, 0, part, bias, y, m, N, _TOKENS, BLOCK_N, CLUSTER, WARPS, True
+            False, tile * BLOCK_N, 0, part, bias, y, m, N, _TOKENS, BLOCK_N, CLUSTER, COPIES, True
         )  # fmt: skip
     else:
         inner = tl.arange(0, 16)[None, :]
@@ -258,14 +285,16 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
     if not (split and warps and ahead):
         raise CandidateFailed(f"{NAME}: split {split}, warps {warps}, ahead {ahead}, expected 1 and up")
     check_registers(NAME, config)
+    copies = 1 if warps >= _ADDS_UP_FIRST and MAX_M * rows >= 32 * warps else warps
+    own = warps * MAX_M * rows if copies < warps else 0
     return make_record(
         NAME,
         problem,
         grid=(Axis("n", rows), Axis("", 1), Axis("", 1)),
         num_warps=warps,
         num_stages=1,
-        constants={"BLOCK_N": rows, "WARPS": warps, "AHEAD": ahead},
-        exchange=Exchange(MAX_M, rows, warps) if split > 1 else None,
+        constants={"BLOCK_N": rows, "WARPS": warps, "AHEAD": ahead, "COPIES": copies},
+        exchange=Exchange(MAX_M, rows, copies, own) if split > 1 else None,
         own_ptx=True,
         max_registers=registers,
         split=split,

@@ -24,7 +24,7 @@ MODULES: Final = {module.NAME: module for module in (gemv, fragments, selected, 
 _SHARES: Final = (
     (1, {"gemv": 24}),
     (8, {"fragments": 24}),
-    (16, {"selected": 8, "fragments": 8, "tiles": 8}),  # of each the best was among its first 8, at twenty shapes
+    (16, {"selected": 11, "fragments": 5, "tiles": 8}),  # the best was among these at twenty shapes
     (32, {"warp_split_k": 24, "tiles": 24}),
     (64, {"tiles": 22}),
     (256, {"tiles": 8}),  # here the library leads but where N is small: these tiles lack what large M needs

@@ -26,6 +26,7 @@ STEP_K: Final = 64  # values of K that a warp takes in a step: 128 bytes of each
 _WASTE: Final = 1.35  # at most this part of K is computed in vain, if not read, at the end of the last slice
 _MOST: Final = 32  # warps on a unit, where programs or warps share K; where there are enough, each has one at least
 _REGISTERS: Final = 240  # of a thread
+MOST_TOKENS: Final = 16  # rows of X in the products of a warp
 _SQUEEZED: Final = 8  # so many more than there are can the compiler do without
 _UNSURE: Final = 16  # within so many of them it may have to spill, and is asked without a limit, too
 
@@ -38,6 +39,7 @@ class Fit:
 
     latency_us: bytes in flight over it are a unit's rate.  wait_us: of each group of loads, in each round of programs;
     round_us: of each more of them.  beyond_us: of each part of K computed beyond its end.  token_us: of a row of X.
+    load_us: of each load of a thread that is on its way at once with others.
     """
 
     bandwidth: float
@@ -47,6 +49,7 @@ class Fit:
     round_us: float
     beyond_us: float
     token_us: float
+    load_us: float
 
 
 def _sends(values: int) -> str:
@@ -65,6 +68,53 @@ def send_first(address, barrier, sums, VALUES: tl.constexpr):
     tl.inline_asm_elementwise(
         _SENDS[VALUES], "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,f,f,f,f,f,f,f,f",
         [address, barrier, sums], dtype=tl.int32, is_pure=False, pack=8,
+    )  # fmt: skip
+
+
+def _keeps(values: int) -> str:
+    """PTX that stores the first `values` of $16 and on at $8 and on, in pairs."""
+    lines = [f"st.shared.v2.f32 [${8 + i}], {{${16 + i}, ${17 + i}}};" for i in range(0, values, 2)]
+    return "\n".join([*lines, *(f"mov.u32 ${i}, 0;" for i in range(8))])
+
+
+_KEEPS = tl.constexpr({values: _keeps(values) for values in (4, 8)})
+
+
+@triton.jit
+def keep_first(address, sums, VALUES: tl.constexpr):
+    """Put the first VALUES of each thread's eight sums, pairs that lie side by side, into this program's memory."""
+    tl.inline_asm_elementwise(
+        _KEEPS[VALUES], "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r,r,r,r,r,f,f,f,f,f,f,f,f", [address, sums],
+        dtype=tl.int32, is_pure=False, pack=8,
+    )  # fmt: skip
+
+
+def _sends_kept(warps: int, each: int) -> str:
+    """PTX: behind a barrier, add up `each` values at $8 that each of the warps has kept; to $16, barrier $24."""
+    names = [[f"of{w}_{i}" for i in range(each)] for w in range(warps)]
+    kind = ".v2.f32" if each == 2 else ".f32"
+    held = ["{" + ", ".join(group) + "}" if each == 2 else group[0] for group in names]
+    lines = [f".reg .f32 {', '.join(itertools.chain(*names))};", "bar.sync 0;"]
+    lines += [f"ld.shared{kind} {held[w]}, [$8 + {w * warps * 32 * each * 4}];" for w in range(warps)]
+    lines += [f"add.f32 {names[0][i]}, {names[0][i]}, {names[w][i]};" for w in range(1, warps) for i in range(each)]
+    lines.append(f"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes{kind} [$16], {held[0]}, [$24];")
+    return "{" + "\n".join([*lines, *(f"mov.u32 ${i}, 0;" for i in range(8))]) + "}"
+
+
+_SENDS_KEPT = tl.constexpr({10 * warps + each: _sends_kept(warps, each) for warps, each in ((4, 1), (4, 2), (8, 1))})
+
+
+@triton.jit
+def send_kept(kept, address, barrier, sums, WARPS: tl.constexpr, EACH: tl.constexpr):
+    """Add up over warps what they have kept, and send it: each thread a pair, or one.
+
+    kept, address, barrier: of each thread's eight the first counts.  sums: give them the layout in which eight side by
+    side are a thread's.
+    """
+    tl.inline_asm_elementwise(
+        _SENDS_KEPT[10 * WARPS + EACH],
+        "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,f,f,f,f,f,f,f,f",
+        [kept, address, barrier, sums], dtype=tl.int32, is_pure=False, pack=8,
     )  # fmt: skip
 
 
@@ -142,8 +192,8 @@ def scored(
             if needed > _REGISTERS:
                 continue
             most = _registers_for(busiest(n, units, config) * warps)
-            limits = [most] if needed <= most + _SQUEEZED else []
-            limits += [0] if needed > most - _UNSURE else []
+            limits = [0] if needed > most - _UNSURE else []  # first: it does not spill
+            limits += [most] if needed <= most + _SQUEEZED else []
             for limit in limits:
                 us = estimate_us(n, k, units, config, limit or needed, fit)
                 found.append((us, busy, config | {"registers": limit}))
@@ -183,5 +233,6 @@ def estimate_us(n: int, k: int, units: int, config: Config, registers: int, fit:
     loads = programs * rows * steps * warps * STEP_K * 2 / rate
     waits = fit.wait_us * rounds * groups + fit.round_us * (rounds - 1)
     beyond = groups * ahead * step_k / k - 1
-    tokens = fit.token_us * config.get("tokens", 0)
-    return fit.start_us + largest(memory, loads) + waits + fit.beyond_us * beyond + tokens
+    tokens = config.get("tokens", MOST_TOKENS)
+    issue = fit.token_us * tokens + fit.load_us * min(ahead, steps) * (rows + tokens) / 4
+    return fit.start_us + largest(memory, loads) + waits + fit.beyond_us * beyond + issue

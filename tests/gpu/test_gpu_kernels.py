@@ -123,6 +123,8 @@ WHOLE = {"rows": 8, "split": 8, "warps": 2, "ahead": 4, "registers": 0}
         ({"rows": 16, "split": 3, "warps": 4, "ahead": 2, "registers": 96}, 10, 1001, 4104, True, 8),
         ({"split": 1, "warps": 8, "ahead": 3}, 16, 577, 7176, True, 16),
         ({"rows": 16, "split": 1, "warps": 1}, 12, 7168, 2048, True, 0),
+        ({"split": 7, "warps": 4, "ahead": 2, "registers": 168}, 16, 256, 7168, True, 0),
+        ({"rows": 16, "split": 5, "warps": 8, "ahead": 1}, 11, 600, 3592, False, 8),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
