@@ -12,7 +12,8 @@ then give each other what is not theirs.
 
 The rest is as in `fragments`: no operand in shared memory, the loads of `ahead` steps on their way together, those of X
 in front, a share of K for each warp, `split` > 1 programs of a cluster that cut K (sm_90), a limit on `registers`.  But
-four warps and more add up their sums in the program's own memory before they send them to others.
+warps add up their sums in the program's own memory, where they have enough of them, before they send them to others;
+and where few steps are ahead no barrier holds the loads of later groups together: it costs more than it brings.
 """
 # mypy: disable-error-code="misc,untyped-decorator,no-untyped-def,no-untyped-call,assignment,var-annotated"
 # ruff: noqa: RUF005  (Triton knows no unpacking)
@@ -57,13 +58,13 @@ KEYS: Final = ("rows", "split", "warps", "ahead", "registers")
 MIN_M: Final = 9
 MAX_M: Final = 16
 ROWS: Final = (8, 16)
-_ADDS_UP_FIRST: Final = 4  # warps: so many add up their sums before they send them
-FITTED: Final = Fit(  # to 228 timings at M = 16, ten shapes, on an H200
-    bandwidth=4.863e6, latency_us=0.3867, start_us=1.608, wait_us=0.187, round_us=0.2196, beyond_us=1.275,
-    token_us=0.0, load_us=0.01893,
+FITTED: Final = Fit(  # to 211 timings at M = 16, twenty shapes, on an H200
+    bandwidth=5.209e6, latency_us=0.3412, start_us=1.582, wait_us=0.1983, round_us=0.514, beyond_us=1.143,
+    token_us=0.0, load_us=0.02736,
 )  # fmt: skip
 _STEP_K = tl.constexpr(STEP_K)
 _TOKENS = tl.constexpr(MAX_M)
+_MANY = tl.constexpr(4)  # steps ahead
 
 
 def _products(dtype: str) -> str:
@@ -239,7 +240,8 @@ def selected(
     for group in tl.range(first, (STEPS + AHEAD - 1) // AHEAD):
         of_x = load_steps(x_rows, xs, xs, end, group, STEP, AHEAD, WHOLE, "")
         of_w = load_steps(w_rows, w_even, w_odd, end, group, STEP, AHEAD, WHOLE, "evict_first")
-        sums = begun(sums, issued(), BLOCKS)
+        if AHEAD >= _MANY:
+            sums = begun(sums, issued(), BLOCKS)
         sums = _grown(sums, of_w, of_x, AHEAD, BLOCKS)
     total = _of_lane(sums[0], sums[BLOCKS - 1])
     if CLUSTER > 1:
@@ -285,7 +287,7 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
     if not (split and warps and ahead):
         raise CandidateFailed(f"{NAME}: split {split}, warps {warps}, ahead {ahead}, expected 1 and up")
     check_registers(NAME, config)
-    copies = 1 if warps >= _ADDS_UP_FIRST and MAX_M * rows >= 32 * warps else warps
+    copies = 1 if 32 * warps <= MAX_M * rows <= 64 * warps else warps  # one: each thread then has one sum, or a pair
     own = warps * MAX_M * rows if copies < warps else 0
     return make_record(
         NAME,

@@ -101,7 +101,8 @@ def _sends_kept(warps: int, each: int) -> str:
     return "{" + "\n".join([*lines, *(f"mov.u32 ${i}, 0;" for i in range(8))]) + "}"
 
 
-_SENDS_KEPT = tl.constexpr({10 * warps + each: _sends_kept(warps, each) for warps, each in ((4, 1), (4, 2), (8, 1))})
+_WAYS = ((2, 2), (4, 1), (4, 2), (8, 1))  # warps, and sums that each thread sends
+_SENDS_KEPT = tl.constexpr({10 * warps + each: _sends_kept(warps, each) for warps, each in _WAYS})
 
 
 @triton.jit
