@@ -16,7 +16,8 @@ takes turns among so many.
 
 Loads are the first thing that a program does.  Rows of X past M read the last one again, for a masked load needs zeros
 in its registers first; the cluster's barrier is set up behind the loads, and the addresses of the sums are made while
-they are on their way.  `registers` holds the compiler to what lets all programs of a unit be there at once, 0 does not.
+they are on their way.  `registers` holds the compiler to what lets all programs of a unit be there at once, 0 does not;
+then a barrier holds the loads of later groups together, too, for without it the compiler would take more and more.
 """
 # mypy: disable-error-code="misc,untyped-decorator,no-untyped-def,no-untyped-call,assignment,var-annotated"
 # ruff: noqa: RUF005  (Triton knows no unpacking)
@@ -156,6 +157,7 @@ def fragments(
     AHEAD: tl.constexpr,
     CHAINS: tl.constexpr,
     CLUSTER: tl.constexpr,
+    HELD: tl.constexpr,
 ):
     STEP: tl.constexpr = _STEP_K * WARPS
     STEPS: tl.constexpr = (K + STEP * SPLIT - 1) // (STEP * SPLIT)
@@ -199,7 +201,8 @@ def fragments(
     for group in tl.range(first, (STEPS + AHEAD - 1) // AHEAD):
         of_x = load_steps(x_rows, ks, ks, end, group, STEP, AHEAD, WHOLE, "")
         of_w = load_steps(w_rows, ks, ks, end, group, STEP, AHEAD, WHOLE, "evict_first")
-        sums = begun(sums, issued(), CHAINS * BLOCKS * SIDES)
+        if HELD or STEPS <= AHEAD:
+            sums = begun(sums, issued(), CHAINS * BLOCKS * SIDES)
         sums = _grown(sums, of_w, of_x, AHEAD, CHAINS, BLOCKS, SIDES)
     for b in tl.static_range(BLOCKS):
         for side in tl.static_range(SIDES):
@@ -266,6 +269,7 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
             "WARPS": config["warps"],
             "AHEAD": config["ahead"],
             "CHAINS": config["chains"],
+            "HELD": int(not config["registers"]),
         },
         exchange=exchange,
         own_ptx=True,

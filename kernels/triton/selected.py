@@ -12,8 +12,7 @@ then give each other what is not theirs.
 
 The rest is as in `fragments`: no operand in shared memory, the loads of `ahead` steps on their way together, those of X
 in front, a share of K for each warp, `split` > 1 programs of a cluster that cut K (sm_90), a limit on `registers`.  But
-warps add up their sums in the program's own memory, where they have enough of them, before they send them to others;
-and where few steps are ahead no barrier holds the loads of later groups together: it costs more than it brings.
+warps add up their sums in the program's own memory, where they have enough of them, before they send them to others.
 """
 # mypy: disable-error-code="misc,untyped-decorator,no-untyped-def,no-untyped-call,assignment,var-annotated"
 # ruff: noqa: RUF005  (Triton knows no unpacking)
@@ -58,13 +57,13 @@ KEYS: Final = ("rows", "split", "warps", "ahead", "registers")
 MIN_M: Final = 9
 MAX_M: Final = 16
 ROWS: Final = (8, 16)
-FITTED: Final = Fit(  # to 211 timings at M = 16, twenty shapes, on an H200
-    bandwidth=5.209e6, latency_us=0.3412, start_us=1.582, wait_us=0.1983, round_us=0.514, beyond_us=1.143,
-    token_us=0.0, load_us=0.02736,
+_MANY: Final = 4  # steps ahead: from here on a barrier holds the loads of later groups, too
+FITTED: Final = Fit(  # to 222 timings at M = 16, twenty shapes, on an H200
+    bandwidth=5.168e6, latency_us=0.02092, start_us=1.69, wait_us=0.1711, round_us=0.6011, beyond_us=1.046,
+    token_us=0.0, load_us=0.02426,
 )  # fmt: skip
 _STEP_K = tl.constexpr(STEP_K)
 _TOKENS = tl.constexpr(MAX_M)
-_MANY = tl.constexpr(4)  # steps ahead
 
 
 def _products(dtype: str) -> str:
@@ -186,6 +185,7 @@ def selected(
     AHEAD: tl.constexpr,
     CLUSTER: tl.constexpr,
     COPIES: tl.constexpr,
+    HELD: tl.constexpr,
 ):
     STEP: tl.constexpr = _STEP_K * WARPS
     STEPS: tl.constexpr = (K + STEP * SPLIT - 1) // (STEP * SPLIT)
@@ -240,7 +240,7 @@ def selected(
     for group in tl.range(first, (STEPS + AHEAD - 1) // AHEAD):
         of_x = load_steps(x_rows, xs, xs, end, group, STEP, AHEAD, WHOLE, "")
         of_w = load_steps(w_rows, w_even, w_odd, end, group, STEP, AHEAD, WHOLE, "evict_first")
-        if AHEAD >= _MANY:
+        if HELD or STEPS <= AHEAD:
             sums = begun(sums, issued(), BLOCKS)
         sums = _grown(sums, of_w, of_x, AHEAD, BLOCKS)
     total = _of_lane(sums[0], sums[BLOCKS - 1])
@@ -289,13 +289,14 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
     check_registers(NAME, config)
     copies = 1 if 32 * warps <= MAX_M * rows <= 64 * warps else warps  # one: each thread then has one sum, or a pair
     own = warps * MAX_M * rows if copies < warps else 0
+    held = int(not registers or ahead >= _MANY)
     return make_record(
         NAME,
         problem,
         grid=(Axis("n", rows), Axis("", 1), Axis("", 1)),
         num_warps=warps,
         num_stages=1,
-        constants={"BLOCK_N": rows, "WARPS": warps, "AHEAD": ahead, "COPIES": copies},
+        constants={"BLOCK_N": rows, "WARPS": warps, "AHEAD": ahead, "COPIES": copies, "HELD": held},
         exchange=Exchange(MAX_M, rows, copies, own) if split > 1 else None,
         own_ptx=True,
         max_registers=registers,
