@@ -3,8 +3,9 @@
     python benchmarks/ship.py sm_90 benchmarks/results/gpu_loop-h*.json benchmarks/results/dense-*.json
 
 Takes the rows of dense.py and of gpu_loop.py, of each problem and device what the latest of the files says: what was
-published, and won again where it was raced again.  Writes the folder anew.  Rows come without binaries: they are seeds
-for a daemon's search, never run unmeasured.
+published, and won again where it was raced again, but for kernels of ours that as they are now spill registers, or do
+not compile.  Writes the folder anew.  Rows come without binaries: they are seeds for a daemon's search, never run
+unmeasured.
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.formats import bundle
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.shipped import FOLDER
 from gemmtuned.configs.solution import Candidate, Solution
 from gemmtuned.daemon.options import DEFAULTS
+from gemmtuned.kernels.compile import compile_record
 from gemmtuned.kernels.triton.shortlist import MODULES
 
 DEVICES: Final = {"NVIDIA H200": "cuda-nvidia-h200-132", "NVIDIA H100 80GB HBM3": "cuda-nvidia-h100-80gb-hbm3-132"}
@@ -74,6 +78,18 @@ def _plain(backend: str, config: str) -> str:
     return Candidate.of(backend, **values).config
 
 
+def _objection(solution: Solution, arch: str) -> str:
+    """What the compiler has against it, if anything."""
+    config = json.loads(solution.config)
+    if solution.backend != "triton":
+        return ""
+    try:
+        compile_record(MODULES[config.pop("kernel")].launch_record(config, solution.problem), arch)
+    except CandidateFailed as err:
+        return str(err)
+    return ""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("arch")
@@ -84,6 +100,12 @@ def main() -> None:
         for problem, device, solution in found(raw):
             last[problem, device] = solution
     solutions = [solution for solution in last.values() if solution]
+    with ProcessPoolExecutor() as pool:
+        reasons = list(pool.map(_objection, solutions, [args.arch] * len(solutions), chunksize=4))
+    for solution, reason in zip(solutions, reasons, strict=True):
+        if reason:
+            print(f"left out: {solution.problem}: {reason}")
+    solutions = [solution for solution, reason in zip(solutions, reasons, strict=True) if not reason]
     folder = FOLDER / args.arch
     for old in folder.glob("*.jsonl"):
         old.unlink()
