@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gemmtuned.configs.padding import padded_m
 from gemmtuned.configs.problem import Problem
@@ -13,6 +13,8 @@ from gemmtuned.daemon.options import SearchOptions
 
 if TYPE_CHECKING:
     from gemmtuned.daemon.wire import Trial
+
+HOPELESS: Final = 5  # so many in a row that could not be timed: the rest is not tried
 
 
 @dataclass(kw_only=True)
@@ -23,7 +25,7 @@ class Request:
     on_trial, on_found: called once the store holds it, so whatever they write is never ahead of it.
 
     found: verdicts of this run; unpublished: those that are none for others.  settled: what it has come to an end with.
-    put_off: why no times could be taken now; nothing is stored of these.
+    put_off: why no times could be taken now; nothing is stored of these.  After HOPELESS in a row all that is left is.
     rejected: where a candidate was outside the tolerance that was asked for.  too_slow: candidates that ran into
     timeout_s, left out for the rest of this run only: somebody with more patience may try them again.
     """
@@ -40,6 +42,7 @@ class Request:
     rejected: set[Problem] = field(default_factory=set)
     unpublished: set[Problem] = field(default_factory=set)
     too_slow: set[tuple[Problem, Candidate]] = field(default_factory=set)
+    _in_a_row: int = 0  # put off
 
     def open(self) -> list[Problem]:
         """Those that this run has not come to an end with."""
@@ -61,5 +64,11 @@ class Request:
                     self.put_off[asked] = put_off
                 if solution is not None:
                     self.found[asked] = solution
+                    self.put_off.pop(asked, None)
                     if not published:
                         self.unpublished.add(asked)
+        self._in_a_row = self._in_a_row + 1 if put_off else 0
+        if self._in_a_row == HOPELESS:
+            left = self.open()
+            self.settled.update(left)
+            self.put_off |= dict.fromkeys(left, f"not tried, {HOPELESS} in a row were put off: {put_off}")

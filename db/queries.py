@@ -209,13 +209,19 @@ def publications(path: Path, *, limit: int = 50) -> list[dict[str, Any]]:
 
 
 def environments(path: Path) -> list[dict[str, Any]]:
-    """Where problems were seen: environment, device, problems, calls, open_problems (no verdict), failed, last_seen."""
+    """Where problems were seen: environment, device, problems, calls, open_problems (no verdict), failed, last_seen.
+
+    put_off: open problems of which no times could be taken when last tried; put_off_reason: why, of one of them.
+    """
     return ask(
         path,
         """
         SELECT e.key AS environment, h.key AS device, count(*) AS problems, sum(d.calls) AS calls,
             sum(u.solution_id IS NULL) AS open_problems,
             sum(u.solution_id IS NULL AND w.state IS 'failed') AS failed, -- a problem nobody leased yet has no state
+            sum(u.solution_id IS NULL AND w.state IS 'open' AND w.reason LIKE 'put off: %') AS put_off,
+            max(CASE WHEN u.solution_id IS NULL AND w.state IS 'open' AND w.reason LIKE 'put off: %'
+                THEN w.reason END) AS put_off_reason,
             max(d.last_seen_us) AS last_seen
         FROM unit u
         JOIN demand d ON d.environment_id = u.environment_id AND d.problem_id = u.problem_id

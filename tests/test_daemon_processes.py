@@ -25,7 +25,7 @@ from gemmtuned.configs.sighting import Sighting
 from gemmtuned.configs.solution import Environment, Solution
 from gemmtuned.daemon.main import run_daemon, tune_now
 from gemmtuned.daemon.notice import read_notice
-from gemmtuned.daemon.request import Request
+from gemmtuned.daemon.request import HOPELESS, Request
 from gemmtuned.daemon.seat import PUT_OFF_S
 from gemmtuned.daemon.work_queue import HOLD_S
 from gemmtuned.daemon.worker import Deadlines, Worker
@@ -367,6 +367,25 @@ def test_what_cannot_be_timed_now_ends_a_foreground_run_without_a_verdict_and_st
     (row,) = queries.untuned(home.settings.db)
     assert (row["n"], row["state"], row["reason"]) == (43, "queued", "put off: the CPU is in use")
     assert queries.explain(home.settings.db, problem(43))[-1]["why"].endswith("(last time put off: the CPU is in use)")
+
+
+def test_where_nothing_can_be_timed_a_foreground_run_does_not_try_all(home: Home) -> None:
+    hopeless = [Problem(m=8, n=43, k=64 * i) for i in range(1, HOPELESS + 4)]
+    tried: list[str] = []
+    request = Request(problems=hopeless)
+
+    def progress(_done: int, _of: int, now: str) -> None:
+        tried.append(now.split(" ")[0])
+
+    done = tune_now(request, home.settings, progress=progress, make_worker=lambda d: Worker(d, nice=0, search=SEARCH))
+
+    assert set(done.put_off) == set(hopeless) and not done.failed
+    reasons = list(done.put_off.values())
+    assert reasons.count("the CPU is in use") == HOPELESS
+    assert reasons.count(f"not tried, {HOPELESS} in a row were put off: the CPU is in use") == 3
+    assert not {str(problem) for problem in hopeless[HOPELESS:]} & set(tried)
+    why = [row["reason"] for row in queries.untuned(home.settings.db)]  # all of them stay to be tuned
+    assert (len(why), why.count("put off: the CPU is in use")) == (HOPELESS + 3, HOPELESS)
 
 
 def test_a_verdict_from_before_is_not_told_as_that_of_a_run_which_was_put_off(home: Home) -> None:

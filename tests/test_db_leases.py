@@ -9,6 +9,7 @@ import pytest
 from store_cases import DAY, NEW, OLD, found, lease, open_store, problem, saw
 
 from gemmtuned.configs.solution import Candidate
+from gemmtuned.db import queries
 from gemmtuned.db.leases import BACKOFF_S, Remaining
 from gemmtuned.db.store import Store
 
@@ -251,6 +252,10 @@ def test_who_asks_for_what_was_put_off_still_sees_why(store: Store, tmp_path: Pa
 
     assert store.retry_now([problem()]) == 0
     assert why() == "put off: the CPU is in use"
+    (row,) = queries.environments(tmp_path / "tune.db")
+    assert (row["open_problems"], row["put_off"], row["put_off_reason"]) == (1, 1, "put off: the CPU is in use")
     store.fail(lease(store, now_s=T + 1), "it hung", now_s=T + 1)
+    (row,) = queries.environments(tmp_path / "tune.db")
+    assert (row["open_problems"], row["put_off"], row["put_off_reason"]) == (1, 0, None)
     assert store.retry_now([problem()]) == 1
     assert why() == ""

@@ -347,6 +347,22 @@ def test_status_before_any_daemon_has_looked(call: Cli, tmp_path: Path) -> None:
     assert (place["problems"], place["waiting"], place["failed"]) == (1, 1, 0)
 
 
+def test_status_tells_of_what_was_put_off(call: Cli, home: Path) -> None:
+    from gemmtuned.db.store import Store
+
+    assert "put off" not in call("status").stdout
+    store = Store(home / "tune.db", locks=home / "locks")
+    now_s = time.time()
+    work = store.lease_next("test", HERE, now_s=now_s, hold_s=60, problems=[WAITING])
+    assert work is not None
+    store.release(work, now_s=now_s, counted=False, reason="put off: the CPU is in use")
+    store.close()
+
+    assert "1 of the 1 problems to be tuned were tried and put off: the CPU is in use" in call("status").stdout
+    (place,) = json.loads(call("status", "--json").stdout)["environments"]
+    assert (place["waiting"], place["put_off"]) == (1, 1)
+
+
 def test_a_problem_may_be_spelled_without_its_threads(call: Cli, home: Path) -> None:
     short = "fp32:8x2048x1024"
     assert json.loads(call("explain", short, "--json").stdout)["problems"] == [str(TUNED)]

@@ -74,7 +74,8 @@ def report(
         "frozen_problems": len({row["problem"] for row in frozen}),
         "switched_off": settings.switched_off,
     }
-    return Report("status", tables, facts=facts, lines=lines, notes=_notes(running, notice) + frozen_notes(frozen))
+    notes = _notes(running, notice) + _put_off_notes(environments) + frozen_notes(frozen)
+    return Report("status", tables, facts=facts, lines=lines, notes=notes)
 
 
 _SEATS = (
@@ -130,6 +131,15 @@ def _published_line(published: int | None, generation: int) -> str:
     if published < generation:
         return f"published: generation {published}, the store is at {generation}: the daemon will publish it"
     return f"published: generation {published}"
+
+
+def _put_off_notes(environments: Sequence[Row]) -> list[str]:
+    return [
+        f"{count(row['put_off'])} of the {count(row['open_problems'] - row['failed'])} problems to be tuned were tried "
+        f"and {row['put_off_reason']} (gemmtuned untuned lists them): {row['environment']}"
+        for row in environments
+        if row["put_off"]
+    ]
 
 
 def _notes(running: Sequence[Row], notice: Mapping[str, Any] | None) -> list[str]:
