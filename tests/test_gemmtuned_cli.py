@@ -421,6 +421,9 @@ def test_pin_forget_retune_and_rollback_reach_the_published_tables(call: Cli, ho
     retuned = json.loads(call("retune", str(EVEN), "--json").stdout)
     assert (retuned["schema"], retuned["solutions"]) == ("gemmtuned.retune/1", 1)
     assert call("retune", "fp32:7x7x7,threads=1").returncode == 1
+    for spelled in (["9", "2048", "1024"], ["9x2048x1024", str(EVEN)]):
+        assert json.loads(call("retune", *spelled, "--json").stdout)["solutions"] == 1
+    assert call("retune", "9", "2048", "7").returncode == 1
 
     dry = json.loads(call("forget", str(EVEN), "--dry-run", "--json").stdout)
     done = json.loads(call("forget", str(EVEN), "--json").stdout)

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gemmtuned.commands.options import DryRun, Json, ProblemTexts, problems, settings
+from gemmtuned.commands.options import DryRun, Json, ProblemTexts, problems, seen, settings
+from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import Solution
+from gemmtuned.reports.explain import matching
+from gemmtuned.reports.problem_list import Shape, shape_or_problem
 from gemmtuned.reports.render import Column, Report, Table, factor, show
 from gemmtuned.reports.source import writer
 
@@ -69,20 +72,37 @@ def forget(problem: ProblemTexts, dry_run: DryRun = False, as_json: Json = False
         raise typer.Exit(1)
 
 
-def retune(problem: ProblemTexts, as_json: Json = False) -> None:
+def retune(
+    problem: Annotated[
+        list[str],
+        typer.Argument(metavar="M N K | PROBLEM...", help="8 2048 512, 8x2048x512, or as reports spell it."),
+    ],
+    as_json: Json = False,
+) -> None:
     """Have the daemon tune these problems again, before all else.
 
-    What is in use stays until the new verdict; failures and withdrawals by hand are forgiven. `gemmtuned tune` does it
-    now, in the foreground. Ends with 1 when none of them is known.
+    A shape alone stands for every problem of that shape that was seen.  What is in use stays until the new verdict;
+    failures and withdrawals by hand are forgiven. `gemmtuned tune` does it now, in the foreground. Ends with 1 when
+    none of them is known.
     """
     here = settings()
-    wanted = problems(problem, here)
+    wanted = _named(problem, here)
     with writer(here) as store:
         asked, forgiven = store.ask_again(wanted), store.retry_now(wanted)
     notes = [f"{asked} solutions will be raced again, {forgiven} failures or withdrawals are forgiven"]
     show(Report("retune", [], {"solutions": asked, "forgiven": forgiven}, notes=notes), as_json=as_json)
     if not asked and not forgiven:
         raise typer.Exit(1)
+
+
+def _named(words: Sequence[str], here: Settings) -> list[Problem]:
+    """The problems that these words name, each once; of a shape those that were seen."""
+    asked = shape_or_problem(words)
+    rows = seen(here) if here.db.exists() and any(isinstance(word, Shape) for word in asked) else []
+    found: list[Problem] = []
+    for word in asked:
+        found += problems([word], here) if isinstance(word, str) else matching(rows, word._asdict())
+    return list(dict.fromkeys(found))
 
 
 def rollback(
