@@ -344,9 +344,11 @@ def _only_daemon(settings: Settings) -> Iterator[None]:
         settings.locks.mkdir(parents=True, exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as err:
-        raise TableError(
-            f"{path}: cannot be made ({err.strerror or err}). Set GEMMTUNED_HOME to a folder of your own"
-        ) from err
+        from gemmtuned.db.faults import no_folder
+
+        in_the_way = no_folder(path)
+        why = f"{in_the_way} is a file" if in_the_way else err.strerror or err
+        raise TableError(f"{path}: cannot be made ({why}). Set GEMMTUNED_HOME to a folder of your own") from err
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

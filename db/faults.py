@@ -54,6 +54,8 @@ def store_error(err: sqlite3.Error | UnicodeDecodeError | OSError, path: Path, *
         return StoreError(
             f"{path}: disk full ({_free(path)}). Free space, or set GEMMTUNED_HOME to a folder on another disk"
         )
+    if isinstance(err, NotADirectoryError | FileExistsError) and (in_the_way := no_folder(path)) is not None:
+        return StoreError(f"{path}: {in_the_way} is a file. Set GEMMTUNED_HOME to a folder, or GEMMTUNED_DB")
     if what in ("readonly", "perm", "cantopen"):
         return StoreError(
             f"{path}: cannot be opened for writing by uid {os.geteuid()} ({err}). "
@@ -71,6 +73,12 @@ def store_error(err: sqlite3.Error | UnicodeDecodeError | OSError, path: Path, *
             f"{path}: the disk refused ({err}). Look at the system log, or set GEMMTUNED_HOME to another disk"
         )
     return StoreError(f"{path}: {err}")
+
+
+def no_folder(path: Path) -> Path | None:
+    """What lies where a folder on the way to path would have to be, and is none."""
+    there = next((folder for folder in path.parents if folder.exists()), None)
+    return there if there is not None and not there.is_dir() else None
 
 
 def refuse_short(path: Path) -> None:

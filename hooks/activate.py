@@ -108,6 +108,8 @@ def describe() -> dict[str, Any]:
 def _why_off() -> str:
     try:
         wanted = wants_activation()
+        if wanted:
+            Settings.from_env()
     except SettingError as err:
         return f"not enabled: {err}"
     if not wanted:

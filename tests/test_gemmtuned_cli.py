@@ -158,13 +158,21 @@ def test_every_read_command_gives_plain_text_and_valid_json(call: Cli, home: Pat
     assert "\x1b" not in done.stdout
 
 
-@pytest.mark.parametrize("args", READ, ids=ids)
+@pytest.mark.parametrize("args", [*READ, ["tune", "fp32:8x64x64,threads=1"]], ids=ids)
 def test_a_home_that_is_a_file_is_told(call: Cli, tmp_path: Path, args: list[str]) -> None:
     (tmp_path / "home").write_text("")
 
     done = call(*args)
 
     assert done.returncode == 1 and "home is a file. Set GEMMTUNED_HOME" in done.stderr
+
+
+def test_a_daemon_tells_a_home_below_a_file(call: Cli, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    done = call("daemon", "--once", GEMMTUNED_HOME=str(tmp_path / "file" / "home"))
+
+    assert done.returncode == 1 and f"({tmp_path / 'file'} is a file). Set GEMMTUNED_HOME" in done.stderr
 
 
 @pytest.mark.parametrize("args", READ, ids=ids)

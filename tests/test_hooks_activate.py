@@ -177,6 +177,7 @@ def test_status_has_the_same_keys_when_the_hook_is_off_and_says_why(home: Home) 
         ({"AITER_TUNE_GEMM": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, "with: gemmtuned run"),
         ({"AITER_TUNE_GEMM": "0"}, "set AITER_TUNE_GEMM=1"),
         ({"AITER_TUNE_GEMM": "yes"}, "AITER_TUNE_GEMM must be 0 or 1, got 'yes'"),
+        ({"AITER_TUNE_GEMM": "1", "GEMMTUNED_IDLE_S": "soon"}, "must be a number of seconds, got 'soon'"),
     ],
 )
 def test_status_of_a_process_without_the_hook_names_the_variable(env: dict[str, str], said: str) -> None:

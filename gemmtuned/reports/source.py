@@ -19,11 +19,10 @@ def no_database(command: str, settings: Settings, *tables: str, **facts: Any) ->
 
     Raises StoreError when there can be no database: its folder is a file.
     """
-    for folder in settings.db.parents:
-        if folder.exists():
-            if not folder.is_dir():
-                raise StoreError(f"{settings.db}: {folder} is a file. Set GEMMTUNED_HOME to a folder, or GEMMTUNED_DB")
-            break
+    from gemmtuned.db.faults import no_folder, store_error
+
+    if no_folder(settings.db) is not None:
+        raise store_error(NotADirectoryError(), settings.db)
     line = f"No database yet at {settings.db}. A program started with AITER_TUNE_GEMM=1 makes it: gemmtuned run COMMAND"
     empty = [Table(key, (), ()) for key in tables]
     return Report(command, empty, facts={**facts, "database": None}, lines=[line])
