@@ -2,8 +2,8 @@
 
     python benchmarks/fit_fragments.py fragments benchmarks/results/screen-fragments-registers-h200-*.json
 
-Takes the `screened` configurations of these files that are the kernel's as it is.  The best weigh most: it is their
-order that counts.  Needs numpy and scipy.
+Takes the `screened` configurations of these files that have the kernel's keys: name files that were measured with the
+kernel as it is (FITTED says which).  The best weigh most: it is their order that counts.  Needs numpy and scipy.
 """
 
 from __future__ import annotations

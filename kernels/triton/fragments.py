@@ -17,7 +17,8 @@ takes turns among so many.
 Loads are the first thing that a program does.  Rows of X past M read the last one again, for a masked load needs zeros
 in its registers first; the cluster's barrier is set up behind the loads, and the addresses of the sums are made while
 they are on their way.  `registers` holds the compiler to what lets all programs of a unit be there at once, 0 does not;
-then a barrier holds the loads of later groups together, too, for without it the compiler would take more and more.
+then, or with more than eight rows of X, a barrier holds the loads of every group together.  Else only those of the
+first in a cluster, and of programs that have no other: with a limit the compiler has little to move loads behind.
 """
 # mypy: disable-error-code="misc,untyped-decorator,no-untyped-def,no-untyped-call,assignment,var-annotated"
 # ruff: noqa: RUF005  (Triton knows no unpacking)
@@ -50,7 +51,8 @@ NAME: Final = "fragments"
 KEYS: Final = ("rows", "tokens", "split", "warps", "ahead", "chains", "registers")
 MAX_M: Final = 16
 ROWS: Final = (8, 16, 32)
-FITTED: Final = Fit(  # to 1,468 timings at M = 4, 8 and 16, eight shapes, on an H200
+_FEW: Final = 8  # rows of X
+FITTED: Final = Fit(  # to 1,468 timings at M = 4, 8 and 16, eight shapes, on an H200 (screen-fragments-registers)
     bandwidth=4.906e6, latency_us=0.1707, start_us=1.291, wait_us=0.07158, round_us=0.06539, beyond_us=0.3951,
     token_us=0.08274, load_us=0.0,
 )  # fmt: skip
@@ -269,7 +271,7 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
             "WARPS": config["warps"],
             "AHEAD": config["ahead"],
             "CHAINS": config["chains"],
-            "HELD": int(not config["registers"]),
+            "HELD": int(not config["registers"] or config["tokens"] > _FEW),
         },
         exchange=exchange,
         own_ptx=True,

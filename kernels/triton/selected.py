@@ -57,8 +57,8 @@ KEYS: Final = ("rows", "split", "warps", "ahead", "registers")
 MIN_M: Final = 9
 MAX_M: Final = 16
 ROWS: Final = (8, 16)
-_MANY: Final = 4  # steps ahead: from here on a barrier holds the loads of later groups, too
-FITTED: Final = Fit(  # to 222 timings at M = 16, twenty shapes, on an H200
+_MANY: Final = 4  # steps ahead: from here on a barrier holds the loads of every group together
+FITTED: Final = Fit(  # to 222 timings at M = 16, twenty shapes, on an H200 (screen-selected-held, screen-searches-m16)
     bandwidth=5.168e6, latency_us=0.02092, start_us=1.69, wait_us=0.1711, round_us=0.6011, beyond_us=1.046,
     token_us=0.0, load_us=0.02426,
 )  # fmt: skip
