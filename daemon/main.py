@@ -247,11 +247,19 @@ def _results(
         if found is not None and (problem in request.settled or not request.again):
             solutions[problem] = found
         else:
-            state = states.get(problem)
-            failed[problem] = (state.reason or state.state) if state else "interrupted before it was tried"
+            failed[problem] = _why_none(states.get(problem))
     devices = {} if environment is None else {environment.device.key: environment.device}
     earlier = frozenset(problem for problem in solutions if problem not in request.settled)
     return Tuned(solutions, failed, devices, earlier, frozenset(request.unpublished), dict(request.put_off), code)
+
+
+def _why_none(state: State | None) -> str:
+    """Why a problem has no verdict at the end of a run."""
+    if state is not None and state.state == "leased":
+        return "interrupted while it was being tuned"
+    if state is None or (state.state == "queued" and not state.reason):
+        return "interrupted before it was tried"
+    return state.reason or state.state
 
 
 def _raise_if_hopeless(daemon: Daemon) -> None:

@@ -498,7 +498,8 @@ def test_a_run_writes_aiters_tables_and_leaves_what_others_wrote(home: Path) -> 
 def test_an_interrupt_loses_nothing_that_was_found(home: Path) -> None:
     (home / "u.csv").write_text(SHAPES)
     args = ["-i", "u.csv", "-o", "t.csv", "--dtype", "fp32", "--threads", "1"]
-    process = subprocess.Popen([sys.executable, "-m", "gemmtuned", "tune", *args], stdout=subprocess.DEVNULL)
+    with (home / "said").open("w") as said:
+        process = subprocess.Popen([sys.executable, "-m", "gemmtuned", "tune", *args], stdout=said)
     try:
         end = time.monotonic() + 60
         while not (home / "t.csv").exists() or len(read_file(home / "t.csv").rows) < 2:
@@ -509,6 +510,8 @@ def test_an_interrupt_loses_nothing_that_was_found(home: Path) -> None:
     finally:
         process.kill()
         process.wait()
+    told = (home / "said").read_text()
+    assert "interrupted before it was tried" in told and "leased" not in told
 
     def stored() -> dict[Problem, int]:
         settings = Settings.from_env(dict(os.environ))
