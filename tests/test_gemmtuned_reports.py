@@ -9,7 +9,7 @@ import pytest
 
 from gemmtuned.configs.errors import ProblemError, TableError
 from gemmtuned.configs.problem import Problem
-from gemmtuned.reports import comparison, render
+from gemmtuned.reports import comparison, progress, render
 from gemmtuned.reports.coverage import report as coverage_report
 from gemmtuned.reports.gains import report as gains_report
 from gemmtuned.reports.problem_list import Shape, read_list, shape_or_problem
@@ -171,3 +171,25 @@ def test_shapes_are_read_as_three_numbers_or_as_one_word_and_problems_between_th
 def test_numbers_that_make_no_shape_are_refused(text: str) -> None:
     with pytest.raises(ProblemError, match="a shape is three numbers"):
         shape_or_problem(text.split())
+
+
+def test_where_there_is_no_bar_work_that_does_not_get_on_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+
+    def told(now_s: float, done: int, doing: str) -> str:
+        clock[0] = now_s
+        tell(done, 2, doing)
+        return capsys.readouterr().err
+
+    with progress.progress(lines=True) as tell:
+        assert told(0, 0, "others use the CPU") == ""
+        assert told(progress.SILENT_S - 1, 0, "others use the CPU") == ""
+        assert told(progress.SILENT_S, 0, "others use the CPU") == "gemmtuned: 0 of 2 done; now: others use the CPU\n"
+        assert told(10 * progress.SILENT_S, 0, "others use the CPU") == ""
+        assert told(10 * progress.SILENT_S, 1, "bf16:8x64x64") == ""
+        assert told(10 * progress.SILENT_S + 1, 1, "bf16:8x64x128") == ""
+    with progress.progress() as tell:
+        assert told(20 * progress.SILENT_S, 1, "x") == told(30 * progress.SILENT_S, 1, "x") == ""

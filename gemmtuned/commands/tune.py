@@ -147,7 +147,7 @@ def tune(
         request = Request(
             problems=share, options=options, again=again, timeout_s=timeout, on_trial=files.note, on_found=files.found
         )
-        with progress(quiet=as_json) as tell:
+        with progress(quiet=as_json, lines=True) as tell:
             done = done.and_then(tune_now(request, settings(), idle=idle, progress=tell, monitors=devices))
         if done.code:
             break
@@ -311,7 +311,7 @@ def _check(
             chosen = of_table(Path(run_config), asked, dtype=dtype) if run_config else published(settings(), asked)
             yield from check(chosen, options, partial(Worker, devices[0].id, nice=0, deadlines=deadlines))
 
-    with progress(quiet=as_json) as tell:
+    with progress(quiet=as_json, lines=True) as tell:
         for found in each():
             tell(len(rows) + 1, total, str(found.problem))
             failed += not found.is_good

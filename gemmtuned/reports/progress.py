@@ -1,21 +1,27 @@
-"""A progress bar on stderr where a person waits; nothing at all when stderr is not a terminal."""
+"""How far work is: a bar on stderr where a person waits, else now and then a line where it does not get on."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
-from gemmtuned.reports.render import clean, terminal
+from gemmtuned.reports.render import clean, complain, terminal
 
 Tell = Callable[[int, int, str], None]  # (done, total, what is at work now)
+SILENT_S: Final = 30.0  # so long nothing is said of work that does not get on
 
 
 @contextmanager
-def progress(*, quiet: bool = False) -> Iterator[Tell]:
-    """Yield a function that is told how far the work is; `quiet` (as with --json) shows nothing."""
+def progress(*, quiet: bool = False, lines: bool = False) -> Iterator[Tell]:
+    """Yield a function that is told how far the work is; `quiet` (as with --json) shows nothing.
+
+    lines: when stderr is no terminal, and nothing has come to an end for SILENT_S, say once what it is at.
+    """
     if quiet or not sys.stderr.isatty():
-        yield lambda done, total, doing: None
+        yield _Lines() if lines and not quiet else lambda done, total, doing: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -23,3 +29,17 @@ def progress(*, quiet: bool = False) -> Iterator[Tell]:
     with Progress(*columns, console=terminal(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
         yield lambda done, total, doing: bar.update(task, completed=done, total=total, description=clean(doing))
+
+
+class _Lines:
+    def __init__(self) -> None:
+        self._done, self._said = -1, ""
+        self._since_s = time.monotonic()
+
+    def __call__(self, done: int, total: int, doing: str) -> None:
+        now_s = time.monotonic()
+        if done != self._done:
+            self._done, self._since_s = done, now_s
+        elif now_s - self._since_s >= SILENT_S and doing != self._said:
+            self._said, self._since_s = doing, now_s
+            complain(f"{done} of {total} done; now: {doing or 'nothing'}")
