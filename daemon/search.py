@@ -6,9 +6,9 @@ again.  Only a candidate that is clearly faster in both races, at every member, 
 otherwise the verdict is that the default is best, which is a solution too.  A default that has become slower than it
 was at first is raced a third time, after a pause.
 
-Two races because the first one has several entrants and picks the luckiest: the second has none to pick from.  With
-the same kernel in both arms each is won by chance in at most 2.5 % of cases, whatever the noise (measure.py), and the
-2 % that a gain must exceed makes it far less.
+Two races because the first one has several entrants and picks the luckiest: the second has none to pick from, and on a
+GPU operands of its own.  With the same kernel in both arms each is won by chance in at most 2.5 % of cases, whatever
+the noise (measure.py), and the 2 % that a gain must exceed makes it far less.
 """
 
 from __future__ import annotations
@@ -162,6 +162,7 @@ class _Contest:
         tied = [e for e in winners if e.worst_gain * WORTH_IT >= best]
         order = list(BACKENDS)
         winner = min(tied, key=lambda e: (order.index(e.candidate.backend), -e.worst_gain))
+        self._move()
         if not self._race(default, winner, attempt=2):
             return None
         if self._default_was_faster(winner):
@@ -341,6 +342,18 @@ class _Contest:
             if not won:
                 return False
         return True
+
+    def _move(self) -> None:
+        """On a GPU, take other operands: at some sizes which kernel is faster depends on where they lie."""
+        if not isinstance(self._clock, GraphClock):
+            return
+        try:
+            beside = Bench(self.main, self._device)  # beside the others: else it would be the same memory again
+        except REFUSALS:  # no room
+            return
+        for candidate in list(self._arms):
+            self._forget(candidate)
+        self._bench = beside
 
     def _default_was_faster(self, entrant: Entrant) -> bool:
         """Whether the default has lost to its own time at the begin: a device may slow down one kernel and no other."""

@@ -19,7 +19,7 @@ from gemmtuned.configs.manifest import read_binary
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Environment, Solution
 from gemmtuned.daemon import search
-from gemmtuned.daemon.measure import Arm
+from gemmtuned.daemon.measure import Arm, Bench
 from gemmtuned.daemon.measure_cuda import CHECK_EVERY, LONG_ENOUGH_US, MIN_LAUNCHES, MOST_GRAPHS, GraphClock
 from gemmtuned.daemon.search import tune_modes
 from gemmtuned.kernels import backends as registry
@@ -246,6 +246,42 @@ def test_what_its_compiler_refused_is_told_and_never_loaded(table: Table) -> Non
     assert [(t.phase, t.outcome, t.note) for t in table.told if t.candidate.backend == "triton"] == [
         ("screen", "refused", "it spills")
     ]
+
+
+@pytest.mark.parametrize(("room", "state"), [(True, "default_best"), (False, "published")])
+def test_the_race_that_decides_has_other_operands(
+    table: Table, monkeypatch: pytest.MonkeyPatch, room: bool, state: str
+) -> None:
+    table.backends["triton"] = Compiled("triton", right)
+    made: list[Bench] = []
+    first: list[Arm] = []
+
+    class Counted(Bench):
+        def __init__(self, *args: Any) -> None:
+            if made and not room:
+                raise RuntimeError("out of memory")
+            super().__init__(*args)
+            made.append(self)
+
+        def arm(self, *args: Any) -> Arm:
+            found = super().arm(*args)
+            if self is made[0]:
+                first.append(found)
+            return found
+
+    class Placed(PlantedClock):
+        def us(self, arm: Arm, copies: Sequence[int]) -> float:
+            lucky = arm.name != "triton" or any(arm is one for one in first)
+            return super().us(arm, copies) if lucky else 25.0
+
+    monkeypatch.setattr(search, "Bench", Counted)
+
+    found = table.tune({}, clock=Placed({"triton": 15.0}, {}))
+
+    assert found["graph"].state == state
+    assert len(made) == (2 if room else 1)
+    if room:
+        assert not {w.data_ptr() for w in made[0].weights} & {w.data_ptr() for w in made[1].weights}
 
 
 def test_a_winner_without_a_binary_is_not_published(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
