@@ -15,6 +15,7 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,7 +79,7 @@ def _plain(backend: str, config: str) -> str:
     return Candidate.of(backend, **values).config
 
 
-def _objection(solution: Solution, arch: str) -> str:
+def _objection(solution: Solution, *, arch: str) -> str:
     """What the compiler has against it, if anything."""
     config = json.loads(solution.config)
     if solution.backend != "triton":
@@ -99,13 +100,14 @@ def main() -> None:
     for raw in sorted((json.loads(path.read_text()) for path in args.results), key=lambda raw: raw["date"]):
         for problem, device, solution in found(raw):
             last[problem, device] = solution
-    solutions = [solution for solution in last.values() if solution]
+    won = [solution for solution in last.values() if solution]
+    solutions = []
     with ProcessPoolExecutor() as pool:
-        reasons = list(pool.map(_objection, solutions, [args.arch] * len(solutions), chunksize=4))
-    for solution, reason in zip(solutions, reasons, strict=True):
-        if reason:
-            print(f"left out: {solution.problem}: {reason}")
-    solutions = [solution for solution, reason in zip(solutions, reasons, strict=True) if not reason]
+        for solution, reason in zip(won, pool.map(partial(_objection, arch=args.arch), won, chunksize=4), strict=True):
+            if reason:
+                print(f"left out: {solution.problem}: {reason}")
+            else:
+                solutions.append(solution)
     folder = FOLDER / args.arch
     for old in folder.glob("*.jsonl"):
         old.unlink()

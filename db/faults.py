@@ -54,8 +54,8 @@ def store_error(err: sqlite3.Error | UnicodeDecodeError | OSError, path: Path, *
         return StoreError(
             f"{path}: disk full ({_free(path)}). Free space, or set GEMMTUNED_HOME to a folder on another disk"
         )
-    if isinstance(err, NotADirectoryError | FileExistsError) and (in_the_way := no_folder(path)) is not None:
-        return StoreError(f"{path}: {in_the_way} is a file. Set GEMMTUNED_HOME to a folder, or GEMMTUNED_DB")
+    if isinstance(err, NotADirectoryError | FileExistsError) and (below_a_file := no_folder_error(path)) is not None:
+        return below_a_file
     if what in ("readonly", "perm", "cantopen"):
         return StoreError(
             f"{path}: cannot be opened for writing by uid {os.geteuid()} ({err}). "
@@ -79,6 +79,14 @@ def no_folder(path: Path) -> Path | None:
     """What lies where a folder on the way to path would have to be, and is none."""
     there = next((folder for folder in path.parents if folder.exists()), None)
     return there if there is not None and not there.is_dir() else None
+
+
+def no_folder_error(path: Path) -> StoreError | None:
+    """The error to raise when there can be no database at path, for it lies below a file."""
+    in_the_way = no_folder(path)
+    if in_the_way is None:
+        return None
+    return StoreError(f"{path}: {in_the_way} is a file. Set GEMMTUNED_HOME to a folder, or GEMMTUNED_DB")
 
 
 def refuse_short(path: Path) -> None:

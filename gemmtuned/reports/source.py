@@ -19,10 +19,11 @@ def no_database(command: str, settings: Settings, *tables: str, **facts: Any) ->
 
     Raises StoreError when there can be no database: its folder is a file.
     """
-    from gemmtuned.db.faults import no_folder, store_error
+    from gemmtuned.db.faults import no_folder_error
 
-    if no_folder(settings.db) is not None:
-        raise store_error(NotADirectoryError(), settings.db)
+    below_a_file = no_folder_error(settings.db)
+    if below_a_file is not None:
+        raise below_a_file
     line = f"No database yet at {settings.db}. A program started with AITER_TUNE_GEMM=1 makes it: gemmtuned run COMMAND"
     empty = [Table(key, (), ()) for key in tables]
     return Report(command, empty, facts={**facts, "database": None}, lines=[line])

@@ -116,6 +116,13 @@ def _read(address):
 
 
 @triton.jit
+def _slots(LINES: tl.constexpr, WIDE: tl.constexpr, SPLIT: tl.constexpr, COPIES: tl.constexpr, ALONE: tl.constexpr):
+    """Where the sums that come to this program begin; its barrier lies behind them."""
+    EACH: tl.constexpr = (LINES + SPLIT - 1) // SPLIT
+    return _end(ALONE) - (SPLIT * COPIES * EACH * (WIDE + _PAD) * 4 + _BARRIER)
+
+
+@triton.jit
 def place_of(
     line,
     place,
@@ -131,9 +138,8 @@ def place_of(
     STRIDE: tl.constexpr = (WIDE + _PAD) * 4
     EACH: tl.constexpr = (LINES + SPLIT - 1) // SPLIT
     SLOT: tl.constexpr = EACH * STRIDE
-    slots = _end(ALONE) - (SPLIT * COPIES * SLOT + _BARRIER)
     owner = line // EACH
-    to = _of(slots + (part * COPIES) * SLOT, owner) + (line - owner * EACH) * STRIDE
+    to = _of(_slots(LINES, WIDE, SPLIT, COPIES, ALONE) + (part * COPIES) * SLOT, owner) + (line - owner * EACH) * STRIDE
     return to + copy * SLOT + place * 4
 
 
@@ -147,8 +153,7 @@ def barrier_of(line, LINES: tl.constexpr, SPLIT: tl.constexpr, ALONE: tl.constex
 @triton.jit
 def own_place(OWN: tl.constexpr, LINES: tl.constexpr, WIDE: tl.constexpr, SPLIT: tl.constexpr, ALONE: tl.constexpr):
     """The address of the OWN values that a program keeps for itself; it sends one copy of its sums."""
-    EACH: tl.constexpr = (LINES + SPLIT - 1) // SPLIT
-    return _end(ALONE) - (SPLIT * EACH * (WIDE + _PAD) + OWN) * 4 - _BARRIER
+    return _slots(LINES, WIDE, SPLIT, 1, ALONE) - OWN * 4
 
 
 @triton.jit
@@ -179,8 +184,6 @@ def collect_and_store(
     STRIDE: tl.constexpr = (WIDE + _PAD) * 4
     EACH: tl.constexpr = (LINES + SPLIT - 1) // SPLIT
     SLOT: tl.constexpr = EACH * STRIDE
-    end = _end(ALONE)
-    slots = end - (SPLIT * COPIES * SLOT + _BARRIER)
     mine = tl.arange(0, triton.next_power_of_2(EACH))
     i = (part * EACH + mine)[:, None]
     j = tl.arange(0, WIDE)[None, :]
@@ -189,8 +192,8 @@ def collect_and_store(
     inside = (mine < EACH)[:, None] & (i < LINES) & (row < N) & (token < m)
     if bias is not None:
         start = tl.load(bias + row, mask=inside, other=0.0).to(tl.float32)
-    at = slots + tl.minimum(mine, EACH - 1)[:, None] * STRIDE + j * 4
-    _all_has_come(end - _BARRIER)
+    at = _slots(LINES, WIDE, SPLIT, COPIES, ALONE) + tl.minimum(mine, EACH - 1)[:, None] * STRIDE + j * 4
+    _all_has_come(_end(ALONE) - _BARRIER)
     total = _read(at)
     for other in tl.static_range(1, SPLIT * COPIES):
         total += _read(at + other * SLOT)

@@ -52,11 +52,14 @@ class Fit:
     load_us: float
 
 
+_SEND: Final = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes"
+_NO_RESULT: Final = tuple(f"mov.u32 ${i}, 0;" for i in range(8))  # of what gives none
+
+
 def _sends(values: int) -> str:
     """PTX that sends the first `values` of $24 and on to $8 and on, to barriers $16 and on: in pairs, if any."""
-    head = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes"
-    lines = [f"{head}.v2.f32 [${8 + i}], {{${24 + i}, ${25 + i}}}, [${16 + i}];" for i in range(0, values - 1, 2)]
-    return "\n".join([*(lines or [f"{head}.f32 [$8], $24, [$16];"]), *(f"mov.u32 ${i}, 0;" for i in range(8))])
+    lines = [f"{_SEND}.v2.f32 [${8 + i}], {{${24 + i}, ${25 + i}}}, [${16 + i}];" for i in range(0, values - 1, 2)]
+    return "\n".join([*(lines or [f"{_SEND}.f32 [$8], $24, [$16];"]), *_NO_RESULT])
 
 
 _SENDS = tl.constexpr({values: _sends(values) for values in (1, 4, 8)})
@@ -74,7 +77,7 @@ def send_first(address, barrier, sums, VALUES: tl.constexpr):
 def _keeps(values: int) -> str:
     """PTX that stores the first `values` of $16 and on at $8 and on, in pairs."""
     lines = [f"st.shared.v2.f32 [${8 + i}], {{${16 + i}, ${17 + i}}};" for i in range(0, values, 2)]
-    return "\n".join([*lines, *(f"mov.u32 ${i}, 0;" for i in range(8))])
+    return "\n".join([*lines, *_NO_RESULT])
 
 
 _KEEPS = tl.constexpr({values: _keeps(values) for values in (4, 8)})
@@ -97,8 +100,8 @@ def _sends_kept(warps: int, each: int) -> str:
     lines = [f".reg .f32 {', '.join(itertools.chain(*names))};", "bar.sync 0;"]
     lines += [f"ld.shared{kind} {held[w]}, [$8 + {w * warps * 32 * each * 4}];" for w in range(warps)]
     lines += [f"add.f32 {names[0][i]}, {names[0][i]}, {names[w][i]};" for w in range(1, warps) for i in range(each)]
-    lines.append(f"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes{kind} [$16], {held[0]}, [$24];")
-    return "{" + "\n".join([*lines, *(f"mov.u32 ${i}, 0;" for i in range(8))]) + "}"
+    lines.append(f"{_SEND}{kind} [$16], {held[0]}, [$24];")
+    return "{" + "\n".join([*lines, *_NO_RESULT]) + "}"
 
 
 _WAYS = ((2, 2), (4, 1), (4, 2), (8, 1))  # warps, and sums that each thread sends
