@@ -22,8 +22,8 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import unhooked_env
 from gemmtuned.configs.solution import Candidate, Device
 
-JOB_S: Final = 60.0  # the first of a process imports torch and Triton, at nice 19
-MOST: Final = 4
+JOB_S: Final = 60.0  # the first of a process imports Triton, at nice 19
+MOST: Final = 8  # of half of the cores
 
 
 class Compilers:

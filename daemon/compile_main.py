@@ -1,7 +1,7 @@
 """CHILD of the worker: compile candidates, one a line, for a device that this process never touches.
 
-A compiler may crash, hang, or write pages to its output: here that costs one candidate.  Started by
-compile_ahead.Compilers and by nobody else.
+A compiler may crash, hang, or write pages to its output: here that costs one candidate.  It does without torch, whose
+import takes many times as long as Triton's.  Started by compile_ahead.Compilers and by nobody else.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from typing import Final
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.daemon.worker_main import die_with
+
+BACKEND: Final = "triton"  # the one whose candidates are compiled: kernels/backends/triton_.py
 
 
 def main() -> int:
@@ -34,14 +37,13 @@ def main() -> int:
 
 def compile_one(candidate: Candidate, problem: Problem, device: Device) -> str:
     """Why it does not compile, or "": then its binary is in the compiler's cache."""
-    from gemmtuned.kernels.backends import BACKENDS
-    from gemmtuned.kernels.backends.base import CompiledBackend
-
-    backend = BACKENDS[candidate.backend]
-    if not isinstance(backend, CompiledBackend):
+    if candidate.backend != BACKEND:
         return ""
+    from gemmtuned.kernels.compile import compile_record
+    from gemmtuned.kernels.triton.shortlist import record_of
+
     try:
-        backend.on(device).launch_of(candidate, problem)
+        compile_record(record_of(candidate.config, problem)[1], device.arch)
     except CandidateFailed as err:
         return str(err)[:300]
     return ""

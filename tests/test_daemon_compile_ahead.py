@@ -81,10 +81,12 @@ def test_our_kernels_are_in_the_compilers_cache_afterwards(tmp_path: Path, monke
     compilers = Compilers(1)
 
     failed = compilers.run([good, bad, Candidate("torch")], PROBLEM, H200)
+    maps = Path(f"/proc/{compilers._idle[0].pid}/maps").read_text()
     compilers.close()
 
     assert list(failed) == [bad] and "config has" in failed[bad]
     assert list(tmp_path.rglob("gemv.cubin"))
+    assert "libtriton" in maps and "libtorch" not in maps  # seconds for each process, and far more memory
 
 
 AHEAD = """

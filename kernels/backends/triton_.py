@@ -69,8 +69,9 @@ class Triton:
         """Compiled (or found in Triton's cache) and loaded. Raises CandidateFailed when it cannot run the problem."""
         from gemmtuned.kernels.compile import compile_record
         from gemmtuned.kernels.triton.python_launch import is_interpreted, launcher
+        from gemmtuned.kernels.triton.shortlist import record_of
 
-        kernel, record = self._record(candidate, problem)
+        kernel, record = record_of(candidate.config, problem)
         arch = self._device().arch
         if not is_interpreted(kernel):
             compile_record(record, arch)  # refuses what spills
@@ -80,8 +81,9 @@ class Triton:
         """As CompiledBackend.launch_of."""
         from gemmtuned.kernels.compile import compile_record
         from gemmtuned.kernels.triton.launch import POINTER_ALIGN
+        from gemmtuned.kernels.triton.shortlist import record_of
 
-        _, record = self._record(candidate, problem)
+        _, record = record_of(candidate.config, problem)
         binary = compile_record(record, self._device().arch)
         facts = {
             "binary": binary.sha256,
@@ -104,8 +106,10 @@ class Triton:
 
     def holds(self, candidate: Candidate, problem: Problem) -> bool:
         """As CompiledBackend.holds."""
+        from gemmtuned.kernels.triton.shortlist import record_of
+
         try:
-            self._record(candidate, problem)
+            record_of(candidate.config, problem)
         except Exception:  # other people's tables may hold anything: a tile of no rows, for one
             return False
         return True
@@ -113,16 +117,6 @@ class Triton:
     def on(self, device: Device) -> Triton:
         """As CompiledBackend.on."""
         return replace(self, device=device)
-
-    def _record(self, candidate: Candidate, problem: Problem) -> tuple[Any, LaunchRecord]:
-        from gemmtuned.kernels.triton.shortlist import MODULES
-
-        try:
-            config = json.loads(candidate.config)
-            module = MODULES[config.pop("kernel")]
-        except (ValueError, KeyError, TypeError, AttributeError) as err:
-            raise CandidateFailed(f"{candidate}: its config names no kernel of ours ({', '.join(MODULES)})") from err
-        return module.KERNEL, module.launch_record(config, problem)
 
     def _device(self) -> Device:
         if self.device is not None:

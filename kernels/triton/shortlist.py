@@ -10,11 +10,17 @@ Of twenty problems at M = 1 to 64 what 24 candidates gave was 0.6 % slower on av
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
+from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.triton import fragments, gemv, selected, tiles, warp_split_k
 from gemmtuned.kernels.triton.space import has_clusters
+
+if TYPE_CHECKING:
+    from gemmtuned.kernels.triton.launch import LaunchRecord
 
 LIMIT: Final = 24
 # gemv's parameters make no groups
@@ -26,10 +32,23 @@ _SHARES: Final = (
     (8, {"fragments": 24}),
     (16, {"selected": 11, "fragments": 5, "tiles": 8}),  # the best was among these at twenty shapes
     (32, {"warp_split_k": 24, "tiles": 24}),
-    (64, {"tiles": 22}),
+    (64, {"tiles": 14}),  # the best was among these at twenty shapes
     (256, {"tiles": 8}),  # here the library leads but where N is small: these tiles lack what large M needs
 )
 _OTHERWISE: Final = {"fragments": 6, "selected": 6, "warp_split_k": 12, "tiles": 12}  # M = 2 to 16, not measured
+
+
+def record_of(config: str, problem: Problem) -> tuple[Any, LaunchRecord]:
+    """(kernel, how it runs the problem) of a candidate's config: JSON, the kernel's name and its parameters.
+
+    Raises CandidateFailed for what is no config of ours, or cannot run the problem.
+    """
+    try:
+        values = json.loads(config)
+        module = MODULES[values.pop("kernel")]
+    except (ValueError, KeyError, TypeError, AttributeError) as err:
+        raise CandidateFailed(f"{config}: names no kernel of ours ({', '.join(MODULES)})") from err
+    return module.KERNEL, module.launch_record(values, problem)
 
 
 def space(m: int, n: int, k: int, units: int, *, arch: str) -> list[tuple[float, str, dict[str, int]]]:
