@@ -23,7 +23,7 @@ from gemmtuned.kernels import cublaslt
 from gemmtuned.kernels.backends.base import Kernel, Run
 
 # (largest M, candidates at most): where our own kernels win there is time for its first choices only
-_LIMITS: Final = ((32, 6), (64, 8), (256, 22), (1 << 31, 30))
+_LIMITS: Final = ((32, 6), (64, 14), (256, 22), (1 << 31, 30))
 _FEW_M: Final = 64  # up to here the library's first choices, which are its own for the size, are enough
 _Config = tuple[tuple[str, int], ...]
 # By problem but for its M: every algorithm it was offered.  The first one of a config stands for it at all sizes, so

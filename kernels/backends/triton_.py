@@ -51,19 +51,16 @@ class Triton:
         return f"{import_module('triton').__version__}/{device.arch}/{source_hash()}"
 
     def candidates(self, problem: Problem) -> Iterator[Candidate]:
-        """The shortlist, for dense bf16 and fp16 problems of layout nt with plain weights."""
-        if problem.threads or problem.scale != "none" or find_spec("triton") is None:
+        """As `gemmtuned.kernels.triton.shortlist.offered`."""
+        if find_spec("triton") is None:
             return
-        from gemmtuned.kernels.triton.launch import check_problem
-        from gemmtuned.kernels.triton.shortlist import shortlist
+        from gemmtuned.kernels.triton.shortlist import offered
 
         try:
-            check_problem(problem)
             device = self._device()
         except CandidateFailed:
             return
-        for kernel, config in shortlist(problem.m, problem.n, problem.k, device.units, arch=device.arch):
-            yield Candidate.of(self.name, kernel=kernel, **config)
+        yield from offered(problem, device)
 
     def prepare(self, candidate: Candidate, problem: Problem) -> Kernel:
         """Compiled (or found in Triton's cache) and loaded. Raises CandidateFailed when it cannot run the problem."""

@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.kernels.triton import fragments, gemv, selected, tiles, warp_split_k
+from gemmtuned.kernels.triton.launch import check_problem
 from gemmtuned.kernels.triton.space import has_clusters
 
 if TYPE_CHECKING:
     from gemmtuned.kernels.triton.launch import LaunchRecord
 
+BACKEND: Final = "triton"  # whose candidates these are
 LIMIT: Final = 24
 # gemv's parameters make no groups
 CLOSE: Final = {"gemv": 24, "fragments": 6, "selected": 6, "warp_split_k": 5, "tiles": 5}
@@ -38,6 +41,18 @@ _SHARES: Final = (
 _OTHERWISE: Final = {"fragments": 6, "selected": 6, "warp_split_k": 12, "tiles": 12}  # M = 2 to 16, not measured
 
 
+def offered(problem: Problem, device: Device) -> list[Candidate]:
+    """The shortlist for dense bf16 and fp16 problems of layout nt with plain weights, none for others."""
+    if problem.threads or problem.scale != "none":
+        return []
+    try:
+        check_problem(problem)
+    except CandidateFailed:
+        return []
+    chosen = shortlist(problem.m, problem.n, problem.k, device.units, arch=device.arch)
+    return [Candidate.of(BACKEND, kernel=kernel, **config) for kernel, config in chosen]
+
+
 def record_of(config: str, problem: Problem) -> tuple[Any, LaunchRecord]:
     """(kernel, how it runs the problem) of a candidate's config: JSON, the kernel's name and its parameters.
 
@@ -47,7 +62,7 @@ def record_of(config: str, problem: Problem) -> tuple[Any, LaunchRecord]:
         values = json.loads(config)
         module = MODULES[values.pop("kernel")]
     except (ValueError, KeyError, TypeError, AttributeError) as err:
-        raise CandidateFailed(f"{config}: names no kernel of ours ({', '.join(MODULES)})") from err
+        raise CandidateFailed(f"{BACKEND} {config}: its config names no kernel of ours ({', '.join(MODULES)})") from err
     return module.KERNEL, module.launch_record(values, problem)
 
 
