@@ -14,8 +14,6 @@ from gpu_machine import Machine
 from gemmtuned.configs.hint import Hint
 from gemmtuned.configs.shipped import FOLDER, shipped
 from gemmtuned.configs.sighting import Sighting
-from gemmtuned.configs.solution import Candidate
-from gemmtuned.kernels.backends.triton_ import TRITON
 
 ARCHES = sorted(path.name for path in FOLDER.iterdir() if (path / "manifest.json").exists())
 
@@ -33,6 +31,8 @@ def test_something_is_shipped() -> None:
 @pytest.mark.parametrize("arch", ARCHES)
 def test_every_row_was_worth_publishing_and_has_a_launch_here(arch: str) -> None:
     pytest.importorskip("triton")
+    from gemmtuned.kernels.triton.shortlist import record_of
+
     seen = set()
     for hint in rows(arch):
         solution = hint.solution
@@ -41,7 +41,7 @@ def test_every_row_was_worth_publishing_and_has_a_launch_here(arch: str) -> None
         assert (solution.problem, solution.device) not in seen, "one row a problem and device"
         seen.add((solution.problem, solution.device))
         if solution.backend == "triton":
-            TRITON._record(Candidate("triton", solution.config), solution.problem)
+            record_of(solution.config, solution.problem)
 
 
 @pytest.mark.soak
@@ -49,12 +49,13 @@ def test_every_row_was_worth_publishing_and_has_a_launch_here(arch: str) -> None
 def test_every_kernel_shipped_compiles_here_without_spills(arch: str) -> None:
     pytest.importorskip("triton")
     from gemmtuned.kernels.compile import compile_record
+    from gemmtuned.kernels.triton.shortlist import record_of
 
     for hint in rows(arch):
         solution = hint.solution
         assert solution is not None
         if solution.backend == "triton":
-            _, record = TRITON._record(Candidate("triton", solution.config), solution.problem)
+            _, record = record_of(solution.config, solution.problem)
             assert compile_record(record, arch).spill_bytes == 0
 
 
