@@ -64,7 +64,7 @@ WITH recent AS (
     GROUP BY problem_id, environment_id, {run_id}
 ),
 known AS MATERIALIZED (
-    SELECT t.*, c.us, c.solution_id IS NOT NULL AS covered
+    SELECT t.*, c.us, c.roofline_us, c.solution_id IS NOT NULL AS covered
     FROM recent t JOIN problem_cost c ON c.environment_id = t.environment_id AND c.problem_id = t.problem_id
 )
 SELECT {columns},
@@ -76,6 +76,7 @@ SELECT {columns},
     sum(t.calls * t.covered) AS covered_calls,
     sum(t.calls * p.flops * t.covered) AS covered_flops,
     sum(t.calls * t.us * t.covered) AS covered_time_us,
+    sum(t.calls * t.us * (t.us = t.roofline_us)) AS estimated_time_us,
     sum(t.graph_calls) AS graph_calls,
     min(t.first_hour) * 3600000000 AS first_hour, max(t.last_hour) * 3600000000 AS last_hour
 FROM known t
@@ -112,8 +113,9 @@ def coverage(
 ) -> list[dict[str, Any]]:
     """Coverage by family, device, run or problem over the last since_s seconds, heaviest first.
 
-    Columns as in the views coverage*, with graph calls and hour range always.  Hours are counted whole: an hour
-    is in when the window touches it and something was seen in it since.
+    Columns as in the views coverage*, with graph calls and hour range always, and estimated_time_us: of problems that
+    were neither tuned nor timed, whose time is by their size alone.  Hours are counted whole: an hour is in when the
+    window touches it and something was seen in it since.
     """
     if by not in _GROUPS:
         raise SettingError(f"coverage by {by!r}: expected one of {', '.join(_GROUPS)}")

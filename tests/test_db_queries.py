@@ -110,6 +110,19 @@ def test_covered_now_follows_the_table_and_observed_follows_the_calls(store: Sto
     assert after["missed_calls"] == 200
 
 
+def test_time_of_what_was_neither_timed_nor_tuned_is_told_apart(store: Store) -> None:
+    now = time.time()
+    timed, untimed = problem(), problem(100)
+    store.add_sightings("r", NEW, [saw(timed, 100, us=30), saw(untimed, 100)], now_s=now)
+    before = {row["problem"]: row for row in queries.coverage(store.path, by="problem")}
+    assert before[str(timed)]["estimated_time_us"] == 0
+    assert before[str(untimed)]["estimated_time_us"] == before[str(untimed)]["time_us"] > 0
+
+    store.install(None, [found(untimed, baseline_us=10)], environment=NEW, now_s=now)
+    after = only(queries.coverage(store.path))
+    assert (after["estimated_time_us"], after["time_us"]) == (0, 4000)
+
+
 @pytest.mark.parametrize(
     ("solution", "covered"),
     [

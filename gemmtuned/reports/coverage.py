@@ -26,7 +26,7 @@ def report(
     compiled: Sequence[Row] = (),
     frozen: Sequence[Row] = (),
 ) -> Report:
-    """rows: of the view for `by`, over the window `since_s`, heaviest first in the result.
+    """rows: of db.queries.coverage for `by`, over the window `since_s`, heaviest first in the result.
 
     compiled: of the view `compiled`, GEMMs that nobody can count.  frozen: of the view `frozen`.
     """
@@ -43,6 +43,7 @@ def report(
         "exact_calls": sum(row["exact_calls"] for row in rows),
         "padded_calls": sum(row["padded_calls"] for row in rows),
         "missed_calls": sum(row["missed_calls"] for row in rows),
+        "estimated_share": _share(sum(row["estimated_time_us"] for row in rows), sum(row["time_us"] for row in rows)),
     }
     window = f"{since_s / 3600:g} h"
     columns = (
@@ -62,6 +63,11 @@ def report(
             f"observed: {percent(total['hit_share'] or 0)} of {count(calls)} calls were hits when they were made "
             f"({count(total['exact_calls'])} exact, {count(total['padded_calls'])} padded)",
         ]
+        if weight == "time" and total["estimated_share"]:
+            lines.append(
+                f"estimated: {percent(total['estimated_share'])} of the GEMM time, by size alone: of problems neither "
+                "tuned nor timed"
+            )
     return Report(
         "coverage",
         [Table("rows", columns, shown, empty=f"No GEMM was called in the last {window}.")],

@@ -14,7 +14,7 @@ def report(rows: Sequence[Row], *, limit: int, now_s: float) -> Report:
     columns = (
         Column("problem", "problem", right=False),
         Column("calls", "calls", count),
-        Column("est_time_us", "time", duration),
+        Column("est_time_us", "est. time", duration),
         Column("est_saving_us", "may save", duration),
         Column("state", "state", right=False),
         Column("last_seen", "seen", lambda us: age(now_s - us / 1e6)),
