@@ -1,7 +1,7 @@
 """CHILD side: have candidates compiled by a few processes before the device is used.
 
-A candidate takes a quarter to a whole second of CPU time and none of the device's; afterwards the worker finds the
-binaries in the compiler's cache.  What crashes its compiler or takes too long is refused without ever being loaded.
+A candidate takes an eighth of a second to a whole one of CPU time and none of the device's; afterwards the worker finds
+the binaries in the compiler's cache.  What crashes its compiler or takes too long is refused without being loaded.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.daemon.worker_main import die_with
+from gemmtuned.kernels.triton.launch import BACKEND
 
 
 def main() -> int:
@@ -34,11 +35,11 @@ def main() -> int:
 
 def compile_one(candidate: Candidate, problem: Problem, device: Device) -> str:
     """Why it does not compile, or "": then its binary is in the compiler's cache."""
-    from gemmtuned.kernels.compile import compile_record
-    from gemmtuned.kernels.triton.shortlist import BACKEND, record_of
-
     if candidate.backend != BACKEND:
         return ""
+    from gemmtuned.kernels.compile import compile_record
+    from gemmtuned.kernels.triton.shortlist import record_of
+
     try:
         compile_record(record_of(candidate.config, problem)[1], device.arch)
     except CandidateFailed as err:

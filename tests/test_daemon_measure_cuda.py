@@ -24,7 +24,6 @@ from gemmtuned.daemon.measure_cuda import CHECK_EVERY, LONG_ENOUGH_US, MIN_LAUNC
 from gemmtuned.daemon.search import tune_modes
 from gemmtuned.kernels import backends as registry
 from gemmtuned.kernels.backends import BACKENDS
-from gemmtuned.kernels.backends.base import CompiledBackend
 
 H200 = Device("cuda-nvidia-h200-132", "cuda", "NVIDIA H200", "sm_90", 132)
 PROBLEM = Problem(m=4, n=16, k=32, dtype="fp32")
@@ -126,9 +125,6 @@ class Compiled(Planted):
 
     def holds(self, candidate: Candidate, problem: Problem) -> bool:
         return True
-
-    def on(self, device: Device) -> CompiledBackend:
-        return self
 
     def launch_of(self, candidate: Candidate, problem: Problem) -> tuple[str, bytes]:
         if self.binary == b"":

@@ -26,6 +26,7 @@ from gemmtuned.hooks.dispatch import build_table
 from gemmtuned.kernels.backends import BACKENDS, environment, triton_
 from gemmtuned.kernels.backends.base import CompiledBackend
 from gemmtuned.kernels.backends.triton_ import Triton, source_hash
+from gemmtuned.kernels.triton.launch import BACKEND as NAME
 
 H200 = Device("cuda-nvidia-h200-132", "cuda", "NVIDIA H200", "sm_90", 132)
 BACKEND = Triton(device=H200)
@@ -93,11 +94,12 @@ def test_without_a_device_it_offers_nothing() -> None:
 
 
 def test_what_is_published_is_the_binary_and_how_to_launch_it() -> None:
-    assert isinstance(BACKENDS["triton"], CompiledBackend)
+    compiled = [backend.name for backend in BACKENDS.values() if isinstance(backend, CompiledBackend)]
+    assert compiled == [NAME], "daemon/compile_main.py compiles for no other"
     for problem in (PROBLEM, replace(PROBLEM, bias=True), PROBLEM.with_m(1)):
         candidate = next(BACKEND.candidates(problem))
 
-        text, binary = BACKENDS["triton"].on(H200).launch_of(candidate, problem)
+        text, binary = BACKEND.launch_of(candidate, problem)
 
         facts = json.loads(text)
         config = json.loads(candidate.config)

@@ -67,9 +67,6 @@ class CompiledBackend(LaunchedBackend, Protocol):
     def holds(self, candidate: Candidate, problem: Problem) -> bool:
         """Whether the candidate is one for this size; nothing is compiled."""
 
-    def on(self, device: Device) -> CompiledBackend:
-        """The same backend for a device that this process does not touch: it compiles, and cannot run."""
-
 
 @dataclass(frozen=True, slots=True)
 class StatelessKernel:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from importlib import import_module
@@ -25,6 +25,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.kernels.backends.base import Kernel, Run
 from gemmtuned.kernels.device import cuda_device
+from gemmtuned.kernels.triton.launch import BACKEND, is_ours
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +42,7 @@ class Triton:
     With a device given, everything but running works in a process that must not or cannot touch one.
     """
 
-    name: str = "triton"
+    name: str = BACKEND
     device: Device | None = None
 
     def stamp(self, device: Device) -> str | None:
@@ -52,7 +53,7 @@ class Triton:
 
     def candidates(self, problem: Problem) -> Iterator[Candidate]:
         """As `gemmtuned.kernels.triton.shortlist.offered`."""
-        if find_spec("triton") is None:
+        if not is_ours(problem) or find_spec("triton") is None:
             return
         from gemmtuned.kernels.triton.shortlist import offered
 
@@ -110,10 +111,6 @@ class Triton:
         except Exception:  # other people's tables may hold anything: a tile of no rows, for one
             return False
         return True
-
-    def on(self, device: Device) -> Triton:
-        """As CompiledBackend.on."""
-        return replace(self, device=device)
 
     def _device(self) -> Device:
         if self.device is not None:

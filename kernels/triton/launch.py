@@ -22,6 +22,7 @@ from gemmtuned.configs.problem import Problem
 
 Config = Mapping[str, int]
 
+BACKEND: Final = "triton"  # whose candidates our kernels are: kernels/backends/triton_.py
 TRITON_TYPES: Final = {"bf16": "bf16", "fp16": "fp16"}
 POINTER_ALIGN: Final = 16  # bytes; the widest load of a thread
 MAX_GRID_YZ: Final = 65535
@@ -169,6 +170,15 @@ def check_problem(problem: Problem) -> None:
         raise CandidateFailed(f"{problem}: our Triton kernels run dense problems of layout nt with plain weights")
     if problem.dtype not in TRITON_TYPES or not problem.dtype == problem.wdtype == problem.out_dtype:
         raise CandidateFailed(f"{problem}: our Triton kernels run {' and '.join(TRITON_TYPES)}, all operands alike")
+
+
+def is_ours(problem: Problem) -> bool:
+    """Whether candidates of ours are tried for it: what `check_problem` passes, without scales, and no CPU's."""
+    try:
+        check_problem(problem)
+    except CandidateFailed:
+        return False
+    return not problem.threads and problem.scale == "none"
 
 
 def check_config(config: Config, keys: tuple[str, ...], kernel: str) -> None:

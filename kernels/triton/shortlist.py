@@ -18,13 +18,12 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.kernels.triton import fragments, gemv, selected, tiles, warp_split_k
-from gemmtuned.kernels.triton.launch import check_problem
+from gemmtuned.kernels.triton.launch import BACKEND, is_ours
 from gemmtuned.kernels.triton.space import has_clusters
 
 if TYPE_CHECKING:
     from gemmtuned.kernels.triton.launch import LaunchRecord
 
-BACKEND: Final = "triton"  # whose candidates these are
 LIMIT: Final = 24
 # gemv's parameters make no groups
 CLOSE: Final = {"gemv": 24, "fragments": 6, "selected": 6, "warp_split_k": 5, "tiles": 5}
@@ -43,11 +42,7 @@ _OTHERWISE: Final = {"fragments": 6, "selected": 6, "warp_split_k": 12, "tiles":
 
 def offered(problem: Problem, device: Device) -> list[Candidate]:
     """The shortlist for dense bf16 and fp16 problems of layout nt with plain weights, none for others."""
-    if problem.threads or problem.scale != "none":
-        return []
-    try:
-        check_problem(problem)
-    except CandidateFailed:
+    if not is_ours(problem):
         return []
     chosen = shortlist(problem.m, problem.n, problem.k, device.units, arch=device.arch)
     return [Candidate.of(BACKEND, kernel=kernel, **config) for kernel, config in chosen]
