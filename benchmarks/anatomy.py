@@ -28,7 +28,7 @@ from gemmtuned.kernels.backends import environment
 from gemmtuned.kernels.compile import compile_kernel
 from gemmtuned.kernels.device import cuda_device
 from gemmtuned.kernels.triton import tiles, warp_split_k
-from gemmtuned.kernels.triton.shortlist import MODULES
+from gemmtuned.kernels.triton.shortlist import MODULES, record_of
 
 # name: what is replaced in the source of (warp_split_k, tiles)
 LEFT_OUT: dict[str, tuple[tuple[str, str], ...]] = {
@@ -91,9 +91,7 @@ def main() -> None:
 
     def build(item: tuple[Problem, Candidate]) -> None:
         problem, candidate = item
-        config = json.loads(candidate.config)
-        module = MODULES[config.pop("kernel")]
-        compile_kernel(module.launch_record(config, problem), here.device.arch)
+        compile_kernel(record_of(candidate.config, problem)[1], here.device.arch)
 
     began = time.monotonic()
     with ThreadPoolExecutor(12) as pool:

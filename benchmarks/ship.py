@@ -26,7 +26,8 @@ from gemmtuned.configs.shipped import FOLDER
 from gemmtuned.configs.solution import Candidate, Solution
 from gemmtuned.daemon.options import DEFAULTS
 from gemmtuned.kernels.compile import compile_record
-from gemmtuned.kernels.triton.shortlist import MODULES
+from gemmtuned.kernels.triton.launch import BACKEND
+from gemmtuned.kernels.triton.shortlist import MODULES, record_of
 
 DEVICES: Final = {"NVIDIA H200": "cuda-nvidia-h200-132", "NVIDIA H100 80GB HBM3": "cuda-nvidia-h100-80gb-hbm3-132"}
 _SAID_NO_MORE: Final = {"cluster": 0, "fold": 3}
@@ -81,11 +82,10 @@ def _plain(backend: str, config: str) -> str:
 
 def _objection(solution: Solution, *, arch: str) -> str:
     """What the compiler has against it, if anything."""
-    config = json.loads(solution.config)
-    if solution.backend != "triton":
+    if solution.backend != BACKEND:
         return ""
     try:
-        compile_record(MODULES[config.pop("kernel")].launch_record(config, solution.problem), arch)
+        compile_record(record_of(solution.config, solution.problem)[1], arch)
     except CandidateFailed as err:
         return str(err)
     return ""

@@ -29,6 +29,7 @@ import record
 from gemmtuned.db.queries import ask
 
 LAYERS = "2048x1024,1024x1024,1024x2048,3072x1024,1024x3072,4096x4096,1024x4096,12288x4096,4096x12288"  # of Qwen3
+PARTS = ("compile", "screen", "decide")
 PROGRAM = """
 import json, sys, torch
 device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -83,9 +84,6 @@ def main() -> None:
     }  # fmt: skip
     print(summary)
     print("saved", record.save("tuning_pass", {"benchmark": "tuning_pass", "summary": summary, "rows": rows}, args.out))
-
-
-PARTS = ("compile", "screen", "decide")
 
 
 def timeline(database: Path, began_s: float) -> list[dict[str, Any]]:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from importlib.util import find_spec
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Device
 from gemmtuned.daemon.compile_ahead import Compilers
 from gemmtuned.daemon.worker_main import die_with, make_harmless
+from gemmtuned.kernels.triton.launch import has_kernels
 
 
 def main() -> int:
@@ -25,7 +25,7 @@ def main() -> int:
     compilers = Compilers(2 if (os.cpu_count() or 1) >= 32 else 1)  # beside somebody's program, however niced
     for line in sys.stdin:
         problem = Problem.from_row(json.loads(line))
-        if device.kind == "cuda" and find_spec("triton") is not None:
+        if has_kernels(device):
             from gemmtuned.kernels.triton.shortlist import offered
 
             compilers.run(offered(problem, device), problem, device)

@@ -25,7 +25,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.kernels.backends.base import Kernel, Run
 from gemmtuned.kernels.device import cuda_device
-from gemmtuned.kernels.triton.launch import BACKEND, is_ours
+from gemmtuned.kernels.triton.launch import BACKEND, has_kernels, is_ours
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +47,7 @@ class Triton:
 
     def stamp(self, device: Device) -> str | None:
         """Triton's version, the architecture, our kernels' source; None on a device not CUDA's, and without Triton."""
-        if device.kind != "cuda" or find_spec("triton") is None:
+        if not has_kernels(device):
             return None
         return f"{import_module('triton').__version__}/{device.arch}/{source_hash()}"
 

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Final
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.launch import ARGUMENTS, MAX_CLUSTER
 from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Device
 
 Config = Mapping[str, int]
 
@@ -170,6 +172,11 @@ def check_problem(problem: Problem) -> None:
         raise CandidateFailed(f"{problem}: our Triton kernels run dense problems of layout nt with plain weights")
     if problem.dtype not in TRITON_TYPES or not problem.dtype == problem.wdtype == problem.out_dtype:
         raise CandidateFailed(f"{problem}: our Triton kernels run {' and '.join(TRITON_TYPES)}, all operands alike")
+
+
+def has_kernels(device: Device) -> bool:
+    """Whether our kernels can be compiled for it: it is NVIDIA's, and Triton is there (which is not imported)."""
+    return device.kind == "cuda" and find_spec("triton") is not None
 
 
 def is_ours(problem: Problem) -> bool:
