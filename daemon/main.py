@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("gemmtuned.daemon")
 STORE_WAIT_S: Final = 0.5  # a turn that waits longer could not leave a device, or the machine, in time
 OPEN_WAIT_S: Final = 30.0  # at start somebody may be bringing the database up to date
+UNTRIED: Final = "interrupted before it was tried"
 MakeWorker = Callable[[str], Tuner]
 
 
@@ -102,6 +103,11 @@ class Tuned:
     put_off: dict[Problem, str] = field(default_factory=dict)  # why no times could be taken now: to try again later
     code: int = 0  # 130 or 143 when it was interrupted
     others: float = 0.0  # the largest share of a device that others used meanwhile
+
+    @property
+    def untried(self) -> frozenset[Problem]:
+        """Those of `failed` that nothing was begun for."""
+        return frozenset(problem for problem, why in self.failed.items() if why == UNTRIED)
 
     def and_then(self, other: Tuned) -> Tuned:
         """Both runs as one."""
@@ -258,7 +264,7 @@ def _why_none(state: State | None) -> str:
     if state is not None and state.state == "leased":
         return "interrupted while it was being tuned"
     if state is None or (state.state == "queued" and not state.reason):
-        return "interrupted before it was tried"
+        return UNTRIED
     return state.reason or state.state
 
 

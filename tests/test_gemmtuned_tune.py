@@ -19,6 +19,8 @@ from store_cases import found, saw
 
 from gemmtuned.cli import build
 from gemmtuned.commands.aiter_flags import NO_EFFECT, translate
+from gemmtuned.commands.tune import _report as tune_report
+from gemmtuned.commands.tune_sources import Wanted
 from gemmtuned.configs.aiter_csv import read_file
 from gemmtuned.configs.aiter_headers import FAMILIES
 from gemmtuned.configs.aiter_rows import problem_of, solution_of
@@ -26,11 +28,12 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import VARIABLES, Settings
 from gemmtuned.configs.solution import Device, Environment, Solution, cpu_device
 from gemmtuned.daemon.devices import CpuMonitor, find_monitors
-from gemmtuned.daemon.main import Tuned
+from gemmtuned.daemon.main import UNTRIED, Tuned
 from gemmtuned.daemon.request import Request
 from gemmtuned.db import queries
 from gemmtuned.db.store import Store
 from gemmtuned.reports.chosen import of_table
+from gemmtuned.reports.render import show
 from gemmtuned.reports.tuned_files import TunedTable
 
 DATA = Path(__file__).parent / "data"
@@ -492,6 +495,22 @@ def test_a_run_writes_aiters_tables_and_leaves_what_others_wrote(home: Path) -> 
     assert again.returncode == 0, again.stderr
     assert "measured before" in again.stdout
     assert "1 of 1 have a verdict, 1 from before (--all measures them again)" in again.stdout
+
+
+@pytest.mark.parametrize("size", [2, 40])
+def test_an_interrupt_names_few_that_were_not_tried_and_counts_many(
+    size: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problems = [Problem(m=m, n=64, k=64, dtype="fp32", threads=1) for m in range(1, size + 2)]
+    failed = {problems[0]: "interrupted while it was being tuned", **dict.fromkeys(problems[1:], UNTRIED)}
+    report = tune_report(Wanted(problems), Tuned(failed=failed, code=130), [])
+    show(report, as_json=False)
+    told = capsys.readouterr().out
+    assert "interrupted while it was being tuned" in told
+    assert told.count(UNTRIED) == (2 if size == 2 else 1) and (f"40 more: {UNTRIED}" in told) == (size == 40)
+    show(report, as_json=True)
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {row["problem"]: row["why"] for row in rows} == {str(one): why for one, why in failed.items()}
 
 
 @pytest.mark.usefixtures("beside_others")

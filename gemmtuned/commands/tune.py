@@ -49,6 +49,7 @@ _CHECKED = (
     Column("why", "", lambda why: why or "", right=False),
 )
 OTHERS_MATTER: Final = 0.15  # a share of the device that is worth a word
+MOST_UNTRIED: Final = 10  # of an interrupted run, a line each; more are one line
 _SHAPES = (
     Column("name", "layer", right=False),
     Column("n", "N"),
@@ -273,6 +274,13 @@ def _report(wanted: Wanted, done: Tuned, notes: list[str]) -> Report:
         rows.append({**solution.to_row(), "problem": str(problem), "route": route, "speedup": speedup, "why": why})
     facts = {"dry_run": False, "failed": len(done.failed), "put_off": len(done.put_off)}
     tables = [Table("shapes", _SHAPES, wanted.derived)] if wanted.derived else []
+    if len(done.untried) > MOST_UNTRIED:
+        untried = set(map(str, done.untried))
+        tables.append(Table("rows", _DONE, [row for row in rows if row["problem"] not in untried]))
+        rows = [row for row in rows if row["problem"] in untried]
+        tables.append(Table("rows", _DONE, rows, instead=f"{len(rows)} more: {rows[0]['why']}"))
+    else:
+        tables.append(Table("rows", _DONE, rows))
     if done.others > OTHERS_MATTER:
         notes = [*notes, f"others used up to {done.others:.0%} of the device meanwhile: on a quiet one times are surer"]
     if done.put_off:
@@ -284,7 +292,7 @@ def _report(wanted: Wanted, done: Tuned, notes: list[str]) -> Report:
     said = f"{len(done.solutions)} of {len(wanted.problems)} have a verdict"
     if done.earlier:
         said += f", {len(done.earlier)} from before (--all measures them again)"
-    return Report("tune", [*tables, Table("rows", _DONE, rows)], facts, notes=[*wanted.notes, *notes, said])
+    return Report("tune", tables, facts, notes=[*wanted.notes, *notes, said])
 
 
 def _check(

@@ -45,7 +45,8 @@ class Column:
 class Table:
     """Rows under one key of the JSON form (tables of one key are joined there).
 
-    title: the line above; empty: the line shown instead of a table without rows.
+    title: the line above; empty: the line shown instead of a table without rows; instead: of one whose rows, too many
+    and alike, are for the JSON form only.
     """
 
     key: str
@@ -53,6 +54,7 @@ class Table:
     rows: Sequence[Row]
     title: str = ""
     empty: str = ""
+    instead: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,9 @@ def show(report: Report, *, as_json: bool) -> None:
         for line in report.lines:
             console.print(_text(line), soft_wrap=True)
         for table in report.tables:
-            if table.rows:
+            if table.instead:
+                console.print(_text(table.instead), soft_wrap=True)
+            elif table.rows:
                 for line in table.title.splitlines():
                     console.print(_text(line), soft_wrap=True)
                 _draw(console, table)
