@@ -274,13 +274,11 @@ def _report(wanted: Wanted, done: Tuned, notes: list[str]) -> Report:
         rows.append({**solution.to_row(), "problem": str(problem), "route": route, "speedup": speedup, "why": why})
     facts = {"dry_run": False, "failed": len(done.failed), "put_off": len(done.put_off)}
     tables = [Table("shapes", _SHAPES, wanted.derived)] if wanted.derived else []
-    if len(done.untried) > MOST_UNTRIED:
-        untried = set(map(str, done.untried))
-        tables.append(Table("rows", _DONE, [row for row in rows if row["problem"] not in untried]))
-        rows = [row for row in rows if row["problem"] in untried]
-        tables.append(Table("rows", _DONE, rows, instead=f"{len(rows)} more: {rows[0]['why']}"))
-    else:
-        tables.append(Table("rows", _DONE, rows))
+    counted = set(map(str, done.untried)) if len(done.untried) > MOST_UNTRIED else set()
+    tables.append(Table("rows", _DONE, [row for row in rows if row["problem"] not in counted]))
+    if counted:
+        alike = [row for row in rows if row["problem"] in counted]
+        tables.append(Table("rows", _DONE, alike, instead=f"{len(alike)} more: {alike[0]['why']}"))
     if done.others > OTHERS_MATTER:
         notes = [*notes, f"others used up to {done.others:.0%} of the device meanwhile: on a quiet one times are surer"]
     if done.put_off:
