@@ -27,6 +27,7 @@ NAME: Final = re.compile(r"[A-Za-z0-9_.:+-]{1,200}")  # backend and kernel names
 MAX_CONFIG: Final = 4096  # characters of a config
 STATES: Final = ("published", "default_best", "withdrawn", "pinned", "stale")
 LIVE_STATES: Final = ("published", "default_best", "pinned")  # states that count as a verdict
+CROWDED: Final = 0.15  # others used more of the device than this: ratios of times hold, the times do not
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,26 @@ class Reading:
     note: str = ""
 
 
+@dataclass(slots=True)
+class Mean:
+    """What others used on average over readings that are added as they come."""
+
+    used_s: float = 0.0
+    watched_s: float = 0.0
+
+    def add(self, reading: Reading) -> None:
+        """Readings that say nothing are left out."""
+        span_s = reading.at_s - reading.since_s
+        if reading.others is not None and 0 < span_s <= LONGEST_S:
+            self.used_s += reading.others * span_s
+            self.watched_s += span_s
+
+    @property
+    def share(self) -> float | None:
+        """Of the whole device, 0 to 1; None when nothing is known."""
+        return self.used_s / self.watched_s if self.watched_s else None
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Up to `clear` the device counts as unused; from `busy` on a running worker gives way (both 0 to 1)."""

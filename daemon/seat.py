@@ -20,7 +20,7 @@ from gemmtuned.configs.solution import DEFAULT_BACKEND, Candidate, Environment, 
 from gemmtuned.daemon.attribution import OwnUse
 from gemmtuned.daemon.device_lock import DeviceLock
 from gemmtuned.daemon.devices import Monitor
-from gemmtuned.daemon.idle import Reading, Verdict, judge, must_yield
+from gemmtuned.daemon.idle import Mean, Reading, Verdict, judge, must_yield
 from gemmtuned.daemon.keeper import Keeper
 from gemmtuned.daemon.notice import SeatNotice
 from gemmtuned.daemon.outbox import Outbox
@@ -72,6 +72,7 @@ class Seat:
         self._to_write = Outbox()
         self._verdict = Verdict("busy", 0.0, "no reading yet")
         self._tuning = False  # the worker has the order
+        self._meanwhile = Mean()  # what others used since it has
         self._trying: Trial | None = None  # started and not finished: to blame if the worker dies
         self._deaths = 0
         # At what workers were killed, in which attempt: one that is given back uncounted comes again with its number
@@ -194,6 +195,8 @@ class Seat:
         reading = self.monitor.read(now_s, own)
         if not self._readings or self._readings[-1] is not reading:
             self._readings.append(reading)
+            if self._tuning:
+                self._meanwhile.add(reading)
         while len(self._readings) > 1 and not now_s - self._window_s - 5 <= self._readings[0].at_s <= now_s + 5:
             self._readings.popleft()  # too old to matter, or from before the clock was set back
         if self._always:
@@ -265,7 +268,7 @@ class Seat:
         except StoreError as err:
             self.trouble = str(err)
             return
-        self._tuning = True
+        self._tuning, self._meanwhile = True, Mean()
         try:
             self.worker.tune(order)
         except WorkerFailed as err:
@@ -315,7 +318,7 @@ class Seat:
             if wrong:
                 self._to_write.append(partial(self._queue.give_up, self.work, wrong))
             else:
-                self._to_write.append(partial(self._install, self.work, found))
+                self._to_write.append(partial(self._install, self.work, found, self._meanwhile.share))
             self._forget_work()
         elif isinstance(message, Failed) and message.later:
             self._put_off = not self._always  # who waits at a terminal is told instead
@@ -372,8 +375,8 @@ class Seat:
     def _record(self, work: Work, trial: Trial, now_s: float) -> None:
         self._queue.record(work, trial)
 
-    def _install(self, work: Work, found: tuple[Solution, ...], now_s: float) -> None:
-        self._queue.install(work, found, now_s)
+    def _install(self, work: Work, found: tuple[Solution, ...], others: float | None, now_s: float) -> None:
+        self._queue.install(work, found, now_s, others=others)
         self._solved += 1
         self._published_s = now_s  # within this turn
         self._fruitless = 0

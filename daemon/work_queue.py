@@ -146,10 +146,12 @@ class WorkQueue:
                 asked.rejected.add(trial.problem)
             asked.on_trial(trial, work.environment.device)
 
-    def install(self, work: Work, found: Sequence[Solution], now_s: float) -> int:
+    def install(self, work: Work, found: Sequence[Solution], now_s: float, *, others: float | None = None) -> int:
         """Make these the verdicts, one a mode; the lease ends with them. Returns the generation that holds them.
 
         That the default is best of a few that were asked for is told and not installed: the others are still to try.
+        others: the share of the device that others used meanwhile.  What somebody had measured beside a busy program
+        is raced again by the next daemon that finds the device idle.
         """
         solution, asked = found[0], self._request
         final = asked is None or solution.backend != DEFAULT_BACKEND or not asked.left_out(work.members)
@@ -158,8 +160,9 @@ class WorkQueue:
             generation = self._store.generation()
         else:
             generation = self._store.install(
-                work, found, environment=work.environment, now_s=now_s, conditions=self._conditions
-            )
+                work, found, environment=work.environment, now_s=now_s, conditions=self._conditions,
+                others=others, again=asked is not None,
+            )  # fmt: skip
         family = work.problem.family
         self._spent_s[family] = self._spent_s.get(family, 0.0) + min(max(now_s - self._leased_s, 0.0), 3600.0)
         logger.info(

@@ -19,7 +19,7 @@ from gemmtuned.configs.hint import plain_case
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import COLUMNS, Problem, known_problems
 from gemmtuned.configs.processes import life_of, pid_namespace
-from gemmtuned.configs.solution import LIVE_STATES, Device, Environment, Solution
+from gemmtuned.configs.solution import CROWDED, LIVE_STATES, Device, Environment, Solution
 from gemmtuned.db import faults, migrations
 from gemmtuned.db.files import connect_read_only
 from gemmtuned.db.rows import rest, rows, us
@@ -88,7 +88,7 @@ GROUP BY {group}
 ORDER BY {weight} DESC
 """
 _FILED: Final = """
-SELECT s.backend, s.config, s.stamp, s.state, s.us, s.baseline_us, s.mode, s.generation, s.reason, h.key AS device
+SELECT s.*, h.key AS device
 FROM solution s JOIN problem b ON b.id = s.problem_id JOIN device h ON h.id = s.device_id
 WHERE b.rest = ? AND b.m = ? AND s.covers = ? AND h.key = ?
 ORDER BY s.retired_generation IS NOT NULL, s.generation DESC
@@ -369,6 +369,8 @@ def _steps(
             why = _why_not(s, stamps)
             chosen = not why and not hit
             text = why or ("this one runs" if chosen else "an earlier step was found")
+            if (s.get("others") or 0.0) > CROWDED:  # a database of before does not say
+                text += f"; timed while others used {s['others']:.0%} of the device"
             known = {
                 name: s[name] for name in ("backend", "config", "state", "stamp", "us", "baseline_us", "generation")
             }

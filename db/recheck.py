@@ -1,5 +1,7 @@
 """Solutions that are raced again: another driver, somebody's wish, or a sample of the old ones to notice drift.
 
+So is what a run in the foreground measured beside a busy program: it waits as drift does, and brings a daemon to work.
+
 The solution stays in use meanwhile; the verdict of the new race replaces it, so one that no longer wins is out.
 """
 
@@ -11,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.solution import Environment
+from gemmtuned.configs.solution import CROWDED, Environment
 from gemmtuned.db.leases import CLAIM, CLOCK_SLACK_US, Work, bucket_members
 from gemmtuned.db.rows import PROBLEM_COLUMNS, Part, problem_of, rest, rows, us
 from gemmtuned.db.solutions import SERVES
@@ -39,10 +41,11 @@ _MARK: Final = f"""
 UPDATE solution AS s SET recheck = 'conditions'
 WHERE s.conditions != '' AND s.conditions != :conditions AND s.recheck IS NULL AND {_HERE}
 """  # noqa: S608
-_ANY: Final = """
+_ANY: Final = f"""
 SELECT 1 FROM solution s WHERE s.retired_generation IS NULL AND s.state != 'pinned'
-    AND (s.recheck IN ('conditions', 'asked') OR (:conditions != '' AND s.conditions NOT IN ('', :conditions))) LIMIT 1
-"""
+    AND (s.recheck IN ('conditions', 'asked') OR (s.recheck = 'drift' AND s.others > {CROWDED})
+        OR (:conditions != '' AND s.conditions NOT IN ('', :conditions))) LIMIT 1
+"""  # noqa: S608
 _SAMPLE: Final = f"""
 UPDATE solution SET recheck = 'drift' WHERE id IN (
     SELECT s.id FROM solution s

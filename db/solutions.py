@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.solution import LIVE_STATES, Environment, Solution
+from gemmtuned.configs.solution import CROWDED, LIVE_STATES, Environment, Solution
 from gemmtuned.db.leases import Work, current_generation, drop_lease
 from gemmtuned.db.rows import SOLUTION_SELECT, Part, plain, rows, solution_of, us
 
@@ -25,9 +25,9 @@ WHERE s.problem_id = :problem AND s.device_id = :device AND s.mode = :mode AND s
 """
 _INSERT: Final = """
 INSERT INTO solution (problem_id, device_id, environment_id, mode, covers, backend, config, stamp, us, baseline_us,
-    gain_low, err, baseline_err, launch, conditions, state, generation, published_us, retired_generation, retired_us,
-    reason)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    gain_low, err, baseline_err, launch, conditions, others, recheck, state, generation, published_us,
+    retired_generation, retired_us, reason)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 RETIRE: Final = """
 UPDATE solution SET state = ?, retired_generation = ?, retired_us = ?, reason = ?
@@ -78,12 +78,15 @@ class Solutions(Part):
         environment: Environment,
         now_s: float,
         conditions: str = "",
+        others: float | None = None,
+        again: bool = False,
     ) -> int:
         """Make these verdicts live and end the lease, in one transaction that survives a power cut.
 
         Returns the generation that brought them (their own `generation` is not looked at).  A lease lost meanwhile
-        does not void the verdict: it was measured.  conditions: soft facts it was measured under.  Raises StoreError
-        for a solution of another device or one that is not live.
+        does not void the verdict: it was measured.  conditions: soft facts it was measured under.  others: the mean
+        share of the device that others used meanwhile, 0 to 1, None when not known; above CROWDED, and with `again`, it
+        waits to be raced again.  Raises StoreError for a solution of another device or one that is not live.
         """
         for s in solutions:
             if s.device != environment.device.key:
@@ -93,6 +96,8 @@ class Solutions(Part):
             if s.state not in LIVE_STATES:
                 raise StoreError(f"{s.problem}: a solution that is {s.state} cannot be installed")
         now_us = us(now_s)
+        crowded = others is not None and others > CROWDED
+        soft = (plain(conditions, 512), others, "drift" if crowded and again else None)
 
         def once(conn: sqlite3.Connection) -> int:
             environment_id = self._environment_id(conn, environment, now_us)
@@ -100,7 +105,7 @@ class Solutions(Part):
             generation = raise_generation(conn, now_us, installed=len(solutions), note="installed")
             retired = 0
             for s in solutions:
-                retired += self._put(conn, s, environment_id, device_id, generation, now_us, conditions)
+                retired += self._put(conn, s, environment_id, device_id, generation, now_us, soft)
             conn.execute("UPDATE publication SET retired = ? WHERE generation = ?", (retired, generation))
             if work is not None:
                 drop_lease(conn, work)
@@ -163,9 +168,12 @@ class Solutions(Part):
 
     def _put(
         self, conn: sqlite3.Connection, s: Solution, environment_id: int, device_id: int, generation: int, now_us: int,
-        conditions: str,
+        soft: tuple[str, float | None, str | None],
     ) -> int:  # fmt: skip
-        """Insert one verdict, retire its rivals; returns how many. A pinned rival stays and makes the new one stale."""
+        """Insert one verdict, retire its rivals; returns how many. A pinned rival stays and makes the new one stale.
+
+        soft: the columns conditions, others and recheck.
+        """
         problem_id = self._problem_id(conn, s.problem)
         key: dict[str, Any] = {
             "problem": problem_id, "environment": environment_id, "device": device_id,
@@ -181,8 +189,7 @@ class Solutions(Part):
             conn.execute(RETIRE, ("stale", generation, now_us, f"superseded by generation {generation}", ids))
         what = (
             s.mode, s.covers, s.backend, s.config, s.stamp,
-            s.us, s.baseline_us, s.gain_low, s.err, s.baseline_err, s.launch,
-            plain(conditions, 512),
+            s.us, s.baseline_us, s.gain_low, s.err, s.baseline_err, s.launch, *soft,
         )  # fmt: skip
         state = "stale" if pinned else s.state
         conn.execute(_INSERT, (problem_id, device_id, environment_id, *what, state, generation, now_us, *end))

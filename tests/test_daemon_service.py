@@ -700,6 +700,32 @@ def test_old_solutions_are_raced_again_one_an_hour_and_only_when_nothing_else_wa
     assert len(world.solved()) == 6
 
 
+def test_what_was_measured_beside_others_for_who_waited_is_raced_again_when_the_device_is_idle(world: World) -> None:
+    world.see(problem())
+    world.monitor.others = lambda now_s: 0.75
+    now_s = world.clock.now_s
+    request = Request(problems=[problem()])
+    world.daemon = Daemon(
+        world.settings, world.store, [world.monitor], world.life.make, now_s=now_s, request=request, always=True,
+        quiet=True,
+    )  # fmt: skip
+    world.run(60, until=lambda: problem() in world.solved())
+    world.daemon.stop(world.clock.now_s)
+    assert [row["others"] for row in _rows(world, "SELECT others FROM solution")] == [pytest.approx(0.75)]
+
+    world.daemon = Daemon(
+        world.settings, world.store, [world.monitor], world.life.make, now_s=world.clock.now_s, recheck=True
+    )
+    orders = len(world.life.orders)
+    world.run(60)
+    assert len(world.life.orders) == orders, "still in use"
+    world.monitor.others = lambda now_s: 0.0
+    world.run(300)
+    assert len(world.life.orders) == orders + 1
+    live = "SELECT others FROM solution WHERE retired_generation IS NULL"
+    assert [row["others"] for row in _rows(world, live)] == [pytest.approx(0.0)]
+
+
 def test_a_family_of_small_problems_is_not_put_off_for_ever(world: World) -> None:
     world.see(*(problem(n, m=64) for n in range(64, 104)), calls=1000)
     small = Problem(m=1, n=8, k=8, family="batched", batch=2)

@@ -184,6 +184,32 @@ def test_what_a_solution_saved_is_counted_from_its_hits_since_it_was_published(s
     assert saved == {"exact": (30, 150.0), "fine": (7, 14.0)}
 
 
+@pytest.mark.parametrize(
+    ("others", "timed", "call_us"), [(0.7, 8, 4.0), (0.7, 2, 10.0), (0.05, 8, 10.0), (None, 8, 10.0)]
+)
+def test_what_was_measured_beside_others_is_priced_by_the_programs_own_calls_where_those_were_timed(
+    store: Store, others: float | None, timed: int, call_us: float
+) -> None:
+    now = time.time()
+    bucket = [problem(m, n=2048) for m in (1, 2)]
+    store.add_sightings("r", NEW, [saw(p, timed, us=4.0) for p in (problem(), *bucket)], now_s=now - DAY / 2)
+    found_beside = [found(problem()), found(problem(16, n=2048), covers="fine")]
+    store.install(None, found_beside, environment=NEW, now_s=now - HOUR, others=others)
+    store.add_sightings("r", NEW, [saw(problem(), 100, "exact"), saw(bucket[0], 10, "padded")], now_s=now)
+
+    cost = {row["m"]: row["time_us"] / row["calls"] for row in queries.coverage(store.path, by="problem")}
+    assert cost[8] == pytest.approx(call_us)
+    rows = {row["covers"]: row for row in queries.solutions(store.path)}
+    # half of what a call takes is saved, whatever it takes; the bucket's two sizes have twice as many timed calls
+    in_bucket = 4.0 if others == 0.7 and timed > 2 else 10.0
+    assert (rows["exact"]["saved_us"], rows["fine"]["saved_us"]) == (
+        pytest.approx(100 * call_us / 2), pytest.approx(10 * in_bucket / 2),
+    )  # fmt: skip
+    assert rows["exact"]["us"] == 5.0 and rows["exact"]["others"] == others
+    told = queries.explain(store.path, problem())[0]["why"]
+    assert ("timed while others used 70% of the device" in told) == (others == 0.7)
+
+
 def test_what_a_graph_keeps_of_old_kernels_is_told_until_it_is_captured_again(store: Store) -> None:
     now = time.time()
     best = found(problem(3), state="default_best", backend="torch", baseline_us=5.0)

@@ -14,7 +14,7 @@ from gemmtuned.commands.aiter_flags import META
 from gemmtuned.commands.options import DryRun, Json, LogLevel, default_threads, settings, start_logging
 from gemmtuned.commands.tune_sources import Defaults, Wanted, from_words, gather, waiting
 from gemmtuned.configs.errors import TableError, TryLater
-from gemmtuned.configs.solution import Device, Solution
+from gemmtuned.configs.solution import CROWDED, Device, Solution
 from gemmtuned.hooks.dispatch import NATIVE_CODES
 from gemmtuned.reports.progress import progress
 from gemmtuned.reports.render import Column, Report, Table, complain, duration, factor, percent, show, small
@@ -48,7 +48,6 @@ _CHECKED = (
     Column("err_ratio", "mismatch", percent),
     Column("why", "", lambda why: why or "", right=False),
 )
-OTHERS_MATTER: Final = 0.15  # a share of the device that is worth a word
 MOST_UNTRIED: Final = 10  # of an interrupted run, a line each; more are one line
 _SHAPES = (
     Column("name", "layer", right=False),
@@ -279,8 +278,12 @@ def _report(wanted: Wanted, done: Tuned, notes: list[str]) -> Report:
     if counted:
         alike = [row for row in rows if row["problem"] in counted]
         tables.append(Table("rows", _DONE, alike, instead=f"{len(alike)} more: {alike[0]['why']}"))
-    if done.others > OTHERS_MATTER:
-        notes = [*notes, f"others used up to {done.others:.0%} of the device meanwhile: on a quiet one times are surer"]
+    if done.others > CROWDED:
+        notes = [
+            *notes,
+            f"others used up to {done.others:.0%} of the device meanwhile: times are surer on a quiet one, and the "
+            "next daemon that finds it so measures again",
+        ]
     if done.put_off:
         notes = [
             *notes,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from gemmtuned.configs.solution import LIVE_STATES, Candidate
-from gemmtuned.reports.render import Column, Report, Row, Table, count, duration, factor, small
+from gemmtuned.configs.solution import CROWDED, LIVE_STATES, Candidate
+from gemmtuned.reports.render import Column, Report, Row, Table, count, duration, factor, percent, small
 
 # A verdict, not a gain: it is counted below the table, and listed with --all.
 _NO_GAIN: Final = "default_best"
@@ -36,6 +36,7 @@ def report(rows: Sequence[Row], *, every: bool, limit: int, now_us: int, unused:
         }
         for row in (ordered[:limit] if limit else ordered)
     ]
+    crowded = [row for row in shown if (row.get("others") or 0.0) > CROWDED]
     columns = (
         Column("problem", "problem", right=False),
         Column("covers", "for", right=False),
@@ -45,6 +46,7 @@ def report(rows: Sequence[Row], *, every: bool, limit: int, now_us: int, unused:
         Column("speedup", "gain", factor),
         Column("gain_low", "at least", factor),
         Column("err", "error", small),
+        *((Column("others", "others used", percent),) if crowded else ()),
         Column("hit_calls", "calls", count),
         Column("saved_us", "saved", duration),
         *((Column("state", "state", right=False),) if every or any(row["state"] == "pinned" for row in shown) else ()),
@@ -55,6 +57,12 @@ def report(rows: Sequence[Row], *, every: bool, limit: int, now_us: int, unused:
         notes.append(
             f"saved so far: {duration(saved_us)} of GEMM time; {len(faster)} problems run faster, "
             f"{len(live) - len(faster)} are best with torch's own"
+        )
+    if crowded:
+        notes.append(
+            f"{len(crowded)} were timed while others used more than {CROWDED:.0%} of the device: torch's time and "
+            "the new one are of the same moment, and both too long. What was saved goes by the programs' own calls "
+            "where those were timed; a daemon that finds the device idle measures again"
         )
     if never and not unused:
         notes.append(f"{len(never)} were never looked up in a day or more: --unused lists them")
