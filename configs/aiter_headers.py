@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gemmtuned.configs.errors import TableError
+from gemmtuned.configs.errors import HeaderError, TableError
 
 DEVICE: Final = ("gfx", "cu_num")
 OURS: Final = "gemmtuned"  # a column of ours in tables we export: the whole solution, as JSON
@@ -120,12 +120,12 @@ def is_header(columns: Sequence[str]) -> bool:
 def family_of_header(columns: Sequence[str], *, name: str) -> AiterFamily:
     """The family of a table with these columns in a file of this name.
 
-    Raises TableError when it is no table of AITER's, or when neither header nor name tells which.
+    Raises HeaderError when it is no table of AITER's, TableError when neither header nor name tells which.
     """
     has = set(columns)
     if not is_header(columns):
         shown = ",".join(columns)
-        raise TableError(
+        raise HeaderError(
             f"{name}: the header is {shown[:200]!r}, expected one of AITER's: M,N,K[,...], B,M,N,K[,...], "
             "token,model_dim,inter_dim,expert,topk[,...] and others"
         )

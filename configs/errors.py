@@ -42,6 +42,10 @@ class TableError(GemmtunedError):
     """A published table, its manifest or its folder cannot be read or trusted."""
 
 
+class HeaderError(TableError):
+    """The first line names columns of no table we know."""
+
+
 class StoreError(GemmtunedError):
     """The database cannot be opened, read or written."""
 

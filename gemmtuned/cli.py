@@ -36,6 +36,7 @@ from gemmtuned.commands import (
     withdraw,
 )
 from gemmtuned.commands.aiter_flags import AiterCommand
+from gemmtuned.commands.options import ShapeCommand
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.reports.render import complain
 
@@ -63,7 +64,11 @@ COMMANDS: Final[tuple[Callable[..., None], ...]] = (
     pin.rollback,
 )
 GROUPS: Final = (db.app,)
-CLASSES: Final = {tune.tune: AiterCommand}  # commands that read their arguments in a way of their own
+# Commands that read their arguments in a way of their own
+CLASSES: Final[dict[Callable[..., None], type[ShapeCommand]]] = {
+    tune.tune: AiterCommand,
+    **dict.fromkeys((explain.explain, trials.trials, withdraw.withdraw, pin.pin, pin.forget, pin.retune), ShapeCommand),
+}
 WRAPPERS: Final = (run.run, compare.compare)  # what follows their first argument is another program's
 
 

@@ -206,6 +206,10 @@ def test_json_has_the_same_keys_before_there_is_a_database(call: Cli, home: Path
         ["trials", "not a problem"],
         ["explain", "8", "2048"],
         ["explain"],
+        ["explain", "-8", "2048", "512"],
+        ["tune", "8", "-1", "4"],
+        ["withdraw", "8x-1x4"],
+        ["withdraw", "8", "9"],
         ["withdraw"],
         ["pin"],
         ["forget", "nonsense"],
@@ -432,6 +436,7 @@ def test_pin_forget_retune_and_rollback_reach_the_published_tables(call: Cli, ho
     for spelled in (["9", "2048", "1024"], ["9x2048x1024", str(EVEN)]):
         assert json.loads(call("retune", *spelled, "--json").stdout)["solutions"] == 1
     assert call("retune", "9", "2048", "7").returncode == 1
+    assert call("pin", "9", "2048", "1024", "--dry-run").stdout.splitlines()[-1] == "1 would be pinned"
 
     dry = json.loads(call("forget", str(EVEN), "--dry-run", "--json").stdout)
     done = json.loads(call("forget", str(EVEN), "--json").stdout)
@@ -470,6 +475,10 @@ def test_withdraw_takes_it_out_of_the_published_tables(call: Cli, home: Path) ->
     dry = call("withdraw", str(TUNED), "--dry-run")
     assert (dry.returncode, read_manifest(home / "configs")) == (0, before)
     assert "1 would be withdrawn" in dry.stdout
+    shape = str(TUNED.m), str(TUNED.n), str(TUNED.k)
+    assert call("withdraw", *shape, "--dry-run").stdout == dry.stdout
+    nothing = call("withdraw", "9", "9", "9")
+    assert nothing.returncode == 1 and "No solution in use for 9 9 9" in nothing.stdout
 
     done = call("withdraw", str(TUNED))
     after = read_manifest(home / "configs")
@@ -562,6 +571,7 @@ def test_compare_says_when_it_cannot_tell(cli: Cli) -> None:
 
     assert done.returncode == 0
     assert "cannot tell a gain from noise" in done.stdout
+    assert done.stderr.startswith(f"gemmtuned: 6 runs of {sys.executable} -c pass: 2 of each arm\n")
 
 
 @pytest.mark.parametrize(
@@ -571,7 +581,9 @@ def test_compare_fails_when_the_program_does(cli: Cli, code: str, said: str) -> 
     done = cli("compare", "--figure", "f=([0-9]+)", "--", sys.executable, "-c", code)
 
     assert done.returncode == 1
-    assert said in done.stderr and done.stderr.count("\n") == 1
+    plan, error = done.stderr.splitlines()
+    assert "16 runs of" in plan and "one to warm up" in plan
+    assert said in error
 
 
 def test_an_interrupt_ends_with_130_and_stops_the_program(tmp_path: Path) -> None:

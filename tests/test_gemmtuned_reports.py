@@ -12,6 +12,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.reports import comparison, progress, render
 from gemmtuned.reports.coverage import report as coverage_report
 from gemmtuned.reports.gains import report as gains_report
+from gemmtuned.reports.places import abridged
 from gemmtuned.reports.problem_list import Shape, read_list, shape_or_problem
 from gemmtuned.reports.render import Column, Report, Table
 
@@ -205,3 +206,22 @@ def test_where_there_is_no_bar_work_that_does_not_get_on_is_told_once(
         assert told(10 * progress.SILENT_S + 1, 1, "bf16:8x64x128") == ""
     with progress.progress() as tell:
         assert told(20 * progress.SILENT_S, 1, "x") == told(30 * progress.SILENT_S, 1, "x") == ""
+    with progress.progress(steady=True) as tell:
+        assert told(30 * progress.SILENT_S, 0, "round 1: off") == ""
+        assert told(31 * progress.SILENT_S - 1, 1, "round 1: on") == ""
+        assert told(31 * progress.SILENT_S, 2, "round 2: on") == "gemmtuned: 2 of 2 done; now: round 2: on\n"
+        assert told(31 * progress.SILENT_S + 1, 3, "round 2: off") == ""
+
+
+def test_environments_are_told_by_device_torch_and_what_differs() -> None:
+    shared = "cpu-x torch=2.11 torch_mv=2.11"
+    old, new = f"{shared} onednn=2.11/cpu-x", f"{shared} onednn=2.12/cpu-x"
+    assert abridged([old]) == {old: "cpu-x torch=2.11"}
+    assert abridged([old, new, "cuda-y torch=2.11 triton=3.6"]) == {
+        old: "cpu-x torch=2.11 onednn=2.11",
+        new: "cpu-x torch=2.11 onednn=2.12",
+        "cuda-y torch=2.11 triton=3.6": "cuda-y torch=2.11",
+    }
+    assert abridged(["strange", shared]) == {"strange": "strange", shared: "cpu-x torch=2.11"}
+    twice = [f"{shared} onednn={stamp}" for stamp in ("a", "a/cpu-x")]
+    assert abridged(twice) == {key: key for key in twice}, "short forms must tell them apart"

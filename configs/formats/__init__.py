@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gemmtuned.configs import triton_json
 from gemmtuned.configs.aiter_csv import MAX_BYTES, open_text
-from gemmtuned.configs.errors import TableError
+from gemmtuned.configs.errors import HeaderError, TableError
 from gemmtuned.configs.formats import aiter, bundle, inductor, tunableop, vllm_moe
 from gemmtuned.configs.hint import Imported
 from gemmtuned.configs.manifest import MANIFEST
@@ -34,7 +34,12 @@ def read_any(path: Path, *, family: str | None = None) -> Imported:
     except OSError as err:
         raise TableError(f"{path}: cannot be read ({err.strerror or err})") from err
     if not start.lstrip().startswith(("{", "[")):
-        return tunableop.read(path) if tunableop.is_ours(start) else aiter.read_csv(path, family=family)
+        if tunableop.is_ours(start):
+            return tunableop.read(path)
+        try:
+            return aiter.read_csv(path, family=family)
+        except HeaderError as err:
+            raise TableError(f"{err}, or TunableOp's results, whose first word is Validator") from err
     return _read_json(path)
 
 

@@ -10,7 +10,8 @@ import re
 from typing import Any, Final
 
 import typer
-from typer.core import TyperCommand
+
+from gemmtuned.commands.options import ShapeCommand
 
 # After underscores have become dashes. Sources: AITER's base_tuner, gradlib, the tuners under csrc, the Triton scripts
 _OURS: Final = {
@@ -74,7 +75,7 @@ def translate(args: list[str]) -> tuple[list[str], list[str]]:
     return found, said
 
 
-class AiterCommand(TyperCommand):
+class AiterCommand(ShapeCommand):
     """A command that takes AITER's flags; what `translate` said lies in the context's meta under META."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

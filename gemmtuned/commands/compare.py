@@ -17,7 +17,7 @@ from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.settings import child_env
 from gemmtuned.reports.comparison import ARMS, report
 from gemmtuned.reports.progress import progress
-from gemmtuned.reports.render import clean, show
+from gemmtuned.reports.render import clean, complain, show
 
 _SWITCHES: Final = {
     "off": {"AITER_TUNE_GEMM": "0", "GEMMTUNED_DISPATCH": "0"},
@@ -88,6 +88,7 @@ def compare(
 
     Runs it off, capture only and on, in turns. Says "within noise" when that is all it is. The program's own output
     is kept back; the runs are counted in reports under the label "compare" unless GEMMTUNED_RUN says otherwise.
+    It takes 3 runs a round, and one to warm up.
 
     Example: gemmtuned compare --figure 'tokens/s: ([0-9.]+)' -- python bench.py
     """
@@ -97,7 +98,9 @@ def compare(
     argv = program(command)
     figures: dict[str, list[float]] = {arm: [] for arm in ARMS}
     total = rounds * len(ARMS) + warm_up
-    with progress(quiet=as_json) as tell:
+    if not as_json:
+        complain(f"{total} runs of {' '.join(command)}: {rounds} of each arm{', one to warm up' * warm_up}")
+    with progress(quiet=as_json, steady=True) as tell:
         if warm_up:
             tell(0, total, "warm-up")
             _run(argv, "on", where, timeout_s)

@@ -86,16 +86,17 @@ def import_(
     notes = _notes(found, dry_run=dry_run and not stopped, kept=keep, queued=queued)
     notes += [f"{used} solutions of this kind of CPU and these versions are in use after a spot check"] if used else []
     notes += [f"{number} not used: {reason}" for reason, number in refused.items()]
-    errors = [row["reasons"][0] for row in unread]
+    errors = [str(row["reasons"][0]) for row in unread]
     if stopped:
         *others, last = (one.reasons[0] for one in found if one.reasons)
         good = sum(len(one.hints) for one in found)
-        errors += [*others, f"{last}. {bad} bad rows in all; use --skip-bad-rows to import the other {good} rows"]
+        how = f"use --skip-bad-rows to import the other {good} rows" if good else "no row is good"
+        errors += [*others, f"{last}. bad rows in all: {bad}; {how}"]
     # on stderr, as every error; the table for people has what is no error, the first row that was skipped
-    skipped = [row if row["rejected"] and not stopped else {**row, "reasons": []} for row in rows]
-    show(
-        Report("import", [Table("files", _COLUMNS, rows if as_json else skipped)], facts, notes=notes), as_json=as_json
-    )
+    skipped = [row if row["rejected"] and not stopped else {**row, "reasons": []} for row in rows[: len(found)]]
+    if found or as_json:
+        table = Table("files", _COLUMNS, rows if as_json else skipped)
+        show(Report("import", [table], facts, notes=notes), as_json=as_json)
     for error in errors:
         complain(error)
     if unread or stopped:

@@ -7,17 +7,20 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timezone
 from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperCommand
 
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.hint import PLAIN
 from gemmtuned.configs.problem import SPELLED, Problem
 from gemmtuned.configs.settings import Settings, child_env
 from gemmtuned.hooks.notice import Stderr
+from gemmtuned.reports.explain import matching
+from gemmtuned.reports.problem_list import Shape, shape_or_problem
 
 _UNITS_S: Final = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _SPAN: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([a-z]*)")
@@ -26,6 +29,7 @@ _PAIR: Final = re.compile(
     r"""\b([a-z_][a-z0-9_]*)=('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|.*?)(?=\s+[a-z_][a-z0-9_]*=|\s*$)""", re.S
 )
 _EVER_S: Final = 1e10
+_BELOW_0: Final = re.compile(r"-[0-9]{1,10}(x[0-9-].*)?")
 LEVELS: Final = ("debug", "info", "warning", "error")
 
 
@@ -124,6 +128,31 @@ def problems(texts: list[str], here: Settings) -> list[Problem]:
     return list(found)
 
 
+def named(words: Sequence[str], here: Settings) -> list[Problem]:
+    """The problems that these words name, each once; of a shape those that were seen. Raises ProblemError."""
+    asked = shape_or_problem(words)
+    rows = seen(here) if here.db.exists() and any(isinstance(word, Shape) for word in asked) else []
+    found: list[Problem] = []
+    for word in asked:
+        found += problems([word], here) if isinstance(word, str) else matching(rows, word._asdict())
+    return list(dict.fromkeys(found))
+
+
+class ShapeCommand(TyperCommand):
+    """A command that takes shapes: a size below 0 is one, and no option that it does not know."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As click does, after a look at the numbers."""
+        before = ""
+        for arg in args:
+            if arg == "--":
+                break
+            if _BELOW_0.fullmatch(arg) and not before.startswith("-"):
+                raise typer.BadParameter(f"{arg}: a size is 1 or more", ctx=ctx)
+            before = arg
+        return super().parse_args(ctx, args)
+
+
 def called(here: Settings) -> list[dict[str, Any]]:
     """Rows of all problems that were called or wait, each with its device."""
     from gemmtuned.db import queries
@@ -162,5 +191,10 @@ LogFormat = Annotated[
 ]
 LogLevel = Annotated[str, typer.Option(parser=level, metavar="LEVEL", help=f"One of {', '.join(LEVELS)}.")]
 ProblemTexts = Annotated[
-    list[str], typer.Argument(metavar="PROBLEM...", help="As reports spell it: bf16:8x2048x1024+bias,threads=2")
+    list[str],
+    typer.Argument(
+        metavar="M N K | PROBLEM...",
+        help="8 2048 512, 8x2048x512 (all problems of that shape that were seen), or as reports spell one: "
+        "bf16:8x2048x1024+bias,threads=2",
+    ),
 ]

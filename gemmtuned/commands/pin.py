@@ -8,12 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gemmtuned.commands.options import DryRun, Json, ProblemTexts, problems, seen, settings
-from gemmtuned.configs.problem import Problem
+from gemmtuned.commands.options import DryRun, Json, ProblemTexts, named, settings
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import Solution
-from gemmtuned.reports.explain import matching
-from gemmtuned.reports.problem_list import Shape, shape_or_problem
 from gemmtuned.reports.render import Column, Report, Table, factor, show
 from gemmtuned.reports.source import writer
 
@@ -40,7 +37,7 @@ def pin(
     Ends with 1 when there is nothing to change.
     """
     here = settings()
-    wanted = problems(problem, here)
+    wanted = named(problem, here)
     with writer(here) as store:
         found = store.pin(wanted, now_s=time.time(), off=off, dry_run=dry_run)
         generation = _publish(store, here, changed=bool(found) and not dry_run)
@@ -60,7 +57,7 @@ def forget(problem: ProblemTexts, dry_run: DryRun = False, as_json: Json = False
     Programs that run go back to stock torch for them. One that calls them again brings them back as new.
     """
     here = settings()
-    wanted = problems(problem, here)
+    wanted = named(problem, here)
     with writer(here) as store:
         found, dropped = store.forget(wanted, now_s=time.time(), dry_run=dry_run)
         generation = _publish(store, here, changed=bool(found) and not dry_run)
@@ -72,37 +69,21 @@ def forget(problem: ProblemTexts, dry_run: DryRun = False, as_json: Json = False
         raise typer.Exit(1)
 
 
-def retune(
-    problem: Annotated[
-        list[str],
-        typer.Argument(metavar="M N K | PROBLEM...", help="8 2048 512, 8x2048x512, or as reports spell it."),
-    ],
-    as_json: Json = False,
-) -> None:
+def retune(problem: ProblemTexts, as_json: Json = False) -> None:
     """Have the daemon tune these problems again, before all else.
 
-    A shape alone stands for every problem of that shape that was seen.  What is in use stays until the new verdict;
+    What is in use stays until the new verdict;
     failures and withdrawals by hand are forgiven. `gemmtuned tune` does it now, in the foreground. Ends with 1 when
     none of them is known.
     """
     here = settings()
-    wanted = _named(problem, here)
+    wanted = named(problem, here)
     with writer(here) as store:
         asked, forgiven = store.ask_again(wanted), store.retry_now(wanted)
     notes = [f"{asked} solutions will be raced again, {forgiven} failures or withdrawals are forgiven"]
     show(Report("retune", [], {"solutions": asked, "forgiven": forgiven}, notes=notes), as_json=as_json)
     if not asked and not forgiven:
         raise typer.Exit(1)
-
-
-def _named(words: Sequence[str], here: Settings) -> list[Problem]:
-    """The problems that these words name, each once; of a shape those that were seen."""
-    asked = shape_or_problem(words)
-    rows = seen(here) if here.db.exists() and any(isinstance(word, Shape) for word in asked) else []
-    found: list[Problem] = []
-    for word in asked:
-        found += problems([word], here) if isinstance(word, str) else matching(rows, word._asdict())
-    return list(dict.fromkeys(found))
 
 
 def rollback(

@@ -8,21 +8,24 @@ from typing import Annotated
 
 import typer
 
-from gemmtuned.commands.options import Json, Limit, problems, settings
+from gemmtuned.commands.options import Json, Limit, named, settings
 from gemmtuned.reports.render import show
 from gemmtuned.reports.source import no_database
 from gemmtuned.reports.trials import report
 
 
 def trials(
-    problem: Annotated[str | None, typer.Argument(help="Only of this problem, as reports spell it.")] = None,
+    problem: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[M N K | PROBLEM]", help="Only of these: shapes, or problems as reports spell them."),
+    ] = None,
     limit: Limit = 50,
     as_json: Json = False,
 ) -> None:
     """What was measured, newest first."""
     here = settings()
-    only = problems([problem], here) if problem else [None]
-    name = ", ".join(map(str, only)) if problem else None
+    only = named(problem, here) if problem else [None]
+    name = (", ".join(map(str, only)) or " ".join(problem)) if problem else None
     if not here.db.exists():
         show(no_database("trials", here, "rows", problem=name), as_json=as_json)
         return

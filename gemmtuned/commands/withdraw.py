@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gemmtuned.commands.options import DryRun, Json, ProblemTexts, problems, settings
+from gemmtuned.commands.options import DryRun, Json, ProblemTexts, named, settings
 from gemmtuned.reports.render import Column, Report, Table, factor, show
 from gemmtuned.reports.source import writer
 
@@ -26,7 +26,7 @@ def withdraw(
     """
     now_s = time.time()
     here = settings()
-    wanted = problems(problem, here)
+    wanted = named(problem, here)
     with writer(here) as store:
         taken = store.withdraw(wanted, reason=reason, now_s=now_s, dry_run=dry_run)
         generation = store.generation()
@@ -43,7 +43,7 @@ def withdraw(
         Column("speedup", "gain given up", factor),
     )
     verb = "would be withdrawn" if dry_run else f"withdrawn in generation {generation}"
-    names = ", ".join(str(p) for p in wanted)
+    names = ", ".join(map(str, wanted)) or " ".join(problem)
     show(
         Report(
             "withdraw",

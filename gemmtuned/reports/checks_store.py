@@ -110,4 +110,4 @@ def _programs(settings: Settings) -> Iterator[Check]:
         else:
             well += 1
     silent = sum(row["state"] in ("silent", "gone") for row in rows)
-    yield Check("programs", PASS, f"{well} live ones are well, {silent} were killed or lost their database")
+    yield Check("programs", PASS, f"live and well: {well}; killed, or without their database: {silent}")

@@ -46,7 +46,7 @@ def examine(settings: Settings, *, quick: bool, wrong: Mapping[str, str]) -> tup
         Column("fix", "to mend it", lambda fix: fix or "", right=False),
     )
     tables = [Table("checks", columns, rows), _settings(settings)]
-    verdict = f"{failed} failed, {warned} warnings, {len(found) - failed - warned} passed"
+    verdict = f"{failed} failed, {warned} warned, {len(found) - failed - warned} passed"
     result = FAIL if failed else WARN if warned else PASS
     return Report("doctor", tables, facts={"result": result}, notes=[verdict]), failed > 0
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 from gemmtuned.configs.padding import fine_step, padded_m
 from gemmtuned.configs.problem import Problem, known_problems
 from gemmtuned.configs.solution import Candidate
+from gemmtuned.reports.places import abridged
 from gemmtuned.reports.render import Column, Report, Row, Table, duration, factor
 
 MOST: Final = 20  # problems explained at once
@@ -50,6 +51,7 @@ def report(
     lines: list[str] = []
     if not steps:
         lines.append(f"{asked} was never seen: run a program that calls it with AITER_TUNE_GEMM=1.")
+    short = abridged(row["environment"] for _, rows in steps[:MOST] for row in rows)
     for problem, rows in steps[:MOST]:
         if not rows:
             lines.append(_unseen(problem, solutions))
@@ -59,7 +61,7 @@ def report(
             chosen = next((row for row in shown if row["chosen"]), None)
             runs = f"runs {chosen['route']}" if chosen else "runs stock torch"
             table = [row for row in shown if row["covers"] != "queue"]
-            title = f"{problem} {runs}. {queue[:1].upper()}{queue[1:]}.\n  in {environment}"
+            title = f"{problem} {runs}. {queue[:1].upper()}{queue[1:]}.\n  in {short[environment]}"
             tables.append(Table("rows", _COLUMNS, table, title=title))
     notes = [f"{len(steps) - MOST} more problems match: name one as reports spell it."] if len(steps) > MOST else []
     if tables:

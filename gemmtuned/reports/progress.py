@@ -15,13 +15,14 @@ SILENT_S: Final = 30.0  # so long nothing is said of work that does not get on
 
 
 @contextmanager
-def progress(*, quiet: bool = False, lines: bool = False) -> Iterator[Tell]:
+def progress(*, quiet: bool = False, lines: bool = False, steady: bool = False) -> Iterator[Tell]:
     """Yield a function that is told how far the work is; `quiet` (as with --json) shows nothing.
 
-    lines: when stderr is no terminal, and nothing has come to an end for SILENT_S, say once what it is at.
+    lines: when stderr is no terminal, and nothing has come to an end for SILENT_S, say once what it is at.  steady:
+    say how far it is each SILENT_S there, whatever came to an end.
     """
     if quiet or not sys.stderr.isatty():
-        yield _Lines() if lines and not quiet else lambda done, total, doing: None
+        yield _Lines(steady=steady) if (lines or steady) and not quiet else lambda done, total, doing: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -32,14 +33,17 @@ def progress(*, quiet: bool = False, lines: bool = False) -> Iterator[Tell]:
 
 
 class _Lines:
-    def __init__(self) -> None:
+    def __init__(self, *, steady: bool) -> None:
+        self._steady = steady
         self._done, self._said = -1, ""
         self._since_s = time.monotonic()
 
     def __call__(self, done: int, total: int, doing: str) -> None:
         now_s = time.monotonic()
         if done != self._done:
-            self._done, self._since_s = done, now_s
-        elif now_s - self._since_s >= SILENT_S and doing != self._said:
+            self._done = done
+            if not self._steady:
+                self._since_s = now_s
+        if now_s - self._since_s >= SILENT_S and doing != self._said:
             self._said, self._since_s = doing, now_s
             complain(f"{done} of {total} done; now: {doing or 'nothing'}")

@@ -9,6 +9,7 @@ from typing import Any, Final
 from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.rules import paused_until
 from gemmtuned.reports.coverage import frozen_notes
+from gemmtuned.reports.places import abridged
 from gemmtuned.reports.render import Column, Report, Row, Table, age, count, duration, percent
 from gemmtuned.reports.why import advice
 
@@ -53,7 +54,12 @@ def report(
     seats = (
         [{**seat, "advice": advice(seat["reason"])} for seat in notice["seats"]] if notice and notice["running"] else []
     )
-    places = [{**row, "waiting": row["open_problems"] - row["failed"]} for row in environments]
+    elsewhere = notice["elsewhere"] if notice and notice["running"] else []
+    short = abridged(row["environment"] for row in (*environments, *elsewhere))
+    places = [
+        {**row, "waiting": row["open_problems"] - row["failed"], "place": short[row["environment"]]}
+        for row in environments
+    ]
     tables = [
         Table("devices", _SEATS, seats, title="Devices:"),
         Table("sessions", _session_columns(now_s), running, title="Programs:", empty="No hooked program is running."),
@@ -74,7 +80,7 @@ def report(
         "frozen_problems": len({row["problem"] for row in frozen}),
         "switched_off": settings.switched_off,
     }
-    notes = _notes(running, notice) + _put_off_notes(environments) + frozen_notes(frozen)
+    notes = _notes(running, elsewhere, short) + _put_off_notes(environments, short) + frozen_notes(frozen)
     return Report("status", tables, facts=facts, lines=lines, notes=notes)
 
 
@@ -92,7 +98,7 @@ _ENVIRONMENTS = (
     Column("calls", "calls", count),
     Column("waiting", "to be tuned", count),
     Column("failed", "failed", count),
-    Column("environment", "environment", right=False),
+    Column("place", "environment", right=False),
 )
 
 
@@ -133,16 +139,16 @@ def _published_line(published: int | None, generation: int) -> str:
     return f"published: generation {published}"
 
 
-def _put_off_notes(environments: Sequence[Row]) -> list[str]:
+def _put_off_notes(environments: Sequence[Row], short: Mapping[str, str]) -> list[str]:
     return [
         f"{count(row['put_off'])} of the {count(row['open_problems'] - row['failed'])} problems to be tuned were tried "
-        f"and {row['put_off_reason']} (gemmtuned untuned lists them): {row['environment']}"
+        f"and {row['put_off_reason']} (gemmtuned untuned lists them): {short[row['environment']]}"
         for row in environments
         if row["put_off"]
     ]
 
 
-def _notes(running: Sequence[Row], notice: Mapping[str, Any] | None) -> list[str]:
+def _notes(running: Sequence[Row], elsewhere: Sequence[Row], short: Mapping[str, str]) -> list[str]:
     notes = []
     for what, meaning in (
         ("dropped", "calls were not counted (too many problems, or the database was locked or full)"),
@@ -162,10 +168,9 @@ def _notes(running: Sequence[Row], notice: Mapping[str, Any] | None) -> list[str
         for run, seen in generations.items()
         if len(seen) > 1
     ]
-    if notice and notice["running"]:
-        notes += [
-            f"{count(row['problems'])} problems wait for a daemon of another environment, start one there: "
-            f"{row['environment']}"
-            for row in notice["elsewhere"]
-        ]
+    notes += [
+        f"{count(row['problems'])} problems wait for a daemon of another environment, start one there: "
+        f"{short[row['environment']]}"
+        for row in elsewhere
+    ]
     return notes
