@@ -20,7 +20,7 @@ def test_a_dry_run_measures_every_arm_once(tmp_path: Path, native_cache: Path) -
     env = {**os.environ, "GEMMTUNED_CACHE": str(native_cache), "OMP_NUM_THREADS": "1"}
     first, second = (subprocess.run(command, env=env, capture_output=True, text=True, timeout=100) for _ in range(2))
 
-    assert first.returncode == second.returncode == 0, first.stderr + second.stderr
+    assert first.returncode == second.returncode == 0, first.stdout + first.stderr + second.stderr
     assert "tiny: measured already" in second.stdout
     said = json.loads((tmp_path / "end_to_end.json").read_text())
     ((case,), coverage) = said["sizes"]["tiny"]["cases"], said["sizes"]["tiny"]["coverage"]

@@ -30,11 +30,13 @@ FLAGS = (
     "--batch-size", "--input-type", "--out-dtype",
 )  # fmt: skip
 SCRIPT = """
+import time
 import torch
 layer = torch.nn.Linear(128, 256, bias=False, dtype=torch.bfloat16)
 with torch.inference_mode():
     for _ in range(3):
         layer(torch.randn(16, 128, dtype=torch.bfloat16))
+time.sleep(1)  # on a loaded machine the first flush, which makes the database, takes longer than an exit waits for it
 """
 
 
