@@ -30,8 +30,18 @@ def test_every_public_function_exists_and_says_what_it_does() -> None:
         assert (getattr(gemmtuned, name).__doc__ or "").strip(), name
 
 
-def test_figures_in_the_readme_have_a_result_file() -> None:
-    named = re.findall(r"benchmarks/results/([A-Za-z0-9._-]+\.json)", README)
+def test_figures_have_a_result_file() -> None:
+    pages = [README, *(page.read_text() for page in (ROOT / "docs").glob("*.md"))]
+    # not those that say only how they differ from the one before: `-b8-h200-2026-11-23.json`
+    named = {n for page in pages for n in re.findall(r"(?<![\w.-])[\w.][\w.-]*-20\d\d-\d\d-\d\d\.json", page)}
 
-    assert named
-    assert [n for n in named if not (ROOT / "benchmarks/results" / n).is_file()] == []
+    assert len(named) > 50
+    assert {n for n in named if not (ROOT / "benchmarks/results" / n).is_file()} == set()
+
+
+def test_pages_are_where_others_send_their_readers() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text())]
+
+    assert links
+    assert [link for page, link in links if not (page.parent / link).exists()] == []
