@@ -10,6 +10,7 @@ from fake_gpu import MIB, Card, FakeSampler
 from gemmtuned.daemon.attribution import Attribution
 from gemmtuned.daemon.gpus import GpuMonitor
 from gemmtuned.daemon.idle import Limits, Reading, judge
+from gemmtuned.reports import checks_host
 from gemmtuned.reports.checks_host import _gpus
 from gemmtuned.reports.why import advice
 
@@ -101,3 +102,14 @@ def test_a_gpu_without_the_library_to_ask_its_driver_is_named_by_doctor(tmp_path
 
 def test_no_reason_needs_no_advice() -> None:
     assert advice("") == ""
+
+
+def test_a_gpu_without_the_compiler_of_our_kernels_is_named_by_doctor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr(checks_host, "find_spec", lambda name: None if name == "triton" else object())
+    (check,) = _gpus(tmp_path)
+    assert (check.result, check.fix) == ("WARN", "pip install triton")
+    monkeypatch.setattr(checks_host, "find_spec", lambda name: object())
+    assert list(_gpus(tmp_path)) == []

@@ -281,8 +281,8 @@ def _report(wanted: Wanted, done: Tuned, notes: list[str]) -> Report:
     if done.others > CROWDED:
         notes = [
             *notes,
-            f"others used up to {done.others:.0%} of the device meanwhile: times are surer on a quiet one, and the "
-            "next daemon that finds it so measures again",
+            f"others used up to {done.others:.0%} of the device meanwhile: on a quiet one times are surer"
+            + (", and the next daemon that finds it so measures again" if done.solutions else ""),
         ]
     if done.put_off:
         notes = [

@@ -43,11 +43,14 @@ def checks(settings: Settings) -> Iterator[Check]:
 
 
 def _gpus(devices: Path = Path("/dev")) -> Iterator[Check]:
-    """A GPU's device file without the library by which the daemon asks its driver: it would never be tuned on."""
+    """A GPU's device file without what it takes: the library that asks its driver, the compiler of our kernels."""
     for name, module, package in (("nvidia0", "pynvml", "nvidia-ml-py"), ("kfd", "amdsmi", "amdsmi")):
         if (devices / name).exists() and find_spec(module) is None:
             found = f"{devices / name} is there, and the daemon cannot ask its driver: {package} is not installed"
             yield Check("GPU monitor", WARN, found, f"pip install {package}")
+    if (devices / "nvidia0").exists() and find_spec("triton") is None:  # torch's builds for CUDA bring it
+        found = f"{devices / 'nvidia0'} is there, and Triton is not installed: none of our kernels competes"
+        yield Check("Triton", WARN, found, "pip install triton")
 
 
 def cannot_be(path: Path, settings: Settings, home: Check) -> bool:
