@@ -51,7 +51,7 @@ class Mean:
     @property
     def share(self) -> float | None:
         """Of the whole device, 0 to 1; None when nothing is known."""
-        return self.used_s / self.watched_s if self.watched_s else None
+        return min(max(self.used_s / self.watched_s, 0.0), 1.0) if self.watched_s else None  # drivers may say 101 %
 
 
 @dataclass(frozen=True, slots=True)

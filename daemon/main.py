@@ -103,6 +103,7 @@ class Tuned:
     put_off: dict[Problem, str] = field(default_factory=dict)  # why no times could be taken now: to try again later
     code: int = 0  # 130 or 143 when it was interrupted
     others: float = 0.0  # the largest share of a device that others used meanwhile
+    crowded: int = 0  # verdicts that were measured beside so much of it that a daemon measures them again
 
     @property
     def untried(self) -> frozenset[Problem]:
@@ -114,7 +115,7 @@ class Tuned:
         return Tuned(
             {**self.solutions, **other.solutions}, {**self.failed, **other.failed}, {**self.devices, **other.devices},
             self.earlier | other.earlier, self.unpublished | other.unpublished, {**self.put_off, **other.put_off},
-            self.code or other.code, max(self.others, other.others),
+            self.code or other.code, max(self.others, other.others), self.crowded + other.crowded,
         )  # fmt: skip
 
 
@@ -154,7 +155,11 @@ def tune_now(
             with contextlib.suppress(StoreError):  # what an interrupt left untried is not the daemon's to tune
                 store.unask(request.open(), since_s=began_s)
         environment = next((seat.environment for seat in daemon.seats if seat.environment is not None), None)
-        return replace(_results(store, request, wanted, environment, states, told.code), others=others)
+        return replace(
+            _results(store, request, wanted, environment, states, told.code),
+            others=others,
+            crowded=len(request.crowded),
+        )
 
 
 def _loop(

@@ -24,7 +24,8 @@ class Request:
     again: also what has a verdict already.  timeout_s: how long one candidate may take; None is the worker's own limit.
     on_trial, on_found: called once the store holds it, so whatever they write is never ahead of it.
 
-    found: verdicts of this run; unpublished: those that are none for others.  settled: what it has come to an end with.
+    found: verdicts of this run; unpublished: those that are none for others; crowded: those measured beside others,
+    which a daemon measures again.  settled: what it has come to an end with.
     put_off: why no times could be taken now; nothing is stored of these.  After HOPELESS in a row all that is left is.
     rejected: where a candidate was outside the tolerance that was asked for.  too_slow: candidates that ran into
     timeout_s, left out for the rest of this run only: somebody with more patience may try them again.
@@ -41,6 +42,7 @@ class Request:
     put_off: dict[Problem, str] = field(default_factory=dict)
     rejected: set[Problem] = field(default_factory=set)
     unpublished: set[Problem] = field(default_factory=set)
+    crowded: set[Problem] = field(default_factory=set)
     too_slow: set[tuple[Problem, Candidate]] = field(default_factory=set)
     _in_a_row: int = 0  # put off
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import psutil
 
 from gemmtuned.configs.processes import life_of, pid_namespace
-from gemmtuned.configs.solution import DEFAULT_BACKEND, Candidate, Environment, Solution
+from gemmtuned.configs.solution import CROWDED, DEFAULT_BACKEND, Candidate, Environment, Solution
 from gemmtuned.daemon.options import SearchOptions
 from gemmtuned.daemon.request import Request
 from gemmtuned.daemon.wire import Order, Trial
@@ -172,6 +172,8 @@ class WorkQueue:
         )  # fmt: skip
         if asked is not None:
             asked.settle(work.problem, work.covers, solution, published=final)
+            if final and others is not None and others > CROWDED:
+                asked.crowded.add(work.problem)
             asked.on_found(found, work.environment.device)
         return generation
 

@@ -43,7 +43,10 @@ WHERE s.conditions != '' AND s.conditions != :conditions AND s.recheck IS NULL A
 """  # noqa: S608
 _ANY: Final = f"""
 SELECT 1 FROM solution s WHERE s.retired_generation IS NULL AND s.state != 'pinned'
-    AND (s.recheck IN ('conditions', 'asked') OR (s.recheck = 'drift' AND s.others > {CROWDED})
+    AND (s.recheck IN ('conditions', 'asked')
+        OR (s.recheck = 'drift' AND s.others > {CROWDED} AND NOT EXISTS (
+            SELECT 1 FROM work w WHERE w.problem_id = s.problem_id AND w.environment_id = s.environment_id
+                AND w.covers = s.covers AND w.state = 'failed'))
         OR (:conditions != '' AND s.conditions NOT IN ('', :conditions))) LIMIT 1
 """  # noqa: S608
 _SAMPLE: Final = f"""

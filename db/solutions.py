@@ -97,7 +97,7 @@ class Solutions(Part):
                 raise StoreError(f"{s.problem}: a solution that is {s.state} cannot be installed")
         now_us = us(now_s)
         crowded = others is not None and others > CROWDED
-        soft = (plain(conditions, 512), others, "drift" if crowded and again else None)
+        measured = (plain(conditions, 512), others, "drift" if crowded and again else None)
 
         def once(conn: sqlite3.Connection) -> int:
             environment_id = self._environment_id(conn, environment, now_us)
@@ -105,7 +105,7 @@ class Solutions(Part):
             generation = raise_generation(conn, now_us, installed=len(solutions), note="installed")
             retired = 0
             for s in solutions:
-                retired += self._put(conn, s, environment_id, device_id, generation, now_us, soft)
+                retired += self._put(conn, s, environment_id, device_id, generation, now_us, measured)
             conn.execute("UPDATE publication SET retired = ? WHERE generation = ?", (retired, generation))
             if work is not None:
                 drop_lease(conn, work)
@@ -168,11 +168,11 @@ class Solutions(Part):
 
     def _put(
         self, conn: sqlite3.Connection, s: Solution, environment_id: int, device_id: int, generation: int, now_us: int,
-        soft: tuple[str, float | None, str | None],
+        measured: tuple[str, float | None, str | None],
     ) -> int:  # fmt: skip
         """Insert one verdict, retire its rivals; returns how many. A pinned rival stays and makes the new one stale.
 
-        soft: the columns conditions, others and recheck.
+        measured: under what: the columns conditions, others and recheck.
         """
         problem_id = self._problem_id(conn, s.problem)
         key: dict[str, Any] = {
@@ -189,7 +189,7 @@ class Solutions(Part):
             conn.execute(RETIRE, ("stale", generation, now_us, f"superseded by generation {generation}", ids))
         what = (
             s.mode, s.covers, s.backend, s.config, s.stamp,
-            s.us, s.baseline_us, s.gain_low, s.err, s.baseline_err, s.launch, *soft,
+            s.us, s.baseline_us, s.gain_low, s.err, s.baseline_err, s.launch, *measured,
         )  # fmt: skip
         state = "stale" if pinned else s.state
         conn.execute(_INSERT, (problem_id, device_id, environment_id, *what, state, generation, now_us, *end))

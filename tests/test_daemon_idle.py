@@ -5,7 +5,7 @@ from collections import deque
 
 import pytest
 
-from gemmtuned.daemon.idle import Limits, Reading, judge, must_yield
+from gemmtuned.daemon.idle import Limits, Mean, Reading, judge, must_yield
 
 LIMITS = Limits(clear=0.1, busy=0.25, free_bytes=1000)
 
@@ -100,3 +100,20 @@ def test_an_hour_of_bursts_never_looks_idle(hertz: float) -> None:
         seen.append(Reading(now_s, end_s, min(used_s / 0.5, 1.0)))
         now_s = end_s
         assert judge(seen, now_s=now_s, window_s=10.0, limits=LIMITS).state != "idle"
+
+
+def test_what_others_used_is_a_mean_over_time_of_readings_that_say_something() -> None:
+    mean = Mean()
+    assert mean.share is None
+    for reading in (
+        Reading(0.0, 1.0, 0.8),
+        Reading(1.0, 4.0, 0.0),
+        Reading(4.0, 5.0, None),
+        Reading(5.0, 100.0, 1.0),  # too long to say what happened in it
+        Reading(7.0, 7.0, 1.0),
+    ):
+        mean.add(reading)
+    assert mean.share == pytest.approx(0.2)
+    over = Mean()
+    over.add(Reading(0.0, 1.0, 1.07))
+    assert over.share == 1.0, "a driver's rounding"

@@ -12,6 +12,7 @@ from store_cases import DAY, NEW, OLD, found, lease, open_store, problem, saw
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate
+from gemmtuned.db import queries
 from gemmtuned.db.store import Store
 
 T = 1_800_000_000.0
@@ -86,6 +87,15 @@ def test_rolling_back_publishes_what_was_there_and_only_ever_counts_up(store: St
         store.roll_back(99, now_s=T)
 
 
+def test_what_comes_back_is_still_marked_as_measured_beside_others(store: Store) -> None:
+    store.install(None, [found(ONE)], environment=NEW, now_s=T, others=0.7, again=True)
+    generation = store.generation()
+    store.withdraw([ONE], reason="test", now_s=T, hold=False)
+    assert not store.has_recheck("")
+    store.roll_back(generation, now_s=T)
+    assert queries.solutions(store.path)[0]["others"] == 0.7 and store.has_recheck("")
+
+
 def test_rolling_back_to_now_changes_nothing(store: Store) -> None:
     generation = install(store, ONE)
     assert store.roll_back(generation, now_s=T).generation == generation == store.generation()
@@ -149,6 +159,15 @@ def test_what_somebody_had_measured_beside_others_is_raced_again_once(
     if work is not None:
         store.install(work, [found(ONE, us=6.0)], environment=NEW, now_s=T, others=others)
         assert not store.has_recheck("") and store.lease_recheck("a:1", NEW, ("drift",), now_s=T, hold_s=60) is None
+
+
+def test_what_cannot_be_raced_again_calls_no_daemon_to_work(store: Store) -> None:
+    store.install(None, [found(ONE)], environment=NEW, now_s=T, others=0.7, again=True)
+    for attempt in range(3):
+        work = store.lease_recheck("a:1", NEW, ("drift",), now_s=T + attempt * DAY, hold_s=60)
+        assert work is not None
+        store.fail(work, "boom", now_s=T + attempt * DAY)
+    assert not store.has_recheck("")
 
 
 def test_a_bucket_is_raced_again_at_the_sizes_seen_now(store: Store) -> None:

@@ -210,6 +210,22 @@ def test_what_was_measured_beside_others_is_priced_by_the_programs_own_calls_whe
     assert ("timed while others used 70% of the device" in told) == (others == 0.7)
 
 
+def test_a_price_is_of_calls_where_the_solution_may_run(store: Store) -> None:
+    now = time.time()
+    store.add_sightings("r", NEW, [saw(problem(), 10, us=4.0)], now_s=now - DAY / 2)
+    store.add_sightings("r", OLD, [saw(problem(), 1000, us=40.0)], now_s=now - DAY / 2)
+    store.install(None, [found(problem())], environment=NEW, now_s=now - HOUR, others=0.7)
+    store.add_sightings("r", NEW, [saw(problem(), 100, "exact")], now_s=now)
+
+    assert only(queries.solutions(store.path))["saved_us"] == pytest.approx(200.0)
+
+
+def test_views_are_read_by_every_sqlite_that_we_run_on(store: Store) -> None:
+    for view in queries.ask(store.path, "SELECT name, sql FROM sqlite_master WHERE type = 'view'"):
+        for part in view["sql"].split("HAVING")[:-1]:
+            assert "GROUP BY" in part.rpartition("SELECT")[2], f"{view['name']}: SQLite 3.38 knows no HAVING alone"
+
+
 def test_what_a_graph_keeps_of_old_kernels_is_told_until_it_is_captured_again(store: Store) -> None:
     now = time.time()
     best = found(problem(3), state="default_best", backend="torch", baseline_us=5.0)

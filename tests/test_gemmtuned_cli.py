@@ -196,6 +196,20 @@ def test_json_has_the_same_keys_before_there_is_a_database(call: Cli, home: Path
     assert before.keys() | {"database"} == after.keys() | {"database"}
 
 
+def test_a_size_below_1_is_told_as_that(call: Cli) -> None:
+    for args in (
+        ["explain", "-8", "2048", "512"],
+        ["explain", "0", "2048", "512"],
+        ["tune", "8", "-1", "4"],
+        ["withdraw", "8x-1x4"],
+        ["withdraw", "--dry-run", "-8x2048x512"],
+        ["trials", "8", "0", "4"],
+    ):
+        done = call(*args)
+        assert done.returncode == 2 and "M, N and K are 1 or more" in done.stderr, args
+    assert call("withdraw", "--reason", "-5", "9", "9", "9").returncode == 1, "an option's value is no size"
+
+
 @pytest.mark.parametrize(
     "args",
     [
@@ -206,9 +220,6 @@ def test_json_has_the_same_keys_before_there_is_a_database(call: Cli, home: Path
         ["trials", "not a problem"],
         ["explain", "8", "2048"],
         ["explain"],
-        ["explain", "-8", "2048", "512"],
-        ["tune", "8", "-1", "4"],
-        ["withdraw", "8x-1x4"],
         ["withdraw", "8", "9"],
         ["withdraw"],
         ["pin"],

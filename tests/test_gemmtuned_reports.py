@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import random
+import time
 
 import pytest
 
 from gemmtuned.configs.errors import ProblemError, TableError
 from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.settings import Settings
 from gemmtuned.reports import comparison, progress, render
 from gemmtuned.reports.coverage import report as coverage_report
 from gemmtuned.reports.gains import report as gains_report
 from gemmtuned.reports.places import abridged
 from gemmtuned.reports.problem_list import Shape, read_list, shape_or_problem
 from gemmtuned.reports.render import Column, Report, Table
+from gemmtuned.reports.status import report as status_report
 
 
 @pytest.mark.parametrize(
@@ -225,3 +228,22 @@ def test_environments_are_told_by_device_torch_and_what_differs() -> None:
     assert abridged(["strange", shared]) == {"strange": "strange", shared: "cpu-x torch=2.11"}
     twice = [f"{shared} onednn={stamp}" for stamp in ("a", "a/cpu-x")]
     assert abridged(twice) == {key: key for key in twice}, "short forms must tell them apart"
+
+
+def test_status_says_how_the_environment_that_waits_differs_from_the_daemons() -> None:
+    theirs, ours = "cuda-y torch=2.11 triton=3.6", "cuda-y torch=2.11 triton=3.7"
+    place = {
+        "environment": theirs, "device": "cuda-y", "problems": 3, "calls": 9, "open_problems": 3, "failed": 0,
+        "put_off": 0, "put_off_reason": None, "last_seen": 0,
+    }  # fmt: skip
+    notice = {
+        "running": True, "state": "ready", "reason": "", "pid": 1, "solved": 0, "seats": [], "environment": ours,
+        "elsewhere": [{"environment": theirs, "problems": 3}],
+    }  # fmt: skip
+    said = status_report(
+        Settings.from_env({}), notice=notice, published=None, generation=0, sessions=[], coverage=[],
+        environments=[place], saved_us=0.0, now_s=time.time(),
+    )  # fmt: skip
+    assert said.notes == [
+        "3 problems wait for a daemon of another environment, start one there: cuda-y torch=2.11 triton=3.6"
+    ]

@@ -158,7 +158,7 @@ def test_import_says_every_error_once_and_on_stderr(tmp_path: Path) -> None:
     assert [line.split(",")[0].split(":")[1] for line in errors.splitlines()] == [
         " gone.csv", " one_gemm.csv line 3", " two_gemm.csv line 3",
     ]  # fmt: skip
-    assert errors.endswith("bad rows in all: 2; use --skip-bad-rows to import the other 2 rows\n")
+    assert errors.endswith("Bad rows in all: 2; use --skip-bad-rows to import the other 2 rows\n")
 
     table, errors = run("--skip-bad-rows")
     assert table.count("line 3") == 2, "no errors any more, so the table says what was skipped"
@@ -177,7 +177,7 @@ def test_a_file_of_another_kind_is_refused_with_what_is_read_and_no_empty_table(
     done = run("names.csv")
     assert (done.returncode, done.stdout) == (1, "")
     assert "'name,mail'" in done.stderr and "AITER's" in done.stderr and "TunableOp's" in done.stderr
-    assert run("bad_gemm.csv").stderr.endswith("bad rows in all: 1; no row is good\n")
+    assert run("bad_gemm.csv").stderr.endswith("Bad rows in all: 1; no row is good\n")
 
 
 def test_a_file_that_cannot_be_read_is_named_and_costs_that_file_alone(run: Run, tmp_path: Path) -> None:

@@ -79,6 +79,11 @@ def test_it_says_when_others_used_the_device_meanwhile(
             build()(["tune", "fp32:8x64x64"], prog_name="gemmtuned")
         told = capsys.readouterr().out
         assert (words or "0 of 1") in told and ("others used" in told) == bool(words)
+        assert "again" not in told, "nothing was measured"
+    monkeypatch.setattr("gemmtuned.daemon.main.tune_now", lambda *a, **how: Tuned(others=0.8, crowded=3))
+    with pytest.raises(SystemExit):
+        build()(["tune", "fp32:8x64x64"], prog_name="gemmtuned")
+    assert "a daemon that finds it so measures 3 of them again" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("failed", "code"), [({}, 75), ({PROBLEM: "it crashed"}, 1)])

@@ -29,14 +29,14 @@ FROM (
 ) c
 LEFT JOIN solution s ON s.id = c.measured_id;
 
--- As before, and `others`; what a call saves is the measured share of what it costs in programs.
+-- As before, with `others` and `recheck` (why it waits to be raced again); what a call saves is the measured share of what it costs in programs.
 DROP VIEW solutions;
 CREATE VIEW solutions AS
 SELECT problem, family, batch, m, n, k, bias, dtype, wdtype, out_dtype, scale, layout, weight_state,
     math_mode, deterministic, threads, experts, topk, "inter", act,
     device, mode, covers, backend, config, us, baseline_us, speedup,
     hit_calls * (baseline_us - us) * price AS saved_us, hit_calls,
-    gain_low, err, baseline_err, tflops, gb_s, environment, stamp, generation, state, published, retired, reason, others
+    gain_low, err, baseline_err, tflops, gb_s, environment, stamp, generation, state, published, retired, reason, others, recheck
 FROM (
     SELECT p.text AS problem, p.*, h.key AS device, s.mode, s.covers, s.backend, s.config, s.us, s.baseline_us,
         s.baseline_us / s.us AS speedup,
@@ -54,17 +54,20 @@ FROM (
                 AND g.hour >= s.published_us / 3600000000
                 AND (s.retired_us IS NULL OR g.hour <= s.retired_us / 3600000000)), 0) AS hit_calls,
         CASE WHEN s.others > 0.15 THEN coalesce((
-            SELECT sum(d.sampled_us) / sum(d.sampled_calls) / s.baseline_us FROM problem q
+            SELECT CASE WHEN sum(d.sampled_calls) >= 4
+                THEN sum(d.sampled_us) / sum(d.sampled_calls) / s.baseline_us END
+            FROM problem q
             JOIN demand d ON d.problem_id = q.id
+            JOIN environment_stamp a ON a.environment_id = d.environment_id AND a.backend = s.backend AND a.stamp = s.stamp
             JOIN environment de ON de.id = d.environment_id AND de.device_id = s.device_id
             WHERE q.rest = p.rest
                 AND q.m > CASE s.covers WHEN 'exact' THEN p.m - 1 WHEN 'fine' THEN p.m - 128 ELSE p.m / 2 END
                 AND q.m <= CASE WHEN s.covers = 'coarse' AND p.m >= 8192 THEN 2147483647 ELSE p.m END
                 AND p.m = CASE s.covers WHEN 'exact' THEN q.m WHEN 'fine' THEN q.m_fine ELSE q.m_coarse END
-            HAVING sum(d.sampled_calls) >= 4), 1.0) ELSE 1.0 END AS price,
+        ), 1.0) ELSE 1.0 END AS price,
         s.gain_low, s.err, s.baseline_err, p.flops / s.us / 1e6 AS tflops, p.bytes / s.us / 1e3 AS gb_s,
         e.key AS environment, s.stamp, s.generation, s.state, s.published_us AS published, s.retired_us AS retired,
-        s.reason, s.others
+        s.reason, s.others, s.recheck
     FROM solution s
     JOIN problem p ON p.id = s.problem_id
     JOIN device h ON h.id = s.device_id

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import tempfile
+import textwrap
 import time
 from typing import IO, Annotated, Final
 
@@ -99,7 +100,8 @@ def compare(
     figures: dict[str, list[float]] = {arm: [] for arm in ARMS}
     total = rounds * len(ARMS) + warm_up
     if not as_json:
-        complain(f"{total} runs of {' '.join(command)}: {rounds} of each arm{', one to warm up' * warm_up}")
+        name = textwrap.shorten(" ".join(command), 80, placeholder=" ...")
+        complain(f"{total} runs of {name}: {rounds} of each arm{', one to warm up' * warm_up}")
     with progress(quiet=as_json, steady=True) as tell:
         if warm_up:
             tell(0, total, "warm-up")

@@ -91,7 +91,7 @@ def import_(
         *others, last = (one.reasons[0] for one in found if one.reasons)
         good = sum(len(one.hints) for one in found)
         how = f"use --skip-bad-rows to import the other {good} rows" if good else "no row is good"
-        errors += [*others, f"{last}. bad rows in all: {bad}; {how}"]
+        errors += [*others, f"{last}. Bad rows in all: {bad}; {how}"]
     # on stderr, as every error; the table for people has what is no error, the first row that was skipped
     skipped = [row if row["rejected"] and not stopped else {**row, "reasons": []} for row in rows[: len(found)]]
     if found or as_json:

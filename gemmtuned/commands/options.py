@@ -20,7 +20,7 @@ from gemmtuned.configs.problem import SPELLED, Problem
 from gemmtuned.configs.settings import Settings, child_env
 from gemmtuned.hooks.notice import Stderr
 from gemmtuned.reports.explain import matching
-from gemmtuned.reports.problem_list import Shape, shape_or_problem
+from gemmtuned.reports.problem_list import Shape, is_below_0, shape_or_problem
 
 _UNITS_S: Final = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _SPAN: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([a-z]*)")
@@ -29,7 +29,6 @@ _PAIR: Final = re.compile(
     r"""\b([a-z_][a-z0-9_]*)=('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|.*?)(?=\s+[a-z_][a-z0-9_]*=|\s*$)""", re.S
 )
 _EVER_S: Final = 1e10
-_BELOW_0: Final = re.compile(r"-[0-9]{1,10}(x[0-9-].*)?")
 LEVELS: Final = ("debug", "info", "warning", "error")
 
 
@@ -139,17 +138,16 @@ def named(words: Sequence[str], here: Settings) -> list[Problem]:
 
 
 class ShapeCommand(TyperCommand):
-    """A command that takes shapes: a size below 0 is one, and no option that it does not know."""
+    """A command that takes shapes: a size below 0 is a wrong one, and no option that it does not know."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As click does, after a look at the numbers."""
-        before = ""
-        for arg in args:
+        takes_value = {name for param in self.params if not getattr(param, "is_flag", True) for name in param.opts}
+        for before, arg in zip(["", *args], args, strict=False):
             if arg == "--":
                 break
-            if _BELOW_0.fullmatch(arg) and not before.startswith("-"):
-                raise typer.BadParameter(f"{arg}: a size is 1 or more", ctx=ctx)
-            before = arg
+            if is_below_0(arg) and before not in takes_value:
+                raise typer.BadParameter(f"{arg}: M, N and K are 1 or more", ctx=ctx)
         return super().parse_args(ctx, args)
 
 
@@ -193,7 +191,7 @@ LogLevel = Annotated[str, typer.Option(parser=level, metavar="LEVEL", help=f"One
 ProblemTexts = Annotated[
     list[str],
     typer.Argument(
-        metavar="M N K | PROBLEM...",
+        metavar="M N K | PROBLEM",
         help="8 2048 512, 8x2048x512 (all problems of that shape that were seen), or as reports spell one: "
         "bf16:8x2048x1024+bias,threads=2",
     ),

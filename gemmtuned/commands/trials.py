@@ -17,7 +17,7 @@ from gemmtuned.reports.trials import report
 def trials(
     problem: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[M N K | PROBLEM]", help="Only of these: shapes, or problems as reports spell them."),
+        typer.Argument(metavar="M N K | PROBLEM", help="Only of these: shapes, or problems as reports spell them."),
     ] = None,
     limit: Limit = 50,
     as_json: Json = False,

@@ -282,7 +282,7 @@ def _report(wanted: Wanted, done: Tuned, notes: list[str]) -> Report:
         notes = [
             *notes,
             f"others used up to {done.others:.0%} of the device meanwhile: on a quiet one times are surer"
-            + (", and the next daemon that finds it so measures again" if done.solutions else ""),
+            + (f", and a daemon that finds it so measures {done.crowded} of them again" if done.crowded else ""),
         ]
     if done.put_off:
         notes = [

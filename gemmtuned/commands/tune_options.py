@@ -96,7 +96,7 @@ def _value(text: str, parameter: str, value: str) -> int | str:
 Problems = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[M N K | PROBLEM]...",
+        metavar="M N K | PROBLEM",
         help="For example fp32:8x2048x1024,threads=2; a shape alone is the problems of that shape that were seen here, "
         "else one of --dtype.",
     ),

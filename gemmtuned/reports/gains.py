@@ -62,7 +62,11 @@ def report(rows: Sequence[Row], *, every: bool, limit: int, now_us: int, unused:
         notes.append(
             f"{len(crowded)} were timed while others used more than {CROWDED:.0%} of the device: torch's time and "
             "the new one are of the same moment, and both too long. What was saved goes by the programs' own calls "
-            "where those were timed; a daemon that finds the device idle measures again"
+            "where those were timed"
+        )
+        again = sum(row["recheck"] is not None for row in crowded)
+        notes += (
+            [f"{again} of them wait for a daemon that finds the device idle, to be measured again"] if again else []
         )
     if never and not unused:
         notes.append(f"{len(never)} were never looked up in a day or more: --unused lists them")

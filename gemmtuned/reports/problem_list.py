@@ -12,8 +12,8 @@ from gemmtuned.configs.aiter_rows import Untuned, read_untuned
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.problem import Problem, as_by_default
 
-_NUMBER: Final = re.compile(r"[0-9]{1,10}")
-_SHAPE: Final = re.compile(r"[0-9]{1,10}x[0-9]{1,10}x[0-9]{1,10}")
+_NUMBER: Final = re.compile(r"-?[0-9]{1,10}")
+_SHAPE: Final = re.compile(r"-?[0-9]{1,10}x-?[0-9]{1,10}x-?[0-9]{1,10}")
 _HEADER: Final = re.compile(r"[A-Za-z_]\w*\s*,[^:]*$")  # a problem's spelling has a colon before its first comma
 
 
@@ -40,7 +40,7 @@ def spelled(text: str, *, threads: int = 0, gpu: bool = False) -> Problem:
 def shape_or_problem(words: Sequence[str]) -> list[Shape | str]:
     """What a command line names: shapes as `8 2048 512` or `8x2048x512`, and problems, whose spelling is not looked at.
 
-    Raises ProblemError where numbers do not make up shapes of M, N and K.
+    Raises ProblemError where numbers do not make up shapes of M, N and K, and for sizes below 1.
     """
     found: list[Shape | str] = []
     numbers: list[int] = []
@@ -48,18 +48,29 @@ def shape_or_problem(words: Sequence[str]) -> list[Shape | str]:
         if _NUMBER.fullmatch(word):
             numbers.append(int(word))
             if len(numbers) == 3:
-                found.append(Shape(*numbers))
+                found.append(_shape(numbers))
                 numbers.clear()
             continue
         if numbers:
             break
-        found.append(Shape(*map(int, word.split("x"))) if _SHAPE.fullmatch(word) else word)
+        found.append(_shape([int(size) for size in word.split("x")]) if _SHAPE.fullmatch(word) else word)
     if numbers:
         raise ProblemError(
             f"{' '.join(words)!r}: a shape is three numbers, M N K. Write 8 2048 512, 8x2048x512 or a problem, "
             "for example bf16:8x2048x512,threads=2"
         )
     return found
+
+
+def is_below_0(word: str) -> bool:
+    """Whether this is a size, or begins a shape, with a sign: a command line would take it for an option."""
+    return word.startswith("-") and bool(_NUMBER.fullmatch(word) or _SHAPE.fullmatch(word))
+
+
+def _shape(sizes: Sequence[int]) -> Shape:
+    if min(sizes) < 1:
+        raise ProblemError(f"{' '.join(map(str, sizes))}: M, N and K are 1 or more")
+    return Shape(*sizes)
 
 
 def read_list(lines: Sequence[str], *, name: str, dtype: str, threads: int, gpu: bool = False) -> Untuned:

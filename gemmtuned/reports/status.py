@@ -55,7 +55,8 @@ def report(
         [{**seat, "advice": advice(seat["reason"])} for seat in notice["seats"]] if notice and notice["running"] else []
     )
     elsewhere = notice["elsewhere"] if notice and notice["running"] else []
-    short = abridged(row["environment"] for row in (*environments, *elsewhere))
+    ours = [notice["environment"]] if notice and notice["running"] and notice["environment"] else []
+    short = abridged([*ours, *(row["environment"] for row in (*environments, *elsewhere))])
     places = [
         {**row, "waiting": row["open_problems"] - row["failed"], "place": short[row["environment"]]}
         for row in environments
