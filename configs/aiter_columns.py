@@ -42,11 +42,13 @@ def _size(text: str) -> int:
     """M, N, K and the like."""
     if text.isascii() and text.isdigit() and len(text) <= 10:
         value = int(text)
-    elif _INTEGER.fullmatch(text) and "." in text and text[0] != "-":  # pandas writes whole numbers so after a gap
+    elif _INTEGER.fullmatch(text) and (text[0] == "-" or "." in text):  # pandas writes whole numbers so after a gap
         value = int(text.partition(".")[0])
     else:
         raise ValueError("is not a whole number")
-    if not 0 < value <= MAX_DIM:
+    if value < 1:
+        raise ValueError("must be 1 or more")
+    if value > MAX_DIM:
         raise ValueError(f"is out of range, expected an integer from 1 to {MAX_DIM}")
     return value
 

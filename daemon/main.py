@@ -57,11 +57,11 @@ def run_daemon(
 ) -> int:
     """Tune on idle devices until told to stop; returns the exit code (0, 130 or 143).
 
-    once: end when every captured problem has a verdict or has failed for good.  wait_s: raise TryLater when no device
-    was idle for so long while there was work.  rules: what the operator allows; with `once`, TryLater is raised when
-    the budget is spent before the work is done.  metrics: kept up to date.  compile_ahead: for GPUs that others
-    use.  Raises TryLater for `once` when another daemon is running; without `once` that is said and is no failure.
-    Raises WorkerFailed for `once` when no worker can be started.
+    once: end when every captured problem has a verdict or has failed for good, and what somebody asked for was raced
+    again.  wait_s: raise TryLater when no device was idle for so long while there was work.  rules: what the operator
+    allows; with `once`, TryLater is raised when the budget is spent before the work is done.  metrics: kept up to date.
+    compile_ahead: for GPUs that others use.  Raises TryLater for `once` when another daemon is running; without `once`
+    that is said and is no failure.  Raises WorkerFailed for `once` when no worker can be started.
     """
     with _signals() as told:
         try:
@@ -74,7 +74,8 @@ def run_daemon(
                     make_worker,
                     now_s=time.time(),
                     rules=rules,
-                    recheck=not once,
+                    recheck=True,
+                    only_asked=once,
                     ahead=Ahead() if compile_ahead else None,
                 )
                 for name, meant in unknown_variables().items():

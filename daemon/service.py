@@ -48,8 +48,8 @@ class Daemon:
     """See the module.
 
     request: tune only what it asks for.  always: whatever others do on the devices.  quiet: a run in the foreground,
-    which does not write `daemon.json`.  rules: what the operator allows.  recheck: race again what
-    is in use, too, when there is reason to.  ahead: compiles for GPUs that are not idle.
+    which does not write `daemon.json`.  rules: what the operator allows.  recheck: race again what is in use, too,
+    when there is reason to; only_asked: when somebody asked and not else.  ahead: compiles for GPUs that are not idle.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class Daemon:
         quiet: bool = False,
         rules: Rules | None = None,
         recheck: bool = False,
+        only_asked: bool = False,
         ahead: Ahead | None = None,
     ) -> None:
         self.settings = settings
@@ -77,7 +78,14 @@ class Daemon:
         self.seats = [
             Seat(
                 monitor,
-                WorkQueue(store, self.owner, request=request, conditions=monitor.conditions, recheck=recheck),
+                WorkQueue(
+                    store,
+                    self.owner,
+                    request=request,
+                    conditions=monitor.conditions,
+                    recheck=recheck,
+                    only_asked=only_asked,
+                ),
                 make_worker,
                 window_s=window_s,
                 always=always,
@@ -86,6 +94,7 @@ class Daemon:
             for monitor in monitors
         ]
         self._ahead = ahead
+        self._recheck = recheck
         self._turned_s = now_s
         self.solved = 0
         self._quiet = quiet
@@ -163,7 +172,10 @@ class Daemon:
         return [seat.worker.fileno() for seat in self.seats if seat.worker is not None]
 
     def is_finished(self, now_s: float) -> bool:
-        """True when every captured problem that can be tuned here has a verdict or has failed for good."""
+        """True when every captured problem that can be tuned here has a verdict or has failed for good.
+
+        With `recheck`, also every solution that somebody wants raced again: it was, or failed for good.
+        """
         if not all(seat.at_rest for seat in self.seats):
             return False
         try:
@@ -174,6 +186,8 @@ class Daemon:
             if silent and any(row["device"] in silent for row in self.store.waiting(since_s=now_s - RECENT_S)):
                 return False
             for seat in self.seats:
+                if self._recheck and self.store.count_asked(seat.monitor.device.key, seat.environment):
+                    return False
                 if seat.environment is None:
                     continue
                 left = self.store.remaining(seat.environment, now_s=now_s)

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from gemmtuned.db.store import Store, Work
 
 logger = logging.getLogger("gemmtuned.daemon")
-FIRST: Final = ("conditions", "asked")  # reasons to race again that go before what was never tuned
+ASKED: Final = ("asked",)
+FIRST: Final = ("conditions", *ASKED)  # reasons to race again that go before what was never tuned
 LAST: Final = ("drift",)  # and after it
 HOLD_S: Final = 60.0  # a lease nobody renews is free again after this long
 FAIR_TURN: Final = 4
@@ -41,7 +42,8 @@ class WorkQueue:
     """One owner's leases. Every method is one transaction at most and may raise StoreBusy: call it again later.
 
     request: tune what it asks for, and nothing else.  conditions: of the device, kept with what is measured.
-    recheck: also race again what is in use, when its conditions have changed, somebody asked, or now and then.
+    recheck: also race again what is in use, when its conditions have changed, somebody asked, or now and then;
+    only_asked: of these, when somebody asked and not else.
     """
 
     def __init__(
@@ -52,12 +54,14 @@ class WorkQueue:
         request: Request | None = None,
         conditions: str = "",
         recheck: bool = False,
+        only_asked: bool = False,
     ) -> None:
         self._store = store
         self._owner = owner
         self._request = request
         self._conditions = conditions
         self._recheck = recheck and request is None
+        self._only_asked = only_asked
         self._marked: Environment | None = None  # looked through for solutions of other conditions
         self._sample_at_s = float("-inf")
         self._leased_s = 0.0
@@ -69,9 +73,12 @@ class WorkQueue:
         """Whether there is anything to do on a device of this key, for a worker of whatever versions."""
         if self._request is not None:
             return bool(self._request.open())
-        if self._recheck and self._store.has_recheck(self._conditions):
+        if self._recheck and self._wants_recheck(device):
             return True
         return any(row["device"] == device for row in self._store.waiting(since_s=now_s - RECENT_S))
+
+    def _wants_recheck(self, device: str) -> bool:
+        return self._store.count_asked(device) > 0 if self._only_asked else self._store.has_recheck(self._conditions)
 
     def lease(self, environment: Environment, now_s: float) -> Work | None:
         """Hold the free work worth most that a worker of this environment can do.
@@ -84,18 +91,19 @@ class WorkQueue:
         self._leases += 1
         had_most = max(self._spent_s, key=lambda family: self._spent_s[family], default="")
         after = had_most if self._leases % FAIR_TURN == 0 else ""
-        work = self._again(environment, FIRST, now_s) if self._recheck else None
+        first = ASKED if self._only_asked else FIRST
+        work = self._again(environment, first, now_s) if self._recheck else None
         work = work or self._store.lease_next(
             self._owner, environment, now_s=now_s, hold_s=HOLD_S, problems=problems, again=again, after=after
         )
-        if work is None and self._recheck:
+        if work is None and self._recheck and not self._only_asked:
             work = self._again(environment, LAST, now_s)
         self._leased_s = now_s
         self._renew_at_s = now_s + HOLD_S / 6
         return work
 
     def _again(self, environment: Environment, kinds: Sequence[str], now_s: float) -> Work | None:
-        if self._marked != environment:
+        if self._marked != environment and not self._only_asked:
             marked = self._store.mark_changed(environment, self._conditions, now_s=now_s)
             self._marked = environment
             if marked:

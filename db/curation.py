@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -13,7 +14,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Solution
 from gemmtuned.db.leases import current_generation
 from gemmtuned.db.rows import SOLUTION_SELECT, Part, rows, us
-from gemmtuned.db.solutions import HOLD, RETIRE, SERVING, raise_generation, solutions_of
+from gemmtuned.db.solutions import BY_HAND, HOLD, RETIRE, SERVING, raise_generation, solutions_of
 
 _COLUMNS: Final = (
     "problem_id, device_id, environment_id, mode, covers, backend, config, stamp, us, baseline_us, gain_low, err, "
@@ -35,6 +36,13 @@ SELECT g.id FROM solution g WHERE g.id IN (SELECT value FROM json_each(?)) AND N
     SELECT 1 FROM solution l WHERE l.retired_generation IS NULL AND l.problem_id = g.problem_id
         AND l.device_id = g.device_id AND l.covers = g.covers)
 """
+# What comes back may be raced again: only what failed by itself may not
+_RELEASE: Final = f"""
+DELETE FROM work WHERE state = 'failed' AND ({" OR ".join(f"reason LIKE '{how}%'" for how in BY_HAND)})
+    AND EXISTS (SELECT 1 FROM solution s WHERE s.id IN (SELECT value FROM json_each(?))
+        AND s.problem_id = work.problem_id AND s.environment_id = work.environment_id AND s.covers = work.covers)
+"""  # noqa: S608
+_LISTED: Final = 10  # generations, in the message that there is none of a number
 _TRACES: Final = ("sighting", "demand", "trial", "work", "quarantine", "compiled_gemm")
 
 
@@ -102,7 +110,7 @@ class Curation(Part):
         def once(conn: sqlite3.Connection) -> RolledBack:
             newest = current_generation(conn)
             if not 0 <= to <= newest:
-                raise StoreError(f"generation {to}: the store has 0 to {newest}. See: gemmtuned status")
+                raise StoreError(_no_generation(conn, to, newest))
             gone, back = rows(conn, _GONE, {"to": to}), rows(conn, _BACK, {"to": to})
             if dry_run or not (gone or back):
                 return RolledBack(newest, solutions_of(gone), solutions_of(back))
@@ -110,9 +118,25 @@ class Curation(Part):
             generation = raise_generation(conn, us(now_s), installed=len(back), retired=len(gone), note=note)
             out = json.dumps([row["id"] for row in gone])
             conn.execute(RETIRE, ("withdrawn", generation, us(now_s), note, out))
-            conn.execute(_REVIVE, (generation, us(now_s), json.dumps([row["id"] for row in back])))
+            again = json.dumps([row["id"] for row in back])
+            conn.execute(_REVIVE, (generation, us(now_s), again))
+            conn.execute(_RELEASE, (again,))
             left = json.dumps([row[0] for row in conn.execute(_UNSERVED, (out,)).fetchall()])
             conn.execute(HOLD, (us(now_s), us(now_s), note, left))
             return RolledBack(generation, solutions_of(gone), solutions_of(back))
 
         return self._write(once, durable=not dry_run)
+
+
+def _no_generation(conn: sqlite3.Connection, to: int, newest: int) -> str:
+    """That there never was this one, and which there are, the newest of them with their times."""
+    sql = "SELECT generation, published_us, note FROM publication ORDER BY generation DESC LIMIT ?"
+    last = []
+    for row in rows(conn, sql, (_LISTED,)):
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["published_us"] / 1e6))
+        last.append(f"{row['generation']} of {when} ({row['note']})")
+    newest_are = f", the newest are {', '.join(last)}" if last else ""
+    return (
+        f"generation {to}: the store has 0 to {newest}{newest_are}. "
+        "gemmtuned rollback --generation N --dry-run shows what would change"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 from pathlib import Path
 from typing import Final
 
@@ -90,16 +91,18 @@ def no_folder_error(path: Path) -> StoreError | None:
 
 
 def refuse_short(path: Path) -> None:
-    """Raise StoreError for a file of one byte: SQLite would take it for an empty database, as it does one of none.
+    """Raise StoreError for a folder, and for a file of one byte, which SQLite would take for an empty database.
 
     By stat alone: to open and close a database here would drop all locks that SQLite has on it in this process
     (sqlite.org/howtocorrupt.html, 2.2), and the next program to close would take away the log that we write to.
     """
     try:
-        one_byte = path.stat().st_size == 1
+        facts = path.stat()
     except OSError:
         return  # who opens the database will say it
-    if one_byte:
+    if stat.S_ISDIR(facts.st_mode):
+        raise StoreError(f"{path}: a folder, no database. Set GEMMTUNED_DB to a file, for example {path / 'tune.db'}")
+    if facts.st_size == 1:
         raise _no_database(path, "1 byte")
 
 

@@ -210,6 +210,18 @@ def publications(path: Path, *, limit: int = 50) -> list[dict[str, Any]]:
     return ask(path, "SELECT * FROM publication ORDER BY generation DESC LIMIT ?", (limit,))
 
 
+def asked_again(path: Path) -> int:
+    """How many problems have a solution in use that waits to be raced again because somebody asked."""
+    sql = """
+        SELECT count(DISTINCT s.problem_id || s.covers) AS n FROM solution s
+        WHERE s.recheck = 'asked' AND s.retired_generation IS NULL AND s.state != 'pinned' AND NOT EXISTS (
+            SELECT 1 FROM work w WHERE w.problem_id = s.problem_id AND w.environment_id = s.environment_id
+                AND w.covers = s.covers AND w.state = 'failed')
+        """
+    known = ask(path, "SELECT 1 FROM pragma_table_info('solution') WHERE name = 'recheck'")
+    return int(ask(path, sql)[0]["n"]) if known else 0
+
+
 def environments(path: Path) -> list[dict[str, Any]]:
     """Where problems were seen: environment, device, problems, calls, open_problems (no verdict), failed, last_seen.
 

@@ -49,6 +49,19 @@ SELECT 1 FROM solution s WHERE s.retired_generation IS NULL AND s.state != 'pinn
                 AND w.covers = s.covers AND w.state = 'failed'))
         OR (:conditions != '' AND s.conditions NOT IN ('', :conditions))) LIMIT 1
 """  # noqa: S608
+_ASKED: Final = """
+SELECT count(DISTINCT s.problem_id || s.covers) FROM solution s
+JOIN device h ON h.id = s.device_id
+WHERE s.recheck = 'asked' AND s.retired_generation IS NULL AND s.state != 'pinned' AND h.key = :device
+    AND (:environment IS NULL OR EXISTS (
+        SELECT 1 FROM environment e
+        JOIN environment_stamp a ON a.environment_id = e.id AND a.backend = s.backend AND a.stamp = s.stamp
+        WHERE e.key = :environment))
+    AND NOT EXISTS (
+        SELECT 1 FROM work w JOIN environment e ON e.id = w.environment_id
+        WHERE w.problem_id = s.problem_id AND w.covers = s.covers AND w.state = 'failed'
+            AND (e.key = :environment OR (:environment IS NULL AND e.id = s.environment_id)))
+"""
 _SAMPLE: Final = f"""
 UPDATE solution SET recheck = 'drift' WHERE id IN (
     SELECT s.id FROM solution s
@@ -79,6 +92,14 @@ class Recheck(Part):
             return conn.execute(_ANY, {"conditions": conditions}).fetchone() is not None
 
         return self._db.read(ask)
+
+    def count_asked(self, device_key: str, environment: Environment | None = None) -> int:
+        """How many wait on such a device because somebody asked, and have not failed for good.
+
+        environment: only those that a worker of it can race; None: of whatever versions.
+        """
+        values = {"device": device_key, "environment": None if environment is None else environment.key}
+        return self._db.read(lambda conn: int(conn.execute(_ASKED, values).fetchone()[0]))
 
     def mark_sample(self, environment: Environment, *, before_s: float, now_s: float) -> int:
         """Have the oldest solution raced again that was published before then; 0 when there is none."""

@@ -65,6 +65,7 @@ SELECT problem_id, environment_id, covers, mode, 'failed', NULL, 0, ?, ?, ? FROM
 WHERE id IN (SELECT value FROM json_each(?))
 ON CONFLICT DO UPDATE SET state = 'failed', owner = NULL, reason = excluded.reason
 """
+BY_HAND: Final = ("withdrawn: ", "rolled back to ")  # how the reasons begin of what HOLD keeps from being tuned
 
 
 class Solutions(Part):

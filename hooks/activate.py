@@ -32,6 +32,8 @@ _at_exit_known = False
 def activate(settings: Settings | None = None, *, capture: bool | None = None, dispatch: bool | None = None) -> Hook:
     """Switch the hook on, by the environment unless told otherwise; a second call replaces the first."""
     global _hook, _at_exit_known
+    import torch as torch  # the native hook is linked with its libraries; with AITER_TUNE_GEMM=1 it comes back in here
+
     speak_up()
     settings = settings or Settings.from_env()
     if capture is not None:

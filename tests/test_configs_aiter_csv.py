@@ -259,9 +259,13 @@ def test_an_aiter_table_is_read_with_its_quirks() -> None:
     ("row", "complaint"),
     [
         ("x,384,7168,False,torch.bfloat16", "line 2, column M: 'x' is not a whole number"),
+        ("8,0,7168,False,torch.bfloat16", "line 2, column N: '0' must be 1 or more"),
+        ("8,-3,7168,False,torch.bfloat16", "line 2, column N: '-3' must be 1 or more"),
+        ("8,-3.0,7168,False,torch.bfloat16", "line 2, column N: '-3.0' must be 1 or more"),
+        ("8,-3.5,7168,False,torch.bfloat16", "line 2, column N: '-3.5' is not a whole number"),
         (
-            "8,0,7168,False,torch.bfloat16",
-            "line 2, column N: '0' is out of range, expected an integer from 1 to 2147483647",
+            "8,3000000000,7168,False,torch.bfloat16",
+            "line 2, column N: '3000000000' is out of range, expected an integer from 1 to 2147483647",
         ),
         ("8,384,7168,maybe,torch.bfloat16", "line 2, column bias: 'maybe' is neither True nor False"),
         ("8,384,7168,False,__import__('os')", "line 2, column dtype: \"__import__('os')\" is no dtype we know"),

@@ -24,6 +24,7 @@ from gemmtuned.daemon.request import Request
 from gemmtuned.daemon.rules import PAUSED
 from gemmtuned.daemon.service import Daemon
 from gemmtuned.daemon.work_queue import WorkQueue, is_dead, outlived_boot, owner_name
+from gemmtuned.db import queries
 from gemmtuned.db.store import Store
 
 
@@ -724,6 +725,57 @@ def test_what_was_measured_beside_others_for_who_waited_is_raced_again_when_the_
     assert len(world.life.orders) == orders + 1
     live = "SELECT others FROM solution WHERE retired_generation IS NULL"
     assert [row["others"] for row in _rows(world, live)] == [pytest.approx(0.0)]
+
+
+def run_once(world: World, seconds: float = 300) -> int:
+    """As `gemmtuned daemon --once`: until it is finished, which it must be in so long; how many races it ran."""
+    orders = len(world.life.orders)
+    world.daemon = Daemon(
+        world.settings, world.store, [world.monitor], world.life.make, now_s=world.clock.now_s, recheck=True,
+        only_asked=True,
+    )  # fmt: skip
+    world.run(seconds, until=lambda: world.daemon.is_finished(world.clock.now_s))
+    assert world.daemon.is_finished(world.clock.now_s)
+    world.daemon.stop(world.clock.now_s)
+    return len(world.life.orders) - orders
+
+
+def test_once_races_again_what_somebody_asked_for_and_nothing_else(world: World) -> None:
+    world.see(problem(64), problem(65))
+    world.monitor.conditions = "driver 1"
+    assert run_once(world) == 2
+    world.monitor.conditions = "driver 2"
+    world.clock.pass_s(30 * 86400)
+    assert run_once(world) == 0
+    world.see(problem(66))
+    assert world.store.ask_again([problem(64)]) == 1 == queries.asked_again(world.settings.db)
+    assert run_once(world) == 2
+    assert [order.target for order in world.life.orders[2:]] == [problem(64), problem(66)]
+    assert run_once(world) == queries.asked_again(world.settings.db) == 0
+
+
+def test_once_does_not_end_before_what_somebody_asked_for_is_done_or_failed_for_good(world: World) -> None:
+    world.see(problem())
+    run_once(world)
+    world.store.ask_again([problem()])
+    world.life.refuses = lambda p: "boom"
+    world.daemon = Daemon(
+        world.settings, world.store, [world.monitor], world.life.make, now_s=world.clock.now_s, recheck=True,
+        only_asked=True,
+    )  # fmt: skip
+    took_s = world.run(7200, until=lambda: world.daemon.is_finished(world.clock.now_s), step_s=1.0)
+    assert 20 * 60 < took_s < 7200, "two waits after failures, and no third"
+    assert len(world.life.orders) == 4
+    assert problem() in world.solved() and queries.asked_again(world.settings.db) == 0
+
+
+def test_once_leaves_what_was_asked_for_to_a_daemon_of_the_versions_it_was_measured_with(world: World) -> None:
+    world.see(problem())
+    run_once(world)
+    world.store.ask_again([problem()])
+    world.life.environment = NEWER
+    assert run_once(world) == 0
+    assert queries.asked_again(world.settings.db) == 1
 
 
 def test_a_family_of_small_problems_is_not_put_off_for_ever(world: World) -> None:

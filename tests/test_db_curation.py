@@ -96,6 +96,37 @@ def test_what_comes_back_is_still_marked_as_measured_beside_others(store: Store)
     assert queries.solutions(store.path)[0]["others"] == 0.7 and store.has_recheck("")
 
 
+def test_what_comes_back_is_still_raced_again_where_somebody_asked(store: Store) -> None:
+    generation = install(store, ONE)
+    store.ask_again([ONE])
+    store.roll_back(0, now_s=T)
+    store.roll_back(generation, now_s=T)
+    work = store.lease_recheck("a:1", NEW, ("asked",), now_s=T, hold_s=60)
+    assert work is not None and work.problem == ONE
+    store.release(work, now_s=T, counted=False)
+
+    generation = store.generation()
+    store.withdraw([ONE], reason="by hand", now_s=T)
+    store.roll_back(generation, now_s=T)
+    assert store.lease_recheck("a:1", NEW, ("asked",), now_s=T, hold_s=60) is not None
+
+
+def test_what_failed_by_itself_is_not_raced_again_after_a_rollback_and_what_went_stays_out(store: Store) -> None:
+    generation = install(store, ONE)
+    store.ask_again([ONE])
+    for attempt in range(3):
+        work = store.lease_recheck("a:1", NEW, ("asked",), now_s=T + attempt * DAY, hold_s=60)
+        assert work is not None
+        store.fail(work, "boom", now_s=T + attempt * DAY)
+    store.withdraw([ONE], reason="test", now_s=T, hold=False)
+    install(store, TWO)
+    store.roll_back(generation, now_s=T)
+    assert live(store) == {(ONE, "eager"): "onednn 5 published"}
+    assert store.lease_recheck("a:1", NEW, ("asked",), now_s=T + 9 * DAY, hold_s=60) is None
+    held = {row["n"] for row in queries.untuned(store.path) if row["state"] == "failed"}
+    assert held == {TWO.n}
+
+
 def test_rolling_back_to_now_changes_nothing(store: Store) -> None:
     generation = install(store, ONE)
     assert store.roll_back(generation, now_s=T).generation == generation == store.generation()

@@ -184,6 +184,66 @@ def test_what_a_solution_saved_is_counted_from_its_hits_since_it_was_published(s
     assert saved == {"exact": (30, 150.0), "fine": (7, 14.0)}
 
 
+HOUR_0 = 1_800_000_000.0 // HOUR * HOUR  # an hour begins
+
+
+def called_and_counted(store: Store, hours: int = 3, calls: int = 100) -> int:
+    """Let a program call the solution in use in each of these hours; the hits that the view counts of them."""
+    for hour in range(hours):
+        store.add_sightings("r", NEW, [saw(problem(), calls, "exact")], now_s=HOUR_0 + hour * HOUR + 60)
+    return sum(row["hit_calls"] for row in queries.solutions(store.path, live=False))
+
+
+@pytest.mark.parametrize("minutes", [(0, 40), (0, 100), (0, 70, 80, 90), (10, 20, 30)])
+def test_calls_of_the_hour_of_a_second_race_are_counted_once(store: Store, minutes: tuple[int, ...]) -> None:
+    for minute in minutes:
+        store.install(None, [found(problem(), us=5.0)], environment=NEW, now_s=HOUR_0 + minute * 60)
+
+    assert called_and_counted(store) == 300
+    assert queries.saved_us(store.path) == pytest.approx(300 * 5.0)
+    last = only(queries.solutions(store.path))
+    assert last["hit_calls"] == 300 - 100 * int(minutes[-1] // 60)  # its hour's, and those since
+
+
+def test_calls_of_the_hour_of_a_rollback_are_counted_once(store: Store) -> None:
+    first = store.install(None, [found(problem())], environment=NEW, now_s=HOUR_0)
+    second = store.install(None, [found(problem(), us=4.0)], environment=NEW, now_s=HOUR_0 + 1.2 * HOUR)
+    for minute, generation in enumerate((first, second, first, 0, second)):
+        store.roll_back(generation, now_s=HOUR_0 + 1.5 * HOUR + minute * 60)
+
+    assert called_and_counted(store) == 300
+
+
+@pytest.mark.parametrize(("hour", "hits"), [(0.5, 100), (1.5, 200)])
+def test_a_solution_withdrawn_without_another_keeps_the_calls_of_its_last_hour(
+    store: Store, hour: float, hits: int
+) -> None:
+    store.install(None, [found(problem())], environment=NEW, now_s=HOUR_0)
+    store.withdraw([problem()], reason="test", now_s=HOUR_0 + hour * HOUR)
+    assert called_and_counted(store) == hits
+
+    store.install(None, [found(problem())], environment=NEW, now_s=HOUR_0 + 2.5 * HOUR)  # the hour after, or later
+    assert called_and_counted(store, 0) == hits + 100
+
+
+def test_what_came_while_another_was_pinned_was_never_called(store: Store) -> None:
+    store.install(None, [found(problem())], environment=NEW, now_s=HOUR_0)
+    store.pin([problem()], now_s=HOUR_0)
+    store.install(None, [found(problem(), us=4.0)], environment=NEW, now_s=HOUR_0 + 1.5 * HOUR)
+    assert called_and_counted(store) == 300
+
+    store.withdraw([problem()], reason="test", now_s=HOUR_0 + 1.6 * HOUR)
+    assert called_and_counted(store, 0) == 200
+
+
+def test_calls_go_to_a_later_solution_only_where_it_serves_them(store: Store) -> None:
+    shared = found(problem(), OLD, "triton")  # of a stamp that both environments have
+    store.install(None, [shared], environment=OLD, now_s=HOUR_0)
+    store.install(None, [found(problem())], environment=NEW, now_s=HOUR_0 + 1.5 * HOUR)
+    store.add_sightings("r", OLD, [saw(problem(), 7, "exact")], now_s=HOUR_0 + 1.1 * HOUR)
+    assert called_and_counted(store) == 307
+
+
 @pytest.mark.parametrize(
     ("others", "timed", "call_us"), [(0.7, 8, 4.0), (0.7, 2, 10.0), (0.05, 8, 10.0), (None, 8, 10.0)]
 )

@@ -305,6 +305,29 @@ def test_untuned_lists_what_waits(call: Cli, home: Path) -> None:
     assert [(row["problem"], row["state"]) for row in parsed["rows"]] == [(str(WAITING), "queued")]
 
 
+def test_untuned_and_status_tell_what_waits_from_what_was_taken_out_by_hand(call: Cli, home: Path) -> None:
+    assert "only after gemmtuned retune" not in call("untuned").stdout
+    assert call("withdraw", str(TUNED)).returncode == 0
+
+    text = call("untuned").stdout
+    assert "1 of them only after gemmtuned retune PROBLEM: they failed, or were taken out by hand" in text
+    assert "gemmtuned daemon tunes them while" in text and "withdrawn: by hand" in text
+    status = call("status").stdout
+    assert "left out" in status and "failed" not in status
+    assert json.loads(call("status", "--json").stdout)["environments"][0]["failed"] == 1
+
+    assert call("rollback", "--generation", "0").returncode == 0
+    assert "2 of them only after gemmtuned retune" in call("untuned").stdout
+
+
+def test_status_says_how_many_wait_because_somebody_asked(call: Cli, home: Path) -> None:
+    assert "raced again" not in call("status").stdout
+    assert call("retune", str(EVEN)).returncode == 0
+
+    assert "1 solution waits to be raced again, as somebody asked" in call("status").stdout
+    assert json.loads(call("status", "--json").stdout)["asked_again"] == 1
+
+
 def test_gains_leaves_out_what_gained_nothing(call: Cli, home: Path) -> None:
     parsed = json.loads(call("gains", "--json").stdout)
 
@@ -463,7 +486,9 @@ def test_pin_forget_retune_and_rollback_reach_the_published_tables(call: Cli, ho
     manifest = read_manifest(home / "configs")
     assert manifest is not None and manifest.generation == back["generation"]
     wrong = call("rollback", "--generation", "99")
-    assert wrong.returncode == 1 and "generation 99" in wrong.stderr
+    assert wrong.returncode == 1 and "generation 99: the store has 0 to " in wrong.stderr
+    assert f"{back['generation']} of {time.strftime('%Y-')}" in wrong.stderr and "(rolled back to gen" in wrong.stderr
+    assert "--generation N --dry-run shows what would change" in wrong.stderr
 
 
 def test_pause_and_resume_are_the_file_the_daemon_looks_at(call: Cli, home: Path) -> None:
@@ -660,6 +685,52 @@ def test_tune_names_bad_rows_and_takes_none_of_them_for_good(call: Cli, tmp_path
     assert "--skip-bad-rows" in refused.stderr
     assert skipped.returncode == 0
     assert [row["problem"] for row in json.loads(skipped.stdout)["rows"]] == ["bf16:8x64x64,threads=2"]
+
+
+def test_tune_of_a_file_without_a_good_row_says_so(call: Cli, tmp_path: Path) -> None:
+    (tmp_path / "u.csv").write_text("M,N,K,bias,dtype\n-3,64,64,False,torch.bfloat16\n8,64,x,False,torch.bfloat16\n")
+
+    refused = call("tune", "-i", "u.csv", "--dry-run")
+
+    assert refused.returncode == 2
+    assert "u.csv line 2, column M: '-3' must be 1 or more. 1 more bad rows; no row is good" in refused.stderr
+    assert "--skip-bad-rows" not in refused.stderr
+
+
+@pytest.mark.parametrize("args", [["status"], ["gains"], ["db", "check"], ["daemon", "--once"], ["retune", "8x64x64"]])
+def test_a_database_that_is_a_folder_is_told(call: Cli, tmp_path: Path, args: list[str]) -> None:
+    (tmp_path / "folder").mkdir()
+
+    done = call(*args, GEMMTUNED_DB=str(tmp_path / "folder"))
+    doctor = json.loads(call("doctor", "--quick", "--json", GEMMTUNED_DB=str(tmp_path / "folder")).stdout)
+
+    said = f"{tmp_path / 'folder'}: a folder, no database. Set GEMMTUNED_DB to a file"
+    assert done.returncode == 1 and said in done.stdout + done.stderr
+    (database,) = (check for check in doctor["checks"] if check["name"] == "database")
+    assert database["result"] == "FAIL" and database["found"].startswith(said)
+
+
+def test_doctor_says_where_no_native_hook_can_be_built_and_no_table_published(call: Cli, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    def found(**env: str) -> dict[str, dict[str, str]]:
+        return {
+            check["name"]: check for check in json.loads(call("doctor", "--quick", "--json", **env).stdout)["checks"]
+        }
+
+    for cache, why in (
+        ("file", "file is a file"),
+        ("file/cache", "file is a file"),
+        ("/proc/x", "/proc takes no folder"),
+    ):
+        native = found(GEMMTUNED_CACHE=str(tmp_path / cache))["native hook"]
+        assert native["result"] == "WARN" and why in native["found"] and "set GEMMTUNED_CACHE" in native["fix"]
+    assert found(GEMMTUNED_CACHE=str(tmp_path / "cache"))["native hook"]["result"] == "PASS"
+    assert not (tmp_path / "cache").exists()
+    for folder in ("file", "file/configs"):
+        tables = found(GEMMTUNED_CONFIG_DIR=str(tmp_path / folder))["published tables"]
+        assert tables["result"] == "FAIL" and "file is a file" in tables["found"]
+        assert "set GEMMTUNED_CONFIG_DIR" in tables["fix"]
 
 
 def test_doctor_reports_every_part(call: Cli, home: Path) -> None:

@@ -175,6 +175,37 @@ def test_what_a_gain_is_at_least_is_never_more_than_the_gain() -> None:
     assert shown["gain_low"] == shown["speedup"] == 1.0366
 
 
+def gain_row(saved_us: float = 1.0, state: str = "published", **columns: object) -> dict[str, object]:
+    """A row of the view `solutions`."""
+    return {
+        "problem": "fp32:8x64x64", "covers": "exact", "backend": "onednn", "config": "{}", "baseline_us": 20.0,
+        "us": 10.0, "speedup": 2.0, "gain_low": 1.9, "err": 0.0, "hit_calls": 1, "saved_us": saved_us,
+        "state": state, "published": 0, "mode": "eager", "others": None, "recheck": None, **columns,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_gains_says_how_much_was_saved_by_what_is_no_longer_in_use(every: bool) -> None:
+    rows = [gain_row(3e6), gain_row(1e6, "stale"), gain_row(1e6, "withdrawn")]
+
+    said = gains_report(rows, every=every, limit=0, now_us=1)
+    without = gains_report([gain_row(3e6), gain_row(0.0, "stale")], every=every, limit=0, now_us=1)
+
+    assert said.notes[0].startswith("saved so far: 5.00 s of GEMM time, 2.00 s of it by solutions no longer in use")
+    assert without.notes[0].startswith("saved so far: 3.00 s of GEMM time; 1 problems run faster")
+
+
+def test_only_what_is_in_use_waits_to_be_measured_again() -> None:
+    crowded = {"others": 0.7, "recheck": "drift"}
+    rows = [gain_row(**crowded), gain_row(state="stale", **crowded), gain_row(state="withdrawn", **crowded)]
+
+    said = " ".join(gains_report(rows, every=True, limit=0, now_us=1).notes)
+    retired = " ".join(gains_report(rows[1:], every=True, limit=0, now_us=1).notes)
+
+    assert "3 were timed while others used" in said and "1 of them wait for a daemon" in said
+    assert "2 were timed while others used" in retired and "wait for a daemon" not in retired
+
+
 def test_shapes_are_read_as_three_numbers_or_as_one_word_and_problems_between_them() -> None:
     text = "8 2048 512 bf16:8x64x64,threads=2 16x2048x512 1 2 3"
 

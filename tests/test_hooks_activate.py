@@ -92,6 +92,26 @@ def test_enable_and_disable_take_every_patch_back(home: Home) -> None:
     assert done.err == ""
 
 
+@pytest.mark.parametrize("tune", ["0", "1"])
+def test_enable_works_before_torch_is_imported_and_the_package_alone_does_not_import_it(home: Home, tune: str) -> None:
+    done = home.run(
+        """
+        import json, sys, gemmtuned
+        before = "torch" in sys.modules
+        gemmtuned.enable()
+        import torch
+        torch.mm(torch.ones(2, 3), torch.ones(3, 2))
+        print(json.dumps([before, gemmtuned.status()["path"], gemmtuned.status()["note"]]))
+        """,
+        fresh=True,
+        AITER_TUNE_GEMM=tune,
+    )
+
+    assert done.said == [False, "native", ""]
+    assert done.err == ""
+    assert home.calls() == 1
+
+
 def test_calls_in_other_threads_survive_enable_and_disable(home: Home) -> None:
     done = home.run(
         """

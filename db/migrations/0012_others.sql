@@ -30,6 +30,8 @@ FROM (
 LEFT JOIN solution s ON s.id = c.measured_id;
 
 -- As before, with `others` and `recheck` (why it waits to be raced again); what a call saves is the measured share of what it costs in programs.
+-- Hits are counted by whole hours: those of the hour in which a solution was retired are its successor's, where a later row
+-- serves the same calls by the end of that hour, else its own. Rows that were retired as they came (a pin stayed) have none.
 DROP VIEW solutions;
 CREATE VIEW solutions AS
 SELECT problem, family, batch, m, n, k, bias, dtype, wdtype, out_dtype, scale, layout, weight_state,
@@ -52,7 +54,15 @@ FROM (
                 AND g.outcome = CASE s.covers WHEN 'exact' THEN 'exact' ELSE 'padded' END
                 AND g.graph = (s.mode = 'graph')
                 AND g.hour >= s.published_us / 3600000000
-                AND (s.retired_us IS NULL OR g.hour <= s.retired_us / 3600000000)), 0) AS hit_calls,
+                AND s.generation IS NOT s.retired_generation
+                AND (s.retired_us IS NULL OR g.hour < s.retired_us / 3600000000
+                    OR (g.hour = s.retired_us / 3600000000 AND NOT EXISTS (
+                        SELECT 1 FROM solution l
+                        JOIN environment_stamp la ON la.environment_id = g.environment_id AND la.backend = l.backend
+                            AND la.stamp = l.stamp
+                        WHERE l.problem_id = s.problem_id AND l.id > s.id AND l.device_id = s.device_id
+                            AND l.covers = s.covers AND l.mode = s.mode AND l.generation IS NOT l.retired_generation
+                            AND l.published_us / 3600000000 <= g.hour)))), 0) AS hit_calls,
         CASE WHEN s.others > 0.15 THEN coalesce((
             SELECT CASE WHEN sum(d.sampled_calls) >= 4
                 THEN sum(d.sampled_us) / sum(d.sampled_calls) / s.baseline_us END

@@ -22,7 +22,7 @@ _LOOK_S = 0.5
 
 def daemon(
     once: Annotated[
-        bool, typer.Option("--once", help="End when every problem has a verdict or failed for good.")
+        bool, typer.Option("--once", help="End when every problem has a verdict or failed for good, retuned ones too.")
     ] = False,
     wait_s: Annotated[
         float | None, typer.Option(min=0, help="End with 75 when no device was idle for so long while there was work.")

@@ -72,9 +72,8 @@ def forget(problem: ProblemTexts, dry_run: DryRun = False, as_json: Json = False
 def retune(problem: ProblemTexts, as_json: Json = False) -> None:
     """Have the daemon tune these problems again, before all else.
 
-    What is in use stays until the new verdict;
-    failures and withdrawals by hand are forgiven. `gemmtuned tune` does it now, in the foreground. Ends with 1 when
-    none of them is known.
+    What is in use stays until the new verdict; failures and withdrawals by hand are forgiven. `gemmtuned daemon --once`
+    does it, too; `gemmtuned tune --all` does it now, in the foreground. Ends with 1 when none of them is known.
     """
     here = settings()
     wanted = named(problem, here)
@@ -87,14 +86,15 @@ def retune(problem: ProblemTexts, as_json: Json = False) -> None:
 
 
 def rollback(
-    generation: Annotated[int, typer.Option("--generation", min=0, help="As `gemmtuned status` counts them.")],
+    generation: Annotated[int, typer.Option("--generation", min=0, help="`gemmtuned status` says the newest.")],
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Publish what an earlier generation had.
 
     It becomes a new generation, which programs take up like any other. Problems that had no solution then stay with
-    stock torch until `gemmtuned retune` or `tune`.
+    stock torch until `gemmtuned retune` or `tune`. `gemmtuned rollback --generation N --dry-run` shows what would
+    change; a number that is too large is answered with the newest ones, and when they came.
     """
     here = settings()
     with writer(here) as store:

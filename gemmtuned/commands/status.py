@@ -23,6 +23,7 @@ def status(as_json: Json = False) -> None:
             "covered_share": None,
             "saved_us": 0.0,
             "frozen_problems": 0,
+            "asked_again": 0,
         }
         tables = ("devices", "sessions", "environments")
         off = here.switched_off
@@ -48,6 +49,7 @@ def status(as_json: Json = False) -> None:
         environments=queries.environments(here.db),
         saved_us=queries.saved_us(here.db),
         frozen=queries.frozen(here.db),
+        asked_again=queries.asked_again(here.db),
         now_s=time.time(),
     )
     show(answer, as_json=as_json)

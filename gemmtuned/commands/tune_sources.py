@@ -113,7 +113,8 @@ def from_file(file: Path, defaults: Defaults, *, skip: bool) -> list[Problem]:
     if found.complaints and not skip:
         more = f"{len(found.complaints) - 1} more bad rows; " if len(found.complaints) > 1 else ""
         others = len(found.problems)
-        raise ProblemError(f"{found.complaints[0]}. {more}use --skip-bad-rows to tune the other {others} problems")
+        way = f"use --skip-bad-rows to tune the other {others} problems" if others else "no row is good"
+        raise ProblemError(f"{found.complaints[0]}. {more}{way}")
     for complaint in found.complaints:
         complain(f"{complaint}: skipped")
     return defaults.apply(found.problems)

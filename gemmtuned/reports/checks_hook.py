@@ -14,6 +14,7 @@ from typing import Any, Final
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.settings import Settings, autoload_enabled, child_env, unknown_variables
 from gemmtuned.reports.checks import FAIL, PASS, WARN, Check
+from gemmtuned.reports.checks_host import no_place
 
 OLDEST_TORCH: Final = (2, 9)
 START_LIMIT_S: Final = 120.0  # a cold import of torch from a slow disk
@@ -88,6 +89,10 @@ def _native(settings: Settings) -> Check:
             f"only F.linear is seen: does not build: {why}",
             f"mend that, then: rm -r {settings.cache}",
         )
+    trouble = no_place(settings.cache / "native")
+    if trouble:
+        found = f"not built yet, and cannot be: {trouble}; only F.linear is seen"
+        return Check("native hook", WARN, found, "set GEMMTUNED_CACHE to a folder of your own, or unset it")
     return Check("native hook", PASS, f"not built yet; the first hooked program builds it with {with_what}")
 
 

@@ -65,6 +65,18 @@ def nearest(path: Path) -> Path:
     return path
 
 
+def no_place(folder: Path) -> str:
+    """Why nothing can be made in this folder, or "". Permissions alone do not tell: to root /proc looks writable."""
+    there = nearest(folder)
+    if not there.is_dir():
+        return f"{there} is a file"
+    try:
+        Path(tempfile.mkdtemp(prefix=".gemmtuned-doctor-", dir=there)).rmdir()
+    except OSError as err:
+        return f"{there} takes no folder ({err.strerror})"
+    return ""
+
+
 def _home(settings: Settings) -> Check:
     home = settings.home
     there = nearest(home)
@@ -135,6 +147,10 @@ def _space(path: Path) -> Check:
 def _tables(settings: Settings) -> Check:
     """Read every published table the way a program would."""
     folder = settings.config_dir
+    there = nearest(folder)
+    if there.exists() and not there.is_dir():
+        fix = "set GEMMTUNED_CONFIG_DIR to a folder, or unset it"
+        return Check("published tables", FAIL, f"nothing can be published in {folder}: {there} is a file", fix)
     try:
         manifest = read_manifest(folder)
         if manifest is None:

@@ -52,10 +52,12 @@ def report(rows: Sequence[Row], *, every: bool, limit: int, now_us: int, unused:
         *((Column("state", "state", right=False),) if every or any(row["state"] == "pinned" for row in shown) else ()),
     )
     saved_us = sum(row["saved_us"] or 0 for row in rows)
+    retired_us = sum(row["saved_us"] or 0 for row in rows if row["state"] not in LIVE_STATES)
     notes = []
     if rows:
+        of_retired = f", {duration(retired_us)} of it by solutions no longer in use (--all)" if retired_us else ""
         notes.append(
-            f"saved so far: {duration(saved_us)} of GEMM time; {len(faster)} problems run faster, "
+            f"saved so far: {duration(saved_us)} of GEMM time{of_retired}; {len(faster)} problems run faster, "
             f"{len(live) - len(faster)} are best with torch's own"
         )
     if crowded:
@@ -64,7 +66,7 @@ def report(rows: Sequence[Row], *, every: bool, limit: int, now_us: int, unused:
             "the new one are of the same moment, and both too long. What was saved goes by the programs' own calls "
             "where those were timed"
         )
-        again = sum(row["recheck"] is not None for row in crowded)
+        again = sum(row["recheck"] is not None and row["state"] in LIVE_STATES for row in crowded)
         notes += (
             [f"{again} of them wait for a daemon that finds the device idle, to be measured again"] if again else []
         )

@@ -25,11 +25,13 @@ def report(
     environments: Sequence[Row],
     saved_us: float,
     frozen: Sequence[Row] = (),
+    asked_again: int = 0,
     now_s: float,
 ) -> Report:
     """notice: the daemon's. published, generation: of the tables, and of the store. Rows: as db.queries gives them.
 
     saved_us: GEMM time that all solutions together have saved.  frozen: of the view of that name.
+    asked_again: how many solutions wait to be raced again because somebody asked.
     """
     running = [row for row in sessions if row["state"] != "ended"]
     covered = sum(row["covered_time_us"] for row in coverage)
@@ -79,9 +81,16 @@ def report(
         "covered_share": share,
         "saved_us": saved_us,
         "frozen_problems": len({row["problem"] for row in frozen}),
+        "asked_again": asked_again,
         "switched_off": settings.switched_off,
     }
     notes = _notes(running, elsewhere, short) + _put_off_notes(environments, short) + frozen_notes(frozen)
+    if asked_again:
+        wait = "solution waits" if asked_again == 1 else "solutions wait"
+        notes.append(
+            f"{count(asked_again)} {wait} to be raced again, as somebody asked (gemmtuned retune): gemmtuned daemon "
+            "does it before all else, with --once, too."
+        )
     return Report("status", tables, facts=facts, lines=lines, notes=notes)
 
 
@@ -98,7 +107,7 @@ _ENVIRONMENTS = (
     Column("problems", "problems", count),
     Column("calls", "calls", count),
     Column("waiting", "to be tuned", count),
-    Column("failed", "failed", count),
+    Column("failed", "left out", count),
     Column("place", "environment", right=False),
 )
 

@@ -26,6 +26,11 @@ def report(rows: Sequence[Row], *, limit: int, now_s: float) -> Report:
         notes.append(f"{len(ordered) - len(shown)} more: --limit 0 shows all")
     if states["queued"]:
         notes.append("gemmtuned daemon tunes them while the machine is idle, gemmtuned tune PROBLEM at once.")
+    if states["failed"]:
+        notes.append(
+            f"{count(states['failed'])} of them only after gemmtuned retune PROBLEM: they failed, or were taken out by "
+            "hand (why: the last column)"
+        )
     return Report(
         "untuned",
         [Table("rows", columns, shown, empty="Everything that was called has a verdict.")],
