@@ -311,8 +311,8 @@ class Hook:
         if self._build is not None or self._parent_builds:
             self._take_built()
         self.probation.turn(time.monotonic())
-        freeze = sys.modules.get("gemmtuned.hooks.freeze")
-        self._stale = freeze.stale_note() if freeze is not None else ""
+        stale_note = getattr(sys.modules.get("gemmtuned.hooks.freeze"), "stale_note", None)  # it may be half imported
+        self._stale = stale_note() if stale_note is not None else ""
         if self._solutions is not None and self.places() != self._built_for:
             with self._swap:
                 self.use(*self._solutions)
