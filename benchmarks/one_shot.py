@@ -4,7 +4,7 @@
         [--shapes eight|NxK,...]
 
 A program takes a part of K of some rows of W, in any multiple of 8; the programs of a cluster (up to 16) take all of K.
-Few bytes a unit decide, those of X with those of W: so clusters are large and tiles as high as fits.  No ring where all
+Few bytes a unit decide, X's with W's: so clusters are large, tiles as low as one wave allows.  No ring where all
 fits shared memory, no barrier but the group's own, blocks of 64 of K multiplied as they come (one_shot.cu, by NVRTC).
 Each configuration takes turns with torch's own, with what an earlier result of dense.py found (`before`) and with the
 streaming floor; cold weights, CUDA graphs.  Configurations without X are wrong, and show what X costs.

@@ -22,6 +22,7 @@ from gemmtuned.configs.processes import life_of, pid_namespace
 from gemmtuned.configs.solution import CROWDED, LIVE_STATES, Device, Environment, Solution
 from gemmtuned.db import faults, migrations
 from gemmtuned.db.files import connect_read_only
+from gemmtuned.db.recheck import ASKED
 from gemmtuned.db.rows import rest, rows, us
 from gemmtuned.db.solutions import live_solutions
 
@@ -212,14 +213,8 @@ def publications(path: Path, *, limit: int = 50) -> list[dict[str, Any]]:
 
 def asked_again(path: Path) -> int:
     """How many problems have a solution in use that waits to be raced again because somebody asked."""
-    sql = """
-        SELECT count(DISTINCT s.problem_id || s.covers) AS n FROM solution s
-        WHERE s.recheck = 'asked' AND s.retired_generation IS NULL AND s.state != 'pinned' AND NOT EXISTS (
-            SELECT 1 FROM work w WHERE w.problem_id = s.problem_id AND w.environment_id = s.environment_id
-                AND w.covers = s.covers AND w.state = 'failed')
-        """
     known = ask(path, "SELECT 1 FROM pragma_table_info('solution') WHERE name = 'recheck'")
-    return int(ask(path, sql)[0]["n"]) if known else 0
+    return int(ask(path, ASKED, {"device": None, "environment": None})[0]["n"]) if known else 0
 
 
 def environments(path: Path) -> list[dict[str, Any]]:

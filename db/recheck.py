@@ -49,10 +49,11 @@ SELECT 1 FROM solution s WHERE s.retired_generation IS NULL AND s.state != 'pinn
                 AND w.covers = s.covers AND w.state = 'failed'))
         OR (:conditions != '' AND s.conditions NOT IN ('', :conditions))) LIMIT 1
 """  # noqa: S608
-_ASKED: Final = """
-SELECT count(DISTINCT s.problem_id || s.covers) FROM solution s
+ASKED: Final = """
+SELECT count(DISTINCT s.problem_id || s.covers) AS n FROM solution s
 JOIN device h ON h.id = s.device_id
-WHERE s.recheck = 'asked' AND s.retired_generation IS NULL AND s.state != 'pinned' AND h.key = :device
+WHERE s.recheck = 'asked' AND s.retired_generation IS NULL AND s.state != 'pinned'
+    AND (:device IS NULL OR h.key = :device)
     AND (:environment IS NULL OR EXISTS (
         SELECT 1 FROM environment e
         JOIN environment_stamp a ON a.environment_id = e.id AND a.backend = s.backend AND a.stamp = s.stamp
@@ -99,7 +100,7 @@ class Recheck(Part):
         environment: only those that a worker of it can race; None: of whatever versions.
         """
         values = {"device": device_key, "environment": None if environment is None else environment.key}
-        return self._db.read(lambda conn: int(conn.execute(_ASKED, values).fetchone()[0]))
+        return self._db.read(lambda conn: int(conn.execute(ASKED, values).fetchone()[0]))
 
     def mark_sample(self, environment: Environment, *, before_s: float, now_s: float) -> int:
         """Have the oldest solution raced again that was published before then; 0 when there is none."""

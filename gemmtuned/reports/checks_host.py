@@ -66,15 +66,21 @@ def nearest(path: Path) -> Path:
 
 
 def no_place(folder: Path) -> str:
-    """Why nothing can be made in this folder, or "". Permissions alone do not tell: to root /proc looks writable."""
+    """Why nothing can be made in this folder, or ""."""
     there = nearest(folder)
     if not there.is_dir():
         return f"{there} is a file"
+    err = _refusal(there)
+    return f"{there} takes no folder ({err.strerror})" if err else ""
+
+
+def _refusal(folder: Path) -> OSError | None:
+    """Why it takes no other, by trying: permissions alone do not tell, to root /proc looks writable."""
     try:
-        Path(tempfile.mkdtemp(prefix=".gemmtuned-doctor-", dir=there)).rmdir()
+        Path(tempfile.mkdtemp(prefix=".gemmtuned-doctor-", dir=folder)).rmdir()
     except OSError as err:
-        return f"{there} takes no folder ({err.strerror})"
-    return ""
+        return err
+    return None
 
 
 def _home(settings: Settings) -> Check:
@@ -86,15 +92,13 @@ def _home(settings: Settings) -> Check:
             return Check("home", PASS, f"{home}, another user's: counts go to {counts}")
         fix = f"have yourself added to the group of {counts.parent}, or set GEMMTUNED_HOME"
         return Check("home", FAIL, f"{home} is another user's, and {counts.parent} is not writable", fix)
-    try:  # permissions alone do not tell: to root /proc looks writable
-        Path(tempfile.mkdtemp(prefix=".gemmtuned-doctor-", dir=there)).rmdir()
-    except OSError as err:
-        if err.errno != errno.ENOSPC:  # a full disk is told by the line on it
-            verb = "written" if there == home else "made"
-            fix = "set GEMMTUNED_HOME to a folder of your own"
-            if err.errno == errno.EACCES and there.is_dir() and there.stat().st_uid == os.geteuid():
-                fix = f"chmod u+wx {there}, or {fix}"
-            return Check("home", FAIL, f"{home} cannot be {verb}: {there} takes no folder ({err.strerror})", fix)
+    err = _refusal(there)
+    if err is not None and err.errno != errno.ENOSPC:  # a full disk is told by the line on it
+        verb = "written" if there == home else "made"
+        fix = "set GEMMTUNED_HOME to a folder of your own"
+        if err.errno == errno.EACCES and there.is_dir() and there.stat().st_uid == os.geteuid():
+            fix = f"chmod u+wx {there}, or {fix}"
+        return Check("home", FAIL, f"{home} cannot be {verb}: {there} takes no folder ({err.strerror})", fix)
     return Check("home", PASS, f"{home}" if there == home else f"{home} (made at first use)")
 
 

@@ -53,12 +53,14 @@ def report(
     if paused is not None:
         until = "" if paused == 0 else f" until {time.strftime('%H:%M', time.localtime(paused))}"
         lines.insert(0, f"PAUSED{until}: nothing is tuned. Go on with: gemmtuned resume")
-    seats = (
-        [{**seat, "advice": advice(seat["reason"])} for seat in notice["seats"]] if notice and notice["running"] else []
+    daemon: Mapping[str, Any] = (
+        notice if notice and notice["running"] else {"seats": [], "elsewhere": [], "environment": ""}
     )
-    elsewhere = notice["elsewhere"] if notice and notice["running"] else []
-    ours = [notice["environment"]] if notice and notice["running"] and notice["environment"] else []
-    short = abridged([*ours, *(row["environment"] for row in (*environments, *elsewhere))])
+    seats = [{**seat, "advice": advice(seat["reason"])} for seat in daemon["seats"]]
+    elsewhere = daemon["elsewhere"]
+    short = abridged(
+        filter(None, (daemon["environment"], *(row["environment"] for row in (*environments, *elsewhere))))
+    )
     places = [
         {**row, "waiting": row["open_problems"] - row["failed"], "place": short[row["environment"]]}
         for row in environments
