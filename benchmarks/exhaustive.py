@@ -2,9 +2,10 @@
 
     python benchmarks/exhaustive.py --out FOLDER [--m 1,4,8,16,64 --shapes NxK,... --seconds 480 --resume FILE]
 
-For each problem the search runs as in the daemon, then once more over every candidate of the space that its shortlist
-is chosen from (kernels/triton/shortlist.py: space) and all that cuBLASLt offers; both winners take turns with torch.
-The regret is the time of the first over that of the second.  Compiling is ahead of the device, as in the daemon.
+For each problem the search runs as in the daemon, then once more over every candidate of the spaces that its shortlists
+are chosen from (`space` of kernels/triton/shortlist.py and kernels/cuda/offered.py) and all that cuBLASLt offers; both
+winners take turns with torch.  The regret is the time of the first over that of the second.  Compiling is ahead of the
+device, as in the daemon.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from gemmtuned.configs.solution import Candidate, Environment
 from gemmtuned.daemon import search
 from gemmtuned.daemon.options import SearchOptions
 from gemmtuned.kernels.backends import BACKENDS, environment
+from gemmtuned.kernels.cuda import offered as cuda
 from gemmtuned.kernels.device import cuda_device
 from gemmtuned.kernels.triton.shortlist import space
 
@@ -37,10 +39,12 @@ SHAPES = ((576, 7168), (7168, 2048), (4096, 4096), (5120, 2880))
 def whole_space(problem: Problem, here: Environment) -> Iterator[Candidate]:
     """Every candidate that the search could choose from, and all that other backends offer."""
     for name in here.stamps:
-        if name != "triton":
+        if name not in ("triton", "cuda"):
             yield from BACKENDS[name].candidates(problem)
     for _, kernel, config in space(problem.m, problem.n, problem.k, here.device.units, arch=here.device.arch):
         yield Candidate.of("triton", kernel=kernel, **config)
+    if "cuda" in here.stamps:
+        yield from cuda.space(problem, here.device)
 
 
 def measure(problem: Problem, here: Environment, compile_s: float) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from gemmtuned.configs.solution import Candidate
 from gemmtuned.daemon.options import SearchOptions
 from gemmtuned.daemon.verify import Verdict, verify
 from gemmtuned.kernels.backends import BACKENDS, environment
+from gemmtuned.kernels.cuda import one_shot
 from gemmtuned.kernels.device import cuda_device
 from gemmtuned.kernels.switches import as_called
 from gemmtuned.kernels.triton.shortlist import MODULES
@@ -42,11 +43,18 @@ def offered(
     kernel: str, problem: Problem, units: int, arch: str, most: int, also: list[tuple[str, int]]
 ) -> list[Candidate]:
     """At most `most` of the kernel's configurations, before those that `also` adds."""
-    configs = [config for _, config in MODULES[kernel].scored(problem.m, problem.n, problem.k, units, arch=arch)]
+    m, n, k = problem.m, problem.n, problem.k
+    scored = (
+        one_shot.scored(m, n, k, units)
+        if kernel == one_shot.NAME
+        else MODULES[kernel].scored(m, n, k, units, arch=arch)
+    )
+    backend = "cuda" if kernel == one_shot.NAME else "triton"
+    configs = [config for _, config in scored]
     head, rest = configs[: most // 2], configs[most // 2 :]
     chosen = head + random.Random(1).sample(rest, min(len(rest), most - len(head)))
     chosen += [config | {name: value} for name, value in also for config in chosen]
-    return list(dict.fromkeys(Candidate.of("triton", kernel=kernel, **config) for config in chosen))
+    return list(dict.fromkeys(Candidate.of(backend, kernel=kernel, **config) for config in chosen))
 
 
 def winners(paths: list[Path], device: str) -> dict[tuple[int, int, int], Candidate]:
@@ -116,7 +124,7 @@ def told(rows: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = record.arguments(__doc__)
-    parser.add_argument("kernel", choices=tuple(MODULES))
+    parser.add_argument("kernel", choices=(*MODULES, one_shot.NAME))
     parser.add_argument("--m", default="4,8", help="rows of X, in this order")
     parser.add_argument("--shapes", default="eight", help="eight, all, or NxK,NxK,...")
     parser.add_argument("--most", type=int, default=100, help="configurations of a problem")

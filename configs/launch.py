@@ -30,7 +30,10 @@ from gemmtuned.configs.problem import MAX_DIM
 # In the order of enum Argument and enum Over in hooks/native/cuda_launch.h
 ARGUMENTS: Final = ("x", "w", "bias", "y", "partials", "counters", "m", "ldx", "ldw")
 OVERS: Final = ("", "m", "n")
-MAX_CLUSTER: Final = 8  # programs; larger ones are not portable (CUDA programming guide, thread block clusters)
+# Programs of a cluster: more than the first number only where a kernel is allowed it (CUDA programming guide, thread
+# block clusters, non-portable cluster sizes), as sm_90 does up to the second
+PORTABLE_CLUSTER: Final = 8
+MAX_CLUSTER: Final = 16
 MAX_LENGTH: Final = 4096
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
 _SYMBOL: Final = re.compile(r"[A-Za-z0-9_]{1,200}")

@@ -70,7 +70,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         raise TableError(f"{path}: cannot be read ({err.strerror})") from err
     _check_owner(folder)
     try:
-        raw: Any = json.loads(_read(path))
+        raw: Any = json.loads(read_trusted(path))
     except ValueError as err:
         raise TableError(f"{path}: not valid JSON ({err}). The daemon writes it anew at its next publish") from err
     if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
@@ -99,7 +99,7 @@ def read_table(
     Raises TableError when the file is missing, not to be trusted, or its hash is not the manifest's.
     """
     path = folder / file.name
-    data = _read(path)
+    data = read_trusted(path)
     if sha256(data).hexdigest() != file.sha256:
         raise TableError(f"{path}: content does not match the hash in {MANIFEST}; the old table stays in use")
     lines = data.decode("utf-8", errors="replace").splitlines()
@@ -134,12 +134,12 @@ def write_tables(
             digest = sha256(data).hexdigest()
             file = TableFile(f"{stem}-{digest[:16]}.jsonl", digest, len(rows))
             if not _is_there(folder / file.name, digest):
-                _replace(folder / file.name, data)
+                write_whole(folder / file.name, data)
             files.append(file)
         when = datetime.now(timezone.utc) if now_s is None else datetime.fromtimestamp(now_s, timezone.utc)
         manifest = Manifest(generation, when.isoformat(timespec="milliseconds"), tuple(files))
         text = json.dumps({"schema": SCHEMA, **asdict(manifest)}, indent=1) + "\n"
-        _replace(folder / MANIFEST, text.encode())
+        write_whole(folder / MANIFEST, text.encode())
     except OSError as err:
         raise TableError(f"{folder}: cannot publish ({err.strerror or err}); the old tables stay in use") from err
     keep = before | {f.name for f in files}
@@ -156,7 +156,7 @@ def read_binary(folder: Path, digest: str) -> bytes:
         raise TableError(f"{folder}: binary {digest!r} is not named by a SHA-256")
     home = folder / BINARIES
     _check_owner(home)
-    data = _read(home / digest)
+    data = read_trusted(home / digest)
     if sha256(data).hexdigest() != digest:
         raise TableError(f"{home / digest}: content does not match its name; the solution is not used")
     return data
@@ -174,7 +174,7 @@ def write_binary(folder: Path, data: bytes) -> str:
     try:
         make_folder(folder)
         make_folder(folder / BINARIES)
-        _replace(folder / BINARIES / digest, data)
+        write_whole(folder / BINARIES / digest, data)
     except OSError as err:
         raise TableError(f"{folder / BINARIES}: cannot keep a binary ({err.strerror or err})") from err
     return digest
@@ -189,7 +189,7 @@ def make_folder(folder: Path) -> None:
 
 def _is_there(path: Path, digest: str) -> bool:
     try:
-        return sha256(_read(path)).hexdigest() == digest
+        return sha256(read_trusted(path)).hexdigest() == digest
     except (TableError, OSError):
         return False
 
@@ -202,7 +202,8 @@ def _names_in_manifest(folder: Path) -> set[str]:
     return {f.name for f in manifest.files} if manifest else set()
 
 
-def _replace(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes) -> None:
+    """Replace a file in one step, so that no reader and no power cut sees a part of it. Raises OSError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
@@ -226,7 +227,8 @@ def _replace(path: Path, data: bytes) -> None:
         os.close(folder)
 
 
-def _read(path: Path) -> bytes:
+def read_trusted(path: Path) -> bytes:
+    """A file that nobody but root, this user or one it trusts can have written. Raises TableError for any other."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as err:

@@ -14,7 +14,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Device
 from gemmtuned.daemon.compile_ahead import Compilers
 from gemmtuned.daemon.worker_main import die_with, make_harmless
-from gemmtuned.kernels.triton.launch import has_kernels
+from gemmtuned.kernels import without_torch
 
 
 def main() -> int:
@@ -25,10 +25,7 @@ def main() -> int:
     compilers = Compilers(2 if (os.cpu_count() or 1) >= 32 else 1)  # beside somebody's program, however niced
     for line in sys.stdin:
         problem = Problem.from_row(json.loads(line))
-        if has_kernels(device):
-            from gemmtuned.kernels.triton.shortlist import offered
-
-            compilers.run(offered(problem, device), problem, device)
+        compilers.run(without_torch.offered(problem, device), problem, device)
         sys.stdout.write("done\n")
         sys.stdout.flush()
     compilers.close()

@@ -14,7 +14,7 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.daemon.worker_main import die_with
-from gemmtuned.kernels.triton.launch import BACKEND
+from gemmtuned.kernels import without_torch
 
 
 def main() -> int:
@@ -35,13 +35,8 @@ def main() -> int:
 
 def compile_one(candidate: Candidate, problem: Problem, device: Device) -> str:
     """Why it does not compile, or "": then its binary is in the compiler's cache."""
-    if candidate.backend != BACKEND:
-        return ""
-    from gemmtuned.kernels.compile import compile_record
-    from gemmtuned.kernels.triton.shortlist import record_of
-
     try:
-        compile_record(record_of(candidate.config, problem)[1], device.arch)
+        without_torch.compile_candidate(candidate, problem, device)
     except CandidateFailed as err:
         return str(err)[:300]
     return ""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # Backends that hooks/native/capture.cpp can run, with its codes. 0 is stock torch.
 NATIVE_CODES: Final = {
     DEFAULT_BACKEND: 0, "torch_swap": 1, "torch_mv": 2, "onednn": 3, "onednn_packed": 4, "triton": 5, "cublaslt": 6,
+    "cuda": 5,  # a published binary, launched like Triton's
 }  # fmt: skip
 
 SERVED: Final = ("dense", "batched")  # families that the hook routes; the others are counted

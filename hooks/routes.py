@@ -21,7 +21,7 @@ from gemmtuned.hooks.native import Launch, LtLaunch, Native, Row
 from gemmtuned.kernels.cublaslt import COMPUTE_32F, COMPUTE_TF32, DATA_TYPES
 
 log = logging.getLogger("gemmtuned.hooks")
-LAUNCHED: Final = frozenset({"triton", "cublaslt"})  # backends whose solutions carry a launch record
+LAUNCHED: Final = frozenset({"triton", "cublaslt", "cuda"})  # backends whose solutions carry a launch record
 
 
 class Routes:
@@ -56,7 +56,8 @@ class Routes:
         key = (device, facts["binary"], facts["name"])
         if key not in self._kernels:
             image = read_binary(self._folder, facts["binary"])
-            self._kernels[key] = self._native.load_kernel(device, image, facts["name"], facts["shared"])
+            needs = facts["shared"], facts["cluster"]
+            self._kernels[key] = self._native.load_kernel(device, image, facts["name"], *needs)
         launch = Launch(
             function=self._kernels[key],
             max_m=facts["max_m"],

@@ -163,10 +163,13 @@ class Native:
         """True when this build stands in front of torch's CUDA operators too."""
         return bool(self._lib.gt_has_cuda())
 
-    def load_kernel(self, device: int, image: bytes, name: str, shared_bytes: int) -> int:
-        """Load a binary on a CUDA device for the life of the process; the handle of its kernel. Raises NativeError."""
+    def load_kernel(self, device: int, image: bytes, name: str, shared_bytes: int, cluster: int) -> int:
+        """Load a binary on a CUDA device for the life of the process; the handle of its kernel. Raises NativeError.
+
+        cluster: programs of one; more than the portable number must be allowed.
+        """
         error = ctypes.create_string_buffer(500)
-        handle = self._lib.gt_load_kernel(device, image, name.encode(), shared_bytes, error, len(error))
+        handle = self._lib.gt_load_kernel(device, image, name.encode(), shared_bytes, cluster, error, len(error))
         if not handle:
             raise NativeError(f"kernel {name} does not load on cuda:{device}: {error.value.decode(errors='replace')}")
         return int(handle)
@@ -247,6 +250,7 @@ _SIGNATURES: Final = (
         ctypes.c_int,
         ctypes.c_char_p,
         ctypes.c_char_p,
+        ctypes.c_int,
         ctypes.c_int,
         ctypes.c_char_p,
         ctypes.c_size_t,

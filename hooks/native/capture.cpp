@@ -198,9 +198,10 @@ int gt_has_cuda() {
 }
 
 // Loads a binary on a CUDA device; its kernel's handle, or null with the reason in `error`.
-void* gt_load_kernel(int device, const void* image, const char* name, int shared, char* error, size_t room) {
+void* gt_load_kernel(int device, const void* image, const char* name, int shared, int cluster, char* error,
+                     size_t room) {
   try {
-    return cuda::load_kernel(device, image, name, shared);
+    return cuda::load_kernel(device, image, name, shared, cluster);
   } catch (const c10::Error& err) {
     snprintf(error, room, "%s", err.what_without_backtrace());
   } catch (const std::exception& err) {

@@ -103,7 +103,7 @@ struct Driver {
   }
 };
 
-constexpr int kRelaxed = 2, kDynamicShared = 8, kNonBlocking = 1;
+constexpr int kRelaxed = 2, kDynamicShared = 8, kLargeClusters = 14, kNonBlocking = 1, kPortableCluster = 8;
 
 // Lets this thread allocate and load modules while some stream of the process is being captured.
 struct RelaxedCapture {
@@ -300,7 +300,7 @@ inline void launch(const Launch& l, const at::Tensor& a, const at::Tensor& b, co
 }
 
 // Loads a binary on a device and finds its kernel. Modules stay for the life of the process: captured graphs hold them.
-inline Handle load_kernel(int device, const void* image, const char* name, int shared) {
+inline Handle load_kernel(int device, const void* image, const char* name, int shared, int cluster) {
   const Driver& d = Driver::get();
   RelaxedCapture relaxed;
   OnDevice on(device);
@@ -308,6 +308,7 @@ inline Handle load_kernel(int device, const void* image, const char* name, int s
   d.check(d.cuModuleLoadData(&module, image), "cuModuleLoadData");
   d.check(d.cuModuleGetFunction(&function, module, name), "cuModuleGetFunction");
   if (shared > 48 * 1024) d.check(d.cuFuncSetAttribute(function, kDynamicShared, shared), "cuFuncSetAttribute");
+  if (cluster > kPortableCluster) d.check(d.cuFuncSetAttribute(function, kLargeClusters, 1), "cuFuncSetAttribute");
   return function;
 }
 

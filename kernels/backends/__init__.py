@@ -9,12 +9,13 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Environment
 from gemmtuned.kernels.backends.base import Backend
 from gemmtuned.kernels.backends.cublaslt import CUBLASLT
+from gemmtuned.kernels.backends.cuda_ import CUDA
 from gemmtuned.kernels.backends.onednn import ONEDNN, ONEDNN_PACKED
 from gemmtuned.kernels.backends.torch_ import TORCH, TORCH_MV, TORCH_SWAP
 from gemmtuned.kernels.backends.triton_ import TRITON
 
 BACKENDS: Final[dict[str, Backend]] = {
-    b.name: b for b in (TORCH, TORCH_SWAP, TORCH_MV, ONEDNN, ONEDNN_PACKED, CUBLASLT, TRITON)
+    b.name: b for b in (TORCH, TORCH_SWAP, TORCH_MV, ONEDNN, ONEDNN_PACKED, CUBLASLT, TRITON, CUDA)
 }
 
 

@@ -141,7 +141,7 @@ class _Launched:
 
         def run(a: Tensor, bias: Tensor | None) -> Tensor:
             try:
-                check_operands(record, a, w, bias)
+                check_operands(record.ld_multiple, a, w, bias)
             except CandidateFailed:
                 return torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
             y = torch.empty(a.shape[0], w.shape[0], dtype=a.dtype, device=a.device)

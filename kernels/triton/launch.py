@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from typing import Final
 
 from gemmtuned.configs.errors import CandidateFailed
-from gemmtuned.configs.launch import ARGUMENTS, MAX_CLUSTER
+from gemmtuned.configs.launch import ARGUMENTS, PORTABLE_CLUSTER
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Device
 
@@ -137,8 +137,8 @@ def make_record(
     x, y, z = (axis.size(m, n) for axis in grid)
     if y > MAX_GRID_YZ or z > MAX_GRID_YZ:
         raise CandidateFailed(f"{problem} {kernel}: grid {x}x{y}x{z} is larger than a device takes")
-    if exchange and not 1 < split <= MAX_CLUSTER:
-        raise CandidateFailed(f"{problem} {kernel}: a cluster of {split} programs, expected 2 to {MAX_CLUSTER}")
+    if exchange and not 1 < split <= PORTABLE_CLUSTER:
+        raise CandidateFailed(f"{problem} {kernel}: a cluster of {split} programs, expected 2 to {PORTABLE_CLUSTER}")
     in_memory = split > 1 and not exchange
     absent = {*drop, *(() if problem.bias else ("bias",)), *(() if in_memory else ("partials", "counters"))}
     counters_bytes = 4 * x * z if in_memory else 0

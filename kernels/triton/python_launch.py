@@ -28,7 +28,7 @@ def problem_of(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> P
     return Problem(m=x.shape[0], n=w.shape[0], k=x.shape[1], bias=bias is not None, dtype=DTYPES[x.dtype])
 
 
-def check_operands(record: LaunchRecord, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> None:
+def check_operands(ld_multiple: int, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> None:
     """Raise CandidateFailed when strides or alignment are not what the binary was compiled for."""
     for name, tensor in (("x", x), ("w", w), ("bias", bias)):
         if tensor is None:
@@ -37,10 +37,8 @@ def check_operands(record: LaunchRecord, x: torch.Tensor, w: torch.Tensor, bias:
             raise CandidateFailed(f"{name} has stride {tensor.stride(-1)} along K or N, expected 1")
         if tensor.data_ptr() % POINTER_ALIGN:
             raise CandidateFailed(f"{name} is not aligned to {POINTER_ALIGN} bytes")
-        if name != "bias" and tensor.shape[0] > 1 and tensor.stride(0) % record.ld_multiple:
-            raise CandidateFailed(
-                f"{name} has rows {tensor.stride(0)} apart, expected a multiple of {record.ld_multiple}"
-            )
+        if name != "bias" and tensor.shape[0] > 1 and tensor.stride(0) % ld_multiple:
+            raise CandidateFailed(f"{name} has rows {tensor.stride(0)} apart, expected a multiple of {ld_multiple}")
 
 
 def new_workspace(record: LaunchRecord, device: torch.device | str) -> torch.Tensor | None:
@@ -113,7 +111,7 @@ def launch(
     """
     problem = problem_of(x, w, bias)
     record = make(config, problem)
-    check_operands(record, x, w, bias)
+    check_operands(record.ld_multiple, x, w, bias)
     key = (record.kernel, problem, tuple(sorted(config.items())), x.device)
     if key not in _compiled:
         _compiled[key] = launcher(kernel, record)

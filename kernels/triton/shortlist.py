@@ -33,7 +33,7 @@ _SHARES: Final = (
     (8, {"fragments": 24}),
     (16, {"selected": 11, "fragments": 5, "tiles": 8}),  # the best was among these at twenty shapes
     (32, {"warp_split_k": 24, "tiles": 24}),
-    (64, {"tiles": 14}),  # the best was among these at twenty shapes
+    (64, {"tiles": 8}),  # where kernels/cuda has one of its own, which is faster
     (256, {"tiles": 8}),  # here the library leads but where N is small: these tiles lack what large M needs
 )
 _OTHERWISE: Final = {"fragments": 6, "selected": 6, "warp_split_k": 12, "tiles": 12}  # M = 2 to 16, not measured

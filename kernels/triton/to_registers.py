@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from gemmtuned.configs.errors import CandidateFailed
-from gemmtuned.configs.launch import MAX_CLUSTER
+from gemmtuned.configs.launch import PORTABLE_CLUSTER
 from gemmtuned.kernels.triton.space import even_steps, filled, has_clusters, largest
 
 STEP_K: Final = 64  # values of K that a warp takes in a step: 128 bytes of each row
@@ -183,7 +183,7 @@ def scored(
     config_of: of rows, split, warps, ahead, without a limit on registers.  registers_of: of K and a config, about what
     a thread takes.
     """
-    splits = range(1, (MAX_CLUSTER if has_clusters(arch) else 1) + 1)
+    splits = range(1, (PORTABLE_CLUSTER if has_clusters(arch) else 1) + 1)
     found = []
     for each, warps, split in itertools.product(rows, (1, 2, 4, 8), splits):
         steps = -(-k // (STEP_K * warps * split))

@@ -201,6 +201,39 @@ def test_kernels_of_ours_are_right_in_the_hook_and_in_a_graph(
     assert not program.hook.native.failures()
 
 
+@pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="needs sm_90")
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize(
+    ("m", "n", "k", "rows", "parts", "bias"),
+    [
+        (64, 576, 7168, 40, 7, False), (64, 576, 7168, 40, 8, True), (64, 256, 7168, 40, 16, False),
+        (64, 2112, 7168, 56, 3, True), (64, 512, 16384, 88, 15, False), (64, 7168, 2048, 56, 1, True),
+        (33, 1002, 4096, 8, 1, True), (20, 1280, 8192, 80, 6, False), (1, 130, 4032, 16, 9, True),
+        (64, 28672, 4096, 224, 1, False), (49, 8, 64, 8, 1, True), (64, 1536, 7168, 96, 6, False),
+    ],
+)  # fmt: skip
+def test_one_shot_is_right_in_the_hook_and_in_a_graph_and_the_same_every_time(
+    program: Program, m: int, n: int, k: int, rows: int, parts: int, bias: bool, dtype: str
+) -> None:
+    problem = Problem(m=m, n=n, k=k, bias=bias, dtype=dtype, math_mode="reduced")
+    a, b, c = operands(problem)
+    stock = product(a, b, c)
+    allowed = 1.5 * error(stock, a, b, c) + 1e-7
+    candidate = Candidate.of("cuda", kernel="one_shot", rows=rows, parts=parts)
+    in_python = BACKENDS["cuda"].prepare(candidate, problem).bind(b)(a, c)
+    assert not in_python.isnan().any()
+    assert error(in_python, a, b, c) <= allowed
+    assert_routed(program, problem, candidate, (a, b, c), stock, allowed)
+    for _ in range(30):
+        assert torch.equal(product(a, b, c), in_python)
+    assert_right_in_a_graph((a, b, c), allowed, replays=3)
+    if m > 1:  # fewer rows of X than it was made for; rows of both further apart than K
+        x, w = (torch.randn(rows, k + 8, device="cuda").to(a.dtype)[:, :k] for rows in (m - 1, n))
+        run = BACKENDS["cuda"].prepare(candidate, problem).bind(w.t())
+        assert error(run(x, c), x, w.t(), c) <= 1.5 * error(product(x, w.t(), c), x, w.t(), c) + 1e-7
+    assert not program.hook.native.failures()
+
+
 def test_cublaslt_serves_slices_of_wider_matrices_and_leaves_the_rest_to_torch(program: Program) -> None:
     problem = Problem(m=24, n=320, k=512, math_mode="reduced")
     program.publish(program.solution(problem, next(BACKENDS["cublaslt"].candidates(problem))))

@@ -1,0 +1,66 @@
+"""Which of our CUDA C++ kernels are tried for a problem, and compiling them. Needs neither torch nor a GPU."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Candidate, Device
+from gemmtuned.kernels.cuda import nvrtc, one_shot
+from gemmtuned.kernels.triton import launch
+
+BACKEND: Final = "cuda"  # whose candidates our kernels are: kernels/backends/cuda_.py
+LIMIT: Final = 12
+
+
+def has_kernels(device: Device) -> bool:
+    """Whether our kernels can be compiled for it: it is of their architecture, and the compiler is there."""
+    return device.kind == "cuda" and device.arch == one_shot.ARCH and nvrtc.is_here()
+
+
+def is_ours(problem: Problem) -> bool:
+    """Whether candidates of ours are tried for it."""
+    return (
+        launch.is_ours(problem)
+        and one_shot.MIN_M <= problem.m <= one_shot.MAX_M
+        and not problem.k % one_shot.BLOCK_K
+        and not problem.n % 2
+    )
+
+
+def offered(problem: Problem, device: Device) -> list[Candidate]:
+    """The shortlist, the fastest by estimate first."""
+    return space(problem, device)[:LIMIT]
+
+
+def space(problem: Problem, device: Device) -> list[Candidate]:
+    """All that the shortlist is chosen from, the fastest by estimate first."""
+    if not is_ours(problem):
+        return []
+    found = one_shot.scored(problem.m, problem.n, problem.k, device.units)
+    return [Candidate.of(BACKEND, kernel=one_shot.NAME, **config) for _, config in found]
+
+
+def read_config(config: str, problem: Problem) -> one_shot.OneShot:
+    """How a candidate's config runs the problem: JSON, the kernel's name and its parameters.
+
+    Raises CandidateFailed for what is no config of ours, or cannot run the problem.
+    """
+    try:
+        values = json.loads(config)
+        known = values.pop("kernel") == one_shot.NAME
+    except (ValueError, KeyError, TypeError, AttributeError) as err:
+        raise CandidateFailed(f"{BACKEND} {config}: its config names no kernel of ours ({one_shot.NAME})") from err
+    if not known:
+        raise CandidateFailed(f"{BACKEND} {config}: its config names no kernel of ours ({one_shot.NAME})")
+    return one_shot.one_shot(values, problem)
+
+
+def compile_config(found: one_shot.OneShot) -> nvrtc.Compiled:
+    """Its binary. Raises CandidateFailed when it does not compile, or keeps values of a thread in memory."""
+    made = nvrtc.compiled(found.source(), one_shot.TARGET)
+    if made.spill_bytes:
+        raise CandidateFailed(f"{found} on {one_shot.ARCH}: spills {made.spill_bytes} bytes a thread")
+    return made

@@ -1,0 +1,172 @@
+"""One shot, M up to 64 on sm_90: a program's part of W and X on its way at once, sums over a cluster (one_shot.cu).
+
+Few bytes for a unit to take in decide, X's with W's: so clusters are large and tiles as low as one wave allows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.launch import MAX_CLUSTER, PORTABLE_CLUSTER
+from gemmtuned.configs.problem import Problem
+from gemmtuned.kernels.triton.launch import Config, check_config, check_problem
+from gemmtuned.kernels.triton.limits import shared_limit
+from gemmtuned.kernels.triton.space import filled
+
+NAME: Final = "one_shot"
+KEYS: Final = ("rows", "parts")
+ARCH: Final = "sm_90"  # wgmma is of this one alone
+TARGET: Final = "sm_90a"
+SOURCE: Final = Path(__file__).with_name("one_shot.cu")
+WARPS: Final = 4
+MIN_M, MAX_M = 17, 64  # below, kernels that read X fewer times are faster
+BLOCK_K: Final = 64  # of K: a row of 128 bytes, which is also how wide the swizzle is
+MAX_ROWS: Final = 256  # of wgmma
+LD_MULTIPLE: Final = 8  # copies of 16 bytes
+_LEAST_DEPTH: Final = 4  # blocks in shared memory, where a program has more
+_GROUP_UNITS: Final = 18  # at most, of those that can make one cluster; above the portable size one fits in each
+_LEAST_FILLED: Final = 0.6  # part of the units
+_UNIT_BYTES: Final = 512  # of sums
+_TYPES: Final = {"bf16": "bf16", "fp16": "f16"}
+
+
+@dataclass(frozen=True, slots=True)
+class OneShot:
+    """One configuration for one problem: rows of W a program takes, and programs (parts of K) of a cluster."""
+
+    m: int
+    n: int
+    k: int
+    bias: bool
+    dtype: str
+    rows: int
+    parts: int
+
+    @property
+    def tokens(self) -> int:
+        """What M is padded to: warps of the tensor core's instruction have 16 each."""
+        return -(-self.m // 16) * 16
+
+    @property
+    def programs(self) -> int:
+        """In all, a whole cluster for each tile of W."""
+        return -(-self.n // self.rows) * self.parts
+
+    @property
+    def most(self) -> int:
+        """Blocks of K of a program; some have one less."""
+        return -(-(self.k // BLOCK_K) // self.parts)
+
+    @property
+    def depth(self) -> int:
+        """Blocks of K that shared memory has room for, at most those that there are; 0 for none."""
+        return max((d for d in range(1, self.most + 1) if self._bytes(d) <= shared_limit(ARCH)), default=0)
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory of a program."""
+        return self._bytes(self.depth)
+
+    def _bytes(self, depth: int) -> int:
+        """Blocks of W and X, sums that come from others, barriers; the tensor core reads 64 tokens of each block."""
+        blocks = depth * (self.rows + self.tokens) * BLOCK_K * 2
+        units = self.tokens // 16 * (self.rows // 8)
+        received = self.parts * -(-units // self.parts) * _UNIT_BYTES if self.parts > 1 else 0
+        return blocks + max(received + 8 + 8 * depth, (64 - self.tokens) * BLOCK_K * 2)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """What the binary takes, in its order."""
+        return ("x", "w", *(("bias",) if self.bias else ()), "y", "m", "ldx", "ldw")
+
+    def source(self) -> str:
+        """What NVRTC compiles."""
+        values = {
+            "N": self.n, "K": self.k, "ROWS": self.rows, "PARTS": self.parts, "DEPTH": self.depth,
+            "TOKENS": self.tokens, "BIAS": int(self.bias), "NAME": NAME,
+            "CLUSTER": f"__cluster_dims__({self.parts}, 1, 1)" if self.parts > 1 else "",
+        }  # fmt: skip
+        defines = "".join(f"#define {name} {value}\n" for name, value in values.items())
+        return defines + _text().replace("\nOF_THIS_TYPE\n", f"\n{_of_type(_TYPES[self.dtype], self.rows)}\n")
+
+
+def one_shot(config: Config, problem: Problem) -> OneShot:
+    """This config for this problem. Raises CandidateFailed when it cannot run it."""
+    check_problem(problem)
+    check_config(config, KEYS, NAME)
+    rows, parts = config["rows"], config["parts"]
+    if problem.m > MAX_M or problem.k % BLOCK_K or problem.n % 2:
+        raise CandidateFailed(
+            f"{problem} {NAME}: it runs M up to {MAX_M}, K in multiples of {BLOCK_K}, and N in multiples of 2"
+        )
+    if not 8 <= rows <= MAX_ROWS or rows % 8 or not 1 <= parts <= min(MAX_CLUSTER, problem.k // BLOCK_K):
+        raise CandidateFailed(
+            f"{problem} {NAME}: {rows} rows in {parts} parts, expected a multiple of 8 up to {MAX_ROWS}, and up to "
+            f"{MAX_CLUSTER} parts of {BLOCK_K} of K at least"
+        )
+    found = OneShot(problem.m, problem.n, problem.k, problem.bias, problem.dtype, rows, parts)
+    if found.depth < min(found.most, _LEAST_DEPTH):
+        raise CandidateFailed(f"{problem} {NAME}: {rows} rows in {parts} parts do not fit shared memory")
+    return found
+
+
+def scored(m: int, n: int, k: int, units: int) -> list[tuple[float, dict[str, int]]]:
+    """(estimated us, config), the fastest first: for each number of parts the lowest two tiles that fit at once."""
+    found = []
+    for parts in range(1, MAX_CLUSTER + 1):
+        least = (math.ceil(n / _clusters(parts, units)) + 7) // 8 * 8
+        for rows in (least, least + 8):
+            one = OneShot(m, n, k, False, "bf16", rows, parts)
+            if rows > MAX_ROWS or one.depth < min(one.most, _LEAST_DEPTH) or one.programs < _LEAST_FILLED * units:
+                continue
+            found.append((estimate_us(one, units), {"rows": rows, "parts": parts}))
+    return sorted(found, key=lambda item: item[0])
+
+
+def _clusters(parts: int, units: int) -> int:
+    """How many clusters of so many programs are on the device at once, one program a unit."""
+    if parts == 1:
+        return units
+    return filled(units, parts) // parts if parts <= PORTABLE_CLUSTER else max(units // _GROUP_UNITS, 1)
+
+
+def estimate_us(one: OneShot, units: int) -> float:
+    """A guess for an H200 with cold weights; others order alike.
+
+    Fitted to timings at eight shapes, M = 64: of all that was tried as a term, a start, the
+    bytes of W and X, the steps of a program and the units of sums that come to one were left.
+    """
+    tiles = -(-one.n // one.rows)
+    w_bytes, x_bytes = 2 * one.n * one.k, 2 * tiles * one.tokens * one.k
+    received = one.parts * -(-(one.tokens // 16 * (one.rows // 8)) // one.parts) if one.parts > 1 else 0
+    return 1.17 + (w_bytes * 1.58e-7 + x_bytes * 1.6e-9) * 132 / units + 0.1 * one.most + 0.049 * received
+
+
+@cache
+def _text() -> str:
+    return SOURCE.read_text()
+
+
+def _of_type(ptx: str, rows: int) -> str:
+    """The warp group's product of 64 tokens, 16 of K and these rows; two sums as a pair; a number as fp32."""
+    n = rows // 2
+    registers = ", ".join(f"%{i}" for i in range(n))
+    values = ", ".join(f'"+f"(sums[{i}])' for i in range(n))
+    as_float = {
+        "bf16": "f = __uint_as_float((u32)bits << 16);",
+        "f16": 'asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(bits));',
+    }
+    return (
+        "__device__ __forceinline__ void mma(float* sums, u64 a, u64 b) {\n"
+        f'  asm volatile("wgmma.mma_async.sync.aligned.m64n{rows}k16.f32.{ptx}.{ptx} {{{registers}}}, %{n}, %{n + 1}, '
+        f'1, 1, 1, 0, 0;"\n               : {values} : "l"(a), "l"(b));\n}}\n'
+        "__device__ __forceinline__ u32 pair_of(float first, float second) {\n  u32 pair;\n"
+        f'  asm("cvt.rn.{ptx}x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));\n  return pair;\n}}\n'
+        "__device__ __forceinline__ float value(unsigned short bits) {\n  float f;\n"
+        f"  {as_float[ptx]}\n  return f;\n}}"
+    )

@@ -1,0 +1,253 @@
+"""The CUDA backend without a GPU: what it offers and compiles, what it publishes, and the cache of its compiler."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.launch import read_launch
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.settings import Settings
+from gemmtuned.configs.solution import Candidate, Device, cpu_device
+from gemmtuned.daemon.compile_main import compile_one
+from gemmtuned.kernels import without_torch
+from gemmtuned.kernels.backends import BACKENDS, environment
+from gemmtuned.kernels.backends.base import CompiledBackend
+from gemmtuned.kernels.backends.cuda_ import Cuda, source_hash
+from gemmtuned.kernels.cuda import nvrtc, offered, one_shot
+from gemmtuned.kernels.triton.limits import shared_limit
+
+H200 = Device("cuda-nvidia-h200-132", "cuda", "NVIDIA H200", "sm_90", 132)
+BACKEND = Cuda(device=H200)
+PROBLEM = Problem(m=64, n=576, k=7168)
+WEIGHTS = (
+    (576, 7168), (2112, 7168), (1280, 8192), (256, 7168), (7168, 2048), (4096, 4096), (1536, 7168), (512, 16384),
+    (8192, 1024), (28672, 4096), (5120, 25600), (8, 64), (130, 4032),
+)  # fmt: skip
+needs_compiler = pytest.mark.skipif(not nvrtc.is_here(), reason="needs NVRTC")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    patch = pytest.MonkeyPatch()
+    patch.setenv("GEMMTUNED_CACHE", str(tmp_path_factory.mktemp("cache")))
+    yield
+    patch.undo()
+
+
+def cached() -> list[Path]:
+    return list((Settings.from_env().cache / nvrtc.FOLDER).glob("*"))
+
+
+def test_its_solutions_hold_on_one_architecture_whatever_compiles() -> None:
+    assert BACKENDS["cuda"].stamp(H200) == f"sm_90/{source_hash()}"
+    assert "cuda" not in environment(cpu_device()).stamps
+    assert BACKENDS["cuda"].stamp(replace(H200, arch="sm_100")) is None
+    assert BACKENDS["cuda"].stamp(replace(H200, kind="rocm", arch="gfx942")) is None
+    assert isinstance(BACKENDS["cuda"], CompiledBackend)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        replace(PROBLEM, m=16),
+        replace(PROBLEM, m=65),
+        replace(PROBLEM, n=577),
+        replace(PROBLEM, k=7168 + 32),
+        replace(PROBLEM, dtype="fp32", wdtype="fp32", out_dtype="fp32"),
+        replace(PROBLEM, layout="nn"),
+        replace(PROBLEM, threads=2),
+    ],
+    ids=str,
+)
+def test_it_offers_nothing_for_what_it_cannot_run_or_others_run_faster(problem: Problem) -> None:
+    assert list(BACKEND.candidates(problem)) == []
+
+
+def test_without_a_gpu_of_its_architecture_or_a_compiler_there_are_no_candidates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert list(Cuda(device=replace(H200, arch="sm_80")).candidates(PROBLEM)) == []
+    monkeypatch.setattr(nvrtc, "is_here", lambda: False)
+    assert list(BACKEND.candidates(PROBLEM)) == []
+    assert without_torch.offered(replace(PROBLEM, layout="nn"), H200) == []
+
+
+@needs_compiler
+@pytest.mark.parametrize("m", [17, 33, 64])
+@pytest.mark.parametrize(("n", "k"), WEIGHTS)
+def test_what_it_offers_fits_the_device_and_fills_it(m: int, n: int, k: int) -> None:
+    problem = Problem(m=m, n=n, k=k)
+
+    found = [offered.read_config(c.config, problem) for c in BACKEND.candidates(problem)]
+
+    assert len({(one.rows, one.parts) for one in found}) == len(found) <= offered.LIMIT
+    assert found or (n, k) in ((8, 64), (130, 4032))  # too small for a whole device
+    for one in found:
+        assert one.shared <= shared_limit("sm_90") and one.programs >= 0.6 * H200.units
+        assert one.rows * (one.programs // one.parts) >= n and one.most * one.parts * 64 >= k
+        assert one.depth >= min(one.most, 4) and one.tokens >= m
+
+
+@needs_compiler
+@pytest.mark.parametrize(("n", "k"), WEIGHTS[:11])
+def test_what_it_offers_compiles_without_spills(n: int, k: int) -> None:
+    problem = Problem(m=64, n=n, k=k)
+    for candidate in list(BACKEND.candidates(problem))[:4]:
+        made = offered.compile_config(offered.read_config(candidate.config, problem))
+        assert made.data[:4] == b"\x7fELF" and made.spill_bytes == 0 and 0 < made.registers <= 255
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    ("m", "n", "k", "rows", "parts"),
+    [
+        (64, 576, 7168, 40, 7),
+        (64, 2112, 7168, 56, 3),
+        (17, 256, 7168, 40, 16),
+        (48, 7168, 2048, 64, 1),
+        (1, 8, 64, 8, 1),
+    ],
+)
+def test_what_it_publishes_is_a_launch_record_of_the_binary_that_is_measured(
+    m: int, n: int, k: int, rows: int, parts: int, bias: bool, dtype: str
+) -> None:
+    problem = Problem(m=m, n=n, k=k, bias=bias, dtype=dtype, wdtype=dtype, out_dtype=dtype)
+    candidate = Candidate.of("cuda", kernel="one_shot", rows=rows, parts=parts)
+
+    text, data = BACKEND.launch_of(candidate, problem)
+
+    facts = read_launch(text)
+    assert facts["binary"] == sha256(data).hexdigest() and b"one_shot" in data
+    assert facts["arguments"] == ["x", "w", *(["bias"] if bias else []), "y", "m", "ldx", "ldw"]
+    assert facts["cluster"] == parts and facts["max_m"] == m and facts["grid"][0] == {"over": "n", "block": rows}
+    assert facts["workspace_bytes"] == 0 and facts["warps"] * facts["warp_size"] == 128
+
+
+@pytest.mark.parametrize(
+    ("changes", "config", "why"),
+    [
+        ({}, {"rows": 40, "parts": 17}, "17 rows|17"),
+        ({}, {"rows": 42, "parts": 7}, "42 rows"),
+        ({}, {"rows": 264, "parts": 7}, "264 rows"),
+        ({}, {"rows": 0, "parts": 7}, "0 rows"),
+        ({}, {"rows": 40}, "expected parts, rows"),
+        ({"k": 64}, {"rows": 8, "parts": 2}, "2 parts"),
+        ({"m": 65}, {"rows": 40, "parts": 7}, "M up to 64"),
+        ({"n": 577}, {"rows": 40, "parts": 7}, "multiples of 2"),
+        ({"k": 7200}, {"rows": 40, "parts": 7}, "multiples of 64"),
+        ({"layout": "tn"}, {"rows": 40, "parts": 7}, "layout nt"),
+        ({}, {"kernel": "two_shots", "rows": 40, "parts": 7}, "no kernel of ours"),
+    ],
+)
+def test_configs_of_other_peoples_tables_are_refused_with_the_reason(
+    changes: dict[str, object], config: dict[str, object], why: str
+) -> None:
+    problem = replace(PROBLEM, **changes)  # type: ignore[arg-type]
+    candidate = Candidate("cuda", json.dumps({"kernel": "one_shot", **config}))
+    assert not BACKEND.holds(candidate, problem)
+    with pytest.raises(CandidateFailed, match=why):
+        BACKEND.launch_of(candidate, problem)
+
+
+def test_the_source_of_every_problem_is_its_own() -> None:
+    one = one_shot.one_shot({"rows": 40, "parts": 7}, PROBLEM)
+    texts = {
+        replace(one, **change).source()  # type: ignore[arg-type]
+        for change in (
+            {},
+            {"n": 640},
+            {"k": 8192},
+            {"rows": 48},
+            {"parts": 8},
+            {"bias": True},
+            {"dtype": "fp16"},
+            {"m": 48},
+        )
+    }
+    assert len(texts) == 8 and not any("\nOF_THIS_TYPE\n" in text for text in texts)
+    assert replace(one, m=63).source() == one.source()
+
+
+@needs_compiler
+def test_a_binary_is_compiled_once_and_never_read_from_where_others_could_write(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GEMMTUNED_CACHE", str(tmp_path))
+    source = one_shot.one_shot({"rows": 8, "parts": 1}, Problem(m=64, n=8, k=64)).source()
+    first = nvrtc.compiled(source, "sm_90a")
+    (kept,) = cached()
+    calls = []
+    compiler = nvrtc._compile
+    monkeypatch.setattr(nvrtc, "_compile", lambda *a: calls.append(1) or compiler(*a))
+    assert nvrtc.compiled(source, "sm_90a") == first and not calls
+    kept.chmod(0o666)
+    assert nvrtc.compiled(source, "sm_90a") == first and len(calls) == 1
+    assert not kept.stat().st_mode & 0o022
+    kept.write_bytes(kept.read_bytes()[:-1])
+    assert nvrtc.compiled(source, "sm_90a") == first and len(calls) == 2
+    kept.write_text("not ours")
+    assert nvrtc.compiled(source, "sm_90a") == first and len(calls) == 3
+    assert nvrtc.compiled(source, "sm_90a") == first and len(calls) == 3
+
+
+@needs_compiler
+def test_where_nothing_can_be_kept_it_compiles_all_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("GEMMTUNED_CACHE", str(tmp_path / "file"))
+    source = one_shot.one_shot({"rows": 8, "parts": 1}, Problem(m=64, n=8, k=64)).source()
+    assert nvrtc.compiled(source, "sm_90a").data[:4] == b"\x7fELF"
+
+
+@needs_compiler
+def test_the_compilers_objection_is_the_reason() -> None:
+    with pytest.raises(CandidateFailed, match=r'does not compile for sm_90a: .*"nothing" is undefined'):
+        nvrtc.compiled('extern "C" __global__ void f() { nothing(); }', "sm_90a")
+
+
+@needs_compiler
+def test_what_keeps_values_in_memory_is_refused() -> None:
+    one = one_shot.OneShot(20, 7168, 2048, True, "bf16", 248, 4)
+    with pytest.raises(CandidateFailed, match="spills 8 bytes a thread"):
+        offered.compile_config(one)
+
+
+def test_without_a_compiler_it_says_where_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "version", lambda: None)
+    with pytest.raises(CandidateFailed, match="pip install nvidia-cuda-nvrtc"):
+        nvrtc.compiled("", "sm_90a")
+
+
+@needs_compiler
+def test_the_processes_that_compile_leave_it_in_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GEMMTUNED_CACHE", str(tmp_path))
+    candidate = Candidate.of("cuda", kernel="one_shot", rows=40, parts=7)
+    assert compile_one(candidate, PROBLEM, H200) == ""
+    assert len(cached()) == 1
+    assert "multiples of 64" in compile_one(candidate, replace(PROBLEM, k=100), H200)
+    assert compile_one(Candidate("torch"), PROBLEM, H200) == ""
+
+
+def test_offering_and_compiling_need_no_torch() -> None:
+    code = (
+        "import sys\nfrom gemmtuned.kernels import without_torch\nfrom gemmtuned.configs.problem import Problem\n"
+        "from gemmtuned.configs.solution import Device\n"
+        f"d = Device(*{('cuda-nvidia-h200-132', 'cuda', 'NVIDIA H200', 'sm_90', 132)})\n"
+        "found = without_torch.offered(Problem(m=64, n=576, k=7168), d)\n"
+        "print(*{c.backend for c in found})\nassert 'torch' not in sys.modules"
+    )
+    env = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    done = subprocess.run([sys.executable, "-P", "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert ("cuda" in done.stdout) == nvrtc.is_here()
