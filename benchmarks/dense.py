@@ -39,6 +39,7 @@ from gemmtuned.daemon.measure import Arm, Bench, signed_rank_interval
 from gemmtuned.daemon.measure_cuda import GraphClock, cuda_graphs
 from gemmtuned.daemon.options import DEFAULTS, SearchOptions
 from gemmtuned.daemon.wire import Trial
+from gemmtuned.kernels import without_torch
 from gemmtuned.kernels.backends import BACKENDS, environment
 from gemmtuned.kernels.device import cuda_device
 from gemmtuned.kernels.switches import as_called
@@ -71,12 +72,12 @@ class Ahead:
         self,
         problems: Iterable[Problem],
         here: Environment,
-        offered: Callable[[Problem], Iterable[Candidate]] = BACKENDS["triton"].candidates,
+        offered: Callable[[Problem], Iterable[Candidate]] | None = None,
     ) -> None:
         self.seconds: dict[Problem, float] = {}
         self._ready = {problem: threading.Event() for problem in problems}
         self._here = here
-        self._offered = offered
+        self._offered = offered or (lambda problem: without_torch.offered(problem, here.device))
         threading.Thread(target=self._work, daemon=True).start()
 
     def wait(self, problem: Problem) -> float:

@@ -83,7 +83,7 @@ def main() -> None:
     problems = dense.left_to_do(rows, args.m, record.sizes(args.shapes), "bf16")
     here = environment(cuda_device(0))
     print(here.key, flush=True)
-    ahead = dense.Ahead(problems, here, lambda p: [c for c in whole_space(p, here) if c.backend == "triton"])
+    ahead = dense.Ahead(problems, here, lambda p: [c for c in whole_space(p, here) if c.backend in ("triton", "cuda")])
     dense.work_through(
         problems,
         rows,

@@ -216,11 +216,22 @@ def test_the_compilers_objection_is_the_reason() -> None:
         nvrtc.compiled('extern "C" __global__ void f() { nothing(); }', "sm_90a")
 
 
+class KeepsInMemory(one_shot.OneShot):
+    """Its kernel picks from an array at run time, which registers cannot do."""
+
+    def source(self) -> str:
+        return """extern "C" __global__ void f(int* p, int n) {
+            int a[64];
+            for (int i = 0; i < 64; i++) a[i] = p[i];
+            for (int i = 0; i < n; i++) a[p[i] & 63] += i;
+            p[0] = a[n & 63];
+        }"""
+
+
 @needs_compiler
 def test_what_keeps_values_in_memory_is_refused() -> None:
-    one = one_shot.OneShot(20, 7168, 2048, True, "bf16", 248, 4)
-    with pytest.raises(CandidateFailed, match="spills 8 bytes a thread"):
-        offered.compile_config(one)
+    with pytest.raises(CandidateFailed, match="spills 256 bytes a thread"):
+        offered.compile_config(KeepsInMemory(64, 576, 7168, False, "bf16", 40, 7))
 
 
 def test_without_a_compiler_it_says_where_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,9 +129,9 @@ extern "C" __global__ void CLUSTER __launch_bounds__(128, 1)
       for (int i = 0; i < DEPTH; i++) expect(loaded + 8 * i, 128);
     if (PARTS > 1) {
       const int units = min(max(UNITS - part * EACH, 0), EACH);
-      expect(all_sums, 1);
+      expect(all_sums, 1 + 128);
       asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
-                   ::"r"(all_sums), "r"(units * PARTS * UNIT_BYTES) : "memory");
+                   ::"r"(all_sums), "r"(units * (PARTS - 1) * UNIT_BYTES) : "memory");
     }
     asm volatile("fence.mbarrier_init.release.cluster;");
   }
@@ -193,12 +193,18 @@ extern "C" __global__ void CLUSTER __launch_bounds__(128, 1)
     return;
   }
   if (warp < TOKENS / 16) {
+    const u32 here = of_program(others, part);  // its own do not take the way over the cluster
 #pragma unroll
     for (int i = 0; i < ROWS / 8; i++)
-      asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
-                   ::"r"(places[i]), "f"(sums[i * 4]), "f"(sums[i * 4 + 1]), "f"(sums[i * 4 + 2]), "f"(sums[i * 4 + 3]),
-                   "r"(owners[i] + (all_sums - others)) : "memory");
+      if (owners[i] == here)
+        asm volatile("st.shared::cta.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(places[i] - here + others), "f"(sums[i * 4]),
+                     "f"(sums[i * 4 + 1]), "f"(sums[i * 4 + 2]), "f"(sums[i * 4 + 3]) : "memory");
+      else
+        asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
+                     ::"r"(places[i]), "f"(sums[i * 4]), "f"(sums[i * 4 + 1]), "f"(sums[i * 4 + 2]),
+                     "f"(sums[i * 4 + 3]), "r"(owners[i] + (all_sums - others)) : "memory");
   }
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(all_sums) : "memory");
   asm volatile("{.reg .pred done; again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0; "
                "@!done bra again;}" ::"r"(all_sums) : "memory");
   const float4* received = (const float4*)(memory + (others - ws)) + lane;

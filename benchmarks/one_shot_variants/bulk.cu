@@ -1,0 +1,227 @@
+// Y = X W^T + bias for up to 64 tokens, on sm_90: a program's part of W and of X on its way at once, sums over a cluster.
+//
+// A program takes ROWS rows of W, any multiple of 8, and a part of K; the PARTS programs of a cluster take all of K. It
+// asks for all that shared memory has room for before anything else, and multiplies blocks of 64 of K as they come
+// (wgmma, 64 tokens x ROWS; what it reads of tokens past TOKENS makes no sum that is used). Sums go to the programs of
+// the cluster that add them up, each some units of 16 tokens x 8 rows, in the order of the parts: results are bitwise
+// equal from run to run.
+//
+// one_shot.py defines N, K, ROWS, PARTS, DEPTH (blocks of 64 of K in shared memory), TOKENS (what M is padded to, a
+// multiple of 16), BIAS, NAME, CLUSTER, and, for the type of the operands, `mma`, `pair_of` and `value`, in place of
+// OF_THIS_TYPE below. NVRTC compiles it without any header. PTX ISA 8.1; the layouts of operands and sums are those of
+// wgmma.mma_async for 16-bit types: both K-major, rows of 128 bytes, swizzled by 128.
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+constexpr int BLOCKS = K / 64, MOST = (BLOCKS + PARTS - 1) / PARTS;  // of 64 of K: in all; of a program, or one less
+constexpr bool ONCE = MOST <= DEPTH;                                 // shared memory has room for all of a program's
+constexpr int W_BYTES = ROWS * 128, X_BYTES = TOKENS * 128;          // of a block
+constexpr int W_ROUNDS = (ROWS + 15) / 16, X_ROUNDS = TOKENS / 16;   // of copies: 128 threads bring 16 rows of a block
+constexpr int ROUND_BYTES = 16 * 128;
+constexpr int UNITS = TOKENS / 16 * (ROWS / 8);                      // of sums, that a program sends
+constexpr int EACH = (UNITS + PARTS - 1) / PARTS;                    // units that a program adds up
+constexpr int UNIT_BYTES = 512;                                      // 128 sums, in the order of the lanes that have them
+
+OF_THIS_TYPE
+
+__device__ __forceinline__ u32 of_program(u32 address, u32 rank) {
+  u32 there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+__device__ __forceinline__ void copy16(u32 to, const char* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void all_here() { asm volatile("bar.sync 0;" ::: "memory"); }
+template <int LEFT> __device__ __forceinline__ void wait_for_all_but() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+__device__ __forceinline__ void expect(u32 barrier, u32 arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void arrive_when_loaded(u32 barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void wait_for(u32 barrier, u32 phase) {
+  asm volatile("{.reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @!done bra again;}"
+               ::"r"(barrier), "r"(phase) : "memory");
+}
+__device__ __forceinline__ u64 operand(u32 at) { return (u64)((at >> 4) & 0x3fff) | 0x4000004000010000ull; }
+__device__ __forceinline__ void multiply(float* sums, u32 x, u32 w) {
+  u64 a = operand(x), b = operand(w);
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+  for (int i = 0; i < 4; i++) mma(sums, a + 2 * i, b + 2 * i);
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+struct Copies {  // of one thread, 16 bytes each: where they begin in a block, and where in its place in shared memory
+  u64 w[W_ROUNDS], x[X_ROUNDS];
+  u32 to;
+};
+__device__ __forceinline__ void load(const Copies& my, const char* w, const char* x, u32 w_slot, u32 x_slot, int block) {
+  w += block * 128, x += block * 128;
+#pragma unroll
+  for (int i = 0; i < W_ROUNDS; i++)
+    if (ROWS % 16 == 0 || i < W_ROUNDS - 1 || threadIdx.x < 64) copy16(w_slot + my.to + i * ROUND_BYTES, w + my.w[i]);
+#pragma unroll
+  for (int i = 0; i < X_ROUNDS; i++) copy16(x_slot + my.to + i * ROUND_BYTES, x + my.x[i]);
+}
+
+// With room for all: each thread waits for its own copies, block after block. No fence between the proxies: neither
+// Triton nor CUTLASS has one between cp.async and wgmma, and it waits for the copies under way.
+template <int STEP> __device__ __forceinline__ void multiply_from(float* sums, u32 xs, u32 ws, int steps) {
+  if constexpr (STEP < MOST) {
+    if (STEP < MOST - 1 || STEP < steps) {
+      wait_for_all_but<MOST - 1 - STEP>();
+      all_here();
+      multiply(sums, xs + STEP * X_BYTES, ws + STEP * W_BYTES);
+    }
+    multiply_from<STEP + 1>(sums, xs, ws, steps);
+  }
+}
+
+__device__ __forceinline__ void store(char* y, const char* bias, int token, int row, int m, float first, float second) {
+  if (row >= N || token >= m) return;
+#if BIAS
+  first += value(((const unsigned short*)bias)[row]), second += value(((const unsigned short*)bias)[row + 1]);
+#endif
+  *(u32*)(y + ((u64)token * N + row) * 2) = pair_of(first, second);
+}
+
+extern "C" __global__ void CLUSTER __launch_bounds__(128, 1)
+    NAME(const char* x, const char* w,
+#if BIAS
+         const char* bias,
+#endif
+         char* y, int m, int ldx, int ldw) {
+#if !BIAS
+  const char* bias = nullptr;
+#endif
+  extern __shared__ __align__(1024) char memory[];
+  const u32 ws = (u32)__cvta_generic_to_shared(memory), xs = ws + DEPTH * W_BYTES;
+  const u32 others = xs + DEPTH * X_BYTES;                                   // the sums that come to this program
+  const u32 all_sums = others + (PARTS > 1 ? PARTS * EACH * UNIT_BYTES : 0), loaded = all_sums + 8;  // barriers
+  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+  const int tile = blockIdx.x / PARTS, part = blockIdx.x % PARTS;
+  const int first_block = part * BLOCKS / PARTS, steps = (part + 1) * BLOCKS / PARTS - first_block;
+
+  w += ((u64)tile * ROWS * ldw + first_block * 64) * 2, x += first_block * 128;
+  const int from = thread / 8, chunk = thread % 8;
+  Copies my;
+  my.to = from * 128 + ((chunk ^ (from & 7)) << 4);
+#pragma unroll  // rows past the last one read that one again: their sums are never stored
+  for (int i = 0; i < W_ROUNDS; i++) my.w[i] = (u64)min(from + i * 16, N - 1 - tile * ROWS) * ldw * 2 + chunk * 16;
+#pragma unroll
+  for (int i = 0; i < X_ROUNDS; i++) my.x[i] = (u64)min(from + i * 16, m - 1) * ldx * 2 + chunk * 16;
+
+  if constexpr (ONCE) {
+#pragma unroll
+    for (int i = 0; i < MOST; i++) {
+      if (i < MOST - 1 || i < steps) load(my, w, x, ws + i * W_BYTES, xs + i * X_BYTES, i);
+      asm volatile("cp.async.commit_group;" ::: "memory");
+    }
+  } else {
+    load(my, w, x, ws, xs, 0);
+  }
+  if (thread == 0) {
+    if (!ONCE)
+      for (int i = 0; i < DEPTH; i++) expect(loaded + 8 * i, 128);
+    if (PARTS > 1) {
+      const int units = min(max(UNITS - part * EACH, 0), EACH);
+      expect(all_sums, 1);
+      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+                   ::"r"(all_sums), "r"(units * PARTS * UNIT_BYTES) : "memory");
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;");
+  }
+  if (PARTS > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;");
+  if (!ONCE) {
+    all_here();
+    arrive_when_loaded(loaded);
+#pragma unroll 1
+    for (int i = 1; i < DEPTH; i++) {
+      load(my, w, x, ws + i * W_BYTES, xs + i * X_BYTES, i);
+      arrive_when_loaded(loaded + 8 * i);
+    }
+  }
+  u32 owners[ROWS / 8], places[ROWS / 8];  // whose units this thread's sums are of, and their places there
+  if (PARTS > 1) {
+#pragma unroll
+    for (int i = 0; i < ROWS / 8; i++) {
+      int unit = warp * (ROWS / 8) + i, owner = unit / EACH;
+      owners[i] = of_program(others, owner);
+      places[i] = owners[i] + (part * EACH + unit - owner * EACH) * UNIT_BYTES + lane * 16;
+      asm volatile("" : "+r"(owners[i]), "+r"(places[i]));  // now, while nothing is there to be multiplied
+    }
+  }
+
+  float sums[ROWS / 2];
+#pragma unroll
+  for (int i = 0; i < ROWS / 2; i++) sums[i] = 0.f;
+  if constexpr (ONCE) {
+    multiply_from<0>(sums, xs, ws, steps);
+  } else {
+    int slot = 0, phase = 0, free = DEPTH - 2;  // where the next block is, and the one before the last one was
+#pragma unroll 1
+    for (int i = 0; i < steps; i++) {
+      wait_for(loaded + 8 * slot, phase);
+      multiply(sums, xs + slot * X_BYTES, ws + slot * W_BYTES);
+      if (i >= 2 && i - 2 + DEPTH < steps) {
+        all_here();  // and done with that block
+        load(my, w, x, ws + free * W_BYTES, xs + free * X_BYTES, i - 2 + DEPTH);
+        arrive_when_loaded(loaded + 8 * free);
+      }
+      asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+      if (++slot == DEPTH) slot = 0, phase ^= 1;
+      if (++free == DEPTH) free = 0;
+    }
+  }
+  if (PARTS > 1) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");  // the others can be sent to
+#pragma unroll
+  for (int i = 0; i < ROWS / 2; i++) asm volatile("" : "+f"(sums[i])::"memory");
+  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+  for (int i = 0; i < ROWS / 2; i++) asm volatile("" : "+f"(sums[i])::"memory");
+
+  // A thread's four sums of a unit: two neighbouring rows of a token, and of the token eight further
+  const int token = lane / 4, row = tile * ROWS + lane % 4 * 2;
+  if (PARTS == 1) {
+#pragma unroll
+    for (int i = 0; i < ROWS / 4; i++)
+      store(y, bias, warp * 16 + i % 2 * 8 + token, row + i / 2 * 8, m, sums[i * 2], sums[i * 2 + 1]);
+    return;
+  }
+  all_here();
+  if (warp < TOKENS / 16) {
+#pragma unroll
+    for (int i = 0; i < ROWS / 8; i++)
+      asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(ws + (warp * (ROWS / 8) + i) * UNIT_BYTES + lane * 16), "f"(sums[i * 4]),
+                     "f"(sums[i * 4 + 1]), "f"(sums[i * 4 + 2]), "f"(sums[i * 4 + 3]) : "memory");
+  }
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  all_here();
+  if (thread < PARTS) {
+    const int units = min(max(UNITS - thread * EACH, 0), EACH);
+    const u32 there = of_program(others, thread);
+    if (units > 0)
+      asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+        ::"r"(there + part * EACH * UNIT_BYTES), "r"(ws + thread * EACH * UNIT_BYTES), "r"(units * UNIT_BYTES), "r"(there + (all_sums - others)) : "memory");
+  }
+  asm volatile("{.reg .pred done; again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0; "
+               "@!done bra again;}" ::"r"(all_sums) : "memory");
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;");
+  const float4* received = (const float4*)(memory + (others - ws)) + lane;
+  for (int i = warp; i < EACH && part * EACH + i < UNITS; i += 4) {
+    float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+    for (int p = 0; p < PARTS; p++) {
+      float4 one = received[(p * EACH + i) * (UNIT_BYTES / 16)];
+      sum.x += one.x, sum.y += one.y, sum.z += one.z, sum.w += one.w;
+    }
+    const int unit = part * EACH + i, tokens = unit / (ROWS / 8) * 16 + token, rows = row + unit % (ROWS / 8) * 8;
+    store(y, bias, tokens, rows, m, sum.x, sum.y);
+    store(y, bias, tokens + 8, rows, m, sum.z, sum.w);
+  }
+  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+}
