@@ -23,11 +23,11 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.formats import bundle
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.shipped import FOLDER
-from gemmtuned.configs.solution import Candidate, Solution
+from gemmtuned.configs.solution import Candidate, Device, Solution
 from gemmtuned.daemon.options import DEFAULTS
-from gemmtuned.kernels.compile import compile_record
-from gemmtuned.kernels.triton.launch import BACKEND
-from gemmtuned.kernels.triton.shortlist import MODULES, record_of
+from gemmtuned.kernels import without_torch
+from gemmtuned.kernels.cuda import one_shot
+from gemmtuned.kernels.triton.shortlist import MODULES
 
 DEVICES: Final = {"NVIDIA H200": "cuda-nvidia-h200-132", "NVIDIA H100 80GB HBM3": "cuda-nvidia-h100-80gb-hbm3-132"}
 _SAID_NO_MORE: Final = {"cluster": 0, "fold": 3}
@@ -38,7 +38,7 @@ def found(raw: dict[str, Any]) -> Iterator[tuple[Problem, str, Solution | None]]
     """(problem, device, its solution) of one result file; None where none was published, or lost in the race after."""
     if raw["benchmark"] == "dense":
         for row in raw["rows"]:
-            if json.loads(row.get("config") or "{}").get("kernel", "gemv") not in MODULES:
+            if json.loads(row.get("config") or "{}").get("kernel", "gemv") not in (*MODULES, one_shot.NAME):
                 print(f"left out: {row['config']} of M = {row['m']}, {row['n']}x{row['k']}: there is no such kernel")
                 continue
             device = DEVICES[raw["device"]]
@@ -82,10 +82,9 @@ def _plain(backend: str, config: str) -> str:
 
 def _objection(solution: Solution, *, arch: str) -> str:
     """What the compiler has against it, if anything."""
-    if solution.backend != BACKEND:
-        return ""
+    device = Device("", "cuda", "", arch, 0)
     try:
-        compile_record(record_of(solution.config, solution.problem)[1], arch)
+        without_torch.compile_candidate(solution.candidate, solution.problem, device)
     except CandidateFailed as err:
         return str(err)
     return ""

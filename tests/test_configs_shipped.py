@@ -14,6 +14,7 @@ from gpu_machine import Machine
 from gemmtuned.configs.hint import Hint
 from gemmtuned.configs.shipped import FOLDER, shipped
 from gemmtuned.configs.sighting import Sighting
+from gemmtuned.configs.solution import Device
 
 ARCHES = sorted(path.name for path in FOLDER.iterdir() if (path / "manifest.json").exists())
 
@@ -31,6 +32,7 @@ def test_something_is_shipped() -> None:
 @pytest.mark.parametrize("arch", ARCHES)
 def test_every_row_was_worth_publishing_and_has_a_launch_here(arch: str) -> None:
     pytest.importorskip("triton")
+    from gemmtuned.kernels.cuda.offered import read_config
     from gemmtuned.kernels.triton.shortlist import record_of
 
     seen = set()
@@ -42,21 +44,22 @@ def test_every_row_was_worth_publishing_and_has_a_launch_here(arch: str) -> None
         seen.add((solution.problem, solution.device))
         if solution.backend == "triton":
             record_of(solution.config, solution.problem)
+        elif solution.backend == "cuda":
+            read_config(solution.config, solution.problem)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("arch", ARCHES)
 def test_every_kernel_shipped_compiles_here_without_spills(arch: str) -> None:
     pytest.importorskip("triton")
-    from gemmtuned.kernels.compile import compile_record
-    from gemmtuned.kernels.triton.shortlist import record_of
+    from gemmtuned.kernels.without_torch import compile_candidate
 
     for hint in rows(arch):
         solution = hint.solution
         assert solution is not None
-        if solution.backend == "triton":
-            _, record = record_of(solution.config, solution.problem)
-            assert compile_record(record, arch).spill_bytes == 0
+        compile_candidate(
+            solution.candidate, solution.problem, Device("", "cuda", "", arch, 0)
+        )  # it refuses what spills
 
 
 def test_nothing_is_shipped_for_other_machines() -> None:

@@ -10,6 +10,7 @@ from fake_gpu import MIB, Card, FakeSampler
 from gemmtuned.daemon.attribution import Attribution
 from gemmtuned.daemon.gpus import GpuMonitor
 from gemmtuned.daemon.idle import Limits, Reading, judge
+from gemmtuned.kernels.cuda import nvrtc
 from gemmtuned.reports import checks_host
 from gemmtuned.reports.checks_host import _gpus
 from gemmtuned.reports.why import advice
@@ -108,8 +109,12 @@ def test_a_gpu_without_the_compiler_of_our_kernels_is_named_by_doctor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr(nvrtc, "is_here", lambda: True)
     monkeypatch.setattr(checks_host, "find_spec", lambda name: None if name == "triton" else object())
     (check,) = _gpus(tmp_path)
     assert (check.result, check.fix) == ("WARN", "pip install triton")
     monkeypatch.setattr(checks_host, "find_spec", lambda name: object())
     assert list(_gpus(tmp_path)) == []
+    monkeypatch.setattr(nvrtc, "is_here", lambda: False)
+    (check,) = _gpus(tmp_path)
+    assert (check.result, check.fix) == ("WARN", "pip install nvidia-cuda-nvrtc")

@@ -15,6 +15,7 @@ from gemmtuned.configs.manifest import read_manifest, read_table
 from gemmtuned.configs.settings import Settings
 from gemmtuned.db.connect import NETWORK_FILESYSTEMS
 from gemmtuned.hooks.probation import DEATHS, TRIAL_S, deaths
+from gemmtuned.kernels.cuda import nvrtc
 from gemmtuned.reports.checks import FAIL, PASS, WARN, Check
 from gemmtuned.reports.render import size
 
@@ -43,14 +44,18 @@ def checks(settings: Settings) -> Iterator[Check]:
 
 
 def _gpus(devices: Path = Path("/dev")) -> Iterator[Check]:
-    """A GPU's device file without what it takes: the library that asks its driver, the compiler of our kernels."""
+    """A GPU's device file without what it takes: the library that asks its driver, the compilers of our kernels."""
     for name, module, package in (("nvidia0", "pynvml", "nvidia-ml-py"), ("kfd", "amdsmi", "amdsmi")):
         if (devices / name).exists() and find_spec(module) is None:
             found = f"{devices / name} is there, and the daemon cannot ask its driver: {package} is not installed"
             yield Check("GPU monitor", WARN, found, f"pip install {package}")
-    if (devices / "nvidia0").exists() and find_spec("triton") is None:  # torch's builds for CUDA bring it
-        found = f"{devices / 'nvidia0'} is there, and Triton is not installed: none of our kernels competes"
-        yield Check("Triton", WARN, found, "pip install triton")
+    if not (devices / "nvidia0").exists():
+        return
+    triton = find_spec("triton") is not None  # torch's builds for CUDA bring both
+    for name, here, package in (("Triton", triton, "triton"), ("NVRTC", nvrtc.is_here(), "nvidia-cuda-nvrtc")):
+        if not here:
+            found = f"{devices / 'nvidia0'} is there, and {name} is not installed: kernels it compiles do not compete"
+            yield Check(name, WARN, found, f"pip install {package}")
 
 
 def cannot_be(path: Path, settings: Settings, home: Check) -> bool:
