@@ -32,7 +32,11 @@ _VARIABLES: Final = (
     Variable("GEMMTUNED_HOME", "user state folder", "home of database, tables and locks"),
     Variable("GEMMTUNED_DB", "$GEMMTUNED_HOME/tune.db", "the database"),
     Variable("GEMMTUNED_CONFIG_DIR", "$GEMMTUNED_HOME/configs", "published tables, watched"),
-    Variable("GEMMTUNED_CACHE", "user cache folder", "where the native hook is built, once per torch"),
+    Variable(
+        "GEMMTUNED_CACHE",
+        "user cache folder",
+        "where the native hook is built, once per torch, and kernels in CUDA C++",
+    ),
     Variable("GEMMTUNED_RUN", "program name", "label of this workload in coverage reports"),
     Variable(
         "GEMMTUNED_DEVICE_LOCKS", "/run/lock, else /tmp", "locks by which daemons share GPUs: one folder for all users"
