@@ -68,7 +68,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         return None
     except OSError as err:
         raise TableError(f"{path}: cannot be read ({err.strerror})") from err
-    _check_owner(folder)
+    check_owner(folder)
     try:
         raw: Any = json.loads(read_trusted(path))
     except ValueError as err:
@@ -155,7 +155,7 @@ def read_binary(folder: Path, digest: str) -> bytes:
     if not _DIGEST.fullmatch(digest):
         raise TableError(f"{folder}: binary {digest!r} is not named by a SHA-256")
     home = folder / BINARIES
-    _check_owner(home)
+    check_owner(home)
     data = read_trusted(home / digest)
     if sha256(data).hexdigest() != digest:
         raise TableError(f"{home / digest}: content does not match its name; the solution is not used")
@@ -241,7 +241,8 @@ def read_trusted(path: Path) -> bytes:
         return file.read(MAX_BYTES + 1)
 
 
-def _check_owner(folder: Path) -> None:
+def check_owner(folder: Path) -> None:
+    """Raise TableError for a folder in which others than root, this user or one it trusts can put files."""
     try:
         _check_mode(folder, folder.stat())
     except OSError as err:

@@ -109,12 +109,12 @@ def test_a_gpu_without_the_compiler_of_our_kernels_is_named_by_doctor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "nvidia0").touch()
-    monkeypatch.setattr(nvrtc, "is_here", lambda: True)
+    monkeypatch.setattr(nvrtc, "version", lambda: "13.0")
     monkeypatch.setattr(checks_host, "find_spec", lambda name: None if name == "triton" else object())
     (check,) = _gpus(tmp_path)
     assert (check.result, check.fix) == ("WARN", "pip install triton")
     monkeypatch.setattr(checks_host, "find_spec", lambda name: object())
     assert list(_gpus(tmp_path)) == []
-    monkeypatch.setattr(nvrtc, "is_here", lambda: False)
+    monkeypatch.setattr(nvrtc, "version", lambda: None)
     (check,) = _gpus(tmp_path)
     assert (check.result, check.fix) == ("WARN", "pip install nvidia-cuda-nvrtc")

@@ -33,7 +33,7 @@ WEIGHTS = (
     (576, 7168), (2112, 7168), (1280, 8192), (256, 7168), (7168, 2048), (4096, 4096), (1536, 7168), (512, 16384),
     (8192, 1024), (28672, 4096), (5120, 25600), (8, 64), (130, 4032),
 )  # fmt: skip
-needs_compiler = pytest.mark.skipif(not nvrtc.is_here(), reason="needs NVRTC")
+needs_compiler = pytest.mark.skipif(not (nvrtc.version() is not None), reason="needs NVRTC")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -48,12 +48,15 @@ def cached() -> list[Path]:
     return list((Settings.from_env().cache / nvrtc.FOLDER).glob("*"))
 
 
-def test_its_solutions_hold_on_one_architecture_whatever_compiles() -> None:
-    assert BACKENDS["cuda"].stamp(H200) == f"sm_90/{source_hash()}"
+def test_its_solutions_hold_for_one_compiler_and_one_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "version", lambda: "13.0")
+    assert BACKENDS["cuda"].stamp(H200) == f"13.0/sm_90/{source_hash()}"
     assert "cuda" not in environment(cpu_device()).stamps
     assert BACKENDS["cuda"].stamp(replace(H200, arch="sm_100")) is None
     assert BACKENDS["cuda"].stamp(replace(H200, kind="rocm", arch="gfx942")) is None
     assert isinstance(BACKENDS["cuda"], CompiledBackend)
+    monkeypatch.setattr(nvrtc, "version", lambda: None)
+    assert BACKENDS["cuda"].stamp(H200) is None
 
 
 @pytest.mark.parametrize(
@@ -77,7 +80,7 @@ def test_without_a_gpu_of_its_architecture_or_a_compiler_there_are_no_candidates
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert list(Cuda(device=replace(H200, arch="sm_80")).candidates(PROBLEM)) == []
-    monkeypatch.setattr(nvrtc, "is_here", lambda: False)
+    monkeypatch.setattr(nvrtc, "version", lambda: None)
     assert list(BACKEND.candidates(PROBLEM)) == []
     assert without_torch.offered(replace(PROBLEM, layout="nn"), H200) == []
 
@@ -138,8 +141,8 @@ def test_what_it_publishes_is_a_launch_record_of_the_binary_that_is_measured(
 @pytest.mark.parametrize(
     ("changes", "config", "why"),
     [
-        ({}, {"rows": 40, "parts": 17}, "17 rows|17"),
-        ({}, {"rows": 42, "parts": 7}, "42 rows"),
+        ({}, {"rows": 40, "parts": 17}, "40 rows in 17 parts"),
+        ({}, {"rows": 42, "parts": 7}, "42 rows in 7 parts"),
         ({}, {"rows": 264, "parts": 7}, "264 rows"),
         ({}, {"rows": 0, "parts": 7}, "0 rows"),
         ({}, {"rows": 40}, "expected parts, rows"),
@@ -197,9 +200,17 @@ def test_a_binary_is_compiled_once_and_never_read_from_where_others_could_write(
     assert not kept.stat().st_mode & 0o022
     kept.write_bytes(kept.read_bytes()[:-1])
     assert nvrtc.compiled(source, "sm_90a") == first and len(calls) == 2
-    kept.write_text("not ours")
-    assert nvrtc.compiled(source, "sm_90a") == first and len(calls) == 3
-    assert nvrtc.compiled(source, "sm_90a") == first and len(calls) == 3
+    for count, text in enumerate(("not ours", "", "[]\n", "null\n", "{}\n"), 3):
+        kept.write_text(text)
+        assert nvrtc.compiled(source, "sm_90a") == first and len(calls) == count
+        assert nvrtc.compiled(source, "sm_90a") == first and len(calls) == count
+    other = one_shot.one_shot({"rows": 16, "parts": 1}, Problem(m=64, n=8, k=64)).source()
+    nvrtc.compiled(other, "sm_90a")
+    (second,) = set(cached()) - {kept}
+    kept.write_bytes(second.read_bytes())  # another one's binary under this one's name
+    assert nvrtc.compiled(source, "sm_90a") == first and len(calls) == count + 2
+    kept.parent.chmod(0o777)
+    assert nvrtc.compiled(source, "sm_90a") == first and len(calls) == count + 3
 
 
 @needs_compiler
@@ -234,6 +245,39 @@ def test_what_keeps_values_in_memory_is_refused() -> None:
         offered.compile_config(KeepsInMemory(64, 576, 7168, False, "bf16", 40, 7))
 
 
+def packages(folder: Path, *versions: str) -> None:
+    """What their wheels unpack, as far as names go."""
+    for version in versions:
+        major = version.split(".")[0]
+        place = folder / "nvidia" / ("cuda_nvrtc" if major == "12" else f"cu{major}") / "lib"
+        place.mkdir(parents=True, exist_ok=True)
+        for name in (f"libnvrtc.so.{major}", f"libnvrtc-builtins.so.{version}", f"libnvrtc-builtins.alt.so.{version}"):
+            (place / name).touch()
+
+
+@pytest.mark.parametrize(
+    ("versions", "taken"),
+    [((), None), (("12.0",), None), (("12.8",), "12.8"), (("13.0",), "13.0"), (("13.0", "12.6"), "12.6")],
+)
+def test_the_oldest_compiler_that_will_do_is_taken_and_its_version_read_without_loading_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, versions: tuple[str, ...], taken: str | None
+) -> None:
+    packages(tmp_path, *versions)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.setattr(nvrtc, "_SYSTEM", ())
+    for kept in (nvrtc.version, nvrtc._installed, nvrtc.library):
+        kept.cache_clear()
+    try:
+        assert nvrtc.version() == taken
+    finally:
+        for kept in (nvrtc.version, nvrtc._installed, nvrtc.library):
+            kept.cache_clear()
+
+
+def test_its_own_cache_is_switched_off_where_it_has_one() -> None:
+    assert [of for of in ("12.1", "12.8", "12.9", "13.0") if "--no-cache" in nvrtc._options(of)] == ["12.9", "13.0"]
+
+
 def test_without_a_compiler_it_says_where_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvrtc, "version", lambda: None)
     with pytest.raises(CandidateFailed, match="pip install nvidia-cuda-nvrtc"):
@@ -255,10 +299,12 @@ def test_offering_and_compiling_need_no_torch() -> None:
         "import sys\nfrom gemmtuned.kernels import without_torch\nfrom gemmtuned.configs.problem import Problem\n"
         "from gemmtuned.configs.solution import Device\n"
         f"d = Device(*{('cuda-nvidia-h200-132', 'cuda', 'NVIDIA H200', 'sm_90', 132)})\n"
-        "found = without_torch.offered(Problem(m=64, n=576, k=7168), d)\n"
-        "print(*{c.backend for c in found})\nassert 'torch' not in sys.modules"
+        "p = Problem(m=64, n=576, k=7168)\nfound = without_torch.offered(p, d)\nprint(*{c.backend for c in found})\n"
+        "for backend in ('triton', 'cuda'):\n"
+        "    for one in [c for c in found if c.backend == backend][:1]: without_torch.compile_candidate(one, p, d)\n"
+        "assert 'torch' not in sys.modules"
     )
     env = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     done = subprocess.run([sys.executable, "-P", "-c", code], env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert ("cuda" in done.stdout) == nvrtc.is_here()
+    assert ("cuda" in done.stdout) == (nvrtc.version() is not None)

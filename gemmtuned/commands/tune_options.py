@@ -23,7 +23,8 @@ _PARAMETERS: Final = {
 }  # fmt: skip
 _NO_PARAMETERS: Final = ("waves_per_eu", "kpack", "matrix_instr_nonkdim", "cache_modifier", "SPLITK_BLOCK_SIZE")
 _OWN_PARAMETERS: Final = (
-    "kernel", "rows", "tokens", "block_k", "split", "group", "swap", "warps", "stages", "unroll",
+    "kernel", "rows", "tokens", "block_k", "split", "parts", "cluster", "group", "swap", "warps", "stages", "unroll",
+    "ahead", "chains", "registers", "mma", "hold",
 )  # fmt: skip
 
 

@@ -51,9 +51,12 @@ def _gpus(devices: Path = Path("/dev")) -> Iterator[Check]:
             yield Check("GPU monitor", WARN, found, f"pip install {package}")
     if not (devices / "nvidia0").exists():
         return
-    triton = find_spec("triton") is not None  # torch's builds for CUDA bring both
-    for name, here, package in (("Triton", triton, "triton"), ("NVRTC", nvrtc.is_here(), "nvidia-cuda-nvrtc")):
-        if not here:
+    compilers = (  # torch's builds for CUDA bring both
+        ("Triton", find_spec("triton"), "triton"),
+        ("NVRTC", nvrtc.version(), "nvidia-cuda-nvrtc"),
+    )
+    for name, here, package in compilers:
+        if here is None:
             found = f"{devices / 'nvidia0'} is there, and {name} is not installed: kernels it compiles do not compete"
             yield Check(name, WARN, found, f"pip install {package}")
 

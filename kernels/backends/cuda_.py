@@ -19,8 +19,8 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.kernels.backends.base import Kernel, Run
-from gemmtuned.kernels.cuda import one_shot
-from gemmtuned.kernels.cuda.offered import BACKEND, compile_config, has_kernels, is_ours, offered, read_config
+from gemmtuned.kernels.cuda import nvrtc, one_shot
+from gemmtuned.kernels.cuda.offered import BACKEND, compile_config, has_kernels, offered, read_config
 from gemmtuned.kernels.device import cuda_device
 from gemmtuned.kernels.triton.launch import POINTER_ALIGN
 from gemmtuned.kernels.triton.python_launch import check_operands
@@ -39,16 +39,13 @@ class Cuda:
     device: Device | None = None
 
     def stamp(self, device: Device) -> str | None:
-        """The architecture and our kernels' source; None on any other architecture.
-
-        Not the compiler's version: what is published is the binary.
-        """
-        return f"{device.arch}/{source_hash()}" if device.kind == "cuda" and device.arch == one_shot.ARCH else None
+        """NVRTC's version, the architecture, our kernels' source; None on any other architecture, and without NVRTC."""
+        if not has_kernels(device):
+            return None
+        return f"{nvrtc.version()}/{device.arch}/{source_hash()}"
 
     def candidates(self, problem: Problem) -> Iterator[Candidate]:
         """As `gemmtuned.kernels.cuda.offered.offered`."""
-        if not is_ours(problem):
-            return
         try:
             device = self._device()
         except CandidateFailed:

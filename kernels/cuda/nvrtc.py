@@ -1,8 +1,8 @@
 """NVIDIA's runtime compiler, bound with ctypes: CUDA C++ to a binary, with or without a GPU here.
 
-The only file that calls it.  Every torch for CUDA brings the library; it is found without importing torch.  What was
-compiled before is kept in the user's cache folder and read from there with the checks of published binaries: it is
-code.  https://docs.nvidia.com/cuda/nvrtc/
+The only file that calls it.  Every torch for CUDA brings the library; it is found without importing torch, and its
+version is read off its files without loading it.  What was compiled before is kept in the user's cache folder and read
+from there with the checks of published binaries: it is code.  https://docs.nvidia.com/cuda/nvrtc/
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-from gemmtuned.configs.errors import CandidateFailed, TableError
-from gemmtuned.configs.manifest import make_folder, read_trusted, write_whole
+from gemmtuned.configs.errors import CandidateFailed, GemmtunedError
+from gemmtuned.configs.manifest import check_owner, make_folder, read_trusted, write_whole
 from gemmtuned.configs.settings import Settings
 
+Version = tuple[int, int]
+
 FOLDER: Final = "nvrtc"  # in the cache folder
-# Its own cache is off: it keeps no log, which tells of spills
-_OPTIONS: Final = ("--std=c++17", "--ptxas-options=-v", "--no-cache")
-_PATTERNS: Final = ("nvidia/cu*/lib/libnvrtc.so.*", "nvidia/cuda_nvrtc/lib/libnvrtc.so.*", "torch/lib/libnvrtc*.so*")
-_SYSTEM: Final = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
+LEAST: Final[Version] = (12, 1)  # of those with PTX ISA 8.1, which our kernels are written in
+_HAS_CACHE: Final[Version] = (12, 9)  # of its own, which keeps no log; that tells of spills
+_OPTIONS: Final = ("--std=c++17", "--ptxas-options=-v")
+_PACKAGES: Final = ("nvidia/cu*/lib", "nvidia/cuda_nvrtc/lib")  # of CUDA 13 and on, and of 12
+_SYSTEM: Final = ("libnvrtc.so.13", "libnvrtc.so.12")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +43,28 @@ class Compiled:
     spill_bytes: int
 
 
-def is_here() -> bool:
-    """Whether the library is there, as far as can be seen without loading it."""
-    return _path() is not None or library() is not None
+@cache
+def version() -> str | None:
+    """`13.0`, as the library's files say; of a system's library as it says itself.  None without one that will do."""
+    found = _installed()
+    if found is not None:
+        return f"{found[0][0]}.{found[0][1]}"
+    lib = library()
+    if lib is None:
+        return None
+    major, minor = c_int(), c_int()
+    lib.nvrtcVersion(byref(major), byref(minor))
+    return f"{major.value}.{minor.value}" if (major.value, minor.value) >= LEAST else None
 
 
 @cache
 def library() -> Any | None:
     """The library, or None."""
-    path = _path()
-    for name in (str(path),) if path else _SYSTEM:
+    found = _installed()
+    for name in (*((str(found[1]),) if found else ()), *_SYSTEM):
         with contextlib.suppress(OSError):
-            if path:  # it asks for this one by its bare name
-                for builtins in path.parent.glob("libnvrtc-builtins*.so*"):
-                    if ".alt." not in builtins.name:
-                        ctypes.CDLL(str(builtins))
+            if found and name == str(found[1]):  # it asks for this one by its bare name
+                ctypes.CDLL(str(found[2]))
             lib = ctypes.CDLL(name)
             lib.nvrtcGetErrorString.restype = c_char_p
             return lib
@@ -62,25 +72,17 @@ def library() -> Any | None:
 
 
 @cache
-def _path() -> Path | None:
-    """Where Python packages keep it: beside the torch that would be imported."""
+def _installed() -> tuple[Version, Path, Path] | None:
+    """(version, library, its builtins) of the oldest Python package that will do: what it makes every driver loads."""
+    found = []
     for folder in dict.fromkeys(sys.path):
-        for pattern in _PATTERNS:
-            found = [path for path in Path(folder or ".").glob(pattern) if ".alt." not in path.name]
-            plain = sorted(path for path in found if "builtins" not in path.name)
-            if plain:
-                return plain[-1]
-    return None
-
-
-def version() -> str | None:
-    """`13.0`; None without the library."""
-    lib = library()
-    if lib is None:
-        return None
-    major, minor = c_int(), c_int()
-    lib.nvrtcVersion(byref(major), byref(minor))
-    return f"{major.value}.{minor.value}"
+        for package in _PACKAGES:
+            for builtins in Path(folder or ".").glob(f"{package}/libnvrtc-builtins.so.*"):
+                said = re.fullmatch(r"libnvrtc-builtins\.so\.(\d+)\.(\d+)", builtins.name)
+                library = builtins.with_name(f"libnvrtc.so.{said[1]}") if said else None
+                if said and library and library.is_file() and (int(said[1]), int(said[2])) >= LEAST:
+                    found.append(((int(said[1]), int(said[2])), library, builtins))
+    return min(found, default=None)
 
 
 def compiled(source: str, arch: str) -> Compiled:
@@ -90,30 +92,37 @@ def compiled(source: str, arch: str) -> Compiled:
     """
     lib_version = version()
     if lib_version is None:
-        raise CandidateFailed("NVRTC is not there: torch's builds for CUDA bring it (pip install nvidia-cuda-nvrtc)")
+        raise CandidateFailed(
+            f"NVRTC {LEAST[0]}.{LEAST[1]} or later is not there: torch's builds for CUDA bring it (pip install "
+            "nvidia-cuda-nvrtc, for CUDA 12 nvidia-cuda-nvrtc-cu12)"
+        )
     key = sha256("\n".join((lib_version, arch, *_OPTIONS, source)).encode()).hexdigest()
     folder = Settings.from_env().cache / FOLDER
     path = folder / key
-    with contextlib.suppress(TableError, ValueError, KeyError):
+    with contextlib.suppress(GemmtunedError, OSError, ValueError, KeyError, TypeError):
+        check_owner(folder)
         head, _, data = read_trusted(path).partition(b"\n")
         facts = json.loads(head)
-        if sha256(data).hexdigest() == facts["sha256"]:
+        if facts["key"] == key and facts["sha256"] == sha256(data).hexdigest():
             return Compiled(data, int(facts["registers"]), int(facts["spill_bytes"]))
     made = _compile(source, arch)
     facts = {
-        "sha256": sha256(made.data).hexdigest(), "registers": made.registers, "spill_bytes": made.spill_bytes,
+        "key": key, "sha256": sha256(made.data).hexdigest(), "registers": made.registers,
+        "spill_bytes": made.spill_bytes,
     }  # fmt: skip
-    with contextlib.suppress(OSError):  # it only saves time
+    with contextlib.suppress(GemmtunedError, OSError):  # it only saves time
         make_folder(folder)
+        check_owner(folder)
         write_whole(path, json.dumps(facts).encode() + b"\n" + made.data)
     return made
 
 
 def _compile(source: str, arch: str) -> Compiled:
-    lib = library()
-    assert lib is not None
+    lib, of = library(), version()
+    if lib is None or of is None:
+        raise CandidateFailed("NVRTC does not load")
     with _program(lib, source) as program:
-        options = [option.encode() for option in (f"--gpu-architecture={arch}", *_OPTIONS)]
+        options = [option.encode() for option in (f"--gpu-architecture={arch}", *_options(of))]
         error = lib.nvrtcCompileProgram(program, len(options), (c_char_p * len(options))(*options))
         log = _text(lib, "ProgramLog", program).rstrip(b"\0").decode(errors="replace")
         if error:
@@ -127,6 +136,11 @@ def _compile(source: str, arch: str) -> Compiled:
     if registers is None or spills is None:
         raise CandidateFailed(f"NVRTC does not tell what it used of registers: {' '.join(log.split())[:200]}")
     return Compiled(data, int(registers[1]), max(int(spills[1]), int(spills[2])))
+
+
+def _options(of: str) -> tuple[str, ...]:
+    major, minor = map(int, of.split("."))
+    return (*_OPTIONS, "--no-cache") if (major, minor) >= _HAS_CACHE else _OPTIONS
 
 
 @contextlib.contextmanager

@@ -16,18 +16,8 @@ LIMIT: Final = 12
 
 
 def has_kernels(device: Device) -> bool:
-    """Whether our kernels can be compiled for it: it is of their architecture, and the compiler is there."""
-    return device.kind == "cuda" and device.arch == one_shot.ARCH and nvrtc.is_here()
-
-
-def is_ours(problem: Problem) -> bool:
-    """Whether candidates of ours are tried for it."""
-    return (
-        launch.is_ours(problem)
-        and one_shot.MIN_M <= problem.m <= one_shot.MAX_M
-        and not problem.k % one_shot.BLOCK_K
-        and not problem.n % 2
-    )
+    """Whether our kernels can be compiled for it: it is of their architecture, and a compiler is there."""
+    return device.kind == "cuda" and device.arch == one_shot.ARCH and nvrtc.version() is not None
 
 
 def offered(problem: Problem, device: Device) -> list[Candidate]:
@@ -37,9 +27,10 @@ def offered(problem: Problem, device: Device) -> list[Candidate]:
 
 def space(problem: Problem, device: Device) -> list[Candidate]:
     """All that the shortlist is chosen from, the fastest by estimate first."""
-    if not is_ours(problem):
+    m, n, k = problem.m, problem.n, problem.k
+    if not launch.is_ours(problem) or not one_shot.competes(m, n, k, device.units, arch=device.arch):
         return []
-    found = one_shot.scored(problem.m, problem.n, problem.k, device.units)
+    found = one_shot.scored(m, n, k, device.units)
     return [Candidate.of(BACKEND, kernel=one_shot.NAME, **config) for _, config in found]
 
 

@@ -28,6 +28,8 @@ MIN_M, MAX_M = 17, 64  # below, kernels that read X fewer times are faster
 BLOCK_K: Final = 64  # of K: a row of 128 bytes, which is also how wide the swizzle is
 MAX_ROWS: Final = 256  # of wgmma
 LD_MULTIPLE: Final = 8  # copies of 16 bytes
+_MAX_K: Final = 1 << 24  # bytes of a row are counted in 32 bits
+_MOST_DEPTH: Final = 80  # more blocks of 8 rows and 16 tokens than shared memory has room for
 _LEAST_DEPTH: Final = 4  # blocks in shared memory, where a program has more
 _GROUP_UNITS: Final = 18  # at most, of those that can make one cluster; above the portable size one fits in each
 _LEAST_FILLED: Final = 0.6  # part of the units
@@ -65,7 +67,8 @@ class OneShot:
     @property
     def depth(self) -> int:
         """Blocks of K that shared memory has room for, at most those that there are; 0 for none."""
-        return max((d for d in range(1, self.most + 1) if self._bytes(d) <= shared_limit(ARCH)), default=0)
+        room = (d for d in range(1, min(self.most, _MOST_DEPTH) + 1) if self._bytes(d) <= shared_limit(ARCH))
+        return max(room, default=0)
 
     @property
     def shared(self) -> int:
@@ -100,9 +103,10 @@ def one_shot(config: Config, problem: Problem) -> OneShot:
     check_problem(problem)
     check_config(config, KEYS, NAME)
     rows, parts = config["rows"], config["parts"]
-    if problem.m > MAX_M or problem.k % BLOCK_K or problem.n % 2:
+    if problem.m > MAX_M or problem.k % BLOCK_K or problem.k > _MAX_K or problem.n % 2:
         raise CandidateFailed(
-            f"{problem} {NAME}: it runs M up to {MAX_M}, K in multiples of {BLOCK_K}, and N in multiples of 2"
+            f"{problem} {NAME}: it runs M up to {MAX_M}, K in multiples of {BLOCK_K} up to {_MAX_K}, and N in "
+            "multiples of 2"
         )
     if not 8 <= rows <= MAX_ROWS or rows % 8 or not 1 <= parts <= min(MAX_CLUSTER, problem.k // BLOCK_K):
         raise CandidateFailed(
@@ -113,6 +117,12 @@ def one_shot(config: Config, problem: Problem) -> OneShot:
     if found.depth < min(found.most, _LEAST_DEPTH):
         raise CandidateFailed(f"{problem} {NAME}: {rows} rows in {parts} parts do not fit shared memory")
     return found
+
+
+def competes(m: int, n: int, k: int, units: int, *, arch: str) -> bool:
+    """Whether there is a configuration worth trying for this size, on such a device."""
+    runs = arch == ARCH and MIN_M <= m <= MAX_M and not k % BLOCK_K and k <= _MAX_K and not n % 2
+    return runs and bool(scored(m, n, k, units))
 
 
 def scored(m: int, n: int, k: int, units: int) -> list[tuple[float, dict[str, int]]]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
+from gemmtuned.kernels.cuda import one_shot
 from gemmtuned.kernels.triton import fragments, gemv, selected, tiles, warp_split_k
 from gemmtuned.kernels.triton.launch import BACKEND, is_ours
 from gemmtuned.kernels.triton.space import has_clusters
@@ -33,9 +34,10 @@ _SHARES: Final = (
     (8, {"fragments": 24}),
     (16, {"selected": 11, "fragments": 5, "tiles": 8}),  # the best was among these at twenty shapes
     (32, {"warp_split_k": 24, "tiles": 24}),
-    (64, {"tiles": 8}),  # where kernels/cuda has one of its own, which is faster
+    (64, {"tiles": 14}),  # the best was among these at twenty shapes
     (256, {"tiles": 8}),  # here the library leads but where N is small: these tiles lack what large M needs
 )
+_BESIDE_ONE_SHOT: Final = {"tiles": 8}  # M = 33 to 64: beside it tiles won three of twenty
 _OTHERWISE: Final = {"fragments": 6, "selected": 6, "warp_split_k": 12, "tiles": 12}  # M = 2 to 16, not measured
 
 
@@ -62,22 +64,24 @@ def record_of(config: str, problem: Problem) -> tuple[Any, LaunchRecord]:
 
 def space(m: int, n: int, k: int, units: int, *, arch: str) -> list[tuple[float, str, dict[str, int]]]:
     """(estimated us, kernel, config) of all candidates that the shortlist is chosen from, the fastest first."""
-    shares = _shares(m, k, arch)
+    shares = _shares(m, n, k, units, arch)
     found = [
         (cost, name, config) for name in shares for cost, config in MODULES[name].scored(m, n, k, units, arch=arch)
     ]
     return sorted(found, key=lambda item: item[0])
 
 
-def _shares(m: int, k: int, arch: str) -> dict[str, int]:
+def _shares(m: int, n: int, k: int, units: int, arch: str) -> dict[str, int]:
     if 1 < m <= 16 and (k % 8 or not has_clusters(arch)):  # where `fragments` and `selected` cannot run, or not cut K
         return _OTHERWISE
+    if m > 32 and one_shot.competes(m, n, k, units, arch=arch):
+        return _BESIDE_ONE_SHOT
     return next((share for most, share in _SHARES if m <= most), {})
 
 
 def shortlist(m: int, n: int, k: int, units: int, *, arch: str, limit: int = LIMIT) -> list[tuple[str, dict[str, int]]]:
     """(kernel, config) of at most `limit` candidates for a device with this many units, the fastest first."""
-    shares = _shares(m, k, arch)
+    shares = _shares(m, n, k, units, arch)
     taken: Counter[object] = Counter()
     chosen: list[tuple[float, str, dict[str, int]]] = []
     passed = []

@@ -210,6 +210,7 @@ def test_kernels_of_ours_are_right_in_the_hook_and_in_a_graph(
         (64, 2112, 7168, 56, 3, True), (64, 512, 16384, 88, 15, False), (64, 7168, 2048, 56, 1, True),
         (33, 1002, 4096, 8, 1, True), (20, 1280, 8192, 80, 6, False), (1, 130, 4032, 16, 9, True),
         (64, 28672, 4096, 224, 1, False), (49, 8, 64, 8, 1, True), (64, 1536, 7168, 96, 6, False),
+        (64, 576, 7168, 40, 9, True), (64, 5120, 25600, 256, 1, False), (64, 2048, 8192, 240, 8, True),
     ],
 )  # fmt: skip
 def test_one_shot_is_right_in_the_hook_and_in_a_graph_and_the_same_every_time(
