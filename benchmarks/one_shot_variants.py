@@ -1,0 +1,149 @@
+"""Other ways to write kernels/cuda/one_shot.cu, raced against it on one GPU of sm_90.
+
+    python benchmarks/one_shot_variants.py --out FOLDER [--m 64 --shapes eight|all|NxK,... --tiles 5]
+
+A variant is the source with some of its text replaced (VARIANTS).  Each takes turns with the kernel as it is and with
+the streaming floor, in as many tiles of a shape as the estimate likes best; cold weights, CUDA graphs, one X and one
+set of weights for all.  Without its loads of X, or without the exchange of sums, it is wrong, and shows what they cost.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import dense
+import record
+import torch
+from timing import CudaTimer, floor_launches
+
+from gemmtuned.configs.problem import Problem
+from gemmtuned.daemon.measure import Bench
+from gemmtuned.kernels.cuda import nvrtc, one_shot
+from gemmtuned.kernels.cuda.driver import Kernel
+from gemmtuned.kernels.device import cuda_device
+from gemmtuned.kernels.switches import as_called
+
+ROUNDS, LAUNCHES, RIGHT = 12, 30, 4e-3
+_PLAIN: Final = "as it is"
+_W_ROUND: Final = "copy16(w_slot + my.to + i * ROUND_BYTES, w + my.w[i]);"
+# Programs of a cluster read neighbouring blocks at a time, not each a part of K of its own
+_INTERLEAVED: Final = (
+    ("first_block = part * BLOCKS / PARTS, steps = (part + 1) * BLOCKS / PARTS - first_block;",
+     "first_block = part, steps = (BLOCKS - part + PARTS - 1) / PARTS;"),
+    ("w += block * 128, x += block * 128;", "w += block * (128 * PARTS), x += block * (128 * PARTS);"),
+)  # fmt: skip
+VARIANTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
+    _PLAIN: (),
+    "interleaved": _INTERLEAVED,
+    "interleaved, wider fetches": (
+        *_INTERLEAVED,
+        ("cp.async.cg.shared.global [", "cp.async.cg.shared.global.L2::256B ["),
+    ),
+    # Of each row of W 256 bytes, two blocks, one after the other; where all fits
+    "in pairs": (
+        ("const char* x, u32 w_slot, u32 x_slot, int block) {",
+         "const char* x, u32 w_slot, u32 x_slot, int block, int pair = 1) {"),
+        (_W_ROUND,
+         f"{{ if (pair > 0) {_W_ROUND} if (pair > 1) copy16(w_slot + W_BYTES + my.to + i * ROUND_BYTES, "
+         "w + 128 + my.w[i]); }"),
+        ("load(my, w, x, ws + i * W_BYTES, xs + i * X_BYTES, i);\n      asm",
+         "load(my, w, x, ws + i * W_BYTES, xs + i * X_BYTES, i, i % 2 ? 0 : i + 1 < MOST - 1 ? 2 : i + 1 < MOST && "
+         "i + 1 < steps ? 2 : 1);\n      asm"),
+    ),
+    "without X": (
+        ("copy16(x_slot + my.to", "if (x == nullptr) copy16(x_slot + my.to"),
+    ),
+    "without the exchange": (
+        ("const int units = min(max(UNITS - part * EACH, 0), EACH);", "const int units = 0;"),
+        ("if (warp < TOKENS / 16) {", "if (warp < (m == 12345 ? TOKENS / 16 : 0)) {"),
+    ),
+}  # fmt: skip
+
+
+def binary(one: one_shot.OneShot, changes: tuple[tuple[str, str], ...]) -> bytes:
+    """Raises AssertionError where the source has no such text any more."""
+    source = one.source()
+    for old, new in changes:
+        assert old in source, f"{old!r} is not in {one_shot.SOURCE}"
+        source = source.replace(old, new)
+    made = nvrtc.compiled(source, one_shot.TARGET)
+    assert not made.spill_bytes, f"{one} spills"
+    return made.data
+
+
+@torch.inference_mode()
+def measure(problem: Problem, built: dict[tuple[one_shot.OneShot, str], bytes]) -> dict[str, Any]:
+    """All tiles and variants of one shape, taking turns."""
+    m, n, k = problem.m, problem.n, problem.k
+    timer, runs, names, wrong = CudaTimer(), [], [], []
+    with as_called(problem):
+        weights = [b.t() for b in Bench(problem, torch.device("cuda")).weights]
+        launches = len(weights) * math.ceil(LAUNCHES / len(weights))
+        x = torch.randn(m, k, device="cuda").bfloat16()
+        exact = x.double() @ weights[0].double().T
+        for (one, variant), data in built.items():
+            launch = Kernel(
+                data, one_shot.NAME, grid=one.programs, threads=32 * one_shot.WARPS, shared=one.shared,
+                cluster=one.parts,
+            )  # fmt: skip
+            y = torch.full((m, n), math.nan, device="cuda").bfloat16()
+
+            def call(i: int, launch: Kernel = launch, y: torch.Tensor = y) -> None:
+                w = weights[i % len(weights)]
+                stream = torch.cuda.current_stream().cuda_stream
+                launch(stream, (x.data_ptr(), w.data_ptr(), y.data_ptr()), (m, x.stride(0), w.stride(0)))
+
+            call(0)
+            error = float((y.double() - exact).norm() / exact.norm())
+            if not variant.startswith("without") and not error < RIGHT:
+                wrong.append((f"{one.rows}x{one.parts}", variant, error))
+                continue
+            runs.append(timer.prepare(call, launches))
+            names.append((f"{one.rows}x{one.parts}", variant))
+        times = timer.measure([*runs, *floor_launches(timer, weights, launches)], ROUNDS + 2)
+    us = [statistics.median(series[2:]) / launches for series in times]
+    floor = min(us[len(names) :])
+    tiles: dict[str, dict[str, float]] = {}
+    for (tile, variant), taken in zip(names, us, strict=False):
+        tiles.setdefault(tile, {})[variant] = round(taken / floor, 4)
+    return {"m": m, "n": n, "k": k, "floor_us": round(floor, 3), "over_floor": tiles, "wrong": wrong}
+
+
+def told(rows: list[dict[str, Any]], variant: str) -> str:
+    """The geometric mean of the best tile over the floor, and of all tiles over the kernel as it is."""
+    best = [min(tile[variant] for tile in row["over_floor"].values() if variant in tile) for row in rows]
+    beside = [t[variant] / t[_PLAIN] for row in rows for t in row["over_floor"].values() if {variant, _PLAIN} <= {*t}]
+    return f"{variant}: {dense.geomean(best):.4f} of the floor, {dense.geomean(beside):.4f} of the time as it is"
+
+
+def main() -> None:
+    parser = record.arguments(__doc__)
+    parser.add_argument("--m", type=int, default=64, help="rows of X")
+    parser.add_argument("--shapes", default="eight", help="eight, all or NxK,NxK,...")
+    parser.add_argument("--tiles", type=int, default=5, help="of each shape")
+    args = parser.parse_args()
+    units = cuda_device(0).units
+    rows = []
+    for n, k in dense.shapes_of(args.shapes):
+        tiles = [config for _, config in one_shot.scored(args.m, n, k, units)[: args.tiles]]
+        ones = [one_shot.OneShot(args.m, n, k, False, "bf16", **config) for config in tiles]
+        wanted = [(one, variant) for one in ones for variant in VARIANTS]
+        with ThreadPoolExecutor() as pool:
+            made = pool.map(lambda want: binary(want[0], VARIANTS[want[1]]), wanted)
+            built = dict(zip(wanted, made, strict=True))
+        row = measure(Problem(m=args.m, n=n, k=k, dtype="bf16", math_mode="reduced"), built)
+        rows.append(row)
+        print(row, flush=True)
+        record.save("one_shot_variants", {"benchmark": "one_shot_variants", "rows": rows}, args.out)
+    for variant in VARIANTS:
+        print(told(rows, variant), flush=True)
+
+
+if __name__ == "__main__":
+    main()
