@@ -22,11 +22,11 @@ from triton.compiler import ASTSource, make_backend
 from triton.compiler.errors import CompilationError
 
 from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.kernels.limits import has_clusters, shared_limit
+from gemmtuned.kernels.ours import POINTER_ALIGN
 from gemmtuned.kernels.triton.diagonal import has_diagonal
-from gemmtuned.kernels.triton.launch import BARRIER_BYTES, POINTER_ALIGN, LaunchRecord
-from gemmtuned.kernels.triton.limits import shared_limit
+from gemmtuned.kernels.triton.launch import BARRIER_BYTES, LaunchRecord
 from gemmtuned.kernels.triton.shortlist import MODULES
-from gemmtuned.kernels.triton.space import has_clusters
 
 _POINTERS: Final = ("x", "w", "bias", "y")
 

@@ -24,7 +24,7 @@ from gemmtuned.kernels.backends import BACKENDS, environment
 from gemmtuned.kernels.backends.base import CompiledBackend
 from gemmtuned.kernels.backends.cuda_ import Cuda, source_hash
 from gemmtuned.kernels.cuda import nvrtc, offered, one_shot
-from gemmtuned.kernels.triton.limits import shared_limit
+from gemmtuned.kernels.limits import shared_limit
 
 H200 = Device("cuda-nvidia-h200-132", "cuda", "NVIDIA H200", "sm_90", 132)
 BACKEND = Cuda(device=H200)

@@ -22,10 +22,10 @@ from triton.compiler.errors import CompilationError
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.compile import compile_kernel, compile_record
+from gemmtuned.kernels.limits import shared_limit
 from gemmtuned.kernels.triton import fragments, gemv, selected, tiles
 from gemmtuned.kernels.triton.diagonal import has_diagonal
 from gemmtuned.kernels.triton.launch import COUNTERS_BYTES
-from gemmtuned.kernels.triton.limits import shared_limit
 from gemmtuned.kernels.triton.shortlist import LIMIT, MODULES, shortlist
 
 ARCHS = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx950")

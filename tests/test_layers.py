@@ -156,3 +156,8 @@ def test_every_folder_with_an_init_is_in_the_packages_list() -> None:
 
 def test_the_checkout_does_not_shadow_other_packages() -> None:
     assert str(ROOT) not in [os.path.abspath(p) for p in sys.path if p]
+
+
+def test_kernels_in_cuda_need_nothing_of_those_in_triton() -> None:
+    found = {(path.name, m) for path in sources("kernels/cuda") for m, _, _ in imports(path)}
+    assert found and not [(name, m) for name, m in found if m.startswith(("triton", "gemmtuned.kernels.triton"))]

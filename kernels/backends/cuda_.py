@@ -22,8 +22,8 @@ from gemmtuned.kernels.backends.base import Kernel, Run
 from gemmtuned.kernels.cuda import nvrtc, one_shot
 from gemmtuned.kernels.cuda.offered import BACKEND, compile_config, has_kernels, offered, read_config
 from gemmtuned.kernels.device import cuda_device
-from gemmtuned.kernels.triton.launch import POINTER_ALIGN
-from gemmtuned.kernels.triton.python_launch import check_operands
+from gemmtuned.kernels.operands import check_operands
+from gemmtuned.kernels.ours import POINTER_ALIGN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

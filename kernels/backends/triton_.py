@@ -25,7 +25,9 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.kernels.backends.base import Kernel, Run
 from gemmtuned.kernels.device import cuda_device
-from gemmtuned.kernels.triton.launch import BACKEND, has_kernels, is_ours
+from gemmtuned.kernels.operands import check_operands
+from gemmtuned.kernels.ours import POINTER_ALIGN, is_ours
+from gemmtuned.kernels.triton.launch import BACKEND, has_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,7 +80,6 @@ class Triton:
     def launch_of(self, candidate: Candidate, problem: Problem) -> tuple[str, bytes]:
         """As CompiledBackend.launch_of."""
         from gemmtuned.kernels.compile import compile_record
-        from gemmtuned.kernels.triton.launch import POINTER_ALIGN
         from gemmtuned.kernels.triton.shortlist import record_of
 
         _, record = record_of(candidate.config, problem)
@@ -130,7 +131,7 @@ class _Launched:
 
     def bind(self, b: Tensor) -> Run:
         """Operands that the binary was not compiled for go to torch, as they do in a running program."""
-        from gemmtuned.kernels.triton.python_launch import check_operands, new_workspace
+        from gemmtuned.kernels.triton.python_launch import new_workspace
 
         record, launch, w = self._record, self._launch, b.t()
         if self._space is None:

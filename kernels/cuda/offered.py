@@ -9,7 +9,7 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.kernels.cuda import nvrtc, one_shot
-from gemmtuned.kernels.triton import launch
+from gemmtuned.kernels.ours import is_ours
 
 BACKEND: Final = "cuda"  # whose candidates our kernels are: kernels/backends/cuda_.py
 LIMIT: Final = 12
@@ -28,7 +28,7 @@ def offered(problem: Problem, device: Device) -> list[Candidate]:
 def space(problem: Problem, device: Device) -> list[Candidate]:
     """All that the shortlist is chosen from, the fastest by estimate first."""
     m, n, k = problem.m, problem.n, problem.k
-    if not launch.is_ours(problem) or not one_shot.competes(m, n, k, device.units, arch=device.arch):
+    if not is_ours(problem) or not one_shot.competes(m, n, k, device.units, arch=device.arch):
         return []
     found = one_shot.scored(m, n, k, device.units)
     return [Candidate.of(BACKEND, kernel=one_shot.NAME, **config) for _, config in found]

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from gemmtuned.configs.errors import CandidateFailed
-from gemmtuned.configs.launch import MAX_CLUSTER, PORTABLE_CLUSTER
+from gemmtuned.configs.launch import MAX_CLUSTER
 from gemmtuned.configs.problem import Problem
-from gemmtuned.kernels.triton.launch import Config, check_config, check_problem
-from gemmtuned.kernels.triton.limits import shared_limit
-from gemmtuned.kernels.triton.space import filled
+from gemmtuned.kernels.limits import filled, shared_limit
+from gemmtuned.kernels.ours import Config, check_config, check_problem
 
 NAME: Final = "one_shot"
 KEYS: Final = ("rows", "parts")
@@ -31,7 +30,6 @@ LD_MULTIPLE: Final = 8  # copies of 16 bytes
 _MAX_K: Final = 1 << 24  # bytes of a row are counted in 32 bits
 _MOST_DEPTH: Final = 80  # more blocks of 8 rows and 16 tokens than shared memory has room for
 _LEAST_DEPTH: Final = 4  # blocks in shared memory, where a program has more
-_GROUP_UNITS: Final = 18  # at most, of those that can make one cluster; above the portable size one fits in each
 _LEAST_FILLED: Final = 0.6  # part of the units
 _UNIT_BYTES: Final = 512  # of sums
 _TYPES: Final = {"bf16": "bf16", "fp16": "f16"}
@@ -129,20 +127,13 @@ def scored(m: int, n: int, k: int, units: int) -> list[tuple[float, dict[str, in
     """(estimated us, config), the fastest first: for each number of parts the lowest two tiles that fit at once."""
     found = []
     for parts in range(1, MAX_CLUSTER + 1):
-        least = (math.ceil(n / _clusters(parts, units)) + 7) // 8 * 8
+        least = (math.ceil(n / (filled(units, parts) // parts)) + 7) // 8 * 8
         for rows in (least, least + 8):
             one = OneShot(m, n, k, False, "bf16", rows, parts)
             if rows > MAX_ROWS or one.depth < min(one.most, _LEAST_DEPTH) or one.programs < _LEAST_FILLED * units:
                 continue
             found.append((estimate_us(one, units), {"rows": rows, "parts": parts}))
     return sorted(found, key=lambda item: item[0])
-
-
-def _clusters(parts: int, units: int) -> int:
-    """How many clusters of so many programs are on the device at once, one program a unit."""
-    if parts == 1:
-        return units
-    return filled(units, parts) // parts if parts <= PORTABLE_CLUSTER else max(units // _GROUP_UNITS, 1)
 
 
 def estimate_us(one: OneShot, units: int) -> float:

@@ -21,6 +21,7 @@ import triton.language as tl
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
+from gemmtuned.kernels.ours import Config, check_config
 from gemmtuned.kernels.triton.diagonal import (
     VALUES,
     WARPS_ADDED_UP,
@@ -31,7 +32,7 @@ from gemmtuned.kernels.triton.diagonal import (
 )
 from gemmtuned.kernels.triton.first import load_first, store_first
 from gemmtuned.kernels.triton.issued import issued
-from gemmtuned.kernels.triton.launch import Axis, Config, LaunchRecord, check_config, make_record
+from gemmtuned.kernels.triton.launch import Axis, LaunchRecord, make_record
 from gemmtuned.kernels.triton.space import even_steps, largest
 from gemmtuned.kernels.triton.split_k import arrived_last, reset
 

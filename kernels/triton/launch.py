@@ -12,7 +12,6 @@ one, whatever they are; launches that may run at the same time need a workspace 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Final
@@ -21,12 +20,9 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.launch import ARGUMENTS, PORTABLE_CLUSTER
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Device
-
-Config = Mapping[str, int]
+from gemmtuned.kernels.ours import check_problem
 
 BACKEND: Final = "triton"  # whose candidates our kernels are: kernels/backends/triton_.py
-TRITON_TYPES: Final = {"bf16": "bf16", "fp16": "fp16"}
-POINTER_ALIGN: Final = 16  # bytes; the widest load of a thread
 MAX_GRID_YZ: Final = 65535
 COUNTERS_BYTES: Final = 1 << 16
 EXCHANGE_PAD: Final = 8  # values behind each line: what a warp sends at once lies in different banks
@@ -166,32 +162,6 @@ def make_record(
     )
 
 
-def check_problem(problem: Problem) -> None:
-    """Raise CandidateFailed when the problem is not one these kernels are written for."""
-    if problem.family != "dense" or problem.layout != "nt" or problem.weight_state != "plain":
-        raise CandidateFailed(f"{problem}: our Triton kernels run dense problems of layout nt with plain weights")
-    if problem.dtype not in TRITON_TYPES or not problem.dtype == problem.wdtype == problem.out_dtype:
-        raise CandidateFailed(f"{problem}: our Triton kernels run {' and '.join(TRITON_TYPES)}, all operands alike")
-
-
 def has_kernels(device: Device) -> bool:
     """Whether our kernels can be compiled for it: it is NVIDIA's, and Triton is there (which is not imported)."""
     return device.kind == "cuda" and find_spec("triton") is not None
-
-
-def is_ours(problem: Problem) -> bool:
-    """Whether candidates of ours are tried for it: what `check_problem` passes, without scales, and no CPU's."""
-    try:
-        check_problem(problem)
-    except CandidateFailed:
-        return False
-    return not problem.threads and problem.scale == "none"
-
-
-def check_config(config: Config, keys: tuple[str, ...], kernel: str) -> None:
-    """Raise CandidateFailed when a config is not one of this kernel's: keys missing, unknown, or not positive."""
-    if set(config) != set(keys):
-        raise CandidateFailed(f"{kernel}: config has {', '.join(sorted(config))}, expected {', '.join(sorted(keys))}")
-    for name, value in config.items():
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 1 << 20:
-            raise CandidateFailed(f"{kernel}: {name} is {value!r}, expected an integer from 0 to {1 << 20}")

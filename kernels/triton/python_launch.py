@@ -13,7 +13,9 @@ import torch
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
-from gemmtuned.kernels.triton.launch import POINTER_ALIGN, Config, LaunchRecord
+from gemmtuned.kernels.operands import check_operands
+from gemmtuned.kernels.ours import Config
+from gemmtuned.kernels.triton.launch import LaunchRecord
 
 DTYPES: Final = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _compiled: dict[Any, Any] = {}
@@ -26,19 +28,6 @@ def problem_of(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> P
     if x.dim() != 2 or w.dim() != 2 or x.shape[1] != w.shape[1] or (bias is not None and bias.shape != w.shape[:1]):
         raise CandidateFailed(f"x is {list(x.shape)}, w is {list(w.shape)}: expected [M, K], [N, K] and a bias of [N]")
     return Problem(m=x.shape[0], n=w.shape[0], k=x.shape[1], bias=bias is not None, dtype=DTYPES[x.dtype])
-
-
-def check_operands(ld_multiple: int, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> None:
-    """Raise CandidateFailed when strides or alignment are not what the binary was compiled for."""
-    for name, tensor in (("x", x), ("w", w), ("bias", bias)):
-        if tensor is None:
-            continue
-        if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
-            raise CandidateFailed(f"{name} has stride {tensor.stride(-1)} along K or N, expected 1")
-        if tensor.data_ptr() % POINTER_ALIGN:
-            raise CandidateFailed(f"{name} is not aligned to {POINTER_ALIGN} bytes")
-        if name != "bias" and tensor.shape[0] > 1 and tensor.stride(0) % ld_multiple:
-            raise CandidateFailed(f"{name} has rows {tensor.stride(0)} apart, expected a multiple of {ld_multiple}")
 
 
 def new_workspace(record: LaunchRecord, device: torch.device | str) -> torch.Tensor | None:

@@ -28,6 +28,7 @@ import triton.language as tl
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
+from gemmtuned.kernels.ours import Config, check_config
 from gemmtuned.kernels.triton import to_registers
 from gemmtuned.kernels.triton.cluster import (
     all_have_begun,
@@ -39,7 +40,7 @@ from gemmtuned.kernels.triton.cluster import (
 )
 from gemmtuned.kernels.triton.diagonal import has_diagonal
 from gemmtuned.kernels.triton.issued import issued, issued_after
-from gemmtuned.kernels.triton.launch import Axis, Config, Exchange, LaunchRecord, check_config, make_record
+from gemmtuned.kernels.triton.launch import Axis, Exchange, LaunchRecord, make_record
 from gemmtuned.kernels.triton.to_registers import (
     STEP_K,
     Fit,

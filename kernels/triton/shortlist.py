@@ -17,9 +17,10 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.kernels.cuda import one_shot
+from gemmtuned.kernels.limits import has_clusters
+from gemmtuned.kernels.ours import is_ours
 from gemmtuned.kernels.triton import fragments, gemv, selected, tiles, warp_split_k
-from gemmtuned.kernels.triton.launch import BACKEND, is_ours
-from gemmtuned.kernels.triton.space import has_clusters
+from gemmtuned.kernels.triton.launch import BACKEND
 
 if TYPE_CHECKING:
     from gemmtuned.kernels.triton.launch import LaunchRecord

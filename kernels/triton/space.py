@@ -14,14 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gemmtuned.kernels.triton.limits import at_least_sm, shared_limit
+from gemmtuned.configs.launch import PORTABLE_CLUSTER
+from gemmtuned.kernels.limits import filled, has_clusters, shared_limit
 
 WAVES: Final = (1, 2, 3)
 MAX_SPLIT: Final = 16
 _CLUSTER_WAVES: Final = (0.6, 3.0)
-# Part of the units that clusters of this size can fill: one is within a group of 16 or 18 of them.  As an H200's driver
-# tells for kernels of which a unit holds one (cuOccupancyMaxActiveClusters: 66, 39, 30, 22, 17, 15, 15 clusters).
-_FILLED: Final = {2: 1.0, 3: 0.89, 4: 0.91, 5: 0.84, 6: 0.78, 7: 0.8, 8: 0.91}
 _WASTE: Final = 1.1  # at most this part of K is computed in vain at the end of the last slice
 _EVEN: Final = 0.85  # an even split needs no mask in the loop: worth this many programs fewer
 
@@ -100,7 +98,7 @@ def cuts(tiles: int, k: int, step_k: int, units: int, *, arch: str) -> list[tupl
     if not has_clusters(arch):
         return [(split, 0) for split in over_memory]
     found = []
-    for split in _FILLED:
+    for split in range(2, PORTABLE_CLUSTER + 1):
         steps = -(-k // (step_k * split))
         waves = tiles * split / units
         if steps >= 2 and steps * step_k * split <= _WASTE * k and _CLUSTER_WAVES[0] <= waves <= _CLUSTER_WAVES[1]:
@@ -117,16 +115,6 @@ def even_steps(steps: int, most: int) -> int:
     most = min(steps, most)
     even = max(u for u in range(1, most + 1) if steps % u == 0)
     return even if even > most // 2 else most
-
-
-def filled(units: int, cluster: int) -> int:
-    """How many units have a program when each has room for one, in clusters of this size; one cluster at least."""
-    return max(int(units * _FILLED[cluster]) // cluster, 1) * cluster
-
-
-def has_clusters(arch: str) -> bool:
-    """Whether programs of this architecture can reach into each other's shared memory: sm_90 and later."""
-    return at_least_sm(arch, 90)
 
 
 def ring_stages(

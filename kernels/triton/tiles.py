@@ -16,9 +16,10 @@ import triton
 import triton.language as tl
 
 from gemmtuned.configs.problem import Problem
+from gemmtuned.kernels.limits import shared_limit
+from gemmtuned.kernels.ours import Config, check_config
 from gemmtuned.kernels.triton.cluster import add_up_and_store, begin
-from gemmtuned.kernels.triton.launch import Axis, Config, Exchange, LaunchRecord, check_config, make_record
-from gemmtuned.kernels.triton.limits import shared_limit
+from gemmtuned.kernels.triton.launch import Axis, Exchange, LaunchRecord, make_record
 from gemmtuned.kernels.triton.space import Constants, Tile, cuts, estimate_us, ring_stages
 from gemmtuned.kernels.triton.split_k import arrived_last, reset
 

@@ -20,7 +20,8 @@ import triton.language as tl
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.launch import PORTABLE_CLUSTER
-from gemmtuned.kernels.triton.space import even_steps, filled, has_clusters, largest
+from gemmtuned.kernels.limits import filled, has_clusters
+from gemmtuned.kernels.triton.space import even_steps, largest
 
 STEP_K: Final = 64  # values of K that a warp takes in a step: 128 bytes of each row
 _WASTE: Final = 1.35  # at most this part of K is computed in vain, if not read, at the end of the last slice
