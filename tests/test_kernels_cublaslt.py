@@ -66,9 +66,9 @@ def test_every_parameter_of_our_kernels_is_one_that_a_user_can_name() -> None:
 def test_candidates_of_all_backends_are_no_more_than_a_search_times(offers: dict[int, list[int]], m: int) -> None:
     offers[m] = list(range(100))
     problem = Problem(m=m, n=5120, k=5120, dtype="bf16")
-    ours = shortlist(m, problem.n, problem.k, 132, arch="sm_90")
-
     cuda = cuda_offered(problem, Device("", "cuda", "", "sm_90", 132))
+    ours = shortlist(m, problem.n, problem.k, 132, arch="sm_90", beside_one_shot=bool(cuda))
+
     few = len(tiles_of(problem)) + len(ours)
     assert few + len(cuda) >= 25 and few <= MOST, "one_shot's take the place of the last of the others, in turns"
     assert bool(cuda) == (m in (33, 64))

@@ -27,6 +27,7 @@ from gemmtuned.kernels.cuda import nvrtc, offered, one_shot
 from gemmtuned.kernels.limits import shared_limit
 
 H200 = Device("cuda-nvidia-h200-132", "cuda", "NVIDIA H200", "sm_90", 132)
+A100 = Device("cuda-nvidia-a100-108", "cuda", "NVIDIA A100", "sm_80", 108)
 BACKEND = Cuda(device=H200)
 PROBLEM = Problem(m=64, n=576, k=7168)
 WEIGHTS = (
@@ -83,6 +84,26 @@ def test_without_a_gpu_of_its_architecture_or_a_compiler_there_are_no_candidates
     monkeypatch.setattr(nvrtc, "version", lambda: None)
     assert list(BACKEND.candidates(PROBLEM)) == []
     assert without_torch.offered(replace(PROBLEM, layout="nn"), H200) == []
+
+
+@pytest.mark.parametrize(
+    ("device", "n", "compiler", "tiles"),
+    [
+        (H200, 576, "13.0", 8),
+        (H200, 577, "13.0", 14),
+        (H200, 576, None, 14),
+        (H200, 65536, "13.0", 14),
+        (A100, 576, "13.0", 14),
+    ],
+)  # fmt: skip
+def test_kernels_by_triton_keep_their_places_where_it_offers_nothing(
+    monkeypatch: pytest.MonkeyPatch, device: Device, n: int, compiler: str | None, tiles: int
+) -> None:
+    pytest.importorskip("triton")
+    from gemmtuned.kernels.triton.shortlist import offered as by_triton
+
+    monkeypatch.setattr(nvrtc, "version", lambda: compiler)
+    assert len(by_triton(replace(PROBLEM, n=n), device)) == tiles
 
 
 @needs_compiler
@@ -211,6 +232,19 @@ def test_a_binary_is_compiled_once_and_never_read_from_where_others_could_write(
     assert nvrtc.compiled(source, "sm_90a") == first and len(calls) == count + 2
     kept.parent.chmod(0o777)
     assert nvrtc.compiled(source, "sm_90a") == first and len(calls) == count + 3
+
+
+@needs_compiler
+def test_the_cache_does_not_grow_for_ever(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GEMMTUNED_CACHE", str(tmp_path))
+    monkeypatch.setattr(nvrtc, "KEPT", 4)
+    sources = [one_shot.one_shot({"rows": 8, "parts": 1}, Problem(m=64, n=n, k=64)).source() for n in range(8, 20, 2)]
+    for count, source in enumerate(sources):
+        nvrtc.compiled(source, "sm_90a")
+        os.utime(max(cached(), key=lambda path: path.stat().st_mtime), (count, count + 1e6))
+    assert len(cached()) == 4
+    monkeypatch.setattr(nvrtc, "_compile", None)  # the newest are there
+    nvrtc.compiled(sources[-1], "sm_90a"), nvrtc.compiled(sources[-2], "sm_90a")
 
 
 @needs_compiler

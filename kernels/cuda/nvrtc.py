@@ -27,6 +27,7 @@ from gemmtuned.configs.settings import Settings
 Version = tuple[int, int]
 
 FOLDER: Final = "nvrtc"  # in the cache folder
+KEPT: Final = 4096  # binaries there, of some 20 KB
 LEAST: Final[Version] = (12, 1)  # of those with PTX ISA 8.1, which our kernels are written in
 _HAS_CACHE: Final[Version] = (12, 9)  # of its own, which keeps no log; that tells of spills
 _OPTIONS: Final = ("--std=c++17", "--ptxas-options=-v")
@@ -114,7 +115,16 @@ def compiled(source: str, arch: str) -> Compiled:
         make_folder(folder)
         check_owner(folder)
         write_whole(path, json.dumps(facts).encode() + b"\n" + made.data)
+        _prune(folder)
     return made
+
+
+def _prune(folder: Path) -> None:
+    """Of more than KEPT the older half goes: what is published has a copy of its own."""
+    names = list(folder.iterdir())
+    if len(names) > KEPT:
+        for path in sorted(names, key=lambda path: path.stat().st_mtime)[: KEPT // 2]:
+            path.unlink(missing_ok=True)
 
 
 def _compile(source: str, arch: str) -> Compiled:

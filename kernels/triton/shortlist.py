@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
-from gemmtuned.kernels.cuda import one_shot
+from gemmtuned.kernels.cuda import offered as cuda
 from gemmtuned.kernels.limits import has_clusters
 from gemmtuned.kernels.ours import is_ours
 from gemmtuned.kernels.triton import fragments, gemv, selected, tiles, warp_split_k
@@ -46,7 +46,9 @@ def offered(problem: Problem, device: Device) -> list[Candidate]:
     """The shortlist for dense bf16 and fp16 problems of layout nt with plain weights, none for others."""
     if not is_ours(problem):
         return []
-    chosen = shortlist(problem.m, problem.n, problem.k, device.units, arch=device.arch)
+    beside = cuda.has_kernels(device) and bool(cuda.offered(problem, device))
+    m, n, k = problem.m, problem.n, problem.k
+    chosen = shortlist(m, n, k, device.units, arch=device.arch, beside_one_shot=beside)
     return [Candidate.of(BACKEND, kernel=kernel, **config) for kernel, config in chosen]
 
 
@@ -65,24 +67,27 @@ def record_of(config: str, problem: Problem) -> tuple[Any, LaunchRecord]:
 
 def space(m: int, n: int, k: int, units: int, *, arch: str) -> list[tuple[float, str, dict[str, int]]]:
     """(estimated us, kernel, config) of all candidates that the shortlist is chosen from, the fastest first."""
-    shares = _shares(m, n, k, units, arch)
+    shares = _shares(m, k, arch)
     found = [
         (cost, name, config) for name in shares for cost, config in MODULES[name].scored(m, n, k, units, arch=arch)
     ]
     return sorted(found, key=lambda item: item[0])
 
 
-def _shares(m: int, n: int, k: int, units: int, arch: str) -> dict[str, int]:
+def _shares(m: int, k: int, arch: str) -> dict[str, int]:
     if 1 < m <= 16 and (k % 8 or not has_clusters(arch)):  # where `fragments` and `selected` cannot run, or not cut K
         return _OTHERWISE
-    if m > 32 and one_shot.competes(m, n, k, units, arch=arch):
-        return _BESIDE_ONE_SHOT
     return next((share for most, share in _SHARES if m <= most), {})
 
 
-def shortlist(m: int, n: int, k: int, units: int, *, arch: str, limit: int = LIMIT) -> list[tuple[str, dict[str, int]]]:
-    """(kernel, config) of at most `limit` candidates for a device with this many units, the fastest first."""
-    shares = _shares(m, n, k, units, arch)
+def shortlist(
+    m: int, n: int, k: int, units: int, *, arch: str, limit: int = LIMIT, beside_one_shot: bool = False
+) -> list[tuple[str, dict[str, int]]]:
+    """(kernel, config) of at most `limit` candidates for a device with this many units, the fastest first.
+
+    beside_one_shot: that kernel (kernels/cuda) has candidates for this problem, too.
+    """
+    shares = _BESIDE_ONE_SHOT if beside_one_shot and m > 32 else _shares(m, k, arch)
     taken: Counter[object] = Counter()
     chosen: list[tuple[float, str, dict[str, int]]] = []
     passed = []
