@@ -32,6 +32,14 @@ def cuda_device(index: int) -> Device:
     return Device(key=f"{kind}-{slug(facts.name, 40)}-{units}", kind=kind, name=facts.name, arch=arch, units=units)
 
 
+def current_cuda_device() -> Device:
+    """This process's current CUDA device. Raises CandidateFailed when it has none, or one that is not NVIDIA's."""
+    device = cuda_device(torch.cuda.current_device()) if torch.cuda.is_available() else None
+    if device is None or device.kind != "cuda":
+        raise CandidateFailed("there is no CUDA device in this process")
+    return device
+
+
 def best_device() -> Device:
     """The first CUDA device of this machine, else its CPU; initialises CUDA in this process."""
     return device_at("cuda:0" if torch.cuda.is_available() else "cpu")

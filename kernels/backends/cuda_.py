@@ -6,7 +6,6 @@ are; running programs launch that without a compiler, so what is measured and ch
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -19,16 +18,13 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.kernels.backends.base import Kernel, Run
-from gemmtuned.kernels.cuda import nvrtc, one_shot
+from gemmtuned.kernels.backends.launched import WARP_SIZE, bound, launch_text
+from gemmtuned.kernels.cuda import driver, nvrtc, one_shot
 from gemmtuned.kernels.cuda.offered import BACKEND, compile_config, has_kernels, offered, read_config
-from gemmtuned.kernels.device import cuda_device
-from gemmtuned.kernels.operands import check_operands
-from gemmtuned.kernels.ours import POINTER_ALIGN
+from gemmtuned.kernels.device import current_cuda_device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-WARP_SIZE: Final = 32
+    from collections.abc import Iterator
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,39 +51,25 @@ class Cuda:
 
     def prepare(self, candidate: Candidate, problem: Problem) -> Kernel:
         """Compiled, or found in our cache, and loaded. Raises CandidateFailed when it cannot run the problem."""
-        from gemmtuned.kernels.cuda.driver import Kernel as Loaded
-
         found = read_config(candidate.config, problem)
         data = compile_config(found).data
         torch.cuda.current_stream()  # the context is torch's
-        launch = Loaded(
+        kernel = driver.Kernel(
             data, one_shot.NAME, grid=found.programs, threads=WARP_SIZE * one_shot.WARPS, shared=found.shared,
             cluster=found.parts,
         )  # fmt: skip
-        return _Launched(launch)
+        return _Launched(kernel)
 
     def launch_of(self, candidate: Candidate, problem: Problem) -> tuple[str, bytes]:
         """As CompiledBackend.launch_of."""
         found = read_config(candidate.config, problem)
         data = compile_config(found).data
-        facts = {
-            "binary": sha256(data).hexdigest(),
-            "name": one_shot.NAME,
-            "shared": found.shared,
-            "warps": one_shot.WARPS,
-            "warp_size": WARP_SIZE,
-            "cluster": found.parts,
-            "grid": [{"over": "n", "block": found.rows}, {"over": "", "block": 1}, {"over": "", "block": 1}],
-            "arguments": list(found.arguments),
-            "null_pointers": 0,
-            "ld_multiple": one_shot.LD_MULTIPLE,
-            "max_m": found.m,
-            "partials_offset": 0,
-            "counters_bytes": 0,
-            "workspace_bytes": 0,
-            "pointer_align": POINTER_ALIGN,
-        }
-        return json.dumps(facts, sort_keys=True, separators=(",", ":")), data
+        text = launch_text(
+            binary=sha256(data).hexdigest(), name=one_shot.NAME, shared=found.shared, warps=one_shot.WARPS,
+            cluster=found.parts, grid=(("n", found.rows), ("", 1), ("", 1)), arguments=found.arguments,
+            ld_multiple=one_shot.LD_MULTIPLE, max_m=found.m,
+        )  # fmt: skip
+        return text, data
 
     def holds(self, candidate: Candidate, problem: Problem) -> bool:
         """As CompiledBackend.holds."""
@@ -98,34 +80,24 @@ class Cuda:
         return True
 
     def _device(self) -> Device:
-        if self.device is not None:
-            return self.device
-        if not torch.cuda.is_available():
-            raise CandidateFailed("there is no CUDA device in this process")
-        return cuda_device(torch.cuda.current_device())
+        return self.device or current_cuda_device()
 
 
 class _Launched:
     """A loaded kernel."""
 
-    def __init__(self, launch: Callable[[int, list[int], tuple[int, ...]], None]) -> None:
-        self._launch = launch
+    def __init__(self, kernel: driver.Kernel) -> None:
+        self._kernel = kernel
 
     def bind(self, b: Tensor) -> Run:
-        """Operands that the binary was not compiled for go to torch, as they do in a running program."""
-        launch, w = self._launch, b.t()
+        """As gemmtuned.kernels.backends.launched.bound."""
+        kernel = self._kernel
 
-        def run(a: Tensor, bias: Tensor | None) -> Tensor:
-            try:
-                check_operands(one_shot.LD_MULTIPLE, a, w, bias)
-            except CandidateFailed:
-                return torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
-            y = torch.empty(a.shape[0], w.shape[0], dtype=a.dtype, device=a.device)
-            operands = [t.data_ptr() for t in ((a, w, y) if bias is None else (a, w, bias, y))]
-            launch(torch.cuda.current_stream().cuda_stream, operands, (a.shape[0], a.stride(0), w.stride(0)))
-            return y
+        def launch(a: Tensor, w: Tensor, bias: Tensor | None, y: Tensor) -> None:
+            pointers = [t.data_ptr() for t in (a, w, bias, y) if t is not None]
+            kernel(torch.cuda.current_stream().cuda_stream, pointers, (a.shape[0], a.stride(0), w.stride(0)))
 
-        return run
+        return bound(b, one_shot.LD_MULTIPLE, launch)
 
 
 @cache

@@ -8,7 +8,6 @@ import Triton: a machine without it only lacks the candidates.
 from __future__ import annotations
 
 import ast
-import json
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -17,24 +16,21 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
 from torch import Tensor
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.kernels.backends.base import Kernel, Run
-from gemmtuned.kernels.device import cuda_device
-from gemmtuned.kernels.operands import check_operands
-from gemmtuned.kernels.ours import POINTER_ALIGN, is_ours
+from gemmtuned.kernels.backends.launched import bound, launch_text
+from gemmtuned.kernels.device import current_cuda_device
+from gemmtuned.kernels.ours import is_ours
 from gemmtuned.kernels.triton.launch import BACKEND, has_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gemmtuned.kernels.triton.launch import LaunchRecord
-
-WARP_SIZE: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,24 +80,14 @@ class Triton:
 
         _, record = record_of(candidate.config, problem)
         binary = compile_record(record, self._device().arch)
-        facts = {
-            "binary": binary.sha256,
-            "name": binary.name,
-            "shared": binary.shared_bytes,
-            "warps": binary.num_warps,
-            "warp_size": WARP_SIZE,
-            "cluster": record.cluster,
-            "grid": [{"over": axis.over, "block": axis.block} for axis in record.grid],
-            "arguments": list(record.arguments),
-            "null_pointers": binary.null_pointers,
-            "ld_multiple": record.ld_multiple,
-            "max_m": record.max_m,
-            "partials_offset": record.partials_offset,
-            "counters_bytes": record.counters_bytes,
-            "workspace_bytes": record.workspace_bytes,
-            "pointer_align": POINTER_ALIGN,
-        }
-        return json.dumps(facts, sort_keys=True, separators=(",", ":")), binary.data
+        text = launch_text(
+            binary=binary.sha256, name=binary.name, shared=binary.shared_bytes, warps=binary.num_warps,
+            cluster=record.cluster, grid=((axis.over, axis.block) for axis in record.grid), arguments=record.arguments,
+            ld_multiple=record.ld_multiple, max_m=record.max_m, null_pointers=binary.null_pointers,
+            partials_offset=record.partials_offset, counters_bytes=record.counters_bytes,
+            workspace_bytes=record.workspace_bytes,
+        )  # fmt: skip
+        return text, binary.data
 
     def holds(self, candidate: Candidate, problem: Problem) -> bool:
         """As CompiledBackend.holds."""
@@ -114,12 +100,7 @@ class Triton:
         return True
 
     def _device(self) -> Device:
-        if self.device is not None:
-            return self.device
-        device = cuda_device(torch.cuda.current_device()) if torch.cuda.is_available() else None
-        if device is None or device.kind != "cuda":
-            raise CandidateFailed("there is no CUDA device in this process")
-        return device
+        return self.device or current_cuda_device()
 
 
 class _Launched:
@@ -130,26 +111,16 @@ class _Launched:
         self._space: Tensor | None = None
 
     def bind(self, b: Tensor) -> Run:
-        """Operands that the binary was not compiled for go to torch, as they do in a running program."""
+        """As gemmtuned.kernels.backends.launched.bound."""
         from gemmtuned.kernels.triton.python_launch import new_workspace
 
-        record, launch, w = self._record, self._launch, b.t()
+        record, launch = self._record, self._launch
         if self._space is None:
             self._space = new_workspace(record, b.device)
         elif record.workspace_bytes:  # a partial sum that is read before it is written shall show
             self._space[record.partials_offset :].fill_(0xFF)
         space = self._space
-
-        def run(a: Tensor, bias: Tensor | None) -> Tensor:
-            try:
-                check_operands(record.ld_multiple, a, w, bias)
-            except CandidateFailed:
-                return torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
-            y = torch.empty(a.shape[0], w.shape[0], dtype=a.dtype, device=a.device)
-            launch(a, w, bias, y, space)
-            return y
-
-        return run
+        return bound(b, record.ld_multiple, lambda a, w, bias, y: launch(a, w, bias, y, space))
 
 
 @cache

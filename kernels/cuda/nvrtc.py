@@ -106,7 +106,7 @@ def compiled(source: str, arch: str) -> Compiled:
         facts = json.loads(head)
         if facts["key"] == key and facts["sha256"] == sha256(data).hexdigest():
             return Compiled(data, int(facts["registers"]), int(facts["spill_bytes"]))
-    made = _compile(source, arch)
+    made = _compile(source, arch, lib_version)
     facts = {
         "key": key, "sha256": sha256(made.data).hexdigest(), "registers": made.registers,
         "spill_bytes": made.spill_bytes,
@@ -127,9 +127,9 @@ def _prune(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _compile(source: str, arch: str) -> Compiled:
-    lib, of = library(), version()
-    if lib is None or of is None:
+def _compile(source: str, arch: str, of: str) -> Compiled:
+    lib = library()
+    if lib is None:
         raise CandidateFailed("NVRTC does not load")
     with _program(lib, source) as program:
         options = [option.encode() for option in (f"--gpu-architecture={arch}", *_options(of))]

@@ -28,7 +28,7 @@ def offered(problem: Problem, device: Device) -> list[Candidate]:
 def space(problem: Problem, device: Device) -> list[Candidate]:
     """All that the shortlist is chosen from, the fastest by estimate first."""
     m, n, k = problem.m, problem.n, problem.k
-    if not is_ours(problem) or not one_shot.competes(m, n, k, device.units, arch=device.arch):
+    if device.arch != one_shot.ARCH or m < one_shot.MIN_M or not is_ours(problem) or not one_shot.runs(m, n, k):
         return []
     found = one_shot.scored(m, n, k, device.units)
     return [Candidate.of(BACKEND, kernel=one_shot.NAME, **config) for _, config in found]
@@ -41,11 +41,10 @@ def read_config(config: str, problem: Problem) -> one_shot.OneShot:
     """
     try:
         values = json.loads(config)
-        known = values.pop("kernel") == one_shot.NAME
+        if values.pop("kernel") != one_shot.NAME:
+            raise KeyError("kernel")
     except (ValueError, KeyError, TypeError, AttributeError) as err:
         raise CandidateFailed(f"{BACKEND} {config}: its config names no kernel of ours ({one_shot.NAME})") from err
-    if not known:
-        raise CandidateFailed(f"{BACKEND} {config}: its config names no kernel of ours ({one_shot.NAME})")
     return one_shot.one_shot(values, problem)
 
 

@@ -63,6 +63,12 @@ class OneShot:
         return -(-(self.k // BLOCK_K) // self.parts)
 
     @property
+    def received(self) -> int:
+        """Units of sums that come to a program at most, its own among them; of 16 tokens x 8 rows each."""
+        units = self.tokens // 16 * (self.rows // 8)
+        return self.parts * -(-units // self.parts) if self.parts > 1 else 0
+
+    @property
     def depth(self) -> int:
         """Blocks of K that shared memory has room for, at most those that there are; 0 for none."""
         room = (d for d in range(1, min(self.most, _MOST_DEPTH) + 1) if self._bytes(d) <= shared_limit(ARCH))
@@ -76,9 +82,8 @@ class OneShot:
     def _bytes(self, depth: int) -> int:
         """Blocks of W and X, sums that come from others, barriers; the tensor core reads 64 tokens of each block."""
         blocks = depth * (self.rows + self.tokens) * BLOCK_K * 2
-        units = self.tokens // 16 * (self.rows // 8)
-        received = self.parts * -(-units // self.parts) * _UNIT_BYTES if self.parts > 1 else 0
-        return blocks + max(received + 8 + 8 * depth, (64 - self.tokens) * BLOCK_K * 2)
+        barriers = 8 + 8 * depth
+        return blocks + max(self.received * _UNIT_BYTES + barriers, (64 - self.tokens) * BLOCK_K * 2)
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -96,12 +101,17 @@ class OneShot:
         return defines + _text().replace("\nOF_THIS_TYPE\n", f"\n{_of_type(_TYPES[self.dtype], self.rows)}\n")
 
 
+def runs(m: int, n: int, k: int) -> bool:
+    """Whether the kernel is written for this size."""
+    return m <= MAX_M and not k % BLOCK_K and k <= _MAX_K and not n % 2
+
+
 def one_shot(config: Config, problem: Problem) -> OneShot:
     """This config for this problem. Raises CandidateFailed when it cannot run it."""
     check_problem(problem)
     check_config(config, KEYS, NAME)
     rows, parts = config["rows"], config["parts"]
-    if problem.m > MAX_M or problem.k % BLOCK_K or problem.k > _MAX_K or problem.n % 2:
+    if not runs(problem.m, problem.n, problem.k):
         raise CandidateFailed(
             f"{problem} {NAME}: it runs M up to {MAX_M}, K in multiples of {BLOCK_K} up to {_MAX_K}, and N in "
             "multiples of 2"
@@ -115,12 +125,6 @@ def one_shot(config: Config, problem: Problem) -> OneShot:
     if found.depth < min(found.most, _LEAST_DEPTH):
         raise CandidateFailed(f"{problem} {NAME}: {rows} rows in {parts} parts do not fit shared memory")
     return found
-
-
-def competes(m: int, n: int, k: int, units: int, *, arch: str) -> bool:
-    """Whether there is a configuration worth trying for this size, on such a device."""
-    runs = arch == ARCH and MIN_M <= m <= MAX_M and not k % BLOCK_K and k <= _MAX_K and not n % 2
-    return runs and bool(scored(m, n, k, units))
 
 
 def scored(m: int, n: int, k: int, units: int) -> list[tuple[float, dict[str, int]]]:
@@ -144,8 +148,7 @@ def estimate_us(one: OneShot, units: int) -> float:
     """
     tiles = -(-one.n // one.rows)
     w_bytes, x_bytes = 2 * one.n * one.k, 2 * tiles * one.tokens * one.k
-    received = one.parts * -(-(one.tokens // 16 * (one.rows // 8)) // one.parts) if one.parts > 1 else 0
-    return 1.17 + (w_bytes * 1.58e-7 + x_bytes * 1.6e-9) * 132 / units + 0.1 * one.most + 0.049 * received
+    return 1.17 + (w_bytes * 1.58e-7 + x_bytes * 1.6e-9) * 132 / units + 0.1 * one.most + 0.049 * one.received
 
 
 @cache

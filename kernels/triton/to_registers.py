@@ -213,7 +213,7 @@ def _registers_for(warps: int) -> int:
 
 def busiest(n: int, units: int, config: Config) -> int:
     """Programs of the busiest unit, with room for all."""
-    at_once = filled(units, config["split"]) if config["split"] > 1 else units
+    at_once = filled(units, config["split"])
     return -(-(-(-n // config["rows"]) * config["split"]) // at_once)
 
 
