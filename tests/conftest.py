@@ -62,3 +62,13 @@ def beside_others(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
 def home(tmp_path: Path, native_cache: Path, fork_server: ForkServer) -> Home:
     """A home of its own for hooked programs."""
     return Home(tmp_path / "home", native_cache, fork_server)
+
+
+@pytest.fixture(scope="module")
+def own_compiler_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What Triton and NVRTC compile for a file of tests lies in a folder of its own."""
+    folder = tmp_path_factory.mktemp("compiled")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(folder / "triton"))
+        patch.setenv("GEMMTUNED_CACHE", str(folder / "gemmtuned"))
+        yield

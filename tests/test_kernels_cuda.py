@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -26,6 +25,7 @@ from gemmtuned.kernels.backends.cuda_ import Cuda, source_hash
 from gemmtuned.kernels.cuda import nvrtc, offered, one_shot
 from gemmtuned.kernels.limits import shared_limit
 
+pytestmark = pytest.mark.usefixtures("own_compiler_cache")
 H200 = Device("cuda-nvidia-h200-132", "cuda", "NVIDIA H200", "sm_90", 132)
 A100 = Device("cuda-nvidia-a100-108", "cuda", "NVIDIA A100", "sm_80", 108)
 BACKEND = Cuda(device=H200)
@@ -34,15 +34,7 @@ WEIGHTS = (
     (576, 7168), (2112, 7168), (1280, 8192), (256, 7168), (7168, 2048), (4096, 4096), (1536, 7168), (512, 16384),
     (8192, 1024), (28672, 4096), (5120, 25600), (8, 64), (130, 4032),
 )  # fmt: skip
-needs_compiler = pytest.mark.skipif(not (nvrtc.version() is not None), reason="needs NVRTC")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    patch = pytest.MonkeyPatch()
-    patch.setenv("GEMMTUNED_CACHE", str(tmp_path_factory.mktemp("cache")))
-    yield
-    patch.undo()
+needs_compiler = pytest.mark.skipif(nvrtc.version() is None, reason="needs NVRTC")
 
 
 def cached() -> list[Path]:

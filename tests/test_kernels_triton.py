@@ -28,6 +28,7 @@ from gemmtuned.kernels.triton.diagonal import has_diagonal
 from gemmtuned.kernels.triton.launch import COUNTERS_BYTES
 from gemmtuned.kernels.triton.shortlist import LIMIT, MODULES, shortlist
 
+pytestmark = pytest.mark.usefixtures("own_compiler_cache")
 ARCHS = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx950")
 CASES = 17
 
@@ -39,14 +40,6 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]
     done = subprocess.run([sys.executable, "-P", script], env=env, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr[-2000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def own_compiler_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    patch = pytest.MonkeyPatch()
-    patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-    yield
-    patch.undo()
 
 
 @pytest.mark.parametrize("number", range(CASES))

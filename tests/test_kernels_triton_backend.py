@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -28,17 +27,10 @@ from gemmtuned.kernels.backends.base import CompiledBackend
 from gemmtuned.kernels.backends.triton_ import Triton, source_hash
 from gemmtuned.kernels.triton.launch import BACKEND as NAME
 
+pytestmark = pytest.mark.usefixtures("own_compiler_cache")
 H200 = Device("cuda-nvidia-h200-132", "cuda", "NVIDIA H200", "sm_90", 132)
 BACKEND = Triton(device=H200)
 PROBLEM = Problem(m=8, n=256, k=7168)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def own_compiler_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    patch = pytest.MonkeyPatch()
-    patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-    yield
-    patch.undo()
 
 
 def test_listing_the_backends_imports_no_triton() -> None:
