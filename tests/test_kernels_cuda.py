@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -281,23 +282,36 @@ def packages(folder: Path, *versions: str) -> None:
             (place / name).touch()
 
 
+@pytest.fixture
+def found_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A folder to look in for the compiler, and nowhere else."""
+    kept = (nvrtc.version, nvrtc._installed, nvrtc.library)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *(p for p in sys.path if not list(Path(p).glob("nvidia/cu*")))])
+    monkeypatch.setattr(nvrtc, "_SYSTEM", ())
+    for function in kept:
+        function.cache_clear()
+    yield tmp_path
+    for function in kept:
+        function.cache_clear()
+
+
 @pytest.mark.parametrize(
     ("versions", "taken"),
     [((), None), (("12.0",), None), (("12.8",), "12.8"), (("13.0",), "13.0"), (("13.0", "12.6"), "12.6")],
 )
 def test_the_oldest_compiler_that_will_do_is_taken_and_its_version_read_without_loading_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, versions: tuple[str, ...], taken: str | None
+    found_anew: Path, versions: tuple[str, ...], taken: str | None
 ) -> None:
-    packages(tmp_path, *versions)
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    monkeypatch.setattr(nvrtc, "_SYSTEM", ())
-    for kept in (nvrtc.version, nvrtc._installed, nvrtc.library):
-        kept.cache_clear()
-    try:
-        assert nvrtc.version() == taken
-    finally:
-        for kept in (nvrtc.version, nvrtc._installed, nvrtc.library):
-            kept.cache_clear()
+    packages(found_anew, *versions)
+    assert nvrtc.version() == taken
+
+
+def test_a_compiler_that_does_not_load_is_named_with_its_place(found_anew: Path) -> None:
+    packages(found_anew, "13.0")
+    with pytest.raises(
+        CandidateFailed, match=rf"NVRTC 13.0 does not load \({found_anew}/nvidia/cu13/lib/libnvrtc.so.13\)"
+    ):
+        nvrtc.compiled("", "sm_90a")
 
 
 def test_its_own_cache_is_switched_off_where_it_has_one() -> None:

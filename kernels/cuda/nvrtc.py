@@ -130,7 +130,9 @@ def _prune(folder: Path) -> None:
 def _compile(source: str, arch: str, of: str) -> Compiled:
     lib = library()
     if lib is None:
-        raise CandidateFailed("NVRTC does not load")
+        found = _installed()
+        where = f" ({found[1]})" if found else ""
+        raise CandidateFailed(f"NVRTC {of} does not load{where}: install its package (nvidia-cuda-nvrtc) anew")
     with _program(lib, source) as program:
         options = [option.encode() for option in (f"--gpu-architecture={arch}", *_options(of))]
         error = lib.nvrtcCompileProgram(program, len(options), (c_char_p * len(options))(*options))
