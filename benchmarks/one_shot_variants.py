@@ -1,6 +1,6 @@
 """Other ways to write kernels/cuda/one_shot.cu, raced against it on one GPU of sm_90.
 
-    python benchmarks/one_shot_variants.py --out FOLDER [--m 64 --shapes eight|all|NxK,... --tiles 5]
+    python benchmarks/one_shot_variants.py --out FOLDER [--m 64 --shapes eight|all|NxK,... --tiles 5 --only VARIANT]
 
 A variant is the source with some of its text replaced (VARIANTS).  Each takes turns with the kernel as it is and with
 the streaming floor, in as many tiles of a shape as the estimate likes best; cold weights, CUDA graphs, one X and one
@@ -31,7 +31,14 @@ from gemmtuned.kernels.switches import as_called
 
 ROUNDS, LAUNCHES, RIGHT = 12, 30, 4e-3
 _PLAIN: Final = "as it is"
-_W_ROUND: Final = "copy16(w_slot + my.to + i * ROUND_BYTES, w + my.w[i]);"
+_W_ROUND: Final = "copy16_if(N % ROWS == 0 || i * 16 < my.rows, w_slot + my.to + i * ROUND_BYTES, w + my.w[i]);"
+_X_ROUND: Final = "copy16_if(i < X_ROUNDS - 1 || i * 16 < my.tokens, "
+# Rows past the last one, of W and of X, are that one again
+_AGAIN: Final = (
+    (_W_ROUND, "copy16(w_slot + my.to + i * ROUND_BYTES, w + my.w[i]);"),
+    (_X_ROUND, "copy16("),
+    ("my.w[i] = (u64)(from + i * 16)", "my.w[i] = (u64)min(from + i * 16, N - 1 - tile * ROWS)"),
+)
 # Programs of a cluster read neighbouring blocks at a time, not each a part of K of its own
 _INTERLEAVED: Final = (
     ("first_block = part * BLOCKS / PARTS, steps = (part + 1) * BLOCKS / PARTS - first_block;",
@@ -40,6 +47,10 @@ _INTERLEAVED: Final = (
 )  # fmt: skip
 VARIANTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     _PLAIN: (),
+    "as many blocks as fit": (),
+    "last row again": _AGAIN,
+    "last row again, as many blocks as fit": _AGAIN,
+    "every row of X asked for": ((_X_ROUND, "copy16_if(i * 16 < my.tokens, "),),
     "interleaved": _INTERLEAVED,
     "interleaved, wider fetches": (
         *_INTERLEAVED,
@@ -50,14 +61,14 @@ VARIANTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
         ("const char* x, u32 w_slot, u32 x_slot, int block) {",
          "const char* x, u32 w_slot, u32 x_slot, int block, int pair = 1) {"),
         (_W_ROUND,
-         f"{{ if (pair > 0) {_W_ROUND} if (pair > 1) copy16(w_slot + W_BYTES + my.to + i * ROUND_BYTES, "
-         "w + 128 + my.w[i]); }"),
+         f"{{ if (pair > 0) {_W_ROUND} if (pair > 1) copy16_if(N % ROWS == 0 || i * 16 < my.rows, "
+         "w_slot + W_BYTES + my.to + i * ROUND_BYTES, w + 128 + my.w[i]); }"),
         ("load(my, w, x, ws + i * W_BYTES, xs + i * X_BYTES, i);\n      asm",
          "load(my, w, x, ws + i * W_BYTES, xs + i * X_BYTES, i, i % 2 ? 0 : i + 1 < MOST - 1 ? 2 : i + 1 < MOST && "
          "i + 1 < steps ? 2 : 1);\n      asm"),
     ),
     "without X": (
-        ("copy16(x_slot + my.to", "if (x == nullptr) copy16(x_slot + my.to"),
+        (_X_ROUND, f"if (x == nullptr) {_X_ROUND}"),
     ),
     "without the exchange": (
         ("const int units = min(max(UNITS - part * EACH, 0), EACH);", "const int units = 0;"),
@@ -66,10 +77,23 @@ VARIANTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
 }  # fmt: skip
 
 
-def binary(one: one_shot.OneShot, changes: tuple[tuple[str, str], ...]) -> bytes:
+class Filled(one_shot.OneShot):
+    """With all blocks that fit."""
+
+    @property
+    def depth(self) -> int:
+        return self.fitting
+
+
+def form_of(variant: str) -> type[one_shot.OneShot]:
+    """What has the configuration's depth."""
+    return Filled if variant.endswith("as many blocks as fit") else one_shot.OneShot
+
+
+def binary(one: one_shot.OneShot, variant: str) -> bytes:
     """Raises AssertionError where the source has no such text any more."""
     source = one.source()
-    for old, new in changes:
+    for old, new in VARIANTS[variant]:
         assert old in source, f"{old!r} is not in {one_shot.SOURCE}"
         source = source.replace(old, new)
     made = nvrtc.compiled(source, one_shot.TARGET)
@@ -127,21 +151,28 @@ def main() -> None:
     parser.add_argument("--m", type=int, default=64, help="rows of X")
     parser.add_argument("--shapes", default="eight", help="eight, all or NxK,NxK,...")
     parser.add_argument("--tiles", type=int, default=5, help="of each shape")
+    parser.add_argument(
+        "--only", action="append", default=[], choices=VARIANTS, help="these variants beside the plain one"
+    )
     args = parser.parse_args()
     units = cuda_device(0).units
+    variants = [_PLAIN, *(args.only or [name for name in VARIANTS if name != _PLAIN])]
     rows = []
     for n, k in dense.shapes_of(args.shapes):
         tiles = [config for _, config in one_shot.scored(args.m, n, k, units)[: args.tiles]]
-        ones = [one_shot.OneShot(args.m, n, k, False, "bf16", **config) for config in tiles]
-        wanted = [(one, variant) for one in ones for variant in VARIANTS]
+        wanted = [
+            (form_of(variant)(args.m, n, k, False, "bf16", **config), variant)
+            for config in tiles
+            for variant in variants
+        ]
         with ThreadPoolExecutor() as pool:
-            made = pool.map(lambda want: binary(want[0], VARIANTS[want[1]]), wanted)
+            made = pool.map(lambda want: binary(*want), wanted)
             built = dict(zip(wanted, made, strict=True))
         row = measure(Problem(m=args.m, n=n, k=k, dtype="bf16", math_mode="reduced"), built)
         rows.append(row)
         print(row, flush=True)
         record.save("one_shot_variants", {"benchmark": "one_shot_variants", "rows": rows}, args.out)
-    for variant in VARIANTS:
+    for variant in variants:
         print(told(rows, variant), flush=True)
 
 

@@ -32,6 +32,10 @@ __device__ __forceinline__ u32 of_program(u32 address, u32 rank) {
 __device__ __forceinline__ void copy16(u32 to, const char* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
+__device__ __forceinline__ void copy16_if(bool there, u32 to, const char* from) {
+  asm volatile("{.reg .pred there; setp.ne.u32 there, %2, 0; @there cp.async.cg.shared.global [%0], [%1], 16;}"
+               ::"r"(to), "l"(from), "r"((u32)there) : "memory");
+}
 __device__ __forceinline__ void all_here() { asm volatile("bar.sync 0;" ::: "memory"); }
 template <int LEFT> __device__ __forceinline__ void wait_for_all_but() {
   asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
@@ -58,14 +62,17 @@ __device__ __forceinline__ void multiply(float* sums, u32 x, u32 w) {
 struct Copies {  // of one thread, 16 bytes each: where they begin in a block, and where in its place in shared memory
   u64 w[W_ROUNDS], x[X_ROUNDS];
   u32 to;
+  int rows, tokens;  // that there are from its first one on: no more are read, the sums of others are never stored
 };
 __device__ __forceinline__ void load(const Copies& my, const char* w, const char* x, u32 w_slot, u32 x_slot, int block) {
   w += block * 128, x += block * 128;
 #pragma unroll
   for (int i = 0; i < W_ROUNDS; i++)
-    if (ROWS % 16 == 0 || i < W_ROUNDS - 1 || threadIdx.x < 64) copy16(w_slot + my.to + i * ROUND_BYTES, w + my.w[i]);
+    if (ROWS % 16 == 0 || i < W_ROUNDS - 1 || threadIdx.x < 64)
+      copy16_if(N % ROWS == 0 || i * 16 < my.rows, w_slot + my.to + i * ROUND_BYTES, w + my.w[i]);
 #pragma unroll
-  for (int i = 0; i < X_ROUNDS; i++) copy16(x_slot + my.to + i * ROUND_BYTES, x + my.x[i]);
+  for (int i = 0; i < X_ROUNDS; i++)
+    copy16_if(i < X_ROUNDS - 1 || i * 16 < my.tokens, x_slot + my.to + i * ROUND_BYTES, x + my.x[i]);
 }
 
 // With room for all: each thread waits for its own copies, block after block. No fence between the proxies: neither
@@ -110,10 +117,11 @@ extern "C" __global__ void CLUSTER __launch_bounds__(128, 1)
   const int from = thread / 8, chunk = thread % 8;
   Copies my;
   my.to = from * 128 + ((chunk ^ (from & 7)) << 4);
-#pragma unroll  // rows past the last one read that one again: their sums are never stored
-  for (int i = 0; i < W_ROUNDS; i++) my.w[i] = (u64)min(from + i * 16, N - 1 - tile * ROWS) * ldw * 2 + chunk * 16;
+  my.rows = N - tile * ROWS - from, my.tokens = m - from;
 #pragma unroll
-  for (int i = 0; i < X_ROUNDS; i++) my.x[i] = (u64)min(from + i * 16, m - 1) * ldx * 2 + chunk * 16;
+  for (int i = 0; i < W_ROUNDS; i++) my.w[i] = (u64)(from + i * 16) * ldw * 2 + chunk * 16;
+#pragma unroll
+  for (int i = 0; i < X_ROUNDS; i++) my.x[i] = (u64)min(from + i * 16, m - 1) * ldx * 2 + chunk * 16;  // m may be small
 
   if constexpr (ONCE) {
 #pragma unroll

@@ -29,7 +29,9 @@ MAX_ROWS: Final = 256  # of wgmma
 LD_MULTIPLE: Final = 8  # copies of 16 bytes
 _MAX_K: Final = 1 << 24  # bytes of a row are counted in 32 bits
 _MOST_DEPTH: Final = 80  # more blocks of 8 rows and 16 tokens than shared memory has room for
-_LEAST_DEPTH: Final = 4  # blocks in shared memory, where a program has more
+_LEAST_DEPTH: Final = 4  # blocks that have to fit, where a program has more
+_RING: Final = 6  # blocks of a ring at least, and
+_ON_THEIR_WAY: Final = 80 << 10  # bytes of W in it: with more, programs hold each other up; with fewer, memory idles
 _LEAST_FILLED: Final = 0.6  # part of the units
 _UNIT_BYTES: Final = 512  # of sums
 _TYPES: Final = {"bf16": "bf16", "fp16": "f16"}
@@ -69,10 +71,17 @@ class OneShot:
         return self.parts * -(-units // self.parts) if self.parts > 1 else 0
 
     @property
-    def depth(self) -> int:
+    def fitting(self) -> int:
         """Blocks of K that shared memory has room for, at most those that there are; 0 for none."""
         room = (d for d in range(1, min(self.most, _MOST_DEPTH) + 1) if self._bytes(d) <= shared_limit(ARCH))
         return max(room, default=0)
+
+    @property
+    def depth(self) -> int:
+        """Blocks of K in shared memory: all that there are, or a ring of some."""
+        if self.fitting == self.most:
+            return self.most
+        return min(self.fitting, max(_RING, -(-_ON_THEIR_WAY // (self.rows * BLOCK_K * 2))))
 
     @property
     def shared(self) -> int:
@@ -122,7 +131,7 @@ def one_shot(config: Config, problem: Problem) -> OneShot:
             f"{MAX_CLUSTER} parts of {BLOCK_K} of K at least"
         )
     found = OneShot(problem.m, problem.n, problem.k, problem.bias, problem.dtype, rows, parts)
-    if found.depth < min(found.most, _LEAST_DEPTH):
+    if found.fitting < min(found.most, _LEAST_DEPTH):
         raise CandidateFailed(f"{problem} {NAME}: {rows} rows in {parts} parts do not fit shared memory")
     return found
 
@@ -134,7 +143,7 @@ def scored(m: int, n: int, k: int, units: int) -> list[tuple[float, dict[str, in
         least = (math.ceil(n / (filled(units, parts) // parts)) + 7) // 8 * 8
         for rows in (least, least + 8):
             one = OneShot(m, n, k, False, "bf16", rows, parts)
-            if rows > MAX_ROWS or one.depth < min(one.most, _LEAST_DEPTH) or one.programs < _LEAST_FILLED * units:
+            if rows > MAX_ROWS or one.fitting < min(one.most, _LEAST_DEPTH) or one.programs < _LEAST_FILLED * units:
                 continue
             found.append((estimate_us(one, units), {"rows": rows, "parts": parts}))
     return sorted(found, key=lambda item: item[0])

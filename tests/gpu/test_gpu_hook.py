@@ -201,6 +201,12 @@ def test_kernels_of_ours_are_right_in_the_hook_and_in_a_graph(
     assert not program.hook.native.failures()
 
 
+def widened(x: torch.Tensor, apart: int) -> torch.Tensor:
+    """The same values in rows that are this many further apart."""
+    wide = torch.empty(x.shape[0], x.shape[1] + apart, device=x.device, dtype=x.dtype)[:, : x.shape[1]]
+    return wide.copy_(x)
+
+
 @pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="needs sm_90")
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize(
@@ -228,10 +234,14 @@ def test_one_shot_is_right_in_the_hook_and_in_a_graph_and_the_same_every_time(
     for _ in range(30):
         assert torch.equal(product(a, b, c), in_python)
     assert_right_in_a_graph((a, b, c), allowed, replays=3)
-    if m > 1:  # fewer rows of X than it was made for; rows of both further apart than K
-        x, w = (torch.randn(rows, k + 8, device="cuda").to(a.dtype)[:, :k] for rows in (m - 1, n))
-        run = BACKENDS["cuda"].prepare(candidate, problem).bind(w.t())
-        assert error(run(x, c), x, w.t(), c) <= 1.5 * error(product(x, w.t(), c), x, w.t(), c) + 1e-7
+    run = BACKENDS["cuda"].prepare(candidate, problem).bind(w := widened(b.t(), 8).t())
+    for fewer, apart in (
+        (m, 8),
+        (max(m - 1, 1), 8),
+        (m // 3 + 1, 1 << 24),
+    ):  # rows past X's last one are in no memory of ours
+        x = widened(a[:fewer], apart)
+        assert error(run(x, c), x, w, c) <= 1.5 * error(product(x, w, c), x, w, c) + 1e-7
     assert not program.hook.native.failures()
 
 
