@@ -12,7 +12,7 @@ from gemmtuned.kernels.cuda import nvrtc, one_shot
 from gemmtuned.kernels.ours import is_ours
 
 BACKEND: Final = "cuda"  # whose candidates our kernels are: kernels/backends/cuda_.py
-LIMIT: Final = 12
+_LIMITS: Final = ((16, 6), (64, 12))  # (largest M, candidates at most)
 
 
 def has_kernels(device: Device) -> bool:
@@ -22,7 +22,8 @@ def has_kernels(device: Device) -> bool:
 
 def offered(problem: Problem, device: Device) -> list[Candidate]:
     """The shortlist, the fastest by estimate first."""
-    return space(problem, device)[:LIMIT]
+    limit = next((limit for most, limit in _LIMITS if problem.m <= most), 0)
+    return space(problem, device)[:limit]
 
 
 def space(problem: Problem, device: Device) -> list[Candidate]:

@@ -23,7 +23,7 @@ ARCH: Final = "sm_90"  # wgmma is of this one alone
 TARGET: Final = "sm_90a"
 SOURCE: Final = Path(__file__).with_name("one_shot.cu")
 WARPS: Final = 4
-MIN_M, MAX_M = 17, 64  # below, kernels that read X fewer times are faster
+MIN_M, MAX_M = 9, 64  # below, kernels that read X fewer times are faster
 BLOCK_K: Final = 64  # of K: a row of 128 bytes, which is also how wide the swizzle is
 MAX_ROWS: Final = 256  # of wgmma
 LD_MULTIPLE: Final = 8  # copies of 16 bytes
@@ -69,6 +69,12 @@ class OneShot:
         """Units of sums that come to a program at most, its own among them; of 16 tokens x 8 rows each."""
         units = self.tokens // 16 * (self.rows // 8)
         return self.parts * -(-units // self.parts) if self.parts > 1 else 0
+
+    @property
+    def takes_kb(self) -> tuple[float, float, float]:
+        """What comes into a program, in units of 1024 bytes: of W, of X, and of sums."""
+        blocks = self.most * BLOCK_K * 2 / 1024
+        return blocks * self.rows, blocks * self.tokens, self.received * _UNIT_BYTES / 1024
 
     @property
     def fitting(self) -> int:
@@ -152,12 +158,11 @@ def scored(m: int, n: int, k: int, units: int) -> list[tuple[float, dict[str, in
 def estimate_us(one: OneShot, units: int) -> float:
     """A guess for an H200 with cold weights; others order alike.
 
-    Fitted to timings at eight shapes, M = 64: of all that was tried as a term, a start, the
-    bytes of W and X, the steps of a program and the units of sums that come to one were left.
+    What a program takes in decides: a KB of X costs as much as 2.5 of W, one of sums as 19. Fitted to timings of 20
+    shapes at M = 16 and 64 by benchmarks/fit_one_shot.py.
     """
-    tiles = -(-one.n // one.rows)
-    w_bytes, x_bytes = 2 * one.n * one.k, 2 * tiles * one.tokens * one.k
-    return 1.17 + (w_bytes * 1.58e-7 + x_bytes * 1.6e-9) * 132 / units + 0.1 * one.most + 0.049 * one.received
+    w, x, sums = one.takes_kb
+    return 2.1 + 4.0e-7 * one.n * one.k * 132 / units + 0.0030 * w + 0.0075 * x + 0.056 * sums
 
 
 @cache

@@ -38,7 +38,12 @@ _SHARES: Final = (
     (64, {"tiles": 14}),  # the best was among these at twenty shapes
     (256, {"tiles": 8}),  # here the library leads but where N is small: these tiles lack what large M needs
 )
-_BESIDE_ONE_SHOT: Final = {"tiles": 8}  # M = 33 to 64: beside it tiles won three of twenty
+# Up to M = 16 what won before was among these, or `one_shot` is as fast; above 32 tiles won two of twenty beside it
+_BESIDE_ONE_SHOT: Final = (
+    (16, {"selected": 9, "fragments": 5, "tiles": 4}),
+    (32, {"warp_split_k": 24, "tiles": 24}),
+    (64, {"tiles": 8}),
+)
 _OTHERWISE: Final = {"fragments": 6, "selected": 6, "warp_split_k": 12, "tiles": 12}  # M = 2 to 16, not measured
 
 
@@ -87,7 +92,7 @@ def shortlist(
 
     beside_one_shot: that kernel (kernels/cuda) has candidates for this problem, too.
     """
-    shares = _BESIDE_ONE_SHOT if beside_one_shot and m > 32 else _shares(m, k, arch)
+    shares = next(share for most, share in _BESIDE_ONE_SHOT if m <= most) if beside_one_shot else _shares(m, k, arch)
     taken: Counter[object] = Counter()
     chosen: list[tuple[float, str, dict[str, int]]] = []
     passed = []

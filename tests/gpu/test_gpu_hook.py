@@ -217,6 +217,7 @@ def widened(x: torch.Tensor, apart: int) -> torch.Tensor:
         (33, 1002, 4096, 8, 1, True), (20, 1280, 8192, 80, 6, False), (1, 130, 4032, 16, 9, True),
         (64, 28672, 4096, 224, 1, False), (49, 8, 64, 8, 1, True), (64, 1536, 7168, 96, 6, False),
         (64, 576, 7168, 40, 9, True), (64, 5120, 25600, 256, 1, False), (64, 2048, 8192, 240, 8, True),
+        (16, 5120, 2880, 80, 2, True), (9, 1536, 7168, 104, 7, False),
     ],
 )  # fmt: skip
 def test_one_shot_is_right_in_the_hook_and_in_a_graph_and_the_same_every_time(
