@@ -8,6 +8,7 @@ win with the host time added that it takes more than torch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,10 +17,13 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Candidate, Environment, Solution
 from gemmtuned.daemon.measure import Race
+from gemmtuned.daemon.options import DEFAULTS
 from gemmtuned.daemon.verify import Verdict
+from gemmtuned.kernels.backends import complexity
 from gemmtuned.kernels.backends.base import Backend, Kernel, LaunchedBackend
 
 DEFAULT: Final = Candidate(DEFAULT_BACKEND)
+WORTH_IT: Final = DEFAULTS.min_gain
 
 
 @dataclass(slots=True)
@@ -45,6 +49,13 @@ class Entrant:
     def gain_low(self) -> float:
         """The smallest lower bound over the members."""
         return min(r.gain_low for r in self.races.values())
+
+
+def preferred(winners: Sequence[Entrant]) -> Entrant:
+    """The fastest; what is within 2 % of it is a tie, and goes to the simplest backend's fastest."""
+    best = max(each.worst_gain for each in winners)
+    tied = [each for each in winners if each.worst_gain * WORTH_IT >= best]
+    return min(tied, key=lambda each: (complexity(each.candidate.backend), -each.worst_gain))
 
 
 @dataclass(frozen=True, slots=True)

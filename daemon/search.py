@@ -41,14 +41,22 @@ from gemmtuned.daemon.measure import (
 )
 from gemmtuned.daemon.measure_cuda import GraphClock
 from gemmtuned.daemon.options import DEFAULTS, SearchOptions
-from gemmtuned.daemon.outcome import DEFAULT, Default, Entrant, Question, eager_gain_low, keep_binary, solution_of
+from gemmtuned.daemon.outcome import (
+    DEFAULT,
+    Default,
+    Entrant,
+    Question,
+    eager_gain_low,
+    keep_binary,
+    preferred,
+    solution_of,
+)
 from gemmtuned.daemon.verify import REFUSALS, default_error, first_line, verify
 from gemmtuned.daemon.wire import COMPILING, Trial
 from gemmtuned.kernels.backends import BACKENDS, candidates
 from gemmtuned.kernels.backends.base import CompiledBackend, Kernel
 from gemmtuned.kernels.switches import as_called
 
-WORTH_IT: Final = DEFAULTS.min_gain
 SCREEN_S: Final = 0.05  # a short race
 SCREEN_PAIRS: Final = (3, 12)
 RACE_S: Final = 0.15  # a race; long calls take longer: MIN_PAIRS is kept
@@ -157,11 +165,7 @@ class _Contest:
         winners = [e for e in entrants if self._race(default, e, attempt=1)]
         if not winners:
             return None
-        best = max(e.worst_gain for e in winners)
-        # What is within 2 % of the best is a tie, and goes to the simpler backend: BACKENDS lists them in that order
-        tied = [e for e in winners if e.worst_gain * WORTH_IT >= best]
-        order = list(BACKENDS)
-        winner = min(tied, key=lambda e: (order.index(e.candidate.backend), -e.worst_gain))
+        winner = preferred(winners)
         self._move()
         if not self._race(default, winner, attempt=2):
             return None

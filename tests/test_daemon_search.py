@@ -11,6 +11,8 @@ from planted_kernels import Planted
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Environment, Solution, cpu_device
+from gemmtuned.daemon.measure import Race
+from gemmtuned.daemon.outcome import Entrant, preferred
 from gemmtuned.daemon.search import tune_modes
 from gemmtuned.daemon.wire import Trial
 from gemmtuned.kernels import backends as registry
@@ -94,6 +96,24 @@ def test_a_tie_goes_to_the_simpler_backend(table):
     for name in ("simple", "complicated"):
         table.plant(name)
     assert table.tune(quiet(simple=150.0, complicated=149.5)).backend == "simple"
+
+
+@pytest.mark.parametrize(
+    ("gains", "wins"),
+    [
+        ({"cublaslt": 1.10, "cuda": 1.11}, "cublaslt"),
+        ({"cublaslt": 1.10, "triton": 1.115, "cuda": 1.13}, "cuda"),
+        ({"triton": 1.10, "cuda": 1.11}, "cuda"),  # both are our kernels, launched alike: none is simpler
+        ({"triton": 1.11, "cuda": 1.10}, "triton"),
+        ({"torch_mv": 1.10, "cublaslt": 1.11, "triton": 1.11}, "torch_mv"),
+    ],
+)
+def test_of_our_own_kernels_the_faster_one_wins_however_little_and_beside_a_library_only_by_more(gains, wins):
+    entrants = [
+        Entrant(Candidate(name), {}, gain, races={PROBLEM: Race(100 / gain, 100, gain, gain, gain, 9)})
+        for name, gain in gains.items()
+    ]
+    assert preferred(entrants).candidate.backend == wins
 
 
 def test_the_reports_tell_each_step_as_it_happens(table):

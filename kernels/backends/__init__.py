@@ -1,4 +1,4 @@
-"""The one list of backends, simplest first: at a tie the earlier one wins. A new one is a file and an entry here."""
+"""The one list of backends, simplest first. A new one is a file and an entry here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Environment
-from gemmtuned.kernels.backends.base import Backend
+from gemmtuned.kernels.backends.base import Backend, CompiledBackend
 from gemmtuned.kernels.backends.cublaslt import CUBLASLT
 from gemmtuned.kernels.backends.cuda_ import CUDA
 from gemmtuned.kernels.backends.onednn import ONEDNN, ONEDNN_PACKED
@@ -17,6 +17,12 @@ from gemmtuned.kernels.backends.triton_ import TRITON
 BACKENDS: Final[dict[str, Backend]] = {
     b.name: b for b in (TORCH, TORCH_SWAP, TORCH_MV, ONEDNN, ONEDNN_PACKED, CUBLASLT, TRITON, CUDA)
 }
+
+
+def complexity(name: str) -> int:
+    """At a tie the backend with less of it wins; those that compile our kernels are alike in it."""
+    order = [None if isinstance(backend, CompiledBackend) else each for each, backend in BACKENDS.items()]
+    return order.index(name if name in order else None)
 
 
 def environment(device: Device) -> Environment:
