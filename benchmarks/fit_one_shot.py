@@ -2,9 +2,9 @@
 
     python benchmarks/fit_one_shot.py benchmarks/results/screen-one_shot-h200-*.json [...]
 
-Takes the `screened` configurations of these files.  Within a shape it is what comes into a program that makes the
-difference: W, X and sums of others (OneShot.takes_kb).  Those three are fitted to differences from the shape's mean,
-where configurations far from the best weigh a fifth; then a start and the bytes of W to what is left.  Needs numpy.
+Takes the `screened` configurations of these files that are within a third of their shape's best.  The estimate is a
+start, and so much for each byte of W, for what comes into a program of W and of sums (OneShot.takes_kb), and for the
+cycles of its shared memory (OneShot.shared_kcycles); least squares of what it is off by, in per cent.  Needs numpy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from gemmtuned.kernels.cuda.one_shot import OneShot, estimate_us
 
 UNITS = 132
-NEAR, FAR_WEIGHT = 1.15, 0.2
+NEAR = 1.3
 Shape = tuple[int, int, int]
 
 
@@ -34,26 +34,24 @@ def timings(paths: list[Path]) -> dict[Shape, list[tuple[OneShot, float]]]:
             for config, us, *_ in row["screened"]:
                 if config.startswith("cuda "):
                     c = json.loads(config.removeprefix("cuda "))
-                    found[shape].append((OneShot(m, n, k, False, row["dtype"], c["rows"], c["parts"]), us))
+                    found[shape].append(
+                        (
+                            OneShot(
+                                m, n, k, False, row["dtype"], c["rows"], c["parts"], c.get("tokens", -(-m // 16) * 16)
+                            ),
+                            us,
+                        )
+                    )
     return {shape: timed for shape, timed in found.items() if timed}
 
 
 def fit(found: dict[Shape, list[tuple[OneShot, float]]]) -> Any:
-    """us a KB of W, X and sums; then the start in us, and us a byte of W."""
-    inside, apart = [], []
-    for timed in found.values():
-        us = np.array([us for _, us in timed])
-        takes = np.array([one.takes_kb for one, _ in timed])
-        weight = np.where(us < NEAR * us.min(), 1, FAR_WEIGHT) / us
-        mean = weight**2 / (weight**2).sum()
-        inside.append((takes - mean @ takes) * weight[:, None])
-        apart.append((us - mean @ us) * weight)
-    a_kb = np.linalg.lstsq(np.concatenate(inside), np.concatenate(apart), rcond=None)[0]
-    flat = [(one, us) for timed in found.values() for one, us in timed]
-    us = np.array([us for _, us in flat])
-    rest = us - np.array([one.takes_kb for one, _ in flat]) @ a_kb
-    shared = np.array([(1.0, 2 * one.n * one.k) for one, _ in flat])
-    return a_kb, np.linalg.lstsq(shared / us[:, None], rest / us, rcond=None)[0]
+    """(the start in us; us a byte of W, a KB of W and of sums that comes in, 1000 cycles), what it is off by."""
+    near = [(one, us) for timed in found.values() for one, us in timed if us < NEAR * min(best for _, best in timed)]
+    us = np.array([us for _, us in near])
+    known = np.array([(1.0, 2 * one.n * one.k, *one.takes_kb, one.shared_kcycles) for one, _ in near]) / us[:, None]
+    costs = np.linalg.lstsq(known, np.ones(len(us)), rcond=None)[0]
+    return costs, float(np.sqrt(np.mean((known @ costs - 1) ** 2)))
 
 
 def lost(found: dict[Shape, list[tuple[OneShot, float]]], m: int, limit: int) -> str:
@@ -71,8 +69,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path, nargs="+")
     found = timings(parser.parse_args().results)
-    a_kb, shared = fit(found)
-    print(f"us a KB of W, X, sums: {a_kb.round(5).tolist()}; start {shared[0]:.3f} us; {shared[1]:.3e} us a byte of W")
+    (start, byte, w, sums, cycles), rms = fit(found)
+    print(f"start {start:.3f} us; {byte:.3e} us a byte of W; a KB of W {w:.5f}, of sums {sums:.5f}", end="; ")
+    print(f"{cycles:.4f} us for 1000 cycles of shared memory; off by {100 * rms:.1f} %")
     for m in sorted({shape[0] for shape in found}):
         for limit in (4, 6, 8, 12):
             print(lost(found, m, limit), "at the worst")

@@ -31,13 +31,13 @@ from gemmtuned.kernels.switches import as_called
 
 ROUNDS, LAUNCHES, RIGHT = 12, 30, 4e-3
 _PLAIN: Final = "as it is"
-_W_ROUND: Final = "copy16_if(N % ROWS == 0 || i * 16 < my.rows, w_slot + my.to + i * ROUND_BYTES, w + my.w[i]);"
-_X_ROUND: Final = "copy16_if(i < X_ROUNDS - 1 || i * 16 < my.tokens, "
+_W_ROUND: Final = "copy16_if(N % ROWS == 0 || i * ROUND < my.rows, w_slot + my.to + i * ROUND_BYTES, w + my.w[i]);"
+_X_ROUND: Final = "copy16_if(i < X_ROUNDS - 1 || i * ROUND < my.tokens, "
 # Rows past the last one, of W and of X, are that one again
 _AGAIN: Final = (
-    (_W_ROUND, "copy16(w_slot + my.to + i * ROUND_BYTES, w + my.w[i]);"),
-    (_X_ROUND, "copy16("),
-    ("my.w[i] = (u64)(from + i * 16)", "my.w[i] = (u64)min(from + i * 16, N - 1 - tile * ROWS)"),
+    (_W_ROUND, "copy16_if(true, w_slot + my.to + i * ROUND_BYTES, w + my.w[i]);"),
+    (_X_ROUND, "copy16_if(true, "),
+    ("my.w[i] = (u64)(from + i * ROUND)", "my.w[i] = (u64)min(from + i * ROUND, N - 1 - tile * ROWS)"),
 )
 # Programs of a cluster read neighbouring blocks at a time, not each a part of K of its own
 _INTERLEAVED: Final = (
@@ -45,13 +45,22 @@ _INTERLEAVED: Final = (
      "first_block = part, steps = (BLOCKS - part + PARTS - 1) / PARTS;"),
     ("w += block * 128, x += block * 128;", "w += block * (128 * PARTS), x += block * (128 * PARTS);"),
 )  # fmt: skip
+# Tiles of tokens, which read the same W, begin at other blocks of it
+_ROTATED: Final = (
+    ("int rows, tokens;  //", "int rows, tokens, begin, end;  //"),
+    ("w += block * 128, x += block * 128;",
+     "if ((block += my.begin) >= my.end) block -= my.end;\n  w += block * 128, x += block * 128;"),
+    ("my.tokens = m - from;", "my.tokens = m - from;\n  my.begin = blockIdx.y * steps / gridDim.y, my.end = steps;"),
+)  # fmt: skip
 VARIANTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     _PLAIN: (),
     "as many blocks as fit": (),
     "last row again": _AGAIN,
     "last row again, as many blocks as fit": _AGAIN,
-    "every row of X asked for": ((_X_ROUND, "copy16_if(i * 16 < my.tokens, "),),
+    "every row of X asked for": ((_X_ROUND, "copy16_if(i * ROUND < my.tokens, "),),
     "interleaved": _INTERLEAVED,
+    "rotated": _ROTATED,
+    "rotated, as many blocks as fit": _ROTATED,
     "interleaved, wider fetches": (
         *_INTERLEAVED,
         ("cp.async.cg.shared.global [", "cp.async.cg.shared.global.L2::256B ["),
@@ -61,12 +70,14 @@ VARIANTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
         ("const char* x, u32 w_slot, u32 x_slot, int block) {",
          "const char* x, u32 w_slot, u32 x_slot, int block, int pair = 1) {"),
         (_W_ROUND,
-         f"{{ if (pair > 0) {_W_ROUND} if (pair > 1) copy16_if(N % ROWS == 0 || i * 16 < my.rows, "
+         f"{{ if (pair > 0) {_W_ROUND} if (pair > 1) copy16_if(N % ROWS == 0 || i * ROUND < my.rows, "
          "w_slot + W_BYTES + my.to + i * ROUND_BYTES, w + 128 + my.w[i]); }"),
         ("load(my, w, x, ws + i * W_BYTES, xs + i * X_BYTES, i);\n      asm",
          "load(my, w, x, ws + i * W_BYTES, xs + i * X_BYTES, i, i % 2 ? 0 : i + 1 < MOST - 1 ? 2 : i + 1 < MOST && "
          "i + 1 < steps ? 2 : 1);\n      asm"),
     ),
+    "two to a unit": (),
+    "two to a unit, rotated": _ROTATED,
     "without X": (
         (_X_ROUND, f"if (x == nullptr) {_X_ROUND}"),
     ),
@@ -85,9 +96,33 @@ class Filled(one_shot.OneShot):
         return self.fitting
 
 
+class Halved(one_shot.OneShot):
+    """A unit has room for two."""
+
+    @property
+    def fitting(self) -> int:
+        room = one_shot.shared_limit(one_shot.ARCH) // 2 - 1024  # each program takes one KB more
+        return max((d for d in range(1, self.most + 1) if self._bytes(d) <= room), default=0)
+
+
+def tile_of(one: one_shot.OneShot) -> str:
+    """Rows, parts, tokens."""
+    return f"{one.rows}x{one.parts}x{one.tokens}"
+
+
 def form_of(variant: str) -> type[one_shot.OneShot]:
     """What has the configuration's depth."""
+    if variant.startswith("two to a unit"):
+        return Halved
     return Filled if variant.endswith("as many blocks as fit") else one_shot.OneShot
+
+
+def configs(variant: str, m: int, n: int, k: int, units: int, tiles: int) -> list[one_shot.OneShot]:
+    """The tiles that the estimate likes best for this variant."""
+    form = form_of(variant)
+    liked = one_shot.scored(m, n, k, 2 * units if form is Halved else units)
+    found = [form(m, n, k, False, "bf16", **config) for _, config in liked]
+    return [one for one in found if one.fitting >= min(one.most, 4)][:tiles]
 
 
 def binary(one: one_shot.OneShot, variant: str) -> bytes:
@@ -113,7 +148,7 @@ def measure(problem: Problem, built: dict[tuple[one_shot.OneShot, str], bytes]) 
         exact = x.double() @ weights[0].double().T
         for (one, variant), data in built.items():
             launch = Kernel(
-                data, one_shot.NAME, grid=one.programs, threads=32 * one_shot.WARPS, shared=one.shared,
+                data, one_shot.NAME, grid=one.grid, threads=32 * one.warps, shared=one.shared,
                 cluster=one.parts,
             )  # fmt: skip
             y = torch.full((m, n), math.nan, device="cuda").bfloat16()
@@ -126,10 +161,10 @@ def measure(problem: Problem, built: dict[tuple[one_shot.OneShot, str], bytes]) 
             call(0)
             error = float((y.double() - exact).norm() / exact.norm())
             if not variant.startswith("without") and not error < RIGHT:
-                wrong.append((f"{one.rows}x{one.parts}", variant, error))
+                wrong.append((tile_of(one), variant, error))
                 continue
             runs.append(timer.prepare(call, launches))
-            names.append((f"{one.rows}x{one.parts}", variant))
+            names.append((tile_of(one), variant))
         times = timer.measure([*runs, *floor_launches(timer, weights, launches)], ROUNDS + 2)
     us = [statistics.median(series[2:]) / launches for series in times]
     floor = min(us[len(names) :])
@@ -143,7 +178,8 @@ def told(rows: list[dict[str, Any]], variant: str) -> str:
     """The geometric mean of the best tile over the floor, and of all tiles over the kernel as it is."""
     best = [min(tile[variant] for tile in row["over_floor"].values() if variant in tile) for row in rows]
     beside = [t[variant] / t[_PLAIN] for row in rows for t in row["over_floor"].values() if {variant, _PLAIN} <= {*t}]
-    return f"{variant}: {dense.geomean(best):.4f} of the floor, {dense.geomean(beside):.4f} of the time as it is"
+    said = f"{variant}: {dense.geomean(best):.4f} of the floor"
+    return f"{said}, {dense.geomean(beside):.4f} of the time as it is" if beside else said
 
 
 def main() -> None:
@@ -159,12 +195,7 @@ def main() -> None:
     variants = [_PLAIN, *(args.only or [name for name in VARIANTS if name != _PLAIN])]
     rows = []
     for n, k in dense.shapes_of(args.shapes):
-        tiles = [config for _, config in one_shot.scored(args.m, n, k, units)[: args.tiles]]
-        wanted = [
-            (form_of(variant)(args.m, n, k, False, "bf16", **config), variant)
-            for config in tiles
-            for variant in variants
-        ]
+        wanted = [(one, variant) for variant in variants for one in configs(variant, args.m, n, k, units, args.tiles)]
         with ThreadPoolExecutor() as pool:
             made = pool.map(lambda want: binary(*want), wanted)
             built = dict(zip(wanted, made, strict=True))

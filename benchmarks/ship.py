@@ -46,11 +46,11 @@ def found(raw: dict[str, Any]) -> Iterator[tuple[Problem, str, Solution | None]]
             if not row.get("published") or row["ratio_low"] <= DEFAULTS.min_gain:
                 yield problem, device, None
                 continue
+            config = _plain(row["backend"], row["config"], row["m"])
             solution = Solution(
-                problem=problem, device=device, mode="graph", covers="exact", backend=row["backend"],
-                config=_plain(row["backend"], row["config"]), stamp=raw["stamps"][row["backend"]], us=row["us"],
-                baseline_us=row["torch_us"], gain_low=row["ratio_low"], err=row["err"],
-                baseline_err=row["torch_err"], state="published",
+                problem=problem, device=device, mode="graph", covers="exact", backend=row["backend"], config=config,
+                stamp=raw["stamps"][row["backend"]], us=row["us"], baseline_us=row["torch_us"],
+                gain_low=row["ratio_low"], err=row["err"], baseline_err=row["torch_err"], state="published",
             )  # fmt: skip
             yield problem, device, solution
     elif raw["benchmark"] == "gpu_loop":
@@ -62,7 +62,7 @@ def found(raw: dict[str, Any]) -> Iterator[tuple[Problem, str, Solution | None]]
         raise SystemExit(f"{raw['benchmark']}: expected results of dense.py or gpu_loop.py")
 
 
-def _plain(backend: str, config: str) -> str:
+def _plain(backend: str, config: str, m: int) -> str:
     """A config as the search writes it: one of ours says nothing of a cluster where it has none.
 
     Nor of what its kernel now always does: as fold 1 of `fragments`, and 3 is that with another way of adding up.  What
@@ -77,6 +77,8 @@ def _plain(backend: str, config: str) -> str:
         unknown = {*values} - {"kernel", *MODULES[values["kernel"]].KEYS}
         if unknown:
             raise SystemExit(f"{config}: its kernel has no {', '.join(sorted(unknown))}")
+    elif backend == "cuda":
+        values = {"tokens": -(-m // 16) * 16} | values
     return Candidate.of(backend, **values).config
 
 

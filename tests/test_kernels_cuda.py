@@ -57,7 +57,8 @@ def test_its_solutions_hold_for_one_compiler_and_one_architecture(monkeypatch: p
     "problem",
     [
         replace(PROBLEM, m=8),
-        replace(PROBLEM, m=65),
+        replace(PROBLEM, m=257),
+        replace(PROBLEM, m=256, n=2120),
         replace(PROBLEM, n=577),
         replace(PROBLEM, k=7168 + 32),
         replace(PROBLEM, dtype="fp32", wdtype="fp32", out_dtype="fp32"),
@@ -100,23 +101,24 @@ def test_kernels_by_triton_keep_their_places_where_it_offers_nothing(
 
 
 @needs_compiler
-@pytest.mark.parametrize("m", [9, 16, 33, 64])
+@pytest.mark.parametrize("m", [9, 16, 33, 64, 65, 130, 256])
 @pytest.mark.parametrize(("n", "k"), WEIGHTS)
 def test_what_it_offers_fits_the_device_and_fills_it(m: int, n: int, k: int) -> None:
     problem = Problem(m=m, n=n, k=k)
 
     found = [offered.read_config(c.config, problem) for c in BACKEND.candidates(problem)]
 
-    assert len({(one.rows, one.parts) for one in found}) == len(found) <= (6 if m <= 16 else 12)
-    assert found or (n, k) in ((8, 64), (130, 4032))  # too small for a whole device
+    assert len({(one.rows, one.parts, one.tokens) for one in found}) == len(found) <= (6 if m <= 16 else 8)
+    assert found or (n, k) in ((8, 64), (130, 4032)) or m > 64  # too small for a whole device
     for one in found:
         assert one.shared <= shared_limit("sm_90") and one.programs >= 0.6 * H200.units
-        assert one.rows * (one.programs // one.parts) >= n and one.most * one.parts * 64 >= k
-        assert one.depth >= min(one.most, 4) and one.tokens >= m
+        wide, high = one.grid
+        assert one.rows * (wide // one.parts) >= n and one.tokens * high >= m > one.tokens * (high - 1)
+        assert one.most * one.parts * 64 >= k and one.depth >= min(one.most, 4)
 
 
 @needs_compiler
-@pytest.mark.parametrize("m", [16, 64])
+@pytest.mark.parametrize("m", [16, 64, 256])
 @pytest.mark.parametrize(("n", "k"), WEIGHTS[:11])
 def test_what_it_offers_compiles_without_spills(n: int, k: int, m: int) -> None:
     problem = Problem(m=m, n=n, k=k)
@@ -129,43 +131,52 @@ def test_what_it_offers_compiles_without_spills(n: int, k: int, m: int) -> None:
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(
-    ("m", "n", "k", "rows", "parts"),
+    ("m", "n", "k", "rows", "parts", "tokens"),
     [
-        (64, 576, 7168, 40, 7),
-        (64, 2112, 7168, 56, 3),
-        (17, 256, 7168, 40, 16),
-        (48, 7168, 2048, 64, 1),
-        (1, 8, 64, 8, 1),
+        (64, 576, 7168, 40, 7, 64),
+        (64, 2112, 7168, 56, 3, 64),
+        (17, 256, 7168, 40, 16, 32),
+        (48, 7168, 2048, 64, 1, 48),
+        (1, 8, 64, 8, 1, 16),
+        (256, 576, 7168, 88, 8, 128),
     ],
 )
 def test_what_it_publishes_is_a_launch_record_of_the_binary_that_is_measured(
-    m: int, n: int, k: int, rows: int, parts: int, bias: bool, dtype: str
+    m: int, n: int, k: int, rows: int, parts: int, tokens: int, bias: bool, dtype: str
 ) -> None:
     problem = Problem(m=m, n=n, k=k, bias=bias, dtype=dtype, wdtype=dtype, out_dtype=dtype)
-    candidate = Candidate.of("cuda", kernel="one_shot", rows=rows, parts=parts)
+    candidate = Candidate.of("cuda", kernel="one_shot", rows=rows, parts=parts, tokens=tokens)
 
     text, data = BACKEND.launch_of(candidate, problem)
 
     facts = read_launch(text)
     assert facts["binary"] == sha256(data).hexdigest() and b"one_shot" in data
     assert facts["arguments"] == ["x", "w", *(["bias"] if bias else []), "y", "m", "ldx", "ldw"]
-    assert facts["cluster"] == parts and facts["max_m"] == m and facts["grid"][0] == {"over": "n", "block": rows}
-    assert facts["workspace_bytes"] == 0 and facts["warps"] * facts["warp_size"] == 128
+    assert facts["cluster"] == parts and facts["max_m"] == m
+    assert facts["grid"][:2] == [{"over": "n", "block": rows}, {"over": "m", "block": tokens}]
+    assert facts["workspace_bytes"] == 0 and facts["warps"] * facts["warp_size"] == (256 if tokens > 64 else 128)
 
 
 @pytest.mark.parametrize(
     ("changes", "config", "why"),
     [
-        ({}, {"rows": 40, "parts": 17}, "40 rows in 17 parts"),
-        ({}, {"rows": 42, "parts": 7}, "42 rows in 7 parts"),
-        ({}, {"rows": 264, "parts": 7}, "264 rows"),
-        ({}, {"rows": 0, "parts": 7}, "0 rows"),
-        ({}, {"rows": 40}, "expected parts, rows"),
-        ({"k": 64}, {"rows": 8, "parts": 2}, "2 parts"),
-        ({"m": 65}, {"rows": 40, "parts": 7}, "M up to 64"),
-        ({"n": 577}, {"rows": 40, "parts": 7}, "multiples of 2"),
-        ({"k": 7200}, {"rows": 40, "parts": 7}, "multiples of 64"),
-        ({"layout": "tn"}, {"rows": 40, "parts": 7}, "layout nt"),
+        ({}, {"rows": 40, "parts": 17, "tokens": 64}, "40 rows in 17 parts"),
+        ({}, {"rows": 42, "parts": 7, "tokens": 64}, "42 rows in 7 parts"),
+        ({}, {"rows": 264, "parts": 7, "tokens": 64}, "264 rows"),
+        ({}, {"rows": 0, "parts": 7, "tokens": 64}, "0 rows"),
+        ({}, {"rows": 40}, "expected parts, rows, tokens"),
+        ({}, {"rows": 40, "parts": 7, "tokens": 40}, "40 tokens, expected a multiple of 16 up to 128"),
+        ({}, {"rows": 40, "parts": 7, "tokens": 144}, "144 tokens"),
+        (
+            {"m": 256, "n": 5120},
+            {"rows": 256, "parts": 16, "tokens": 128},
+            "256 rows and 128 tokens in 16 parts do not fit",
+        ),
+        ({"k": 64}, {"rows": 8, "parts": 2, "tokens": 64}, "2 parts"),
+        ({"m": 257}, {"rows": 40, "parts": 7, "tokens": 64}, "M up to 256"),
+        ({"n": 577}, {"rows": 40, "parts": 7, "tokens": 64}, "multiples of 2"),
+        ({"k": 7200}, {"rows": 40, "parts": 7, "tokens": 64}, "multiples of 64"),
+        ({"layout": "tn"}, {"rows": 40, "parts": 7, "tokens": 64}, "layout nt"),
         ({}, {"kernel": "two_shots", "rows": 40, "parts": 7}, "no kernel of ours"),
     ],
 )
@@ -180,7 +191,7 @@ def test_configs_of_other_peoples_tables_are_refused_with_the_reason(
 
 
 def test_the_source_of_every_problem_is_its_own() -> None:
-    one = one_shot.one_shot({"rows": 40, "parts": 7}, PROBLEM)
+    one = one_shot.one_shot({"rows": 40, "parts": 7, "tokens": 64}, PROBLEM)
     texts = {
         replace(one, **change).source()  # type: ignore[arg-type]
         for change in (
@@ -191,7 +202,7 @@ def test_the_source_of_every_problem_is_its_own() -> None:
             {"parts": 8},
             {"bias": True},
             {"dtype": "fp16"},
-            {"m": 48},
+            {"tokens": 48},
         )
     }
     assert len(texts) == 8 and not any("\nOF_THIS_TYPE\n" in text for text in texts)
@@ -203,7 +214,7 @@ def test_a_binary_is_compiled_once_and_never_read_from_where_others_could_write(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("GEMMTUNED_CACHE", str(tmp_path))
-    source = one_shot.one_shot({"rows": 8, "parts": 1}, Problem(m=64, n=8, k=64)).source()
+    source = one_shot.one_shot({"rows": 8, "parts": 1, "tokens": 64}, Problem(m=64, n=8, k=64)).source()
     first = nvrtc.compiled(source, "sm_90a")
     (kept,) = cached()
     calls = []
@@ -219,7 +230,7 @@ def test_a_binary_is_compiled_once_and_never_read_from_where_others_could_write(
         kept.write_text(text)
         assert nvrtc.compiled(source, "sm_90a") == first and len(calls) == count
         assert nvrtc.compiled(source, "sm_90a") == first and len(calls) == count
-    other = one_shot.one_shot({"rows": 16, "parts": 1}, Problem(m=64, n=8, k=64)).source()
+    other = one_shot.one_shot({"rows": 16, "parts": 1, "tokens": 64}, Problem(m=64, n=8, k=64)).source()
     nvrtc.compiled(other, "sm_90a")
     (second,) = set(cached()) - {kept}
     kept.write_bytes(second.read_bytes())  # another one's binary under this one's name
@@ -232,7 +243,10 @@ def test_a_binary_is_compiled_once_and_never_read_from_where_others_could_write(
 def test_the_cache_does_not_grow_for_ever(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GEMMTUNED_CACHE", str(tmp_path))
     monkeypatch.setattr(nvrtc, "KEPT", 4)
-    sources = [one_shot.one_shot({"rows": 8, "parts": 1}, Problem(m=64, n=n, k=64)).source() for n in range(8, 20, 2)]
+    sources = [
+        one_shot.one_shot({"rows": 8, "parts": 1, "tokens": 64}, Problem(m=64, n=n, k=64)).source()
+        for n in range(8, 20, 2)
+    ]
     for count, source in enumerate(sources):
         nvrtc.compiled(source, "sm_90a")
         os.utime(max(cached(), key=lambda path: path.stat().st_mtime), (count, count + 1e6))
@@ -245,7 +259,7 @@ def test_the_cache_does_not_grow_for_ever(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_where_nothing_can_be_kept_it_compiles_all_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("GEMMTUNED_CACHE", str(tmp_path / "file"))
-    source = one_shot.one_shot({"rows": 8, "parts": 1}, Problem(m=64, n=8, k=64)).source()
+    source = one_shot.one_shot({"rows": 8, "parts": 1, "tokens": 64}, Problem(m=64, n=8, k=64)).source()
     assert nvrtc.compiled(source, "sm_90a").data[:4] == b"\x7fELF"
 
 
@@ -270,7 +284,7 @@ class KeepsInMemory(one_shot.OneShot):
 @needs_compiler
 def test_what_keeps_values_in_memory_is_refused() -> None:
     with pytest.raises(CandidateFailed, match="spills 256 bytes a thread"):
-        offered.compile_config(KeepsInMemory(64, 576, 7168, False, "bf16", 40, 7))
+        offered.compile_config(KeepsInMemory(64, 576, 7168, False, "bf16", 40, 7, 64))
 
 
 def packages(folder: Path, *versions: str) -> None:
@@ -328,7 +342,7 @@ def test_without_a_compiler_it_says_where_to_get_one(monkeypatch: pytest.MonkeyP
 @needs_compiler
 def test_the_processes_that_compile_leave_it_in_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GEMMTUNED_CACHE", str(tmp_path))
-    candidate = Candidate.of("cuda", kernel="one_shot", rows=40, parts=7)
+    candidate = Candidate.of("cuda", kernel="one_shot", rows=40, parts=7, tokens=64)
     assert compile_one(candidate, PROBLEM, H200) == ""
     assert len(cached()) == 1
     assert "multiples of 64" in compile_one(candidate, replace(PROBLEM, k=100), H200)

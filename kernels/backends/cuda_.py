@@ -55,7 +55,7 @@ class Cuda:
         data = compile_config(found).data
         torch.cuda.current_stream()  # the context is torch's
         kernel = driver.Kernel(
-            data, one_shot.NAME, grid=found.programs, threads=WARP_SIZE * one_shot.WARPS, shared=found.shared,
+            data, one_shot.NAME, grid=found.grid, threads=WARP_SIZE * found.warps, shared=found.shared,
             cluster=found.parts,
         )  # fmt: skip
         return _Launched(kernel)
@@ -65,8 +65,8 @@ class Cuda:
         found = read_config(candidate.config, problem)
         data = compile_config(found).data
         text = launch_text(
-            binary=sha256(data).hexdigest(), name=one_shot.NAME, shared=found.shared, warps=one_shot.WARPS,
-            cluster=found.parts, grid=(("n", found.rows), ("", 1), ("", 1)), arguments=found.arguments,
+            binary=sha256(data).hexdigest(), name=one_shot.NAME, shared=found.shared, warps=found.warps,
+            cluster=found.parts, grid=(("n", found.rows), ("m", found.tokens), ("", 1)), arguments=found.arguments,
             ld_multiple=one_shot.LD_MULTIPLE, max_m=found.m,
         )  # fmt: skip
         return text, data
@@ -103,7 +103,7 @@ class _Launched:
 @cache
 def source_hash() -> str:
     """Of what is compiled: the source of two small configurations, one of each type."""
-    small = (one_shot.OneShot(64, 64, 1024, True, dtype, 8, 2).source() for dtype in ("bf16", "fp16"))
+    small = (one_shot.OneShot(64, 64, 1024, True, dtype, 8, 2, 64).source() for dtype in ("bf16", "fp16"))
     return sha256("".join(small).encode()).hexdigest()[:12]
 
 

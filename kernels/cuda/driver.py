@@ -33,11 +33,13 @@ class _Config(ctypes.Structure):
 class Kernel:
     """One kernel of a binary, loaded in the current context for the life of the process.
 
-    grid: programs along the first axis.  shared: bytes of dynamic shared memory a program.  Raises CandidateFailed when
-    the driver refuses.
+    grid: programs along the first two axes.  shared: bytes of dynamic shared memory a program.  Raises CandidateFailed
+    when the driver refuses.
     """
 
-    def __init__(self, data: bytes, name: str, *, grid: int, threads: int, shared: int, cluster: int) -> None:
+    def __init__(
+        self, data: bytes, name: str, *, grid: tuple[int, int], threads: int, shared: int, cluster: int
+    ) -> None:
         module, self._function = c_void_p(), c_void_p()
         _check(_driver().cuModuleLoadData(byref(module), data), "it does not load")
         _check(_driver().cuModuleGetFunction(byref(self._function), module, name.encode()), f"it has no {name}")
@@ -47,7 +49,7 @@ class Kernel:
         self._attribute = _Attribute(_CLUSTER, 0, (c_uint * 16)(cluster, 1, 1))
         attributes = ctypes.pointer(self._attribute) if cluster > 1 else None
         self._config = _Config(
-            (c_uint * 3)(grid, 1, 1), (c_uint * 3)(threads, 1, 1), shared, None, attributes, 1 if cluster > 1 else 0
+            (c_uint * 3)(*grid, 1), (c_uint * 3)(threads, 1, 1), shared, None, attributes, 1 if cluster > 1 else 0
         )
 
     def _allow(self, attribute: int, value: int) -> None:

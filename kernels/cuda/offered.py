@@ -12,7 +12,9 @@ from gemmtuned.kernels.cuda import nvrtc, one_shot
 from gemmtuned.kernels.ours import is_ours
 
 BACKEND: Final = "cuda"  # whose candidates our kernels are: kernels/backends/cuda_.py
-_LIMITS: Final = ((16, 6), (64, 12))  # (largest M, candidates at most)
+_LIMITS: Final = ((16, 6), (256, 8))  # (largest M, candidates at most)
+_FEW_ROWS: Final = 64  # of X; with more, where there is so much of Y for each unit, the library's large tiles lead
+_MOST_OF_Y: Final = 4096
 
 
 def has_kernels(device: Device) -> bool:
@@ -22,6 +24,8 @@ def has_kernels(device: Device) -> bool:
 
 def offered(problem: Problem, device: Device) -> list[Candidate]:
     """The shortlist, the fastest by estimate first."""
+    if problem.m > _FEW_ROWS and problem.m * problem.n > _MOST_OF_Y * device.units:
+        return []
     limit = next((limit for most, limit in _LIMITS if problem.m <= most), 0)
     return space(problem, device)[:limit]
 

@@ -1,23 +1,24 @@
-// Y = X W^T + bias for up to 64 tokens, on sm_90: a program's part of W and of X on its way at once, sums over a cluster.
+// Y = X W^T + bias for up to 256 tokens, on sm_90: a program's part of W and of X on its way at once, sums over a cluster.
 //
-// A program takes ROWS rows of W, any multiple of 8, and a part of K; the PARTS programs of a cluster take all of K. It
-// asks for all that shared memory has room for before anything else, and multiplies blocks of 64 of K as they come
-// (wgmma, 64 tokens x ROWS; what it reads of tokens past TOKENS makes no sum that is used). Sums go to the programs of
-// the cluster that add them up, each some units of 16 tokens x 8 rows, in the order of the parts: results are bitwise
-// equal from run to run.
+// A program takes ROWS rows of W, any multiple of 8, up to TOKENS tokens, and a part of K; the PARTS programs of a cluster
+// take all of K. It asks for all that shared memory has room for before anything else, and multiplies blocks of 64 of K
+// as they come (wgmma, each of GROUPS warp groups 64 tokens x ROWS; what it reads of tokens past TOKENS makes no sum that
+// is used). Sums go to the programs of the cluster that add them up, each some units of 16 tokens x 8 rows, in the order
+// of the parts: results are bitwise equal from run to run.
 //
-// one_shot.py defines N, K, ROWS, PARTS, DEPTH (blocks of 64 of K in shared memory), TOKENS (what M is padded to, a
-// multiple of 16), BIAS, NAME, CLUSTER, and, for the type of the operands, `mma`, `pair_of` and `value`, in place of
-// OF_THIS_TYPE below. NVRTC compiles it without any header. PTX ISA 8.1; the layouts of operands and sums are those of
-// wgmma.mma_async for 16-bit types: both K-major, rows of 128 bytes, swizzled by 128.
+// one_shot.py defines N, K, ROWS, PARTS, DEPTH (blocks of 64 of K in shared memory), TOKENS (a multiple of 16), GROUPS,
+// BIAS, NAME, CLUSTER, and, for the type of the operands, `mma`, `pair_of` and `value`, in place of OF_THIS_TYPE below.
+// NVRTC compiles it without any header. PTX ISA 8.1; the layouts of operands and sums are those of wgmma.mma_async for
+// 16-bit types: both K-major, rows of 128 bytes, swizzled by 128.
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
 constexpr int BLOCKS = K / 64, MOST = (BLOCKS + PARTS - 1) / PARTS;  // of 64 of K: in all; of a program, or one less
 constexpr bool ONCE = MOST <= DEPTH;                                 // shared memory has room for all of a program's
 constexpr int W_BYTES = ROWS * 128, X_BYTES = TOKENS * 128;          // of a block
-constexpr int W_ROUNDS = (ROWS + 15) / 16, X_ROUNDS = TOKENS / 16;   // of copies: 128 threads bring 16 rows of a block
-constexpr int ROUND_BYTES = 16 * 128;
+constexpr int THREADS = 128 * GROUPS, WARPS = 4 * GROUPS;
+constexpr int ROUND = 16 * GROUPS, ROUND_BYTES = ROUND * 128;        // rows of a block that the threads copy at a time
+constexpr int W_ROUNDS = (ROWS + ROUND - 1) / ROUND, X_ROUNDS = (TOKENS + ROUND - 1) / ROUND;
 constexpr int UNITS = TOKENS / 16 * (ROWS / 8);                      // of sums, that a program sends
 constexpr int EACH = (UNITS + PARTS - 1) / PARTS;                    // units that a program adds up
 constexpr int UNIT_BYTES = 512;                                      // 128 sums, in the order of the lanes that have them
@@ -28,9 +29,6 @@ __device__ __forceinline__ u32 of_program(u32 address, u32 rank) {
   u32 there;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
   return there;
-}
-__device__ __forceinline__ void copy16(u32 to, const char* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 __device__ __forceinline__ void copy16_if(bool there, u32 to, const char* from) {
   asm volatile("{.reg .pred there; setp.ne.u32 there, %2, 0; @there cp.async.cg.shared.global [%0], [%1], 16;}"
@@ -68,11 +66,12 @@ __device__ __forceinline__ void load(const Copies& my, const char* w, const char
   w += block * 128, x += block * 128;
 #pragma unroll
   for (int i = 0; i < W_ROUNDS; i++)
-    if (ROWS % 16 == 0 || i < W_ROUNDS - 1 || threadIdx.x < 64)
-      copy16_if(N % ROWS == 0 || i * 16 < my.rows, w_slot + my.to + i * ROUND_BYTES, w + my.w[i]);
+    if (ROWS % ROUND == 0 || i < W_ROUNDS - 1 || threadIdx.x < ROWS % ROUND * 8)
+      copy16_if(N % ROWS == 0 || i * ROUND < my.rows, w_slot + my.to + i * ROUND_BYTES, w + my.w[i]);
 #pragma unroll
   for (int i = 0; i < X_ROUNDS; i++)
-    copy16_if(i < X_ROUNDS - 1 || i * 16 < my.tokens, x_slot + my.to + i * ROUND_BYTES, x + my.x[i]);
+    if (TOKENS % ROUND == 0 || i < X_ROUNDS - 1 || threadIdx.x < TOKENS % ROUND * 8)
+      copy16_if(i < X_ROUNDS - 1 || i * ROUND < my.tokens, x_slot + my.to + i * ROUND_BYTES, x + my.x[i]);
 }
 
 // With room for all: each thread waits for its own copies, block after block. No fence between the proxies: neither
@@ -96,7 +95,7 @@ __device__ __forceinline__ void store(char* y, const char* bias, int token, int 
   *(u32*)(y + ((u64)token * N + row) * 2) = pair_of(first, second);
 }
 
-extern "C" __global__ void CLUSTER __launch_bounds__(128, 1)
+extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
     NAME(const char* x, const char* w,
 #if BIAS
          const char* bias,
@@ -109,19 +108,21 @@ extern "C" __global__ void CLUSTER __launch_bounds__(128, 1)
   const u32 ws = (u32)__cvta_generic_to_shared(memory), xs = ws + DEPTH * W_BYTES;
   const u32 others = xs + DEPTH * X_BYTES;                                   // the sums that come to this program
   const u32 all_sums = others + (PARTS > 1 ? PARTS * EACH * UNIT_BYTES : 0), loaded = all_sums + 8;  // barriers
-  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, x_of_group = thread / 128 * 64 * 128;
   const int tile = blockIdx.x / PARTS, part = blockIdx.x % PARTS;
   const int first_block = part * BLOCKS / PARTS, steps = (part + 1) * BLOCKS / PARTS - first_block;
 
-  w += ((u64)tile * ROWS * ldw + first_block * 64) * 2, x += first_block * 128;
+  const int first_token = blockIdx.y * TOKENS;
+  w += ((u64)tile * ROWS * ldw + first_block * 64) * 2, x += ((u64)first_token * ldx + first_block * 64) * 2;
+  y += (u64)first_token * N * 2, m = min(m - first_token, TOKENS);
   const int from = thread / 8, chunk = thread % 8;
   Copies my;
   my.to = from * 128 + ((chunk ^ (from & 7)) << 4);
   my.rows = N - tile * ROWS - from, my.tokens = m - from;
 #pragma unroll
-  for (int i = 0; i < W_ROUNDS; i++) my.w[i] = (u64)(from + i * 16) * ldw * 2 + chunk * 16;
+  for (int i = 0; i < W_ROUNDS; i++) my.w[i] = (u64)(from + i * ROUND) * ldw * 2 + chunk * 16;
 #pragma unroll
-  for (int i = 0; i < X_ROUNDS; i++) my.x[i] = (u64)min(from + i * 16, m - 1) * ldx * 2 + chunk * 16;  // m may be small
+  for (int i = 0; i < X_ROUNDS; i++) my.x[i] = (u64)min(from + i * ROUND, m - 1) * ldx * 2 + chunk * 16;  // m may be small
 
   if constexpr (ONCE) {
 #pragma unroll
@@ -134,10 +135,10 @@ extern "C" __global__ void CLUSTER __launch_bounds__(128, 1)
   }
   if (thread == 0) {
     if (!ONCE)
-      for (int i = 0; i < DEPTH; i++) expect(loaded + 8 * i, 128);
+      for (int i = 0; i < DEPTH; i++) expect(loaded + 8 * i, THREADS);
     if (PARTS > 1) {
       const int units = min(max(UNITS - part * EACH, 0), EACH);
-      expect(all_sums, 1 + 128);
+      expect(all_sums, 1 + THREADS);
       asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                    ::"r"(all_sums), "r"(units * (PARTS - 1) * UNIT_BYTES) : "memory");
     }
@@ -168,13 +169,13 @@ extern "C" __global__ void CLUSTER __launch_bounds__(128, 1)
 #pragma unroll
   for (int i = 0; i < ROWS / 2; i++) sums[i] = 0.f;
   if constexpr (ONCE) {
-    multiply_from<0>(sums, xs, ws, steps);
+    multiply_from<0>(sums, xs + x_of_group, ws, steps);
   } else {
     int slot = 0, phase = 0, free = DEPTH - 2;  // where the next block is, and the one before the last one was
 #pragma unroll 1
     for (int i = 0; i < steps; i++) {
       wait_for(loaded + 8 * slot, phase);
-      multiply(sums, xs + slot * X_BYTES, ws + slot * W_BYTES);
+      multiply(sums, xs + x_of_group + slot * X_BYTES, ws + slot * W_BYTES);
       if (i >= 2 && i - 2 + DEPTH < steps) {
         all_here();  // and done with that block
         load(my, w, x, ws + free * W_BYTES, xs + free * X_BYTES, i - 2 + DEPTH);
@@ -216,7 +217,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(128, 1)
   asm volatile("{.reg .pred done; again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0; "
                "@!done bra again;}" ::"r"(all_sums) : "memory");
   const float4* received = (const float4*)(memory + (others - ws)) + lane;
-  for (int i = warp; i < EACH && part * EACH + i < UNITS; i += 4) {
+  for (int i = warp; i < EACH && part * EACH + i < UNITS; i += WARPS) {
     float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
     for (int p = 0; p < PARTS; p++) {

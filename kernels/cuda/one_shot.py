@@ -1,6 +1,7 @@
-"""One shot, M up to 64 on sm_90: a program's part of W and X on its way at once, sums over a cluster (one_shot.cu).
+"""One shot, M up to 256 on sm_90: a program's part of W and X on its way at once, sums over a cluster (one_shot.cu).
 
 Few bytes for a unit to take in decide, X's with W's: so clusters are large and tiles as low as one wave allows.
+Above 64 tokens a program takes a tile of them, and has a warp group for each 64.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from gemmtuned.kernels.limits import filled, shared_limit
 from gemmtuned.kernels.ours import Config, check_config, check_problem
 
 NAME: Final = "one_shot"
-KEYS: Final = ("rows", "parts")
+KEYS: Final = ("rows", "parts", "tokens")
 ARCH: Final = "sm_90"  # wgmma is of this one alone
 TARGET: Final = "sm_90a"
 SOURCE: Final = Path(__file__).with_name("one_shot.cu")
-WARPS: Final = 4
-MIN_M, MAX_M = 9, 64  # below, kernels that read X fewer times are faster
+MIN_M, MAX_M = 9, 256  # below, kernels that read X fewer times are faster
 BLOCK_K: Final = 64  # of K: a row of 128 bytes, which is also how wide the swizzle is
 MAX_ROWS: Final = 256  # of wgmma
+GROUP_TOKENS: Final = 64  # of its other operand: a warp group takes as many
+MAX_TOKENS: Final = 128  # of a program
+GROUP_WARPS: Final = 4
 LD_MULTIPLE: Final = 8  # copies of 16 bytes
 _MAX_K: Final = 1 << 24  # bytes of a row are counted in 32 bits
 _MOST_DEPTH: Final = 80  # more blocks of 8 rows and 16 tokens than shared memory has room for
@@ -39,7 +42,11 @@ _TYPES: Final = {"bf16": "bf16", "fp16": "f16"}
 
 @dataclass(frozen=True, slots=True)
 class OneShot:
-    """One configuration for one problem: rows of W a program takes, and programs (parts of K) of a cluster."""
+    """One configuration for one problem.
+
+    rows: of W, that a program takes.  parts: of K, as many programs a cluster has.  tokens: of X, that a program takes
+    at most; warps of the tensor core's instruction have 16 each.
+    """
 
     m: int
     n: int
@@ -48,16 +55,27 @@ class OneShot:
     dtype: str
     rows: int
     parts: int
+    tokens: int
 
     @property
-    def tokens(self) -> int:
-        """What M is padded to: warps of the tensor core's instruction have 16 each."""
-        return -(-self.m // 16) * 16
+    def groups(self) -> int:
+        """Warp groups of a program."""
+        return -(-self.tokens // GROUP_TOKENS)
+
+    @property
+    def warps(self) -> int:
+        """Of a program."""
+        return GROUP_WARPS * self.groups
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Programs: a whole cluster for each tile of W, along the first axis; tiles of tokens along the second."""
+        return -(-self.n // self.rows) * self.parts, -(-self.m // self.tokens)
 
     @property
     def programs(self) -> int:
-        """In all, a whole cluster for each tile of W."""
-        return -(-self.n // self.rows) * self.parts
+        """In all."""
+        return math.prod(self.grid)
 
     @property
     def most(self) -> int:
@@ -71,10 +89,18 @@ class OneShot:
         return self.parts * -(-units // self.parts) if self.parts > 1 else 0
 
     @property
-    def takes_kb(self) -> tuple[float, float, float]:
-        """What comes into a program, in units of 1024 bytes: of W, of X, and of sums."""
-        blocks = self.most * BLOCK_K * 2 / 1024
-        return blocks * self.rows, blocks * self.tokens, self.received * _UNIT_BYTES / 1024
+    def takes_kb(self) -> tuple[float, float]:
+        """What comes into a program, in units of 1024 bytes: of W, and of sums."""
+        return self.most * BLOCK_K * 2 * self.rows / 1024, self.received * _UNIT_BYTES / 1024
+
+    @property
+    def shared_kcycles(self) -> float:
+        """Thousands of cycles in which shared memory takes blocks in and gives operands, 128 bytes in each.
+
+        The tensor core reads 64 tokens and all rows for each 16 of K that a group multiplies.
+        """
+        given = self.groups * (BLOCK_K // 16) * (GROUP_TOKENS + self.rows) * 16 * 2 / 128
+        return self.most * (self.rows + self.tokens + given) / 1000
 
     @property
     def fitting(self) -> int:
@@ -95,10 +121,12 @@ class OneShot:
         return self._bytes(self.depth)
 
     def _bytes(self, depth: int) -> int:
-        """Blocks of W and X, sums that come from others, barriers; the tensor core reads 64 tokens of each block."""
+        """Blocks of W and X, sums that come from others, barriers; each group reads 64 tokens, there or not."""
         blocks = depth * (self.rows + self.tokens) * BLOCK_K * 2
         barriers = 8 + 8 * depth
-        return blocks + max(self.received * _UNIT_BYTES + barriers, (64 - self.tokens) * BLOCK_K * 2)
+        return blocks + max(
+            self.received * _UNIT_BYTES + barriers, (GROUP_TOKENS * self.groups - self.tokens) * BLOCK_K * 2
+        )
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -109,7 +137,7 @@ class OneShot:
         """What NVRTC compiles."""
         values = {
             "N": self.n, "K": self.k, "ROWS": self.rows, "PARTS": self.parts, "DEPTH": self.depth,
-            "TOKENS": self.tokens, "BIAS": int(self.bias), "NAME": NAME,
+            "TOKENS": self.tokens, "GROUPS": self.groups, "BIAS": int(self.bias), "NAME": NAME,
             "CLUSTER": f"__cluster_dims__({self.parts}, 1, 1)" if self.parts > 1 else "",
         }  # fmt: skip
         defines = "".join(f"#define {name} {value}\n" for name, value in values.items())
@@ -125,7 +153,7 @@ def one_shot(config: Config, problem: Problem) -> OneShot:
     """This config for this problem. Raises CandidateFailed when it cannot run it."""
     check_problem(problem)
     check_config(config, KEYS, NAME)
-    rows, parts = config["rows"], config["parts"]
+    rows, parts, tokens = config["rows"], config["parts"], config["tokens"]
     if not runs(problem.m, problem.n, problem.k):
         raise CandidateFailed(
             f"{problem} {NAME}: it runs M up to {MAX_M}, K in multiples of {BLOCK_K} up to {_MAX_K}, and N in "
@@ -136,9 +164,13 @@ def one_shot(config: Config, problem: Problem) -> OneShot:
             f"{problem} {NAME}: {rows} rows in {parts} parts, expected a multiple of 8 up to {MAX_ROWS}, and up to "
             f"{MAX_CLUSTER} parts of {BLOCK_K} of K at least"
         )
-    found = OneShot(problem.m, problem.n, problem.k, problem.bias, problem.dtype, rows, parts)
+    if not 16 <= tokens <= MAX_TOKENS or tokens % 16:
+        raise CandidateFailed(f"{problem} {NAME}: {tokens} tokens, expected a multiple of 16 up to {MAX_TOKENS}")
+    found = OneShot(problem.m, problem.n, problem.k, problem.bias, problem.dtype, rows, parts, tokens)
     if found.fitting < min(found.most, _LEAST_DEPTH):
-        raise CandidateFailed(f"{problem} {NAME}: {rows} rows in {parts} parts do not fit shared memory")
+        raise CandidateFailed(
+            f"{problem} {NAME}: {rows} rows and {tokens} tokens in {parts} parts do not fit shared memory"
+        )
     return found
 
 
@@ -146,23 +178,30 @@ def scored(m: int, n: int, k: int, units: int) -> list[tuple[float, dict[str, in
     """(estimated us, config), the fastest first: for each number of parts the lowest two tiles that fit at once."""
     found = []
     for parts in range(1, MAX_CLUSTER + 1):
-        least = (math.ceil(n / (filled(units, parts) // parts)) + 7) // 8 * 8
-        for rows in (least, least + 8):
-            one = OneShot(m, n, k, False, "bf16", rows, parts)
-            if rows > MAX_ROWS or one.fitting < min(one.most, _LEAST_DEPTH) or one.programs < _LEAST_FILLED * units:
-                continue
-            found.append((estimate_us(one, units), {"rows": rows, "parts": parts}))
+        for tokens in _tiles_of_tokens(m):
+            high = filled(units, parts) // parts // -(-m // tokens)  # tiles of W that fit at once
+            least = (math.ceil(n / max(high, 1)) + 7) // 8 * 8
+            for rows in (least, least + 8):
+                one = OneShot(m, n, k, False, "bf16", rows, parts, tokens)
+                if rows > MAX_ROWS or one.fitting < min(one.most, _LEAST_DEPTH) or one.programs < _LEAST_FILLED * units:
+                    continue
+                found.append((estimate_us(one, units), {"rows": rows, "parts": parts, "tokens": tokens}))
     return sorted(found, key=lambda item: item[0])
+
+
+def _tiles_of_tokens(m: int) -> list[int]:
+    """Sizes, multiples of 16, each the least with which as many make up M; one up to 64 tokens."""
+    return sorted({-(-m // (16 * many)) * 16 for many in range(-(-m // MAX_TOKENS), -(-m // GROUP_TOKENS) + 1)})
 
 
 def estimate_us(one: OneShot, units: int) -> float:
     """A guess for an H200 with cold weights; others order alike.
 
-    What a program takes in decides: a KB of X costs as much as 2.5 of W, one of sums as 19. Fitted to timings of 20
-    shapes at M = 16 and 64 by benchmarks/fit_one_shot.py.
+    What goes through a program's shared memory decides, and the sums that come to it. Fitted to timings of 20 shapes at
+    M = 16, 64 and 256 by benchmarks/fit_one_shot.py.
     """
-    w, x, sums = one.takes_kb
-    return 2.1 + 4.0e-7 * one.n * one.k * 132 / units + 0.0030 * w + 0.0075 * x + 0.056 * sums
+    w, sums = one.takes_kb
+    return 2.1 + 2.4e-7 * one.n * one.k * 132 / units + 0.0061 * w + 0.037 * sums + 0.39 * one.shared_kcycles
 
 
 @cache

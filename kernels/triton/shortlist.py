@@ -42,7 +42,7 @@ _SHARES: Final = (
 _BESIDE_ONE_SHOT: Final = (
     (16, {"selected": 9, "fragments": 5, "tiles": 4}),
     (32, {"warp_split_k": 24, "tiles": 24}),
-    (64, {"tiles": 8}),
+    (256, {"tiles": 8}),
 )
 _OTHERWISE: Final = {"fragments": 6, "selected": 6, "warp_split_k": 12, "tiles": 12}  # M = 2 to 16, not measured
 

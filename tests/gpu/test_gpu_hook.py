@@ -210,24 +210,27 @@ def widened(x: torch.Tensor, apart: int) -> torch.Tensor:
 @pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="needs sm_90")
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize(
-    ("m", "n", "k", "rows", "parts", "bias"),
+    ("m", "n", "k", "rows", "parts", "tokens", "bias"),
     [
-        (64, 576, 7168, 40, 7, False), (64, 576, 7168, 40, 8, True), (64, 256, 7168, 40, 16, False),
-        (64, 2112, 7168, 56, 3, True), (64, 512, 16384, 88, 15, False), (64, 7168, 2048, 56, 1, True),
-        (33, 1002, 4096, 8, 1, True), (20, 1280, 8192, 80, 6, False), (1, 130, 4032, 16, 9, True),
-        (64, 28672, 4096, 224, 1, False), (49, 8, 64, 8, 1, True), (64, 1536, 7168, 96, 6, False),
-        (64, 576, 7168, 40, 9, True), (64, 5120, 25600, 256, 1, False), (64, 2048, 8192, 240, 8, True),
-        (16, 5120, 2880, 80, 2, True), (9, 1536, 7168, 104, 7, False),
+        (64, 576, 7168, 40, 7, 64, False), (64, 576, 7168, 40, 8, 64, True), (64, 256, 7168, 40, 16, 64, False),
+        (64, 2112, 7168, 56, 3, 64, True), (64, 512, 16384, 88, 15, 64, False), (64, 7168, 2048, 56, 1, 64, True),
+        (33, 1002, 4096, 8, 1, 48, True), (20, 1280, 8192, 80, 6, 32, False), (1, 130, 4032, 16, 9, 16, True),
+        (64, 28672, 4096, 224, 1, 64, False), (49, 8, 64, 8, 1, 64, True), (64, 1536, 7168, 96, 6, 64, False),
+        (64, 576, 7168, 40, 9, 64, True), (64, 5120, 25600, 256, 1, 64, False), (64, 2048, 8192, 240, 8, 64, True),
+        (16, 5120, 2880, 80, 2, 16, True), (9, 1536, 7168, 104, 7, 16, False),
+        (256, 576, 7168, 88, 8, 128, True), (256, 256, 7168, 88, 8, 64, False), (256, 8192, 1024, 128, 1, 128, False),
+        (130, 1280, 8192, 56, 2, 80, True), (65, 1002, 4096, 80, 9, 80, False), (100, 130, 4032, 16, 3, 112, True),
+        (256, 5120, 25600, 160, 2, 128, False), (200, 64, 640, 64, 1, 128, True),
     ],
 )  # fmt: skip
 def test_one_shot_is_right_in_the_hook_and_in_a_graph_and_the_same_every_time(
-    program: Program, m: int, n: int, k: int, rows: int, parts: int, bias: bool, dtype: str
+    program: Program, m: int, n: int, k: int, rows: int, parts: int, tokens: int, bias: bool, dtype: str
 ) -> None:
     problem = Problem(m=m, n=n, k=k, bias=bias, dtype=dtype, math_mode="reduced")
     a, b, c = operands(problem)
     stock = product(a, b, c)
     allowed = 1.5 * error(stock, a, b, c) + 1e-7
-    candidate = Candidate.of("cuda", kernel="one_shot", rows=rows, parts=parts)
+    candidate = Candidate.of("cuda", kernel="one_shot", rows=rows, parts=parts, tokens=tokens)
     in_python = BACKENDS["cuda"].prepare(candidate, problem).bind(b)(a, c)
     assert not in_python.isnan().any()
     assert error(in_python, a, b, c) <= allowed
