@@ -168,8 +168,22 @@ def time_alone(arm: Arm, *, clock: Clock, rounds: int) -> float:
         return statistics.median(clock.us(arm, (i % len(arm.calls),)) for i in range(rounds))
 
 
-def race(baseline: Arm, challenger: Arm, *, clock: Clock, pairs: int, coin: random.Random, burst: int = 1) -> Race:
-    """Time both arms in `pairs` pairs, each of `burst` calls an arm. See the module for what makes it fair."""
+def race(
+    baseline: Arm,
+    challenger: Arm,
+    *,
+    clock: Clock,
+    pairs: int,
+    coin: random.Random,
+    burst: int = 1,
+    least: int = 0,
+    far: float = 0.0,
+) -> Race:
+    """Time both arms in `pairs` pairs, each of `burst` calls an arm. See the module for what makes it fair.
+
+    With `far`, for screening: it ends after `least` pairs if in each of them baseline/challenger was below far.  What
+    decides goes without: its level is promised for a number of pairs that does not depend on their times.
+    """
     # Call after call, of whichever arm: no copy is read again before all others were
     copies = itertools.cycle(range(len(baseline.calls)))
     ours: list[float] = []
@@ -181,10 +195,12 @@ def race(baseline: Arm, challenger: Arm, *, clock: Clock, pairs: int, coin: rand
                 arms.reverse()
             for arm, times in arms:
                 times.append(clock.us(arm, tuple(itertools.islice(copies, burst))))
+            if len(ours) == least and all(t < far * o for t, o in zip(theirs, ours, strict=True)):
+                break
     logs = [math.log(max(t, 1e-6) / max(o, 1e-6)) for t, o in zip(theirs, ours, strict=True)]
     middle, low, high = signed_rank_interval(logs)
     return Race(
-        statistics.median(ours), statistics.median(theirs), math.exp(middle), math.exp(low), math.exp(high), pairs
+        statistics.median(ours), statistics.median(theirs), math.exp(middle), math.exp(low), math.exp(high), len(ours)
     )
 
 

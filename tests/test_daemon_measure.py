@@ -100,6 +100,25 @@ def test_each_pair_holds_both_arms_and_the_coin_decides_the_order():
     assert 10 <= sum(p[0] == "base" for p in pairs) <= 30
 
 
+@pytest.mark.parametrize(
+    ("far", "new_us", "pairs", "us"),
+    [
+        (0.9, [112.0, 115.0, 120.0] + [90.0] * 9, 3, 115.0),
+        (0.9, [112.0, 115.0, 110.0] + [90.0] * 9, 12, 90.0),  # 100 / 110 is above 0.9
+        (0.9, [90.0] * 3 + [120.0] * 9, 12, 120.0),  # later pairs end nothing, those before count
+        (0.0, [1e6] * 12, 12, 1e6),  # a race that decides
+    ],
+)
+def test_a_race_ends_early_only_where_it_is_told_to_and_each_of_the_first_pairs_is_far_behind(far, new_us, pairs, us):
+    clock, new = Recorder(), iter(new_us)
+    clock.us = lambda arm, copies: next(new) if arm.name == "new" else 100.0
+
+    found = race(arm("base"), arm("new"), clock=clock, pairs=12, coin=random.Random(1), least=3, far=far)
+
+    assert (found.pairs, found.us, found.baseline_us) == (pairs, us, 100.0)
+    assert len(list(new)) == 12 - pairs
+
+
 def test_no_weight_copy_is_read_again_before_all_others_were():
     clock = Recorder()
     race(arm("base", 7), arm("new", 7), clock=clock, pairs=20, coin=random.Random(1), burst=3)

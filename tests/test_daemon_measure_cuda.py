@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -244,40 +245,71 @@ def test_what_its_compiler_refused_is_told_and_never_loaded(table: Table) -> Non
     ]
 
 
-@pytest.mark.parametrize(("room", "state"), [(True, "default_best"), (False, "published")])
-def test_the_race_that_decides_has_other_operands(
-    table: Table, monkeypatch: pytest.MonkeyPatch, room: bool, state: str
+class Places:
+    """Where a search lays operands, `room` places at most, and a clock by which triton's time depends on the place."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, room: int) -> None:
+        self.weights: list[set[int]] = []  # their addresses, by place
+        self.held: list[int] = []  # how many earlier places were in memory still when this one was taken
+        self._made: list[weakref.ref[Bench]] = []
+        self._of: dict[int, int] = {}  # {id of an arm: its place}
+        places = self
+
+        class Placed(Bench):
+            def __init__(self, *args: Any) -> None:
+                if len(places.weights) == room:
+                    raise RuntimeError("out of memory")
+                super().__init__(*args)
+                places.held.append(sum(one() is not None for one in places._made))
+                places.weights.append({w.data_ptr() for w in self.weights})
+                places._made.append(weakref.ref(self))
+
+            def arm(self, *args: Any) -> Arm:
+                found = super().arm(*args)
+                places._of[id(found)] = next(i for i, one in enumerate(places._made) if one() is self)
+                return found
+
+        patch.setattr(search, "Bench", Placed)
+
+    def clock(self, at: Sequence[float]) -> PlantedClock:
+        of = self._of
+
+        class ByPlace(PlantedClock):
+            def us(self, arm: Arm, copies: Sequence[int]) -> float:
+                us = super().us(arm, copies)
+                return at[of[id(arm)]] if arm.name == "triton" else us
+
+        return ByPlace({}, {})
+
+
+@pytest.mark.parametrize(
+    ("room", "at", "races", "state"),
+    [
+        (9, (15.0, 25.0), ["ok", "slower"], "default_best"),
+        (1, (15.0,), ["ok", "ok"], "published"),  # the second race is run where there is no room, too
+        (9, (15.0, 18.0), ["ok", "ok"], "published"),  # 20 / 18 is sure
+        (9, (19.0, 19.0, 25.0), ["ok", "ok", "slower"], "default_best"),
+        (9, (15.0, 19.0, 25.0), ["ok", "ok", "slower"], "default_best"),  # the worst bound is what is not sure
+        (9, (19.0, 18.5, 18.8), ["ok", "ok", "ok"], "published"),
+        (2, (19.0, 19.0), ["ok", "ok"], "published"),  # no room: no third race
+        (1, (19.0,), ["ok", "ok"], "published"),
+    ],
+)
+def test_races_that_decide_have_operands_of_their_own_and_a_small_gain_must_win_at_three_places(
+    table: Table, monkeypatch: pytest.MonkeyPatch, room: int, at: Sequence[float], races: list[str], state: str
 ) -> None:
     table.backends["triton"] = Compiled("triton", right)
-    made: list[Bench] = []
-    first: list[Arm] = []
+    places = Places(monkeypatch, room)
 
-    class Counted(Bench):
-        def __init__(self, *args: Any) -> None:
-            if made and not room:
-                raise RuntimeError("out of memory")
-            super().__init__(*args)
-            made.append(self)
+    found = table.tune({}, clock=places.clock(at))["graph"]
 
-        def arm(self, *args: Any) -> Arm:
-            found = super().arm(*args)
-            if self is made[0]:
-                first.append(found)
-            return found
-
-    class Placed(PlantedClock):
-        def us(self, arm: Arm, copies: Sequence[int]) -> float:
-            lucky = arm.name != "triton" or any(arm is one for one in first)
-            return super().us(arm, copies) if lucky else 25.0
-
-    monkeypatch.setattr(search, "Bench", Counted)
-
-    found = table.tune({}, clock=Placed({"triton": 15.0}, {}))
-
-    assert found["graph"].state == state
-    assert len(made) == (2 if room else 1)
-    if room:
-        assert not {w.data_ptr() for w in made[0].weights} & {w.data_ptr() for w in made[1].weights}
+    confirmed = [t for t in table.told if t.phase == "confirm"]
+    assert [t.outcome for t in confirmed] == races
+    assert [t.note.split()[0] for t in confirmed] == [f"race={i + 1}" for i in range(len(races))]
+    assert found.state == state
+    assert found.gain_low == (pytest.approx(20.0 / max(at)) if state == "published" else 1.0)
+    assert places.held == list(range(len(at)))
+    assert len(set.union(*places.weights)) == sum(map(len, places.weights))
 
 
 def test_a_winner_without_a_binary_is_not_published(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,9 +374,16 @@ def test_a_disk_that_refuses_the_winners_binary_gives_no_verdict(table: Table) -
         table.tune({"triton": 15.0})
 
 
-@pytest.mark.parametrize("recovers", [True, False])
+@pytest.mark.parametrize(
+    ("us", "recovers", "outcomes"),
+    [
+        (20.0, True, ["ok", "ok", "ok", "slower"]),  # 21.6 / 20 is not sure: a third race comes before the pause
+        (20.0, False, ["ok"] * 4),
+        (15.0, False, ["ok"] * 3),
+    ],
+)
 def test_a_default_that_has_become_slower_is_raced_again_after_a_pause(
-    table: Table, recovers: bool, monkeypatch: pytest.MonkeyPatch
+    table: Table, us: float, recovers: bool, outcomes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table.backends["triton"] = Compiled("triton", right)
     pauses: list[float] = []
@@ -356,11 +395,12 @@ def test_a_default_that_has_become_slower_is_raced_again_after_a_pause(
             screened = any(trial.phase == "screen" for trial in table.told)
             return us * 1.08 if arm.name == "torch" and screened and not (recovers and pauses) else us
 
-    found = table.tune({}, clock=Drifting({"triton": 20.0}, {}))
+    found = table.tune({}, clock=Drifting({"triton": us}, {}))
 
     races = [trial for trial in table.told if trial.phase == "confirm"]
     assert pauses == [search.COOL_S]
-    assert [trial.outcome for trial in races] == (["ok", "ok", "slower"] if recovers else ["ok"] * 3)
+    assert [trial.outcome for trial in races] == outcomes
+    assert [trial.note.split()[0] for trial in races] == [f"race={i + 1}" for i in range(len(outcomes))]
     assert found["graph"].state == ("default_best" if recovers else "published")
 
 

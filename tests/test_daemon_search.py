@@ -13,7 +13,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Environment, Solution, cpu_device
 from gemmtuned.daemon.measure import Race
 from gemmtuned.daemon.outcome import Entrant, preferred
-from gemmtuned.daemon.search import tune_modes
+from gemmtuned.daemon.search import SCREEN_PAIRS, tune_modes
 from gemmtuned.daemon.wire import Trial
 from gemmtuned.kernels import backends as registry
 from gemmtuned.kernels.backends import BACKENDS
@@ -86,6 +86,12 @@ def test_a_gain_too_small_to_be_worth_it_is_not_published(table):
     assert table.tune(quiet(little=200 / 1.015)).state == "default_best"
 
 
+def test_a_small_gain_on_a_cpu_takes_two_races(table):
+    table.plant("small")
+    assert table.tune(quiet(small=200 / 1.06)).state == "published"
+    assert [r.note.split()[0] for r in table.reports if r.phase == "confirm"] == ["race=1", "race=2"]
+
+
 def test_the_fastest_of_several_wins(table):
     for name in ("good", "better", "worse"):
         table.plant(name)
@@ -114,6 +120,46 @@ def test_of_our_own_kernels_the_faster_one_wins_however_little_and_beside_a_libr
         for name, gain in gains.items()
     ]
     assert preferred(entrants).candidate.backend == wins
+
+
+def test_a_candidate_that_is_far_behind_gets_the_fewest_pairs_and_is_reported_all_the_same(table):
+    for name in ("far", "behind"):
+        table.plant(name)
+    clock = quiet(far=250.0, behind=212.0)
+    table.tune(clock)
+    least, most = SCREEN_PAIRS
+    assert [clock.calls.count(name) for name in ("far", "behind")] == [2 + least, 2 + most]  # 2 to warm up
+    told = next(r for r in table.reports if r.candidate.backend == "far" and r.phase == "screen")
+    assert (told.outcome, told.us) == ("slower", pytest.approx(250, rel=0.03))
+    assert float(told.note.removeprefix("gain=")) == pytest.approx(0.8, rel=0.03)
+
+
+class SlowLater(NoisyClock):
+    """`slow` takes three times as long once so many trials of a phase have been reported."""
+
+    def __init__(self, reports, phase, after, true_us):
+        super().__init__(true_us, jitter=0.01, drift=0.0, burst=0.0, second=0.0)
+        self.reports, self.phase, self.after = reports, phase, after
+
+    def us(self, arm, copies):
+        later = sum(r.phase == self.phase for r in self.reports) >= self.after
+        return super().us(arm, copies) * (3 if arm.name == "slow" and later else 1)
+
+
+def test_what_is_screened_again_has_all_its_pairs_however_far_behind(table):
+    names = ("a", "b", "c", "slow")
+    for name in names:
+        table.plant(name)
+    clock = SlowLater(table.reports, "screen", 1 + len(names), dict.fromkeys(names, 150.0))
+    table.tune(clock)
+    assert clock.calls.count("slow") == 2 + 3 * SCREEN_PAIRS[1]
+
+
+def test_a_race_that_decides_has_all_its_pairs_however_far_behind(table):
+    table.plant("slow")
+    assert table.tune(SlowLater(table.reports, "verify", 1, {"slow": 150.0})).state == "default_best"
+    (confirm,) = (r for r in table.reports if r.phase == "confirm")
+    assert (confirm.outcome, confirm.note.split()[-1]) == ("slower", "pairs=60")
 
 
 def test_the_reports_tell_each_step_as_it_happens(table):
