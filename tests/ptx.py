@@ -1,10 +1,11 @@
 """Runs a compiled kernel's PTX on the CPU, as far as our kernels use it, to see whether what they compute is right.
 
 Triton's interpreter knows neither a program's lanes nor PTX written inline; this reads the text that ptxas gets.
-Written from the PTX ISA (8.7): what each instruction does, and which lane holds what of a matrix.  All threads of a
-program take each step together, so a barrier that is missing shows only behind copies (cp.async); programs of a cluster
-take turns where they wait for one another.  Memory that nobody has allotted may not be touched, and what was never
-written is NaN.
+Written from the PTX ISA (8.7): what each instruction does, and which lane holds what of a matrix.  Threads at the same
+step take it together, those furthest behind first; or warps take turns, and each goes as far as it can.  So a barrier
+that is missing shows where something was copied (cp.async), stored or sent, and where a warp runs ahead of others.
+Programs of a cluster take turns where they wait for one another.  Memory that nobody has allotted may not be touched,
+and what was never written is NaN.  ptx_cuda.py has what kernels in CUDA C++ use besides.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import operator
 import re
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from gemmtuned.kernels.triton.launch import LaunchRecord
 
 SHARED_BEGINS = 1024  # on sm_90 and later: what lies before is the system's
 RANK = 24  # bits of an address within one program's shared memory
+WARP = 32
 Array = Any  # of one value for each thread, or for each lane of each warp
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _COMPARE: dict[str, Callable[..., Any]] = {
@@ -36,6 +39,17 @@ _BITWISE: dict[str, Callable[..., Any]] = {"and": operator.and_, "or": operator.
 _INTEGERS = {f"{sign}{size}" for sign in "us" for size in (16, 32, 64)}
 _CONVERTED = _INTEGERS | {"f32", "f16", "bf16"}
 _MOST = 100_000  # instructions of a program
+_TOGETHER = {"bar": 0} | dict.fromkeys(("barrier", "mma", "shfl", "ldmatrix", "stmatrix"), WARP)  # threads, 0 for all
+_WAITING = {"barrier", "mbarrier"}
+_TURN, _WAITS, _STANDS, _ENDED = (1 << bit for bit in (32, 50, 51, 52))  # added to a thread's step: the least goes on
+_ALL = np.uint32(0xFFFFFFFF)  # a bit for each warp, and
+_NOBODY = np.uint32(1 << 31)  # for what nobody has waited for
+
+
+@cache
+def _size(kind: str) -> int:
+    """Bytes."""
+    return int(re.sub(r"\D+", "", kind)) // 8
 
 
 def _quotient(a: Array, b: Array) -> Array:
@@ -83,19 +97,25 @@ def launch(
             program.place(**{f"%ctaid.{axis}": i for axis, i in zip("xyz", at, strict=True)})
             program.place(**{f"%nctaid.{axis}": i for axis, i in zip("xyz", size, strict=True)})
             cluster.append(program)
-        running = [program.run() for program in cluster]
-        waits = 0
-        while running:
-            left = [one for one in running if next(one, None) is not None]
-            waits = waits + 1 if len(left) == len(running) else 0
-            running = left
-            if waits > 100:
-                raise Wrong("programs of a cluster wait for ever")
-        if not all(program.barrier.is_over() for program in cluster):
-            raise Wrong(f"what nobody waited for, or never came: {[p.barrier for p in cluster]}")
+        run_together(cluster)
     if record.workspace_bytes and space[: record.counters_bytes].any():
         raise Wrong("counters are not zero after a launch")
     return y
+
+
+def run_together(cluster: list[Program]) -> None:
+    """The programs of a cluster in turns, to their end."""
+    running = [program.run() for program in cluster]
+    waits = 0
+    while running:
+        left = [one for one in running if next(one, None) is not None]
+        waits = waits + 1 if len(left) == len(running) else 0
+        running = left
+        if waits > 100:
+            raise Wrong("programs of a cluster wait for ever")
+    barriers = [barrier for program in cluster for barrier in program.barriers.values()]
+    if not all(barrier.is_over() for barrier in barriers):
+        raise Wrong(f"what nobody waited for, or never came: {barriers}")
 
 
 class Memory:
@@ -125,26 +145,56 @@ class Memory:
 
 @dataclass
 class Barrier:
-    """The one mbarrier of a program (9.7.13.15), in its first phase."""
+    """An mbarrier of a program (9.7.13.15)."""
 
-    at: int | None = None
-    arrivals: int = 0  # still to come
-    size: int = 0  # bytes still to come
+    expected: int  # arrivals of a phase
+    arrivals: int  # still to come in this one
+    size: int = 0  # bytes still to come in this one
+    phase: int = 0  # how many are over
     fenced: bool = False  # others may be told of it
+    # threads that arrive when these copies have come
+    coming: list[tuple[Array, list[Copies]]] = field(default_factory=list, repr=False)
+    # places in shared memory that those who waited may read, and that they may after this phase
+    told: list[Array] = field(default_factory=list, repr=False)
+    telling: list[Array] = field(default_factory=list, repr=False)
+
+    def arrive(self, times: int = 1, *, size: int = 0) -> None:
+        """That many arrivals, and bytes that have come (less than none: that are to come)."""
+        self.arrivals -= times
+        self.size -= size
+        if self.arrivals < 0:
+            raise Wrong("more arrivals than the barrier expects")
+        if self.arrivals == 0 and self.size == 0:
+            self.arrivals = self.expected
+            self.phase += 1
+            self.told, self.telling = self.telling, []
 
     def is_over(self) -> bool:
-        return self.arrivals == 0 and self.size == 0
+        return self.phase > 0 and self.arrivals == self.expected and self.size == 0 and not self.coming
+
+
+@dataclass
+class Copies:
+    """What threads have asked for with one cp.async, a row of bytes each."""
+
+    threads: Array
+    groups: Array  # of each: how many it had closed
+    places: Array  # in shared memory, [threads, bytes]
+    data: Array
+    come: Array  # those that are there
 
 
 class Code:
     """(predicate, operation, operands) of each instruction, in order; where each label stands."""
 
     def __init__(self, text: str) -> None:
-        self.parameters = re.findall(r"\.param [^,)]*?(\w+_param_\d+)\b", text[: text.index("{")])
+        self.head = text[: text.index("{")]
+        self.parameters = re.findall(r"\.param [^,)]*?(\w+_param_\d+)\b", self.head)
         body = text[text.index("{") : text.rindex("ret;") + 4]
         body = re.sub(r"//.*|^\s*\.(?:loc|file|section|pragma)\b.*", "", body, flags=re.MULTILINE)
         body = re.sub(r"\.reg\s[^;]*;", "", body)
         self.static_bytes = 0  # of shared memory, for arrays with a name
+        self.dynamic = re.findall(r"\.extern \.shared [^;]*?(\w+)\[\]", self.head)  # its name, where it has one
         self.steps: list[tuple[str, tuple[str, ...], list[Any]]] = []
         self.labels: dict[str, list[int]] = {}
         for piece in body.split(";"):
@@ -184,11 +234,14 @@ def _operands(text: str) -> list[Any]:
 
 
 class Program:
-    """One program of a grid.  Registers hold the bits of each thread's value."""
+    """One program of a grid.  Registers hold the bits of each thread's value.
+
+    turns: threads of a turn; those of the first one go as far as they can, then the next.  last_first: from the end.
+    """
 
     def __init__(
         self, code: Code, threads: int, arguments: list[int], memory: Memory, rank: int,
-        cluster: list[Program], shared_bytes: int,
+        cluster: list[Program], shared_bytes: int, *, turns: int = 0, last_first: bool = False,
     ) -> None:  # fmt: skip
         self._code = code
         self._threads = threads
@@ -197,17 +250,27 @@ class Program:
         self._cluster = cluster
         self._rank = rank
         self.shared = np.full(code.static_bytes + shared_bytes, 0xFF, np.uint8)
-        self.barrier = Barrier()
-        self.has_begun = False
-        self._groups: list[list[Any]] = [[]]  # of copies, the last still open
+        self.barriers: dict[int, Barrier] = {}
+        self.has_ended = False
+        self._arrivals = np.zeros(threads, np.int64)  # at the cluster's barrier
+        self._refused = np.zeros(threads, bool)  # told that a phase is not over
+        self._copies: list[Copies] = []  # that have not come
+        self._closed = np.zeros(threads, np.int64)  # groups of copies
         self._by = np.full(len(self.shared), -1, np.int32)  # threads whose copies have come since the last barrier
-        self._stored_by = np.full(len(self.shared), -1, np.int32)  # warps that have stored since the last barrier
+        self._unseen = np.zeros(len(self.shared), np.uint32)  # which warps may not read yet what was stored or has come
         lanes = np.arange(threads, dtype=np.uint64)
+        turn = np.arange(threads) // (turns or threads)
+        self._turn = (turn.max() - turn if last_first else turn) * _TURN
         here = (rank << RANK) + SHARED_BEGINS + code.static_bytes
         self._registers: dict[str, Array] = {
-            "%tid.x": lanes, "%laneid": lanes % 32, "global_smem": self._all(here),
-            "%dynamic_smem_size": self._all(shared_bytes), "%cluster_ctarank": self._all(rank),
+            "%tid.x": lanes, "%laneid": lanes % WARP, "%dynamic_smem_size": self._all(shared_bytes),
+            "%cluster_ctarank": self._all(rank), **dict.fromkeys(code.dynamic, self._all(here)),
         }  # fmt: skip
+
+    @property
+    def begun(self) -> int:
+        """How many times all of it has arrived at the cluster's barrier."""
+        return int(self._arrivals.min())
 
     def place(self, **where: int) -> None:
         """Set registers that say which program this is."""
@@ -215,27 +278,45 @@ class Program:
 
     def run(self) -> Iterator[bool]:
         """Gives way where it waits for another program of its cluster."""
-        here = 0
+        place = np.zeros(self._threads, np.int64)
+        held = np.zeros(self._threads, np.int64)
+        has_moved = True
         for _ in range(_MOST):
+            order = place + self._turn + held
+            first = int(order.min())
+            if first >= _ENDED:
+                self.has_ended = True
+                return
+            if first >= _STANDS:
+                name = ".".join(self._code.steps[place[order.argmin()]][1])
+                raise Wrong(f"{name} by a part of the threads")
+            if first >= _WAITS:
+                if not has_moved:
+                    yield True
+                has_moved = False
+                held[:] = 0
+                continue
+            here = first % _TURN
             predicate, operation, operands = self._code.steps[here]
-            mask = self._mask(predicate)
-            here += 1
-            if operation[0] in ("ret", "bra"):
-                if mask.any() != mask.all():
-                    raise Wrong("threads of one program go different ways")
-                if mask.all() and operation[0] == "ret":
-                    return
-                if mask.all():
-                    here = self._code.target(operands[0], here - 1)
-            elif operation[:3] == ("barrier", "cluster", "wait"):
-                while not all(program.has_begun for program in self._cluster):
-                    yield True
-            elif operation[:3] == ("mbarrier", "try_wait", "parity"):
-                if set(self._where(operands[1])) != {self.barrier.at} or self._bits(operands[2]).any():
-                    raise Wrong("waits at another barrier, or for the phase before the first")
-                while not self.barrier.is_over():
-                    yield True
-                self._set(operands[0], self._all(1), mask)
+            at = order == first
+            if (many := self._together(operation)) is not None:
+                there = (place == here).reshape(-1, many or self._threads)
+                all_there = there.all(1) & at.reshape(there.shape).any(1)
+                held[at] = _STANDS
+                at = np.repeat(all_there, there.shape[1])
+                held[at] = 0
+                if not at.any():
+                    continue
+            mask = self._mask(predicate) & at if predicate else at
+            if operation[0] in _WAITING and mask.any() and self._has_to_wait(operation, operands, mask):
+                held[at] = _WAITS
+                continue
+            has_moved = True
+            place[at] += 1
+            if operation[0] == "ret":
+                place[mask] = _ENDED
+            elif operation[0] == "bra":
+                place[mask] = self._code.target(operands[0], here)
             else:
                 step = getattr(self, "_" + operation[0], None)
                 if step is None:
@@ -243,14 +324,51 @@ class Program:
                 step(operation, operands, mask)
         raise Wrong(f"a program of more than {_MOST} instructions")
 
+    def _together(self, operation: Any) -> int | None:
+        """Threads beside each other that take it as one; 0 for all; None where each may on its own."""
+        return _TOGETHER.get(operation[0])
+
+    def _has_to_wait(self, operation: Any, operands: Any, mask: Array) -> bool:
+        """Once it has been told that a phase is not over; copies come no sooner than they have to."""
+        if operation[:3] == ("barrier", "cluster", "wait"):
+            return min(program.begun for program in self._cluster) < int(self._arrivals[mask].max())
+        if operation[:2] != ("mbarrier", "try_wait") or not self._refused[mask].all():
+            return False
+        barrier, is_over = self._looked_at(operands, mask)
+        while not is_over and barrier.coming:
+            threads, copies = barrier.coming.pop(0)
+            for some in copies:
+                places, _ = self._come(some, threads[some.threads])
+                self._by[places] = -1
+                self._unseen[places] = _ALL
+                barrier.telling.append(places)
+            barrier.arrive(int(threads.sum()))
+            barrier, is_over = self._looked_at(operands, mask)
+        return not is_over
+
+    def _looked_at(self, operands: Any, mask: Array) -> tuple[Barrier, bool]:
+        """(barrier, whether its phase is over) of mbarrier.try_wait.parity."""
+        barrier = self._barrier_at(self._where(operands[1])[mask])
+        parity = {int(one) for one in self._get(operands[2], "u32")[mask]}
+        if len(parity) != 1 or not parity <= {0, 1}:
+            raise Wrong(f"waits for phases {parity}")
+        if barrier.phase == 0 and 1 in parity:
+            raise Wrong("waits for the phase before the first")
+        return barrier, barrier.phase % 2 not in parity
+
+    def _come(self, copies: Copies, which: Array) -> tuple[Array, Array]:
+        """(places, threads) of those that had not come: now they are there."""
+        now = which & ~copies.come
+        copies.come |= now
+        self.shared[copies.places[now]] = copies.data[now]
+        return copies.places[now], copies.threads[now]
+
     # registers
 
     def _all(self, value: int) -> Array:
         return np.full(self._threads, value & 0xFFFFFFFFFFFFFFFF, np.uint64)
 
     def _mask(self, predicate: str) -> Array:
-        if not predicate:
-            return np.ones(self._threads, bool)
         bits = self._registers[predicate.lstrip("!")] != 0
         return ~bits if predicate.startswith("!") else bits
 
@@ -269,7 +387,7 @@ class Program:
         bits = self._bits(operand)
         if kind == "pred":
             return bits != 0
-        size = int(re.sub(r"\D+", "", kind)) // 8
+        size = _size(kind)
         raw = (bits & np.uint64((1 << 8 * size) - 1)).astype(_UNSIGNED[size])
         if kind == "bf16":
             return (raw.astype(np.uint32) << 16).view(np.float32)
@@ -294,8 +412,8 @@ class Program:
             size = int(kind[1:]) // 8
             bits = value.astype(np.int64).view(np.uint64) if value.dtype.kind == "i" else value.astype(np.uint64)
             bits = bits & np.uint64((1 << 8 * size) - 1)
-        before = self._registers.get(name, self._all(-1))
-        self._registers[name] = np.where(mask, bits.astype(np.uint64), before)
+        before = self._registers.get(name)
+        self._registers[name] = np.where(mask, bits.astype(np.uint64), self._all(-1) if before is None else before)
 
     def _array(self, operation: Any, operands: Any, mask: Array) -> None:
         """Its name stands for its address, from where it is declared on."""
@@ -335,10 +453,12 @@ class Program:
         kinds = [kind] * len(values)
         if way == "wide":
             kinds[2:] = [f"{kind[0]}{2 * size}"] * len(kinds[2:])
-        done = act(*(self._get(v, k).astype(object) for v, k in zip(values, kinds, strict=True)))
+        whole: Any = object if way == "hi" and size == 64 else np.int64 if kind[0] == "s" else np.uint64
+        done = act(*(self._get(v, k).astype(whole) for v, k in zip(values, kinds, strict=True)))
         done = done >> size if way == "hi" else done
         bits = 2 * size if way == "wide" else size
-        self._set(to, (done & ((1 << bits) - 1)).astype(np.uint64), mask, f"u{bits}")
+        done = (done & ((1 << bits) - 1)).astype(np.uint64) if whole is object else done
+        self._set(to, done, mask, f"u{bits}")
 
     def _add(self, operation: Any, operands: Any, mask: Array) -> None:
         self._two(operation, operands, mask, operator.add)
@@ -382,12 +502,18 @@ class Program:
         self._set(operands[0], -self._get(operands[1], operation[1]), mask, operation[1])
 
     def _shl(self, operation: Any, operands: Any, mask: Array) -> None:
-        value = self._get(operands[1], operation[1]).astype(object) << self._get(operands[2], "u32").astype(object)
-        self._set(operands[0], (value & 0xFFFFFFFFFFFFFFFF).astype(np.uint64), mask, operation[1])
+        value, by = self._get(operands[1], operation[1]).astype(np.uint64), self._get(operands[2], "u32")
+        shifted = np.where(by < 64, value << np.minimum(by, 63).astype(np.uint64), 0)
+        self._set(operands[0], shifted, mask, operation[1])
 
     def _shr(self, operation: Any, operands: Any, mask: Array) -> None:
-        value = self._get(operands[1], operation[1]).astype(object) >> self._get(operands[2], "u32").astype(object)
-        self._set(operands[0], (value & 0xFFFFFFFFFFFFFFFF).astype(np.uint64), mask, operation[1].replace("s", "u"))
+        kind = operation[1]
+        value, by = self._get(operands[1], kind), self._get(operands[2], "u32")
+        if kind[0] == "s":
+            shifted = value.astype(np.int64) >> np.minimum(by, 63)
+        else:
+            shifted = np.where(by < 64, value.astype(np.uint64) >> np.minimum(by, 63).astype(np.uint64), 0)
+        self._set(operands[0], shifted, mask, kind.replace("s", "u"))
 
     def _bfe(self, operation: Any, operands: Any, mask: Array) -> None:
         to, value, at, length = operands
@@ -422,6 +548,11 @@ class Program:
             self._set(to, both, mask, "b32")
         else:
             self._set(to, self._get(values[0], of), mask, into)
+
+    def _cvta(self, operation: Any, operands: Any, mask: Array) -> None:
+        if operation[1:3] != ("to", "global"):
+            raise Wrong(f"{'.'.join(operation)}: not written")
+        self._set(operands[0], self._get(operands[1], "u64"), mask)
 
     def _createpolicy(self, operation: Any, operands: Any, mask: Array) -> None:
         self._set(operands[0], self._all(0), mask)
@@ -462,14 +593,17 @@ class Program:
             by = self._by[at[:, None] + np.arange(each * len(names))]
             if ((by != -1) & (by != np.flatnonzero(mask)[:, None])).any():
                 raise Wrong("reads what another thread has copied, without a barrier")
-            warps = self._stored_by[at[:, None] + np.arange(each * len(names))]
-            if ((warps != -1) & (warps != np.flatnonzero(mask)[:, None] // 32)).any():
-                raise Wrong("reads what another warp has stored, without a barrier")
+            if self._is_unseen(at[:, None] + np.arange(each * len(names)), np.flatnonzero(mask)[:, None] // WARP).any():
+                raise Wrong("reads what others have stored, without a barrier")
         for i, name in enumerate(names):
             raw = data[at[:, None] + i * each + np.arange(each)].copy().view(_UNSIGNED[each])[:, 0]
             value = self._all(0)
             value[mask] = raw
             self._set(name, value, mask, f"u{8 * each}")
+
+    def _is_unseen(self, places: Array, warps: Array) -> Array:
+        unseen = self._unseen[places]
+        return (unseen >> warps.astype(np.uint32) | unseen >> np.uint32(31)) & np.uint32(1) != 0
 
     def _st(self, operation: Any, operands: Any, mask: Array) -> None:
         if operation[1] == "async":
@@ -485,21 +619,26 @@ class Program:
             raw = self._get(name, f"b{8 * each}")[mask]
             data[at[:, None] + i * each + np.arange(each)] = raw.view(np.uint8).reshape(-1, each)
             if data is self.shared:
-                self._stored_by[at[:, None] + i * each + np.arange(each)] = np.flatnonzero(mask)[:, None] // 32
+                own = np.uint32(1) << (np.flatnonzero(mask) // WARP).astype(np.uint32)
+                self._unseen[at[:, None] + i * each + np.arange(each)] = (_ALL & ~_NOBODY & ~own)[:, None]
 
     def _cp(self, operation: Any, operands: Any, mask: Array) -> None:
         """cp.async: what is asked for is there when it has been waited for, for other threads behind a barrier."""
+        if operation[2:5] == ("mbarrier", "arrive", "noinc"):
+            if mask.any():
+                barrier = self._barrier_at(self._where(operands[0])[mask])
+                barrier.coming.append((mask, [some for some in self._copies if not some.come.all()]))
+            return
         if operation[2] == "commit_group":
-            self._groups.append([])
+            self._closed[mask] += 1
             return
         if operation[2] == "wait_group":
-            open_ = self._groups.pop()
-            left = int(operands[0])
-            arrived, self._groups = self._groups[: len(self._groups) - left], self._groups[len(self._groups) - left :]
-            for data, places, bytes_, threads in itertools.chain(*arrived):
-                data[places] = bytes_
+            last = self._closed - int(operands[0])
+            for some in self._copies:
+                places, threads = self._come(some, mask[some.threads] & (some.groups < last[some.threads]))
                 self._by[places] = threads[:, None]
-            self._groups.append(open_)
+                self._unseen[places] = 0
+            self._copies = [some for some in self._copies if not some.come.all()]
             return
         to, where, whole, *rest = operands
         size = int(whole, 0)
@@ -516,7 +655,8 @@ class Program:
             bytes_[some[mask]] = of[there[:, None] + np.arange(size)]
         places = at[:, None] + np.arange(size)
         data[places] = 0xFF  # until it has come
-        self._groups[-1].append((data, places, bytes_, np.flatnonzero(mask)))
+        threads = np.flatnonzero(mask)
+        self._copies.append(Copies(threads, self._closed[threads], places, bytes_, np.zeros(len(threads), bool)))
 
     def _atom(self, operation: Any, operands: Any, mask: Array) -> None:
         to, where, what = operands
@@ -544,7 +684,8 @@ class Program:
         self._set(to, np.take_along_axis(self._by_lane(self._bits(what)), taken, 1).reshape(-1), mask, "u32")
 
     def _bar(self, operation: Any, operands: Any, mask: Array) -> None:
-        self._by[:] = self._stored_by[:] = -1
+        self._by[:] = -1
+        self._unseen &= _NOBODY
         if operation[1:3] == ("red", "popc"):
             self._set(operands[0], self._all(int(self._get(operands[-1], "pred").sum())), mask, "u32")
 
@@ -588,15 +729,15 @@ class Program:
         """[warp, 16 rows, 32 values] of the 16 that are not zero."""
         if selector not in ("0", "0x0"):
             raise Wrong(f"mma.sp: selector {selector} is not written")
-        spread = np.zeros((len(left), 16, 32))
-        for row, i in itertools.product(range(16), range(0, 16, 2)):
-            bits = where[:, 4 * (row % 8) + i // 8] >> (16 * (row // 8) + 2 * (i % 8))
-            first, second = bits & 3, bits >> 2 & 3
-            if not (first < second).all():
-                raise Wrong("mma.sp: values out of order")
-            spread[np.arange(len(left)), row, 2 * i + first] = left[:, row, i]
-            spread[np.arange(len(left)), row, 2 * i + second] = left[:, row, i + 1]
-        return spread
+        row, i = np.arange(16)[:, None], np.arange(0, 16, 2)
+        bits = where[:, 4 * (row % 8) + i // 8] >> (16 * (row // 8) + 2 * (i % 8)).astype(np.uint32)
+        first, second = (bits & np.uint32(3)).astype(np.int64), (bits >> np.uint32(2) & np.uint32(3)).astype(np.int64)
+        if not (first < second).all():
+            raise Wrong("mma.sp: values out of order")
+        spread = np.zeros((len(left), 16, 8, 4))
+        np.put_along_axis(spread, first[..., None], left[:, :, 0::2, None], 3)
+        np.put_along_axis(spread, second[..., None], left[:, :, 1::2, None], 3)
+        return spread.reshape(len(left), 16, 32)
 
     def _matrix(self, operation: Any, names: list[str], where: Any, mask: Array, *, load: bool) -> None:
         """ldmatrix, stmatrix (9.7.14.5.15): eight lanes after another have the rows of each 8 x 8 values of 16 bits."""
@@ -629,30 +770,60 @@ class Program:
     # between programs of a cluster
 
     def _barrier(self, operation: Any, operands: Any, mask: Array) -> None:
+        if operation[:3] == ("barrier", "cluster", "wait"):
+            return
         if operation[:3] != ("barrier", "cluster", "arrive"):
             raise Wrong(f"{'.'.join(operation)}: not written")
-        if self.barrier.at is not None and not self.barrier.fenced:
+        if not all(barrier.fenced for barrier in self.barriers.values()):
             raise Wrong("others may see the barrier before it is set up")
-        self.has_begun = True
+        self._arrivals[mask] += 1
 
     def _fence(self, operation: Any, operands: Any, mask: Array) -> None:
         if operation != ("fence", "mbarrier_init", "release", "cluster"):
             raise Wrong(f"{'.'.join(operation)}: not written")
-        self.barrier.fenced = bool(mask.any())
+        for barrier in self.barriers.values():
+            barrier.fenced |= bool(mask.any())
 
     def _mbarrier(self, operation: Any, operands: Any, mask: Array) -> None:
-        if mask.sum() != 1:
-            raise Wrong(f"{'.'.join(operation)} by {mask.sum()} threads")
+        if not mask.any():
+            return
         begins = operation[1] == "init"
-        at = int(self._where(operands[0] if begins else operands[1])[mask][0])
-        self._shared_at(np.array([at]), 8)
-        if begins:
-            self.barrier = Barrier(at, arrivals=int(operands[1]))
-        elif operation[:3] == ("mbarrier", "arrive", "expect_tx") and at == self.barrier.at and at % 8 == 0:
-            self.barrier.size += int(self._get(operands[2], "u32")[mask][0])
-            self.barrier.arrivals -= 1
+        at = self._where(operands[0] if begins else operands[1])[mask]
+        if begins or operation[:3] == ("mbarrier", "arrive", "expect_tx"):
+            if mask.sum() != 1:
+                raise Wrong(f"{'.'.join(operation)} by {mask.sum()} threads")
+            value = int(self._get(operands[1 if begins else 2], "u32")[mask][0])
+            if begins:
+                self._shared_at(at, 8)
+                self.barriers[int(at[0])] = Barrier(value, value)
+            else:
+                self._tell(self._barrier_at(at), mask)
+                self._barrier_at(at).arrive(1, size=-value)
+        elif operation[:2] == ("mbarrier", "arrive") and operation[2].startswith("shared"):
+            self._tell(self._barrier_at(at), mask)
+            self._barrier_at(at).arrive(int(mask.sum()))
+        elif operation[:3] == ("mbarrier", "try_wait", "parity"):
+            barrier, is_over = self._looked_at(operands, mask)
+            if is_over:
+                own = np.bitwise_or.reduce(np.uint32(1) << (np.flatnonzero(mask) // WARP).astype(np.uint32))
+                for places in barrier.told:
+                    self._unseen[places] &= ~(own | _NOBODY)
+            self._refused[mask] = not is_over
+            self._set(operands[0], self._all(is_over), mask, "pred")
         else:
-            raise Wrong(f"{'.'.join(operation)}: another barrier, or not written")
+            raise Wrong(f"{'.'.join(operation)}: not written")
+
+    def _barrier_at(self, addresses: Array) -> Barrier:
+        at = {int(address) for address in addresses}
+        if len(at) != 1 or not at <= set(self.barriers) or min(at) % 8:
+            raise Wrong("waits at another barrier, or tells one")
+        return self.barriers[at.pop()]
+
+    def _tell(self, barrier: Barrier, mask: Array) -> None:
+        """What threads may read that arrive, those may that have waited."""
+        for warp in set(np.flatnonzero(mask) // WARP):
+            some = (self._unseen != 0) & ~self._is_unseen(np.arange(len(self._unseen)), np.full(1, warp))
+            barrier.telling.append(np.flatnonzero(some))
 
     def _mapa(self, operation: Any, operands: Any, mask: Array) -> None:
         to, address, rank = operands
@@ -660,19 +831,24 @@ class Program:
         self._set(to, inside | self._get(rank, "u32") << np.uint32(RANK), mask, "u32")
 
     def _send(self, operands: Any, mask: Array) -> None:
-        """st.async: values, one or two side by side, and their bytes to the barrier of the same program."""
-        where, what, barrier = operands
+        """st.async: values, up to four side by side, and their bytes to a barrier of the same program."""
+        where, what, told_at = operands
         names = what if isinstance(what, list) else [what]
-        to, barriers = self._where(where) & 0xFFFFFFFF, self._where(barrier) & 0xFFFFFFFF
+        to, barriers = self._where(where) & 0xFFFFFFFF, self._where(told_at) & 0xFFFFFFFF
         if (to[mask] % (4 * len(names))).any():
             raise Wrong("st.async: not aligned")
-        for thread in np.flatnonzero(mask):
-            owner = self._cluster[int(to[thread]) >> RANK]
-            if not owner.has_begun:
-                raise Wrong("sends to a program that has not begun")
-            if int(barriers[thread]) != owner.barrier.at:
+        for rank in sorted({int(one) for one in to[mask] >> RANK}):
+            owner = self._cluster[rank]
+            some = mask & (to >> RANK == rank)
+            if not owner.begun or owner.has_ended:
+                raise Wrong(f"sends to a program that {'has ended' if owner.has_ended else 'has not begun'}")
+            told = {int(one) for one in barriers[some]}
+            if len(told) != 1 or not told <= set(owner.barriers):
                 raise Wrong("tells another barrier than that of the program it sends to")
-            values = np.stack([self._get(name, "b32") for name in names], 1)[thread]
-            data, at = self._shared_at(to[thread : thread + 1], 4 * len(names), owner)
-            data[at[0] : at[0] + 4 * len(names)] = values.view(np.uint8)
-            owner.barrier.size -= 4 * len(names)
+            data, at = self._shared_at(to[some], 4 * len(names), owner)
+            places = at[:, None] + np.arange(4 * len(names))
+            data[places] = np.stack([self._get(name, "b32")[some] for name in names], 1).view(np.uint8)
+            owner._unseen[places] = _ALL
+            barrier = owner.barriers[told.pop()]
+            barrier.telling.append(places)
+            barrier.arrive(0, size=places.size)

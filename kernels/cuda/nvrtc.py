@@ -91,12 +91,7 @@ def compiled(source: str, arch: str) -> Compiled:
 
     Raises CandidateFailed with the compiler's reason, or when there is no compiler.
     """
-    lib_version = version()
-    if lib_version is None:
-        raise CandidateFailed(
-            f"NVRTC {LEAST[0]}.{LEAST[1]} or later is not there: torch's builds for CUDA bring it (pip install "
-            "nvidia-cuda-nvrtc, for CUDA 12 nvidia-cuda-nvrtc-cu12)"
-        )
+    lib_version = _needed_version()
     key = sha256("\n".join((lib_version, arch, *_OPTIONS, source)).encode()).hexdigest()
     folder = Settings.from_env().cache / FOLDER
     path = folder / key
@@ -127,7 +122,36 @@ def _prune(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def ptx(source: str, arch: str) -> str:
+    """What the binary for `sm_90a` or the like is assembled from, for tests that run it without a GPU.
+
+    Raises CandidateFailed with the compiler's reason, or when there is no compiler.  Nothing is kept.
+    """
+    text, _ = _made(source, arch.replace("sm_", "compute_"), _needed_version(), "PTX")
+    return text.rstrip(b"\0").decode()
+
+
+def _needed_version() -> str:
+    found = version()
+    if found is None:
+        raise CandidateFailed(
+            f"NVRTC {LEAST[0]}.{LEAST[1]} or later is not there: torch's builds for CUDA bring it (pip install "
+            "nvidia-cuda-nvrtc, for CUDA 12 nvidia-cuda-nvrtc-cu12)"
+        )
+    return found
+
+
 def _compile(source: str, arch: str, of: str) -> Compiled:
+    data, log = _made(source, arch, of, "CUBIN")
+    registers = re.search(r"Used (\d+) registers", log)
+    spills = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log)
+    if registers is None or spills is None:
+        raise CandidateFailed(f"NVRTC does not tell what it used of registers: {' '.join(log.split())[:200]}")
+    return Compiled(data, int(registers[1]), max(int(spills[1]), int(spills[2])))
+
+
+def _made(source: str, arch: str, of: str, what: str) -> tuple[bytes, str]:
+    """(what the compiler calls `CUBIN` or `PTX`, its log)."""
     lib = library()
     if lib is None:
         found = _installed()
@@ -142,12 +166,7 @@ def _compile(source: str, arch: str, of: str) -> Compiled:
                 (line for line in log.splitlines() if "error" in line), lib.nvrtcGetErrorString(error).decode()
             )
             raise CandidateFailed(f"does not compile for {arch}: {' '.join(wrong.split())[:300]}")
-        data = _text(lib, "CUBIN", program)
-    registers = re.search(r"Used (\d+) registers", log)
-    spills = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log)
-    if registers is None or spills is None:
-        raise CandidateFailed(f"NVRTC does not tell what it used of registers: {' '.join(log.split())[:200]}")
-    return Compiled(data, int(registers[1]), max(int(spills[1]), int(spills[2])))
+        return _text(lib, what, program), log
 
 
 def _options(of: str) -> tuple[str, ...]:

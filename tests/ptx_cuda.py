@@ -1,0 +1,196 @@
+"""What kernels in CUDA C++ use besides what ptx.py has: products of warp groups, and a launch with a grid of its own.
+
+wgmma.mma_async (9.7.15): a warp has 16 of the 64 rows of A and of the sums; its group's other warps may be elsewhere.
+It reads its operands when it begins and once more when it waits for the product, as late as may be: what is not there,
+what it may not read yet, and what is not the same by then, is NaN in the sums.  Their registers hold NaN until then.
+Proxies are not modelled: nothing here needs a fence between copies and products.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from ptx import RANK, WARP, Array, Code, Memory, Program, Wrong, run_together
+
+_SWIZZLE_128 = 1  # in the upper two bits of a descriptor
+_POISON = np.uint16(0xFFFF)  # NaN in both types
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Programs along the grid's first two axes, clusters along the first; shared: bytes."""
+
+    grid: tuple[int, int]
+    threads: int
+    shared: int
+    cluster: int
+
+
+def run(
+    text: str, how: Launch, arguments: list[torch.Tensor | int], *, turns: int = 0, last_first: bool = False
+) -> None:
+    """Every program of the kernel in this PTX, cluster after cluster; turns, last_first: as of ptx.Program."""
+    code = Code(text)
+    _check_launch(code, how)
+    memory = Memory()
+    values = [memory.add(one) if isinstance(one, torch.Tensor) else one for one in arguments]
+    for y, first in itertools.product(range(how.grid[1]), range(0, how.grid[0], how.cluster)):
+        cluster: list[Program] = []
+        for rank in range(how.cluster):
+            program = WarpGroups(
+                code, how.threads, values, memory, rank, cluster, how.shared, turns=turns, last_first=last_first
+            )
+            program.place(**{"%ctaid.x": first + rank, "%ctaid.y": y, "%ctaid.z": 0})
+            program.place(**{"%nctaid.x": how.grid[0], "%nctaid.y": how.grid[1], "%nctaid.z": 1})
+            cluster.append(program)
+        run_together(cluster[::-1] if last_first else cluster)
+
+
+def _check_launch(code: Code, how: Launch) -> None:
+    most = re.search(r"\.maxntid (\d+)", code.head)
+    cluster = re.search(r"\.reqnctapercluster (\d+)", code.head)
+    if most is not None and how.threads > int(most[1]):
+        raise Wrong(f"{how.threads} threads, compiled for {most[1]}")
+    if how.cluster != (int(cluster[1]) if cluster else 1) or how.grid[0] % how.cluster:
+        raise Wrong(f"a grid of {how.grid} in clusters of {how.cluster}, compiled for {cluster and cluster[1]}")
+
+
+@dataclass
+class Product:
+    """A warp's part of a wgmma under way, and its operands as they were when it began."""
+
+    sums: tuple[str, ...]
+    adds: bool
+    kind: str
+    a: Array  # places of bytes, [16 rows, 16 of K]
+    b: Array  # [columns, 16 of K]
+    of_a: Array
+    of_b: Array
+
+
+class WarpGroups(Program):
+    """A program with wgmma: of sums in fp32, operands of 16 bits in shared memory, both K-major, swizzled by 128."""
+
+    def __init__(self, code: Code, threads: int, *rest: Any, **how: Any) -> None:
+        super().__init__(code, threads, *rest, **how)
+        warps = range(threads // WARP)
+        self._under_way: list[list[list[Product]]] = [[[]] for _ in warps]  # in groups, the last still open
+        self._sums: list[dict[tuple[str, ...], Array]] = [{} for _ in warps]  # of those, [16, columns]
+        self._begun: list[list[Any]] = [[] for _ in warps]  # all that warps of a group begin alike
+        self._is_fenced = np.zeros(threads // WARP, bool)
+
+    def run(self) -> Iterator[bool]:
+        """As of Program; its warp groups have begun each product as a whole."""
+        yield from super().run()
+        for warp, begun in enumerate(self._begun):
+            if begun != self._begun[warp // 4 * 4]:
+                raise Wrong("warps of a group multiply other things")
+
+    def _together(self, operation: Any) -> int | None:
+        return WARP if operation[0] == "wgmma" else super()._together(operation)
+
+    def _wgmma(self, operation: Any, operands: Any, mask: Array) -> None:
+        warps = np.flatnonzero(mask[::WARP])
+        if operation[1] == "fence":
+            self._is_fenced[warps] = True
+        elif operation[1] == "commit_group":
+            for warp in warps:
+                self._under_way[warp].append([])
+        elif operation[1] == "wait_group":
+            for warp in warps:
+                self._finish(warp, int(operands[0]))
+        else:
+            for warp in warps:
+                self._begin(operation, operands, warp)
+
+    def _begin(self, operation: Any, operands: Any, warp: int) -> None:
+        shape = re.fullmatch(r"m64n(\d+)k16", operation[4])
+        kind = operation[-1]
+        names, a, b, adds, *scales_and_transposed = operands
+        if shape is None or operation[-3:] not in (("f32", "bf16", "bf16"), ("f32", "f16", "f16")):
+            raise Wrong(f"{'.'.join(operation)}: not written")
+        if scales_and_transposed != ["1", "1", "0", "0"] or len(names) != int(shape[1]) // 2:
+            raise Wrong(f"{'.'.join(operation)} of {len(names)} sums, {scales_and_transposed}: not written")
+        if not self._is_fenced[warp]:
+            raise Wrong("a product without a fence before the first")
+        sums = tuple(names)
+        if sums not in self._sums[warp]:
+            if any(set(sums) & set(others) for others in self._sums[warp]):
+                raise Wrong("sums of a product under way")
+            self._sums[warp][sums] = self._taken(sums, warp)
+        of_warp = slice(warp * WARP, (warp + 1) * WARP)
+        of_lanes = [self._get(one, "u64")[of_warp] for one in (a, b)]
+        of_lanes.append(self._get(adds, "pred" if adds.startswith("%") else "u32")[of_warp])
+        descriptor_a, descriptor_b, is_added = (int(one[0]) for one in of_lanes)
+        if any((one != one[0]).any() for one in of_lanes):
+            raise Wrong("lanes of a warp multiply other things")
+        self._begun[warp].append((operation, sums, descriptor_a, descriptor_b, is_added))
+        places_a = self._places_of(descriptor_a, 64)[warp % 4 * 16 :][:16]
+        places_b = self._places_of(descriptor_b, int(shape[1]))
+        of_a, of_b = (self._seen(places, warp) for places in (places_a, places_b))
+        self._under_way[warp][-1].append(Product(sums, bool(is_added), kind, places_a, places_b, of_a, of_b))
+
+    def _places_of(self, descriptor: int, rows: int) -> Array:
+        """[rows, 16 of K] of a matrix whose rows are 128 bytes, swizzled by 128; the descriptor: 9.7.15.5.1.2."""
+        begin, stride = (descriptor & 0x3FFF) << 4, (descriptor >> 32 & 0x3FFF) << 4
+        if descriptor >> 62 != _SWIZZLE_128 or descriptor >> 49 & 7 or begin & 0x380:
+            raise Wrong(f"a matrix described by {descriptor:#x}: not written")
+        row = np.arange(rows)[:, None]
+        address = begin + row // 8 * stride + row % 8 * 128 + 2 * np.arange(16)
+        address ^= (address >> 7 & 7) << 4
+        _, at = self._shared_at(address + (self._rank << RANK), 2)
+        return at
+
+    def _seen(self, places: Array, warp: int) -> Array:
+        """Bits of the values there, as far as this warp may know them."""
+        bits = self.shared.view(np.uint16)[places >> 1]
+        unknown = (self._by[places] != -1) | self._is_unseen(places, np.full(1, warp))
+        return np.where(unknown, _POISON, bits)
+
+    def _finish(self, warp: int, but: int) -> None:
+        """All groups of products of a warp but the last ones; sums with none left are in their registers."""
+        groups = self._under_way[warp]
+        many = max(len(groups) - 1 - but, 0)
+        done, self._under_way[warp] = groups[:many], groups[many:]
+        for one in itertools.chain(*done):
+            a, b = (
+                self._numbers(np.where(self._seen(places, warp) == before, before, _POISON), one.kind)
+                for places, before in ((one.a, one.of_a), (one.b, one.of_b))
+            )
+            sums = self._sums[warp]
+            sums[one.sums] = a @ b.T + (sums[one.sums] if one.adds else 0)
+        left = {one.sums for one in itertools.chain(*self._under_way[warp])}
+        for names in set(self._sums[warp]) - left:
+            self._given(names, warp, self._sums[warp].pop(names))
+
+    def _numbers(self, bits: Array, kind: str) -> Array:
+        if kind == "f16":
+            return bits.view(np.float16).astype(np.float64)
+        return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
+
+    def _places_in_sums(self, i: int) -> tuple[Array, Array]:
+        """(row, column) of each lane's sum i: 9.7.15.5.1.1, matrix D."""
+        lane = np.arange(WARP)
+        return lane // 4 + i // 2 % 2 * 8, i // 4 * 8 + lane % 4 * 2 + i % 2
+
+    def _taken(self, names: tuple[str, ...], warp: int) -> Array:
+        """[16, columns] of sums in registers, which hold NaN from then on."""
+        sums = np.zeros((16, 2 * len(names)))
+        own = np.arange(self._threads) // WARP == warp
+        for i, name in enumerate(names):
+            sums[self._places_in_sums(i)] = self._get(name, "f32")[own]
+            self._set(name, self._all(-1), own)
+        return sums
+
+    def _given(self, names: tuple[str, ...], warp: int, sums: Array) -> None:
+        own = np.arange(self._threads) // WARP == warp
+        for i, name in enumerate(names):
+            value = np.zeros(self._threads, np.float32)
+            value[own] = sums[self._places_in_sums(i)]
+            self._set(name, value, own, "f32")
