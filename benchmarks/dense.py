@@ -4,9 +4,9 @@
 
 For each problem the search runs as in the daemon's worker, with everything compiled ahead by other processes.  What it
 finds then takes turns with F.linear (torch.mm on W.t()) and with kernels that only read the weight, the streaming
-floor, in CUDA graphs with cold weights: that is the ratio reported, not the one it won by.  A problem where torch
-stays counts 1.00.  Every problem is a line of dense.jsonl as it is done, and --resume goes on from there; dense.json
-sums up.
+floor, in CUDA graphs with cold weights: that is the ratio reported, not the one it won by.  Then both once more on a
+device that was kept busy before (`busy`).  A problem where torch stays counts 1.00.  Every problem is a line of
+dense.jsonl as it is done, and --resume goes on from there; dense.json sums up.
 """
 
 from __future__ import annotations
@@ -64,6 +64,10 @@ class CountingClock(GraphClock):
         self.gpu_us += taken * self._recorded[id(arm)].launches
         return taken
 
+    def keep_busy(self, arms: Sequence[Arm], seconds: float) -> None:
+        super().keep_busy(arms, seconds)
+        self.gpu_us += seconds * 1e6
+
 
 class Ahead:
     """Compiles the candidates of one problem after another in other processes, ahead of the device."""
@@ -113,8 +117,13 @@ def tune(problem: Problem, here: Environment, options: SearchOptions = DEFAULTS)
 
 
 @torch.inference_mode()
-def take_turns(problem: Problem, candidates: Sequence[Candidate], *, floor: bool) -> list[list[float]]:
-    """us of each round, weights cold, of the candidates taking turns; floor: then of kernels that only read W."""
+def take_turns(
+    problem: Problem, candidates: Sequence[Candidate], *, floor: bool, busy_s: float = 0.0
+) -> list[list[float]]:
+    """us of each round, weights cold, of the candidates taking turns; floor: then of kernels that only read W.
+
+    busy_s: the device runs the candidates for so long before.
+    """
     timer = CudaTimer()
     with as_called(problem):
         bench = Bench(problem, torch.device("cuda"))
@@ -125,18 +134,28 @@ def take_turns(problem: Problem, candidates: Sequence[Candidate], *, floor: bool
             calls = bench.arm(str(candidate), kernel, problem).calls
             runs.append(timer.prepare(lambda i, calls=calls: calls[i % len(calls)](), launches))  # type: ignore[misc]
         floors = floor_launches(timer, [b.t() for b in bench.weights], launches) if floor else []
+        timer.keep_busy(runs, busy_s)
         times = timer.measure([*runs, *floors], ROUNDS + 2)
     return [[t / launches for t in series[2:]] for series in times]
 
 
 def race_again(problem: Problem, solution: Solution) -> dict[str, Any]:
-    """Medians in us of torch, the solution and the floor, taking turns; ratio torch/solution with its 95 % interval."""
+    """Medians in us of torch, the solution and the floor, taking turns; ratio torch/solution with its 95 % interval.
+
+    The same once more, without the floor, on a device that was kept busy.
+    """
     us = take_turns(problem, (DEFAULT, solution.candidate), floor=True)
-    middle, low, high = signed_rank_interval([math.log(a / b) for a, b in zip(us[0], us[1], strict=True)])
-    floor_us = min(statistics.median(series) for series in us[2:])
+    busy = take_turns(problem, (DEFAULT, solution.candidate), floor=False, busy_s=search.BUSY_S)
+    seen = ratio("", us[0], us[1]) | ratio("busy_", busy[0], busy[1])
+    return seen | {"floor_us": min(statistics.median(series) for series in us[2:])}
+
+
+def ratio(name: str, torch_us: Sequence[float], us: Sequence[float]) -> dict[str, float]:
+    """Medians, and the middle of the pairs' ratios with its 95 % interval."""
+    middle, low, high = signed_rank_interval([math.log(a / b) for a, b in zip(torch_us, us, strict=True)])
     return {
-        "torch_us": statistics.median(us[0]), "us": statistics.median(us[1]), "floor_us": floor_us,
-        "ratio": math.exp(middle), "ratio_low": math.exp(low), "ratio_high": math.exp(high),
+        f"{name}torch_us": statistics.median(torch_us), f"{name}us": statistics.median(us),
+        f"{name}ratio": math.exp(middle), f"{name}ratio_low": math.exp(low), f"{name}ratio_high": math.exp(high),
     }  # fmt: skip
 
 
@@ -152,7 +171,8 @@ def measure(problem: Problem, here: Environment, compile_s: float) -> dict[str, 
     published = solution.state == "published"
     row |= {
         **seen, **found, "compile_s": compile_s, "backend": solution.backend, "config": solution.config,
-        "published": published, "counts": seen["ratio"] if published else 1.0, "won_by": solution.gain_low,
+        "published": published, "counts": seen["ratio"] if published else 1.0,
+        "busy_counts": seen["busy_ratio"] if published else 1.0, "won_by": solution.gain_low,
         "err": solution.err, "torch_err": solution.baseline_err,
         "screened": [(str(t.candidate), round(t.us, 3), t.note) for t in trials if t.phase == "screen" and t.us],
     }  # fmt: skip
@@ -179,9 +199,13 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for name, group in (("eight", eight), ("all", mine)):
             if group:
                 line[name] = round(geomean([row["counts"] for row in group]), 4)
+                if all("busy_counts" in row for row in group):  # of a run that was begun before they were measured
+                    line[f"{name}_busy"] = round(geomean([row["busy_counts"] for row in group]), 4)
                 line[f"{name}_over_floor"] = round(geomean([row["us"] / row["floor_us"] for row in group]), 4)
         if mine:
             line["worst"] = min(row["counts"] for row in mine)
+            lows = [low for row in mine if row["published"] for low in (row["ratio_low"], row.get("busy_ratio_low", 9))]
+            line["lowest_bound"] = min(lows, default=None)
             line |= {
                 name: round(statistics.median(row[name] for row in mine), 2)
                 for name in ("timed", "gpu_s", "wall_s", "compile_s")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,6 +53,15 @@ class CudaTimer:
             finally:
                 graph.capture_end()
         return Recorded(graph, f)
+
+    def keep_busy(self, runs: list[Any], seconds: float) -> None:
+        """Replay these in turn for so long."""
+        until_s = time.monotonic() + seconds
+        with torch.cuda.stream(self.stream):
+            while time.monotonic() < until_s:
+                for run in runs * 8:
+                    run.replay()
+                self.stream.synchronize()
 
     def measure(self, runs: list[Any], rounds: int) -> list[list[float]]:
         times: list[list[float]] = [[] for _ in runs]

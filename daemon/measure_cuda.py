@@ -50,6 +50,9 @@ class Graphs(Protocol):
     def replay_us(self, graph: Any) -> float:
         """Device time of one replay, after which everything has finished; the cache holds what no graph reads."""
 
+    def replay_for(self, graphs: Sequence[Any], seconds: float) -> None:
+        """Replay these in turn, one right behind the other, for so long."""
+
     def synchronize(self) -> None:
         """Wait until the device is at rest."""
 
@@ -101,6 +104,15 @@ class CudaGraphs:
         end.synchronize()
         return float(begin.elapsed_time(end)) * 1e3
 
+    def replay_for(self, graphs: Sequence[Any], seconds: float) -> None:
+        """As Graphs.replay_for."""
+        until_s = time.monotonic() + seconds
+        with torch.cuda.stream(self._stream):
+            while time.monotonic() < until_s:
+                for graph in [*graphs] * 8:  # waited for less often than the device could rest meanwhile
+                    graph.replay()
+                self._stream.synchronize()
+
     def synchronize(self) -> None:
         """As Graphs.synchronize."""
         torch.cuda.synchronize()
@@ -151,6 +163,16 @@ class GraphClock:
     def forget(self, arm: Arm) -> None:
         """Free the arm's graph and the memory that it keeps, 20 MiB and more for large outputs."""
         self._recorded.pop(id(arm), None)
+
+    def launches(self, arm: Arm) -> int:
+        """Of one reading of an arm that has been timed before."""
+        recorded = self._recorded.get(id(arm))
+        return recorded.launches if recorded else MIN_LAUNCHES
+
+    def keep_busy(self, arms: Sequence[Arm], seconds: float) -> None:
+        """The device runs these for so long, with hardly a pause, as under a program's load."""
+        recorded = [self._recorded.get(id(arm)) or self._record(arm) for arm in arms]
+        self._graphs.replay_for([one.graph for one in recorded], seconds)
 
     def condition(self) -> Condition:
         """How the device runs at this moment."""

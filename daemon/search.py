@@ -2,17 +2,18 @@
 
 Torch's default is timed first and is always a candidate.  All others are screened against it in short races; the best
 few are verified; what passes races the default in earnest at every member of the unit, and the best of those races
-again.  Only a candidate that is clearly faster in every race, at every member, is published;
-otherwise the verdict is that the default is best, which is a solution too.  A default that has become slower than it
-was at first is raced once more, after a pause.
+again (if it does not win again, the next best).  Only a candidate that is clearly faster in every race, at every
+member, is published; otherwise the verdict is that the default is best, which is a solution too.
 
-Two races because the first one has several entrants and picks the luckiest: the second has none to pick from.  With the
+Two races because the first one has several entrants and picks the luckiest: the second is of that one alone.  With the
 same kernel in both arms each is won by chance in at most 2.5 % of cases, whatever the noise (measure.py), and the 2 %
 that a gain must exceed makes it far less.
 
-On a GPU the second race has operands of its own, for at some sizes which kernel is faster depends on where they lie,
-and no interval of one place tells that.  A small gain needs a third race, elsewhere again: at 512x16384, M = 2048, and
-1280x8192, M = 256, winners of both races, lower bounds 1.03 to 1.09, were 0.987 to 1.055 times as fast in a race after.
+On a GPU which kernel is faster can depend on where operands lie, and on how long the device has been at work: one that
+is held at its power limit clocks lower.  No interval of one place and one state tells that.  So the second race has
+operands of its own and a rested device, and a small gain needs a third, elsewhere again, on a device that was kept
+busy.  Of winners of the library's algorithms one was 1.02 times as fast as torch's rested and 1.09 under load, another
+1.07 and 1.00 (2048x512x16384 and 256x2112x7168, benchmarks/results/queued_races-h200-2026-11-24.json).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain, islice, zip_longest
 from typing import Final, TypeVar
@@ -68,13 +70,18 @@ FINALISTS: Final = 3
 NEAR: Final = 1.03  # what screens this near to the best is screened once more, NEAR_MOST at most: noise is as large
 NEAR_MOST: Final = 8
 MOST: Final = 30  # candidates of a search, seeds included
-DRIFTED: Final = 1.03  # times its first time: what beats so slow a default must do so again after a pause
+READINGS_S: Final = 0.025  # the same for a clock whose readings are of many calls
+REST_S: Final = 1.0  # a GPU is left alone before the race of a rested device, which is short: soon it is warm
+RESTED_S: Final = 0.1
+BUSY_S: Final = 0.3  # a GPU is kept at work before the race of a busy device
 COOL_S: Final = 2.0  # a slowed device, or a CPU in use, is given this long, twice, before the race is called off
 SOON_S: Final = 0.1  # a race in which our threads waited for a CPU is run again at once for so long: a burst is over
 FAR: Final = 0.9  # gain: what is below it in each of the first SCREEN_PAIRS[0] pairs is timed no further
-SURE: Final = 1.10  # a GPU's winner whose lower bound is below it needs a third race, at a third place in memory
+SURE: Final = 1.10  # a GPU's winner whose lower bound is below it needs a third race
 _HOPELESS: Final = 0.97  # screened gain below which a candidate cannot be worth it; not below FAR
 
+
+AS_IT_IS, RESTED, BUSY = "", " rested", " busy"  # a device in a race, as its trial's note tells it
 
 _T = TypeVar("_T")
 Emit = Callable[[Trial], None]
@@ -155,7 +162,8 @@ class _Contest:
         self._options = options
         self._clock = clock
         self._coin = coin
-        self._benches: list[Bench] = []  # the operands of the last are in use, all are held: see _move
+        self._benches: list[Bench] = []  # operands, at one place in memory each
+        self._place = 0  # whose are in use
         self._arms: dict[Candidate, Arm] = {}
         self._failed: dict[Candidate, str] = {}  # in the compiler
 
@@ -170,22 +178,12 @@ class _Contest:
         if not self.default_err:
             self.default_err = default_error(self.main, default[self.main], device=self._device)
         winners = [e for e in entrants if self._race(default, e, attempt=1)]
-        if not winners:
-            return None
-        winner = preferred(winners)
-        self._move()  # where there is no room the second race is run all the same
-        if not self._race(default, winner, attempt=2):
-            return None
-        attempt = 3
-        if winner.gain_low < SURE and self._move():  # a third race at the place of the second would tell nothing new
-            if not self._race(default, winner, attempt=attempt):
-                return None
-            attempt += 1
-        if self._default_was_faster(winner):
-            time.sleep(COOL_S)
-            if not self._race(default, winner, attempt=attempt):
-                return None
-        return winner if self._keep_binary(winner) else None
+        while winners:
+            winner = preferred(winners)
+            if self._wins_again(default, winner) and self._keep_binary(winner):
+                return winner
+            winners.remove(winner)
+        return None
 
     def solution(self, winner: Entrant | None, covers: str, mode: str) -> Solution:
         """The verdict for the target in one mode, once the search has run; see outcome.py."""
@@ -293,9 +291,9 @@ class _Contest:
         looked = []
         for entrant in near:
             started = self._start(entrant.candidate)
-            pairs = pairs_for(self.default_us, 2 * SCREEN_S, least=SCREEN_PAIRS[0], most=2 * SCREEN_PAIRS[1])
             try:
                 arm = self._arms[entrant.candidate]
+                pairs = self._pairs(arm, self.default_us, 2 * SCREEN_S, least=SCREEN_PAIRS[0], most=2 * SCREEN_PAIRS[1])
                 run = self._undisturbed(partial(race, baseline, arm, clock=self._clock, pairs=pairs, coin=self._coin))
             except REFUSALS as err:
                 self._report(entrant.candidate, "screen", "refused", started, note=first_line(err))
@@ -334,12 +332,22 @@ class _Contest:
             entrants = passed
         return entrants
 
-    def _race(self, default: dict[Problem, Kernel], entrant: Entrant, *, attempt: int) -> bool:
+    def _wins_again(self, default: dict[Problem, Kernel], winner: Entrant) -> bool:
+        on_gpu = isinstance(self._clock, GraphClock)
+        for attempt, state in enumerate((RESTED, BUSY) if on_gpu else (AS_IT_IS,), 2):
+            if attempt == 3 and winner.gain_low >= SURE:
+                break
+            self._move(attempt - 1)
+            if not self._race(default, winner, attempt=attempt, state=state):
+                return False
+        return True
+
+    def _race(self, default: dict[Problem, Kernel], entrant: Entrant, *, attempt: int, state: str = AS_IT_IS) -> bool:
         """True when it beats the default beyond noise, and by enough to be worth it, at every member."""
         for member in self.members:
             started = self._start(entrant.candidate)
             try:
-                run, clocks = self._fair_race(default[member], entrant, member)
+                run, clocks = self._fair_race(default[member], entrant, member, state)
             except CandidateFailed as err:  # what it gives inside a graph is not what it gave when it was verified
                 self._report(entrant.candidate, "confirm", "wrong", started, note=first_line(err))
                 return False
@@ -352,45 +360,41 @@ class _Contest:
             won = run.gain_low > self._options.min_gain
             self._report(
                 entrant.candidate, "confirm", "ok" if won else "slower", started, us=run.us, err=entrant.verdict.err,
-                note=f"race={attempt} m={member.m} gain={run.gain:.3f} low={run.gain_low:.3f} pairs={run.pairs}"
+                note=f"race={attempt}{state} m={member.m} gain={run.gain:.3f} low={run.gain_low:.3f} pairs={run.pairs}"
                 + clocks,
             )  # fmt: skip
             if not won:
                 return False
         return True
 
-    def _move(self) -> bool:
-        """On a GPU, take operands elsewhere in memory; False where there is no room, and on a CPU.
+    def _move(self, place: int) -> None:
+        """On a GPU, take the operands at this place in memory, the last where there is no room for more.
 
-        All operands before are kept to the end of the contest: else their memory would be handed out again.
+        All are kept to the end of the contest: else their memory would be handed out again.
         """
         if not isinstance(self._clock, GraphClock):
-            return False
-        try:
-            self._benches.append(Bench(self.main, self._device))
-        except REFUSALS:  # no room
-            return False
-        for candidate in list(self._arms):
-            self._forget(candidate)
-        return True
+            return
+        with suppress(*REFUSALS):
+            while len(self._benches) <= place:
+                self._benches.append(Bench(self.main, self._device))
+        place = min(place, len(self._benches) - 1)
+        if place != self._place:
+            self._place = place
+            for candidate in list(self._arms):
+                self._forget(candidate)
 
-    def _default_was_faster(self, entrant: Entrant) -> bool:
-        """Whether the default has lost to its own time at the begin: a device may slow down one kernel and no other."""
-        run = entrant.races[self.main]
-        return isinstance(self._clock, GraphClock) and run.baseline_us > DRIFTED * self.default_us
-
-    def _fair_race(self, default: Kernel, entrant: Entrant, member: Problem) -> tuple[Race, str]:
+    def _fair_race(self, default: Kernel, entrant: Entrant, member: Problem, state: str) -> tuple[Race, str]:
         """(a race on a device that was ours and not slowed down, its clock as text for the trial's note).
 
         Raises TryLater when the device stays slowed: nobody's fault, the problem's turn comes again.
         """
         if not isinstance(self._clock, GraphClock):
-            return self._undisturbed(lambda: self._one_race(default, entrant, member)), ""
+            return self._undisturbed(lambda: self._one_race(default, entrant, member, state)), ""
         slowed: tuple[str, ...] = ()
         for attempt in range(3):
             if attempt:
                 time.sleep(COOL_S)
-            run, now = self._one_race(default, entrant, member), self._clock.condition()
+            run, now = self._one_race(default, entrant, member, state), self._clock.condition()
             slowed = now.slowed
             if not slowed:
                 return run, f" sm_mhz={now.sm_mhz}" if now.sm_mhz else ""
@@ -432,19 +436,33 @@ class _Contest:
         """As long as SCREEN_S and SCREEN_PAIRS say, but no longer than it takes to see that a candidate is far behind.
 
         At M = 2048 a reading takes 1 to 2 ms of a GPU: 12 pairs of each of 20 to 30 candidates were 1 s of a search's
-        2.4 s, most of it for candidates that are far behind.
+        2.4 s, half of it for candidates that are far behind.
         """
-        pair_us = max(self.default_us, self._warm_up(arm))
         least, most = SCREEN_PAIRS
-        pairs = pairs_for(pair_us, SCREEN_S, least=least, most=most)
+        pairs = self._pairs(arm, max(self.default_us, self._warm_up(arm)), SCREEN_S, least=least, most=most)
         return race(baseline, arm, clock=self._clock, pairs=pairs, coin=self._coin, least=least, far=FAR)
 
-    def _one_race(self, default: Kernel, entrant: Entrant, member: Problem) -> Race:
+    def _pairs(self, arm: Arm, call_us: float, budget_s: float, *, least: int, most: int) -> int:
+        """Of readings of an arm whose calls take so long; a GPU's readings are of many calls, but less noisy."""
+        if isinstance(self._clock, GraphClock):
+            call_us *= self._clock.launches(arm)
+            budget_s *= READINGS_S / SCREEN_S
+        return pairs_for(call_us, budget_s, least=least, most=most)
+
+    def _one_race(self, default: Kernel, entrant: Entrant, member: Problem, state: str) -> Race:
         baseline = self._arm(DEFAULT, default, member)
         challenger = self._arm(entrant.candidate, entrant.kernels[member], member)
         call_us = max(self._warm_up(baseline), 0.1)
         burst = burst_for(call_us)
-        pairs = self._options.iters or pairs_for(call_us * burst, RACE_S)
+        reading_us = call_us * burst
+        if isinstance(self._clock, GraphClock):
+            self._warm_up(challenger)  # both are recorded before the device is made what it is to be
+            reading_us = call_us * self._clock.launches(baseline)
+            if state == RESTED:
+                time.sleep(REST_S)
+            elif state == BUSY:
+                self._clock.keep_busy((baseline, challenger), BUSY_S)
+        pairs = self._options.iters or pairs_for(reading_us, RESTED_S if state == RESTED else RACE_S)
         try:
             return race(baseline, challenger, clock=self._clock, pairs=pairs, coin=self._coin, burst=burst)
         finally:
@@ -456,7 +474,7 @@ class _Contest:
         """Made once at the most called member; at others again for every race, so that packed weights do not add up."""
         arm = self._arms.get(candidate) if member == self.main else None
         if arm is None:
-            arm = self._benches[-1].arm(str(candidate), kernel, member)
+            arm = self._benches[self._place].arm(str(candidate), kernel, member)
             if member == self.main:
                 self._arms[candidate] = arm
         return arm

@@ -37,6 +37,7 @@ class ListedGraphs:
         self.us, self.skips = us, skips
         self.recorded: list[int] = []
         self.replays = 0
+        self.kept_busy: list[tuple[int, float]] = []
         self.conditions: list[tuple[int | None, int | None]] = []  # then the usual one
 
     def record(self, calls: Sequence[Callable[[], object]]) -> tuple[Any, Tensor]:
@@ -51,6 +52,9 @@ class ListedGraphs:
         if not self.skips:
             last.copy_(calls[-1]())
         return self.us(last) * len(calls)
+
+    def replay_for(self, graphs: Sequence[Any], seconds: float) -> None:
+        self.kept_busy += [(len(graphs), seconds)]
 
     def synchronize(self) -> None: ...
 
@@ -162,6 +166,7 @@ class Table:
         patch.setattr(registry, "BACKENDS", self.backends)
         patch.setattr(search, "BACKENDS", self.backends)
         patch.setattr(search, "_compilers", self)
+        patch.setattr(search, "REST_S", 0.0)
         patch.setattr(search, "torch_device", lambda device: torch.device("cpu"))
 
     def run(self, candidates: Sequence[Candidate], problem: Problem, device: Device, *, before: Any) -> Any:
@@ -291,8 +296,8 @@ class Places:
         (9, (19.0, 19.0, 25.0), ["ok", "ok", "slower"], "default_best"),
         (9, (15.0, 19.0, 25.0), ["ok", "ok", "slower"], "default_best"),  # the worst bound is what is not sure
         (9, (19.0, 18.5, 18.8), ["ok", "ok", "ok"], "published"),
-        (2, (19.0, 19.0), ["ok", "ok"], "published"),  # no room: no third race
-        (1, (19.0,), ["ok", "ok"], "published"),
+        (2, (19.0, 19.0), ["ok", "ok", "ok"], "published"),  # no room: where the second was
+        (1, (19.0,), ["ok", "ok", "ok"], "published"),
     ],
 )
 def test_races_that_decide_have_operands_of_their_own_and_a_small_gain_must_win_at_three_places(
@@ -374,34 +379,81 @@ def test_a_disk_that_refuses_the_winners_binary_gives_no_verdict(table: Table) -
         table.tune({"triton": 15.0})
 
 
+class Loaded(PlantedClock):
+    """triton's time by what the device did before: was left alone, was kept busy, or neither."""
+
+    def __init__(self, plain: float, rested: float, busy: float) -> None:
+        super().__init__({"triton": plain}, {})
+        self.pauses: list[float] = []
+        self._rested, self._busy = rested, busy
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.times["triton"] = self._rested
+
+    def keep_busy(self, arms: Sequence[Arm], seconds: float) -> None:
+        super().keep_busy(arms, seconds)
+        self.times["triton"] = self._busy
+
+
 @pytest.mark.parametrize(
-    ("us", "recovers", "outcomes"),
+    ("us", "races"),
     [
-        (20.0, True, ["ok", "ok", "ok", "slower"]),  # 21.6 / 20 is not sure: a third race comes before the pause
-        (20.0, False, ["ok"] * 4),
-        (15.0, False, ["ok"] * 3),
+        ((19.0, 19.0, 19.0), ["race=1 ok", "race=2 rested ok", "race=3 busy ok"]),
+        ((19.0, 19.0, 19.8), ["race=1 ok", "race=2 rested ok", "race=3 busy slower"]),
+        ((19.0, 21.0, 19.0), ["race=1 ok", "race=2 rested slower"]),
+        ((15.0, 15.0, 25.0), ["race=1 ok", "race=2 rested ok"]),  # that sure of it nobody asks for more
     ],
 )
-def test_a_default_that_has_become_slower_is_raced_again_after_a_pause(
-    table: Table, us: float, recovers: bool, outcomes: list[str], monkeypatch: pytest.MonkeyPatch
+def test_a_winner_must_win_on_a_rested_gpu_and_one_with_a_small_gain_on_a_busy_one_too(
+    table: Table, us: tuple[float, float, float], races: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table.backends["triton"] = Compiled("triton", right)
-    pauses: list[float] = []
-    monkeypatch.setattr(search.time, "sleep", pauses.append)
+    clock = Loaded(*us)
+    monkeypatch.setattr(search, "REST_S", 1.5)
+    monkeypatch.setattr(search.time, "sleep", clock.sleep)
 
-    class Drifting(PlantedClock):
-        def us(self, arm: Arm, copies: Sequence[int]) -> float:
-            us = super().us(arm, copies)
-            screened = any(trial.phase == "screen" for trial in table.told)
-            return us * 1.08 if arm.name == "torch" and screened and not (recovers and pauses) else us
+    found = table.tune({}, clock=clock)
 
-    found = table.tune({}, clock=Drifting({"triton": us}, {}))
+    confirmed = [t for t in table.told if t.phase == "confirm"]
+    assert [f"{t.note.split(' m=')[0]} {t.outcome}" for t in confirmed] == races
+    assert found["graph"].state == ("published" if races[-1].endswith("ok") else "default_best")
+    assert clock.pauses == [1.5]
+    graphs: Any = clock._graphs
+    assert graphs.kept_busy == ([(2, search.BUSY_S)] if "busy" in races[-1] else [])
 
-    races = [trial for trial in table.told if trial.phase == "confirm"]
-    assert pauses == [search.COOL_S]
-    assert [trial.outcome for trial in races] == outcomes
-    assert [trial.note.split()[0] for trial in races] == [f"race={i + 1}" for i in range(len(outcomes))]
-    assert found["graph"].state == ("default_best" if recovers else "published")
+
+def test_where_the_best_does_not_win_again_the_next_best_may(table: Table) -> None:
+    table.backends |= {"triton": Compiled("triton", right), "other": Compiled("other", right)}
+    clock = Loaded(16.0, 16.0, 16.0)
+    clock.times["other"] = 18.0
+    clock.keep_busy = lambda arms, seconds: None  # type: ignore[method-assign]
+
+    def tire(told: Any) -> None:
+        table.told.append(told)
+        if told.phase == "confirm" and told.candidate.backend == "triton":
+            clock.times["triton"] = 25.0
+
+    found = table.tune({}, clock=clock, emit=tire)
+
+    assert (found["graph"].backend, found["graph"].state) == ("other", "published")
+    races = [(t.candidate.backend, t.note[:6], t.outcome) for t in table.told if t.phase == "confirm"]
+    assert races[-2:] == [("triton", "race=2", "slower"), ("other", "race=2", "ok")]
+
+
+def test_a_reading_is_of_many_calls_and_counts_as_long_as_it_takes(table: Table) -> None:
+    table.backends["triton"] = Compiled("triton", right)
+    clock = PlantedClock({"triton": 18.0, "torch": 20.0}, {})
+
+    table.tune({}, clock=clock)
+
+    pairs = [int(t.note.split("pairs=")[1].split()[0]) for t in table.told if t.phase == "confirm"]
+    reading_s = 20e-6 * clock.launches(clock_arm(clock, "torch"))
+    assert pairs[0] == max(6, int(search.RACE_S / (2 * reading_s))) and pairs[1] < pairs[0] < 60
+
+
+def clock_arm(clock: GraphClock, name: str) -> Arm:
+    return next(one.arm for one in clock._recorded.values() if one.arm.name.startswith(name))
 
 
 def test_what_screens_close_together_is_screened_again(table: Table) -> None:
