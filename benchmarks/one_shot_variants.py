@@ -45,13 +45,6 @@ _INTERLEAVED: Final = (
      "first_block = part, steps = (BLOCKS - part + PARTS - 1) / PARTS;"),
     ("w += block * 128, x += block * 128;", "w += block * (128 * PARTS), x += block * (128 * PARTS);"),
 )  # fmt: skip
-# Tiles of tokens, which read the same W, begin at other blocks of it
-_ROTATED: Final = (
-    ("int rows, tokens;  //", "int rows, tokens, begin, end;  //"),
-    ("w += block * 128, x += block * 128;",
-     "if ((block += my.begin) >= my.end) block -= my.end;\n  w += block * 128, x += block * 128;"),
-    ("my.tokens = m - from;", "my.tokens = m - from;\n  my.begin = blockIdx.y * steps / gridDim.y, my.end = steps;"),
-)  # fmt: skip
 VARIANTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     _PLAIN: (),
     "as many blocks as fit": (),
@@ -59,8 +52,6 @@ VARIANTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     "last row again, as many blocks as fit": _AGAIN,
     "every row of X asked for": ((_X_ROUND, "copy16_if(i * ROUND < my.tokens, "),),
     "interleaved": _INTERLEAVED,
-    "rotated": _ROTATED,
-    "rotated, as many blocks as fit": _ROTATED,
     "interleaved, wider fetches": (
         *_INTERLEAVED,
         ("cp.async.cg.shared.global [", "cp.async.cg.shared.global.L2::256B ["),
@@ -76,8 +67,6 @@ VARIANTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
          "load(my, w, x, ws + i * W_BYTES, xs + i * X_BYTES, i, i % 2 ? 0 : i + 1 < MOST - 1 ? 2 : i + 1 < MOST && "
          "i + 1 < steps ? 2 : 1);\n      asm"),
     ),
-    "two to a unit": (),
-    "two to a unit, rotated": _ROTATED,
     "without X": (
         (_X_ROUND, f"if (x == nullptr) {_X_ROUND}"),
     ),
@@ -96,15 +85,6 @@ class Filled(one_shot.OneShot):
         return self.fitting
 
 
-class Halved(one_shot.OneShot):
-    """A unit has room for two."""
-
-    @property
-    def fitting(self) -> int:
-        room = one_shot.shared_limit(one_shot.ARCH) // 2 - 1024  # each program takes one KB more
-        return max((d for d in range(1, self.most + 1) if self._bytes(d) <= room), default=0)
-
-
 def tile_of(one: one_shot.OneShot) -> str:
     """Rows, parts, tokens."""
     return f"{one.rows}x{one.parts}x{one.tokens}"
@@ -112,17 +92,7 @@ def tile_of(one: one_shot.OneShot) -> str:
 
 def form_of(variant: str) -> type[one_shot.OneShot]:
     """What has the configuration's depth."""
-    if variant.startswith("two to a unit"):
-        return Halved
     return Filled if variant.endswith("as many blocks as fit") else one_shot.OneShot
-
-
-def configs(variant: str, m: int, n: int, k: int, units: int, tiles: int) -> list[one_shot.OneShot]:
-    """The tiles that the estimate likes best for this variant."""
-    form = form_of(variant)
-    liked = one_shot.scored(m, n, k, 2 * units if form is Halved else units)
-    found = [form(m, n, k, False, "bf16", **config) for _, config in liked]
-    return [one for one in found if one.fitting >= min(one.most, 4)][:tiles]
 
 
 def binary(one: one_shot.OneShot, variant: str) -> bytes:
@@ -178,8 +148,7 @@ def told(rows: list[dict[str, Any]], variant: str) -> str:
     """The geometric mean of the best tile over the floor, and of all tiles over the kernel as it is."""
     best = [min(tile[variant] for tile in row["over_floor"].values() if variant in tile) for row in rows]
     beside = [t[variant] / t[_PLAIN] for row in rows for t in row["over_floor"].values() if {variant, _PLAIN} <= {*t}]
-    said = f"{variant}: {dense.geomean(best):.4f} of the floor"
-    return f"{said}, {dense.geomean(beside):.4f} of the time as it is" if beside else said
+    return f"{variant}: {dense.geomean(best):.4f} of the floor, {dense.geomean(beside):.4f} of the time as it is"
 
 
 def main() -> None:
@@ -195,7 +164,12 @@ def main() -> None:
     variants = [_PLAIN, *(args.only or [name for name in VARIANTS if name != _PLAIN])]
     rows = []
     for n, k in dense.shapes_of(args.shapes):
-        wanted = [(one, variant) for variant in variants for one in configs(variant, args.m, n, k, units, args.tiles)]
+        tiles = [config for _, config in one_shot.scored(args.m, n, k, units)[: args.tiles]]
+        wanted = [
+            (form_of(variant)(args.m, n, k, False, "bf16", **config), variant)
+            for config in tiles
+            for variant in variants
+        ]
         with ThreadPoolExecutor() as pool:
             made = pool.map(lambda want: binary(*want), wanted)
             built = dict(zip(wanted, made, strict=True))

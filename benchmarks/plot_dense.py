@@ -18,24 +18,25 @@ from typing import Any
 import matplotlib as mpl
 
 mpl.use("svg")
-from matplotlib import pyplot
+from matplotlib import pyplot, ticker
 
 
 def rows(paths: list[Path]) -> tuple[str, list[dict[str, Any]]]:
     """(device and versions, rows of problems that were measured)."""
     found: dict[tuple[int, int, int, str], dict[str, Any]] = {}
-    titles = set()
+    devices, dates = set(), []
     for path in sorted(paths, key=lambda path: json.loads(path.read_text())["date"]):
         raw = json.loads(path.read_text())
-        titles.add(f"{raw['device']}, torch {raw['versions']['torch'].split('+')[0]}, {raw['date'][:10]}")
+        devices.add(f"{raw['device']}, torch {raw['versions']['torch'].split('+')[0]}")
+        dates.append(raw["date"][:10])
         found |= {(r["m"], r["n"], r["k"], r["dtype"]): r for r in raw["rows"] if "failed" not in r}
-    return "; ".join(sorted(titles)), list(found.values())
+    return f"{'; '.join(sorted(devices))}, {dates[0]} to {dates[-1]}", list(found.values())
 
 
 def draw(title: str, found: list[dict[str, Any]], out: Path) -> None:
     ms = sorted({row["m"] for row in found})
     shapes = sorted({(row["n"], row["k"]) for row in found}, key=lambda shape: shape[0] * shape[1])
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 5.4), layout="constrained")
     for index, (n, k) in enumerate(shapes):
         mine = sorted((row for row in found if (row["n"], row["k"]) == (n, k)), key=lambda row: row["m"])
         colour = pyplot.get_cmap("viridis")(index / max(len(shapes) - 1, 1))
@@ -56,13 +57,17 @@ def draw(title: str, found: list[dict[str, Any]], out: Path) -> None:
     left.axhline(1.0, color="grey", linewidth=0.8)
     left.set(xlabel="M (rows of X)", ylabel="gain over F.linear (where torch's own stays: 1)", xticks=range(len(ms)))
     left.set_xticklabels(ms)
-    left.legend(title="N x K", fontsize=6, title_fontsize=7, ncols=2)
+    figure.legend(*left.get_legend_handles_labels(), title="N x K", fontsize=7, ncols=7, loc="outside lower center")
     floors = [row["floor_us"] for row in found]
     span = [min(floors) * 0.9, max(floors) * 1.1]
     right.plot(span, span, color="grey", linewidth=0.8, label="only reading W")
     right.scatter(floors, [r["torch_us"] for r in found], marker="x", s=18, color="tab:red", label="F.linear")
     right.scatter(floors, [r["us"] for r in found], marker="o", s=14, color="tab:blue", label="chosen by the search")
     right.set(xscale="log", yscale="log", xlabel="streaming floor of the same run (us)", ylabel="time (us)")
+    for axis in (right.xaxis, right.yaxis):
+        axis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+        axis.set_minor_formatter(ticker.NullFormatter())
+    right.set_xticks([3, 5, 10, 20, 50])
     right.legend(fontsize=8)
     figure.suptitle(f"Dense {' and '.join(sorted({row['dtype'] for row in found}))}, cold weights, CUDA graph: {title}")
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -43,14 +43,18 @@ def found(raw: dict[str, Any]) -> Iterator[tuple[Problem, str, Solution | None]]
                 continue
             device = DEVICES[raw["device"]]
             problem = Problem(m=row["m"], n=row["n"], k=row["k"], dtype=row["dtype"], math_mode="reduced")
-            if not row.get("published") or row["ratio_low"] <= DEFAULTS.min_gain:
+            if not row.get("published"):
+                yield problem, device, None
+                continue
+            low = min(row["ratio_low"], row.get("busy_ratio_low", row["ratio_low"]))
+            if low <= DEFAULTS.min_gain:
                 yield problem, device, None
                 continue
             config = _plain(row["backend"], row["config"], row["m"])
             solution = Solution(
                 problem=problem, device=device, mode="graph", covers="exact", backend=row["backend"], config=config,
                 stamp=raw["stamps"][row["backend"]], us=row["us"], baseline_us=row["torch_us"],
-                gain_low=row["ratio_low"], err=row["err"], baseline_err=row["torch_err"], state="published",
+                gain_low=low, err=row["err"], baseline_err=row["torch_err"], state="published",
             )  # fmt: skip
             yield problem, device, solution
     elif raw["benchmark"] == "gpu_loop":
