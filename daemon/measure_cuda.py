@@ -35,6 +35,7 @@ MIN_LAUNCHES: Final = 32  # in a graph, so that its own start, and that of its f
 LONG_ENOUGH_US: Final = 2000.0  # a graph of this length needs no more launches
 CHECK_EVERY: Final = 16  # readings
 MOST_GRAPHS: Final = 64  # kept; an older one is recorded again when it is asked for
+_QUEUED_S: Final = 0.02
 _SLEEP_CYCLES: Final = 100_000  # 50 us: longer than the host takes to queue a graph
 # Bits of NVML's clocks event reasons.  0x4, a power cap, is not among them: that is how the card runs under load.
 SLOWED: Final = {0x8: "hardware slowdown", 0x20: "thermal limit", 0x40: "overheated", 0x80: "power brake"}
@@ -106,12 +107,16 @@ class CudaGraphs:
 
     def replay_for(self, graphs: Sequence[Any], seconds: float) -> None:
         """As Graphs.replay_for."""
-        until_s = time.monotonic() + seconds
+        begin_s = now_s = time.monotonic()
+        rounds = 1
         with torch.cuda.stream(self._stream):
-            while time.monotonic() < until_s:
-                for graph in [*graphs] * 8:  # waited for less often than the device could rest meanwhile
+            while now_s < begin_s + seconds:
+                for graph in [*graphs] * rounds:
                     graph.replay()
                 self._stream.synchronize()
+                before_s, now_s = now_s, time.monotonic()
+                # No more is queued than is over in a moment, for others may want the device
+                rounds = max(1, min(8, int(rounds * _QUEUED_S / max(now_s - before_s, 1e-6))))
 
     def synchronize(self) -> None:
         """As Graphs.synchronize."""

@@ -49,6 +49,7 @@ from gemmtuned.daemon.measure_cuda import GraphClock
 from gemmtuned.daemon.options import DEFAULTS, SearchOptions
 from gemmtuned.daemon.outcome import (
     DEFAULT,
+    WORTH_IT,
     Default,
     Entrant,
     Question,
@@ -70,16 +71,15 @@ FINALISTS: Final = 3
 NEAR: Final = 1.03  # what screens this near to the best is screened once more, NEAR_MOST at most: noise is as large
 NEAR_MOST: Final = 8
 MOST: Final = 30  # candidates of a search, seeds included
-READINGS_S: Final = 0.025  # the same for a clock whose readings are of many calls
+READINGS_S: Final = 0.025  # a short race by a clock whose readings are of many calls
 REST_S: Final = 1.0  # a GPU is left alone before the race of a rested device, which is short: soon it is warm
 RESTED_S: Final = 0.1
 BUSY_S: Final = 0.3  # a GPU is kept at work before the race of a busy device
 COOL_S: Final = 2.0  # a slowed device, or a CPU in use, is given this long, twice, before the race is called off
 SOON_S: Final = 0.1  # a race in which our threads waited for a CPU is run again at once for so long: a burst is over
 FAR: Final = 0.9  # gain: what is below it in each of the first SCREEN_PAIRS[0] pairs is timed no further
-SURE: Final = 1.10  # a GPU's winner whose lower bound is below it needs a third race
+SURE: Final = 1.10  # a GPU's winner whose lower bound is below it needs a third race; more where more gain is asked for
 _HOPELESS: Final = 0.97  # screened gain below which a candidate cannot be worth it; not below FAR
-
 
 AS_IT_IS, RESTED, BUSY = "", " rested", " busy"  # a device in a race, as its trial's note tells it
 
@@ -335,7 +335,7 @@ class _Contest:
     def _wins_again(self, default: dict[Problem, Kernel], winner: Entrant) -> bool:
         on_gpu = isinstance(self._clock, GraphClock)
         for attempt, state in enumerate((RESTED, BUSY) if on_gpu else (AS_IT_IS,), 2):
-            if attempt == 3 and winner.gain_low >= SURE:
+            if attempt == 3 and winner.gain_low >= SURE * self._options.min_gain / WORTH_IT:
                 break
             self._move(attempt - 1)
             if not self._race(default, winner, attempt=attempt, state=state):
@@ -347,7 +347,7 @@ class _Contest:
         for member in self.members:
             started = self._start(entrant.candidate)
             try:
-                run, clocks = self._fair_race(default[member], entrant, member, state)
+                run, clocks = self._race_with_room(default[member], entrant, member, state)
             except CandidateFailed as err:  # what it gives inside a graph is not what it gave when it was verified
                 self._report(entrant.candidate, "confirm", "wrong", started, note=first_line(err))
                 return False
@@ -368,7 +368,7 @@ class _Contest:
         return True
 
     def _move(self, place: int) -> None:
-        """On a GPU, take the operands at this place in memory, the last where there is no room for more.
+        """On a GPU, take the operands at this place in memory; the last one, where no more have room.
 
         All are kept to the end of the contest: else their memory would be handed out again.
         """
@@ -376,12 +376,30 @@ class _Contest:
             return
         with suppress(*REFUSALS):
             while len(self._benches) <= place:
-                self._benches.append(Bench(self.main, self._device))
-        place = min(place, len(self._benches) - 1)
+                self._forget_all()  # what graphs hold may be what operands need
+                bench = Bench(self.main, self._device)
+                if len(bench.weights) < len(self._benches[0].weights):  # so few might be warm
+                    break
+                self._benches.append(bench)
+        self._take(min(place, len(self._benches) - 1))
+
+    def _take(self, place: int) -> None:
         if place != self._place:
             self._place = place
-            for candidate in list(self._arms):
-                self._forget(candidate)
+            self._forget_all()
+
+    def _race_with_room(self, default: Kernel, entrant: Entrant, member: Problem, state: str) -> tuple[Race, str]:
+        """_fair_race, at the place before where the operands of this one leave no room for graphs."""
+        while True:
+            try:
+                return self._fair_race(default, entrant, member, state)
+            except CandidateFailed:
+                raise
+            except REFUSALS:
+                if self._place == 0:
+                    raise
+            del self._benches[self._place :]
+            self._take(self._place - 1)
 
     def _fair_race(self, default: Kernel, entrant: Entrant, member: Problem, state: str) -> tuple[Race, str]:
         """(a race on a device that was ours and not slowed down, its clock as text for the trial's note).
@@ -452,18 +470,20 @@ class _Contest:
     def _one_race(self, default: Kernel, entrant: Entrant, member: Problem, state: str) -> Race:
         baseline = self._arm(DEFAULT, default, member)
         challenger = self._arm(entrant.candidate, entrant.kernels[member], member)
-        call_us = max(self._warm_up(baseline), 0.1)
-        burst = burst_for(call_us)
-        reading_us = call_us * burst
-        if isinstance(self._clock, GraphClock):
-            self._warm_up(challenger)  # both are recorded before the device is made what it is to be
-            reading_us = call_us * self._clock.launches(baseline)
-            if state == RESTED:
-                time.sleep(REST_S)
-            elif state == BUSY:
-                self._clock.keep_busy((baseline, challenger), BUSY_S)
-        pairs = self._options.iters or pairs_for(reading_us, RESTED_S if state == RESTED else RACE_S)
         try:
+            call_us = max(self._warm_up(baseline), 0.1)
+            burst = burst_for(call_us)
+            reading_us = call_us * burst
+            if isinstance(self._clock, GraphClock):
+                self._warm_up(challenger)  # both are recorded before the device is made what it is to be
+                reading_us = call_us * self._clock.launches(baseline)
+                if state == RESTED:
+                    time.sleep(REST_S)
+                elif state == BUSY:
+                    self._clock.keep_busy((baseline, challenger), BUSY_S)
+            pairs = self._options.iters or pairs_for(reading_us, RACE_S)
+            if state == RESTED:  # a long one would not be of a rested device
+                pairs = min(pairs, pairs_for(reading_us, RESTED_S))
             return race(baseline, challenger, clock=self._clock, pairs=pairs, coin=self._coin, burst=burst)
         finally:
             if member != self.main:  # made for this race alone
@@ -484,6 +504,12 @@ class _Contest:
         arm = self._arms.pop(candidate, None)
         if arm is not None:
             self._clock.forget(arm)
+
+    def _forget_all(self) -> None:
+        for candidate in list(self._arms):
+            self._forget(candidate)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _warm_up(self, arm: Arm) -> float:
         """Run it for the first times; the time of a later call in us."""

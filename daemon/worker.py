@@ -29,7 +29,9 @@ from gemmtuned.daemon.wire import COMPILING, Failed, Found, Hello, Inbox, Memory
 TERM_GRACE_S: Final = 0.1  # a device must be free half a second after somebody else wants it
 KILL_WAIT_S: Final = 0.5
 _WAITING: Final = "waiting for work"
-_PAUSES_S: Final = 5.0  # beside a candidate's timeout: a search waits for a device that is slowed down or in use
+_PAUSES_S: Final = (
+    9.0  # beside a candidate's timeout: a search lets a device rest, and waits while it is slowed or in use
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,16 +117,17 @@ def _carry_out(
             options=order.options,
         )
     except GemmtunedError as err:
-        after_failure()
-        return Failed(str(err), later=isinstance(err, TryLater))
+        failed = Failed(str(err), later=isinstance(err, TryLater))
     except MemoryError:
-        return Failed("out of memory")
+        failed = Failed("out of memory")
     except Exception as err:  # a bug in a backend is this problem's failure, not the worker's end
         logger.exception("tuning failed problem=%s", order.target)
-        after_failure()
-        return Failed(f"{type(err).__name__}: {err}")
-    first, *others = (found,) if isinstance(found, Solution) else found
-    return Found(first, tuple(others))
+        failed = Failed(f"{type(err).__name__}: {err}")
+    else:
+        first, *others = (found,) if isinstance(found, Solution) else found
+        return Found(first, tuple(others))
+    after_failure()  # not before: with its error the search's operands are gone, too
+    return failed
 
 
 def load(search: str, device: str) -> tuple[Search, Environment]:

@@ -19,10 +19,12 @@ from gemmtuned.configs.errors import CandidateFailed, TryLater
 from gemmtuned.configs.manifest import read_binary
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Environment, Solution
-from gemmtuned.daemon import search
+from gemmtuned.daemon import measure, search
 from gemmtuned.daemon.measure import Arm, Bench
 from gemmtuned.daemon.measure_cuda import CHECK_EVERY, LONG_ENOUGH_US, MIN_LAUNCHES, MOST_GRAPHS, GraphClock
+from gemmtuned.daemon.options import DEFAULTS, SearchOptions
 from gemmtuned.daemon.search import tune_modes
+from gemmtuned.daemon.worker import _PAUSES_S
 from gemmtuned.kernels import backends as registry
 from gemmtuned.kernels.backends import BACKENDS
 
@@ -181,6 +183,7 @@ class Table:
         found = tune_modes(
             asked["members"], asked["covers"], asked["target"], environment, mode="eager", skip=(),
             emit=more.get("emit", self.told.append), clock=more.get("clock", PlantedClock(us, host or {})), seed=1,
+            options=more.get("options", DEFAULTS),
         )  # fmt: skip
         assert found[0].mode == "eager"
         return {solution.mode: Solution.from_row(solution.to_row()) for solution in found}
@@ -421,6 +424,60 @@ def test_a_winner_must_win_on_a_rested_gpu_and_one_with_a_small_gain_on_a_busy_o
     assert clock.pauses == [1.5]
     graphs: Any = clock._graphs
     assert graphs.kept_busy == ([(2, search.BUSY_S)] if "busy" in races[-1] else [])
+
+
+@pytest.mark.parametrize(("min_gain", "races"), [(1.02, 2), (1.2, 3)])
+def test_what_is_sure_is_more_where_more_gain_is_asked_for(table: Table, min_gain: float, races: int) -> None:
+    table.backends["triton"] = Compiled("triton", right)
+
+    table.tune({}, clock=Loaded(16.0, 16.0, 16.0), options=SearchOptions(min_gain=min_gain))
+
+    assert len([t for t in table.told if t.phase == "confirm"]) == races
+
+
+def test_a_rested_race_is_short_however_many_pairs_are_asked_for(table: Table) -> None:
+    table.backends["triton"] = Compiled("triton", right)
+
+    table.tune({}, clock=Loaded(19.0, 19.0, 19.0), options=SearchOptions(iters=200))
+
+    pairs = [int(t.note.split("pairs=")[1].split()[0]) for t in table.told if t.phase == "confirm"]
+    assert pairs[0] == pairs[2] == 200 and pairs[1] < 60
+
+
+def test_without_room_for_graphs_a_race_is_run_at_the_place_before(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.backends["triton"] = Compiled("triton", right)
+    places = Places(monkeypatch, 9)
+    clock = places.clock((19.0, 18.9, 18.8))
+    record = clock._record
+
+    def full(arm: Arm) -> Any:
+        if places._of[id(arm)] == 2:
+            raise RuntimeError("CUDA out of memory")
+        return record(arm)
+
+    monkeypatch.setattr(clock, "_record", full)
+
+    found = table.tune({}, clock=clock)["graph"]
+
+    races = [t.note.split(" m=")[0] for t in table.told if t.phase == "confirm"]
+    assert races == ["race=1", "race=2 rested", "race=3 busy"] and found.state == "published"
+
+
+def test_a_place_with_fewer_copies_of_the_weights_is_not_taken(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    table.backends["triton"] = Compiled("triton", right)
+    places = Places(monkeypatch, 9)
+    full = measure.copies_needed
+    monkeypatch.setattr(measure, "copies_needed", lambda *asked: full(*asked) - (len(places.weights) > 0))
+
+    table.tune({}, clock=places.clock((19.0, 25.0, 25.0)))
+
+    assert [t.outcome for t in table.told if t.phase == "confirm"] == ["ok"] * 3
+
+
+def test_a_candidates_timeout_leaves_room_for_every_pause_of_a_race() -> None:
+    assert 3 * max(search.REST_S, search.BUSY_S) + 2 * search.COOL_S < _PAUSES_S
 
 
 def test_where_the_best_does_not_win_again_the_next_best_may(table: Table) -> None:

@@ -73,6 +73,7 @@ WARP_GROUPS = [
     (70, 40, 4, 16, 2, 80),
     (150, 40, 9, 24, 1, 80, 4),
     (127, 20, 14, 16, 2, 128, 5),
+    (129, 70, 4, 40, 2, 128),  # several rounds of copies of W, rows of X apart, a tile of one token
 ]
 TILES_OF_TOKENS = [(100, 24, 6, 24, 3, 48)]
 
@@ -103,6 +104,13 @@ COPIES = {
     "swizzled otherwise": (ONCE, "(from & 7)", "(from & 3)", "far off"),
     "of rows past the last": (ONCE, "N % ROWS == 0 || i * ROUND < my.rows", "true", "no tensor"),
     "of tokens past the last": (AT_ONCE[6], "min(from + i * ROUND, m - 1)", "(from + i * ROUND)", "no tensor"),
+    "of rows of W a round before": (
+        WARP_GROUPS[3],
+        "my.w[i] = (u64)(from + i * ROUND)",
+        "my.w[i] = (u64)(from + i * 16)",
+        "far off",
+    ),
+    "of tokens that lie apart": (WARP_GROUPS[3], "first_token * ldx", "first_token * K", "far off"),
     "of another tile's tokens": (TILES_OF_TOKENS[0], "blockIdx.y * TOKENS", "blockIdx.y * 64", "far off"),
 }
 PRODUCTS = {

@@ -1,6 +1,6 @@
 """One shot, M up to 256 on sm_90: a program's part of W and X on its way at once, sums over a cluster (one_shot.cu).
 
-Few bytes for a unit to take in decide, X's with W's: so clusters are large and tiles as low as one wave allows.
+What goes through a unit's shared memory decides: so clusters are large and tiles as low as one wave allows.
 Above 64 tokens a program takes a tile of them, and has a warp group for each 64.
 """
 
@@ -177,7 +177,7 @@ def one_shot(config: Config, problem: Problem) -> OneShot:
 def scored(m: int, n: int, k: int, units: int) -> list[tuple[float, dict[str, int]]]:
     """(estimated us, config), the fastest first: for each number of parts the lowest two tiles that fit at once."""
     found = []
-    for parts in range(1, MAX_CLUSTER + 1):
+    for parts in range(1, min(MAX_CLUSTER, k // BLOCK_K) + 1):
         for tokens in _tiles_of_tokens(m):
             high = filled(units, parts) // parts // -(-m // tokens)  # tiles of W that fit at once
             least = (math.ceil(n / max(high, 1)) + 7) // 8 * 8
