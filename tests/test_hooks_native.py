@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from gemm_programs import PROGRAMS
 from hooked import HERE, LINEAR, ForkServer, Home, publish, published
 from hypothesis import given
@@ -113,7 +114,7 @@ def test_routes_are_bit_equal_to_the_python_backends(home: Home) -> None:
     tried, wrong = done.said
 
     assert wrong == []
-    assert tried > 40
+    assert tried > (40 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else 35)  # oneDNN has nothing for bf16 there
 
 
 def test_eight_threads_lose_nothing(home: Home) -> None:
