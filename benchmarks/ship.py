@@ -43,10 +43,8 @@ def found(raw: dict[str, Any]) -> Iterator[tuple[Problem, str, Solution | None]]
                 continue
             device = DEVICES[raw["device"]]
             problem = Problem(m=row["m"], n=row["n"], k=row["k"], dtype=row["dtype"], math_mode="reduced")
-            if not row.get("published"):
-                yield problem, device, None
-                continue
-            low = min(row["ratio_low"], row.get("busy_ratio_low", row["ratio_low"]))
+            published = row.get("published")
+            low = min(row["ratio_low"], row.get("busy_ratio_low", row["ratio_low"])) if published else 0.0
             if low <= DEFAULTS.min_gain:
                 yield problem, device, None
                 continue
