@@ -24,6 +24,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
+from gemmtuned._testing import faults
 from gemmtuned.configs.errors import GemmtunedError, TableError
 from gemmtuned.configs.settings import trusted_uid
 from gemmtuned.configs.solution import Solution
@@ -205,16 +206,20 @@ def _names_in_manifest(folder: Path) -> set[str]:
 def write_whole(path: Path, data: bytes) -> None:
     """Replace a file in one step, so that no reader and no power cut sees a part of it. Raises OSError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    faults.point("publish.open")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         try:
             os.fchmod(fd, 0o644)
             view = memoryview(data)
             while view:
+                faults.point("publish.write")
                 view = view[os.write(fd, view) :]
+            faults.point("publish.fsync")
             os.fsync(fd)
         finally:
             os.close(fd)
+        faults.point("publish.rename")
         temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -222,6 +227,7 @@ def write_whole(path: Path, data: bytes) -> None:
         raise
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        faults.point("publish.fsync_folder")
         os.fsync(folder)
     finally:
         os.close(folder)
@@ -230,6 +236,7 @@ def write_whole(path: Path, data: bytes) -> None:
 def read_trusted(path: Path) -> bytes:
     """A file that nobody but root, this user or one it trusts can have written. Raises TableError for any other."""
     try:
+        faults.point("load.open")
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as err:
         raise TableError(f"{path}: cannot be opened ({err.strerror})") from err
