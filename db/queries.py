@@ -88,6 +88,32 @@ LEFT JOIN run r ON r.id = t.run_id
 GROUP BY {group}
 ORDER BY {weight} DESC
 """
+_SERVED: Final = f"""
+WITH recent AS (
+    SELECT problem_id, environment_id, sum(calls) AS calls
+    FROM sighting WHERE hour >= :hour AND last_seen_us >= :since
+    GROUP BY problem_id, environment_id
+),
+known AS MATERIALIZED (
+    SELECT t.*, c.us, c.solution_id
+    FROM recent t JOIN problem_cost c ON c.environment_id = t.environment_id AND c.problem_id = t.problem_id
+)
+SELECT p.text AS problem, {_PROBLEM}, h.key AS device, sum(t.calls) AS calls, sum(t.calls * t.us) AS time_us,
+    s.backend, s.config, s.covers, s.state, s.baseline_us / s.us AS gain
+FROM known t
+JOIN problem p ON p.id = t.problem_id
+JOIN environment e ON e.id = t.environment_id
+JOIN device h ON h.id = e.device_id
+LEFT JOIN solution s ON s.id = t.solution_id
+GROUP BY t.problem_id, h.id, s.id
+ORDER BY time_us DESC
+"""  # noqa: S608
+_TRAFFIC: Final = """
+WITH cost AS MATERIALIZED (SELECT problem_id, environment_id, us FROM problem_cost)
+SELECT s.hour, sum(s.calls * c.us) AS time_us, sum(s.calls * c.us * (s.outcome <> 'miss')) AS hit_us
+FROM sighting s JOIN cost c ON c.problem_id = s.problem_id AND c.environment_id = s.environment_id
+WHERE s.hour >= :hour GROUP BY s.hour ORDER BY s.hour
+"""
 _FILED: Final = """
 SELECT s.*, h.key AS device
 FROM solution s JOIN problem b ON b.id = s.problem_id JOIN device h ON h.id = s.device_id
@@ -127,6 +153,22 @@ def coverage(
     run_id = "run_id" if by == "run" else "NULL"
     sql = _COVERAGE.format(columns=columns, group=group, run_id=run_id, weight=WEIGHTS[weight])
     return ask(path, sql, {"since": since, "hour": since // 3_600_000_000})
+
+
+def served(path: Path, *, since_s: float = DAY_S, now_s: float | None = None) -> list[dict[str, Any]]:
+    """Every problem called in the last since_s seconds, and what serves it, by device; the heaviest first.
+
+    Columns: the problem's, device, calls, time_us (on stock torch); then of the solution that the look-up finds, for this
+    M or for its bucket, and None where there is none: backend, config, covers, state, gain (times stock torch's speed).
+    """
+    since = us((time.time() if now_s is None else now_s) - since_s)
+    return ask(path, _SERVED, {"since": since, "hour": since // 3_600_000_000})
+
+
+def traffic(path: Path, *, since_s: float = DAY_S, now_s: float | None = None) -> list[dict[str, Any]]:
+    """GEMM time by hour: hour (since 1970), time_us (on stock torch), hit_us (of calls that a solution served)."""
+    since = us((time.time() if now_s is None else now_s) - since_s)
+    return ask(path, _TRAFFIC, {"hour": since // 3_600_000_000})
 
 
 def untuned(path: Path, *, limit: int | None = None, device: str | None = None) -> list[dict[str, Any]]:

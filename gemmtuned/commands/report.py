@@ -1,0 +1,39 @@
+"""`gemmtuned report`: one HTML file that opens anywhere."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gemmtuned.commands.options import Since, settings
+from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.reports.render import size
+from gemmtuned.reports.source import refuse_none
+
+_MONTH_S = 30 * 86_400.0
+
+
+def report(
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where the page is written.")] = Path(
+        "gemmtuned-report.html"
+    ),
+    since: Since = _MONTH_S,
+) -> None:
+    """Write one HTML page: coverage over time, gains by layer and by problem, what waits and why.
+
+    The page needs no network and no script. It holds names of programs and their shapes: look at it before you send it
+    on.
+    """
+    here = settings()
+    refuse_none(here)
+    from gemmtuned.reports.page import collect, render
+
+    text = render(collect(here.db, since_s=since, now_s=time.time()))
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as err:
+        raise GemmtunedError(f"{out}: {err.strerror or err}. Choose another place with --out") from err
+    typer.echo(f"{out}: {size(len(text.encode()))}. Open it in a browser.")

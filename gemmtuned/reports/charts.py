@@ -1,0 +1,119 @@
+"""Pictures for the HTML report: inline SVG, drawn here, coloured by the page's own style sheet.
+
+Every function returns markup that is safe to put into the page: all text in it is escaped.  Widths are in a drawing's
+own units; the page scales a drawing to the column it stands in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Final
+
+from gemmtuned.reports.render import clean
+
+_WIDTH: Final = 720
+_ROW: Final = 26
+_LABEL: Final = 190  # room for the name of a bar
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One piece of a whole: its share (0 to 1), the style class that colours it, its name."""
+
+    share: float
+    style: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One row of a bar chart: before and after in the same unit, and what is written beside it."""
+
+    name: str
+    before: float
+    after: float
+    text: str
+
+
+def shares(parts: Sequence[Part]) -> str:
+    """One bar cut into parts, with a legend below it. Parts without a share are left out."""
+    x, drawn, legend = 0.0, [], []
+    for part in parts:
+        if part.share <= 0:
+            continue
+        width = part.share * _WIDTH
+        drawn.append(f'<rect class="{part.style}" x="{x:.2f}" y="0" width="{width:.2f}" height="28"/>')
+        legend.append(
+            f'<span class="key"><i class="{part.style}"></i>{_text(part.name)} <b>{part.share:.1%}</b></span>'
+        )
+        x += width
+    label = ", ".join(f"{part.name} {part.share:.1%}" for part in parts if part.share > 0)
+    return (
+        f'<svg class="chart" viewBox="0 0 {_WIDTH} 28" role="img" aria-label="{_text(label)}" '
+        f'preserveAspectRatio="none">{"".join(drawn)}</svg><p class="legend">{"".join(legend)}</p>'
+    )
+
+
+def bars(rows: Sequence[Bar], *, label: str) -> str:
+    """Two bars a row, before above after, on one scale that begins at zero."""
+    if not rows:
+        return ""
+    most = max(max(row.before, row.after) for row in rows) or 1.0
+    room = _WIDTH - _LABEL - 110
+    drawn = []
+    for i, row in enumerate(rows):
+        y = i * (_ROW + 6)
+        drawn.append(
+            f'<text class="name" x="{_LABEL - 8}" y="{y + 17}" text-anchor="end">{_text(_short(row.name))}'
+            f"<title>{_text(row.name)}</title></text>"
+            f'<rect class="before" x="{_LABEL}" y="{y + 2}" width="{max(row.before / most * room, 1):.1f}" height="10"/>'
+            f'<rect class="after" x="{_LABEL}" y="{y + 13}" width="{max(row.after / most * room, 1):.1f}" height="10"/>'
+            f'<text class="figure" x="{_LABEL + max(row.before, row.after) / most * room + 6:.1f}" y="{y + 17}">'
+            f"{_text(row.text)}</text>"
+        )
+    height = len(rows) * (_ROW + 6)
+    return (
+        f'<svg class="chart" viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{_text(label)}">'
+        f"{''.join(drawn)}</svg>"
+    )
+
+
+def area(values: Sequence[float | None], names: Sequence[str], *, label: str) -> str:
+    """Shares (0 to 1) over time as a filled line; None, where nothing was called, is a gap. names: of the first and last."""
+    if not any(value is not None for value in values):
+        return ""
+    height, bottom = 150, 126
+    step = (_WIDTH - 50) / max(len(values) - 1, 1)
+    pieces: list[list[tuple[float, float]]] = [[]]
+    for i, value in enumerate(values):
+        if value is None:
+            pieces.append([])
+        else:
+            pieces[-1].append((44 + i * step, bottom - value * (bottom - 8)))
+    drawn = [
+        f'<line class="grid" x1="44" x2="{_WIDTH}" y1="{bottom - v * (bottom - 8)}" y2="{bottom - v * (bottom - 8)}"/>'
+        f'<text class="name" x="38" y="{bottom - v * (bottom - 8) + 4}" text-anchor="end">{v:.0%}</text>'
+        for v in (0, 0.5, 1)
+    ]
+    for piece in filter(None, pieces):
+        if len(piece) == 1:  # a line of one point would not show
+            piece = [(piece[0][0] - 2, piece[0][1]), (piece[0][0] + 2, piece[0][1])]
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in piece)
+        drawn.append(f'<polygon class="fill" points="{piece[0][0]:.1f},{bottom} {line} {piece[-1][0]:.1f},{bottom}"/>')
+        drawn.append(f'<polyline class="line" points="{line}"/>')
+    drawn.append(f'<text class="name" x="44" y="{height - 6}">{_text(names[0])}</text>')
+    drawn.append(f'<text class="name" x="{_WIDTH}" y="{height - 6}" text-anchor="end">{_text(names[-1])}</text>')
+    return (
+        f'<svg class="chart" viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{_text(label)}">'
+        f"{''.join(drawn)}</svg>"
+    )
+
+
+def _short(name: str, most: int = 28) -> str:
+    return name if len(name) <= most else name[: most - 1] + "…"
+
+
+def _text(text: str) -> str:
+    return escape(clean(text))
