@@ -158,8 +158,8 @@ def coverage(
 def served(path: Path, *, since_s: float = DAY_S, now_s: float | None = None) -> list[dict[str, Any]]:
     """Every problem called in the last since_s seconds, and what serves it, by device; the heaviest first.
 
-    Columns: the problem's, device, calls, time_us (on stock torch); then of the solution that the look-up finds, for this
-    M or for its bucket, and None where there is none: backend, config, covers, state, gain (times stock torch's speed).
+    Columns: the problem's, device, calls, time_us (on stock torch); then of the solution that the look-up finds, for
+    this M or for its bucket, and None where there is none: backend, config, covers, state, gain (over stock torch).
     """
     since = us((time.time() if now_s is None else now_s) - since_s)
     return ask(path, _SERVED, {"since": since, "hour": since // 3_600_000_000})

@@ -64,13 +64,14 @@ def bars(rows: Sequence[Bar], *, label: str) -> str:
     room = _WIDTH - _LABEL - 110
     drawn = []
     for i, row in enumerate(rows):
+        before, after = max(row.before / most * room, 1), max(row.after / most * room, 1)
         y = i * (_ROW + 6)
         drawn.append(
             f'<text class="name" x="{_LABEL - 8}" y="{y + 17}" text-anchor="end">{_text(_short(row.name))}'
             f"<title>{_text(row.name)}</title></text>"
-            f'<rect class="before" x="{_LABEL}" y="{y + 2}" width="{max(row.before / most * room, 1):.1f}" height="10"/>'
-            f'<rect class="after" x="{_LABEL}" y="{y + 13}" width="{max(row.after / most * room, 1):.1f}" height="10"/>'
-            f'<text class="figure" x="{_LABEL + max(row.before, row.after) / most * room + 6:.1f}" y="{y + 17}">'
+            f'<rect class="before" x="{_LABEL}" y="{y + 2}" width="{before:.1f}" height="10"/>'
+            f'<rect class="after" x="{_LABEL}" y="{y + 13}" width="{after:.1f}" height="10"/>'
+            f'<text class="figure" x="{_LABEL + max(before, after) + 6:.1f}" y="{y + 17}">'
             f"{_text(row.text)}</text>"
         )
     height = len(rows) * (_ROW + 6)
@@ -81,7 +82,10 @@ def bars(rows: Sequence[Bar], *, label: str) -> str:
 
 
 def area(values: Sequence[float | None], names: Sequence[str], *, label: str) -> str:
-    """Shares (0 to 1) over time as a filled line; None, where nothing was called, is a gap. names: of the first and last."""
+    """Shares (0 to 1) over time as a filled line; None, where nothing was called, is a gap.
+
+    names: of the points in time, of which the first and the last are written.
+    """
     if not any(value is not None for value in values):
         return ""
     height, bottom = 150, 126

@@ -130,7 +130,7 @@ def _parts(served: Sequence[dict[str, Any]], time_us: float) -> str:
 
 
 def _layers(served: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each weight's shape, the heaviest first: its time on stock torch and now, which M, what is covered."""
+    """One row for each weight's shape, the heaviest first: time on stock torch and now, which M, what is covered."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in served:
         key = (row["family"], row["batch"], row["n"], row["k"], row["dtype"], row["device"])
@@ -183,7 +183,7 @@ def _curve(data: Data) -> str:
 
 
 def _best_rate(solutions: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """By device the highest rate in GB/s at which any solution moves its operands: the floor that others are held to."""
+    """By device the highest rate in GB/s at which any solution moves its operands, as a mark for the others."""
     best: dict[str, float] = {}
     for row in solutions:
         best[row["device"]] = max(best.get(row["device"], 0.0), row["gb_s"] or 0.0)
