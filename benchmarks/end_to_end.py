@@ -8,7 +8,7 @@ Models of docs/examples/decode.py (random weights, static cache), each in modes 
 batch, with four arms in one process (end_to_end_model.py):
 
     stock, again   without the hook, twice: what they differ by is noise
-    untuned        AITER_TUNE_GEMM=1, nothing tuned
+    untuned        GEMMTUNED=1, nothing tuned
     tuned          the same after one idle pass of the daemon
 
 and at the end 100 publishes while threads decode (end_to_end_reload.py).  Each model is measured by a process of its

@@ -7,7 +7,7 @@ round; the figure is the median over rounds of (arm - bare of the same round), w
 
     native     counted by the native hook, not routed
     fallback   counted by the patched F.linear (no compiler); only F.linear goes through it
-    off        gemmtuned installed, AITER_TUNE_GEMM unset: two processes take turns, entry point on and off
+    off        gemmtuned installed, GEMMTUNED unset: two processes take turns, entry point on and off
 """
 
 from __future__ import annotations
@@ -76,21 +76,14 @@ def quartiles(values: list[float]) -> dict[str, float]:
 
 
 def measure(threads: int, rounds: int) -> dict[str, Any]:
-    import torch
-
     from gemmtuned.configs.settings import Settings
     from gemmtuned.hooks import native
-    from gemmtuned.hooks.dispatch import Table
-    from gemmtuned.hooks.fallback import Fallback
     from gemmtuned.hooks.native.build import build
 
     library = native.Native(build(Settings.from_env().cache))
-    functional = torch.nn.functional
-    stock = functional.linear
-    fallback = Fallback(stock, table=Table())
     cases = operators()
     bare: dict[str, list[float]] = {c: [] for c in cases}
-    added: dict[str, dict[str, list[float]]] = {a: {c: [] for c in cases} for a in ("native", "fallback")}
+    added: dict[str, dict[str, list[float]]] = {a: {c: [] for c in cases} for a in ("native",)}
     for _ in range(rounds):
         for name, run in cases.items():
             base = ns_a_call(run, threads)
@@ -99,10 +92,6 @@ def measure(threads: int, rounds: int) -> dict[str, Any]:
             library.set_mode(native.CAPTURE | native.DISPATCH)
             added["native"][name].append(ns_a_call(run, threads) - base)
             library.remove()
-            if name.startswith("linear"):
-                functional.linear = fallback.wrapper
-                added["fallback"][name].append(ns_a_call(run, threads) - base)
-                functional.linear = stock
     counted = sum(s.calls for s in library.drain())
     assert counted == rounds * len(cases) * (CALLS // threads * threads), "the hook did not count every call"
     return {
@@ -117,7 +106,7 @@ def measure_off(rounds: int) -> dict[str, Any]:
     arms: dict[str, list[float]] = {"absent": [], "unset": []}
     for _ in range(rounds):
         for arm, autoload in (("absent", "0"), ("unset", "1")):
-            env = {k: v for k, v in os.environ.items() if k != "AITER_TUNE_GEMM"}
+            env = {k: v for k, v in os.environ.items() if k not in ("GEMMTUNED", "AITER_TUNE_GEMM")}
             env["TORCH_DEVICE_BACKEND_AUTOLOAD"] = autoload
             done = subprocess.run(
                 [sys.executable, __file__, "--child"], env=env, capture_output=True, text=True, check=True

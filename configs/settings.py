@@ -22,8 +22,9 @@ class Variable:
 
 
 _VARIABLES: Final = (
-    Variable("AITER_TUNE_GEMM", "0", "1: capture and dispatch; 0 or unset: nothing is patched"),
-    Variable("GEMMTUNED_DISPATCH", "unset", "1: dispatch without capture; 0 beside AITER_TUNE_GEMM=1: capture only"),
+    Variable("GEMMTUNED", "0", "1: capture and dispatch; 0 or unset: nothing is patched"),
+    Variable("AITER_TUNE_GEMM", "0", "1: the same, AITER's name; GEMMTUNED decides where both are set"),
+    Variable("GEMMTUNED_DISPATCH", "unset", "1: dispatch without capture; 0 beside GEMMTUNED=1: capture only"),
     Variable("GEMMTUNED_DISABLE", "0", "1: everything goes to the default"),
     Variable("AITER_BYPASS_TUNE_CONFIG", "0", "1: the same, AITER's name"),
     Variable(
@@ -35,7 +36,7 @@ _VARIABLES: Final = (
     Variable(
         "GEMMTUNED_CACHE",
         "user cache folder",
-        "where the native hook is built, once per torch, and kernels in CUDA C++",
+        "where the native hook is kept, built once per torch, and kernels in CUDA C++",
     ),
     Variable("GEMMTUNED_RUN", "program name", "label of this workload in coverage reports"),
     Variable(
@@ -46,7 +47,8 @@ _VARIABLES: Final = (
     ),
     Variable("GEMMTUNED_IDLE_S", "10", "clear seconds before a device counts as idle"),
     Variable("GEMMTUNED_FLUSH_S", "1", "seconds between two flushes of counts to the database"),
-    Variable("GEMMTUNED_NATIVE", "1", "0: never build or load the native hook, patch F.linear only"),
+    Variable("GEMMTUNED_NATIVE", "1", "0: never build or load the native hook: nothing is counted or routed"),
+    Variable("GEMMTUNED_QUIET", "0", "1: a program does not say at its start that gemmtuned is on"),
 )
 RELOADS: Final = ("auto", "start", "manual")
 # AITER's variables for tables of the user's own, and the family of the tables (configs/aiter_headers.py)
@@ -106,6 +108,7 @@ class Settings:
     native: bool = True
     tables: tuple[UserTables, ...] = ()
     log_tuned: bool = False
+    quiet: bool = False
 
     @property
     def locks(self) -> Path:
@@ -149,14 +152,14 @@ class Settings:
 
     @classmethod
     def _read(cls, env: Mapping[str, str]) -> Settings:
-        tune = _flag(env, "AITER_TUNE_GEMM")
+        tune = _switch(env)
         home = _path(env, "GEMMTUNED_HOME") or _default_home()
         reload = env.get("GEMMTUNED_RELOAD") or ("start" if _ranks(env) > 1 else "auto")
         if reload not in RELOADS:
             raise SettingError(f"GEMMTUNED_RELOAD must be one of {', '.join(RELOADS)}, got {reload!r}")
         return cls(
-            capture=bool(tune),
-            dispatch=_flag(env, "GEMMTUNED_DISPATCH", default=bool(tune)),
+            capture=tune,
+            dispatch=_flag(env, "GEMMTUNED_DISPATCH", default=tune),
             disabled=_flag(env, "GEMMTUNED_DISABLE") or _flag(env, "AITER_BYPASS_TUNE_CONFIG"),
             reload=reload,
             reload_by_ranks=not env.get("GEMMTUNED_RELOAD"),
@@ -173,13 +176,14 @@ class Settings:
             native=_flag(env, "GEMMTUNED_NATIVE", default=True),
             tables=_tables(env),
             log_tuned=_flag(env, "AITER_LOG_TUNED_CONFIG"),
+            quiet=_flag(env, "GEMMTUNED_QUIET"),
         )
 
 
 def wants_activation(env: Mapping[str, str] | None = None) -> bool:
-    """True when the environment switches capture or dispatch on; reads two variables and nothing else."""
+    """True when the environment switches capture or dispatch on; reads three variables and nothing else."""
     env = os.environ if env is None else env
-    return _flag(env, "AITER_TUNE_GEMM") or _flag(env, "GEMMTUNED_DISPATCH")
+    return _switch(env) or _flag(env, "GEMMTUNED_DISPATCH")
 
 
 def wrong_variables(env: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -202,7 +206,7 @@ def unknown_variables(env: Mapping[str, str] | None = None) -> dict[str, str]:
     AITER has variables of its own: of those named AITER_*, only what is very near one of our switches.
     """
     names = os.environ if env is None else env
-    known = {variable.name.partition("_")[2]: variable.name for variable in VARIABLES}
+    known = {variable.name.partition("_")[2]: variable.name for variable in VARIABLES if "_" in variable.name}
     switches = [part for part, name in known.items() if name.startswith("AITER_") and name not in AITER_CONFIGS]
     unknown = sorted(n for n in names if n.upper().startswith(("GEMMTUNED_", "AITER_")) and n not in known.values())
     if not unknown:
@@ -233,7 +237,7 @@ def child_env(**changes: str | None) -> dict[str, str]:
 
 def unhooked_env(**changes: str | None) -> dict[str, str]:
     """As child_env, for the daemon's own processes: they count no calls, and the service manager is not theirs."""
-    return child_env(AITER_TUNE_GEMM=None, GEMMTUNED_DISPATCH=None, NOTIFY_SOCKET=None, **changes)
+    return child_env(GEMMTUNED=None, AITER_TUNE_GEMM=None, GEMMTUNED_DISPATCH=None, NOTIFY_SOCKET=None, **changes)
 
 
 def mps_pipe(env: Mapping[str, str] | None = None) -> bool:
@@ -276,6 +280,10 @@ def watchdog_s(env: Mapping[str, str] | None = None) -> float | None:
 def autoload_enabled(env: Mapping[str, str] | None = None) -> bool:
     """False when TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from calling our entry point."""
     return (os.environ if env is None else env).get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1"
+
+
+def _switch(env: Mapping[str, str]) -> bool:
+    return _flag(env, "GEMMTUNED", default=_flag(env, "AITER_TUNE_GEMM"))
 
 
 def _flag(env: Mapping[str, str], name: str, *, default: bool = False) -> bool:

@@ -32,7 +32,7 @@ class Sighting:
 class Session:
     """One hooked process, as `gemmtuned status` shows it.
 
-    path: `native`, `fallback` (F.linear patched), `off`.  generation: of the table in use, active_us: since when (UTC
+    path: `native`, `off`.  generation: of the table in use, active_us: since when (UTC
     microseconds, 0 before the first).
     note: why it is not native, or why dispatch is off; empty when all is well.
     rank: which of several ranks it is; None when it is not one of several, or does not know yet.

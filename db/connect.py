@@ -251,7 +251,7 @@ class Connection:
         if found is None:
             if not self._create:
                 raise StoreError(
-                    f"{self.path}: no such database. Run a program with AITER_TUNE_GEMM=1 first, or set GEMMTUNED_DB"
+                    f"{self.path}: no such database. Run a program with GEMMTUNED=1 first, or set GEMMTUNED_DB"
                 )
             make(self.path)
             found = identity(self.path)

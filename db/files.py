@@ -47,7 +47,7 @@ def connect_read_only(path: Path, timeout_s: float = 5.0) -> sqlite3.Connection:
     log that would be missed, the file is read as it lies.
     """
     if not path.exists():
-        raise StoreError(f"{path}: no such database. Run a program with AITER_TUNE_GEMM=1 first, or set GEMMTUNED_DB")
+        raise StoreError(f"{path}: no such database. Run a program with GEMMTUNED=1 first, or set GEMMTUNED_DB")
     path = path.resolve()
     faults.refuse_short(path)
     uri = path.as_uri()

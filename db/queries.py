@@ -440,7 +440,7 @@ def _why_not(s: dict[str, Any], stamps: dict[str, str]) -> str:
 
 def _queue(here: dict[str, Any] | None, *, hit: bool) -> str:
     if here is None:
-        return "never seen in this environment: run a program that calls it with AITER_TUNE_GEMM=1, or gemmtuned tune"
+        return "never seen in this environment: run a program that calls it with GEMMTUNED=1, or gemmtuned tune"
     calls = f"{here['calls']} calls seen, {here['us']:.1f} us each by the default"
     if hit:
         return calls

@@ -1,6 +1,6 @@
 """gemmtuned: your model's matrix products get faster while it runs, by itself.
 
-    AITER_TUNE_GEMM=1 python serve.py      # count untuned GEMM shapes, use what is tuned; no change to serve.py
+    GEMMTUNED=1 python serve.py      # count untuned GEMM shapes, use what is tuned; no change to serve.py
     gemmtuned daemon                       # tune them while the machine is idle; serve.py picks the results up
 
 The functions below are the whole public API; importing this module imports neither torch nor sqlite.
@@ -37,10 +37,10 @@ if (_root / "pyproject.toml").is_file() and not (_root / "gemmtuned" / "daemon")
 
 
 def enable(capture: bool = True, dispatch: bool = True) -> None:
-    """Switch the hook on in this process, as AITER_TUNE_GEMM=1 does at start.
+    """Switch the hook on in this process, as GEMMTUNED=1 does at start.
 
-    Never raises for reasons of the machine (no compiler, read-only home): the program then runs on stock torch or
-    on the slower path, and `status()` says why.
+    Never raises for reasons of the machine (no library, no compiler, read-only home): the program then runs on stock
+    torch, and `status()` says why.
     """
     from gemmtuned.hooks.activate import activate
 
@@ -62,7 +62,7 @@ def is_enabled() -> bool:
 
 
 def status() -> dict[str, Any]:
-    """What the hook does in this process: path (native, fallback, off), generation, rows, calls, errors, note ...
+    """What the hook does in this process: path (native, off), generation, rows, calls, errors, note ...
 
     calls is as of the last flush, about once a second.
     """
@@ -116,8 +116,8 @@ def freeze(module: torch.nn.Module) -> int:
     """Let the linear layers of `module` keep a packed copy of their weights; returns how many layers.
 
     You promise not to change the weights until `unfreeze(module)`.  Costs the memory of the weights once more.  Without
-    the native hook (switched off, no compiler) nothing is frozen and 0 returned; while it is still being built, 0 is
-    returned and the layers are frozen once it is there.  Raises GemmtunedError when the module is in training mode.
+    the native hook nothing is frozen and 0 returned; the layers are frozen once it is there.  Raises GemmtunedError
+    when the module is in training mode.
     """
     from gemmtuned.hooks.freeze import freeze as apply
 

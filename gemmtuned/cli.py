@@ -103,7 +103,7 @@ def _root(
 ) -> None:
     """Your model's matrix products get faster while it runs, by itself.
 
-    Start your program with AITER_TUNE_GEMM=1 (or `gemmtuned run`) and `gemmtuned daemon` beside it.
+    Start your program with GEMMTUNED=1 (or `gemmtuned run`) and `gemmtuned daemon` beside it.
     """
 
 

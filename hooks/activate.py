@@ -32,7 +32,7 @@ _at_exit_known = False
 def activate(settings: Settings | None = None, *, capture: bool | None = None, dispatch: bool | None = None) -> Hook:
     """Switch the hook on, by the environment unless told otherwise; a second call replaces the first."""
     global _hook, _at_exit_known
-    import torch as torch  # the native hook is linked with its libraries; with AITER_TUNE_GEMM=1 it comes back in here
+    import torch as torch  # the native hook is linked with its libraries; with GEMMTUNED=1 it comes back in here
 
     speak_up()
     settings = settings or Settings.from_env()
@@ -115,7 +115,7 @@ def _why_off() -> str:
     except SettingError as err:
         return f"not enabled: {err}"
     if not wanted:
-        return "not enabled: set AITER_TUNE_GEMM=1"
+        return "not enabled: set GEMMTUNED=1"
     if not autoload_enabled():
         return (
             "not enabled: TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from calling gemmtuned; unset it, or start the "

@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
 
-from gemmtuned.configs.errors import GemmtunedError, ProblemError
+from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND, LIVE_STATES, Environment, Solution
-
-if TYPE_CHECKING:
-    import torch
-
-    Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 # Backends that hooks/native/capture.cpp can run, with its codes. 0 is stock torch.
 NATIVE_CODES: Final = {
@@ -137,19 +132,3 @@ def _refusal(solution: Solution, environment: Environment | None, failed: frozen
     if ident_of(solution) in failed:
         return "it failed in this process"
     return ""
-
-
-def runner(solution: Solution) -> Run | None:
-    """y = run(a, b, bias) for the Python path, b the [K, N] operand; None when stock torch is the solution.
-
-    Raises GemmtunedError when the backend does not offer it.
-    """
-    if solution.backend == DEFAULT_BACKEND:
-        return None
-    from gemmtuned.kernels.backends import BACKENDS
-
-    backend = BACKENDS.get(solution.backend)
-    if backend is None:
-        raise GemmtunedError(f"backend {solution.backend} is not in this installation")
-    kernel = backend.prepare(solution.candidate, solution.problem)
-    return lambda a, b, bias: kernel.bind(b)(a, bias)

@@ -59,7 +59,7 @@ def freeze(module: nn.Module) -> int:
     if hook is not None and hook.path == "native":
         return _pack(module)
     if hook is None:
-        log.info("nothing frozen reason='AITER_TUNE_GEMM is not 1'")
+        log.info("nothing frozen reason='GEMMTUNED is not 1'")
     else:
         log.warning("nothing frozen yet reason=%r", hook.note or f"the hook's path is {hook.path}")
         _waiting.append(weakref.ref(module))

@@ -1,8 +1,10 @@
 """The hook of one process: what it has patched, which table it serves from, its threads.
 
-    native    our operators stand in front of aten's GEMMs (hooks/native), as soon as the library is built
-    fallback  until then, or without a compiler: torch.nn.functional.linear is replaced (hooks/fallback.py)
-    off       nothing is patched
+    native    our operators stand in front of aten's GEMMs (hooks/native)
+    off       nothing is patched: switched off, or the native library is not there yet
+
+The library is never built here: that takes child processes and CPU time, which are the program's.  Until it is there
+the process counts nothing, says so, and looks for it now and then.  Registering operators later recompiles nothing.
 
 Whatever goes wrong here ends with the program on stock torch and a line that says why.
 """
@@ -18,7 +20,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmtuned.configs.errors import CandidateFailed, GemmtunedError
-from gemmtuned.configs.settings import Settings, UserTables, child_env
+from gemmtuned.configs.settings import Settings, UserTables
 from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Environment, Solution
 from gemmtuned.hooks import native, ranks
@@ -38,13 +40,11 @@ from gemmtuned.hooks.user_tables import UserLoader, spot_checks, usable
 from gemmtuned.hooks.watch import Loader, Watcher
 
 if TYPE_CHECKING:
-    import subprocess
-
     from gemmtuned.configs.problem import Problem
-    from gemmtuned.hooks.fallback import Fallback
 
 log = logging.getLogger("gemmtuned.hooks")
 _UNCHECKED: Final = "the user's table, not checked yet"
+LOOK_S: Final = 5.0  # between two looks for a library that was not there at the start
 _parents: list[Flusher] = []  # a forked child must not close its parent's SQLite handle, so it keeps it for ever
 
 
@@ -58,13 +58,11 @@ class Hook:
         self.table = Table()
         self.native: native.Native | None = None
         self.routes: Routes | None = None
-        self.fallback: Fallback | None = None
         self.graphs: GraphCounts | None = None
         self.started_us = time.time_ns() // 1000
         self.active_us = 0  # since when the table is in use
         self.breaker = Breaker()
-        self._build: subprocess.Popen[bytes] | None = None
-        self._parent_builds = False  # forked while our parent had a build under way
+        self._look_at_s: float | None = None  # when to look again for the native library; of time.monotonic()
         self._environments: dict[str, Environment] = {}
         self._solutions: tuple[int, list[Solution]] | None = None  # the newest table as it was published
         self._failed: dict[int, str] = {}
@@ -92,25 +90,19 @@ class Hook:
     # ---- patches
 
     def install(self) -> None:
-        """Patch torch by the best path there is."""
+        """Patch torch, or say why not."""
         if self.settings.capture:
             self._compiled.install()
-        if self.settings.native and self._install_native():
-            return
-        from gemmtuned.hooks.fallback import Fallback
-
-        functional = _functional()
-        self._set_mode = self._mode()
-        self.fallback = Fallback(functional.linear, table=self.table, mode=self._set_mode)
-        functional.linear = self.fallback.wrapper
-        self.path = "fallback"
-        if self.settings.native and not self.note and not self.settings.disabled:
-            self._start_build()
+        if self.settings.native:
+            self._take_library()
+            if self.note:
+                log.warning("%s", self.note)
+        else:
+            self.note = "GEMMTUNED_NATIVE=0: nothing is counted or routed"
 
     def remove(self) -> None:
         """Take every patch back."""
         self._compiled.remove()
-        self._remove_fallback()
         if self.graphs is not None:
             self.graphs.remove()
         if self.native is not None:
@@ -118,69 +110,39 @@ class Hook:
             self.native.remove()
         self.path = "off"
 
-    def _install_native(self) -> bool:
+    def _take_library(self) -> None:
+        """Serve by the native library if it is there; else note why not, and when to look again."""
+        self._look_at_s = time.monotonic() + LOOK_S
         try:
             found = native_build.find_built(self.settings.cache)
             if found is None:
-                return False
-            library = native.Native(found)
-            routes = Routes(library, self.settings.config_dir)
-            self._put_on_trial(self.table)
-            library.load(routes.rows(self.table), self.table.generation)
-            library.set_mode(native.OFF)
-            library.install()
-            self.graphs = _count_graphs(library) if self.settings.capture else None
-            self._remove_fallback()
-            self._set_mode = self._mode()
-            library.set_mode(self._set_mode)
-        except (GemmtunedError, OSError) as err:
-            self.note = str(err)
-            log.warning("native hook not used reason=%s", err)
-            return False
-        self.native, self.routes, self.path = library, routes, "native"
-        return True
-
-    def _remove_fallback(self) -> None:
-        if self.fallback is not None:
-            functional = _functional()
-            if functional.linear is self.fallback.wrapper:
-                functional.linear = self.fallback.wrapper.__wrapped__
-            self.fallback.retire()
-
-    def _start_build(self) -> None:
-        reason = native_build.failure(self.settings.cache)
-        if reason is None and native_build.compiler() is None:
-            reason = "no C++ compiler: install g++"
-        if reason is not None:
-            self.note = f"native hook not available, F.linear alone is served: {reason}"
-            return
-        try:
-            self._build = native_build.build_detached(
-                self.settings.cache, child_env(AITER_TUNE_GEMM="0", GEMMTUNED_DISPATCH="0")
-            )
-            self.note = "native hook is being built"
-        except OSError as err:
-            self.note = f"native hook cannot be built: {err}"
-
-    def _take_built(self) -> None:
-        """Go over to the native path once the library is there."""
-        done = self._build is not None and self._build.poll() is not None
-        try:
-            if native_build.find_built(self.settings.cache):
-                with self._swap:  # the table must not change between giving it to the library and using that
-                    self.note = ""
-                    if self._install_native():
-                        from gemmtuned.hooks.freeze import freeze_waiting
-
-                        freeze_waiting()
-            elif not done and native_build.failure(self.settings.cache) is None:
+                self.note = native_build.missing(self.settings.cache)
                 return
-            elif self._build is not None:
-                reason = native_build.failure(self.settings.cache) or f"the build ended with {self._build.returncode}"
-                self.note = f"native hook not available, F.linear alone is served: {reason}"
+            self._look_at_s = None
+            with self._swap:  # the table must not change between giving it to the library and using that
+                self._install(native.Native(found))
+            self.note = ""
         except (GemmtunedError, OSError) as err:
-            self.note = f"native hook not available, F.linear alone is served: {err}"
-        self._build, self._parent_builds = None, False
+            self.note = f"nothing is counted or routed: {err}"
+
+    def _install(self, library: native.Native) -> None:
+        routes = Routes(library, self.settings.config_dir)
+        self._put_on_trial(self.table)
+        library.load(routes.rows(self.table), self.table.generation)
+        library.set_mode(native.OFF)
+        library.install()
+        self.graphs = _count_graphs(library) if self.settings.capture else None
+        self._set_mode = self._mode()
+        library.set_mode(self._set_mode)
+        self.native, self.routes, self.path = library, routes, "native"
+
+    def _look_again(self, now_s: float) -> None:
+        if self._look_at_s is not None and now_s >= self._look_at_s:
+            self._take_library()
+            if self.path == "native":
+                from gemmtuned.hooks.freeze import freeze_waiting
+
+                freeze_waiting()
 
     def _switched_off(self) -> str:
         if self.settings.disabled:
@@ -236,14 +198,11 @@ class Hook:
 
         in_a_flush: one was going on in our parent.  If SQLite was at work, its locks are held here for ever.
         """
-        if self.fallback is not None:
-            self.fallback.reset()
         self.op_counts.reset()
         _parents.append(self.flusher)
         in_a_flush = in_a_flush and self.flusher.in_store
         self._swap = threading.Lock()
         self.probation.after_fork()
-        self._build, self._parent_builds = None, self._build is not None
         self.started_us = time.time_ns() // 1000
         self._make_threads()
         if in_a_flush:
@@ -275,8 +234,8 @@ class Hook:
         return ("cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()) if _has_context(i)))
 
     def drain(self) -> Iterator[Sighting]:
-        """What was counted since the last time, by either path and by our ops themselves."""
-        for path in (self.native, self.fallback, self.op_counts):
+        """What was counted since the last time, under aten and by our ops themselves."""
+        for path in (self.native, self.op_counts):
             for sighting in path.drain() if path is not None else ():
                 if self.selections is not None and self.settings.dispatch:
                     with suppress(CandidateFailed):  # on a device that we do not know: nothing is selected there
@@ -285,8 +244,7 @@ class Hook:
 
     def session(self) -> Session:
         """This process for the store's session table."""
-        dropped = (self.native.dropped if self.native else 0) + (self.fallback.dropped if self.fallback else 0)
-        dropped += self.op_counts.dropped
+        dropped = (self.native.dropped if self.native else 0) + self.op_counts.dropped
         return new_session(
             self.settings,
             path=self.path,
@@ -307,9 +265,8 @@ class Hook:
         return next(filter(None, notes), "")
 
     def tick(self) -> None:
-        """Housekeeping of the flush thread: kill switch, failed routes, a native build that came in."""
-        if self._build is not None or self._parent_builds:
-            self._take_built()
+        """Housekeeping of the flush thread: kill switch, failed routes, a native library that came in."""
+        self._look_again(time.monotonic())
         self.probation.turn(time.monotonic())
         stale_note = getattr(sys.modules.get("gemmtuned.hooks.freeze"), "stale_note", None)  # it may be half imported
         self._stale = stale_note() if stale_note is not None else ""
@@ -323,11 +280,8 @@ class Hook:
 
     def _follow_mode(self) -> None:
         mode = self._mode()
-        if mode != self._set_mode and self.path != "off":
-            if self.native is not None:
-                self.native.set_mode(mode)
-            elif self.fallback is not None:
-                self.fallback.set_mode(mode)
+        if mode != self._set_mode and self.native is not None:
+            self.native.set_mode(mode)
             self._set_mode = mode
 
     @property
@@ -340,8 +294,6 @@ class Hook:
         failures: list[tuple[Solution, str]] = []
         if self.native is not None:
             failures += [(solution_of(ident), reason) for ident, reason in self.native.failures()]
-        if self.fallback is not None:
-            failures += [self.fallback.failures.pop() for _ in range(len(self.fallback.failures))]
         for solution, reason in failures:
             self._failed[ident_of(solution)] = reason
             log.warning(
@@ -406,8 +358,6 @@ class Hook:
         self._put_on_trial(table, known=self.table if generation == self.table.generation else None)
         if self.native is not None and self.routes is not None:
             self.native.load(in_slices(self.routes.rows(table)), table.generation)
-        if self.fallback is not None:
-            self.fallback.load(table)
         self.table, self._solutions, self._built_for = table, (generation, solutions), places
         self.active_us = time.time_ns() // 1000
         self.flusher.beat_soon()
@@ -462,9 +412,3 @@ def _has_context(index: int) -> bool:
     if hasattr(torch._C, "_cuda_hasPrimaryContext"):
         return bool(torch._C._cuda_hasPrimaryContext(index))
     return torch.cuda.memory_reserved(index) > 0  # the current device is no answer: each thread has its own, and ours 0
-
-
-def _functional() -> Any:
-    import torch
-
-    return torch.nn.functional

@@ -129,7 +129,7 @@ def spot_checks(solutions: Sequence[Solution]) -> list[str]:
     """Why each must not be used here, "" when it may; tried in a process of its own. Takes some seconds."""
     rows = json.dumps([solution.to_row() for solution in solutions])
     command = [sys.executable, "-m", "gemmtuned.kernels.spot_check"]
-    env = child_env(AITER_TUNE_GEMM="0", GEMMTUNED_DISPATCH="0")
+    env = child_env(GEMMTUNED="0", GEMMTUNED_DISPATCH="0")
     try:
         done = subprocess.run(command, input=rows, capture_output=True, text=True, env=env, timeout=CHECK_S, check=True)
         reasons = [str(reason) for reason in json.loads(done.stdout)]

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from hooked import Home
 
+from gemmtuned.hooks.native.build import build, library_path
+
 LOADED = """
     import json, sys, torch
     ours = sorted(m for m in sys.modules if m.startswith("gemmtuned"))
@@ -63,7 +65,7 @@ def test_enable_and_disable_take_every_patch_back(home: Home) -> None:
         import gemmtuned
 
         def in_front():
-            return "capture.cpp" in torch._C._dispatch_dump("aten::mm") or type(F.linear).__name__ == "function"
+            return "capture.cpp" in torch._C._dispatch_dump("aten::mm")
 
         def threads():
             return sorted(t.name for t in threading.enumerate() if t.name.startswith("gemmtuned"))
@@ -195,7 +197,7 @@ def test_status_has_the_same_keys_when_the_hook_is_off_and_says_why(home: Home) 
     ("env", "said"),
     [
         ({"AITER_TUNE_GEMM": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, "with: gemmtuned run"),
-        ({"AITER_TUNE_GEMM": "0"}, "set AITER_TUNE_GEMM=1"),
+        ({"AITER_TUNE_GEMM": "0"}, "set GEMMTUNED=1"),
         ({"AITER_TUNE_GEMM": "yes"}, "AITER_TUNE_GEMM must be 0 or 1, got 'yes'"),
         ({"AITER_TUNE_GEMM": "1", "GEMMTUNED_IDLE_S": "soon"}, "must be a number of seconds, got 'soon'"),
     ],
@@ -208,22 +210,65 @@ def test_status_of_a_process_without_the_hook_names_the_variable(env: dict[str, 
     assert done.stdout.startswith("not enabled: ") and done.stdout.strip().endswith(said)
 
 
-@pytest.mark.parametrize("end", ["", "PATH"])
-def test_without_a_library_and_a_compiler_the_fallback_serves(home: Home, tmp_path: Path, end: str) -> None:
-    (tmp_path / "bin").mkdir()
-    env = {"PATH": str(tmp_path / "bin")} if end else {"GEMMTUNED_NATIVE": "0"}
+@pytest.mark.parametrize("why", ["switched off", "not built"])
+def test_without_a_library_nothing_is_patched_or_counted_and_one_line_says_so(
+    home: Home, tmp_path: Path, why: str
+) -> None:
+    env = {"GEMMTUNED_NATIVE": "0"} if why == "switched off" else {}
     done = home.run(
         """
-        import json, torch, gemmtuned
-        torch.nn.functional.linear(torch.ones(4, 16), torch.ones(8, 16))
-        print(json.dumps([gemmtuned.status()["path"], gemmtuned.status()["note"]]))
+        import json, os, torch, gemmtuned
+        import torch.nn.functional as F
+        F.linear(torch.ones(4, 16), torch.ones(8, 16))
+        try:
+            os.waitpid(-1, os.WNOHANG)
+            children = True
+        except ChildProcessError:
+            children = False
+        state, stock = gemmtuned.status(), F.linear is torch._C._nn.linear
+        print(json.dumps([state["path"], state["note"], stock, children, gemmtuned.is_enabled()]))
         """,
+        fresh=True,
         GEMMTUNED_CACHE=str(tmp_path / "cache"),
         **env,
     )
 
-    path, note = done.said
-    assert path == "fallback"
-    assert note == ("native hook not available, F.linear alone is served: no C++ compiler: install g++" if end else "")
-    assert home.calls() == 1
-    assert done.err == ""
+    path, note, stock, children, enabled = done.said
+    assert (path, stock, children, enabled) == ("off", True, False, False)
+    assert note.startswith(
+        "GEMMTUNED_NATIVE=0" if env else "nothing is counted or routed: the native hook is not built"
+    )
+    assert done.ours == ([] if env else [f"gemmtuned: {note}"])
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_library_that_comes_late_is_taken_up_and_recompiles_nothing(home: Home, tmp_path: Path) -> None:
+    built = build(home.cache)
+    library = library_path(tmp_path / "cache")
+    assert library is not None
+    library.parent.mkdir(parents=True)
+    done = home.run(
+        """
+        import json, os, shutil, sys, torch, gemmtuned
+        from hooked import wait_for
+        from gemmtuned.hooks import hook
+        hook.LOOK_S = 0.1
+        gemmtuned.enable()
+        f = torch.compile(lambda x, w: torch.nn.functional.linear(x, w).relu(), backend="eager", fullgraph=True)
+        x, w = torch.ones(4, 16), torch.ones(8, 16)
+        f(x, w)
+        said = [gemmtuned.status()["path"]]
+        shutil.copyfile(sys.argv[1], sys.argv[2] + ".part")
+        os.rename(sys.argv[2] + ".part", sys.argv[2])
+        wait_for(gemmtuned.is_enabled)
+        with torch.compiler.set_stance("fail_on_recompile"):
+            f(x, w)
+        print(json.dumps([*said, gemmtuned.status()["path"], gemmtuned.status()["note"]]))
+        """,
+        str(built),
+        str(library),
+        GEMMTUNED_CACHE=str(tmp_path / "cache"),
+    )
+
+    assert done.said == ["off", "native", ""]
+    assert home.counts() == {("fp32:4x8x16,threads=2", "miss"): 1}

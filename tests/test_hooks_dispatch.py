@@ -222,8 +222,7 @@ def test_ten_failing_routes_switch_dispatch_off(home: Home) -> None:
     assert counts["fp32:4x8x16,threads=2", "exact"] == counts["fp32:4x8x16,threads=2", "miss"] == 1
 
 
-@pytest.mark.parametrize("path", ["native", "fallback"])
-def test_no_call_is_routed_once_status_says_that_dispatch_is_off(home: Home, path: str) -> None:
+def test_no_call_is_routed_once_status_says_that_dispatch_is_off(home: Home) -> None:
     home.path.mkdir()
     bad = [replace(LINEAR, m=m, dtype="fp64", wdtype="fp64", out_dtype="fp64") for m in range(1, 11)]
     publish(home.path / "configs", [published(p, "onednn") for p in bad] + [published(LINEAR, "torch_swap")], 1)
@@ -245,12 +244,11 @@ def test_no_call_is_routed_once_status_says_that_dispatch_is_off(home: Home, pat
         torch.nn.functional.linear(torch.ones(m, 16).double(), torch.ones(8, 16).double())
     wait_for(lambda: not gemmtuned.status()["dispatch"], every_s=0.001)
     seen.append(outcomes())
-    print(json.dumps([gemmtuned.status()["path"], *seen]))
-    """,
-        GEMMTUNED_NATIVE="1" if path == "native" else "0",
+    print(json.dumps(seen))
+    """
     )
 
-    assert done.said == [path, True, ["exact"], ["miss"]]
+    assert done.said == [True, ["exact"], ["miss"]]
 
 
 def test_padded_rows_and_default_best_serve_calls(home: Home) -> None:
@@ -276,8 +274,7 @@ def test_padded_rows_and_default_best_serve_calls(home: Home) -> None:
     assert counts == {("fp32:4x8x16,threads=2", "padded"): 1, ("fp32:4x5x16,threads=2", "exact"): 1}
 
 
-@pytest.mark.parametrize("path", ["native", "fallback"])
-def test_the_kill_switch_reaches_a_running_process(home: Home, path: str) -> None:
+def test_the_kill_switch_reaches_a_running_process(home: Home) -> None:
     home.path.mkdir()
     publish(home.path / "configs", [published(LINEAR, "torch_swap")], 1)
     done = home.run(
@@ -292,19 +289,18 @@ def test_the_kill_switch_reaches_a_running_process(home: Home, path: str) -> Non
     note = gemmtuned.status()["note"]
     switch.unlink()
     wait_for(lambda: outcomes() == ["exact"])
-    print(json.dumps([gemmtuned.status()["path"], *seen, str(switch) in note, gemmtuned.status()["note"]]))
-    """,
-        GEMMTUNED_NATIVE="1" if path == "native" else "0",
+    print(json.dumps([*seen, str(switch) in note, gemmtuned.status()["note"]]))
+    """
     )
 
-    assert done.said == [path, ["exact"], True, ""]
+    assert done.said == [["exact"], True, ""]
 
 
 @pytest.mark.parametrize(
     ("env", "outcomes"),
     [
         ({"GEMMTUNED_DISABLE": "1"}, []),
-        ({"AITER_BYPASS_TUNE_CONFIG": "1", "GEMMTUNED_NATIVE": "0"}, []),
+        ({"AITER_BYPASS_TUNE_CONFIG": "1"}, []),
         ({"GEMMTUNED_DISPATCH": "0"}, ["miss"]),
         ({"AITER_TUNE_GEMM": "0", "GEMMTUNED_DISPATCH": "1"}, ["exact"]),
     ],

@@ -343,9 +343,8 @@ def test_a_library_that_others_could_have_written_is_refused(home: Home, tmp_pat
         """
     path, note = home.run(code, GEMMTUNED_CACHE=str(tmp_path / "cache")).said
 
-    assert path == "fallback"
+    assert path == "off"
     assert "can be written by others" in note
-    assert home.counts() == {("fp32:4x8x16,threads=2", "miss"): 1}
 
 
 @pytest.mark.parametrize("detached", [True, False])

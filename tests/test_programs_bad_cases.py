@@ -93,32 +93,6 @@ def test_doctor_names_a_program_whose_route_failed(home: Home) -> None:
     assert "1 errors" in said
 
 
-WRONG_DTYPE = """
-    import json, torch
-    import torch.nn.functional as F
-    import gemmtuned
-    from gemmtuned.hooks import activate, fallback
-    from hooked import wait_for
-    wait_for(lambda: gemmtuned.generation() == 1)
-    fallback.runner = lambda solution: lambda a, b, bias: (a @ b).double()
-    x, w = torch.randn(4, 16), torch.randn(8, 16)
-    with torch.no_grad():
-        ys = [F.linear(x, w) for _ in range(3)]
-    wait_for(lambda: gemmtuned.status()["errors"])
-    print(json.dumps([[str(y.dtype) for y in ys], all(torch.allclose(y, x @ w.t()) for y in ys),
-                      gemmtuned.status()["errors"]]))
-    """
-
-
-def test_a_route_that_gives_another_dtype_is_quarantined_at_its_first_call(home: Home) -> None:
-    home.path.mkdir()
-    publish(home.path / "configs", [published(LINEAR, "torch_swap")], 1)
-    done = home.run(WRONG_DTYPE, GEMMTUNED_NATIVE="0")  # a native route cannot be swapped for a wrong one here
-
-    assert done.said == [["torch.float32"] * 3, True, 1]
-    assert "result is torch.float64 (4, 8), not what torch returns" in done.ours[0]
-
-
 FROZEN = """
     import json, time, torch
     from torch import nn

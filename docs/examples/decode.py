@@ -1,6 +1,6 @@
 """A decode loop as servers have it: transformers, a static cache and, on a GPU, one CUDA graph for a step.
 
-It knows nothing of gemmtuned; run it with AITER_TUNE_GEMM=1 and start `gemmtuned daemon --share-resident` beside it.
+It knows nothing of gemmtuned; run it with GEMMTUNED=1 and start `gemmtuned daemon --share-resident` beside it.
 
     python docs/examples/decode.py --batch 8 --steps 128 --repeat 3       # prints tokens/s
     python docs/examples/decode.py --serve                                 # requests as JSON lines on standard input:

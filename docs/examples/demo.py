@@ -4,7 +4,7 @@ Three copies of docs/examples/serve.py run side by side and answer the same burs
 gaps between them, when a shared machine is idle:
 
     stock     without gemmtuned
-    hooked    the same program with AITER_TUNE_GEMM=1, nothing else changed
+    hooked    the same program with GEMMTUNED=1, nothing else changed
     frozen    the same with the one line gemmtuned.freeze(model)
 
 A daemon started beside them tunes in the gaps. Nobody is restarted: the running servers take the results up.
@@ -73,7 +73,7 @@ class Server:
     def __init__(self, name: str, args: argparse.Namespace) -> None:
         env = {k: v for k, v in os.environ.items() if not k.startswith(("AITER_", "GEMMTUNED_"))}
         if name != "stock":
-            env |= {"AITER_TUNE_GEMM": "1", "GEMMTUNED_HOME": str(HOME), "GEMMTUNED_RUN": name}
+            env |= {"GEMMTUNED": "1", "GEMMTUNED_HOME": str(HOME), "GEMMTUNED_RUN": name}
         command = [sys.executable, str(ROOT / "docs/examples/serve.py"), "--layers", str(args.layers)]
         command += ["--threads", str(args.threads), *(["--freeze"] if name == "frozen" else [])]
         self.name = name

@@ -12,7 +12,8 @@ from typing import IO, Annotated, Final
 
 import typer
 
-from gemmtuned.commands.options import Json
+from gemmtuned.commands.native_library import build_before
+from gemmtuned.commands.options import Json, settings
 from gemmtuned.commands.run import program
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.settings import child_env
@@ -21,9 +22,9 @@ from gemmtuned.reports.progress import progress
 from gemmtuned.reports.render import clean, complain, show
 
 _SWITCHES: Final = {
-    "off": {"AITER_TUNE_GEMM": "0", "GEMMTUNED_DISPATCH": "0"},
-    "capture": {"AITER_TUNE_GEMM": "1", "GEMMTUNED_DISPATCH": "0"},
-    "on": {"AITER_TUNE_GEMM": "1", "GEMMTUNED_DISPATCH": "1"},
+    "off": {"GEMMTUNED": "0", "GEMMTUNED_DISPATCH": "0"},
+    "capture": {"GEMMTUNED": "1", "GEMMTUNED_DISPATCH": "0"},
+    "on": {"GEMMTUNED": "1", "GEMMTUNED_DISPATCH": "1"},
 }
 _TAIL_BYTES: Final = 1 << 20  # of a program's output, where its figure is looked for
 
@@ -97,6 +98,7 @@ def compare(
         raise typer.BadParameter("--figure and --key both say where the figure is: give one")
     where = _Key(key) if key is not None else figure
     argv = program(command)
+    build_before(argv, settings())
     figures: dict[str, list[float]] = {arm: [] for arm in ARMS}
     total = rounds * len(ARMS) + warm_up
     if not as_json:

@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from gemmtuned.commands.native_library import Beside
 from gemmtuned.commands.options import LogFormat, LogLevel, seconds, settings, start_logging
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.reports.progress import Tell, progress
@@ -75,11 +76,15 @@ def daemon(
     # beside a loaded program a worker may not take the memory which that one will ask for next
     make_worker = partial(Worker, memory_cap_bytes=MEMORY_CAP_BYTES if share_resident else None)
     metrics = Metrics(metrics_port) if metrics_port is not None else None
-    with _bar(here.home, here.db) if once else nullcontext():
-        code = run_daemon(
-            here, once=once, wait_s=wait_s, monitors=monitors, make_worker=make_worker, rules=rules, metrics=metrics,
-            compile_ahead=compile_ahead,
-        )  # fmt: skip
+    library = Beside(here)
+    try:
+        with _bar(here.home, here.db) if once else nullcontext():
+            code = run_daemon(
+                here, once=once, wait_s=wait_s, monitors=monitors, make_worker=make_worker, rules=rules,
+                metrics=metrics, compile_ahead=compile_ahead,
+            )  # fmt: skip
+    finally:
+        library.stop()
     if code:
         raise typer.Exit(code)
 

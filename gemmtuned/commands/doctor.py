@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from gemmtuned.commands.native_library import build_now
 from gemmtuned.commands.options import Json, settings
 from gemmtuned.configs.settings import wrong_variables
 from gemmtuned.reports.doctor import examine
@@ -13,15 +14,19 @@ from gemmtuned.reports.render import show
 
 
 def doctor(
+    build: Annotated[bool, typer.Option("--build", help="Build the native hook for this torch first.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Start no process that imports torch.")] = False,
     as_json: Json = False,
 ) -> None:
     """Check this installation, name what mends it.
 
-    PASS, WARN or FAIL for each part. Ends with 1 when a check failed. Changes nothing.
+    PASS, WARN or FAIL for each part. Ends with 1 when a check failed. Changes nothing but, with --build, the cache.
     """
     wrong = wrong_variables()
-    report, failed = examine(settings(without=wrong), quick=quick, wrong=wrong)
+    here = settings(without=wrong)
+    if build:
+        build_now(here)
+    report, failed = examine(here, quick=quick, wrong=wrong)
     show(report, as_json=as_json)
     if failed:
         raise typer.Exit(1)

@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from gemmtuned.commands.native_library import build_before
+from gemmtuned.commands.options import settings
 from gemmtuned.configs.settings import child_env
 
 Command = Annotated[list[str], typer.Argument(metavar="COMMAND...", help="python serve.py, or serve.py alone.")]
@@ -22,16 +24,18 @@ def run(
 ) -> None:
     """Start a program with capture and dispatch on.
 
-    GEMMs without a solution are counted, tuned ones use theirs. The program replaces this process, so signals and
-    its exit code are its own. The same without this command: AITER_TUNE_GEMM=1 python serve.py
+    GEMMs without a solution are counted, tuned ones use theirs. The native hook is built first when this torch has
+    none yet, once. Then the program replaces this process, so signals and its exit code are its own. The same without
+    this command: gemmtuned doctor --build, then GEMMTUNED=1 python serve.py
     """
     argv = program(command)
     env = child_env(
-        AITER_TUNE_GEMM="1",
+        GEMMTUNED="1",
         TORCH_DEVICE_BACKEND_AUTOLOAD="1",  # some launchers set 0, and torch then never calls us
         **({"GEMMTUNED_RUN": run_label} if run_label else {}),
         **({"GEMMTUNED_DISPATCH": "0"} if capture_only else {}),
     )
+    build_before(argv, settings())
     sys.stdout.flush()
     os.execvpe(argv[0], argv, env)  # noqa: S606  no shell: the user's own command line
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
@@ -15,14 +15,11 @@ from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.merge import Found
 from gemmtuned.configs.padding import padded_m
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Device, Solution
-from gemmtuned.hooks.fallback import describe, plain_call
 from gemmtuned.ops.aiter_calls import Call, Choice, GemmKey
-
-if TYPE_CHECKING:
-    from gemmtuned.hooks.dispatch import Run
+from gemmtuned.ops.plain import PLAIN, describe, plain_call
 
 log = logging.getLogger("gemmtuned.ops")
-_PLAIN: Final = frozenset({Tensor, torch.nn.Parameter})
+Run = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +70,8 @@ def is_plain(x: Tensor, w: Tensor, bias: Tensor | None) -> bool:
     kind = x.device.type
     return (
         kind in ("cpu", "cuda")
-        and type(x) in _PLAIN
-        and type(w) in _PLAIN
+        and type(x) in PLAIN
+        and type(w) in PLAIN
         and not torch.is_autocast_enabled(kind)
         and torch._C._functorch.maybe_current_level() is None
     )
@@ -94,7 +91,6 @@ def serves(solution: Solution | None, x: Tensor, w: Tensor, bias: Tensor | None)
 
 def usable_routes(solutions: list[Solution]) -> dict[Solution, Run]:
     """Solutions of ours that may run on this CPU, and how: device and versions agree, and a check passed."""
-    from gemmtuned.hooks.dispatch import runner
     from gemmtuned.hooks.user_tables import spot_checks
     from gemmtuned.kernels.backends import environment
 
@@ -108,10 +104,16 @@ def usable_routes(solutions: list[Solution]) -> dict[Solution, Run]:
         if reason:
             log.warning("row not used problem=%s backend=%s reason=%r", solution.problem, solution.backend, reason)
             continue
-        route = runner(solution)
-        if route is not None:
-            routes[solution] = route
+        routes[solution] = _runner(solution)
     return routes
+
+
+def _runner(solution: Solution) -> Run:
+    """y = run(a, b, bias), b the [K, N] operand. Raises GemmtunedError when the backend does not offer it."""
+    from gemmtuned.kernels.backends import BACKENDS
+
+    kernel = BACKENDS[solution.backend].prepare(solution.candidate, solution.problem)
+    return lambda a, b, bias: kernel.bind(b)(a, bias)
 
 
 @lru_cache(64)

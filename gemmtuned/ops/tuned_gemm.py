@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from gemmtuned.configs.problem import DTYPES, Problem, as_by_default
 from gemmtuned.configs.solution import Solution
 from gemmtuned.hooks import activate
 from gemmtuned.ops.aiter_calls import Choice, GemmKey, Operands, calls, fallback
-from gemmtuned.ops.plans import Plan, chosen, device_of, gemm_key, is_plain, place_of, serves, usable_routes
+from gemmtuned.ops.plans import Plan, Run, chosen, device_of, gemm_key, is_plain, place_of, serves, usable_routes
 from gemmtuned.ops.shuffle import (
     PRESHUFFLE_M_THRESHOLD,
     ShuffleError,
@@ -37,9 +37,6 @@ from gemmtuned.ops.shuffle import (
     unshuffle_weight,
 )
 from gemmtuned.ops.stock_gemm import as_weight, stock_gemm
-
-if TYPE_CHECKING:
-    from gemmtuned.hooks.dispatch import Run
 
 log = logging.getLogger("gemmtuned.ops")
 CACHED: Final = 4096  # AITER's

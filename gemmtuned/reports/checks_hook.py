@@ -70,7 +70,7 @@ def _native(settings: Settings) -> Check:
     from gemmtuned.hooks.native.build import compiler, failure, find_built
 
     if not settings.native:
-        return Check("native hook", WARN, "GEMMTUNED_NATIVE=0: only F.linear is seen", "unset GEMMTUNED_NATIVE")
+        return Check("native hook", WARN, "GEMMTUNED_NATIVE=0: nothing is counted", "unset GEMMTUNED_NATIVE")
     try:
         built = find_built(settings.cache)
     except GemmtunedError as err:
@@ -79,32 +79,33 @@ def _native(settings: Settings) -> Check:
         return Check("native hook", PASS, str(built))
     with_what = compiler()
     if with_what is None:
-        fix = "install g++ (apt install g++, dnf install gcc-c++)"
-        return Check("native hook", WARN, "no C++ compiler: only F.linear is seen, at a higher cost a call", fix)
+        fix = "install g++ (apt install g++, dnf install gcc-c++), then: gemmtuned doctor --build"
+        return Check("native hook", WARN, "not built, and no C++ compiler: nothing is counted", fix)
     why = failure(settings.cache)
     if why is not None:
         return Check(
             "native hook",
             WARN,
-            f"only F.linear is seen: does not build: {why}",
-            f"mend that, then: rm -r {settings.cache}",
+            f"nothing is counted: does not build: {why}",
+            "mend that, then: gemmtuned doctor --build",
         )
     trouble = no_place(settings.cache / "native")
     if trouble:
-        found = f"not built yet, and cannot be: {trouble}; only F.linear is seen"
+        found = f"not built yet, and cannot be: {trouble}; nothing is counted"
         return Check("native hook", WARN, found, "set GEMMTUNED_CACHE to a folder of your own, or unset it")
-    return Check("native hook", PASS, f"not built yet; the first hooked program builds it with {with_what}")
+    fix = "gemmtuned doctor --build; `gemmtuned run` and the daemon build it too"
+    return Check("native hook", WARN, f"not built yet: nothing is counted. {with_what} is there to build it", fix)
 
 
 def _effective() -> Check:
     """Start Python with the hook on, in a home that is thrown away, and ask it what it does."""
     with tempfile.TemporaryDirectory(prefix="gemmtuned-doctor-") as home:
         env = child_env(
-            AITER_TUNE_GEMM="1",
+            GEMMTUNED="1",
             GEMMTUNED_HOME=home,
             GEMMTUNED_DB=None,
             GEMMTUNED_CONFIG_DIR=None,
-            GEMMTUNED_NATIVE="0",  # asks for no build
+            GEMMTUNED_QUIET="1",
         )
         try:
             done = subprocess.run(
@@ -115,10 +116,12 @@ def _effective() -> Check:
         except subprocess.TimeoutExpired:
             return Check("takes effect", WARN, f"a process that imports torch took longer than {START_LIMIT_S:.0f} s")
         except (ValueError, IndexError):
-            last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-            return Check("takes effect", FAIL, f"`import torch` with AITER_TUNE_GEMM=1 failed: {last}")
+            last = (done.stderr.strip().splitlines() or [f"no output, exit code {done.returncode}"])[-1]
+            return Check("takes effect", FAIL, f"`import torch` with GEMMTUNED=1 failed: {last}")
+    if state.get("note", "").startswith("nothing is counted"):
+        return Check("takes effect", WARN, f"GEMMTUNED=1 python: {state['note']}", "gemmtuned doctor --build")
     if state.get("path", "off") == "off":
         why = state.get("note") or (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         fix = "" if autoload_enabled() else _LET_IT
-        return Check("takes effect", FAIL, f"AITER_TUNE_GEMM=1 python: the hook stays off: {why}", fix)
-    return Check("takes effect", PASS, "AITER_TUNE_GEMM=1 python: the hook is on")
+        return Check("takes effect", FAIL, f"GEMMTUNED=1 python: the hook stays off: {why}", fix)
+    return Check("takes effect", PASS, "GEMMTUNED=1 python: the hook is on")

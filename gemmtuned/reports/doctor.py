@@ -14,6 +14,7 @@ from gemmtuned.reports.render import Column, Report, Table
 
 # Which field of Settings a variable sets; two that set none of their own are shown through `disabled`.
 _FIELDS: Final = {
+    "GEMMTUNED": "capture",
     "AITER_TUNE_GEMM": "capture",
     "GEMMTUNED_DISPATCH": "dispatch",
     "GEMMTUNED_DISABLE": "disabled",

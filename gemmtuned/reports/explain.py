@@ -50,7 +50,7 @@ def report(
     tables: list[Table] = []
     lines: list[str] = []
     if not steps:
-        lines.append(f"{asked} was never seen: run a program that calls it with AITER_TUNE_GEMM=1.")
+        lines.append(f"{asked} was never seen: run a program that calls it with GEMMTUNED=1.")
     short = abridged(row["environment"] for _, rows in steps[:MOST] for row in rows)
     for problem, rows in steps[:MOST]:
         if not rows:

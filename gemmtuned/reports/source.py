@@ -24,7 +24,7 @@ def no_database(command: str, settings: Settings, *tables: str, **facts: Any) ->
     below_a_file = no_folder_error(settings.db)
     if below_a_file is not None:
         raise below_a_file
-    line = f"No database yet at {settings.db}. A program started with AITER_TUNE_GEMM=1 makes it: gemmtuned run COMMAND"
+    line = f"No database yet at {settings.db}. A program started with GEMMTUNED=1 makes it: gemmtuned run COMMAND"
     empty = [Table(key, (), ()) for key in tables]
     return Report(command, empty, facts={**facts, "database": None}, lines=[line])
 

@@ -39,7 +39,7 @@ _ADVICE: Final = (
     (r"store not written|database|locked|disk|schema", "gemmtuned doctor, gemmtuned db check"),
     (r"others use|utilisation|another process computes|two processes compute|came to the GPU|others took", WAIT),
     (r"clear for|worker is starting", WAIT),
-    (r"nothing to tune", "run a program with AITER_TUNE_GEMM=1"),
+    (r"nothing to tune", "run a program with GEMMTUNED=1"),
 )
 
 

@@ -1,6 +1,7 @@
-"""Build the native hook with the user's own torch and C++ compiler: once per torch, in the background.
+"""Build the native hook with the user's own torch and C++ compiler: once per torch, and never inside a host.
 
-The library needs torch's headers and nothing of Python's, so one build serves every Python.  Builds are keyed by
+`gemmtuned doctor --build`, `gemmtuned run` before the program starts and the daemon build it; a program only looks for
+it.  The library needs torch's headers and nothing of Python's, so one build serves every Python.  Builds are keyed by
 torch version and source, done in a temporary name and renamed, under a lock; a failed build leaves its compiler
 output beside it and is not tried again until the sources or torch change.
 """
@@ -15,7 +16,6 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -33,7 +33,7 @@ COMPILERS: Final = ("g++", "c++", "clang++")
 
 
 class BuildFailed(GemmtunedError):
-    """The native hook could not be built; the F.linear path serves instead."""
+    """The native hook could not be built; nothing is counted or routed without it."""
 
 
 def compiler() -> str | None:
@@ -95,6 +95,16 @@ def failure(cache: Path) -> str | None:
     return next((line for line in lines if "error" in line), lines[0] if lines else "unknown error")
 
 
+def missing(cache: Path) -> str:
+    """What to tell the user of a program that found no library."""
+    why = failure(cache)
+    if why is not None:
+        return f"nothing is counted or routed: the native hook does not build: {why}. See: gemmtuned doctor"
+    return (
+        "nothing is counted or routed: the native hook is not built for this torch yet. Run: gemmtuned doctor --build"
+    )
+
+
 def build(cache: Path) -> Path:
     """Build the library, or return the one that is there; takes about 15 s.
 
@@ -116,26 +126,6 @@ def build(cache: Path) -> Path:
         return found or _compile(path, folder)
     finally:
         os.close(lock)
-
-
-def build_detached(cache: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start the build in a process of its own, niced, that outlives this one if need be."""
-    return subprocess.Popen(
-        [
-            sys.executable,
-            "-P" if sys.version_info >= (3, 11) else "-s",
-            "-m",
-            "gemmtuned.hooks.native.build",
-            str(cache),
-        ],
-        env=dict(env),
-        cwd="/",
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        close_fds=True,
-    )
 
 
 def _compile(path: Path, torch: Path) -> Path:
@@ -171,10 +161,11 @@ def _here() -> Path:
     return Path(__file__).resolve().parent
 
 
-def _main() -> int:
-    give_way(19)  # the program beside us has just started
+def _main(arguments: list[str]) -> int:
+    if "--nice" in arguments:
+        give_way(19)
     try:
-        build(Path(sys.argv[1]) if len(sys.argv) > 1 else Settings.from_env().cache)
+        build(Settings.from_env().cache)
     except GemmtunedError as err:
         sys.stderr.write(f"gemmtuned: {err}\n")
         return err.exit_code
@@ -182,4 +173,4 @@ def _main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(_main())
+    raise SystemExit(_main(sys.argv[1:]))

@@ -1,0 +1,87 @@
+"""What a call of F.linear on the CPU is: its problem, and whether anything stands between the caller and the kernel.
+
+The Python twin of `describe` in hooks/native/call.h, for `gemmtuned.ops`, which decides before it calls torch.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from gemmtuned.configs.errors import ProblemError
+from gemmtuned.configs.problem import DTYPES, Problem
+
+PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})  # subclasses, proxies and fakes are torch's business
+_SHORT: Final = {
+    torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64",
+    torch.complex64: "c64", torch.complex128: "c128", torch.int8: "i8", torch.int32: "i32", torch.int64: "i64",
+}  # fmt: skip
+
+
+def plain_call(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> bool:
+    """True when nothing stands between the caller and the CPU kernel: no autograd, autocast, transform or subclass."""
+    if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad or (b is not None and b.requires_grad)):
+        return False
+    return (
+        type(x) in PLAIN
+        and type(w) in PLAIN
+        and x.device.type == "cpu"
+        and w.dtype is x.dtype
+        and w.is_contiguous()
+        and x.is_contiguous()
+        and (b is None or (type(b) in PLAIN and b.dtype is x.dtype and b.shape == w.shape[:1] and b.is_contiguous()))
+        and not torch.is_autocast_enabled("cpu")
+        and torch._C._functorch.maybe_current_level() is None
+        and not torch._C._get_tracing_state()
+        and not torch._C._len_torch_function_stack()
+        and not torch._C._len_torch_dispatch_stack()
+    )
+
+
+def describe(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> Problem:
+    """The problem of F.linear(x, w, bias) as the CPU kernel will see it. Raises ProblemError for what is none."""
+    if torch._C._get_tracing_state() or torch._C._functorch.maybe_current_level() is not None:
+        raise ProblemError("sizes are not what they will be")
+    if x.device.type != "cpu" or w.dim() != 2 or x.dim() < 2:
+        raise ProblemError("not a plain linear on CPU")
+    n, k = (int(d) for d in w.shape)
+    if x.shape[-1] != k or (bias is not None and bias.shape != (n,)):
+        raise ProblemError("torch refuses it, or broadcasts the bias")
+    if x.dim() > 2 and not x.is_contiguous():
+        raise ProblemError("torch decides by the strides what GEMM this becomes")
+    dtype = x.dtype
+    if torch.is_autocast_enabled("cpu") and dtype in (torch.float32, torch.bfloat16, torch.float16):
+        dtype = torch.get_autocast_dtype("cpu")
+    name = _SHORT.get(dtype)
+    if name is None:
+        raise ProblemError(f"dtype {dtype} has no short name")
+    return Problem(
+        m=int(x.numel()) // k,
+        n=n,
+        k=k,
+        bias=bias is not None,
+        dtype=name,
+        layout=_side(x.reshape(-1, k), prefer_t=False) + _side(w.t(), prefer_t=True),
+        math_mode=_math_mode(name),
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+        threads=torch.get_num_threads(),
+    )
+
+
+def _side(t: torch.Tensor, *, prefer_t: bool) -> str:
+    """As `side` in native/call.h."""
+    n, c = t.stride(1) == 1 or t.shape[1] == 1, t.stride(0) == 1 or t.shape[0] == 1
+    if prefer_t and c and (not n or t.shape[1] == 1):
+        return "t"
+    return "n" if n else "t" if c else "s"
+
+
+def _math_mode(dtype: str) -> str:
+    if dtype != "fp32":
+        return "ieee"
+    mode = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
+    return mode if mode in ("tf32", "bf16") else "ieee"
+
+
+assert set(_SHORT.values()) <= set(DTYPES)
