@@ -21,6 +21,7 @@ from gemmtuned.commands import (
     coverage,
     daemon,
     db,
+    demo,
     doctor,
     explain,
     export,
@@ -43,6 +44,7 @@ from gemmtuned.reports.render import complain
 
 # In the order of --help. A command's function name is its name on the command line.
 COMMANDS: Final[tuple[Callable[..., None], ...]] = (
+    demo.demo,
     run.run,
     daemon.daemon,
     coverage.coverage,

@@ -1,0 +1,48 @@
+"""`gemmtuned demo`: the whole loop on this machine, in a minute."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gemmtuned.reports.render import complain
+
+
+def demo(
+    home: Annotated[
+        Path | None,
+        typer.Option("--home", metavar="DIR", help="Where its database and tables go; a new folder if not given."),
+    ] = None,
+) -> None:
+    """See the loop on this machine: two copies of a small decoder, one of them tuned while it runs.
+
+    Takes about a minute and nothing but torch. Your own home is not touched.
+    """
+    from gemmtuned.demo.loop import run
+
+    folder = Path(tempfile.mkdtemp(prefix="gemmtuned-demo-")) if home is None else home.resolve()
+    if home is not None and folder.exists() and any(folder.iterdir()):
+        raise typer.BadParameter(f"{folder} is not empty: name a new folder")
+    try:
+        result = run(folder, say=typer.echo)
+    except BaseException:
+        if home is None:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    median, low, _ = result.gain(result.after)
+    typer.echo()
+    if low > 1.0:
+        typer.echo(f"{median:.2f}x in {result.took_s:.0f} s, in processes that were never restarted.")
+    else:
+        typer.echo(f"No clear gain here ({median:.2f}x, and one round was slower): where torch is best it stays.")
+    typer.echo(f"The outputs of both differ by {result.difference:.1e} of their sum.")
+    typer.echo("\nLook at what it found:")
+    for command in ("coverage", "gains", "report"):
+        typer.echo(f"    GEMMTUNED_HOME={folder} gemmtuned {command}")
+    typer.echo("\nYour own program:  GEMMTUNED=1 python serve.py      and beside it:  gemmtuned daemon")
+    if low <= 1.0:
+        complain("others may use this machine: run it again when it is quiet")
