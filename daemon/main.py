@@ -26,7 +26,6 @@ from gemmtuned.configs.settings import Settings, unknown_variables
 from gemmtuned.configs.solution import Device, Environment, Solution
 from gemmtuned.daemon.ahead import Ahead
 from gemmtuned.daemon.devices import Monitor, find_monitors
-from gemmtuned.daemon.metrics import Metrics, page
 from gemmtuned.daemon.request import Request
 from gemmtuned.daemon.rules import Rules
 from gemmtuned.daemon.sd_notify import ServiceManager
@@ -35,6 +34,7 @@ from gemmtuned.daemon.service import Daemon
 from gemmtuned.daemon.worker import Deadlines, Tuner, Worker
 
 if TYPE_CHECKING:
+    from gemmtuned.daemon.metrics import Metrics
     from gemmtuned.db.store import State, Store
 
 logger = logging.getLogger("gemmtuned.daemon")
@@ -197,12 +197,13 @@ def _loop(
 
 
 def _tell_others(daemon: Daemon, manager: ServiceManager, metrics: Metrics | None, now_s: float) -> None:
-    notice = daemon.last_notice
+    notice, solved = daemon.last_notice, daemon.take_solved()
     if notice is None:
         return
     manager.alive(time.monotonic(), f"{notice.state}: {notice.reason}" if notice.reason else notice.state)
     if metrics is not None:
-        metrics.text = page(notice, rules_used_s=daemon.rules.used_s(now_s))
+        metrics.tell(notice, used_today_s=daemon.rules.used_s(now_s))
+        metrics.solved(solved)
 
 
 def _until_done(

@@ -11,6 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -40,6 +41,15 @@ MAX_STARTS: Final = 3  # workers in a row that never said hello, before a foregr
 LONGEST_WAIT_S: Final = 600.0  # after yields that gained nothing
 
 
+@dataclass(frozen=True, slots=True)
+class Solved:
+    """A verdict that was installed: on which device, whether something beat torch, seconds since the order."""
+
+    device: str
+    faster: bool
+    took_s: float
+
+
 class Seat:
     """See the module.
 
@@ -61,7 +71,8 @@ class Seat:
         self.work: Work | None = None  # leased
         self.in_use = False  # became idle and nobody came since: no new window between two problems
         self.out_of_work = False
-        self._solved = 0
+        self._solved: list[Solved] = []
+        self._began_s = 0.0  # when the worker got its order
         self._published_s: float | None = None
         self.trouble = ""  # why nothing can be leased
         self.keeper = Keeper(monitor.id, make_worker, lock=lock, always=always)
@@ -148,9 +159,9 @@ class Seat:
         """True when nothing is held, running or waiting to be written."""
         return self.work is None and not self._tuning and not self._to_write
 
-    def take_solved(self) -> int:
-        """How many verdicts were installed since this was last asked."""
-        solved, self._solved = self._solved, 0
+    def take_solved(self) -> list[Solved]:
+        """The verdicts that were installed since this was last asked."""
+        solved, self._solved = self._solved, []
         return solved
 
     def notice(self) -> SeatNotice:
@@ -268,7 +279,7 @@ class Seat:
         except StoreError as err:
             self.trouble = str(err)
             return
-        self._tuning, self._meanwhile = True, Mean()
+        self._tuning, self._meanwhile, self._began_s = True, Mean(), now_s
         try:
             self.worker.tune(order)
         except WorkerFailed as err:
@@ -377,7 +388,8 @@ class Seat:
 
     def _install(self, work: Work, found: tuple[Solution, ...], others: float | None, now_s: float) -> None:
         self._queue.install(work, found, now_s, others=others)
-        self._solved += 1
+        faster = any(one.backend != DEFAULT_BACKEND for one in found)
+        self._solved.append(Solved(self.monitor.name, faster, max(now_s - self._began_s, 0.0)))
         self._published_s = now_s  # within this turn
         self._fruitless = 0
 

@@ -23,7 +23,7 @@ from gemmtuned.daemon.notice import Notice, SeatNotice, write_notice
 from gemmtuned.daemon.publish import publish
 from gemmtuned.daemon.request import Request
 from gemmtuned.daemon.rules import Rules
-from gemmtuned.daemon.seat import Seat
+from gemmtuned.daemon.seat import Seat, Solved
 from gemmtuned.daemon.work_queue import RECENT_S, WorkQueue, is_dead, outlived_boot, owner_name
 from gemmtuned.daemon.worker import Tuner
 
@@ -97,6 +97,7 @@ class Daemon:
         self._recheck = recheck
         self._turned_s = now_s
         self.solved = 0
+        self._newly_solved: list[Solved] = []
         self._quiet = quiet
         self.last_used_s = now_s  # when a device was last ours to use
         self._started_s = now_s
@@ -132,7 +133,7 @@ class Daemon:
         """Look, decide, act once. Never sleeps, and does not raise for what a machine may do to it."""
         forbidden = self.rules.why_not(now_s, self.settings.home)
         passed_s, self._turned_s = min(max(now_s - self._turned_s, 0.0), 1.0), now_s
-        solved = 0
+        solved: list[Solved] = []
         for seat in self.seats:
             if seat.tuning:
                 self.rules.spend(now_s, passed_s)
@@ -143,10 +144,16 @@ class Daemon:
             if seat.in_use:
                 self.last_used_s = now_s
             solved += seat.take_solved()
-        self.solved += solved
-        self._upkeep(now_s, at_once=solved > 0)
+        self.solved += len(solved)
+        self._newly_solved += solved
+        self._upkeep(now_s, at_once=bool(solved))
         self._compile_ahead(now_s, forbidden)
         self._tell(now_s, forbidden)
+
+    def take_solved(self) -> list[Solved]:
+        """The verdicts of the turns since this was last asked."""
+        solved, self._newly_solved = self._newly_solved, []
+        return solved
 
     def stop(self, now_s: float) -> None:
         """Leave every device, give the leases back uncounted, say so."""
@@ -156,7 +163,7 @@ class Daemon:
             seat.keeper.hurry()
         for seat in self.seats:
             seat.stop(now_s)
-            self.solved += seat.take_solved()
+            self.solved += len(seat.take_solved())
         self._publish_at_s = float("-inf")
         self._upkeep(now_s, at_once=True)
         self._keep_rules(now=True)

@@ -10,17 +10,12 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import pytest
 
 from gemmtuned.commands.options import start_logging
-from gemmtuned.configs.errors import SettingError
 from gemmtuned.configs.settings import watchdog_s
-from gemmtuned.daemon.metrics import Metrics, page
-from gemmtuned.daemon.notice import Notice, SeatNotice
 from gemmtuned.daemon.sd_notify import ServiceManager
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -142,40 +137,3 @@ def test_log_lines_as_json_have_the_pairs_of_the_event_as_fields(capsys: pytest.
     assert first["reason"] == 'it\'s "fast" x=1'
     assert first["time"].endswith("+00:00")
     assert second["event"] == "failed" and "ValueError: no" in second["traceback"]
-
-
-def notice(state: str = "tuning") -> Notice:
-    seat = SeatNotice(id="GPU-1", name="cuda:0", device="cuda-x", state=state, reason="", others=0.25, clear_s=0.0)
-    blind = SeatNotice(id='GPU-"2"', name="cuda:1", device="cuda-x", state="waiting", reason="", others=None, clear_s=0)
-    return Notice(
-        owner="h:1:b", pid=1, started_s=1.5, updated_s=2.5, state=state, reason="", generation=7, solved=3,
-        seats=[seat, blind],
-    )  # fmt: skip
-
-
-def test_metrics_say_what_status_says() -> None:
-    lines = page(notice(), rules_used_s=12.5).splitlines()
-    assert "gemmtuned_problems_solved_total 3" in lines
-    assert 'gemmtuned_device_state{device="cuda:0",id="GPU-1",state="tuning"} 1' in lines
-    assert 'gemmtuned_device_state{device="cuda:0",id="GPU-1",state="waiting"} 0' in lines
-    assert 'gemmtuned_device_used_by_others{device="cuda:0",id="GPU-1"} 0.2500' in lines
-    assert not any("used_by_others" in line and "cuda:1" in line for line in lines)
-    assert r'id="GPU-\"2\""' in "\n".join(lines)
-    named = {line.split()[2] for line in lines if line.startswith("# TYPE")}
-    assert {line.split("{")[0].split()[0] for line in lines if not line.startswith("#")} == named
-
-
-def test_metrics_are_served_on_the_loopback_interface_alone() -> None:
-    metrics = Metrics(0)
-    try:
-        metrics.text = page(notice(), rules_used_s=0.0)
-        with urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/metrics", timeout=10) as answer:
-            assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
-            assert answer.read().decode() == metrics.text
-        with pytest.raises(urllib.error.HTTPError):
-            urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/etc/passwd", timeout=10)
-        assert metrics._server.server_address[0] == "127.0.0.1"
-        with pytest.raises(SettingError, match=f"metrics port {metrics.port}"):
-            Metrics(metrics.port)
-    finally:
-        metrics.close()

@@ -65,7 +65,6 @@ def daemon(
     from gemmtuned.daemon.devices import find_monitors
     from gemmtuned.daemon.gpus import MEMORY_CAP_BYTES
     from gemmtuned.daemon.main import run_daemon
-    from gemmtuned.daemon.metrics import Metrics
     from gemmtuned.daemon.rules import Hours, Rules, allowed
     from gemmtuned.daemon.worker import Worker
 
@@ -75,7 +74,11 @@ def daemon(
         monitors = allowed(monitors, [name.strip() for name in devices.split(",") if name.strip()])
     # beside a loaded program a worker may not take the memory which that one will ask for next
     make_worker = partial(Worker, memory_cap_bytes=MEMORY_CAP_BYTES if share_resident else None)
-    metrics = Metrics(metrics_port) if metrics_port is not None else None
+    metrics = None
+    if metrics_port is not None:
+        from gemmtuned.daemon.metrics import Metrics
+
+        metrics = Metrics(metrics_port, here.db)
     library = Beside(here)
     try:
         with _bar(here.home, here.db) if once else nullcontext():

@@ -120,7 +120,7 @@ def _steps(program: _Program) -> int:
     """How many steps take ROUND_S."""
     program.decode(5)
     seen = program.decode(10)
-    return max(5, round(10 * ROUND_S / seen["seconds"]))
+    return max(5, round(10 * ROUND_S / float(seen["seconds"])))
 
 
 def _rounds(programs: Sequence[_Program], steps: int, count: int) -> tuple[dict[str, list[float]], float]:

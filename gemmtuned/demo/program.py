@@ -60,14 +60,14 @@ def step_of(blocks: nn.Module, x: Tensor) -> Callable[[], Tensor]:
     """One decode step; on a GPU the replay of a graph that is captured here."""
     if x.device.type != "cuda":
         return lambda: blocks(x)
-    side = torch.cuda.Stream()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         blocks(x)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        y = blocks(x)
+        y: Tensor = blocks(x)
 
     def replay() -> Tensor:
         graph.replay()
