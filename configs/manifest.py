@@ -1,6 +1,6 @@
 """Published tables: written by the daemon, read by every running program.
 
-    configs/manifest.json                    {schema, generation, created, files: [{name, sha256, rows}]}
+    configs/manifest.json                    {schema, generation, created, files: [{name, sha256, rows}], ...}
     configs/<family>-<device>-<hash>.jsonl   one solution a row
     configs/bin/<sha256>                     compiled kernels that rows name
 
@@ -27,14 +27,15 @@ from typing import Any, Final
 from gemmtuned._testing import faults
 from gemmtuned.configs.errors import GemmtunedError, TableError
 from gemmtuned.configs.settings import trusted_uid
-from gemmtuned.configs.solution import Solution
+from gemmtuned.configs.solution import Device, Environment, Solution
 
 SCHEMA: Final = 1
 MANIFEST: Final = "manifest.json"
 MAX_BYTES: Final = 64 << 20
 MAX_ROWS: Final = 1_000_000
+MAX_GENERATION: Final = 1 << 53  # a number that every reader of JSON and SQLite can hold, and nobody reaches
 BINARIES: Final = "bin"  # sub-folder of compiled kernels, each named by its hash
-_OURS: Final = re.compile(r"-[0-9a-f]{16}\.jsonl$")
+_OURS: Final = re.compile(r"(.+)-[0-9a-f]{16}\.jsonl")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _FILE_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,150}\.jsonl")
 
@@ -50,11 +51,17 @@ class TableFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What is published. `created` is UTC, ISO 8601."""
+    """What is published. `created` is UTC, ISO 8601.
+
+    For those who bring the rows back into a lost or older store: store_us, when the store came to this generation by
+    its own account (0: not known), and the environments in which the solutions were measured.  Programs need neither.
+    """
 
     generation: int
     created: str
     files: tuple[TableFile, ...]
+    store_us: int = 0
+    environments: tuple[Environment, ...] = ()
 
 
 def read_manifest(folder: Path) -> Manifest | None:
@@ -83,12 +90,32 @@ def read_manifest(folder: Path) -> Manifest | None:
         created = str(raw["created"])
     except (KeyError, TypeError) as err:
         raise TableError(f"{path}: field {err} is missing or of a wrong type") from err
-    if not isinstance(generation, int) or generation < 0:
-        raise TableError(f"{path}: generation is {generation!r}, expected an integer of at least 0")
+    if not isinstance(generation, int) or isinstance(generation, bool) or not 0 <= generation <= MAX_GENERATION:
+        raise TableError(
+            f"{path}: generation is {str(generation)[:40]}, expected an integer of 0 to {MAX_GENERATION}. "
+            "The daemon writes it anew at its next publish"
+        )
     for file in files:
         if not isinstance(file.name, str) or not _FILE_NAME.fullmatch(file.name):
             raise TableError(f"{path}: file name {file.name!r} is not one we write")
-    return Manifest(generation, created, files)
+    store_us = raw.get("store_us")
+    if not isinstance(store_us, int) or not 0 <= store_us < 1 << 62:
+        store_us = 0
+    return Manifest(generation, created, files, store_us, _environments(raw.get("environments")))
+
+
+def _environments(found: object) -> tuple[Environment, ...]:
+    """Those that can be read: the manifest holds without them."""
+    environments = []
+    for one in found if isinstance(found, list) else ():
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            facts = one["device"]
+            key, kind, name, arch = names = [str(facts[field]) for field in ("key", "kind", "name", "arch")]
+            device = Device(key, kind, name, arch, min(max(int(facts["units"]), 0), 1 << 20))
+            environment = Environment(device, {str(k): str(v) for k, v in dict(one["stamps"]).items()})
+            if max(map(len, names)) <= 512 and len(environment.key) <= 8192:
+                environments.append(environment)
+    return tuple(environments)
 
 
 def read_table(
@@ -99,6 +126,18 @@ def read_table(
     pace: hands out the lines one by one; a program that does other work at the time pauses there.
     Raises TableError when the file is missing, not to be trusted, or its hash is not the manifest's.
     """
+    solutions: list[Solution] = []
+    complaints: list[str] = []
+    for number, line in enumerate(pace(read_lines(folder, file)), 1):
+        try:
+            solutions.append(Solution.from_row(json.loads(line)))
+        except (ValueError, RecursionError, GemmtunedError) as err:  # noqa: PERF203  a bad row costs that row
+            complaints.append(f"{file.name} line {number}: {err}")
+    return solutions, complaints
+
+
+def read_lines(folder: Path, file: TableFile) -> list[str]:
+    """The lines of one published file as they stand. Raises TableError as `read_table` does."""
     path = folder / file.name
     data = read_trusted(path)
     if sha256(data).hexdigest() != file.sha256:
@@ -106,18 +145,28 @@ def read_table(
     lines = data.decode("utf-8", errors="replace").splitlines()
     if len(lines) != file.rows or len(lines) > MAX_ROWS:
         raise TableError(f"{path}: {len(lines)} rows, the manifest says {file.rows}")
-    solutions: list[Solution] = []
-    complaints: list[str] = []
-    for number, line in enumerate(pace(lines), 1):
-        try:
-            solutions.append(Solution.from_row(json.loads(line)))
-        except (ValueError, RecursionError, GemmtunedError) as err:  # noqa: PERF203  a bad row costs that row
-            complaints.append(f"{path.name} line {number}: {err}")
-    return solutions, complaints
+    return lines
+
+
+def line(solution: Solution) -> str:
+    """A solution as its line of a table: equal solutions have equal lines."""
+    return json.dumps(solution.to_row(), separators=(",", ":"))
+
+
+def stem_of(name: str) -> str | None:
+    """The table that a file of this name holds a state of; None when the name is none of ours."""
+    match = _OURS.fullmatch(name)
+    return match[1] if match else None
 
 
 def write_tables(
-    folder: Path, tables: Mapping[str, Iterable[Solution]], *, generation: int, now_s: float | None = None
+    folder: Path,
+    tables: Mapping[str, Iterable[Solution]],
+    *,
+    generation: int,
+    now_s: float | None = None,
+    store_us: int = 0,
+    environments: Iterable[Environment] = (),
 ) -> Manifest:
     """Publish: write each table under its stem plus content hash, then replace the manifest.
 
@@ -125,30 +174,46 @@ def write_tables(
     are kept for readers that are still at it; older ones are removed.  The caller holds the publish lock.
     Raises TableError when the disk refuses.
     """
+    when = datetime.now(timezone.utc) if now_s is None else datetime.fromtimestamp(now_s, timezone.utc)
+    data = {stem: table_bytes(solutions) for stem, solutions in sorted(tables.items())}
+    files = tuple(table_file(stem, content) for stem, content in data.items())
+    created = when.isoformat(timespec="milliseconds")
+    manifest = Manifest(generation, created, files, store_us, tuple(environments))
     try:
         make_folder(folder)
         before = _names_in_manifest(folder)
-        files = []
-        for stem, solutions in sorted(tables.items()):
-            rows = [json.dumps(s.to_row(), separators=(",", ":")) for s in solutions]
-            data = "".join(row + "\n" for row in rows).encode()
-            digest = sha256(data).hexdigest()
-            file = TableFile(f"{stem}-{digest[:16]}.jsonl", digest, len(rows))
-            if not _is_there(folder / file.name, digest):
-                write_whole(folder / file.name, data)
-            files.append(file)
-        when = datetime.now(timezone.utc) if now_s is None else datetime.fromtimestamp(now_s, timezone.utc)
-        manifest = Manifest(generation, when.isoformat(timespec="milliseconds"), tuple(files))
+        for file, content in zip(files, data.values(), strict=True):
+            if not is_whole(folder, file):
+                write_whole(folder / file.name, content)
         text = json.dumps({"schema": SCHEMA, **asdict(manifest)}, indent=1) + "\n"
         write_whole(folder / MANIFEST, text.encode())
     except OSError as err:
         raise TableError(f"{folder}: cannot publish ({err.strerror or err}); the old tables stay in use") from err
     keep = before | {f.name for f in files}
     for old in folder.glob("*.jsonl"):
-        if old.name not in keep and _OURS.search(old.name):
+        if old.name not in keep and stem_of(old.name) is not None:
             with contextlib.suppress(OSError):
                 old.unlink()
     return manifest
+
+
+def table_bytes(solutions: Iterable[Solution]) -> bytes:
+    """The content of a table's file."""
+    return "".join(line(solution) + "\n" for solution in solutions).encode()
+
+
+def table_file(stem: str, content: bytes) -> TableFile:
+    """How a manifest names a table with this content."""
+    digest = sha256(content).hexdigest()
+    return TableFile(f"{stem}-{digest[:16]}.jsonl", digest, content.count(b"\n"))
+
+
+def is_whole(folder: Path, file: TableFile) -> bool:
+    """Whether the file is there, to be trusted, and has the content that the manifest says."""
+    try:
+        return sha256(read_trusted(folder / file.name)).hexdigest() == file.sha256
+    except (TableError, OSError):
+        return False
 
 
 def read_binary(folder: Path, digest: str) -> bytes:
@@ -186,13 +251,6 @@ def make_folder(folder: Path) -> None:
     if not folder.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o755)
-
-
-def _is_there(path: Path, digest: str) -> bool:
-    try:
-        return sha256(read_trusted(path)).hexdigest() == digest
-    except (TableError, OSError):
-        return False
 
 
 def _names_in_manifest(folder: Path) -> set[str]:

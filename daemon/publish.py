@@ -1,9 +1,12 @@
 """Bring the published tables in line with the database.
 
 The database decides, the tables are its picture: they are rendered from it whole, so a daemon killed between commit
-and rename is healed by the next one, which finds that the two differ.  The generation in the manifest only ever
-grows, because running programs ignore one older than they hold; when the database was lost or a table is written anew,
-the store's count goes on from the manifest's.
+and rename is healed by the next one, which finds that the two differ.  But a row goes only when the database says why.
+What it has lost (deleted, damaged, an older copy put in its place) is taken back from the tables first; where that
+cannot be done nothing is published, and programs keep what they hold.
+
+The generation in the manifest only ever grows, because running programs ignore one older than they hold; when a table
+is written anew, the store's count goes on from the manifest's.
 
 Compiled kernels lie where workers left them, by hash; they are copied beside the tables before a manifest names them.
 """
@@ -21,40 +24,102 @@ from typing import TYPE_CHECKING, Final
 
 from gemmtuned.configs.errors import TableError, TryLater
 from gemmtuned.configs.launch import read_launch
-from gemmtuned.configs.manifest import Manifest, read_binary, read_manifest, read_table, write_binary, write_tables
+from gemmtuned.configs.manifest import (
+    Manifest,
+    is_whole,
+    read_binary,
+    table_bytes,
+    table_file,
+    write_binary,
+    write_tables,
+)
+from gemmtuned.configs.published import Published, read_published
 from gemmtuned.configs.solution import Solution
 
 if TYPE_CHECKING:
+    from gemmtuned.db.restore import Standing, TakenBack
     from gemmtuned.db.store import Store
 
 logger = logging.getLogger("gemmtuned.daemon")
 WAIT_S: Final = 1.0  # publishing takes milliseconds; a daemon told to stop has 2 s
+_TRIES: Final = 3  # others may replace the database between a look and the next
 
 
-def publish(store: Store, folder: Path, locks: Path, *, now_s: float) -> Manifest | None:
+def publish(store: Store, folder: Path, locks: Path, *, now_s: float, give_up: bool = False) -> Manifest | None:
     """Write what the store holds, if it is not there already; None when nothing was ever published.
 
+    What the store has lost of the tables is taken back into it before.  give_up: publish although rows of tables that
+    cannot be read would be lost by it.
     The workers' kernels are in the `bin` of the home, where `locks` is.
     Whoever changes solutions calls this after the commit: the daemon, `gemmtuned tune`, `gemmtuned withdraw`.
-    Raises TableError when the disk refuses, TryLater when another publisher does not finish, StoreBusy, StoreError.
+    Raises TableError when the disk refuses, and when solutions in use would be lost; TryLater when another publisher
+    does not finish; StoreBusy, StoreError.
     """
     with _lock(locks):
-        generation, solutions = store.published()
-        solutions = [s for s in solutions if _bring_binary(s, locks.parent, folder)]
-        before = _read(folder)
+        before, state = _settle(store, folder, now_s=now_s, give_up=give_up)
+        generation = state.generation
+        solutions = [s for s in state.lines.values() if _bring_binary(s, locks.parent, folder)]
         if before is None and generation == 0 and not solutions:
             return None
+        new = tables(solutions)
+        manifest = before.manifest if before is not None else None
         if before is not None and before.generation >= generation:
-            whole = _holds(folder, before, solutions)
+            whole = manifest is not None and _holds(folder, manifest, new)
             wanted = before.generation if whole else before.generation + 1
             if wanted > generation:  # the same number means the same table in the store, the manifest and every program
                 store.skip_to(wanted, now_s=now_s)
                 generation = wanted
             if whole:
-                return before
-        manifest = write_tables(folder, tables(solutions), generation=generation, now_s=now_s)
+                return manifest
+        manifest = write_tables(
+            folder, new, generation=generation, now_s=now_s, store_us=store.publication_us(generation),
+            environments=state.environments,
+        )  # fmt: skip
     logger.info("published generation=%d files=%d solutions=%d", generation, len(manifest.files), len(solutions))
     return manifest
+
+
+def take_back(store: Store, folder: Path, locks: Path, *, now_s: float) -> None:
+    """Bring back into the store what it has lost of the published tables, before anything is changed in it.
+
+    Raises as `publish` does.
+    """
+    if read_published(folder) is not None:
+        with _lock(locks):
+            _settle(store, folder, now_s=now_s)
+
+
+def _settle(store: Store, folder: Path, *, now_s: float, give_up: bool = False) -> tuple[Published | None, Standing]:
+    """(what is published, the store beside it) once the store accounts for every row that is published."""
+    before = read_published(folder)
+    if before is None:
+        return None, store.standing(None)
+    if before.trouble:
+        logger.warning("published tables not usable, written anew reason=%r", before.trouble)
+    for _ in range(_TRIES):
+        state = store.standing(before)
+        if state.short and not give_up:
+            raise TableError(
+                f"{folder}: {state.short} solutions of generation {before.generation} cannot be read "
+                f"({before.trouble}), and the database does not have them: nothing is published, programs keep the "
+                "table that they hold. Put the file or a backup of the database back, or give them up: gemmtuned db "
+                "publish --give-up"
+            )
+        if not state.behind and not state.lost:
+            return before, state
+        _say(store.take_back(before, now_s=now_s), before, state)
+    raise TableError(
+        f"{folder}: the database loses rows while it is compared with generation {before.generation}: nothing is "
+        "published, programs keep the table that they hold. Look at: gemmtuned doctor"
+    )
+
+
+def _say(done: TakenBack, before: Published, state: Standing) -> None:
+    why = "the database is lost or older" if state.behind else "the database has lost rows"
+    logger.warning(
+        "taken back from published tables generation=%d solutions=%d superseded=%d retired=%d unusable=%d reason=%r",
+        before.generation, done.back, done.superseded, done.gone, state.invalid, why,
+    )  # fmt: skip
 
 
 def _bring_binary(solution: Solution, home: Path, folder: Path) -> bool:
@@ -88,28 +153,10 @@ def tables(solutions: list[Solution]) -> dict[str, list[Solution]]:
     return out
 
 
-def _read(folder: Path) -> Manifest | None:
-    try:
-        return read_manifest(folder)
-    except TableError as err:
-        logger.warning("manifest not usable, written anew reason=%r", str(err))
-        return None
-
-
-def _holds(folder: Path, manifest: Manifest, solutions: list[Solution]) -> bool:
+def _holds(folder: Path, manifest: Manifest, new: dict[str, list[Solution]]) -> bool:
     """Whether the files are whole and say what the store says."""
-    found: list[Solution] = []
-    for file in manifest.files:
-        try:
-            rows, complaints = read_table(folder, file)
-        except TableError as err:
-            logger.warning("table not usable, written anew reason=%r", str(err))
-            (folder / file.name).unlink(missing_ok=True)  # a file of that name would be taken for good
-            return False
-        if complaints:
-            return False
-        found += rows
-    return tables(found) == tables(solutions)
+    wanted = [table_file(stem, table_bytes(solutions)) for stem, solutions in sorted(new.items())]
+    return list(manifest.files) == wanted and all(is_whole(folder, file) for file in wanted)
 
 
 @contextlib.contextmanager

@@ -17,13 +17,13 @@ from gemmtuned.configs.solution import CROWDED, LIVE_STATES, Environment, Soluti
 from gemmtuned.db.leases import Work, current_generation, drop_lease
 from gemmtuned.db.rows import SOLUTION_SELECT, Part, plain, rows, solution_of, us
 
-_RIVALS: Final = """
+RIVALS: Final = """
 SELECT s.id, s.state FROM solution s
 JOIN environment_stamp a ON a.environment_id = :environment AND a.backend = s.backend AND a.stamp = s.stamp
 WHERE s.problem_id = :problem AND s.device_id = :device AND s.mode = :mode AND s.covers = :covers
     AND s.retired_generation IS NULL
 """
-_INSERT: Final = """
+INSERT: Final = """
 INSERT INTO solution (problem_id, device_id, environment_id, mode, covers, backend, config, stamp, us, baseline_us,
     gain_low, err, baseline_err, launch, conditions, others, recheck, state, generation, published_us,
     retired_generation, retired_us, reason)
@@ -33,7 +33,7 @@ RETIRE: Final = """
 UPDATE solution SET state = ?, retired_generation = ?, retired_us = ?, reason = ?
 WHERE id IN (SELECT value FROM json_each(?)) AND retired_generation IS NULL
 """
-_LIVE: Final = f"""
+LIVE: Final = f"""
 {SOLUTION_SELECT}
 WHERE s.retired_generation IS NULL AND (:only IS NULL OR h.key IN (SELECT value FROM json_each(:only)))
 ORDER BY s.id
@@ -122,6 +122,11 @@ class Solutions(Part):
         """The newest publication; 0 before the first."""
         return self._db.read(current_generation)
 
+    def publication_us(self, generation: int) -> int:
+        """When the store came to this generation; 0 when it never did."""
+        sql = "SELECT published_us FROM publication WHERE generation = ?"
+        return int((self._db.read(lambda conn: conn.execute(sql, (generation,)).fetchone()) or (0,))[0])
+
     def skip_to(self, generation: int, *, now_s: float) -> None:
         """Let this be the newest publication's number, if it is not beyond: programs have seen it, or are about to.
 
@@ -180,7 +185,7 @@ class Solutions(Part):
             "problem": problem_id, "environment": environment_id, "device": device_id,
             "mode": s.mode, "covers": s.covers,
         }  # fmt: skip
-        rivals = rows(conn, _RIVALS, key)
+        rivals = rows(conn, RIVALS, key)
         pinned = s.state != "pinned" and any(r["state"] == "pinned" for r in rivals)
         end: tuple[Any, ...] = (None, None, "")
         if pinned:
@@ -193,7 +198,7 @@ class Solutions(Part):
             s.us, s.baseline_us, s.gain_low, s.err, s.baseline_err, s.launch, *measured,
         )  # fmt: skip
         state = "stale" if pinned else s.state
-        conn.execute(_INSERT, (problem_id, device_id, environment_id, *what, state, generation, now_us, *end))
+        conn.execute(INSERT, (problem_id, device_id, environment_id, *what, state, generation, now_us, *end))
         return 0 if pinned else len(rivals)
 
 
@@ -218,7 +223,7 @@ def _retire(conn: sqlite3.Connection, found: list[dict[str, Any]], now_us: int, 
 def live_solutions(conn: sqlite3.Connection, device_keys: Collection[str] | None) -> tuple[int, list[Solution]]:
     """Within a transaction: (generation, live solutions); None: of all devices."""
     only = None if device_keys is None else json.dumps(sorted(device_keys))
-    return current_generation(conn), solutions_of(rows(conn, _LIVE, {"only": only}))
+    return current_generation(conn), solutions_of(rows(conn, LIVE, {"only": only}))
 
 
 def solutions_of(found: list[dict[str, Any]]) -> list[Solution]:

@@ -1,7 +1,8 @@
 """The store as programs and the daemon use it: one object over one SQLite file.
 
 sightings.py holds what programs write and ingest.py what those of others left; leases.py, recheck.py and resume.py how
-daemons share work, hints.py imported tables, solutions.py the verdicts, curation.py what operators make of them;
+daemons share work, hints.py imported tables, solutions.py the verdicts, curation.py what operators make of them,
+restore.py how they come back from what is published;
 connect.py how the file is opened, locked and mended.  Reading for people is queries.py.
 """
 
@@ -16,6 +17,7 @@ from gemmtuned.db.hints import Hints
 from gemmtuned.db.ingest import Ingest
 from gemmtuned.db.leases import Remaining, Work
 from gemmtuned.db.recheck import Recheck
+from gemmtuned.db.restore import Restore
 from gemmtuned.db.resume import Resume, State
 from gemmtuned.db.solutions import Solutions
 from gemmtuned.db.upkeep import check
@@ -23,7 +25,7 @@ from gemmtuned.db.upkeep import check
 __all__ = ["Remaining", "State", "Store", "Work", "check"]
 
 
-class Store(Ingest, Hints, Recheck, Resume, Solutions, Curation):
+class Store(Ingest, Hints, Recheck, Resume, Solutions, Curation, Restore):
     """Read and write one database. Threads may share it; a forked child goes on with a connection of its own.
 
     locks: the folder of the lock file, the same for all who use this database.  timeout_s: how long any call waits for

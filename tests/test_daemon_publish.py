@@ -130,27 +130,6 @@ def test_a_table_written_anew_takes_the_stores_count_along(store: Store, tmp_pat
     assert [s.problem.n for s in back.gone] == [66] and not back.back
 
 
-def test_the_published_generation_grows_even_when_the_database_was_lost(tmp_path: Path) -> None:
-    folder, locks = tmp_path / "configs", tmp_path / "locks"
-    old = Store(tmp_path / "old.db", locks=locks)
-    for n in range(64, 70):
-        install(old, problem(n))
-    before = publish(old, folder, locks, now_s=NOW)
-    old.close()
-    new = Store(tmp_path / "new.db", locks=locks)
-    install(new, problem(64))
-    after = publish(new, folder, locks, now_s=NOW)
-    again = publish(new, folder, locks, now_s=NOW)
-    count = new.generation()
-    new.close()
-    assert before is not None
-    assert after is not None
-    assert after.generation == before.generation + 1
-    assert again == after
-    assert count == after.generation
-    assert [s.problem.n for s in published(folder)] == [64]
-
-
 def test_a_stuck_publisher_is_not_waited_for_long(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
