@@ -84,7 +84,11 @@ def take_back(store: Store, folder: Path, locks: Path, *, now_s: float) -> None:
 
     Raises as `publish` does.
     """
-    if read_published(folder) is not None:
+    before = read_published(folder)
+    if before is None:
+        return
+    state = store.standing(before)
+    if state.behind or state.lost or state.short:
         with _lock(locks):
             _settle(store, folder, now_s=now_s)
 
@@ -94,8 +98,6 @@ def _settle(store: Store, folder: Path, *, now_s: float, give_up: bool = False) 
     before = read_published(folder)
     if before is None:
         return None, store.standing(None)
-    if before.trouble:
-        logger.warning("published tables not usable, written anew reason=%r", before.trouble)
     for _ in range(_TRIES):
         state = store.standing(before)
         if state.short and not give_up:
@@ -106,6 +108,8 @@ def _settle(store: Store, folder: Path, *, now_s: float, give_up: bool = False) 
                 "publish --give-up"
             )
         if not state.behind and not state.lost:
+            if before.trouble:
+                logger.warning("published tables not usable, written anew reason=%r", before.trouble)
             return before, state
         _say(store.take_back(before, now_s=now_s), before, state)
     raise TableError(

@@ -13,14 +13,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from gemmtuned.configs.errors import GemmtunedError, StoreBusy, StoreError
+from gemmtuned.configs.errors import GemmtunedError, StoreBusy, StoreError, TableError
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.shipped import shipped
 from gemmtuned.daemon.ahead import AT_ONCE, Ahead
 from gemmtuned.daemon.device_lock import DeviceLock
 from gemmtuned.daemon.devices import Monitor
 from gemmtuned.daemon.notice import Notice, SeatNotice, write_notice
-from gemmtuned.daemon.publish import publish
+from gemmtuned.daemon.publish import publish, take_back
 from gemmtuned.daemon.request import Request
 from gemmtuned.daemon.rules import Rules
 from gemmtuned.daemon.seat import Seat, Solved
@@ -102,6 +102,7 @@ class Daemon:
         self.last_used_s = now_s  # when a device was last ours to use
         self._started_s = now_s
         self._generation = -1  # of the store, when it was last published
+        self._file: tuple[int, int] | None = None  # which file the database was, when it was last looked at
         self._trouble = self._ingest_trouble = ""
         self._elsewhere: list[dict[str, Any]] = []
         self._upkeep_at_s = self._publish_at_s = self._checkpoint_at_s = self._notice_at_s = self._look_at_s = float(
@@ -116,11 +117,19 @@ class Daemon:
     def resume(self, now_s: float) -> None:
         """Take over from daemons that are no more: their leases are free again at once. May raise StoreError.
 
-        A service also looks the database over, since whatever ended them may have damaged it.
+        A service also looks the database over, since whatever ended them may have damaged it.  What the store has lost
+        of the published tables comes back into it; a run in the foreground raises where that cannot be done, before it
+        works for nothing.
         """
         if not self._quiet:
             self.rules.remember(self.settings.home)
             self.store.repair()
+        try:
+            take_back(self.store, self.settings.config_dir, self.settings.locks, now_s=now_s)
+        except TableError as err:
+            if self._quiet:
+                raise
+            logger.warning("published tables not compared reason=%r", str(err))
         freed = self.store.release_dead(is_dead, counts=lambda owner: not outlived_boot(owner), now_s=now_s)
         if freed:
             logger.info("resumed leases_of_dead_daemons=%d", freed)
@@ -221,6 +230,7 @@ class Daemon:
             return
         self._upkeep_at_s = now_s + UPKEEP_S
         try:
+            self._mind_the_file()
             self._take_ingest(now_s)
             for gone in self.store.take_quarantined(now_s=now_s):
                 logger.warning(
@@ -267,6 +277,21 @@ class Daemon:
             if self._ingest_trouble != str(err):
                 logger.warning("ingest file not taken reason=%r", str(err))
             self._ingest_trouble = str(err)
+
+    def _mind_the_file(self) -> None:
+        """Notice that the database was deleted or replaced: it is compared with what is published before all else."""
+        found = self.store.lies_at()
+        if found == self._file:
+            return
+        if self._file is not None:
+            what = "replaced by another file" if found else "deleted"
+            logger.warning(
+                "the database was %s path=%s: what it lacks of the published tables is taken back",
+                what,
+                self.store.path,
+            )
+            self._generation = -1
+        self._file = found or (0, 0)
 
     def _publish(self, now_s: float) -> None:
         generation = self.store.generation()

@@ -99,6 +99,10 @@ class Connection:
         """(st_dev, st_ino) of the open file: within `write` or `read`, for it is closed between them at times."""
         return self._file or (0, 0)
 
+    def lies_at(self) -> tuple[int, int] | None:
+        """(st_dev, st_ino) of the file at the path, which the next use opens; None when there is none."""
+        return identity(self.path)
+
     def close(self) -> None:
         """Close under the lock: the last connection to close checkpoints. The next use opens again."""
         _mind_forks()

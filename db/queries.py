@@ -192,7 +192,7 @@ def solutions(path: Path, *, live: bool = True, limit: int | None = None) -> lis
 
 def saved_us(path: Path) -> float:
     """GEMM time in microseconds that all solutions together have saved so far, withdrawn ones included."""
-    return float(ask(path, "SELECT total(saved_us) AS saved FROM solutions")[0]["saved"])
+    return sum(float(row["saved"]) for row in ask(path, "SELECT total(saved_us) AS saved FROM solutions"))
 
 
 def trials(path: Path, *, problem: Problem | None = None, limit: int | None = None) -> list[dict[str, Any]]:
@@ -245,7 +245,7 @@ def _is_there(pid: int) -> bool:
 
 def generation(path: Path) -> int:
     """The newest publication in the store; 0 before the first."""
-    return int(ask(path, "SELECT coalesce(max(generation), 0) AS g FROM publication")[0]["g"])
+    return max((int(row["g"] or 0) for row in ask(path, "SELECT max(generation) AS g FROM publication")), default=0)
 
 
 def publications(path: Path, *, limit: int = 50) -> list[dict[str, Any]]:

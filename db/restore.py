@@ -14,11 +14,14 @@ import json
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 from gemmtuned.configs.manifest import line
 from gemmtuned.configs.published import Published, solutions_in
 from gemmtuned.configs.solution import Device, Environment, Solution
+from gemmtuned.db import faults, migrations
+from gemmtuned.db.files import connect_read_only
 from gemmtuned.db.leases import current_generation
 from gemmtuned.db.rows import SOLUTION_SELECT, Part, rest, rows, us
 from gemmtuned.db.solutions import INSERT, LIVE, RETIRE, raise_generation, solutions_of
@@ -244,3 +247,20 @@ def _gone(conn: sqlite3.Connection, published: Published) -> list[dict[str, Any]
 
 def _identity(s: Solution) -> tuple[object, ...]:
     return s.problem, s.device, s.mode, s.covers, s.backend, s.config, s.stamp
+
+
+def look(path: Path, published: Published | None) -> Standing | None:
+    """How the store at path stands to what is published, for reports; None for a database not yet filled.
+
+    Raises StoreError.
+    """
+    conn = connect_read_only(path)
+    try:
+        if migrations.identity(conn) == (0, 0):
+            return None
+        conn.execute("BEGIN")
+        return standing(conn, published)
+    except (sqlite3.Error, UnicodeDecodeError) as err:
+        raise faults.store_error(err, path) from err
+    finally:
+        conn.close()

@@ -40,6 +40,10 @@ class Store(Ingest, Hints, Recheck, Resume, Solutions, Curation, Restore):
         self.path = path
         super().__init__(Connection(path, locks=locks, timeout_s=timeout_s, create=create))
 
+    def lies_at(self) -> tuple[int, int] | None:
+        """(st_dev, st_ino) of the file that lies at the path now; None when there is none."""
+        return self._db.lies_at()
+
     def close(self) -> None:
         """Close the file; a later call opens it again."""
         self._db.close()

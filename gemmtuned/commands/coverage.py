@@ -8,6 +8,7 @@ import typer
 
 from gemmtuned.commands.options import Json, Since, choice, settings
 from gemmtuned.reports.coverage import GROUPS, WEIGHTS, report
+from gemmtuned.reports.published import notes, standing
 from gemmtuned.reports.render import show
 from gemmtuned.reports.source import no_database
 
@@ -44,5 +45,7 @@ def coverage(
     rows = queries.coverage(here.db, by=by, since_s=since, weight=weight)
     compiled = queries.compiled(here.db, since_s=since)
     frozen = queries.frozen(here.db, since_s=since)
-    answer = report(rows, by=by, weight=weight, since_s=since, compiled=compiled, frozen=frozen)
+    answer = report(
+        rows, by=by, weight=weight, since_s=since, compiled=compiled, frozen=frozen, warnings=notes(standing(here))
+    )
     show(answer, as_json=as_json)

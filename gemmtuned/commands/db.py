@@ -10,9 +10,9 @@ import typer
 
 from gemmtuned.commands.options import Json, settings
 from gemmtuned.reports.render import Column, Report, Table, show, size
-from gemmtuned.reports.source import no_database, writer
+from gemmtuned.reports.source import curator, no_database, put_in_use, writer
 
-app = typer.Typer(name="db", help="Look after the database: check, backup.", no_args_is_help=True)
+app = typer.Typer(name="db", help="Look after the database: check, backup, publish.", no_args_is_help=True)
 
 
 @app.command()
@@ -53,3 +53,23 @@ def backup(
     size_bytes = written.stat().st_size
     line = f"{written}: {size(size_bytes)}"
     show(Report("db.backup", facts={"file": str(written), "bytes": size_bytes}, lines=[line]), as_json=as_json)
+
+
+@app.command()
+def publish(
+    give_up: Annotated[
+        bool, typer.Option("--give-up", help="Also where published solutions that cannot be read are lost by it.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Write the published tables as the database says, after it has taken back what it lost of them.
+
+    The daemon does it by itself; this is for when none runs, or when a command could not publish what it changed.
+    """
+    here = settings()
+    with curator(here, give_up=give_up) as store:
+        generation, changed = put_in_use(store, here, give_up=give_up)
+        solutions = len(store.published()[1])
+    line = f"generation {generation} is published: {solutions} solutions" + ("" if changed else ", as it was")
+    facts = {"generation": generation, "changed": changed, "solutions": solutions}
+    show(Report("db.publish", facts=facts, lines=[line]), as_json=as_json)

@@ -79,11 +79,15 @@ def import_(
     bad = sum(one.rejected for one in found)
     stopped = bool(bad) and not skip_bad_rows
     keep = not dry_run and bool(found) and not stopped
+    back = _take_back(here) if keep else 0
     queued = _keep(found, here, queue=queue, threads=default_threads() if threads is None else threads) if keep else 0
     used, refused = _use(found, here) if keep and use else (0, {})
     rows = [_row(one, one.reasons, refused=stopped) for one in found] + unread
-    facts = {"dry_run": dry_run, "kept": keep, "queued": queued, "used": used, "not_used": refused}
+    facts = {
+        "dry_run": dry_run, "kept": keep, "queued": queued, "used": used, "not_used": refused, "taken_back": back
+    }  # fmt: skip
     notes = _notes(found, dry_run=dry_run and not stopped, kept=keep, queued=queued)
+    notes += [f"{back} solutions that are published are in the database again"] if back else []
     notes += [f"{used} solutions of this kind of CPU and these versions are in use after a spot check"] if used else []
     notes += [f"{number} not used: {reason}" for reason, number in refused.items()]
     errors = [str(row["reasons"][0]) for row in unread]
@@ -134,6 +138,20 @@ def _notes(found: Sequence[Imported], *, dry_run: bool, kept: bool, queued: int)
     if kept and asked:
         notes.append(f"{queued} distinct problems queued for gemmtuned daemon; families it cannot tune yet only wait")
     return notes
+
+
+def _take_back(here: Settings) -> int:
+    """Have the database hold what is published here; how many solutions it lacked."""
+    from gemmtuned.daemon.publish import take_back
+    from gemmtuned.db.store import Store
+
+    store = Store(here.db, locks=here.locks)
+    try:
+        before = len(store.published()[1])
+        take_back(store, here.config_dir, here.locks, now_s=time.time())
+        return max(len(store.published()[1]) - before, 0)
+    finally:
+        store.close()
 
 
 def _keep(found: Sequence[Imported], here: Settings, *, queue: bool, threads: int) -> int:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from gemmtuned.commands.options import DryRun, Json, ProblemTexts, named, settings
-from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import Solution
 from gemmtuned.reports.render import Column, Report, Table, factor, show
-from gemmtuned.reports.source import writer
-
-if TYPE_CHECKING:
-    from gemmtuned.db.store import Store
+from gemmtuned.reports.source import curator, left_undone, put_in_use, writer
 
 _COLUMNS = (
     Column("problem", "problem", right=False),
@@ -38,16 +34,17 @@ def pin(
     """
     here = settings()
     wanted = named(problem, here)
-    with writer(here) as store:
+    with curator(here) as store:
         found = store.pin(wanted, now_s=time.time(), off=off, dry_run=dry_run)
-        generation = _publish(store, here, changed=bool(found) and not dry_run)
+        done = f"{len(found)} {'unpinned' if off else 'pinned'}"
+        generation, late = (store.generation(), False) if dry_run else put_in_use(store, here, done)
     what = f"{'would be ' if dry_run else ''}{'unpinned' if off else 'pinned'}"
     is_so = "not pinned" if off else "pinned already"
     empty = f"Nothing to change: {is_so}, or no solution in use. `gemmtuned explain PROBLEM` says which."
     facts = {"dry_run": dry_run, "generation": generation}
-    notes = [f"{len(found)} {what}"] if found else []
+    notes = [f"{len(found)} {what}"] if found else left_undone(generation) if late else []
     show(Report("pin", [Table("rows", _COLUMNS, _rows(found), empty=empty)], facts, notes=notes), as_json=as_json)
-    if not found:
+    if not found and not late:
         raise typer.Exit(1)
 
 
@@ -58,14 +55,17 @@ def forget(problem: ProblemTexts, dry_run: DryRun = False, as_json: Json = False
     """
     here = settings()
     wanted = named(problem, here)
-    with writer(here) as store:
+    with curator(here) as store:
         found, dropped = store.forget(wanted, now_s=time.time(), dry_run=dry_run)
-        generation = _publish(store, here, changed=bool(found) and not dry_run)
+        done = f"{len(found)} withdrawn and forgotten"
+        generation, late = (store.generation(), False) if dry_run else put_in_use(store, here, done)
     would = "would be " if dry_run else ""
     facts = {"dry_run": dry_run, "generation": generation, "dropped_rows": dropped}
     notes = [f"{len(found)} solutions {would}withdrawn, {dropped} rows of traffic and trials {would}dropped"]
+    late = late and not found
+    notes += left_undone(generation) if late else []
     show(Report("forget", [Table("rows", _COLUMNS, _rows(found))], facts, notes=notes), as_json=as_json)
-    if not found and not dropped:
+    if not found and not dropped and not late:
         raise typer.Exit(1)
 
 
@@ -97,9 +97,9 @@ def rollback(
     change; a number that is too large is answered with the newest ones, and when they came.
     """
     here = settings()
-    with writer(here) as store:
+    with curator(here) as store:
         done = store.roll_back(generation, now_s=time.time(), dry_run=dry_run)
-        now = _publish(store, here, changed=bool(done.gone or done.back) and not dry_run)
+        now = store.generation() if dry_run else put_in_use(store, here, f"rolled back to {generation}")[0]
     rows = [
         {**row, "change": change}
         for change, solutions in (("goes", done.gone), ("comes back", done.back))
@@ -110,16 +110,6 @@ def rollback(
     notes = [f"{len(done.gone)} go, {len(done.back)} come back" + ("" if dry_run else f": generation {now}")]
     empty = f"Nothing has changed since generation {generation}."
     show(Report("rollback", [Table("rows", columns, rows, empty=empty)], facts, notes=notes), as_json=as_json)
-
-
-def _publish(store: Store, here: Settings, *, changed: bool) -> int:
-    if changed:
-        from gemmtuned.daemon.publish import publish
-
-        manifest = publish(store, here.config_dir, here.locks, now_s=time.time())
-        if manifest is not None:
-            return manifest.generation
-    return store.generation()
 
 
 def _rows(found: Sequence[Solution]) -> list[dict[str, object]]:

@@ -7,6 +7,7 @@ import time
 from gemmtuned.commands.options import Json, settings
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.manifest import read_manifest
+from gemmtuned.reports.published import standing
 from gemmtuned.reports.render import complain, show
 from gemmtuned.reports.source import no_database
 from gemmtuned.reports.status import report
@@ -19,6 +20,7 @@ def status(as_json: Json = False) -> None:
         nothing = {
             "generation": 0,
             "published_generation": None,
+            "published_differs": None,
             "daemon": None,
             "covered_share": None,
             "saved_us": 0.0,
@@ -50,6 +52,7 @@ def status(as_json: Json = False) -> None:
         saved_us=queries.saved_us(here.db),
         frozen=queries.frozen(here.db),
         asked_again=queries.asked_again(here.db),
+        differs=standing(here),
         now_s=time.time(),
     )
     show(answer, as_json=as_json)

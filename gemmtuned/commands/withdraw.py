@@ -9,7 +9,7 @@ import typer
 
 from gemmtuned.commands.options import DryRun, Json, ProblemTexts, named, settings
 from gemmtuned.reports.render import Column, Report, Table, factor, show
-from gemmtuned.reports.source import writer
+from gemmtuned.reports.source import curator, left_undone, put_in_use
 
 
 def withdraw(
@@ -27,14 +27,11 @@ def withdraw(
     now_s = time.time()
     here = settings()
     wanted = named(problem, here)
-    with writer(here) as store:
+    with curator(here) as store:
         taken = store.withdraw(wanted, reason=reason, now_s=now_s, dry_run=dry_run)
-        generation = store.generation()
-        if taken and not dry_run:
-            from gemmtuned.daemon.publish import publish
-
-            manifest = publish(store, here.config_dir, here.locks, now_s=now_s)
-            generation = manifest.generation if manifest else generation
+        generation, late = store.generation(), False
+        if not dry_run:
+            generation, late = put_in_use(store, here, f"{len(taken)} withdrawn")
     rows = [{"problem": str(s.problem), **s.to_row(), "speedup": s.baseline_us / s.us} for s in taken]
     columns = (
         Column("problem", "problem", right=False),
@@ -49,9 +46,9 @@ def withdraw(
             "withdraw",
             [Table("rows", columns, rows, empty=f"No solution in use for {names}: see gemmtuned gains.")],
             facts={"dry_run": dry_run, "generation": generation},
-            notes=[f"{len(rows)} {verb}"] if rows else [],
+            notes=[f"{len(rows)} {verb}"] if rows else left_undone(generation) if late else [],
         ),
         as_json=as_json,
     )
-    if not taken:
+    if not taken and not late:
         raise typer.Exit(1)

@@ -17,6 +17,7 @@ from gemmtuned.db.connect import NETWORK_FILESYSTEMS
 from gemmtuned.hooks.probation import DEATHS, TRIAL_S, deaths
 from gemmtuned.kernels.cuda import nvrtc
 from gemmtuned.reports.checks import FAIL, PASS, WARN, Check
+from gemmtuned.reports.published import standing
 from gemmtuned.reports.render import size
 
 DOUBTFUL: Final = ("fuse", "virtiofs")  # a network or a local disk behind them: cannot be told from here
@@ -163,6 +164,9 @@ def _tables(settings: Settings) -> Check:
     if there.exists() and not there.is_dir():
         fix = "set GEMMTUNED_CONFIG_DIR to a folder, or unset it"
         return Check("published tables", FAIL, f"nothing can be published in {folder}: {there} is a file", fix)
+    differs = standing(settings)
+    if differs is not None and differs.result == FAIL:
+        return differs
     try:
         manifest = read_manifest(folder)
         if manifest is None:
@@ -176,6 +180,8 @@ def _tables(settings: Settings) -> Check:
     found = f"generation {manifest.generation}: {rows} solutions in {len(manifest.files)} files, {folder}"
     if bad:
         return Check("published tables", WARN, f"{found}; {len(bad)} rows are not used, first {bad[0]}")
+    if differs is not None:
+        return differs
     return Check("published tables", PASS, found)
 
 

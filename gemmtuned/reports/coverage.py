@@ -25,10 +25,12 @@ def report(
     since_s: float,
     compiled: Sequence[Row] = (),
     frozen: Sequence[Row] = (),
+    warnings: Sequence[str] = (),
 ) -> Report:
     """rows: of db.queries.coverage for `by`, over the window `since_s`, heaviest first in the result.
 
-    compiled: of the view `compiled`, GEMMs that nobody can count.  frozen: of the view `frozen`.
+    compiled: of the view `compiled`, GEMMs that nobody can count.  frozen: of the view `frozen`.  warnings: why today's
+    tables are not what programs use.
     """
     amount, covered, spell, name = _WEIGHED[weight]
     shown: list[dict[str, Any]] = [
@@ -80,7 +82,7 @@ def report(
             "frozen_problems": len({row["problem"] for row in frozen}),
         },
         lines=lines,
-        notes=frozen_notes(frozen) + _compiled(compiled),
+        notes=[*warnings, *frozen_notes(frozen), *_compiled(compiled)],
     )
 
 

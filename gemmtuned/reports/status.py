@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.rules import paused_until
+from gemmtuned.reports.checks import Check
 from gemmtuned.reports.coverage import frozen_notes
 from gemmtuned.reports.places import abridged
 from gemmtuned.reports.render import Column, Report, Row, Table, age, count, duration, percent
@@ -26,11 +27,13 @@ def report(
     saved_us: float,
     frozen: Sequence[Row] = (),
     asked_again: int = 0,
+    differs: Check | None = None,
     now_s: float,
 ) -> Report:
     """notice: the daemon's. published, generation: of the tables, and of the store. Rows: as db.queries gives them.
 
     saved_us: GEMM time that all solutions together have saved.  frozen: of the view of that name.
+    differs: what is to be said of the database beside the published tables.
     asked_again: how many solutions wait to be raced again because somebody asked.
     """
     running = [row for row in sessions if row["state"] != "ended"]
@@ -39,7 +42,7 @@ def report(
     share = covered / total if total else None
     lines = [
         _daemon_line(notice, now_s),
-        _published_line(published, generation),
+        _published_line(published, differs),
         f"covered now: {percent(share)} of the GEMM time of the last 24 h (gemmtuned coverage)"
         if share is not None
         else "No GEMM was called in the last 24 h.",
@@ -79,6 +82,7 @@ def report(
         "database": str(settings.db),
         "generation": generation,
         "published_generation": published,
+        "published_differs": differs.found if differs else None,
         "daemon": dict(notice) if notice else None,
         "covered_share": share,
         "saved_us": saved_us,
@@ -143,12 +147,10 @@ def _daemon_line(notice: Mapping[str, Any] | None, now_s: float) -> str:
     return f"daemon: {notice['state']}{why}, pid {notice['pid']}, {count(notice['solved'])} problems solved so far"
 
 
-def _published_line(published: int | None, generation: int) -> str:
-    if published is None:
-        return "published: nothing yet"
-    if published < generation:
-        return f"published: generation {published}, the store is at {generation}: the daemon will publish it"
-    return f"published: generation {published}"
+def _published_line(published: int | None, differs: Check | None) -> str:
+    if differs is not None:
+        return f"published: {differs.found}. To mend it: {differs.fix}"
+    return "published: nothing yet" if published is None else f"published: generation {published}"
 
 
 def _put_off_notes(environments: Sequence[Row], short: Mapping[str, str]) -> list[str]:

@@ -1,0 +1,70 @@
+"""The database beside the published tables, in words: for status, coverage and doctor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from gemmtuned.configs.errors import StoreError
+from gemmtuned.configs.published import Published, read_published
+from gemmtuned.configs.settings import Settings
+from gemmtuned.reports.checks import FAIL, WARN, Check
+
+NAME: Final = "published tables"
+TAKE_BACK: Final = "gemmtuned db publish takes them back into it (gemmtuned daemon does so by itself)"
+
+
+def standing(settings: Settings) -> Check | None:
+    """What is to be said where the two differ; None where they agree, nothing is published, or it cannot be told."""
+    published = read_published(settings.config_dir)
+    if published is None:
+        return None
+    if not settings.db.exists():
+        rows = len(published.lines) + published.unread
+        if not rows:
+            return None
+        found = (
+            f"there is no database at {settings.db}, and {rows} solutions of generation {published.generation} are "
+            "published: programs keep them"
+        )
+        return Check(NAME, WARN, found, TAKE_BACK.replace("takes them back into it", "makes it anew from them"))
+    from gemmtuned.db.restore import look
+
+    try:
+        state = look(settings.db, published)
+    except StoreError:
+        return None  # the line on the database says why
+    if state is None:
+        return _lacks(published, len(published.lines) + published.unread)
+    if state.short:
+        found = (
+            f"{state.short} solutions of generation {published.generation} cannot be read, and the database does not "
+            f"have them: nothing is published, programs keep the table that they hold ({published.trouble})"
+        )
+        fix = "put the file or a backup of the database back, or give them up: gemmtuned db publish --give-up"
+        return Check(NAME, FAIL, found, fix)
+    if state.lost or state.behind:
+        return _lacks(published, len(state.lost))
+    if published.manifest is not None and state.generation != published.generation:
+        found = (
+            f"generation {published.generation} is published, the database is at {state.generation}: not yet published"
+        )
+        return Check(NAME, WARN, found, "gemmtuned db publish (a running daemon does it within seconds)")
+    return None
+
+
+def notes(found: Check | None) -> Sequence[str]:
+    """The same as a note below a report."""
+    return [] if found is None else [f"{found.found[:1].upper()}{found.found[1:]}. To mend it: {found.fix}"]
+
+
+def _lacks(published: Published, count: int) -> Check | None:
+    if not count:
+        return Check(
+            NAME, WARN, f"the database is older than generation {published.generation}, which is published", TAKE_BACK
+        )
+    found = (
+        f"the database lacks {count} of the solutions that are published (generation {published.generation}): it was "
+        "lost, or an older copy was put in its place; programs keep them"
+    )
+    return Check(NAME, WARN, found, TAKE_BACK)
