@@ -36,6 +36,8 @@ BUSY_TURN_S: Final = 0.1  # a worker is away half a second after others come: 0.
 QUIET_TURN_S: Final = 0.5
 NOTICE_S: Final = 2.0
 UPKEEP_S: Final = 2.0  # routes that failed in programs, withdrawals by hand
+INGEST_S: Final = 0.05  # for what members left; a page that is begun then is ended
+INGEST_AGAIN_S: Final = 60.0  # after something was wrong with it; under _waits' limit of 120 s
 RETRY_S: Final = 5.0  # after the disk refused to publish
 CHECKPOINT_S: Final = 60.0
 ROLL_UP_S: Final = 100.0  # sightings older than two weeks are merged into days; under _waits' limit of 120 s
@@ -108,7 +110,7 @@ class Daemon:
         self._upkeep_at_s = self._publish_at_s = self._checkpoint_at_s = self._notice_at_s = self._look_at_s = float(
             "-inf"
         )
-        self._roll_up_at_s = float("-inf")
+        self._roll_up_at_s = self._ingest_at_s = float("-inf")
         self._told: object = None
         self._waits_since_s = now_s
         self._waiting_told: dict[tuple[str, str], float] = {}
@@ -268,15 +270,21 @@ class Daemon:
 
     def _take_ingest(self, now_s: float) -> None:
         """Counts of other users' programs, where the home is shared. What they wrote must not stop us."""
+        if _waits(self._ingest_at_s, now_s):
+            return
+        began_s = time.monotonic()
         try:
-            self.store.take_from(self.settings.ingest, now_s=now_s)
+            self.store.take_from(self.settings.ingest, now_s=now_s, limit_s=INGEST_S)
             self._ingest_trouble = ""
+            if time.monotonic() - began_s > INGEST_S:  # there is more
+                self._upkeep_at_s = now_s
         except StoreBusy:
             raise
         except StoreError as err:
             if self._ingest_trouble != str(err):
                 logger.warning("ingest file not taken reason=%r", str(err))
             self._ingest_trouble = str(err)
+            self._ingest_at_s = now_s + INGEST_AGAIN_S
 
     def _mind_the_file(self) -> None:
         """Notice that the database was deleted or replaced: it is compared with what is published before all else."""

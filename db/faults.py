@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from gemmtuned.configs.errors import StoreBusy, StoreError
+from gemmtuned.db.lockfile import what_lies_there
 
 # Primary result codes (sqlite3.h). Python 3.10 tells only the text, which SQLite keeps fixed (sqlite3ErrStr).
 _CODES: Final = {
@@ -91,7 +92,9 @@ def no_folder_error(path: Path) -> StoreError | None:
 
 
 def refuse_short(path: Path) -> None:
-    """Raise StoreError for a folder, and for a file of one byte, which SQLite would take for an empty database.
+    """Raise StoreError for what is no file, and for one of one byte, which SQLite would take for an empty database.
+
+    To open a FIFO, or some devices, would not return.
 
     By stat alone: to open and close a database here would drop all locks that SQLite has on it in this process
     (sqlite.org/howtocorrupt.html, 2.2), and the next program to close would take away the log that we write to.
@@ -102,6 +105,8 @@ def refuse_short(path: Path) -> None:
         return  # who opens the database will say it
     if stat.S_ISDIR(facts.st_mode):
         raise StoreError(f"{path}: a folder, no database. Set GEMMTUNED_DB to a file, for example {path / 'tune.db'}")
+    if not stat.S_ISREG(facts.st_mode):
+        raise _no_database(path, what_lies_there(facts.st_mode))
     if facts.st_size == 1:
         raise _no_database(path, "1 byte")
 

@@ -1,177 +1,502 @@
 """Counts of other users' programs: read from a file that they may write, added to our own, which they may not.
 
 The ingest file has our schema, so it can be looked at like any other, but nothing of it is believed that is not
-checked here: sightings within bounds, sessions, and reports of routes that failed.  It is only read.  What was taken is
-remembered beside what it was added to, in one transaction, so a kill at any moment counts nothing twice.
+checked here: sightings within bounds, sessions, and reports of routes that failed.  `members_file` reads it.
+
+Exactly once: rows are gone through in the order of their keys, pass by pass, and how much of each is in our own tables
+is remembered beside these, in one transaction with what was added.  A pass reads only what was seen since the one
+before began; the last one, when the file was moved out of the folder and nobody writes to it any more, reads all of
+it, so what clocks that jump kept from the others is found by then.  After it the file and its memory are dropped.
 """
 
 from __future__ import annotations
 
-import os
+import json
+import logging
 import sqlite3
-from dataclasses import fields
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
 from hashlib import sha256
+from math import isfinite
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+from gemmtuned._testing import faults as failpoints
 from gemmtuned.configs.errors import GemmtunedError, StoreError
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.sighting import Session
+from gemmtuned.configs.sighting import OUTCOMES, Session
 from gemmtuned.configs.solution import Device, Environment
-from gemmtuned.db import faults
-from gemmtuned.db.files import connect_read_only
-from gemmtuned.db.rows import PROBLEM_COLUMNS, problem_of, rest, rows, us
+from gemmtuned.db.files import identity
+from gemmtuned.db.members_file import FIRST, MembersFile, StrangeFile, set_aside, signature
+from gemmtuned.db.rows import plain, problem_of, rest, us
 from gemmtuned.db.sightings import ADD_DEMAND, ADD_QUARANTINE, ADD_SIGHTING, Sightings, run_id_of
 
-AT_ONCE: Final = 20_000  # rows of one transaction; the next turn goes on
+log = logging.getLogger("gemmtuned.daemon")
+T = TypeVar("T")
+
+AT_ONCE: Final = 2000  # rows of one transaction
 LARGEST: Final = 1 << 20  # M, N, K
 LARGEST_BYTES: Final = 64e9
+MOST_CALLS: Final = 1 << 40  # of one row: an hour
+MOST_US: Final = 1e15
+OVERLAP_US: Final = 15_000_000  # writers stamp their rows before they commit
+SETTLED_S: Final = 1.0  # a file that changed less than this before we looked may change again within one tick
+DAY_US: Final = 86_400_000_000
+HOUR_US: Final = 3_600_000_000
+ROTATE_BYTES: Final = 16 << 20  # some 130,000 rows
 NEW_A_DAY: Final = 10_000  # problems never seen before
-MOST_CALLS: Final = 1 << 48
-OVERLAP_US: Final = 60_000_000  # writers stamp their rows before they commit
-FORGET_US: Final = 16 * 86_400_000_000  # hours older than that are rolled up into days, and grow no more
+MORE_A_DAY: Final = {"environment": 100, "run": 1000, "session": 10_000, "report": 10_000}
+FURTHER_RUNS: Final = "(further runs)"  # whose calls are those of runs beyond the limit
+EARLIEST_US: Final = -1 << 63
+SOON_US: Final = 1_000_000  # a beat later than this is none
+OTHERS_AT_ONCE: Final = 1000  # sessions, and reports
+FIRST_TEXT: Final = json.dumps(FIRST)
 
-_SIGHTINGS: Final = f"""
-SELECT {PROBLEM_COLUMNS}, s.environment_id, r.name AS run, s.hour, s.outcome, s.graph, s.calls, s.sampled_calls,
-    s.sampled_us, s.last_seen_us
-FROM sighting s JOIN problem p ON p.id = s.problem_id JOIN run r ON r.id = s.run_id
-WHERE s.last_seen_us >= ? ORDER BY s.last_seen_us LIMIT ?
-"""  # noqa: S608
-_DEVICES: Final = """
-SELECT e.id, h.key, h.kind, h.name, h.arch, h.units FROM environment e JOIN device h ON h.id = e.device_id
-"""
-_REPORTS: Final = f"""
-SELECT {PROBLEM_COLUMNS}, q.device, q.mode, q.covers, q.backend, q.config, q.stamp, q.reason, q.run, q.last_seen_us
-FROM quarantine q JOIN problem p ON p.id = q.problem_id WHERE q.last_seen_us >= ? LIMIT 1000
-"""  # noqa: S608
 _REPORT_KEY: Final = ("device", "mode", "covers", "backend", "config", "stamp")
-_TAKE: Final = """
-INSERT INTO taken (source, sighting, calls, sampled_calls, sampled_us, last_seen_us) VALUES (?, ?, ?, ?, ?, ?)
-ON CONFLICT DO UPDATE SET calls = excluded.calls, sampled_calls = excluded.sampled_calls,
-    sampled_us = excluded.sampled_us, last_seen_us = excluded.last_seen_us
+_LIVE: Final = """
+SELECT 1 FROM solution s JOIN device h ON h.id = s.device_id WHERE s.problem_id = ? AND h.key = ? AND s.mode = ?
+    AND s.covers = ? AND s.backend = ? AND s.config = ? AND s.stamp = ? AND s.retired_generation IS NULL
 """
+_TOLD: Final = f"""
+SELECT 1 FROM quarantine WHERE problem_id = ? AND {" AND ".join(f"{name} = ?" for name in _REPORT_KEY)}
+    AND last_seen_us >= ?
+"""  # noqa: S608
+_KNOWN: Final = """
+SELECT calls, sampled_calls, sampled_us FROM ingest_row WHERE born = ? AND problem_id = ? AND environment_id = ?
+    AND run_id = ? AND hour = ? AND outcome = ? AND graph = ?
+"""
+_REMEMBER: Final = """
+INSERT INTO ingest_row (born, problem_id, environment_id, run_id, hour, outcome, graph,
+    calls, sampled_calls, sampled_us)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET calls = excluded.calls, sampled_calls = excluded.sampled_calls,
+    sampled_us = excluded.sampled_us
+"""
+_PUT_FILE: Final = """
+INSERT OR REPLACE INTO ingest_file (born, since_us, began_us, seen_us, after, left_us, opened_us, aside, done)
+VALUES (:born, :since_us, :began_us, :seen_us, :after, :left_us, :opened_us, :aside, :done)
+"""
+
+
+@dataclass
+class _Progress:
+    """How far a file is read: a row of `ingest_file`."""
+
+    born: int
+    since_us: int
+    began_us: int
+    seen_us: int
+    after: str
+    left_us: int | None
+    opened_us: int
+    aside: int
+    done: int
+
+    def begin(self, now_us: int) -> None:
+        """The next pass begins, from what this one has seen on. A clock ahead of ours must not hide what comes."""
+        self.since_us = min(self.seen_us, self.began_us, now_us) - OVERLAP_US
+        self.began_us, self.after = now_us, ""
+
+    def look_back(self, now_us: int) -> None:
+        """At the start of a pass on another day: what was left is read again."""
+        if self.left_us is not None and not self.after and now_us // DAY_US != self.began_us // DAY_US:
+            self.since_us, self.left_us = min(self.since_us, self.left_us), None
+
+    def leave(self, seen_us: int) -> None:
+        """A row stays for another day."""
+        self.left_us = seen_us if self.left_us is None else min(self.left_us, seen_us)
 
 
 class Ingest(Sightings):
     """The part of the store that takes in what others left."""
 
-    def take_from(self, path: Path, *, now_s: float) -> int:
+    _looked: tuple[object, int] = (
+        None,
+        0,
+    )  # at which state of the file we last found nothing new, and on which UTC day
+    _sessions_after: tuple[Any, ...] = ("", 0, 0)
+
+    def take_from(self, path: Path, *, now_s: float, limit_s: float = float("inf")) -> int:
         """Add what is new in this file to ours; returns how many calls. 0 when there is no such file yet.
 
-        Raises StoreError when it cannot be read.
+        limit_s: no further page is begun after so long; the next call goes on.  Raises StoreError when it cannot be
+        read, StoreBusy when our own database is in use.
         """
-        try:
-            return self._take_from(path, now_s=now_s)
-        except (AttributeError, TypeError, ValueError) as err:  # bytes for a text, a text for a number
-            raise StoreError(f"{path}: holds what no gemmtuned wrote ({err}). Remove it: it is made anew") from err
+        until_s, now_us = time.monotonic() + limit_s, us(now_s)
+        aside = self._db.path.with_name("ingest-aside.db")
+        calls = 0
+        while True:
+            calls += self._finish(aside, now_us, until_s)
+            found = signature(path)
+            looked = (found, now_us // DAY_US)
+            if found is None or looked == self._looked or time.monotonic() > until_s:
+                return calls
+            if found[0][:2] == identity(self._db.path):
+                raise StoreError(f"{path}: the same file as {self._db.path}. Remove it: programs make a new one")
+            added, is_over, is_full = self._pass(path, now_us, until_s)
+            calls += added
+            if is_over and is_full and set_aside(path, aside):
+                continue
+            changed_s = max(facts[2] for facts in found) / 1e9
+            if is_over and not is_full and changed_s < time.time() - SETTLED_S:
+                self._looked = looked
+            return calls
 
-    def _take_from(self, path: Path, *, now_s: float) -> int:
-        try:
-            facts = os.stat(path)  # noqa: PTH116
-        except FileNotFoundError:
+    def _finish(self, aside: Path, now_us: int, until_s: float) -> int:
+        """Go through the file that was moved aside, and remove it once all of it is ours. Returns how many calls."""
+        if signature(aside) is None:
             return 0
-        source = f"{facts.st_dev}:{facts.st_ino}"
-        since_us = self._db.read(
-            lambda conn: conn.execute("SELECT max(last_seen_us) FROM taken WHERE source = ?", (source,)).fetchone()[0]
-        )
-        since_us = min(since_us or 0, us(now_s)) - OVERLAP_US  # a clock ahead of ours must not hide what comes
-        conn = connect_read_only(path)
         try:
-            found = rows(conn, _SIGHTINGS, (since_us, AT_ONCE))
-            environments = _environments(conn)
-            sessions = rows(conn, "SELECT * FROM session WHERE beat_us >= ? LIMIT 1000", (since_us,))
-            reports = rows(conn, _REPORTS, (since_us,))
-        except (sqlite3.Error, UnicodeDecodeError) as err:
-            raise faults.store_error(err, path) from err
+            file = MembersFile(aside, aside=True)
+            try:
+                calls, is_over = (0, True) if file.born is None else self._pages(file, now_us, until_s)
+            finally:
+                file.close()
+        except StrangeFile as err:
+            kept = aside.with_name("ingest-refused.db")
+            aside.replace(kept)
+            raise StoreError(
+                f"{err}; it was moved to {kept}, and what we had not yet taken of it is not counted"
+            ) from err
+        if is_over:
+            failpoints.point("ingest.done")
+            aside.unlink(missing_ok=True)
+        return calls
+
+    def _pass(self, path: Path, now_us: int, until_s: float) -> tuple[int, bool, bool]:
+        """(calls added, whether this pass over the file came to its end, whether the file is large or old)."""
+        file = MembersFile(path)
+        try:
+            if file.born is None:  # programs have said that they are there, and nothing else
+                if not file.is_empty:
+                    self._take_others(file, 0, now_us)
+                return 0, True, False
+            since_us = self._db.read(lambda conn: _progress(conn, file, now_us)).since_us
+            calls, is_over = self._pages(file, now_us, until_s)
+            if not is_over:
+                return calls, False, False
+            self._take_others(file, since_us, now_us)
+            progress = self._db.read(lambda conn: _progress(conn, file, now_us))
+            size = file.bytes()
+            old = abs(now_us - progress.opened_us) >= DAY_US and progress.left_us is None
+            return calls, True, old or size >= ROTATE_BYTES * (1 if progress.left_us is None else 4)
         finally:
-            conn.close()
-        taken = self._write(lambda ours: self._take(ours, source, found, environments, reports, us(now_s)))
-        for row in sessions:
-            self._copy_session(row)
-        return taken
+            file.close()
+
+    def _pages(self, file: MembersFile, now_us: int, until_s: float) -> tuple[int, bool]:
+        """Page after page to the end of this pass; (calls added, whether that was reached)."""
+        names = _Names(file)
+        calls = 0
+        while True:
+            progress = self._db.read(lambda conn: _progress(conn, file, now_us))
+            if progress.done:
+                return calls, True
+            progress.look_back(now_us)
+            since_us = min(progress.since_us, now_us - OVERLAP_US)
+            found = file.sightings(since_us, tuple(json.loads(progress.after or FIRST_TEXT)), AT_ONCE)
+            page = [(row, names.of(row)) for row in found if _is_valid(row, now_us)]
+            last = found[-1][:6] if len(found) == AT_ONCE else None
+            calls += self._write(lambda conn: self._take(conn, progress, page, last, now_us))  # noqa: B023
+            if last is None:
+                return calls, True
+            if time.monotonic() > until_s:
+                return calls, False
 
     def _take(
         self,
         conn: sqlite3.Connection,
-        source: str,
-        found: list[dict[str, Any]],
-        environments: dict[int, Environment],
-        reports: list[dict[str, Any]],
+        progress: _Progress,
+        page: list[tuple[tuple[Any, ...], _Named | None]],
+        last: tuple[Any, ...] | None,
         now_us: int,
     ) -> int:
-        day = "SELECT count(*) FROM demand WHERE first_seen_us >= ?"
-        room = NEW_A_DAY - conn.execute(day, (now_us - 86_400_000_000,)).fetchone()[0]
-        calls = 0
-        for row in found:
-            problem, environment = _valid(row), environments.get(row["environment_id"])
-            if problem is None or environment is None or row["hour"] > now_us // 3_600_000_000 + 1:
+        """One transaction: what is new of these rows is added, and how far we are is remembered."""
+        room, before = _Room(conn, now_us), _Before(conn, progress.born)
+        ours = _Ours(self, conn, room, now_us)
+        new: list[tuple[Any, ...]] = []
+        seen: list[tuple[Any, ...]] = []
+        calls = left_out = 0
+        for row, named in page:
+            seen_us = min(max(row[9], 0), now_us)
+            progress.seen_us = max(progress.seen_us, seen_us)
+            if named is None:
                 continue
-            key = _key(row, problem, environment)
-            known = "SELECT calls, sampled_calls, sampled_us FROM taken WHERE source = ? AND sighting = ?"
-            before = conn.execute(known, (source, key)).fetchone() or (0, 0, 0.0)
-            more = (row["calls"] - before[0], row["sampled_calls"] - before[1], row["sampled_us"] - before[2])
-            seen_us = min(row["last_seen_us"], now_us)
-            if more[0] > 0 and not (0 <= more[1] <= more[0] and more[2] >= 0):
-                more = (more[0], 0, 0.0)
+            had = before.of(row, named)
+            more = (row[6] - had[0], row[7] - had[1], row[8] - had[2])
             if more[0] > 0:
-                if room <= 0 and not self._is_known(conn, problem):
+                ids = ours.ids(named)
+                if ids is None:
+                    left_out += more[0]
+                    progress.leave(seen_us)
                     continue
-                ids = (self._problem_id(conn, problem), self._environment_id(conn, environment, now_us))
-                run = run_id_of(conn, str(row["run"]))
-                room -= conn.execute("SELECT 1 FROM demand WHERE problem_id = ?", ids[:1]).fetchone() is None
-                where = (row["hour"], row["outcome"], row["graph"])
-                conn.execute(ADD_SIGHTING, (*ids, run, *where, *more, seen_us))
-                conn.execute(ADD_DEMAND, (*ids, *more, seen_us, seen_us))
+                if not (0 <= more[1] <= more[0] and more[2] >= 0):
+                    more = (more[0], 0, 0.0)
+                new.append((*ids, *row[3:6], *more, seen_us))
                 calls += more[0]
-            conn.execute(_TAKE, (source, key, row["calls"], row["sampled_calls"], row["sampled_us"], seen_us))
-        for row in reports:
-            self._take_report(conn, row, now_us)
-        conn.execute("DELETE FROM taken WHERE last_seen_us < ?", (now_us - FORGET_US,))
+            if row[6:9] != had and not progress.aside:
+                seen.append((progress.born, *row[:9]))
+        conn.executemany(ADD_SIGHTING, new)
+        conn.executemany(ADD_DEMAND, [_demand(row) for row in new])
+        conn.executemany(_REMEMBER, seen)
+        room.keep()
+        self._go_on(conn, progress, last, now_us)
+        if left_out and progress.aside:
+            log.warning(
+                "calls not taken calls=%d reason='more new problems or devices of others than a day may bring'",
+                left_out,
+            )
         return calls
 
-    def _take_report(self, conn: sqlite3.Connection, row: dict[str, Any], now_us: int) -> None:
+    def _go_on(self, conn: sqlite3.Connection, progress: _Progress, last: tuple[Any, ...] | None, now_us: int) -> None:
+        if last is not None:
+            progress.after = json.dumps(last)
+        elif progress.aside:
+            progress.done = 1
+            conn.execute("DELETE FROM ingest_row WHERE born = ?", (progress.born,))
+        else:
+            progress.begin(now_us)
+        conn.execute("DELETE FROM ingest_file WHERE born != ? AND (done OR NOT ?)", (progress.born, progress.aside))
+        conn.execute(
+            "DELETE FROM ingest_row WHERE born NOT IN (SELECT born FROM ingest_file) AND born != ?", (progress.born,)
+        )
+        conn.execute(_PUT_FILE, asdict(progress))
+        if last is None:
+            conn.execute("DELETE FROM taken")  # of the version before; see migrations/0013
+
+    def _take_others(self, file: MembersFile, since_us: int, now_us: int) -> None:
+        """Programs that live, and reports of routes that failed."""
+        sessions = file.sessions(since_us, now_us + SOON_US, self._sessions_after, OTHERS_AT_ONCE)
+        if len(sessions) == OTHERS_AT_ONCE:
+            self._sessions_after = tuple(sessions[-1][name] for name in ("host", "pid", "started_us"))
+        else:
+            self._sessions_after = ("", 0, 0)  # from the beginning next time
+        reports = file.reports(since_us, 0, OTHERS_AT_ONCE)
+        if not sessions and not reports:
+            return
+
+        def work(conn: sqlite3.Connection) -> None:
+            room = _Room(conn, now_us)
+            for row in sessions:
+                self._take_session(conn, row, room, now_us)
+            for row in reports:
+                self._take_report(conn, row, room, now_us)
+            room.keep()
+
+        self._write(work)
+
+    def _take_session(self, conn: sqlite3.Connection, row: dict[str, Any], room: _Room, now_us: int) -> None:
+        session = _session(row, now_us)
+        if session is None:
+            return
+        key = (plain(session.host, 512), session.pid, session.started_us)
+        known = conn.execute("SELECT 1 FROM session WHERE host = ? AND pid = ? AND started_us = ?", key).fetchone()
+        if known is not None or room.take("session"):
+            ended_us = row.get("ended_us")
+            ended_us = min(max(ended_us, 0), now_us) if isinstance(ended_us, int) else None
+            self._keep_session(conn, session, min(row["beat_us"], now_us), ended_us)
+
+    def _take_report(self, conn: sqlite3.Connection, row: dict[str, Any], room: _Room, now_us: int) -> None:
         problem = _valid(row)
         if problem is None or not self._is_known(conn, problem):
             return
-        seen_us = min(row["last_seen_us"], now_us)
-        key = (self._problem_id(conn, problem), *(str(row[name])[:4096] for name in _REPORT_KEY))
-        where = " AND ".join(f"{name} = ?" for name in ("problem_id", *_REPORT_KEY))
-        told = f"SELECT 1 FROM quarantine WHERE {where} AND last_seen_us >= ?"  # noqa: S608
-        if conn.execute(told, (*key, seen_us)).fetchone() is None:
-            conn.execute(ADD_QUARANTINE, (*key, str(row["reason"])[:4096], str(row["run"])[:512], seen_us))
+        seen_us = min(max(row["last_seen_us"], 0), now_us)
+        key = (self._problem_id(conn, problem), *(plain(str(row[name]), 4096) for name in _REPORT_KEY))
+        if conn.execute(_LIVE, key).fetchone() is None or conn.execute(_TOLD, (*key, seen_us)).fetchone() is not None:
+            return
+        if room.take("report"):
+            conn.execute(ADD_QUARANTINE, (*key, plain(row["reason"], 4096), plain(row["run"], 512), seen_us))
 
     def _is_known(self, conn: sqlite3.Connection, problem: Problem) -> bool:
+        if problem in self._problems or problem in self._fresh:
+            return True
         found = conn.execute("SELECT 1 FROM problem WHERE rest = ? AND m = ?", (rest(problem), problem.m)).fetchone()
         return found is not None
 
-    def _copy_session(self, row: dict[str, Any]) -> None:
-        known = {f.name: row[f.name] for f in fields(Session) if row.get(f.name) is not None}
-        self._put_session(Session(**known), int(row["beat_us"]), row["ended_us"])
+
+@dataclass(frozen=True)
+class _Named:
+    """What a row's numbers stand for in the members' file."""
+
+    problem: Problem
+    environment: Environment
+    run: str
 
 
-def _environments(conn: sqlite3.Connection) -> dict[int, Environment]:
-    stamps: dict[int, dict[str, str]] = {}
-    for number, backend, stamp in conn.execute(
-        "SELECT environment_id, backend, stamp FROM environment_stamp"
-    ).fetchall():
-        stamps.setdefault(number, {})[str(backend)[:200]] = str(stamp)[:4096]
-    found = {}
-    for row in rows(conn, _DEVICES):
-        names = {name: str(row[name])[:512] for name in ("key", "kind", "name", "arch")}
-        found[int(row["id"])] = Environment(Device(**names, units=int(row["units"])), stamps.get(row["id"], {}))
-    return found
+class _Names:
+    """Looked up once for each look at the file."""
+
+    def __init__(self, file: MembersFile) -> None:
+        self._file = file
+        self._problems: dict[int, Problem | None] = {}
+        self._environments: dict[int, Environment | None] = {}
+        self._runs: dict[int, str] = {}
+
+    def of(self, row: tuple[Any, ...]) -> _Named | None:
+        """None for what is not valid."""
+        problem = _cached(self._problems, row[0], self._problem)
+        environment = _cached(self._environments, row[1], self._environment)
+        if problem is None or environment is None:
+            return None
+        return _Named(problem, environment, _cached(self._runs, row[2], self._file.run))
+
+    def _problem(self, number: int) -> Problem | None:
+        row = self._file.problem(number)
+        return None if row is None else _valid(row)
+
+    def _environment(self, number: int) -> Environment | None:
+        found = self._file.environment(number)
+        if found is None:
+            return None
+        device, stamps = found
+        names = {name: plain(device[name], 200) for name in ("key", "kind", "name", "arch")}
+        if not 0 <= device["units"] <= LARGEST:
+            return None
+        stamps = {plain(backend, 200): plain(stamp, 1000) for backend, stamp in stamps.items()}
+        environment = Environment(Device(**names, units=device["units"]), stamps)
+        return environment if len(environment.key) <= 8192 else None
+
+
+class _Ours:
+    """Numbers of ours for what rows name, made when new and within the limits of a day."""
+
+    def __init__(self, part: Ingest, conn: sqlite3.Connection, room: _Room, now_us: int) -> None:
+        self._part, self._conn, self._room, self._now_us = part, conn, room, now_us
+        self._environments: dict[str, int | None] = {}
+        self._runs: dict[str, int] = {}
+
+    def ids(self, named: _Named) -> tuple[int, int, int] | None:
+        """(problem, environment, run); None when it is new and there is no room for it today."""
+        environment = _cached(self._environments, named.environment, self._environment)
+        if environment is None:
+            return None
+        if not self._part._is_known(self._conn, named.problem) and not self._room.take("problem"):
+            return None
+        return self._part._problem_id(self._conn, named.problem), environment, _cached(self._runs, named.run, self._run)
+
+    def _environment(self, environment: Environment) -> int | None:
+        known = self._conn.execute("SELECT id FROM environment WHERE key = ?", (environment.key,)).fetchone()
+        if known is None and not self._room.take("environment"):
+            return None
+        return self._part._environment_id(self._conn, environment, self._now_us)
+
+    def _run(self, name: str) -> int:
+        name = plain(name, 200)
+        known = self._conn.execute("SELECT id FROM run WHERE name = ?", (name,)).fetchone()
+        if known is None and not self._room.take("run"):
+            name = FURTHER_RUNS
+        return run_id_of(self._conn, name)
+
+
+class _Before:
+    """How much of a row we have already."""
+
+    def __init__(self, conn: sqlite3.Connection, born: int) -> None:
+        self._conn, self._born = conn, born
+        # Where the version before has left off: rows are known by a hash, and forgotten 16 days after they were seen
+        self._earlier_us = conn.execute("SELECT max(last_seen_us) FROM taken").fetchone()[0]
+
+    def of(self, row: tuple[Any, ...], named: _Named) -> tuple[int, int, float]:
+        """(calls, sampled_calls, sampled_us)."""
+        found = self._conn.execute(_KNOWN, (self._born, *row[:6])).fetchone()
+        if found is None and self._earlier_us is not None:
+            sql = "SELECT calls, sampled_calls, sampled_us FROM taken WHERE sighting = ?"
+            found = self._conn.execute(sql, (_hash(row, named),)).fetchone()
+            if found is None and row[9] <= self._earlier_us:
+                return row[6], row[7], row[8]
+        return found or (0, 0, 0.0)
+
+
+class _Room:
+    """What members may still bring that is new to us today."""
+
+    def __init__(self, conn: sqlite3.Connection, now_us: int) -> None:
+        self._conn, self._day = conn, now_us // DAY_US
+        found = conn.execute("SELECT what, number FROM ingest_new WHERE day = ?", (self._day,)).fetchall()
+        self._used: dict[str, int] = dict(found)
+        self._before = dict(self._used)
+
+    def take(self, what: str) -> bool:
+        """Whether there is room for one more."""
+        used = self._used.get(what, 0)
+        if used >= (NEW_A_DAY if what == "problem" else MORE_A_DAY[what]):
+            return False
+        self._used[what] = used + 1
+        return True
+
+    def keep(self) -> None:
+        """Write down what was used."""
+        if self._used != self._before:
+            self._conn.execute("DELETE FROM ingest_new WHERE day != ?", (self._day,))
+            rows = [(self._day, what, number) for what, number in self._used.items()]
+            self._conn.executemany("INSERT OR REPLACE INTO ingest_new (day, what, number) VALUES (?, ?, ?)", rows)
+
+
+def _progress(conn: sqlite3.Connection, file: MembersFile, now_us: int) -> _Progress:
+    """How far this file is read; of one not seen before, from its beginning on."""
+    names = ", ".join(f.name for f in fields(_Progress))
+    row = conn.execute(f"SELECT {names} FROM ingest_file WHERE born = ?", (file.born,)).fetchone()  # noqa: S608
+    assert file.born is not None
+    new = _Progress(file.born, EARLIEST_US, now_us, 0, "", None, now_us, int(file.aside), 0)
+    if row is None:
+        return new
+    found = _Progress(*row)
+    if file.aside and not found.aside:
+        new.opened_us = found.opened_us
+        return new
+    return new if found.aside and not file.aside else found  # a new file that looks like the one before
+
+
+def _demand(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Of a row of `sighting`: a hit ran our kernel, and says nothing of the default's time."""
+    samples = row[7:9] if row[4] == "miss" else (0, 0.0)
+    return (*row[:2], row[6], *samples, row[9], row[9])
+
+
+def _is_valid(row: tuple[Any, ...], now_us: int) -> bool:
+    hour, outcome, graph, calls, sampled_calls, sampled_us = row[3:9]
+    return (
+        0 <= hour <= now_us // HOUR_US + 1
+        and outcome in OUTCOMES
+        and graph in (0, 1)
+        and 0 <= sampled_calls <= calls <= MOST_CALLS
+        and isfinite(sampled_us)
+        and 0 <= sampled_us <= MOST_US
+    )
 
 
 def _valid(row: dict[str, Any]) -> Problem | None:
     try:
         problem = problem_of(row)
-    except GemmtunedError:
+    except (GemmtunedError, TypeError, ValueError):
         return None
     small = max(problem.m, problem.n, problem.k) <= LARGEST and problem.bytes <= LARGEST_BYTES
-    counted = 0 <= row.get("calls", 0) <= MOST_CALLS
-    return problem if small and counted else None
+    return problem if small else None
 
 
-def _key(row: dict[str, Any], problem: Problem, environment: Environment) -> str:
-    what = (str(problem), rest(problem), environment.key, row["run"], row["hour"], row["outcome"], row["graph"])
+def _session(row: dict[str, Any], now_us: int) -> Session | None:
+    """The session in a row; None where a value is none that a program would write."""
+    known = {f.name: row[f.name] for f in fields(Session) if row.get(f.name) is not None}
+    for name, value in known.items():
+        if not isinstance(value, str if name in ("host", "run", "path", "note", "namespace") else int):
+            return None
+        if isinstance(value, int) and not 0 <= value < 1 << 53:
+            return None
+        if isinstance(value, str):
+            known[name] = plain(value, 4096 if name == "note" else 200)
+    if known["started_us"] > now_us + SOON_US:
+        return None
+    known["active_us"] = min(known.get("active_us", 0), now_us)
+    return Session(**known)
+
+
+def _hash(row: tuple[Any, ...], named: _Named) -> str:
+    """By which the version before knew a row."""
+    what = (str(named.problem), rest(named.problem), named.environment.key, named.run, *row[3:6])
     return sha256("\n".join(map(str, what)).encode(errors="replace")).hexdigest()
+
+
+def _cached(known: dict[Any, T], key: Any, find: Callable[[Any], T]) -> T:
+    if key not in known:
+        known[key] = find(key)
+    return known[key]

@@ -8,6 +8,7 @@ most a tenth as long.  The kernel frees it when its holder dies.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import stat
@@ -35,7 +36,7 @@ class LockFile:
             return False
         try:
             if self._fd is None:
-                self._fd = _open(self.path)
+                self._fd = open_lock(self.path)
             pause_s = 0.0005
             while True:
                 try:
@@ -71,16 +72,57 @@ class LockFile:
         self.close()
 
 
-def _open(path: Path) -> int:
+def open_lock(path: Path) -> int:
+    """Open a lock file, made if need be, for as few as may use it: who can open it can hold it, and us up, for ever.
+
+    That is its owner alone, and the group where the group may write the folder, which then shares what it guards.  A
+    file that an earlier version opened to more is mended.  Raises OSError, also for what is no regular file: a FIFO or
+    a device could keep us in `open`.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     while True:
         with contextlib.suppress(FileNotFoundError):
-            return os.open(path, flags)
+            return _ours(os.open(path, flags), path)
         with contextlib.suppress(FileExistsError):  # another was faster
-            fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
-            os.fchmod(fd, file_mode(path.parent))  # whatever the umask: a group may share it
-            return fd
+            return _ours(os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600), path)
+
+
+def _ours(fd: int, path: Path) -> int:
+    """The descriptor, if it is a lock file, with the mode that it should have whatever the umask."""
+    try:
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode):
+            raise OSError(errno.EINVAL, f"{what_lies_there(facts.st_mode)} lies there; remove it")
+        mode = 0o660 if path.parent.stat().st_mode & stat.S_IWGRP else 0o600
+        if facts.st_uid == os.geteuid() and stat.S_IMODE(facts.st_mode) != mode:
+            os.fchmod(fd, mode)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def what_lies_there(mode: int) -> str:
+    """Which kind of file this st_mode is of, in words."""
+    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFLNK: "a link"}
+    return kinds.get(stat.S_IFMT(mode), "a regular file" if stat.S_ISREG(mode) else "a device")
+
+
+def holder(path: Path) -> str:
+    """Which process holds this lock, as far as the kernel tells: "pid 7 (name, user)"; "" when it does not.
+
+    /proc/locks names it by device and inode; locks of other PID namespaces are listed with a number that is none here.
+    """
+    try:
+        facts = path.stat()
+        where = f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}:{facts.st_ino}"
+        lines = Path("/proc/locks").read_text().splitlines()
+        pid = next(int(f[4]) for f in map(str.split, lines) if f[1] == "FLOCK" and f[5] == where)
+        process = Path(f"/proc/{pid}")
+        return f"pid {pid} ({(process / 'comm').read_text().strip()}, uid {process.stat().st_uid})"
+    except (OSError, ValueError, IndexError, StopIteration):
+        return ""
 
 
 def file_mode(folder: Path) -> int:

@@ -20,7 +20,8 @@ from gemmtuned.db import migrations
 # Parents before children, so that foreign keys hold while rows arrive.
 TABLES: Final = (
     "problem", "device", "environment", "environment_stamp", "run", "publication",
-    "sighting", "demand", "taken", "compiled_gemm", "work", "trial", "solution", "quarantine", "session", "hint",
+    "sighting", "demand", "taken", "ingest_file", "ingest_row", "ingest_new",
+    "compiled_gemm", "work", "trial", "solution", "quarantine", "session", "hint",
 )  # fmt: skip
 
 

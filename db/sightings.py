@@ -142,6 +142,10 @@ class Sightings(Part):
         return self._write(work)
 
     def _put_session(self, s: Session, beat_us: int, ended_us: int | None) -> None:
+        self._write(lambda conn: self._keep_session(conn, s, beat_us, ended_us))
+
+    def _keep_session(self, conn: sqlite3.Connection, s: Session, beat_us: int, ended_us: int | None) -> None:
+        """Within `_write` only."""
         key = (plain(s.host, 512), s.pid, s.started_us, plain(s.run, 512))
         where = None if s.namespace is None else plain(s.namespace, 100)
         state = (
@@ -154,13 +158,9 @@ class Sightings(Part):
             s.reload_failures,
             plain(s.note, 4096),
         )
-
-        def work(conn: sqlite3.Connection) -> None:
-            device, inode = self._db.file()
-            file = (device, inode & (1 << 63) - 1)  # inode numbers are unsigned, SQLite's integers are not
-            conn.execute(_SESSION, (*key, *state, sqlite3.sqlite_version, *file, beat_us, ended_us, s.rank, where))
-
-        self._write(work)
+        device, inode = self._db.file()
+        file = (device, inode & (1 << 63) - 1)  # inode numbers are unsigned, SQLite's integers are not
+        conn.execute(_SESSION, (*key, *state, sqlite3.sqlite_version, *file, beat_us, ended_us, s.rank, where))
 
 
 def run_id_of(conn: sqlite3.Connection, name: str) -> int:

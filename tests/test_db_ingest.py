@@ -70,15 +70,15 @@ def test_what_others_counted_is_added_once_and_what_they_count_later_too(two: Tw
 
 def test_a_kill_between_two_takes_counts_nothing_twice(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     two.theirs.add_sightings("serve", NEW, [saw(problem(m), 10) for m in range(1, 40)], now_s=T)
-    real, done = ingest._key, []
+    real, done = ingest._demand, []
 
-    def dies(*args: object) -> str:
+    def dies(row: tuple[object, ...]) -> tuple[object, ...]:
         done.append(1)
         if len(done) == 20:
             raise StoreError("killed")
-        return real(*args)  # type: ignore[arg-type]
+        return real(row)
 
-    monkeypatch.setattr(ingest, "_key", dies)
+    monkeypatch.setattr(ingest, "_demand", dies)
     with pytest.raises(StoreError):
         two.take()
     assert two.rows("SELECT count(*) FROM sighting") == [(0,)]
