@@ -12,7 +12,7 @@ with w [K, N] row-major, `tn` the weight gradient of a linear layer; `s` stands 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
@@ -53,10 +53,14 @@ FAMILIES: Final = ("dense", "batched", "dense_add", "batched_add", "scaled", "gr
 LAYOUTS: Final = ("nn", "nt", "ns", "tn", "tt", "ts", "sn", "st", "ss")
 WEIGHT_STATES: Final = ("plain", "packed", "shuffled")
 MATH_MODES: Final = ("ieee", "tf32", "bf16", "reduced")
-SCALES: Final = ("none", "tensor", "row", "1x32", "1x128", "128x128")
+SCALES: Final = ("none", "tensor", "row", "1x32", "1x128", "128x128", "1x16", "1x16+tensor")
+SCALE_LAYOUTS: Final = ("row", "col", "padded", "swizzled", "other")
+# What a scale is where nothing else is said: of W beside that of X, and its dtype
+_SCALE_OF_W: Final = {"1x128": "128x128"}
+_SCALE_DTYPES: Final = {"1x32": "e8m0", "1x16": "fp8_e4m3", "1x16+tensor": "fp8_e4m3"}
 
 MAX_DIM: Final = 2**31 - 1
-_ACT: Final = re.compile(r"[a-z0-9_]{1,40}")
+_WORD: Final = re.compile(r"[a-z0-9_]{1,40}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +72,12 @@ class Problem:
     of experts: m tokens, n = k = the model's width).
     m, n, k: rows of X, columns of Y, reduction length.  batch: 1 unless the family is batched, or scaled products in a
     batch.
+    batch of grouped is the number of groups that the m rows of X are dealt out to.
+    scale, wscale: what one scale of X, of W stands for: the tensor, a row, or a block of that many rows and columns.
+    scale_dtype, wscale_dtype: of the scales themselves.  scale_layout, wscale_layout: how block scales lie, as a matrix
+    with a row for each row of X or W: `row` and `col` major, `padded` (columns further apart than there are rows),
+    `swizzled` (blocks of 32x4x4, as the hardware reads them).
+    packing: the layout of a weight that is packed or shuffled, where there are several.
     threads: the CPU threads of the calling process; 0 on other devices.
     math_mode: `ieee`, or what the program allowed: `tf32`, `bf16` (inside fp32), `reduced` (16-bit reductions).
     experts, topk, inter, act: of moe alone, and needed there.  inter: width between the two products; act: the
@@ -85,8 +95,14 @@ class Problem:
     wdtype: str = ""  # "" becomes dtype
     out_dtype: str = ""  # "" becomes dtype
     scale: str = "none"
+    wscale: str = ""  # "" becomes what goes with `scale`
+    scale_dtype: str = ""  # "" becomes what goes with its kind: fp32, e8m0 for 1x32, fp8_e4m3 for 1x16
+    wscale_dtype: str = ""
+    scale_layout: str = "row"
+    wscale_layout: str = "row"
     layout: str = "nt"
     weight_state: str = "plain"
+    packing: str = ""
     math_mode: str = "ieee"
     deterministic: bool = False
     threads: int = 0
@@ -96,37 +112,48 @@ class Problem:
     act: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "wdtype", self.wdtype or self.dtype)
-        object.__setattr__(self, "out_dtype", self.out_dtype or self.dtype)
+        for name, of in _IMPLIED.items():
+            if not getattr(self, name):
+                object.__setattr__(self, name, of(self))
         for name, allowed in _CLOSED.items():
             if getattr(self, name) not in allowed:
                 raise ProblemError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(allowed)}")
         for name in ("batch", "m", "n", "k"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= MAX_DIM:
-                raise ProblemError(f"{name} is {value!r}, expected an integer from 1 to {MAX_DIM}")
+            self._check_size(name)
         for name in ("bias", "deterministic"):
             if not isinstance(getattr(self, name), bool):
                 raise ProblemError(f"{name} is {getattr(self, name)!r}, expected true or false")
         if not isinstance(self.threads, int) or not 0 <= self.threads <= 32767:
             raise ProblemError(f"threads is {self.threads!r}, expected an integer from 0 to 32767")
+        if self.packing and not (isinstance(self.packing, str) and _WORD.fullmatch(self.packing)):
+            raise ProblemError(f"packing is {self.packing!r}, expected a name of small letters, digits and _")
         if self.family == "moe":
-            self._check_experts()
+            for name in ("experts", "topk", "inter"):
+                self._check_size(name, " in family moe")
+            if not isinstance(self.act, str) or not _WORD.fullmatch(self.act):
+                raise ProblemError(f"act is {self.act!r}, expected an activation's name in family moe")
 
-    def _check_experts(self) -> None:
-        for name in ("experts", "topk", "inter"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= MAX_DIM:
-                raise ProblemError(f"{name} is {value!r}, expected an integer from 1 to {MAX_DIM} in family moe")
-        if not isinstance(self.act, str) or not _ACT.fullmatch(self.act):
-            raise ProblemError(f"act is {self.act!r}, expected an activation's name in family moe")
+    def _check_size(self, name: str, where: str = "") -> None:
+        value = getattr(self, name)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= MAX_DIM:
+            raise ProblemError(f"{name} is {value!r}, expected an integer from 1 to {MAX_DIM}{where}")
+
+    @property
+    def operands(self) -> str:
+        """The kind of operands, whatever their sizes: what a version can tune or not is told by this text.
+
+        The store has the same text as a column of its own (db/migrations).
+        """
+        types = f"{self.dtype}/{self.wdtype}>{self.out_dtype}"
+        return f"{self.family} {types} {self.scale}/{self.wscale} {self.weight_state}"
 
     @property
     def flops(self) -> int:
         """Multiply-adds counted as two; the bias is not counted."""
         if self.family == "moe":  # AITER's rule: every token visits topk experts, two products each
             return 2 * self.m * self.k * (self.topk or 1) * (self._first_width + (self.inter or 1))
-        return 2 * self.batch * self.m * self.n * self.k
+        times = 1 if self.family == "grouped" else self.batch  # a row of X visits one group
+        return 2 * times * self.m * self.n * self.k
 
     @property
     def _first_width(self) -> int:
@@ -135,15 +162,19 @@ class Problem:
 
     @property
     def bytes(self) -> int:
-        """Bytes that must be moved once: X, W and Y (AITER's bandwidth rule, aiter base_tuner)."""
+        """Bytes that must be moved once: X, W, Y and a full C (AITER's bandwidth rule, aiter base_tuner).
+
+        Scales are not counted: at most 1/32 of what they scale.
+        """
         if self.family == "moe":  # the weights of all experts, whichever are used
             weights = (self._first_width + (self.inter or 1)) * self.k * (self.experts or 1) * DTYPE_BYTES[self.wdtype]
             tokens = self.m * self.k * (DTYPE_BYTES[self.dtype] + DTYPE_BYTES[self.out_dtype])
             return int(weights + tokens)
-        x = self.m * self.k * DTYPE_BYTES[self.dtype]
-        w = self.n * self.k * DTYPE_BYTES[self.wdtype]
-        y = self.m * self.n * DTYPE_BYTES[self.out_dtype]
-        return int(self.batch * (x + w + y))
+        rows = 1 if self.family == "grouped" else self.batch  # the rows of all groups together are m
+        x = rows * self.m * self.k * DTYPE_BYTES[self.dtype]
+        w = self.batch * self.n * self.k * DTYPE_BYTES[self.wdtype]
+        y = rows * self.m * self.n * DTYPE_BYTES[self.out_dtype]
+        return int(x + w + (2 if self.family.endswith("_add") else 1) * y)
 
     def with_m(self, m: int) -> Problem:
         """The same problem with another number of rows."""
@@ -154,19 +185,49 @@ class Problem:
         return {name: getattr(self, name) for name in COLUMNS}
 
     @classmethod
-    def from_row(cls, row: dict[str, Any]) -> Problem:
-        """Build from a mapping that holds at least m, n, k; other keys than ours are ignored.
+    def from_row(cls, row: Mapping[str, Any]) -> Problem:
+        """Build from a mapping of columns, at least m, n and k.
 
-        Integers 0 and 1 are taken for booleans, as SQLite returns them.  Raises ProblemError.
+        A column that we do not know is refused, since it may decide: the row is then another problem than the one that
+        we would make of it.  Integers 0 and 1 are taken for booleans, as SQLite returns them.  Raises ProblemError.
         """
-        known: dict[str, Any] = {name: row[name] for name in COLUMNS if name in row}
+        known = dict(row)
         for name in ("bias", "deterministic"):
             if known.get(name) in (0, 1):
                 known[name] = bool(known[name])
+        unknown = sorted(str(name) for name in known if name not in _DEFAULTS)
+        if unknown:
+            raise ProblemError(f"not a problem of this version: it does not know the column {unknown[0][:80]!r}")
         try:
             return cls(**known)
         except TypeError as err:
             raise ProblemError(f"not a problem: {err}") from err
+
+    @property
+    def rest(self) -> str:
+        """All that decides but m: `name=value` of each column that differs from what it is when nothing is said.
+
+        Problems of equal rest differ in m alone.  A column that comes later changes the text of no older problem.
+        """
+        said = ((name, getattr(self, name)) for name in COLUMNS if name != "m")
+        return ",".join(f"{name}={_written(value)}" for name, value in said if value != self._unsaid(name))
+
+    @classmethod
+    def from_rest(cls, rest: str, m: int) -> Problem:
+        """The problem of this `rest` and m, also as version 0.1.0 wrote it. Raises ProblemError, as from_row does."""
+        if "|" in rest:
+            values = dict(zip(_REST_OF_0_1_0, rest.split("|"), strict=False))
+            pairs = {name: {"True": "1", "False": "0"}.get(text, text) for name, text in values.items() if text}
+        else:
+            pairs = dict(item.partition("=")[::2] for item in rest.split(","))
+        try:
+            return cls.from_row({"m": m, **{k: int(v) if k in _NUMBERS else v for k, v in pairs.items()}})
+        except ValueError as err:
+            raise ProblemError(f"{rest[:200]!r} is not the key of a problem: {err}") from err
+
+    def _unsaid(self, name: str) -> Any:
+        """What a column is when nothing is said of it."""
+        return _IMPLIED[name](self) if name in _IMPLIED else _DEFAULTS[name]
 
     def __str__(self) -> str:  # the one spelling used in logs, reports, errors and on the command line
         out = "" if self.family == "dense" else f"{self.family}:"
@@ -181,8 +242,8 @@ class Problem:
             out += "+bias"
         for name, short in SPELLED.items():
             value = getattr(self, name)
-            if value != _DEFAULTS[name]:
-                out += f",{short}={int(value) if isinstance(value, bool) else value}"
+            if value != self._unsaid(name):
+                out += f",{short}={_written(value)}"
         return out
 
     @classmethod
@@ -212,7 +273,7 @@ class Problem:
             name = _LONG.get(short)
             if name is None:
                 raise ProblemError(f"{text!r}: unknown part {short!r}, expected one of {', '.join(_LONG)}")
-            if name in ("threads", "experts", "topk", "inter", "deterministic"):
+            if name in _NUMBERS:
                 if not value.isascii() or not value.isdigit():
                     raise ProblemError(f"{text!r}: {short} is {value!r}, expected a number")
                 values[name] = bool(int(value)) if name == "deterministic" else int(value)
@@ -221,15 +282,19 @@ class Problem:
         return cls(**values)
 
 
-def known_problems(rows: Iterable[Mapping[str, Any]]) -> list[Problem]:
-    """The problems of rows that have all our columns, each once.
+def _written(value: object) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)
 
-    Rows of a newer version, with a dtype that we do not know, are passed over.
+
+def known_problems(rows: Iterable[Mapping[str, Any]]) -> list[Problem]:
+    """The problems of rows with a column `problem`, spelled as str() does, each once.
+
+    Rows of a newer version, which name what we do not know, are passed over.
     """
     found: dict[Problem, None] = {}
     for row in rows:
         with suppress(ProblemError):
-            found[Problem.from_row({name: row[name] for name in COLUMNS})] = None
+            found[Problem.parse(row["problem"])] = None
     return list(found)
 
 
@@ -245,20 +310,45 @@ def as_by_default(problem: Problem, *, gpu: bool) -> Problem:
 
 COLUMNS: Final = tuple(f.name for f in fields(Problem))
 _DEFAULTS: Final = {f.name: f.default for f in fields(Problem)}
+_IMPLIED: Final[dict[str, Callable[[Problem], str]]] = {  # what "" becomes; one after the other, in this order
+    "wdtype": lambda p: p.dtype,
+    "out_dtype": lambda p: p.dtype,
+    "wscale": lambda p: _SCALE_OF_W.get(p.scale, p.scale),
+    "scale_dtype": lambda p: _SCALE_DTYPES.get(p.scale, "fp32"),
+    "wscale_dtype": lambda p: _SCALE_DTYPES.get(p.wscale, "fp32"),
+}
+_NUMBERS: Final = frozenset(
+    ("batch", "n", "k", "bias", "deterministic", "threads", "experts", "topk", "inter")
+)  # beside m: what is no text in a key
+_REST_OF_0_1_0: Final = (
+    "family", "batch", "n", "k", "bias", "dtype", "wdtype", "out_dtype", "scale", "layout", "weight_state", "math_mode",
+    "deterministic", "threads", "experts", "topk", "inter", "act",
+)  # fmt: skip
 _CLOSED: Final = {
     "family": FAMILIES,
     "dtype": tuple(DTYPES),
     "wdtype": tuple(DTYPES),
     "out_dtype": tuple(DTYPES),
     "scale": SCALES,
+    "wscale": SCALES,
+    "scale_dtype": tuple(DTYPES),
+    "wscale_dtype": tuple(DTYPES),
+    "scale_layout": SCALE_LAYOUTS,
+    "wscale_layout": SCALE_LAYOUTS,
     "layout": LAYOUTS,
     "weight_state": WEIGHT_STATES,
     "math_mode": MATH_MODES,
 }
 SPELLED: Final = {  # a column, and what str() calls it
     "scale": "scale",
+    "wscale": "wscale",
+    "scale_dtype": "scaledtype",
+    "wscale_dtype": "wscaledtype",
+    "scale_layout": "scalelayout",
+    "wscale_layout": "wscalelayout",
     "layout": "layout",
     "weight_state": "weight",
+    "packing": "packing",
     "math_mode": "math",
     "deterministic": "deterministic",
     "threads": "threads",
@@ -270,5 +360,5 @@ SPELLED: Final = {  # a column, and what str() calls it
 _LONG: Final = {short: name for name, short in SPELLED.items()}
 _SPELLING: Final = re.compile(
     r"(?:(?P<family>[a-z_]+):)?(?P<dtype>[a-z][a-z0-9_]*)(?:/(?P<wdtype>[a-z0-9_]+))?(?:>(?P<out>[a-z0-9_]+))?"
-    r":(?P<dims>[0-9]{1,10}(?:x[0-9]{1,10}){2,3})(?P<bias>\+bias)?(?P<rest>(?:,[a-z]+=[A-Za-z0-9_]{1,40})*)"
+    r":(?P<dims>[0-9]{1,10}(?:x[0-9]{1,10}){2,3})(?P<bias>\+bias)?(?P<rest>(?:,[a-z]+=[A-Za-z0-9_+]{1,40})*)"
 )

@@ -124,7 +124,7 @@ class Solution:
         """Validate a table row. Raises TableError (or ProblemError) that names the column."""
         if not isinstance(row, dict):
             raise TableError(f"row is {type(row).__name__}, expected an object")
-        problem = Problem.from_row(row)
+        problem = Problem.from_row({name: value for name, value in row.items() if name not in _NOT_THE_PROBLEMS})
         missing = [name for name in _OWN if name not in row]
         if missing:
             raise TableError(f"column {missing[0]} is missing")
@@ -157,6 +157,7 @@ _OWN: Final = (
     "device", "mode", "covers", "backend", "config", "stamp",
     "us", "baseline_us", "gain_low", "err", "baseline_err", "state", "generation",
 )  # fmt: skip
+_NOT_THE_PROBLEMS: Final = frozenset((*_OWN, "launch"))
 
 
 def slug(text: str, limit: int = 60) -> str:

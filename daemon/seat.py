@@ -365,7 +365,7 @@ class Seat:
             self._tell_death(pid, work, err, "a new worker tries it again")
             return
         if trying is not None:
-            outcome = "hang" if isinstance(err, WorkerHung) else "crash"
+            outcome = "hang" if isinstance(err, WorkerHung) else "killed" if isinstance(err, WorkerKilled) else "crash"
             blamed = Trial(trying.problem, trying.candidate, "screen", None, None, outcome, str(err), trying.started_us)
             self._to_write.append(partial(self._record, work, blamed))
         if trying is None or trying.candidate.backend == DEFAULT_BACKEND or self._deaths >= MAX_DEATHS:

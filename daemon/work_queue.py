@@ -191,7 +191,7 @@ class WorkQueue:
 
     def put_off(self, work: Work, reason: str, now_s: float, *, for_good: bool) -> None:
         """As give_back, with the reason; for_good: this run does not take it up again."""
-        self._store.release(work, now_s=now_s, counted=False, reason=f"put off: {reason}")
+        self._store.release(work, now_s=now_s, counted=False, put_off=reason)
         if for_good and self._request is not None:
             self._request.settle(work.problem, work.covers, None, put_off=reason)
 

@@ -14,7 +14,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Solution
 from gemmtuned.db.leases import current_generation
 from gemmtuned.db.rows import SOLUTION_SELECT, Part, rows, us
-from gemmtuned.db.solutions import BY_HAND, HOLD, RETIRE, SERVING, raise_generation, solutions_of
+from gemmtuned.db.solutions import HOLD, RETIRE, SERVING, raise_generation, solutions_of
 
 _COLUMNS: Final = (
     "problem_id, device_id, environment_id, mode, covers, backend, config, stamp, us, baseline_us, gain_low, err, "
@@ -37,11 +37,11 @@ SELECT g.id FROM solution g WHERE g.id IN (SELECT value FROM json_each(?)) AND N
         AND l.device_id = g.device_id AND l.covers = g.covers)
 """
 # What comes back may be raced again: only what failed by itself may not
-_RELEASE: Final = f"""
-DELETE FROM work WHERE state = 'failed' AND ({" OR ".join(f"reason LIKE '{how}%'" for how in BY_HAND)})
+_RELEASE: Final = """
+DELETE FROM work WHERE state = 'failed' AND cause IN ('withdrawn', 'rolled_back')
     AND EXISTS (SELECT 1 FROM solution s WHERE s.id IN (SELECT value FROM json_each(?))
         AND s.problem_id = work.problem_id AND s.environment_id = work.environment_id AND s.covers = work.covers)
-"""  # noqa: S608
+"""
 _LISTED: Final = 10  # generations, in the message that there is none of a number
 _TRACES: Final = ("sighting", "demand", "trial", "work", "quarantine", "compiled_gemm")
 
@@ -122,7 +122,7 @@ class Curation(Part):
             conn.execute(_REVIVE, (generation, us(now_s), again))
             conn.execute(_RELEASE, (again,))
             left = json.dumps([row[0] for row in conn.execute(_UNSERVED, (out,)).fetchall()])
-            conn.execute(HOLD, (us(now_s), us(now_s), note, left))
+            conn.execute(HOLD, (us(now_s), us(now_s), "rolled_back", note, left))
             return RolledBack(generation, solutions_of(gone), solutions_of(back))
 
         return self._write(once, durable=not dry_run)

@@ -11,7 +11,7 @@ from gemmtuned.configs.hint import Hint, plain_case
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Environment
 from gemmtuned.db.leases import Leases, Work
-from gemmtuned.db.rows import plain, rest, rows, us
+from gemmtuned.db.rows import plain, rows, us
 
 MAX_SEEDS: Final = 8  # tried beside our own candidates, which are 5 to 30
 MAX_NEIGHBOURS: Final = 3  # of them at most
@@ -72,7 +72,7 @@ class Hints(Leases):
         Of backends this environment has; the nearest sizes first.
         """
         values = {
-            "rest": rest(plain_case(work.problem)), "own_rest": rest(work.problem), "m": work.problem.m,
+            "rest": plain_case(work.problem).rest, "own_rest": work.problem.rest, "m": work.problem.m,
             "device": work.environment.device.key, "backends": json.dumps(sorted(work.environment.stamps)),
             "limit": MAX_SEEDS, "neighbours": MAX_NEIGHBOURS,
         }  # fmt: skip

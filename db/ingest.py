@@ -29,7 +29,7 @@ from gemmtuned.configs.sighting import OUTCOMES, Session
 from gemmtuned.configs.solution import Device, Environment
 from gemmtuned.db.files import identity
 from gemmtuned.db.members_file import FIRST, MembersFile, StrangeFile, set_aside, signature
-from gemmtuned.db.rows import plain, problem_of, rest, us
+from gemmtuned.db.rows import plain, problem_of, us
 from gemmtuned.db.sightings import ADD_DEMAND, ADD_QUARANTINE, ADD_SIGHTING, Sightings, run_id_of
 
 log = logging.getLogger("gemmtuned.daemon")
@@ -308,9 +308,13 @@ class Ingest(Sightings):
             conn.execute(ADD_QUARANTINE, (*key, plain(row["reason"], 4096), plain(row["run"], 512), seen_us))
 
     def _is_known(self, conn: sqlite3.Connection, problem: Problem) -> bool:
+<<<<<<< HEAD
         if problem in self._problems or problem in self._fresh:
             return True
-        found = conn.execute("SELECT 1 FROM problem WHERE rest = ? AND m = ?", (rest(problem), problem.m)).fetchone()
+        found = conn.execute("SELECT 1 FROM problem WHERE rest = ? AND m = ?", (problem.rest, problem.m)).fetchone()
+=======
+        found = conn.execute("SELECT 1 FROM problem WHERE rest = ? AND m = ?", (problem.rest, problem.m)).fetchone()
+>>>>>>> 5b3914a (A problem's key says what it means; state stands in columns)
         return found is not None
 
 
@@ -474,6 +478,7 @@ def _valid(row: dict[str, Any]) -> Problem | None:
     return problem if small else None
 
 
+<<<<<<< HEAD
 def _session(row: dict[str, Any], now_us: int) -> Session | None:
     """The session in a row; None where a value is none that a program would write."""
     known = {f.name: row[f.name] for f in fields(Session) if row.get(f.name) is not None}
@@ -492,7 +497,11 @@ def _session(row: dict[str, Any], now_us: int) -> Session | None:
 
 def _hash(row: tuple[Any, ...], named: _Named) -> str:
     """By which the version before knew a row."""
-    what = (str(named.problem), rest(named.problem), named.environment.key, named.run, *row[3:6])
+    what = (str(named.problem), named.problem.rest, named.environment.key, named.run, *row[3:6])
+=======
+def _key(row: dict[str, Any], problem: Problem, environment: Environment) -> str:
+    what = (str(problem), problem.rest, environment.key, row["run"], row["hour"], row["outcome"], row["graph"])
+>>>>>>> 5b3914a (A problem's key says what it means; state stands in columns)
     return sha256("\n".join(map(str, what)).encode(errors="replace")).hexdigest()
 
 

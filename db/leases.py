@@ -15,12 +15,12 @@ from typing import Any, Final
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Environment
-from gemmtuned.db.rows import PROBLEM_COLUMNS, Part, plain, problem_of, rest, rows, us
+from gemmtuned.db.rows import PROBLEM_COLUMNS, Part, plain, problem_of, rows, us
 
 MAX_ATTEMPTS: Final = 3
 BACKOFF_S: Final = 60.0  # times 4^attempt: 4 minutes after the first failure, 16 after the second, none after the third
 DEADLY: Final = 2  # problems on which a candidate killed its worker: with this source and these versions it is poison
-FAILED_OUTCOMES: Final = ("crash", "hang", "wrong", "refused")  # trials that are not repeated
+FAILED_OUTCOMES: Final = ("crash", "hang", "killed", "wrong", "refused")  # trials that are not repeated
 CLOCK_SLACK_US: Final = 60_000_000  # a lease taken further in the future than this: the clock went back, it is void
 
 # The units of one environment that want tuning and are free, dearest first; the view `untuned` says it for people.
@@ -30,6 +30,7 @@ SELECT u.rest, u.unit_m AS m, u.covers, sum(u.calls) AS calls, min(u.problem_id)
         SELECT sum(1.0 * s.calls / (1 << min(max((:hour - s.hour) / 24, 0), 40)))
         FROM sighting s WHERE s.problem_id = u.problem_id AND s.environment_id = u.environment_id), 0)) AS worth
 FROM unit u
+JOIN problem p ON p.id = u.problem_id
 LEFT JOIN problem b ON b.rest = u.rest AND b.m = u.unit_m
 LEFT JOIN work w ON w.problem_id = b.id AND w.environment_id = u.environment_id
     AND w.covers = u.covers AND w.mode = :mode
@@ -38,7 +39,7 @@ WHERE u.environment_id = :environment AND (u.solution_id IS NULL OR :again)
     AND (w.state IS NULL OR (w.state = 'open' AND w.retry_us <= :now
         AND (w.owner IS NULL OR w.lease_until_us <= :now OR w.leased_us > :now + :slack)))
 GROUP BY u.rest, u.unit_m, u.covers
-ORDER BY u.rest LIKE :after || '|%', worth DESC, calls DESC, member
+ORDER BY p.family = :after, worth DESC, calls DESC, member
 LIMIT 32
 """
 CLAIM: Final = """
@@ -82,7 +83,7 @@ ON CONFLICT DO UPDATE SET us = excluded.us, err = excluded.err, outcome = exclud
 _FAILED: Final = """
 SELECT t.backend, t.config FROM trial t
     WHERE t.problem_id = :problem AND t.environment_id = :environment
-        AND t.outcome IN ('crash', 'hang', 'wrong', 'refused')
+        AND t.outcome IN ('crash', 'hang', 'killed', 'wrong', 'refused')
 UNION
 SELECT q.backend, q.config FROM quarantine q
     JOIN environment_stamp a ON a.environment_id = :environment AND a.backend = q.backend AND a.stamp = q.stamp
@@ -93,7 +94,7 @@ SELECT t.backend, t.config FROM trial t
     JOIN environment_stamp b ON b.environment_id = :environment AND b.backend = a.backend AND b.stamp = a.stamp
     JOIN environment e ON e.id = t.environment_id
     JOIN environment f ON f.id = :environment AND f.device_id = e.device_id
-    WHERE t.outcome IN ('crash', 'hang') AND t.note NOT LIKE '%SIGKILL%'
+    WHERE t.outcome IN ('crash', 'hang')
     GROUP BY t.backend, t.config HAVING count(DISTINCT t.problem_id) >= :deadly
 """
 
@@ -168,13 +169,16 @@ class Leases(Part):
         values = (us(now_s), us(now_s + hold_s))
         return self._touch(work, "UPDATE work SET leased_us = ?, lease_until_us = ?", values)
 
-    def release(self, work: Work, *, now_s: float, counted: bool = True, reason: str = "") -> None:
+    def release(self, work: Work, *, now_s: float, counted: bool = True, put_off: str = "") -> None:
         """Give it back. counted=False: the attempt does not count, for it was not the problem's fault.
 
-        reason: for people, why nothing came of it; the one there is stays without.
+        put_off: for people, why its times could not be taken; what there is stays without.
         """
-        back = "UPDATE work SET owner = NULL, lease_until_us = ?, attempts = attempts - ?, reason = coalesce(?, reason)"
-        self._touch(work, back, (us(now_s), 0 if counted else 1, plain(reason, 4096) or None))
+        back = "UPDATE work SET owner = NULL, lease_until_us = ?, attempts = attempts - ?"
+        values: tuple[Any, ...] = (us(now_s), 0 if counted else 1)
+        if put_off:
+            back, values = f"{back}, cause = 'put_off', reason = ?", (*values, plain(f"put off: {put_off}", 4096))
+        self._touch(work, back, values)
 
     def fail(self, work: Work, reason: str, *, now_s: float) -> float | None:
         """This attempt failed: wait for so many seconds, and after the third fail it for good in this environment."""
@@ -183,7 +187,7 @@ class Leases(Part):
         retry_us = us(now_s + wait_s)
         self._touch(
             work,
-            "UPDATE work SET owner = NULL, lease_until_us = ?, retry_us = ?, state = ?, reason = ?",
+            "UPDATE work SET owner = NULL, lease_until_us = ?, retry_us = ?, state = ?, cause = 'failed', reason = ?",
             (us(now_s), retry_us, state, plain(reason, 4096)),
         )
         return None if state == "failed" else wait_s
@@ -289,7 +293,8 @@ class Leases(Part):
                 attempt = int(claimed[0][0])
                 if attempt > MAX_ATTEMPTS:  # its holders all died without a word: it kills daemons
                     conn.execute(
-                        "UPDATE work SET state = 'failed', owner = NULL, attempts = ?, reason = ? WHERE problem_id = ? "
+                        "UPDATE work SET state = 'failed', owner = NULL, attempts = ?, cause = 'lapsed', reason = ? "
+                        "WHERE problem_id = ? "
                         "AND environment_id = ? AND covers = ? AND mode = ?",
                         (
                             MAX_ATTEMPTS,
@@ -334,7 +339,7 @@ def drop_lease(conn: sqlite3.Connection, work: Work) -> None:
 def _known_ids(conn: sqlite3.Connection, problem: Problem, environment: Environment) -> dict[str, int] | None:
     found = conn.execute(
         "SELECT p.id, e.id FROM problem p, environment e WHERE p.rest = ? AND p.m = ? AND e.key = ?",
-        (rest(problem), problem.m, environment.key),
+        (problem.rest, problem.m, environment.key),
     ).fetchone()
     return {"problem": int(found[0]), "environment": int(found[1])} if found else None
 
@@ -348,7 +353,7 @@ def _rank(
     sql = (
         f"SELECT {PROBLEM_COLUMNS}, r.m, r.rest, r.covers, r.calls, r.worth, :environment AS environment "  # noqa: S608
         f"FROM ({_RANKED}) r JOIN problem p ON p.id = r.member "
-        "ORDER BY r.rest LIKE :after || '|%', r.worth DESC, r.calls DESC, r.member"
+        "ORDER BY p.family = :after, r.worth DESC, r.calls DESC, r.member"
     )
     ranked = rows(conn, sql, {**facts, "environment": found[0]})
     return [row for row in ranked if _valid(row)], current_generation(conn)

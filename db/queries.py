@@ -23,7 +23,7 @@ from gemmtuned.configs.solution import CROWDED, LIVE_STATES, Device, Environment
 from gemmtuned.db import faults, migrations
 from gemmtuned.db.files import connect_read_only
 from gemmtuned.db.recheck import ASKED
-from gemmtuned.db.rows import rest, rows, us
+from gemmtuned.db.rows import rows, us
 from gemmtuned.db.solutions import live_solutions
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ ORDER BY s.retired_generation IS NOT NULL, s.generation DESC
 """
 _WHERE: Final = """
 SELECT e.id, e.key AS environment, h.key AS device, u.calls, u.us, u.covers, u.unit_m,
-    w.state, w.owner, w.lease_until_us, w.retry_us, w.attempts, w.reason
+    w.state, w.owner, w.lease_until_us, w.retry_us, w.attempts, w.cause, w.reason
 FROM unit u
 JOIN demand d ON d.environment_id = u.environment_id AND d.problem_id = u.problem_id
 JOIN environment e ON e.id = u.environment_id
@@ -206,7 +206,7 @@ def trials(path: Path, *, problem: Problem | None = None, limit: int | None = No
 def compiled(path: Path, *, since_s: float = DAY_S) -> list[dict[str, Any]]:
     """GEMMs that torch.compile put inside kernels of its own, compiled in the last since_s seconds, by problem."""
     sql = "SELECT * FROM compiled WHERE last_seen >= ? ORDER BY problem, run, kernel"
-    return _newer(path, "compiled", sql, (us(time.time() - since_s),))
+    return ask(path, sql, (us(time.time() - since_s),))
 
 
 def frozen(path: Path, *, since_s: float = DAY_S) -> list[dict[str, Any]]:
@@ -215,7 +215,7 @@ def frozen(path: Path, *, since_s: float = DAY_S) -> list[dict[str, Any]]:
     Seen in the last since_s seconds, those called most first; `calls` are those of the hours since, before it too.
     """
     sql = "SELECT * FROM frozen WHERE last_seen >= ? ORDER BY calls DESC"
-    return _newer(path, "frozen", sql, (us(time.time() - since_s),))
+    return ask(path, sql, (us(time.time() - since_s),))
 
 
 def sessions(path: Path) -> list[dict[str, Any]]:
@@ -255,8 +255,8 @@ def publications(path: Path, *, limit: int = 50) -> list[dict[str, Any]]:
 
 def asked_again(path: Path) -> int:
     """How many problems have a solution in use that waits to be raced again because somebody asked."""
-    known = ask(path, "SELECT 1 FROM pragma_table_info('solution') WHERE name = 'recheck'")
-    return int(ask(path, ASKED, {"device": None, "environment": None})[0]["n"]) if known else 0
+    found = ask(path, ASKED, {"device": None, "environment": None})
+    return int(found[0]["n"]) if found else 0
 
 
 def environments(path: Path) -> list[dict[str, Any]]:
@@ -270,8 +270,8 @@ def environments(path: Path) -> list[dict[str, Any]]:
         SELECT e.key AS environment, h.key AS device, count(*) AS problems, sum(d.calls) AS calls,
             sum(u.solution_id IS NULL) AS open_problems,
             sum(u.solution_id IS NULL AND w.state IS 'failed') AS failed, -- a problem nobody leased yet has no state
-            sum(u.solution_id IS NULL AND w.state IS 'open' AND w.reason LIKE 'put off: %') AS put_off,
-            max(CASE WHEN u.solution_id IS NULL AND w.state IS 'open' AND w.reason LIKE 'put off: %'
+            sum(u.solution_id IS NULL AND w.state IS 'open' AND w.cause = 'put_off') AS put_off,
+            max(CASE WHEN u.solution_id IS NULL AND w.state IS 'open' AND w.cause = 'put_off'
                 THEN w.reason END) AS put_off_reason,
             max(d.last_seen_us) AS last_seen
         FROM unit u
@@ -292,14 +292,14 @@ def spelled_like(path: Path, problem: Problem) -> list[Problem]:
     """
     found = ask(
         path,
-        f"""
-        SELECT {_PROBLEM} FROM problem p WHERE m = ? AND n = ? AND k = ? AND (
+        """
+        SELECT p.text AS problem FROM problem p WHERE m = ? AND n = ? AND k = ? AND (
             EXISTS (SELECT 1 FROM demand d WHERE d.problem_id = p.id)
             OR EXISTS (SELECT 1 FROM solution s WHERE s.problem_id = p.id)
             OR EXISTS (SELECT 1 FROM work w WHERE w.problem_id = p.id)
             OR EXISTS (SELECT 1 FROM trial t WHERE t.problem_id = p.id)
         ) ORDER BY id
-        """,  # noqa: S608
+        """,
         (problem.m, problem.n, problem.k),
     )
     return [one for one in known_problems(found) if plain_case(one) == plain_case(problem)]
@@ -313,9 +313,9 @@ def explain(path: Path, problem: Problem, *, environment: Environment | None = N
     us, baseline_us, generation, chosen (the one that runs), why.  A last row, covers `queue`, says what is being done
     about it.
     """
-    conn = connect_read_only(path)
+    conn = _open(path)
     try:
-        seen = rows(conn, _WHERE, (rest(problem), problem.m))
+        seen = rows(conn, _WHERE, (problem.rest, problem.m))
         places = [(s["environment"], s["device"], _stamps(conn, s["id"])) for s in seen]
         if environment is not None:
             places = [(environment.key, environment.device.key, environment.stamps)]
@@ -340,7 +340,7 @@ def hints(path: Path, problem: Problem, *, limit: int = 20) -> list[dict[str, An
         "SELECT * FROM hints WHERE kind = 'tuned' AND problem IN (SELECT text FROM problem WHERE rest = :rest) "
         "ORDER BY 1.0 * max(m, :m) / min(m, :m), coalesce(us, 1e300), source, line LIMIT :limit"
     )
-    return _newer(path, "hints", sql, {"rest": rest(p), "m": p.m, "limit": limit})
+    return ask(path, sql, {"rest": p.rest, "m": p.m, "limit": limit})
 
 
 def devices(path: Path) -> dict[str, Device]:
@@ -354,7 +354,7 @@ def frame(path: Path, view: str) -> pd.DataFrame:
         raise SettingError(f"{view!r} is not a view, expected one of {', '.join(VIEWS)}")
     import pandas as pd
 
-    conn = connect_read_only(path)
+    conn = _open(path)
     try:
         return pd.read_sql_query(f"SELECT * FROM {view}", conn)  # noqa: S608
     except (sqlite3.Error, UnicodeDecodeError) as err:
@@ -379,8 +379,25 @@ def ask(path: Path, sql: str, values: tuple[Any, ...] | dict[str, Any] = ()) -> 
     return _on(path, lambda conn: rows(conn, sql, values), [])
 
 
-def _on(path: Path, look: Callable[[sqlite3.Connection], T], nothing: T) -> T:
+def _open(path: Path) -> sqlite3.Connection:
+    """The database to read: as it is, or a copy in memory brought up to our schema where nobody has done that yet."""
     conn = connect_read_only(path)
+    try:
+        application, version = migrations.identity(conn)
+        if application != migrations.APPLICATION_ID or not 0 < version < migrations.SCHEMA:
+            return conn
+        newer = sqlite3.connect(":memory:", isolation_level=None)
+        conn.backup(newer)
+        migrations.apply(newer)
+    except (sqlite3.Error, UnicodeDecodeError) as err:
+        conn.close()
+        raise faults.store_error(err, path) from err
+    conn.close()
+    return newer
+
+
+def _on(path: Path, look: Callable[[sqlite3.Connection], T], nothing: T) -> T:
+    conn = _open(path)
     try:
         if migrations.identity(conn) == (0, 0):  # made, but not yet filled: a program is starting
             return nothing
@@ -389,13 +406,6 @@ def _on(path: Path, look: Callable[[sqlite3.Connection], T], nothing: T) -> T:
         raise faults.store_error(err, path) from err
     finally:
         conn.close()
-
-
-def _newer(path: Path, view: str, sql: str, values: tuple[Any, ...] | dict[str, Any]) -> list[dict[str, Any]]:
-    """As ask; nothing for a database that no program of this version has written to yet."""
-    if not ask(path, "SELECT 1 FROM sqlite_master WHERE type = 'view' AND name = ?", (view,)):
-        return []
-    return ask(path, sql, values)
 
 
 def _stamps(conn: sqlite3.Connection, environment_id: int) -> dict[str, str]:
@@ -411,14 +421,14 @@ def _steps(
     hit = False
     for covers in COVERS:
         m = padded_m(problem.m, problem.n, covers)
-        filed = rows(conn, _FILED, (rest(problem), m, covers, device))
+        filed = rows(conn, _FILED, (problem.rest, m, covers, device))
         if not filed:
             steps.append(_row(key, device, covers, m, why="nothing filed here"))
         for s in filed:
             why = _why_not(s, stamps)
             chosen = not why and not hit
             text = why or ("this one runs" if chosen else "an earlier step was found")
-            if (s.get("others") or 0.0) > CROWDED:  # a database of before does not say
+            if (s["others"] or 0.0) > CROWDED:
                 text += f"; timed while others used {s['others']:.0%} of the device"
             known = {
                 name: s[name] for name in ("backend", "config", "state", "stamp", "us", "baseline_us", "generation")
@@ -447,7 +457,7 @@ def _queue(here: dict[str, Any] | None, *, hit: bool) -> str:
     unit = "" if here["covers"] == "exact" else f", to be tuned with its bucket up to M={here['unit_m']}"
     now = us(time.time())
     if here["state"] == "failed":
-        by_hand = here["reason"].startswith(("withdrawn", "rolled back"))
+        by_hand = here["cause"] in ("withdrawn", "rolled_back")
         how = here["reason"] if by_hand else f"failed for good ({here['reason']})"
         return f"{calls}{unit}: {how}; gemmtuned retune has it tried again, tune tries at once"
     if here["owner"] is not None and here["lease_until_us"] > now:

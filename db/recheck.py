@@ -15,7 +15,7 @@ from typing import Any, Final
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import CROWDED, Environment
 from gemmtuned.db.leases import CLAIM, CLOCK_SLACK_US, Work, bucket_members
-from gemmtuned.db.rows import PROBLEM_COLUMNS, Part, problem_of, rest, rows, us
+from gemmtuned.db.rows import PROBLEM_COLUMNS, Part, problem_of, rows, us
 from gemmtuned.db.solutions import SERVES
 
 _HERE: Final = """
@@ -149,7 +149,7 @@ class Recheck(Part):
                 problem = problem_of(row)
                 members: tuple[Problem, ...] = (problem,)
                 if row["covers"] != "exact":
-                    unit = {"environment": facts["environment"], "rest": rest(problem), "m": problem.m}
+                    unit = {"environment": facts["environment"], "rest": problem.rest, "m": problem.m}
                     members = bucket_members(conn, unit) or members
                 return Work(
                     problem=problem, members=members, covers=row["covers"], environment=environment, mode="eager",

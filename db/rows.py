@@ -24,13 +24,7 @@ _NAMES: Final = ("id", "text", "rest", *COLUMNS, "m_fine", "m_coarse", "flops", 
 _INSERT: Final = f"INSERT INTO problem ({', '.join(_NAMES)}) VALUES ({', '.join('?' * len(_NAMES))})"  # noqa: S608
 _FIND: Final = "SELECT id FROM problem WHERE rest = ? AND m = ?"
 _all_columns: Final = attrgetter(*COLUMNS)
-_but_m: Final = attrgetter(*(name for name in COLUMNS if name != "m"))
-PROBLEM_COLUMNS: Final = ", ".join(f"p.{name}" for name in COLUMNS)
-
-
-def rest(problem: Problem) -> str:
-    """All that decides but m, as one text: problems of equal rest differ in m alone."""
-    return "|".join(["" if value is None else str(value) for value in _but_m(problem)])
+PROBLEM_COLUMNS: Final = "p.rest, p.m"  # all that decides: what we have no column for stands in `rest` by its name
 
 
 class Part:
@@ -69,7 +63,7 @@ class Part:
         after = conn.execute("SELECT coalesce(max(id), 0) FROM problem").fetchone()[0]
         new = []
         for p in dict.fromkeys(p for p, known in zip(problems, ids, strict=True) if not known):
-            text = rest(p)
+            text = p.rest
             found = conn.execute(_FIND, (text, p.m)).fetchone()
             if found is None:
                 after += 1
@@ -112,8 +106,8 @@ def us(now_s: float) -> int:
 
 
 def problem_of(row: sqlite3.Row | dict[str, Any]) -> Problem:
-    """The problem in a row that has its columns. Raises ProblemError for a row that salvage or a stranger spoilt."""
-    return Problem.from_row(dict(row))
+    """The problem in a row with PROBLEM_COLUMNS. Raises ProblemError for one of a newer version, or a spoilt one."""
+    return Problem.from_rest(str(row["rest"]), row["m"])
 
 
 SOLUTION_SELECT: Final = (

@@ -60,12 +60,12 @@ WHERE s.retired_generation IS NULL AND EXISTS (
 ORDER BY s.id
 """  # noqa: S608
 HOLD: Final = """
-INSERT INTO work (problem_id, environment_id, covers, mode, state, owner, attempts, leased_us, lease_until_us, reason)
-SELECT problem_id, environment_id, covers, mode, 'failed', NULL, 0, ?, ?, ? FROM solution
+INSERT INTO work (problem_id, environment_id, covers, mode, state, owner, attempts, leased_us, lease_until_us, cause,
+    reason)
+SELECT problem_id, environment_id, covers, mode, 'failed', NULL, 0, ?, ?, ?, ? FROM solution
 WHERE id IN (SELECT value FROM json_each(?))
-ON CONFLICT DO UPDATE SET state = 'failed', owner = NULL, reason = excluded.reason
+ON CONFLICT DO UPDATE SET state = 'failed', owner = NULL, cause = excluded.cause, reason = excluded.reason
 """
-BY_HAND: Final = ("withdrawn: ", "rolled back to ")  # how the reasons begin of what HOLD keeps from being tuned
 
 
 class Solutions(Part):
@@ -154,7 +154,7 @@ class Solutions(Part):
                 _retire(conn, found, us(now_s), reason)
                 if hold:
                     which = json.dumps([row["id"] for row in found])
-                    conn.execute(HOLD, (us(now_s), us(now_s), plain(f"withdrawn: {reason}", 4096), which))
+                    conn.execute(HOLD, (us(now_s), us(now_s), "withdrawn", plain(f"withdrawn: {reason}", 4096), which))
             return solutions_of(found)
 
         return self._write(once, durable=not dry_run)

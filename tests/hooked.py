@@ -151,7 +151,7 @@ class Home:
             conn.row_factory = sqlite3.Row
             sums: dict[tuple[str, str], int] = {}
             for row in conn.execute("SELECT * FROM sighting s JOIN problem p ON p.id = s.problem_id").fetchall():
-                key = (str(Problem.from_row(dict(row))), row["outcome"])
+                key = (row["text"], row["outcome"])
                 sums[key] = sums.get(key, 0) + row["calls"]
             return sums
         finally:

@@ -228,7 +228,7 @@ def test_a_candidate_that_killed_workers_on_two_problems_is_poison_until_an_upgr
     store.add_sightings("r", upgraded, [saw(THREE)], now_s=T)
     assert store.failed_candidates(THREE, upgraded) == set()
     for p in (ONE, TWO):
-        tried(p, unlucky, "crash", "worker killed by SIGKILL (out of memory, or by somebody's hand)")
+        tried(p, unlucky, "killed", "worker killed by SIGKILL (out of memory, or by somebody's hand)")
     assert unlucky not in store.failed_candidates(THREE, NEW), "killed by somebody's hand, or for want of memory"
 
 

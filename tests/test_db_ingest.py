@@ -94,7 +94,9 @@ def test_solutions_in_the_ingest_file_are_never_looked_at(two: Two) -> None:
 
 def test_nonsense_is_left_out_and_the_rest_is_taken(two: Two) -> None:
     two.theirs.add_sightings("serve", NEW, [saw(problem(), 5), saw(problem(n=1 << 21), 5), saw(problem(3), 5)], now_s=T)
-    two.theirs._write(lambda conn: conn.execute("UPDATE problem SET dtype = '__import__' WHERE m = 3"))
+    two.theirs._write(
+        lambda conn: conn.execute("UPDATE problem SET rest = replace(rest, 'fp32', '__import__') WHERE m = 3")
+    )
     two.theirs._write(lambda conn: conn.execute("UPDATE sighting SET last_seen_us = 4000000000000000"))
     assert two.take() == 5
     two.theirs.add_sightings("serve", NEW, [saw(problem(), 2)], now_s=T + 5)

@@ -248,7 +248,7 @@ def test_who_asks_for_what_was_put_off_still_sees_why(store: Store, tmp_path: Pa
         with closing(sqlite3.connect(tmp_path / "tune.db")) as connection:
             return str(connection.execute("SELECT reason FROM untuned").fetchone()[0])
 
-    store.release(lease(store, now_s=T), now_s=T, counted=False, reason="put off: the CPU is in use")
+    store.release(lease(store, now_s=T), now_s=T, counted=False, put_off="the CPU is in use")
 
     assert store.retry_now([problem()]) == 0
     assert why() == "put off: the CPU is in use"

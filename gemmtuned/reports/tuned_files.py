@@ -30,7 +30,12 @@ from gemmtuned.configs.solution import Candidate, Device, Solution
 if TYPE_CHECKING:
     from gemmtuned.daemon.wire import Trial
 
-_FAILED_US: Final = {"hang": "inf", "timeout": "inf", "crash": "inf"}  # AITER's marks; -1 for what cannot run
+_FAILED_US: Final = {
+    "hang": "inf",
+    "timeout": "inf",
+    "crash": "inf",
+    "killed": "inf",
+}  # AITER's marks; -1 for what cannot run
 Identity = tuple[Any, ...]
 
 

@@ -1,0 +1,122 @@
+"""A home of version 0.1.0 (tests/data/home-0.1.0) under the current code: what it held, it holds."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gemmtuned.configs.errors import ProblemError
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Device, Environment
+from gemmtuned.db import queries
+from gemmtuned.db.store import Store
+from gemmtuned.hooks.dispatch import build_table
+
+FIXTURE = Path(__file__).parent / "data/home-0.1.0"
+EXPECTED = json.loads((FIXTURE / "expected.json").read_text())
+NOW_S = EXPECTED["now_s"]
+H200 = Device("cuda-nvidia-h200-132", "cuda", "NVIDIA H200", "sm_90", 132)
+CPU = Device("cpu-test-0", "cpu", "Test CPU", "x86_64", 8)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    with sqlite3.connect(tmp_path / "tune.db") as conn:
+        conn.executescript((FIXTURE / "tune.sql").read_text())
+    conn.close()
+    shutil.copytree(FIXTURE / "configs", tmp_path / "configs")
+    return tmp_path
+
+
+@pytest.fixture
+def store(home: Path) -> Iterator[Store]:
+    store = Store(home / "tune.db", locks=home / "locks")
+    store.generation()  # migrates
+    yield store
+    store.close()
+
+
+def places() -> dict[str, Environment]:
+    """What a program of that GPU and of that CPU has, with the kernels of version 0.1.0."""
+    stamps = EXPECTED["stamps"]
+    return {"cuda:0": Environment(H200, stamps["cuda:0"]), "cpu": Environment(CPU, stamps["cpu"])}
+
+
+def coverage(home: Path) -> list[list[Any]]:
+    rows = queries.coverage(home / "tune.db", now_s=NOW_S, since_s=48 * 3600.0)
+    return sorted(([row[name] for name in EXPECTED["coverage_columns"]] for row in rows), key=str)
+
+
+def test_coverage_is_the_same(home: Path, store: Store) -> None:
+    assert coverage(home) == EXPECTED["coverage"]
+
+
+def test_gains_are_the_same(home: Path, store: Store) -> None:
+    found = queries.solutions(home / "tune.db", live=False)
+
+    names = [f"{r['problem']} {r['backend']} {r['config']} {r['generation']}" for r in found]
+    values = [[r["state"], r["hit_calls"], r["saved_us"]] for r in found]
+    assert dict(zip(names, values, strict=True)) == EXPECTED["gains"]
+
+
+def test_programs_are_served_the_same(home: Path, store: Store) -> None:
+    generation, live = store.published()
+
+    table = build_table(live, places(), generation=generation, failed=frozenset())
+
+    served = [[place, str(s.problem), s.covers, s.backend, s.config] for place, _, s in table.items()]
+    assert sorted(served) == EXPECTED["served"] and generation == EXPECTED["generation"]
+
+
+def test_calls_add_up(home: Path, store: Store) -> None:
+    found = queries.ask(
+        home / "tune.db",
+        "SELECT p.text || ' ' || h.key AS name, sum(d.calls) AS calls FROM demand d JOIN problem p ON p.id = d.problem_id "
+        "JOIN environment e ON e.id = d.environment_id JOIN device h ON h.id = e.device_id GROUP BY 1",
+    )
+
+    assert {row["name"]: row["calls"] for row in found} == EXPECTED["demand"]
+    assert not store.check()
+
+
+def test_every_problem_has_the_row_that_it_would_get_now(home: Path, store: Store) -> None:
+    for row in queries.ask(home / "tune.db", "SELECT * FROM problem"):
+        problem = Problem.parse(row["text"])
+        assert row["rest"] == problem.rest and Problem.from_rest(row["rest"], row["m"]) == problem
+        assert {name: row[name] for name in problem.row()} == problem.row()
+        assert (row["flops"], row["bytes"], row["operands"]) == (problem.flops, problem.bytes, problem.operands)
+
+
+def test_what_a_person_decided_still_stands(home: Path, store: Store) -> None:
+    by_cause = {r["cause"]: r["reason"] for r in queries.ask(home / "tune.db", "SELECT cause, reason FROM work")}
+    queued = {row["problem"]: row for row in queries.untuned(home / "tune.db")}
+
+    assert by_cause["withdrawn"] == "withdrawn: slow in serving" and by_cause["put_off"].startswith("put off: others")
+    assert queued["bf16:8x4096x7168,math=reduced"]["state"] == "failed"
+    assert [r["state"] for r in queries.solutions(home / "tune.db") if r["backend"] == "onednn"] == ["pinned"]
+
+
+def test_it_can_be_read_before_anybody_has_migrated_it(home: Path) -> None:
+    before = (home / "tune.db").read_bytes()
+
+    assert coverage(home) == EXPECTED["coverage"]
+    assert queries.explain(home / "tune.db", Problem.parse("fp32:1x512x256,threads=2"))[0]["backend"] == "torch_mv"
+    assert (home / "tune.db").read_bytes() == before
+
+
+def test_a_key_that_names_what_we_do_not_know_is_no_problem_of_ours(home: Path, store: Store) -> None:
+    with sqlite3.connect(home / "tune.db") as conn:
+        conn.execute("UPDATE problem SET rest = rest || ',sparsity=2x4' WHERE text LIKE 'fp32:1x512x256%'")
+    conn.close()
+
+    served = {str(solution.problem) for solution in store.published()[1]}
+
+    assert "fp32:1x512x256,threads=2" not in served and len(served) == len(EXPECTED["served"]) - 1
+    with pytest.raises(ProblemError, match="'sparsity'"):
+        Problem.from_row({**Problem(m=1, n=2, k=3).row(), "sparsity": "2x4"})
