@@ -216,7 +216,7 @@ class Problem:
     def from_rest(cls, rest: str, m: int) -> Problem:
         """The problem of this `rest` and m, also as version 0.1.0 wrote it. Raises ProblemError, as from_row does."""
         if "|" in rest:
-            values = dict(zip(_REST_OF_0_1_0, rest.split("|"), strict=False))
+            values = dict(zip(REST_OF_0_1_0, rest.split("|"), strict=False))
             pairs = {name: {"True": "1", "False": "0"}.get(text, text) for name, text in values.items() if text}
         else:
             pairs = dict(item.partition("=")[::2] for item in rest.split(","))
@@ -320,7 +320,7 @@ _IMPLIED: Final[dict[str, Callable[[Problem], str]]] = {  # what "" becomes; one
 _NUMBERS: Final = frozenset(
     ("batch", "n", "k", "bias", "deterministic", "threads", "experts", "topk", "inter")
 )  # beside m: what is no text in a key
-_REST_OF_0_1_0: Final = (
+REST_OF_0_1_0: Final = (
     "family", "batch", "n", "k", "bias", "dtype", "wdtype", "out_dtype", "scale", "layout", "weight_state", "math_mode",
     "deterministic", "threads", "experts", "topk", "inter", "act",
 )  # fmt: skip

@@ -24,7 +24,7 @@ from typing import Any, Final, TypeVar
 
 from gemmtuned._testing import faults as failpoints
 from gemmtuned.configs.errors import GemmtunedError, StoreError
-from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.problem import REST_OF_0_1_0, Problem
 from gemmtuned.configs.sighting import OUTCOMES, Session
 from gemmtuned.configs.solution import Device, Environment
 from gemmtuned.db.files import identity
@@ -308,13 +308,9 @@ class Ingest(Sightings):
             conn.execute(ADD_QUARANTINE, (*key, plain(row["reason"], 4096), plain(row["run"], 512), seen_us))
 
     def _is_known(self, conn: sqlite3.Connection, problem: Problem) -> bool:
-<<<<<<< HEAD
         if problem in self._problems or problem in self._fresh:
             return True
         found = conn.execute("SELECT 1 FROM problem WHERE rest = ? AND m = ?", (problem.rest, problem.m)).fetchone()
-=======
-        found = conn.execute("SELECT 1 FROM problem WHERE rest = ? AND m = ?", (problem.rest, problem.m)).fetchone()
->>>>>>> 5b3914a (A problem's key says what it means; state stands in columns)
         return found is not None
 
 
@@ -478,7 +474,6 @@ def _valid(row: dict[str, Any]) -> Problem | None:
     return problem if small else None
 
 
-<<<<<<< HEAD
 def _session(row: dict[str, Any], now_us: int) -> Session | None:
     """The session in a row; None where a value is none that a program would write."""
     known = {f.name: row[f.name] for f in fields(Session) if row.get(f.name) is not None}
@@ -497,11 +492,9 @@ def _session(row: dict[str, Any], now_us: int) -> Session | None:
 
 def _hash(row: tuple[Any, ...], named: _Named) -> str:
     """By which the version before knew a row."""
-    what = (str(named.problem), named.problem.rest, named.environment.key, named.run, *row[3:6])
-=======
-def _key(row: dict[str, Any], problem: Problem, environment: Environment) -> str:
-    what = (str(problem), problem.rest, environment.key, row["run"], row["hour"], row["outcome"], row["graph"])
->>>>>>> 5b3914a (A problem's key says what it means; state stands in columns)
+    columns = [getattr(named.problem, name) for name in REST_OF_0_1_0]
+    rest = "|".join(["" if value is None else str(value) for value in columns])
+    what = (str(named.problem), rest, named.environment.key, named.run, *row[3:6])
     return sha256("\n".join(map(str, what)).encode(errors="replace")).hexdigest()
 
 

@@ -23,7 +23,7 @@ from gemmtuned.configs.solution import Device, Environment, Solution
 from gemmtuned.db import faults, migrations
 from gemmtuned.db.files import connect_read_only
 from gemmtuned.db.leases import current_generation
-from gemmtuned.db.rows import SOLUTION_SELECT, Part, rest, rows, us
+from gemmtuned.db.rows import SOLUTION_SELECT, Part, rows, us
 from gemmtuned.db.solutions import INSERT, LIVE, RETIRE, raise_generation, solutions_of
 
 _KNOWN: Final = "SELECT published_us FROM publication WHERE generation = ?"
@@ -223,12 +223,12 @@ def _note_publications(conn: sqlite3.Connection, published: Published, lost: Seq
 def _set_states(conn: sqlite3.Connection, published: Published, state: Standing) -> None:
     """Rows that an older store has, and that were pinned or set free since."""
     for s in solutions_in(published.lines - state.lines.keys())[0]:
-        what = (s.backend, s.config, s.stamp, s.mode, s.covers, rest(s.problem), s.problem.m, s.device)
+        what = (s.backend, s.config, s.stamp, s.mode, s.covers, s.problem.rest, s.problem.m, s.device)
         conn.execute(_AS_PUBLISHED, (s.state, s.state, s.generation, *what))
 
 
 def _is_accounted_for(conn: sqlite3.Connection, s: Solution) -> bool:
-    key = (rest(s.problem), s.problem.m, s.device, s.mode, s.covers, s.backend, s.config, s.stamp, s.generation)
+    key = (s.problem.rest, s.problem.m, s.device, s.mode, s.covers, s.backend, s.config, s.stamp, s.generation)
     return conn.execute(_ACCOUNTED, key).fetchone() is not None
 
 

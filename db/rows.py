@@ -20,7 +20,7 @@ from gemmtuned.db.connect import Connection
 T = TypeVar("T")
 MAX_REMEMBERED: Final = 65_536  # problems; more than any model has shapes
 
-_NAMES: Final = ("id", "text", "rest", *COLUMNS, "m_fine", "m_coarse", "flops", "bytes")
+_NAMES: Final = ("id", "text", "rest", "operands", *COLUMNS, "m_fine", "m_coarse", "flops", "bytes")
 _INSERT: Final = f"INSERT INTO problem ({', '.join(_NAMES)}) VALUES ({', '.join('?' * len(_NAMES))})"  # noqa: S608
 _FIND: Final = "SELECT id FROM problem WHERE rest = ? AND m = ?"
 _all_columns: Final = attrgetter(*COLUMNS)
@@ -68,7 +68,7 @@ class Part:
             if found is None:
                 after += 1
                 padded = (fine_m(p.m), coarse_m(p.m, p.n))
-                new.append((after, str(p), text, *_all_columns(p), *padded, float(p.flops), float(p.bytes)))
+                new.append((after, str(p), text, p.operands, *_all_columns(p), *padded, float(p.flops), float(p.bytes)))
             self._fresh[p] = after if found is None else int(found[0])
         conn.executemany(_INSERT, new)
         return [known or self._fresh[p] for p, known in zip(problems, ids, strict=True)]

@@ -77,8 +77,11 @@ def test_programs_are_served_the_same(home: Path, store: Store) -> None:
 def test_calls_add_up(home: Path, store: Store) -> None:
     found = queries.ask(
         home / "tune.db",
-        "SELECT p.text || ' ' || h.key AS name, sum(d.calls) AS calls FROM demand d JOIN problem p ON p.id = d.problem_id "
-        "JOIN environment e ON e.id = d.environment_id JOIN device h ON h.id = e.device_id GROUP BY 1",
+        """
+        SELECT p.text || ' ' || h.key AS name, sum(d.calls) AS calls FROM demand d
+        JOIN problem p ON p.id = d.problem_id JOIN environment e ON e.id = d.environment_id
+        JOIN device h ON h.id = e.device_id GROUP BY 1
+        """,
     )
 
     assert {row["name"]: row["calls"] for row in found} == EXPECTED["demand"]

@@ -9,12 +9,13 @@ ALTER TABLE problem ADD COLUMN scale_layout TEXT NOT NULL DEFAULT 'row';
 ALTER TABLE problem ADD COLUMN wscale_layout TEXT NOT NULL DEFAULT 'row';
 ALTER TABLE problem ADD COLUMN packing TEXT NOT NULL DEFAULT '';
 -- The kind of operands, as Problem.operands says it: what a version can tune or not is told by it
-ALTER TABLE problem ADD COLUMN operands TEXT NOT NULL GENERATED ALWAYS AS (family || ' ' || dtype || '/' || wdtype || '>'
-    || out_dtype || ' ' || scale || '/' || wscale || ' ' || weight_state) VIRTUAL;
+ALTER TABLE problem ADD COLUMN operands TEXT NOT NULL DEFAULT '';
 UPDATE problem SET wscale = CASE scale WHEN '1x128' THEN '128x128' ELSE scale END,
     scale_dtype = CASE scale WHEN '1x32' THEN 'e8m0' ELSE 'fp32' END,
     wscale_dtype = CASE scale WHEN '1x32' THEN 'e8m0' ELSE 'fp32' END
 WHERE scale <> 'none';
+UPDATE problem SET operands = family || ' ' || dtype || '/' || wdtype || '>' || out_dtype || ' ' || scale || '/' || wscale
+    || ' ' || weight_state;
 -- name=value of all that differs from what it is when nothing is said (Problem.rest), where it was a list by position
 UPDATE problem SET rest = substr(
     CASE WHEN family <> 'dense' THEN ',family=' || family ELSE '' END
