@@ -153,7 +153,7 @@ class Settings:
     @classmethod
     def _read(cls, env: Mapping[str, str]) -> Settings:
         tune = _switch(env)
-        home = _path(env, "GEMMTUNED_HOME") or _default_home()
+        home = _path(env, "GEMMTUNED_HOME") or _default_home(env)
         reload = env.get("GEMMTUNED_RELOAD") or ("start" if _ranks(env) > 1 else "auto")
         if reload not in RELOADS:
             raise SettingError(f"GEMMTUNED_RELOAD must be one of {', '.join(RELOADS)}, got {reload!r}")
@@ -167,10 +167,10 @@ class Settings:
             home=home,
             db=_path(env, "GEMMTUNED_DB") or home / "tune.db",
             config_dir=_path(env, "GEMMTUNED_CONFIG_DIR") or home / "configs",
-            cache=_path(env, "GEMMTUNED_CACHE") or _default_cache(),
+            cache=_path(env, "GEMMTUNED_CACHE") or _user_folder(env, "XDG_CACHE_HOME", ".cache") or home / "cache",
             device_locks=_path(env, "GEMMTUNED_DEVICE_LOCKS") or _shared_locks(),
             trust=env.get("GEMMTUNED_TRUST", ""),
-            run=(env.get("GEMMTUNED_RUN") or _program())[:200],
+            run=_printable(env.get("GEMMTUNED_RUN") or _program())[:200],
             idle_s=_seconds(env, "GEMMTUNED_IDLE_S", 10.0),
             flush_s=_seconds(env, "GEMMTUNED_FLUSH_S", 1.0),
             native=_flag(env, "GEMMTUNED_NATIVE", default=True),
@@ -191,7 +191,7 @@ def wrong_variables(env: Mapping[str, str] | None = None) -> dict[str, str]:
     env = os.environ if env is None else env
     wrong = {}
     for name in (variable.name for variable in VARIABLES if variable.name in env):
-        alone = {name: env[name]}
+        alone = {"GEMMTUNED_HOME": "/", name: env[name]}  # not its own fault: that this user has no home folder
         try:
             Settings._read(alone)
             trusted_uid(alone)
@@ -312,7 +312,16 @@ def _path(env: Mapping[str, str], name: str) -> Path | None:
     text = env.get(name, "")
     if "\0" in text:
         raise SettingError(f"{name} must be a path, got {text!r}")
-    return Path(text).expanduser().absolute() if text else None
+    return _expanded(text) if text else None
+
+
+def _expanded(text: str) -> Path:
+    path = Path(text)
+    try:
+        path = path.expanduser()
+    except RuntimeError:  # `~` of a user without a home folder: a folder of that name, then
+        pass
+    return path.absolute()
 
 
 def _tables(env: Mapping[str, str]) -> tuple[UserTables, ...]:
@@ -323,7 +332,7 @@ def _tables(env: Mapping[str, str]) -> tuple[UserTables, ...]:
         if any("\0" in text for text in texts):
             raise SettingError(f"{variable} must be paths parted by {os.pathsep!r}, got {env[variable]!r}")
         if texts:
-            paths = (Path(text.strip()).expanduser().absolute() for text in texts)
+            paths = (_expanded(text.strip()) for text in texts)
             found.append(UserTables(variable, family, tuple(dict.fromkeys(paths))))
     return tuple(found)
 
@@ -349,13 +358,34 @@ def _shared_locks() -> Path:
     return next((p for p in places if p.is_dir() and p.stat().st_mode & 0o1777 == 0o1777), places[-1])
 
 
-def _default_home() -> Path:
-    import platformdirs
+def _default_home(env: Mapping[str, str]) -> Path:
+    found = _user_folder(env, "XDG_STATE_HOME", ".local/state")
+    if found is None:
+        raise SettingError(
+            "this user has no home folder (HOME is not set, the user database has none): set GEMMTUNED_HOME to a "
+            "folder of your own"
+        )
+    return found
 
-    return Path(platformdirs.user_state_dir("gemmtuned"))
+
+def _user_folder(env: Mapping[str, str], variable: str, usual: str) -> Path | None:
+    """Our folder by the XDG base directory specification; None where the user has no home folder."""
+    named = env.get(variable, "").strip()
+    if named.startswith("/") and "\0" not in named:  # others are to be ignored
+        return Path(named, "gemmtuned")
+    home = env.get("HOME") or _home_of_user()
+    return Path(home, usual, "gemmtuned").absolute() if home else None
 
 
-def _default_cache() -> Path:
-    import platformdirs
+def _home_of_user() -> str:
+    import pwd
 
-    return Path(platformdirs.user_cache_dir("gemmtuned"))
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except (KeyError, OSError):
+        return ""
+
+
+def _printable(text: str) -> str:
+    """A name of bytes that are no UTF-8 has stand-ins in it, which no database takes."""
+    return text.encode(errors="surrogateescape").decode(errors="replace")

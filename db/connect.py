@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from gemmtuned.configs.errors import StoreError
+from gemmtuned.configs.say import tell
 from gemmtuned.db import faults, migrations
 from gemmtuned.db.files import (
     NETWORK_FILESYSTEMS,
@@ -44,14 +45,14 @@ MAX_WAL_BYTES: Final = 16 << 20  # above this a writer checkpoints; else only th
 class Connection:
     """The one writer's connection of a Store. Threads share it; forked children get their own."""
 
-    def __init__(self, path: Path, *, locks: Path, timeout_s: float, create: bool) -> None:
+    def __init__(self, path: Path, *, locks: Path, timeout_s: float, create: bool, upgrade: bool = True) -> None:
         if sqlite3.sqlite_version_info < MIN_SQLITE:
             raise StoreError(f"SQLite {sqlite3.sqlite_version} is too old, 3.37 is needed: use a newer Python")
         self.path = path.resolve()  # SQLite puts the log beside the file that a link points to, and so must we
         self.lock = LockFile(locks / f"{path.name}.lock")
         self.timeout_s = timeout_s
         self.opened = 0  # rises with every open: what was remembered of the file before is void
-        self._create = create
+        self._create, self._upgrade = create, upgrade
         self._examined = 0
         self._conn: sqlite3.Connection | None = None
         self._handles = 0  # of SQLite, open or half open: _conn, and those that could not be closed
@@ -123,6 +124,16 @@ class Connection:
                 self._drop()
                 raise faults.store_error(err, self.path, waited_s=self.timeout_s) from err
 
+    def let_lie(self) -> None:
+        """Between two uses in a program that is not ours: hold no descriptor, mapping or lock.
+
+        While others write for longer than FORK_WAIT_S the handle stays, for this time.
+        """
+        self.let_go()
+        with self._thread:
+            if self._conn is None:
+                self.lock.close()
+
     def let_go(self) -> None:
         """Before a fork: close, so that the child inherits nothing of SQLite's. The next use opens again.
 
@@ -146,7 +157,7 @@ class Connection:
                 if held:
                     self.lock.release()
         except (sqlite3.Error, OSError) as err:
-            log.debug("close before a fork failed path=%s reason=%s", self.path, err)
+            tell(log, logging.DEBUG, "close before a fork failed path=%s reason=%s", self.path, err)
         finally:
             self._thread.release()
 
@@ -233,7 +244,7 @@ class Connection:
         try:
             conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         except sqlite3.DatabaseError as err:  # the transaction is committed: this must not undo the caller's belief
-            log.warning("checkpoint failed path=%s reason=%s", self.path, err)
+            tell(log, logging.WARNING, "checkpoint failed path=%s reason=%s", self.path, err)
         finally:
             conn.execute(f"PRAGMA busy_timeout = {int(self.timeout_s * 1000)}")
 
@@ -273,7 +284,7 @@ class Connection:
                     self._acquire()
                 try:
                     if migrations.pending(conn, self.path):
-                        migrations.apply(conn)
+                        migrations.apply(conn, self.path, upgrade=self._upgrade)
                     if journal_mode(conn) != "wal":
                         conn.execute("PRAGMA journal_mode = WAL").fetchall()
                 finally:
@@ -304,7 +315,7 @@ class Connection:
         try:
             self._close(conn)
         except sqlite3.Error as err:
-            log.debug("close failed path=%s reason=%s", self.path, err)
+            tell(log, logging.DEBUG, "close failed path=%s reason=%s", self.path, err)
         finally:
             self.lock.release()
 
@@ -329,7 +340,7 @@ class Connection:
                 rows = salvage.copy(aside, new)
             finally:
                 text = "store was damaged path=%s reason=%r set_aside=%s salvaged_rows=%d"
-                log.warning(text, self.path, reason, aside, rows)
+                tell(log, logging.WARNING, text, self.path, reason, aside, rows)
         finally:
             self.lock.release()
 

@@ -16,6 +16,8 @@ import threading
 import time
 from pathlib import Path
 
+from gemmtuned.configs.real import sleep
+
 
 class LockFile:
     """An exclusive lock between processes and between the threads of this one. Not re-entrant.
@@ -46,7 +48,7 @@ class LockFile:
                     if left_s <= 0:
                         self._thread.release()
                         return False
-                    time.sleep(min(pause_s, left_s))
+                    sleep(min(pause_s, left_s))
                     pause_s = min(pause_s * 1.5, 0.008)
                 else:
                     return True

@@ -30,15 +30,18 @@ class Store(Ingest, Hints, Recheck, Resume, Solutions, Curation, Restore):
 
     locks: the folder of the lock file, the same for all who use this database.  timeout_s: how long any call waits for
     others (programs 0.25, commands and daemon 30).  create=False: a missing file is an error, a damaged one stays.
+    upgrade=False: the schema of an older version is an error.
 
     Every method raises StoreBusy when others held the file too long and StoreError when it cannot be used; then
     nothing of that call was kept, and the next call tries afresh.  When a call meets damage the file is set aside,
     what can be read is salvaged, one warning is logged, and the call goes on with the new file.
     """
 
-    def __init__(self, path: Path, *, locks: Path, timeout_s: float = 30.0, create: bool = True) -> None:
+    def __init__(
+        self, path: Path, *, locks: Path, timeout_s: float = 30.0, create: bool = True, upgrade: bool = True
+    ) -> None:
         self.path = path
-        super().__init__(Connection(path, locks=locks, timeout_s=timeout_s, create=create))
+        super().__init__(Connection(path, locks=locks, timeout_s=timeout_s, create=create, upgrade=upgrade))
 
     def lies_at(self) -> tuple[int, int] | None:
         """(st_dev, st_ino) of the file that lies at the path now; None when there is none."""
@@ -47,6 +50,10 @@ class Store(Ingest, Hints, Recheck, Resume, Solutions, Curation, Restore):
     def close(self) -> None:
         """Close the file; a later call opens it again."""
         self._db.close()
+
+    def let_lie(self) -> None:
+        """Close the file, for a caller that uses it now and then; a later call opens it again."""
+        self._db.let_lie()
 
     def checkpoint(self) -> None:
         """Bring the log into the database; for a daemon with nothing else to do."""

@@ -42,9 +42,9 @@ def enable(capture: bool = True, dispatch: bool = True) -> None:
     Never raises for reasons of the machine (no library, no compiler, read-only home): the program then runs on stock
     torch, and `status()` says why.
     """
-    from gemmtuned.hooks.activate import activate
+    from gemmtuned.hooks.activate import enable as switch_on
 
-    activate(capture=capture, dispatch=dispatch)
+    switch_on(capture=capture, dispatch=dispatch)
 
 
 def disable() -> None:

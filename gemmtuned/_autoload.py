@@ -6,8 +6,6 @@ an exception here would make `import torch` itself fail.
 
 from __future__ import annotations
 
-import sys
-
 
 def autoload() -> None:
     """Activate the hook when the environment asks for it."""
@@ -20,4 +18,9 @@ def autoload() -> None:
 
         activate()
     except Exception as err:
-        sys.stderr.write(f"gemmtuned: not active, the program runs on stock torch: {err}. See: gemmtuned doctor\n")
+        try:
+            from gemmtuned.configs.say import say
+
+            say(f"not active, the program runs on stock torch: {err}. See: gemmtuned doctor")
+        except Exception:  # noqa: S110  an installation that is half there: `import torch` is worth more than a word
+            pass

@@ -11,9 +11,10 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from gemmtuned.configs.errors import SettingError
+from gemmtuned.configs.say import say
 from gemmtuned.configs.settings import Settings, UserTables, autoload_enabled, wants_activation
 from gemmtuned.configs.sighting import Session
-from gemmtuned.hooks import imports, ranks
+from gemmtuned.hooks import imports, ranks, watch
 from gemmtuned.hooks.hook import Hook
 from gemmtuned.hooks.notice import speak_up
 
@@ -25,12 +26,27 @@ if TYPE_CHECKING:
 
 _hook: Hook | None = None
 _tables: list[UserTables] = []  # that the program asked for, besides those of the environment
-_forking = threading.local()  # .flusher, .imports: what this thread paused for its fork
+_forking = threading.local()  # .hook, .flusher, .imports: what this thread paused for its fork
 _at_exit_known = False
+_trouble = ""  # why the last activation failed
 
 
 def activate(settings: Settings | None = None, *, capture: bool | None = None, dispatch: bool | None = None) -> Hook:
-    """Switch the hook on, by the environment unless told otherwise; a second call replaces the first."""
+    """Switch the hook on, by the environment unless told otherwise; a second call replaces the first.
+
+    Raises whatever is in the way, and keeps it for `describe`.
+    """
+    global _trouble
+    try:
+        hook = _activate(settings, capture, dispatch)
+    except Exception as err:
+        _trouble = str(err) or type(err).__name__
+        raise
+    _trouble = ""
+    return hook
+
+
+def _activate(settings: Settings | None, capture: bool | None, dispatch: bool | None) -> Hook:
     global _hook, _at_exit_known
     import torch as torch  # the native hook is linked with its libraries; with GEMMTUNED=1 it comes back in here
 
@@ -57,9 +73,18 @@ def activate(settings: Settings | None = None, *, capture: bool | None = None, d
     return hook
 
 
+def enable(*, capture: bool, dispatch: bool) -> None:
+    """See gemmtuned.enable."""
+    try:
+        activate(capture=capture, dispatch=dispatch)
+    except Exception as err:
+        say(f"not active, the program runs on stock torch: {err}. See: gemmtuned doctor")
+
+
 def deactivate() -> None:
     """Take every patch back and flush."""
-    global _hook
+    global _hook, _trouble
+    _trouble = ""
     hook, _hook = _hook, None
     if hook is not None:
         hook.remove()
@@ -108,20 +133,22 @@ def describe() -> dict[str, Any]:
 
 
 def _why_off() -> str:
+    if _trouble:
+        return f"off: {_trouble}"
     try:
         wanted = wants_activation()
         if wanted:
             Settings.from_env()
     except SettingError as err:
-        return f"not enabled: {err}"
+        return f"off: {err}"
     if not wanted:
-        return "not enabled: set GEMMTUNED=1"
+        return "off: set GEMMTUNED=1"
     if not autoload_enabled():
         return (
-            "not enabled: TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from calling gemmtuned; unset it, or start the "
+            "off: TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from calling gemmtuned; unset it, or start the "
             "program with: gemmtuned run"
         )
-    return "not enabled: torch is not imported yet, or gemmtuned.disable() was called"
+    return "off: torch is not imported yet, or gemmtuned.disable() was called"
 
 
 def reload_now(group: torch.distributed.ProcessGroup | None = None) -> int:
@@ -144,12 +171,16 @@ def _last_flush() -> None:
         try:
             _hook.stop()
         except Exception as err:
-            sys.stderr.write(f"gemmtuned: the last counts were not written: {err}\n")
+            say(f"the last counts were not written: {err}")
 
 
 def _before_fork() -> None:
+    """Nothing of ours may be half done in the child: the thread is gone, or what it is at is waited for."""
+    hook = _forking.hook = _hook
+    if hook is not None:
+        hook.before_fork()
     _forking.imports = imports.pause()  # first: a flush may be importing, for longer than it is waited for
-    _forking.flusher = _hook.flusher if _hook is not None and _hook.flusher.pause(for_fork=True) else None
+    _forking.flusher = hook.flusher if hook is not None and hook.flusher.pause(for_fork=True) else None
     connect = sys.modules.get("gemmtuned.db.connect")
     if connect is not None:  # its own hook may have run before the flush was over
         connect.let_go()
@@ -160,15 +191,19 @@ def _after_fork_in_parent() -> None:
         _forking.flusher.resume()
     if _forking.imports:
         imports.resume()
+    hook: Hook | None = _forking.hook
+    if hook is not None and hook is _hook:
+        hook.after_fork_in_parent()
 
 
 def _after_fork() -> None:
     imports.after_fork()
+    watch.after_fork()
     if _hook is not None:
         try:
             _hook.after_fork(in_a_flush=_forking.flusher is None)
         except Exception as err:
-            sys.stderr.write(f"gemmtuned: not active in this forked process: {err}\n")
+            say(f"not active in this forked process: {err}")
 
 
 def _finish_in_multiprocessing_children() -> None:

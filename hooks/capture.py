@@ -1,16 +1,17 @@
-"""From counters to the store: one background thread drains what the hook counted, about once a second.
+"""From counters to the store: what the hook counted is drained about once a second, in the hook's one thread.
 
-Nothing here runs on the call path.  What the store does not take now (locked, full, unreachable) stays in memory,
-summed up and bounded, and is offered again; the program is told once.  A killed process loses at most one interval.
+Nothing here runs on the call path, and between two flushes nothing is held: no descriptor, mapping or lock.  What the
+store does not take now (locked, full, unreachable) stays in memory, summed up and bounded, and is offered again; the
+program is told once.  A killed process loses at most one interval.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -18,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from gemmtuned.configs.errors import GemmtunedError, StoreBusy
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.processes import pid_namespace
+from gemmtuned.configs.real import allocate_lock, sleep
+from gemmtuned.configs.say import tell
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import Environment, Solution
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from gemmtuned.db.store import Store
 
 log = logging.getLogger("gemmtuned.hooks")
+WARNING: Final = logging.WARNING
 MAX_PENDING: Final = 65_536  # distinct problems kept while the store is out of reach,
 MAX_COMPILED: Final = 4096  # and distinct GEMMs inside kernels of torch.compile
 BUSY_S: Final = 0.25  # how long a flush waits for the store's lock; it is tried again next time
@@ -69,9 +73,9 @@ class Flusher:
         self._pending: dict[Key, list[float]] = {}
         self._quarantine: list[tuple[Solution, str]] = []
         self._compiled: dict[tuple[Problem, str, str], None] = {}
-        self._lock = threading.Lock()  # one flush at a time: the thread's or the one at exit
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._lock = allocate_lock()  # one flush at a time: the thread's or the one at exit
+        self._due_s = time.monotonic() + self._pause_s()
+        self._has_session = False  # our row is in the store
         self._next_beat_s = self._busy_since_s = 0.0  # of time.monotonic()
         self.calls = 0
         self.dropped = 0
@@ -80,25 +84,30 @@ class Flusher:
         self._told: set[str] = set()
         self.complaint = _no_store  # why the store does not take our counts; empty when it does
 
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread = threading.Thread(target=self._run, name="gemmtuned-flush", daemon=True)
-        self._thread.start()
+    def due_s(self) -> float:
+        """When the next turn is."""
+        return self._due_s
+
+    def turn(self) -> None:
+        """Housekeeping and a flush, in our thread."""
+        self._due_s = time.monotonic() + self._pause_s()
+        self._turn()
+
+    def _pause_s(self) -> float:
+        return max(self._settings.flush_s, MIN_FLUSH_S) * random.uniform(0.8, 1.2)  # noqa: S311  jitter
 
     def stop(self) -> None:
-        """Last flush, then end; returns after EXIT_S at the latest, EXIT_BUSY_S while others hold the store."""
-        self._stop.set()
+        """Last flush; returns after EXIT_S at the latest, EXIT_BUSY_S while others hold the store."""
+        self._due_s = math.inf
         began_s = time.monotonic()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(EXIT_S)
         if not self._lock.acquire(timeout=max(began_s + EXIT_S - time.monotonic(), 0.05)):
-            log.warning("counts of the last interval were lost reason=a flush did not end within %g s", EXIT_S)
+            tell(log, WARNING, "counts of the last interval were lost reason=a flush did not end within %g s", EXIT_S)
             return
         try:
             while not self._flush(last=True) and time.monotonic() + BUSY_S <= began_s + EXIT_BUSY_S:
                 pass  # others end at the same moment
         except Exception as err:
-            self._complain(err, tell=False)
+            self._complain(err, aloud=False)
         finally:
             self._say_lost()
             self._lock.release()
@@ -106,12 +115,12 @@ class Flusher:
     def _say_lost(self) -> None:
         lost = int(sum(sums[0] for sums in self._pending.values()))
         if lost:
-            log.warning("counts were lost calls=%d reason=%s", lost, self.complaint)
+            tell(log, WARNING, "counts were lost calls=%d reason=%s", lost, self.complaint)
 
     def flush(self) -> None:
         """Take everything counted so far to the store now, or keep it and remember why."""
         while self._pausing:  # the lock is not fair: one flush after another would keep a fork waiting
-            time.sleep(0.001)
+            sleep(0.001)
         with self._lock:
             self._flush()
 
@@ -140,7 +149,7 @@ class Flusher:
         """Never touch the store: in a child that was forked while SQLite held locks which nobody there will release."""
         global _no_store
         _no_store = self.complaint = why
-        log.warning("counts of this process are not kept reason=%s", why)
+        tell(log, WARNING, "counts of this process are not kept reason=%s", why)
 
     def beat_soon(self) -> None:
         """Write the session with the next flush: something in it has changed that people wait for."""
@@ -149,11 +158,6 @@ class Flusher:
     def report_failure(self, solution: Solution, reason: str) -> None:
         """Tell the daemon, with the next flush, that a published solution failed here."""
         self._quarantine.append((solution, reason))
-
-    def _run(self) -> None:
-        pause_s = max(self._settings.flush_s, MIN_FLUSH_S)
-        while not self._stop.wait(pause_s * random.uniform(0.8, 1.2)):  # noqa: S311  jitter
-            self._turn()
 
     def _turn(self) -> None:
         try:
@@ -181,7 +185,7 @@ class Flusher:
             if not self._quarantine:
                 return True
         now_s = time.time()
-        beat = last or time.monotonic() >= self._next_beat_s
+        beat = self._has_session if last else time.monotonic() >= self._next_beat_s
         if not self._pending and not self._quarantine and not self._compiled and not beat:
             return True
         busy = False
@@ -192,15 +196,15 @@ class Flusher:
                 solution, reason = self._quarantine[0]
                 self._at(store.add_quarantine, solution, reason, run=self._settings.run, now_s=now_s)
                 self._quarantine.pop(0)
-            if beat:
+            if beat or last:
                 self._at(store.end_session if last else store.beat, self._session(), now_s=now_s)
-                self._next_beat_s = time.monotonic() + BEAT_S
+                self._next_beat_s, self._has_session = time.monotonic() + BEAT_S, True
             self.complaint, self._busy_since_s = "", 0.0
         except (GemmtunedError, OSError) as err:
             busy = isinstance(err, StoreBusy)
-            self._complain(err, tell=not last)
-        if last and not busy and self._store is not None:
-            self._at(self._store.close)
+            self._complain(err, aloud=not last)
+        if self._store is not None:
+            self._at(self._store.let_lie)
         return not busy
 
     def _give(self, store: Store, now_s: float) -> None:
@@ -228,7 +232,7 @@ class Flusher:
         except Exception as err:
             if place not in self._told:
                 self._told.add(place)
-                log.warning("counts dropped place=%s reason=%s", place, err)
+                tell(log, WARNING, "counts dropped place=%s reason=%s", place, err)
             return None
 
     def _open(self) -> Store:
@@ -237,7 +241,7 @@ class Flusher:
                 from gemmtuned.db.store import Store
 
             path, locks = self._settings.counts
-            self._store = self._at(Store, path, locks=locks, timeout_s=BUSY_S)
+            self._store = self._at(Store, path, locks=locks, timeout_s=BUSY_S, upgrade=False)
         return self._store
 
     def _at(self, method: Callable[..., T], *args: Any, **options: Any) -> T:
@@ -261,15 +265,15 @@ class Flusher:
         sums[1] += s.sampled_calls
         sums[2] += s.sampled_us
 
-    def _complain(self, err: Exception, *, tell: bool = True) -> None:
+    def _complain(self, err: Exception, *, aloud: bool = True) -> None:
         text = str(err) if isinstance(err, GemmtunedError) else f"{type(err).__name__}: {err}"
         self._busy_since_s = self._busy_since_s or time.monotonic()
         told = text in self._told
         if isinstance(err, StoreBusy) and time.monotonic() - self._busy_since_s < BUSY_TOLD_S:
             told = True  # the next flush takes it along
-        if tell and not told:
+        if aloud and not told:
             self._told.add(text)
-            log.warning("counts stay in memory reason=%s", text)
+            tell(log, WARNING, "counts stay in memory reason=%s", text)
         self.complaint = text
 
 

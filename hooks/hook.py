@@ -20,10 +20,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmtuned.configs.errors import CandidateFailed, GemmtunedError
+from gemmtuned.configs.say import tell
 from gemmtuned.configs.settings import Settings, UserTables
 from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Environment, Solution
 from gemmtuned.hooks import native, ranks
+from gemmtuned.hooks.background import Background, Part
 from gemmtuned.hooks.breaker import Breaker
 from gemmtuned.hooks.capture import Flusher, new_session
 from gemmtuned.hooks.compiled import Compiled
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gemmtuned.hooks")
 _UNCHECKED: Final = "the user's table, not checked yet"
+EXIT_S: Final = 0.5  # at the end of the program the thread is waited for so long,
+FORK_S: Final = 0.02  # and before a fork: it ends at once, unless it is in the middle of something
 LOOK_S: Final = 5.0  # between two looks for a library that was not there at the start
 _parents: list[Flusher] = []  # a forked child must not close its parent's SQLite handle, so it keeps it for ever
 
@@ -72,6 +76,7 @@ class Hook:
         self._checked: dict[int, str] = {}  # by ident: why a solution of the user's tables is not used, "" when it is
         self._built_for: tuple[str, ...] = ()
         self._set_mode = native.OFF
+        self._had_thread = False  # when this process began to fork
         self._swap = threading.Lock()  # one table change at a time
         self.op_counts = OpCounts()
         self._tables = (*settings.tables, *tables)
@@ -85,7 +90,7 @@ class Hook:
             if settings.log_tuned
             else None
         )
-        self._make_threads()
+        self._make_parts()
 
     # ---- patches
 
@@ -96,7 +101,7 @@ class Hook:
         if self.settings.native:
             self._take_library()
             if self.note:
-                log.warning("%s", self.note)
+                tell(log, logging.WARNING, "%s", self.note)
         else:
             self.note = "GEMMTUNED_NATIVE=0: nothing is counted or routed"
 
@@ -158,9 +163,9 @@ class Hook:
         count = self.settings.capture or self.selections is not None  # what is told was counted
         return (native.CAPTURE if count else 0) | dispatch
 
-    # ---- threads
+    # ---- the thread
 
-    def _make_threads(self) -> None:
+    def _make_parts(self) -> None:
         self.flusher = Flusher(
             self.settings,
             drain=self.drain,
@@ -179,22 +184,42 @@ class Hook:
             files=self.user_tables.files,
         )
 
+        parts: list[Part] = [self.flusher, *([self.watcher] if self._watches else [])]
+        self.background = Background(parts, self.watcher.events)
+
+    @property
+    def _watches(self) -> bool:
+        return self.settings.dispatch and self.settings.reload != "manual"
+
     def start(self) -> None:
-        """Start flushing and watching."""
-        self.flusher.start()
-        if self.settings.dispatch and self.settings.reload != "manual":
-            self.watcher.start()
+        """Start flushing and watching. Raises OSError when there is no thread to be had."""
+        self.background.start()
 
     def stop(self) -> None:
-        """Last flush; both threads end."""
-        self.watcher.stop()
+        """Last flush; the thread ends."""
+        if self.native is not None:
+            self.native.at_first_count(None)
+        self.background.end(EXIT_S)
         self.flusher.stop()
         if self.selections is not None:
             self.selections.finish()
         self.probation.leave()
 
+    def before_fork(self) -> None:
+        """Have the thread end, which it does at once unless it is in the middle of something."""
+        self._had_thread = self.background.alive
+        self.background.end(FORK_S)
+
+    def after_fork_in_parent(self) -> None:
+        """The thread begins again, if there was one."""
+        if not self._had_thread:
+            self.background.may_start()
+            return
+        with suppress(OSError):
+            self.background.start()
+
     def after_fork(self, *, in_a_flush: bool) -> None:
-        """In a forked child: counts start at nothing (the native ones reset themselves), threads are our own.
+        """In a forked child: counts start at nothing (the native ones reset themselves), and the thread with the first.
 
         in_a_flush: one was going on in our parent.  If SQLite was at work, its locks are held here for ever.
         """
@@ -203,11 +228,13 @@ class Hook:
         in_a_flush = in_a_flush and self.flusher.in_store
         self._swap = threading.Lock()
         self.probation.after_fork()
+        self.watcher.events.forget()
         self.started_us = time.time_ns() // 1000
-        self._make_threads()
+        self._make_parts()
         if in_a_flush:
             self.flusher.mute("it was forked in the middle of a flush")
-        self.start()
+        if self.native is not None:
+            self.native.at_first_count(self.background.body)
 
     def environment(self, place: str) -> Environment:
         """Device and versions of a place (`cpu`, `cuda:0`) in this process; needs torch fully imported."""
@@ -276,7 +303,7 @@ class Hook:
         opened = self.breaker.turn(time.monotonic(), self._collect_failures())
         self._follow_mode()
         if opened:
-            log.warning("dispatch switched off reason=%s", self.breaker.note)
+            tell(log, logging.WARNING, "dispatch switched off reason=%s", self.breaker.note)
 
     def _follow_mode(self) -> None:
         mode = self._mode()
@@ -296,8 +323,13 @@ class Hook:
             failures += [(solution_of(ident), reason) for ident, reason in self.native.failures()]
         for solution, reason in failures:
             self._failed[ident_of(solution)] = reason
-            log.warning(
-                "route failed problem=%s backend=%s served=torch reason=%s", solution.problem, solution.backend, reason
+            tell(
+                log,
+                logging.WARNING,
+                "route failed problem=%s backend=%s served=torch reason=%s",
+                solution.problem,
+                solution.backend,
+                reason,
             )
             self.flusher.report_failure(solution, reason)
         return len(failures)
@@ -329,12 +361,15 @@ class Hook:
         """A call of one of our ops that aten did not see."""
         if self._set_mode & native.CAPTURE:
             self.op_counts.add(problem, place)
+            if not self.background.alive:  # in a forked child
+                with suppress(OSError):
+                    self.start()
 
     def refuses(self, generation: int) -> bool:
         """Whether too many processes of this run have died of this generation; says so once."""
         note = self.probation.note(generation) if self.probation.refuses(generation) else ""
         if note and note != self._refused:
-            log.warning("table not taken reason=%s", note)
+            tell(log, logging.WARNING, "table not taken reason=%s", note)
         self._refused = note
         return bool(note)
 
@@ -361,7 +396,14 @@ class Hook:
         self.table, self._solutions, self._built_for = table, (generation, solutions), places
         self.active_us = time.time_ns() // 1000
         self.flusher.beat_soon()
-        log.info("table active generation=%d rows=%d refused=%d", table.generation, len(table), table.refused.total())
+        tell(
+            log,
+            logging.INFO,
+            "table active generation=%d rows=%d refused=%d",
+            table.generation,
+            len(table),
+            table.refused.total(),
+        )
         return table.generation
 
     def _put_on_trial(self, table: Table, *, known: Table | None = None) -> None:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Final, TypeVar
 
+from gemmtuned.configs.real import sleep
+
 SLICE_S: Final = 1e-4
 PAUSE_S: Final = 5e-5  # any sleep gives the lock away
 
@@ -22,5 +24,5 @@ def in_slices(items: Iterable[Item]) -> Iterator[Item]:
     for item in items:
         yield item
         if time.perf_counter() > until:
-            time.sleep(PAUSE_S)
+            sleep(PAUSE_S)
             until = time.perf_counter() + SLICE_S

@@ -15,6 +15,7 @@ from typing import Any, Final
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.launch import ARGUMENTS, OVERS, read_launch
 from gemmtuned.configs.manifest import read_binary
+from gemmtuned.configs.say import tell
 from gemmtuned.configs.solution import Solution
 from gemmtuned.hooks.dispatch import NATIVE_CODES, Table, ident_of
 from gemmtuned.hooks.native import Launch, LtLaunch, Native, Row
@@ -40,7 +41,14 @@ class Routes:
                     launch = self._launch(solution, int(place.partition(":")[2] or 0))
                 except Exception as err:  # a launch record can hold anything
                     table.refused["its kernel does not load"] += 1
-                    log.warning("kernel not loaded problem=%s backend=%s reason=%s", problem, solution.backend, err)
+                    tell(
+                        log,
+                        logging.WARNING,
+                        "kernel not loaded problem=%s backend=%s reason=%s",
+                        problem,
+                        solution.backend,
+                        err,
+                    )
                     continue
             yield Row(problem, covers, mode, ident_of(solution), NATIVE_CODES[solution.backend], place, launch)
 

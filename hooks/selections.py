@@ -6,20 +6,18 @@ tuned_gemm.py at e4048607.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from gemmtuned.configs.aiter_columns import torch_name
 from gemmtuned.configs.padding import padded_m
+from gemmtuned.configs.say import say_line
 from gemmtuned.configs.sighting import Sighting
 from gemmtuned.configs.solution import Device, Solution
 from gemmtuned.hooks.dispatch import Table
-from gemmtuned.hooks.notice import Stderr
 
 MAX_TOLD: Final = 65_536  # selections remembered; beyond it nothing more is told
-log = logging.getLogger("gemmtuned.tuned_config")
 
 
 class Selections:
@@ -35,12 +33,6 @@ class Selections:
         self._told: dict[_Key, Solution | None] = {}
         self._held: dict[_Key, tuple[Sighting, Device]] = {}
         self._waits, self._loaded = waits, not waits
-        if not log.handlers:  # as AITER does: its own lines, whatever the program does with logging
-            handler = Stderr()
-            handler.setFormatter(logging.Formatter("[gemmtuned] %(message)s"))
-            log.addHandler(handler)
-            log.setLevel(logging.INFO)
-            log.propagate = False
 
     def note(self, sighting: Sighting, table: Table, device: Device) -> None:
         """Tell of this sighting's selection, unless told before; a hit that is gone since the call is not told."""
@@ -75,7 +67,7 @@ class Selections:
             return
         if len(self._told) < MAX_TOLD or key in self._told:
             self._told[key] = solution
-            log.info("%s", self._line(sighting, solution, device))
+            say_line(f"[gemmtuned] {self._line(sighting, solution, device)}")  # whatever the program does with logging
 
     def _line(self, sighting: Sighting, solution: Solution | None, device: Device) -> str:
         p = sighting.problem

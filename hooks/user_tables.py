@@ -20,6 +20,7 @@ from typing import Final
 from gemmtuned.configs.aiter_csv import lines_of, read_lines
 from gemmtuned.configs.aiter_rows import library_of, solution_of
 from gemmtuned.configs.errors import TableError
+from gemmtuned.configs.say import tell
 from gemmtuned.configs.settings import UserTables, child_env
 from gemmtuned.configs.solution import Solution
 from gemmtuned.hooks.pace import in_slices
@@ -89,7 +90,7 @@ class UserLoader:
     def _tell(self, what: str) -> None:
         if what not in self._told:
             self._told.add(what)
-            log.warning("table not taken reason=%s", what)
+            tell(log, logging.WARNING, "table not taken reason=%s", what)
 
 
 @dataclass(slots=True)

@@ -1,37 +1,35 @@
 """Hot reload: a publish becomes active in the running process, without a restart and without touching the call path.
 
-A watchdog observer only sets a flag.  The loader thread waits for it, lets the events settle, reads the manifest,
-then the files that changed, validates every row, builds the new table and hands it over.  A slow poll finds what the
-observer misses (network file systems, an exhausted inotify limit, a folder made anew).  A bad file keeps the old table.
+A file event only sets a flag.  The hook's thread lets the events settle, reads the manifest, then the files that
+changed, validates every row, builds the new table and hands it over.  A slow poll finds what events miss (network
+file systems, an exhausted inotify limit, a folder made anew).  A bad file keeps the old table.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.manifest import MANIFEST, TableFile, read_manifest, read_table
+from gemmtuned.configs.say import tell
 from gemmtuned.configs.solution import Solution
-from gemmtuned.hooks.imports import importing
+from gemmtuned.hooks.inotify import Events
 from gemmtuned.hooks.pace import in_slices
 
-if TYPE_CHECKING:
-    from watchdog.events import FileSystemEvent
-
-log = logging.getLogger("gemmtuned.hooks")
 SETTLE_S: Final = 0.05  # a publish is several renames; wait until it is quiet for this long,
 SETTLED_S: Final = 0.5  # but no longer than this
 POLL_S: Final = 5.0
-BLIND_POLL_S: Final = 0.5  # while there are no events: no folder yet, or no observer to be had
-READS: Final = ("opened", "closed_no_write")  # our own look at a file must not make us look again
+BLIND_POLL_S: Final = 0.5  # while there are no events: no folder yet, or no inotify
 MIN_GAP_S: Final = 0.5  # reloads closer than this are taken together: parsing holds the interpreter lock
 
+log = logging.getLogger("gemmtuned.hooks")
 _subscribers: list[Callable[[int], None]] = []
 
 
@@ -48,11 +46,33 @@ def subscribe(callback: Callable[[int], None]) -> Callable[[], None]:
     return off
 
 
-def _tell(callback: Callable[[int], None], generation: int) -> None:
-    try:
-        callback(generation)
-    except Exception:
-        log.exception("a callback given to on_reload raised generation=%d", generation)
+_untold: list[int] = []  # generations that the subscribers have not heard of yet
+_telling = threading.Lock()  # one thread tells them at a time
+
+
+def after_fork() -> None:
+    """In a forked child: whoever was telling is not here."""
+    global _telling
+    _telling = threading.Lock()
+    _untold.clear()
+
+
+def _tell_subscribers(generation: int) -> None:
+    """In a thread of the program's own: a callback may take its time, and may do all that threads do."""
+    if _subscribers:
+        _untold.append(generation)
+        threading.Thread(target=_tell_all, name="gemmtuned-reload", daemon=True).start()
+
+
+def _tell_all() -> None:
+    with _telling:
+        while _untold:
+            generation = _untold.pop(0)
+            for callback in tuple(_subscribers):
+                try:
+                    callback(generation)
+                except Exception:  # noqa: PERF203
+                    log.exception("a callback given to on_reload raised generation=%d", generation)
 
 
 class Loader:
@@ -99,11 +119,11 @@ class Loader:
     def _tell(self, what: str) -> None:
         if what not in self._told:
             self._told.add(what)
-            log.warning("table not taken reason=%s", what)
+            tell(log, logging.WARNING, "table not taken reason=%s", what)
 
 
 class Watcher:
-    """Calls `reload` in its own thread whenever something newer may have been published, until `held` says True.
+    """Calls `reload` whenever something newer may have been published, until `held` says True; a part of our thread.
 
     files: tables of the user's own, watched too where their folder can be; the poll finds what that misses.
     """
@@ -118,45 +138,44 @@ class Watcher:
         files: Sequence[Path] = (),
     ) -> None:
         self._folder, self._reload, self._automatic, self._held = folder, reload, automatic, held
-        self._files = frozenset(map(str, files))
-        self._beside = sorted({file.parent for file in files} - {folder})
-        self._changed = threading.Event()
-        self._stop = threading.Event()
-        self._observer: Any = None
+        self._files = tuple(files)
+        self.events = Events()  # the thread sleeps in it
+        self._begun = False
         self._watched: tuple[int, int] | None = None
-        self._thread: threading.Thread | None = None
+        self._due_s = time.monotonic()
+        self._changed_s: float | None = None  # since when something has changed
+        self._not_before_s = 0.0
         self._error = ""
-        self.polling = False  # true when there are no file events and only the poll is left
+        self.polling = False  # true when there are no file events to be had and only the poll is left
 
-    def start(self) -> None:
-        """Start the loader thread; the observer starts in it."""
-        self._thread = threading.Thread(target=self._run, name="gemmtuned-loader", daemon=True)
-        self._thread.start()
+    def due_s(self) -> float:
+        """When to look next; at once after an event, unless others follow it."""
+        now_s = time.monotonic()
+        if self.events.changed:
+            self.events.changed = False
+            self._changed_s = self._changed_s or now_s
+            settled_s = min(now_s + SETTLE_S, self._changed_s + SETTLED_S)
+            self._due_s = max(settled_s, self._not_before_s)
+        return self._due_s
 
-    def stop(self, timeout_s: float = 0.2) -> None:
-        """End both threads; returns after timeout_s at the latest."""
-        self._stop.set()
-        self._changed.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout_s)
-
-    def _run(self) -> None:
-        self._once()
-        while self._automatic and not self._stop.is_set():
-            poll_s = POLL_S if self._watch() else BLIND_POLL_S
-            self._changed.wait(poll_s * random.uniform(0.8, 1.2))  # noqa: S311  jitter
-            settled_s = time.monotonic() + SETTLED_S
-            while self._changed.is_set() and not self._stop.is_set() and time.monotonic() < settled_s:
-                self._changed.clear()
-                self._stop.wait(SETTLE_S)
-            if self._stop.is_set():
-                break
-            if self._held is not None and self._held():
-                log.info("tables change in gemmtuned.reload(group) alone reason='this is one of several ranks'")
-                break
-            if self._once():
-                self._stop.wait(MIN_GAP_S)
-        self._unwatch()
+    def turn(self) -> None:
+        """Look whether there is something newer, and go on watching."""
+        self._changed_s = None
+        if self._begun and self._held is not None and self._held():
+            self._automatic = False
+            self.events.close()
+        if self._begun and not self._automatic:
+            self._due_s = math.inf
+            return
+        took = self._once()
+        self._begun = True
+        if not self._automatic:
+            self._due_s = math.inf
+            return
+        now_s = time.monotonic()
+        poll_s = POLL_S if self._watch() else BLIND_POLL_S
+        self._due_s = now_s + poll_s * random.uniform(0.8, 1.2)  # noqa: S311  jitter
+        self._not_before_s = now_s + (MIN_GAP_S if took else 0.0)
 
     def _once(self) -> bool:
         try:
@@ -164,67 +183,33 @@ class Watcher:
         except Exception as err:
             if str(err) != self._error:
                 self._error = str(err)
-                log.exception("reload failed; what was in use stays")
+                what = f"{type(err).__name__}: {err}"
+                tell(log, logging.ERROR, "reload failed; what was in use stays reason=%s", what)
             return False
         if generation is None:
             return False
-        for callback in tuple(_subscribers):
-            _tell(callback, generation)
+        _tell_subscribers(generation)
         return True
 
     def _watch(self) -> bool:
-        """Have an observer on the folder as it is now; False without one."""
+        """Have events of the folder as it is now; False without."""
         try:
             facts = self._folder.stat()
         except OSError:
-            self._unwatch()
+            self.events.close()
             return False
         here = (facts.st_dev, facts.st_ino)
-        if self._observer is not None and self._watched == here and self._sees():
+        if self.events.alive and self._watched == here:
             return True
-        self._unwatch()
+        folders: dict[Path, set[str]] = {self._folder: {MANIFEST}}
+        for file in self._files:
+            if file.parent.is_dir():
+                folders.setdefault(file.parent, set()).add(file.name)
         try:
-            with importing():
-                from watchdog.events import FileSystemEventHandler
-                from watchdog.observers import Observer
-
-            class SetFlag(FileSystemEventHandler):
-                def on_any_event(self, event: FileSystemEvent) -> None:
-                    # the manifest is renamed into place, or the folder itself goes
-                    kind = event.event_type
-                    if kind in ("moved", "deleted") or (kind not in READS and str(event.src_path).endswith(MANIFEST)):
-                        changed.set()
-
-            class SetFlagFor(FileSystemEventHandler):
-                def on_any_event(self, event: FileSystemEvent) -> None:
-                    here = (str(event.src_path), str(event.dest_path))
-                    if event.event_type not in READS and not files.isdisjoint(here):
-                        changed.set()
-
-            changed, files = self._changed, self._files
-            observer = Observer()
-            observer.daemon = True
-            observer.schedule(SetFlag(), str(self._folder), recursive=False)
-            for beside in self._beside:
-                if beside.is_dir():
-                    observer.schedule(SetFlagFor(), str(beside), recursive=False)
-            if any(Path(file).parent == self._folder for file in files):
-                observer.schedule(SetFlagFor(), str(self._folder), recursive=False)
-            observer.start()
-        except Exception as err:  # inotify instances or watches used up, no permission: the poll is enough
-            if not self.polling:
-                log.info("watching by polling every=%gs reason=%s", BLIND_POLL_S, err)
+            self.events.watch(folders)
+        except OSError:  # inotify instances or watches used up, no permission, no /proc: the poll is enough
             self.polling = True
             return False
-        self._observer, self._watched, self.polling = observer, here, False
-        self._changed.set()  # look once more: it may have been published before the watch began
+        self._watched, self.polling = here, False
+        self.events.changed = True  # look once more: it may have been published before the watch began
         return True
-
-    def _sees(self) -> bool:
-        # a folder made anew may have the old one's inode; the emitter ends with the folder it watched
-        return bool(self._observer.is_alive() and all(e.is_alive() for e in self._observer.emitters))
-
-    def _unwatch(self) -> None:
-        observer, self._observer, self._watched = self._observer, None, None
-        if observer is not None:
-            observer.stop()

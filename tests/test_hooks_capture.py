@@ -21,6 +21,7 @@ from gemmtuned.configs.solution import Environment
 from gemmtuned.db import queries
 from gemmtuned.db.lockfile import LockFile
 from gemmtuned.hooks import capture
+from gemmtuned.hooks.background import Background, Sleeper
 from gemmtuned.hooks.capture import Flusher
 from gemmtuned.kernels.device import device_at
 
@@ -184,20 +185,22 @@ def test_what_torch_compile_makes_is_bounded_while_the_store_is_out_of_reach(
     assert len(counted.flusher._compiled) == 10
 
 
-def test_an_error_in_housekeeping_stops_no_flush(counted: Counted, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_in_housekeeping_stops_no_flush(counted: Counted, capfd: pytest.CaptureFixture[str]) -> None:
     def tick() -> None:
         raise RuntimeError("ours to mend")
 
     counted.flusher._tick = tick
     counted.flusher._settings = Settings(**{**_values(counted.settings), "flush_s": 0.02})
     counted.call(5)
-    counted.flusher.start()
+    background = Background([counted.flusher], Sleeper())
+    background.start()
     wait_for(lambda: counted.flusher.calls == 5 and not counted.flusher._pending)
     time.sleep(0.1)
+    assert background.end(10)
     counted.flusher.stop()
 
     assert stored(counted) == 5
-    assert caplog.text.count("ours to mend") == 1
+    assert capfd.readouterr().err.count("ours to mend") == 1
 
 
 def test_without_capture_no_database_is_made(tmp_path: Path) -> None:

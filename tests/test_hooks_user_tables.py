@@ -18,6 +18,7 @@ from gemmtuned.configs.aiter_rows import columns_for, tuned_texts
 from gemmtuned.configs.settings import Settings, UserTables
 from gemmtuned.configs.sighting import Sighting
 from gemmtuned.configs.solution import Environment, Solution, cpu_device
+from gemmtuned.hooks.background import Background
 from gemmtuned.hooks.dispatch import Table, build_table
 from gemmtuned.hooks.selections import Selections
 from gemmtuned.hooks.user_tables import UserLoader, spot_checks, usable
@@ -298,7 +299,8 @@ def test_a_changed_table_is_taken_up_within_a_second(tmp_path: Path, how: str) -
         return 0
 
     watcher = Watcher(tmp_path / "published", reload, automatic=True, files=user.files)
-    watcher.start()
+    background = Background([watcher], watcher.events)
+    background.start()
     wait_for(lambda: len(user.solutions) == 1)
     time.sleep(0.5)  # the observer is there
     both = [published(LINEAR, "torch_swap"), published(LINEAR.with_m(5), "torch_swap")]
@@ -310,7 +312,7 @@ def test_a_changed_table_is_taken_up_within_a_second(tmp_path: Path, how: str) -
     try:
         assert seen.wait(3.0)  # 0.1 s on a quiet machine; the poll alone takes 4 s and more
     finally:
-        watcher.stop()
+        background.end(10)
 
 
 def test_the_variables_are_read_as_paths_parted_by_colons(tmp_path: Path) -> None:

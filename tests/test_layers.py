@@ -122,7 +122,7 @@ def test_environment_variables_are_read_by_settings_alone(folder: str, path: Pat
 
 
 def test_the_leaf_package_needs_the_standard_library_only() -> None:
-    allowed = {*sys.stdlib_module_names, "gemmtuned", "platformdirs"}  # platformdirs: one late import, for a default
+    allowed = {*sys.stdlib_module_names, "gemmtuned"}
     strays = {
         f"{path.relative_to(ROOT)} line {line}: {module}"
         for path in (*sources("configs"), *sources(f"gemmtuned/{LEAF}"))

@@ -2,14 +2,16 @@
 
 A step and the row that records it are one transaction under BEGIN IMMEDIATE and the lock file, so any number of
 starting processes apply it once and a failing step leaves nothing behind.  A released step is never edited.
-`user_version` is the number of steps applied, so that a process that has nothing to do finds out with one PRAGMA
-and never imports sqlite-utils (100 ms).
+`user_version` is the number of steps applied, so that a process that has nothing to do finds out with one PRAGMA.
+sqlite-utils (it brings pandas where that is installed) is imported for a file of an older version alone, and that is
+the daemon's and the commands' to bring up to date.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +23,16 @@ if TYPE_CHECKING:
 APPLICATION_ID: Final = 0x474D5455  # "GMTU": tells our file from any other SQLite database
 STEPS: Final = tuple(sorted(Path(__file__).parent.glob("[0-9][0-9][0-9][0-9]_*.sql")))
 SCHEMA: Final = len(STEPS)
+_RECORD: Final = (  # as sqlite-utils makes it, to the letter
+    """CREATE TABLE "_sqlite_migrations" (
+   "id" INTEGER PRIMARY KEY,
+   "migration_set" TEXT,
+   "name" TEXT,
+   "applied_at" TEXT
+)""",
+    """CREATE UNIQUE INDEX "idx__sqlite_migrations_migration_set_name"
+    ON "_sqlite_migrations" ("migration_set", "name")""",
+)
 
 
 def pending(conn: sqlite3.Connection, path: Path) -> bool:
@@ -47,16 +59,24 @@ def identity(conn: sqlite3.Connection) -> tuple[int, int]:
     return application, int(conn.execute("PRAGMA user_version").fetchone()[0])
 
 
-def apply(conn: sqlite3.Connection) -> None:
-    """Apply what is pending. The caller holds the lock file and has asked `pending` under it."""
-    from sqlite_utils import Database, Migrations
+def apply(conn: sqlite3.Connection, path: Path = Path("a copy"), *, upgrade: bool = True) -> None:
+    """Apply what is pending. The caller holds the lock file and has asked `pending` under it.
 
-    migrations = Migrations("gemmtuned")
-    for step in STEPS:
-        migrations(name=step.stem)(_runs(step))
-    conn.execute("BEGIN IMMEDIATE")  # sqlite-utils' own BEGIN is deferred; its atomic() nests in ours as a savepoint
+    A new file gets all steps at once, by SQLite alone: a program that is not ours imports nothing for it.  Raises
+    StoreError for a file of an older version unless `upgrade`.
+    """
+    old = conn.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    if old and not upgrade:
+        raise StoreError(
+            f"{path}: schema {identity(conn)[1]}, this gemmtuned writes {SCHEMA}. Bring it up to date: gemmtuned run, "
+            "gemmtuned daemon"
+        )
+    conn.execute("BEGIN IMMEDIATE")
     try:
-        migrations.apply(Database(conn))
+        if old:
+            _bring_up_to_date(conn)
+        else:
+            _make(conn)
         conn.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         conn.execute(f"PRAGMA user_version = {SCHEMA}")
         conn.execute("COMMIT")
@@ -64,6 +84,28 @@ def apply(conn: sqlite3.Connection) -> None:
         if conn.in_transaction:
             conn.execute("ROLLBACK")
         raise
+
+
+def _bring_up_to_date(conn: sqlite3.Connection) -> None:
+    """Within a transaction: sqlite-utils' own BEGIN is deferred, but its atomic() nests in ours as a savepoint."""
+    from sqlite_utils import Database, Migrations
+
+    migrations = Migrations("gemmtuned")
+    for step in STEPS:
+        migrations(name=step.stem)(_runs(step))
+    migrations.apply(Database(conn))
+
+
+def _make(conn: sqlite3.Connection) -> None:
+    """Within a transaction: all steps, and the record that sqlite-utils would have made of them."""
+    for statement in _RECORD:
+        conn.execute(statement)
+    for step in STEPS:
+        for statement in statements(step.read_text()):
+            conn.execute(statement)
+        now = datetime.now(timezone.utc).isoformat(sep=" ")
+        row = ("gemmtuned", step.stem, now)
+        conn.execute("INSERT INTO _sqlite_migrations (migration_set, name, applied_at) VALUES (?, ?, ?)", row)
 
 
 def altered(conn: sqlite3.Connection) -> bool:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from gemmtuned.commands.native_library import build_now
 from gemmtuned.commands.options import Json, settings
-from gemmtuned.configs.settings import wrong_variables
+from gemmtuned.configs.errors import SettingError
+from gemmtuned.configs.settings import Settings, child_env, wrong_variables
 from gemmtuned.reports.doctor import examine
 from gemmtuned.reports.render import show
+
+NOWHERE: Final = "/nonexistent/gemmtuned"  # the home that is examined where there is none
 
 
 def doctor(
@@ -23,7 +26,11 @@ def doctor(
     PASS, WARN or FAIL for each part. Ends with 1 when a check failed. Changes nothing but, with --build, the cache.
     """
     wrong = wrong_variables()
-    here = settings(without=wrong)
+    try:
+        here = settings(without=wrong)
+    except SettingError as err:  # no home folder at all
+        wrong["GEMMTUNED_HOME"] = str(err)
+        here = Settings.from_env(child_env(**{**dict.fromkeys(wrong), "GEMMTUNED_HOME": NOWHERE}))
     if build:
         build_now(here)
     report, failed = examine(here, quick=quick, wrong=wrong)

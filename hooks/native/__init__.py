@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from gemmtuned.configs.errors import GemmtunedError, ProblemError
 from gemmtuned.configs.padding import COVERS
@@ -154,6 +154,10 @@ class Native:
         """Take them away again; calls on their way finish."""
         self._lib.gt_remove()
 
+    def at_first_count(self, body: Any) -> None:
+        """Run `body`, a ctypes callback, in a thread of its own with the next problem that is new; None: do not."""
+        self._lib.gt_at_first_count(body)
+
     def set_mode(self, mode: int) -> None:
         """OFF, or CAPTURE and DISPATCH or-ed together."""
         self._lib.gt_set_mode(mode)
@@ -257,6 +261,7 @@ _SIGNATURES: Final = (
     ),
     ("gt_remove", None),
     ("gt_set_mode", None, ctypes.c_int),
+    ("gt_at_first_count", None, ctypes.c_void_p),
     ("gt_generation", ctypes.c_uint64),
     ("gt_dropped", ctypes.c_uint64),
     ("gt_drain", ctypes.c_size_t, ctypes.POINTER(_Record), ctypes.c_size_t),

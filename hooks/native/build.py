@@ -26,7 +26,7 @@ from gemmtuned.configs.settings import Settings
 
 SOURCES: Final = (
     "capture.cpp", "captures.h", "call.h", "context.h", "counters.h", "cpu.h", "cublaslt.h", "cuda.h", "cuda_launch.h",
-    "operators.h", "problem.h", "routes.h",
+    "first_count.h", "operators.h", "problem.h", "routes.h",
 )  # fmt: skip
 FLAGS: Final = ("-std=c++20", "-O3", "-fPIC", "-shared", "-fno-plt", "-fno-semantic-interposition")
 COMPILERS: Final = ("g++", "c++", "clang++")

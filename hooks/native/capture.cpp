@@ -212,6 +212,9 @@ void* gt_load_kernel(int device, const void* image, const char* name, int shared
 
 void gt_remove() { g_installed.clear(); }
 
+// Has `body` run in a thread of its own with the next problem that any thread meets for the first time; null: not.
+void gt_at_first_count(ThreadBody body) { g_at_first_count.store(body); }
+
 void gt_set_mode(int mode) {
   g_mode.store(mode);
   g_epoch.fetch_add(1);

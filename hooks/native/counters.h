@@ -10,6 +10,7 @@
 #include <new>
 #include <vector>
 
+#include "first_count.h"
 #include "problem.h"
 #include "routes.h"
 
@@ -197,6 +198,7 @@ class Counters {
     c.key = key;
     ++s->filled;
     c.used.store(true, std::memory_order_release);
+    first_count();
     return &c;
   }
 };

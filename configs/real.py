@@ -1,0 +1,26 @@
+"""Sleeping and locking as the interpreter does it, also where gevent or eventlet have put functions of their own there.
+
+Theirs belong to the program's event loop: in a thread of ours they would make a second one, with its descriptors.
+"""
+
+from __future__ import annotations
+
+import _thread
+import importlib.util
+import time
+from importlib.machinery import BuiltinImporter
+from types import ModuleType
+
+
+def _as_built(module: ModuleType) -> ModuleType:
+    """A copy of a built-in module as it was made; the module itself where it is not built in."""
+    spec = BuiltinImporter.find_spec(module.__name__)
+    if spec is None or spec.loader is None:
+        return module
+    copy = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(copy)
+    return copy
+
+
+sleep = _as_built(time).sleep
+allocate_lock = _as_built(_thread).allocate_lock

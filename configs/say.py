@@ -1,0 +1,62 @@
+"""Telling the user something from inside a program that is not ours: one line on stderr, and never an exception.
+
+`logging` is not for our own thread: it asks `threading` who runs, which makes that thread known there, and then a
+program that joins every thread it finds waits for ever.  Whoever logs in code that runs in both places calls `tell`.
+"""
+
+from __future__ import annotations
+
+import _thread
+import logging
+import os
+import select
+import sys
+from typing import Final
+
+_STDERR: Final = 2
+_ours: set[int] = set()  # idents of our threads
+
+
+def our_thread() -> None:
+    """The calling thread is ours: what is said here goes to the descriptor and not through the program's objects."""
+    _ours.add(_thread.get_ident())
+
+
+def our_thread_ends() -> None:
+    """Undo `our_thread`: its ident may be another thread's next."""
+    _ours.discard(_thread.get_ident())
+
+
+def say(text: str) -> None:
+    """`gemmtuned: <text>` on stderr."""
+    say_line(f"gemmtuned: {text}")
+
+
+def say_line(line: str) -> None:
+    """A line of ours on stderr; nowhere when the program has none, or nobody reads it."""
+    try:
+        stream = sys.stderr
+        if stream is None:
+            return
+        if _thread.get_ident() in _ours or stream is sys.__stderr__:
+            if not _nobody_reads():  # a line left in a buffer would change the program's exit code
+                os.write(_STDERR, f"{line}\n".encode(errors="backslashreplace"))
+        else:
+            stream.write(f"{line}\n")
+            stream.flush()
+    except Exception:  # noqa: S110  there is nobody left to tell
+        pass
+
+
+def tell(log: logging.Logger, level: int, message: str, *values: object) -> None:
+    """As log.log; in our thread a warning is said on stderr and the rest is dropped."""
+    if _thread.get_ident() not in _ours:
+        log.log(level, message, *values)
+    elif level >= logging.WARNING:
+        say(message % values if values else message)
+
+
+def _nobody_reads() -> bool:
+    poll = select.poll()
+    poll.register(_STDERR, 0)
+    return any(state & (select.POLLERR | select.POLLNVAL) for _, state in poll.poll(0))

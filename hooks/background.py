@@ -1,0 +1,167 @@
+"""The one thread that the hook has in a process: it flushes counts, watches for tables and loads them.
+
+It belongs to nobody but us.  `threading` does not know it, so a program may join every thread that it finds; it blocks
+all signals but those that a fault of its own raises, so what the program waits for reaches the program; before a fork
+it ends, and begins again in the parent after it.  A forked child has none until it counts something.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from ctypes import byref, c_int, c_long, c_ulong, c_void_p
+from typing import Any, Final, Protocol
+
+from gemmtuned.configs.real import allocate_lock
+from gemmtuned.configs.say import our_thread, our_thread_ends, say
+
+FAULTS: Final = tuple(
+    getattr(signal, name) for name in ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS", "SIGABRT")
+)
+_LONGEST_S: Final = 3600.0
+_SIGSET_BYTES: Final = 128  # of glibc and musl
+_libc = ctypes.CDLL(None, use_errno=True)
+_Body = ctypes.CFUNCTYPE(c_void_p, c_void_p)
+_libc.pthread_self.restype = c_ulong
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", c_long), ("nanoseconds", c_long))
+
+
+class Part(Protocol):
+    """A piece of the thread's work."""
+
+    def due_s(self) -> float:
+        """When its next turn is, of time.monotonic()."""
+
+    def turn(self) -> None:
+        """Do what is due."""
+
+
+class Sleeper:
+    """Waits until it is woken or the time is over; the watcher has one that sees file events as well."""
+
+    def __init__(self) -> None:
+        self._lock = allocate_lock()
+        self._lock.acquire()
+
+    def wait(self, timeout_s: float) -> None:
+        """Return after timeout_s, or after `wake`."""
+        self._lock.acquire(True, max(timeout_s, 0.0))
+
+    def wake(self) -> None:
+        """End the wait of now, or the next one."""
+        with suppress(RuntimeError):  # it was woken already
+            self._lock.release()
+
+    def close(self) -> None:
+        """Give back what it holds."""
+
+
+class Background:
+    """The thread: `parts` have their turns when they are due, `sleeper` waits in between."""
+
+    def __init__(self, parts: Sequence[Part], sleeper: Sleeper) -> None:
+        self._parts, self._sleeper = tuple(parts), sleeper
+        self._state = allocate_lock()  # around what follows, for moments
+        self._ending = False
+        self._thread: int | None = None  # a pthread_t, until it is joined
+        self._running = False
+        self._told: set[str] = set()
+        self.body: Any = _Body(self._run)  # what the thread runs, for C too; kept as long as it may be called
+
+    def start(self) -> None:
+        """Start the thread, or have one that is ending go on. Raises OSError when the system gives us none."""
+        with self._state:
+            self._ending = False
+            if self._running:
+                return
+            self._running = True
+        self._join(1.0)  # the last one is at its end
+        try:
+            self._thread = _start(self.body)
+        except OSError:
+            self._running = False
+            raise
+
+    def may_start(self) -> None:
+        """Undo `end` without starting it: C may start it later."""
+        with self._state:
+            self._ending = False
+
+    def end(self, timeout_s: float) -> bool:
+        """Have it end after the turn it is at; True when it is gone before the time is over."""
+        with self._state:
+            self._ending = True
+        self._sleeper.wake()
+        return self._join(timeout_s)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._running
+
+    def _join(self, timeout_s: float) -> bool:
+        thread = self._thread
+        if thread is None:
+            return not self._running
+        until_ns = time.time_ns() + int(timeout_s * 1e9)
+        if _libc.pthread_timedjoin_np(c_ulong(thread), None, byref(_Timespec(*divmod(until_ns, 10**9)))):
+            return False
+        self._thread = None
+        return True
+
+    def _run(self, _: object) -> int:
+        our_thread()
+        with self._state:  # where C has started us
+            self._thread, self._running = _libc.pthread_self(), True
+        try:
+            self._loop()
+        finally:
+            our_thread_ends()
+        return 0
+
+    def _loop(self) -> None:
+        while True:
+            due_s = time.monotonic() + _LONGEST_S
+            for part in self._parts:
+                if part.due_s() <= time.monotonic() and not self._ending:
+                    self._turn(part)
+                due_s = min(due_s, part.due_s())
+            with self._state:
+                if self._ending:
+                    self._sleeper.close()
+                    self._running = False
+                    return
+            self._sleeper.wait(due_s - time.monotonic())
+
+    def _turn(self, part: Part) -> None:
+        try:
+            part.turn()
+        except BaseException as err:  # also SystemExit: it would end the thread, and nobody would know
+            text = f"{type(err).__name__}: {err}"
+            if text not in self._told:
+                self._told.add(text)
+                say(f"an error of ours, the program runs on: {text}")
+
+
+def _start(body: Any) -> int:
+    """A thread that runs `body`, with the host's signals blocked from its first moment."""
+    blocked, before = (ctypes.create_string_buffer(_SIGSET_BYTES) for _ in range(2))
+    _libc.sigfillset(blocked)
+    for number in FAULTS:
+        _libc.sigdelset(blocked, c_int(number))
+    thread = c_ulong()
+    _libc.pthread_sigmask(signal.SIG_SETMASK, blocked, before)
+    try:
+        code = _libc.pthread_create(byref(thread), None, body, None)
+    finally:
+        _libc.pthread_sigmask(signal.SIG_SETMASK, before, None)
+    if code:
+        raise OSError(code, f"no thread to be had: {os.strerror(code)}")
+    return thread.value

@@ -1,0 +1,135 @@
+"""File events of a few folders, read from the kernel by ctypes: no package is imported into a host for them.
+
+The descriptor is the one thing that we hold between two turns.  A program may close every descriptor it finds and open
+its own under our number, so before each use /proc says whether what is there is still ours.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from gemmtuned.configs.real import allocate_lock
+from gemmtuned.hooks.background import Sleeper
+
+MODIFY, MOVED_FROM, MOVED_TO, CREATE, DELETE, CLOSE_WRITE = 0x2, 0x40, 0x80, 0x100, 0x200, 0x8
+DELETE_SELF, MOVE_SELF, OVERFLOW, IGNORED = 0x400, 0x800, 0x4000, 0x8000
+WATCHED: Final = MODIFY | MOVED_FROM | MOVED_TO | CREATE | DELETE | CLOSE_WRITE | DELETE_SELF | MOVE_SELF
+_EVENT: Final = struct.Struct("iIII")
+_ROOM: Final = 1 << 16
+_POLLIN: Final = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _PollFd(ctypes.Structure):
+    _fields_ = (("fd", ctypes.c_int), ("events", ctypes.c_short), ("revents", ctypes.c_short))
+
+
+class Events(Sleeper):
+    """A sleeper that file events wake: `watch` opens it, without it it only sleeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._fd: int | None = None
+        self._names: dict[int, Collection[str]] = {}  # by watch: the file names that matter there
+        self._inodes: dict[int, int] = {}  # by watch: what the kernel says of it as long as it is ours
+        self._lock_fd = allocate_lock()  # around opening, using and closing the descriptor
+        self.changed = False  # a name that matters, or the folder itself, since it was last set to False
+        self.alive = False  # False also when a folder went away, or the descriptor
+
+    def watch(self, folders: Mapping[Path, Collection[str]]) -> None:
+        """Watch these folders for these names. Raises OSError where events cannot be had."""
+        self.close()
+        with self._lock_fd:
+            fd = _libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
+            if fd < 0:
+                raise _error("inotify_init1")
+            try:
+                for folder, names in folders.items():
+                    number = _libc.inotify_add_watch(fd, os.fsencode(folder), ctypes.c_uint32(WATCHED))
+                    if number < 0:
+                        raise _error(str(folder))
+                    self._names[number], self._inodes[number] = names, folder.stat().st_ino
+                if not self._is_ours(fd):
+                    raise OSError("/proc does not show the descriptor")
+            except BaseException:
+                os.close(fd)
+                self._names, self._inodes = {}, {}
+                raise
+            self._fd, self.alive = fd, True
+
+    def wait(self, timeout_s: float) -> None:
+        """As Sleeper.wait; returns too when something happened in the folders."""
+        fd = self._fd
+        if fd is None:
+            super().wait(timeout_s)
+            return
+        entry = _PollFd(fd, _POLLIN, 0)
+        ready = _libc.poll(ctypes.byref(entry), 1, max(0, int(timeout_s * 1000) + 1))
+        if ready > 0:
+            self._read()
+
+    def wake(self) -> None:
+        """Taking a watch away is an event, too."""
+        super().wake()
+        with self._lock_fd:
+            if self._fd is not None and self._is_ours(self._fd):
+                for number in self._names:
+                    _libc.inotify_rm_watch(self._fd, number)
+
+    def close(self) -> None:
+        """Close the descriptor, if it is still ours."""
+        with self._lock_fd:
+            fd, self._fd, self.alive = self._fd, None, False
+            if fd is not None and self._is_ours(fd):
+                os.close(fd)
+            self._names, self._inodes = {}, {}
+
+    def forget(self) -> None:
+        """In a forked child: our copy of the descriptor, and a lock that may have been held."""
+        self._lock_fd = allocate_lock()
+        self.close()
+
+    def _read(self) -> None:
+        with self._lock_fd:
+            fd = self._fd
+            if fd is None or not self._is_ours(fd):
+                self._fd, self.alive, self.changed = None, False, True  # the program's descriptor by now: let it be
+                return
+            data = b""
+            with suppress(BlockingIOError):
+                data = os.read(fd, _ROOM)
+        at = 0
+        while at < len(data):
+            number, mask, _, length = _EVENT.unpack_from(data, at)
+            name = os.fsdecode(data[at + _EVENT.size : at + _EVENT.size + length].rstrip(b"\0"))
+            at += _EVENT.size + length
+            if mask & (DELETE_SELF | MOVE_SELF | OVERFLOW | IGNORED):
+                self.alive, self.changed = False, True
+            elif name in self._names.get(number, ()):
+                self.changed = True
+
+    def _is_ours(self, fd: int) -> bool:
+        """Whether /proc says that this descriptor has our watches and no other."""
+        try:
+            lines = Path(f"/proc/self/fdinfo/{fd}").read_text().splitlines()
+        except OSError:
+            return False
+        if "inotify" not in os.readlink(f"/proc/self/fd/{fd}"):  # noqa: PTH115
+            return False
+        found = {}
+        for line in lines:
+            if line.startswith("inotify "):
+                facts = dict(part.split(":", 1) for part in line.split()[1:] if ":" in part)
+                found[int(facts["wd"])] = int(facts["ino"], 16)
+        return found.items() <= self._inodes.items()
+
+
+def _error(what: str) -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number), what)
