@@ -7,6 +7,9 @@ A race is made of pairs: baseline and challenger one right after the other, in a
 judged is the logarithm of baseline/challenger of each pair.  When both arms are the same, the coin makes the sign of
 each one a fair coin too, whatever the noise is (drift, bursts, a neighbour's load): so the signed-rank interval
 has its promised level without any assumption on the machine.
+
+Results are looked at while they are raced, of both arms alike and after the time has been taken: a kernel that is wrong
+seldom, or from some call on, was not faster at the same work.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from torch import Tensor
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import DTYPE_BYTES, Problem
+from gemmtuned.daemon.checks import Watch, Wrong
 from gemmtuned.daemon.cpu_wait import CpuWait
 from gemmtuned.kernels.backends.base import Kernel
 from gemmtuned.kernels.families import family_of
@@ -43,19 +47,34 @@ _UNTOLD_CACHE_BYTES: Final = 32 << 20
 _Z95: Final = 1.959964
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Arm:
-    """A candidate ready to be timed: calls[i] runs it once, on copy i of the weight."""
+    """A candidate ready to be timed: calls[i] runs it once, on copy i of the weight.
+
+    watch: looks at results between readings, once it is known what they are to be.
+    """
 
     name: str
     calls: Sequence[Callable[[], object]]
+    watch: Watch | None = None
+
+    def look(self, y: object) -> None:
+        """Raises CandidateFailed when a result of one of the calls is wrong."""
+        if self.watch is not None:
+            try:
+                self.watch.look(y, "while it was raced")
+            except Wrong as err:
+                raise CandidateFailed(f"{self.name}: {err}") from err
 
 
 class Clock(Protocol):
     """Takes the time of calls; tests put in one that makes times up."""
 
     def us(self, arm: Arm, copies: Sequence[int]) -> float:
-        """Microseconds a call, over one call on each of these weight copies."""
+        """Microseconds a call, over one call on each of these weight copies.
+
+        Raises CandidateFailed when the arm's watch finds a result wrong.
+        """
 
     def forget(self, arm: Arm) -> None:
         """This arm is not timed again: free what was kept for it."""
@@ -71,9 +90,12 @@ class WallClock:
         """As Clock.us."""
         calls = [arm.calls[i] for i in copies]
         begin = time.perf_counter_ns()
-        for call in calls:
+        for call in calls[:-1]:
             call()
-        return (time.perf_counter_ns() - begin) / 1e3 / len(calls)
+        last = calls[-1]()
+        us = (time.perf_counter_ns() - begin) / 1e3 / len(calls)
+        arm.look(last)
+        return us
 
     def forget(self, arm: Arm) -> None:
         """Nothing is kept."""
@@ -119,12 +141,7 @@ class Bench:
 
     def arm(self, name: str, kernel: Kernel, problem: Problem) -> Arm:
         """This kernel with X of `problem` (any M) on every weight copy; packing happens here, untimed."""
-        # All arms read the same X and the same plain weights: another address alone can cost a few per cent
-        inputs = self._inputs.get(problem)
-        if inputs is None:
-            make = family_of(problem).make
-            inputs = make(problem, kind="randn", seed=0, device=self._device, weight=self.weights[0])
-            self._inputs[problem] = inputs
+        inputs = self.inputs(problem)
         a, bias = inputs.a, inputs.bias
 
         def bound(b: Tensor) -> Callable[[], object]:
@@ -132,6 +149,15 @@ class Bench:
             return lambda: run(a, bias)
 
         return Arm(name, [bound(b) for b in self.weights])
+
+    def inputs(self, problem: Problem) -> Inputs:
+        """X and bias that all arms read, with the first weight: another address alone can cost a few per cent."""
+        inputs = self._inputs.get(problem)
+        if inputs is None:
+            make = family_of(problem).make
+            inputs = make(problem, kind="randn", seed=0, device=self._device, weight=self.weights[0])
+            self._inputs[problem] = inputs
+        return inputs
 
 
 def copies_needed(problem: Problem, cache_bytes: int, free_bytes: int) -> int:

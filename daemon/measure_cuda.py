@@ -7,7 +7,8 @@ for.
 
 A graph keeps no memory alive, so the arm, and with it kernels and workspaces, is kept as long as its graph.  Readings
 of a graph that does not give the right result are worthless (a reduction that never takes place is fast), so
-the last output of the graph is compared with that of a plain call, before the first reading and now and then after.
+the last output of the graph is compared with that of a plain call, and with what the arm's watch expects, before the
+first reading, now and then after, and once when all races are over (`look`).
 
 Both arms of a pair run at the same clock.  A race in which the device was slowed down (heat, a power brake) says
 little about the device as it is used, so the clock and the reasons go into the verdict: see search.py.
@@ -169,6 +170,12 @@ class GraphClock:
         """Free the arm's graph and the memory that it keeps, 20 MiB and more for large outputs."""
         self._recorded.pop(id(arm), None)
 
+    def look(self, arm: Arm) -> None:
+        """Compare the arm's graph with a plain call now. Raises CandidateFailed as `us` does."""
+        recorded = self._recorded.get(id(arm))
+        if recorded is not None:
+            self._check(recorded)
+
     def launches(self, arm: Arm) -> int:
         """Of one reading of an arm that has been timed before."""
         recorded = self._recorded.get(id(arm))
@@ -220,3 +227,4 @@ class GraphClock:
             raise CandidateFailed(
                 f"{recorded.arm.name}: gives another result inside a CUDA graph, off by {float(apart):.1e}"
             )
+        recorded.arm.look(recorded.last)

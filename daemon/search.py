@@ -18,21 +18,26 @@ busy.  Of winners of the library's algorithms one was 1.02 times as fast as torc
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice, zip_longest
 from typing import Final, TypeVar
 
 import torch
+from torch import Tensor
 
 from gemmtuned.configs.errors import CandidateFailed, TableError, TryLater
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND, MODES, Candidate, Device, Environment, Solution
+from gemmtuned.daemon.checks import Watch, Wrong
 from gemmtuned.daemon.compile_ahead import Compilers
 from gemmtuned.daemon.cpu_wait import cpus, most_waited
+from gemmtuned.daemon.last_check import Winner, last_check
 from gemmtuned.daemon.measure import (
     Arm,
     Bench,
@@ -79,6 +84,7 @@ COOL_S: Final = 2.0  # a slowed device, or a CPU in use, is given this long, twi
 SOON_S: Final = 0.1  # a race in which our threads waited for a CPU is run again at once for so long: a burst is over
 FAR: Final = 0.9  # gain: what is below it in each of the first SCREEN_PAIRS[0] pairs is timed no further
 SURE: Final = 1.10  # a GPU's winner whose lower bound is below it needs a third race; more where more gain is asked for
+_ROUGHLY: Final = 2.0**-5  # of the largest value: no rounding is so far off
 _HOPELESS: Final = 0.97  # screened gain below which a candidate cannot be worth it; not below FAR
 
 AS_IT_IS, RESTED, BUSY = "", " rested", " busy"  # a device in a race, as its trial's note tells it
@@ -118,12 +124,12 @@ def tune_modes(
     coin = random.Random(seed)  # noqa: S311
     with as_called(target):
         contest = _Contest(
-            tuple(members), target, environment, device, skip, emit, options, clock or clock_for(device), coin
+            tuple(members), covers, target, environment, device, skip, emit, options, clock or clock_for(device), coin
         )
         winner = contest.run()
         graphs = environment.device.kind != "cpu"
         modes = (mode, *(other for other in MODES if other != mode and graphs))
-        found = tuple(contest.solution(winner, covers, which) for which in modes)
+        found = tuple(contest.solution(winner, which) for which in modes)
     if device.type == "cuda":  # what we no longer need is others'
         del contest, winner
         torch.cuda.empty_cache()
@@ -141,6 +147,7 @@ class _Contest:
     def __init__(
         self,
         members: tuple[Problem, ...],
+        covers: str,
         target: Problem,
         environment: Environment,
         device: torch.device,
@@ -152,6 +159,7 @@ class _Contest:
     ) -> None:
         self.members = members
         self.target = target
+        self._covers = covers
         self.main = members[len(members) // 2]  # of three the most called
         self.default_us = 0.0
         self.default_err = 0.0
@@ -166,6 +174,9 @@ class _Contest:
         self._place = 0  # whose are in use
         self._arms: dict[Candidate, Arm] = {}
         self._failed: dict[Candidate, str] = {}  # in the compiler
+        self._apart: dict[Problem, float] = {}  # how far from torch's a result may be
+        self._wrong_at_first: dict[Candidate, str] = {}
+        self._stock: dict[Problem, Tensor] = {}  # torch's own on the operands of the place in use
 
     def run(self) -> Entrant | None:
         """The winner, or None: the default is best."""
@@ -180,18 +191,22 @@ class _Contest:
         winners = [e for e in entrants if self._race(default, e, attempt=1)]
         while winners:
             winner = preferred(winners)
-            if self._wins_again(default, winner) and self._keep_binary(winner):
+            if (
+                self._wins_again(default, winner)
+                and self._is_right_still(default, winner)
+                and self._keep_binary(winner)
+            ):
                 return winner
             winners.remove(winner)
         return None
 
-    def solution(self, winner: Entrant | None, covers: str, mode: str) -> Solution:
+    def solution(self, winner: Entrant | None, mode: str) -> Solution:
         """The verdict for the target in one mode, once the search has run; see outcome.py."""
         if winner is not None and mode == "eager" and isinstance(self._clock, GraphClock) and not winner.launch:
             more_us = self._clock.host_us(self._arms[winner.candidate]) - self._clock.host_us(self._arms[DEFAULT])
             if eager_gain_low(winner.races[self.main], more_us) <= self._options.min_gain:
                 winner = None
-        asked = Question(self.target, covers, self.main, self._environment)
+        asked = Question(self.target, self._covers, self.main, self._environment)
         return solution_of(asked, winner, Default(self.default_us, self.default_err), mode)
 
     def _keep_binary(self, winner: Entrant) -> bool:
@@ -267,6 +282,7 @@ class _Contest:
             try:
                 kernels = {m: BACKENDS[candidate.backend].prepare(candidate, m) for m in self.members}
                 arm = self._arm(candidate, kernels[self.main], self.main)
+                self._look_at_first(default, candidate, arm)
                 run = self._undisturbed(partial(self._short_race, baseline, arm))
             except REFUSALS as err:
                 self._report(candidate, "screen", "refused", started, note=first_line(err))
@@ -285,6 +301,14 @@ class _Contest:
         if len(near) > FINALISTS:
             promising = self._screen_again(baseline, near)
         return promising[:FINALISTS]
+
+    def _look_at_first(self, default: dict[Problem, Kernel], candidate: Candidate, arm: Arm) -> None:
+        """A program's first call counts as well, and this is the only first one that there will be."""
+        stock = self._stock_at(default, self.main)
+        try:
+            Watch(stock, _ROUGHLY * float(stock.abs().max())).look(arm.calls[0](), "its first call")
+        except Wrong as err:
+            self._wrong_at_first[candidate] = str(err)
 
     def _screen_again(self, baseline: Arm, near: list[Entrant]) -> list[Entrant]:
         """Those that one short race cannot tell apart, best first after another, twice as long."""
@@ -320,6 +344,9 @@ class _Contest:
             passed = []
             for entrant in entrants:
                 verdict = verdicts[entrant.candidate]
+                first = self._wrong_at_first.get(entrant.candidate, "")
+                if verdict.outcome == "ok" and first:
+                    verdict = replace(verdict, outcome="wrong", note=f"{member} {entrant.candidate}: {first}")
                 self._report(
                     entrant.candidate, "verify", verdict.outcome, started,
                     err=verdict.err, note=verdict.note, err_ratio=verdict.err_ratio,
@@ -329,8 +356,37 @@ class _Contest:
                     self.default_err = verdict.baseline_err
                 if verdict.outcome == "ok":
                     passed.append(entrant)
+                    self._apart[member] = verdict.apart
             entrants = passed
         return entrants
+
+    def _is_right_still(self, default: dict[Problem, Kernel], winner: Entrant) -> bool:
+        """Whether the very closures that raced give right results now that the races are over; see last_check.py."""
+        started = self._start(winner.candidate)
+        bench = self._benches[self._place]
+        arm = self._arm(winner.candidate, winner.kernels[self.main], self.main)
+        asked = Winner(
+            self.main, self.target, self._covers, winner.candidate, BACKENDS[winner.candidate.backend],
+            winner.kernels[self.main], default[self.main], arm, bench.inputs(self.main), bench.weights,
+        )  # fmt: skip
+        try:
+            if isinstance(self._clock, GraphClock):
+                self._clock.look(arm)
+            proved = last_check(
+                asked, device=self._device, call_us=winner.races[self.main].us, options=self._options,
+                sizes=[member.m for member in self.members],
+            )  # fmt: skip
+        except (Wrong, CandidateFailed) as err:
+            self._report(winner.candidate, "verify", "wrong", started, note=f"{self.main} {winner.candidate}: {err}")
+            return False
+        except REFUSALS as err:
+            self._report(winner.candidate, "verify", "refused", started, note=first_line(err))
+            return False
+        self._report(
+            winner.candidate, "verify", "ok", started, err=winner.verdict.err, note=str(proved),
+            err_ratio=winner.verdict.err_ratio,
+        )  # fmt: skip
+        return True
 
     def _wins_again(self, default: dict[Problem, Kernel], winner: Entrant) -> bool:
         on_gpu = isinstance(self._clock, GraphClock)
@@ -347,7 +403,7 @@ class _Contest:
         for member in self.members:
             started = self._start(entrant.candidate)
             try:
-                run, clocks = self._race_with_room(default[member], entrant, member, state)
+                run, clocks = self._race_with_room(default, entrant, member, state)
             except CandidateFailed as err:  # what it gives inside a graph is not what it gave when it was verified
                 self._report(entrant.candidate, "confirm", "wrong", started, note=first_line(err))
                 return False
@@ -386,9 +442,12 @@ class _Contest:
     def _take(self, place: int) -> None:
         if place != self._place:
             self._place = place
+            self._stock.clear()
             self._forget_all()
 
-    def _race_with_room(self, default: Kernel, entrant: Entrant, member: Problem, state: str) -> tuple[Race, str]:
+    def _race_with_room(
+        self, default: dict[Problem, Kernel], entrant: Entrant, member: Problem, state: str
+    ) -> tuple[Race, str]:
         """_fair_race, at the place before where the operands of this one leave no room for graphs."""
         while True:
             try:
@@ -401,7 +460,9 @@ class _Contest:
             del self._benches[self._place :]
             self._take(self._place - 1)
 
-    def _fair_race(self, default: Kernel, entrant: Entrant, member: Problem, state: str) -> tuple[Race, str]:
+    def _fair_race(
+        self, default: dict[Problem, Kernel], entrant: Entrant, member: Problem, state: str
+    ) -> tuple[Race, str]:
         """(a race on a device that was ours and not slowed down, its clock as text for the trial's note).
 
         Raises TryLater when the device stays slowed: nobody's fault, the problem's turn comes again.
@@ -467,9 +528,10 @@ class _Contest:
             budget_s *= READINGS_S / SCREEN_S
         return pairs_for(call_us, budget_s, least=least, most=most)
 
-    def _one_race(self, default: Kernel, entrant: Entrant, member: Problem, state: str) -> Race:
-        baseline = self._arm(DEFAULT, default, member)
+    def _one_race(self, default: dict[Problem, Kernel], entrant: Entrant, member: Problem, state: str) -> Race:
+        baseline = self._arm(DEFAULT, default[member], member)
         challenger = self._arm(entrant.candidate, entrant.kernels[member], member)
+        self._watch(default, member, (baseline, challenger))
         try:
             call_us = max(self._warm_up(baseline), 0.1)
             burst = burst_for(call_us)
@@ -489,6 +551,20 @@ class _Contest:
             if member != self.main:  # made for this race alone
                 for arm in (baseline, challenger):
                     self._clock.forget(arm)
+
+    def _watch(self, default: dict[Problem, Kernel], member: Problem, arms: Iterable[Arm]) -> None:
+        """Both arms are looked at alike, so that it costs both of them the same."""
+        stock = self._stock_at(default, member)
+        for arm in arms:
+            if arm.watch is None:  # the gate saw other inputs of this kind: twice what it allowed there
+                arm.watch = Watch(stock, 2 * self._apart.get(member, math.inf))
+
+    def _stock_at(self, default: dict[Problem, Kernel], member: Problem) -> Tensor:
+        """Torch's own result on what all arms of the member read."""
+        if member not in self._stock:
+            inputs = self._benches[self._place].inputs(member)
+            self._stock[member] = default[member].bind(inputs.b)(inputs.a, inputs.bias)
+        return self._stock[member]
 
     def _arm(self, candidate: Candidate, kernel: Kernel, member: Problem) -> Arm:
         """Made once at the most called member; at others again for every race, so that packed weights do not add up."""

@@ -1,17 +1,19 @@
 """CHILD side: is a candidate's result as good as the default's, on everything that is known to trip kernels.
 
 For every candidate, three seeds of every kind of inputs (kernels/families/base.py) are compared with an exact fp64
-result on sampled rows, and with the default's result everywhere.  Then single checks, each for a known fault:
-output nobody wrote, reads and writes beside the operands, writes beside the result, NaN and Inf lost or made up, a
-result kept in memory that the next call overwrites, a weight edited in place and not noticed, a result that is wrong
-once in many calls, results that differ from call to call.
+result on sampled rows, and with the default's result everywhere.  Then single checks (checks.py), each for a known
+fault: output nobody wrote, reads and writes beside the operands, writes beside the result, a result kept in memory that
+the next call overwrites, results that differ from call to call; and edits of X, weight and bias under one bound closure
+(kernels/families/edits.py): what is kept from an earlier call shows, and so do zero rows, 1e30, 1e-30, NaN and Inf.
+
+What is wrong seldom, late, or between threads takes many calls to find: it is looked for in the races (measure.py) and
+at the one candidate that has won them (last_check.py).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -22,27 +24,40 @@ from torch import Tensor
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate
+from gemmtuned.daemon.checks import (
+    Bound,
+    Case,
+    Rejected,
+    Wrong,
+    case_of,
+    check_beside_result,
+    check_case,
+    check_fresh,
+    check_padded,
+    check_poisoned,
+    check_repeats,
+    check_same_closure,
+    check_untouched,
+    other_inputs,
+)
 from gemmtuned.daemon.options import DEFAULTS, SearchOptions
 from gemmtuned.kernels.backends.base import Kernel
 from gemmtuned.kernels.dtypes import UNIT_ROUNDOFF
 from gemmtuned.kernels.families import family_of
-from gemmtuned.kernels.families.base import KINDS, SAMPLED_WEIGHTS, SPECIAL_KINDS, Inputs, Sample
-from gemmtuned.kernels.families.error import Error, limits, measure_error, reach
-from gemmtuned.kernels.switches import deterministic
+from gemmtuned.kernels.families.base import KINDS, PADDED, SAMPLED_WEIGHTS, Inputs
+from gemmtuned.kernels.families.edits import edits
+from gemmtuned.kernels.families.error import Error
 
 SEEDS: Final = (1, 2, 3)
-OFTEN: Final = 105  # calls on one input, for results that are wrong once in 50; with all other checks 130
-OFTEN_FLOPS: Final = 1e9  # above it 7: a second otherwise
-_GUARD: Final = 0xA5  # fills the memory before and behind a result
-_BLOCK_BYTES: Final = 512  # what torch's allocator rounds to on a GPU
-REPEATS: Final = 20  # identical calls that must agree bitwise when the problem is deterministic
 # Above these each seed has one kind of inputs instead of all three: a second a case otherwise
 LARGE_FLOPS: Final = 2e10
 LARGE_WEIGHTS: Final = SAMPLED_WEIGHTS
-# Elements outside the sampled rows are compared with the default's; both may be off by more than was seen inside
-_UNSAMPLED: Final = 1.5
+THOROUGH_FLOPS: Final = 5e7  # up to here (about a millisecond of two cores) all edits; above, at a smaller size
 # What a backend may raise when it cannot run a problem (torch: mostly RuntimeError)
-REFUSALS: Final = (RuntimeError, ValueError, TypeError, IndexError, MemoryError, CandidateFailed)
+REFUSALS: Final = (
+    RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, ArithmeticError, MemoryError,
+    CandidateFailed,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +65,7 @@ class Verdict:
     """outcome: ok, wrong, refused (it raised) or rejected (outside the tolerance asked for); note says why.
 
     err: largest r seen; baseline_err: the default's.  err_ratio: largest share of elements outside AITER's tolerance.
+    apart: how far from the default's any result on inputs of about 1 may be.
     """
 
     outcome: str
@@ -57,30 +73,10 @@ class Verdict:
     baseline_err: float
     note: str = ""
     err_ratio: float | None = None
+    apart: float = math.inf
 
 
-class _Wrong(Exception):
-    """A check failed; the text says which, on what inputs, by how much."""
-
-
-class _Rejected(_Wrong):
-    """Right by our gate, and outside the tolerance that somebody asked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Case:
-    """Inputs with the default's and the exact result, and what a candidate may be off by."""
-
-    inputs: Inputs
-    stock: Tensor
-    sample: Sample
-    exact: Tensor
-    default: Error
-    limit: Error
-    apart: float  # largest allowed |candidate - default|
-
-
-_Check = Callable[[Kernel], "tuple[Error, float] | Tensor | None"]  # raises _Wrong
+_Check = Callable[[Kernel], "tuple[Error, float] | Tensor | None"]  # raises Wrong
 
 
 def verify(
@@ -96,13 +92,18 @@ def verify(
 
     Runs under the caller's switches (kernels/switches.py).  Raises CandidateFailed when the default itself fails.
     """
+    if problem.out_dtype not in UNIT_ROUNDOFF:
+        return {
+            c: Verdict("refused", None, 0.0, f"{problem} {c}: no error limits for {problem.out_dtype}") for c in kernels
+        }
     verdicts: dict[Candidate, Verdict] = {}
     worst, mismatch = dict.fromkeys(kernels, 0.0), dict.fromkeys(kernels, 0.0)
-    baseline = 0.0
+    baseline, apart = 0.0, 0.0
     announced: Candidate | None = None
     try:
-        for default_r, check in _checks(problem, default, device, options):
-            baseline = max(baseline, default_r)
+        for case, check in _checks(problem, default, device, options) if kernels else ():
+            baseline = max(baseline, case.default.r)
+            apart = max(apart, case.apart if case.inputs.kind == "randn" else 0.0)
             for candidate, kernel in kernels.items():
                 if candidate in verdicts:
                     continue
@@ -114,8 +115,8 @@ def verify(
                     if isinstance(found, tuple):
                         worst[candidate] = max(worst[candidate], found[0].r)
                         mismatch[candidate] = max(mismatch[candidate], found[1])
-                except _Wrong as err:
-                    outcome = "rejected" if isinstance(err, _Rejected) else "wrong"
+                except Wrong as err:
+                    outcome = "rejected" if isinstance(err, Rejected) else "wrong"
                     verdicts[candidate] = Verdict(outcome, None, baseline, f"{problem} {candidate}: {err}")
                 except REFUSALS as err:
                     verdicts[candidate] = Verdict(
@@ -125,7 +126,7 @@ def verify(
                 break
     except REFUSALS as err:
         raise CandidateFailed(f"{problem}: torch's own kernel fails: {first_line(err)}") from err
-    return {c: verdicts.get(c) or Verdict("ok", worst[c], baseline, "", mismatch[c]) for c in kernels}
+    return {c: verdicts.get(c) or Verdict("ok", worst[c], baseline, "", mismatch[c], apart) for c in kernels}
 
 
 def default_error(problem: Problem, default: Kernel, *, device: torch.device) -> float:
@@ -143,36 +144,47 @@ def first_line(err: BaseException) -> str:
 
 def _checks(
     problem: Problem, default: Kernel, device: torch.device, options: SearchOptions
-) -> Iterator[tuple[float, _Check]]:
-    """(the default's r, check) one at a time: the weights of large layers would not fit together."""
+) -> Iterator[tuple[Case, _Check]]:
+    """One at a time: the weights of large layers would not fit together."""
     for number, case in enumerate(_cases(problem, default, device)):
         if number == 0:  # first: a kernel that edits operands would spoil those of all others
-            yield 0.0, partial(_check_untouched, case.inputs)
-        yield case.default.r, partial(_check_case, case, options)
+            yield case, partial(check_untouched, case.inputs)
+        yield case, partial(_check_case, case, options)
         if number == 0:
             for check in _single_checks(problem, default, case, device):
-                yield 0.0, check
+                yield case, check
 
 
-def _single_checks(problem: Problem, default: Kernel, case: _Case, device: torch.device) -> Iterator[_Check]:
-    yield partial(_check_poisoned, case)
-    yield partial(_check_fresh, case)
-    yield partial(_check_often, case, OFTEN if problem.flops < OFTEN_FLOPS else 7)
+def _single_checks(problem: Problem, default: Kernel, case: Case, device: torch.device) -> Iterator[_Check]:
+    bound = Bound(case.inputs.b)
+    yield partial(check_poisoned, case, bound)
+    yield partial(check_fresh, case)
     if device.type == "cuda":
-        yield partial(_check_beside_result, case)
-    if problem.weight_state == "plain":
-        with _negated(case.inputs.b):
-            stock = default.bind(case.inputs.b)(case.inputs.a, case.inputs.bias)
-        yield partial(_check_weight_edit, case, stock)
+        yield partial(check_beside_result, case)
     if problem.deterministic:
-        yield partial(_check_repeats, case)
-    make = family_of(problem).make
-    for kind in SPECIAL_KINDS:
-        special = make(problem, kind=kind, seed=case.inputs.seed, device=device, weight=case.inputs.b)
-        yield partial(_check_special, case, default.bind(special.b)(special.a, special.bias), special)
+        yield partial(check_repeats, case)
+    inputs = case.inputs
+    usual = partial(check_same_closure, inputs, case.stock, case.apart, bound)
+    other = other_inputs(problem, inputs, seed=11)
+    yield partial(
+        check_same_closure, other, _of_default(default, other), case.apart, bound, what="other X and bias, elsewhere"
+    )
+    adds = family_of(problem).adds
+    for edit in edits(problem, inputs, seed=inputs.seed, thorough=problem.flops <= THOROUGH_FLOPS):
+        with edit.applied(inputs):
+            stock = _of_default(default, inputs)
+            unit = edit.unit(stock, adds=adds)
+            yield partial(check_same_closure, inputs, stock, case.apart, bound, what=edit.what, unit=unit)
+    yield partial(usual, what="after all edits")
+    padded = family_of(problem).make(problem, kind=PADDED, seed=inputs.seed, device=device, weight=inputs.b)
+    yield partial(check_padded, case, _of_default(default, padded), padded)
 
 
-def _cases(problem: Problem, default: Kernel, device: torch.device) -> Iterator[_Case]:
+def _of_default(default: Kernel, inputs: Inputs) -> Tensor:
+    return default.bind(inputs.b)(inputs.a, inputs.bias)
+
+
+def _cases(problem: Problem, default: Kernel, device: torch.device) -> Iterator[Case]:
     """Seeds x kinds of inputs that errors are measured on; randn first."""
     family = family_of(problem)
     large = problem.flops > LARGE_FLOPS or problem.batch * problem.n * problem.k > LARGE_WEIGHTS
@@ -184,168 +196,8 @@ def _cases(problem: Problem, default: Kernel, device: torch.device) -> Iterator[
             inputs = family.make(problem, kind=kind, seed=seed, device=device, weight=weight)
             if weight is None or b64 is None:
                 weight, b64 = inputs.b, family.widen(inputs, sample)
-            exact = family.reference(inputs, sample, b64)
-            stock = default.bind(inputs.b)(inputs.a, inputs.bias)
-            error = measure_error(sample.of(stock), exact)
-            limit = limits(problem, error, reach(exact))
-            apart = _UNSAMPLED * (limit.m + error.m) * float(exact.square().mean().sqrt())
-            yield _Case(inputs, stock, sample, exact, error, limit, apart)
+            yield case_of(problem, default, inputs, sample, b64)
 
 
-def _check_case(case: _Case, options: SearchOptions, kernel: Kernel) -> tuple[Error, float]:
-    y = kernel.bind(case.inputs.b)(case.inputs.a, case.inputs.bias)
-    _check_form(y, case.stock)
-    error = measure_error(case.sample.of(y), case.exact)
-    if not error.within(case.limit):
-        raise _Wrong(
-            f"{case.inputs}: error r={error.r:.1e} m={error.m:.1e}, allowed r={case.limit.r:.1e} m={case.limit.m:.1e}"
-        )
-    _check_near(y, case.stock, case.apart, str(case.inputs))
-    ratio = err_ratio(case.exact, case.sample.of(y), atol=options.atol, rtol=options.rtol)
-    if options.err_ratio is not None and ratio > options.err_ratio:
-        raise _Rejected(f"{case.inputs}: {ratio:.4f} of the elements mismatch, {options.err_ratio:g} was asked for")
-    return error, ratio
-
-
-def err_ratio(exact: Tensor, y: Tensor, *, atol: float | None = None, rtol: float | None = None) -> float:
-    """Share of elements with |exact - y| > atol + rtol * |y|, exact rounded to y's dtype (AITER's checkAllclose)."""
-    usual = 5e-2 if y.dtype == torch.bfloat16 else 1e-2
-    wide = y.double() if y.dtype == torch.float64 else y.float()
-    reference = exact.to(y.dtype).to(wide.dtype)
-    near = (reference - wide).abs() <= (usual if atol is None else atol) + (
-        usual if rtol is None else rtol
-    ) * wide.abs()
-    return 1.0 - float(near.double().mean())
-
-
-def _check_form(y: object, stock: Tensor) -> None:
-    if not isinstance(y, Tensor):
-        raise _Wrong(f"gives {type(y).__name__}, expected a Tensor")
-    for what in ("dtype", "shape", "device", "layout"):
-        if getattr(y, what) != getattr(stock, what):
-            raise _Wrong(f"{what} is {getattr(y, what)}, torch gives {getattr(stock, what)}")
-    if y.stride() != stock.stride():
-        raise _Wrong(f"strides are {y.stride()}, torch gives {stock.stride()}")
-
-
-def _check_near(y: Tensor, stock: Tensor, apart: float, what: str) -> None:
-    """Every element near the default's: one wrong element outside the sampled rows shows here only."""
-    distance = (y.double() - stock.double() if y.dtype == torch.float64 else y.float() - stock.float()).abs_()
-    # 0 where both are the same Inf or both NaN; `not <=` keeps a NaN that only one of them has
-    distance[(y == stock) | (y.isnan() & stock.isnan())] = 0
-    bad = ~(distance <= apart)
-    if bool(bad.any()):
-        where = tuple(int(i) for i in bad.nonzero()[0])
-        raise _Wrong(
-            f"{what}: {int(bad.sum())} of {y.numel()} elements off, the first at {where} is "
-            f"{float(y[where]):.6g}, torch gives {float(stock[where]):.6g}, allowed apart {apart:.1e}"
-        )
-
-
-def _check_poisoned(case: _Case, kernel: Kernel) -> None:
-    """New memory is full of NaN: what torch.empty gives by switch, the rest by the block freed just before."""
-    run = kernel.bind(case.inputs.b)
-    with deterministic(torch.are_deterministic_algorithms_enabled(), poison=True):
-        for _ in range(2):
-            freed = torch.full_like(case.stock, math.nan)
-            del freed
-            _check_near(run(case.inputs.a, case.inputs.bias), case.stock, case.apart, "memory poisoned with NaN")
-
-
-def _check_fresh(case: _Case, kernel: Kernel) -> None:
-    """Two results live side by side, and not in the operands' memory."""
-    run = kernel.bind(case.inputs.b)
-    first = run(case.inputs.a, case.inputs.bias)
-    kept = first.clone()
-    second = run(-case.inputs.a, case.inputs.bias)
-    places = {t.untyped_storage().data_ptr() for t in (*case.inputs.buffers, first) if t.numel()}
-    if second.untyped_storage().data_ptr() in places or not same_bits(first, kept):
-        raise _Wrong("its result shares memory with an operand or with the result of the call before")
-
-
-def _check_often(case: _Case, calls: int, kernel: Kernel) -> None:
-    """Many equal calls: a race between threads, or a counter not reset, shows once in many."""
-    run = kernel.bind(case.inputs.b)
-    for number in range(1, calls + 1):
-        y = run(case.inputs.a, case.inputs.bias)
-        _check_near(y, case.stock, case.apart, f"call {number} on equal inputs")
-
-
-def _check_beside_result(case: _Case, kernel: Kernel) -> None:
-    """Nothing is written before or behind the result, which is made to lie between two blocks of known content.
-
-    torch's allocator gives a freed block of just the right size to the next who asks for it; where it gave another, as
-    to a kernel with a workspace, nothing is learnt and it is tried again.
-    """
-    run = kernel.bind(case.inputs.b)
-    used = case.stock.untyped_storage().nbytes()
-    size = -(-max(used, 1) // _BLOCK_BYTES) * _BLOCK_BYTES
-
-    def block() -> Tensor:
-        return torch.full((size,), _GUARD, dtype=torch.uint8, device=case.stock.device)
-
-    for _ in range(4):
-        blocks = sorted((block() for _ in range(8)), key=lambda b: b.data_ptr())
-        places = [b.data_ptr() for b in blocks]
-        middle = next((i for i in range(1, 7) if places[i] - places[i - 1] == places[i + 1] - places[i] == size), None)
-        if middle is None:
-            continue
-        del blocks[middle]
-        y = run(case.inputs.a, case.inputs.bias)
-        hit = y.untyped_storage().data_ptr() == places[middle]
-        torch.cuda.synchronize()
-        del y
-        behind = torch.empty(size, dtype=torch.uint8, device=case.stock.device)
-        if not hit or behind.data_ptr() != places[middle]:
-            continue
-        if any(bool((zone != _GUARD).any()) for zone in (*blocks, behind[used:])):
-            raise _Wrong("it writes beside its result")
-        return
-
-
-def _check_special(case: _Case, stock: Tensor, inputs: Inputs, kernel: Kernel) -> None:
-    """padded, nan, inf: as the default gives them, with the NaN around padded operands left alone."""
-    y = _check_untouched(inputs, kernel)
-    _check_form(y, stock)
-    _check_near(y, stock, case.apart, str(inputs))
-
-
-def _check_untouched(inputs: Inputs, kernel: Kernel) -> Tensor:
-    before = [buffer.clone() for buffer in inputs.buffers]
-    y = kernel.bind(inputs.b)(inputs.a, inputs.bias)
-    if not all(same_bits(old, new) for old, new in zip(before, inputs.buffers, strict=True)):
-        for old, new in zip(before, inputs.buffers, strict=True):
-            new.copy_(old)  # the next candidate starts from clean operands
-        raise _Wrong(f"{inputs}: it writes into its operands or beside them")
-    return y
-
-
-def _check_weight_edit(case: _Case, stock: Tensor, kernel: Kernel) -> None:
-    """The bound closure must see an edit of W in place: it may keep no copy."""
-    inputs = case.inputs
-    run = kernel.bind(inputs.b)
-    run(inputs.a, inputs.bias)
-    with _negated(inputs.b):
-        _check_near(run(inputs.a, inputs.bias), stock, case.apart, "weight edited in place")
-
-
-@contextmanager
-def _negated(b: Tensor) -> Iterator[None]:
-    b.neg_()
-    try:
-        yield
-    finally:
-        b.neg_()
-
-
-def _check_repeats(case: _Case, kernel: Kernel) -> None:
-    run = kernel.bind(case.inputs.b)
-    first = run(case.inputs.a, case.inputs.bias)
-    for _ in range(REPEATS - 1):
-        if not same_bits(first, run(case.inputs.a, case.inputs.bias)):
-            raise _Wrong(f"{REPEATS} equal calls do not agree bitwise, and the problem is deterministic")
-
-
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Bitwise equal, NaN included."""
-    return a.numel() == 0 or torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+def _check_case(case: Case, options: SearchOptions, kernel: Kernel) -> tuple[Error, float]:
+    return check_case(case, options, kernel.bind(case.inputs.b))

@@ -46,7 +46,7 @@ def test_planted_faults_are_recorded_with_their_reason_and_never_published(tmp_p
         ("planted-address", "illegal memory access"),
         ("planted-oom-kill", "out of memory"),
         ("planted-beside", "beside"),
-        ("planted-49-of-50", "call "),
+        ("planted-49-of-50", "1 of 216 elements off"),
         ("planted-nan", "nan"),
     ):
         assert words in said[backend][1], said[backend]

@@ -18,11 +18,11 @@ from gemmtuned.configs.errors import SettingError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import Candidate, Environment, Solution, cpu_device
+from gemmtuned.daemon.checks import err_ratio
 from gemmtuned.daemon.main import Tuned, tune_now
 from gemmtuned.daemon.options import SearchOptions
 from gemmtuned.daemon.request import Request
 from gemmtuned.daemon.search import tune_modes
-from gemmtuned.daemon.verify import err_ratio
 from gemmtuned.daemon.wire import Order, Trial, decode, encode
 from gemmtuned.daemon.worker import Deadlines, Worker
 from gemmtuned.db.store import Store

@@ -8,7 +8,7 @@ The kinds of inputs (each was seen to catch what the others hide):
     tail       the last 64 and one random block of 64 columns of X are x64: a dropped K tail cannot hide
     outliers   1 % of X is x100, as activations of language models are
     padded     randn, but every operand is a slice of a larger buffer of NaN, at an odd offset: reading beside it shows
-    nan, inf   randn with one such value in X and in W: it must come out where it does by default
+Zero rows, magnitudes, NaN and Inf are written into such inputs where they lie: see edits.py.
 Inputs are never all positive: on positive numbers a lost K tail is smaller than rounding.
 """
 
@@ -26,7 +26,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.dtypes import torch_dtype
 
 KINDS: Final = ("randn", "tail", "outliers")  # those that errors are measured on
-SPECIAL_KINDS: Final = ("padded", "nan", "inf")
+PADDED: Final = "padded"
 SAMPLED_ROWS: Final = 64
 SAMPLED_WEIGHTS: Final = 1 << 25  # elements of W widened to fp64 at once (256 MiB); beyond it columns are sampled
 _BLOCK: Final = 64  # columns of X made large by `tail`: the usual K tile
@@ -87,7 +87,7 @@ class Family:
         Raises CandidateFailed when the family does not know the problem.
         """
         self.check(problem)
-        padded = kind == "padded"
+        padded = kind == PADDED
         batch = (problem.batch,) if self.batched else ()
         dtype = torch_dtype(problem.dtype)
         # One stream of numbers for X, one for W: X does not change with the weight handed in
@@ -100,12 +100,10 @@ class Family:
             # Y is then about N(0, 1), as after a layer's initialisation, and fp16 cannot overflow
             w = _draw((*batch, problem.n, problem.k), dtype, random, scale=problem.k**-0.5)
             b, b_buffer = lay_out(w.to(dtype).mT, problem.layout[1], padded=padded)
-        elif kind in ("padded", "nan", "inf"):
+        elif padded:
             b, b_buffer = lay_out(weight.clone(), problem.layout[1], padded=padded)
         else:
             b = b_buffer = weight
-        if kind in ("nan", "inf"):
-            b[..., 0, -1] = math.nan if kind == "nan" else -math.inf
         bias, bias_buffer = self._third(problem, device, seed, padded=padded)
         return Inputs(a, b, bias, kind, seed, (a_buffer, b_buffer, bias_buffer))
 
@@ -187,10 +185,6 @@ def _shape_activations(x: Tensor, kind: str, random: torch.Generator) -> None:
         x[..., start : start + _BLOCK] *= 64
     elif kind == "outliers":
         x[torch.rand(x.shape, generator=random, device=random.device) < 0.01] *= 100
-    elif kind == "nan":
-        x[..., 0, -1] = math.nan
-    elif kind == "inf":
-        x[..., 0, 0] = math.inf
 
 
 def _some(size: int, limit: int, random: torch.Generator) -> Tensor:
