@@ -31,6 +31,8 @@ WORKER_SIDE = (
     "measure_cuda",
     "outcome",
     "search",
+    "checks",
+    "last_check",
     "verify",
 )
 NOT_IN_THE_PARENT = {"torch", "triton", "numpy", "pandas", "transformers"}
