@@ -17,8 +17,9 @@ import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
+from gemmtuned._testing import faults as failpoints
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.say import tell
 from gemmtuned.db import faults, migrations
@@ -29,8 +30,12 @@ from gemmtuned.db.files import (
     journal_mode,
     make,
     refuse_network,
+    salvage_is_finished,
 )
 from gemmtuned.db.lockfile import LockFile
+
+if TYPE_CHECKING:
+    from gemmtuned.db.mend import Report
 
 __all__ = ["NETWORK_FILESYSTEMS", "Connection"]
 
@@ -51,6 +56,7 @@ class Connection:
         self.path = path.resolve()  # SQLite puts the log beside the file that a link points to, and so must we
         self.lock = LockFile(locks / f"{path.name}.lock")
         self.timeout_s = timeout_s
+        self.beat: Callable[[], None] = _nothing  # called in what takes long; may raise StoreError to end it
         self.opened = 0  # rises with every open: what was remembered of the file before is void
         self._create, self._upgrade = create, upgrade
         self._examined = 0
@@ -90,6 +96,7 @@ class Connection:
             conn = self._ready()
             self._acquire()
             try:
+                failpoints.point("store.checkpoint")
                 conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             finally:
                 self.lock.release()
@@ -112,14 +119,14 @@ class Connection:
             self.lock.close()
 
     def mend(self, reason: str) -> None:
-        """Set the damaged file aside, salvage what can be read into a new one and log one warning.
+        """Build the file anew from what can be read, put that in its place, and say so when it begins and ends.
 
         Does nothing when another process was faster.  Raises StoreError, also for a file that was never a database.
         """
         _mind_forks()
         with self._thread:
             try:
-                self._set_aside(reason)
+                self._rebuild(reason)
             except (sqlite3.Error, UnicodeDecodeError, OSError) as err:
                 self._drop()
                 raise faults.store_error(err, self.path, waited_s=self.timeout_s) from err
@@ -197,6 +204,9 @@ class Connection:
                     raise faults.store_error(err, self.path) from err
                 except (OverflowError, UnicodeEncodeError) as err:
                     raise StoreError(f"{self.path}: a value that SQLite cannot hold ({err})") from err
+                except MemoryError as err:  # what Python makes of SQLITE_NOMEM
+                    self._drop()
+                    raise StoreError(f"{self.path}: out of memory. Try again when some is free") from err
             raise AssertionError("unreachable")
 
     def _damaged(self) -> bool:
@@ -207,8 +217,8 @@ class Connection:
         try:
             sound = self._conn.execute("PRAGMA integrity_check(1)").fetchone() == ("ok",)
             return not sound or migrations.altered(self._conn)
-        except (sqlite3.Error, UnicodeDecodeError):
-            return True
+        except (sqlite3.Error, UnicodeDecodeError) as err:
+            return faults.kind(err) == "corrupt"  # a disk that does not answer now says nothing about the file
 
     def _write(self, work: Callable[[sqlite3.Connection], T], durable: bool) -> T:
         self._ready()
@@ -217,10 +227,13 @@ class Connection:
             conn = self._ready(locked=True)  # again: it may have been set aside while we waited
             if durable:
                 conn.execute("PRAGMA synchronous = FULL")
+            failpoints.point("store.begin")
             conn.execute("BEGIN IMMEDIATE")
             try:
                 result = work(conn)
+                failpoints.point("store.commit")
                 conn.execute("COMMIT")
+                failpoints.point("store.committed")
             except BaseException:
                 if conn.in_transaction:
                     conn.execute("ROLLBACK")
@@ -263,6 +276,9 @@ class Connection:
         if self._conn is not None and found == self._file:
             return self._conn
         self._drop(locked=locked)
+        if salvage_is_finished(self.path):
+            self._finish_salvage(locked=locked)
+            found = identity(self.path)
         if found is None:
             if not self._create:
                 raise StoreError(
@@ -274,6 +290,7 @@ class Connection:
         refuse_network(self.path)
         self._handles += 1
         try:
+            failpoints.point("store.open")
             conn = connect(self.path, self.timeout_s)
         except BaseException:
             self._handles -= 1
@@ -284,6 +301,7 @@ class Connection:
                     self._acquire()
                 try:
                     if migrations.pending(conn, self.path):
+                        failpoints.point("store.migrate")
                         migrations.apply(conn, self.path, upgrade=self._upgrade)
                     if journal_mode(conn) != "wal":
                         conn.execute("PRAGMA journal_mode = WAL").fetchall()
@@ -323,8 +341,8 @@ class Connection:
         conn.close()
         self._handles -= 1
 
-    def _set_aside(self, reason: str) -> None:
-        from gemmtuned.db import salvage  # rarely needed, and programs import this module
+    def _rebuild(self, reason: str) -> None:
+        from gemmtuned.db import mend  # rarely needed, and programs import this module
 
         damaged = self._file or identity(self.path)  # the first: another process may have mended what lies there by now
         self._drop()
@@ -333,16 +351,35 @@ class Connection:
             if identity(self.path) != damaged:
                 return  # another process was faster
             faults.refuse_text(self.path)
-            aside = salvage.set_aside(self.path)
-            new = self._ready(locked=True)
-            rows = 0
-            try:
-                rows = salvage.copy(aside, new)
-            finally:
-                text = "store was damaged path=%s reason=%r set_aside=%s salvaged_rows=%d"
-                tell(log, logging.WARNING, text, self.path, reason, aside, rows)
+            tell(log, logging.WARNING, "store is damaged path=%s reason=%r: what can be read is salvaged", self.path, reason)
+            self._say(mend.rebuild(self.path, reason=reason, beat=self.beat))
+            self._ready(locked=True)
         finally:
             self.lock.release()
+
+    def _finish_salvage(self, *, locked: bool) -> None:
+        """End what a killed process had begun."""
+        from gemmtuned.db import mend
+
+        if not locked:
+            self._acquire()
+        try:
+            report = mend.finish(self.path)
+            if report is not None:
+                self._say(report)
+        finally:
+            if not locked:
+                self.lock.release()
+
+    def _say(self, report: Report) -> None:
+        log.warning(
+            "store was damaged path=%s reason=%r set_aside=%s salvaged_rows=%d lost_calls=%d",
+            self.path, report.reason, self.path.with_name(report.set_aside), report.salvaged_rows, report.lost_calls,
+        )  # fmt: skip
+
+
+def _nothing() -> None:
+    pass
 
 
 def let_go() -> None:

@@ -7,6 +7,7 @@ import sqlite3
 from pathlib import Path
 from typing import Final
 
+from gemmtuned._testing import faults as failpoints
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.db import faults
 from gemmtuned.db.lockfile import file_mode
@@ -87,7 +88,19 @@ def identity(path: Path) -> tuple[int, int] | None:
     return facts.st_dev, facts.st_ino
 
 
+def folder_of_salvage(path: Path) -> Path:
+    """Where mend.py builds a damaged database anew."""
+    return path.with_name(f".salvage-{path.name}")
+
+
+def salvage_is_finished(path: Path) -> bool:
+    """Whether a salvage was killed at its last step: what it built waits for its place. Asked at every opening."""
+    return os.path.exists(folder_of_salvage(path) / "new.db")  # noqa: PTH110  Path.exists raises in a closed folder
+
+
 def make(path: Path) -> None:
+    """An empty file that SQLite makes a database of; nothing where there is one."""
+    failpoints.point("store.make")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

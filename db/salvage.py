@@ -7,16 +7,15 @@ until an error, then from its last key down, then key by key: a smashed page cos
 from __future__ import annotations
 
 import contextlib
-import shutil
 import sqlite3
-import tempfile
-from collections.abc import Iterator
-from datetime import datetime, timezone
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from gemmtuned._testing import faults
 from gemmtuned.db import migrations
 
+_ROWS: Final = 500  # between two beats
 # Parents before children, so that foreign keys hold while rows arrive.
 TABLES: Final = (
     "problem", "device", "environment", "environment_stamp", "run", "publication",
@@ -25,33 +24,23 @@ TABLES: Final = (
 )  # fmt: skip
 
 
-def set_aside(path: Path) -> Path:
-    """Rename the database, its log and its shared memory; the caller holds the lock. Returns the new name."""
-    when = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S.%fZ")
-    aside = path.with_name(f"{path.name}.corrupt-{when}")
-    for end in ("-wal", "-shm"):  # before the database: a new one must not find an old log
-        with contextlib.suppress(FileNotFoundError):
-            path.with_name(path.name + end).rename(f"{aside}{end}")
-    path.rename(aside)
-    return aside
+def copy(
+    damaged: Callable[[Path], None], folder: Path, new: sqlite3.Connection, beat: Callable[[], None]
+) -> tuple[int, int]:
+    """Copy every row that can still be read into the new, empty database.
 
-
-def copy(aside: Path, new: sqlite3.Connection) -> int:
-    """Copy every row that can still be read into the new, empty database. Returns how many."""
-    with tempfile.TemporaryDirectory(dir=aside.parent, prefix=".salvage-") as folder:
-        work = Path(folder) / "copy.db"  # the file set aside stays as it was found
-        mends = (_nothing, _mend_header, _mend_schema, _drop_log, _nothing)
-        for number, mend in enumerate(mends, 1):  # until its list of tables is whole; as it lies when nothing helps
-            shutil.copyfile(aside, work)
-            for end in ("-wal", "-shm"):
-                work.with_name(work.name + end).unlink(missing_ok=True)
-            with contextlib.suppress(FileNotFoundError):
-                shutil.copyfile(f"{aside}-wal", f"{work}-wal")
-            mend(work)
-            with contextlib.closing(sqlite3.connect(work, isolation_level=None)) as old:
-                old.text_factory = lambda data: data.decode(errors="replace")
-                if number == len(mends) or _sound(old):
-                    return _copy_tables(old, new)
+    damaged: makes a copy of the damaged file at a path.  beat: called every few milliseconds, may raise to end it.
+    Returns how many rows there are, and how many counted calls are lost by the ledger that is left.
+    """
+    work = folder / "copy.db"
+    mends = (_nothing, _mend_header, _mend_schema, _drop_log, _nothing)
+    for number, mend in enumerate(mends, 1):  # until its list of tables is whole; as it lies when nothing helps
+        damaged(work)
+        mend(work)
+        with contextlib.closing(sqlite3.connect(work, isolation_level=None)) as old:
+            old.text_factory = lambda data: data.decode(errors="replace")
+            if number == len(mends) or _sound(old):
+                return _copy_tables(old, new, beat)
     raise AssertionError("unreachable")
 
 
@@ -62,8 +51,8 @@ def _sound(old: sqlite3.Connection) -> bool:
         return False
 
 
-def _copy_tables(old: sqlite3.Connection, new: sqlite3.Connection) -> int:
-    rows = 0
+def _copy_tables(old: sqlite3.Connection, new: sqlite3.Connection, beat: Callable[[], None]) -> tuple[int, int]:
+    rows = read = 0
     twins = _Twins()
     new.execute("BEGIN IMMEDIATE")
     try:
@@ -74,19 +63,26 @@ def _copy_tables(old: sqlite3.Connection, new: sqlite3.Connection) -> int:
             names = ", ".join(f'"{name}"' for name in columns)
             insert = f"INSERT OR IGNORE INTO {table} ({names}) VALUES ({', '.join('?' * len(columns))})"  # noqa: S608
             for row in _readable(old, new, table, names):
+                read += 1
+                if read % _ROWS == 0:
+                    beat()
                 entry = twins.translated(columns, row)
                 with contextlib.suppress(sqlite3.IntegrityError):
                     added = new.execute(insert, entry).rowcount
                     rows += added
                     if not added:
                         twins.met(new, table, columns, row, entry)
+        faults.point("salvage.balance")
+        (ledger,) = new.execute("SELECT total(calls) FROM demand").fetchone()
         _balance(new)
+        (left,) = new.execute("SELECT total(calls) FROM demand").fetchone()
+        faults.point("salvage.commit")
         new.execute("COMMIT")
     except BaseException:
         if new.in_transaction:
             new.execute("ROLLBACK")
         raise
-    return rows
+    return rows, max(int(ledger - left), 0)
 
 
 class _Twins:

@@ -8,11 +8,13 @@ connect.py how the file is opened, locked and mended.  Reading for people is que
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from gemmtuned.db import upkeep
 from gemmtuned.db.connect import Connection
 from gemmtuned.db.curation import Curation
+from gemmtuned.db.files import folder_of_salvage
 from gemmtuned.db.hints import Hints
 from gemmtuned.db.ingest import Ingest
 from gemmtuned.db.leases import Remaining, Work
@@ -64,14 +66,26 @@ class Store(Ingest, Hints, Recheck, Resume, Solutions, Curation, Restore):
         return check(self.path)
 
     def repair(self) -> list[str]:
-        """Look for damage page by page, as no other call does, and set the file aside if there is any. Returns it.
+        """Look for damage page by page, as no other call does, and build the file anew if there is any. Returns it.
 
-        Reads the whole file: once, when a daemon starts.
+        Reads the whole file.  Raises StoreError when that cannot be done: then nothing is changed.
         """
         found = upkeep.damage(self.path) if self.path.exists() else []
         if found:
-            self._db.mend(found[0])
+            self.mend(found[0])
         return found
+
+    def mend(self, reason: str) -> None:
+        """Build the file anew from what can be read of it. Raises StoreError; then it lies as it was."""
+        self._db.mend(reason)
+
+    def was_cut_short(self) -> bool:
+        """Whether a salvage was begun and not ended: killed, or the machine went down."""
+        return folder_of_salvage(self._db.path).is_dir()
+
+    def while_long(self, beat: Callable[[], None]) -> None:
+        """Have this called every few milliseconds in what takes long; a StoreError that it raises ends that."""
+        self._db.beat = beat
 
     def backup(self, to: Path) -> Path:
         """Write a consistent copy, while others go on writing. `to`: a file, or a folder to name one in. Returns it."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
+import threading
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -14,14 +16,25 @@ from gemmtuned.db.files import connect_read_only
 
 def check(path: Path) -> list[str]:
     """Everything found wrong with the file, one line each; [] when it is whole."""
-    found = damage(path)
-    if found:
-        return found
+    try:
+        found = damage(path)
+        return found or _disagreements(path)
+    except StoreError as err:
+        return [str(err)]
+
+
+def _disagreements(path: Path) -> list[str]:
     conn = connect_read_only(path, 30.0)
     try:
         application, version = migrations.identity(conn)
+        if (application, version) == (0, 0) and not conn.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            return []  # empty: a program is about to fill it
         if application != migrations.APPLICATION_ID:
-            return [f"{path}: not a gemmtuned database (application id {application:#x})"]
+            return [
+                f"{path}: not a gemmtuned database (application id {application:#x}). Set GEMMTUNED_DB to another file"
+            ]
+        if version > migrations.SCHEMA:
+            return [migrations.too_new(path, version)]
         if version < migrations.SCHEMA:
             return [f"schema {version}, not yet {migrations.SCHEMA}: the next program to write brings it up to date"]
         found = [
@@ -36,36 +49,105 @@ def check(path: Path) -> list[str]:
             found.append(f"{wrong} problems whose calls differ from the sum of their sightings")
         return found
     except (sqlite3.Error, UnicodeDecodeError) as err:
-        return [str(faults.store_error(err, path))]
+        raise faults.store_error(err, path) from err
     finally:
         conn.close()
 
 
-def damage(path: Path) -> list[str]:
-    """What is wrong with its pages and its list of tables; [] when nothing."""
+def damage(path: Path, *, stop: Stop | None = None) -> list[str]:
+    """What is wrong with its pages and its list of tables; [] when nothing.
+
+    stop: lets another thread end it.  Raises StoreError when it cannot be looked at: no room, no right, a disk that
+    does not answer, somebody else's file, told to stop.  None of them says that the file is damaged.
+    """
+    stop = stop or Stop()
     try:
         conn = connect_read_only(path, 30.0)
     except StoreError as err:
-        return [str(err)]
+        cause = err.__cause__
+        if isinstance(cause, sqlite3.Error | UnicodeDecodeError) and faults.kind(cause) == "corrupt":
+            faults.refuse_text(path)
+            return [f"damaged: {cause}"]
+        raise
+    stop.conn = conn
     try:
         found = [str(row[0]) for row in conn.execute("PRAGMA integrity_check(20)").fetchall() if row[0] != "ok"]
         if migrations.identity(conn)[0] == migrations.APPLICATION_ID and migrations.altered(conn):
             found.append("its tables or views are not as gemmtuned made them")
         if not found:
-            _decode(conn)
-        return found
-    except (sqlite3.Error, UnicodeDecodeError) as err:
-        return [str(faults.store_error(err, path))]
+            _decode(conn, stop)
+    except (sqlite3.Error, UnicodeDecodeError, MemoryError) as err:
+        if stop.told:
+            raise StoreError(f"{path}: not looked at to the end") from err
+        if isinstance(err, MemoryError) or faults.kind(err) != "corrupt":
+            raise StoreError(f"{path}: cannot be looked at now ({err or 'out of memory'})") from err
+        found = [f"damaged: {err}"]
     finally:
+        stop.conn = None
         conn.close()
+    if stop.told:  # an interrupted check says "ok" or anything
+        raise StoreError(f"{path}: not looked at to the end")
+    return found
 
 
-def _decode(conn: sqlite3.Connection) -> None:
-    """Read every row: text that is no UTF-8 passes SQLite's own check, and then fails whoever asks for it."""
+class Stop:
+    """Ends a look at a database from another thread."""
+
+    def __init__(self) -> None:
+        self.told = False
+        self.conn: sqlite3.Connection | None = None
+
+    def now(self) -> None:
+        """Have it end within milliseconds."""
+        self.told = True
+        conn = self.conn
+        if conn is not None:
+            with contextlib.suppress(sqlite3.ProgrammingError):  # it has ended by itself
+                conn.interrupt()
+
+
+class Examination:
+    """`damage` in a thread of its own, which holds nobody up: a year's database takes tens of seconds."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stop = Stop()
+        self._found: list[str] | StoreError | None = None
+        self._thread = threading.Thread(target=self._run, name="gemmtuned-examination", daemon=True)
+        self._thread.start()
+
+    def result(self) -> list[str] | None:
+        """What is damaged, once it has ended; None until then. Raises StoreError when it could not be looked at."""
+        if self._thread.is_alive():
+            return None
+        if isinstance(self._found, StoreError):
+            raise self._found
+        return self._found or []
+
+    def stop(self) -> None:
+        """End it; waits for a second at most."""
+        self._stop.now()
+        self._thread.join(1.0)
+
+    def _run(self) -> None:
+        try:
+            self._found = damage(self._path, stop=self._stop)
+        except StoreError as err:
+            self._found = err
+
+
+def _decode(conn: sqlite3.Connection, stop: Stop) -> None:
+    """Read every text: one that is no UTF-8 passes SQLite's own check, and then fails whoever asks for it."""
     tables = conn.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%'").fetchall()
     for (table,) in tables:
-        for _ in conn.execute(f'SELECT * FROM "{table}"'):  # noqa: S608
-            pass
+        columns = [f'"{row[1]}"' for row in conn.execute(f'PRAGMA table_info("{table}")') if row[2] == "TEXT"]
+        if not columns:
+            continue
+        distinct = "DISTINCT" if len(columns) == 1 else ""  # of millions of sightings, a handful of words
+        cursor = conn.execute(f'SELECT {distinct} {", ".join(columns)} FROM "{table}"')  # noqa: S608
+        while cursor.fetchmany(1000):
+            if stop.told:
+                return
 
 
 def backup(path: Path, to: Path, *, timeout_s: float) -> Path:

@@ -260,6 +260,7 @@ def test_a_library_that_comes_late_is_taken_up_and_recompiles_nothing(home: Home
         x, w = torch.ones(4, 16), torch.ones(8, 16)
         f(x, w)
         said = [gemmtuned.status()["path"]]
+        shutil.copyfile(sys.argv[1][:-3] + ".json", sys.argv[2][:-3] + ".json")
         shutil.copyfile(sys.argv[1], sys.argv[2] + ".part")
         os.rename(sys.argv[2] + ".part", sys.argv[2])
         wait_for(gemmtuned.is_enabled)

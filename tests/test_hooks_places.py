@@ -160,6 +160,7 @@ def test_a_table_is_on_trial_again_when_the_native_hook_takes_over(home: Home, t
         hook.probation.turn(time.monotonic() + TRIAL_S)
         folder = hook.settings.home / "probation"
         said.append(len(list(folder.iterdir())))
+        shutil.copyfile(sys.argv[1][:-3] + ".json", sys.argv[2][:-3] + ".json")
         shutil.copyfile(sys.argv[1], sys.argv[2] + ".part")
         os.rename(sys.argv[2] + ".part", sys.argv[2])
         hook._look_again(time.monotonic() + 60)

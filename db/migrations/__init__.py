@@ -43,14 +43,19 @@ def pending(conn: sqlite3.Connection, path: Path) -> bool:
     application, version = identity(conn)
     if application == APPLICATION_ID:
         if version > SCHEMA:
-            raise StoreError(
-                f"{path}: schema {version}, this gemmtuned knows {SCHEMA}. Upgrade gemmtuned here, or set GEMMTUNED_DB "
-                "to another file; reading it still works"
-            )
+            raise StoreError(too_new(path, version))
         return version < SCHEMA
     if application != 0 or conn.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         raise StoreError(f"{path}: a SQLite database of another program. Set GEMMTUNED_DB to another file")
     return True
+
+
+def too_new(path: Path, version: int) -> str:
+    """That a newer version has written it, and what to do."""
+    return (
+        f"{path}: schema {version}, this gemmtuned knows {SCHEMA}. Upgrade gemmtuned here, or set GEMMTUNED_DB to "
+        "another file; reading it still works, counts of programs with this version are not kept"
+    )
 
 
 def identity(conn: sqlite3.Connection) -> tuple[int, int]:
@@ -109,21 +114,27 @@ def _make(conn: sqlite3.Connection) -> None:
 
 
 def altered(conn: sqlite3.Connection) -> bool:
-    """True when a file with all our steps has other tables or views than they make: its schema is damaged."""
+    """True when a file with all our steps lacks a table, view or index of ours, or has it otherwise: it is damaged.
+
+    What else lies in it is its owner's: views, indexes, triggers and tables of an operator are no damage.
+    """
     if identity(conn)[1] != SCHEMA:
         return False
     fresh = sqlite3.connect(":memory:", isolation_level=None)
     try:
         apply(fresh)
-        return _schema(conn) != _schema(fresh)
+        there = _schema(conn)
+        return any(there.get(name) != sql for name, sql in _schema(fresh).items())
     finally:
         fresh.close()
 
 
-def _schema(conn: sqlite3.Connection) -> list[tuple[str, str, str]]:
-    return conn.execute(
-        "SELECT type, name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_stat%' ORDER BY 1, 2"
-    ).fetchall()
+def _schema(conn: sqlite3.Connection) -> dict[tuple[str, str], str | None]:
+    """By kind and name: how each object was made; not those of SQLite's and sqlite-utils' own."""
+    found = conn.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
+    return {
+        (kind, name): sql for kind, name, sql in found if not name.startswith(("sqlite_", "_sqlite_", "idx__sqlite_"))
+    }
 
 
 def statements(script: str) -> Iterator[str]:

@@ -15,7 +15,7 @@ from typing import Final
 
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.settings import Settings, unhooked_env
-from gemmtuned.hooks.native.build import BuildFailed, build, failure, find_built
+from gemmtuned.hooks.native.build import BuildFailed, build, find_built, may_try
 
 log = logging.getLogger("gemmtuned.daemon")
 BUILDING: Final = "building the native hook for this torch, once, about 15 s"
@@ -29,7 +29,7 @@ def build_before(argv: list[str], settings: Settings) -> None:
         python = other_python(argv)
         if python is not None:
             _build_by(python)
-        elif find_built(settings.cache) is None and failure(settings.cache) is None:
+        elif find_built(settings.cache) is None and may_try(settings.cache):
             say(BUILDING)
             build(settings.cache)
     except (GemmtunedError, OSError) as err:
@@ -39,11 +39,23 @@ def build_before(argv: list[str], settings: Settings) -> None:
 def build_now(settings: Settings) -> None:
     """Build it if it is not there, whatever became of earlier tries; said in one line either way."""
     try:
-        if find_built(settings.cache) is None:
+        found = find_built(settings.cache)
+        if found is not None and not _loads(found):
+            found.unlink()
+            found = None
+        if found is None:
             say(BUILDING)
         say(f"the native hook is {build(settings.cache)}")
     except (GemmtunedError, OSError) as err:
         say(str(err))
+
+
+def _loads(library: Path) -> bool:
+    """Whether it can be loaded into a process with torch; tried in a child, which may die of it."""
+    code = "import sys, torch, gemmtuned.hooks.native as n, pathlib; n.Native(pathlib.Path(sys.argv[1]))"
+    return not subprocess.run(
+        [sys.executable, "-c", code, str(library)], env=unhooked_env(), cwd="/", capture_output=True, check=False
+    ).returncode
 
 
 class Beside:
@@ -52,7 +64,7 @@ class Beside:
     def __init__(self, settings: Settings) -> None:
         self._process: subprocess.Popen[str] | None = None
         try:
-            if settings.native and find_built(settings.cache) is None and failure(settings.cache) is None:
+            if settings.native and find_built(settings.cache) is None and may_try(settings.cache):
                 self._start()
         except (GemmtunedError, OSError) as err:
             log.warning("native hook not built reason=%r", str(err))

@@ -135,12 +135,12 @@ class Native:
         try:
             lib = ctypes.CDLL(str(path))
         except OSError as err:
-            raise NativeError(f"{path} does not load ({err}). Delete it, it is built anew") from err
+            raise NativeError(f"{path} does not load ({err}). Run: gemmtuned doctor --build") from err
         for name, result, *arguments in _SIGNATURES:
             function = getattr(lib, name)
             function.restype, function.argtypes = result, arguments
         if lib.gt_layout() != _LAYOUT:
-            raise NativeError(f"{path} was built from other sources. Delete it, it is built anew")
+            raise NativeError(f"{path} was built from other sources. Run: gemmtuned doctor --build")
         self._lib = lib
         self._records = (_Record * 1024)()
 

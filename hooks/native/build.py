@@ -1,24 +1,29 @@
 """Build the native hook with the user's own torch and C++ compiler: once per torch, and never inside a host.
 
 `gemmtuned doctor --build`, `gemmtuned run` before the program starts and the daemon build it; a program only looks for
-it.  The library needs torch's headers and nothing of Python's, so one build serves every Python.  Builds are keyed by
-torch version and source, done in a temporary name and renamed, under a lock; a failed build leaves its compiler
-output beside it and is not tried again until the sources or torch change.
+it.  The library needs torch's headers and nothing of Python's, so one build serves every Python.  Its name says which
+build of torch, which C++ library and which sources it is of; a file beside it says how long it is and its hash, and
+what does not agree is not mapped: it was cut short by a power cut, a full disk, a copy that is under way.  An error of
+the sources is remembered for a week, any other failure is tried again after a while.
 """
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import importlib.util
+import json
 import os
 import re
 import shutil
 import stat
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.priority import give_way
@@ -29,6 +34,12 @@ SOURCES: Final = (
     "first_count.h", "operators.h", "problem.h", "routes.h",
 )  # fmt: skip
 FLAGS: Final = ("-std=c++20", "-O3", "-fPIC", "-shared", "-fno-plt", "-fno-semantic-interposition")
+ROOM_BYTES: Final = 32 << 20
+LASTING_S: Final = 7 * 86400.0  # how long an error of the sources is believed: a compiler may be upgraded
+RETRY_S: Final = 60.0  # after the first failure of another kind; then four times as long, up to
+LONGEST_RETRY_S: Final = 86400.0
+_OF_SOURCE: Final = re.compile(r"^[^:\s]+\.(?:cpp|h|hpp|cuh):\d+(?::\d+)?: (?:fatal )?error: ")
+_RTLD_DI_LINKMAP: Final = 2
 COMPILERS: Final = ("g++", "c++", "clang++")
 
 
@@ -65,7 +76,8 @@ def library_path(cache: Path) -> Path | None:
     digest = sha256()
     for name in SOURCES:
         digest.update((_here() / name).read_bytes())
-    digest.update(" ".join(FLAGS).encode())
+    for part in (" ".join(FLAGS), (folder / "version.py").read_text(), _abi(folder), _libstdcxx()):
+        digest.update(part.encode())  # version.py has the commit of torch's source and its CUDA, or none
     version = re.sub(r"[^A-Za-z0-9.+-]", "-", torch_version(folder))
     return cache / "native" / f"capture-{version}-{os.uname().machine}-{digest.hexdigest()[:12]}.so"
 
@@ -82,22 +94,38 @@ def find_built(cache: Path) -> Path | None:
         facts = what.stat()
         if facts.st_uid not in (0, os.geteuid()) or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise BuildFailed(f"{what} can be written by others or is not yours: refused. Delete it, it is built anew")
-    return path
+    return path if is_whole(path) else None
+
+
+def is_whole(path: Path) -> bool:
+    """Whether the library is what was built, to the last byte."""
+    try:
+        facts = json.loads(_facts(path).read_text())
+        return bool(facts["bytes"] == path.stat().st_size and facts["sha256"] == sha256(path.read_bytes()).hexdigest())
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def failure(cache: Path) -> str | None:
-    """The first error line of the last failed build of these sources, or None."""
-    path = library_path(cache)
-    log = path.with_suffix(".log") if path else None
-    if log is None or not log.is_file():
-        return None
-    lines = log.read_text(errors="replace").splitlines()
-    return next((line for line in lines if "error" in line), lines[0] if lines else "unknown error")
+    """Why the last build of these sources failed, or None."""
+    trouble = _trouble(library_path(cache))
+    return trouble["reason"] if trouble is not None else None
+
+
+def may_try(cache: Path) -> bool:
+    """Whether a build is worth trying: the last failure was not of the sources, and some time ago."""
+    trouble = _trouble(library_path(cache))
+    if trouble is None:
+        return True
+    wait_s = LASTING_S if trouble["lasting"] else min(RETRY_S * 4 ** (trouble["tries"] - 1), LONGEST_RETRY_S)
+    return not 0 <= time.time() - trouble["at_s"] < wait_s
 
 
 def missing(cache: Path) -> str:
     """What to tell the user of a program that found no library."""
-    why = failure(cache)
+    path, why = library_path(cache), failure(cache)
+    if path is not None and path.is_file() and not is_whole(path):
+        return f"nothing is counted or routed: {path} is not what was built. Run: gemmtuned doctor --build"
     if why is not None:
         return f"nothing is counted or routed: the native hook does not build: {why}. See: gemmtuned doctor"
     return (
@@ -132,23 +160,110 @@ def _compile(path: Path, torch: Path) -> Path:
     cxx = compiler()
     if cxx is None:
         raise BuildFailed(f"no C++ compiler (tried {', '.join(COMPILERS)}). Install g++ for the native hook")
+    free = shutil.disk_usage(path.parent).free
+    if free < ROOM_BYTES:
+        raise BuildFailed(f"{path.parent}: {free >> 10} KiB are free, a build needs {ROOM_BYTES >> 20} MiB")
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     command = [
-        cxx, *FLAGS,
+        cxx, *FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={_abi(torch)}",
         f"-I{torch / 'include'}", f"-I{torch / 'include/torch/csrc/api/include'}",
         str(_here() / "capture.cpp"), "-o", str(temporary),
         f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch", *_cuda_flags(torch),
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-    if done.returncode != 0:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        if done.returncode != 0:
+            reason = _remember(path, done.stderr)
+            raise BuildFailed(
+                f"the native hook does not compile with {cxx}: {reason} (all in {path.with_suffix('.log')})"
+            )
+        temporary.chmod(0o755)
+        facts = {"bytes": temporary.stat().st_size, "sha256": sha256(temporary.read_bytes()).hexdigest()}
+        _put(temporary, path)
+        beside = temporary.with_name(f"{temporary.name}.json")
+        beside.write_text(json.dumps(facts))
+        _put(beside, _facts(path))
+    except OSError as err:
+        raise BuildFailed(f"{path.parent}: the native hook was not kept ({err.strerror})") from err
+    finally:
         temporary.unlink(missing_ok=True)
-        log = path.with_suffix(".log")
-        log.write_text(done.stderr)
-        raise BuildFailed(f"the native hook does not compile with {cxx}: {failure(path.parent.parent)} (all in {log})")
-    temporary.chmod(0o755)
-    temporary.replace(path)
-    path.with_suffix(".log").unlink(missing_ok=True)
+    for old in (path.with_suffix(".log"), _trouble_file(path)):
+        old.unlink(missing_ok=True)
     return path
+
+
+def _put(new: Path, path: Path) -> None:
+    """Rename it into place, so that it is there whole or not at all, also after a power cut."""
+    for what, then in ((new, lambda: new.replace(path)), (path.parent, lambda: None)):
+        fd = os.open(what, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        then()
+
+
+def _remember(path: Path, said: str) -> str:
+    """Keep what the compiler said, and whether it is the sources' fault; the first line of it that names an error."""
+    lines = said.splitlines()
+    of_source = next((line for line in lines if _OF_SOURCE.search(line)), None)
+    reason = of_source or next((line for line in lines if "error" in line), lines[0] if lines else "no word of why")
+    before = _trouble(path)
+    trouble = {
+        "reason": reason,
+        "at_s": time.time(),
+        "tries": before["tries"] + 1 if before is not None else 1,
+        "lasting": of_source is not None and "No space left" not in said,
+    }
+    with suppress(OSError):  # then the next try comes sooner
+        path.with_suffix(".log").write_text(said)
+        _trouble_file(path).write_text(json.dumps(trouble))
+    return reason
+
+
+def _trouble(path: Path | None) -> dict[str, Any] | None:
+    if path is None:
+        return None
+    try:
+        found = json.loads(_trouble_file(path).read_text())
+        return {
+            "reason": str(found["reason"]), "at_s": float(found["at_s"]), "tries": max(1, min(int(found["tries"]), 20)),
+            "lasting": bool(found["lasting"]),
+        }  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _trouble_file(path: Path) -> Path:
+    return path.with_suffix(".failed.json")
+
+
+def _facts(path: Path) -> Path:
+    return path.with_suffix(".json")
+
+
+def _abi(torch: Path) -> str:
+    """Which of the two ABIs of libstdc++ this torch was built with."""
+    try:
+        found = re.search(r"_GLIBCXX_USE_CXX11_ABI=([01])", (torch / "share/cmake/Torch/TorchConfig.cmake").read_text())
+    except OSError:
+        found = None
+    return found[1] if found else "1"
+
+
+def _libstdcxx() -> str:
+    """The file name of the C++ library that this process has or would load: it ends with the newest GLIBCXX it knows.
+
+    Homes and their caches are shared by machines of different age.
+    """
+    try:
+        library = ctypes.CDLL("libstdc++.so.6")
+        record = ctypes.c_void_p()
+        ctypes.CDLL(None).dlinfo(ctypes.c_void_p(library._handle), _RTLD_DI_LINKMAP, ctypes.byref(record))
+        name = ctypes.cast((record.value or 0) + ctypes.sizeof(ctypes.c_void_p), ctypes.POINTER(ctypes.c_char_p))[0]
+        return Path(os.fsdecode(name or b"")).resolve().name
+    except (OSError, AttributeError, ValueError):
+        return ""
 
 
 def _cuda_flags(torch: Path) -> tuple[str, ...]:

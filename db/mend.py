@@ -1,0 +1,225 @@
+"""A damaged database is replaced whole or not at all: built anew beside it, then renamed into its place.
+
+    .salvage-tune.db/copy.db      what is read: the damaged file with its log; ways to mend it are tried on it
+    .salvage-tune.db/build.db     what is written
+    .salvage-tune.db/report.json  which file it was made from, and what came of it
+    .salvage-tune.db/new.db       build.db, once it is whole and on the disk: from here on only renames are left
+    tune.db.corrupt-<UTC>         the damaged file, kept, and beside it its log and its report
+
+Until the renames the damaged file lies where it lay, untouched: a kill or a full disk at any byte costs the time.  Who
+opens the database next finds what was begun, and ends the renames or builds anew.  The caller holds the lock file, and
+no connection of its own is open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Final
+
+from gemmtuned._testing import faults
+from gemmtuned.db import migrations, salvage
+from gemmtuned.db.files import folder_of_salvage, salvage_is_finished
+
+KEEP: Final = 3  # files set aside; older ones are removed when another one comes
+_COPY_BYTES: Final = 4 << 20  # between two beats
+Beat = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a salvage gave. lost_calls: of counted calls whose rows could not be read, by the ledger that is left."""
+
+    reason: str
+    set_aside: str
+    salvaged_rows: int
+    lost_calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """Something of a salvage that lies beside the database. kind: `cut short`, `of an older version`, `set aside`."""
+
+    kind: str
+    path: Path
+    size_bytes: int
+
+
+def rebuild(path: Path, *, reason: str, beat: Beat) -> Report:
+    """Build the database anew from what can be read of it, and put the new one in its place.
+
+    beat is called every few milliseconds; what it raises ends the work and leaves the file as it is.  Raises OSError
+    and sqlite3.Error likewise.
+    """
+    folder = folder_of_salvage(path)
+    try:
+        _clear(folder)
+        _build(path, folder, reason, beat)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            _clear(folder)
+        raise
+    return _swap(path, folder)
+
+
+def finish(path: Path) -> Report | None:
+    """End the renames that a killed process has begun; None when there is nothing to end.
+
+    What was built from a file that has changed since is thrown away.
+    """
+    folder = folder_of_salvage(path)
+    if not salvage_is_finished(path):
+        return None
+    source = json.loads((folder / "report.json").read_text())["source"]
+    now = _facts(path)
+    same = now is None or (now["db"] == source["db"] and now["wal"] in (None, source["wal"]))
+    if not same:
+        _clear(folder)
+        return None
+    return _swap(path, folder)
+
+
+def leftovers(path: Path) -> list[Leftover]:
+    """What lies beside the database of salvages, ended and not; the newest first."""
+    found = []
+    ours = folder_of_salvage(path)
+    for folder in path.parent.glob(".salvage-*"):
+        if folder.is_dir() and (folder == ours or (folder / "copy.db").exists()):
+            kind = "cut short" if folder == ours else "of an older version"
+            found.append(Leftover(kind, folder, sum(f.stat().st_size for f in folder.iterdir())))
+    return found + [
+        Leftover("set aside", aside, sum(f.stat().st_size for f in _with_its_files(aside)))
+        for aside in _set_aside_before(path)
+    ]
+
+
+def _build(path: Path, folder: Path, reason: str, beat: Beat) -> None:
+    source = _facts(path)
+    if source is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    needed = 2 * (source["db"][1] + (source["wal"][1] if source["wal"] else 0))
+    free = shutil.disk_usage(path.parent).free
+    if free < needed:
+        raise OSError(errno.ENOSPC, f"salvage needs {needed >> 20} MiB, {free >> 20} MiB are free")
+    folder.mkdir(mode=0o700)
+    build = folder / "build.db"
+    new = sqlite3.connect(build, isolation_level=None)
+    try:
+        for pragma in ("journal_mode = OFF", "synchronous = OFF", "foreign_keys = ON"):  # thrown away if we fail
+            new.execute(f"PRAGMA {pragma}").fetchall()
+        migrations.apply(new)
+        rows, lost = salvage.copy(lambda to: _copy(path, to, beat), folder, new, beat)
+    finally:
+        new.close()
+    (folder / "copy.db").unlink(missing_ok=True)
+    _as_the_other(build, path)
+    _sync(build)
+    when = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S.%fZ")
+    report = Report(reason, f"{path.name}.corrupt-{when}", rows, lost)
+    (folder / "report.json").write_text(json.dumps({**asdict(report), "source": source}) + "\n")
+    _sync(folder / "report.json")
+    faults.point("salvage.rename_build")
+    build.rename(folder / "new.db")
+    _sync(folder)
+
+
+def _swap(path: Path, folder: Path) -> Report:
+    """The renames. Each can be done twice, and after each the next opening goes on here."""
+    raw = json.loads((folder / "report.json").read_text())
+    report = Report(**{name: raw[name] for name in Report.__slots__})
+    aside = path.with_name(report.set_aside)
+    for end in ("-wal", "-shm"):  # before the database: a new one must not find an old log
+        faults.point("salvage.rename_log")
+        with contextlib.suppress(FileNotFoundError):
+            path.with_name(path.name + end).rename(f"{aside}{end}")
+    if not aside.exists() and path.exists():
+        faults.point("salvage.link")
+        try:
+            os.link(path, aside)  # so that at every moment one of the two lies at the path
+        except OSError:  # a file system without links
+            path.rename(aside)
+    faults.point("salvage.rename_new")
+    (folder / "new.db").replace(path)
+    _sync(path.parent)
+    with contextlib.suppress(OSError):
+        (folder / "report.json").rename(f"{aside}.json")
+        _clear(folder)
+        _remove_old(path)
+    return report
+
+
+def _copy(path: Path, to: Path, beat: Beat) -> None:
+    """The damaged file and its log as `to`: what is tried on it leaves the damaged file as it was found."""
+    for end in ("", "-wal", "-shm"):
+        target = to.with_name(to.name + end)
+        target.unlink(missing_ok=True)
+        source = path.with_name(path.name + end)
+        if end == "-shm" or not source.exists():
+            continue
+        faults.point("salvage.copy")
+        with source.open("rb") as old, target.open("wb") as new:
+            while data := old.read(_COPY_BYTES):
+                faults.point("salvage.write")
+                new.write(data)
+                beat()
+
+
+def _facts(path: Path) -> dict[str, Any] | None:
+    """What tells one state of the file from another: inode, size and time of the database and of its log."""
+
+    def of(one: Path) -> list[int] | None:
+        try:
+            facts = one.stat()
+        except FileNotFoundError:
+            return None
+        return [facts.st_ino, facts.st_size, facts.st_mtime_ns]
+
+    db = of(path)
+    return None if db is None else {"db": db, "wal": of(path.with_name(path.name + "-wal"))}
+
+
+def _as_the_other(new: Path, old: Path) -> None:
+    """Who might open the old one may open the new one."""
+    facts = old.stat()
+    new.chmod(facts.st_mode & 0o777)
+    if (facts.st_uid, facts.st_gid) != (os.geteuid(), os.getegid()):
+        with contextlib.suppress(OSError):
+            os.chown(new, facts.st_uid, facts.st_gid)
+
+
+def _sync(path: Path) -> None:
+    faults.point("salvage.fsync")
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _clear(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def _set_aside_before(path: Path) -> list[Path]:
+    """Files set aside, the newest first."""
+    names = [p for p in path.parent.glob(f"{path.name}.corrupt-*Z") if p.is_file()]
+    return sorted(names, key=lambda p: p.name, reverse=True)
+
+
+def _with_its_files(aside: Path) -> list[Path]:
+    return [p for end in ("", "-wal", "-shm", ".json") if (p := aside.with_name(aside.name + end)).exists()]
+
+
+def _remove_old(path: Path) -> None:
+    for aside in _set_aside_before(path)[KEEP:]:
+        for file in _with_its_files(aside):
+            file.unlink(missing_ok=True)
