@@ -6,6 +6,7 @@
     +-- TableError                 1    a published table or manifest cannot be trusted or read
     +-- StoreError                 1    the database cannot be used
     |   +-- StoreBusy              75   it is locked by others longer than we wait
+    |   +-- StoreInterrupted       143  we were told to stop meanwhile
     +-- CandidateFailed            1    a backend refuses a problem, or its result is wrong
     +-- WorkerFailed               1    the tuning process broke its protocol or cannot be started
     |   +-- WorkerDied             1    it ended by itself: crash, out of memory, killed by others
@@ -54,6 +55,12 @@ class StoreBusy(StoreError):
     """The database stayed locked by others for as long as we were willing to wait."""
 
     exit_code = 75
+
+
+class StoreInterrupted(StoreError):
+    """Something that takes long was ended by a signal; the database lies as it was."""
+
+    exit_code = 143
 
 
 class CandidateFailed(GemmtunedError):

@@ -18,7 +18,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from gemmtuned.configs.errors import GemmtunedError, StoreBusy, StoreError, TableError, TryLater, WorkerFailed
+from gemmtuned.configs.errors import (
+    GemmtunedError,
+    StoreBusy,
+    StoreError,
+    StoreInterrupted,
+    TableError,
+    TryLater,
+    WorkerFailed,
+)
 from gemmtuned.configs.manifest import make_folder
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import Problem
@@ -65,7 +73,8 @@ def run_daemon(
     """
     with _signals() as told:
         try:
-            with _only_daemon(settings), _store(settings, told) as store:
+            manager = ServiceManager()
+            with _only_daemon(settings), _store(settings, told, manager) as store:
                 seats = find_monitors() if monitors is None else monitors
                 daemon = Daemon(
                     settings,
@@ -80,9 +89,8 @@ def run_daemon(
                 )
                 for name, meant in unknown_variables().items():
                     logger.warning("unknown variable name=%s meant=%s", name, meant or "unknown")
-                _patiently(daemon.resume, told)
-                manager = ServiceManager()
                 manager.ready("looking for an idle device")
+                _patiently(daemon.resume, told)
                 logger.info("started pid=%d home=%s idle_s=%g", os.getpid(), settings.home, settings.idle_s)
                 return _loop(daemon, told, manager, metrics, once=once, wait_s=wait_s)
         except _AnotherRuns as err:
@@ -285,17 +293,16 @@ def _raise_if_hopeless(daemon: Daemon) -> None:
 
 def _patiently(action: Callable[[float], object], told: _Told) -> None:
     """Do it now, or as soon as the store lets us."""
-    while not told.code and not _done(action):
+    said = ""
+    while not told.code:
+        try:
+            action(time.time())
+            return
+        except StoreError as err:
+            if str(err) != said:
+                logger.warning("store not ready, tried again reason=%r", str(err))
+            said = str(err)
         told.wait(1.0, [])
-
-
-def _done(action: Callable[[float], object]) -> bool:
-    try:
-        action(time.time())
-    except StoreError as err:
-        logger.warning("store not ready, tried again reason=%r", str(err))
-        return False
-    return True
 
 
 class _Told:
@@ -335,13 +342,20 @@ def _signals() -> Iterator[_Told]:
 
 
 @contextlib.contextmanager
-def _store(settings: Settings, told: _Told) -> Iterator[Store]:
+def _store(settings: Settings, told: _Told, manager: ServiceManager | None = None) -> Iterator[Store]:
     from gemmtuned.db.store import Store
+
+    def beat() -> None:
+        """While a damaged database is built anew, which takes a minute for a year's."""
+        if manager is not None:
+            manager.busy(time.monotonic(), "salvaging the database")
+        if told.code:
+            raise StoreInterrupted(f"{settings.db}: told to stop; it lies as it was, the next start begins again")
 
     until_s = time.monotonic() + OPEN_WAIT_S
     while True:
         try:
-            store = Store(settings.db, locks=settings.locks, timeout_s=STORE_WAIT_S)
+            store = Store(settings.db, locks=settings.locks, timeout_s=STORE_WAIT_S, beat=beat)
             break
         except StoreBusy:
             if told.code or time.monotonic() > until_s:

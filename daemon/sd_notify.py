@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from typing import Final
 
 from gemmtuned.configs.settings import notify_socket, watchdog_s
+
+EXTEND_S: Final = 30  # from now on
 
 
 class ServiceManager:
@@ -15,7 +18,7 @@ class ServiceManager:
         self._address = notify_socket() if address is None else address
         every_s = watchdog_s() if every_s is None else every_s
         self._every_s = every_s / 3 if every_s else None  # late once or twice is no reason to be killed
-        self._alive_at_s = float("-inf")
+        self._alive_at_s = self._busy_at_s = float("-inf")
 
     def ready(self, status: str) -> None:
         """Started: units that wait for us may start."""
@@ -26,6 +29,12 @@ class ServiceManager:
         if self._every_s is not None and now_s >= self._alive_at_s:
             self._alive_at_s = now_s + self._every_s
             self._send(f"WATCHDOG=1\nSTATUS={status}")
+
+    def busy(self, now_s: float, status: str) -> None:
+        """Called all the time in what takes longer than a turn, also before we are ready: no limit shall end us."""
+        if self._address and now_s >= self._busy_at_s:
+            self._busy_at_s = now_s + 5.0
+            self._send(f"WATCHDOG=1\nEXTEND_TIMEOUT_USEC={EXTEND_S * 1_000_000}\nSTATUS={status}")
 
     def stopping(self) -> None:
         """On the way out."""

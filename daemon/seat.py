@@ -105,6 +105,8 @@ class Seat:
         if self._put_off:
             self._put_off, self._wait_until_s = False, now_s + PUT_OFF_S
         self._forbidden = forbidden = "" if self._always else forbidden
+        if forbidden:
+            self.trouble = ""  # nothing is asked for now, so what was in the way of it may be gone
         self._away = forbidden or self._must_yield(now_s)
         if self._away:
             if self.in_use and not forbidden:

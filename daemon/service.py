@@ -17,6 +17,7 @@ from gemmtuned.configs.errors import GemmtunedError, StoreBusy, StoreError, Tabl
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.shipped import shipped
 from gemmtuned.daemon.ahead import AT_ONCE, Ahead
+from gemmtuned.daemon.caretaker import Caretaker
 from gemmtuned.daemon.device_lock import DeviceLock
 from gemmtuned.daemon.devices import Monitor
 from gemmtuned.daemon.notice import Notice, SeatNotice, write_notice
@@ -104,7 +105,7 @@ class Daemon:
         self.last_used_s = now_s  # when a device was last ours to use
         self._started_s = now_s
         self._generation = -1  # of the store, when it was last published
-        self._file: tuple[int, int] | None = None  # which file the database was, when it was last looked at
+        self._caretaker = Caretaker(store)
         self._trouble = self._ingest_trouble = ""
         self._elsewhere: list[dict[str, Any]] = []
         self._upkeep_at_s = self._publish_at_s = self._checkpoint_at_s = self._notice_at_s = self._look_at_s = float(
@@ -119,13 +120,13 @@ class Daemon:
     def resume(self, now_s: float) -> None:
         """Take over from daemons that are no more: their leases are free again at once. May raise StoreError.
 
-        A service also looks the database over, since whatever ended them may have damaged it.  What the store has lost
-        of the published tables comes back into it; a run in the foreground raises where that cannot be done, before it
-        works for nothing.
+        A service also has the database looked over, since whatever ended them may have damaged it.  What the store has
+        lost of the published tables comes back into it; a run in the foreground raises where that cannot be done, so
+        that it does not work for nothing.
         """
         if not self._quiet:
             self.rules.remember(self.settings.home)
-            self.store.repair()
+            self._caretaker.begin()
         try:
             take_back(self.store, self.settings.config_dir, self.settings.locks, now_s=now_s)
         except TableError as err:
@@ -172,6 +173,7 @@ class Daemon:
             self._ahead.stop()
         for seat in self.seats:
             seat.keeper.hurry()
+        self._caretaker.stop()
         for seat in self.seats:
             seat.stop(now_s)
             self.solved += len(seat.take_solved())
@@ -232,7 +234,8 @@ class Daemon:
             return
         self._upkeep_at_s = now_s + UPKEEP_S
         try:
-            self._mind_the_file()
+            if self._caretaker.look():
+                self._generation = -1  # compared with what is published before all else
             self._take_ingest(now_s)
             for gone in self.store.take_quarantined(now_s=now_s):
                 logger.warning(
@@ -286,21 +289,6 @@ class Daemon:
             self._ingest_trouble = str(err)
             self._ingest_at_s = now_s + INGEST_AGAIN_S
 
-    def _mind_the_file(self) -> None:
-        """Notice that the database was deleted or replaced: it is compared with what is published before all else."""
-        found = self.store.lies_at()
-        if found == self._file:
-            return
-        if self._file is not None:
-            what = "replaced by another file" if found else "deleted"
-            logger.warning(
-                "the database was %s path=%s: what it lacks of the published tables is taken back",
-                what,
-                self.store.path,
-            )
-            self._generation = -1
-        self._file = found or (0, 0)
-
     def _publish(self, now_s: float) -> None:
         generation = self.store.generation()
         if generation == self._generation:
@@ -340,7 +328,8 @@ class Daemon:
             kind = re.sub(r"[\d.]+", "#", seat.reason)
             if now_s - self._waiting_told.get((seat.id, kind), float("-inf")) >= SAY_AGAIN_S:
                 self._waiting_told[seat.id, kind] = now_s
-                logger.info("waiting device=%s reason=%r", seat.name, seat.reason)
+                level = logging.WARNING if seat.state == "stuck" else logging.INFO
+                logger.log(level, "%s device=%s reason=%r", seat.state, seat.name, seat.reason)
 
     def _tell(self, now_s: float, forbidden: str, state: str = "") -> None:
         seats = [seat.notice() for seat in self.seats]
@@ -351,7 +340,7 @@ class Daemon:
         if told == self._told and _waits(self._notice_at_s, now_s):
             return
         self._told, self._notice_at_s = told, now_s + NOTICE_S
-        self._log_waiting(now_s, [seat for seat in seats if seat.state == "waiting" and seat.reason])
+        self._log_waiting(now_s, [seat for seat in seats if seat.state in ("waiting", "stuck") and seat.reason])
         notice = Notice(
             owner=self.owner,
             pid=os.getpid(),

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["NETWORK_FILESYSTEMS", "Connection"]
 
 T = TypeVar("T")
+Beat = Callable[[], None]
 log = logging.getLogger(__name__)
 
 MIN_SQLITE: Final = (3, 37)  # STRICT tables; RETURNING came in 3.35
@@ -50,13 +51,22 @@ MAX_WAL_BYTES: Final = 16 << 20  # above this a writer checkpoints; else only th
 class Connection:
     """The one writer's connection of a Store. Threads share it; forked children get their own."""
 
-    def __init__(self, path: Path, *, locks: Path, timeout_s: float, create: bool, upgrade: bool = True) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        locks: Path,
+        timeout_s: float,
+        create: bool,
+        upgrade: bool = True,
+        beat: Beat | None = None,
+    ) -> None:
         if sqlite3.sqlite_version_info < MIN_SQLITE:
             raise StoreError(f"SQLite {sqlite3.sqlite_version} is too old, 3.37 is needed: use a newer Python")
         self.path = path.resolve()  # SQLite puts the log beside the file that a link points to, and so must we
         self.lock = LockFile(locks / f"{path.name}.lock")
         self.timeout_s = timeout_s
-        self.beat: Callable[[], None] = _nothing  # called in what takes long; may raise StoreError to end it
+        self._beat = beat or _nothing
         self.opened = 0  # rises with every open: what was remembered of the file before is void
         self._create, self._upgrade = create, upgrade
         self._examined = 0
@@ -351,8 +361,14 @@ class Connection:
             if identity(self.path) != damaged:
                 return  # another process was faster
             faults.refuse_text(self.path)
-            tell(log, logging.WARNING, "store is damaged path=%s reason=%r: what can be read is salvaged", self.path, reason)
-            self._say(mend.rebuild(self.path, reason=reason, beat=self.beat))
+            tell(
+                log,
+                logging.WARNING,
+                "store is damaged path=%s reason=%r: what can be read is salvaged",
+                self.path,
+                reason,
+            )
+            self._say(mend.rebuild(self.path, reason=reason, beat=self._beat))
             self._ready(locked=True)
         finally:
             self.lock.release()
@@ -372,7 +388,8 @@ class Connection:
                 self.lock.release()
 
     def _say(self, report: Report) -> None:
-        log.warning(
+        tell(
+            log, logging.WARNING,
             "store was damaged path=%s reason=%r set_aside=%s salvaged_rows=%d lost_calls=%d",
             self.path, report.reason, self.path.with_name(report.set_aside), report.salvaged_rows, report.lost_calls,
         )  # fmt: skip

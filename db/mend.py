@@ -29,6 +29,9 @@ from gemmtuned._testing import faults
 from gemmtuned.db import migrations, salvage
 from gemmtuned.db.files import folder_of_salvage, salvage_is_finished
 
+CUT_SHORT: Final = "cut short"
+OF_AN_OLDER_VERSION: Final = "of an older version, cut short"
+SET_ASIDE: Final = "set aside"
 KEEP: Final = 3  # files set aside; older ones are removed when another one comes
 _COPY_BYTES: Final = 4 << 20  # between two beats
 Beat = Callable[[], None]
@@ -46,7 +49,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Something of a salvage that lies beside the database. kind: `cut short`, `of an older version`, `set aside`."""
+    """Something of a salvage that lies beside the database. kind: one of the three above."""
 
     kind: str
     path: Path
@@ -93,10 +96,10 @@ def leftovers(path: Path) -> list[Leftover]:
     ours = folder_of_salvage(path)
     for folder in path.parent.glob(".salvage-*"):
         if folder.is_dir() and (folder == ours or (folder / "copy.db").exists()):
-            kind = "cut short" if folder == ours else "of an older version"
+            kind = CUT_SHORT if folder == ours else OF_AN_OLDER_VERSION
             found.append(Leftover(kind, folder, sum(f.stat().st_size for f in folder.iterdir())))
     return found + [
-        Leftover("set aside", aside, sum(f.stat().st_size for f in _with_its_files(aside)))
+        Leftover(SET_ASIDE, aside, sum(f.stat().st_size for f in _with_its_files(aside)))
         for aside in _set_aside_before(path)
     ]
 
@@ -148,12 +151,24 @@ def _swap(path: Path, folder: Path) -> Report:
             path.rename(aside)
     faults.point("salvage.rename_new")
     (folder / "new.db").replace(path)
-    _sync(path.parent)
-    with contextlib.suppress(OSError):
-        (folder / "report.json").rename(f"{aside}.json")
+    try:
+        _sync(path.parent)
+    finally:
+        tidy(path)
+    return report
+
+
+def tidy(path: Path) -> None:
+    """Put away what the last rename leaves, should a kill have come between."""
+    folder = folder_of_salvage(path)
+    report = folder / "report.json"
+    if not report.exists() or (folder / "new.db").exists() or (folder / "build.db").exists():
+        return
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        aside = json.loads(report.read_text())["set_aside"]
+        report.rename(path.with_name(f"{aside}.json"))
         _clear(folder)
         _remove_old(path)
-    return report
 
 
 def _copy(path: Path, to: Path, beat: Beat) -> None:

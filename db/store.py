@@ -8,11 +8,10 @@ connect.py how the file is opened, locked and mended.  Reading for people is que
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from gemmtuned.db import upkeep
-from gemmtuned.db.connect import Connection
+from gemmtuned.db.connect import Beat, Connection
 from gemmtuned.db.curation import Curation
 from gemmtuned.db.files import folder_of_salvage
 from gemmtuned.db.hints import Hints
@@ -33,6 +32,7 @@ class Store(Ingest, Hints, Recheck, Resume, Solutions, Curation, Restore):
     locks: the folder of the lock file, the same for all who use this database.  timeout_s: how long any call waits for
     others (programs 0.25, commands and daemon 30).  create=False: a missing file is an error, a damaged one stays.
     upgrade=False: the schema of an older version is an error.
+    beat: called every few milliseconds while a damaged file is built anew; a StoreError that it raises ends that.
 
     Every method raises StoreBusy when others held the file too long and StoreError when it cannot be used; then
     nothing of that call was kept, and the next call tries afresh.  When a call meets damage the file is set aside,
@@ -40,10 +40,17 @@ class Store(Ingest, Hints, Recheck, Resume, Solutions, Curation, Restore):
     """
 
     def __init__(
-        self, path: Path, *, locks: Path, timeout_s: float = 30.0, create: bool = True, upgrade: bool = True
+        self,
+        path: Path,
+        *,
+        locks: Path,
+        timeout_s: float = 30.0,
+        create: bool = True,
+        upgrade: bool = True,
+        beat: Beat | None = None,
     ) -> None:
         self.path = path
-        super().__init__(Connection(path, locks=locks, timeout_s=timeout_s, create=create, upgrade=upgrade))
+        super().__init__(Connection(path, locks=locks, timeout_s=timeout_s, create=create, upgrade=upgrade, beat=beat))
 
     def lies_at(self) -> tuple[int, int] | None:
         """(st_dev, st_ino) of the file that lies at the path now; None when there is none."""
@@ -81,11 +88,10 @@ class Store(Ingest, Hints, Recheck, Resume, Solutions, Curation, Restore):
 
     def was_cut_short(self) -> bool:
         """Whether a salvage was begun and not ended: killed, or the machine went down."""
-        return folder_of_salvage(self._db.path).is_dir()
+        from gemmtuned.db.mend import tidy  # rarely needed, and programs import this module
 
-    def while_long(self, beat: Callable[[], None]) -> None:
-        """Have this called every few milliseconds in what takes long; a StoreError that it raises ends that."""
-        self._db.beat = beat
+        tidy(self._db.path)
+        return folder_of_salvage(self._db.path).is_dir()
 
     def backup(self, to: Path) -> Path:
         """Write a consistent copy, while others go on writing. `to`: a file, or a folder to name one in. Returns it."""

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sqlite3
 import threading
+import time
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -126,8 +127,10 @@ class Examination:
 
     def stop(self) -> None:
         """End it; waits for a second at most."""
-        self._stop.now()
-        self._thread.join(1.0)
+        until_s = time.monotonic() + 1.0
+        while self._thread.is_alive() and time.monotonic() < until_s:
+            self._stop.now()  # again and again: one that falls between two statements ends neither
+            self._thread.join(0.01)
 
     def _run(self) -> None:
         try:

@@ -509,7 +509,7 @@ def test_a_zeroed_header_is_set_aside_and_the_rows_are_salvaged(store: Store) ->
     assert calls(again) == 2000 * 2 + 5
     assert again.check() == []
     again.close()
-    assert len(list(store.path.parent.glob("tune.db.corrupt-*"))) == 1
+    assert len(list(store.path.parent.glob("tune.db.corrupt-*Z"))) == 1
 
 
 def test_a_smashed_list_of_tables_is_put_back(store: Store) -> None:
@@ -661,7 +661,7 @@ def test_commands_do_not_set_aside_what_is_damaged(store: Store) -> None:
         open_store(store.path.parent, create=False)
     with pytest.raises(StoreError, match="damaged"):
         queries.coverage(store.path)
-    assert list(store.path.parent.glob("tune.db.corrupt-*")) == []
+    assert list(store.path.parent.glob("tune.db.corrupt-*Z")) == []
 
 
 def test_a_second_writer_goes_on_with_the_new_file(store: Store) -> None:

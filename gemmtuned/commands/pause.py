@@ -9,7 +9,7 @@ import typer
 
 from gemmtuned.commands.options import seconds, settings
 from gemmtuned.configs.errors import TableError
-from gemmtuned.configs.manifest import make_folder
+from gemmtuned.configs.manifest import make_folder, write_whole
 from gemmtuned.daemon.rules import PAUSED
 
 
@@ -26,7 +26,7 @@ def pause(
     until_s = time.time() + span if span is not None else None
     try:
         make_folder(here.home)
-        (here.home / PAUSED).write_text("" if until_s is None else f"{until_s:.0f}\n")
+        write_whole(here.home / PAUSED, b"" if until_s is None else f"{until_s:.0f}\n".encode())
     except OSError as err:
         raise TableError(f"{here.home / PAUSED}: cannot be written ({err.strerror or err})") from err
     when = "until gemmtuned resume" if until_s is None else f"until {time.strftime('%H:%M', time.localtime(until_s))}"

@@ -7,6 +7,8 @@ import time
 from gemmtuned.commands.options import Json, settings
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.manifest import read_manifest
+from gemmtuned.reports.checks import PASS
+from gemmtuned.reports.checks_store import salvages
 from gemmtuned.reports.published import standing
 from gemmtuned.reports.render import complain, show
 from gemmtuned.reports.source import no_database
@@ -53,6 +55,7 @@ def status(as_json: Json = False) -> None:
         frozen=queries.frozen(here.db),
         asked_again=queries.asked_again(here.db),
         differs=standing(here),
+        salvages=[check for check in salvages(here) if check.result != PASS],
         now_s=time.time(),
     )
     show(answer, as_json=as_json)

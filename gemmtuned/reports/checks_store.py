@@ -26,6 +26,7 @@ def checks(settings: Settings, *, with_database: bool = True) -> Iterator[Check]
     if with_database:
         yield _database(settings)
         yield from _log(settings)
+        yield from salvages(settings)
     yield from _daemon(settings)
     if with_database:
         yield from _programs(settings)
@@ -48,9 +49,43 @@ def _database(settings: Settings) -> Check:
     found = check(settings.db)
     if found:
         more = f" (and {len(found) - 1} more: gemmtuned db check)" if len(found) > 1 else ""
-        fix = "any program that writes sets a damaged file aside and salvages it; gemmtuned db check shows all"
-        return Check("database", FAIL, f"{found[0]}{more}", fix)
+        return Check("database", FAIL, f"{found[0]}{more}", _way_out(found[0]))
     return Check("database", PASS, f"{settings.db}: sound, {size(settings.db.stat().st_size)}")
+
+
+def _way_out(found: str) -> str:
+    """What mends the database: the messages of the store name the way out themselves."""
+    if "Set GEMMTUNED_DB" in found or "Upgrade gemmtuned" in found or "Free space" in found:
+        return "as it says"
+    if "not yet" in found:
+        return "gemmtuned daemon, or any program that counts"
+    if "cannot be looked at now" in found:
+        return "look at the system log: the disk does not answer; the file itself may be sound"
+    return (
+        "restart gemmtuned daemon: it builds the database anew from what can be read, and sets the damaged file aside"
+    )
+
+
+def salvages(settings: Settings) -> Iterator[Check]:
+    """What lies beside the database of salvages."""
+    from gemmtuned.db import mend
+
+    found = mend.leftovers(settings.db)
+    for one in found:
+        if one.kind == mend.CUT_SHORT:
+            text = f"a salvage of {settings.db} was cut short: {one.path}"
+            yield Check("salvage", WARN, text, "restart gemmtuned daemon: it begins again")
+        elif one.kind == mend.OF_AN_OLDER_VERSION:
+            text = (
+                f"a salvage of an earlier version was cut short, rows of the file set aside may be missing: {one.path}"
+            )
+            fix = f"gemmtuned db publish brings published solutions back; then rm -r {one.path}"
+            yield Check("salvage", WARN, text, fix)
+    aside = [one for one in found if one.kind == mend.SET_ASIDE]
+    if aside:
+        total = size(sum(one.size_bytes for one in aside))
+        text = f"{len(aside)} damaged files are set aside, {total}; the newest {mend.KEEP} are kept"
+        yield Check("salvage", PASS, text, f"rm {settings.db}.corrupt-*, when nobody wants to look at them")
 
 
 def _log(settings: Settings) -> Iterator[Check]:

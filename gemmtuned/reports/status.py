@@ -28,12 +28,13 @@ def report(
     frozen: Sequence[Row] = (),
     asked_again: int = 0,
     differs: Check | None = None,
+    salvages: Sequence[Check] = (),
     now_s: float,
 ) -> Report:
     """notice: the daemon's. published, generation: of the tables, and of the store. Rows: as db.queries gives them.
 
     saved_us: GEMM time that all solutions together have saved.  frozen: of the view of that name.
-    differs: what is to be said of the database beside the published tables.
+    differs: what is to be said of the database beside the published tables.  salvages: of those that did not end.
     asked_again: how many solutions wait to be raced again because somebody asked.
     """
     running = [row for row in sessions if row["state"] != "ended"]
@@ -90,7 +91,8 @@ def report(
         "asked_again": asked_again,
         "switched_off": settings.switched_off,
     }
-    notes = _notes(running, elsewhere, short) + _put_off_notes(environments, short) + frozen_notes(frozen)
+    notes = [f"{check.found}. To mend it: {check.fix}" for check in salvages]
+    notes += _notes(running, elsewhere, short) + _put_off_notes(environments, short) + frozen_notes(frozen)
     if asked_again:
         wait = "solution waits" if asked_again == 1 else "solutions wait"
         notes.append(

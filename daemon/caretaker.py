@@ -1,0 +1,83 @@
+"""The service's care for the database file: looked over for damage, built anew, noticed when it is another.
+
+The look at every page takes tens of seconds for a year's database, so it runs in a thread that a signal ends, while
+the daemon works.  Building it anew is done by the daemon's own thread, which goes on answering signals: the `beat` of
+Store.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from gemmtuned.configs.errors import StoreError
+
+if TYPE_CHECKING:
+    from gemmtuned.db.store import Store
+    from gemmtuned.db.upkeep import Examination
+
+logger = logging.getLogger("gemmtuned.daemon")
+CUT_SHORT: Final = "a salvage of it was cut short"
+
+
+class Caretaker:
+    """Looks after the database of one daemon. Every method returns soon, but for `look` when it must mend."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._file: tuple[int, int] | None = None  # which file it was, when it was last looked at
+        self._examination: Examination | None = None
+        self._damage = ""
+        self._begun = False
+
+    def begin(self) -> None:
+        """Say what lies there of earlier salvages, and begin to look at every page."""
+        from gemmtuned.db import mend
+        from gemmtuned.db.upkeep import Examination
+
+        if self._begun:
+            return
+        self._begun = True
+        for one in mend.leftovers(self._store.path):
+            if one.kind != mend.SET_ASIDE:
+                logger.warning("unfinished salvage kind=%r path=%s bytes=%d", one.kind, one.path, one.size_bytes)
+        if self._store.was_cut_short():
+            self._damage = CUT_SHORT
+        elif self._store.path.exists():
+            self._examination = Examination(self._store.path)
+
+    def look(self) -> bool:
+        """Mend what was found damaged; True when the file is another than at the last look, or was mended.
+
+        Raises StoreError when it cannot be mended now: the next look tries again.
+        """
+        self._take_result()
+        if self._damage:
+            self._store.mend(self._damage)
+            self._damage = ""
+        found = self._store.lies_at() or (0, 0)
+        before, self._file = self._file, found
+        if before in (None, found):
+            return False
+        what = "replaced by another file" if found != (0, 0) else "deleted"
+        if before != (0, 0):
+            logger.warning("the database was %s path=%s", what, self._store.path)
+        return True
+
+    def stop(self) -> None:
+        """End the look."""
+        if self._examination is not None:
+            self._examination.stop()
+            self._examination = None
+
+    def _take_result(self) -> None:
+        if self._examination is None:
+            return
+        try:
+            found = self._examination.result()
+        except StoreError as err:
+            logger.warning("database not looked over reason=%r", str(err))
+            found = []
+        if found is not None:
+            self._examination = None
+            self._damage = found[0] if found else ""

@@ -1,0 +1,265 @@
+"""A damaged database is built anew: killed or refused by the disk at any step, nothing that could be read is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from store_cases import NEW, found, open_store, problem, saw
+
+from gemmtuned._testing import faults
+from gemmtuned.configs.errors import StoreError, StoreInterrupted
+from gemmtuned.db import mend, upkeep
+from gemmtuned.db.files import folder_of_salvage
+from gemmtuned.db.store import Store, check
+
+T = time.time()
+SHAPES = 300
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a database of 300 counted shapes and 20 solutions, part of it in its log, one page smashed."""
+    folder = tmp_path_factory.mktemp("damaged")
+    store = open_store(folder)
+    shapes = [problem(1 + i, k=128) for i in range(SHAPES)]
+    store.install(None, [found(p) for p in shapes[:20]], environment=NEW, now_s=T)
+    store.add_sightings("r", NEW, [saw(p, 2) for p in shapes], now_s=T)
+    store.checkpoint()
+    with contextlib.closing(sqlite3.connect(store.path)) as conn:
+        (page,) = conn.execute("SELECT rootpage FROM sqlite_master WHERE name = 'sighting_by_hour'").fetchone()
+    store.add_sightings("r", NEW, [saw(p, 3) for p in shapes], now_s=T)
+    shutil.copytree(folder, folder / "copy")  # with its log: closing the last connection would take it in
+    store.close()
+    with (folder / "copy" / "tune.db").open("r+b") as file:
+        file.seek((page - 1) * 4096)
+        file.write(b"\xa5" * 4096)
+    (folder / "copy" / "tune.db-shm").unlink()
+    return folder / "copy"
+
+
+@pytest.fixture
+def home(damaged: Path, tmp_path: Path) -> Path:
+    shutil.copytree(damaged, tmp_path / "home")
+    return tmp_path / "home"
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether the database is sound and has every call and solution."""
+    store = open_store(folder)
+    try:
+        with contextlib.closing(sqlite3.connect(store.path)) as conn:
+            calls = conn.execute("SELECT sum(calls) FROM sighting").fetchone()[0]
+        return store.check() == [] and calls == 5 * SHAPES and len(store.published()[1]) == 20
+    finally:
+        store.close()
+
+
+def repair(folder: Path) -> None:
+    store = open_store(folder)
+    try:
+        store.repair()
+    finally:
+        store.close()
+
+
+def steps(folder: Path) -> int:
+    """How many failpoints a salvage passes that goes well."""
+    with faults.armed() as passed:
+        repair(folder)
+    return sum(name.startswith("salvage.") for name in passed)
+
+
+def test_what_is_damaged_is_said_before_it_is_copied_and_after(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        repair(home)
+    before, after = (record.getMessage() for record in caplog.records)
+    assert before.startswith("store is damaged") and after.startswith("store was damaged")
+    assert "lost_calls=0" in after
+    assert is_whole(home)
+    assert not folder_of_salvage(home / "tune.db").is_dir()
+
+
+@pytest.mark.parametrize("error", ["EIO", "ENOSPC", "EACCES"])
+def test_each_step_may_fail_and_the_next_try_ends_it(damaged: Path, tmp_path: Path, error: str) -> None:
+    shutil.copytree(damaged, tmp_path / "well")
+    count = steps(tmp_path / "well")
+    assert count >= 12
+    for number in range(1, count + 1):
+        folder = tmp_path / f"{number}"
+        shutil.copytree(damaged, folder)
+        with faults.armed(f"salvage.*={number}:{error}"), contextlib.suppress(StoreError):
+            repair(folder)
+        repair(folder)
+        assert is_whole(folder), number
+        assert not folder_of_salvage(folder / "tune.db").is_dir()
+        shutil.rmtree(folder)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_kill_at_each_step_loses_nothing(damaged: Path, tmp_path: Path) -> None:
+    shutil.copytree(damaged, tmp_path / "well")
+    count = steps(tmp_path / "well")
+    for number in range(1, count + 1):
+        folder = tmp_path / f"{number}"
+        shutil.copytree(damaged, folder)
+        killed(folder, f"salvage.*={number}:kill")
+        assert (folder / "tune.db").exists() or folder_of_salvage(folder / "tune.db").is_dir()
+        repair(folder)
+        assert is_whole(folder), number
+        store = open_store(folder)
+        assert store.was_cut_short() is False or store.repair() == []
+        store.close()
+        shutil.rmtree(folder)
+
+
+def killed(folder: Path, rules: str) -> None:
+    pid = os.fork()
+    if pid == 0:
+        with faults.armed(rules):
+            repair(folder)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_what_was_written_since_a_kill_is_not_thrown_away_for_what_was_built_before(home: Path) -> None:
+    killed(home, "salvage.rename_log=kill")
+    assert (home / ".salvage-tune.db" / "new.db").exists()
+    with (home / "tune.db-wal").open("ab") as file:
+        file.write(b"more")
+
+    repair(home)
+    assert is_whole(home)
+
+
+def test_no_room_is_said_before_anything_is_written(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = type("Free", (), {"free": 1 << 10})
+    with monkeypatch.context() as patch:
+        patch.setattr(mend.shutil, "disk_usage", lambda path: free)
+        with pytest.raises(StoreError, match=r"disk full.*Free space"):
+            repair(home)
+    assert {p.name for p in home.iterdir()} <= {"locks", "tune.db", "tune.db-wal", "tune.db-shm"}
+    repair(home)
+    assert is_whole(home)
+
+
+def test_told_to_stop_it_ends_at_once_and_leaves_the_file(home: Path) -> None:
+    def stop() -> None:
+        raise StoreInterrupted("told to stop")
+
+    store = Store(home / "tune.db", locks=home / "locks", beat=stop)
+    with pytest.raises(StoreInterrupted):
+        store.repair()
+    store.close()
+    assert not folder_of_salvage(home / "tune.db").is_dir()
+    repair(home)
+    assert is_whole(home)
+
+
+def test_files_set_aside_are_bounded(home: Path, damaged: Path) -> None:
+    for _ in range(mend.KEEP + 2):
+        shutil.copy(damaged / "tune.db", home / "tune.db")
+        (home / "tune.db-wal").unlink(missing_ok=True)
+        repair(home)
+    kept = [one for one in mend.leftovers(home / "tune.db") if one.kind == mend.SET_ASIDE]
+    assert len(kept) == mend.KEEP
+    assert all(one.size_bytes > 0 for one in kept)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "CREATE VIEW my_report AS SELECT * FROM problem",
+        "CREATE INDEX mine ON sighting (calls)",
+        "CREATE TRIGGER mine AFTER INSERT ON problem BEGIN SELECT 1; END",
+        "CREATE TABLE mine (a)",
+        "CREATE TABLE mine (a); ANALYZE",
+    ],
+)
+def test_what_an_operator_adds_is_no_damage(tmp_path: Path, sql: str) -> None:
+    store = open_store(tmp_path)
+    store.add_sightings("r", NEW, [saw(problem())], now_s=T)
+    with contextlib.closing(sqlite3.connect(store.path)) as conn:
+        conn.executescript(sql)
+    assert store.check() == [] and store.repair() == []
+    assert store.repair() == []
+    store.close()
+    assert list(tmp_path.glob("*corrupt*")) == []
+
+
+@pytest.mark.parametrize("sql", ["DROP VIEW trials", "DROP INDEX sighting_by_hour", "DROP TABLE session"])
+def test_what_is_missing_of_ours_is_damage(tmp_path: Path, sql: str) -> None:
+    store = open_store(tmp_path)
+    with contextlib.closing(sqlite3.connect(store.path)) as conn:
+        conn.execute(sql)
+    assert store.repair() == ["its tables or views are not as gemmtuned made them"]
+    assert store.check() == []
+    store.close()
+
+
+ERRORS: dict[str, Callable[[], BaseException]] = {
+    "I/O": lambda: _coded("disk I/O error", sqlite3.SQLITE_IOERR),
+    "cannot open": lambda: _coded("unable to open database file", sqlite3.SQLITE_CANTOPEN),
+    "no memory": MemoryError,
+}
+
+
+def _coded(text: str, code: int) -> sqlite3.OperationalError:
+    err = sqlite3.OperationalError(text)
+    err.sqlite_errorcode = code
+    return err
+
+
+@pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
+def test_a_disk_that_does_not_answer_sets_nothing_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Callable[[], BaseException]
+) -> None:
+    store = open_store(tmp_path)
+    store.add_sightings("r", NEW, [saw(problem())], now_s=T)
+
+    def fails(*args: object, **more: object) -> None:
+        raise error()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(upkeep, "_decode", fails)
+        with pytest.raises(StoreError, match="cannot be looked at now"):
+            store.repair()
+        assert "cannot be looked at now" in check(store.path)[0]
+    assert store.repair() == []
+    store.close()
+    assert list(tmp_path.glob("*corrupt*")) == []
+
+
+def test_a_look_at_every_page_ends_when_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    began = threading.Event()
+
+    def forever(conn: sqlite3.Connection, stop: object) -> None:
+        began.set()
+        conn.execute("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n").fetchall()
+
+    repair(home)
+    monkeypatch.setattr(upkeep, "_decode", forever)
+    examination = upkeep.Examination(home / "tune.db")
+    assert began.wait(20) and examination.result() is None
+    start = time.monotonic()
+    examination.stop()
+    assert time.monotonic() - start < 1.0
+    with pytest.raises(StoreError, match="not looked at to the end"):
+        examination.result()
+
+
+@pytest.fixture(autouse=True)
+def no_child_survives() -> Iterator[None]:
+    yield
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
