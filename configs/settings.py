@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -48,6 +48,13 @@ _VARIABLES: Final = (
     Variable("GEMMTUNED_IDLE_S", "10", "clear seconds before a device counts as idle"),
     Variable("GEMMTUNED_FLUSH_S", "1", "seconds between two flushes of counts to the database"),
     Variable("GEMMTUNED_NATIVE", "1", "0: never build or load the native hook: nothing is counted or routed"),
+    Variable(
+        "GEMMTUNED_BATCH_INVARIANT",
+        "0",
+        "1: nothing is routed, so that results do not depend on the batch; captured still",
+    ),
+    Variable("GEMMTUNED_LIVE_CHECK", "0", "N: one routed call in N, by chance, is also computed by torch and compared"),
+    Variable("GEMMTUNED_GRAPH_WAIT_S", "5", "seconds the first capture of a CUDA graph may wait for the tuned table"),
     Variable("GEMMTUNED_QUIET", "0", "1: a program does not say at its start that gemmtuned is on"),
 )
 RELOADS: Final = ("auto", "start", "manual")
@@ -109,6 +116,8 @@ class Settings:
     tables: tuple[UserTables, ...] = ()
     log_tuned: bool = False
     quiet: bool = False
+    live_check: int = 0  # one routed call in so many; 0: none
+    graph_wait_s: float = 5.0
 
     @property
     def locks(self) -> Path:
@@ -157,6 +166,7 @@ class Settings:
         reload = env.get("GEMMTUNED_RELOAD") or ("start" if _ranks(env) > 1 else "auto")
         if reload not in RELOADS:
             raise SettingError(f"GEMMTUNED_RELOAD must be one of {', '.join(RELOADS)}, got {reload!r}")
+        _flag(env, "GEMMTUNED_BATCH_INVARIANT")
         return cls(
             capture=tune,
             dispatch=_flag(env, "GEMMTUNED_DISPATCH", default=tune),
@@ -177,6 +187,8 @@ class Settings:
             tables=_tables(env),
             log_tuned=_flag(env, "AITER_LOG_TUNED_CONFIG"),
             quiet=_flag(env, "GEMMTUNED_QUIET"),
+            live_check=_count(env, "GEMMTUNED_LIVE_CHECK"),
+            graph_wait_s=_seconds(env, "GEMMTUNED_GRAPH_WAIT_S", 5.0),
         )
 
 
@@ -277,6 +289,22 @@ def watchdog_s(env: Mapping[str, str] | None = None) -> float | None:
     return int(text) / 1e6 or None
 
 
+_INVARIANT: Final = ("GEMMTUNED_BATCH_INVARIANT", "VLLM_BATCH_INVARIANT", "SGLANG_ENABLE_DETERMINISTIC_INFERENCE")
+_SGLANG_FLAG: Final = "--enable-deterministic-inference"
+
+
+def batch_invariance(env: Mapping[str, str] | None = None, argv: Sequence[str] | None = None) -> str:
+    """The variable or flag that asks for results that do not depend on the batch; "" when none does.
+
+    vLLM and SGLang have their own, and may set them after we were switched on.
+    """
+    env = os.environ if env is None else env
+    for name in _INVARIANT:
+        if env.get(name, "0").strip().lower() in ("1", "true", "yes", "on", "y"):
+            return name
+    return _SGLANG_FLAG if _SGLANG_FLAG in (getattr(sys, "argv", ()) if argv is None else argv) else ""
+
+
 def autoload_enabled(env: Mapping[str, str] | None = None) -> bool:
     """False when TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from calling our entry point."""
     return (os.environ if env is None else env).get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1"
@@ -305,6 +333,13 @@ def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
         value = -1.0
     if not 0 <= value < 1e9:
         raise SettingError(f"{name} must be a number of seconds, got {text!r}")
+    return value
+
+
+def _count(env: Mapping[str, str], name: str) -> int:
+    value = _number({name: env.get(name) or "0"}, name)
+    if value is None:
+        raise SettingError(f"{name} must be a whole number, got {env[name]!r}")
     return value
 
 

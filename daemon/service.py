@@ -239,7 +239,7 @@ class Daemon:
             self._take_ingest(now_s)
             for gone in self.store.take_quarantined(now_s=now_s):
                 logger.warning(
-                    "withdrawn problem=%s backend=%s reason='failed in a program'", gone.problem, gone.backend
+                    "withdrawn problem=%s backend=%s reason='reported by a program'", gone.problem, gone.backend
                 )
             self._publish(now_s)
             if all(seat.at_rest for seat in self.seats) and not _waits(self._checkpoint_at_s, now_s):

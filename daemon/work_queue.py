@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gemmtuned.daemon")
 ASKED: Final = ("asked",)
-FIRST: Final = ("conditions", *ASKED)  # reasons to race again that go before what was never tuned
+FIRST: Final = ("reported", "conditions", *ASKED)  # reasons to race again that go before what was never tuned
 LAST: Final = ("drift",)  # and after it
 HOLD_S: Final = 60.0  # a lease nobody renews is free again after this long
 FAIR_TURN: Final = 4

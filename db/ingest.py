@@ -304,8 +304,9 @@ class Ingest(Sightings):
         key = (self._problem_id(conn, problem), *(plain(str(row[name]), 4096) for name in _REPORT_KEY))
         if conn.execute(_LIVE, key).fetchone() is None or conn.execute(_TOLD, (*key, seen_us)).fetchone() is not None:
             return
-        if room.take("report"):
-            conn.execute(ADD_QUARANTINE, (*key, plain(row["reason"], 4096), plain(row["run"], 512), seen_us))
+        if room.take("report"):  # another user's word is not evidence: the daemon runs it, whatever they compared
+            what = (plain(row["reason"], 4096), plain(row["run"], 512), "failed")
+            conn.execute(ADD_QUARANTINE, (*key, *what, seen_us))
 
     def _is_known(self, conn: sqlite3.Connection, problem: Problem) -> bool:
         if problem in self._problems or problem in self._fresh:

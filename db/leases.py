@@ -87,7 +87,7 @@ SELECT t.backend, t.config FROM trial t
 UNION
 SELECT q.backend, q.config FROM quarantine q
     JOIN environment_stamp a ON a.environment_id = :environment AND a.backend = q.backend AND a.stamp = q.stamp
-    WHERE q.problem_id = :problem
+    WHERE q.problem_id = :problem AND q.how = 'wrong'
 UNION
 SELECT t.backend, t.config FROM trial t
     JOIN environment_stamp a ON a.environment_id = t.environment_id AND a.backend = t.backend

@@ -1,4 +1,4 @@
-"""Solutions that are raced again: another driver, somebody's wish, or a sample of the old ones to notice drift.
+"""Solutions that are raced again: a failure in a program, another driver, somebody's wish, or old age.
 
 So is what a run in the foreground measured beside a busy program: it waits as drift does, and brings a daemon to work.
 
@@ -18,6 +18,7 @@ from gemmtuned.db.leases import CLAIM, CLOCK_SLACK_US, Work, bucket_members
 from gemmtuned.db.rows import PROBLEM_COLUMNS, Part, problem_of, rows, us
 from gemmtuned.db.solutions import SERVES
 
+REPORTED: Final = "reported"  # a kind beside those of the column recheck: it failed in a program
 _HERE: Final = """
 s.retired_generation IS NULL AND s.state != 'pinned'
     AND s.device_id = (SELECT device_id FROM environment WHERE id = :environment)
@@ -32,7 +33,8 @@ JOIN problem p ON p.id = s.problem_id
 LEFT JOIN demand d ON d.problem_id = s.problem_id AND d.environment_id = :environment
 LEFT JOIN work w ON w.problem_id = s.problem_id AND w.environment_id = :environment AND w.covers = s.covers
     AND w.mode = :mode
-WHERE s.recheck IN (SELECT value FROM json_each(:kinds)) AND {_HERE}
+WHERE (s.recheck IN (SELECT value FROM json_each(:kinds))
+        OR (s.reported_us IS NOT NULL AND '{REPORTED}' IN (SELECT value FROM json_each(:kinds)))) AND {_HERE}
     AND (w.state IS NULL OR (w.state = 'open' AND w.retry_us <= :now
         AND (w.owner IS NULL OR w.lease_until_us <= :now OR w.leased_us > :now + :slack)))
 GROUP BY s.problem_id, s.covers ORDER BY worth DESC, s.problem_id LIMIT 8
@@ -43,7 +45,7 @@ WHERE s.conditions != '' AND s.conditions != :conditions AND s.recheck IS NULL A
 """  # noqa: S608
 _ANY: Final = f"""
 SELECT 1 FROM solution s WHERE s.retired_generation IS NULL AND s.state != 'pinned'
-    AND (s.recheck IN ('conditions', 'asked')
+    AND (s.recheck IN ('conditions', 'asked') OR s.reported_us IS NOT NULL
         OR (s.recheck = 'drift' AND s.others > {CROWDED} AND NOT EXISTS (
             SELECT 1 FROM work w WHERE w.problem_id = s.problem_id AND w.environment_id = s.environment_id
                 AND w.covers = s.covers AND w.state = 'failed'))

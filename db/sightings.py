@@ -37,11 +37,11 @@ ON CONFLICT DO UPDATE SET run = excluded.run, path = excluded.path, generation =
     namespace = excluded.namespace
 """
 ADD_QUARANTINE: Final = """
-INSERT INTO quarantine (problem_id, device, mode, covers, backend, config, stamp, reason, run,
+INSERT INTO quarantine (problem_id, device, mode, covers, backend, config, stamp, reason, run, how,
     reports, last_seen_us, taken_us)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 1, ?, NULL)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1, ?, NULL)
 ON CONFLICT DO UPDATE SET reports = reports + 1, reason = excluded.reason, run = excluded.run,
-    last_seen_us = max(last_seen_us, excluded.last_seen_us), taken_us = NULL
+    how = max(how, excluded.how), last_seen_us = max(last_seen_us, excluded.last_seen_us), taken_us = NULL
 """
 _COMPILED: Final = """
 INSERT INTO compiled_gemm (problem_id, environment_id, run_id, kernel, first_seen_us, last_seen_us)
@@ -112,15 +112,18 @@ class Sightings(Part):
         """This process leaves in good order."""
         self._put_session(session, us(now_s), us(now_s))
 
-    def add_quarantine(self, solution: Solution, reason: str, *, run: str, now_s: float) -> None:
-        """Report a route that failed inside a program; `take_quarantined` withdraws it everywhere."""
+    def add_quarantine(self, solution: Solution, reason: str, *, run: str, now_s: float, how: str = "failed") -> None:
+        """Report a route that failed inside a program; see `take_quarantined`.
+
+        how: it raised (failed), or its result was compared with torch's and is another (wrong).
+        """
 
         def work(conn: sqlite3.Connection) -> None:
             s = solution
             key = (s.device, s.mode, s.covers, s.backend, s.config, s.stamp)
             conn.execute(
                 ADD_QUARANTINE,
-                (self._problem_id(conn, s.problem), *key, plain(reason, 4096), plain(run, 512), us(now_s)),
+                (self._problem_id(conn, s.problem), *key, plain(reason, 4096), plain(run, 512), how, us(now_s)),
             )
 
         self._write(work)

@@ -17,6 +17,7 @@ from gemmtuned.configs.solution import CROWDED, LIVE_STATES, Environment, Soluti
 from gemmtuned.db.leases import Work, current_generation, drop_lease
 from gemmtuned.db.rows import SOLUTION_SELECT, Part, plain, rows, solution_of, us
 
+CLEARED_US: Final = 86_400_000_000  # a report on what our own run cleared so lately is not followed again
 RIVALS: Final = """
 SELECT s.id, s.state FROM solution s
 JOIN environment_stamp a ON a.environment_id = :environment AND a.backend = s.backend AND a.stamp = s.stamp
@@ -51,13 +52,38 @@ SERVING: Final = f"""
 WHERE s.retired_generation IS NULL AND s.id IN ({SERVES})
 ORDER BY s.id
 """
-_REPORTED: Final = f"""
+_SAME: Final = """
+q.problem_id = s.problem_id AND q.device = h.key AND q.mode = s.mode AND q.covers = s.covers AND q.backend = s.backend
+    AND q.config = s.config AND q.stamp = s.stamp
+"""
+_WRONG: Final = f"""
 {SOLUTION_SELECT}
-WHERE s.retired_generation IS NULL AND EXISTS (
-    SELECT 1 FROM quarantine q WHERE q.taken_us IS NULL AND q.problem_id = s.problem_id AND q.device = h.key
-        AND q.mode = s.mode AND q.covers = s.covers AND q.backend = s.backend AND q.config = s.config
-        AND q.stamp = s.stamp)
+WHERE s.retired_generation IS NULL
+    AND EXISTS (SELECT 1 FROM quarantine q WHERE q.taken_us IS NULL AND q.how = 'wrong' AND {_SAME})
 ORDER BY s.id
+"""  # noqa: S608
+# What a program reported waits for our own run, unless that found nothing a short while ago
+_REPORTED: Final = f"""
+UPDATE solution AS s SET reported_us = :now
+FROM device h, quarantine q
+WHERE h.id = s.device_id AND s.retired_generation IS NULL AND s.reported_us IS NULL AND s.state != 'pinned'
+    AND q.taken_us IS NULL AND q.how = 'failed' AND coalesce(q.cleared_us, 0) < :now - {CLEARED_US} AND {_SAME}
+"""  # noqa: S608
+# A run of ours on it has failed since it was reported, at any size that it serves
+_FAILED_HERE: Final = f"""
+{SOLUTION_SELECT}
+WHERE s.retired_generation IS NULL AND s.reported_us IS NOT NULL AND EXISTS (
+    SELECT 1 FROM problem q
+    JOIN trial t ON t.problem_id = q.id AND t.backend = s.backend AND t.config = s.config
+    JOIN environment_stamp a ON a.environment_id = t.environment_id AND a.backend = s.backend AND a.stamp = s.stamp
+    WHERE q.rest = p.rest AND t.started_us >= s.reported_us AND t.outcome IN ('crash', 'hang', 'wrong', 'refused')
+        AND p.m = CASE s.covers WHEN 'exact' THEN q.m WHEN 'fine' THEN q.m_fine ELSE q.m_coarse END)
+ORDER BY s.id
+"""  # noqa: S608
+_CLEAR: Final = f"""
+UPDATE quarantine AS q SET cleared_us = ?
+FROM solution s, device h WHERE h.id = s.device_id AND s.reported_us IS NOT NULL
+    AND s.id IN (SELECT value FROM json_each(?)) AND {_SAME}
 """  # noqa: S608
 HOLD: Final = """
 INSERT INTO work (problem_id, environment_id, covers, mode, state, owner, attempts, leased_us, lease_until_us, cause,
@@ -160,15 +186,24 @@ class Solutions(Part):
         return self._write(once, durable=not dry_run)
 
     def take_quarantined(self, *, now_s: float) -> list[Solution]:
-        """Withdraw what programs reported as failing; returned. Their candidates count as failed from now on."""
-        if not self._db.read(lambda c: c.execute("SELECT 1 FROM quarantine WHERE taken_us IS NULL LIMIT 1").fetchone()):
+        """Act on what failed in programs; what is withdrawn is returned.
+
+        A result that is another than torch's is withdrawn at once. What raised is marked for a run of our own, which
+        comes before all other work, and withdrawn when that fails too; it stays off in the program that reported it.
+        """
+        told = "SELECT 1 FROM quarantine WHERE taken_us IS NULL UNION ALL SELECT 1 FROM solution "
+        told += "WHERE reported_us IS NOT NULL AND retired_generation IS NULL LIMIT 1"
+        if not self._db.read(lambda c: c.execute(told).fetchone()):
             return []
 
         def once(conn: sqlite3.Connection) -> list[Solution]:
-            found = rows(conn, _REPORTED)
-            _retire(conn, found, us(now_s), "failed inside a program")
+            wrong = rows(conn, _WRONG)
+            _retire(conn, wrong, us(now_s), "another result than torch's in a program")
+            conn.execute(_REPORTED, {"now": us(now_s)})
             conn.execute("UPDATE quarantine SET taken_us = ? WHERE taken_us IS NULL", (us(now_s),))
-            return solutions_of(found)
+            failed = rows(conn, _FAILED_HERE)
+            _retire(conn, failed, us(now_s), "failed inside a program, and in a run of our own")
+            return solutions_of([*wrong, *failed])
 
         return self._write(once, durable=True)
 
@@ -192,6 +227,7 @@ class Solutions(Part):
             end = (generation, now_us, "a pinned solution stays")
         else:
             ids = json.dumps([r["id"] for r in rivals])
+            conn.execute(_CLEAR, (now_us, ids))  # it was run again, and did not fail
             conn.execute(RETIRE, ("stale", generation, now_us, f"superseded by generation {generation}", ids))
         what = (
             s.mode, s.covers, s.backend, s.config, s.stamp,

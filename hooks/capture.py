@@ -25,6 +25,7 @@ from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import Environment, Solution
 from gemmtuned.hooks.imports import importing
+from gemmtuned.hooks.native import HOW
 from gemmtuned.hooks.pace import in_slices
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class Flusher:
         self._tick, self._keep, self._take_compiled = tick, keep, compiled
         self._store: Store | None = None
         self._pending: dict[Key, list[float]] = {}
-        self._quarantine: list[tuple[Solution, str]] = []
+        self._quarantine: list[tuple[Solution, str, str]] = []
         self._compiled: dict[tuple[Problem, str, str], None] = {}
         self._lock = allocate_lock()  # one flush at a time: the thread's or the one at exit
         self._due_s = time.monotonic() + self._pause_s()
@@ -155,9 +156,9 @@ class Flusher:
         """Write the session with the next flush: something in it has changed that people wait for."""
         self._next_beat_s = 0.0
 
-    def report_failure(self, solution: Solution, reason: str) -> None:
-        """Tell the daemon, with the next flush, that a published solution failed here."""
-        self._quarantine.append((solution, reason))
+    def report_failure(self, solution: Solution, reason: str, how: str = HOW[0]) -> None:
+        """Tell the daemon, with the next flush, that a published solution failed here; how: native.HOW."""
+        self._quarantine.append((solution, reason, how))
 
     def _turn(self) -> None:
         try:
@@ -193,8 +194,8 @@ class Flusher:
             store = self._open()
             self._give(store, now_s)
             while self._quarantine:
-                solution, reason = self._quarantine[0]
-                self._at(store.add_quarantine, solution, reason, run=self._settings.run, now_s=now_s)
+                solution, reason, how = self._quarantine[0]
+                self._at(store.add_quarantine, solution, reason, how=how, run=self._settings.run, now_s=now_s)
                 self._quarantine.pop(0)
             if beat or last:
                 self._at(store.end_session if last else store.beat, self._session(), now_s=now_s)

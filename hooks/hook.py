@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gemmtuned.configs.errors import CandidateFailed, GemmtunedError
 from gemmtuned.configs.say import tell
-from gemmtuned.configs.settings import Settings, UserTables
+from gemmtuned.configs.settings import Settings, UserTables, batch_invariance
 from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Environment, Solution
 from gemmtuned.hooks import native, ranks
@@ -77,6 +77,8 @@ class Hook:
         self._built_for: tuple[str, ...] = ()
         self._set_mode = native.OFF
         self._had_thread = False  # when this process began to fork
+        self._invariant = ""  # who asks for kernels that are the same for every M
+        self._told_others: set[str] = set()
         self._swap = threading.Lock()  # one table change at a time
         self.op_counts = OpCounts()
         self._tables = (*settings.tables, *tables)
@@ -111,8 +113,9 @@ class Hook:
         if self.graphs is not None:
             self.graphs.remove()
         if self.native is not None:
-            self.native.set_mode(native.OFF)
-            self.native.remove()
+            self.native.set_mode(
+                native.OFF
+            )  # never deregistered: programs may hold our kernels (hooks/native/install.h)
         self.path = "off"
 
     def _take_library(self) -> None:
@@ -136,6 +139,7 @@ class Hook:
         library.load(routes.rows(self.table), self.table.generation)
         library.set_mode(native.OFF)
         library.install()
+        library.live_check(self.settings.live_check)
         self.graphs = _count_graphs(library) if self.settings.capture else None
         self._set_mode = self._mode()
         library.set_mode(self._set_mode)
@@ -159,7 +163,9 @@ class Hook:
     def _mode(self) -> int:
         if self._switched_off():
             return native.OFF
-        dispatch = native.DISPATCH if self.settings.dispatch and not self.breaker.open else 0
+        self._invariant = batch_invariance()
+        free = self.settings.dispatch and not self.breaker.open and not self._invariant
+        dispatch = native.DISPATCH if free else 0
         count = self.settings.capture or self.selections is not None  # what is told was counted
         return (native.CAPTURE if count else 0) | dispatch
 
@@ -288,8 +294,25 @@ class Hook:
 
     def _note(self) -> str:
         tables = self._refused or self.loader.refused
-        notes = (self._switched_off(), self.breaker.note, tables, self.note, self._stale, self.flusher.complaint)
+        off = self._switched_off() or self._invariant_note()
+        others = _of_others(self.overridden())
+        notes = (off, self.breaker.note, tables, self.note, self._stale, self.flusher.complaint, others)
         return next(filter(None, notes), "")
+
+    def _invariant_note(self) -> str:
+        if not self._invariant or not self.settings.dispatch:
+            return ""
+        return f"dispatch is off, capture is on: {self._invariant} asks for one kernel whatever the batch"
+
+    def overridden(self) -> dict[str, str]:
+        """Operators whose calls do not reach us: name -> where the kernel that serves them was registered."""
+        return self.native.overridden() if self.native is not None else {}
+
+    def _tell_of_others(self) -> None:
+        new = {name: place for name, place in self.overridden().items() if name not in self._told_others}
+        self._told_others.update(new)
+        if new:
+            tell(log, logging.WARNING, "%s", _of_others(new))
 
     def tick(self) -> None:
         """Housekeeping of the flush thread: kill switch, failed routes, a native library that came in."""
@@ -302,14 +325,17 @@ class Hook:
                 self.use(*self._solutions)
         opened = self.breaker.turn(time.monotonic(), self._collect_failures())
         self._follow_mode()
+        self._tell_of_others()
         if opened:
             tell(log, logging.WARNING, "dispatch switched off reason=%s", self.breaker.note)
 
     def _follow_mode(self) -> None:
-        mode = self._mode()
+        before, mode = self._invariant, self._mode()
         if mode != self._set_mode and self.native is not None:
             self.native.set_mode(mode)
             self._set_mode = mode
+        if self._invariant != before and self._invariant_note():
+            tell(log, logging.WARNING, "%s", self._invariant_note())
 
     @property
     def dispatches(self) -> bool:
@@ -318,20 +344,20 @@ class Hook:
 
     def _collect_failures(self) -> int:
         """Quarantine the routes that failed since the last time; how many."""
-        failures: list[tuple[Solution, str]] = []
-        if self.native is not None:
-            failures += [(solution_of(ident), reason) for ident, reason in self.native.failures()]
-        for solution, reason in failures:
-            self._failed[ident_of(solution)] = reason
+        failures = self.native.failures() if self.native is not None else []
+        for ident, how, reason in failures:
+            solution = solution_of(ident)
+            self._failed[ident] = reason
             tell(
                 log,
                 logging.WARNING,
-                "route failed problem=%s backend=%s served=torch reason=%s",
+                "route %s problem=%s backend=%s served=torch reason=%s",
+                how,
                 solution.problem,
                 solution.backend,
                 reason,
             )
-            self.flusher.report_failure(solution, reason)
+            self.flusher.report_failure(solution, reason, how)
         return len(failures)
 
     # ---- tables
@@ -435,6 +461,15 @@ class Hook:
         new = [s for s in self.user_tables.solutions if self._holds_here(s) == _UNCHECKED]
         for solution, reason in zip(new, spot_checks(new) if new else (), strict=True):
             self._checked[ident_of(solution)] = reason
+
+
+def _of_others(overridden: dict[str, str]) -> str:
+    """One line on operators that somebody else serves."""
+    if not overridden:
+        return ""
+    served = ", ".join(f"{operator} ({place})" for operator, place in list(overridden.items())[:3])
+    more = f" and {len(overridden) - 3} more" if len(overridden) > 3 else ""
+    return f"kernels of others are left alone and their calls not counted: {served}{more}"
 
 
 def _count_graphs(library: native.Native) -> GraphCounts | None:

@@ -301,10 +301,10 @@ def test_an_upgrade_under_a_running_daemon_gives_the_lease_back(world: World) ->
     assert world.left() == (1, 0, 0, 0)
 
 
-def test_a_route_that_failed_in_a_program_is_withdrawn_and_published(world: World) -> None:
+def test_a_result_that_was_wrong_in_a_program_is_withdrawn_and_published(world: World) -> None:
     world.see(problem())
     world.run(60)
-    world.store.add_quarantine(solution(problem()), "boom", run="serve", now_s=world.clock.now_s)
+    world.store.add_quarantine(solution(problem()), "off", run="serve", how="wrong", now_s=world.clock.now_s)
     world.busy_from(0.0)
     world.run(10)
     assert world.solved() == set()
@@ -312,6 +312,24 @@ def test_a_route_that_failed_in_a_program_is_withdrawn_and_published(world: Worl
     assert manifest is not None
     assert sum(f.rows for f in manifest.files) == 0
     assert manifest.generation == world.store.generation()
+
+
+def test_a_route_that_raised_in_a_program_is_raced_again_before_anything_is_withdrawn(world: World) -> None:
+    world.daemon = Daemon(
+        world.settings, world.store, [world.monitor], world.life.make, now_s=world.clock.now_s, recheck=True
+    )
+    world.see(problem())
+    world.run(60)
+    world.store.add_quarantine(solution(problem()), "boom", run="serve", now_s=world.clock.now_s)
+    world.busy_from(0.0)
+    world.run(10)
+    assert world.solved() == {problem()}, "withdrawn on a program's word"
+    before = world.store.generation()
+    world.busy_from(0.0, 0.0)
+    world.run(60)
+    assert world.store.generation() > before, "not raced again"
+    assert world.solved() == {problem()}
+    assert not world.store.has_recheck("")
 
 
 def test_a_withdrawal_by_hand_is_published(world: World) -> None:

@@ -118,13 +118,14 @@ def test_programs_and_failed_routes_of_others_are_known(two: Two) -> None:
     two.ours.install(None, [found(problem())], environment=NEW, now_s=T)
     session = Session(host="h", pid=7, started_us=1, run="theirs", path="native", generation=1, calls=9)
     two.theirs.beat(session, now_s=T)
-    two.theirs.add_quarantine(found(problem()), "boom", run="theirs", now_s=T)
+    two.theirs.add_quarantine(found(problem()), "boom", run="theirs", how="wrong", now_s=T)
     two.take()
     two.take()
     assert [(s["run"], s["calls"]) for s in queries.sessions(two.ours.path)] == [("theirs", 9)]
-    assert [s.problem for s in two.ours.take_quarantined(now_s=T)] == [problem()]
+    assert two.ours.take_quarantined(now_s=T) == [], "withdrawn on another user's word"
+    assert two.rows("SELECT count(*) FROM solution WHERE reported_us IS NOT NULL") == [(1,)]
     two.take()
-    assert two.ours.take_quarantined(now_s=T) == []
+    assert two.rows("SELECT count(*) FROM quarantine WHERE taken_us IS NULL") == [(0,)]
 
 
 def test_a_file_that_is_none_is_said_and_one_that_is_not_there_is_not(two: Two, tmp_path: Path) -> None:

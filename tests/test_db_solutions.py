@@ -7,7 +7,7 @@ import pytest
 from store_cases import CPU, NEW, OLD, found, lease, open_store, problem, saw
 
 from gemmtuned.configs.errors import StoreError
-from gemmtuned.configs.solution import Candidate, Device, Environment
+from gemmtuned.configs.solution import Candidate, Device, Environment, Solution
 from gemmtuned.db import queries
 from gemmtuned.db.store import Store
 
@@ -113,13 +113,13 @@ def test_withdrawn_without_hold_is_tuned_again(store: Store) -> None:
     assert lease(store, now_s=T).problem == problem()
 
 
-def test_a_route_that_failed_in_a_program_is_withdrawn_once_and_not_tried_again(store: Store) -> None:
+def test_a_wrong_result_in_a_program_withdraws_at_once_and_is_not_tried_again(store: Store) -> None:
     store.add_sightings("r", NEW, [saw(problem())], now_s=T)
     store.install(None, [found(problem()), found(problem(9))], environment=NEW, now_s=T)
     bad = store.published()[1][0]
 
     for run in ("serve", "train"):
-        store.add_quarantine(bad, "RuntimeError: no", run=run, now_s=T)
+        store.add_quarantine(bad, "live check: off", run=run, how="wrong", now_s=T)
     assert [s.problem for s in store.take_quarantined(now_s=T)] == [problem()]
     assert store.generation() == 2
     assert store.take_quarantined(now_s=T) == []
@@ -127,6 +127,59 @@ def test_a_route_that_failed_in_a_program_is_withdrawn_once_and_not_tried_again(
     assert store.failed_candidates(problem(), NEW) == {Candidate("onednn")}
     assert store.failed_candidates(problem(), OLD) == set()
     assert lease(store, now_s=T).problem == problem()
+
+
+def reported(store: Store) -> Solution:
+    """A live solution that raised in a program, taken note of."""
+    store.add_sightings("r", NEW, [saw(problem())], now_s=T)
+    store.install(None, [found(problem())], environment=NEW, now_s=T)
+    bad = store.published()[1][0]
+    store.add_quarantine(bad, "RuntimeError: no", run="serve", now_s=T)
+    assert store.take_quarantined(now_s=T) == [], "withdrawn on a program's word"
+    assert store.failed_candidates(problem(), NEW) == set(), "the run of our own would leave it out"
+    return bad
+
+
+@pytest.mark.parametrize("outcome", ["crash", "hang", "wrong", "refused"])
+def test_what_raised_in_a_program_is_withdrawn_when_our_own_run_fails_too(store: Store, outcome: str) -> None:
+    bad = reported(store)
+    assert store.has_recheck("")
+    work = store.lease_recheck("a:1", NEW, ("reported",), now_s=T + 1, hold_s=60)
+    assert work is not None
+    started_us = int((T + 2) * 1e6)
+    store.add_trial(work, bad.problem, bad.candidate, phase="verify", us=None, err=None, outcome=outcome, note="",
+                    started_us=started_us)  # fmt: skip
+
+    assert [s.problem for s in store.take_quarantined(now_s=T + 3)] == [problem()]
+    assert store.published()[1] == []
+    assert store.take_quarantined(now_s=T + 4) == []
+
+
+def test_what_our_own_run_clears_stays_and_is_not_run_again_the_same_day(store: Store) -> None:
+    bad = reported(store)
+    work = store.lease_recheck("a:1", NEW, ("reported",), now_s=T + 1, hold_s=60)
+    store.install(work, [bad], environment=NEW, now_s=T + 2)
+
+    for later_s in (3, 80_000):
+        store.add_quarantine(bad, "RuntimeError: no", run="serve", now_s=T + later_s)
+        assert store.take_quarantined(now_s=T + later_s) == []
+        assert not store.has_recheck("")
+    store.add_quarantine(bad, "RuntimeError: no", run="serve", now_s=T + 90_000)
+    assert store.take_quarantined(now_s=T + 90_000) == []
+    assert store.has_recheck("")
+    assert len(store.published()[1]) == 1
+
+
+def test_an_earlier_failure_of_ours_is_no_evidence(store: Store) -> None:
+    store.add_sightings("r", NEW, [saw(problem())], now_s=T)
+    work = lease(store, now_s=T)
+    store.add_trial(work, problem(), found(problem()).candidate, phase="verify", us=None, err=None, outcome="hang",
+                    note="", started_us=int(T * 1e6) - 5)  # fmt: skip
+    reported_later = [found(problem())]
+    store.install(work, reported_later, environment=NEW, now_s=T)
+    store.add_quarantine(store.published()[1][0], "RuntimeError: no", run="serve", now_s=T)
+
+    assert store.take_quarantined(now_s=T) == []
 
 
 def test_a_report_on_what_is_no_longer_live_changes_nothing(store: Store) -> None:

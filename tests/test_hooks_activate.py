@@ -57,7 +57,7 @@ def test_a_wrong_setting_is_named_and_the_program_runs_on_stock_torch(home: Home
     assert repr(value) in done.err
 
 
-def test_enable_and_disable_take_every_patch_back(home: Home) -> None:
+def test_enable_and_disable_take_every_patch_back_but_the_operators_which_pass_calls_on(home: Home) -> None:
     done = home.run(
         """
         import json, os, torch, threading
@@ -90,7 +90,7 @@ def test_enable_and_disable_take_every_patch_back(home: Home) -> None:
     seen, path, generation, reloaded = done.said
 
     main = ["MainThread"]
-    assert seen[0::2] == [[False, False, [main, 0], True]] * 3
+    assert seen[0::2] == [[False, before, [main, 0], True] for before in (False, True, True)]
     assert seen[1::2] == [[True, True, [main, 1], "native"]] * 3
     assert (path, generation, reloaded) == ("off", 0, 0)
     assert home.calls() == 3

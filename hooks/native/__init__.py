@@ -15,6 +15,7 @@ from gemmtuned.configs.errors import GemmtunedError, ProblemError
 from gemmtuned.configs.padding import COVERS
 from gemmtuned.configs.problem import DTYPES, FAMILIES, LAYOUTS, MATH_MODES, SCALES, Problem
 from gemmtuned.configs.sighting import OUTCOMES, Sighting
+from gemmtuned.hooks.overrides import Watch, is_torchs, registered_at
 
 OFF: Final = 0
 CAPTURE: Final = 1
@@ -105,7 +106,10 @@ class _Row(ctypes.Structure):
 
 
 class _Failure(ctypes.Structure):
-    _fields_ = (("id", ctypes.c_int32), ("reason", ctypes.c_char * 252))
+    _fields_ = (("id", ctypes.c_int32), ("how", ctypes.c_int32), ("reason", ctypes.c_char * 248))
+
+
+HOW: Final = ("failed", "wrong")  # index: Failing of routes.h
 
 
 _SIZES: Final = ((LtLaunch, 56), (Launch, 40), (_Problem, 28), (_Record, 16), (_Row, 0))
@@ -142,17 +146,57 @@ class Native:
         if lib.gt_layout() != _LAYOUT:
             raise NativeError(f"{path} was built from other sources. Run: gemmtuned doctor --build")
         self._lib = lib
+        self.left: dict[str, str] = {}  # operators that are others', and where theirs was registered
+        self._watch: Watch | None = None
         self._records = (_Record * 1024)()
 
     def install(self) -> None:
-        """Put our operators in front of torch's. Raises NativeError."""
-        error = ctypes.create_string_buffer(500)
-        if self._lib.gt_install(error, len(error)) != 0:
-            raise NativeError(f"torch refused the native hook: {error.value.decode(errors='replace')}")
+        """Put our operators in front of torch's own, for the life of the process; a second time does nothing.
 
-    def remove(self) -> None:
-        """Take them away again; calls on their way finish."""
-        self._lib.gt_remove()
+        What somebody else has put in torch's place is left alone: see `left`.  Raises NativeError.
+        """
+        text = ctypes.create_string_buffer(500)
+        prepared = self._lib.gt_prepare(text, len(text))
+        why = text.value.decode(errors="replace")
+        if prepared < 0:
+            raise NativeError(f"torch refused the native hook: {why}")
+        self.left = {}
+        if prepared == 1 and "does not load" not in why:  # without a driver there are no such calls
+            self.left["CUDA"] = why
+        ours = []
+        for number, operator in enumerate(self._operators()):
+            if operator.startswith("CUDA ") and not self.has_cuda:
+                continue
+            place = registered_at(operator)
+            if self._lib.gt_is_installed(number):  # by an earlier enable(); somebody may have come on top since
+                ours.append(operator)
+            elif is_torchs(place):
+                if self._lib.gt_install(number, text, len(text)) == 0:
+                    ours.append(operator)
+            elif place:  # an operator without any kernel is nobody's
+                self.left[operator] = place
+        if not ours:
+            raise NativeError(f"no operator is torch's own any more: {self.left}")
+        self._watch = Watch(ours)
+        self.overridden(anew=True)
+
+    def overridden(self, *, anew: bool = False) -> dict[str, str]:
+        """Operators whose calls do not reach us, with the place of the kernel that serves them, or the reason.
+
+        anew: also what C++ has registered since; dumps torch's tables, a millisecond.
+        """
+        over = self._watch.look(anew=anew) if self._watch is not None else {}
+        return {**self.left, **over}
+
+    def _operators(self) -> Iterator[str]:
+        number = 0
+        while name := self._lib.gt_operator(number):
+            yield name.decode()
+            number += 1
+
+    def live_check(self, every: int) -> None:
+        """Compare one routed call in `every` with stock torch; 0: none."""
+        self._lib.gt_live_check(every)
 
     def at_first_count(self, body: Any) -> None:
         """Run `body`, a ctypes callback, in a thread of its own with the next problem that is new; None: do not."""
@@ -164,7 +208,7 @@ class Native:
 
     @property
     def has_cuda(self) -> bool:
-        """True when this build stands in front of torch's CUDA operators too."""
+        """True when we stand in front of torch's CUDA operators too."""
         return bool(self._lib.gt_has_cuda())
 
     def load_kernel(self, device: int, image: bytes, name: str, shared_bytes: int, cluster: int) -> int:
@@ -223,11 +267,11 @@ class Native:
         """Of the cuBLASLt that launches call; 0 without one."""
         return int(self._lib.gt_cublaslt_version())
 
-    def failures(self) -> list[tuple[int, str]]:
-        """(route id, reason) of routes that failed since the last time."""
+    def failures(self) -> list[tuple[int, str, str]]:
+        """(route id, how: one of HOW, reason) of routes that failed since the last time."""
         found = (_Failure * 64)()
         count = self._lib.gt_take_failures(found, len(found))
-        return [(f.id, f.reason.decode(errors="replace")) for f in found[:count]]
+        return [(f.id, HOW[f.how], f.reason.decode(errors="replace")) for f in found[:count]]
 
     @property
     def generation(self) -> int:
@@ -246,8 +290,12 @@ class Native:
 
 _SIGNATURES: Final = (
     ("gt_layout", ctypes.c_uint64),
-    ("gt_install", ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t),
+    ("gt_prepare", ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t),
+    ("gt_operator", ctypes.c_char_p, ctypes.c_size_t),
+    ("gt_install", ctypes.c_int, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t),
+    ("gt_is_installed", ctypes.c_int, ctypes.c_size_t),
     ("gt_has_cuda", ctypes.c_int),
+    ("gt_live_check", None, ctypes.c_uint32),
     (
         "gt_load_kernel",
         ctypes.c_void_p,
@@ -259,7 +307,6 @@ _SIGNATURES: Final = (
         ctypes.c_char_p,
         ctypes.c_size_t,
     ),
-    ("gt_remove", None),
     ("gt_set_mode", None, ctypes.c_int),
     ("gt_at_first_count", None, ctypes.c_void_p),
     ("gt_generation", ctypes.c_uint64),

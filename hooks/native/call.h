@@ -5,7 +5,9 @@
 
 #include <chrono>
 
+#include "blame.h"
 #include "context.h"
+#include "live_check.h"
 
 namespace gemmtuned {
 
@@ -26,6 +28,7 @@ bool describe(Problem& p, Family family, const Tensor& a, const Tensor& b, at::S
   if (a.dim() != dims || b.dim() != dims || a.size(dims - 1) != b.size(dims - 2)) return false;
   if (dims == 3 && a.size(0) != b.size(0)) return false;
   if (a.device() != b.device()) return false;
+  if (dims == 3 && a.size(0) > INT32_MAX) return false;  // the key's batch is that wide
   p = Problem{};
   p.batch = dims == 3 ? static_cast<int32_t>(a.size(0)) : 1;
   p.m = a.size(dims - 2), p.k = a.size(dims - 1), p.n = b.size(dims - 1);
@@ -47,18 +50,18 @@ struct Depth {
   ThreadCounters& thread;
 };
 
-// In a catch block: switches the route off. Every thread looks up again: what failed is a miss from now on.
-inline void fail(Route& route) {
-  try {
-    throw;
-  } catch (const c10::Error& err) {
-    route.fail(err.what_without_backtrace());
-  } catch (const std::exception& err) {
-    route.fail(err.what());
-  } catch (...) {
-    route.fail("unknown exception");
-  }
-  g_epoch.fetch_add(1);
+// In a catch block of a call with this problem: switches the route off if the fault is its own (blame.h).
+template <class Device>
+void judge(Route& route, const Problem& p) {
+  const auto bytes = [&](uint8_t dtype, int64_t rows, int64_t columns) {
+    return static_cast<size_t>(p.batch) * static_cast<size_t>(rows) * static_cast<size_t>(columns) *
+           c10::elementSize(static_cast<at::ScalarType>(dtype));
+  };
+  constexpr size_t kRoom = 16 << 20;
+  const size_t most = Device::on_host ? 4 * (bytes(p.dtype, p.m, p.k) + bytes(p.wdtype, p.k, p.n) +
+                                             bytes(p.out_dtype, p.m, p.n)) + kRoom
+                                      : 0;
+  if (blame(route, most)) g_epoch.fetch_add(1);
 }
 
 inline uint64_t now_ns() {
@@ -78,11 +81,35 @@ inline Tensor as_stock(const Tensor& y, const Problem& p, const Tensor& a) {
   return y.as_strided(y.sizes(), {p.n, 1});
 }
 
+// Names of dimensions, which torch dropped in 2.13: kernels and libraries refuse them, torch's own operators pass them on.
+template <class T>
+bool has_names(const T& t) {
+  if constexpr (requires { t.has_names(); }) return t.has_names();
+  else return false;
+}
+
+// Whether the live check finds `y`, the route's result, to be another than stock's. Then the route is off.
+template <class Device>
+bool found_wrong(Route& route, const Problem& p, const Tensor& a, const Tensor& b, const Tensor& y, const Tensor& stock) {
+  std::string wrong;
+  try {
+    at::AutoDispatchBelowADInplaceOrView below;
+    [[maybe_unused]] const typename Device::Relaxed relaxed;
+    wrong = live_mismatch(p, a, b, y, stock);
+  } catch (...) {  // no memory for it: this call is not checked
+  }
+  if (wrong.empty()) return false;
+  route.fail(WRONG, wrong.c_str());
+  g_epoch.fetch_add(1);
+  return true;
+}
+
 // Runs the call's route through `routed` or, without one, `stock`; then counts the call, unless torch raised.
 // `free`: the call can be routed at all.  A call that stock served though it had a route is counted as a miss.
-template <class Device, class Stock, class Routed>
+// `fresh`: the route's result in memory of its own, which a live check needs: what `routed` writes into may be an operand.
+template <class Device, class Stock, class Routed, class Fresh>
 auto call(const Problem& key, const Tensor& a, const Tensor& b, const Tensor* bias, bool free, const Stock& stock,
-          const Routed& routed) -> decltype(stock()) {
+          const Routed& routed, const Fresh& fresh) -> decltype(stock()) {
   ThreadCounters* thread = this_thread();
   if (!thread || thread->depth) return stock();
   Cell* cell = g_counters.cell(*thread, key);
@@ -104,15 +131,27 @@ auto call(const Problem& key, const Tensor& a, const Tensor& b, const Tensor* bi
   Outcome outcome = cell->found.outcome;
   Route* route = cell->found.route;
   if (route && route->code != STOCK) {
-    if (free && !route->failed.load(std::memory_order_relaxed) && Device::accepts(*route, a, b, bias)) {
+    if (free && !route->failed.load(std::memory_order_relaxed) && Device::accepts(*route, a, b, bias) &&
+        !has_names(a) && !has_names(b) && !(bias && has_names(*bias))) {
+      Tensor checked;
       try {
-        decltype(auto) y = routed(*route);
-        count(outcome);
-        return y;
-      } catch (const c10::OutOfMemoryError&) {  // the device's shortage and not the route's fault: torch tries
-      } catch (const c10::NotImplementedError&) {  // a library that does not take these strides
+        if (C10_LIKELY(!live_check_due() || (key.flags & GRAPH))) {
+          decltype(auto) y = routed(*route);
+          count(outcome);
+          return y;
+        }
+        checked = fresh(*route);
       } catch (...) {
-        fail(*route);
+        judge<Device>(*route, key);
+      }
+      if (checked.defined()) {
+        decltype(auto) y = stock();
+        const bool wrong = found_wrong<Device>(*route, key, a, b, checked, y);
+        count(wrong ? MISS : outcome);
+        if (wrong) return y;
+        at::AutoDispatchBelowADInplaceOrView below;
+        y.copy_(checked);  // the same bits as without a check
+        return y;
       }
     }
     outcome = MISS;
@@ -127,6 +166,12 @@ auto call(const Problem& key, const Tensor& a, const Tensor& b, const Tensor* bi
   cell->add_sample(now_ns() - start);
   cell->add(MISS);
   return y;
+}
+
+template <class Device, class Stock, class Routed>
+auto call(const Problem& key, const Tensor& a, const Tensor& b, const Tensor* bias, bool free, const Stock& stock,
+          const Routed& routed) -> decltype(stock()) {
+  return call<Device>(key, a, b, bias, free, stock, routed, routed);
 }
 
 }  // namespace gemmtuned

@@ -7,27 +7,56 @@
 // that fails is switched off and the call is served by stock torch. Loaded with ctypes (no Python headers needed).
 #include <ATen/ops/linear.h>
 #include <pthread.h>
-#include <torch/library.h>
+
+#include <algorithm>
+#include <array>
 
 #include "context.h"
-#include "cpu.h"
 #include "cublaslt.h"
 #include "cuda_launch.h"
-#include "operators.h"
-#ifdef GEMMTUNED_CUDA
-#include "cuda.h"
-#endif
+#include "install.h"
+
+// What torch's dump of an operator names as the place of our kernels; hooks/overrides.py knows them by it.
+#define GEMMTUNED_REGISTERED "gemmtuned/hooks/native/capture.cpp"
 
 namespace gemmtuned {
 namespace {
 
 using OnCpu = Operators<Cpu>;
 
-// A linear layer whose weight is also held packed (gemmtuned.freeze): its own problem first, then the plain one.
-// `version` and `address` are the weight's when it was packed: a weight edited, converted or replaced since then is
-// served plain (inference tensors have no version).
+// ---- frozen layers ------------------------------------------------------------------------------------------------
+
+// What a weight was when it was packed: version, address, storage, and a sum over its form and 32 places of its content.
+//
+// Versions do not count edits under `.data`, and addresses come again. The storage is the address of its StorageImpl, to
+// which freeze.py holds a weak reference: so it is nobody else's, however often `.data` was given another. Memory of the
+// same storage that was given back and taken anew (resize_), and edits under `.data`, show in the content alone.
+std::array<int64_t, 4> stamp_of(const Tensor& w) {
+  uint64_t sum = 0x9e3779b97f4a7c15ull;
+  const auto take = [&sum](uint64_t word) { sum = (sum ^ word) * 0xd6e8feb86659fd93ull, sum ^= sum >> 32; };
+  for (const int64_t size : w.sizes()) take(static_cast<uint64_t>(size));
+  for (const int64_t stride : w.strides()) take(static_cast<uint64_t>(stride));
+  const char* const data = static_cast<const char*>(w.const_data_ptr());
+  const size_t bytes = w.nbytes();
+  if (w.is_contiguous() && data && w.storage().nbytes() >= w.storage_offset() * w.itemsize() + bytes)
+    for (size_t i = 0; bytes >= sizeof(uint64_t) && i < 32; ++i) {
+      uint64_t word;
+      std::memcpy(&word, data + (bytes - sizeof word) / 31 * i, sizeof word);
+      take(word);
+    }
+  return {w.is_inference() ? -1 : static_cast<int64_t>(w._version()), reinterpret_cast<int64_t>(data),
+          reinterpret_cast<int64_t>(w.storage().unsafeGetStorageImpl()), static_cast<int64_t>(sum)};
+}
+
+std::vector<int64_t> frozen_stamp(const Tensor& w) {
+  const auto stamp = stamp_of(w);
+  return {stamp.begin(), stamp.end()};
+}
+
+// A linear layer whose weight is also held packed (gemmtuned.freeze): its own problem first, then the plain one. A weight
+// that is not what it was when it was packed is served plain.
 Tensor frozen_linear(const Tensor& x, const Tensor& w, const Tensor& packed, const OptionalTensor& bias,
-                     int64_t version, int64_t address) {
+                     at::IntArrayRef stamp) {
   if (x.dim() == 0 || w.dim() != 2 || w.size(1) == 0 || x.size(-1) != w.size(1) ||
       (bias && (bias->dim() != 1 || bias->size(0) != w.size(0))))
     return at::linear(x, w, bias);  // torch has the right error
@@ -46,7 +75,7 @@ Tensor frozen_linear(const Tensor& x, const Tensor& w, const Tensor& packed, con
         try {
           return OnCpu::checked(*found.route, as_plain, a, b, bias);
         } catch (...) {
-          fail(*found.route);
+          judge<Cpu>(*found.route, as_plain);
         }
       }
       return plain();
@@ -54,39 +83,12 @@ Tensor frozen_linear(const Tensor& x, const Tensor& w, const Tensor& packed, con
     return call<Cpu>(p, a, b, c, true, otherwise, [&](Route& r) { return OnCpu::checked(r, p, a, b, bias, packed); });
   };
   Problem p;
-  const bool same = (w.is_inference() || w._version() == static_cast<uint32_t>(version)) &&
-                    reinterpret_cast<int64_t>(w.const_data_ptr()) == address &&
-                    w.scalar_type() == packed.scalar_type() && (!bias || bias->scalar_type() == w.scalar_type());
+  const bool same = w.scalar_type() == packed.scalar_type() && (!bias || bias->scalar_type() == w.scalar_type()) &&
+                    std::ranges::equal(stamp, stamp_of(w));
   const Tensor y = off() || !same || !describe<Cpu>(p, DENSE, a, b, a.scalar_type()) ? plain() : frozen(p);
   auto sizes = x.sizes().vec();
   sizes.back() = w.size(0);
   return y.reshape(sizes);
-}
-
-// ---- installing ---------------------------------------------------------------------------------------------------
-
-struct Quiet : c10::WarningHandler {  // torch warns once when a kernel is overridden; that is what we are here for
-  void process(const c10::Warning&) override {}
-};
-
-// Not destroyed at exit: other threads may still be in a GEMM then.
-auto& g_installed = *new std::vector<std::unique_ptr<torch::Library>>;
-
-template <class Device>
-void install_operators() {
-  using Ours = Operators<Device>;
-  auto lib = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", Device::key, __FILE__, __LINE__);
-  lib->impl("mm", TORCH_FN(Ours::mm));
-  lib->impl("mm.out", TORCH_FN(Ours::mm_out));
-  lib->impl("addmm", TORCH_FN(Ours::addmm));
-  lib->impl("addmm.out", TORCH_FN(Ours::addmm_out));
-  lib->impl("addmm_", TORCH_FN(Ours::addmm_));
-  lib->impl("bmm", TORCH_FN(Ours::bmm));
-  lib->impl("bmm.out", TORCH_FN(Ours::bmm_out));
-  lib->impl("baddbmm", TORCH_FN(Ours::baddbmm));
-  lib->impl("baddbmm.out", TORCH_FN(Ours::baddbmm_out));
-  lib->impl("baddbmm_", TORCH_FN(Ours::baddbmm_));
-  g_installed.push_back(std::move(lib));
 }
 
 void define_ops() {  // once for the life of the process: modules may hold the operator
@@ -96,11 +98,33 @@ void define_ops() {  // once for the life of the process: modules may hold the o
   static auto& packed = *new Library(Library::IMPL, "gemmtuned", c10::DispatchKey::MkldnnCPU, __FILE__, __LINE__);
   static bool done = false;
   if (done) return;
-  definition.def("frozen_linear(Tensor x, Tensor weight, Tensor packed, Tensor? bias, int version, int address) -> Tensor");
+  definition.def("frozen_stamp(Tensor weight) -> int[]");
+  definition.def("frozen_linear(Tensor x, Tensor weight, Tensor packed, Tensor? bias, int[] stamp) -> Tensor");
+  cpu.impl("frozen_stamp", TORCH_FN(frozen_stamp));
   cpu.impl("frozen_linear", TORCH_FN(frozen_linear));
   packed.impl("frozen_linear", TORCH_FN(frozen_linear));
   done = true;
 }
+
+// ---- installing ---------------------------------------------------------------------------------------------------
+
+struct Quiet : c10::WarningHandler {  // torch warns once when a kernel is overridden; that is what we are here for
+  void process(const c10::Warning&) override {}
+};
+
+std::vector<Installable>& installables() {
+  static auto& all = *[] {
+    auto* list = new std::vector<Installable>;
+    list_operators<Cpu>(*list);
+#ifdef GEMMTUNED_CUDA
+    list_operators<Cuda>(*list);
+#endif
+    return list;
+  }();
+  return all;
+}
+
+bool g_cuda = false;  // the CUDA half is in use
 
 // ---- tables and forks ---------------------------------------------------------------------------------------------
 
@@ -125,6 +149,7 @@ void after_fork_in_parent() {
 
 void after_fork_in_child() {
   g_captures.after_fork_in_child();
+  cuda::Workspaces::get().after_fork_in_child();
   g_counters.after_fork_in_child(t_slot.counters);
   failures().mutex.unlock();  // held by this thread, as in the parent
   failures().waiting.clear();  // the parent tells
@@ -147,8 +172,8 @@ struct GtRow {  // one row of a table; launch is a cuda::Launch for LAUNCH, a cu
 };
 
 struct GtFailure {
-  int32_t id;
-  char reason[252];
+  int32_t id, how;  // how: a Failing
+  char reason[248];
 };
 
 uint64_t gt_layout() {
@@ -156,46 +181,65 @@ uint64_t gt_layout() {
          sizeof(GtRow);
 }
 
-// Puts our operators in front of torch's; 0, or -1 with the reason in `error`.
-int gt_install(char* error, size_t room) {
-  static Quiet quiet;
+// Makes ready for gt_install. 0; 1 when the CUDA half is left out for the reason in `note`; -1 with it when all is.
+int gt_prepare(char* note, size_t room) {
   static bool forks = false;
-  auto* before = c10::WarningUtils::get_warning_handler();
-  c10::WarningUtils::set_warning_handler(&quiet);
-  int rc = 0;
   try {
     if (!forks) pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
     forks = true;
     define_ops();
-    if (g_installed.empty()) {
-      install_operators<Cpu>();
+  } catch (const std::exception& err) {
+    snprintf(note, room, "%s", err.what());
+    return -1;
+  }
 #ifdef GEMMTUNED_CUDA
-      install_operators<Cuda>();
-      g_installed.back()->impl("_scaled_mm", TORCH_FN(Cuda::scaled_mm));
-      g_installed.back()->impl("_scaled_mm.out", TORCH_FN(Cuda::scaled_mm_out));
-      g_installed.back()->impl("_grouped_mm", TORCH_FN(Cuda::grouped_mm));
-#ifdef GEMMTUNED_SCALED_MM_V2
-      install_scaled_v2<at::cuda::_scaled_mm_v2, at::cuda::_scaled_mm_v2_outf>(*g_installed.back());
+  try {
+    cuda::Driver::get();
+    g_cuda = true;
+  } catch (const c10::Error& err) {
+    snprintf(note, room, "%s", err.what_without_backtrace());
+    return 1;
+  }
 #endif
-#endif
-    }
+  return 0;
+}
+
+// Name of the operator of this number, "CPU aten::mm.out"; null past the last.
+const char* gt_operator(size_t number) {
+  return number < installables().size() ? installables()[number].name.c_str() : nullptr;
+}
+
+// Puts ours in front of what is registered for it now, for the life of the process. A second time does nothing. 0, or -1
+// with the reason in `error`.
+int gt_install(size_t number, char* error, size_t room) {
+  static Quiet quiet;
+  if (number >= installables().size() || installables()[number].done) return 0;
+  Installable& it = installables()[number];
+  auto* before = c10::WarningUtils::get_warning_handler();
+  c10::WarningUtils::set_warning_handler(&quiet);
+  int rc = 0;
+  try {
+    auto* library = new torch::Library(torch::Library::IMPL, "aten", it.key, GEMMTUNED_REGISTERED, __LINE__);
+    it.add(*library, it.operation);
+    it.done = true;
+  } catch (const c10::Error& err) {  // of a torch whose operator takes other arguments
+    snprintf(error, room, "%s", err.what_without_backtrace());
+    rc = -1;
   } catch (const std::exception& err) {
     snprintf(error, room, "%s", err.what());
-    g_installed.clear();
     rc = -1;
   }
   c10::WarningUtils::set_warning_handler(before);
   return rc;
 }
 
-// Whether CUDA operators are part of this build.
-int gt_has_cuda() {
-#ifdef GEMMTUNED_CUDA
-  return 1;
-#else
-  return 0;
-#endif
-}
+int gt_is_installed(size_t number) { return number < installables().size() && installables()[number].done; }
+
+// Whether we stand in front of CUDA operators.
+int gt_has_cuda() { return g_cuda; }
+
+// One routed call in this many is checked against stock torch; 0: none.
+void gt_live_check(uint32_t every) { g_live_every.store(every); }
 
 // Loads a binary on a CUDA device; its kernel's handle, or null with the reason in `error`.
 void* gt_load_kernel(int device, const void* image, const char* name, int shared, int cluster, char* error,
@@ -209,8 +253,6 @@ void* gt_load_kernel(int device, const void* image, const char* name, int shared
   }
   return nullptr;
 }
-
-void gt_remove() { g_installed.clear(); }
 
 // Has `body` run in a thread of its own with the next problem that any thread meets for the first time; null: not.
 void gt_at_first_count(ThreadBody body) { g_at_first_count.store(body); }
@@ -234,7 +276,7 @@ size_t gt_drain(Record* out, size_t room) {
 uint64_t gt_capture_begun(int device) {
 #ifdef GEMMTUNED_CUDA
   try {
-    const uint64_t id = cuda::capture_of(cuda::current_stream(device));
+    const uint64_t id = cuda::capture_of(cuda::current_stream(device)).id;
     g_captures.expect(id);
     return id;
   } catch (...) {
@@ -300,8 +342,9 @@ size_t gt_take_failures(GtFailure* out, size_t room) {
   std::lock_guard<std::mutex> hold(all.mutex);
   size_t n = 0;
   for (; n < room && !all.waiting.empty(); ++n, all.waiting.pop_back()) {
-    out[n].id = all.waiting.back().first;
-    snprintf(out[n].reason, sizeof out[n].reason, "%s", all.waiting.back().second.c_str());
+    const auto& last = all.waiting.back();
+    out[n].id = last.id, out[n].how = last.how;
+    snprintf(out[n].reason, sizeof out[n].reason, "%s", last.why.c_str());
   }
   return n;
 }

@@ -2,7 +2,8 @@
 //
 // A cell's counts only grow and only their owner writes them, so plain relaxed stores are enough and nothing is
 // lost or counted twice; the drainer remembers what it has already taken. A thread that outgrows its segment starts
-// a larger one and leaves the old one to the drainer. Cells also cache the look-up, by table epoch.
+// a larger one and leaves the old one to the drainer; one that ends adds what the drainer has not taken to a segment for
+// all such threads, so that threads which come and go cost nothing that grows. Cells also cache the look-up, by epoch.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -83,9 +84,17 @@ class Counters {
 
   void leave(ThreadCounters* thread) {
     std::lock_guard<std::mutex> hold(mutex_);
-    thread->current->closed.store(true, std::memory_order_release);
+    Segment* const mine = thread->current;
     std::erase(threads_, thread);
     delete thread;
+    try {
+      for (Cell& c : mine->cells)
+        if (c.used.load(std::memory_order_relaxed)) bequeath(c);
+      std::erase(segments_, mine);
+      delete mine;
+    } catch (const std::bad_alloc&) {  // the drainer takes the rest, cell by cell
+      mine->closed.store(true, std::memory_order_release);
+    }
   }
 
   // The thread's cell for this key, or null when it already holds too many distinct ones.
@@ -138,6 +147,7 @@ class Counters {
     mutex_.unlock();
     new (&segments_) std::vector<Segment*>;
     new (&threads_) std::vector<ThreadCounters*>;
+    left_ = nullptr;
     dropped.store(0);
     if (mine) {
       mine->reading.store(nullptr);
@@ -151,6 +161,42 @@ class Counters {
   std::mutex mutex_;
   std::vector<Segment*> segments_;
   std::vector<ThreadCounters*> threads_;
+  Segment* left_ = nullptr;  // of threads that have ended; one of segments_, written under the mutex alone
+
+  // Adds what the drainer has not seen of a cell to `left_`, and marks it seen.
+  void bequeath(Cell& c) {
+    if (!left_ || left_->filled * 2 > left_->mask) make_room();
+    Record rest;
+    if (!take(c, rest)) return;
+    const size_t most = 2 * kMaxCells;
+    size_t i = rest.key.hash();
+    for (;; ++i) {
+      Cell& heir = left_->cells[i & left_->mask];
+      const bool used = heir.used.load(std::memory_order_relaxed);
+      if (used && !(heir.key == rest.key)) continue;
+      if (!used && left_->filled * 2 > left_->mask && left_->cells.size() >= most) {
+        dropped.fetch_add(rest.calls[0] + rest.calls[1] + rest.calls[2], std::memory_order_relaxed);
+        return;
+      }
+      if (!used) heir.key = rest.key, ++left_->filled;
+      for (int o = 0; o < 3; ++o) heir.calls[o].fetch_add(rest.calls[o], std::memory_order_relaxed);
+      heir.sampled_ns.fetch_add(rest.sampled_ns, std::memory_order_relaxed);
+      heir.sampled_calls.fetch_add(rest.sampled_calls, std::memory_order_relaxed);
+      heir.used.store(true, std::memory_order_release);
+      return;
+    }
+  }
+
+  // A larger `left_`, while it may grow. The old one is the drainer's to empty and free. Throws bad_alloc.
+  void make_room() {
+    const size_t size = left_ ? left_->cells.size() * 2 : kFirstCells;
+    if (size > 2 * kMaxCells) return;
+    auto larger = std::make_unique<Segment>(size);
+    segments_.reserve(segments_.size() + 1);
+    if (left_) left_->closed.store(true, std::memory_order_release);
+    left_ = larger.release();
+    segments_.push_back(left_);
+  }
 
   static size_t take(Cell& c, Record& r) {
     uint64_t any = 0;

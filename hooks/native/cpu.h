@@ -3,6 +3,8 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_addmm_activation_cpu_dispatch.h>
+#include <ATen/ops/_int_mm_cpu_dispatch.h>
 #include <ATen/ops/addmm_cpu_dispatch.h>
 #include <ATen/ops/addmv.h>
 #include <ATen/ops/baddbmm_cpu_dispatch.h>
@@ -26,7 +28,9 @@ inline Tensor onednn_linear(const Tensor& x, const Tensor& w, const OptionalTens
 // What Operators (operators.h) asks of a device.
 struct Cpu {
   static constexpr auto key = c10::DispatchKey::CPU;
-  static constexpr bool timed = true;  // a call returns when the work is done
+  static constexpr bool timed = true;    // a call returns when the work is done
+  static constexpr bool on_host = true;  // memory of a call is the host's
+  struct Relaxed {};
 
   static void describe(Problem& p, const Tensor& a) {
     p.math = math_mode(a.scalar_type());
@@ -84,6 +88,10 @@ struct Cpu {
   static constexpr auto baddbmm = at::cpu::baddbmm;
   static constexpr auto baddbmm_out = at::cpu::baddbmm_out;
   static constexpr auto baddbmm_ = at::cpu::baddbmm_;
+  static constexpr auto addmm_activation = at::cpu::_addmm_activation;
+  static constexpr auto addmm_activation_out = at::cpu::_addmm_activation_out;
+  static constexpr auto int_mm = at::cpu::_int_mm;
+  static constexpr auto int_mm_out = at::cpu::_int_mm_out;
 
  private:
   static uint8_t math_mode(at::ScalarType dtype) {

@@ -1,6 +1,6 @@
 // Products by an algorithm of cuBLASLt that was chosen for them: the library torch has loaded, called directly.
 //
-// Declared here as in cuda_launch.h, so that no toolkit is needed to build. The library works on columns: Y[M, N] in rows
+// Declared here as in driver.h, so that no toolkit is needed to build. The library works on columns: Y[M, N] in rows
 // is its [N, M], its A is our [K, N] operand, its B our X. Descriptors are made for each call, as torch does: they hold
 // the bias pointer. The workspace comes from torch's allocator, so that inside a graph capture it belongs to the graph.
 #pragma once
@@ -8,7 +8,8 @@
 
 #include <atomic>
 
-#include "cuda_launch.h"
+#include "driver.h"
+#include "workspaces.h"
 
 namespace gemmtuned::cuda {
 
@@ -42,6 +43,16 @@ struct LtLibrary {
       handles[device].store(made, std::memory_order_release);
     }
     return made;
+  }
+
+  // Of a launch on this stream: statuses that a broken device or capture gives too are the route's only on a sound one.
+  static void check_on(Handle stream, int code, const char* what) {
+    constexpr int kNotInitialized = 1, kMappingError = 11, kExecutionFailed = 13, kInternalError = 14, kInvalidated = 2;
+    int state = 0;
+    for (const int vague : {kNotInitialized, kMappingError, kExecutionFailed, kInternalError})
+      if (code == vague && (Driver::get().cuStreamIsCapturing(stream, &state) != 0 || state == kInvalidated))
+        throw Declined("the device, the stream or the capture is broken");
+    check(code, what);
   }
 
   static void check(int code, const char* what) {
@@ -97,6 +108,17 @@ struct LtLaunch {  // mirrored in hooks/native/__init__.py; the fields are those
   }
 };
 
+// From torch's allocator, which at the limit gives all that it keeps back to the driver first: so not at every call.
+inline at::Tensor scratch(int device, int64_t bytes, const at::TensorOptions& options) {
+  if (Shortage::lasts(device)) throw Declined("the device had no memory a moment ago");
+  try {
+    return at::empty({bytes}, options.dtype(at::kByte));
+  } catch (const c10::OutOfMemoryError&) {
+    Shortage::begin(device);
+    throw Declined("the device has no memory");
+  }
+}
+
 // y [M, N] = a [M, K] @ b [K, N] (+ bias), asynchronously on the current stream.
 inline void launch(const LtLaunch& l, const at::Tensor& a, const at::Tensor& b, const at::Tensor* bias,
                    const at::Tensor& y) {
@@ -130,15 +152,16 @@ inline void launch(const LtLaunch& l, const at::Tensor& a, const at::Tensor& b, 
   layout(0, l.w_turned ? k : n, l.w_turned ? n : k, LtLaunch::leading(b, l.w_turned));
   layout(1, l.x_turned ? m : k, l.x_turned ? k : m, LtLaunch::leading(a, l.x_turned));
   layout(2, n, m, n);
-  at::Tensor space;
-  if (l.workspace_bytes) space = at::empty({l.workspace_bytes}, a.options().dtype(at::kByte));
+  const Handle stream = current_stream(l.device);
+  const at::Tensor space = l.workspace_bytes ? scratch(l.device, l.workspace_bytes, a.options()) : at::Tensor();
   const float one = 1, zero = 0;
   void* const out = y.mutable_data_ptr();
-  lt.check(lt.cublasLtMatmul(lt.handle(l.device), own.desc, &one, b.const_data_ptr(), own.layouts[0], a.const_data_ptr(),
-                             own.layouts[1], &zero, out, own.layouts[2], out, own.layouts[2], l.algo,
-                             space.defined() ? space.mutable_data_ptr() : nullptr,
-                             static_cast<size_t>(l.workspace_bytes), current_stream(l.device)),
-           "cublasLtMatmul");
+  lt.check_on(stream,
+              lt.cublasLtMatmul(lt.handle(l.device), own.desc, &one, b.const_data_ptr(), own.layouts[0],
+                                a.const_data_ptr(), own.layouts[1], &zero, out, own.layouts[2], out, own.layouts[2],
+                                l.algo, space.defined() ? space.mutable_data_ptr() : nullptr,
+                                static_cast<size_t>(l.workspace_bytes), stream),
+              "cublasLtMatmul");
 }
 
 }  // namespace gemmtuned::cuda

@@ -2,8 +2,16 @@
 #pragma once
 #include <ATen/Context.h>
 #include <ATen/MemoryOverlap.h>
+#include <ATen/ops/_addmm_activation_cuda_dispatch.h>
+#if __has_include(<ATen/ops/_grouped_mm_cuda_dispatch.h>)
 #include <ATen/ops/_grouped_mm_cuda_dispatch.h>
+#define GEMMTUNED_GROUPED_MM
+#endif
+#include <ATen/ops/_int_mm_cuda_dispatch.h>
+#if __has_include(<ATen/ops/_scaled_mm_cuda_dispatch.h>)
 #include <ATen/ops/_scaled_mm_cuda_dispatch.h>
+#define GEMMTUNED_SCALED_MM
+#endif
 #include <ATen/ops/addmm_cuda_dispatch.h>
 #include <ATen/ops/baddbmm_cuda_dispatch.h>
 #include <ATen/ops/bmm_cuda_dispatch.h>
@@ -20,6 +28,7 @@
 #include "call.h"
 #include "cublaslt.h"
 #include "cuda_launch.h"
+#include "operators.h"
 
 namespace gemmtuned {
 
@@ -38,7 +47,9 @@ class On {
 // What Operators (operators.h) asks of a device.
 struct Cuda {
   static constexpr auto key = c10::DispatchKey::CUDA;
-  static constexpr bool timed = false;  // a call returns before the work is done, and we never wait for it
+  static constexpr bool timed = false;    // a call returns before the work is done, and we never wait for it
+  static constexpr bool on_host = false;  // memory of a call is the device's
+  using Relaxed = cuda::RelaxedCapture;
 
   static void describe(Problem& p, const Tensor& a) {
     p.device_type = 1;
@@ -50,7 +61,7 @@ struct Cuda {
   // The graph capture that this call is recorded into.
   static uint64_t capture_id(const Tensor& a) {
     const On here(a.device());
-    return cuda::capture_of(cuda::current_stream(a.device().index()));
+    return cuda::capture_of(cuda::current_stream(a.device().index())).id;
   }
 
   static bool accepts(const Route& route, const Tensor& a, const Tensor& b, const Tensor* bias) {
@@ -103,23 +114,63 @@ struct Cuda {
     return at::cuda::baddbmm_(c, a, b, beta, alpha);
   }
 
-  // Counted; served by torch. The scale's granularity goes by its number of values.
-  static Tensor scaled_mm(const Tensor& a, const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,
-                          const OptionalTensor& bias, const OptionalTensor& scale_result,
-                          std::optional<at::ScalarType> out_dtype, bool fast) {
+  static Tensor addmm_activation(const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha,
+                                 bool gelu) {
+    return at::cuda::_addmm_activation(c, a, b, beta, alpha, gelu);
+  }
+  static Tensor& addmm_activation_out(Tensor& out, const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta,
+                                      const Scalar& alpha, bool gelu) {
+    return at::cuda::_addmm_activation_out(out, c, a, b, beta, alpha, gelu);
+  }
+  static Tensor int_mm(const Tensor& a, const Tensor& b) { return at::cuda::_int_mm(a, b); }
+  static Tensor& int_mm_out(Tensor& out, const Tensor& a, const Tensor& b) { return at::cuda::_int_mm_out(out, a, b); }
+
+  // What follows is counted and served by torch. These operators are not torch's public interface, or not in all its
+  // versions: each takes what calls torch as a parameter, and is registered where that can be called (install.h).
+  // T is Tensor, made dependent so that another signature is no error.
+
+  // Products whose result has a wider type than their operands.
+  template <class T>
+  static Tensor mm_dtype(const T& a, const T& b, at::ScalarType out_dtype) {
+    return Operators<Cuda>::count_as(DENSE, out_dtype, a, b, [&] { return at::cuda::mm(a, b, out_dtype); });
+  }
+  template <class T>
+  static Tensor bmm_dtype(const T& a, const T& b, at::ScalarType out_dtype) {
+    return Operators<Cuda>::count_as(BATCHED, out_dtype, a, b, [&] { return at::cuda::bmm(a, b, out_dtype); });
+  }
+  template <class T>
+  static Tensor addmm_dtype(const T& c, const T& a, const T& b, at::ScalarType out_dtype, const Scalar& beta,
+                            const Scalar& alpha) {
+    return Operators<Cuda>::count_as(DENSE_ADD, out_dtype, a, b,
+                                     [&] { return at::cuda::addmm(c, a, b, out_dtype, beta, alpha); });
+  }
+  template <class T>
+  static Tensor baddbmm_dtype(const T& c, const T& a, const T& b, at::ScalarType out_dtype, const Scalar& beta,
+                              const Scalar& alpha) {
+    return Operators<Cuda>::count_as(BATCHED_ADD, out_dtype, a, b,
+                                     [&] { return at::cuda::baddbmm(c, a, b, out_dtype, beta, alpha); });
+  }
+
+#ifdef GEMMTUNED_SCALED_MM
+  // The scale's granularity goes by its number of values.
+  template <class T>
+  static Tensor scaled_mm(const T& a, const T& b, const T& scale_a, const T& scale_b, const OptionalTensor& bias,
+                          const OptionalTensor& scale_result, std::optional<at::ScalarType> out_dtype, bool fast) {
     const auto stock = [&] {
       return at::cuda::_scaled_mm(a, b, scale_a, scale_b, bias, scale_result, out_dtype, fast);
     };
     return count_scaled(a, b, scale_a, bias, out_dtype.value_or(a.scalar_type()), fast, stock);
   }
-  static Tensor& scaled_mm_out(const Tensor& a, const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,
-                               const OptionalTensor& bias, const OptionalTensor& scale_result,
-                               std::optional<at::ScalarType> out_dtype, bool fast, Tensor& out) {
+  template <class T>
+  static Tensor& scaled_mm_out(const T& a, const T& b, const T& scale_a, const T& scale_b, const OptionalTensor& bias,
+                               const OptionalTensor& scale_result, std::optional<at::ScalarType> out_dtype, bool fast,
+                               T& out) {
     const auto stock = [&]() -> Tensor& {
       return at::cuda::_scaled_mm_out(out, a, b, scale_a, scale_b, bias, scale_result, out_dtype, fast);
     };
     return count_scaled(a, b, scale_a, bias, out.scalar_type(), fast, stock);
   }
+#endif
 
   // The same for torch.nn.functional.scaled_mm's operator, which has lists of scales. Stock: torch's function.
   struct ScaledV2 {
@@ -153,11 +204,14 @@ struct Cuda {
     }
   };
 
+#ifdef GEMMTUNED_GROUPED_MM
   // Groups of rows (2-D by 3-D) or a batch of groups; the number of groups is the batch.
-  static Tensor grouped_mm(const Tensor& a, const Tensor& b, const OptionalTensor& offsets, const OptionalTensor& bias,
+  template <class T>
+  static Tensor grouped_mm(const T& a, const T& b, const OptionalTensor& offsets, const OptionalTensor& bias,
                            std::optional<at::ScalarType> out_dtype) {
     const auto stock = [&] { return at::cuda::_grouped_mm(a, b, offsets, bias, out_dtype); };
-    if (off() || a.dim() != 2 || b.dim() != 3 || a.size(1) != b.size(1) || a.numel() == 0 || b.numel() == 0)
+    if (off() || a.dim() != 2 || b.dim() != 3 || a.size(1) != b.size(1) || a.numel() == 0 || b.numel() == 0 ||
+        b.size(0) > INT32_MAX)
       return stock();
     Problem p;
     const Tensor first = b.select(0, 0);
@@ -165,6 +219,7 @@ struct Cuda {
     p.batch = static_cast<int32_t>(b.size(0));
     return call<Cuda>(p, a, first, nullptr, false, stock, [&](Route&) { return stock(); });
   }
+#endif
 
  private:
   template <class Stock>
@@ -175,7 +230,8 @@ struct Cuda {
     p.scale = scale_a.numel() == 1 ? PER_TENSOR : scale_a.numel() == p.m ? PER_ROW : PER_BLOCK;
     p.math = fast ? REDUCED : IEEE;
     if (bias) p.flags |= BIAS;
-    return call<Cuda>(p, a, b, nullptr, false, stock, [&](Route&) -> decltype(stock()) { return stock(); });
+    return call<Cuda>(
+        p, a, b, nullptr, false, stock, [&](Route&) -> decltype(stock()) { return stock(); }, [](Route&) { return Tensor(); });
   }
 
   static void launch(const Route& route, const Tensor& a, const Tensor& b, const OptionalTensor& bias, const Tensor& y) {
@@ -231,17 +287,5 @@ struct Cuda {
     }
   }
 };
-
-#ifdef GEMMTUNED_SCALED_MM_V2
-// The operator is not torch's public interface: where its functions take other arguments, it is not counted.
-template <auto* Plain, auto* Out>
-void install_scaled_v2(torch::Library& library) {
-  using At = Cuda::ScaledV2;
-  if constexpr (std::is_same_v<decltype(Plain), At::Plain*> && std::is_same_v<decltype(Out), At::Out*>) {
-    library.impl("_scaled_mm_v2", TORCH_FN(At::plain<Plain>));
-    library.impl("_scaled_mm_v2.out", TORCH_FN(At::out<Out>));
-  }
-}
-#endif
 
 }  // namespace gemmtuned

@@ -49,7 +49,8 @@ struct Operators {
     if (off() || !describe<Device>(p, DENSE, a, b, a.scalar_type())) return Device::mm_out(out, a, b);
     return call<Device>(
         p, a, b, nullptr, fits(out, p, a), [&]() -> Tensor& { return Device::mm_out(out, a, b); },
-        [&](Route& r) -> Tensor& { return checked_out(r, p, a, b, std::nullopt, out); });
+        [&](Route& r) -> Tensor& { return checked_out(r, p, a, b, std::nullopt, out); },
+        [&](Route& r) { return checked(r, p, a, b, std::nullopt); });
   }
 
   static bool describe_addmm(Problem& p, const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta,
@@ -76,15 +77,43 @@ struct Operators {
     return call<Device>(
         p, a, b, &c, p.family == DENSE && fits(out, p, a),
         [&]() -> Tensor& { return Device::addmm_out(out, c, a, b, beta, alpha); },
-        [&](Route& r) -> Tensor& { return checked_out(r, p, a, b, c, out); });
+        [&](Route& r) -> Tensor& { return checked_out(r, p, a, b, c, out); },
+        [&](Route& r) { return checked(r, p, a, b, c); });
   }
 
   // The families with a full C are counted and served by torch: no route is taken up for them.
   template <class Stock>
   static auto count(Family family, const Tensor& c, const Tensor& a, const Tensor& b, const Stock& stock) -> decltype(stock()) {
+    return count_as(family, c.scalar_type(), a, b, stock);
+  }
+
+  template <class Stock>
+  static auto count_as(Family family, at::ScalarType out, const Tensor& a, const Tensor& b, const Stock& stock)
+      -> decltype(stock()) {
     Problem p;
-    if (off() || !describe<Device>(p, family, a, b, c.scalar_type())) return stock();
-    return call<Device>(p, a, b, nullptr, false, stock, [&](Route&) -> decltype(stock()) { return stock(); });
+    if (off() || !describe<Device>(p, family, a, b, out)) return stock();
+    return call<Device>(
+        p, a, b, nullptr, false, stock, [&](Route&) -> decltype(stock()) { return stock(); }, [](Route&) { return Tensor(); });
+  }
+
+  // With a function of the sum behind it, which no route has; and whole numbers.
+  static Tensor addmm_activation(const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha,
+                                 bool gelu) {
+    return count(DENSE_ADD, c, a, b, [&] { return Device::addmm_activation(c, a, b, beta, alpha, gelu); });
+  }
+
+  static Tensor& addmm_activation_out(const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta,
+                                      const Scalar& alpha, bool gelu, Tensor& out) {
+    return count(DENSE_ADD, c, a, b,
+                 [&]() -> Tensor& { return Device::addmm_activation_out(out, c, a, b, beta, alpha, gelu); });
+  }
+
+  static Tensor int_mm(const Tensor& a, const Tensor& b) {
+    return count_as(DENSE, at::kInt, a, b, [&] { return Device::int_mm(a, b); });
+  }
+
+  static Tensor& int_mm_out(const Tensor& a, const Tensor& b, Tensor& out) {
+    return count_as(DENSE, at::kInt, a, b, [&]() -> Tensor& { return Device::int_mm_out(out, a, b); });
   }
 
   static Tensor& addmm_(Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
@@ -107,14 +136,18 @@ struct Operators {
     if (off() || !describe<Device>(p, BATCHED, a, b, a.scalar_type())) return Device::bmm_out(out, a, b);
     const auto stock = [&]() -> Tensor& { return Device::bmm_out(out, a, b); };
     if (p.family == BATCHED)
-      return call<Device>(p, a, b, nullptr, fits(out, p, a), stock,
-                          [&](Route& r) -> Tensor& { return checked_out(r, p, a, b, std::nullopt, out); });
+      return call<Device>(
+          p, a, b, nullptr, fits(out, p, a), stock,
+          [&](Route& r) -> Tensor& { return checked_out(r, p, a, b, std::nullopt, out); },
+          [&](Route& r) { return checked(r, p, a, b, std::nullopt); });
     const Tensor x = a.squeeze(0), w = b.squeeze(0);
-    return call<Device>(p, x, w, nullptr, fits(out, p, a), stock, [&](Route& r) -> Tensor& {
-      const Tensor y = checked(r, p, x, w, std::nullopt).unsqueeze(0);
+    const auto fresh = [&](Route& r) { return checked(r, p, x, w, std::nullopt).unsqueeze(0); };
+    const auto routed = [&](Route& r) -> Tensor& {
+      const Tensor y = fresh(r);
       at::AutoDispatchBelowADInplaceOrView below;
       return out.copy_(y);
-    });
+    };
+    return call<Device>(p, x, w, nullptr, fits(out, p, a), stock, routed, fresh);
   }
 
   static Tensor baddbmm(const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {

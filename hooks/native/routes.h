@@ -19,10 +19,18 @@ namespace gemmtuned {
 
 enum Outcome : uint8_t { MISS, EXACT_HIT, PADDED_HIT };  // order of OUTCOMES in configs/sighting.py
 
+// How a route failed. FAILED: it raised; the daemon runs it again before it is withdrawn. WRONG: its result was compared with
+// stock's and is another, which is evidence enough. Order of KINDS in hooks/native/__init__.py.
+enum Failing : int32_t { FAILED, WRONG };
+
 // Routes that failed, waiting to be told to the Python side. Touched once for each route at most.
 struct Failures {
+  struct One {
+    int32_t id, how;
+    std::string why;
+  };
   std::mutex mutex;
-  std::vector<std::pair<int32_t, std::string>> waiting;  // route id, reason
+  std::vector<One> waiting;
 };
 inline Failures& failures() {
   static auto* all = new Failures;
@@ -40,10 +48,10 @@ struct Route {
   std::unique_ptr<const cuda::Launch> launch{};  // what a code of LAUNCH needs
   std::unique_ptr<const cuda::LtLaunch> lt{};    // what a code of CUBLASLT needs
 
-  void fail(const char* why) {
+  void fail(Failing how, const char* why) {
     if (failed.exchange(true)) return;
     std::lock_guard<std::mutex> hold(failures().mutex);
-    failures().waiting.emplace_back(id, why);
+    failures().waiting.push_back({id, how, why});
   }
 };
 

@@ -1,0 +1,75 @@
+// The live check: one routed call in N, by chance, is computed by stock torch too, and the two are compared.
+//
+// Off by default (GEMMTUNED_LIVE_CHECK=N): the two results of a sampled call, and reading them, cost more than the call. It
+// finds what no check before publishing can: a kernel that is wrong rarely, or only on this program's numbers.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "problem.h"
+
+namespace gemmtuned {
+
+inline std::atomic<uint32_t> g_live_every{0};
+
+inline bool live_check_due() {
+  const uint32_t every = g_live_every.load(std::memory_order_relaxed);
+  if (C10_LIKELY(!every)) return false;
+  thread_local uint64_t state = reinterpret_cast<uintptr_t>(&state) | 1;  // xorshift64: models call in a fixed order
+  state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+  return state % every == 0;
+}
+
+// What the gate allows at most, whatever stock's own error is: CAPS and the floor of kernels/families/error.py, whose limits
+// hold for either result. A test compares the two.
+inline double live_cap(const Problem& p) {
+  const auto out = static_cast<at::ScalarType>(p.out_dtype);
+  const bool half = out == at::kHalf, bf16 = out == at::kBFloat16, is_double = out == at::kDouble;
+  const double u_out = half ? std::ldexp(1.0, -11) : bf16 ? std::ldexp(1.0, -8) : is_double ? std::ldexp(1.0, -53) : std::ldexp(1.0, -24);
+  const double u_sum = std::min(u_out, std::ldexp(1.0, -24));
+  const double floor = std::hypot(0.5 * std::sqrt(static_cast<double>(p.k)) * u_sum, u_out / 2);
+  const bool tf32 = static_cast<at::ScalarType>(p.dtype) == at::kFloat && p.math == TF32;
+  const bool inside = static_cast<at::ScalarType>(p.dtype) == at::kFloat && p.math == BF16_INSIDE;
+  const double cap = tf32 ? 2e-3 : half || bf16 || inside ? 5e-3 : is_double ? 1e-12 : 1e-5;
+  return std::max(cap, floor);
+}
+
+// How far y is from stock's result beyond what is allowed, in words; "" when it is not. Reads the results: on a GPU it waits.
+//
+// Distances are taken against RMS(stock), or what K products of random sign would sum to where the sum is smaller: then it
+// has cancelled, and its rounding is that of its parts. Where stock is not finite, or about to overflow, nothing is compared.
+inline std::string live_mismatch(const Problem& p, const at::Tensor& a, const at::Tensor& b, const at::Tensor& y,
+                                 const at::Tensor& stock) {
+  if (!at::isFloatingType(stock.scalar_type())) return "";
+  const auto wide = stock.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto rms = [&](const at::Tensor& t) {
+    return t.to(wide).square().mean().to(at::kDouble).sqrt().item<double>();
+  };
+  const double largest = stock.scalar_type() == at::kHalf ? 65504.0 : 3e38;
+  const at::Tensor s = stock.to(wide), size = s.abs();
+  const at::Tensor usual = size.lt(largest / 2);  // false for NaN and Inf
+  if (!usual.any().item<bool>()) return "";
+  const at::Tensor none = at::zeros_like(s);
+  const at::Tensor apart = at::where(usual, y.to(wide).sub(s).abs(), none);
+  const at::Tensor kept = at::where(usual, s, none);
+  const double spread = rms(a) * rms(b) * std::sqrt(static_cast<double>(p.k));
+  if (!std::isfinite(spread)) return "";  // NaN or Inf among the operands: rows they touch are not finite either way
+  const double scale = std::max({rms(kept), spread, std::numeric_limits<double>::min()});
+  const double reach = std::max(kept.abs().max().item<double>() / scale, 3.0);
+  const double r = apart.to(at::kDouble).square().mean().sqrt().item<double>() / scale;
+  const double m = apart.max().item<double>() / scale;  // NaN when y has one where stock has none
+  const double r_limit = 2 * live_cap(p), m_limit = 4 * live_cap(p) * reach;
+  if (r <= r_limit && m <= m_limit) return "";
+  char text[200];
+  snprintf(text, sizeof text, "live check: off from torch's result by RMS %.2e and at most %.2e of its RMS, allowed %.2e and %.2e",
+           r, m, r_limit, m_limit);
+  return text;
+}
+
+}  // namespace gemmtuned

@@ -1,0 +1,68 @@
+"""Whose kernel serves an operator: torch's own, ours or somebody else's.
+
+Engines put batch-invariant kernels in torch's place, libraries faster ones, users what they like.  Where that is there
+before us we leave the operator alone; where it comes later it goes on top of ours, as they meant it.  Either way their
+calls are neither counted nor routed, so it is told.  What torch itself says of its dispatcher is all that is asked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+OURS: Final = "gemmtuned/hooks/native/capture.cpp"  # GEMMTUNED_REGISTERED of capture.cpp
+_TORCHS: Final = re.compile(r"[/\\]ATen[/\\]Register\w+\.cpp:\d+$")  # generated when torch is built, wherever that was
+
+
+def registered_at(operator: str) -> str:
+    """Where the kernel comes from that calls of it reach, "file:line"; "" where there is none.
+
+    operator: as the native hook names it, "CPU aten::mm.out".
+    """
+    import torch
+
+    key, _, name = operator.partition(" ")
+    try:
+        dump = torch._C._dispatch_dump(name)
+    except RuntimeError:  # this torch has no such operator
+        return ""
+    for line in dump.splitlines():  # what is beneath another is called "CPU (inactive)"
+        at, _, rest = line.partition(": registered at ")
+        if at == key:
+            return rest.partition(" :: ")[0]
+    return ""
+
+
+def is_torchs(place: str) -> bool:
+    """Whether a place that `registered_at` gave is torch's own kernel, and no other in its stead."""
+    return _TORCHS.search(place) is not None
+
+
+class Watch:
+    """Tells of kernels that went on top of ours, since it was made, for these operators."""
+
+    def __init__(self, operators: Iterable[str]) -> None:
+        self._operators = tuple(operators)
+        self._known = self._impls()
+        self._over: dict[str, str] = {}
+
+    def look(self, *, anew: bool = False) -> dict[str, str]:
+        """Operator -> where the kernel on top of ours was registered.
+
+        Looks only where torch.library has noted a change, unless `anew`: then what C++ registered shows, too.
+        """
+        known = self._impls()
+        if anew or known != self._known:
+            self._known = known
+            places = {operator: registered_at(operator) for operator in self._operators}
+            self._over = {o: place for o, place in places.items() if place != OURS and not place.startswith(f"{OURS}:")}
+        return self._over
+
+    def _impls(self) -> frozenset[str]:
+        """What Python has registered for our operators, as torch.library keeps it: "aten/mm/CPU"."""
+        import torch
+
+        impls = getattr(torch.library, "_impls", ())
+        parts = (operator.partition(" ") for operator in self._operators)
+        return frozenset(f"aten/{name.removeprefix('aten::')}/{key}" for key, _, name in parts).intersection(impls)
