@@ -1,12 +1,15 @@
 """What the hook adds to a call: the bare operator against the same call counted, in one run.
 
-    python benchmarks/hook_overhead.py [--threads 1 8] [--rounds 15] [--save]
+    python benchmarks/hook_overhead.py [--threads 1 8] [--rounds 15] [--beside TREE] [--save]
 
-Tiny GEMMs (M=4, N=8, K=16), so that nearly all the time is torch's own dispatch. The arms take turns within every
-round; the figure is the median over rounds of (arm - bare of the same round), with the quartiles beside it.
+Tiny GEMMs (M=4, N=8, K=16), so that nearly all the time is torch's own dispatch. Each arm is a process, since what is
+registered stays; they take turns within every round. The figure is the median over rounds of (arm - bare of the same
+round), with the quartiles beside it.
 
+    bare       no hook
+    passing    the native hook is there and switched off: it passes calls on
     native     counted by the native hook, not routed
-    fallback   counted by the patched F.linear (no compiler); only F.linear goes through it
+    before     the same by an older tree of gemmtuned (--beside)
     off        gemmtuned installed, GEMMTUNED unset: two processes take turns, entry point on and off
 """
 
@@ -75,30 +78,78 @@ def quartiles(values: list[float]) -> dict[str, float]:
     return {"median": round(mid, 1), "q1": round(low, 1), "q3": round(high, 1)}
 
 
-def measure(threads: int, rounds: int) -> dict[str, Any]:
-    from gemmtuned.configs.settings import Settings
-    from gemmtuned.hooks import native
-    from gemmtuned.hooks.native.build import build
+class Arm:
+    """A process that times cases when asked to: `bare` has no hook, `native` counts, of this tree or of another."""
 
-    library = native.Native(build(Settings.from_env().cache))
+    def __init__(self, arm: str, threads: int, tree: Path | None = None) -> None:
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("GEMMTUNED", "AITER_"))}
+        if tree is not None:
+            env |= {"PYTHONPATH": str(tree), "GEMMTUNED_CACHE": str(tree / ".cache")}
+        command = [sys.executable, "-P", __file__, "--arm", arm, "--threads", str(threads)]
+        self._child = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.cases: list[str] = self._read()
+
+    def ns(self, case: str) -> float:
+        """A call's time."""
+        assert self._child.stdin is not None
+        self._child.stdin.write(case + "\n")
+        self._child.stdin.flush()
+        return float(self._read())
+
+    def end(self) -> int:
+        """Calls that it counted."""
+        assert self._child.stdin is not None
+        self._child.stdin.close()
+        counted = int(self._read())
+        self._child.wait()
+        return counted
+
+    def _read(self) -> Any:
+        assert self._child.stdout is not None
+        return json.loads(self._child.stdout.readline())
+
+
+def serve_arm(arm: str, threads: int) -> None:
+    """The child's side."""
+    import torch
+
+    torch.set_num_threads(1)
+    library = None
+    if arm != "bare":
+        from gemmtuned.configs.settings import Settings
+        from gemmtuned.hooks import native
+        from gemmtuned.hooks.native.build import build
+
+        library = native.Native(build(Settings.from_env().cache))
+        library.install()
+        library.set_mode(native.OFF if arm == "passing" else native.CAPTURE | native.DISPATCH)
     cases = operators()
-    bare: dict[str, list[float]] = {c: [] for c in cases}
-    added: dict[str, dict[str, list[float]]] = {a: {c: [] for c in cases} for a in ("native",)}
-    for _ in range(rounds):
-        for name, run in cases.items():
-            base = ns_a_call(run, threads)
-            bare[name].append(base)
-            library.install()
-            library.set_mode(native.CAPTURE | native.DISPATCH)
-            added["native"][name].append(ns_a_call(run, threads) - base)
-            library.remove()
-    counted = sum(s.calls for s in library.drain())
-    assert counted == rounds * len(cases) * (CALLS // threads * threads), "the hook did not count every call"
-    return {
-        "threads": threads,
-        "bare_ns": {c: quartiles(v) for c, v in bare.items()},
-        "added_ns": {a: {c: quartiles(v) for c, v in by.items() if v} for a, by in added.items()},
+    print(json.dumps(list(cases)), flush=True)
+    for line in sys.stdin:
+        print(ns_a_call(cases[line.strip()], threads), flush=True)
+    print(sum(s.calls for s in library.drain()) if library is not None else 0, flush=True)
+
+
+def measure(threads: int, rounds: int, beside: Path | None) -> dict[str, Any]:
+    """What each arm adds to the bare call of the same round; the arms take turns, in another order every round."""
+    arms = {"bare": Arm("bare", threads), "passing": Arm("passing", threads), "native": Arm("native", threads)}
+    if beside is not None:
+        arms["before"] = Arm("native", threads, beside)
+    cases = arms["bare"].cases
+    ns: dict[str, dict[str, list[float]]] = {a: {c: [] for c in cases} for a in arms}
+    for number in range(rounds):
+        for case in cases:
+            for arm in [*arms][number % len(arms) :] + [*arms][: number % len(arms)]:
+                ns[arm][case].append(arms[arm].ns(case))
+    counted = {arm: process.end() for arm, process in arms.items()}
+    calls = rounds * len(cases) * (CALLS // threads * threads)
+    assert all(counted[a] == (calls if a in ("native", "before") else 0) for a in arms), "not every call was counted"
+    added = {
+        a: {c: quartiles([x - b for x, b in zip(ns[a][c], ns["bare"][c], strict=True)]) for c in cases}
+        for a in arms
+        if a != "bare"
     }
+    return {"threads": threads, "bare_ns": {c: quartiles(v) for c, v in ns["bare"].items()}, "added_ns": added}
 
 
 def measure_off(rounds: int) -> dict[str, Any]:
@@ -133,15 +184,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--no-off", action="store_true", help="leave the processes of the off arm out")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/hook_overhead-<date>.json")
+    parser.add_argument("--beside", type=Path, metavar="TREE", help="an older tree of gemmtuned, as the arm `before`")
+    parser.add_argument("--arm", help=argparse.SUPPRESS)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         child()
         return
+    if args.arm:
+        serve_arm(args.arm, args.threads[0])
+        return
     import torch
 
     torch.set_num_threads(1)
-    results = [measure(threads, args.rounds) for threads in args.threads]
+    results = [measure(threads, args.rounds, args.beside) for threads in args.threads]
     for result in results:
         print(f"\n{result['threads']} thread(s), ns a call: bare, then added (median [quartiles])")
         for case, bare in result["bare_ns"].items():

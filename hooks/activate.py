@@ -120,12 +120,21 @@ def describe() -> dict[str, Any]:
         off = Session(
             host=platform.node(), pid=os.getpid(), started_us=0, run="", path="off", generation=0, note=_why_off()
         )  # fmt: skip
-        return {**asdict(off), "rows": 0, "refused": {}, "capture": False, "dispatch": False, "polling": False}
+        return {
+            **asdict(off),
+            "rows": 0,
+            "refused": {},
+            "overridden": {},
+            "capture": False,
+            "dispatch": False,
+            "polling": False,
+        }
     facts = asdict(_hook.session())
     return {
         **facts,
         "rows": len(_hook.table),
         "refused": dict(_hook.table.refused),
+        "overridden": _hook.overridden(anew=True),
         "capture": _hook.settings.capture,
         "dispatch": _hook.dispatches,
         "polling": _hook.watcher.polling,

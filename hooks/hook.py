@@ -304,9 +304,9 @@ class Hook:
             return ""
         return f"dispatch is off, capture is on: {self._invariant} asks for one kernel whatever the batch"
 
-    def overridden(self) -> dict[str, str]:
+    def overridden(self, *, anew: bool = False) -> dict[str, str]:
         """Operators whose calls do not reach us: name -> where the kernel that serves them was registered."""
-        return self.native.overridden() if self.native is not None else {}
+        return self.native.overridden(anew=anew) if self.native is not None else {}
 
     def _tell_of_others(self) -> None:
         new = {name: place for name, place in self.overridden().items() if name not in self._told_others}
