@@ -25,7 +25,7 @@ from gemmtuned.daemon.publish import publish, take_back
 from gemmtuned.daemon.request import Request
 from gemmtuned.daemon.rules import Rules
 from gemmtuned.daemon.seat import Seat, Solved
-from gemmtuned.daemon.work_queue import RECENT_S, WorkQueue, is_dead, outlived_boot, owner_name
+from gemmtuned.daemon.work_queue import WorkQueue, is_dead, outlived_boot, owner_name
 from gemmtuned.daemon.worker import Tuner
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ class Daemon:
                 return False
             # What a worker could do that has not spoken yet is not known, but for its device
             silent = {seat.monitor.device.key for seat in self.seats if seat.environment is None}
-            if silent and any(row["device"] in silent for row in self.store.waiting(since_s=now_s - RECENT_S)):
+            if silent and any(row["device"] in silent for row in self.store.waiting(now_s=now_s)):
                 return False
             for seat in self.seats:
                 if self._recheck and self.store.count_asked(seat.monitor.device.key, seat.environment):
@@ -266,7 +266,7 @@ class Daemon:
         elif gpus and self._ahead.wants(now_s):
             device = gpus[0]
             try:
-                problems = self.store.dearest(device.key, since_s=now_s - RECENT_S, limit=4 * AT_ONCE)
+                problems = self.store.dearest(device.key, now_s=now_s, limit=4 * AT_ONCE)
             except StoreError:  # it only saves time
                 return
             self._ahead.begin(device, problems, now_s)
@@ -308,7 +308,7 @@ class Daemon:
         if not ours or _waits(self._look_at_s, now_s):
             return  # before the first worker has spoken, nobody knows what it can reproduce
         self._look_at_s = now_s + LOOK_AROUND_S
-        found = [row for row in self.store.waiting(since_s=now_s - RECENT_S) if row["environment"] not in ours]
+        found = [row for row in self.store.waiting(now_s=now_s) if row["environment"] not in ours]
         for row in found:
             if row["environment"] not in {known["environment"] for known in self._elsewhere}:
                 logger.warning(

@@ -35,7 +35,6 @@ HOLD_S: Final = 60.0  # a lease nobody renews is free again after this long
 FAIR_TURN: Final = 4
 SAMPLE_S: Final = 3600.0  # how often one old solution is raced again
 OLD_S: Final = 7 * 86400.0  # and what is old
-RECENT_S: Final = 7 * 86400.0  # problems not seen for longer wait for nobody
 
 
 class WorkQueue:
@@ -75,7 +74,7 @@ class WorkQueue:
             return bool(self._request.open())
         if self._recheck and self._wants_recheck(device):
             return True
-        return any(row["device"] == device for row in self._store.waiting(since_s=now_s - RECENT_S))
+        return any(row["device"] == device for row in self._store.waiting(now_s=now_s))
 
     def _wants_recheck(self, device: str) -> bool:
         return self._store.count_asked(device) > 0 if self._only_asked else self._store.has_recheck(self._conditions)

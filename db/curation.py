@@ -13,7 +13,8 @@ from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Solution
 from gemmtuned.db.leases import current_generation
-from gemmtuned.db.rows import SOLUTION_SELECT, Part, rows, us
+from gemmtuned.db.rows import SOLUTION_SELECT, Part, look_up_keys, rows, us
+from gemmtuned.db.sightings import HOURS
 from gemmtuned.db.solutions import HOLD, RETIRE, SERVING, raise_generation, solutions_of
 
 _COLUMNS: Final = (
@@ -43,7 +44,11 @@ DELETE FROM work WHERE state = 'failed' AND cause IN ('withdrawn', 'rolled_back'
         AND s.problem_id = work.problem_id AND s.environment_id = work.environment_id AND s.covers = work.covers)
 """
 _LISTED: Final = 10  # generations, in the message that there is none of a number
-_TRACES: Final = ("sighting", "demand", "trial", "work", "quarantine", "compiled_gemm")
+_OF_THESE: Final = "problem_id IN (SELECT value FROM json_each(:ids))"
+_TRACES: Final = {
+    **dict.fromkeys(("sighting_before", "demand", "trial", "work", "quarantine", "compiled_gemm"), _OF_THESE),
+    "sighting": f"hour IN ({HOURS}) AND {_OF_THESE}",  # its key begins with the hour
+}
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,7 @@ class Curation(Part):
         """Keep what serves these problems whatever is measured later; off: no longer. The changed ones are returned."""
 
         def once(conn: sqlite3.Connection) -> list[Solution]:
-            found = rows(conn, SERVING, (json.dumps(self._problem_ids(conn, problems)),))
+            found = rows(conn, SERVING, (look_up_keys(problems),))
             change = [row for row in found if (row["state"] == "pinned") == off]
             if change and not dry_run:
                 ids = json.dumps([row["id"] for row in change])
@@ -85,17 +90,17 @@ class Curation(Part):
         """
 
         def once(conn: sqlite3.Connection) -> tuple[list[Solution], int]:
-            ids = json.dumps(self._problem_ids(conn, problems))
-            found = rows(conn, SERVING, (ids,))
-            where = "WHERE problem_id IN (SELECT value FROM json_each(?))"
+            found = rows(conn, SERVING, (look_up_keys(problems),))
+            traces = [f"FROM {table} WHERE {where}" for table, where in _TRACES.items()]
+            values = {"ids": json.dumps(self._known_problems(conn, problems))}
             if dry_run:
-                counts = [conn.execute(f"SELECT count(*) FROM {t} {where}", (ids,)).fetchone()[0] for t in _TRACES]  # noqa: S608
+                counts = [conn.execute(f"SELECT count(*) {of}", values).fetchone()[0] for of in traces]  # noqa: S608
                 return solutions_of(found), sum(counts)
             if found:
                 generation = raise_generation(conn, us(now_s), retired=len(found), note="forgotten")
                 which = json.dumps([row["id"] for row in found])
                 conn.execute(RETIRE, ("withdrawn", generation, us(now_s), "forgotten by hand", which))
-            dropped = sum(conn.execute(f"DELETE FROM {t} {where}", (ids,)).rowcount for t in _TRACES)  # noqa: S608
+            dropped = sum(conn.execute(f"DELETE {of}", values).rowcount for of in traces)  # noqa: S608
             return solutions_of(found), dropped
 
         return self._write(once, durable=not dry_run)

@@ -30,7 +30,7 @@ from gemmtuned.configs.solution import Device, Environment
 from gemmtuned.db.files import identity
 from gemmtuned.db.members_file import FIRST, MembersFile, StrangeFile, set_aside, signature
 from gemmtuned.db.rows import plain, problem_of, us
-from gemmtuned.db.sightings import ADD_DEMAND, ADD_QUARANTINE, ADD_SIGHTING, Sightings, run_id_of
+from gemmtuned.db.sightings import ADD_QUARANTINE, Sightings, count, run_id_of
 
 log = logging.getLogger("gemmtuned.daemon")
 T = TypeVar("T")
@@ -236,8 +236,7 @@ class Ingest(Sightings):
                 calls += more[0]
             if row[6:9] != had and not progress.aside:
                 seen.append((progress.born, *row[:9]))
-        conn.executemany(ADD_SIGHTING, new)
-        conn.executemany(ADD_DEMAND, [_demand(row) for row in new])
+        count(conn, new)
         conn.executemany(_REMEMBER, seen)
         room.keep()
         self._go_on(conn, progress, last, now_us)
@@ -446,12 +445,6 @@ def _progress(conn: sqlite3.Connection, file: MembersFile, now_us: int) -> _Prog
         new.opened_us = found.opened_us
         return new
     return new if found.aside and not file.aside else found  # a new file that looks like the one before
-
-
-def _demand(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Of a row of `sighting`: a hit ran our kernel, and says nothing of the default's time."""
-    samples = row[7:9] if row[4] == "miss" else (0, 0.0)
-    return (*row[:2], row[6], *samples, row[9], row[9])
 
 
 def _is_valid(row: tuple[Any, ...], now_us: int) -> bool:

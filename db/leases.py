@@ -21,26 +21,50 @@ MAX_ATTEMPTS: Final = 3
 BACKOFF_S: Final = 60.0  # times 4^attempt: 4 minutes after the first failure, 16 after the second, none after the third
 DEADLY: Final = 2  # problems on which a candidate killed its worker: with this source and these versions it is poison
 FAILED_OUTCOMES: Final = ("crash", "hang", "killed", "wrong", "refused")  # trials that are not repeated
+LOOK_AT: Final = 32  # units that are ranked, and tried one after another until one can be held
+TRIES: Final = 2  # when all of them went to others meanwhile
+DAY_US: Final = 86_400_000_000
 CLOCK_SLACK_US: Final = 60_000_000  # a lease taken further in the future than this: the clock went back, it is void
 
-# The units of one environment that want tuning and are free, dearest first; the view `untuned` says it for people.
-_RANKED: Final = """
-SELECT u.rest, u.unit_m AS m, u.covers, sum(u.calls) AS calls, min(u.problem_id) AS member,
-    sum(0.3 * u.us * coalesce((
-        SELECT sum(1.0 * s.calls / (1 << min(max((:hour - s.hour) / 24, 0), 40)))
-        FROM sighting s WHERE s.problem_id = u.problem_id AND s.environment_id = u.environment_id), 0)) AS worth
-FROM unit u
-JOIN problem p ON p.id = u.problem_id
-LEFT JOIN problem b ON b.rest = u.rest AND b.m = u.unit_m
-LEFT JOIN work w ON w.problem_id = b.id AND w.environment_id = u.environment_id
-    AND w.covers = u.covers AND w.mode = :mode
-WHERE u.environment_id = :environment AND (u.solution_id IS NULL OR :again)
-    AND (:only IS NULL OR u.problem_id IN (SELECT value FROM json_each(:only)))
-    AND (w.state IS NULL OR (w.state = 'open' AND w.retry_us <= :now
-        AND (w.owner IS NULL OR w.lease_until_us <= :now OR w.leased_us > :now + :slack)))
-GROUP BY u.rest, u.unit_m, u.covers
-ORDER BY p.family = :after, worth DESC, calls DESC, member
-LIMIT 32
+STALE_US: Final = 7 * DAY_US  # not called for so long: waits for nobody, unless somebody asked for it
+
+# The units of one environment that want tuning and are free, worth most first; the view `untuned` says it for people.
+# What is held, waits or has failed is looked up for as many more as there can be of it, and not for all.
+_RANKED: Final = f"""
+WITH bucket AS MATERIALIZED (
+    SELECT p.rest, p.m_fine, min(p.id) AS first_id FROM demand d JOIN problem p ON p.id = d.problem_id
+    WHERE d.environment_id = :environment GROUP BY p.rest, p.m_fine HAVING count(*) > 3
+),
+waiting AS (
+    SELECT min(d.problem_id) AS member, CASE WHEN b.first_id IS NULL THEN p.m ELSE p.m_fine END AS unit_m,
+        CASE WHEN b.first_id IS NULL THEN 'exact' ELSE 'fine' END AS covers, sum(d.calls) AS calls, max(p.family) AS family,
+        sum(0.3 * c.us * d.recent / (1 << min(max(:day - d.recent_day, 0), 62))) AS worth
+    FROM demand d
+    JOIN problem p ON p.id = d.problem_id
+    JOIN problem_cost c ON c.environment_id = d.environment_id AND c.problem_id = d.problem_id
+    LEFT JOIN bucket b ON b.rest = p.rest AND b.m_fine = p.m_fine
+    WHERE d.environment_id = :environment AND (d.solution_id IS NULL OR :again)
+        AND (d.asked_us IS NOT NULL OR d.last_seen_us >= :stale)
+        AND (:only IS NULL OR d.problem_id IN (SELECT value FROM json_each(:only)))
+    GROUP BY coalesce(b.first_id, d.problem_id)
+    ORDER BY family = :after, worth DESC, calls DESC, member
+    LIMIT {LOOK_AT} + (SELECT count(*) FROM work WHERE environment_id = :environment)
+)
+SELECT {PROBLEM_COLUMNS}, r.unit_m, r.covers, r.calls, r.worth
+FROM waiting r
+JOIN problem p ON p.id = r.member
+LEFT JOIN problem b ON b.rest = p.rest AND b.m = r.unit_m
+LEFT JOIN work w ON w.problem_id = b.id AND w.environment_id = :environment
+    AND w.covers = r.covers AND w.mode = :mode
+WHERE w.state IS NULL OR (w.state = 'open' AND w.retry_us <= :now
+    AND (w.owner IS NULL OR w.lease_until_us <= :now OR w.leased_us > :now + :slack))
+ORDER BY r.family = :after, r.worth DESC, r.calls DESC, r.member
+LIMIT {LOOK_AT}
+"""  # noqa: S608
+# Whether a unit still has a member without a verdict
+_IS_OPEN: Final = """
+SELECT 1 FROM problem p JOIN demand d ON d.problem_id = p.id AND d.environment_id = :environment
+WHERE p.rest = :rest AND :unit_m = CASE :covers WHEN 'exact' THEN p.m ELSE p.m_fine END AND d.solution_id IS NULL LIMIT 1
 """
 CLAIM: Final = """
 INSERT INTO work (problem_id, environment_id, covers, mode, owner, attempts, leased_us, lease_until_us)
@@ -68,10 +92,15 @@ FROM unit u
 LEFT JOIN problem b ON b.rest = u.rest AND b.m = u.unit_m
 LEFT JOIN work w ON w.problem_id = b.id AND w.environment_id = u.environment_id
     AND w.covers = u.covers AND w.mode = :mode
-WHERE u.environment_id = (SELECT id FROM environment WHERE key = :key) AND u.solution_id IS NULL)
+WHERE u.environment_id = (SELECT id FROM environment WHERE key = :key) AND u.solution_id IS NULL
+    AND (w.state = 'failed' OR u.asked_us IS NOT NULL OR u.last_seen_us >= :stale))
 """
 _UNASK: Final = """
 DELETE FROM demand WHERE calls = 0 AND first_seen_us >= ?
+    AND problem_id IN (SELECT id FROM problem WHERE text IN (SELECT value FROM json_each(?)))
+"""
+_UNASK_CALLED: Final = """
+UPDATE demand SET asked_us = NULL WHERE asked_us >= ?
     AND problem_id IN (SELECT id FROM problem WHERE text IN (SELECT value FROM json_each(?)))
 """
 _TRIAL: Final = """
@@ -151,18 +180,20 @@ class Leases(Part):
         only: str | None = None
         if problems is not None:
             only = json.dumps(self._ask_for(problems, environment, us(now_s)))
+        now_us = us(now_s)
         facts: dict[str, Any] = {
-            "now": us(now_s), "hour": us(now_s) // 3_600_000_000, "until": us(now_s + hold_s), "slack": CLOCK_SLACK_US,
-            "owner": owner, "mode": "eager", "only": only, "again": again, "after": after,
+            "now": now_us, "day": now_us // DAY_US, "until": us(now_s + hold_s), "slack": CLOCK_SLACK_US,
+            "stale": now_us - STALE_US, "owner": owner, "mode": "eager", "only": only, "again": again, "after": after,
         }  # fmt: skip
-        while True:
+        for _ in range(TRIES):
             # Ranked on a snapshot, outside the lock: programs must not wait for it. The claim checks what changed.
-            ranked, generation = self._db.read(lambda conn: _rank(conn, environment, facts))
+            ranked = self._db.read(lambda conn: _rank(conn, environment, facts))
             if not ranked:
                 return None
-            claimed = self._claim(ranked, generation, environment, facts)
+            claimed = self._claim(ranked, environment, facts)
             if claimed is not None:
                 return claimed
+        return None
 
     def renew(self, work: Work, *, now_s: float, hold_s: float) -> bool:
         """Hold it longer. False: it was lost to another, or is finished; stop working on it."""
@@ -194,7 +225,7 @@ class Leases(Part):
 
     def remaining(self, environment: Environment, *, now_s: float) -> Remaining:
         """What is left to do here; all but `failed` at 0 means that every captured problem has its verdict."""
-        values = {"key": environment.key, "mode": "eager", "now": us(now_s)}
+        values = {"key": environment.key, "mode": "eager", "now": us(now_s), "stale": us(now_s) - STALE_US}
         return Remaining(**self._db.read(lambda conn: rows(conn, _REMAINING, values))[0])
 
     def reset_failed(self, problems: Sequence[Problem] | None = None) -> int:
@@ -260,8 +291,9 @@ class Leases(Part):
             ids = self._problem_ids(conn, problems)
             conn.executemany(
                 "INSERT INTO demand (problem_id, environment_id, calls, sampled_calls, sampled_us, first_seen_us, "
-                "last_seen_us) VALUES (?, ?, 0, 0, 0.0, ?, ?) ON CONFLICT DO NOTHING",
-                [(i, environment_id, now_us, now_us) for i in ids],
+                "last_seen_us, asked_us) VALUES (?, ?, 0, 0, 0.0, ?, ?, ?) "
+                "ON CONFLICT DO UPDATE SET asked_us = coalesce(asked_us, excluded.asked_us)",
+                [(i, environment_id, now_us, now_us, now_us) for i in ids],
             )
             return ids
 
@@ -270,18 +302,22 @@ class Leases(Part):
     def unask(self, problems: Sequence[Problem], *, since_s: float) -> int:
         """Forget that somebody asked for these since then and did not wait; what was called stays. How many went."""
         values = us(since_s), json.dumps([str(p) for p in problems])
-        return self._write(lambda conn: conn.execute(_UNASK, values).rowcount)
 
-    def _claim(
-        self, ranked: list[dict[str, Any]], generation: int, environment: Environment, facts: dict[str, Any]
-    ) -> Work | None:
-        """The first of these that is still free; None when all are gone or a verdict arrived meanwhile: rank again."""
+        def work(conn: sqlite3.Connection) -> int:
+            gone = conn.execute(_UNASK, values).rowcount
+            conn.execute(_UNASK_CALLED, values)
+            return gone
+
+        return self._write(work)
+
+    def _claim(self, ranked: list[dict[str, Any]], environment: Environment, facts: dict[str, Any]) -> Work | None:
+        """The first of these that is still free and without a verdict; None when there is none left: rank again."""
 
         def work(conn: sqlite3.Connection) -> Work | None:
-            if current_generation(conn) != generation:
-                return None
             for unit in ranked:
-                problem = problem_of(unit).with_m(unit["m"])
+                if not facts["again"] and conn.execute(_IS_OPEN, unit).fetchone() is None:
+                    continue
+                problem = problem_of(unit).with_m(unit["unit_m"])
                 key = {
                     "problem": self._problem_id(conn, problem),
                     "environment": unit["environment"],
@@ -344,19 +380,12 @@ def _known_ids(conn: sqlite3.Connection, problem: Problem, environment: Environm
     return {"problem": int(found[0]), "environment": int(found[1])} if found else None
 
 
-def _rank(
-    conn: sqlite3.Connection, environment: Environment, facts: dict[str, Any]
-) -> tuple[list[dict[str, Any]], int]:
+def _rank(conn: sqlite3.Connection, environment: Environment, facts: dict[str, Any]) -> list[dict[str, Any]]:
     found = conn.execute("SELECT id FROM environment WHERE key = ?", (environment.key,)).fetchone()
     if found is None:
-        return [], 0
-    sql = (
-        f"SELECT {PROBLEM_COLUMNS}, r.m, r.rest, r.covers, r.calls, r.worth, :environment AS environment "  # noqa: S608
-        f"FROM ({_RANKED}) r JOIN problem p ON p.id = r.member "
-        "ORDER BY p.family = :after, r.worth DESC, r.calls DESC, r.member"
-    )
-    ranked = rows(conn, sql, {**facts, "environment": found[0]})
-    return [row for row in ranked if _valid(row)], current_generation(conn)
+        return []
+    here = {"environment": int(found[0])}
+    return [{**row, **here} for row in rows(conn, _RANKED, {**facts, **here}) if _valid(row)]
 
 
 def _valid(row: dict[str, Any]) -> bool:
@@ -370,7 +399,7 @@ def _valid(row: dict[str, Any]) -> bool:
 
 def bucket_members(conn: sqlite3.Connection, unit: dict[str, Any]) -> tuple[Problem, ...]:
     """The smallest, the most called and the largest size seen or asked for in a bucket; () when nothing was."""
-    found = rows(conn, _MEMBERS, (unit["environment"], unit["rest"], unit["m"]))
+    found = rows(conn, _MEMBERS, (unit["environment"], unit["rest"], unit["unit_m"]))
     seen = [row for row in found if _valid(row)]
     if not seen:
         return ()

@@ -33,8 +33,17 @@ FIRST: Final = (-(1 << 63), 0, 0, 0, "", 0)  # before the key of every row
 
 _KEY: Final = "problem_id, environment_id, run_id, hour, outcome, graph"
 _PAGE: Final = f"""
-SELECT {_KEY}, calls, sampled_calls, sampled_us, last_seen_us FROM sighting
+SELECT {_KEY}, calls, sampled_calls, sampled_us, last_seen_us FROM {{tables}}
 WHERE last_seen_us >= ? AND ({_KEY}) > (?, ?, ?, ?, ?, ?) ORDER BY {_KEY} LIMIT ?
+"""  # noqa: S608
+# A file that began before step 0015 of the schema keeps its rows of then in a table of their own: both are one row
+_BEFORE: Final = "sighting_before"
+_BOTH: Final = f"""
+(SELECT {_KEY}, sum(calls) AS calls, sum(sampled_calls) AS sampled_calls, sum(sampled_us) AS sampled_us,
+    max(last_seen_us) AS last_seen_us
+FROM (SELECT {_KEY}, calls, sampled_calls, sampled_us, last_seen_us FROM sighting
+    UNION ALL SELECT {_KEY}, calls, sampled_calls, sampled_us, last_seen_us FROM {_BEFORE})
+GROUP BY {_KEY})
 """  # noqa: S608
 _PROBLEM: Final = f"SELECT {PROBLEM_COLUMNS} FROM problem p WHERE p.id = ?"  # noqa: S608
 _DEVICE: Final = """
@@ -141,7 +150,8 @@ class MembersFile:
 
         A row: the six columns of the key, calls, sampled_calls, sampled_us, last_seen_us.
         """
-        return self._ask(_PAGE, (since_us, *after, limit))
+        tables = _BOTH if self._has_before else "sighting"
+        return self._ask(_PAGE.format(tables=tables), (since_us, *after, limit))
 
     def problem(self, number: int) -> dict[str, Any] | None:
         return next(iter(self._rows(_PROBLEM, (number,))), None)
@@ -171,7 +181,9 @@ class MembersFile:
     def _refuse_strange(self) -> None:
         """Tables alone, of one kind, with columns that are stored: a view or a computed column may have no end."""
         kinds = {row[1]: row for row in self._ask("PRAGMA table_list")}
-        for table, wanted in _READ.items():
+        self._has_before = _BEFORE in kinds
+        read = {**_READ, **({_BEFORE: _READ["sighting"]} if self._has_before else {})}
+        for table, wanted in read.items():
             kind = kinds.get(table)
             if kind is None or kind[2] != "table" or not kind[5]:
                 what = "no such table" if kind is None else kind[2] if kind[2] != "table" else "not strict"

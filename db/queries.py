@@ -61,7 +61,7 @@ WITH recent AS (
         sum(calls * (outcome = 'miss')) AS missed_calls,
         sum(calls * graph) AS graph_calls,
         min(hour) AS first_hour, max(hour) AS last_hour
-    FROM sighting WHERE hour >= :hour AND last_seen_us >= :since
+    FROM every_sighting WHERE hour >= :hour AND last_seen_us >= :since
     GROUP BY problem_id, environment_id, {run_id}
 ),
 known AS MATERIALIZED (
@@ -91,7 +91,7 @@ ORDER BY {weight} DESC
 _SERVED: Final = f"""
 WITH recent AS (
     SELECT problem_id, environment_id, sum(calls) AS calls
-    FROM sighting WHERE hour >= :hour AND last_seen_us >= :since
+    FROM every_sighting WHERE hour >= :hour AND last_seen_us >= :since
     GROUP BY problem_id, environment_id
 ),
 known AS MATERIALIZED (
@@ -111,7 +111,7 @@ ORDER BY time_us DESC
 _TRAFFIC: Final = """
 WITH cost AS MATERIALIZED (SELECT problem_id, environment_id, us FROM problem_cost)
 SELECT s.hour, sum(s.calls * c.us) AS time_us, sum(s.calls * c.us * (s.outcome <> 'miss')) AS hit_us
-FROM sighting s JOIN cost c ON c.problem_id = s.problem_id AND c.environment_id = s.environment_id
+FROM every_sighting s JOIN cost c ON c.problem_id = s.problem_id AND c.environment_id = s.environment_id
 WHERE s.hour >= :hour GROUP BY s.hour ORDER BY s.hour
 """
 _FILED: Final = """
@@ -121,17 +121,17 @@ WHERE b.rest = ? AND b.m = ? AND s.covers = ? AND h.key = ?
 ORDER BY s.retired_generation IS NOT NULL, s.generation DESC
 """
 _WHERE: Final = """
-SELECT e.id, e.key AS environment, h.key AS device, u.calls, u.us, u.covers, u.unit_m,
+SELECT e.id, e.key AS environment, h.key AS device, u.calls, c.us, u.covers, u.unit_m, u.asked_us, u.last_seen_us,
     w.state, w.owner, w.lease_until_us, w.retry_us, w.attempts, w.cause, w.reason
 FROM unit u
-JOIN demand d ON d.environment_id = u.environment_id AND d.problem_id = u.problem_id
+JOIN problem_cost c ON c.environment_id = u.environment_id AND c.problem_id = u.problem_id
 JOIN environment e ON e.id = u.environment_id
 JOIN device h ON h.id = e.device_id
 LEFT JOIN problem b ON b.rest = u.rest AND b.m = u.unit_m
 LEFT JOIN work w ON w.problem_id = b.id AND w.environment_id = e.id AND w.covers = u.covers
     AND w.mode = 'eager'
 WHERE u.rest = ? AND u.m = ?
-ORDER BY d.last_seen_us DESC
+ORDER BY u.last_seen_us DESC
 """
 
 
@@ -267,15 +267,14 @@ def environments(path: Path) -> list[dict[str, Any]]:
     return ask(
         path,
         """
-        SELECT e.key AS environment, h.key AS device, count(*) AS problems, sum(d.calls) AS calls,
+        SELECT e.key AS environment, h.key AS device, count(*) AS problems, sum(u.calls) AS calls,
             sum(u.solution_id IS NULL) AS open_problems,
             sum(u.solution_id IS NULL AND w.state IS 'failed') AS failed, -- a problem nobody leased yet has no state
             sum(u.solution_id IS NULL AND w.state IS 'open' AND w.cause = 'put_off') AS put_off,
             max(CASE WHEN u.solution_id IS NULL AND w.state IS 'open' AND w.cause = 'put_off'
                 THEN w.reason END) AS put_off_reason,
-            max(d.last_seen_us) AS last_seen
+            max(u.last_seen_us) AS last_seen
         FROM unit u
-        JOIN demand d ON d.environment_id = u.environment_id AND d.problem_id = u.problem_id
         JOIN environment e ON e.id = u.environment_id
         JOIN device h ON h.id = e.device_id
         LEFT JOIN problem b ON b.rest = u.rest AND b.m = u.unit_m

@@ -15,7 +15,7 @@ from typing import Any, Final
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import CROWDED, Environment
 from gemmtuned.db.leases import CLAIM, CLOCK_SLACK_US, Work, bucket_members
-from gemmtuned.db.rows import PROBLEM_COLUMNS, Part, problem_of, rows, us
+from gemmtuned.db.rows import PROBLEM_COLUMNS, Part, look_up_keys, problem_of, rows, us
 from gemmtuned.db.solutions import SERVES
 
 REPORTED: Final = "reported"  # a kind beside those of the column recheck: it failed in a program
@@ -117,7 +117,7 @@ class Recheck(Part):
         """Have the solutions that serve these raced again, before all else; how many there are."""
 
         def work(conn: sqlite3.Connection) -> int:
-            return conn.execute(_ASK, (json.dumps(self._problem_ids(conn, problems)),)).rowcount
+            return conn.execute(_ASK, (look_up_keys(problems),)).rowcount
 
         return self._write(work)
 
@@ -151,7 +151,7 @@ class Recheck(Part):
                 problem = problem_of(row)
                 members: tuple[Problem, ...] = (problem,)
                 if row["covers"] != "exact":
-                    unit = {"environment": facts["environment"], "rest": problem.rest, "m": problem.m}
+                    unit = {"environment": facts["environment"], "rest": problem.rest, "unit_m": problem.m}
                     members = bucket_members(conn, unit) or members
                 return Work(
                     problem=problem, members=members, covers=row["covers"], environment=environment, mode="eager",

@@ -10,19 +10,20 @@ from typing import Any, Final
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Environment
+from gemmtuned.db.leases import STALE_US
 from gemmtuned.db.rows import PROBLEM_COLUMNS, Part, problem_of, rows, us
 
 _WAITING: Final = """
-SELECT e.key AS environment, h.key AS device, count(DISTINCT u.rest || ':' || u.unit_m || u.covers) AS units,
-    count(DISTINCT d.problem_id) AS problems, sum(d.calls) AS calls, max(d.last_seen_us) AS last_seen_us
+SELECT e.key AS environment, h.key AS device, count(DISTINCT u.unit_id) AS units,
+    count(*) AS problems, sum(u.calls) AS calls, max(u.last_seen_us) AS last_seen_us
 FROM unit u
-JOIN demand d ON d.environment_id = u.environment_id AND d.problem_id = u.problem_id
 JOIN environment e ON e.id = u.environment_id
 JOIN device h ON h.id = e.device_id
 LEFT JOIN problem b ON b.rest = u.rest AND b.m = u.unit_m
 LEFT JOIN work w ON w.problem_id = b.id AND w.environment_id = u.environment_id
     AND w.covers = u.covers AND w.mode = 'eager'
-WHERE u.solution_id IS NULL AND coalesce(w.state, 'open') = 'open' AND d.last_seen_us >= :since
+WHERE u.solution_id IS NULL AND coalesce(w.state, 'open') = 'open'
+    AND (u.asked_us IS NOT NULL OR u.last_seen_us >= :stale)
 GROUP BY e.id ORDER BY calls DESC
 """
 _STATES: Final = f"""
@@ -41,19 +42,24 @@ WHERE p.text IN (SELECT value FROM json_each(:texts))
 _DEAREST: Final = f"""
 SELECT {PROBLEM_COLUMNS} FROM unit u
 JOIN problem p ON p.id = u.problem_id
-JOIN demand d ON d.environment_id = u.environment_id AND d.problem_id = u.problem_id
+JOIN problem_cost c ON c.environment_id = u.environment_id AND c.problem_id = u.problem_id
 JOIN environment e ON e.id = u.environment_id
 JOIN device h ON h.id = e.device_id AND h.key = :device
 LEFT JOIN problem b ON b.rest = u.rest AND b.m = u.unit_m
 LEFT JOIN work w ON w.problem_id = b.id AND w.environment_id = u.environment_id
     AND w.covers = u.covers AND w.mode = 'eager'
-WHERE u.solution_id IS NULL AND coalesce(w.state, 'open') = 'open' AND d.last_seen_us >= :since
-ORDER BY u.us * d.calls DESC LIMIT :limit
+WHERE u.solution_id IS NULL AND coalesce(w.state, 'open') = 'open'
+    AND (u.asked_us IS NOT NULL OR u.last_seen_us >= :stale)
+ORDER BY c.us * u.calls DESC LIMIT :limit
 """  # noqa: S608
 _RETRY: Final = """
 DELETE FROM work WHERE owner IS NULL AND (state != 'open' OR attempts > 0) AND problem_id IN (
     SELECT b.id FROM problem p JOIN problem b ON b.rest = p.rest AND b.m IN (p.m, p.m_fine, p.m_coarse)
     WHERE p.text IN (SELECT value FROM json_each(?)))
+"""
+_ASK_FOR_SEEN: Final = """
+UPDATE demand SET asked_us = ? WHERE solution_id IS NULL
+    AND problem_id IN (SELECT id FROM problem WHERE text IN (SELECT value FROM json_each(?)))
 """
 
 
@@ -88,16 +94,17 @@ class Resume(Part):
 
         return self._write(work)
 
-    def waiting(self, *, since_s: float = 0.0) -> list[dict[str, Any]]:
-        """For each environment with problems that have no verdict yet and have not failed for good: how many.
+    def waiting(self, *, now_s: float) -> list[dict[str, Any]]:
+        """For each environment with problems that wait to be tuned: how many.
 
-        Columns: environment, device, units, problems, calls, last_seen_us.  since_s: only problems seen after it.
+        Those without a verdict that have not failed for good and are not stale: called in the last seven days, or asked
+        for.  Columns: environment, device, units, problems, calls, last_seen_us.
         """
-        return self._db.read(lambda conn: rows(conn, _WAITING, {"since": us(since_s)}))
+        return self._db.read(lambda conn: rows(conn, _WAITING, {"stale": us(now_s) - STALE_US}))
 
-    def dearest(self, device_key: str, *, since_s: float, limit: int) -> list[Problem]:
-        """Problems without a verdict that were seen on such a device, dearest first, whatever their environment."""
-        values = {"device": device_key, "since": us(since_s), "limit": limit}
+    def dearest(self, device_key: str, *, now_s: float, limit: int) -> list[Problem]:
+        """Problems that wait to be tuned on such a device, dearest first, whatever their environment."""
+        values = {"device": device_key, "stale": us(now_s) - STALE_US, "limit": limit}
         found = self._db.read(lambda conn: rows(conn, _DEAREST, values))
         return list(dict.fromkeys(problem_of(row) for row in found))
 
@@ -112,3 +119,8 @@ class Resume(Part):
         """Forget that these failed or were withdrawn by hand: somebody asks for them now. Returns how many had."""
         texts = json.dumps([str(p) for p in problems])
         return self._write(lambda conn: conn.execute(_RETRY, (texts,)).rowcount)
+
+    def ask_for_seen(self, problems: Sequence[Problem], *, now_s: float) -> int:
+        """Have those of these tuned that were seen and have no verdict, wherever, stale or not; how many there are."""
+        values = us(now_s), json.dumps([str(p) for p in problems])
+        return self._write(lambda conn: conn.execute(_ASK_FOR_SEEN, values).rowcount)

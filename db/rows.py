@@ -6,13 +6,14 @@ only after its transaction was committed, and dropped when the file was opened a
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 from gemmtuned.configs.errors import ProblemError
-from gemmtuned.configs.padding import coarse_m, fine_m
+from gemmtuned.configs.padding import COVERS, coarse_m, fine_m, padded_m
 from gemmtuned.configs.problem import COLUMNS, Problem
 from gemmtuned.configs.solution import Environment, Solution
 from gemmtuned.db.connect import Connection
@@ -25,6 +26,12 @@ _INSERT: Final = f"INSERT INTO problem ({', '.join(_NAMES)}) VALUES ({', '.join(
 _FIND: Final = "SELECT id FROM problem WHERE rest = ? AND m = ?"
 _all_columns: Final = attrgetter(*COLUMNS)
 PROBLEM_COLUMNS: Final = "p.rest, p.m"  # all that decides: what we have no column for stands in `rest` by its name
+
+
+def look_up_keys(problems: Iterable[Problem]) -> str:
+    """JSON of what the look-up asks for these problems: [rest, m, covers] for each step of each."""
+    keys = [(p.rest, padded_m(p.m, p.n, covers), covers) for p in problems for covers in COVERS]
+    return json.dumps(list(dict.fromkeys(keys)))
 
 
 class Part:
@@ -72,6 +79,11 @@ class Part:
             self._fresh[p] = after if found is None else int(found[0])
         conn.executemany(_INSERT, new)
         return [known or self._fresh[p] for p, known in zip(problems, ids, strict=True)]
+
+    def _known_problems(self, conn: sqlite3.Connection, problems: Sequence[Problem]) -> list[int]:
+        """Numbers of those of these problems that are stored; none is added."""
+        found = (conn.execute(_FIND, (p.rest, p.m)).fetchone() for p in dict.fromkeys(problems))
+        return [int(row[0]) for row in found if row is not None]
 
     def _environment_id(self, conn: sqlite3.Connection, environment: Environment, now_us: int) -> int:
         """Number of this environment, stored with device and stamps when new. Within `_write` only."""

@@ -19,7 +19,7 @@ _ROWS: Final = 500  # between two beats
 # Parents before children, so that foreign keys hold while rows arrive.
 TABLES: Final = (
     "problem", "device", "environment", "environment_stamp", "run", "publication",
-    "sighting", "demand", "taken", "ingest_file", "ingest_row", "ingest_new",
+    "sighting", "sighting_before", "demand", "taken", "ingest_file", "ingest_row", "ingest_new",
     "compiled_gemm", "work", "trial", "solution", "quarantine", "session", "hint",
 )  # fmt: skip
 
@@ -108,12 +108,12 @@ class _Twins:
     ) -> None:
         """The row `entry`, read as `row`, is there already."""
         values = dict(zip(columns, entry, strict=True))
-        if table == "sighting" and row != entry and row not in self._added:
+        if table in ("sighting", "sighting_before") and row != entry and row not in self._added:
             self._added.add(row)
             keys = ("problem_id", "environment_id", "run_id", "hour", "outcome", "graph")
             sums = ("calls", "sampled_calls", "sampled_us")
             new.execute(
-                f"UPDATE sighting SET {', '.join(f'{name} = {name} + ?' for name in sums)} "  # noqa: S608
+                f"UPDATE {table} SET {', '.join(f'{name} = {name} + ?' for name in sums)} "  # noqa: S608
                 f"WHERE {' AND '.join(f'{name} = ?' for name in keys)}",
                 [values[name] for name in (*sums, *keys)],
             )
@@ -164,14 +164,19 @@ def _key(conn: sqlite3.Connection, table: str) -> list[str]:
 def _balance(new: sqlite3.Connection) -> None:
     """Make `demand` agree with the sightings that are left, so that the ledger holds again."""
     new.execute(
-        "INSERT INTO demand SELECT problem_id, environment_id, sum(calls), "
+        "INSERT INTO demand (problem_id, environment_id, calls, sampled_calls, sampled_us, first_seen_us, last_seen_us) "
+        "SELECT problem_id, environment_id, sum(calls), "
         "sum(sampled_calls * (outcome = 'miss')), sum(sampled_us * (outcome = 'miss')), "
-        "min(hour) * 3600000000, max(last_seen_us) FROM sighting WHERE true GROUP BY problem_id, environment_id "
+        "min(hour) * 3600000000, max(last_seen_us) FROM every_sighting WHERE true GROUP BY problem_id, environment_id "
         "ON CONFLICT DO UPDATE SET calls = excluded.calls"
     )
     new.execute(
-        "UPDATE demand SET calls = 0 WHERE NOT EXISTS (SELECT 1 FROM sighting s "
-        "WHERE s.problem_id = demand.problem_id AND s.environment_id = demand.environment_id)"
+        "UPDATE demand SET calls = 0 WHERE (problem_id, environment_id) NOT IN "
+        "(SELECT problem_id, environment_id FROM every_sighting)"
+    )
+    new.execute(
+        "UPDATE demand SET solution_id = (SELECT l.solution_id FROM look_up l "
+        "WHERE l.problem_id = demand.problem_id AND l.environment_id = demand.environment_id)"
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from gemmtuned.configs.problem import Problem
@@ -11,18 +11,38 @@ from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import Environment, Solution
 from gemmtuned.db.rows import Part, plain, us
 
-ADD_SIGHTING: Final = """
+_ADD_SIGHTING: Final = """
 INSERT INTO sighting (problem_id, environment_id, run_id, hour, outcome, graph,
     calls, sampled_calls, sampled_us, last_seen_us)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET calls = calls + excluded.calls, sampled_calls = sampled_calls + excluded.sampled_calls,
     sampled_us = sampled_us + excluded.sampled_us, last_seen_us = max(last_seen_us, excluded.last_seen_us)
 """
-ADD_DEMAND: Final = """
-INSERT INTO demand (problem_id, environment_id, calls, sampled_calls, sampled_us, first_seen_us, last_seen_us)
-VALUES (?, ?, ?, ?, ?, ?, ?)
+# recent: calls of recent_day count once, those of the day before half, and so on
+_ADD_DEMAND: Final = """
+INSERT INTO demand (problem_id, environment_id, calls, sampled_calls, sampled_us, first_seen_us, last_seen_us,
+    recent, recent_day, exact_calls, padded_calls, exact_graph_calls, padded_graph_calls)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET calls = calls + excluded.calls, sampled_calls = sampled_calls + excluded.sampled_calls,
-    sampled_us = sampled_us + excluded.sampled_us, last_seen_us = max(last_seen_us, excluded.last_seen_us)
+    sampled_us = sampled_us + excluded.sampled_us, last_seen_us = max(last_seen_us, excluded.last_seen_us),
+    recent = recent / (1 << min(max(excluded.recent_day - recent_day, 0), 62))
+        + excluded.recent / (1 << min(max(recent_day - excluded.recent_day, 0), 62)),
+    recent_day = max(recent_day, excluded.recent_day),
+    exact_calls = exact_calls + excluded.exact_calls, padded_calls = padded_calls + excluded.padded_calls,
+    exact_graph_calls = exact_graph_calls + excluded.exact_graph_calls,
+    padded_graph_calls = padded_graph_calls + excluded.padded_graph_calls
+"""
+ADD_RECENT: Final = """
+UPDATE demand SET recent = recent / (1 << min(max(:day - recent_day, 0), 62))
+        + :calls / (1 << min(max(recent_day - :day, 0), 62)), recent_day = max(recent_day, :day)
+WHERE problem_id = :problem AND environment_id = :environment
+"""
+# Each hour that has rows, by one look-up each: the rows themselves are not read
+HOURS: Final = """
+WITH RECURSIVE at(hour) AS (
+    SELECT min(hour) FROM sighting
+    UNION ALL SELECT (SELECT min(hour) FROM sighting WHERE hour > at.hour) FROM at WHERE at.hour IS NOT NULL
+) SELECT hour FROM at WHERE hour IS NOT NULL
 """
 _SESSION: Final = """
 INSERT INTO session (host, pid, started_us, run, path, generation, active_us, calls, dropped, errors,
@@ -48,16 +68,7 @@ INSERT INTO compiled_gemm (problem_id, environment_id, run_id, kernel, first_see
 VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET last_seen_us = max(last_seen_us, excluded.last_seen_us)
 """
-_ROLL_UP: Final = """
-INSERT INTO sighting (problem_id, environment_id, run_id, hour, outcome, graph,
-    calls, sampled_calls, sampled_us, last_seen_us)
-SELECT problem_id, environment_id, run_id, hour / 24 * 24, outcome, graph,
-    sum(calls), sum(sampled_calls), sum(sampled_us), max(last_seen_us)
-FROM sighting WHERE hour < :before AND hour % 24 != 0
-GROUP BY problem_id, environment_id, run_id, hour / 24, outcome, graph
-ON CONFLICT DO UPDATE SET calls = calls + excluded.calls, sampled_calls = sampled_calls + excluded.sampled_calls,
-    sampled_us = sampled_us + excluded.sampled_us, last_seen_us = max(last_seen_us, excluded.last_seen_us)
-"""
+_HITS: Final = (("exact", 0), ("padded", 0), ("exact", 1), ("padded", 1))  # outcome and graph, as the columns of demand
 
 
 class Sightings(Part):
@@ -75,17 +86,14 @@ class Sightings(Part):
         def work(conn: sqlite3.Connection) -> None:
             environment_id = self._environment_id(conn, environment, now_us)
             run_id = run_id_of(conn, run)
-            seen = []
-            demand = []
             ids = self._problem_ids(conn, [s.problem for s in batch])
-            for problem_id, s in zip(ids, batch, strict=True):
-                samples = (s.sampled_calls, s.sampled_us)
-                seen.append((problem_id, environment_id, run_id, hour, s.outcome, s.graph, s.calls, *samples, now_us))
-                if s.outcome != "miss":
-                    samples = (0, 0.0)  # a hit ran our kernel: it says nothing of the default's time
-                demand.append((problem_id, environment_id, s.calls, *samples, now_us, now_us))
-            conn.executemany(ADD_SIGHTING, seen)
-            conn.executemany(ADD_DEMAND, demand)
+            count(
+                conn,
+                [
+                    (i, environment_id, run_id, hour, s.outcome, int(s.graph), s.calls, s.sampled_calls, s.sampled_us, now_us)
+                    for i, s in zip(ids, batch, strict=True)
+                ],
+            )
 
         self._write(work)
 
@@ -128,22 +136,6 @@ class Sightings(Part):
 
         self._write(work)
 
-    def roll_up(self, *, now_s: float, keep_hours: int = 24 * 14) -> int:
-        """Merge the hours of days that ended more than keep_hours ago into one row a day. Returns rows saved.
-
-        Sessions not heard of since then are forgotten.
-        """
-        before = (us(now_s) // 3_600_000_000 - keep_hours) // 24 * 24
-
-        def work(conn: sqlite3.Connection) -> int:
-            had = int(conn.execute("SELECT count(*) FROM sighting").fetchone()[0])
-            conn.execute(_ROLL_UP, {"before": before})
-            conn.execute("DELETE FROM sighting WHERE hour < ? AND hour % 24 != 0", (before,))
-            conn.execute("DELETE FROM session WHERE beat_us < ?", (before * 3_600_000_000,))
-            return had - int(conn.execute("SELECT count(*) FROM sighting").fetchone()[0])
-
-        return self._write(work)
-
     def _put_session(self, s: Session, beat_us: int, ended_us: int | None) -> None:
         self._write(lambda conn: self._keep_session(conn, s, beat_us, ended_us))
 
@@ -164,6 +156,21 @@ class Sightings(Part):
         device, inode = self._db.file()
         file = (device, inode & (1 << 63) - 1)  # inode numbers are unsigned, SQLite's integers are not
         conn.execute(_SESSION, (*key, *state, sqlite3.sqlite_version, *file, beat_us, ended_us, s.rank, where))
+
+
+def count(conn: sqlite3.Connection, seen: Sequence[tuple[int, int, int, int, str, int, int, int, float, int]]) -> None:
+    """Within a transaction: add these counts to the sightings and to all that is kept of their sums.
+
+    Each is (problem, environment and run by number, hour, outcome, graph, calls, sampled_calls, sampled_us, last_seen_us).
+    """
+    demand = []
+    for problem, environment, _, hour, outcome, graph, calls, sampled, sampled_us, seen_us in seen:
+        # A hit ran our kernel: it says nothing of the default's time
+        samples = (sampled, sampled_us) if outcome == "miss" else (0, 0.0)
+        hits = (calls if (outcome, graph) == of else 0 for of in _HITS)
+        demand.append((problem, environment, calls, *samples, seen_us, seen_us, float(calls), hour // 24, *hits))
+    conn.executemany(_ADD_SIGHTING, seen)
+    conn.executemany(_ADD_DEMAND, demand)
 
 
 def run_id_of(conn: sqlite3.Connection, name: str) -> int:

@@ -15,7 +15,7 @@ from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import CROWDED, LIVE_STATES, Environment, Solution
 from gemmtuned.db.leases import Work, current_generation, drop_lease
-from gemmtuned.db.rows import SOLUTION_SELECT, Part, plain, rows, solution_of, us
+from gemmtuned.db.rows import SOLUTION_SELECT, Part, look_up_keys, plain, rows, solution_of, us
 
 CLEARED_US: Final = 86_400_000_000  # a report on what our own run cleared so lately is not followed again
 RIVALS: Final = """
@@ -39,13 +39,11 @@ LIVE: Final = f"""
 WHERE s.retired_generation IS NULL AND (:only IS NULL OR h.key IN (SELECT value FROM json_each(:only)))
 ORDER BY s.id
 """  # noqa: S608
-# Every solution, live or not, that serves one of these problems: of its exact size or of one of its buckets
+# Every solution, live or not, that serves one of these problems, seen or not: of its size or one of its buckets
 SERVES: Final = """
-    SELECT x.id FROM problem q
-    JOIN problem b ON b.rest = q.rest AND b.m IN (q.m, q.m_fine, q.m_coarse)
-    JOIN solution x ON x.problem_id = b.id
-        AND b.m = CASE x.covers WHEN 'exact' THEN q.m WHEN 'fine' THEN q.m_fine ELSE q.m_coarse END
-    WHERE q.id IN (SELECT value FROM json_each(?))
+    SELECT x.id FROM json_each(?) k
+    JOIN problem b ON b.rest = json_extract(k.value, '$[0]') AND b.m = json_extract(k.value, '$[1]')
+    JOIN solution x ON x.problem_id = b.id AND x.covers = json_extract(k.value, '$[2]')
 """
 SERVING: Final = f"""
 {SOLUTION_SELECT}
@@ -174,8 +172,7 @@ class Solutions(Part):
         """
 
         def once(conn: sqlite3.Connection) -> list[Solution]:
-            ids = json.dumps(self._problem_ids(conn, problems))
-            found = rows(conn, SERVING, (ids,))
+            found = rows(conn, SERVING, (look_up_keys(problems),))
             if not dry_run:
                 _retire(conn, found, us(now_s), reason)
                 if hold:

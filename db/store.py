@@ -3,7 +3,7 @@
 sightings.py holds what programs write and ingest.py what those of others left; leases.py, recheck.py and resume.py how
 daemons share work, hints.py imported tables, solutions.py the verdicts, curation.py what operators make of them,
 restore.py how they come back from what is published;
-connect.py how the file is opened, locked and mended.  Reading for people is queries.py.
+rollup.py what keeps the file small, connect.py how it is opened, locked and mended.  Reading for people is queries.py.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from gemmtuned.db.leases import Remaining, Work
 from gemmtuned.db.recheck import Recheck
 from gemmtuned.db.restore import Restore
 from gemmtuned.db.resume import Resume, State
+from gemmtuned.db.rollup import RollUp
 from gemmtuned.db.solutions import Solutions
 from gemmtuned.db.upkeep import check
 
 __all__ = ["Remaining", "State", "Store", "Work", "check"]
 
 
-class Store(Ingest, Hints, Recheck, Resume, Solutions, Curation, Restore):
+class Store(Ingest, Hints, Recheck, Resume, RollUp, Solutions, Curation, Restore):
     """Read and write one database. Threads may share it; a forked child goes on with a connection of its own.
 
     locks: the folder of the lock file, the same for all who use this database.  timeout_s: how long any call waits for

@@ -43,11 +43,19 @@ def _disagreements(path: Path) -> list[str]:
             for row in conn.execute("PRAGMA foreign_key_check").fetchall()
         ]
         wrong = conn.execute(
-            "SELECT count(*) FROM demand d WHERE d.calls != (SELECT coalesce(sum(s.calls), 0) FROM sighting s "
-            "WHERE s.problem_id = d.problem_id AND s.environment_id = d.environment_id)"
+            "SELECT count(*) FROM demand d LEFT JOIN (SELECT problem_id, environment_id, sum(calls) AS calls "
+            "FROM every_sighting GROUP BY problem_id, environment_id) s "
+            "ON s.problem_id = d.problem_id AND s.environment_id = d.environment_id "
+            "WHERE d.calls != coalesce(s.calls, 0)"
         ).fetchone()[0]
         if wrong:
             found.append(f"{wrong} problems whose calls differ from the sum of their sightings")
+        wrong = conn.execute(
+            "SELECT count(*) FROM demand d JOIN look_up l USING (problem_id, environment_id) "
+            "WHERE d.solution_id IS NOT l.solution_id"
+        ).fetchone()[0]
+        if wrong:
+            found.append(f"{wrong} problems whose solution is not the one that the look-up finds")
         return found
     except (sqlite3.Error, UnicodeDecodeError) as err:
         raise faults.store_error(err, path) from err

@@ -150,7 +150,7 @@ class Home:
         try:
             conn.row_factory = sqlite3.Row
             sums: dict[tuple[str, str], int] = {}
-            for row in conn.execute("SELECT * FROM sighting s JOIN problem p ON p.id = s.problem_id").fetchall():
+            for row in conn.execute("SELECT * FROM every_sighting s JOIN problem p ON p.id = s.problem_id").fetchall():
                 key = (row["text"], row["outcome"])
                 sums[key] = sums.get(key, 0) + row["calls"]
             return sums

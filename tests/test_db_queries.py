@@ -17,7 +17,7 @@ from gemmtuned.configs.errors import SettingError, StoreError
 from gemmtuned.configs.hint import Hint
 from gemmtuned.configs.processes import pid_namespace
 from gemmtuned.configs.sighting import Session
-from gemmtuned.configs.solution import Candidate
+from gemmtuned.configs.solution import Candidate, Environment
 from gemmtuned.db import queries
 from gemmtuned.db.store import Store
 
@@ -190,61 +190,79 @@ def test_what_a_solution_saved_is_counted_from_its_hits_since_it_was_published(s
 HOUR_0 = 1_800_000_000.0 // HOUR * HOUR  # an hour begins
 
 
-def called_and_counted(store: Store, hours: int = 3, calls: int = 100) -> int:
-    """Let a program call the solution in use in each of these hours; the hits that the view counts of them."""
-    for hour in range(hours):
-        store.add_sightings("r", NEW, [saw(problem(), calls, "exact")], now_s=HOUR_0 + hour * HOUR + 60)
-    return sum(row["hit_calls"] for row in queries.solutions(store.path, live=False))
+def call(store: Store, calls: int = 100, *, environment: Environment = NEW, now_s: float = HOUR_0) -> None:
+    """Let a program call the solution in use."""
+    store.add_sightings("r", environment, [saw(problem(), calls, "exact")], now_s=now_s)
 
 
-@pytest.mark.parametrize("minutes", [(0, 40), (0, 100), (0, 70, 80, 90), (10, 20, 30)])
-def test_calls_of_the_hour_of_a_second_race_are_counted_once(store: Store, minutes: tuple[int, ...]) -> None:
-    for minute in minutes:
-        store.install(None, [found(problem(), us=5.0)], environment=NEW, now_s=HOUR_0 + minute * 60)
-
-    assert called_and_counted(store) == 300
-    assert queries.saved_us(store.path) == pytest.approx(300 * 5.0)
-    last = only(queries.solutions(store.path))
-    assert last["hit_calls"] == 300 - 100 * int(minutes[-1] // 60)  # its hour's, and those since
+def hits(store: Store) -> list[int]:
+    """Calls that each solution served, the oldest first."""
+    found_rows = queries.solutions(store.path, live=False)
+    return [row["hit_calls"] for row in sorted(found_rows, key=lambda row: (row["generation"], row["published"]))]
 
 
-def test_calls_of_the_hour_of_a_rollback_are_counted_once(store: Store) -> None:
+def test_hits_are_those_of_the_solution_in_use_when_they_came(store: Store) -> None:
+    for us, calls in ((5.0, 1), (4.0, 20), (4.5, 300)):  # all within one hour
+        store.install(None, [found(problem(), us=us)], environment=NEW, now_s=HOUR_0)
+        call(store, calls)
+
+    assert hits(store) == [1, 20, 300]
+    assert queries.saved_us(store.path) == pytest.approx(1 * 5 + 20 * 6 + 300 * 5.5)
+
+
+def test_hits_of_a_rollback_are_those_of_what_came_back(store: Store) -> None:
     first = store.install(None, [found(problem())], environment=NEW, now_s=HOUR_0)
-    second = store.install(None, [found(problem(), us=4.0)], environment=NEW, now_s=HOUR_0 + 1.2 * HOUR)
-    for minute, generation in enumerate((first, second, first, 0, second)):
-        store.roll_back(generation, now_s=HOUR_0 + 1.5 * HOUR + minute * 60)
+    call(store, 1)
+    store.install(None, [found(problem(), us=4.0)], environment=NEW, now_s=HOUR_0 + HOUR)
+    call(store, 20)
+    store.roll_back(first, now_s=HOUR_0 + 2 * HOUR)
+    call(store, 300)
 
-    assert called_and_counted(store) == 300
+    assert hits(store) == [1, 20, 300]
 
 
-@pytest.mark.parametrize(("hour", "hits"), [(0.5, 100), (1.5, 200)])
-def test_a_solution_withdrawn_without_another_keeps_the_calls_of_its_last_hour(
-    store: Store, hour: float, hits: int
-) -> None:
+def test_a_solution_that_is_withdrawn_keeps_its_hits_and_gets_no_more(store: Store) -> None:
     store.install(None, [found(problem())], environment=NEW, now_s=HOUR_0)
-    store.withdraw([problem()], reason="test", now_s=HOUR_0 + hour * HOUR)
-    assert called_and_counted(store) == hits
+    call(store, 5)
+    store.withdraw([problem()], reason="test", now_s=HOUR_0)
+    call(store, 70)  # of a program that has not reloaded yet
+    assert hits(store) == [5]
 
-    store.install(None, [found(problem())], environment=NEW, now_s=HOUR_0 + 2.5 * HOUR)  # the hour after, or later
-    assert called_and_counted(store, 0) == hits + 100
+    store.install(None, [found(problem())], environment=NEW, now_s=HOUR_0 + 2 * HOUR)
+    call(store, 300)
+    assert hits(store) == [5, 300]
 
 
 def test_what_came_while_another_was_pinned_was_never_called(store: Store) -> None:
     store.install(None, [found(problem())], environment=NEW, now_s=HOUR_0)
     store.pin([problem()], now_s=HOUR_0)
-    store.install(None, [found(problem(), us=4.0)], environment=NEW, now_s=HOUR_0 + 1.5 * HOUR)
-    assert called_and_counted(store) == 300
+    store.install(None, [found(problem(), us=4.0)], environment=NEW, now_s=HOUR_0 + HOUR)
+    call(store, 300)
 
-    store.withdraw([problem()], reason="test", now_s=HOUR_0 + 1.6 * HOUR)
-    assert called_and_counted(store, 0) == 200
+    assert hits(store) == [300, 0]
 
 
-def test_calls_go_to_a_later_solution_only_where_it_serves_them(store: Store) -> None:
+def test_hits_go_to_a_later_solution_only_where_it_serves_them(store: Store) -> None:
     shared = found(problem(), OLD, "triton")  # of a stamp that both environments have
     store.install(None, [shared], environment=OLD, now_s=HOUR_0)
-    store.install(None, [found(problem())], environment=NEW, now_s=HOUR_0 + 1.5 * HOUR)
-    store.add_sightings("r", OLD, [saw(problem(), 7, "exact")], now_s=HOUR_0 + 1.1 * HOUR)
-    assert called_and_counted(store) == 307
+    call(store, 1)
+    call(store, 7, environment=OLD)
+    store.install(None, [found(problem())], environment=NEW, now_s=HOUR_0)
+    call(store, 30, environment=OLD)  # which has lost its solution
+    call(store, 200)
+
+    assert hits(store) == [8, 200]
+
+
+def test_hits_survive_the_roll_up_and_the_forgetting_of_another_problem(store: Store) -> None:
+    store.install(None, [found(problem()), found(problem(16), covers="fine")], environment=NEW, now_s=HOUR_0)
+    call(store, 5)
+    store.add_sightings("r", NEW, [saw(problem(12), 9, "padded")], now_s=HOUR_0)
+    store.add_sightings("r", NEW, [saw(problem(40), 3)], now_s=HOUR_0)
+    store.forget([problem(40)], now_s=HOUR_0)
+    store.roll_up(now_s=HOUR_0 + 400 * DAY)
+
+    assert sorted(hits(store)) == [5, 9]
 
 
 @pytest.mark.parametrize(

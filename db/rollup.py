@@ -1,0 +1,123 @@
+"""Old sightings take less room: hours become days, and days become blocks of four weeks.
+
+`sighting.hour` is the first hour of the time that a row stands for.  Everything happens in slices: each is one small
+transaction that leaves the sums as they were, so programs hardly wait for it, a kill between two loses nothing, and
+whoever comes next goes on where it was left: what is still to do is told by the rows themselves.  The same slices bring
+over the rows of databases made before step 0015, hits of solutions included.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from typing import Final
+
+from gemmtuned.db.rows import Part, us
+from gemmtuned.db.sightings import ADD_RECENT, HOURS
+
+KEEP_HOURS: Final = 24  # hours of days that ended less than this ago stay
+KEEP_DAYS: Final = 28  # days of blocks that ended less than this ago stay
+BLOCK_HOURS: Final = 28 * 24
+SLICE_S: Final = 0.03  # of the write lock, for each slice; programs wait 0.25 s for it
+FEWEST: Final = 100  # rows of a slice
+MOST: Final = 10_000
+FORGET_SESSIONS_S: Final = 14 * 86_400.0
+
+_KEY: Final = "problem_id, environment_id, run_id, hour, outcome, graph"
+_OF_HOUR: Final = f"SELECT {_KEY}, calls, last_seen_us FROM sighting WHERE hour = ? ORDER BY {_KEY} LIMIT ?"  # noqa: S608
+_OF_BEFORE: Final = f"SELECT {_KEY}, calls, last_seen_us FROM sighting_before ORDER BY {_KEY} LIMIT ?"  # noqa: S608
+_MERGE: Final = f"""
+INSERT INTO sighting ({_KEY}, calls, sampled_calls, sampled_us, last_seen_us) VALUES (?, ?, ?, ?, ?, ?, ?, 0, 0.0, ?)
+ON CONFLICT DO UPDATE SET calls = calls + excluded.calls, last_seen_us = max(last_seen_us, excluded.last_seen_us)
+"""  # noqa: S608
+_DROP: Final = f"DELETE FROM sighting WHERE hour = ? AND ({_KEY}) <= (?, ?, ?, ?, ?, ?)"  # noqa: S608
+_DROP_BEFORE: Final = f"DELETE FROM sighting_before WHERE ({_KEY}) <= (?, ?, ?, ?, ?, ?)"  # noqa: S608
+_KEEP_HITS: Final = f"""
+UPDATE solution SET hits_before = hits_before + h.calls
+FROM (
+    SELECT solution_id, sum(calls) AS calls FROM hits_before
+    WHERE problem_id IN (SELECT value FROM json_each(?)) AND ({_KEY}) <= (?, ?, ?, ?, ?, ?)
+    GROUP BY solution_id
+) h WHERE solution.id = h.solution_id
+"""  # noqa: S608
+
+Row = tuple[int, int, int, int, str, int, int, int]  # _KEY, calls, last_seen_us
+
+
+class RollUp(Part):
+    """The part of the store that keeps it small."""
+
+    _rows = 1000  # of the next slice: so many as took SLICE_S
+
+    def roll_up(self, *, now_s: float, for_s: float | None = None) -> bool:
+        """Merge what is old enough, slice by slice, for so many seconds; None: to the end. True when it is all done.
+
+        A slice that has begun is finished.  At the end, sessions not heard of for two weeks are forgotten.  Raises
+        StoreBusy and StoreError as every call does; what earlier slices did stays done.
+        """
+        until_s = None if for_s is None else time.monotonic() + for_s
+        while True:
+            began_s = time.monotonic()
+            if not self._slice(us(now_s) // 3_600_000_000):
+                break
+            took_s = max(time.monotonic() - began_s, 1e-4)
+            self._rows = int(min(max(self._rows * min(SLICE_S / took_s, 2.0), FEWEST), MOST))
+            if until_s is not None and time.monotonic() > until_s:
+                return False
+        before_us = us(now_s - FORGET_SESSIONS_S)
+        old = "SELECT 1 FROM session WHERE beat_us < ? LIMIT 1"
+        if self._db.read(lambda conn: conn.execute(old, (before_us,)).fetchone()):
+            self._write(lambda conn: conn.execute("DELETE FROM session WHERE beat_us < ?", (before_us,)))
+        return True
+
+    def _slice(self, now_hour: int) -> bool:
+        """One small step; False when there was nothing to do. Looks without the lock, and again with it."""
+        if self._db.read(lambda conn: conn.execute("SELECT 1 FROM sighting_before LIMIT 1").fetchone()):
+            return self._write(lambda conn: self._bring_over(conn, now_hour))
+        hours = self._db.read(lambda conn: [hour for (hour,) in conn.execute(HOURS).fetchall()])
+        old = next((hour for hour in hours if _place(hour, now_hour) is not None), None)
+        return old is not None and self._write(lambda conn: self._merge_hour(conn, old, now_hour))
+
+    def _merge_hour(self, conn: sqlite3.Connection, hour: int, now_hour: int) -> bool:
+        found: list[Row] = conn.execute(_OF_HOUR, (hour, self._rows)).fetchall()
+        if found:
+            _merge(conn, found, now_hour)
+            conn.execute(_DROP, (hour, *found[-1][:6]))
+        return True
+
+    def _bring_over(self, conn: sqlite3.Connection, now_hour: int) -> bool:
+        """Rows of before step 0015, as many as fit a slice, with what they mean for the sums that are kept since."""
+        found: list[Row] = conn.execute(_OF_BEFORE, (self._rows,)).fetchall()
+        if found:
+            last = found[-1][:6]
+            conn.execute(_KEEP_HITS, (json.dumps(sorted({row[0] for row in found})), *last))
+            recent: dict[tuple[int, int, int], int] = {}
+            for problem, environment, _, hour, _, _, calls, _ in found:
+                of = (problem, environment, hour // 24)
+                recent[of] = recent.get(of, 0) + calls
+            sums = [{"calls": float(n), "day": day, "problem": p, "environment": e} for (p, e, day), n in recent.items()]
+            conn.executemany(ADD_RECENT, sums)
+            _merge(conn, found, now_hour)
+            conn.execute(_DROP_BEFORE, last)
+        return True
+
+
+def _merge(conn: sqlite3.Connection, found: list[Row], now_hour: int) -> None:
+    """Add these to the rows of the time that they belong to now."""
+    sums: dict[tuple[int, int, int, int, str, int], tuple[int, int]] = {}
+    for problem, environment, run, hour, outcome, graph, calls, seen_us in found:
+        place = _place(hour, now_hour)
+        key = (problem, environment, run, hour if place is None else place, outcome, graph)
+        had = sums.get(key, (0, 0))
+        sums[key] = (had[0] + calls, max(had[1], seen_us))
+    conn.executemany(_MERGE, [(*key, *values) for key, values in sums.items()])
+
+
+def _place(hour: int, now_hour: int) -> int | None:
+    """The first hour of the day or block that a row of this hour belongs to now; None: it stays as it is."""
+    block = hour // BLOCK_HOURS * BLOCK_HOURS
+    if block + BLOCK_HOURS <= now_hour - KEEP_DAYS * 24:
+        return block if block != hour else None
+    day = hour // 24 * 24
+    return day if day + 24 <= now_hour - KEEP_HOURS and day != hour else None
