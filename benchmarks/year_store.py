@@ -60,7 +60,7 @@ def _facts(conn: sqlite3.Connection, asked: list[Problem], tuned: int, labels: i
     conn.executemany("INSERT INTO run VALUES (?, ?)", [(i + 1, f"label-{i + 1}") for i in range(labels)])
     names = ("id", "text", "rest", *COLUMNS, "m_fine", "m_coarse", "flops", "bytes")
     conn.executemany(
-        f"INSERT INTO problem ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})",  # noqa: S608
+        f"INSERT INTO problem ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})",
         [
             (
                 number, str(p), rest(p), *(getattr(p, name) for name in COLUMNS),
@@ -88,12 +88,12 @@ def _sightings(conn: sqlite3.Connection, count: int, tuned: int, labels: int, ho
     outcome = "CASE WHEN s.published_us < at.hour * 3600000000 THEN 'exact' ELSE 'miss' END"
     for label in range(1, labels + 1):
         conn.execute(
-            f"INSERT INTO sighting SELECT p.id, 1, {label}, at.hour, {outcome}, 0, 1000 + p.id % 77, 20, "  # noqa: S608
+            f"INSERT INTO sighting SELECT p.id, 1, {label}, at.hour, {outcome}, 0, 1000 + p.id % 77, 20, "
             "20 * (10.0 + p.id % 13 / 13.0), at.hour * 3600000000 + 3599000000 "
             "FROM problem p LEFT JOIN solution s ON s.problem_id = p.id JOIN at"
         )
         conn.execute(
-            f"INSERT INTO sighting SELECT s.problem_id, 1, {label}, at.hour, 'exact', 0, 500, 0, 0.0, "  # noqa: S608
+            f"INSERT INTO sighting SELECT s.problem_id, 1, {label}, at.hour, 'exact', 0, 500, 0, 0.0, "
             "at.hour * 3600000000 + 3599000000 FROM solution s "
             "JOIN at ON at.hour = s.published_us / 3600000000 / 24 * 24"
         )

@@ -41,7 +41,9 @@ INGEST_S: Final = 0.05  # for what members left; a page that is begun then is en
 INGEST_AGAIN_S: Final = 60.0  # after something was wrong with it; under _waits' limit of 120 s
 RETRY_S: Final = 5.0  # after the disk refused to publish
 CHECKPOINT_S: Final = 60.0
-ROLL_UP_S: Final = 100.0  # sightings older than two weeks are merged into days; under _waits' limit of 120 s
+ROLL_UP_S: Final = 100.0  # old sightings are merged (db/rollup.py); under _waits' limit of 120 s
+ROLL_UP_FOR_S: Final = 0.1  # of a turn, when there is much of it
+OVERDUE_S: Final = 6 * 3600.0  # not merged to the end for so long: then it is done while a worker measures, too
 LOOK_AROUND_S: Final = 10.0
 WAITS_S: Final = 10.0  # without a device for this long: said in the log
 SAY_AGAIN_S: Final = 3600.0
@@ -111,7 +113,7 @@ class Daemon:
         self._upkeep_at_s = self._publish_at_s = self._checkpoint_at_s = self._notice_at_s = self._look_at_s = float(
             "-inf"
         )
-        self._roll_up_at_s = self._ingest_at_s = float("-inf")
+        self._roll_up_at_s = self._ingest_at_s = self._rolled_up_s = float("-inf")
         self._told: object = None
         self._waits_since_s = now_s
         self._waiting_told: dict[tuple[str, str], float] = {}
@@ -245,9 +247,7 @@ class Daemon:
             if all(seat.at_rest for seat in self.seats) and not _waits(self._checkpoint_at_s, now_s):
                 self._checkpoint_at_s = now_s + CHECKPOINT_S
                 self.store.checkpoint()
-                if not _waits(self._roll_up_at_s, now_s):
-                    self._roll_up_at_s = now_s + ROLL_UP_S
-                    self.store.roll_up(now_s=now_s)
+            self._roll_up(now_s)
             self._look_around(now_s)
             self._trouble = ""
         except GemmtunedError as err:
@@ -255,6 +255,17 @@ class Daemon:
             if self._trouble != str(err):
                 logger.warning("upkeep failed retry_s=%g reason=%r", RETRY_S, str(err))
             self._trouble = str(err)
+
+    def _roll_up(self, now_s: float) -> None:
+        """Keep the database small, a little at each turn: the looks at the devices do not wait for it."""
+        rests = all(seat.at_rest for seat in self.seats)
+        overdue = not self._rolled_up_s <= now_s < self._rolled_up_s + OVERDUE_S  # a daemon may never rest
+        if _waits(self._roll_up_at_s, now_s) or not (rests or (overdue and not self._quiet)):
+            return
+        if self.store.roll_up(now_s=now_s, for_s=ROLL_UP_FOR_S):
+            self._rolled_up_s, self._roll_up_at_s = now_s, now_s + ROLL_UP_S
+        elif rests:
+            self._upkeep_at_s = now_s  # the next turn goes on
 
     def _compile_ahead(self, now_s: float, forbidden: str) -> None:
         """Have kernels compiled for GPUs that others use now; nothing while one of ours measures."""

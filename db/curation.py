@@ -94,13 +94,13 @@ class Curation(Part):
             traces = [f"FROM {table} WHERE {where}" for table, where in _TRACES.items()]
             values = {"ids": json.dumps(self._known_problems(conn, problems))}
             if dry_run:
-                counts = [conn.execute(f"SELECT count(*) {of}", values).fetchone()[0] for of in traces]  # noqa: S608
+                counts = [conn.execute(f"SELECT count(*) {of}", values).fetchone()[0] for of in traces]
                 return solutions_of(found), sum(counts)
             if found:
                 generation = raise_generation(conn, us(now_s), retired=len(found), note="forgotten")
                 which = json.dumps([row["id"] for row in found])
                 conn.execute(RETIRE, ("withdrawn", generation, us(now_s), "forgotten by hand", which))
-            dropped = sum(conn.execute(f"DELETE {of}", values).rowcount for of in traces)  # noqa: S608
+            dropped = sum(conn.execute(f"DELETE {of}", values).rowcount for of in traces)
             return solutions_of(found), dropped
 
         return self._write(once, durable=not dry_run)

@@ -37,8 +37,8 @@ WITH bucket AS MATERIALIZED (
 ),
 waiting AS (
     SELECT min(d.problem_id) AS member, CASE WHEN b.first_id IS NULL THEN p.m ELSE p.m_fine END AS unit_m,
-        CASE WHEN b.first_id IS NULL THEN 'exact' ELSE 'fine' END AS covers, sum(d.calls) AS calls, max(p.family) AS family,
-        sum(0.3 * c.us * d.recent / (1 << min(max(:day - d.recent_day, 0), 62))) AS worth
+        CASE WHEN b.first_id IS NULL THEN 'exact' ELSE 'fine' END AS covers, sum(d.calls) AS calls,
+        max(p.family) AS family, sum(0.3 * c.us * d.recent / (1 << min(max(:day - d.recent_day, 0), 62))) AS worth
     FROM demand d
     JOIN problem p ON p.id = d.problem_id
     JOIN problem_cost c ON c.environment_id = d.environment_id AND c.problem_id = d.problem_id
@@ -64,7 +64,8 @@ LIMIT {LOOK_AT}
 # Whether a unit still has a member without a verdict
 _IS_OPEN: Final = """
 SELECT 1 FROM problem p JOIN demand d ON d.problem_id = p.id AND d.environment_id = :environment
-WHERE p.rest = :rest AND :unit_m = CASE :covers WHEN 'exact' THEN p.m ELSE p.m_fine END AND d.solution_id IS NULL LIMIT 1
+WHERE p.rest = :rest AND :unit_m = CASE :covers WHEN 'exact' THEN p.m ELSE p.m_fine END AND d.solution_id IS NULL
+LIMIT 1
 """
 CLAIM: Final = """
 INSERT INTO work (problem_id, environment_id, covers, mode, owner, attempts, leased_us, lease_until_us)

@@ -96,7 +96,9 @@ class RollUp(Part):
             for problem, environment, _, hour, _, _, calls, _ in found:
                 of = (problem, environment, hour // 24)
                 recent[of] = recent.get(of, 0) + calls
-            sums = [{"calls": float(n), "day": day, "problem": p, "environment": e} for (p, e, day), n in recent.items()]
+            sums = [
+                {"calls": float(n), "day": day, "problem": p, "environment": e} for (p, e, day), n in recent.items()
+            ]
             conn.executemany(ADD_RECENT, sums)
             _merge(conn, found, now_hour)
             conn.execute(_DROP_BEFORE, last)

@@ -164,8 +164,8 @@ def _key(conn: sqlite3.Connection, table: str) -> list[str]:
 def _balance(new: sqlite3.Connection) -> None:
     """Make `demand` agree with the sightings that are left, so that the ledger holds again."""
     new.execute(
-        "INSERT INTO demand (problem_id, environment_id, calls, sampled_calls, sampled_us, first_seen_us, last_seen_us) "
-        "SELECT problem_id, environment_id, sum(calls), "
+        "INSERT INTO demand (problem_id, environment_id, calls, sampled_calls, sampled_us, first_seen_us, "
+        "last_seen_us) SELECT problem_id, environment_id, sum(calls), "
         "sum(sampled_calls * (outcome = 'miss')), sum(sampled_us * (outcome = 'miss')), "
         "min(hour) * 3600000000, max(last_seen_us) FROM every_sighting WHERE true GROUP BY problem_id, environment_id "
         "ON CONFLICT DO UPDATE SET calls = excluded.calls"

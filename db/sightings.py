@@ -90,7 +90,18 @@ class Sightings(Part):
             count(
                 conn,
                 [
-                    (i, environment_id, run_id, hour, s.outcome, int(s.graph), s.calls, s.sampled_calls, s.sampled_us, now_us)
+                    (
+                        i,
+                        environment_id,
+                        run_id,
+                        hour,
+                        s.outcome,
+                        int(s.graph),
+                        s.calls,
+                        s.sampled_calls,
+                        s.sampled_us,
+                        now_us,
+                    )
                     for i, s in zip(ids, batch, strict=True)
                 ],
             )
@@ -161,7 +172,8 @@ class Sightings(Part):
 def count(conn: sqlite3.Connection, seen: Sequence[tuple[int, int, int, int, str, int, int, int, float, int]]) -> None:
     """Within a transaction: add these counts to the sightings and to all that is kept of their sums.
 
-    Each is (problem, environment and run by number, hour, outcome, graph, calls, sampled_calls, sampled_us, last_seen_us).
+    Each is (problem, environment and run by number, hour, outcome, graph, calls, sampled_calls, sampled_us,
+    last_seen_us).
     """
     demand = []
     for problem, environment, _, hour, outcome, graph, calls, sampled, sampled_us, seen_us in seen:

@@ -8,8 +8,9 @@ import os
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from store_cases import DAY, HOUR, NEW, found, open_store, problem, saw
@@ -70,17 +71,16 @@ def test_what_others_counted_is_added_once_and_what_they_count_later_too(two: Tw
 
 def test_a_kill_between_two_takes_counts_nothing_twice(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     two.theirs.add_sightings("serve", NEW, [saw(problem(m), 10) for m in range(1, 40)], now_s=T)
-    real, done = ingest._demand, []
+    real = ingest.count
 
-    def dies(row: tuple[object, ...]) -> tuple[object, ...]:
-        done.append(1)
-        if len(done) == 20:
-            raise StoreError("killed")
-        return real(row)
+    def dies(conn: sqlite3.Connection, seen: Sequence[Any]) -> None:
+        real(conn, seen[:20])
+        raise StoreError("killed")
 
-    monkeypatch.setattr(ingest, "_demand", dies)
+    monkeypatch.setattr(ingest, "count", dies)
     with pytest.raises(StoreError):
         two.take()
+    monkeypatch.undo()
     assert two.rows("SELECT count(*) FROM sighting") == [(0,)]
     assert two.take() == 390
 

@@ -1,15 +1,17 @@
 """Leases with the time told: who holds what, for how long, and what becomes of failures."""
 
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from store_cases import DAY, NEW, OLD, found, lease, open_store, problem, saw
 
 from gemmtuned.configs.solution import Candidate
-from gemmtuned.db import queries
+from gemmtuned.db import leases, queries
 from gemmtuned.db.leases import BACKOFF_S, Remaining
 from gemmtuned.db.store import Store
 
@@ -18,6 +20,14 @@ T = 1_800_000_000.0
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
+    one = open_store(tmp_path)
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[Store]:
+    """Another process's."""
     one = open_store(tmp_path)
     yield one
     one.close()
@@ -259,3 +269,85 @@ def test_who_asks_for_what_was_put_off_still_sees_why(store: Store, tmp_path: Pa
     assert (row["open_problems"], row["put_off"], row["put_off_reason"]) == (1, 0, None)
     assert store.retry_now([problem()]) == 1
     assert why() == ""
+
+
+def test_what_was_not_called_for_a_week_waits_for_nobody_unless_somebody_asked(store: Store) -> None:
+    """One rule for the lease, what is left to do, and what `untuned` says."""
+    now_s = time.time()
+    old, asked, tuned_by_hand, listed = (problem(m, k=64 * m) for m in (1, 2, 3, 9))
+    store.add_sightings("r", NEW, [saw(p) for p in (old, asked, tuned_by_hand)], now_s=now_s - 8 * DAY)
+    store.ask_for([asked, listed], NEW, now_s=now_s - 300 * DAY)  # by an import, long ago
+
+    def states() -> dict[int, str]:
+        return {row["m"]: row["state"] for row in queries.untuned(store.path)}
+
+    assert states() == {1: "stale", 2: "queued", 3: "stale", 9: "queued"}
+    assert store.remaining(NEW, now_s=now_s).queued == store.waiting(now_s=now_s)[0]["problems"] == 2
+    leased = {lease(store, now_s=now_s).problem, lease(store, now_s=now_s).problem}
+    assert leased == {asked, listed}
+    assert store.lease_next("a:1", NEW, now_s=now_s, hold_s=60) is None
+
+    assert store.ask_for_seen([tuned_by_hand, problem(77)], now_s=now_s) == 1
+    assert lease(store, now_s=now_s).problem == tuned_by_hand
+    store.add_sightings("r", NEW, [saw(old)], now_s=now_s)  # it is called again
+    assert states()[1] == "queued" and lease(store, now_s=now_s).problem == old
+
+
+def test_a_lease_ends_while_others_publish_without_end(
+    store: Store, other: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.add_sightings("r", NEW, [saw(problem(k=64 * n)) for n in range(1, 40)], now_s=T)
+    real, ranked = leases._rank, []
+
+    def rank(*args: Any) -> list[dict[str, Any]]:
+        found_rows = real(*args)
+        ranked.append(len(found_rows))
+        other.install(None, [found(problem(n=4096))], environment=NEW, now_s=T)  # a generation of somebody else's
+        return found_rows
+
+    monkeypatch.setattr(leases, "_rank", rank)
+    assert store.lease_next("a:1", NEW, now_s=T, hold_s=60) is not None
+    assert ranked == [32]
+
+
+def test_of_units_that_all_went_to_others_two_tries_give_none(
+    store: Store, other: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.add_sightings("r", NEW, [saw(problem())], now_s=T)
+    real, ranked = leases._rank, []
+
+    def rank(*args: Any) -> list[dict[str, Any]]:
+        found_rows = real(*args)
+        ranked.append(1)
+        if len(ranked) == 1:
+            lease(other, "b:2", now_s=T)
+        return found_rows
+
+    monkeypatch.setattr(leases, "_rank", rank)
+    assert store.lease_next("a:1", NEW, now_s=T, hold_s=60) is None
+    assert len(ranked) == 3  # ours, the other's, ours again
+
+
+def test_a_verdict_that_came_between_rank_and_claim_is_seen(
+    store: Store, other: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dear, cheap = problem(k=4096), problem(k=64)
+    store.add_sightings("r", NEW, [saw(dear, 10, us=500), saw(cheap, 10, us=5)], now_s=T)
+    real = leases._rank
+
+    def rank(*args: Any) -> list[dict[str, Any]]:
+        found_rows = real(*args)
+        other.install(None, [found(dear)], environment=NEW, now_s=T)
+        return found_rows
+
+    monkeypatch.setattr(leases, "_rank", rank)
+    assert lease(store, now_s=T).problem == cheap
+
+
+def test_a_hundred_that_are_held_do_not_hide_one_that_is_free(store: Store) -> None:
+    many = [problem(k=64 * n) for n in range(2, 102)]
+    store.add_sightings("r", NEW, [*(saw(p, 1000) for p in many), saw(problem(k=64))], now_s=T)
+    for _ in many:
+        lease(store, now_s=T)
+
+    assert lease(store, now_s=T).problem == problem(k=64)
