@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -252,14 +253,25 @@ def unhooked_env(**changes: str | None) -> dict[str, str]:
     return child_env(GEMMTUNED=None, AITER_TUNE_GEMM=None, GEMMTUNED_DISPATCH=None, NOTIFY_SOCKET=None, **changes)
 
 
-def mps_pipe(env: Mapping[str, str] | None = None) -> bool:
-    """Whether CUDA's multi-process service serves this machine: somebody listens on its control pipe."""
+def mps_pipe(env: Mapping[str, str] | None = None) -> str:
+    """The control pipe of CUDA's multi-process service and whose it is, if somebody listens on it; "" if not.
+
+    Any user can put such a pipe into /tmp where none lies: that the service runs is then only said of it.
+    """
     folder = (os.environ if env is None else env).get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps"  # noqa: S108
-    try:  # a pipe nobody reads, left over from one that died, cannot be opened
-        os.close(os.open(Path(folder) / "control", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    path = Path(folder) / "control"
+    try:
+        facts = path.lstat()
     except OSError as err:
-        return isinstance(err, PermissionError)  # it is another user's, and there
-    return True
+        return f"{path}, closed to us" if isinstance(err, PermissionError) else ""
+    if not stat.S_ISFIFO(facts.st_mode):
+        return ""
+    try:  # a pipe nobody reads, left over from one that died, cannot be opened
+        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC))
+    except OSError as err:
+        if not isinstance(err, PermissionError):  # else it is another user's, and there
+            return ""
+    return f"{path} of uid {facts.st_uid}"
 
 
 def trusted_uid(env: Mapping[str, str] | None = None) -> int | None:

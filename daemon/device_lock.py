@@ -2,6 +2,7 @@
 
 Held while a worker is there, so daemons of several users take turns.  The kernel frees it however its holder dies.  The
 folder is one for all users of the machine (`GEMMTUNED_DEVICE_LOCKS`); containers that share a GPU must mount the same.
+Each of them must be able to lock it, so anybody can, and keep us off the GPU: the message says who does.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 import time
 from pathlib import Path
 
 from gemmtuned.configs.solution import slug
+from gemmtuned.db.lockfile import holder, what_lies_there
 
 
 class DeviceLock:
@@ -24,7 +27,7 @@ class DeviceLock:
         self._fd: int | None = None
 
     def take(self) -> str:
-        """Hold it; "" when it is ours, else why it is not."""
+        """Hold it; "" when it is ours, else why it is not. Never waits."""
         if self._fd is not None:
             return ""
         try:
@@ -33,11 +36,13 @@ class DeviceLock:
             return f"{self._path}: cannot be opened ({err.strerror or err}). Set GEMMTUNED_DEVICE_LOCKS"
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            with contextlib.suppress(OSError):
-                holder = os.pread(fd, 300, 0).decode(errors="replace").strip()
+        except BlockingIOError:
+            why = self._held_by(fd)
             os.close(fd)
-            return f"another gemmtuned daemon tunes on it: {holder or 'it just started'}"
+            return why
+        except OSError as err:
+            os.close(fd)
+            return f"{self._path}: cannot be locked ({err.strerror or err}). Set GEMMTUNED_DEVICE_LOCKS"
         self._fd = fd
         with contextlib.suppress(OSError):  # another user's file can be locked, but not written
             os.ftruncate(fd, 0)
@@ -52,14 +57,33 @@ class DeviceLock:
             os.close(self._fd)
             self._fd = None
 
+    def _held_by(self, fd: int) -> str:
+        """Who tunes there by its own words, and which process holds the lock if these do not name it."""
+        said = ""
+        with contextlib.suppress(OSError):
+            said = os.pread(fd, 300, 0).decode(errors="replace").strip()
+        why = f"another gemmtuned daemon tunes on it: {said or 'it just started'}"
+        found = holder(self._path)
+        if found and not said.startswith(found.partition(" (")[0] + ","):
+            why += f"; its lock {self._path} is held by {found}"
+        return why
+
     def _open(self) -> int:
-        flags = os.O_NOFOLLOW | os.O_CLOEXEC
+        """Whatever lies there, this returns at once; a descriptor of a regular file, or OSError."""
+        flags = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         for _ in range(3):
-            with contextlib.suppress(FileNotFoundError, PermissionError):
-                return os.open(self._path, os.O_RDWR | flags)
-            with contextlib.suppress(FileNotFoundError):
-                return os.open(self._path, os.O_RDONLY | flags)
+            for access in (os.O_RDWR, os.O_RDONLY):
+                with contextlib.suppress(FileNotFoundError, PermissionError):
+                    return _regular(os.open(self._path, access | flags))
             with contextlib.suppress(FileExistsError):
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | flags, 0o644)
-        raise FileNotFoundError(str(self._path))
+        raise PermissionError(f"uid {os.geteuid()} may not open it")
+
+
+def _regular(fd: int) -> int:
+    mode = os.fstat(fd).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(fd)
+        raise OSError(f"{what_lies_there(mode)} lies there; remove it")
+    return fd

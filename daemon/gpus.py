@@ -34,7 +34,7 @@ class GpuMonitor:
         *,
         share_resident: bool = False,
         neighbours: Watch = lambda least, elsewhere: None,
-        mps: Callable[[], bool] = lambda: False,
+        mps: Callable[[], str | bool] = lambda: False,
     ) -> None:
         self._sampler = sampler
         self._attribution = Attribution(share_resident=share_resident, neighbours=neighbours)
@@ -85,8 +85,10 @@ class GpuMonitor:
         mode = _MODES.get(facts["compute_mode"] or 0)
         if mode:
             return f"the GPU is in {mode} mode (nvidia-smi -c): a second program may not use it"
-        if self._mps():
-            return "MPS is running: a fault in one of its clients ends all of them, we stay away"
+        mps = self._mps()
+        if mps:
+            seen = f" ({mps})" if isinstance(mps, str) else ""
+            return f"MPS is running{seen}: a fault in one of its clients ends all of them, we stay away"
         return ""
 
 
@@ -112,7 +114,7 @@ def find_gpus(*, share_resident: bool = False) -> list[GpuMonitor]:
         if not gpus:
             sampler.close()
         found += [
-            GpuMonitor(sampler, facts, share_resident=share_resident, neighbours=neighbours.busy, mps=mps.is_running)
+            GpuMonitor(sampler, facts, share_resident=share_resident, neighbours=neighbours.busy, mps=mps.seen)
             for facts in gpus.values()
         ]
     return found

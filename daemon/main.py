@@ -40,6 +40,7 @@ from gemmtuned.daemon.sd_notify import ServiceManager
 from gemmtuned.daemon.seat import MAX_STARTS
 from gemmtuned.daemon.service import Daemon
 from gemmtuned.daemon.worker import Deadlines, Tuner, Worker
+from gemmtuned.db.lockfile import holder, open_lock
 
 if TYPE_CHECKING:
     from gemmtuned.daemon.metrics import Metrics
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gemmtuned.daemon")
 STORE_WAIT_S: Final = 0.5  # a turn that waits longer could not leave a device, or the machine, in time
+WAIT_S: Final = 30.0  # for others who hold the database, where a person waits
 OPEN_WAIT_S: Final = 30.0  # at start somebody may be bringing the database up to date
 UNTRIED: Final = "interrupted before it was tried"
 MakeWorker = Callable[[str], Tuner]
@@ -155,8 +157,8 @@ def tune_now(
             settings, store, monitors or find_monitors(), make_worker, now_s=began_s, request=request,
             always=not idle, quiet=True,
         )  # fmt: skip
-        _patiently(daemon.resume, told)
-        _patiently(lambda now_s: store.retry_now(wanted), told)
+        _patiently(daemon.resume, told, WAIT_S)
+        _patiently(lambda now_s: store.retry_now(wanted), told, WAIT_S)
         try:
             states, others = _until_done(daemon, request, wanted, told, progress)
         finally:
@@ -224,11 +226,16 @@ def _until_done(
     """(how each stands, the largest share of the device that others used while we did)."""
     states: dict[Problem, State] = {}
     others = 0.0
+    until_s = time.monotonic() + WAIT_S
     while not told.code:
         now_s = time.time()
         daemon.turn(now_s)
         _raise_if_hopeless(daemon)
         seat = daemon.seats[0]
+        if not seat.store_trouble:
+            until_s = time.monotonic() + WAIT_S
+        elif time.monotonic() > until_s:
+            raise TryLater(seat.store_trouble)
         if seat.environment is not None:
             with contextlib.suppress(StoreError):  # asked again at the next turn
                 states = daemon.store.states(wanted, seat.environment, now_s=now_s)
@@ -291,14 +298,17 @@ def _raise_if_hopeless(daemon: Daemon) -> None:
             )
 
 
-def _patiently(action: Callable[[float], object], told: _Told) -> None:
-    """Do it now, or as soon as the store lets us."""
+def _patiently(action: Callable[[float], object], told: _Told, wait_s: float = float("inf")) -> None:
+    """Do it now, or as soon as the store lets us; after wait_s it is raised what keeps us from it."""
+    until_s = time.monotonic() + wait_s
     said = ""
     while not told.code:
         try:
             action(time.time())
             return
         except StoreError as err:
+            if time.monotonic() > until_s:
+                raise
             if str(err) != said:
                 logger.warning("store not ready, tried again reason=%r", str(err))
             said = str(err)
@@ -373,14 +383,13 @@ class _AnotherRuns(Exception):
 @contextlib.contextmanager
 def _only_daemon(settings: Settings) -> Iterator[None]:
     """Hold the lock that makes us the one daemon of this home; the kernel frees it however we die."""
+    from gemmtuned.db.faults import no_folder, store_error
+
     path = settings.locks / "daemon.lock"
     try:
         make_folder(settings.home)
-        settings.locks.mkdir(parents=True, exist_ok=True)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = open_lock(path)
     except OSError as err:
-        from gemmtuned.db.faults import no_folder
-
         in_the_way = no_folder(path)
         why = f"{in_the_way} is a file" if in_the_way else err.strerror or err
         raise TableError(f"{path}: cannot be made ({why}). Set GEMMTUNED_HOME to a folder of your own") from err
@@ -388,7 +397,9 @@ def _only_daemon(settings: Settings) -> Iterator[None]:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as err:
-            raise _AnotherRuns(f"another daemon runs for {settings.home}: {_holder(path)}") from err
+            raise _AnotherRuns(f"another daemon runs for {settings.home}: {_holder(path, fd)}") from err
+        except OSError as err:
+            raise store_error(err, path) from err
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"pid {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode(), 0)
         yield
@@ -396,8 +407,10 @@ def _only_daemon(settings: Settings) -> Iterator[None]:
         os.close(fd)
 
 
-def _holder(path: Path) -> str:
-    try:
-        return path.read_text().strip()[:200] or "it just started"
-    except OSError:
-        return "who is not known"
+def _holder(path: Path, fd: int) -> str:
+    """What the other daemon wrote there, and who holds the lock if that is somebody else."""
+    said = os.pread(fd, 200, 0).decode(errors="replace").strip() or "it just started"
+    found = holder(path)
+    if found and not said.startswith(found.partition(" (")[0] + ","):
+        return f"its lock {path} is held by {found}; the last daemon to hold it: {said}"
+    return said

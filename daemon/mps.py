@@ -23,7 +23,7 @@ class Mps:
     def __init__(
         self,
         *,
-        pipe: Callable[[], bool] = mps_pipe,
+        pipe: Callable[[], str | bool] = mps_pipe,
         names: Callable[[], Iterator[str]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -31,15 +31,19 @@ class Mps:
         self._names = names or _names
         self._clock = clock
         self._look_at_s = float("-inf")
-        self._process = False
+        self._process = ""
 
     def is_running(self) -> bool:
         """True when it serves somebody here, as far as can be seen."""
+        return bool(self.seen())
+
+    def seen(self) -> str:
+        """What shows it: a process, or a pipe and its owner; "" for nothing."""
         now_s = self._clock()
         if now_s >= self._look_at_s:
-            self._process = any(name.startswith(PROCESSES) for name in self._names())
+            self._process = next((name for name in self._names() if name.startswith(PROCESSES)), "")
             self._look_at_s = now_s + LOOK_S
-        return self._process or self._pipe()
+        return self._process or str(self._pipe() or "")
 
 
 def _names() -> Iterator[str]:

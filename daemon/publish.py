@@ -35,6 +35,8 @@ from gemmtuned.configs.manifest import (
 )
 from gemmtuned.configs.published import Published, read_published
 from gemmtuned.configs.solution import Solution
+from gemmtuned.db.faults import no_locks_error
+from gemmtuned.db.lockfile import holder, open_lock
 
 if TYPE_CHECKING:
     from gemmtuned.db.restore import Standing, TakenBack
@@ -167,10 +169,9 @@ def _holds(folder: Path, manifest: Manifest, new: dict[str, list[Solution]]) -> 
 def _lock(locks: Path) -> Iterator[None]:
     """One publisher at a time; the kernel frees the lock when its holder dies."""
     try:
-        locks.mkdir(parents=True, exist_ok=True)
-        fd = os.open(locks / "publish.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = open_lock(locks / "publish.lock")
     except OSError as err:
-        raise TableError(f"{locks}: cannot take the publish lock ({err.strerror or err})") from err
+        raise TableError(f"{locks}/publish.lock: cannot be opened ({err.strerror or err})") from err
     try:
         until = time.monotonic() + WAIT_S
         while True:
@@ -179,10 +180,11 @@ def _lock(locks: Path) -> Iterator[None]:
                 break
             except BlockingIOError as err:
                 if time.monotonic() > until:
-                    raise TryLater(
-                        f"{locks}/publish.lock: another process has been publishing for {WAIT_S:g} s"
-                    ) from err
+                    who = holder(locks / "publish.lock") or "another process"
+                    raise TryLater(f"{locks}/publish.lock: {who} has been publishing for {WAIT_S:g} s") from err
                 time.sleep(0.01)
+            except OSError as err:
+                raise no_locks_error(locks / "publish.lock", err.strerror or str(err)) from err
         yield
     finally:
         os.close(fd)

@@ -166,11 +166,16 @@ class Seat:
         solved, self._solved = self._solved, []
         return solved
 
+    @property
+    def store_trouble(self) -> str:
+        """Why the store cannot be read or written; "" when it can."""
+        return self._to_write.trouble or self.trouble
+
     def notice(self) -> SeatNotice:
         """For `gemmtuned status`."""
         verdict = self._verdict
         state, reason = "waiting", verdict.reason
-        trouble = self._to_write.trouble or self.trouble or self.keeper.trouble
+        trouble = self.store_trouble or self.keeper.trouble
         if trouble:
             state, reason = "stuck", trouble
         elif self._tuning:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import os
 import sqlite3
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -21,9 +25,13 @@ _CODES: Final = {
     11: "corrupt",
     13: "full",
     14: "cantopen",
+    15: "nolock",  # SQLITE_PROTOCOL: the log's locks could not be had however often they were tried
     26: "corrupt",
 }
+# Extended codes of SQLITE_IOERR: LOCK, UNLOCK, RDLOCK, CHECKRESERVEDLOCK, SHMLOCK
+_LOCK_CODES: Final = tuple(10 | number << 8 for number in (15, 8, 9, 14, 20))
 _TEXTS: Final = {
+    "locking protocol": "nolock",
     "is locked": "busy",
     "readonly": "readonly",
     "disk I/O error": "io",
@@ -37,10 +45,12 @@ _TEXTS: Final = {
 
 
 def kind(err: sqlite3.Error | UnicodeDecodeError) -> str:
-    """`busy`, `readonly`, `perm`, `cantopen`, `full`, `io`, `corrupt`, or `other`."""
+    """`busy`, `readonly`, `perm`, `cantopen`, `full`, `io`, `corrupt`, `nolock`, or `other`."""
     if isinstance(err, UnicodeDecodeError):
         return "corrupt"  # SQLite's message quotes a schema that is no text any more
     code = getattr(err, "sqlite_errorcode", None)
+    if code in _LOCK_CODES:
+        return "nolock"
     if isinstance(code, int):
         return _CODES.get(code & 0xFF, "other")
     text = str(err)
@@ -52,6 +62,8 @@ def store_error(err: sqlite3.Error | UnicodeDecodeError | OSError, path: Path, *
     what = kind(err) if not isinstance(err, OSError) else _os_kind(err)
     if what == "busy":
         return busy(path, waited_s)
+    if what == "nolock":
+        return no_locks_error(path, str(err))
     if what == "full":
         return StoreError(
             f"{path}: disk full ({_free(path)}). Free space, or set GEMMTUNED_HOME to a folder on another disk"
@@ -133,11 +145,43 @@ def _is_text(path: Path) -> bool:
     return bool(start) and b"\0" not in start
 
 
-def busy(path: Path, waited_s: float) -> StoreBusy:
-    """Somebody held the database for as long as we waited."""
+def busy(path: Path, waited_s: float) -> StoreError:
+    """Somebody held the database for as long as we waited; or nobody did, and locks cannot be had at all there."""
+    why = no_locks(path.parent)
+    if why:  # SQLite calls that busy, too
+        return no_locks_error(path, why)
     return StoreBusy(
         f"{path}: locked by another process for {waited_s:g} s. Try again; if it stays so, look for a stopped daemon "
         "or an open transaction in a sqlite3 shell"
+    )
+
+
+def no_locks(folder: Path) -> str:
+    """Why no file in this folder can be locked; "" where they can be, as far as is known. Leaves nothing behind."""
+    try:
+        with _opened(folder, os.O_RDONLY | os.O_DIRECTORY) as fd:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with _opened(folder, os.O_RDWR | os.O_TMPFILE, 0o600) as fd:  # no name: gone with its descriptor
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as err:
+        return str(err.strerror) if _os_kind(err) == "nolock" and err.filename is None else ""
+    return ""
+
+
+@contextlib.contextmanager
+def _opened(path: Path, flags: int, mode: int = 0) -> Iterator[int]:
+    fd = os.open(path, flags | os.O_CLOEXEC, mode)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def no_locks_error(path: Path, why: str) -> StoreError:
+    """The error to raise where the kernel gives no locks: nobody holds them, and to wait does not help."""
+    return StoreError(
+        f"{path}: the file system gives no locks ({why}), as one of a network without its lock service. "
+        "Set GEMMTUNED_HOME to a folder on a local disk"
     )
 
 
@@ -145,6 +189,8 @@ def _os_kind(err: OSError) -> str:
     name = os.strerror(err.errno) if err.errno else ""
     if name in (os.strerror(28), os.strerror(122)):  # ENOSPC, EDQUOT
         return "full"
+    if err.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+        return "nolock"
     return "io" if err.errno == 5 else "cantopen"
 
 

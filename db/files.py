@@ -13,7 +13,14 @@ from gemmtuned.db import faults
 from gemmtuned.db.lockfile import file_mode
 
 JOURNAL_LIMIT_BYTES: Final = 64 << 20
-NETWORK_FILESYSTEMS: Final = ("nfs", "cifs", "smb", "9p", "lustre", "gpfs", "ceph", "glusterfs", "afs", "fuse.sshfs")
+# As /proc/mounts names them, without "fuse."; "nfs" is nfs4, too. Of several hosts, or of an object store.
+NETWORK_FILESYSTEMS: Final = (
+    "nfs", "cifs", "smb", "ncpfs", "9p", "afs", "auristorfs", "coda", "ceph", "glusterfs", "lustre", "gpfs", "mmfs",
+    "beegfs", "fhgfs", "weka", "panfs", "ocfs2", "gfs2", "pvfs2", "orangefs", "quobyte", "moosefs", "mfs", "lizardfs",
+    "saunafs", "seaweedfs", "juicefs", "cubefs", "cfs", "curvefs", "alluxio", "xtreemfs", "hdfs", "dfs", "dfuse",
+    "sshfs", "davfs", "rclone", "s3fs", "goofys", "geesefs", "mountpoint-s3", "mount-s3", "gcsfuse", "blobfuse",
+    "ossfs", "cosfs", "objectivefs", "vboxsf", "vmhgfs", "prl_fs",
+)  # fmt: skip
 
 
 def connect(path: Path, timeout_s: float) -> sqlite3.Connection:
@@ -51,6 +58,9 @@ def connect_read_only(path: Path, timeout_s: float = 5.0) -> sqlite3.Connection:
         raise StoreError(f"{path}: no such database. Run a program with GEMMTUNED=1 first, or set GEMMTUNED_DB")
     path = path.resolve()
     faults.refuse_short(path)
+    why = faults.no_locks(path.parent)
+    if why:  # SQLite would wait for locks that nobody holds
+        raise faults.no_locks_error(path, why)
     uri = path.as_uri()
     try:
         try:
@@ -112,6 +122,11 @@ def make(path: Path) -> None:
         os.close(fd)
 
 
+def is_network(kind: str) -> bool:
+    """Whether this kind of file system, as /proc/mounts names it, is shared by hosts that share no memory."""
+    return kind.removeprefix("fuse.").removeprefix("fuseblk.").startswith(NETWORK_FILESYSTEMS)
+
+
 def refuse_network(path: Path) -> None:
     """WAL needs memory shared by all who open the file, which no network file system has."""
     mounts = Path("/proc/self/mountinfo")
@@ -124,7 +139,7 @@ def refuse_network(path: Path) -> None:
         point = left.split(" ")[4].replace("\\040", " ")
         if len(point) >= len(best) and (real == point or real.startswith(point.rstrip("/") + "/")):
             best, kind = point, right.split(" ")[0]
-    if kind.startswith(NETWORK_FILESYSTEMS):
+    if is_network(kind):
         raise StoreError(
             f"{path}: on {kind}, where SQLite cannot share memory. Set GEMMTUNED_HOME to a folder on a local disk"
         )

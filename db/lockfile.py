@@ -87,7 +87,11 @@ def open_lock(path: Path) -> int:
         with contextlib.suppress(FileNotFoundError):
             return _ours(os.open(path, flags), path)
         with contextlib.suppress(FileExistsError):  # another was faster
-            return _ours(os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600), path)
+            fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+            owner = path.parent.stat().st_uid
+            if os.geteuid() == 0 != owner:  # a command that root ran must not shut the folder's owner out
+                os.fchown(fd, owner, -1)
+            return _ours(fd, path)
 
 
 def _ours(fd: int, path: Path) -> int:
@@ -97,7 +101,7 @@ def _ours(fd: int, path: Path) -> int:
         if not stat.S_ISREG(facts.st_mode):
             raise OSError(errno.EINVAL, f"{what_lies_there(facts.st_mode)} lies there; remove it")
         mode = 0o660 if path.parent.stat().st_mode & stat.S_IWGRP else 0o600
-        if facts.st_uid == os.geteuid() and stat.S_IMODE(facts.st_mode) != mode:
+        if os.geteuid() in (0, facts.st_uid) and stat.S_IMODE(facts.st_mode) != mode:
             os.fchmod(fd, mode)
     except BaseException:
         os.close(fd)
@@ -120,7 +124,8 @@ def holder(path: Path) -> str:
         facts = path.stat()
         where = f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}:{facts.st_ino}"
         lines = Path("/proc/locks").read_text().splitlines()
-        pid = next(int(f[4]) for f in map(str.split, lines) if f[1] == "FLOCK" and f[5] == where)
+        fields = (line.replace("-> ", "").split() for line in lines)
+        pid = next(int(f[4]) for f in fields if f[1] == "FLOCK" and f[5] == where)
         process = Path(f"/proc/{pid}")
         return f"pid {pid} ({(process / 'comm').read_text().strip()}, uid {process.stat().st_uid})"
     except (OSError, ValueError, IndexError, StopIteration):

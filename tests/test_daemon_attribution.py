@@ -375,20 +375,23 @@ def test_a_multi_process_service_is_known_by_who_listens_on_its_pipe(tmp_path: A
     assert not mps_pipe(env), "left over from one that has ended"
     listener = os.open(tmp_path / "control", os.O_RDONLY | os.O_NONBLOCK)
     try:
-        assert mps_pipe(env)
+        assert mps_pipe(env) == f"{tmp_path}/control of uid {os.geteuid()}", "any user may have put it there"
     finally:
         os.close(listener)
+    (tmp_path / "control").unlink()
+    (tmp_path / "control").write_text("no pipe")
+    assert not mps_pipe(env)
 
 
 def test_a_multi_process_service_elsewhere_is_known_by_its_process() -> None:
     now_s, names = [0.0], ["python", "bash"]
-    mps = Mps(pipe=lambda: False, names=lambda: iter(names), clock=lambda: now_s[0])
-    assert not mps.is_running()
+    mps = Mps(pipe=lambda: "", names=lambda: iter(names), clock=lambda: now_s[0])
+    assert not mps.seen()
     names.append("nvidia-cuda-mps")  # as much of nvidia-cuda-mps-server as the kernel keeps
     now_s[0] += 11
-    assert mps.is_running()
-    assert Mps(pipe=lambda: True, names=lambda: iter(())).is_running()
-    assert not Mps(pipe=lambda: False).is_running(), "here"
+    assert mps.seen() == "nvidia-cuda-mps"
+    assert Mps(pipe=lambda: "a pipe", names=lambda: iter(())).seen() == "a pipe"
+    assert not Mps(pipe=lambda: "").seen(), "here"
 
 
 def test_a_machine_with_thousands_of_processes_is_gone_through_in_slices() -> None:

@@ -13,7 +13,8 @@ from typing import Final
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.manifest import read_manifest, read_table
 from gemmtuned.configs.settings import Settings
-from gemmtuned.db.connect import NETWORK_FILESYSTEMS
+from gemmtuned.db.faults import no_locks
+from gemmtuned.db.files import is_network
 from gemmtuned.hooks.probation import DEATHS, TRIAL_S, deaths
 from gemmtuned.kernels.cuda import nvrtc
 from gemmtuned.reports.checks import FAIL, PASS, WARN, Check
@@ -113,10 +114,14 @@ def _home(settings: Settings) -> Check:
 
 def _file_system(path: Path, mounts: Path = Path("/proc/self/mounts")) -> Check:
     kind = _kind_of(path, mounts)
+    why = no_locks(path if path.is_dir() else path.parent)
+    if why:
+        fix = "set GEMMTUNED_HOME (or GEMMTUNED_DB) to a local disk, or have the file system's lock service started"
+        return Check("file system", FAIL, f"{path} is on {kind or 'a file system'} that gives no locks ({why})", fix)
     if kind is None:
         return Check("file system", PASS, "kind not known here")
     fix = "set GEMMTUNED_HOME (or GEMMTUNED_DB) to a local disk"
-    if kind.startswith(NETWORK_FILESYSTEMS):
+    if is_network(kind):
         return Check("file system", FAIL, f"{path} is on {kind}: the database needs a local disk", fix)
     if kind.split(".")[0] in DOUBTFUL:
         return Check("file system", WARN, f"{path} is on {kind}: safe only if one host uses it", fix)
