@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,8 +19,10 @@ from typing import Final
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import unhooked_env
 from gemmtuned.configs.solution import Device
+from gemmtuned.daemon.leftovers import Leftovers
 
 LOOK_S: Final = 10.0  # how often an empty list is asked for again
+GONE_S: Final = 0.1  # within which a killed process is gone, unless it is stuck
 AT_ONCE: Final = 16  # problems given to one process
 
 
@@ -32,6 +33,7 @@ class Ahead:
         self._nice = nice
         self._command = [*(command or (sys.executable, "-m", "gemmtuned.daemon.ahead_main"))]
         self._process: subprocess.Popen[bytes] | None = None
+        self._killed = Leftovers()
         self._given: list[tuple[str, Problem]] = []  # to the process, in order; a line of its output ends each
         self._done: set[tuple[str, Problem]] = set()
         self._look_at_s = float("-inf")
@@ -39,7 +41,9 @@ class Ahead:
     def wants(self, now_s: float) -> bool:
         """Whether it can take problems now: asking the store for them costs something."""
         self._listen()
-        return self._process is None and not self._look_at_s - LOOK_S <= now_s < self._look_at_s
+        if self._process is not None or self._killed.alive():
+            return False
+        return not self._look_at_s - LOOK_S <= now_s < self._look_at_s
 
     def begin(self, device: Device, problems: Sequence[Problem], now_s: float) -> None:
         """Compile for these what was not compiled before. What cannot be started is not: it only saves time."""
@@ -68,10 +72,8 @@ class Ahead:
         self._listen()
         process, self._process = self._process, None
         if process is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            with process:  # closes its pipes and waits for it
-                pass
+            self._killed.kill(process, group=True)
+            self._killed.wait(GONE_S)
 
     def _listen(self) -> None:
         if self._process is None or self._process.stdout is None:
@@ -81,8 +83,8 @@ class Ahead:
             if not said:
                 # Whatever ended it, the problem it was at is not given again: it may be what ended it
                 self._done.update(self._given[:1])
-                with self._process:
-                    pass
+                self._killed.kill(self._process, group=True)
+                self._killed.wait(GONE_S)
                 self._process = None
                 return
             for _ in range(min(said.count(b"\n"), len(self._given))):

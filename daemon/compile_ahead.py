@@ -21,9 +21,11 @@ from typing import Final
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import unhooked_env
 from gemmtuned.configs.solution import Candidate, Device
+from gemmtuned.daemon.leftovers import Leftovers
 
 JOB_S: Final = 60.0  # the first of a process imports Triton, at nice 19
 MOST: Final = 8  # of half of the cores
+GONE_S: Final = 0.5  # within which a killed process is gone, unless it is stuck
 
 
 class Compilers:
@@ -34,6 +36,7 @@ class Compilers:
         self._command = [*(command or (sys.executable, "-m", "gemmtuned.daemon.compile_main")), str(os.getpid())]
         self._job_s = job_s
         self._idle: list[subprocess.Popen[bytes]] = []
+        self._killed = Leftovers()
 
     def run(
         self,
@@ -48,7 +51,13 @@ class Compilers:
         failed: dict[Candidate, str] = {}
         busy: dict[subprocess.Popen[bytes], tuple[Candidate, float]] = {}
         while waiting or busy:
-            while waiting and len(busy) < self._count:
+            stuck = self._killed.alive()
+            if waiting and not busy and len(stuck) >= self._count:
+                stuck = self._killed.wait(GONE_S)
+                if len(stuck) >= self._count:
+                    why = f"compiler {stuck[0]} cannot be killed: it is stuck at a disk or in a driver"
+                    return {**failed, **dict.fromkeys(waiting, why)}
+            while waiting and len(busy) + len(stuck) < self._count:
                 candidate = waiting.popleft()
                 try:
                     process = self._idle.pop() if self._idle else self._start()
@@ -61,7 +70,7 @@ class Compilers:
             for process, reason in self._answers(busy):
                 candidate, _ = busy.pop(process)
                 if reason is None:
-                    _end(process)
+                    self._killed.kill(process)
                     failed[candidate] = f"compiler ended or took more than {self._job_s:g} s"
                 else:
                     self._idle.append(process)
@@ -72,8 +81,9 @@ class Compilers:
     def close(self) -> None:
         """End the processes."""
         for process in self._idle:
-            _end(process)
+            self._killed.kill(process)
         self._idle.clear()
+        self._killed.wait(GONE_S)
 
     def _start(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -105,12 +115,6 @@ class Compilers:
         now = time.monotonic()
         late = [process for process, (_, until) in busy.items() if process.stdout not in ready and now >= until]
         return done + [(process, None) for process in late]
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    with process:  # closes its pipes and waits for it
-        pass
 
 
 def _ask(process: subprocess.Popen[bytes], candidate: Candidate, problem: Problem, device: Device) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from gemmtuned.configs.settings import unhooked_env
+from gemmtuned.daemon.leftovers import Leftovers
 
 ANSWER_S: Final = 5.0
 SHARE_S: Final = 0.09  # one answer serves all GPUs of a turn
@@ -33,6 +34,8 @@ def serve(answer: Callable[[], dict[str, Any]]) -> None:
 class Sampler:
     """Asks one child process; one that does not answer in time is replaced, and use is not known meanwhile.
 
+    One that does not die when it is killed is waited for: no other is started beside it.
+
     module: `nvml_child` or `amdsmi_child`.  command: in its place, for tests.
     """
 
@@ -46,6 +49,7 @@ class Sampler:
         self._command = command or [sys.executable, "-m", f"gemmtuned.daemon.{module}"]
         self._clock = clock
         self._child: subprocess.Popen[bytes] | None = None
+        self._killed = Leftovers()
         self._answer: dict[str, Facts] = {}
         self._asked_s: float | None = None  # since when an answer is due
         self._answered_s = float("-inf")
@@ -71,9 +75,13 @@ class Sampler:
         """End the child."""
         child, self._child = self._child, None
         if child is not None:
-            child.kill()
+            self._killed.kill(child)
 
     def _ask(self, now_s: float) -> None:
+        stuck = self._killed.alive()
+        if stuck:
+            self._fail(f"process {stuck[0]}, which asked the driver, cannot be killed: it is stuck in the driver")
+            return
         try:
             if self._child is None or self._child.poll() is not None:
                 self._child = subprocess.Popen(

@@ -9,6 +9,7 @@ itself when the daemon is gone: the kernel signals it, and it sees the end of it
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import socket
@@ -24,10 +25,12 @@ from typing import IO, Final, Protocol
 from gemmtuned.configs.errors import WorkerDied, WorkerFailed, WorkerHung, WorkerKilled
 from gemmtuned.configs.settings import unhooked_env
 from gemmtuned.configs.solution import Environment
+from gemmtuned.daemon.leftovers import alive_in_group
 from gemmtuned.daemon.wire import COMPILING, Failed, Found, Hello, Inbox, Memory, Message, Order, Trial, encode
 
 TERM_GRACE_S: Final = 0.1  # a device must be free half a second after somebody else wants it
 KILL_WAIT_S: Final = 0.5
+MOST_OUTPUT_BYTES: Final = 1 << 20  # only its last line is ever shown
 _WAITING: Final = "waiting for work"
 _PAUSES_S: Final = (
     9.0  # beside a candidate's timeout: a search lets a device rest, and waits while it is slowed or in use
@@ -101,7 +104,7 @@ class Worker:
         self._inbox = Inbox()
         self._order: Order | None = None
         self._doing = "starting"
-        self._killed = False
+        self._killed = self._group_gone = self._asked_twice = False
         ours, theirs = socket.socketpair()
         self._output = _output()
         command = [sys.executable, "-m", "gemmtuned.daemon.worker_main", str(theirs.fileno())]
@@ -151,6 +154,7 @@ class Worker:
         Raises WorkerDied or WorkerHung, once all it said before has been returned: nothing finished is lost.
         WorkerFailed when it said something that makes no sense.  It is dead and gone in all three cases.
         """
+        _cut(self._output)
         messages, closed = self._receive()
         for message in messages:
             self._note(message)
@@ -182,7 +186,7 @@ class Worker:
             self._killed = True
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(0)
-        if self._process.returncode is None:
+        if self._process.returncode is None or not self._is_group_gone():
             return False
         if self._output is not None:
             self._output.close()
@@ -243,6 +247,16 @@ class Worker:
         while not self._is_dead() and time.monotonic() < until:
             time.sleep(0.002)
 
+    def _is_group_gone(self) -> bool:
+        """Whether nothing it started is left, which was killed with it: a compiler may be stuck at a disk."""
+        if not self._group_gone:
+            until = time.monotonic() + (0 if self._asked_twice else KILL_WAIT_S)
+            self._asked_twice = True
+            while not (gone := not alive_in_group(self.pid)) and time.monotonic() < until:
+                time.sleep(0.005)
+            self._group_gone = gone
+        return self._group_gone
+
     def _signal_group(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
@@ -277,9 +291,23 @@ def _visible(device: str) -> dict[str, str | None]:
 
 def _output() -> IO[bytes] | None:
     try:
-        return tempfile.TemporaryFile()
+        file = tempfile.TemporaryFile(buffering=0)
+        fcntl.fcntl(file, fcntl.F_SETFL, os.O_RDWR | os.O_APPEND)  # the child's, too: `_cut` may shorten it at any time
+        return file
     except OSError:  # a full disk must not keep us from tuning
         return None
+
+
+def _cut(output: IO[bytes] | None) -> None:
+    """Keep but the end of it: some libraries can be told to write a line for each call (ONEDNN_VERBOSE)."""
+    if output is None or output.closed:
+        return
+    with contextlib.suppress(OSError):
+        size = os.fstat(output.fileno()).st_size
+        if size > MOST_OUTPUT_BYTES:
+            last = os.pread(output.fileno(), 4096, size - 4096)
+            os.ftruncate(output.fileno(), 0)
+            os.write(output.fileno(), last)
 
 
 def _last_line(output: IO[bytes] | None) -> str:

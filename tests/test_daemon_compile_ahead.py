@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -171,3 +172,38 @@ def test_the_real_process_leaves_our_kernels_in_the_compilers_cache(
         time.sleep(0.1)
     assert list(tmp_path.glob("*/*.cubin"))
     one.stop()
+
+
+def test_compilers_that_cannot_be_killed_are_not_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    kills: list[subprocess.Popen[bytes]] = []
+    real = subprocess.Popen.kill
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda process: kills.append(process))
+    compilers = Compilers(2, command=(sys.executable, "-S", "-c", "import time; time.sleep(100)"), job_s=0.2)
+    try:
+        for _ in range(3):
+            failed = compilers.run([Candidate("triton", f'{{"n": {n}}}') for n in range(6)], PROBLEM, H200)
+            assert len(failed) == 6
+        assert len({process.pid for process in kills}) == 2
+        assert any("cannot be killed" in reason for reason in failed.values())
+    finally:
+        for process in kills:
+            real(process)
+            process.wait(30)
+        compilers.close()
+
+
+def test_what_compiles_ahead_and_cannot_be_killed_is_waited_for_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Ahead([sys.executable, "-S", "-c", "import time; time.sleep(100)"])
+    one.begin(H200, [PROBLEM], 0.0)
+    assert one._process is not None
+    process = one._process
+    monkeypatch.setattr("os.killpg", lambda pid, number: None)
+    try:
+        began = time.monotonic()
+        one.stop()
+        assert time.monotonic() - began < 1
+        assert not one.wants(1000.0), "none is started beside it"
+    finally:
+        process.kill()
+        process.wait(30)
+    assert one.wants(2000.0)

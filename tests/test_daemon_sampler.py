@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from pathlib import Path
+
+import pytest
 
 from gemmtuned.daemon.sampler import ANSWER_S, STALE_S, Sampler
 
@@ -85,4 +88,44 @@ def test_a_driver_that_fails_is_not_asked_ten_times_a_second(tmp_path: Path) -> 
             time.sleep(0.01)
         assert log.read_text() == "xx"
     finally:
+        one.close()
+
+
+class Unkillable:
+    """What a child is to us that is stuck in its driver: a signal does nothing to it until the driver lets it go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.kills: list[subprocess.Popen[bytes]] = []
+        self._real = subprocess.Popen.kill
+        monkeypatch.setattr(subprocess.Popen, "kill", lambda child: self.kills.append(child))
+
+    def let_go(self) -> None:
+        for child in self.kills:
+            self._real(child)
+            child.wait(30)
+
+
+def test_a_child_that_cannot_be_killed_is_the_only_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, log = Clock(), tmp_path / "starts"
+    child = f"open({str(log)!r}, 'a').write('x'); import time; time.sleep(100)"
+    one = Sampler(command=[sys.executable, "-S", "-c", child], clock=clock)
+    stuck = Unkillable(monkeypatch)
+    try:
+        for _ in range(200):  # twenty minutes of turns
+            one.facts()
+            clock.now_s += 6
+        assert len({child.pid for child in stuck.kills}) == 1
+        assert f"process {stuck.kills[0].pid}, which asked the driver, cannot be killed" in one.error
+        assert one.facts() == {}
+        until = time.monotonic() + 30
+        while not log.exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        stuck.let_go()
+        clock.now_s += 6
+        one.facts()
+        while log.read_text() != "xx" and time.monotonic() < until:
+            time.sleep(0.01)
+        assert log.read_text() == "xx", "once it is gone the driver is asked anew"
+    finally:
+        monkeypatch.undo()
         one.close()

@@ -19,8 +19,19 @@ from gemmtuned.configs.errors import WorkerDied, WorkerFailed, WorkerHung, Worke
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Solution
 from gemmtuned.daemon.compile_ahead import JOB_S
+from gemmtuned.daemon.leftovers import alive_in_group
 from gemmtuned.daemon.wire import Failed, Found, Inbox, Message, Order, Trial, decode, encode
-from gemmtuned.daemon.worker import KILL_WAIT_S, ON_GPU, TERM_GRACE_S, Deadlines, Worker
+from gemmtuned.daemon.worker import (
+    KILL_WAIT_S,
+    MOST_OUTPUT_BYTES,
+    ON_GPU,
+    TERM_GRACE_S,
+    Deadlines,
+    Worker,
+    _cut,
+    _last_line,
+    _output,
+)
 
 SEARCH = f"{Path(__file__).parent / 'planted_search.py'}:tune"
 QUICK = Deadlines(hello_s=20, prepare_s=20, candidate_s=0.4, other_s=20, gflop_s=0)
@@ -389,3 +400,49 @@ def test_a_candidate_short_of_memory_is_told_as_that_and_not_as_faulty() -> None
         while data := ours.recv(1 << 16):
             heard += inbox.feed(data)
     assert [m.outcome for m in heard if isinstance(m, Trial)] == ["oom", "refused"]
+
+
+def test_a_worker_is_not_gone_while_something_it_started_is_stuck(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = ready(start())
+    left = [4242]  # a compiler at a dead disk, say: SIGKILL does nothing to it
+    monkeypatch.setattr("gemmtuned.daemon.worker.alive_in_group", lambda leader: left)
+    assert not worker.stop() and not worker.stop()
+    left.clear()
+    assert worker.stop()
+
+
+def test_who_is_alive_in_a_group_is_known_and_the_dead_do_not_count() -> None:
+    script = (
+        "import subprocess, sys, time; subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(60)']); "
+    )
+    script += "print('up', flush=True); time.sleep(60)"
+    leader = subprocess.Popen([sys.executable, "-S", "-c", script], stdout=subprocess.PIPE, start_new_session=True)
+    assert leader.stdout is not None and leader.stdout.readline() == b"up\n"
+    assert len(alive_in_group(leader.pid)) == 2
+    leader.kill()
+    leader.wait()
+    assert len(alive_in_group(leader.pid)) == 1
+    os.killpg(leader.pid, signal.SIGKILL)
+    until = time.monotonic() + 20
+    while alive_in_group(leader.pid) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert alive_in_group(leader.pid) == []
+    leader.stdout.close()
+
+
+def test_what_a_worker_writes_is_cut_and_its_last_line_kept() -> None:
+    output = _output()
+    assert output is not None
+    code = "for n in range(40000): print('onednn_verbose,exec,cpu,matmul,', n, flush=True)"
+    child = subprocess.Popen([sys.executable, "-S", "-c", code], stdout=output)
+    largest = 0
+    while child.poll() is None:
+        _cut(output)
+        largest = max(largest, os.fstat(output.fileno()).st_size)
+        time.sleep(0.001)
+    assert child.returncode == 0 and largest < 2 * MOST_OUTPUT_BYTES
+    assert _last_line(output) == "onednn_verbose,exec,cpu,matmul, 39999"
+    _cut(output)
+    assert os.fstat(output.fileno()).st_size <= MOST_OUTPUT_BYTES
