@@ -291,7 +291,7 @@ def _visible(device: str) -> dict[str, str | None]:
 
 def _output() -> IO[bytes] | None:
     try:
-        file = tempfile.TemporaryFile(buffering=0)
+        file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  closed by `stop`
         fcntl.fcntl(file, fcntl.F_SETFL, os.O_RDWR | os.O_APPEND)  # the child's, too: `_cut` may shorten it at any time
         return file
     except OSError:  # a full disk must not keep us from tuning
