@@ -113,6 +113,7 @@ class Settings:
     run: str = "python"
     idle_s: float = 10.0
     flush_s: float = 1.0
+    batch_invariant: bool = False  # as set here; `batch_invariance` asks the engines' variables, too
     native: bool = True
     tables: tuple[UserTables, ...] = ()
     log_tuned: bool = False
@@ -167,7 +168,6 @@ class Settings:
         reload = env.get("GEMMTUNED_RELOAD") or ("start" if _ranks(env) > 1 else "auto")
         if reload not in RELOADS:
             raise SettingError(f"GEMMTUNED_RELOAD must be one of {', '.join(RELOADS)}, got {reload!r}")
-        _flag(env, "GEMMTUNED_BATCH_INVARIANT")
         return cls(
             capture=tune,
             dispatch=_flag(env, "GEMMTUNED_DISPATCH", default=tune),
@@ -184,6 +184,7 @@ class Settings:
             run=_printable(env.get("GEMMTUNED_RUN") or _program())[:200],
             idle_s=_seconds(env, "GEMMTUNED_IDLE_S", 10.0),
             flush_s=_seconds(env, "GEMMTUNED_FLUSH_S", 1.0),
+            batch_invariant=_flag(env, "GEMMTUNED_BATCH_INVARIANT"),
             native=_flag(env, "GEMMTUNED_NATIVE", default=True),
             tables=_tables(env),
             log_tuned=_flag(env, "AITER_LOG_TUNED_CONFIG"),
