@@ -3,46 +3,92 @@
 No dispatcher can notice a weight that is edited in place, so a transformed copy is never kept behind the user's back.
 A frozen layer stays an nn.Linear with its own parameters: state_dict, isinstance and sharing are as before; its
 class is swapped for `FrozenLinear`, and back by unfreeze.  It looks up its own problem (weight state packed), then
-the plain one; whenever autograd is recording, it is stock.
+the plain one.
+
+To the rest of torch it is F.linear: whenever somebody looks on who has his own way with that (autograd, forward mode,
+vmap and its kin, tracing, modes, subclasses), it stands aside and calls it.  Whether the weight is still the one that
+was packed is looked at in every call, see `stamp_of` of native/capture.cpp.
 """
 
 from __future__ import annotations
 
 import logging
 import weakref
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from gemmtuned.configs.errors import GemmtunedError
 
 log = logging.getLogger("gemmtuned.hooks")
 _waiting: list[weakref.ref[nn.Module]] = []  # frozen as soon as the native hook is built
 _frozen: weakref.WeakSet[nn.Linear] = weakref.WeakSet()
-_PACKED: Final = (
-    "_gemmtuned_packed"  # (weight, its version and address, packed copy): not a buffer, so not in state_dict
-)
+_PACKED: Final = "_gemmtuned_packed"  # attribute of a frozen layer; not a buffer, so not in state_dict
+
+
+class _Kept(NamedTuple):
+    """What a layer keeps beside its weight.
+
+    stamp: of the weight as it was packed.  storage: keeps the number of the weight's storage from being another's, and
+    its memory not at all.
+    """
+
+    weight: weakref.ref[torch.Tensor]
+    stamp: list[int]
+    packed: torch.Tensor
+    storage: StorageWeakRef
 
 
 class FrozenLinear(nn.Linear):
     """An nn.Linear with a packed copy of its weight beside it. Made by freeze(), never directly."""
 
+    __module__ = nn.Linear.__module__  # torch.fx looks into modules that are not torch's own
+
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """As nn.Linear; the packed copy serves only calls that autograd does not record."""
+        """As nn.Linear; the packed copy serves only calls that nobody else has to do with."""
         kept = self.__dict__.get(_PACKED)
-        if kept is None or torch.is_grad_enabled() or kept[0] is not self.weight:
-            return nn.functional.linear(input, self.weight, self.bias)
-        if not (input.is_cpu and self.weight.is_cpu) or input.dtype is not self.weight.dtype:
-            return nn.functional.linear(input, self.weight, self.bias)
-        if torch.is_autocast_enabled("cpu"):
-            return nn.functional.linear(input, self.weight, self.bias)
-        _, version, address, packed = kept
-        return torch.ops.gemmtuned.frozen_linear(input, self.weight, packed, self.bias, version, address)  # type: ignore[no-any-return]
+        weight, bias = self.weight, self.bias
+        if (
+            kept is None
+            or torch.is_grad_enabled()
+            or kept.weight() is not weight
+            or type(input) not in _PLAIN
+            or (bias is not None and type(bias) not in _PLAIN)
+            or not (input.is_cpu and weight.is_cpu)
+            or input.dtype is not weight.dtype
+            or torch.is_autocast_enabled("cpu")
+            or _somebody_looks_on()
+        ):
+            return nn.functional.linear(input, weight, bias)
+        return torch.ops.gemmtuned.frozen_linear(input, weight, kept.packed, bias, kept.stamp)  # type: ignore[no-any-return]
 
     def __reduce_ex__(self, protocol: Any) -> Any:  # pickled or copied, it is an nn.Linear again, not frozen
         state = {name: value for name, value in self.__dict__.items() if name != _PACKED}
         return object.__new__, (nn.Linear,), state
+
+    def __prepare_scriptable__(self) -> nn.Linear:
+        """What torch.jit.script compiles in its place: the layer, no longer frozen."""
+        _thaw(self)
+        return self
+
+
+_PLAIN: Final = (torch.Tensor, nn.Parameter)
+
+
+def _somebody_looks_on() -> bool:
+    """Whether a mode, a transform or a tracer is on, which takes F.linear for what it is."""
+    if torch.compiler.is_compiling():  # into compiled code goes the operator, which has kernels for these (capture.cpp)
+        return False
+    return (
+        torch._C._len_torch_function_stack() > 0
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._get_tracing_state() is not None
+        or forward_ad._current_level >= 0
+    )
 
 
 def freeze(module: nn.Module) -> int:
@@ -85,7 +131,8 @@ def _pack(module: nn.Module) -> int:
                     packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach())
                 except RuntimeError:  # oneDNN has no instructions for this dtype on this CPU
                     continue
-                layer.__dict__[_PACKED] = (layer.weight, _version(layer.weight), layer.weight.data_ptr(), packed)
+                weight = layer.weight
+                layer.__dict__[_PACKED] = _Kept(weakref.ref(weight), _stamp(weight), packed, _storage(weight))
                 layer.__class__ = FrozenLinear
                 _frozen.add(layer)
                 count += 1
@@ -107,9 +154,8 @@ def _is_stale(layer: nn.Linear) -> bool:
     kept = layer.__dict__.get(_PACKED)
     if kept is None:
         return False
-    weight: torch.Tensor = kept[0]
-    _, version, address, _ = kept
-    return getattr(layer, "weight", None) is not weight or _version(weight) != version or weight.data_ptr() != address
+    weight = getattr(layer, "weight", None)
+    return weight is None or kept.weight() is not weight or not weight.is_cpu or _stamp(weight) != kept.stamp
 
 
 def unfreeze(module: nn.Module) -> int:
@@ -118,11 +164,15 @@ def unfreeze(module: nn.Module) -> int:
     count = 0
     for layer in module.modules():
         if type(layer) is FrozenLinear:
-            layer.__dict__.pop(_PACKED, None)
-            layer.__class__ = nn.Linear  # type: ignore[assignment]
-            _frozen.discard(layer)
+            _thaw(layer)
             count += 1
     return count
+
+
+def _thaw(layer: nn.Linear) -> None:
+    layer.__dict__.pop(_PACKED, None)
+    layer.__class__ = nn.Linear
+    _frozen.discard(layer)
 
 
 def _packable(w: torch.Tensor) -> bool:
@@ -135,8 +185,12 @@ def _packable(w: torch.Tensor) -> bool:
     )
 
 
-def _version(w: torch.Tensor) -> int:
-    return -1 if w.is_inference() else w._version
+def _storage(weight: torch.Tensor) -> StorageWeakRef:
+    return StorageWeakRef(weight.untyped_storage())  # type: ignore[no-untyped-call]
+
+
+def _stamp(weight: torch.Tensor) -> list[int]:
+    return [int(number) for number in torch.ops.gemmtuned.frozen_stamp(weight.detach())]
 
 
 _fake_known = False
@@ -154,7 +208,6 @@ def _register_fake() -> None:
         weight: torch.Tensor,
         packed: torch.Tensor,
         bias: torch.Tensor | None,
-        version: int,
-        address: int,
+        stamp: list[int],
     ) -> torch.Tensor:
         return x.new_empty(*x.shape[:-1], weight.shape[0])

@@ -211,3 +211,208 @@ def test_training_autocast_and_errors_are_torchs_own(home: Home) -> None:
         "left alone": 0,
         "disabled": True,
     }
+
+
+def test_memory_that_comes_back_is_not_taken_for_the_weight_that_was_packed(home: Home) -> None:
+    """Addresses come again, versions stay: what was packed is known by its storage and its content."""
+    home.path.mkdir()
+    sizes = dict.fromkeys((64, 96, 128), None)
+    rows = [published(replace(PACKED, m=4, n=n, k=n), "onednn_packed") for n in sizes]
+    publish(home.path / "configs", rows, 1)
+    done = home.run(
+        START
+        + """
+    from torch.autograd import _unsafe_preserve_version_counter as keep_version
+
+    def emptied_and_set(w, new):
+        w.data = torch.empty(0)
+        w.data = new()
+
+    def storage_resized(w, new):
+        values = new()
+        storage, size = w.untyped_storage(), w.untyped_storage().nbytes()
+        with keep_version(w):
+            storage.resize_(0)
+            storage.resize_(size)
+            w.copy_(values)
+
+    def edited_under_data(w, new):
+        w.data.mul_(2)
+
+    def swapped(w, new):
+        other = torch.nn.Parameter(new())
+        w.data, other.data = other.data, w.data
+
+    said = {}
+    with torch.no_grad():
+        for change in (emptied_and_set, storage_resized, edited_under_data, swapped):
+            wrong = 0
+            for n in (64, 96, 128) * 8:
+                m = nn.Linear(n, n).eval()
+                assert gemmtuned.freeze(m) == 1
+                v = torch.randn(4, n)
+                m(v)
+                change(m.weight, lambda: torch.randn(n, n))
+                wrong += not torch.allclose(m(v), v @ m.weight.t() + m.bias, atol=1e-3)
+            said[change.__name__] = wrong
+        wrong = 0
+        models = [nn.Linear(128, 128).eval() for _ in range(20)]
+        gemmtuned.freeze(nn.Sequential(*models).eval())
+        whole = nn.Sequential(*models)
+        whole.half()
+        for layer in models:  # as a checkpoint comes in
+            layer.weight.data.copy_(torch.randn(128, 128))
+        whole.float()
+        v = torch.randn(4, 128)
+        said["half_float"] = sum(not torch.allclose(m(v), v @ m.weight.t() + m.bias, atol=1e-3) for m in models)
+        again = nn.Linear(128, 128).eval()
+        gemmtuned.freeze(again)
+        again.half()
+        again.float()
+        said["half_float_alone"] = not torch.allclose(again(v), v @ again.weight.t() + again.bias, atol=1e-3)
+    print(json.dumps([said, hook.native.failures()]))
+    """,
+        GEMMTUNED_RELOAD="manual",
+    )
+    said, failures = done.said
+
+    assert failures == []
+    assert said == {
+        "emptied_and_set": 0,
+        "storage_resized": 0,
+        "edited_under_data": 0,
+        "swapped": 0,
+        "half_float": 0,
+        "half_float_alone": False,
+    }
+
+
+def test_a_frozen_layer_holds_no_memory_of_a_weight_that_was_replaced(home: Home) -> None:
+    home.path.mkdir()
+    publish(home.path / "configs", [published(PACKED, "onednn_packed")], 1)
+    done = home.run(
+        START
+        + """
+    import gc, weakref
+    m = model()
+    gemmtuned.freeze(m)
+    old = weakref.ref(m[0].weight)
+    memory = torch.multiprocessing.reductions.StorageWeakRef(m[0].weight.untyped_storage())
+    m[0].weight = nn.Parameter(torch.randn(8, 16))
+    gc.collect()
+    print(json.dumps([old() is None, memory.expired()]))
+    """,
+        GEMMTUNED_RELOAD="manual",
+    )
+    assert done.said == [True, True]
+
+
+def test_a_frozen_layer_is_linear_to_transforms_tracers_and_modes(home: Home) -> None:
+    home.path.mkdir()
+    publish(home.path / "configs", [published(PACKED, "onednn_packed")], 1)
+    done = home.run(
+        START
+        + """
+    import torch.autograd.forward_ad as fwAD
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils.flop_counter import FlopCounterMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    class Functions(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            self.seen = func
+            return func(*args, **(kwargs or {}))
+
+    class Operators(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    class Mine(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            if func is nn.functional.linear:
+                return "mine"
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    m, twin = model(), model()
+    twin.load_state_dict(m.state_dict())
+    gemmtuned.freeze(m)
+    t = torch.randn(4, 16)
+    said = {}
+
+    def both(name, run):
+        said[name] = [run(m), run(twin)]
+
+    def dual(net):
+        with fwAD.dual_level():
+            return fwAD.unpack_dual(net(fwAD.make_dual(x, t))).tangent.sum().item()
+
+    def functions(net):
+        with Functions() as mode:
+            net(x)
+        return mode.seen is nn.functional.linear
+
+    def operators(net):
+        with Operators() as mode:
+            net(x)
+        return mode.seen
+
+    def flops(net):
+        with FlopCounterMode(display=False) as mode:
+            net(x)
+        return mode.get_total_flops()
+
+    def quietly(run):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return run()
+
+    with torch.no_grad():
+        both("dual", dual)
+        both("jvp", lambda net: torch.func.jvp(net, (x,), (t,))[1].sum().item())
+        both("vmap", lambda net: torch.vmap(net)(x.unsqueeze(1)).sum().item())
+        both("functions", functions)
+        both("operators", operators)
+        both("flops", flops)
+        both("subclass", lambda net: net(x.as_subclass(Mine)))
+        both("make_fx", lambda net: [str(n.target) for n in make_fx(net)(x).graph.nodes])
+        both("leaf", lambda net: [n.op for n in torch.fx.symbolic_trace(net).graph.nodes])
+        both("trace", lambda net: quietly(lambda: torch.jit.trace(net, x))(x).shape == (4, 8))
+        compiled = lambda net: torch.compile(torch.vmap(net), backend="aot_eager")
+        both("compiled vmap", lambda net: compiled(net)(x.unsqueeze(1)).sum().item())
+        counts()
+        m(x)
+        said["packed still"] = [counts()]
+        both("script", lambda net: quietly(lambda: torch.jit.script(net))(x).shape == (4, 8))
+    both("grad", lambda net: torch.func.grad(lambda v: net(v).sum())(x).sum().item())
+    m = model()
+    twin.load_state_dict(m.state_dict())
+    gemmtuned.freeze(m)
+    kept = m[0].__dict__["_gemmtuned_packed"]
+    def operator(v):
+        return torch.ops.gemmtuned.frozen_linear(v, m[0].weight, kept.packed, m[0].bias, kept.stamp)
+
+    with torch.no_grad():
+        said["the operator, derived"] = [
+            torch.func.jvp(f, (x,), (t,))[1].sum().item() for f in (operator, twin)
+        ]
+        said["the operator, mapped"] = [torch.vmap(f)(x.unsqueeze(1)).sum().item() for f in (operator, twin)]
+    print(json.dumps(said))
+    """,
+        GEMMTUNED_RELOAD="manual",
+    )
+    said = done.said
+
+    assert said.pop("packed still") == [{"fp32:4x8x16+bias,weight=packed exact": 1}]
+    for name, (frozen, plain) in said.items():
+        if isinstance(plain, float):
+            assert abs(frozen - plain) < 1e-3, name
+            assert plain != 0.0, name
+        else:
+            assert frozen == plain, name
+    assert "performance drop" not in done.err

@@ -91,11 +91,34 @@ Tensor frozen_linear(const Tensor& x, const Tensor& w, const Tensor& packed, con
   return y.reshape(sizes);
 }
 
+using FrozenSignature = Tensor(const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, at::IntArrayRef);
+
+// Above the kernel, for calls that come here by other ways than freeze.py, as from compiled code: what derives or maps over
+// examples gets plain F.linear, which has formulas for that.
+Tensor frozen_autograd(const Tensor& x, const Tensor& w, const Tensor& packed, const OptionalTensor& bias,
+                       at::IntArrayRef stamp) {
+  const auto derived = [](const Tensor& t) {
+    return (at::GradMode::is_enabled() && t.requires_grad()) || t._fw_grad(0).defined();
+  };
+  if (derived(x) || derived(w) || (bias && derived(*bias))) return at::linear(x, w, bias);
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("gemmtuned::frozen_linear", "").typed<FrozenSignature>();
+  at::AutoDispatchBelowAutograd below;
+  return op.call(x, w, packed, bias, stamp);
+}
+
+Tensor frozen_batched(const Tensor& x, const Tensor& w, const Tensor&, const OptionalTensor& bias, at::IntArrayRef) {
+  return at::linear(x, w, bias);
+}
+
 void define_ops() {  // once for the life of the process: modules may hold the operator
   using torch::Library;
   static auto& definition = *new Library(Library::FRAGMENT, "gemmtuned", std::nullopt, __FILE__, __LINE__);
   static auto& cpu = *new Library(Library::IMPL, "gemmtuned", c10::DispatchKey::CPU, __FILE__, __LINE__);
   static auto& packed = *new Library(Library::IMPL, "gemmtuned", c10::DispatchKey::MkldnnCPU, __FILE__, __LINE__);
+  static auto& autograd = *new Library(Library::IMPL, "gemmtuned", c10::DispatchKey::Autograd, __FILE__, __LINE__);
+  static auto& batched =
+      *new Library(Library::IMPL, "gemmtuned", c10::DispatchKey::FuncTorchBatched, __FILE__, __LINE__);
   static bool done = false;
   if (done) return;
   definition.def("frozen_stamp(Tensor weight) -> int[]");
@@ -103,6 +126,8 @@ void define_ops() {  // once for the life of the process: modules may hold the o
   cpu.impl("frozen_stamp", TORCH_FN(frozen_stamp));
   cpu.impl("frozen_linear", TORCH_FN(frozen_linear));
   packed.impl("frozen_linear", TORCH_FN(frozen_linear));
+  autograd.impl("frozen_linear", TORCH_FN(frozen_autograd));
+  batched.impl("frozen_linear", TORCH_FN(frozen_batched));
   done = true;
 }
 
