@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gemmtuned.daemon")
 CUT_SHORT: Final = "a salvage of it was cut short"
+EXAMINE_S: Final = 86_400.0
 
 
 class Caretaker:
@@ -29,11 +30,11 @@ class Caretaker:
         self._examination: Examination | None = None
         self._damage = ""
         self._begun = False
+        self._size, self._examined_s = 0, float("-inf")
 
-    def begin(self) -> None:
+    def begin(self, now_s: float) -> None:
         """Say what lies there of earlier salvages, and begin to look at every page."""
         from gemmtuned.db import mend
-        from gemmtuned.db.upkeep import Examination
 
         if self._begun:
             return
@@ -44,17 +45,19 @@ class Caretaker:
         if self._store.was_cut_short():
             self._damage = CUT_SHORT
         elif self._store.path.exists():
-            self._examination = Examination(self._store.path)
+            self._examine(now_s)
 
-    def look(self) -> bool:
+    def look(self, now_s: float) -> bool:
         """Mend what was found damaged; True when the file is another than at the last look, or was mended.
 
-        Raises StoreError when it cannot be mended now: the next look tries again.
+        Raises StoreError when it cannot be mended now, and while it is a newer version's: the next look tries again.
         """
         self._take_result()
+        self._mind_size(now_s)
         if self._damage:
             self._store.mend(self._damage)
             self._damage = ""
+        self._store.refuse_newer()
         found = self._store.lies_at() or (0, 0)
         before, self._file = self._file, found
         if before in (None, found):
@@ -63,6 +66,23 @@ class Caretaker:
         if before != (0, 0):
             logger.warning("the database was %s path=%s", what, self._store.path)
         return True
+
+    def _mind_size(self, now_s: float) -> None:
+        """Look at every page once a day, and at once when the file became shorter: it never does by itself."""
+        try:
+            size = self._store.path.stat().st_size
+        except OSError:
+            size = 0
+        due = size < self._size or not now_s - EXAMINE_S <= self._examined_s <= now_s
+        self._size = size
+        if self._begun and due and size and self._examination is None and not self._damage:
+            self._examine(now_s)
+
+    def _examine(self, now_s: float) -> None:
+        from gemmtuned.db.upkeep import Examination
+
+        self._examined_s = now_s
+        self._examination = Examination(self._store.path)
 
     def stop(self) -> None:
         """End the look."""

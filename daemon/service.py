@@ -128,7 +128,7 @@ class Daemon:
         """
         if not self._quiet:
             self.rules.remember(self.settings.home)
-            self._caretaker.begin()
+            self._caretaker.begin(now_s)
         try:
             take_back(self.store, self.settings.config_dir, self.settings.locks, now_s=now_s)
         except TableError as err:
@@ -236,7 +236,7 @@ class Daemon:
             return
         self._upkeep_at_s = now_s + UPKEEP_S
         try:
-            if self._caretaker.look():
+            if self._caretaker.look(now_s):
                 self._generation = -1  # compared with what is published before all else
             self._take_ingest(now_s)
             for gone in self.store.take_quarantined(now_s=now_s):

@@ -121,6 +121,10 @@ class Connection:
         """(st_dev, st_ino) of the file at the path, which the next use opens; None when there is none."""
         return identity(self.path)
 
+    def refuse_newer(self) -> None:
+        """Raise StoreError when a newer version has brought the file up to its own schema."""
+        self.read(self._refuse_newer)
+
     def close(self) -> None:
         """Close under the lock: the last connection to close checkpoints. The next use opens again."""
         _mind_forks()
@@ -240,6 +244,7 @@ class Connection:
             failpoints.point("store.begin")
             conn.execute("BEGIN IMMEDIATE")
             try:
+                self._refuse_newer(conn)
                 result = work(conn)
                 failpoints.point("store.commit")
                 conn.execute("COMMIT")
@@ -255,6 +260,12 @@ class Connection:
             return result
         finally:
             self.lock.release()
+
+    def _refuse_newer(self, conn: sqlite3.Connection) -> None:
+        """A newer version may have brought the file up to its own schema while we had it open."""
+        (version,) = conn.execute("PRAGMA user_version").fetchone()
+        if version > migrations.SCHEMA:
+            raise StoreError(migrations.too_new(self.path, version))
 
     def _checkpoint_if_large(self, conn: sqlite3.Connection) -> None:
         try:

@@ -79,8 +79,8 @@ def store_error(err: sqlite3.Error | UnicodeDecodeError | OSError, path: Path, *
         if "not a database" in str(err) and _is_text(path):
             return _no_database(path, "a text file")
         return StoreError(
-            f"{path}: damaged ({err}). Start gemmtuned daemon: it sets the file aside and salvages it; "
-            "gemmtuned db check says more"
+            f"{path}: damaged ({err}). Start gemmtuned daemon, or restart the one that runs: it builds the database "
+            "anew from what can be read, and published solutions come back by themselves. gemmtuned db check says more"
         )
     if what == "io":
         return StoreError(

@@ -57,6 +57,10 @@ class Store(Ingest, Hints, Recheck, Resume, RollUp, Solutions, Curation, Restore
         """(st_dev, st_ino) of the file that lies at the path now; None when there is none."""
         return self._db.lies_at()
 
+    def refuse_newer(self) -> None:
+        """Raise StoreError when a newer version has brought the file up to its own schema, which we must not write."""
+        self._db.refuse_newer()
+
     def close(self) -> None:
         """Close the file; a later call opens it again."""
         self._db.close()

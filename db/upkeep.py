@@ -32,7 +32,8 @@ def _disagreements(path: Path) -> list[str]:
             return []  # empty: a program is about to fill it
         if application != migrations.APPLICATION_ID:
             return [
-                f"{path}: not a gemmtuned database (application id {application:#x}). Set GEMMTUNED_DB to another file"
+                f"{path}: not a gemmtuned database (application id {application:#x}). Move it away, or set "
+                "GEMMTUNED_DB to another file"
             ]
         if version > migrations.SCHEMA:
             return [migrations.too_new(path, version)]

@@ -46,7 +46,9 @@ def pending(conn: sqlite3.Connection, path: Path) -> bool:
             raise StoreError(too_new(path, version))
         return version < SCHEMA
     if application != 0 or conn.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-        raise StoreError(f"{path}: a SQLite database of another program. Set GEMMTUNED_DB to another file")
+        raise StoreError(
+            f"{path}: a SQLite database of another program. Move it away, or set GEMMTUNED_DB to another file"
+        )
     return True
 
 

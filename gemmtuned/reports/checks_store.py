@@ -55,7 +55,7 @@ def _database(settings: Settings) -> Check:
 
 def _way_out(found: str) -> str:
     """What mends the database: the messages of the store name the way out themselves."""
-    if "Set GEMMTUNED_DB" in found or "Upgrade gemmtuned" in found or "Free space" in found:
+    if "et GEMMTUNED_DB" in found or "Upgrade gemmtuned" in found or "Free space" in found:
         return "as it says"
     if "not yet" in found:
         return "gemmtuned daemon, or any program that counts"
