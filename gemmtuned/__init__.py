@@ -25,6 +25,7 @@ __all__ = [
     "graph_replayed",
     "is_enabled",
     "on_reload",
+    "ready",
     "reload",
     "status",
     "unfreeze",
@@ -76,6 +77,17 @@ def generation() -> int:
     from gemmtuned.hooks.activate import generation as active
 
     return active()
+
+
+def ready(timeout: float = 30.0) -> bool:
+    """Wait until the published table is active on every device that this process has a context on.
+
+    timeout: seconds.  True when it is, and when there is nothing to wait for: no table, the hook or dispatch off.  For
+    servers, before they serve or capture graphs; a capture that begins with torch.cuda.CUDAGraph waits by itself.
+    """
+    from gemmtuned.hooks.activate import ready as active
+
+    return active(timeout)
 
 
 def on_reload(callback: Callable[[int], None]) -> Callable[[], None]:

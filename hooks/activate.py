@@ -114,6 +114,11 @@ def generation() -> int:
     return _hook.table.generation if _hook is not None else 0
 
 
+def ready(timeout_s: float) -> bool:
+    """See gemmtuned.ready."""
+    return _hook is None or _hook.ready.wait(timeout_s)
+
+
 def describe() -> dict[str, Any]:
     """See gemmtuned.status."""
     if _hook is None:

@@ -1,9 +1,9 @@
-"""Replays of CUDA graphs, counted: a launch inside a graph runs as often as the graph is replayed.
+"""CUDA graphs: what is captured is tuned, and replays are counted: a launch inside a graph runs with each of them.
 
-Two methods of torch.cuda.CUDAGraph are wrapped (activate.py says when): after `capture_begin` the graph learns the id
-of its capture, and `replay` adds one to it; the native hook knows what was recorded under the id.  Graphs captured
-before the hook was on are not known and not counted.  Servers that replay from C++ say so with
-`gemmtuned.graph_replayed`.
+Two methods of torch.cuda.CUDAGraph are wrapped: `capture_begin` waits for a table that is about to be active, and then
+the graph learns the id of its capture; `replay` adds one to that id, under which the native hook knows what was
+recorded.  Graphs captured before the hook was on are not known and not counted.  Servers that replay from C++ say so
+with `gemmtuned.graph_replayed`.
 """
 
 from __future__ import annotations
@@ -37,10 +37,22 @@ class _Captured:
 
 
 class GraphCounts:
-    """The wrappers around one graph class; `current_device` gives the index of the device that captures."""
+    """The wrappers around one graph class; `current_device` gives the index of the device that captures.
 
-    def __init__(self, native: Native, graph_class: type[Any], current_device: Callable[[], int]) -> None:
-        self._native, self._class, self._current_device = native, graph_class, current_device
+    before: called before a capture begins.  replays: whether they are counted; else only captures are looked at.
+    """
+
+    def __init__(
+        self,
+        native: Native,
+        graph_class: type[Any],
+        current_device: Callable[[], int],
+        *,
+        before: Callable[[], None] = lambda: None,
+        replays: bool = True,
+    ) -> None:
+        self._native, self._class, self._current_device, self._before = native, graph_class, current_device, before
+        self._wrapped = _WRAPPED if replays else _WRAPPED[:1]
         self._stock: dict[str, Any] = {}
         self._told_of_strange = False
 
@@ -48,12 +60,14 @@ class GraphCounts:
         """Wrap; a second time does nothing."""
         if self._stock:
             return
-        native, current_device = self._native, self._current_device
-        self._stock = {name: getattr(self._class, name) for name in _WRAPPED}
-        begin, replay = (self._stock[name] for name in _WRAPPED)
+        native, current_device, before_it = self._native, self._current_device, self._before
+        self._stock = {name: getattr(self._class, name) for name in self._wrapped}
+        begin, replay = (getattr(self._class, name) for name in _WRAPPED)
 
         @functools.wraps(begin)
         def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            with contextlib.suppress(Exception):
+                before_it()
             result = begin(graph, *args, **kwargs)
             with contextlib.suppress(Exception):  # a capture is open: nothing may go wrong here
                 before = graph.__dict__.pop(_ID, None)
@@ -73,7 +87,8 @@ class GraphCounts:
                 native.graph_replayed(captured.capture, 1)
             return result
 
-        self._class.capture_begin, self._class.replay = capture_begin, counted_replay
+        for name, ours in zip(self._wrapped, (capture_begin, counted_replay), strict=False):
+            setattr(self._class, name, ours)
 
     def remove(self) -> None:
         """Put torch's own methods back, unless somebody has wrapped ours meanwhile."""

@@ -15,7 +15,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,6 +36,7 @@ from gemmtuned.hooks.native import build as native_build
 from gemmtuned.hooks.op_counts import OpCounts
 from gemmtuned.hooks.pace import in_slices
 from gemmtuned.hooks.probation import Probation
+from gemmtuned.hooks.ready import Ready
 from gemmtuned.hooks.routes import Routes
 from gemmtuned.hooks.selections import Selections
 from gemmtuned.hooks.user_tables import UserLoader, spot_checks, usable
@@ -113,9 +114,7 @@ class Hook:
         if self.graphs is not None:
             self.graphs.remove()
         if self.native is not None:
-            self.native.set_mode(
-                native.OFF
-            )  # never deregistered: programs may hold our kernels (hooks/native/install.h)
+            self.native.set_mode(native.OFF)  # and never deregistered, see hooks/native/install.h
         self.path = "off"
 
     def _take_library(self) -> None:
@@ -140,7 +139,8 @@ class Hook:
         library.set_mode(native.OFF)
         library.install()
         library.live_check(self.settings.live_check)
-        self.graphs = _count_graphs(library) if self.settings.capture else None
+        if self.settings.capture or self.settings.dispatch:
+            self.graphs = _watch_graphs(library, self.settings, self.ready.before_capture)
         self._set_mode = self._mode()
         library.set_mode(self._set_mode)
         self.native, self.routes, self.path = library, routes, "native"
@@ -190,12 +190,42 @@ class Hook:
             files=self.user_tables.files,
         )
 
-        parts: list[Part] = [self.flusher, *([self.watcher] if self._watches else [])]
+        self.ready = Ready(
+            is_current=self._is_current,
+            make_current=self._make_current,
+            wake=self._hurry,
+            wait_s=self.settings.graph_wait_s,
+        )
+        parts: list[Part] = [self.ready, self.flusher, *([self.watcher] if self._watches else [])]
         self.background = Background(parts, self.watcher.events)
 
     @property
     def _watches(self) -> bool:
         return self.settings.dispatch and self.settings.reload != "manual"
+
+    def _is_current(self) -> bool:
+        """Whether the newest table that we know of is active wherever this process has a context."""
+        if self.native is None or not self.dispatches:
+            return True
+        if self._watches and not self.watcher.begun:
+            return False
+        return self._solutions is None or self.places() == self._built_for
+
+    def _make_current(self) -> None:
+        if self._watches and not self.watcher.begun:
+            self.watcher.turn()
+        self._follow_places()
+
+    def _follow_places(self) -> None:
+        if self._solutions is not None and self.places() != self._built_for:
+            with self._swap:
+                self.use(*self._solutions)
+
+    def _hurry(self) -> None:
+        if not self.background.alive:  # a forked child that has counted nothing yet
+            with suppress(OSError):
+                self.background.start()
+        self.watcher.events.wake()
 
     def start(self) -> None:
         """Start flushing and watching. Raises OSError when there is no thread to be had."""
@@ -320,9 +350,7 @@ class Hook:
         self.probation.turn(time.monotonic())
         stale_note = getattr(sys.modules.get("gemmtuned.hooks.freeze"), "stale_note", None)  # it may be half imported
         self._stale = stale_note() if stale_note is not None else ""
-        if self._solutions is not None and self.places() != self._built_for:
-            with self._swap:
-                self.use(*self._solutions)
+        self._follow_places()
         opened = self.breaker.turn(time.monotonic(), self._collect_failures())
         self._follow_mode()
         self._tell_of_others()
@@ -472,12 +500,14 @@ def _of_others(overridden: dict[str, str]) -> str:
     return f"kernels of others are left alone and their calls not counted: {served}{more}"
 
 
-def _count_graphs(library: native.Native) -> GraphCounts | None:
+def _watch_graphs(library: native.Native, settings: Settings, before: Callable[[], None]) -> GraphCounts | None:
     if not library.has_cuda:
         return None
     import torch
 
-    graphs = GraphCounts(library, torch.cuda.CUDAGraph, torch.cuda.current_device)
+    graphs = GraphCounts(
+        library, torch.cuda.CUDAGraph, torch.cuda.current_device, before=before, replays=settings.capture
+    )
     graphs.install()
     return graphs
 

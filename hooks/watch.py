@@ -148,6 +148,11 @@ class Watcher:
         self._error = ""
         self.polling = False  # true when there are no file events to be had and only the poll is left
 
+    @property
+    def begun(self) -> bool:
+        """Whether it has looked once."""
+        return self._begun
+
     def due_s(self) -> float:
         """When to look next; at once after an event, unless others follow it."""
         now_s = time.monotonic()

@@ -125,3 +125,28 @@ def test_whatever_goes_wrong_in_counting_the_capture_goes_on() -> None:
     graph.replay()
 
     assert graph.begun == ("pool", "global") and graph.replays == 1 and native.said == []
+
+
+def test_a_capture_waits_before_it_begins_and_goes_on_whatever_happens() -> None:
+    order: list[str] = []
+
+    class Graph:
+        def capture_begin(self) -> None:
+            order.append("begun")
+
+        def replay(self) -> None: ...
+
+    def before() -> None:
+        order.append("waited")
+        raise OSError("ours")
+
+    stock = Graph.replay
+    counts = GraphCounts(FakeNative(), Graph, lambda: 3, before=before, replays=False)  # type: ignore[arg-type]
+    counts.install()
+    Graph().capture_begin()
+
+    assert order == ["waited", "begun"]
+    assert Graph.replay is stock
+    counts.remove()
+    Graph().capture_begin()
+    assert order == ["waited", "begun", "begun"]
