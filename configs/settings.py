@@ -41,7 +41,9 @@ _VARIABLES: Final = (
     ),
     Variable("GEMMTUNED_RUN", "program name", "label of this workload in coverage reports"),
     Variable(
-        "GEMMTUNED_DEVICE_LOCKS", "/run/lock, else /tmp", "locks by which daemons share GPUs: one folder for all users"
+        "GEMMTUNED_DEVICE_LOCKS",
+        "/run/lock/gemmtuned, else /run/lock, else /tmp",
+        "locks by which daemons share GPUs: one folder for all users and containers",
     ),
     Variable(
         "GEMMTUNED_TRUST", "unset", "a user (name or number) besides root and you whose published tables are used"
@@ -402,7 +404,7 @@ def _program() -> str:
 
 def _shared_locks() -> Path:
     """A folder that any user of the machine may add a file to, the same for all of them."""
-    places = [Path("/run/lock"), Path("/tmp")]  # noqa: S108  only ever locked, its content is shown and not believed
+    places = [Path("/run/lock/gemmtuned"), Path("/run/lock"), Path("/tmp")]  # noqa: S108  only ever locked, its content is shown and not believed
     return next((p for p in places if p.is_dir() and p.stat().st_mode & 0o1777 == 0o1777), places[-1])
 
 

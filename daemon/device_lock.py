@@ -75,8 +75,11 @@ class DeviceLock:
             for access in (os.O_RDWR, os.O_RDONLY):
                 with contextlib.suppress(FileNotFoundError, PermissionError):
                     return _regular(os.open(self._path, access | flags))
+            if not self._path.parent.is_dir():
+                with contextlib.suppress(FileExistsError):
+                    self._path.parent.mkdir(parents=True)
+                    self._path.parent.chmod(0o1777)  # for all users, as the folder that we take where none is named
             with contextlib.suppress(FileExistsError):
-                self._path.parent.mkdir(parents=True, exist_ok=True)
                 return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | flags, 0o644)
         raise PermissionError(f"uid {os.geteuid()} may not open it")
 
