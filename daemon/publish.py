@@ -57,7 +57,7 @@ def publish(store: Store, folder: Path, locks: Path, *, now_s: float, give_up: b
     Raises TableError when the disk refuses, and when solutions in use would be lost; TryLater when another publisher
     does not finish; StoreBusy, StoreError.
     """
-    with _lock(locks):
+    with publishing(locks):
         before, state = _settle(store, folder, now_s=now_s, give_up=give_up)
         generation = state.generation
         solutions = [s for s in state.lines.values() if _bring_binary(s, locks.parent, folder)]
@@ -91,7 +91,7 @@ def take_back(store: Store, folder: Path, locks: Path, *, now_s: float) -> None:
         return
     state = store.standing(before)
     if state.behind or state.lost or state.short:
-        with _lock(locks):
+        with publishing(locks):
             _settle(store, folder, now_s=now_s)
 
 
@@ -166,7 +166,7 @@ def _holds(folder: Path, manifest: Manifest, new: dict[str, list[Solution]]) -> 
 
 
 @contextlib.contextmanager
-def _lock(locks: Path) -> Iterator[None]:
+def publishing(locks: Path) -> Iterator[None]:
     """One publisher at a time; the kernel frees the lock when its holder dies."""
     try:
         fd = open_lock(locks / "publish.lock")
@@ -180,8 +180,9 @@ def _lock(locks: Path) -> Iterator[None]:
                 break
             except BlockingIOError as err:
                 if time.monotonic() > until:
-                    who = holder(locks / "publish.lock") or "another process"
-                    raise TryLater(f"{locks}/publish.lock: {who} has been publishing for {WAIT_S:g} s") from err
+                    found = holder(locks / "publish.lock")
+                    who = f"another process has been publishing for {WAIT_S:g} s" + (f": {found}" if found else "")
+                    raise TryLater(f"{locks}/publish.lock: {who}") from err
                 time.sleep(0.01)
             except OSError as err:
                 raise no_locks_error(locks / "publish.lock", err.strerror or str(err)) from err

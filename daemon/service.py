@@ -21,6 +21,7 @@ from gemmtuned.daemon.caretaker import Caretaker
 from gemmtuned.daemon.device_lock import DeviceLock
 from gemmtuned.daemon.devices import Monitor
 from gemmtuned.daemon.notice import Notice, SeatNotice, write_notice
+from gemmtuned.daemon.prune import prune
 from gemmtuned.daemon.publish import publish, take_back
 from gemmtuned.daemon.request import Request
 from gemmtuned.daemon.rules import Rules
@@ -37,6 +38,7 @@ BUSY_TURN_S: Final = 0.1  # a worker is away half a second after others come: 0.
 QUIET_TURN_S: Final = 0.5
 NOTICE_S: Final = 2.0
 UPKEEP_S: Final = 2.0  # routes that failed in programs, withdrawals by hand
+PRUNE_S: Final = 86_400.0
 INGEST_S: Final = 0.05  # for what members left; a page that is begun then is ended
 INGEST_AGAIN_S: Final = 60.0  # after something was wrong with it; under _waits' limit of 120 s
 RETRY_S: Final = 5.0  # after the disk refused to publish
@@ -113,6 +115,7 @@ class Daemon:
         self._upkeep_at_s = self._publish_at_s = self._checkpoint_at_s = self._notice_at_s = self._look_at_s = float(
             "-inf"
         )
+        self._pruned_s = float("-inf")
         self._roll_up_at_s = self._ingest_at_s = self._rolled_up_s = float("-inf")
         self._told: object = None
         self._waits_since_s = now_s
@@ -249,6 +252,7 @@ class Daemon:
                 self.store.checkpoint()
             self._roll_up(now_s)
             self._look_around(now_s)
+            self._prune(now_s)
             self._trouble = ""
         except GemmtunedError as err:
             self._upkeep_at_s = now_s + RETRY_S
@@ -266,6 +270,13 @@ class Daemon:
             self._rolled_up_s, self._roll_up_at_s = now_s, now_s + ROLL_UP_S
         elif rests:
             self._upkeep_at_s = now_s  # the next turn goes on
+
+    def _prune(self, now_s: float) -> None:
+        """Once a day, and soon after the start: compiled kernels that nothing names."""
+        if self._quiet or not all(seat.at_rest for seat in self.seats) or 0 <= now_s - self._pruned_s < PRUNE_S:
+            return
+        self._pruned_s = now_s
+        prune(self.store, self.settings.home, self.settings.config_dir, self.settings.locks)
 
     def _compile_ahead(self, now_s: float, forbidden: str) -> None:
         """Have kernels compiled for GPUs that others use now; nothing while one of ours measures."""

@@ -243,6 +243,11 @@ def _is_there(pid: int) -> bool:
         return True
 
 
+def count_runs(path: Path) -> int:
+    """Labels of workloads that the database knows."""
+    return int(next(iter(ask(path, "SELECT count(*) AS n FROM run")), {"n": 0})["n"])
+
+
 def generation(path: Path) -> int:
     """The newest publication in the store; 0 before the first."""
     return max((int(row["g"] or 0) for row in ask(path, "SELECT max(generation) AS g FROM publication")), default=0)

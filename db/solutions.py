@@ -138,6 +138,11 @@ class Solutions(Part):
 
         return self._write(once, durable=True)
 
+    def launches(self) -> list[str]:
+        """How each solution there ever was is launched, as JSON, where it has a compiled kernel."""
+        sql = "SELECT DISTINCT launch FROM solution WHERE launch LIKE '%binary%'"
+        return self._db.read(lambda conn: [str(row[0]) for row in conn.execute(sql)])
+
     def published(self, device_keys: Collection[str] | None = None) -> tuple[int, list[Solution]]:
         """(generation, live solutions) of one moment; None: of all devices."""
         return self._db.read(lambda conn: live_solutions(conn, device_keys))

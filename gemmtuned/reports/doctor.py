@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Final
 
 from gemmtuned.configs.settings import AITER_CONFIGS, VARIABLES, Settings
-from gemmtuned.reports import checks_hook, checks_host, checks_store, checks_tables
+from gemmtuned.reports import checks_hook, checks_host, checks_room, checks_store, checks_tables
 from gemmtuned.reports.checks import FAIL, PASS, WARN, Check
 from gemmtuned.reports.render import Column, Report, Table
 
@@ -36,6 +36,7 @@ def examine(settings: Settings, *, quick: bool, wrong: Mapping[str, str]) -> tup
         *host,
         *checks_store.checks(settings, with_database=not checks_host.cannot_be(settings.db, settings, home)),
         *checks_tables.checks(settings),
+        *checks_room.checks(settings),
     ]
     failed = sum(check.result == FAIL for check in found)
     warned = sum(check.result == WARN for check in found)
