@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import torch
 
+    from gemmtuned.reports.of_model import ModelLayers
+
 __all__ = [
     "disable",
     "enable",
@@ -24,6 +26,7 @@ __all__ = [
     "generation",
     "graph_replayed",
     "is_enabled",
+    "layers",
     "on_reload",
     "ready",
     "reload",
@@ -141,6 +144,19 @@ def unfreeze(module: torch.nn.Module) -> int:
     from gemmtuned.hooks.freeze import unfreeze as apply
 
     return apply(module)
+
+
+def layers(model: torch.nn.Module, since_s: float = 7 * 86_400.0) -> ModelLayers:
+    """Which linear layers of `model` got faster: their names, sizes, calls, GEMM time on stock torch and now.
+
+    since_s: traffic of so many seconds.  Linear layers of one size share a row, as they share their problems.  Shows as
+    a table when printed, and in notebooks.  Raises GemmtunedError when there is no database.
+    """
+    from gemmtuned.configs.settings import Settings
+    from gemmtuned.db.queries import served
+    from gemmtuned.reports.of_model import of_model
+
+    return of_model(model, served(Settings.from_env().db, since_s=since_s))
 
 
 def frame(view: str) -> pd.DataFrame:

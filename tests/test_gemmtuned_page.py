@@ -70,12 +70,12 @@ def test_hostile_names_are_shown_as_text(page: str) -> None:
 
 
 def test_a_layer_sums_its_sizes_and_a_bucket_serves_the_sizes_in_it(page: str) -> None:
-    row = re.search(r"<tr><td class=\"l\">1024x512 fp32</td>.*?</tr>", page)
+    row = re.search(r"<tr><td class=\"l\">1024x512 fp32, 2 threads</td>.*?</tr>", page)
 
     assert row is not None
     cells = re.findall(r">([^<]*)</td>", row[0])
     # M = 8: 4800 calls of 10 us, twice as fast; M = 70: 2400 of 20 us, four times as fast through the bucket up to 80
-    assert cells[3:] == ["8 to 70 (2 sizes)", "7,200", "96.0 ms", "36.0 ms", "2.67x", "100.0 %"]
+    assert cells[2:] == ["8 to 70 (2 sizes)", "7,200", "96.0 ms", "36.0 ms", "2.67x", "100.0 %", "0.0 %", "0.0 %"]
 
 
 def test_the_three_answers_are_told_apart(page: str) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from gemmtuned.commands.options import Json, Since, choice, settings
+from gemmtuned.reports import layers
 from gemmtuned.reports.coverage import GROUPS, WEIGHTS, report
 from gemmtuned.reports.published import notes, standing
 from gemmtuned.reports.render import show
@@ -15,7 +16,12 @@ from gemmtuned.reports.source import no_database
 
 def coverage(
     by: Annotated[
-        str, typer.Option(parser=choice(GROUPS), metavar="|".join(GROUPS), help="One row for each.")
+        str,
+        typer.Option(
+            parser=choice((*GROUPS, "layer")),
+            metavar="|".join((*GROUPS, "layer")),
+            help="One row for each; a layer is an N and K with all its M.",
+        ),
     ] = "family",
     weight: Annotated[
         str, typer.Option(parser=choice(WEIGHTS), metavar="|".join(WEIGHTS), help="Share of what.")
@@ -42,6 +48,17 @@ def coverage(
         return
     from gemmtuned.db import queries
 
+    if by == "layer":
+        served = queries.served(here.db, since_s=since)
+        answer = layers.report(
+            served,
+            since_s=since,
+            compiled=queries.compiled(here.db, since_s=since),
+            frozen=queries.frozen(here.db, since_s=since),
+            notes=notes(standing(here)),
+        )
+        show(answer, as_json=as_json)
+        return
     rows = queries.coverage(here.db, by=by, since_s=since, weight=weight)
     compiled = queries.compiled(here.db, since_s=since)
     frozen = queries.frozen(here.db, since_s=since)

@@ -18,13 +18,14 @@ from gemmtuned import __version__
 from gemmtuned.configs.solution import LIVE_STATES
 from gemmtuned.db import queries
 from gemmtuned.reports import charts
+from gemmtuned.reports.layers import BEST, answer, gain_of_all
+from gemmtuned.reports.layers import layers as by_layer
 from gemmtuned.reports.render import clean, count, duration, factor, percent
 
 LAYERS: Final = 15
 PROBLEMS: Final = 200
 WAITING: Final = 50
 POINTS: Final = 120  # of the curve over time
-_BEST: Final = "default_best"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +82,9 @@ def render(data: Data) -> str:
 
 def _figures(data: Data) -> dict[str, Any]:
     live = [row for row in data.solutions if row["state"] in LIVE_STATES]
-    faster = [row for row in live if row["state"] != _BEST]
+    faster = [row for row in live if row["state"] != BEST]
     time_us = sum(row["time_us"] for row in data.served)
-    layers = _layers(data.served)
+    layers = by_layer(data.served)
     return {
         "version": __version__,
         "made": _moment(data.now_s * 1e6),
@@ -92,13 +93,13 @@ def _figures(data: Data) -> dict[str, Any]:
         "time_us": time_us,
         "calls": sum(row["calls"] for row in data.served),
         "saved_us": sum(row["saved_us"] or 0.0 for row in data.solutions),
-        "speedup": _speedup(layers),
+        "speedup": gain_of_all(layers),
         "parts": _parts(data.served, time_us),
         "curve": _curve(data),
         "layers": layers[:LAYERS],
         "layers_left": max(len(layers) - LAYERS, 0),
         "layer_bars": charts.bars(
-            [charts.Bar(row["name"], row["stock_us"], row["now_us"], factor(row["gain"])) for row in layers[:LAYERS]],
+            [charts.Bar(row["layer"], row["stock_us"], row["now_us"], factor(row["gain"])) for row in layers[:LAYERS]],
             label="GEMM time by layer: on stock torch, and as it runs now",
         ),
         "runs": sorted(data.runs, key=lambda row: -row["time_us"]),
@@ -119,7 +120,7 @@ def _parts(served: Sequence[dict[str, Any]], time_us: float) -> str:
         return ""
     parts = {"faster": 0.0, "best": 0.0, "none": 0.0}
     for row in served:
-        parts["none" if row["state"] is None else "best" if row["state"] == _BEST else "faster"] += row["time_us"]
+        parts[answer(row["state"])] += row["time_us"]
     return charts.shares(
         [
             charts.Part(parts["faster"] / time_us, "after", "runs faster now"),
@@ -127,43 +128,6 @@ def _parts(served: Sequence[dict[str, Any]], time_us: float) -> str:
             charts.Part(parts["none"] / time_us, "none", "no verdict yet"),
         ]
     )
-
-
-def _layers(served: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each weight's shape, the heaviest first: time on stock torch and now, which M, what is covered."""
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for row in served:
-        key = (row["family"], row["batch"], row["n"], row["k"], row["dtype"], row["device"])
-        layer = found.setdefault(
-            key,
-            {
-                "name": f"{row['n']}x{row['k']} {row['dtype']}",
-                "family": row["family"],
-                "device": row["device"],
-                "m": set(),
-                "calls": 0,
-                "stock_us": 0.0,
-                "now_us": 0.0,
-                "covered_us": 0.0,
-            },
-        )
-        layer["m"].add(row["m"])
-        layer["calls"] += row["calls"]
-        layer["stock_us"] += row["time_us"]
-        layer["now_us"] += row["time_us"] / (row["gain"] or 1.0)
-        layer["covered_us"] += row["time_us"] * (row["state"] is not None)
-    for layer in found.values():
-        sizes = sorted(layer["m"])
-        layer["m"] = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]} ({len(sizes)} sizes)"
-        layer["gain"] = layer["stock_us"] / layer["now_us"] if layer["now_us"] else 1.0
-        layer["covered"] = layer["covered_us"] / layer["stock_us"] if layer["stock_us"] else 0.0
-    return sorted(found.values(), key=lambda layer: -layer["stock_us"])
-
-
-def _speedup(layers: Sequence[dict[str, Any]]) -> float:
-    """GEMM time on stock torch over GEMM time now, all layers together."""
-    now = sum(layer["now_us"] for layer in layers)
-    return sum(layer["stock_us"] for layer in layers) / now if now else 1.0
 
 
 def _curve(data: Data) -> str:
