@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from gemmtuned.commands.native_library import build_before
+from gemmtuned.commands.options import settings
 from gemmtuned.reports.render import complain
 
 
@@ -27,6 +30,7 @@ def demo(
     folder = Path(tempfile.mkdtemp(prefix="gemmtuned-demo-")) if home is None else home.resolve()
     if home is not None and folder.exists() and any(folder.iterdir()):
         raise typer.BadParameter(f"{folder} is not empty: name a new folder")
+    build_before([sys.executable], settings())
     try:
         result = run(folder, say=typer.echo)
     except BaseException:

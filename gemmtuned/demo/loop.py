@@ -49,7 +49,7 @@ class _Program:
     def __init__(self, name: str, home: Path) -> None:
         switch = "1" if name == "hooked" else "0"
         env = child_env(
-            AITER_TUNE_GEMM=switch,
+            GEMMTUNED=switch,
             GEMMTUNED_DISPATCH=switch,
             GEMMTUNED_HOME=str(home),
             GEMMTUNED_RUN="demo",
@@ -140,7 +140,7 @@ def _rounds(programs: Sequence[_Program], steps: int, count: int) -> tuple[dict[
 def _tune(home: Path, tune_s: float) -> None:
     """`gemmtuned tune` for what was called, until it is done or its time is over: what is finished is published."""
     command = [sys.executable, "-m", "gemmtuned", "tune"]
-    env = child_env(GEMMTUNED_HOME=str(home), AITER_TUNE_GEMM="0", GEMMTUNED_DISPATCH="0")
+    env = child_env(GEMMTUNED_HOME=str(home), GEMMTUNED="0", GEMMTUNED_DISPATCH="0")
     with tempfile.TemporaryFile("w+") as out:
         process = subprocess.Popen(command, env=env, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
         try:
