@@ -342,7 +342,7 @@ def test_solutions_that_no_program_looks_up_are_named(call: Cli, home: Path) -> 
     assert json.loads(call("gains", "--json").stdout)["unused"] == 0
     conn = sqlite3.connect(home / "tune.db")
     conn.execute("UPDATE solution SET published_us = published_us - 200000000000")
-    conn.execute("UPDATE sighting SET outcome = 'miss' WHERE outcome = 'exact'")
+    conn.execute("UPDATE demand SET exact_calls = 0")
     conn.commit()
     conn.close()
     assert "1 were never looked up" in call("gains").stdout
