@@ -116,7 +116,11 @@ def _build(path: Path, folder: Path, reason: str, beat: Beat) -> None:
     build = folder / "build.db"
     new = sqlite3.connect(build, isolation_level=None)
     try:
-        for pragma in ("journal_mode = OFF", "synchronous = OFF", "foreign_keys = ON"):  # thrown away if we fail
+        for pragma in (
+            "journal_mode = MEMORY",
+            "synchronous = OFF",
+            "foreign_keys = ON",
+        ):  # OFF would keep refused rows
             new.execute(f"PRAGMA {pragma}").fetchall()
         migrations.apply(new)
         rows, lost = salvage.copy(lambda to: _copy(path, to, beat), folder, new, beat)

@@ -53,6 +53,7 @@ def _sound(old: sqlite3.Connection) -> bool:
 
 def _copy_tables(old: sqlite3.Connection, new: sqlite3.Connection, beat: Callable[[], None]) -> tuple[int, int]:
     rows = read = 0
+    ledger: dict[tuple[Any, ...], Any] = {}  # calls of each problem and environment, by `demand` as far as it is left
     twins = _Twins()
     new.execute("BEGIN IMMEDIATE")
     try:
@@ -64,6 +65,9 @@ def _copy_tables(old: sqlite3.Connection, new: sqlite3.Connection, beat: Callabl
             insert = f"INSERT OR IGNORE INTO {table} ({names}) VALUES ({', '.join('?' * len(columns))})"  # noqa: S608
             for row in _readable(old, new, table, names):
                 read += 1
+                if table == "demand":
+                    values = dict(zip(columns, row, strict=True))
+                    ledger[values["problem_id"], values["environment_id"]] = values["calls"]
                 if read % _ROWS == 0:
                     beat()
                 entry = twins.translated(columns, row)
@@ -73,7 +77,6 @@ def _copy_tables(old: sqlite3.Connection, new: sqlite3.Connection, beat: Callabl
                     if not added:
                         twins.met(new, table, columns, row, entry)
         faults.point("salvage.balance")
-        (ledger,) = new.execute("SELECT total(calls) FROM demand").fetchone()
         _balance(new)
         (left,) = new.execute("SELECT total(calls) FROM demand").fetchone()
         faults.point("salvage.commit")
@@ -82,7 +85,8 @@ def _copy_tables(old: sqlite3.Connection, new: sqlite3.Connection, beat: Callabl
         if new.in_transaction:
             new.execute("ROLLBACK")
         raise
-    return rows, max(int(ledger - left), 0)
+    counted = sum(calls for calls in ledger.values() if isinstance(calls, int))
+    return rows, max(counted - int(left), 0)
 
 
 class _Twins:
