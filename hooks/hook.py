@@ -20,16 +20,17 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmtuned.configs.errors import CandidateFailed, GemmtunedError
-from gemmtuned.configs.say import tell
+from gemmtuned.configs.say import say_line, tell
 from gemmtuned.configs.settings import Settings, UserTables, batch_invariance
 from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Environment, Solution
+from gemmtuned.configs.verdicts import Verdicts
 from gemmtuned.hooks import native, ranks
 from gemmtuned.hooks.background import Background, Part
 from gemmtuned.hooks.breaker import Breaker
 from gemmtuned.hooks.capture import Flusher, new_session
 from gemmtuned.hooks.compiled import Compiled
-from gemmtuned.hooks.dispatch import Table, build_table, ident_of, solution_of
+from gemmtuned.hooks.dispatch import Table, build_table, solution_of
 from gemmtuned.hooks.graphs import GraphCounts
 from gemmtuned.hooks.imports import importing
 from gemmtuned.hooks.native import build as native_build
@@ -39,14 +40,14 @@ from gemmtuned.hooks.probation import Probation
 from gemmtuned.hooks.ready import Ready
 from gemmtuned.hooks.routes import Routes
 from gemmtuned.hooks.selections import Selections
-from gemmtuned.hooks.user_tables import UserLoader, spot_checks, usable
+from gemmtuned.hooks.user_tables import UserLoader, usable
 from gemmtuned.hooks.watch import Loader, Watcher
 
 if TYPE_CHECKING:
     from gemmtuned.configs.problem import Problem
 
 log = logging.getLogger("gemmtuned.hooks")
-_UNCHECKED: Final = "the user's table, not checked yet"
+_UNCHECKED: Final = "the user's table, not checked yet: gemmtuned run or the daemon does"
 EXIT_S: Final = 0.5  # at the end of the program the thread is waited for so long,
 FORK_S: Final = 0.02  # and before a fork: it ends at once, unless it is in the middle of something
 LOOK_S: Final = 5.0  # between two looks for a library that was not there at the start
@@ -74,9 +75,11 @@ class Hook:
         self._compiled = Compiled()
         self.probation = Probation(settings.home / "probation", settings.run)
         self._refused = self._stale = ""  # notes: of a generation, of frozen weights
-        self._checked: dict[int, str] = {}  # by ident: why a solution of the user's tables is not used, "" when it is
+        self.verdicts = Verdicts(settings.home)  # on rows of the user's tables
+        self._unchecked: list[Solution] = []
         self._built_for: tuple[str, ...] = ()
         self._set_mode = native.OFF
+        self._announced = False
         self._had_thread = False  # when this process began to fork
         self._invariant = ""  # who asks for kernels that are the same for every M
         self._told_others: set[str] = set()
@@ -149,6 +152,7 @@ class Hook:
         if self._look_at_s is not None and now_s >= self._look_at_s:
             self._take_library()
             if self.path == "native":
+                self._announce()
                 from gemmtuned.hooks.freeze import freeze_waiting
 
                 freeze_waiting()
@@ -230,6 +234,8 @@ class Hook:
     def start(self) -> None:
         """Start flushing and watching. Raises OSError when there is no thread to be had."""
         self.background.start()
+        if not self._watches:
+            self._announce()
 
     def stop(self) -> None:
         """Last flush; the thread ends."""
@@ -397,16 +403,31 @@ class Hook:
             if loaded is not None and self.refuses(loaded[0]):
                 loaded = None
             generation = self.use(*loaded) if loaded is not None else None
-        if self.user_tables.load():
-            self._check_users()  # takes seconds: nobody waits for it
+        if self.user_tables.load() or any(self.verdicts.of(s) is not None for s in self._unchecked):
             with self._swap:
                 generation = self.use(*(self._solutions or (self.table.generation, [])))
         if self.selections is not None:
             self.selections.loaded()
+        self._announce()
         return generation
 
+    def _announce(self) -> None:
+        """Say once that it is on; not in children of multiprocessing, whose parent has said it."""
+        if self._announced or self.settings.quiet or self.path == "off" or self._switched_off():
+            return
+        self._announced = True
+        process = sys.modules.get("multiprocessing.process")
+        if process is not None and process.parent_process() is not None:
+            return
+        version = sys.modules["gemmtuned"].__version__
+        what = "" if self.settings.dispatch else ", counting only" if self.settings.capture else ""
+        say_line(
+            f"gemmtuned {version}: {self.path}{what}, generation {self.table.generation}, {len(self.table)} rows, home "
+            f"{self.settings.home} (GEMMTUNED_QUIET=1 silences this)"
+        )
+
     def add_table(self, table: UserTables) -> None:
-        """Use one more table of the user's, from now on; what is new in it is checked first, which takes seconds."""
+        """Use one more table of the user's, from now on, as far as its rows have been checked."""
         self._tables = (*self._tables, table)
         self.user_tables = UserLoader(self._tables)
         self.reload()
@@ -437,6 +458,8 @@ class Hook:
         """Make these solutions the table in use; the caller holds `_swap`."""
         places = self.places()
         users, refused = usable(self.user_tables, solutions, check=self._holds_here)
+        self._unchecked = [s for s in self.user_tables.solutions if self._holds_here(s) == _UNCHECKED]
+        self.verdicts.ask(self._unchecked)
         table = build_table(
             in_slices([*solutions, *users]),
             {place: self.environment(place) for place in places},
@@ -482,13 +505,8 @@ class Hook:
             return "the user's table, made for another device: a seed for the search"
         if not environment.accepts(solution.backend, solution.stamp):
             return f"the user's table, backend {solution.backend} of another version: a seed for the search"
-        return self._checked.get(ident_of(solution), _UNCHECKED)
-
-    def _check_users(self) -> None:
-        """Spot-check what is new in the user's tables and would hold here."""
-        new = [s for s in self.user_tables.solutions if self._holds_here(s) == _UNCHECKED]
-        for solution, reason in zip(new, spot_checks(new) if new else (), strict=True):
-            self._checked[ident_of(solution)] = reason
+        verdict = self.verdicts.of(solution)
+        return _UNCHECKED if verdict is None else verdict
 
 
 def _of_others(overridden: dict[str, str]) -> str:

@@ -7,26 +7,21 @@ ours and a spot check passes.  Files are only read, again whenever one of them c
 
 from __future__ import annotations
 
-import json
 import logging
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from gemmtuned.configs.aiter_csv import lines_of, read_lines
 from gemmtuned.configs.aiter_rows import library_of, solution_of
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.say import tell
-from gemmtuned.configs.settings import UserTables, child_env
+from gemmtuned.configs.settings import UserTables
 from gemmtuned.configs.solution import Solution
 from gemmtuned.hooks.pace import in_slices
 
 log = logging.getLogger("gemmtuned.hooks")
-CHECK_S: Final = 300.0  # a spot check ends by then; most of it is importing torch
 Signature = tuple[int, int, int] | None
 
 
@@ -124,20 +119,6 @@ def usable(
             taken.append(solution)
     loader.taken = frozenset(taken)
     return taken, refused
-
-
-def spot_checks(solutions: Sequence[Solution]) -> list[str]:
-    """Why each must not be used here, "" when it may; tried in a process of its own. Takes some seconds."""
-    rows = json.dumps([solution.to_row() for solution in solutions])
-    command = [sys.executable, "-m", "gemmtuned.kernels.spot_check"]
-    env = child_env(GEMMTUNED="0", GEMMTUNED_DISPATCH="0")
-    try:
-        done = subprocess.run(command, input=rows, capture_output=True, text=True, env=env, timeout=CHECK_S, check=True)
-        reasons = [str(reason) for reason in json.loads(done.stdout)]
-    except (OSError, ValueError, subprocess.SubprocessError) as err:
-        last = (getattr(err, "stderr", "") or str(err)).strip().splitlines()[-1:]
-        return [f"spot check did not run: {' '.join(last)}"] * len(solutions)
-    return reasons if len(reasons) == len(solutions) else ["spot check gave no answer"] * len(solutions)
 
 
 def _signature(path: Path) -> Signature:

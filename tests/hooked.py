@@ -97,6 +97,7 @@ class Home:
         """For a hooked program: two threads, its counts flushed every 0.1 s."""
         ours = {
             "AITER_TUNE_GEMM": "1",
+            "GEMMTUNED_QUIET": "1",
             "GEMMTUNED_HOME": str(self.path),
             "GEMMTUNED_CACHE": str(self.cache),
             "GEMMTUNED_FLUSH_S": "0.1",

@@ -14,7 +14,6 @@ from hooked import LINEAR, Home, published, solution
 
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import Device, Environment
-from gemmtuned.hooks.dispatch import ident_of
 from gemmtuned.hooks.hook import Hook
 from gemmtuned.hooks.native import Row
 from gemmtuned.hooks.native.build import build, library_path
@@ -123,7 +122,8 @@ def test_a_table_is_on_trial_once_its_rows_serve_calls_and_again_for_each_gpu(ho
 
 def test_rows_of_the_users_own_put_no_generation_on_trial(hook: Hook) -> None:
     own = published(LINEAR, "torch_swap")  # tried in a process of its own before
-    hook.user_tables.solutions, hook._checked = [own], {ident_of(own): ""}
+    hook.user_tables.solutions = {own: Path("mine.csv")}
+    hook.verdicts.answer(own, "")
     hook.use(7, [])
 
     assert served(hook) == ["cpu"]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hooked import LINEAR, Home, published, wait_for
 
+from gemmtuned.commands.spot_checking import check_tables, check_waiting, spot_checks
 from gemmtuned.configs.aiter_csv import write_file
 from gemmtuned.configs.aiter_headers import FAMILIES
 from gemmtuned.configs.aiter_rows import columns_for, tuned_texts
@@ -21,7 +22,7 @@ from gemmtuned.configs.solution import Environment, Solution, cpu_device
 from gemmtuned.hooks.background import Background
 from gemmtuned.hooks.dispatch import Table, build_table
 from gemmtuned.hooks.selections import Selections
-from gemmtuned.hooks.user_tables import UserLoader, spot_checks, usable
+from gemmtuned.hooks.user_tables import UserLoader, usable
 from gemmtuned.hooks.watch import Watcher
 
 BF16 = FAMILIES["bf16"]
@@ -38,6 +39,12 @@ def write(path: Path, solutions: Iterable[Solution], *more: list[str]) -> Path:
 
 def loader(*paths: Path) -> UserLoader:
     return UserLoader([UserTables("AITER_CONFIG_GEMM_BF16", "bf16", paths)])
+
+
+def checked(home: Home, table: Path) -> Path:
+    """As `gemmtuned run` has it before the program starts."""
+    check_tables(Settings.from_env({"GEMMTUNED_HOME": str(home.path), "AITER_CONFIG_GEMM_BF16": str(table)}))
+    return table
 
 
 def fine(solution: Solution) -> str:
@@ -63,7 +70,7 @@ PROGRAM = """
 
 
 def test_a_program_uses_a_table_of_ours_that_aiters_variable_names_and_says_so_in_aiters_words(home: Home) -> None:
-    table = write(home.path.parent / "mine.csv", [published(LINEAR, "torch_swap")], ASM)
+    table = checked(home, write(home.path.parent / "mine.csv", [published(LINEAR, "torch_swap")], ASM))
     before = table.read_bytes(), table.stat().st_mtime_ns
 
     done = home.run(PROGRAM, AITER_CONFIG_GEMM_BF16=f"{table}:/nowhere/b.csv", AITER_LOG_TUNED_CONFIG="1")
@@ -85,7 +92,7 @@ def test_a_program_uses_a_table_of_ours_that_aiters_variable_names_and_says_so_i
 
 
 def test_a_program_that_only_dispatches_logs_too_and_writes_no_database(home: Home) -> None:
-    table = write(home.path.parent / "mine.csv", [published(LINEAR, "torch_swap")])
+    table = checked(home, write(home.path.parent / "mine.csv", [published(LINEAR, "torch_swap")]))
 
     done = home.run(
         PROGRAM,
@@ -169,6 +176,33 @@ def test_the_file_named_is_the_one_that_brought_the_solution_into_use(tmp_path: 
     assert user.solutions_file(exported) == path
     usable(user, [exported], check=fine)  # published here meanwhile, and the same
     assert user.solutions_file(exported) is None
+
+
+def test_a_row_that_nobody_has_tried_is_asked_for_and_used_once_it_is_answered(home: Home) -> None:
+    table = write(home.path.parent / "mine.csv", [published(LINEAR, "torch_swap")])
+    program = home.start(
+        """
+        import json, os, gemmtuned, torch
+        from hooked import wait_for
+        from gemmtuned.hooks import watch
+        watch.BLIND_POLL_S = watch.POLL_S = 0.1
+        wait_for(lambda: gemmtuned.status()["refused"])
+        print(json.dumps(gemmtuned.status()["refused"]), flush=True)
+        try:
+            os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            print("no children", flush=True)
+        wait_for(lambda: gemmtuned.status()["rows"] == 1, limit_s=30)
+        """,
+        AITER_CONFIG_GEMM_BF16=str(table),
+    )
+    assert program.stdout is not None
+    refused, children = program.stdout.readline(), program.stdout.readline()
+    assert "not checked yet" in refused and children == "no children\n"
+    assert check_waiting(Settings.from_env({"GEMMTUNED_HOME": str(home.path)})) == 1
+    _, err = program.communicate(timeout=60)
+
+    assert program.returncode == 0, err
 
 
 def test_one_of_several_ranks_uses_published_tables_alone(home: Home) -> None:

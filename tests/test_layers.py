@@ -148,6 +148,42 @@ def test_the_daemons_parent_and_the_front_door_import_no_torch() -> None:
     assert not strays
 
 
+# Run inside other people's programs, whose folder is first on the path: a watchdog.py of theirs would be imported.
+OF_A_HOST = (*sources("hooks"), *sources("configs"), *sources("db"))
+NOT_IN_A_HOST = {  # what those files may import besides, and why it never happens in a host
+    (
+        "db/migrations/__init__.py",
+        "sqlite_utils",
+    ),  # to bring an old file up to date, which Store(upgrade=False) refuses
+    ("db/queries.py", "pandas"),  # `gemmtuned.frame`, which a program calls by name
+}
+
+
+def test_a_host_imports_the_standard_library_and_torch_alone() -> None:
+    allowed = {*sys.stdlib_module_names, "gemmtuned", "torch"}
+    strays = {
+        (str(path.relative_to(ROOT)), module)
+        for path in OF_A_HOST
+        for module, _ in runtime_imports(path)
+        if module not in allowed
+    }
+    assert strays == NOT_IN_A_HOST
+
+
+def test_a_host_starts_no_process_and_no_thread_of_threading() -> None:
+    """hooks/native/build.py alone starts one: the compiler, in processes of ours; callbacks of users have threads."""
+    found = set()
+    for path in sources("hooks"):
+        tree = ast.parse(path.read_text(), str(path))
+        for node in ast.walk(tree):
+            name = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+            if name.startswith(("subprocess.", "os.fork", "os.posix_spawn", "os.system", "os.popen", "os.exec")):
+                found.add((path.name, name))
+            if name in ("threading.Thread", "threading.current_thread", "threading.Timer", "_thread.start_new_thread"):
+                found.add((path.name, name))
+    assert found == {("build.py", "subprocess.run"), ("watch.py", "threading.Thread")}
+
+
 def test_every_folder_with_an_init_is_in_the_packages_list() -> None:
     tomllib = pytest.importorskip("tomllib", reason="part of Python from 3.11 on")
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]

@@ -14,11 +14,13 @@ import torch
 from hooked import Home, published
 from torch import Tensor
 
+from gemmtuned.commands.spot_checking import check_tables, check_waiting
 from gemmtuned.configs.aiter_csv import write_file
 from gemmtuned.configs.aiter_headers import FAMILIES
 from gemmtuned.configs.aiter_rows import columns_for, tuned_texts
 from gemmtuned.configs.errors import GemmtunedError, TableError
 from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import Solution, cpu_device
 from gemmtuned.ops import (
     ShuffleError,
@@ -241,10 +243,11 @@ class Spy:
 
 
 @pytest.fixture
-def tables() -> Iterator[None]:
+def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """load_config tells the hook of this process, should it come on later; other tests must not see that."""
     from gemmtuned.hooks import activate
 
+    monkeypatch.setenv("GEMMTUNED_HOME", str(tmp_path / "home"))
     yield
     activate._tables.clear()
 
@@ -255,6 +258,9 @@ def test_a_row_of_our_export_is_run_where_it_was_proven_and_nowhere_else(tmp_pat
     other = replace(ours(32, 48, 64), device="cpu-another-00000000")
     rows = (ours(8, 48, 64), ours(16, 96, 64, covers="fine"), other)
     assert gemm.load_config(export(tmp_path / "t.csv", *rows)) == 3
+    assert gemm._routes == {}  # nobody has tried them on this machine
+    assert check_waiting(Settings.from_env()) == 2
+    assert gemm.load_config(tmp_path / "t.csv") == 3
     assert set(gemm._routes) == {rows[0], rows[1]}  # the third is of another device
     spies = {row: Spy(run) for row, run in gemm._routes.items()}
     gemm._routes = dict(spies)
@@ -353,6 +359,7 @@ def test_a_call_is_counted_once(home: Home) -> None:
 
 def test_the_active_hook_takes_the_table_for_everybody(home: Home, tmp_path: Path) -> None:
     table = export(tmp_path / "t.csv", published(Problem(m=4, n=8, k=16, dtype="fp32", threads=2), "torch_swap"))
+    check_tables(Settings.from_env({"GEMMTUNED_HOME": str(home.path), "AITER_CONFIG_GEMM_BF16": str(table)}))
 
     assert home.run(LOADED, str(table)).said == [0, 1]
     assert home.counts() == {("fp32:4x8x16,threads=2", "exact"): 1}

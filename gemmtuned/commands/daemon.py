@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from gemmtuned.commands.native_library import Beside
+from gemmtuned.commands import native_library, spot_checking
 from gemmtuned.commands.options import LogFormat, LogLevel, seconds, settings, start_logging
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.reports.progress import Tell, progress
@@ -79,7 +79,7 @@ def daemon(
         from gemmtuned.daemon.metrics import Metrics
 
         metrics = Metrics(metrics_port, here.db)
-    library = Beside(here)
+    beside = (native_library.Beside(here), spot_checking.Beside(here))
     try:
         with _bar(here.home, here.db) if once else nullcontext():
             code = run_daemon(
@@ -87,7 +87,8 @@ def daemon(
                 metrics=metrics, compile_ahead=compile_ahead,
             )  # fmt: skip
     finally:
-        library.stop()
+        for one in beside:
+            one.stop()
     if code:
         raise typer.Exit(code)
 

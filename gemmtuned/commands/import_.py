@@ -181,9 +181,9 @@ def _use(found: Sequence[Imported], here: Settings) -> tuple[int, dict[str, int]
     mine = [s for s in dict.fromkeys(solutions) if s.device == device.key and not s.launch and s.state in LIVE_STATES]
     if not mine:
         return 0, {}
+    from gemmtuned.commands.spot_checking import spot_checks
     from gemmtuned.daemon.publish import publish
     from gemmtuned.db.store import Store
-    from gemmtuned.hooks.user_tables import spot_checks
     from gemmtuned.kernels.backends import environment
 
     there = environment(device)

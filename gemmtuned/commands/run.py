@@ -12,6 +12,7 @@ import typer
 
 from gemmtuned.commands.native_library import build_before
 from gemmtuned.commands.options import settings
+from gemmtuned.commands.spot_checking import check_tables
 from gemmtuned.configs.settings import child_env
 
 Command = Annotated[list[str], typer.Argument(metavar="COMMAND...", help="python serve.py, or serve.py alone.")]
@@ -35,7 +36,9 @@ def run(
         **({"GEMMTUNED_RUN": run_label} if run_label else {}),
         **({"GEMMTUNED_DISPATCH": "0"} if capture_only else {}),
     )
-    build_before(argv, settings())
+    here = settings()
+    build_before(argv, here)
+    check_tables(here)
     sys.stdout.flush()
     os.execvpe(argv[0], argv, env)  # noqa: S606  no shell: the user's own command line
 

@@ -14,7 +14,9 @@ from gemmtuned.configs.aiter_rows import candidate_of, solution_of
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.merge import Found
 from gemmtuned.configs.padding import padded_m
+from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Device, Solution
+from gemmtuned.configs.verdicts import Verdicts
 from gemmtuned.ops.aiter_calls import Call, Choice, GemmKey
 from gemmtuned.ops.plain import PLAIN, describe, plain_call
 
@@ -90,8 +92,10 @@ def serves(solution: Solution | None, x: Tensor, w: Tensor, bias: Tensor | None)
 
 
 def usable_routes(solutions: list[Solution]) -> dict[Solution, Run]:
-    """Solutions of ours that may run on this CPU, and how: device and versions agree, and a check passed."""
-    from gemmtuned.hooks.user_tables import spot_checks
+    """Solutions of ours that may run on this CPU, and how: device and versions agree, and a check passed.
+
+    What nobody has tried here yet is left for `gemmtuned run` or the daemon to try, and used when it is loaded next.
+    """
     from gemmtuned.kernels.backends import environment
 
     here = environment(device_of("cpu"))
@@ -100,7 +104,15 @@ def usable_routes(solutions: list[Solution]) -> dict[Solution, Run]:
         if s.device == here.device.key and here.accepts(s.backend, s.stamp) and s.backend != DEFAULT_BACKEND
     ]  # fmt: skip
     routes = {}
-    for solution, reason in zip(fit, spot_checks(fit) if fit else (), strict=True):
+    verdicts = Verdicts(Settings.from_env().home)
+    unknown = [solution for solution in fit if verdicts.of(solution) is None]
+    if unknown:
+        verdicts.ask(unknown)
+        log.warning("rows not used yet rows=%d reason='not tried here: gemmtuned run or the daemon does'", len(unknown))
+    for solution in fit:
+        reason = verdicts.of(solution)
+        if reason is None:
+            continue
         if reason:
             log.warning("row not used problem=%s backend=%s reason=%r", solution.problem, solution.backend, reason)
             continue

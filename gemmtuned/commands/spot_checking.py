@@ -1,0 +1,83 @@
+"""Try rows of the user's tables for programs that wait to use them: before `gemmtuned run`, or beside the daemon."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+from gemmtuned.configs.settings import Settings, unhooked_env
+from gemmtuned.configs.solution import Solution, cpu_device
+from gemmtuned.configs.verdicts import Verdicts
+
+log = logging.getLogger("gemmtuned.daemon")
+CHECK_S: Final = 300.0  # a spot check ends by then; most of it is importing torch
+LOOK_S: Final = 5.0
+
+
+def spot_checks(solutions: Sequence[Solution]) -> list[str]:
+    """Why each must not be used here, "" when it may; tried in a process of its own. Takes some seconds."""
+    rows = json.dumps([solution.to_row() for solution in solutions])
+    command = [sys.executable, "-m", "gemmtuned.kernels.spot_check"]
+    try:
+        done = subprocess.run(
+            command, input=rows, capture_output=True, text=True, env=unhooked_env(), timeout=CHECK_S, check=True
+        )
+        reasons = [str(reason) for reason in json.loads(done.stdout)]
+    except (OSError, ValueError, subprocess.SubprocessError) as err:
+        last = (getattr(err, "stderr", "") or str(err)).strip().splitlines()[-1:]
+        return [f"spot check did not run: {' '.join(last)}"] * len(solutions)
+    return reasons if len(reasons) == len(solutions) else ["spot check gave no answer"] * len(solutions)
+
+
+def check_tables(settings: Settings) -> None:
+    """Try what is new in the tables that AITER_CONFIG_* name, before a program that uses them starts."""
+    if not settings.tables:
+        return
+    from gemmtuned.hooks.user_tables import UserLoader
+
+    tables = UserLoader(settings.tables)
+    tables.load()
+    verdicts, device = Verdicts(settings.home), cpu_device().key
+    new = [s for s in tables.solutions if s.device == device and not s.launch and verdicts.of(s) is None]
+    _answer(verdicts, new)
+
+
+def check_waiting(settings: Settings) -> int:
+    """Try what programs wait for; how many rows that were."""
+    verdicts = Verdicts(settings.home)
+    waiting = verdicts.open()
+    _answer(verdicts, waiting)
+    return len(waiting)
+
+
+class Beside:
+    """A thread of the daemon's process that answers what programs ask."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings, self._done = settings, threading.Event()
+        threading.Thread(target=self._run, name="gemmtuned-checks", daemon=True).start()
+
+    def stop(self) -> None:
+        """End it; what it is at is tried again by the next daemon."""
+        self._done.set()
+
+    def _run(self) -> None:
+        while not self._done.wait(LOOK_S):
+            try:
+                count = check_waiting(self._settings)
+            except OSError as err:
+                log.warning("rows of users' tables are not tried reason=%r", str(err))
+                return
+            if count:
+                log.info("tried rows of users' tables rows=%d", count)
+
+
+def _answer(verdicts: Verdicts, solutions: Sequence[Solution]) -> None:
+    for solution, reason in zip(solutions, spot_checks(solutions) if solutions else (), strict=True):
+        if not reason.startswith(("spot check did not run", "spot check gave no answer")):
+            verdicts.answer(solution, reason)
