@@ -38,6 +38,9 @@ class CudaLibrary:
     def set_mode(self, mode: int) -> None:
         pass
 
+    def overridden(self, *, anew: bool = False) -> dict[str, str]:
+        return {}
+
     def failures(self) -> list[tuple[int, str]]:
         return []
 
