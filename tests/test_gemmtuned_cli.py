@@ -401,7 +401,7 @@ def test_status_tells_of_what_was_put_off(call: Cli, home: Path) -> None:
     now_s = time.time()
     work = store.lease_next("test", HERE, now_s=now_s, hold_s=60, problems=[WAITING])
     assert work is not None
-    store.release(work, now_s=now_s, counted=False, reason="put off: the CPU is in use")
+    store.release(work, now_s=now_s, counted=False, put_off="the CPU is in use")
     store.close()
 
     assert "1 of the 1 problems to be tuned were tried and put off: the CPU is in use" in call("status").stdout
