@@ -51,7 +51,7 @@ FURTHER_RUNS: Final = "(further runs)"  # whose calls are those of runs beyond t
 EARLIEST_US: Final = -1 << 63
 SOON_US: Final = 1_000_000  # a beat later than this is none
 OTHERS_AT_ONCE: Final = 1000  # sessions, and reports
-FIRST_TEXT: Final = json.dumps(FIRST)
+_MARK: Final = 2  # `graph` is 0 or 1
 
 _REPORT_KEY: Final = ("device", "mode", "covers", "backend", "config", "stamp")
 _LIVE: Final = """
@@ -98,6 +98,11 @@ class _Progress:
         self.since_us = min(self.seen_us, self.began_us, now_us) - OVERLAP_US
         self.began_us, self.after = now_us, ""
 
+    def place(self, parts: int) -> tuple[int, tuple[Any, ...]]:
+        """(part, key) after which this pass goes on; at its start again when the file was brought up to date since."""
+        after = json.loads(self.after) if self.after else [0]
+        return (after[1], tuple(after[2:])) if after[0] == parts else (0, FIRST)
+
     def look_back(self, now_us: int) -> None:
         """At the start of a pass on another day: what was left is read again."""
         if self.left_us is not None and not self.after and now_us // DAY_US != self.began_us // DAY_US:
@@ -120,8 +125,8 @@ class Ingest(Sightings):
     def take_from(self, path: Path, *, now_s: float, limit_s: float = float("inf")) -> int:
         """Add what is new in this file to ours; returns how many calls. 0 when there is no such file yet.
 
-        limit_s: no further page is begun after so long; the next call goes on.  Raises StoreError when it cannot be
-        read, StoreBusy when our own database is in use.
+        limit_s: after the first page no further one is begun after so long; the next call goes on.  Raises StoreError
+        when it cannot be read, StoreBusy when our own database is in use.
         """
         until_s, now_us = time.monotonic() + limit_s, us(now_s)
         aside = self._db.path.with_name("ingest-aside.db")
@@ -130,7 +135,7 @@ class Ingest(Sightings):
             calls += self._finish(aside, now_us, until_s)
             found = signature(path)
             looked = (found, now_us // DAY_US)
-            if found is None or looked == self._looked or time.monotonic() > until_s:
+            if found is None or looked == self._looked or (calls and time.monotonic() > until_s):
                 return calls
             if found[0][:2] == identity(self._db.path):
                 raise StoreError(f"{path}: the same file as {self._db.path}. Remove it: programs make a new one")
@@ -194,11 +199,17 @@ class Ingest(Sightings):
                 return calls, True
             progress.look_back(now_us)
             since_us = min(progress.since_us, now_us - OVERLAP_US)
-            found = file.sightings(since_us, tuple(json.loads(progress.after or FIRST_TEXT)), AT_ONCE)
-            page = [(row, names.of(row)) for row in found if _is_valid(row, now_us)]
-            last = found[-1][:6] if len(found) == AT_ONCE else None
-            calls += self._write(lambda conn: self._take(conn, progress, page, last, now_us))  # noqa: B023
-            if last is None:
+            part, after = progress.place(file.parts)
+            while not (found := file.sightings(part, since_us, after, AT_ONCE)) and part + 1 < file.parts:
+                part, after = part + 1, FIRST
+            page = [(_marked(row, part), names.of(row)) for row in found if _is_valid(row, now_us)]
+            next_ = None
+            if len(found) == AT_ONCE:
+                next_ = (file.parts, part, *found[-1][:6])
+            elif part + 1 < file.parts:
+                next_ = (file.parts, part + 1, *FIRST)
+            calls += self._write(lambda conn: self._take(conn, progress, page, next_, now_us))  # noqa: B023
+            if next_ is None:
                 return calls, True
             if time.monotonic() > until_s:
                 return calls, False
@@ -208,7 +219,7 @@ class Ingest(Sightings):
         conn: sqlite3.Connection,
         progress: _Progress,
         page: list[tuple[tuple[Any, ...], _Named | None]],
-        last: tuple[Any, ...] | None,
+        next_: tuple[Any, ...] | None,
         now_us: int,
     ) -> int:
         """One transaction: what is new of these rows is added, and how far we are is remembered."""
@@ -232,14 +243,14 @@ class Ingest(Sightings):
                     continue
                 if not (0 <= more[1] <= more[0] and more[2] >= 0):
                     more = (more[0], 0, 0.0)
-                new.append((*ids, *row[3:6], *more, seen_us))
+                new.append((*ids, *row[3:5], row[5] % _MARK, *more, seen_us))
                 calls += more[0]
             if row[6:9] != had and not progress.aside:
                 seen.append((progress.born, *row[:9]))
         count(conn, new)
         conn.executemany(_REMEMBER, seen)
         room.keep()
-        self._go_on(conn, progress, last, now_us)
+        self._go_on(conn, progress, next_, now_us)
         if left_out and progress.aside:
             log.warning(
                 "calls not taken calls=%d reason='more new problems or devices of others than a day may bring'",
@@ -247,9 +258,9 @@ class Ingest(Sightings):
             )
         return calls
 
-    def _go_on(self, conn: sqlite3.Connection, progress: _Progress, last: tuple[Any, ...] | None, now_us: int) -> None:
-        if last is not None:
-            progress.after = json.dumps(last)
+    def _go_on(self, conn: sqlite3.Connection, progress: _Progress, next_: tuple[Any, ...] | None, now_us: int) -> None:
+        if next_ is not None:
+            progress.after = json.dumps(next_)
         elif progress.aside:
             progress.done = 1
             conn.execute("DELETE FROM ingest_row WHERE born = ?", (progress.born,))
@@ -260,7 +271,7 @@ class Ingest(Sightings):
             "DELETE FROM ingest_row WHERE born NOT IN (SELECT born FROM ingest_file) AND born != ?", (progress.born,)
         )
         conn.execute(_PUT_FILE, asdict(progress))
-        if last is None:
+        if next_ is None:
             conn.execute("DELETE FROM taken")  # of the version before; see migrations/0013
 
     def _take_others(self, file: MembersFile, since_us: int, now_us: int) -> None:
@@ -399,7 +410,7 @@ class _Before:
     def of(self, row: tuple[Any, ...], named: _Named) -> tuple[int, int, float]:
         """(calls, sampled_calls, sampled_us)."""
         found = self._conn.execute(_KNOWN, (self._born, *row[:6])).fetchone()
-        if found is None and self._earlier_us is not None:
+        if found is None and self._earlier_us is not None and row[5] < _MARK:  # what came later it never saw
             sql = "SELECT calls, sampled_calls, sampled_us FROM taken WHERE sighting = ?"
             found = self._conn.execute(sql, (_hash(row, named),)).fetchone()
             if found is None and row[9] <= self._earlier_us:
@@ -445,6 +456,11 @@ def _progress(conn: sqlite3.Connection, file: MembersFile, now_us: int) -> _Prog
         new.opened_us = found.opened_us
         return new
     return new if found.aside and not file.aside else found  # a new file that looks like the one before
+
+
+def _marked(row: tuple[Any, ...], part: int) -> tuple[Any, ...]:
+    """The row with its part in the column `graph`: what one key has in each part is remembered by itself."""
+    return (*row[:5], row[5] + _MARK * part, *row[6:])
 
 
 def _is_valid(row: tuple[Any, ...], now_us: int) -> bool:

@@ -29,22 +29,22 @@ ANSWER_S: Final = 1.0  # for each question
 LOCK_S: Final = 0.05
 LONGEST: Final = 1 << 16  # bytes of a row and of a text; ours have at most 8 KiB
 LARGEST_LOG_BYTES: Final = 1 << 30  # programs cut theirs at 16 MiB
-FIRST: Final = (-(1 << 63), 0, 0, 0, "", 0)  # before the key of every row
+FIRST: Final = (*[-(1 << 63)] * 4, "", 0)  # before the key of every row
 
 _KEY: Final = "problem_id, environment_id, run_id, hour, outcome, graph"
+_SELECT: Final = f"SELECT {_KEY}, calls, sampled_calls, sampled_us, last_seen_us FROM"
+_BY_HOUR: Final = "hour, problem_id, environment_id, run_id, outcome, graph"
+# Each by the primary key of its table: a page costs what it holds, however large the file is
 _PAGE: Final = f"""
-SELECT {_KEY}, calls, sampled_calls, sampled_us, last_seen_us FROM {{tables}}
+{_SELECT} {{table}}
 WHERE last_seen_us >= ? AND ({_KEY}) > (?, ?, ?, ?, ?, ?) ORDER BY {_KEY} LIMIT ?
-"""  # noqa: S608
-# A file that began before step 0015 of the schema keeps its rows of then in a table of their own: both are one row
+"""
+_PAGE_BY_HOUR: Final = f"""
+{_SELECT} sighting
+WHERE last_seen_us >= ? AND hour >= ? AND ({_BY_HOUR}) > (?, ?, ?, ?, ?, ?) ORDER BY {_BY_HOUR} LIMIT ?
+"""
+# A file that began before step 0015 of the schema keeps its rows of then in a table of their own, which is only read
 _BEFORE: Final = "sighting_before"
-_BOTH: Final = f"""
-(SELECT {_KEY}, sum(calls) AS calls, sum(sampled_calls) AS sampled_calls, sum(sampled_us) AS sampled_us,
-    max(last_seen_us) AS last_seen_us
-FROM (SELECT {_KEY}, calls, sampled_calls, sampled_us, last_seen_us FROM sighting
-    UNION ALL SELECT {_KEY}, calls, sampled_calls, sampled_us, last_seen_us FROM {_BEFORE})
-GROUP BY {_KEY})
-"""  # noqa: S608
 _PROBLEM: Final = f"SELECT {PROBLEM_COLUMNS} FROM problem p WHERE p.id = ?"  # noqa: S608
 _DEVICE: Final = """
 SELECT h.key, h.kind, h.name, h.arch, h.units FROM environment e JOIN device h ON h.id = e.device_id WHERE e.id = ?
@@ -145,13 +145,22 @@ class MembersFile:
         with contextlib.suppress(sqlite3.Error):
             self._conn.close()
 
-    def sightings(self, since_us: int, after: tuple[Any, ...], limit: int) -> list[tuple[Any, ...]]:
-        """Rows last seen from since_us on whose key comes after this one, in the order of their keys.
+    @property
+    def parts(self) -> int:
+        """Into how many tables its sightings are divided: 2 from step 0015 of the schema on."""
+        return 2 if self._has_before else 1
 
-        A row: the six columns of the key, calls, sampled_calls, sampled_us, last_seen_us.
+    def sightings(self, part: int, since_us: int, after: tuple[Any, ...], limit: int) -> list[tuple[Any, ...]]:
+        """Rows of this part last seen from since_us on whose key comes after this one, in the order of the part.
+
+        A row: problem, environment, run, hour, outcome, graph, which are its key, then calls, sampled_calls,
+        sampled_us, last_seen_us.
         """
-        tables = _BOTH if self._has_before else "sighting"
-        return self._ask(_PAGE.format(tables=tables), (since_us, *after, limit))
+        if part == 0:
+            return self._ask(_PAGE.format(table=_BEFORE if self._has_before else "sighting"), (since_us, *after, limit))
+        hour = since_us // 3_600_000_000  # a row is last seen in its hour
+        by_hour = (after[3], *after[:3], *after[4:])
+        return self._ask(_PAGE_BY_HOUR, (since_us, hour, *by_hour, limit))
 
     def problem(self, number: int) -> dict[str, Any] | None:
         return next(iter(self._rows(_PROBLEM, (number,))), None)

@@ -223,19 +223,53 @@ def test_a_turn_with_nothing_new_does_not_open_the_file(two: Two, monkeypatch: p
     assert time.monotonic() - began < 1.0
 
 
+_BEFORE = (
+    "INSERT INTO sighting_before (problem_id, environment_id, run_id, hour, outcome, graph, calls, sampled_calls, "
+    "sampled_us, last_seen_us) SELECT problem_id, environment_id, run_id, hour, outcome, graph, calls, sampled_calls, "
+    "sampled_us, last_seen_us FROM sighting"
+)
+
+
 def test_what_the_version_before_has_taken_is_not_taken_again(two: Two) -> None:
-    two.theirs.add_sightings("serve", NEW, [saw(problem(m), 10) for m in (8, 9)], now_s=T)
+    two.theirs.add_sightings("serve", NEW, [saw(problem(), 15), saw(problem(9), 10)], now_s=T)
     two.theirs.add_sightings("serve", NEW, [saw(problem(10), 7)], now_s=T - 30 * DAY)  # taken, and forgotten since
-    key = (str(problem()), "rest", NEW.key, "serve", int(T // 3600), "miss", 0)
+    edit(two, _BEFORE, "DELETE FROM sighting")
     row, named = (0, 0, 0, int(T // 3600), "miss", 0), ingest._Named(problem(), NEW, "serve")
-    assert len(key) == 7
-    hashed = ingest._hash(row, named)
-    values = ("1:2", hashed, 6, 0, 0.0, int(T * 1e6))
+    values = ("1:2", ingest._hash(row, named), 6, 0, 0.0, int(T * 1e6))
     two.ours._write(lambda conn: conn.execute("INSERT INTO taken VALUES (?, ?, ?, ?, ?, ?)", values))
     two.theirs.add_sightings("serve", NEW, [saw(problem(), 5), saw(problem(11), 2)], now_s=T + 60)
-    assert two.take(T + 61) == (15 - 6) + 2
+    assert two.take(T + 61) == (15 - 6) + 5 + 2
     assert two.rows("SELECT count(*) FROM taken") == [(0,)]
     assert two.take(T + 62) == 0
+
+
+def test_a_file_that_is_brought_up_to_date_while_it_is_read_counts_once(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingest, "AT_ONCE", 7)
+    many = [saw(problem(m), 10, us=3) for m in range(1, 40)]
+    two.theirs.add_sightings("serve", NEW, many, now_s=T)
+    seen = two.ours.take_from(two.path, now_s=T, limit_s=0.0)
+    edit(two, _BEFORE, "DELETE FROM sighting")  # as step 0015 leaves it, though here it was so before
+    two.ours._write(lambda conn: conn.execute("UPDATE ingest_row SET graph = 0"))
+    two.ours._write(lambda conn: conn.execute("UPDATE ingest_file SET after = '[1' || substr(after, 3)"))
+    two.theirs.add_sightings("serve", NEW, many, now_s=T + 1)
+    assert seen and seen + two.take(T + 2) == 39 * 20 == total(two)
+    assert two.take(T + 3) == 0
+
+
+def test_a_page_of_a_large_file_costs_no_more_than_one_of_a_small_one(two: Two) -> None:
+    two.theirs.add_sightings("serve", NEW, [saw(problem(), 1)], now_s=T)
+    one = "WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r WHERE x < 400000)"
+    edit(
+        two,
+        "INSERT INTO sighting_before (problem_id, environment_id, run_id, hour, outcome, graph, calls, sampled_calls, "
+        f"sampled_us, last_seen_us) {one} SELECT 1, 1, 1, 1 + x, 'miss', 0, 3, 0, 0, (1 + x) * 3600000000 FROM r",
+    )
+    began = time.monotonic()
+    first = two.ours.take_from(two.path, now_s=T * 2, limit_s=0.0)
+    assert first == 3 * ingest.AT_ONCE
+    assert time.monotonic() - began < 2, "one page, not the file"
 
 
 # --- what lies there
