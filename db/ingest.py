@@ -1,7 +1,8 @@
 """Counts of other users' programs: read from a file that they may write, added to our own, which they may not.
 
 The ingest file has our schema, so it can be looked at like any other, but nothing of it is believed that is not
-checked here: sightings within bounds, sessions, and reports of routes that failed.  `members_file` reads it.
+checked here: sightings within bounds, sessions, and reports of routes that failed.  `members_file` reads it,
+`members_rows` looks whether what it says can be true.
 
 Exactly once: rows are gone through in the order of their keys, pass by pass, and how much of each is in our own tables
 is remembered beside these, in one transaction with what was added.  A pass reads only what was seen since the one
@@ -15,41 +16,32 @@ import json
 import logging
 import sqlite3
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from hashlib import sha256
-from math import isfinite
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from gemmtuned._testing import faults as failpoints
-from gemmtuned.configs.errors import GemmtunedError, StoreError
+from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.problem import REST_OF_0_1_0, Problem
-from gemmtuned.configs.sighting import OUTCOMES, Session
-from gemmtuned.configs.solution import Device, Environment
+from gemmtuned.configs.solution import Environment
 from gemmtuned.db.files import identity
 from gemmtuned.db.members_file import FIRST, MembersFile, StrangeFile, set_aside, signature
-from gemmtuned.db.rows import plain, problem_of, us
+from gemmtuned.db.members_rows import SOON_US, Named, Names, cached, is_valid, session_of, valid
+from gemmtuned.db.rows import plain, us
 from gemmtuned.db.sightings import ADD_QUARANTINE, Sightings, count, run_id_of
 
 log = logging.getLogger("gemmtuned.daemon")
-T = TypeVar("T")
 
 AT_ONCE: Final = 2000  # rows of one transaction
-LARGEST: Final = 1 << 20  # M, N, K
-LARGEST_BYTES: Final = 64e9
-MOST_CALLS: Final = 1 << 40  # of one row: an hour
-MOST_US: Final = 1e15
 OVERLAP_US: Final = 15_000_000  # writers stamp their rows before they commit
 SETTLED_S: Final = 1.0  # a file that changed less than this before we looked may change again within one tick
 DAY_US: Final = 86_400_000_000
-HOUR_US: Final = 3_600_000_000
 ROTATE_BYTES: Final = 16 << 20  # some 130,000 rows
 NEW_A_DAY: Final = 10_000  # problems never seen before
 MORE_A_DAY: Final = {"environment": 100, "run": 1000, "session": 10_000, "report": 10_000}
 FURTHER_RUNS: Final = "(further runs)"  # whose calls are those of runs beyond the limit
 EARLIEST_US: Final = -1 << 63
-SOON_US: Final = 1_000_000  # a beat later than this is none
 OTHERS_AT_ONCE: Final = 1000  # sessions, and reports
 _MARK: Final = 2  # `graph` is 0 or 1
 
@@ -191,7 +183,7 @@ class Ingest(Sightings):
 
     def _pages(self, file: MembersFile, now_us: int, until_s: float) -> tuple[int, bool]:
         """Page after page to the end of this pass; (calls added, whether that was reached)."""
-        names = _Names(file)
+        names = Names(file)
         calls = 0
         while True:
             progress = self._db.read(lambda conn: _progress(conn, file, now_us))
@@ -202,7 +194,7 @@ class Ingest(Sightings):
             part, after = progress.place(file.parts)
             while not (found := file.sightings(part, since_us, after, AT_ONCE)) and part + 1 < file.parts:
                 part, after = part + 1, FIRST
-            page = [(_marked(row, part), names.of(row)) for row in found if _is_valid(row, now_us)]
+            page = [(_marked(row, part), names.of(row)) for row in found if is_valid(row, now_us)]
             next_ = None
             if len(found) == AT_ONCE:
                 next_ = (file.parts, part, *found[-1][:6])
@@ -218,7 +210,7 @@ class Ingest(Sightings):
         self,
         conn: sqlite3.Connection,
         progress: _Progress,
-        page: list[tuple[tuple[Any, ...], _Named | None]],
+        page: list[tuple[tuple[Any, ...], Named | None]],
         next_: tuple[Any, ...] | None,
         now_us: int,
     ) -> int:
@@ -296,7 +288,7 @@ class Ingest(Sightings):
         self._write(work)
 
     def _take_session(self, conn: sqlite3.Connection, row: dict[str, Any], room: _Room, now_us: int) -> None:
-        session = _session(row, now_us)
+        session = session_of(row, now_us)
         if session is None:
             return
         key = (plain(session.host, 512), session.pid, session.started_us)
@@ -307,7 +299,7 @@ class Ingest(Sightings):
             self._keep_session(conn, session, min(row["beat_us"], now_us), ended_us)
 
     def _take_report(self, conn: sqlite3.Connection, row: dict[str, Any], room: _Room, now_us: int) -> None:
-        problem = _valid(row)
+        problem = valid(row)
         if problem is None or not self._is_known(conn, problem):
             return
         seen_us = min(max(row["last_seen_us"], 0), now_us)
@@ -325,49 +317,6 @@ class Ingest(Sightings):
         return found is not None
 
 
-@dataclass(frozen=True)
-class _Named:
-    """What a row's numbers stand for in the members' file."""
-
-    problem: Problem
-    environment: Environment
-    run: str
-
-
-class _Names:
-    """Looked up once for each look at the file."""
-
-    def __init__(self, file: MembersFile) -> None:
-        self._file = file
-        self._problems: dict[int, Problem | None] = {}
-        self._environments: dict[int, Environment | None] = {}
-        self._runs: dict[int, str] = {}
-
-    def of(self, row: tuple[Any, ...]) -> _Named | None:
-        """None for what is not valid."""
-        problem = _cached(self._problems, row[0], self._problem)
-        environment = _cached(self._environments, row[1], self._environment)
-        if problem is None or environment is None:
-            return None
-        return _Named(problem, environment, _cached(self._runs, row[2], self._file.run))
-
-    def _problem(self, number: int) -> Problem | None:
-        row = self._file.problem(number)
-        return None if row is None else _valid(row)
-
-    def _environment(self, number: int) -> Environment | None:
-        found = self._file.environment(number)
-        if found is None:
-            return None
-        device, stamps = found
-        names = {name: plain(device[name], 200) for name in ("key", "kind", "name", "arch")}
-        if not 0 <= device["units"] <= LARGEST:
-            return None
-        stamps = {plain(backend, 200): plain(stamp, 1000) for backend, stamp in stamps.items()}
-        environment = Environment(Device(**names, units=device["units"]), stamps)
-        return environment if len(environment.key) <= 8192 else None
-
-
 class _Ours:
     """Numbers of ours for what rows name, made when new and within the limits of a day."""
 
@@ -376,14 +325,14 @@ class _Ours:
         self._environments: dict[str, int | None] = {}
         self._runs: dict[str, int] = {}
 
-    def ids(self, named: _Named) -> tuple[int, int, int] | None:
+    def ids(self, named: Named) -> tuple[int, int, int] | None:
         """(problem, environment, run); None when it is new and there is no room for it today."""
-        environment = _cached(self._environments, named.environment, self._environment)
+        environment = cached(self._environments, named.environment, self._environment)
         if environment is None:
             return None
         if not self._part._is_known(self._conn, named.problem) and not self._room.take("problem"):
             return None
-        return self._part._problem_id(self._conn, named.problem), environment, _cached(self._runs, named.run, self._run)
+        return self._part._problem_id(self._conn, named.problem), environment, cached(self._runs, named.run, self._run)
 
     def _environment(self, environment: Environment) -> int | None:
         known = self._conn.execute("SELECT id FROM environment WHERE key = ?", (environment.key,)).fetchone()
@@ -407,7 +356,7 @@ class _Before:
         # Where the version before has left off: rows are known by a hash, and forgotten 16 days after they were seen
         self._earlier_us = conn.execute("SELECT max(last_seen_us) FROM taken").fetchone()[0]
 
-    def of(self, row: tuple[Any, ...], named: _Named) -> tuple[int, int, float]:
+    def of(self, row: tuple[Any, ...], named: Named) -> tuple[int, int, float]:
         """(calls, sampled_calls, sampled_us)."""
         found = self._conn.execute(_KNOWN, (self._born, *row[:6])).fetchone()
         if found is None and self._earlier_us is not None and row[5] < _MARK:  # what came later it never saw
@@ -463,52 +412,9 @@ def _marked(row: tuple[Any, ...], part: int) -> tuple[Any, ...]:
     return (*row[:5], row[5] + _MARK * part, *row[6:])
 
 
-def _is_valid(row: tuple[Any, ...], now_us: int) -> bool:
-    hour, outcome, graph, calls, sampled_calls, sampled_us = row[3:9]
-    return (
-        0 <= hour <= now_us // HOUR_US + 1
-        and outcome in OUTCOMES
-        and graph in (0, 1)
-        and 0 <= sampled_calls <= calls <= MOST_CALLS
-        and isfinite(sampled_us)
-        and 0 <= sampled_us <= MOST_US
-    )
-
-
-def _valid(row: dict[str, Any]) -> Problem | None:
-    try:
-        problem = problem_of(row)
-    except (GemmtunedError, TypeError, ValueError):
-        return None
-    small = max(problem.m, problem.n, problem.k) <= LARGEST and problem.bytes <= LARGEST_BYTES
-    return problem if small else None
-
-
-def _session(row: dict[str, Any], now_us: int) -> Session | None:
-    """The session in a row; None where a value is none that a program would write."""
-    known = {f.name: row[f.name] for f in fields(Session) if row.get(f.name) is not None}
-    for name, value in known.items():
-        if not isinstance(value, str if name in ("host", "run", "path", "note", "namespace") else int):
-            return None
-        if isinstance(value, int) and not 0 <= value < 1 << 53:
-            return None
-        if isinstance(value, str):
-            known[name] = plain(value, 4096 if name == "note" else 200)
-    if known["started_us"] > now_us + SOON_US:
-        return None
-    known["active_us"] = min(known.get("active_us", 0), now_us)
-    return Session(**known)
-
-
-def _hash(row: tuple[Any, ...], named: _Named) -> str:
+def _hash(row: tuple[Any, ...], named: Named) -> str:
     """By which the version before knew a row."""
     columns = [getattr(named.problem, name) for name in REST_OF_0_1_0]
     rest = "|".join(["" if value is None else str(value) for value in columns])
     what = (str(named.problem), rest, named.environment.key, named.run, *row[3:6])
     return sha256("\n".join(map(str, what)).encode(errors="replace")).hexdigest()
-
-
-def _cached(known: dict[Any, T], key: Any, find: Callable[[Any], T]) -> T:
-    if key not in known:
-        known[key] = find(key)
-    return known[key]

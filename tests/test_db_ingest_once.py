@@ -22,6 +22,7 @@ from gemmtuned.configs.errors import GemmtunedError, StoreError
 from gemmtuned.configs.sighting import Session
 from gemmtuned.configs.solution import Environment
 from gemmtuned.db import ingest, members_file
+from gemmtuned.db.members_rows import Named
 from gemmtuned.db.rows import PROBLEM_COLUMNS
 
 T = 1_800_000_000.0
@@ -234,7 +235,7 @@ def test_what_the_version_before_has_taken_is_not_taken_again(two: Two) -> None:
     two.theirs.add_sightings("serve", NEW, [saw(problem(), 15), saw(problem(9), 10)], now_s=T)
     two.theirs.add_sightings("serve", NEW, [saw(problem(10), 7)], now_s=T - 30 * DAY)  # taken, and forgotten since
     edit(two, _BEFORE, "DELETE FROM sighting")
-    row, named = (0, 0, 0, int(T // 3600), "miss", 0), ingest._Named(problem(), NEW, "serve")
+    row, named = (0, 0, 0, int(T // 3600), "miss", 0), Named(problem(), NEW, "serve")
     values = ("1:2", ingest._hash(row, named), 6, 0, 0.0, int(T * 1e6))
     two.ours._write(lambda conn: conn.execute("INSERT INTO taken VALUES (?, ?, ?, ?, ?, ?)", values))
     two.theirs.add_sightings("serve", NEW, [saw(problem(), 5), saw(problem(11), 2)], now_s=T + 60)
