@@ -168,6 +168,22 @@ def write_tables(
     store_us: int = 0,
     environments: Iterable[Environment] = (),
 ) -> Manifest:
+    """Publish solutions by table: as `write_contents`, which see."""
+    data = {stem: table_bytes(solutions) for stem, solutions in tables.items()}
+    return write_contents(
+        folder, data, generation=generation, now_s=now_s, store_us=store_us, environments=environments
+    )
+
+
+def write_contents(
+    folder: Path,
+    data: Mapping[str, bytes],
+    *,
+    generation: int,
+    now_s: float | None = None,
+    store_us: int = 0,
+    environments: Iterable[Environment] = (),
+) -> Manifest:
     """Publish: write each table under its stem plus content hash, then replace the manifest.
 
     Every file goes temporary name, fsync, rename, fsync of the folder.  Files of the manifest before this one
@@ -175,7 +191,7 @@ def write_tables(
     Raises TableError when the disk refuses.
     """
     when = datetime.now(timezone.utc) if now_s is None else datetime.fromtimestamp(now_s, timezone.utc)
-    data = {stem: table_bytes(solutions) for stem, solutions in sorted(tables.items())}
+    data = dict(sorted(data.items()))
     files = tuple(table_file(stem, content) for stem, content in data.items())
     created = when.isoformat(timespec="milliseconds")
     manifest = Manifest(generation, created, files, store_us, tuple(environments))

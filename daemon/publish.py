@@ -18,7 +18,7 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -28,10 +28,10 @@ from gemmtuned.configs.manifest import (
     Manifest,
     is_whole,
     read_binary,
-    table_bytes,
+    read_manifest,
     table_file,
     write_binary,
-    write_tables,
+    write_contents,
 )
 from gemmtuned.configs.published import Published, read_published
 from gemmtuned.configs.solution import Solution
@@ -58,12 +58,18 @@ def publish(store: Store, folder: Path, locks: Path, *, now_s: float, give_up: b
     does not finish; StoreBusy, StoreError.
     """
     with publishing(locks):
+        current = _is_current(store, folder)
+        if current is not None:
+            return current
         before, state = _settle(store, folder, now_s=now_s, give_up=give_up)
         generation = state.generation
         solutions = [s for s in state.lines.values() if _bring_binary(s, locks.parent, folder)]
         if before is None and generation == 0 and not solutions:
             return None
-        new = tables(solutions)
+        rendered = {id(s): line for line, s in state.lines.items()}
+        new = {
+            stem: "".join(f"{rendered[id(s)]}\n" for s in group).encode() for stem, group in tables(solutions).items()
+        }
         manifest = before.manifest if before is not None else None
         if before is not None and before.generation >= generation:
             whole = manifest is not None and _holds(folder, manifest, new)
@@ -73,7 +79,7 @@ def publish(store: Store, folder: Path, locks: Path, *, now_s: float, give_up: b
                 generation = wanted
             if whole:
                 return manifest
-        manifest = write_tables(
+        manifest = write_contents(
             folder, new, generation=generation, now_s=now_s, store_us=store.publication_us(generation),
             environments=state.environments,
         )  # fmt: skip
@@ -86,6 +92,8 @@ def take_back(store: Store, folder: Path, locks: Path, *, now_s: float) -> None:
 
     Raises as `publish` does.
     """
+    if _is_current(store, folder) is not None:
+        return
     before = read_published(folder)
     if before is None:
         return
@@ -159,9 +167,29 @@ def tables(solutions: list[Solution]) -> dict[str, list[Solution]]:
     return out
 
 
-def _holds(folder: Path, manifest: Manifest, new: dict[str, list[Solution]]) -> bool:
+def _is_current(store: Store, folder: Path) -> Manifest | None:
+    """What is published, where it is plain that it is what the store says: the same publication, as many, all whole."""
+    try:
+        manifest = read_manifest(folder)
+    except TableError:
+        return None
+    if manifest is None or not manifest.store_us:
+        return None
+    rows = sum(file.rows for file in manifest.files)
+    launches = store.launches_at(manifest.generation, manifest.store_us, solutions=rows)
+    if launches is None or not all(is_whole(folder, file) for file in manifest.files):
+        return None
+    try:
+        for digest in {read_launch(launch).get("binary") for launch in launches} - {None}:
+            read_binary(folder, str(digest))
+    except TableError:
+        return None
+    return manifest
+
+
+def _holds(folder: Path, manifest: Manifest, new: Mapping[str, bytes]) -> bool:
     """Whether the files are whole and say what the store says."""
-    wanted = [table_file(stem, table_bytes(solutions)) for stem, solutions in sorted(new.items())]
+    wanted = [table_file(stem, content) for stem, content in sorted(new.items())]
     return list(manifest.files) == wanted and all(is_whole(folder, file) for file in wanted)
 
 

@@ -104,6 +104,22 @@ class Restore(Part):
         """How the store stands to what is published."""
         return self._db.read(lambda conn: standing(conn, published))
 
+    def launches_at(self, generation: int, store_us: int, *, solutions: int) -> list[str] | None:
+        """The launch records of live solutions; None unless this is the newest publication and so many are live.
+
+        Then nothing was lost or changed since.
+        """
+
+        def once(conn: sqlite3.Connection) -> list[str] | None:
+            if current_generation(conn) != generation or conn.execute(_KNOWN, (generation,)).fetchone() != (store_us,):
+                return None
+            live = "FROM solution WHERE retired_generation IS NULL"
+            if conn.execute(f"SELECT count(*) {live}").fetchone()[0] != solutions:  # noqa: S608
+                return None
+            return [text for (text,) in conn.execute(f"SELECT DISTINCT launch {live} AND launch != ''")]  # noqa: S608
+
+        return self._db.read(once)
+
     def take_back(self, published: Published, *, now_s: float) -> TakenBack:
         """Bring back what the store lost, in one transaction that survives a power cut.
 
