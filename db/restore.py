@@ -114,9 +114,9 @@ class Restore(Part):
             if current_generation(conn) != generation or conn.execute(_KNOWN, (generation,)).fetchone() != (store_us,):
                 return None
             live = "FROM solution WHERE retired_generation IS NULL"
-            if conn.execute(f"SELECT count(*) {live}").fetchone()[0] != solutions:  # noqa: S608
+            if conn.execute(f"SELECT count(*) {live}").fetchone()[0] != solutions:
                 return None
-            return [text for (text,) in conn.execute(f"SELECT DISTINCT launch {live} AND launch != ''")]  # noqa: S608
+            return [text for (text,) in conn.execute(f"SELECT DISTINCT launch {live} AND launch != ''")]
 
         return self._db.read(once)
 

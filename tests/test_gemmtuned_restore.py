@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import shutil
-import sqlite3
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -17,12 +16,14 @@ from pathlib import Path
 import pytest
 from fakes import ENVIRONMENT, solution
 
+from gemmtuned._testing import faults
 from gemmtuned.cli import build
 from gemmtuned.configs.manifest import read_manifest, read_table
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.sighting import Sighting
 from gemmtuned.daemon.publish import publish
 from gemmtuned.db.store import Store, check
+from gemmtuned.reports.why import advice
 
 SIZES = (64, 65, 66, 67)
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -209,8 +210,26 @@ def test_tables_that_cannot_be_read_of_a_lost_database_are_told_with_the_way_out
     assert "--give-up" not in run("doctor", "--quick").stdout
 
 
-def foreign(home: Path) -> None:
-    gone(home)
-    conn = sqlite3.connect(home / "tune.db")
-    conn.execute("CREATE TABLE photos (name)")
-    conn.close()
+def test_a_pause_that_cannot_be_written_does_not_pause(home: Path, run: Run) -> None:
+    with faults.armed("publish.write=ENOSPC"):
+        refused = run("pause", "--for", "1m")
+    assert refused.returncode == 1 and "No space left" in refused.stderr
+    assert not (home / "paused").exists()
+    assert run("pause", "--for", "1m").returncode == 0
+    assert (home / "paused").read_text().strip().isdigit()
+
+
+@pytest.mark.parametrize("command", ["status", "coverage", "untuned", "gains", "trials"])
+def test_an_empty_file_is_no_database_yet(home: Path, run: Run, command: str) -> None:
+    """A program that starts makes one, and fills it a moment later."""
+    emptied(home)
+    done = run(command)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert run("db", "check").returncode == 0
+
+
+def test_a_full_disk_is_in_the_daemons_log_with_advice_that_fits() -> None:
+    reason = "store not written: /home/tune.db: disk full (4096 bytes free). Free space, or set GEMMTUNED_HOME"
+    assert advice(reason).startswith("free space there")
+    assert "upgrade gemmtuned" in advice("/home/tune.db: schema 99, this gemmtuned knows 15. Upgrade gemmtuned here")
+    assert "restart gemmtuned daemon" in advice("/home/tune.db: damaged (malformed)")
