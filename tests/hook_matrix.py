@@ -42,7 +42,7 @@ def main() -> None:
         publish(hook.settings.config_dir, rows, generation)
         assert gemmtuned.reload() == generation
         said[backend] = {name: compare(name, stock[name], bits=False, seen=set()) for name in PROGRAMS}
-    said["failures"] = [reason for _, reason in hook.native.failures()] if hook.native else []
+    said["failures"] = [reason for _, _, reason in hook.native.failures()] if hook.native else []
     Path(sys.argv[1]).write_text(json.dumps(said))
 
 

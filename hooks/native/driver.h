@@ -85,7 +85,7 @@ struct Driver {
     const char* name = nullptr;
     cuGetErrorName(code, &name);
     TORCH_CHECK_WITH(OutOfMemoryError, code != kNoMemory, what, ": ", name);
-    TORCH_CHECK(false, what, ": ", name ? name : "unknown error ", code);
+    TORCH_CHECK(false, what, ": ", name ? std::string(name) : "unknown error " + std::to_string(code));
   }
 
  private:

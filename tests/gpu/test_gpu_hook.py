@@ -433,9 +433,69 @@ def test_a_launch_that_fails_is_served_by_torch_and_switched_off(program: Progra
     for _ in range(2):
         assert error(torch.nn.functional.linear(x, w), x, w.t(), None) < 5e-3
     assert program.outcomes() == {"miss": 2}
-    [(_, reason)] = program.hook.native.failures()
+    [(_, how, reason)] = program.hook.native.failures()
+    assert how == "failed"
     assert "cuLaunchKernel" in reason
     torch.cuda.synchronize()
+
+
+def reducing(program: Program) -> tuple[Problem, Solution]:
+    """A problem whose kernel adds up over cuts of K, with scratch memory for them."""
+    problem = Problem(m=1, n=320, k=4096, math_mode="reduced")
+    for candidate in BACKENDS["triton"].candidates(problem):
+        solution = program.solution(problem, candidate)
+        if json.loads(solution.launch)["workspace_bytes"]:
+            return problem, solution
+    pytest.skip("no kernel of ours has scratch memory")
+
+
+def test_graphs_give_their_scratch_memory_to_the_next_when_they_are_gone(program: Program) -> None:
+    """The driver holds it for the graph (user objects), so nothing waits for a guess of how long a replay takes."""
+    problem, solution = reducing(program)
+    program.publish(solution)
+    abc = operands(problem)
+    product(*abc)
+    torch.cuda.synchronize()
+
+    def used() -> int:
+        free, total = torch.cuda.mem_get_info()
+        return total - free
+
+    before = 0
+    for number in range(40):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            inside = product(*abc)
+        graph.replay()
+        assert error(inside, *abc) <= 1e-2
+        del graph, inside
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        if number == 8:
+            before = used()
+    assert used() - before < 8 << 20, "forty graphs took memory that nobody gave back"
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_the_live_check_keeps_a_right_kernel_and_finds_a_wrong_one(program: Program, right: bool) -> None:
+    problem, candidate = gemv(n=512 if right else 640)
+    solution = program.solution(problem, candidate)
+    if not right:  # it takes Y's rows for fewer than they are: what it leaves is whatever lay there
+        facts = json.loads(solution.launch)
+        facts["grid"][0] = {"over": "", "block": 1}
+        solution = replace(solution, launch=json.dumps(facts))
+    program.hook.native.live_check(1)
+    try:
+        program.publish(solution)
+        x, w = (torch.randn(rows, 1024, device="cuda", dtype=torch.bfloat16) for rows in (1, problem.n))
+        junk = torch.full((1, problem.n), 1e4, device="cuda", dtype=torch.bfloat16)
+        del junk  # the result's memory, if the kernel does not write it
+        y = torch.nn.functional.linear(x, w)
+        assert error(y, x, w.t(), None) < 5e-3, "torch's result is kept"
+        found = program.hook.native.failures()
+        assert [how for _, how, _ in found] == ([] if right else ["wrong"])
+    finally:
+        program.hook.native.live_check(0)
 
 
 def test_two_hundred_solutions_are_active_within_a_second(program: Program) -> None:

@@ -1,0 +1,167 @@
+// A CUDA driver without a device, as far as the native hook calls it: memory is the host's, a launch multiplies at once.
+//
+// Written from the driver's documentation. `fake_set(name, code)` has a function fail, `fake_calls(name)` counts its calls.
+// Arguments of a launch: X, W, Y, rows, ldx, ldw and, with scratch memory, counters; N and K are told by fake_shape.
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace {
+std::mutex g_mutex;
+std::map<std::string, int> g_codes;
+std::map<std::string, long> g_calls;
+int g_n = 0, g_k = 0;
+float g_times = 1;
+long g_allocated = 0;
+struct Capture {
+  unsigned long long id;
+  int state;
+  void* graph;
+};
+std::map<void*, Capture> g_capturing;  // by stream
+std::map<void*, unsigned long long> g_ids;
+struct Object {
+  void* what;
+  void (*destroy)(void*);
+  int count;
+};
+std::map<void*, std::vector<Object*>> g_held;  // by graph
+thread_local void* t_context = nullptr;
+
+int said(const char* name) {
+  std::lock_guard<std::mutex> hold(g_mutex);
+  ++g_calls[name];
+  const auto code = g_codes.find(name);
+  return code == g_codes.end() ? 0 : code->second;
+}
+
+int multiply(void** a) {
+  const float* x = *static_cast<const float**>(a[0]);
+  const float* w = *static_cast<const float**>(a[1]);
+  float* y = *static_cast<float**>(a[2]);
+  const int rows = *static_cast<int*>(a[3]), ldx = *static_cast<int*>(a[4]), ldw = *static_cast<int*>(a[5]);
+  for (int m = 0; m < rows; ++m)
+    for (int n = 0; n < g_n; ++n) {
+      float sum = 0;
+      for (int k = 0; k < g_k; ++k) sum += x[m * ldx + k] * w[n * ldw + k];
+      y[m * g_n + n] = sum * g_times;
+    }
+  return 0;
+}
+}  // namespace
+
+extern "C" {
+void fake_set(const char* name, int code) {
+  std::lock_guard<std::mutex> hold(g_mutex);
+  g_codes[name] = code;
+}
+long fake_calls(const char* name) {
+  std::lock_guard<std::mutex> hold(g_mutex);
+  return g_calls[name];
+}
+void fake_shape(int n, int k, float times) { g_n = n, g_k = k, g_times = times; }
+long fake_allocated() { return g_allocated; }
+void fake_stream_id(void* stream, unsigned long long id) { g_ids[stream] = id; }
+void fake_capture(void* stream, unsigned long long id, int state, void* graph) {
+  if (id) g_capturing[stream] = {id, state, graph};
+  else g_capturing.erase(stream);
+}
+void fake_graph_gone(void* graph) {
+  for (Object* o : g_held[graph])
+    if (--o->count == 0) o->destroy(o->what);
+  g_held.erase(graph);
+}
+
+int cuDevicePrimaryCtxRetain(void** context, int) { return *context = reinterpret_cast<void*>(0x1000), said(__func__); }
+int cuCtxGetCurrent(void** context) { return *context = t_context, said(__func__); }
+int cuCtxSetCurrent(void* context) { return t_context = context, said(__func__); }
+int cuModuleLoadData(void** module, const void*) { return *module = reinterpret_cast<void*>(0x2000), said(__func__); }
+int cuModuleGetFunction(void** f, void*, const char*) { return *f = reinterpret_cast<void*>(0x3000), said(__func__); }
+int cuFuncSetAttribute(void*, int, int) { return said(__func__); }
+int cuLaunchKernel(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void* stream, void** a,
+                   void**) {
+  const int code = said(__func__);
+  const auto capture = g_capturing.find(stream);
+  if (code) return code;
+  if (capture != g_capturing.end() && capture->second.state == 2) return 901;  // STREAM_CAPTURE_INVALIDATED
+  return multiply(a);
+}
+#ifndef FAKE_LESS  // an interposer that lacks one
+int cuLaunchKernelEx(const void*, void*, void** a, void**) {
+  const int code = said(__func__);
+  return code ? code : multiply(a);
+}
+#endif
+int cuMemAlloc_v2(unsigned long long* memory, size_t bytes) {
+  if (const int code = said(__func__)) return code;
+  g_allocated += static_cast<long>(bytes);
+  *memory = reinterpret_cast<unsigned long long>(std::malloc(bytes));
+  return 0;
+}
+int cuMemFree_v2(unsigned long long memory) { return std::free(reinterpret_cast<void*>(memory)), said(__func__); }
+int cuMemsetD8Async(unsigned long long memory, unsigned char value, size_t bytes, void*) {
+  if (const int code = said(__func__)) return code;
+  std::memset(reinterpret_cast<void*>(memory), value, bytes);
+  return 0;
+}
+int cuStreamCreate(void** stream, unsigned) { return *stream = reinterpret_cast<void*>(0x4000), said(__func__); }
+int cuStreamSynchronize(void*) { return said(__func__); }
+int cuStreamIsCapturing(void* stream, int* state) {
+  const auto capture = g_capturing.find(stream);
+  *state = capture == g_capturing.end() ? 0 : capture->second.state;
+  return said(__func__);
+}
+int cuStreamGetCaptureInfo_v2(void* stream, int* state, unsigned long long* id, void** graph, const void***, size_t*) {
+  const auto capture = g_capturing.find(stream);
+  if (capture != g_capturing.end()) *state = capture->second.state, *id = capture->second.id, *graph = capture->second.graph;
+  return said(__func__);
+}
+int cuThreadExchangeStreamCaptureMode(int*) { return said(__func__); }
+int cuGetErrorName(int code, const char** name) {
+  static thread_local char text[40];
+  std::strcpy(text, ("CUDA_ERROR_" + std::to_string(code)).c_str());
+  return *name = text, 0;
+}
+#ifndef FAKE_OLD
+int cuStreamGetId(void* stream, unsigned long long* id) {
+  const auto known = g_ids.find(stream);
+  *id = known == g_ids.end() ? reinterpret_cast<unsigned long long>(stream) : known->second;
+  return said(__func__);
+}
+int cuUserObjectCreate(void** object, void* what, void (*destroy)(void*), unsigned count, unsigned) {
+  if (const int code = said(__func__)) return code;
+  *object = new Object{what, destroy, static_cast<int>(count)};
+  return 0;
+}
+int cuUserObjectRelease(void* object, unsigned count) {
+  auto* o = static_cast<Object*>(object);
+  if ((o->count -= static_cast<int>(count)) == 0) o->destroy(o->what);
+  return said(__func__);
+}
+int cuGraphRetainUserObject(void* graph, void* object, unsigned, unsigned) {
+  if (const int code = said(__func__)) return code;
+  g_held[graph].push_back(static_cast<Object*>(object));
+  return 0;
+}
+#endif
+
+// cuBLASLt, whose products fail with the code that is set.
+size_t cublasLtGetVersion() { return 130002; }
+int cublasLtCreate(void** handle) { return *handle = reinterpret_cast<void*>(1), 0; }
+int cublasLtMatmulDescCreate(void** desc, int, int) { return *desc = reinterpret_cast<void*>(1), 0; }
+int cublasLtMatmulDescDestroy(void*) { return 0; }
+int cublasLtMatmulDescSetAttribute(void*, int, const void*, size_t) { return 0; }
+int cublasLtMatrixLayoutCreate(void** layout, int, uint64_t, uint64_t, int64_t) {
+  return *layout = reinterpret_cast<void*>(1), 0;
+}
+int cublasLtMatrixLayoutDestroy(void*) { return 0; }
+int cublasLtMatmul(void*, void*, const void*, const void*, void*, const void*, void*, const void*, const void*, void*, void*,
+                   void*, const void*, void*, size_t, void*) {
+  return said("cublasLtMatmul");
+}
+}
