@@ -137,6 +137,7 @@ class Hook:
 
     def _install(self, library: native.Native) -> None:
         routes = Routes(library, self.settings.config_dir)
+        self.probation.watch = library.on_trial
         self._put_on_trial(self.table)
         library.load(routes.rows(self.table), self.table.generation)
         library.set_mode(native.OFF)

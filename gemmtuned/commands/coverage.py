@@ -12,6 +12,7 @@ from gemmtuned.reports.coverage import GROUPS, WEIGHTS, report
 from gemmtuned.reports.published import notes, standing
 from gemmtuned.reports.render import show
 from gemmtuned.reports.source import no_database
+from gemmtuned.reports.without import without_notes
 
 
 def coverage(
@@ -55,7 +56,7 @@ def coverage(
             since_s=since,
             compiled=queries.compiled(here.db, since_s=since),
             frozen=queries.frozen(here.db, since_s=since),
-            notes=notes(standing(here)),
+            notes=[*notes(standing(here)), *without_notes(here.home)],
         )
         show(answer, as_json=as_json)
         return
@@ -63,6 +64,12 @@ def coverage(
     compiled = queries.compiled(here.db, since_s=since)
     frozen = queries.frozen(here.db, since_s=since)
     answer = report(
-        rows, by=by, weight=weight, since_s=since, compiled=compiled, frozen=frozen, warnings=notes(standing(here))
+        rows,
+        by=by,
+        weight=weight,
+        since_s=since,
+        compiled=compiled,
+        frozen=frozen,
+        warnings=[*notes(standing(here)), *without_notes(here.home)],
     )
     show(answer, as_json=as_json)

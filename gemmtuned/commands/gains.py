@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -11,6 +12,7 @@ from gemmtuned.commands.options import Json, Limit, settings
 from gemmtuned.reports.gains import report
 from gemmtuned.reports.render import show
 from gemmtuned.reports.source import no_database
+from gemmtuned.reports.without import without_notes
 
 
 def gains(
@@ -35,4 +37,5 @@ def gains(
 
     rows = queries.solutions(here.db, live=False)
     answer = report(rows, every=every, limit=limit, now_us=time.time_ns() // 1000, unused=unused)
+    answer = replace(answer, notes=[*answer.notes, *without_notes(here.home)])
     show(answer, as_json=as_json)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +16,7 @@ from gemmtuned.configs.manifest import read_manifest, read_table
 from gemmtuned.configs.settings import Settings
 from gemmtuned.db.faults import no_locks
 from gemmtuned.db.files import is_network
-from gemmtuned.hooks.probation import DEATHS, TRIAL_S, deaths
+from gemmtuned.hooks.probation import DEATHS, TRIAL_S, deaths, without
 from gemmtuned.kernels.cuda import nvrtc
 from gemmtuned.reports.checks import FAIL, PASS, WARN, Check
 from gemmtuned.reports.published import standing
@@ -193,10 +194,14 @@ def _tables(settings: Settings) -> Check:
 def _probation(settings: Settings) -> Iterator[Check]:
     """One line for each run whose processes died soon after taking a generation up."""
     folder = settings.home / "probation"
+    waits = without(folder)
     for (generation, run), count in sorted(deaths(folder).items()):
-        used = "its next start runs without it" if count >= DEATHS else f"after {DEATHS} it is not used any more"
+        until_s = waits.get((generation, run))
+        used = f"after {DEATHS} it is not used for a while" if count < DEATHS else "its next start tries it again"
+        if until_s is not None:
+            used = f"it goes without it until {time.strftime('%H:%M', time.localtime(until_s))}"
         died = f"{count} processes" if count > 1 else "1 process"
-        found = f"generation {generation}: {died} of {run} died within {TRIAL_S:.0f} s of taking it up; {used}"
+        found = f"generation {generation}: {died} of {run} died in its kernels within {TRIAL_S:.0f} s of taking it up; {used}"
         fix = f"gemmtuned rollback, or withdraw what is to blame; if it is not to blame: rm {folder}/{generation}-*"
         yield Check("probation", WARN, found, fix)
 

@@ -13,6 +13,7 @@ from gemmtuned.reports.coverage import frozen_notes
 from gemmtuned.reports.places import abridged
 from gemmtuned.reports.render import Column, Report, Row, Table, age, count, duration, percent
 from gemmtuned.reports.why import advice
+from gemmtuned.reports.without import without_notes
 
 
 def report(
@@ -93,6 +94,7 @@ def report(
     }
     notes = [f"{check.found}. To mend it: {check.fix}" for check in salvages]
     notes += _notes(running, elsewhere, short) + _put_off_notes(environments, short) + frozen_notes(frozen)
+    notes += without_notes(settings.home)
     if asked_again:
         wait = "solution waits" if asked_again == 1 else "solutions wait"
         notes.append(

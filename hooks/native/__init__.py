@@ -198,6 +198,10 @@ class Native:
         """Compare one routed call in `every` with stock torch; 0: none."""
         self._lib.gt_live_check(every)
 
+    def on_trial(self, address: int | None) -> None:
+        """Count the routed calls that are going on in the uint32 at this address; None: nowhere."""
+        self._lib.gt_on_trial(address)
+
     def at_first_count(self, body: Any) -> None:
         """Run `body`, a ctypes callback, in a thread of its own with the next problem that is new; None: do not."""
         self._lib.gt_at_first_count(body)
@@ -309,6 +313,7 @@ _SIGNATURES: Final = (
     ),
     ("gt_set_mode", None, ctypes.c_int),
     ("gt_at_first_count", None, ctypes.c_void_p),
+    ("gt_on_trial", None, ctypes.c_void_p),
     ("gt_generation", ctypes.c_uint64),
     ("gt_dropped", ctypes.c_uint64),
     ("gt_drain", ctypes.c_size_t, ctypes.POINTER(_Record), ctypes.c_size_t),

@@ -32,7 +32,7 @@ from gemmtuned.configs.settings import Settings
 SOURCES: Final = (
     "blame.h", "call.h", "capture.cpp", "captures.h", "context.h", "counters.h", "cpu.h", "cublaslt.h", "cuda.h",
     "cuda_launch.h", "driver.h", "first_count.h", "install.h", "live_check.h", "operators.h", "problem.h", "routes.h",
-    "workspaces.h",
+    "trial.h", "workspaces.h",
 )  # fmt: skip
 FLAGS: Final = ("-std=c++20", "-O3", "-fPIC", "-shared", "-fno-plt", "-fno-semantic-interposition")
 ROOM_BYTES: Final = 32 << 20

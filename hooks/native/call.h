@@ -8,6 +8,7 @@
 #include "blame.h"
 #include "context.h"
 #include "live_check.h"
+#include "trial.h"
 
 namespace gemmtuned {
 
@@ -135,6 +136,7 @@ auto call(const Problem& key, const Tensor& a, const Tensor& b, const Tensor* bi
         !has_names(a) && !has_names(b) && !(bias && has_names(*bias))) {
       Tensor checked;
       try {
+        const OnTrial going_on;
         if (C10_LIKELY(!live_check_due() || (key.flags & GRAPH))) {
           decltype(auto) y = routed(*route);
           count(outcome);

@@ -282,6 +282,9 @@ void* gt_load_kernel(int device, const void* image, const char* name, int shared
 // Has `body` run in a thread of its own with the next problem that any thread meets for the first time; null: not.
 void gt_at_first_count(ThreadBody body) { g_at_first_count.store(body); }
 
+// Counts the routed calls that are going on at this address from now on; null: nowhere.
+void gt_on_trial(std::atomic<uint32_t>* going_on) { g_trial.store(going_on); }
+
 void gt_set_mode(int mode) {
   g_mode.store(mode);
   g_epoch.fetch_add(1);
