@@ -1,4 +1,4 @@
-"""A new table is on probation: when programs die in its kernels soon after taking it up, the next one starts without it.
+"""A new table is on probation: when programs die in its kernels soon after taking it up, others start without it.
 
 A routed kernel can kill its process where no exception can be caught.  So a process leaves a mark before it uses a
 table, `probation/GENERATION-PID-PARENT-TIME`, a page of a file that it maps; as long as a routed call is going on, a

@@ -201,7 +201,8 @@ def _probation(settings: Settings) -> Iterator[Check]:
         if until_s is not None:
             used = f"it goes without it until {time.strftime('%H:%M', time.localtime(until_s))}"
         died = f"{count} processes" if count > 1 else "1 process"
-        found = f"generation {generation}: {died} of {run} died in its kernels within {TRIAL_S:.0f} s of taking it up; {used}"
+        when = f"died in its kernels within {TRIAL_S:.0f} s of taking it up"
+        found = f"generation {generation}: {died} of {run} {when}; {used}"
         fix = f"gemmtuned rollback, or withdraw what is to blame; if it is not to blame: rm {folder}/{generation}-*"
         yield Check("probation", WARN, found, fix)
 
