@@ -1,6 +1,6 @@
 """The launch record of a solution: JSON text that running programs hand to the driver, so it is checked here.
 
-There are two kinds.  One names a published binary; what it means is told by kernels/triton/launch.py, which makes it,
+There are three kinds.  One names a published binary; what it means is told by kernels/triton/launch.py, which makes it,
 and hooks/native/cuda_launch.h, which uses it:
     binary          SHA-256 of the file in the tables' folder `bin`; name: the kernel's symbol in it
     shared          bytes of dynamic shared memory; warps of warp_size threads a program
@@ -11,11 +11,18 @@ and hooks/native/cuda_launch.h, which uses it:
     max_m           the workspace suffices up to here: counters_bytes of it are counters, partial sums begin at
                     partials_offset, workspace_bytes in all
 
-The other names an algorithm of a library that programs have loaded anyway, and is used by hooks/native/cublaslt.h:
+Another names an algorithm of a library that programs have loaded anyway, and is used by hooks/native/cublaslt.h:
     library         "cublaslt"; its version is the solution's stamp
     algo            the library's own description of the algorithm, 64 bytes in hexadecimal
     dtype, layout   of the operands, as in the problem; tf32: products in TF32
     max_m, workspace_bytes, ld_multiple, pointer_align      as above
+
+The third names an operator that is registered with torch in the program, and is called through its dispatcher:
+    operator, schema        its name and its schema as torch prints it: another schema is another operator
+    arguments               of the operator in its order: operands by name, or constants
+    contiguous              operands that must be contiguous
+    package, version        of the distribution that registers it; both must be in the program as well
+    max_m                   as above
 """
 
 from __future__ import annotations
@@ -27,6 +34,7 @@ from typing import Any, Final
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.problem import MAX_DIM
 
+OPERANDS: Final = ("x", "w", "b", "bias")  # of an operator: X, W [N, K], W as torch.mm takes it, and the bias or none
 # In the order of enum Argument and enum Over in hooks/native/cuda_launch.h
 ARGUMENTS: Final = ("x", "w", "bias", "y", "partials", "counters", "m", "ldx", "ldw")
 OVERS: Final = ("", "m", "n")
@@ -55,10 +63,14 @@ LIBRARY_DTYPES: Final = ("fp32", "fp16", "bf16")
 _LIBRARY_NUMBERS: Final = ("max_m", "workspace_bytes", "ld_multiple", "pointer_align")
 _LIBRARY_FIELDS: Final = {*_LIBRARY_NUMBERS, "library", "algo", "dtype", "layout", "tf32"}
 _ALGO: Final = re.compile(r"[0-9a-f]{128}")
+_OPERATOR: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*::[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)?")
+_PACKAGE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,100}")
+_OPERATOR_FIELDS: Final = {"operator", "schema", "arguments", "contiguous", "package", "version", "max_m"}
+MAX_OPERATOR_ARGUMENTS: Final = 16
 
 
 def read_launch(text: str) -> dict[str, Any]:
-    """The fields of a launch record, every one present and in range; it has `library` or `binary`.
+    """The fields of a launch record, every one present and in range; it has `library`, `operator` or `binary`.
 
     Raises TableError that names the field.
     """
@@ -68,6 +80,9 @@ def read_launch(text: str) -> dict[str, Any]:
         facts = json.loads(text)
     except (ValueError, RecursionError) as err:
         raise TableError(f"launch is not valid JSON ({err})") from err
+    if isinstance(facts, dict) and "operator" in facts:
+        _check_operator(facts)
+        return facts
     library = isinstance(facts, dict) and "library" in facts
     if isinstance(facts, dict) and not library:
         facts.setdefault("cluster", 1)
@@ -89,6 +104,25 @@ def read_launch(text: str) -> dict[str, Any]:
     _check_grid(facts["grid"])
     _check_arguments(facts)
     return facts
+
+
+def _check_operator(facts: dict[str, Any]) -> None:
+    if set(facts) != _OPERATOR_FIELDS:
+        raise TableError(f"launch has {', '.join(sorted(facts))[:300]}, expected {', '.join(sorted(_OPERATOR_FIELDS))}")
+    for name, form in (("operator", _OPERATOR), ("package", _PACKAGE), ("version", _PACKAGE)):
+        if not isinstance(facts[name], str) or not form.fullmatch(facts[name]):
+            raise TableError(f"launch.{name} is {str(facts[name])[:80]!r}, expected {form.pattern}")
+    if not isinstance(facts["schema"], str) or not facts["schema"].startswith(facts["operator"]):
+        raise TableError(f"launch.schema is {str(facts['schema'])[:80]!r}, expected that of {facts['operator']}")
+    arguments, contiguous = facts["arguments"], facts["contiguous"]
+    known = isinstance(arguments, list) and all(
+        x in OPERANDS if isinstance(x, str) else x is None or isinstance(x, int | float) for x in arguments
+    )
+    if not known or len(arguments) > MAX_OPERATOR_ARGUMENTS or "x" not in arguments:
+        raise TableError(f"launch.arguments is {str(arguments)[:200]}, expected operands of {OPERANDS} and constants")
+    if not isinstance(contiguous, list) or not all(isinstance(x, str) and x in OPERANDS for x in contiguous):
+        raise TableError(f"launch.contiguous is {str(contiguous)[:200]}, expected operands of {OPERANDS}")
+    _number("launch.max_m", facts["max_m"], *_NUMBERS["max_m"])
 
 
 def _check_library(facts: dict[str, Any]) -> None:

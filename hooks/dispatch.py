@@ -9,9 +9,12 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-from gemmtuned.configs.errors import ProblemError
+from gemmtuned.configs.errors import GemmtunedError, ProblemError
+from gemmtuned.configs.launch import read_launch
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND, LIVE_STATES, Environment, Solution
@@ -21,6 +24,8 @@ NATIVE_CODES: Final = {
     DEFAULT_BACKEND: 0, "torch_swap": 1, "torch_mv": 2, "onednn": 3, "onednn_packed": 4, "triton": 5, "cublaslt": 6,
     "cuda": 5,  # a published binary, launched like Triton's
 }  # fmt: skip
+
+OPERATOR_CODE: Final = 7  # an operator that some package registered with torch: any backend whose record names one
 
 SERVED: Final = ("dense", "batched")  # families that the hook routes; the others are counted
 
@@ -113,6 +118,28 @@ def build_table(
     return table
 
 
+def _operator_refusal(solution: Solution) -> str:
+    """Why a solution by a backend of another package is not used here; its record must name an operator of one."""
+    try:
+        facts = read_launch(solution.launch)
+        package, made_with = facts["package"], facts["version"]
+    except (GemmtunedError, KeyError):
+        return f"backend {solution.backend} is not known to this version"
+    here = installed_version(package)
+    if here != made_with:
+        return f"backend {solution.backend} was made with {package} {made_with}, here it is {here or 'not installed'}"
+    return ""
+
+
+@cache
+def installed_version(package: str) -> str | None:
+    """The version of a distribution in this process; None when it is not installed. Imports nothing of it."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
 def _refusal(solution: Solution, environment: Environment | None, failed: frozenset[int]) -> str:
     if solution.state not in LIVE_STATES:
         return f"state is {solution.state}"
@@ -126,8 +153,10 @@ def _refusal(solution: Solution, environment: Environment | None, failed: frozen
     if environment is None:
         return f"made for another device ({solution.device})"
     if solution.backend not in NATIVE_CODES:
-        return f"backend {solution.backend} is not known to this version"
-    if not environment.accepts(solution.backend, solution.stamp):
+        reason = _operator_refusal(solution)
+        if reason:
+            return reason
+    elif not environment.accepts(solution.backend, solution.stamp):
         return f"backend {solution.backend} is of another version ({solution.stamp})"
     if ident_of(solution) in failed:
         return "it failed in this process"

@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from gemmtuned.configs.errors import TableError
-from gemmtuned.configs.launch import ARGUMENTS, OVERS, read_launch
+from gemmtuned.configs.launch import ARGUMENTS, OPERANDS, OVERS, read_launch
 from gemmtuned.configs.manifest import read_binary
 from gemmtuned.configs.say import tell
 from gemmtuned.configs.solution import Solution
-from gemmtuned.hooks.dispatch import NATIVE_CODES, Table, ident_of
-from gemmtuned.hooks.native import Launch, LtLaunch, Native, Row
+from gemmtuned.hooks.dispatch import NATIVE_CODES, OPERATOR_CODE, Table, ident_of
+from gemmtuned.hooks.native import Launch, LtLaunch, Native, OperatorLaunch, Row
 from gemmtuned.kernels.cublaslt import COMPUTE_32F, COMPUTE_TF32, DATA_TYPES
 
 log = logging.getLogger("gemmtuned.hooks")
+_OPERAND_KINDS: Final = {name: i for i, name in enumerate(OPERANDS)}  # OperandKind of hooks/native/operator_call.h
+_NOTHING, _INTEGER, _REAL, _TRUTH = 4, 5, 6, 7
 LAUNCHED: Final = frozenset({"triton", "cublaslt", "cuda"})  # backends whose solutions carry a launch record
 
 
@@ -36,7 +38,8 @@ class Routes:
         """The rows as `Native.load` takes them; one whose kernel does not load costs that row and a warning."""
         for place, (problem, covers, mode), solution in table.items():
             launch = None
-            if solution.backend in LAUNCHED:
+            code = NATIVE_CODES.get(solution.backend, OPERATOR_CODE)
+            if solution.backend in LAUNCHED or code == OPERATOR_CODE:
                 try:
                     launch = self._launch(solution, int(place.partition(":")[2] or 0))
                 except Exception as err:  # a launch record can hold anything
@@ -50,10 +53,16 @@ class Routes:
                         err,
                     )
                     continue
-            yield Row(problem, covers, mode, ident_of(solution), NATIVE_CODES[solution.backend], place, launch)
+            yield Row(problem, covers, mode, ident_of(solution), code, place, launch)
 
-    def _launch(self, solution: Solution, device: int) -> Launch | LtLaunch:
+    def _launch(self, solution: Solution, device: int) -> Launch | LtLaunch | OperatorLaunch:
         facts = read_launch(solution.launch)
+        if ("operator" in facts) != (solution.backend not in NATIVE_CODES):
+            raise TableError(f"its launch record is not one of backend {solution.backend}")
+        if "operator" in facts:
+            called = _operator_launch(facts)
+            self._native.check_operator(called)
+            return called
         if ("library" in facts) != (solution.backend == "cublaslt"):
             raise TableError(f"its launch record is not one of backend {solution.backend}")
         if "library" in facts:
@@ -87,6 +96,28 @@ class Routes:
         for i, name in enumerate(facts["arguments"]):
             launch.arguments[i] = ARGUMENTS.index(name)
         return launch
+
+
+def _operator_launch(facts: dict[str, Any]) -> OperatorLaunch:
+    name, _, overload = facts["operator"].partition(".")
+    launch = OperatorLaunch(
+        max_m=facts["max_m"],
+        count=len(facts["arguments"]),
+        contiguous=sum(1 << OPERANDS.index(operand) for operand in facts["contiguous"]),
+        name=name.encode(),
+        overload=overload.encode(),
+        schema=facts["schema"].encode(),
+    )
+    for i, argument in enumerate(facts["arguments"]):
+        if isinstance(argument, str):
+            launch.kind[i] = _OPERAND_KINDS[argument]
+        elif isinstance(argument, bool | int):
+            launch.kind[i], launch.integer[i] = (_TRUTH if isinstance(argument, bool) else _INTEGER), int(argument)
+        elif argument is not None:
+            launch.kind[i], launch.real[i] = _REAL, argument
+        else:
+            launch.kind[i] = _NOTHING
+    return launch
 
 
 def _library_launch(facts: dict[str, Any], solution: Solution, device: int) -> LtLaunch:

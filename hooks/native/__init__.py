@@ -11,39 +11,25 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from gemmtuned.configs import key
+from gemmtuned.configs import launch as launch_records
 from gemmtuned.configs.errors import GemmtunedError, ProblemError
 from gemmtuned.configs.padding import COVERS
-from gemmtuned.configs.problem import DTYPES, FAMILIES, LAYOUTS, MATH_MODES, SCALES, Problem
+from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.sighting import OUTCOMES, Sighting
 from gemmtuned.hooks.overrides import Watch, is_torchs, registered_at
 
 OFF: Final = 0
 CAPTURE: Final = 1
 DISPATCH: Final = 2
-PLACES: Final = ("cpu", "cuda")  # index = device type in the packed key
-_BIAS, _DETERMINISTIC, _GRAPH, _PACKED = 1, 2, 4, 8
-_NAMES: Final = {number: name for name, number in DTYPES.items()}
+_UNSIGNED: Final[dict[int, Any]] = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32}
+MAX_OPERATOR_ARGUMENTS: Final = launch_records.MAX_OPERATOR_ARGUMENTS
 
 
 class _Problem(ctypes.Structure):
-    _fields_ = (
-        ("m", ctypes.c_int64),
-        ("n", ctypes.c_int64),
-        ("k", ctypes.c_int64),
-        ("batch", ctypes.c_int32),
-        ("threads", ctypes.c_uint16),
-        ("family", ctypes.c_uint8),
-        ("dtype", ctypes.c_uint8),
-        ("wdtype", ctypes.c_uint8),
-        ("out_dtype", ctypes.c_uint8),
-        ("layout", ctypes.c_uint8),
-        ("math", ctypes.c_uint8),
-        ("flags", ctypes.c_uint8),
-        ("covers", ctypes.c_uint8),
-        ("device_type", ctypes.c_uint8, 2),
-        ("scale", ctypes.c_uint8, 6),
-        ("device_index", ctypes.c_uint8),
-    )
+    """The packed key of a problem: `Problem` of problem.h, from the table in configs/key.py."""
+
+    _fields_ = tuple((f.name, _UNSIGNED[f.size] * f.times if f.times > 1 else _UNSIGNED[f.size]) for f in key.FIELDS)
 
 
 class _Record(ctypes.Structure):
@@ -96,6 +82,22 @@ class LtLaunch(ctypes.Structure):
     )
 
 
+class OperatorLaunch(ctypes.Structure):
+    """How the native hook calls a registered operator: `OperatorLaunch` of operator_call.h."""
+
+    _fields_ = (
+        ("max_m", ctypes.c_int64),
+        ("integer", ctypes.c_int64 * MAX_OPERATOR_ARGUMENTS),
+        ("real", ctypes.c_double * MAX_OPERATOR_ARGUMENTS),
+        ("kind", ctypes.c_uint8 * MAX_OPERATOR_ARGUMENTS),
+        ("count", ctypes.c_uint8),
+        ("contiguous", ctypes.c_uint8),
+        ("name", ctypes.c_char * 256),
+        ("overload", ctypes.c_char * 128),
+        ("schema", ctypes.c_char * 2048),
+    )
+
+
 class _Row(ctypes.Structure):
     _fields_ = (
         ("key", _Problem),
@@ -112,8 +114,15 @@ class _Failure(ctypes.Structure):
 HOW: Final = ("failed", "wrong")  # index: Failing of routes.h
 
 
-_SIZES: Final = ((LtLaunch, 56), (Launch, 40), (_Problem, 28), (_Record, 16), (_Row, 0))
-_LAYOUT: Final = sum(ctypes.sizeof(kind) << shift for kind, shift in _SIZES)
+_MIRRORED: Final = (
+    ("ProblemFields", _Problem), ("Record", _Record), ("Launch", Launch), ("LtLaunch", LtLaunch),
+    ("OperatorLaunch", OperatorLaunch), ("GtRow", _Row), ("GtFailure", _Failure),
+)  # fmt: skip
+_LAYOUT: Final = "".join(
+    f"{name}.{field[0]}:{getattr(kind, field[0]).offset}:{getattr(kind, field[0]).size}\n"
+    for name, kind in _MIRRORED
+    for field in kind._fields_
+)
 
 
 class NativeError(GemmtunedError):
@@ -129,7 +138,7 @@ class Row(NamedTuple):
     ident: int
     code: int
     place: str = "cpu"
-    launch: Launch | LtLaunch | None = None  # for a code that launches a kernel
+    launch: Launch | LtLaunch | OperatorLaunch | None = None  # for a code that launches a kernel or calls an operator
 
 
 class Native:
@@ -143,7 +152,7 @@ class Native:
         for name, result, *arguments in _SIGNATURES:
             function = getattr(lib, name)
             function.restype, function.argtypes = result, arguments
-        if lib.gt_layout() != _LAYOUT:
+        if lib.gt_fields().decode() != _LAYOUT:
             raise NativeError(f"{path} was built from other sources. Run: gemmtuned doctor --build")
         self._lib = lib
         self.left: dict[str, str] = {}  # operators that are others', and where theirs was registered
@@ -226,15 +235,21 @@ class Native:
             raise NativeError(f"kernel {name} does not load on cuda:{device}: {error.value.decode(errors='replace')}")
         return int(handle)
 
+    def check_operator(self, facts: OperatorLaunch) -> None:
+        """Raises NativeError where the program does not have this operator, or has it with another schema."""
+        error = ctypes.create_string_buffer(500)
+        if self._lib.gt_check_operator(ctypes.byref(facts), error, len(error)) != 0:
+            raise NativeError(error.value.decode(errors="replace"))
+
     def load(self, rows: Iterable[Row], generation: int) -> None:
         """Swap in a new table."""
         packed = []
         held = []  # the records: rows point at them, and the library copies them
         for row in rows:
-            key = pack(row.problem, covers=row.covers, graph=row.mode == "graph", place=row.place)
+            packed_key = pack(row.problem, covers=row.covers, graph=row.mode == "graph", place=row.place)
             held.append(row.launch)
             launch = ctypes.addressof(row.launch) if row.launch is not None else None
-            packed.append(_Row(key, row.ident, row.code, launch))
+            packed.append(_Row(packed_key, row.ident, row.code, launch))
         self._lib.gt_load((_Row * len(packed))(*packed), len(packed), generation)
 
     def find(self, problem: Problem, *, graph: bool = False, place: str = "cpu") -> tuple[str, int | None]:
@@ -293,7 +308,8 @@ class Native:
 
 
 _SIGNATURES: Final = (
-    ("gt_layout", ctypes.c_uint64),
+    ("gt_fields", ctypes.c_char_p),
+    ("gt_check_operator", ctypes.c_int, ctypes.POINTER(OperatorLaunch), ctypes.c_char_p, ctypes.c_size_t),
     ("gt_prepare", ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t),
     ("gt_operator", ctypes.c_char_p, ctypes.c_size_t),
     ("gt_install", ctypes.c_int, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t),
@@ -330,58 +346,12 @@ _SIGNATURES: Final = (
 
 def pack(problem: Problem, *, covers: str = "exact", graph: bool = False, place: str = "cpu") -> _Problem:
     """The packed key of a problem. Raises ProblemError for fields the native table does not know."""
-    if problem.experts is not None or problem.weight_state == "shuffled":
-        raise ProblemError(f"{problem}: the native table has no experts or shuffled weights")
-    kind, _, index = place.partition(":")
-    flags = (
-        problem.bias * _BIAS
-        | problem.deterministic * _DETERMINISTIC
-        | graph * _GRAPH
-        | (problem.weight_state == "packed") * _PACKED
-    )
-    return _Problem(
-        m=problem.m,
-        n=problem.n,
-        k=problem.k,
-        batch=problem.batch,
-        threads=problem.threads,
-        family=FAMILIES.index(problem.family),
-        dtype=DTYPES[problem.dtype],
-        wdtype=DTYPES[problem.wdtype],
-        out_dtype=DTYPES[problem.out_dtype],
-        layout=LAYOUTS.index(problem.layout),
-        math=MATH_MODES.index(problem.math_mode),
-        flags=flags,
-        covers=COVERS.index(covers),
-        device_type=PLACES.index(kind),
-        scale=SCALES.index(problem.scale),
-        device_index=int(index or 0),
-    )
+    return _Problem(**key.values_of(problem, covers=covers, graph=graph, place=place))
 
 
-def unpack(key: _Problem) -> Problem:
+def unpack(packed: _Problem) -> Problem:
     """The problem of a packed key. Raises ProblemError for a dtype we have no name for."""
-    try:
-        dtype, wdtype, out_dtype = (_NAMES[code] for code in (key.dtype, key.wdtype, key.out_dtype))
-    except KeyError as err:
-        raise ProblemError(f"torch dtype number {err} has no name here") from err
-    return Problem(
-        family=FAMILIES[key.family],
-        batch=key.batch,
-        m=key.m,
-        n=key.n,
-        k=key.k,
-        bias=bool(key.flags & _BIAS),
-        dtype=dtype,
-        wdtype=wdtype,
-        out_dtype=out_dtype,
-        layout=LAYOUTS[key.layout],
-        weight_state="packed" if key.flags & _PACKED else "plain",
-        scale=SCALES[key.scale],
-        math_mode=MATH_MODES[key.math],
-        deterministic=bool(key.flags & _DETERMINISTIC),
-        threads=key.threads,
-    )
+    return key.problem_of({f.name: getattr(packed, f.name) for f in key.FIELDS if f.times == 1})
 
 
 def _sightings(record: _Record) -> Iterator[Sighting]:
@@ -389,11 +359,11 @@ def _sightings(record: _Record) -> Iterator[Sighting]:
         problem = unpack(record.key)
     except ProblemError:
         return  # a dtype newer than we are: not counted rather than counted wrongly
-    kind = PLACES[record.key.device_type]
+    kind = key.PLACES[record.key.device_type]
     place = kind if kind == "cpu" else f"{kind}:{record.key.device_index}"
     # samples belong to the problem, not to an outcome: they go with the first outcome that has calls
     samples = (record.sampled_calls, record.sampled_ns / 1000)
     for outcome, calls in zip(OUTCOMES, record.calls, strict=True):
         if calls or samples[0]:
-            yield Sighting(problem, outcome, calls, bool(record.key.flags & _GRAPH), *samples, place)
+            yield Sighting(problem, outcome, calls, bool(record.key.flags & key.FLAGS["GRAPH"]), *samples, place)
             samples = (0, 0.0)

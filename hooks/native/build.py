@@ -29,11 +29,9 @@ from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.priority import give_way
 from gemmtuned.configs.settings import Settings
 
-SOURCES: Final = (
-    "blame.h", "call.h", "capture.cpp", "captures.h", "context.h", "counters.h", "cpu.h", "cublaslt.h", "cuda.h",
-    "cuda_launch.h", "driver.h", "first_count.h", "install.h", "live_check.h", "operators.h", "problem.h", "routes.h",
-    "trial.h", "workspaces.h",
-)  # fmt: skip
+SOURCES: Final = tuple(
+    sorted(path.name for path in Path(__file__).resolve().parent.iterdir() if path.suffix in (".cpp", ".h"))
+)
 FLAGS: Final = ("-std=c++20", "-O3", "-fPIC", "-shared", "-fno-plt", "-fno-semantic-interposition")
 ROOM_BYTES: Final = 32 << 20
 LASTING_S: Final = 7 * 86400.0  # how long an error of the sources is believed: a compiler may be upgraded

@@ -3,6 +3,7 @@
 #include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
+#include <algorithm>
 #include <chrono>
 
 #include "blame.h"
@@ -29,11 +30,12 @@ bool describe(Problem& p, Family family, const Tensor& a, const Tensor& b, at::S
   if (a.dim() != dims || b.dim() != dims || a.size(dims - 1) != b.size(dims - 2)) return false;
   if (dims == 3 && a.size(0) != b.size(0)) return false;
   if (a.device() != b.device()) return false;
-  if (dims == 3 && a.size(0) > INT32_MAX) return false;  // the key's batch is that wide
+  const int64_t batch = dims == 3 ? a.size(0) : 1, m = a.size(dims - 2), k = a.size(dims - 1), n = b.size(dims - 1);
+  if (m == 0 || n == 0 || k == 0 || batch == 0) return false;
+  if (std::max({batch, m, k, n}) > INT32_MAX) return false;  // the key's sizes are that wide
   p = Problem{};
-  p.batch = dims == 3 ? static_cast<int32_t>(a.size(0)) : 1;
-  p.m = a.size(dims - 2), p.k = a.size(dims - 1), p.n = b.size(dims - 1);
-  if (p.m == 0 || p.n == 0 || p.k == 0 || p.batch == 0) return false;
+  p.batch = static_cast<uint32_t>(batch), p.m = static_cast<uint32_t>(m), p.n = static_cast<uint32_t>(n);
+  p.k = static_cast<uint32_t>(k);
   p.family = family;
   if (p.batch == 1 && dims == 3) p.family = family == BATCHED ? DENSE : DENSE_ADD;  // einsum's way of saying mm
   p.dtype = static_cast<uint8_t>(a.scalar_type());
@@ -71,15 +73,16 @@ inline uint64_t now_ns() {
 
 // The result of a route as stock would have returned it; throws when it is something else.
 inline Tensor as_stock(const Tensor& y, const Problem& p, const Tensor& a) {
+  const int64_t m = p.m, n = p.n;
   TORCH_CHECK(y.scalar_type() == static_cast<at::ScalarType>(p.out_dtype) && y.is_contiguous() && y.dim() == a.dim() &&
-                  y.size(-1) == p.n && y.size(-2) == p.m,
+                  y.size(-1) == n && y.size(-2) == m,
               "result is ", y.scalar_type(), " ", y.sizes(), ", not what torch returns");
-  const int64_t batch = y.dim() == 3 ? y.stride(0) : p.m * p.n;
-  if (y.stride(-1) == 1 && y.stride(-2) == p.n && batch == p.m * p.n) return y;
+  const int64_t batch = y.dim() == 3 ? y.stride(0) : m * n;
+  if (y.stride(-1) == 1 && y.stride(-2) == n && batch == m * n) return y;
   // contiguous leaves the stride of a dimension of size 1 open, stock does not
   at::AutoDispatchBelowADInplaceOrView below;
-  if (y.dim() == 3) return y.as_strided(y.sizes(), {p.m * p.n, p.n, 1});
-  return y.as_strided(y.sizes(), {p.n, 1});
+  if (y.dim() == 3) return y.as_strided(y.sizes(), {m * n, n, 1});
+  return y.as_strided(y.sizes(), {n, 1});
 }
 
 // Names of dimensions, which torch dropped in 2.13: kernels and libraries refuse them, torch's own operators pass them on.

@@ -15,6 +15,8 @@
 #include "cublaslt.h"
 #include "cuda_launch.h"
 #include "install.h"
+#include "layout.h"
+#include "scales.h"
 
 // What torch's dump of an operator names as the place of our kernels; hooks/overrides.py knows them by it.
 #define GEMMTUNED_REGISTERED "gemmtuned/hooks/native/capture.cpp"
@@ -111,6 +113,22 @@ Tensor frozen_batched(const Tensor& x, const Tensor& w, const Tensor&, const Opt
   return at::linear(x, w, bias);
 }
 
+// The key, byte by byte, that a scaled product has on a GPU but for the device: to look at where there is none. Without
+// recipes it is _scaled_mm's, with them _scaled_mm_v2's; empty where the product is not counted.
+std::vector<int64_t> scaled_key(const Tensor& a, const Tensor& b, at::TensorList scale_a, at::IntArrayRef recipe_a,
+                                at::IntArrayRef swizzle_a, at::TensorList scale_b, at::IntArrayRef recipe_b,
+                                at::IntArrayRef swizzle_b, at::ScalarType out_dtype) {
+  Problem p;
+  if (!describe<Cpu>(p, SCALED, a, b, out_dtype)) return {};
+  const BothScales both = recipe_a.empty()
+                              ? scales_of(a, b, scale_a[0], scale_b[0])
+                              : scales_of(a, b, scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b);
+  if (!describe_scaled(p, both, a, std::nullopt, false)) return {};
+  p.threads = 0;
+  const auto* bytes = reinterpret_cast<const uint8_t*>(&p);
+  return {bytes, bytes + sizeof p};
+}
+
 void define_ops() {  // once for the life of the process: modules may hold the operator
   using torch::Library;
   static auto& definition = *new Library(Library::FRAGMENT, "gemmtuned", std::nullopt, __FILE__, __LINE__);
@@ -122,9 +140,13 @@ void define_ops() {  // once for the life of the process: modules may hold the o
   static bool done = false;
   if (done) return;
   definition.def("frozen_stamp(Tensor weight) -> int[]");
+  definition.def(
+      "scaled_key(Tensor a, Tensor b, Tensor[] scale_a, int[] recipe_a, int[] swizzle_a, Tensor[] scale_b, "
+      "int[] recipe_b, int[] swizzle_b, ScalarType out_dtype) -> int[]");
   definition.def("frozen_linear(Tensor x, Tensor weight, Tensor packed, Tensor? bias, int[] stamp) -> Tensor");
   cpu.impl("frozen_stamp", TORCH_FN(frozen_stamp));
   cpu.impl("frozen_linear", TORCH_FN(frozen_linear));
+  cpu.impl("scaled_key", TORCH_FN(scaled_key));
   packed.impl("frozen_linear", TORCH_FN(frozen_linear));
   autograd.impl("frozen_linear", TORCH_FN(frozen_autograd));
   batched.impl("frozen_linear", TORCH_FN(frozen_batched));
@@ -190,7 +212,8 @@ using namespace gemmtuned;
 
 extern "C" {
 
-struct GtRow {  // one row of a table; launch is a cuda::Launch for LAUNCH, a cuda::LtLaunch for CUBLASLT, else null
+// One row of a table; launch: a cuda::Launch for LAUNCH, a cuda::LtLaunch for CUBLASLT, an OperatorLaunch for OPERATOR
+struct GtRow {
   Problem key;
   int32_t id, code;
   const void* launch;
@@ -201,9 +224,46 @@ struct GtFailure {
   char reason[248];
 };
 
-uint64_t gt_layout() {
-  return sizeof(cuda::LtLaunch) << 56 | sizeof(cuda::Launch) << 40 | sizeof(Problem) << 28 | sizeof(Record) << 16 |
-         sizeof(GtRow);
+// Where the members of every structure that Python mirrors lie, a line each.
+const char* gt_fields() {
+  using cuda::Launch;
+  using cuda::LtLaunch;
+  static const FieldLayout fields[] = {
+      GEMMTUNED_PROBLEM_FIELDS,
+      GEMMTUNED_FIELD(Record, key), GEMMTUNED_FIELD(Record, calls), GEMMTUNED_FIELD(Record, sampled_calls),
+      GEMMTUNED_FIELD(Record, sampled_ns),
+      GEMMTUNED_FIELD(Launch, function), GEMMTUNED_FIELD(Launch, max_m), GEMMTUNED_FIELD(Launch, partials_offset),
+      GEMMTUNED_FIELD(Launch, workspace_bytes), GEMMTUNED_FIELD(Launch, pointer_align), GEMMTUNED_FIELD(Launch, device),
+      GEMMTUNED_FIELD(Launch, warps), GEMMTUNED_FIELD(Launch, warp_size), GEMMTUNED_FIELD(Launch, shared),
+      GEMMTUNED_FIELD(Launch, ld_multiple), GEMMTUNED_FIELD(Launch, n), GEMMTUNED_FIELD(Launch, cluster),
+      GEMMTUNED_FIELD(Launch, block), GEMMTUNED_FIELD(Launch, over), GEMMTUNED_FIELD(Launch, argument_count),
+      GEMMTUNED_FIELD(Launch, null_pointers), GEMMTUNED_FIELD(Launch, arguments),
+      GEMMTUNED_FIELD(LtLaunch, algo), GEMMTUNED_FIELD(LtLaunch, max_m), GEMMTUNED_FIELD(LtLaunch, workspace_bytes),
+      GEMMTUNED_FIELD(LtLaunch, pointer_align), GEMMTUNED_FIELD(LtLaunch, device), GEMMTUNED_FIELD(LtLaunch, ld_multiple),
+      GEMMTUNED_FIELD(LtLaunch, data_type), GEMMTUNED_FIELD(LtLaunch, compute_type), GEMMTUNED_FIELD(LtLaunch, x_turned),
+      GEMMTUNED_FIELD(LtLaunch, w_turned),
+      GEMMTUNED_FIELD(OperatorLaunch, max_m), GEMMTUNED_FIELD(OperatorLaunch, integer), GEMMTUNED_FIELD(OperatorLaunch, real),
+      GEMMTUNED_FIELD(OperatorLaunch, kind), GEMMTUNED_FIELD(OperatorLaunch, count),
+      GEMMTUNED_FIELD(OperatorLaunch, contiguous), GEMMTUNED_FIELD(OperatorLaunch, name),
+      GEMMTUNED_FIELD(OperatorLaunch, overload), GEMMTUNED_FIELD(OperatorLaunch, schema),
+      GEMMTUNED_FIELD(GtRow, key), GEMMTUNED_FIELD(GtRow, id), GEMMTUNED_FIELD(GtRow, code), GEMMTUNED_FIELD(GtRow, launch),
+      GEMMTUNED_FIELD(GtFailure, id), GEMMTUNED_FIELD(GtFailure, how), GEMMTUNED_FIELD(GtFailure, reason),
+  };
+  static const std::string text = layout_text(fields);
+  return text.c_str();
+}
+
+// Whether the program has this operator; 0, or -1 with the reason in `error`.
+int gt_check_operator(const OperatorLaunch* facts, char* error, size_t room) {
+  try {
+    const OperatorCall call(*facts);
+    return 0;
+  } catch (const c10::Error& err) {
+    snprintf(error, room, "%s", err.what_without_backtrace());
+  } catch (const std::exception& err) {
+    snprintf(error, room, "%s", err.what());
+  }
+  return -1;
 }
 
 // Makes ready for gt_install. 0; 1 when the CUDA half is left out for the reason in `note`; -1 with it when all is.
@@ -343,6 +403,8 @@ void gt_load(const GtRow* rows, size_t count, uint64_t generation) {
         route->launch = std::make_unique<const cuda::Launch>(*static_cast<const cuda::Launch*>(rows[i].launch));
       if (rows[i].code == CUBLASLT && rows[i].launch)
         route->lt = std::make_unique<const cuda::LtLaunch>(*static_cast<const cuda::LtLaunch*>(rows[i].launch));
+      if (rows[i].code == OPERATOR && rows[i].launch)
+        route->op = std::make_unique<const OperatorCall>(*static_cast<const OperatorLaunch*>(rows[i].launch));
     }
     table->add(rows[i].key, route.get());
   }

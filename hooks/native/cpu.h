@@ -48,6 +48,8 @@ struct Cpu {
                b.stride(-1) == b.size(-2) && (!bias || bias->is_contiguous());
       case MV:
         return a.dim() == 2 && a.size(0) == 1;
+      case OPERATOR:
+        return route.op && route.op->accepts(a, b, bias);
       default:
         return true;
     }
@@ -72,6 +74,8 @@ struct Cpu {
         return onednn_linear(a, b.t(), bias);
       case ONEDNN_PACKED:
         return onednn_linear(a, packed, bias);
+      case OPERATOR:
+        return (*route.op)(a, b, bias);
     }
     TORCH_CHECK(false, "route code ", route.code, " is not known to this build");
   }

@@ -29,6 +29,7 @@
 #include "cublaslt.h"
 #include "cuda_launch.h"
 #include "operators.h"
+#include "scales.h"
 
 namespace gemmtuned {
 
@@ -67,12 +68,14 @@ struct Cuda {
   static bool accepts(const Route& route, const Tensor& a, const Tensor& b, const Tensor* bias) {
     if (a.dim() != 2 || other_rounding(a.scalar_type())) return false;
     if (route.lt) return route.lt->accepts(a, b, bias);
+    if (route.op) return route.op->accepts(a, b, bias);
     return route.launch && route.launch->accepts(a, b, bias);
   }
 
   static Tensor run(const Route& route, const Tensor& a, const Tensor& b, const OptionalTensor& bias, const Tensor&) {
     at::AutoDispatchBelowADInplaceOrView below;
     const On here(a.device());
+    if (route.op) return (*route.op)(a, b, bias);
     const Tensor y = at::empty({a.size(0), b.size(1)}, a.options());
     launch(route, a, b, bias, y);
     return y;
@@ -81,7 +84,7 @@ struct Cuda {
   // Straight into `out` where that is the same as through a fresh tensor.
   static bool run_into(const Route& route, const Tensor& a, const Tensor& b, const OptionalTensor& bias, Tensor& out) {
     const auto apart = [&out](const Tensor& t) { return at::get_overlap_status(out, t) == at::MemOverlapStatus::No; };
-    if (!out.is_contiguous() || reinterpret_cast<uintptr_t>(out.const_data_ptr()) % 16 || !apart(a) || !apart(b) ||
+    if (route.op || !out.is_contiguous() || reinterpret_cast<uintptr_t>(out.const_data_ptr()) % 16 || !apart(a) || !apart(b) ||
         (bias && !apart(*bias)))
       return false;
     const On here(a.device());
@@ -152,14 +155,14 @@ struct Cuda {
   }
 
 #ifdef GEMMTUNED_SCALED_MM
-  // The scale's granularity goes by its number of values.
   template <class T>
   static Tensor scaled_mm(const T& a, const T& b, const T& scale_a, const T& scale_b, const OptionalTensor& bias,
                           const OptionalTensor& scale_result, std::optional<at::ScalarType> out_dtype, bool fast) {
     const auto stock = [&] {
       return at::cuda::_scaled_mm(a, b, scale_a, scale_b, bias, scale_result, out_dtype, fast);
     };
-    return count_scaled(a, b, scale_a, bias, out_dtype.value_or(a.scalar_type()), fast, stock);
+    const auto scales = [&] { return scales_of(a, b, scale_a, scale_b); };
+    return count_scaled(a, b, scales, bias, out_dtype.value_or(a.scalar_type()), fast, stock);
   }
   template <class T>
   static Tensor& scaled_mm_out(const T& a, const T& b, const T& scale_a, const T& scale_b, const OptionalTensor& bias,
@@ -168,7 +171,8 @@ struct Cuda {
     const auto stock = [&]() -> Tensor& {
       return at::cuda::_scaled_mm_out(out, a, b, scale_a, scale_b, bias, scale_result, out_dtype, fast);
     };
-    return count_scaled(a, b, scale_a, bias, out.scalar_type(), fast, stock);
+    const auto scales = [&] { return scales_of(a, b, scale_a, scale_b); };
+    return count_scaled(a, b, scales, bias, out.scalar_type(), fast, stock);
   }
 #endif
 
@@ -188,8 +192,11 @@ struct Cuda {
       const auto stock = [&] {
         return Stock(a, b, scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b, bias, out_dtype, dims, fast);
       };
-      if (scale_a.empty() || !dims.empty()) return stock();
-      return count_scaled(a, b, scale_a[0], bias, out_dtype.value_or(a.scalar_type()), fast, stock);
+      if (!dims.empty()) return stock();
+      const auto scales = [&] {
+        return scales_of(a, b, scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b);
+      };
+      return count_scaled(a, b, scales, bias, out_dtype.value_or(a.scalar_type()), fast, stock);
     }
 
     template <Out* Stock>
@@ -199,8 +206,11 @@ struct Cuda {
       const auto stock = [&]() -> Tensor& {
         return Stock(a, b, scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b, bias, out_dtype, dims, fast, y);
       };
-      if (scale_a.empty() || !dims.empty()) return stock();
-      return count_scaled(a, b, scale_a[0], bias, y.scalar_type(), fast, stock);
+      if (!dims.empty()) return stock();
+      const auto scales = [&] {
+        return scales_of(a, b, scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b);
+      };
+      return count_scaled(a, b, scales, bias, y.scalar_type(), fast, stock);
     }
   };
 
@@ -216,20 +226,19 @@ struct Cuda {
     Problem p;
     const Tensor first = b.select(0, 0);
     if (!gemmtuned::describe<Cuda>(p, GROUPED, a, first, out_dtype.value_or(a.scalar_type()))) return stock();
-    p.batch = static_cast<int32_t>(b.size(0));
+    p.batch = static_cast<uint32_t>(b.size(0));
     return call<Cuda>(p, a, first, nullptr, false, stock, [&](Route&) { return stock(); });
   }
 #endif
 
  private:
-  template <class Stock>
-  static auto count_scaled(const Tensor& a, const Tensor& b, const Tensor& scale_a, const OptionalTensor& bias,
+  // scales: what both stand for, told after the operands are known to be matrices that fit.
+  template <class Scales, class Stock>
+  static auto count_scaled(const Tensor& a, const Tensor& b, const Scales& scales, const OptionalTensor& bias,
                            at::ScalarType out_dtype, bool fast, const Stock& stock) -> decltype(stock()) {
     Problem p;
-    if (off() || !gemmtuned::describe<Cuda>(p, SCALED, a, b, out_dtype)) return stock();
-    p.scale = scale_a.numel() == 1 ? PER_TENSOR : scale_a.numel() == p.m ? PER_ROW : PER_BLOCK;
-    p.math = fast ? REDUCED : IEEE;
-    if (bias) p.flags |= BIAS;
+    if (off() || !gemmtuned::describe<Cuda>(p, SCALED, a, b, out_dtype) || !describe_scaled(p, scales(), a, bias, fast))
+      return stock();
     return call<Cuda>(
         p, a, b, nullptr, false, stock, [&](Route&) -> decltype(stock()) { return stock(); }, [](Route&) { return Tensor(); });
   }

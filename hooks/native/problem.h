@@ -1,28 +1,17 @@
-// The key of one GEMM call, packed. Mirrors configs/problem.py; hooks/native/__init__.py mirrors this layout.
+// The key of one GEMM call, packed: its fields and their codes are those of configs/key.py.
 #pragma once
 #include <cstdint>
 #include <cstring>
 
+#include "problem.gen.h"
+
 namespace gemmtuned {
 
-// Codes are indices into FAMILIES, LAYOUTS, WEIGHT_STATES, MATH_MODES, SCALES of configs/problem.py.
-enum Family : uint8_t { DENSE, BATCHED, DENSE_ADD, BATCHED_ADD, SCALED, GROUPED };
-enum Math : uint8_t { IEEE, TF32, BF16_INSIDE, REDUCED };
-enum Covers : uint8_t { EXACT, FINE, COARSE };
-enum Scale : uint8_t { UNSCALED, PER_TENSOR, PER_ROW, BLOCK_32, PER_BLOCK, BLOCK_128 };
-enum Flag : uint8_t { BIAS = 1, DETERMINISTIC = 2, GRAPH = 4, PACKED = 8 };
-
-struct Problem {
-  int64_t m, n, k;
-  int32_t batch;
-  uint16_t threads;
-  uint8_t family, dtype, wdtype, out_dtype, layout, math, flags, covers;
-  uint8_t device_type : 2, scale : 6, device_index;  // device_type: 0 CPU, 1 CUDA
-
+struct Problem : ProblemFields {
   bool operator==(const Problem& other) const { return std::memcmp(this, &other, sizeof *this) == 0; }
 
-  uint64_t hash() const {  // five words, multiplied and folded; every bit of the key reaches every bit of the result
-    uint64_t word[5], h = 0x9e3779b97f4a7c15ull;
+  uint64_t hash() const {  // word by word, multiplied and folded; every bit of the key reaches every bit of the result
+    uint64_t word[sizeof(ProblemFields) / 8], h = 0x9e3779b97f4a7c15ull;
     std::memcpy(word, this, sizeof word);
     for (uint64_t w : word) {
       const unsigned __int128 p = static_cast<unsigned __int128>(h ^ w) * 0xd6e8feb86659fd93ull;
@@ -31,7 +20,7 @@ struct Problem {
     return h;
   }
 };
-static_assert(sizeof(Problem) == 40, "the key has no hidden padding");
+static_assert(sizeof(Problem) == sizeof(ProblemFields) && sizeof(Problem) <= 48, "a key is nothing but its fields");
 
 // AITER's padded M; the Python twin and its source are in configs/padding.py, a test compares the two.
 inline int64_t padded_m(int64_t m, int64_t n, Covers covers) {

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "operator_call.h"
 #include "problem.h"
 
 namespace gemmtuned::cuda {
@@ -38,7 +39,7 @@ inline Failures& failures() {
 }
 
 // How a route runs. Codes of kernels/backends; hooks/dispatch.py holds the same list.
-enum Code : int32_t { STOCK = 0, SWAP = 1, MV = 2, ONEDNN = 3, ONEDNN_PACKED = 4, LAUNCH = 5, CUBLASLT = 6 };
+enum Code : int32_t { STOCK = 0, SWAP = 1, MV = 2, ONEDNN = 3, ONEDNN_PACKED = 4, LAUNCH = 5, CUBLASLT = 6, OPERATOR = 7 };
 
 // One way to run a problem. Interned: lives as long as the process, so that a call may hold it across a reload.
 struct Route {
@@ -47,6 +48,7 @@ struct Route {
   std::atomic<bool> failed{false};
   std::unique_ptr<const cuda::Launch> launch{};  // what a code of LAUNCH needs
   std::unique_ptr<const cuda::LtLaunch> lt{};    // what a code of CUBLASLT needs
+  std::unique_ptr<const OperatorCall> op{};      // what a code of OPERATOR needs
 
   void fail(Failing how, const char* why) {
     if (failed.exchange(true)) return;
@@ -73,7 +75,7 @@ class RouteTable {
     for (Covers covers : {EXACT, FINE, COARSE}) {
       Problem key = problem;
       key.covers = covers;
-      key.m = padded_m(problem.m, problem.n, covers);
+      key.m = static_cast<uint32_t>(padded_m(problem.m, problem.n, covers));
       const auto row = rows_.find(key);
       if (row != rows_.end() && !row->second->failed.load(std::memory_order_acquire))
         return {row->second, covers == EXACT ? EXACT_HIT : PADDED_HIT};
