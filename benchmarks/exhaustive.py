@@ -38,12 +38,12 @@ SHAPES = ((576, 7168), (7168, 2048), (4096, 4096), (5120, 2880))
 
 def whole_space(problem: Problem, here: Environment) -> Iterator[Candidate]:
     """Every candidate that the search could choose from, and all that other backends offer."""
-    for name in here.stamps:
+    for name in here.backends:
         if name not in ("triton", "cuda"):
             yield from BACKENDS[name].candidates(problem)
     for _, kernel, config in space(problem.m, problem.n, problem.k, here.device.units, arch=here.device.arch):
         yield Candidate.of("triton", kernel=kernel, **config)
-    if "cuda" in here.stamps:
+    if "cuda" in here.backends:
         yield from cuda.space(problem, here.device)
 
 

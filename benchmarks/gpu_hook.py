@@ -126,8 +126,8 @@ def main() -> None:
     parser = record.arguments(__doc__)
     args = parser.parse_args()
     device = cuda_device(0)
-    stamp = environment(device).stamps.get("triton", "")
-    say(bool(stamp), f"environment {environment(device).key}")
+    stamps = environment(device).stamps
+    say("triton.gemv" in stamps, f"environment {environment(device).key}")
 
     w, bias = torch.randn(256, 1024, device="cuda", dtype=torch.bfloat16), torch.randn(256, device="cuda").bfloat16()
     x = torch.randn(1, 1024, device="cuda", dtype=torch.bfloat16)
@@ -147,9 +147,11 @@ def main() -> None:
     folder = Settings.from_env().config_dir
     make_folder(folder)
     base = {"m": 1, "n": 256, "k": 1024, "math_mode": "reduced"}
-    solutions = [solution(Problem(**base, bias=b), gemv, 1, stamp, device, folder) for b in (False, True)]
+    solutions = [
+        solution(Problem(**base, bias=b), gemv, 1, stamps["triton.gemv"], device, folder) for b in (False, True)
+    ]
     wide = [Problem(m=m, n=576, k=7168, math_mode="reduced") for m in (4, 8, 16)]
-    solutions += [solution(p, warp_split_k, 1, stamp, device, folder) for p in wide]
+    solutions += [solution(p, warp_split_k, 1, stamps["triton.warp_split_k"], device, folder) for p in wide]
     library = Problem(m=8, n=512, k=1024, math_mode="reduced")
     solutions.append(library_solution(library, environment(device).stamps["cublaslt"], device))
     solutions += [replace(s, mode="graph") for s in solutions]
@@ -178,7 +180,7 @@ def main() -> None:
         ratio = host[name]["routed_ratio"]["median"]
         say(ratio <= 0.70, f"{name}: routed {ratio:.2f}x stock {bare:.0f} ns (at most 0.70)")
         say(abs(host[name]["off_added"]["median"]) <= 100, f"{name}: hook taken away {host[name]['off_added']} ns")
-    RESULT["reload"] = reload_under_load(hook, solutions, device, stamp, folder)
+    RESULT["reload"] = reload_under_load(hook, solutions, device, stamps, folder)
     outcomes: dict[str, int] = {}
     for s in hook.native.drain():
         outcomes[f"{s.problem} {s.outcome}"] = outcomes.get(f"{s.problem} {s.outcome}", 0) + s.calls
@@ -212,12 +214,16 @@ def move_in(staged: Path, folder: Path) -> None:
 
 
 @torch.inference_mode()
-def reload_under_load(hook: Any, first: list[Solution], device: Any, stamp: str, folder: Path) -> dict[str, Any]:
+def reload_under_load(
+    hook: Any, first: list[Solution], device: Any, stamps: dict[str, str], folder: Path
+) -> dict[str, Any]:
     """The slowest call while 200 new solutions come in, against the slowest of un-hooked seconds; and how soon."""
     w = torch.randn(256, 1024, device="cuda", dtype=torch.bfloat16)
     x = torch.randn(1, 1024, device="cuda", dtype=torch.bfloat16)
     compiled = [
-        solution(Problem(m=m, n=n, k=1024, math_mode="reduced"), kernel, 2, stamp, device, folder)
+        solution(
+            Problem(m=m, n=n, k=1024, math_mode="reduced"), kernel, 2, stamps[f"triton.{kernel.NAME}"], device, folder
+        )
         for m, kernel in ((1, gemv), (8, warp_split_k))
         for n in range(384, 384 + 12 * 128, 128)
     ]

@@ -50,7 +50,7 @@ class Step:
 
     def __init__(self, size: str, batch: int, length: int) -> None:
         self.device = cuda_device(0)
-        self.stamp = environment(self.device).stamps["triton"]
+        self.stamps = environment(self.device).stamps
         self.folder = Settings.from_env().config_dir
         make_folder(self.folder)
         self.model = example.build(size, 0, "cuda", torch.bfloat16)
@@ -67,7 +67,13 @@ class Step:
         solutions = []
         for problem, (kernel, config) in chosen.items():
             found = gpu_hook.solution(
-                problem, MODULES[kernel], self.generation, self.stamp, self.device, self.folder, config
+                problem,
+                MODULES[kernel],
+                self.generation,
+                self.stamps[f"triton.{kernel}"],
+                self.device,
+                self.folder,
+                config,
             )
             solutions += [found, replace(found, mode="graph")]
         write_tables(self.folder, {f"dense-{self.device.key}": solutions}, generation=self.generation)

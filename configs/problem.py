@@ -54,7 +54,7 @@ LAYOUTS: Final = ("nn", "nt", "ns", "tn", "tt", "ts", "sn", "st", "ss")
 WEIGHT_STATES: Final = ("plain", "packed", "shuffled")
 MATH_MODES: Final = ("ieee", "tf32", "bf16", "reduced")
 SCALES: Final = ("none", "tensor", "row", "1x32", "1x128", "128x128", "1x16", "1x16+tensor")
-SCALE_LAYOUTS: Final = ("row", "col", "padded", "swizzled", "other")
+SCALE_LAYOUTS: Final = ("row", "col", "row_padded", "col_padded", "swizzled", "other")
 # What a scale is where nothing else is said: of W beside that of X, and its dtype
 _SCALE_OF_W: Final = {"1x128": "128x128"}
 _SCALE_DTYPES: Final = {"1x32": "e8m0", "1x16": "fp8_e4m3", "1x16+tensor": "fp8_e4m3"}
@@ -75,7 +75,7 @@ class Problem:
     batch of grouped is the number of groups that the m rows of X are dealt out to.
     scale, wscale: what one scale of X, of W stands for: the tensor, a row, or a block of that many rows and columns.
     scale_dtype, wscale_dtype: of the scales themselves.  scale_layout, wscale_layout: how block scales lie, as a matrix
-    with a row for each row of X or W: `row` and `col` major, `padded` (columns further apart than there are rows),
+    with a row for each row of X or W: `row` and `col` major, `_padded` where a row or column is followed by room,
     `swizzled` (blocks of 32x4x4, as the hardware reads them).
     packing: the layout of a weight that is packed or shuffled, where there are several.
     threads: the CPU threads of the calling process; 0 on other devices.

@@ -11,6 +11,7 @@ import json
 import math
 import platform
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any, Final
 
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.launch import read_launch
+from gemmtuned.configs.old_stamps import of_kernel
 from gemmtuned.configs.padding import COVERS
 from gemmtuned.configs.problem import Problem
 
@@ -39,6 +41,15 @@ class Candidate:
 
     def __str__(self) -> str:
         return self.backend if self.config == "{}" else f"{self.backend} {self.config}"
+
+    @property
+    def kernel(self) -> str:
+        """The kernel that its config names; "" where it names none."""
+        try:
+            named = json.loads(self.config)["kernel"]
+        except (ValueError, KeyError, TypeError):
+            return ""
+        return named if isinstance(named, str) else ""
 
     @classmethod
     def of(cls, backend: str, /, **config: int | str | bool) -> Candidate:
@@ -63,23 +74,43 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Versions that decide whether a solution may be used, one stamp for each backend.
+    """A device and a torch, which decide what is asked for, and the versions that decide which solutions hold there.
 
-    A solution carries the stamp of its own backend; it is used only where the same backend has an equal stamp.
+    stamps: by the backend's name, or by `backend.kernel` (kernel_stamps) where a backend's configs name a kernel.  A
+    solution carries the stamp of what made it; it is used only where the same backend or kernel has an equal stamp.
+    tunable: what a worker here can tune, as Problem.operands says it; empty where no worker has said.
     """
 
     device: Device
     stamps: dict[str, str] = field(hash=False)
+    tunable: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def key(self) -> str:
-        """Canonical text, equal for equal environments."""
-        parts = [self.device.key, *(f"{b}={s}" for b, s in sorted(self.stamps.items()))]
-        return " ".join(parts)
+        """Canonical text of device and torch: environments of equal key share their demand, whatever else they have."""
+        return f"{self.device.key} {DEFAULT_BACKEND}={self.stamps.get(DEFAULT_BACKEND, '')}"
+
+    @property
+    def backends(self) -> frozenset[str]:
+        """Names of the backends that are here."""
+        return frozenset(name.partition(".")[0] for name in self.stamps)
+
+    def stamp_of(self, candidate: Candidate) -> str | None:
+        """The stamp of a solution by this candidate; None where its backend, or its kernel, is not here."""
+        whole = self.stamps.get(candidate.backend)
+        return whole if whole is not None else self.stamps.get(f"{candidate.backend}.{candidate.kernel}")
 
     def accepts(self, backend: str, stamp: str) -> bool:
         """True when a solution of this backend, made under this stamp, may run here."""
-        return self.stamps.get(backend) == stamp
+        return stamp in (self.stamps.get(backend), self.stamps.get(f"{backend}.{stamp.partition('/')[0]}"))
+
+
+def kernel_stamps(backend: str, versions: Mapping[str, str]) -> dict[str, str]:
+    """Stamps of a backend's kernels, for Environment: by `backend.kernel`, each beginning with the kernel's name.
+
+    versions: all else that must be equal, by the kernel's name (its source, its compiler, the architecture).
+    """
+    return {f"{backend}.{kernel}": f"{kernel}/{version}" for kernel, version in versions.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +181,7 @@ class Solution:
             raise TableError(f"launch is {str(launch)[:80]!r}, expected text")
         if launch:
             read_launch(launch)
+        own["stamp"] = of_kernel(own["backend"], Candidate(own["backend"], own["config"]).kernel, own["stamp"])
         return cls(problem=problem, **own, launch=launch)
 
 

@@ -55,7 +55,7 @@ def check(
             if worker is None:
                 worker = _ready(make_worker())
             assert worker.environment is not None
-            if candidate.backend not in worker.environment.stamps:
+            if candidate.backend not in worker.environment.backends:
                 yield Checked(problem, candidate, "not here", note=f"there is no backend {candidate.backend} here")
                 continue
             only = () if candidate.backend == DEFAULT_BACKEND else (candidate,)

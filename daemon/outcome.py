@@ -78,17 +78,17 @@ class Default:
 
 def solution_of(asked: Question, winner: Entrant | None, default: Default, mode: str) -> Solution:
     """The verdict in one mode; without a winner the default is best."""
-    stamps = asked.environment.stamps
+    environment = asked.environment
     if winner is None:
         return Solution(
             problem=asked.target, device=asked.environment.device.key, mode=mode, covers=asked.covers,
-            backend=DEFAULT.backend, config=DEFAULT.config, stamp=stamps[DEFAULT.backend], us=default.us,
+            backend=DEFAULT.backend, config=DEFAULT.config, stamp=environment.stamp_of(DEFAULT) or "", us=default.us,
             baseline_us=default.us, gain_low=1.0, err=default.err, baseline_err=default.err, state="default_best",
         )  # fmt: skip
     run, chosen = winner.races[asked.main], winner.candidate
     return Solution(
         problem=asked.target, device=asked.environment.device.key, mode=mode, covers=asked.covers,
-        backend=chosen.backend, config=chosen.config, stamp=stamps[chosen.backend], us=run.us,
+        backend=chosen.backend, config=chosen.config, stamp=environment.stamp_of(chosen) or "", us=run.us,
         baseline_us=run.baseline_us, gain_low=winner.gain_low, err=winner.verdict.err or 0.0,
         baseline_err=winner.verdict.baseline_err, state="published", launch=winner.launch,
     )  # fmt: skip

@@ -250,7 +250,7 @@ class _Contest:
                 yield candidate
 
     def _can_be_tried(self, candidate: Candidate) -> bool:
-        if candidate.backend not in self._environment.stamps or not self._options.allows(candidate):
+        if self._environment.stamp_of(candidate) is None or not self._options.allows(candidate):
             return False
         backend = BACKENDS.get(candidate.backend)
         if isinstance(backend, CompiledBackend) and self._options.only is None:  # who asks for it is told why not

@@ -38,7 +38,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Worker's first message: the environment its solutions hold in."""
+    """Worker's first message: the environment its solutions hold in, and what it can tune there."""
 
     environment: Environment
 
@@ -102,7 +102,8 @@ def encode(message: Message) -> bytes:
             "mode": message.mode, "skip": skip, "options": message.options.to_row(),
         }  # fmt: skip
     elif isinstance(message, Hello):
-        body = {"hello": asdict(message.environment.device), "stamps": message.environment.stamps}
+        environment = message.environment
+        body = {"hello": asdict(environment.device), "stamps": environment.stamps, "tunable": environment.tunable}
     elif isinstance(message, Trial):
         body = {
             "trial": message.problem.row(), "backend": message.candidate.backend, "config": message.candidate.config,
@@ -153,7 +154,7 @@ def decode(body: bytes) -> Message:
             return Order(members, str(raw["covers"]), target, str(raw["mode"]), skip, options)
         if "hello" in raw:
             stamps = {str(name): str(stamp) for name, stamp in raw["stamps"].items()}
-            return Hello(Environment(Device(**raw["hello"]), stamps))
+            return Hello(Environment(Device(**raw["hello"]), stamps, tuple(str(kind)[:200] for kind in raw["tunable"])))
         if "trial" in raw:
             return _trial(raw)
         if "found" in raw:

@@ -134,9 +134,12 @@ def load(search: str, device: str) -> tuple[Search, Environment]:
     """The search function and the environment: ours, or those of the file a test named."""
     if not search:
         from gemmtuned.daemon.search import tune_modes
+        from gemmtuned.kernels.backends import add_others
         from gemmtuned.kernels.backends import environment as environment_of
+        from gemmtuned.kernels.families import tunable
 
-        return tune_modes, environment_of(device_of(device))
+        add_others()
+        return tune_modes, replace(environment_of(device_of(device)), tunable=tunable())
     path, _, name = search.rpartition(":")
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     if spec is None or spec.loader is None:

@@ -11,7 +11,7 @@ from gemmtuned.configs.hint import Hint, plain_case
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Environment
 from gemmtuned.db.leases import Leases, Work
-from gemmtuned.db.rows import plain, rows, us
+from gemmtuned.db.rows import current_stamps, plain, us
 
 MAX_SEEDS: Final = 8  # tried beside our own candidates, which are 5 to 30
 MAX_NEIGHBOURS: Final = 3  # of them at most
@@ -73,7 +73,7 @@ class Hints(Leases):
         """
         values = {
             "rest": plain_case(work.problem).rest, "own_rest": work.problem.rest, "m": work.problem.m,
-            "device": work.environment.device.key, "backends": json.dumps(sorted(work.environment.stamps)),
+            "device": work.environment.device.key, "backends": json.dumps(sorted(work.environment.backends)),
             "limit": MAX_SEEDS, "neighbours": MAX_NEIGHBOURS,
         }  # fmt: skip
 
@@ -89,8 +89,7 @@ class Hints(Leases):
         def ask(conn: sqlite3.Connection) -> list[Environment]:
             found = []
             for number, *facts in conn.execute(_KNOWN).fetchall():
-                stamps = rows(conn, "SELECT backend, stamp FROM environment_stamp WHERE environment_id = ?", (number,))
-                found.append(Environment(Device(*facts), {row["backend"]: row["stamp"] for row in stamps}))
+                found.append(Environment(Device(*facts), current_stamps(conn, number)))
             return found
 
         return self._db.read(ask)

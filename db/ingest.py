@@ -416,5 +416,7 @@ def _hash(row: tuple[Any, ...], named: Named) -> str:
     """By which the version before knew a row."""
     columns = [getattr(named.problem, name) for name in REST_OF_0_1_0]
     rest = "|".join(["" if value is None else str(value) for value in columns])
-    what = (str(named.problem), rest, named.environment.key, named.run, *row[3:6])
+    stamps = sorted(named.environment.stamps.items())
+    key = " ".join([named.environment.device.key, *(f"{backend}={stamp}" for backend, stamp in stamps)])
+    what = (str(named.problem), rest, key, named.run, *row[3:6])
     return sha256("\n".join(map(str, what)).encode(errors="replace")).hexdigest()

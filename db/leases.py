@@ -15,7 +15,18 @@ from typing import Any, Final
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Environment
-from gemmtuned.db.rows import PROBLEM_COLUMNS, Part, plain, problem_of, rows, us
+from gemmtuned.db.rows import (
+    LOOK_UP_AGAIN,
+    PROBLEM_COLUMNS,
+    Part,
+    current_stamps,
+    plain,
+    problem_of,
+    rows,
+    stamp_rows,
+    stamps_here,
+    us,
+)
 
 MAX_ATTEMPTS: Final = 3
 BACKOFF_S: Final = 60.0  # times 4^attempt: 4 minutes after the first failure, 16 after the second, none after the third
@@ -43,7 +54,7 @@ waiting AS (
     JOIN problem p ON p.id = d.problem_id
     JOIN problem_cost c ON c.environment_id = d.environment_id AND c.problem_id = d.problem_id
     LEFT JOIN bucket b ON b.rest = p.rest AND b.m_fine = p.m_fine
-    WHERE d.environment_id = :environment AND (d.solution_id IS NULL OR :again)
+    WHERE d.environment_id = :environment AND d.tunable AND (d.solution_id IS NULL OR :again)
         AND (d.asked_us IS NOT NULL OR d.last_seen_us >= :stale)
         AND (:only IS NULL OR d.problem_id IN (SELECT value FROM json_each(:only)))
     GROUP BY coalesce(b.first_id, d.problem_id)
@@ -93,8 +104,20 @@ FROM unit u
 LEFT JOIN problem b ON b.rest = u.rest AND b.m = u.unit_m
 LEFT JOIN work w ON w.problem_id = b.id AND w.environment_id = u.environment_id
     AND w.covers = u.covers AND w.mode = :mode
-WHERE u.environment_id = (SELECT id FROM environment WHERE key = :key) AND u.solution_id IS NULL
+WHERE u.environment_id = (SELECT id FROM environment WHERE key = :key) AND u.solution_id IS NULL AND u.tunable
     AND (w.state = 'failed' OR u.asked_us IS NOT NULL OR u.last_seen_us >= :stale))
+"""
+_CURRENT: Final = """
+UPDATE environment_stamp SET current = 1 WHERE environment_id = ? AND backend = ? AND kernel = ? AND stamp = ?
+"""
+_TUNABLE_AGAIN: Final = """
+UPDATE demand SET tunable = NOT EXISTS (SELECT 1 FROM tunable WHERE environment_id = :environment)
+    OR (SELECT p.operands FROM problem p WHERE p.id = demand.problem_id)
+        IN (SELECT operands FROM tunable WHERE environment_id = :environment)
+WHERE environment_id = :environment
+"""
+_ANOTHER_CHANCE: Final = """
+DELETE FROM work WHERE environment_id = ? AND state = 'failed' AND cause IN ('failed', 'lapsed')
 """
 _UNASK: Final = """
 DELETE FROM demand WHERE calls = 0 AND first_seen_us >= ?
@@ -105,26 +128,27 @@ UPDATE demand SET asked_us = NULL WHERE asked_us >= ?
     AND problem_id IN (SELECT id FROM problem WHERE text IN (SELECT value FROM json_each(?)))
 """
 _TRIAL: Final = """
-INSERT INTO trial (problem_id, environment_id, mode, backend, config, phase, us, err, outcome, note, owner, started_us)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO trial (problem_id, environment_id, mode, backend, config, phase, us, err, outcome, note, owner, started_us,
+    stamp)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET us = excluded.us, err = excluded.err, outcome = excluded.outcome, note = excluded.note,
-    owner = excluded.owner, started_us = excluded.started_us
+    owner = excluded.owner, started_us = excluded.started_us, stamp = excluded.stamp
 """
 _FAILED: Final = """
 SELECT t.backend, t.config FROM trial t
     WHERE t.problem_id = :problem AND t.environment_id = :environment
         AND t.outcome IN ('crash', 'hang', 'killed', 'wrong', 'refused')
+        AND (t.backend || ' ' || t.stamp) IN (SELECT value FROM json_each(:stamps))
 UNION
 SELECT q.backend, q.config FROM quarantine q
-    JOIN environment_stamp a ON a.environment_id = :environment AND a.backend = q.backend AND a.stamp = q.stamp
     WHERE q.problem_id = :problem AND q.how = 'wrong'
+        AND (q.backend || ' ' || q.stamp) IN (SELECT value FROM json_each(:stamps))
 UNION
 SELECT t.backend, t.config FROM trial t
-    JOIN environment_stamp a ON a.environment_id = t.environment_id AND a.backend = t.backend
-    JOIN environment_stamp b ON b.environment_id = :environment AND b.backend = a.backend AND b.stamp = a.stamp
     JOIN environment e ON e.id = t.environment_id
     JOIN environment f ON f.id = :environment AND f.device_id = e.device_id
     WHERE t.outcome IN ('crash', 'hang')
+        AND (t.backend || ' ' || t.stamp) IN (SELECT value FROM json_each(:stamps))
     GROUP BY t.backend, t.config HAVING count(DISTINCT t.problem_id) >= :deadly
 """
 
@@ -179,6 +203,7 @@ class Leases(Part):
         runs out.  again: what has a verdict already, too.  after: a family that had its share, all others come first.
         """
         only: str | None = None
+        self._settle(environment, us(now_s))
         if problems is not None:
             only = json.dumps(self._ask_for(problems, environment, us(now_s)))
         now_us = us(now_s)
@@ -195,6 +220,28 @@ class Leases(Part):
             if claimed is not None:
                 return claimed
         return None
+
+    def _settle(self, environment: Environment, now_us: int) -> None:
+        """Have reports go by what this worker has and can tune; after a change what failed gets another chance."""
+
+        def as_said(conn: sqlite3.Connection) -> bool:
+            found = conn.execute("SELECT id FROM environment WHERE key = ?", (environment.key,)).fetchone()
+            return found is not None and not _changes(conn, int(found[0]), environment)
+
+        def settle(conn: sqlite3.Connection) -> None:
+            here = self._environment_id(conn, environment, now_us)
+            if not _changes(conn, here, environment):
+                return
+            conn.execute("UPDATE environment_stamp SET current = 0 WHERE environment_id = ?", (here,))
+            conn.executemany(_CURRENT, stamp_rows(here, environment))
+            conn.execute("DELETE FROM tunable WHERE environment_id = ?", (here,))
+            conn.executemany("INSERT INTO tunable VALUES (?, ?)", [(here, kind) for kind in set(environment.tunable)])
+            conn.execute(LOOK_UP_AGAIN, (here,))
+            conn.execute(_TUNABLE_AGAIN, {"environment": here})
+            conn.execute(_ANOTHER_CHANCE, (here,))
+
+        if not self._db.read(as_said):
+            self._write(settle)
 
     def renew(self, work: Work, *, now_s: float, hold_s: float) -> bool:
         """Hold it longer. False: it was lost to another, or is finished; stop working on it."""
@@ -266,6 +313,7 @@ class Leases(Part):
                 plain(note, 4096),
                 work.owner,
                 started_us,
+                work.environment.stamp_of(candidate) or "",
             )
             conn.execute(_TRIAL, (*key, *what))
 
@@ -274,7 +322,7 @@ class Leases(Part):
     def failed_candidates(self, problem: Problem, environment: Environment) -> set[Candidate]:
         """Candidates not to be tried: they crashed, hung, were wrong or refused here, or failed inside a program.
 
-        So are those that crashed or hung on two problems on such a device with equal stamps of their backend: the
+        So are those that crashed or hung on two problems on such a device under the stamp they have here: the
         stamp holds the kernel's source and the versions, so an upgrade gives them another chance.
         """
 
@@ -282,7 +330,8 @@ class Leases(Part):
             ids = _known_ids(conn, problem, environment)
             if not ids:
                 return set()
-            return {Candidate(*row) for row in conn.execute(_FAILED, {**ids, "deadly": DEADLY}).fetchall()}
+            values = {**ids, "deadly": DEADLY, "stamps": stamps_here(environment)}
+            return {Candidate(*row) for row in conn.execute(_FAILED, values).fetchall()}
 
         return self._db.read(ask)
 
@@ -358,6 +407,14 @@ class Leases(Part):
             return mine is not None and conn.execute(f"{update} WHERE {_MINE}", (*values, *mine)).rowcount > 0
 
         return self._write(change)
+
+
+def _changes(conn: sqlite3.Connection, environment_id: int, environment: Environment) -> bool:
+    """Whether this worker has other stamps, or can tune something else, than the one that leased last."""
+    if current_stamps(conn, environment_id) != environment.stamps:
+        return True
+    found = conn.execute("SELECT operands FROM tunable WHERE environment_id = ?", (environment_id,)).fetchall()
+    return {kind for (kind,) in found} != set(environment.tunable)
 
 
 def lease_key(conn: sqlite3.Connection, work: Work) -> tuple[Any, ...] | None:

@@ -49,7 +49,7 @@ _PROBLEM: Final = f"SELECT {PROBLEM_COLUMNS} FROM problem p WHERE p.id = ?"  # n
 _DEVICE: Final = """
 SELECT h.key, h.kind, h.name, h.arch, h.units FROM environment e JOIN device h ON h.id = e.device_id WHERE e.id = ?
 """
-_STAMPS: Final = "SELECT backend, stamp FROM environment_stamp WHERE environment_id = ? LIMIT 64"
+_STAMPS: Final = "SELECT * FROM environment_stamp WHERE environment_id = ? LIMIT 256"
 _SESSIONS: Final = """
 SELECT * FROM session WHERE beat_us BETWEEN ? AND ? AND (host, pid, started_us) > (?, ?, ?)
 ORDER BY host, pid, started_us LIMIT ?
@@ -134,7 +134,9 @@ class MembersFile:
                 return
             self.is_empty = False
             self._refuse_strange()
-            first = self._ask("SELECT key, first_seen_us FROM environment ORDER BY id LIMIT 1")
+            came_as = "came_as" in {row[1] for row in self._ask("PRAGMA table_info(environment)")}
+            name = "coalesce(nullif(came_as, ''), key)" if came_as else "key"  # step 0016 gave it another
+            first = self._ask(f"SELECT {name}, first_seen_us FROM environment ORDER BY id LIMIT 1")  # noqa: S608
             self.born = int.from_bytes(sha256(json.dumps(first).encode()).digest()[:8], "big") >> 1 if first else None
         except BaseException:
             self._conn.close()
@@ -166,9 +168,13 @@ class MembersFile:
         return next(iter(self._rows(_PROBLEM, (number,))), None)
 
     def environment(self, number: int) -> tuple[dict[str, Any], dict[str, str]] | None:
-        """(device, stamps) of this environment."""
+        """(device, stamps that hold there now) of this environment; also of a file of before step 0016."""
         device = next(iter(self._rows(_DEVICE, (number,))), None)
-        return None if device is None else (device, dict(self._ask(_STAMPS, (number,))))
+        if device is None:
+            return None
+        now = [row for row in self._rows(_STAMPS, (number,)) if row.get("current", 1)]
+        names = (f"{row['backend']}.{row['kernel']}" if row.get("kernel") else str(row["backend"]) for row in now)
+        return device, dict(zip(names, (str(row["stamp"]) for row in now), strict=True))
 
     def run(self, number: int) -> str:
         found = self._ask("SELECT name FROM run WHERE id = ?", (number,))

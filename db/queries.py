@@ -19,11 +19,11 @@ from gemmtuned.configs.hint import plain_case
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import COLUMNS, Problem, known_problems
 from gemmtuned.configs.processes import life_of, pid_namespace
-from gemmtuned.configs.solution import CROWDED, LIVE_STATES, Device, Environment, Solution
+from gemmtuned.configs.solution import CROWDED, LIVE_STATES, Candidate, Device, Environment, Solution
 from gemmtuned.db import faults, migrations
 from gemmtuned.db.files import connect_read_only
 from gemmtuned.db.recheck import ASKED
-from gemmtuned.db.rows import rows, us
+from gemmtuned.db.rows import current_stamps, rows, us
 from gemmtuned.db.solutions import live_solutions
 
 if TYPE_CHECKING:
@@ -65,8 +65,10 @@ WITH recent AS (
     GROUP BY problem_id, environment_id, {run_id}
 ),
 known AS MATERIALIZED (
-    SELECT t.*, c.us, c.roofline_us, c.solution_id IS NOT NULL AS covered
+    SELECT t.*, c.us, c.roofline_us, c.solution_id IS NOT NULL AS covered,
+        c.solution_id IS NULL AND NOT d.tunable AS untunable
     FROM recent t JOIN problem_cost c ON c.environment_id = t.environment_id AND c.problem_id = t.problem_id
+    JOIN demand d ON d.environment_id = t.environment_id AND d.problem_id = t.problem_id
 )
 SELECT {columns},
     count(DISTINCT t.problem_id) AS problems,
@@ -77,6 +79,8 @@ SELECT {columns},
     sum(t.calls * t.covered) AS covered_calls,
     sum(t.calls * p.flops * t.covered) AS covered_flops,
     sum(t.calls * t.us * t.covered) AS covered_time_us,
+    count(DISTINCT CASE WHEN t.untunable THEN t.problem_id END) AS untunable_problems,
+    sum(t.calls * t.untunable) AS untunable_calls,
     sum(t.calls * t.us * (t.us = t.roofline_us)) AS estimated_time_us,
     sum(t.graph_calls) AS graph_calls,
     min(t.first_hour) * 3600000000 AS first_hour, max(t.last_hour) * 3600000000 AS last_hour
@@ -121,7 +125,8 @@ WHERE b.rest = ? AND b.m = ? AND s.covers = ? AND h.key = ?
 ORDER BY s.retired_generation IS NOT NULL, s.generation DESC
 """
 _WHERE: Final = """
-SELECT e.id, e.key AS environment, h.key AS device, u.calls, c.us, u.covers, u.unit_m, u.asked_us, u.last_seen_us,
+SELECT e.id, e.key AS environment, h.key AS device, h.kind, h.name, h.arch, h.units, u.tunable,
+    u.calls, c.us, u.covers, u.unit_m, u.asked_us, u.last_seen_us,
     w.state, w.owner, w.lease_until_us, w.retry_us, w.attempts, w.cause, w.reason
 FROM unit u
 JOIN problem_cost c ON c.environment_id = u.environment_id AND c.problem_id = u.problem_id
@@ -260,23 +265,25 @@ def publications(path: Path, *, limit: int = 50) -> list[dict[str, Any]]:
 
 def asked_again(path: Path) -> int:
     """How many problems have a solution in use that waits to be raced again because somebody asked."""
-    found = ask(path, ASKED, {"device": None, "environment": None})
+    found = ask(path, ASKED, {"device": None, "environment": None, "stamps": "[]"})
     return int(found[0]["n"]) if found else 0
 
 
 def environments(path: Path) -> list[dict[str, Any]]:
     """Where problems were seen: environment, device, problems, calls, open_problems (no verdict), failed, last_seen.
 
+    untunable: problems without a verdict that the daemon's version cannot tune, not among the open ones.
     put_off: open problems of which no times could be taken when last tried; put_off_reason: why, of one of them.
     """
     return ask(
         path,
         """
         SELECT e.key AS environment, h.key AS device, count(*) AS problems, sum(u.calls) AS calls,
-            sum(u.solution_id IS NULL) AS open_problems,
-            sum(u.solution_id IS NULL AND w.state IS 'failed') AS failed, -- a problem nobody leased yet has no state
-            sum(u.solution_id IS NULL AND w.state IS 'open' AND w.cause = 'put_off') AS put_off,
-            max(CASE WHEN u.solution_id IS NULL AND w.state IS 'open' AND w.cause = 'put_off'
+            sum(u.solution_id IS NULL AND u.tunable) AS open_problems,
+            sum(u.solution_id IS NULL AND NOT u.tunable) AS untunable,
+            sum(u.solution_id IS NULL AND u.tunable AND w.state IS 'failed') AS failed, -- none: nobody leased it
+            sum(u.solution_id IS NULL AND u.tunable AND w.state IS 'open' AND w.cause = 'put_off') AS put_off,
+            max(CASE WHEN u.solution_id IS NULL AND u.tunable AND w.state IS 'open' AND w.cause = 'put_off'
                 THEN w.reason END) AS put_off_reason,
             max(u.last_seen_us) AS last_seen
         FROM unit u
@@ -320,16 +327,14 @@ def explain(path: Path, problem: Problem, *, environment: Environment | None = N
     conn = _open(path)
     try:
         seen = rows(conn, _WHERE, (problem.rest, problem.m))
-        places = [(s["environment"], s["device"], _stamps(conn, s["id"])) for s in seen]
-        if environment is not None:
-            places = [(environment.key, environment.device.key, environment.stamps)]
+        places = [environment] if environment is not None else [_environment(conn, s) for s in seen]
         found: list[dict[str, Any]] = []
-        for key, device, stamps in places:
-            steps = _steps(conn, problem, key, device, stamps)
+        for place in places:
+            steps = _steps(conn, problem, place)
             found += steps
-            here = next((s for s in seen if s["environment"] == key), None)
+            here = next((s for s in seen if s["environment"] == place.key), None)
             hit = any(step["chosen"] for step in steps)
-            found.append(_row(key, device, "queue", problem.m, why=_queue(here, hit=hit)))
+            found.append(_row(place.key, place.device.key, "queue", problem.m, why=_queue(here, hit=hit)))
         return found
     except (sqlite3.Error, UnicodeDecodeError) as err:
         raise faults.store_error(err, path) from err
@@ -412,15 +417,14 @@ def _on(path: Path, look: Callable[[sqlite3.Connection], T], nothing: T) -> T:
         conn.close()
 
 
-def _stamps(conn: sqlite3.Connection, environment_id: int) -> dict[str, str]:
-    return dict(
-        conn.execute("SELECT backend, stamp FROM environment_stamp WHERE environment_id = ?", (environment_id,))
-    )
+def _environment(conn: sqlite3.Connection, row: dict[str, Any]) -> Environment:
+    """That of a row of _WHERE, with the stamps that hold there now."""
+    device = Device(row["device"], row["kind"], row["name"], row["arch"], row["units"])
+    return Environment(device, current_stamps(conn, row["id"]))
 
 
-def _steps(
-    conn: sqlite3.Connection, problem: Problem, key: str, device: str, stamps: dict[str, str]
-) -> list[dict[str, Any]]:
+def _steps(conn: sqlite3.Connection, problem: Problem, environment: Environment) -> list[dict[str, Any]]:
+    key, device = environment.key, environment.device.key
     steps: list[dict[str, Any]] = []
     hit = False
     for covers in COVERS:
@@ -429,7 +433,7 @@ def _steps(
         if not filed:
             steps.append(_row(key, device, covers, m, why="nothing filed here"))
         for s in filed:
-            why = _why_not(s, stamps)
+            why = _why_not(s, environment)
             chosen = not why and not hit
             text = why or ("this one runs" if chosen else "an earlier step was found")
             if (s["others"] or 0.0) > CROWDED:
@@ -442,13 +446,14 @@ def _steps(
     return steps
 
 
-def _why_not(s: dict[str, Any], stamps: dict[str, str]) -> str:
+def _why_not(s: dict[str, Any], environment: Environment) -> str:
     if s["state"] not in LIVE_STATES:
         return f"{s['state']}: {s['reason']}"
-    if s["backend"] not in stamps:
+    if s["backend"] not in environment.backends:
         return f"backend {s['backend']} is not available here"
-    if stamps[s["backend"]] != s["stamp"]:
-        return f"made for {s['backend']} {s['stamp']}, here it is {stamps[s['backend']]}"
+    if not environment.accepts(s["backend"], s["stamp"]):
+        here = environment.stamp_of(Candidate(s["backend"], s["config"]))
+        return f"made for {s['backend']} {s['stamp']}, here it is {here or 'not there any more'}"
     return ""
 
 
@@ -460,6 +465,8 @@ def _queue(here: dict[str, Any] | None, *, hit: bool) -> str:
         return calls
     unit = "" if here["covers"] == "exact" else f", to be tuned with its bucket up to M={here['unit_m']}"
     now = us(time.time())
+    if not here["tunable"]:
+        return f"{calls}: this version cannot tune it"
     if here["state"] == "failed":
         by_hand = here["cause"] in ("withdrawn", "rolled_back")
         how = here["reason"] if by_hand else f"failed for good ({here['reason']})"

@@ -15,16 +15,15 @@ from typing import Any, Final
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import CROWDED, Environment
 from gemmtuned.db.leases import CLAIM, CLOCK_SLACK_US, Work, bucket_members
-from gemmtuned.db.rows import PROBLEM_COLUMNS, Part, look_up_keys, problem_of, rows, us
+from gemmtuned.db.rows import HOLDS_HERE, PROBLEM_COLUMNS, Part, look_up_keys, problem_of, rows, stamps_here, us
 from gemmtuned.db.solutions import SERVES
 
 REPORTED: Final = "reported"  # a kind beside those of the column recheck: it failed in a program
-_HERE: Final = """
+_HERE: Final = f"""
 s.retired_generation IS NULL AND s.state != 'pinned'
     AND s.device_id = (SELECT device_id FROM environment WHERE id = :environment)
-    AND EXISTS (SELECT 1 FROM environment_stamp a
-        WHERE a.environment_id = :environment AND a.backend = s.backend AND a.stamp = s.stamp)
-"""
+    AND {HOLDS_HERE}
+"""  # noqa: S608
 _NEXT: Final = f"""
 SELECT {PROBLEM_COLUMNS}, s.problem_id, s.covers, max(s.us * coalesce(d.calls, 0)) AS worth,
     max(coalesce(d.calls, 0)) AS calls
@@ -51,20 +50,17 @@ SELECT 1 FROM solution s WHERE s.retired_generation IS NULL AND s.state != 'pinn
                 AND w.covers = s.covers AND w.state = 'failed'))
         OR (:conditions != '' AND s.conditions NOT IN ('', :conditions))) LIMIT 1
 """  # noqa: S608
-ASKED: Final = """
+ASKED: Final = f"""
 SELECT count(DISTINCT s.problem_id || s.covers) AS n FROM solution s
 JOIN device h ON h.id = s.device_id
 WHERE s.recheck = 'asked' AND s.retired_generation IS NULL AND s.state != 'pinned'
     AND (:device IS NULL OR h.key = :device)
-    AND (:environment IS NULL OR EXISTS (
-        SELECT 1 FROM environment e
-        JOIN environment_stamp a ON a.environment_id = e.id AND a.backend = s.backend AND a.stamp = s.stamp
-        WHERE e.key = :environment))
+    AND (:environment IS NULL OR {HOLDS_HERE})
     AND NOT EXISTS (
         SELECT 1 FROM work w JOIN environment e ON e.id = w.environment_id
         WHERE w.problem_id = s.problem_id AND w.covers = s.covers AND w.state = 'failed'
             AND (e.key = :environment OR (:environment IS NULL AND e.id = s.environment_id)))
-"""
+"""  # noqa: S608
 _SAMPLE: Final = f"""
 UPDATE solution SET recheck = 'drift' WHERE id IN (
     SELECT s.id FROM solution s
@@ -84,7 +80,8 @@ class Recheck(Part):
 
         def work(conn: sqlite3.Connection) -> int:
             here = self._environment_id(conn, environment, us(now_s))
-            return conn.execute(_MARK, {"environment": here, "conditions": conditions}).rowcount
+            values = {"environment": here, "conditions": conditions, "stamps": stamps_here(environment)}
+            return conn.execute(_MARK, values).rowcount
 
         return self._write(work) if conditions else 0
 
@@ -101,7 +98,9 @@ class Recheck(Part):
 
         environment: only those that a worker of it can race; None: of whatever versions.
         """
-        values = {"device": device_key, "environment": None if environment is None else environment.key}
+        here = None if environment is None else environment.key
+        stamps = "[]" if environment is None else stamps_here(environment)
+        values = {"device": device_key, "environment": here, "stamps": stamps}
         return self._db.read(lambda conn: int(conn.execute(ASKED, values).fetchone()[0]))
 
     def mark_sample(self, environment: Environment, *, before_s: float, now_s: float) -> int:
@@ -109,7 +108,8 @@ class Recheck(Part):
 
         def work(conn: sqlite3.Connection) -> int:
             here = self._environment_id(conn, environment, us(now_s))
-            return conn.execute(_SAMPLE, {"environment": here, "before": us(before_s)}).rowcount
+            values = {"environment": here, "before": us(before_s), "stamps": stamps_here(environment)}
+            return conn.execute(_SAMPLE, values).rowcount
 
         return self._write(work)
 
@@ -127,7 +127,7 @@ class Recheck(Part):
         """Hold the dearest solution that waits to be raced again for one of these reasons, or return None."""
         facts: dict[str, Any] = {
             "now": us(now_s), "until": us(now_s + hold_s), "slack": CLOCK_SLACK_US, "owner": owner, "mode": "eager",
-            "kinds": json.dumps(kinds),
+            "kinds": json.dumps(kinds), "stamps": stamps_here(environment),
         }  # fmt: skip
 
         def ask(conn: sqlite3.Connection) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from gemmtuned.configs.solution import Device, Environment, Solution
 from gemmtuned.db import faults, migrations
 from gemmtuned.db.files import connect_read_only
 from gemmtuned.db.leases import current_generation
-from gemmtuned.db.rows import SOLUTION_SELECT, Part, rows, us
+from gemmtuned.db.rows import SOLUTION_SELECT, Part, current_stamps, rows, us
 from gemmtuned.db.solutions import INSERT, LIVE, RETIRE, raise_generation, solutions_of
 
 _KNOWN: Final = "SELECT published_us FROM publication WHERE generation = ?"
@@ -199,7 +199,7 @@ def standing(conn: sqlite3.Connection, published: Published | None) -> Standing:
     environments = [
         Environment(
             Device(*row[1:]),
-            dict(conn.execute("SELECT backend, stamp FROM environment_stamp WHERE environment_id = ?", row[:1])),
+            current_stamps(conn, row[0]),
         )
         for row in conn.execute(_ENVIRONMENTS).fetchall()
     ]

@@ -22,13 +22,14 @@ JOIN device h ON h.id = e.device_id
 LEFT JOIN problem b ON b.rest = u.rest AND b.m = u.unit_m
 LEFT JOIN work w ON w.problem_id = b.id AND w.environment_id = u.environment_id
     AND w.covers = u.covers AND w.mode = 'eager'
-WHERE u.solution_id IS NULL AND coalesce(w.state, 'open') = 'open'
+WHERE u.solution_id IS NULL AND u.tunable AND coalesce(w.state, 'open') = 'open'
     AND (u.asked_us IS NOT NULL OR u.last_seen_us >= :stale)
 GROUP BY e.id ORDER BY calls DESC
 """
 _STATES: Final = f"""
 SELECT {PROBLEM_COLUMNS}, coalesce(w.reason, '') AS reason, coalesce(w.owner, '') AS owner,
-    CASE WHEN u.solution_id IS NOT NULL THEN 'solved' WHEN w.state = 'failed' THEN 'failed'
+    CASE WHEN u.solution_id IS NOT NULL THEN 'solved' WHEN NOT u.tunable THEN 'untunable'
+        WHEN w.state = 'failed' THEN 'failed'
         WHEN w.owner IS NOT NULL AND w.lease_until_us > :now THEN 'leased' WHEN w.retry_us > :now THEN 'waiting'
         ELSE 'queued' END AS state
 FROM unit u
@@ -48,7 +49,7 @@ JOIN device h ON h.id = e.device_id AND h.key = :device
 LEFT JOIN problem b ON b.rest = u.rest AND b.m = u.unit_m
 LEFT JOIN work w ON w.problem_id = b.id AND w.environment_id = u.environment_id
     AND w.covers = u.covers AND w.mode = 'eager'
-WHERE u.solution_id IS NULL AND coalesce(w.state, 'open') = 'open'
+WHERE u.solution_id IS NULL AND u.tunable AND coalesce(w.state, 'open') = 'open'
     AND (u.asked_us IS NOT NULL OR u.last_seen_us >= :stale)
 ORDER BY c.us * u.calls DESC LIMIT :limit
 """  # noqa: S608
@@ -65,7 +66,10 @@ UPDATE demand SET asked_us = ? WHERE solution_id IS NULL
 
 @dataclass(frozen=True)
 class State:
-    """Where one problem is: queued, leased (by owner), waiting (after a failure), failed (for good) or solved."""
+    """Where one problem is: queued, leased (by owner), waiting (after a failure), failed (for good), solved, untunable.
+
+    untunable: the version of the daemon's worker cannot tune such a problem.
+    """
 
     state: str
     reason: str

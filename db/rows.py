@@ -19,6 +19,18 @@ from gemmtuned.configs.solution import Environment, Solution
 from gemmtuned.db.connect import Connection
 
 T = TypeVar("T")
+# What a program or worker has is known from the first time it is seen; it holds there if nobody said otherwise before
+_STAMP: Final = """
+INSERT INTO environment_stamp (environment_id, backend, kernel, stamp, current)
+SELECT ?1, ?2, ?3, ?4, NOT EXISTS (
+    SELECT 1 FROM environment_stamp WHERE environment_id = ?1 AND backend = ?2 AND kernel = ?3)
+WHERE true ON CONFLICT DO NOTHING
+"""
+LOOK_UP_AGAIN: Final = """
+UPDATE demand SET solution_id = (SELECT l.solution_id FROM look_up l
+    WHERE l.problem_id = demand.problem_id AND l.environment_id = demand.environment_id)
+WHERE environment_id = ?
+"""
 MAX_REMEMBERED: Final = 65_536  # problems; more than any model has shapes
 
 _NAMES: Final = ("id", "text", "rest", "operands", *COLUMNS, "m_fine", "m_coarse", "flops", "bytes")
@@ -42,21 +54,28 @@ class Part:
         self._opened = -1
         self._problems: dict[Problem, int] = {}
         self._fresh: dict[Problem, int] = {}  # numbered in the transaction that runs now
+        # By Environment.key: stamps that are in the file, and its number; and what the transaction that runs now adds
+        self._environments: dict[str, tuple[dict[str, str], int]] = {}
+        self._new_environments: dict[str, tuple[dict[str, str], int]] = {}
 
     def _write(self, work: Callable[[sqlite3.Connection], T], *, durable: bool = False) -> T:
         def once(conn: sqlite3.Connection) -> T:
             if self._opened != self._db.opened or len(self._problems) > MAX_REMEMBERED:
                 self._problems.clear()
+                self._environments.clear()
                 self._opened = self._db.opened
             self._fresh.clear()
+            self._new_environments.clear()
             return work(conn)
 
         try:
             result = self._db.write(once, durable=durable)
             self._problems.update(self._fresh)
+            self._environments.update(self._new_environments)
             return result
         finally:
             self._fresh.clear()
+            self._new_environments.clear()
 
     def _problem_id(self, conn: sqlite3.Connection, problem: Problem) -> int:
         """Number of this problem, stored when new. Within `_write` only."""
@@ -86,8 +105,14 @@ class Part:
         return [int(row[0]) for row in found if row is not None]
 
     def _environment_id(self, conn: sqlite3.Connection, environment: Environment, now_us: int) -> int:
-        """Number of this environment, stored with device and stamps when new. Within `_write` only."""
+        """Number of this environment, stored with its device when new; its stamps are known from now on.
+
+        Within `_write` only.
+        """
         key = environment.key
+        known = self._environments.get(key)
+        if known is not None and known[0] == environment.stamps:
+            return known[1]
         found = conn.execute("SELECT id FROM environment WHERE key = ?", (key,)).fetchone()
         if found is None:
             d = environment.device
@@ -100,11 +125,11 @@ class Part:
                 "INSERT INTO environment (key, device_id, first_seen_us) VALUES (?, ?, ?) RETURNING id",
                 (key, device_id, now_us),
             ).fetchone()
-            conn.executemany(
-                "INSERT INTO environment_stamp (environment_id, backend, stamp) VALUES (?, ?, ?)",
-                [(found[0], backend, stamp) for backend, stamp in environment.stamps.items()],
-            )
-        return int(found[0])
+        number = int(found[0])
+        if conn.executemany(_STAMP, stamp_rows(number, environment)).rowcount:
+            conn.execute(LOOK_UP_AGAIN, (number,))
+        self._new_environments[key] = (environment.stamps, number)
+        return number
 
 
 def plain(text: str, limit: int) -> str:
@@ -120,6 +145,29 @@ def us(now_s: float) -> int:
 def problem_of(row: sqlite3.Row | dict[str, Any]) -> Problem:
     """The problem in a row with PROBLEM_COLUMNS. Raises ProblemError for one of a newer version, or a spoilt one."""
     return Problem.from_rest(str(row["rest"]), row["m"])
+
+
+def stamp_rows(environment_id: int, environment: Environment) -> list[tuple[int, str, str, str]]:
+    """(environment_id, backend, kernel, stamp) of each of its stamps."""
+    names = ((name.partition("."), stamp) for name, stamp in environment.stamps.items())
+    return [(environment_id, backend, kernel, stamp) for (backend, _, kernel), stamp in names]
+
+
+def stamps_here(environment: Environment) -> str:
+    """The backends and stamps whose solutions hold in this environment, as JSON for HOLDS_HERE."""
+    return json.dumps([f"{backend} {stamp}" for _, backend, _, stamp in stamp_rows(0, environment)])
+
+
+HOLDS_HERE: Final = "(s.backend || ' ' || s.stamp) IN (SELECT value FROM json_each(:stamps))"  # s: a solution
+
+
+def current_stamps(conn: sqlite3.Connection, environment_id: int) -> dict[str, str]:
+    """The stamps that hold in an environment now, as Environment.stamps has them."""
+    sql = "SELECT backend, kernel, stamp FROM environment_stamp WHERE environment_id = ? AND current = 1"
+    return {
+        f"{backend}.{kernel}" if kernel else backend: stamp
+        for backend, kernel, stamp in conn.execute(sql, (environment_id,)).fetchall()
+    }
 
 
 SOLUTION_SELECT: Final = (

@@ -15,15 +15,14 @@ from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import CROWDED, LIVE_STATES, Environment, Solution
 from gemmtuned.db.leases import Work, current_generation, drop_lease
-from gemmtuned.db.rows import SOLUTION_SELECT, Part, look_up_keys, plain, rows, solution_of, us
+from gemmtuned.db.rows import HOLDS_HERE, SOLUTION_SELECT, Part, look_up_keys, plain, rows, solution_of, stamps_here, us
 
 CLEARED_US: Final = 86_400_000_000  # a report on what our own run cleared so lately is not followed again
-RIVALS: Final = """
+RIVALS: Final = f"""
 SELECT s.id, s.state FROM solution s
-JOIN environment_stamp a ON a.environment_id = :environment AND a.backend = s.backend AND a.stamp = s.stamp
 WHERE s.problem_id = :problem AND s.device_id = :device AND s.mode = :mode AND s.covers = :covers
-    AND s.retired_generation IS NULL
-"""
+    AND s.retired_generation IS NULL AND {HOLDS_HERE}
+"""  # noqa: S608
 INSERT: Final = """
 INSERT INTO solution (problem_id, device_id, environment_id, mode, covers, backend, config, stamp, us, baseline_us,
     gain_low, err, baseline_err, launch, conditions, others, recheck, state, generation, published_us,
@@ -73,7 +72,7 @@ _FAILED_HERE: Final = f"""
 WHERE s.retired_generation IS NULL AND s.reported_us IS NOT NULL AND EXISTS (
     SELECT 1 FROM problem q
     JOIN trial t ON t.problem_id = q.id AND t.backend = s.backend AND t.config = s.config
-    JOIN environment_stamp a ON a.environment_id = t.environment_id AND a.backend = s.backend AND a.stamp = s.stamp
+        AND t.stamp = s.stamp
     WHERE q.rest = p.rest AND t.started_us >= s.reported_us AND t.outcome IN ('crash', 'hang', 'wrong', 'refused')
         AND p.m = CASE s.covers WHEN 'exact' THEN q.m WHEN 'fine' THEN q.m_fine ELSE q.m_coarse END)
 ORDER BY s.id
@@ -127,10 +126,11 @@ class Solutions(Part):
         def once(conn: sqlite3.Connection) -> int:
             environment_id = self._environment_id(conn, environment, now_us)
             device_id = conn.execute("SELECT device_id FROM environment WHERE id = ?", (environment_id,)).fetchone()[0]
+            where = (environment_id, device_id, stamps_here(environment))
             generation = raise_generation(conn, now_us, installed=len(solutions), note="installed")
             retired = 0
             for s in solutions:
-                retired += self._put(conn, s, environment_id, device_id, generation, now_us, measured)
+                retired += self._put(conn, s, where, generation, now_us, measured)
             conn.execute("UPDATE publication SET retired = ? WHERE generation = ?", (retired, generation))
             if work is not None:
                 drop_lease(conn, work)
@@ -210,17 +210,18 @@ class Solutions(Part):
         return self._write(once, durable=True)
 
     def _put(
-        self, conn: sqlite3.Connection, s: Solution, environment_id: int, device_id: int, generation: int, now_us: int,
+        self, conn: sqlite3.Connection, s: Solution, where: tuple[int, int, str], generation: int, now_us: int,
         measured: tuple[str, float | None, str | None],
     ) -> int:  # fmt: skip
         """Insert one verdict, retire its rivals; returns how many. A pinned rival stays and makes the new one stale.
 
-        measured: under what: the columns conditions, others and recheck.
+        where: environment_id, device_id, and what holds there (stamps_here).  measured: under what: the columns
+        conditions, others and recheck.
         """
+        environment_id, device_id, stamps = where
         problem_id = self._problem_id(conn, s.problem)
         key: dict[str, Any] = {
-            "problem": problem_id, "environment": environment_id, "device": device_id,
-            "mode": s.mode, "covers": s.covers,
+            "problem": problem_id, "device": device_id, "mode": s.mode, "covers": s.covers, "stamps": stamps,
         }  # fmt: skip
         rivals = rows(conn, RIVALS, key)
         pinned = s.state != "pinned" and any(r["state"] == "pinned" for r in rivals)

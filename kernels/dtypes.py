@@ -23,7 +23,14 @@ TORCH_DTYPES: Final[dict[str, torch.dtype]] = {
 }
 
 # Half the distance from 1 to the next number: the largest relative error of one rounding.
-UNIT_ROUNDOFF: Final[dict[str, float]] = {"fp64": 2.0**-53, "fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
+UNIT_ROUNDOFF: Final[dict[str, float]] = {
+    "fp64": 2.0**-53, "fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8, "c128": 2.0**-53, "c64": 2.0**-24,
+}  # fmt: skip
+
+
+def wide(t: torch.Tensor) -> torch.Tensor:
+    """The values in fp64, or complex128."""
+    return t.to(torch.complex128 if t.is_complex() else torch.float64)
 
 
 def torch_dtype(name: str) -> torch.dtype:

@@ -70,8 +70,10 @@ class _Planted:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def stamp(self, device: Device) -> str | None:
-        return "1"
+    order = 90
+
+    def stamps(self, device: Device) -> dict[str, str]:
+        return {self.name: "1"}
 
     def candidates(self, problem: Problem) -> Iterator[Candidate]:
         if problem.n == 24:

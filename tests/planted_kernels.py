@@ -182,8 +182,10 @@ class Planted:
         self.kernel = kernel if hasattr(kernel, "bind") else StatelessKernel(kernel)
         self.prepared = 0
 
-    def stamp(self, device: Device) -> str | None:
-        return "1"
+    order = 90
+
+    def stamps(self, device: Device) -> dict[str, str]:
+        return {self.name: "1"}
 
     def candidates(self, problem: Problem) -> Iterator[Candidate]:
         yield Candidate(self.name)

@@ -34,8 +34,10 @@ class _Planted:
     def __init__(self) -> None:
         self.made: dict[Candidate, Kernel] = {}
 
-    def stamp(self, device: Device) -> str | None:
-        return "1"
+    order = 90
+
+    def stamps(self, device: Device) -> dict[str, str]:
+        return {self.name: "1"}
 
     def candidates(self, problem: Problem) -> Iterator[Candidate]:
         wrong = KERNELS.get((problem.n, problem.k))

@@ -15,7 +15,7 @@ from gemmtuned.cli import build
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.daemon import last_check, main
-from gemmtuned.daemon.last_check import Subject, Winner, check_often, check_threads, further_sizes
+from gemmtuned.daemon.last_check import Winner, check_often, check_threads, further_sizes
 from gemmtuned.daemon.measure import Bench
 from gemmtuned.daemon.options import DEFAULTS
 from gemmtuned.daemon.verify import verify
@@ -91,9 +91,8 @@ def passes(problem: Problem, call: planted.Call, seconds: float) -> str:
         if verdict.outcome != "ok":
             return verdict.note
         try:
-            subject = Subject.of(problem, kernel, default, CPU)
-            check_threads(subject, seconds / 3)
-            check_often(subject, seconds)
+            check_threads(problem, kernel, default, device=CPU, seconds=seconds / 3)
+            check_often(problem, kernel, default, device=CPU, seconds=seconds)
         except last_check.Wrong as err:
             return str(err)
     return ""
@@ -161,8 +160,10 @@ class NotesSize:
     kernel = StatelessKernel(planted.right)
     small: Problem | None = None
 
-    def stamp(self, device: Device) -> str | None:
-        return "1"
+    order = 90
+
+    def stamps(self, device: Device) -> dict[str, str]:
+        return {self.name: "1"}
 
     def candidates(self, problem: Problem) -> Iterator[Candidate]:
         yield Candidate(self.name)

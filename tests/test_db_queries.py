@@ -15,16 +15,13 @@ from store_cases import DAY, HOUR, NEW, OLD, found, lease, open_store, problem, 
 
 from gemmtuned.configs.errors import SettingError, StoreError
 from gemmtuned.configs.hint import Hint
+from gemmtuned.configs.problem import COLUMNS
 from gemmtuned.configs.processes import pid_namespace
 from gemmtuned.configs.sighting import Session
 from gemmtuned.configs.solution import Candidate, Environment
 from gemmtuned.db import queries
 from gemmtuned.db.store import Store
 
-COLUMNS = [
-    "family", "batch", "m", "n", "k", "bias", "dtype", "wdtype", "out_dtype", "scale", "layout", "weight_state",
-    "math_mode", "deterministic", "threads", "experts", "topk", "inter", "act",
-]  # fmt: skip
 _COVERAGE = [
     "problems", "tuned_problems", "calls", "exact_calls", "padded_calls", "missed_calls", "flops", "time_us",
     "covered_calls", "covered_flops", "covered_time_us",

@@ -22,10 +22,12 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Environment, cpu_device
 from gemmtuned.hooks.dispatch import build_table
-from gemmtuned.kernels.backends import BACKENDS, environment, triton_
+from gemmtuned.kernels.backends import BACKENDS, environment
 from gemmtuned.kernels.backends.base import CompiledBackend
-from gemmtuned.kernels.backends.triton_ import Triton, source_hash
+from gemmtuned.kernels.backends.triton_ import Triton
+from gemmtuned.kernels.triton import source
 from gemmtuned.kernels.triton.launch import BACKEND as NAME
+from gemmtuned.kernels.triton.shortlist import MODULES
 
 pytestmark = pytest.mark.usefixtures("own_compiler_cache")
 H200 = Device("cuda-nvidia-h200-132", "cuda", "NVIDIA H200", "sm_90", 132)
@@ -46,17 +48,20 @@ def test_listing_the_backends_imports_no_triton() -> None:
 def test_its_solutions_hold_on_cuda_for_one_triton_and_one_architecture() -> None:
     import triton
 
-    assert BACKENDS["triton"].stamp(H200) == f"{triton.__version__}/sm_90/{source_hash()}"
-    assert "triton" not in environment(cpu_device()).stamps
-    assert BACKENDS["triton"].stamp(replace(H200, kind="rocm", arch="gfx942")) is None
+    assert BACKENDS["triton"].stamps(H200) == {
+        f"triton.{name}": f"{name}/{triton.__version__}/sm_90/{of}" for name, of in source.kernel_hashes().items()
+    }
+    assert set(source.kernel_hashes()) == set(MODULES)
+    assert "triton" not in environment(cpu_device()).backends
+    assert BACKENDS["triton"].stamps(replace(H200, kind="rocm", arch="gfx942")) == {}
 
 
 def test_the_stamp_tells_no_spelling_of_a_text() -> None:
     texts = ('f"{a[\'b\']}" "c"', "f'{a[\"b\"]}c'", 'f"""{a["b"]}""" "c"')  # the last in Python 3.12 only
-    written = {triton_._written(ast.parse(text)) for text in texts[: 3 if sys.version_info >= (3, 12) else 2]}
+    written = {source._written(ast.parse(text)) for text in texts[: 3 if sys.version_info >= (3, 12) else 2]}
 
     assert len(written) == 1
-    assert triton_._written(ast.parse("f'{a[\"b\"]}d'")) not in written
+    assert source._written(ast.parse("f'{a[\"b\"]}d'")) not in written
 
 
 def test_it_offers_candidates_for_plain_dense_16_bit_problems_only() -> None:
@@ -86,8 +91,8 @@ def test_without_a_device_it_offers_nothing() -> None:
 
 
 def test_what_is_published_is_the_binary_and_how_to_launch_it() -> None:
-    compiled = [backend.name for backend in BACKENDS.values() if isinstance(backend, CompiledBackend)]
-    assert compiled == [NAME, "cuda"], "kernels/without_torch.py compiles for no other"
+    compiled = {backend.name for backend in BACKENDS.values() if isinstance(backend, CompiledBackend)}
+    assert compiled == {NAME, "cuda"}, "kernels/without_torch.py compiles for no other"
     for problem in (PROBLEM, replace(PROBLEM, bias=True), PROBLEM.with_m(1)):
         candidate = next(BACKEND.candidates(problem))
 
@@ -115,10 +120,10 @@ def test_a_config_that_is_none_of_ours_is_a_failed_candidate(config: str) -> Non
 
 
 def test_what_a_kernel_was_published_for_that_is_gone_is_left_to_torch_and_tuned_anew(tmp_path: Path) -> None:
-    now = Environment(H200, {"torch": "2.11", "triton": BACKENDS["triton"].stamp(H200) or ""})
-    before = Environment(H200, {**now.stamps, "triton": "3.6.0/sm_90/of-then"})
+    now = Environment(H200, {"torch": "2.11", **BACKENDS["triton"].stamps(H200)})
+    before = Environment(H200, {**now.stamps, "triton.gone": "gone/3.6.0/sm_90/of-then"})
     gone = Candidate.of("triton", kernel="gone", rows=2)
-    solution = found(PROBLEM, before, gone.backend, config=gone.config)
+    solution = found(PROBLEM, before, gone.backend, config=gone.config, stamp=before.stamp_of(gone))
     store = open_store(tmp_path)
     store.install(None, [solution], environment=before, now_s=0)
     store.add_sightings("serve", now, [saw(PROBLEM.with_m(4)), saw(PROBLEM, 2)], now_s=0)
@@ -127,7 +132,7 @@ def test_what_a_kernel_was_published_for_that_is_gone_is_left_to_torch_and_tuned
     work = [lease(store, now_s=0, environment=now) for _ in range(2)]
 
     assert table.find(PROBLEM, place="cuda:0") == ("miss", None)
-    assert table.refused == {"backend triton is of another version (3.6.0/sm_90/of-then)": 1}
+    assert table.refused == {"backend triton is of another version (gone/3.6.0/sm_90/of-then)": 1}
     assert [one.problem for one in work] == [PROBLEM, PROBLEM.with_m(4)]
     assert gone in store.seeds(work[1]) and not BACKEND.holds(gone, PROBLEM.with_m(4))  # so no search tries it
     with pytest.raises(CandidateFailed, match="names no kernel of ours"):  # who asks for it is told
@@ -159,39 +164,38 @@ def test_the_math_mode_of_a_cuda_problem_is_set_on_hosts_whose_cpu_knows_no_fp16
     assert torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction == before
 
 
-def test_the_stamp_changes_with_a_kernel_and_not_with_what_else_is_in_its_file(
+def test_a_kernels_stamp_changes_with_what_it_is_made_of_and_with_nothing_else(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    folder = tmp_path / "triton"
+    shutil.copytree(Path(source.__file__).parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(source, "__file__", str(folder / "source.py"))
 
-    here = Path(triton_.__file__).parents[1]
-    copy = tmp_path / "kernels"
-    shutil.copytree(here / "triton", copy / "triton", ignore=shutil.ignore_patterns("__pycache__"))
-    (copy / "backends").mkdir()
-    monkeypatch.setattr(triton_, "__file__", str(copy / "backends" / "triton_.py"))
+    def hashes() -> dict[str, str]:
+        source.kernel_hashes.cache_clear()
+        return source.kernel_hashes()
 
-    def stamp() -> str:
-        triton_.source_hash.cache_clear()
-        return triton_.source_hash()
-
-    first, gemv = stamp(), copy / "triton" / "gemv.py"
-    text = gemv.read_text()
-    gemv.write_text(text.replace("_BANDWIDTH: Final = 4.76e6", "_BANDWIDTH: Final = 4.8e6  # and a comment"))
-    assert gemv.read_text() != text and stamp() == first
-    gemv.write_text(text.replace("total = tl.sum(acc, 1)", "total = tl.sum(acc, 1) * 2"))
-    assert stamp() != first
-    gemv.write_text(text)
-    for name, old, new, changes in (
-        ("issued", "which a program knows", "which it knows", False),  # a docstring
-        ("diagonal", "bar.sync 0;", "", True),  # in what a text of PTX is made by
-        ("diagonal", "WARPS_ADDED_UP: Final = (2, 4, 8)", "WARPS_ADDED_UP: Final = (2, 4)", True),
-        ("launch", "EXCHANGE_PAD: Final = 8", "EXCHANGE_PAD: Final = 4", True),  # a constant of another file
+    first = hashes()
+    for name, old, new, changed in (
+        ("gemv", "_BANDWIDTH: Final = 4.76e6", "_BANDWIDTH: Final = 4.8e6  # and a comment", set()),
+        ("gemv", "total = tl.sum(acc, 1)", "total = tl.sum(acc, 1) * 2", {"gemv"}),
+        ("issued", "which a program knows", "which it knows", set()),  # a docstring
+        ("split_k", "tl.atomic_add", "tl.atomic_max", {"gemv", "tiles", "warp_split_k"}),  # of those that import it
+        ("diagonal", "bar.sync 0;", "", {"gemv"}),  # in what a text of PTX is made by
+        ("diagonal", "WARPS_ADDED_UP: Final = (2, 4, 8)", "WARPS_ADDED_UP: Final = (2, 4)", {"gemv"}),
+        ("launch", "EXCHANGE_PAD: Final = 8", "EXCHANGE_PAD: Final = 4", set(first) - {"gemv"}),  # of another file
     ):
-        path = copy / "triton" / f"{name}.py"
+        path = folder / f"{name}.py"
         before = path.read_text()
         path.write_text(before.replace(old, new))
-        assert path.read_text() != before and (stamp() != first) == changes
+        assert path.read_text() != before
+        now = hashes()
+        assert {kernel for kernel in first if now[kernel] != first[kernel]} == changed, name
         path.write_text(before)
-    gemv.unlink()
-    assert stamp() != first
+    shutil.copy(folder / "gemv.py", folder / "other.py")
+    (folder / "other.py").write_text((folder / "gemv.py").read_text().replace('"gemv"', '"other"'))
+    assert {name: of for name, of in hashes().items() if name != "other"} == first
+    (folder / "gemv.py").unlink()
+    assert "gemv" not in hashes()
     monkeypatch.undo()
-    triton_.source_hash.cache_clear()
+    source.kernel_hashes.cache_clear()

@@ -1,38 +1,70 @@
-"""The one list of backends, simplest first. A new one is a file and an entry here."""
+"""All backends, simplest first: those of the files of this folder, and those that other packages offer.
+
+A file here has a tuple BACKENDS; another package names its backend under the entry point group `gemmtuned.backends`.
+Other packages are imported by `add_others` alone, which workers call and programs never do.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+from importlib.metadata import entry_points
+from pkgutil import iter_modules
 from typing import Final
 
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.solution import Candidate, Device, Environment
-from gemmtuned.kernels.backends.base import Backend, CompiledBackend
-from gemmtuned.kernels.backends.cublaslt import CUBLASLT
-from gemmtuned.kernels.backends.cuda_ import CUDA
-from gemmtuned.kernels.backends.onednn import ONEDNN, ONEDNN_PACKED
-from gemmtuned.kernels.backends.torch_ import TORCH, TORCH_MV, TORCH_SWAP
-from gemmtuned.kernels.backends.triton_ import TRITON
+from gemmtuned.configs.solution import NAME, Candidate, Device, Environment
+from gemmtuned.kernels.backends.base import Backend
 
-BACKENDS: Final[dict[str, Backend]] = {
-    b.name: b for b in (TORCH, TORCH_SWAP, TORCH_MV, ONEDNN, ONEDNN_PACKED, CUBLASLT, TRITON, CUDA)
-}
+logger = logging.getLogger("gemmtuned.kernels")
+GROUP: Final = "gemmtuned.backends"
+
+
+def _built_in() -> Iterator[Backend]:
+    for module in iter_modules(__path__):
+        yield from getattr(import_module(f"{__name__}.{module.name}"), "BACKENDS", ())
+
+
+def _in_order(backends: Iterable[Backend]) -> dict[str, Backend]:
+    return {b.name: b for b in sorted(backends, key=lambda b: b.order)}
+
+
+BACKENDS: Final[dict[str, Backend]] = _in_order(_built_in())
+
+
+def add_others() -> None:
+    """Import the backends that other packages offer. One that does not load, or takes a name in use, is left out."""
+    found = list(BACKENDS.values())
+    for point in entry_points(group=GROUP):
+        try:
+            backend: Backend = point.load()
+            if not NAME.fullmatch(backend.name) or "." in backend.name:
+                raise ValueError(f"its name is {backend.name!r}, expected letters, digits, _ and -")
+            if BACKENDS.get(backend.name, backend) is not backend:
+                raise ValueError(f"there is a backend {backend.name} already")
+            found.append(backend)
+        except Exception as err:  # noqa: PERF203  other people's code may raise anything
+            logger.warning("backend left out entry_point=%r reason=%r", point.value, f"{type(err).__name__}: {err}")
+    ordered = _in_order(found)
+    BACKENDS.clear()
+    BACKENDS.update(ordered)
 
 
 def complexity(name: str) -> int:
     """At a tie the backend with less of it wins; those that compile our kernels are alike in it."""
-    order = [None if isinstance(backend, CompiledBackend) else each for each, backend in BACKENDS.items()]
-    return order.index(name if name in order else None)
+    backend = BACKENDS.get(name)
+    return backend.order if backend is not None else max(b.order for b in BACKENDS.values())
 
 
 def environment(device: Device) -> Environment:
     """The stamps of every backend that this process has for the device."""
-    stamps = {name: backend.stamp(device) for name, backend in BACKENDS.items()}
-    return Environment(device, {name: stamp for name, stamp in stamps.items() if stamp is not None})
+    return Environment(device, {k: v for backend in BACKENDS.values() for k, v in backend.stamps(device).items()})
 
 
 def candidates(problem: Problem, environment: Environment) -> Iterator[Candidate]:
     """All candidates of the backends available in this environment, the default first."""
+    here = environment.backends
     for name, backend in BACKENDS.items():
-        if name in environment.stamps:
+        if name in here:
             yield from backend.candidates(problem)

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
 
+COMPILED: Final = 90  # `order` of those that compile our kernels
 Run = Callable[[Tensor, "Tensor | None"], Tensor]
 
 
@@ -39,8 +40,16 @@ class Backend(Protocol):
     def name(self) -> str:
         """Its name in tables and logs."""
 
-    def stamp(self, device: Device) -> str | None:
-        """What must be equal for its solutions to hold; None when it is not available on this device."""
+    @property
+    def order(self) -> int:
+        """How simple it is: at a tie the lower number wins. torch itself is 0."""
+
+    def stamps(self, device: Device) -> dict[str, str]:
+        """What must be equal for its solutions to hold: {} when it is not available on this device.
+
+        One, under its own name; or one for each kernel that its configs name, as `kernel_stamps` makes them, so that
+        a change of one kernel leaves the solutions by the others as they are.
+        """
 
     def candidates(self, problem: Problem) -> Iterator[Candidate]:
         """What is worth trying, pruned by what is known without running anything."""

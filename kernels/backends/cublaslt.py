@@ -36,11 +36,12 @@ class CublasLt:
     """Dense products in fp32, fp16 and bf16 on NVIDIA GPUs, any layout with unit strides, with a bias or without."""
 
     name: str = "cublaslt"
+    order: int = 50
 
-    def stamp(self, device: Device) -> str | None:
-        """The library's version and the architecture; None on a device that is not NVIDIA's."""
+    def stamps(self, device: Device) -> dict[str, str]:
+        """The library's version and the architecture; none on a device that is not NVIDIA's."""
         version = cublaslt.version() if device.kind == "cuda" else None
-        return f"{version}/{device.arch}" if version else None
+        return {self.name: f"{version}/{device.arch}"} if version else {}
 
     def candidates(self, problem: Problem) -> Iterator[Candidate]:
         """The library's own choice of algorithms for the current device, its favourites first."""
@@ -175,3 +176,4 @@ def _find(candidate: Candidate, problem: Problem) -> cublaslt.Algorithm:
 
 
 CUBLASLT: Final = CublasLt()
+BACKENDS: Final = (CUBLASLT,)

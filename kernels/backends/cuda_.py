@@ -16,8 +16,8 @@ from torch import Tensor
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.solution import Candidate, Device
-from gemmtuned.kernels.backends.base import Kernel, Run
+from gemmtuned.configs.solution import Candidate, Device, kernel_stamps
+from gemmtuned.kernels.backends.base import COMPILED, Kernel, Run
 from gemmtuned.kernels.backends.launched import WARP_SIZE, bound, launch_text
 from gemmtuned.kernels.cuda import driver, nvrtc, one_shot
 from gemmtuned.kernels.cuda.offered import BACKEND, compile_config, has_kernels, offered, read_config
@@ -32,13 +32,14 @@ class Cuda:
     """device: what to fill; None is this process's current CUDA device."""
 
     name: str = BACKEND
+    order: int = COMPILED
     device: Device | None = None
 
-    def stamp(self, device: Device) -> str | None:
-        """NVRTC's version, the architecture, our kernels' source; None on any other architecture, and without NVRTC."""
+    def stamps(self, device: Device) -> dict[str, str]:
+        """One a kernel: NVRTC's version, the architecture, the kernel's source; none on any other architecture."""
         if not has_kernels(device):
-            return None
-        return f"{nvrtc.version()}/{device.arch}/{source_hash()}"
+            return {}
+        return kernel_stamps(self.name, {one_shot.NAME: f"{nvrtc.version()}/{device.arch}/{source_hash()}"})
 
     def candidates(self, problem: Problem) -> Iterator[Candidate]:
         """As `gemmtuned.kernels.cuda.offered.offered`."""
@@ -107,4 +108,4 @@ def source_hash() -> str:
     return sha256("".join(small).encode()).hexdigest()[:12]
 
 
-CUDA: Final = Cuda()
+BACKENDS: Final = (Cuda(),)

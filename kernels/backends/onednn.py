@@ -31,14 +31,15 @@ class OneDnn:
 
     name: str
     packed: bool
+    order: int
 
-    def stamp(self, device: Device) -> str | None:
+    def stamps(self, device: Device) -> dict[str, str]:
         """Torch's version (oneDNN comes with it) and the CPU, whose instruction set decides what oneDNN generates."""
         if device.kind != "cpu" or not torch._C._has_mkldnn:
-            return None
+            return {}
         if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):  # private: may go with a later torch
-            return None
-        return f"{torch.__version__}/{device.key}"
+            return {}
+        return {self.name: f"{torch.__version__}/{device.key}"}
 
     def candidates(self, problem: Problem) -> Iterator[Candidate]:
         """dense on a CPU in layout nt, in the dtypes this CPU has instructions for."""
@@ -82,5 +83,4 @@ def _has_dtype(dtype: str) -> bool:
     return probe is not None and bool(getattr(torch.ops.mkldnn, probe)())
 
 
-ONEDNN: Final = OneDnn("onednn", packed=False)
-ONEDNN_PACKED: Final = OneDnn("onednn_packed", packed=True)
+BACKENDS: Final = (OneDnn("onednn", packed=False, order=30), OneDnn("onednn_packed", packed=True, order=40))

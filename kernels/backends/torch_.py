@@ -26,10 +26,11 @@ _FLOATS: Final = ("fp32", "bf16", "fp16")  # other dtypes have no reference that
 @dataclass(frozen=True, slots=True)
 class _TorchBackend:
     name: str
+    order: int
 
-    def stamp(self, device: Device) -> str | None:
+    def stamps(self, device: Device) -> dict[str, str]:
         """Torch's version: it brings the BLAS it calls."""
-        return str(torch.__version__)
+        return {self.name: str(torch.__version__)}
 
     def _check(self, candidate: Candidate, problem: Problem) -> None:
         if candidate not in tuple(self.candidates(problem)):
@@ -109,6 +110,5 @@ def _mv(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     return y.unsqueeze(0)
 
 
-TORCH: Final = TorchDefault(DEFAULT_BACKEND)
-TORCH_SWAP: Final = TorchSwap("torch_swap")
-TORCH_MV: Final = TorchMv("torch_mv")
+TORCH: Final = TorchDefault(DEFAULT_BACKEND, 0)
+BACKENDS: Final = (TORCH, TorchSwap("torch_swap", 10), TorchMv("torch_mv", 20))

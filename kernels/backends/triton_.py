@@ -7,25 +7,22 @@ import Triton: a machine without it only lacks the candidates.
 
 from __future__ import annotations
 
-import ast
 from dataclasses import dataclass
-from functools import cache
-from hashlib import sha256
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.solution import Candidate, Device
-from gemmtuned.kernels.backends.base import Kernel, Run
+from gemmtuned.configs.solution import Candidate, Device, kernel_stamps
+from gemmtuned.kernels.backends.base import COMPILED, Kernel, Run
 from gemmtuned.kernels.backends.launched import bound, launch_text
 from gemmtuned.kernels.device import current_cuda_device
 from gemmtuned.kernels.ours import is_ours
 from gemmtuned.kernels.triton.launch import BACKEND, has_kernels
+from gemmtuned.kernels.triton.source import kernel_hashes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,13 +38,15 @@ class Triton:
     """
 
     name: str = BACKEND
+    order: int = COMPILED
     device: Device | None = None
 
-    def stamp(self, device: Device) -> str | None:
-        """Triton's version, the architecture, our kernels' source; None on a device not CUDA's, and without Triton."""
+    def stamps(self, device: Device) -> dict[str, str]:
+        """One a kernel: Triton's version, the architecture, the kernel's source; none on other devices than CUDA's."""
         if not has_kernels(device):
-            return None
-        return f"{import_module('triton').__version__}/{device.arch}/{source_hash()}"
+            return {}
+        version = import_module("triton").__version__
+        return kernel_stamps(self.name, {name: f"{version}/{device.arch}/{s}" for name, s in kernel_hashes().items()})
 
     def candidates(self, problem: Problem) -> Iterator[Candidate]:
         """As `gemmtuned.kernels.triton.shortlist.offered`."""
@@ -123,47 +122,5 @@ class _Launched:
         return bound(b, record.ld_multiple, lambda a, w, bias, y: launch(a, w, bias, y, space))
 
 
-@cache
-def source_hash() -> str:
-    """Of all our kernels as Triton compiles them, and of no other line of their files; Triton need not be here.
-
-    Kernels without their docstrings, the constants in them, and what those are made of.
-    """
-    defined: dict[str, list[ast.stmt]] = {}  # by names at the top of files
-    taken: list[ast.stmt] = []
-    for path in sorted((Path(__file__).parents[1] / "triton").glob("*.py")):
-        for node in ast.parse(path.read_text()).body:
-            kernel = isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(d) for d in node.decorator_list)
-            constant = isinstance(node, ast.Assign) and "tl.constexpr(" in ast.unparse(node)
-            if kernel or constant:
-                taken.append(node)
-            elif isinstance(node, ast.FunctionDef):
-                defined.setdefault(node.name, []).append(node)
-            elif isinstance(node, ast.Assign | ast.AnnAssign):
-                names = node.targets if isinstance(node, ast.Assign) else [node.target]
-                for name in names:
-                    defined.setdefault(ast.unparse(name), []).append(node)
-    digest = sha256()
-    for node in taken:  # grows
-        if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
-            node.body = node.body[1:]
-        digest.update(_written(node).encode())
-        if not (isinstance(node, ast.FunctionDef) and node.decorator_list):
-            for part in ast.walk(node):
-                if isinstance(part, ast.Name) and part.id in defined:
-                    taken.extend(defined.pop(part.id))
-    return digest.hexdigest()[:12]
-
-
-def _written(node: Any) -> str:
-    """A syntax tree as text that is the same under every Python: ast.unparse writes f-strings in different ways."""
-    if isinstance(node, list):
-        return f"[{' '.join(map(_written, node))}]"
-    if not isinstance(node, ast.AST):
-        return repr(node)
-    fields = ((name, value) for name, value in ast.iter_fields(node) if name not in ("kind", "type_comment"))
-    kept = (f"{name}={_written(value)}" for name, value in fields if value not in (None, []))  # later ones have more
-    return f"{type(node).__name__}({' '.join(kept)})"
-
-
 TRITON: Final = Triton()
+BACKENDS: Final = (TRITON,)

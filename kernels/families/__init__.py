@@ -13,6 +13,11 @@ from gemmtuned.kernels.families.dense import DENSE, DENSE_ADD
 FAMILIES: Final[dict[str, Family]] = {f.name: f for f in (DENSE, BATCHED, DENSE_ADD, BATCHED_ADD)}
 
 
+def tunable() -> tuple[str, ...]:
+    """All that this version can tune, as Problem.operands says it: the rest is counted and never tried."""
+    return tuple(kind for family in FAMILIES.values() for kind in family.tunable())
+
+
 def family_of(problem: Problem) -> Family:
     """The family that makes this problem's inputs. Raises CandidateFailed when there is none, or it cannot."""
     family = FAMILIES.get(problem.family)

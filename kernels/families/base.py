@@ -15,6 +15,7 @@ Inputs are never all positive: on positive numbers a lost K tail is smaller than
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
-from gemmtuned.kernels.dtypes import torch_dtype
+from gemmtuned.kernels.dtypes import UNIT_ROUNDOFF, torch_dtype, wide
 
 KINDS: Final = ("randn", "tail", "outliers")  # those that errors are measured on
 PADDED: Final = "padded"
@@ -78,6 +79,13 @@ class Family:
             raise CandidateFailed(f"{problem}: mixed dtypes and scales are not supported by family {self.name}")
         torch_dtype(problem.dtype)
 
+    def tunable(self) -> Iterator[str]:
+        """The kinds of operands that can be tuned, as Problem.operands says them: how exact they must be is known."""
+        states = ("plain", "packed") if self.name == "dense" else ("plain",)  # gemmtuned.freeze packs linear layers
+        for dtype in UNIT_ROUNDOFF:
+            for state in states:
+                yield Problem(family=self.name, m=1, n=1, k=1, dtype=dtype, weight_state=state).operands
+
     def make(
         self, problem: Problem, *, kind: str, seed: int, device: torch.device, weight: Tensor | None = None
     ) -> Inputs:
@@ -121,17 +129,17 @@ class Family:
 
     def widen(self, inputs: Inputs, sample: Sample) -> Tensor:
         """The sampled columns of b in fp64: the costly part of the reference, shared by inputs that share b."""
-        return inputs.b.mT.index_select(-2, sample.cols).double().mT  # by rows of W: ten times faster for layout nt
+        return wide(inputs.b.mT.index_select(-2, sample.cols)).mT  # by rows of W: ten times faster for layout nt
 
     def reference(self, inputs: Inputs, sample: Sample, b64: Tensor | None = None) -> Tensor:
         """The exact result in fp64 on the sampled rows and columns; b64 is what widen() gave for the same b."""
         b64 = self.widen(inputs, sample) if b64 is None else b64
-        y = inputs.a.index_select(-2, sample.rows).double() @ b64
+        y = wide(inputs.a.index_select(-2, sample.rows)) @ b64
         if inputs.bias is None:
             return y
         if self.adds:
-            return y + sample.of(inputs.bias).double()
-        return y + inputs.bias.index_select(0, sample.cols).double()
+            return y + wide(sample.of(inputs.bias))
+        return y + wide(inputs.bias.index_select(0, sample.cols))
 
     def _third(
         self, problem: Problem, device: torch.device, seed: int, *, padded: bool

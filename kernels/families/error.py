@@ -25,12 +25,12 @@ from typing import Final
 from torch import Tensor
 
 from gemmtuned.configs.problem import Problem
-from gemmtuned.kernels.dtypes import UNIT_ROUNDOFF
+from gemmtuned.kernels.dtypes import UNIT_ROUNDOFF, wide
 
 R_FACTOR: Final = 1.25
 M_FACTOR: Final = 2.0
 # Largest r whatever the default does. bf16 outputs round to 1.7e-3; tf32 and bf16 are what fp32 inputs are cut to.
-CAPS: Final = {"fp64": 1e-12, "fp32": 1e-5, "tf32": 2e-3, "fp16": 5e-3, "bf16": 5e-3}
+CAPS: Final = {"fp64": 1e-12, "fp32": 1e-5, "tf32": 2e-3, "fp16": 5e-3, "bf16": 5e-3, "c128": 1e-12, "c64": 1e-5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +47,14 @@ class Error:
 
 def measure_error(y: Tensor, exact: Tensor) -> Error:
     """Error of y against the exact result (fp64, same shape). NaN or Inf in y gives NaN or Inf here."""
-    diff = y.double() - exact
-    rms = max(float(exact.square().mean().sqrt()), 1e-300)
-    return Error(float(diff.square().mean().sqrt()) / rms, float(diff.abs().max()) / rms)
+    diff = (wide(y) - exact).abs()
+    rms = max(float(exact.abs().square().mean().sqrt()), 1e-300)
+    return Error(float(diff.square().mean().sqrt()) / rms, float(diff.max()) / rms)
 
 
 def reach(exact: Tensor) -> float:
     """max|exact| / RMS(exact): 4 to 5 for normal numbers, more with outliers."""
-    rms = max(float(exact.square().mean().sqrt()), 1e-300)
+    rms = max(float(exact.abs().square().mean().sqrt()), 1e-300)
     return float(exact.abs().max()) / rms
 
 

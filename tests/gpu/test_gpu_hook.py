@@ -53,7 +53,7 @@ class Program:
             write_binary(self.folder, binary)
         return Solution(
             problem=problem, device=self.device.key, mode="eager", covers="exact", backend=candidate.backend,
-            config=candidate.config, stamp=environment(self.device).stamps[candidate.backend], us=1.0, baseline_us=2.0,
+            config=candidate.config, stamp=environment(self.device).stamp_of(candidate), us=1.0, baseline_us=2.0,
             gain_low=1.5, err=1e-3, baseline_err=1e-3, state="published", launch=launch,
         )  # fmt: skip
 
