@@ -18,16 +18,20 @@ Parse = Callable[[str], Any]
 # AITER's and torch's names for ours, lower case, without "torch." or "dtypes."
 DTYPE_NAMES: Final = {
     "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32", "float64": "fp64",
-    "int8": "i8", "uint8": "u8", "int4": "i4", "float8_e4m3fn": "fp8_e4m3", "float8_e4m3fnuz": "fp8_e4m3fnuz",
+    "int8": "i8", "uint8": "u8", "int32": "i32", "int16": "i16", "int64": "i64", "int4": "i4", "i4x2": "i4",
+    "uint32": "u32", "float8_e4m3fn": "fp8_e4m3", "float8_e4m3fnuz": "fp8_e4m3fnuz",
     "float8_e5m2": "fp8_e5m2", "float8_e5m2fnuz": "fp8_e5m2fnuz", "float4_e2m1fn_x2": "fp4_e2m1", "fp4x2": "fp4_e2m1",
-    "f32": "fp32", "f16": "fp16", "float8_e8m0fnu": "e8m0",
+    "f32": "fp32", "f16": "fp16", "float8_e8m0fnu": "e8m0", "fp8_e8m0": "e8m0",
 }  # fmt: skip
 _TORCH_NAMES: Final = {
     "bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64", "i8": "int8", "u8": "uint8",
     "i4": "int4", "fp8_e4m3": "float8_e4m3fn", "fp8_e4m3fnuz": "float8_e4m3fnuz", "fp8_e5m2": "float8_e5m2",
     "fp8_e5m2fnuz": "float8_e5m2fnuz", "fp4_e2m1": "float4_e2m1fn_x2", "e8m0": "float8_e8m0fnu",
 }  # fmt: skip
-_NOTHING: Final = frozenset({"", "none", "null", "nan", "<na>"})
+# Data types of AITER's that problems of ours have no word for: rows with them are kept as they are.  fp8 is AITER's
+# word for whichever fp8 the device has, u32 for eight int4 in a word
+FOREIGN_DTYPES: Final = frozenset({"fp8", "u32", "u64", "u16", "mxfp8", "mxfp6", "mxfp4", "nvfp4", "fp6", "fp6x4"})
+NOTHING: Final = frozenset({"", "none", "null", "nan", "<na>", "n/a"})
 _BOOLS: Final = {"true": True, "1": True, "false": False, "0": False}
 _INTEGER: Final = re.compile(r"-?[0-9]{1,18}(\.0+)?")
 _WORD: Final = re.compile(r"[A-Za-z0-9_.:+-]{0,64}")
@@ -55,7 +59,7 @@ def _size(text: str) -> int:
 
 def _integer(text: str) -> int | None:
     """Kernel numbers: -1 is a library's own choice."""
-    if text.lower() in _NOTHING:
+    if text.lower() in NOTHING:
         return None
     if not _INTEGER.fullmatch(text):
         raise ValueError("is not an integer")
@@ -64,7 +68,7 @@ def _integer(text: str) -> int | None:
 
 def real(text: str) -> float | None:
     """A time, a rate; infinity is one, nan is none."""
-    if text.lower() in _NOTHING:
+    if text.lower() in NOTHING:
         return None
     try:
         if text.isascii() and "_" not in text:
@@ -81,7 +85,7 @@ def _share(text: str) -> float | None:
 
 @lru_cache(4096)
 def _bool(text: str) -> bool:
-    if text.lower() in _NOTHING:
+    if text.lower() in NOTHING:
         return False
     found = _BOOLS.get(text.lower().removesuffix(".0"))
     if found is None:
@@ -91,19 +95,24 @@ def _bool(text: str) -> bool:
 
 @lru_cache(4096)
 def _dtype(text: str) -> str | None:
-    if text.lower() in _NOTHING:
+    if text.lower() in NOTHING:
         return None
-    short = text.lower().removeprefix("torch.").removeprefix("dtypes.")
-    if short == "fp8":  # AITER's own word for whichever fp8 the device has
-        return "fp8"
+    short = text.lower().removeprefix("aiter.").removeprefix("torch.").removeprefix("dtypes.")
     found = DTYPE_NAMES.get(short, short)
-    if found not in DTYPES:
+    if found not in DTYPES and found not in FOREIGN_DTYPES:
         raise ValueError("is no dtype we know")
     return found
 
 
+def _topk(text: str) -> int | None:
+    """Experts a token; AITER's lists of models whose tokens choose them otherwise say -1."""
+    return None if text == "-1" else _size(text)
+
+
 @lru_cache(4096)
 def _word(text: str) -> str:
+    if text.lower() in NOTHING:
+        return ""
     if not _WORD.fullmatch(text):
         raise ValueError("is not a plain name")
     return text
@@ -111,9 +120,9 @@ def _word(text: str) -> str:
 
 CHECKED: Final[dict[str, Parse]] = {
     **dict.fromkeys(("kernelId", "solidx", "splitK", "block_m", "ksplit", "cu_num", "algo_index"), _integer),
-    **dict.fromkeys(("us", "us1", "us2", "tflops", "bw", "bandwidth_gb_s"), real),
+    **dict.fromkeys(("us", "us1", "us2", "duration", "tflops", "bw", "bandwidth_gb_s"), real),
     **dict.fromkeys(("errRatio", "err_ratio", "err1", "err2"), _share),
-    **dict.fromkeys(("libtype", "lib", "gfx"), _word),
+    **dict.fromkeys(("libtype", "lib", "gfx", "arch"), _word),
 }
 _BOOL_COLUMNS: Final = frozenset({
     "bias", "scaleAB", "bpreshuffle", "use_g1u1", "doweight_stage1", "is_varlen", "use_h0", "store_fs",
@@ -130,6 +139,8 @@ def parser(column: str, family: AiterFamily) -> Parse:
         return _dtype
     if column in _WORD_COLUMNS:
         return _word
+    if column == "topk":
+        return _topk
     if column in _OPTIONAL or family.name in ("gdn", "hipblaslt_online"):
         return _integer
-    return _size
+    return _word if column == "case" else _size

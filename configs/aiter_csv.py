@@ -3,8 +3,11 @@
 Every row is checked where its meaning depends on it (shape, dtypes, times, kernel numbers) and kept as text, so that
 columns we do not know survive a round trip.  A bad row costs that row and gives one complaint with file, line and
 column.  As AITER's own readers must, this takes spaces and tabs around values, blank and comma-only rows, missing and
-extra trailing columns, no final newline, bools as True/False or 1/0, dtypes as `torch.bfloat16`, `dtypes.bf16` or
-`bf16`, `Null` and `None`.  AITER evaluates dtype text as Python; here it is looked up.
+extra blank columns, no final newline, bools as True/False or 1/0, dtypes as `torch.bfloat16`, `dtypes.bf16` or `bf16`,
+`Null`, `None` and `nan` in any column, `#` lines, a header that the first row is glued to, and `;`, tab or `|` between
+the cells.  A row with more cells than the header, and a last one that ends before the header does and without a line
+end, are refused: their cells may stand under the wrong names.  AITER evaluates dtype text as Python; here it is looked
+up.
 
 What a row means in our words is in aiter_rows.py, which headers there are in aiter_headers.py.
 """
@@ -21,8 +24,17 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from gemmtuned.configs import aiter_headers
-from gemmtuned.configs.aiter_columns import CHECKED, parser, real
-from gemmtuned.configs.aiter_headers import AiterFamily, family_of_header, kind_of, named_family
+from gemmtuned.configs.aiter_columns import CHECKED, NOTHING, parser, real
+from gemmtuned.configs.aiter_headers import (
+    ALIASES,
+    DEVICE,
+    FAMILIES,
+    OURS,
+    AiterFamily,
+    family_of_header,
+    kind_of,
+    named_family,
+)
 from gemmtuned.configs.errors import TableError
 
 MAX_BYTES: Final = 256 << 20
@@ -39,7 +51,9 @@ class Header:
     family: AiterFamily
     kind: str  # tuned, untuned
     columns: tuple[str, ...]
-    at: dict[str, int] = field(compare=False)  # column -> place in a row
+    at: dict[str, int] = field(compare=False)  # column, and the usual name of one with another -> place in a row
+    separator: str = field(default=",", compare=False)
+    ends: bool = field(default=False, compare=False)  # whether its own line has an end, and so each whole row has
 
 
 @dataclass(slots=True)
@@ -57,9 +71,10 @@ class Row:
     us: float | None
 
     def __getitem__(self, column: str) -> str:
-        """The text in a column; "" where the row has none."""
+        """The text in a column; "" where the row has none, or says so: nan, None, Null."""
         place = self.header.at.get(column, MAX_LINE)
-        return self.cells[place] if place < len(self.cells) else ""
+        text = self.cells[place] if place < len(self.cells) else ""
+        return "" if len(text) < 5 and text.lower() in NOTHING else text
 
     @property
     def values(self) -> dict[str, str]:
@@ -80,12 +95,16 @@ class Row:
 
 @dataclass(slots=True)
 class Table:
-    """One file. complaints: one for each bad row, at most MAX_COMPLAINTS; rejected: all of them, counted."""
+    """One file. complaints: one for each bad row, at most MAX_COMPLAINTS; rejected: all of them, counted.
+
+    notes: what a reader of the file should know and that is no fault of a row.
+    """
 
     header: Header
     rows: list[Row] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
     rejected: int = 0
+    notes: list[str] = field(default_factory=list)
 
     @property
     def family(self) -> AiterFamily:
@@ -98,12 +117,12 @@ class Table:
         return self.header.kind
 
 
-def read_file(path: Path, *, family: str | None = None) -> Table:
+def read_file(path: Path, *, family: str | None = None, ignore: Sequence[str] = ()) -> Table:
     """Read a table. family: when neither header nor name tells it. Raises TableError as read_lines does.
 
     Never reads a pipe or device, nor more than MAX_BYTES.
     """
-    return read_lines(lines_of(path), name=str(path), family=family)
+    return read_lines(lines_of(path), name=str(path), family=family, ignore=ignore)
 
 
 def lines_of(path: Path) -> Iterator[str]:
@@ -129,50 +148,96 @@ def open_text(path: Path, *, limit: int) -> TextIO:
     return os.fdopen(fd, encoding="utf-8-sig", errors="replace", newline=None)
 
 
-def read_lines(lines: Iterable[str], *, name: str, family: str | None = None) -> Table:
+def read_lines(lines: Iterable[str], *, name: str, family: str | None = None, ignore: Sequence[str] = ()) -> Table:
     """Read a table; `name` stands in complaints ("name line 7, column M: ...") and may tell the family.
 
-    Raises TableError when the header is not one of AITER's, or what follows is clearly no table.
+    ignore: columns of which somebody says that they do not decide what the product is.  Raises TableError when the
+    header is not one of AITER's, has a column that could decide and that we do not know, or what follows is no table.
     """
-    numbered = _numbered(lines, name)
-    number, line = next(numbered, (0, ""))
-    if not number:
-        raise TableError(f"{name}: empty, expected a header such as M,N,K")
-    if not line.isprintable() and not line.replace("\t", "").strip("\r\n").isprintable():
-        raise TableError(f"{name} line {number}: not a table: control characters where a header should be")
-    try:
-        columns = tuple(_cells(line))
-    except _Bad as err:
-        raise TableError(f"{name} line {number}: not a table: {err}") from err
-    while columns and not columns[-1]:
-        columns = columns[:-1]
-    found = family_of_header(columns, name=name) if family is None else named_family(family, columns, name=name)
-    header = Header(name, found, kind_of(columns), columns, {c: i for i, c in reversed([*enumerate(columns)])})
-    table = Table(header)
-    reader = _RowReader(header)
-    for number, line in numbered:
-        try:
-            cells = _cells(line)
-            if not any(cells):
-                continue
-            table.rows.append(reader.row(number, line, cells))
-        except _Bad as err:
-            table.rejected += 1
-            if len(table.complaints) < MAX_COMPLAINTS:
-                table.complaints.append(f"{name} line {number}, {err}")
-            if table.rejected > MAX_BAD_ROWS:
-                raise TableError(
-                    f"{name}: more than {MAX_BAD_ROWS} bad rows, the first: {table.complaints[0]}"
-                ) from err
+    reader = Reader(lines, name=name, family=family, ignore=ignore)
+    table = Table(reader.header)
+    table.rows.extend(reader)
+    table.complaints, table.rejected, table.notes = reader.complaints, reader.rejected, reader.notes
     return table
 
 
-def write_file(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+class Reader:
+    """The rows of a table one by one, so that none need stay in memory; faults are told once it is through.
+
+    Raises TableError as read_lines does, from the constructor for the header.
+    """
+
+    def __init__(
+        self, lines: Iterable[str], *, name: str, family: str | None = None, ignore: Sequence[str] = ()
+    ) -> None:
+        self.complaints: list[str] = []
+        self.notes: list[str] = []
+        self.rejected = 0
+        self._name = name
+        self._numbered = _numbered(lines, name)
+        number, line = next(self._numbered, (0, ""))
+        if not number:
+            raise TableError(f"{name}: empty, expected a header such as M,N,K")
+        if not line.isprintable() and not line.replace("\t", "").strip("\r\n").isprintable():
+            raise TableError(f"{name} line {number}: not a table: control characters where a header should be")
+        separator = _separator(line)
+        try:
+            columns, glued = _unglued(_cells(line, separator))
+        except _Bad as err:
+            raise TableError(f"{name} line {number}: not a table: {err}") from err
+        if family is None:
+            found = family_of_header(columns, name=name, ignore=ignore)
+        else:
+            found = named_family(family, columns, name=name, ignore=ignore)
+        at = {column: i for i, column in reversed([*enumerate(columns)])}
+        at |= {ALIASES[column]: i for column, i in at.items() if ALIASES.get(column, column) not in at}
+        self.header = Header(name, found, kind_of([*columns, *at]), columns, at, separator, line.endswith("\n"))
+        self._line = line
+        self._glued = (number, separator.join(glued) + "\n", glued)
+        if glued:
+            self.notes.append(f"{name} line {number}: the first row stands on the header's line, and is read")
+        if separator != ",":
+            self.notes.append(f"{name}: cells are parted by {separator!r}")
+
+    def __iter__(self) -> Iterator[Row]:
+        reader = _RowReader(self.header)
+        if self._glued[2]:
+            yield from self._row(reader, *self._glued)  # its line end is the header's
+        for number, line in self._numbered:
+            if line == self._line:  # two files, one after the other
+                continue
+            try:
+                cells = _cells(line, self.header.separator)
+            except _Bad as err:
+                self._reject(number, err)
+                continue
+            if any(cells):
+                yield from self._row(reader, number, line, cells)
+                if self.header.ends and not line.endswith("\n"):
+                    self.notes.append(f"{self._name} line {number}: the last row has no line end; read as it stands")
+
+    def _row(self, reader: _RowReader, number: int, line: str, cells: list[str]) -> Iterator[Row]:
+        try:
+            yield reader.row(number, line, cells)
+        except _Bad as err:
+            self._reject(number, err)
+
+    def _reject(self, number: int, err: _Bad) -> None:
+        self.rejected += 1
+        if len(self.complaints) < MAX_COMPLAINTS:
+            self.complaints.append(f"{self._name} line {number}, {err}")
+        if self.rejected > MAX_BAD_ROWS:
+            raise TableError(
+                f"{self._name}: more than {MAX_BAD_ROWS} bad rows, the first: {self.complaints[0]}"
+            ) from err
+
+
+def write_file(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]], *, separator: str = ",") -> None:
     """Write a table whole or not at all, under a temporary name first. Raises TableError when the disk refuses."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("w", encoding="utf-8", newline="") as file:
-            write_lines(file, columns, rows)
+            write_lines(file, columns, rows, separator=separator)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -193,21 +258,22 @@ def require_writable(path: Path) -> None:
         raise TableError(f"{path}: cannot be written ({err.strerror or err})") from err
 
 
-def write_lines(file: TextIO, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def write_lines(file: TextIO, columns: Sequence[str], rows: Iterable[Sequence[str]], *, separator: str = ",") -> None:
     """Header and rows as CSV, lines ended as AITER ends them."""
-    writer = csv.writer(file, lineterminator="\n")
+    writer = csv.writer(file, lineterminator="\n", delimiter=separator)
     writer.writerow(columns)
     writer.writerows(rows)
 
 
 def write_table(path: Path, table: Table) -> None:
     """Write a table back with its own header; what was read of it again has equal rows."""
-    write_file(path, table.header.columns, (row.cells for row in table.rows))
+    rows = (row.cells for row in table.rows)
+    write_file(path, table.header.columns, rows, separator=table.header.separator)
 
 
 def is_header(line: str) -> bool:
     """True when this line begins one of AITER's tables."""
-    return aiter_headers.is_header([column.strip() for column in line.split(",")])
+    return aiter_headers.is_header([column.strip() for column in line.split(_separator(line))])
 
 
 class _Bad(Exception):
@@ -223,14 +289,22 @@ class _RowReader:
         others = [column for column in header.columns if column in CHECKED and column not in header.family.key]
         self._checks = [(column, header.at[column], CHECKED[column]) for column in others]
         self._us = header.at.get("us", -1)
+        self._parts = [header.at.get(part, -1) for part in ("us1", "us2")]
+        self._columns = len(header.columns)
+        while self._columns and not header.columns[self._columns - 1]:
+            self._columns -= 1
 
     def row(self, number: int, line: str, cells: list[str]) -> Row:
         """The row of these cells. Raises _Bad."""
-        if not line.isprintable():
+        if not line.rstrip("\n").isprintable():
             _check_characters(line)
         if "�" in line:
             raise _Bad("not UTF-8: bytes that are no text")
         count = len(cells)
+        if count > self._columns and any(cells[self._columns :]):
+            raise _Bad(f"{count} cells, the header has {self._columns} columns: which cell is which cannot be told")
+        if count < self._columns and self._header.ends and not line.endswith("\n"):
+            raise _Bad(f"it ends after {count} of {self._columns} cells and without a line end: the file was cut there")
         column, text = "", ""
         try:
             key = []
@@ -244,7 +318,14 @@ class _RowReader:
         except ValueError as err:
             raise _Bad(f"column {column}: {text[:80]!r} {err}") from err
         us = real(cells[self._us]) if 0 <= self._us < count else None
+        if us is None and self._parts[1] >= 0:
+            us = self._sum(cells)
         return Row(self._header, number, tuple(cells), tuple(key), us)
+
+    def _sum(self, cells: list[str]) -> float | None:
+        """The time of two stages, where a table tells it in two parts."""
+        first, second = (real(cells[place]) if 0 <= place < len(cells) else None for place in self._parts)
+        return first + second if first and second and min(first, second) > 0 else None
 
 
 def _check_characters(line: str) -> None:
@@ -254,22 +335,54 @@ def _check_characters(line: str) -> None:
 
 
 def _numbered(lines: Iterable[str], name: str) -> Iterator[tuple[int, str]]:
-    """Lines that hold anything, with their numbers."""
+    """Lines that hold anything but a remark (`#`, `//`), with their numbers; line ends stay."""
     last = 0
     for number, line in enumerate(lines, 1):
         if len(line) > MAX_LINE:
             raise TableError(f"{name} line {number}: more than {MAX_LINE} characters: not a table")
-        if line.strip(", \t\r\n"):
+        if line.strip(",;| \t\r\n"):
             last = number
-            yield number, line.rstrip("\n")
+            if not line.lstrip().startswith(("#", "//")):
+                yield number, line
         elif number - last > MAX_BAD_ROWS:
             raise TableError(f"{name} line {number}: more than {MAX_BAD_ROWS} blank lines: not a table")
 
 
-def _cells(line: str) -> list[str]:
+def _separator(line: str) -> str:
+    """What parts the columns of this header: a comma, unless there is none and another of the usual ones is."""
+    return "," if "," in line else next((other for other in (";", "\t", "|") if other in line), ",")
+
+
+def _cells(line: str, separator: str) -> list[str]:
     if '"' not in line:
-        return [cell.strip() for cell in line.split(",")]
+        return [cell.strip() for cell in line.split(separator)]
     try:
-        return [cell.strip() for cell in next(csv.reader([line], strict=True))]
+        return [cell.strip() for cell in next(csv.reader([line], strict=True, delimiter=separator))]
     except (csv.Error, StopIteration) as err:
         raise _Bad(f"its quotes: {err}, expected them in pairs around a value") from err
+
+
+def _unglued(cells: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
+    """(columns, cells of the first row): a file may lack the line end after its header, `...,tflops,bwgfx950,256,...`.
+
+    Only where one cell in the middle is a column's name with something after it, and as many cells follow as stand
+    before.  Columns without a name at the end are none.
+    """
+    columns = [*cells]
+    while columns and not columns[-1]:
+        columns.pop()
+    half = len(columns) // 2
+    if len(columns) % 2 and half:
+        joint = next((name for name in _NAMES if columns[half].startswith(name) and columns[half] not in _NAMES), "")
+        head = [*columns[:half], joint]
+        if joint and all(name in _NAMES for name in head) and not any(name in _NAMES for name in columns[half + 1 :]):
+            return tuple(head), [columns[half].removeprefix(joint), *columns[half + 1 :]]
+    return tuple(columns), []
+
+
+# Longest first: `outdtype` is not `outdt` and the like
+_NAMES: Final = sorted(
+    {column for family in FAMILIES.values() for column in (*family.tuned_header, *family.also)}
+    | {*DEVICE, *ALIASES, OURS, "_tag"},
+    key=lambda column: (-len(column), column),
+)  # fmt: skip

@@ -2,12 +2,16 @@
 
 A table is *untuned* (shapes to tune: the key columns alone) or *tuned* (with the kernel chosen and its time).  Several
 families share a header; then the file's name decides, as it does for AITER, and where that says nothing the caller.
-Source: AITER's csrc tuners and aiter/configs at e4048607 (2026-08-22), older files of the same repository, and AMD's
-guide to GEMM optimisation.  Readers take headers with columns missing or added; these are what we write.
+
+Nothing is guessed.  A column of another family's, one that stands twice, and one that nobody knows are refused by name:
+any of them could make these rows another product.  Only what cannot (a note, a date, a figure) may be added to a table.
+Source: AITER's csrc tuners and aiter/configs at e4048607 (2026-08-22), the 90 headers that the CSV files of that
+repository have had, and AMD's guide to GEMM optimisation.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -25,6 +29,8 @@ class AiterFamily:
 
     name: as in its file names.  key: columns of the untuned table, which are the look-up key together with `device`.
     needs: those no file of the family may lack.  result: what tuning adds, in the order of AITER's newest header.
+    also: key columns of some age or model.  text: no problem of ours, so rows are kept as they are and no column of
+    theirs can be read wrong.
     """
 
     name: str
@@ -32,6 +38,8 @@ class AiterFamily:
     result: tuple[str, ...]
     needs: tuple[str, ...]
     device: tuple[str, ...] = DEVICE
+    also: tuple[str, ...] = ()
+    text: bool = False
 
     @property
     def tuned_header(self) -> tuple[str, ...]:
@@ -53,6 +61,9 @@ _MOE_RESULT: Final = (
 _SHARED_EXPERT: Final = ("shared_expert_id", "hidden_pad", "intermediate_pad", "gate_mode")
 _GDN: Final = ("dtype", "K", "V", "BT", "H", "Hg", "is_varlen", "use_h0", "store_fs")
 _ONLINE: Final = ("m", "n", "k")
+_MIXED: Final = (*_MNK, "a_dtype", "b_dtype")
+_SMALL_M: Final = ("n_sub", "k_splits", "use_hip")
+_GROUPED_MX: Final = ("use_hip", "hip_us", "triton_us", "speedup")
 
 FAMILIES: Final[dict[str, AiterFamily]] = {
     family.name: family
@@ -63,18 +74,23 @@ FAMILIES: Final[dict[str, AiterFamily]] = {
         ),
         AiterFamily("a8w8", (*_MNK, "q_dtype_w"), _CK, _MNK),
         AiterFamily("a8w8_bpreshuffle", (*_MNK, "q_dtype_w"), ("libtype", *_CK), _MNK),
-        AiterFamily("a8w8_blockscale", _MNK, ("libtype", *_CK), _MNK),
-        AiterFamily("a8w8_blockscale_bpreshuffle", _MNK, ("libtype", *_CK), _MNK),
+        AiterFamily("a8w8_blockscale", _MNK, ("libtype", *_CK), _MNK, also=("q_dtype_w",)),
+        AiterFamily("a8w8_blockscale_bpreshuffle", _MNK, ("libtype", *_CK), _MNK, also=("q_dtype_w",)),
         AiterFamily("a4w4_blockscale", _MNK, _CK, _MNK),
+        AiterFamily("a6w6_blockscale", _MNK, _CK, _MNK, text=True),
+        AiterFamily("mxscale_preshuffle", _MIXED, ("libtype", *_CK), _MIXED, text=True),
+        AiterFamily("smallm_mxfp8", ("K", "N", "M"), ("kernel", *_SMALL_M), (*_MNK, *_SMALL_M), text=True),
+        AiterFamily("grouped_mxfp8", ("case", "tp", "ep", "G", "K", "N", "M"), _GROUPED_MX, (*_MNK, *_GROUPED_MX[:3]),
+                    text=True),
         AiterFamily("batched_bf16", _BMNK, _CK, _BMNK),
         AiterFamily("batched_a8w8", _BMNK, _CK, _BMNK),
-        AiterFamily("batched_mxscale", ("b", "m", "n", "k"), ("libtype", *_CK), ("b", "m", "n", "k"), ("gfx",)),
-        AiterFamily("fmoe", _MOE, _MOE_RESULT, _MOE[:5]),
-        AiterFamily("grouped_fmoe", (*_MOE, "gate_mode"), _MOE_RESULT, _MOE[:5]),
-        AiterFamily("fhmoe", (*_MOE, *_SHARED_EXPERT), _MOE_RESULT, _MOE[:5]),
-        AiterFamily("gdn", _GDN, ("BV", "us"), ("H", "Hg")),
-        AiterFamily("asm_a8w8", (*_MNK, "bias", "outdtype"), ("splitK", "us"), _MNK, ()),
-        AiterFamily("hipblaslt_online", _ONLINE, ("algo_index", "kernel_name"), ("algo_index",), ()),
+        AiterFamily("batched_mxscale", ("b", *_ONLINE), ("libtype", *_CK), ("b", *_ONLINE), ("gfx",), text=True),
+        AiterFamily("fmoe", _MOE, _MOE_RESULT, _MOE[:5], also=("bias",)),
+        AiterFamily("grouped_fmoe", (*_MOE, "gate_mode"), _MOE_RESULT, _MOE[:5], text=True),
+        AiterFamily("fhmoe", (*_MOE, *_SHARED_EXPERT), _MOE_RESULT, _MOE[:5], text=True),
+        AiterFamily("gdn", _GDN, ("BV", "us"), ("H", "Hg"), text=True),
+        AiterFamily("asm_a8w8", (*_MNK, "bias", "outdtype"), ("splitK", "us"), (*_MNK, "bias", "outdtype"), ()),
+        AiterFamily("hipblaslt_online", _ONLINE, ("algo_index", "kernel_name"), ("algo_index",), (), text=True),
         AiterFamily("guide", _MNK, ("lib", "kernel_name", "tflops", "bandwidth_gb_s"), _MNK, ()),
     )
 }  # fmt: skip
@@ -82,19 +98,59 @@ FAMILIES: Final[dict[str, AiterFamily]] = {
 # Columns that only a tuned table has
 _RESULTS: Final = frozenset({
     "us", "us1", "kernelId", "solidx", "kernelName", "kernelName1", "libtype", "lib", "kernel_name", "algo_index", "BV",
+    "tile_m", "n_sub", "use_hip",
 })  # fmt: skip
+# Other names of columns, in files of other ages
+ALIASES: Final = {
+    "arch": "gfx", "gfx_arch": "gfx", "gpu_arch": "gfx", "cu": "cu_num", "num_cu": "cu_num", "cu_count": "cu_num",
+    "duration": "us", "time_us": "us", "latency_us": "us", "kernel_us": "us", "soltimes": "us", "errratio": "errRatio",
+}  # fmt: skip
+# Of columns that nobody knows these words say that they describe a row, or measure it, and are no part of the product
+_REMARKS: Final = frozenset({
+    "abs", "after", "atol", "author", "avg", "backend", "bandwidth", "baseline", "before", "best", "branch", "bw",
+    "calls", "checked", "comment", "comments", "commit", "cos", "cosine", "count", "counts", "created", "cuda",
+    "date", "day", "default", "desc", "description", "diff", "driver", "duration", "efficiency", "elapsed", "err",
+    "error", "errors", "errratio", "flop", "flops", "freq", "frequency", "gain", "gb", "gbps", "gbs", "gflops",
+    "gib", "hash", "hits", "host", "hostname", "improvement", "index", "info", "issue", "iters", "kernel",
+    "label", "latency", "layer", "layers", "lib", "library", "line", "link", "machine", "mb", "mean", "median",
+    "model", "models", "ms", "mse", "msec", "name", "new", "no", "note", "notes", "ns", "number", "occurrences",
+    "old", "origin", "outcome", "owner", "pct", "percent", "perf", "phase", "pr", "priority", "rank", "ratio",
+    "reason", "ref", "reference", "rel", "remark", "remarks", "rmse", "rocm", "row", "rtol", "s", "sec",
+    "seconds", "seq", "share", "snr", "sol", "solution", "source", "speedup", "state", "status", "std", "stddev",
+    "tag", "tags", "tflops", "time", "timestamp", "todo", "torch", "trials", "triton", "updated", "uplift", "url",
+    "us", "usec", "user", "util", "utilization", "valid", "verified", "version", "vs", "warmup", "weight_pct",
+    "when", "who", "worst",
+})  # fmt: skip
+_WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
 # Parts of file names, most telling first; AITER writes a8w8_tuned_batched_gemm as well as a8w8_blockscale_..._mm2.5
 _NAMES: Final = (
+    ("mxscale_preshuffle", "mxscale_preshuffle"),
+    ("mxscale_bpreshuffle_untuned", "mxscale_preshuffle"),
+    ("mxscale_bpreshuffle_tuned", "mxscale_preshuffle"),
+    ("smallm_mxfp8", "smallm_mxfp8"),
+    ("asm_a8w8", "asm_a8w8"),
+    ("grouped_gemm_mxfp8", "grouped_mxfp8"),
     ("mxscale", "batched_mxscale"),
     ("a8w8_blockscale_bpreshuffle", "a8w8_blockscale_bpreshuffle"),
     ("a8w8_blockscale", "a8w8_blockscale"),
     ("a8w8_bpreshuffle", "a8w8_bpreshuffle"),
     ("a4w4", "a4w4_blockscale"),
+    ("a6w6", "a6w6_blockscale"),
     ("a8w8", "a8w8"),
     ("bf16", "bf16"),
     ("a16w16", "bf16"),
 )
+# Words of a file's name that tell a data type or a kind of product, and the families that they agree with
+_TELLING: Final = re.compile(
+    r"[aw]\d{1,2}([aw]\d{1,2})?|(mx|nv)?(fp|f|int|i|u)\d{1,2}|bf16|fp8\w*|mx\w*|nvfp\w*|nf4|awq|gptq|marlin|quant\w*|"
+    r"\w*scale[ds]?|e\dm\d\w*|ptpc|\w*moe|batched|bmm|grouped|\w*pre?shuffled?|fp8fp4"
+)
+_AGREE: Final = {
+    "a4w4": frozenset({"a4w4", "fp4", "mxfp4", "blockscale"}),
+    "a8w8": frozenset({"a8w8", "fp8", "f8", "int8", "i8", "ptpc", "batched", "blockscale", "bpreshuffle", "e4m3"}),
+    "bf16": frozenset({"bf16", "a16w16", "batched"}),
+}
 
 
 def kind_of(columns: Sequence[str]) -> str:
@@ -113,45 +169,54 @@ def family_of_name(name: str) -> str:
 
 def is_header(columns: Sequence[str]) -> bool:
     """True when these are the columns of some table of AITER's."""
-    has = set(columns)
+    has = {ALIASES.get(column, column) for column in columns}
     return any(has.issuperset(family.needs) for family in FAMILIES.values())
 
 
-def family_of_header(columns: Sequence[str], *, name: str) -> AiterFamily:
+def family_of_header(columns: Sequence[str], *, name: str, ignore: Sequence[str] = ()) -> AiterFamily:
     """The family of a table with these columns in a file of this name.
 
-    Raises HeaderError when it is no table of AITER's, TableError when neither header nor name tells which.
+    ignore: columns of which somebody says that they do not matter.  Raises HeaderError when it is no table of
+    AITER's, TableError when neither header nor name tells which, and for a column that could decide and that nobody
+    knows.
     """
-    has = set(columns)
     if not is_header(columns):
         shown = ",".join(columns)
         raise HeaderError(
             f"{name}: the header is {shown[:200]!r}, expected one of AITER's: M,N,K[,...], B,M,N,K[,...], "
             "token,model_dim,inter_dim,expert,topk[,...] and others"
         )
-    found = family_of_columns(columns) or _by_name(has, name)
-    return FAMILIES[found]
+    has = {column for column in columns if column not in ignore}
+    family = FAMILIES[family_of_columns(columns) or _by_name(has, name)]
+    _check_columns(columns, family, name=name, ignore=ignore)
+    return family
 
 
 def family_of_columns(columns: Sequence[str]) -> str:
     """The family that the columns alone tell, or ""."""
-    has = set(columns)
+    has = {ALIASES.get(column, column) for column in columns}
     if has.issuperset(_MOE[:5]):
-        return "fhmoe" if "shared_expert_id" in has else "grouped_fmoe" if "gate_mode" in has else "fmoe"
+        return "fhmoe" if "shared_expert_id" in has else "grouped_fmoe" if has & _GROUPED else "fmoe"
     if {"H", "Hg"} <= has:
         return "gdn"
     if "algo_index" in has:
         return "hipblaslt_online"
     if {"b", "m", "n", "k"} <= has:
         return "batched_mxscale"
+    for kept in ("mxscale_preshuffle", "smallm_mxfp8", "grouped_mxfp8"):
+        if has.issuperset(FAMILIES[kept].needs):
+            return kept
     if {"lib", "kernel_name"} <= has:
         return "guide"
-    if "outdtype" in has and "dtype" not in has:
+    if has >= {*FAMILIES["asm_a8w8"].key, "splitK", "us"} and not has & {"dtype", "scaleAB", "bpreshuffle"}:
         return "asm_a8w8"
     return "bf16" if "dtype" in has else ""
 
 
-def named_family(family: str, columns: Sequence[str], *, name: str) -> AiterFamily:
+_GROUPED: Final = frozenset({"gate_mode", "max_m", "grouped_persistent_m"})
+
+
+def named_family(family: str, columns: Sequence[str], *, name: str, ignore: Sequence[str] = ()) -> AiterFamily:
     """The family somebody says a table is of, unless its header or the file's name tells another.
 
     AMD's guide's tables are of bf16.  Raises TableError: rows of another family read as these would be wrong
@@ -164,49 +229,92 @@ def named_family(family: str, columns: Sequence[str], *, name: str) -> AiterFami
         raise TableError(f"{name}: column {missing[0]} is missing, a table of family {family} has it")
     clear = family_of_columns(columns)
     if clear == family or (clear == "guide" and family == "bf16"):
+        _check_columns(columns, FAMILIES[clear], name=name, ignore=ignore)
         return FAMILIES[clear]
     if clear:
         raise TableError(f"{name}: the header is that of family {clear}, not of {family}")
-    odd = _columns_of_others(columns, family)
-    if odd:
-        raise TableError(f"{name}: column {odd[0]} is of other families' tables, not of {family}'s: name the right one")
     told = family_of_name(name)
     # a name may tell less than there is to say: my_a8w8.csv for a8w8_blockscale, my_bf16.csv for batched_bf16
     if told and not family.removeprefix("batched_").startswith(told.removeprefix("batched_")):
         raise TableError(
             f"{name}: by its name it is of family {told}, not of {family}: name the right one, or rename it"
         )
+    _check_columns(columns, FAMILIES[family], name=name, ignore=ignore)
     return FAMILIES[family]
 
 
-def _columns_of_others(columns: Sequence[str], family: str) -> list[str]:
-    """Columns that this family's tables never have and another's do. libtype: more families get it with time."""
-    own = {*FAMILIES[family].tuned_header, *DEVICE, "libtype"}
-    if "a8w8" in family:  # a blockscale list of one model names the dtype as well
-        own.add("q_dtype_w")
-    others = {column for other in FAMILIES.values() for column in other.tuned_header}
-    return [column for column in columns if column in others - own]
+def _check_columns(columns: Sequence[str], family: AiterFamily, *, name: str, ignore: Sequence[str] = ()) -> None:
+    """Raises TableError for a column that could make the rows another product than this family's."""
+    if family.text:
+        return
+    doubled = next((column for column in columns if column and columns.count(column) > 1), "")
+    if doubled:
+        raise TableError(f"{name}: column {doubled} stands twice in the header")
+    if family.name == "bf16" and "dtype" not in columns and {"outdtype", "scaleAB", "bpreshuffle", "bias"} & {*columns}:
+        raise TableError(f"{name}: column dtype is missing, a table of family bf16 with columns such as bias has it")
+    own = {*family.tuned_header, *DEVICE, *family.also, OURS, *ignore, "libtype"}  # libtype: more get it with time
+    others = {column for other in FAMILIES.values() for column in (*other.key, *other.also)} - _RESULTS - own
+    kernels = {column for other in FAMILIES.values() for column in other.result}
+    for column in columns:
+        plain = ALIASES.get(column, column)
+        if not plain or plain in own or (plain in kernels and family.name == "fmoe"):
+            continue
+        if plain in others or (plain in kernels and not _is_remark(column)):
+            raise TableError(
+                f"{name}: column {column} is of other families' tables, not of {family.name}'s: name the right one"
+            )
+        if not _is_remark(column):
+            raise TableError(
+                f"{name}: column {column} is not known and could decide what the product is. Where it does not, say "
+                f"--ignore-column {column}, or take it out of the file"
+            )
+
+
+def _is_remark(column: str) -> bool:
+    """Whether a column that nobody knows cannot be part of what the product is, by the words of its name."""
+    if column.startswith("_"):  # AITER's own mark of columns for itself: _tag
+        return True
+    words = [word.lower() for word in _WORD.findall(column)]
+    return bool(words) and all(word in _REMARKS or word.isdigit() for word in words)
 
 
 def _by_name(has: set[str], name: str) -> str:
     """M, N and K with or without B, q_dtype_w and libtype: quantised families share these headers."""
     told = family_of_name(name)
+    odd = _contradicts(told, name)
     if "B" in has:
-        return told if told.startswith("batched_") else f"batched_{told}" if told in ("bf16", "a8w8") else _ask(name)
-    if "q_dtype_w" in has:
-        if told.startswith("a8w8"):  # a blockscale list of one model names the dtype as well
-            return told
-        return "a8w8_bpreshuffle" if "libtype" in has else "a8w8"
-    if told and not told.startswith("batched_"):
-        return told
-    # gradlib's first lists were M,N,K alone
-    return "bf16" if not _RESULTS & has else _ask(name)
+        found = told if told.startswith("batched_") else f"batched_{told}" if told in ("bf16", "a8w8") else ""
+    elif "q_dtype_w" in has:
+        # a blockscale list of one model names the dtype as well
+        found = told if told.startswith("a8w8") else "a8w8_bpreshuffle" if "libtype" in has else "a8w8"
+        odd = odd if told else _contradicts("a8w8", name)
+    elif told and not told.startswith("batched_"):
+        found = told
+    else:  # gradlib's first lists were M,N,K alone
+        found = "bf16" if not told and not _RESULTS & has else ""
+    if not found or odd or not has.issuperset(FAMILIES[found].needs):
+        _ask(name, odd)
+    return found
 
 
-def _ask(name: str) -> str:
+def _contradicts(told: str, name: str) -> str:
+    """A word of the file's name that speaks of another product than the family it seems to be of, or ""."""
+    family = FAMILIES.get(told)
+    if family is not None and family.text:
+        return ""
+    known = next((words for start, words in _AGREE.items() if told.removeprefix("batched_").startswith(start)), ())
+    stem = re.sub(r"\.(csv|txt)$", "", name.rsplit("/", 1)[-1].lower())
+    if told:  # what follows AITER's own name is a model's
+        stem = re.split(r"_(?:un)?tuned_", stem, maxsplit=1)[0]
+    words = [word for word in re.split(r"[^a-z0-9]+", stem) if word]
+    return next((word for word in words if _TELLING.fullmatch(word) and word not in known), "")
+
+
+def _ask(name: str, odd: str = "") -> None:
+    why = f"its name says {odd!r}, and " if odd else ""
     raise TableError(
-        f"{name}: neither the header nor the file's name tells the family. Say it with --family, or name the file as "
-        f"AITER does, for example a8w8_blockscale_tuned_gemm.csv; families: {', '.join(FAMILIES)}"
+        f"{name}: {why}neither the header nor the file's name tells the family. Say it with --family, or name the file "
+        f"as AITER does, for example a8w8_blockscale_tuned_gemm.csv; families: {', '.join(FAMILIES)}"
     )
 
 

@@ -45,20 +45,30 @@ def problem_of(row: Row, *, dtype: str = "bf16", threads: int = 0) -> Problem | 
 
     dtype serves rows without one; threads is what AITER does not say (0 for devices other than CPUs).
     """
-    values = dict(zip(row.header.family.key, row.key, strict=True))
-    make = _MAKERS.get(row.header.family.name)
+    found = problem_or_reason(row, dtype=dtype, threads=threads)
+    return found if isinstance(found, Problem) else None
+
+
+def problem_or_reason(row: Row, *, dtype: str = "bf16", threads: int = 0) -> Problem | str:
+    """As problem_of, or why there is none."""
+    family = row.header.family
+    values = dict(zip(family.key, row.key, strict=True))
+    make = _MAKERS.get(family.name)
     if make is None:
-        return None
+        return f"a product of family {family.name} is no problem of gemmtuned's yet"
     try:
         return Problem(**make(row, values, dtype), threads=threads)
-    except (ProblemError, TypeError):  # an activation or a quantisation newer than this page
-        return None
+    except (ProblemError, TypeError) as err:  # an activation or a quantisation newer than this page
+        return f"no problem of gemmtuned's: {err}"
 
 
 def _dense(row: Row, values: dict[str, Any], dtype: str) -> dict[str, Any]:
     found = {**_shape(values), "bias": values.get("bias", False), "dtype": dtype_of(values.get("dtype"), row) or dtype}
     found["out_dtype"] = dtype_of(values.get("outdtype"), row) or ""
-    if values.get("scaleAB"):
+    quantised = found["dtype"].startswith(("fp8", "fp4")) or found["dtype"] in ("i8", "i4")
+    if values.get("scaleAB") and not quantised:
+        raise ProblemError(f"scaleAB with {found['dtype']}: AITER multiplies the scales in after the product")
+    if quantised:  # AITER runs it through _scaled_mm, with scales of 1 if none is given
         found |= {"family": "scaled", "scale": "tensor"}
     if values.get("bpreshuffle"):
         found["weight_state"] = "shuffled"
@@ -79,6 +89,13 @@ def _quantised(row: Row, values: dict[str, Any], dtype: str) -> dict[str, Any]:
 
 
 def _moe(row: Row, values: dict[str, Any], dtype: str) -> dict[str, Any]:
+    missing = [column for column in row.header.family.key if column not in row.header.at or not row[column]]
+    if missing:
+        raise ProblemError(f"column {missing[0]} is missing or empty")
+    if values["topk"] is None:
+        raise ProblemError("topk is -1: how many experts a token visits is not told")
+    if row["bias"].lower() not in ("", "0", "false"):
+        raise ProblemError("a mixture with a bias")
     act = values["act_type"].rpartition(".")[2].lower()
     act += "_gated" if values["use_g1u1"] else ""
     act += "_weighted" if values["doweight_stage1"] else ""
@@ -98,6 +115,8 @@ def _shape(values: dict[str, Any]) -> dict[str, int]:
 
 def dtype_of(name: str | None, row: Row) -> str | None:
     """AITER's `fp8` is the device's own; gfx942 alone has the one without zero's sign."""
+    if name == "u32":  # where torch has no int4, AITER calls eight of them by the word they lie in
+        return "i4"
     if name != "fp8":
         return name
     return "fp8_e4m3fnuz" if gfx_of(row) == "gfx942" else "fp8_e4m3"

@@ -6,6 +6,7 @@ Hints come from other environments.  They are seeds for the search, never run un
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -51,7 +52,11 @@ class Hint:
 
 @dataclass(slots=True, kw_only=True)
 class Imported:
-    """One file as it was read. rows = len(hints) + rejected; reasons: one a rejected row, the first thousand."""
+    """One file as it was read: rows = len(hints) + rejected.
+
+    reasons: one a rejected row, the first thousand.  kept: why rows that were taken in are no problem of ours, counted:
+    they stand in the store as they are.  notes: what a reader should know and that is no fault of a row.
+    """
 
     path: str
     format: str
@@ -60,15 +65,26 @@ class Imported:
     hints: list[Hint] = field(default_factory=list)
     rejected: int = 0
     reasons: list[str] = field(default_factory=list)
+    kept: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
 
-    def add(self, line: int, row: Mapping[str, Any], *, candidate: Candidate | None = None, **told: Any) -> None:
-        """Keep a row, or reject one that is longer than can be kept."""
+    @property
+    def used(self) -> int:
+        """Rows that became a problem of ours: seeds for a search, or to be tuned."""
+        return len(self.hints) - self.kept.total()
+
+    def add(
+        self, line: int, row: Mapping[str, Any], *, candidate: Candidate | None = None, why: str = "", **told: Any
+    ) -> None:
+        """Keep a row, or reject one that is longer than can be kept. why: for one without a problem, the reason."""
         text = json.dumps(row, sort_keys=True, separators=(",", ":"))
         config = candidate.config if candidate else ""
         for what, length, most in (("row", len(text), MAX_ROW), ("config", len(config), MAX_CONFIG)):
             if length > most:
                 self.reject(f"{self.path} line {line}: a {what} of {length} characters, at most {most} are kept")
                 return
+        if told.get("problem") is None:
+            self.kept[why or "no problem of gemmtuned's"] += 1
         self.hints.append(
             Hint(
                 format=self.format, family=self.family, kind=told.pop("kind", self.kind), source=self.path, line=line,

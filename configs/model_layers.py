@@ -1,288 +1,554 @@
 """The linear layers of the models we know, as transformers builds them from a `config.json`.
 
-One function a model, made of the parts that models share; a new model is a function and its entry in MODELS.  Tests
-build each on torch's meta device and compare every weight.
+A few lines a model, made of the parts that models share (model_parts.py); a new model is such lines and its entry in
+MODELS.  Tests build each on torch's meta device and compare every weight; what transformers has no type for is derived
+from the publisher's own modelling file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, Final
 
 from gemmtuned.configs.errors import ProblemError
+from gemmtuned.configs.model_parts import (
+    HEAD_DIMS,
+    Layers,
+    Make,
+    Reader,
+    Weight,
+    attention,
+    gated_delta,
+    head,
+    indexer,
+    latent_attention,
+    linear,
+    mamba,
+    minus,
+    mixture,
+    mlp,
+    of_heads,
+    sparse_layers,
+)
+
+__all__ = ["HEAD_DIMS", "MODELS", "TOWERS", "Reader", "Weight"]
 
 
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """One linear layer's weight [n, k] and how often it occurs in the model.
-
-    name: as transformers calls it inside a decoder layer.  split: how tensor parallelism cuts it: by heads, by kv_heads
-    (repeated where there are fewer than ranks), by output columns, by input rows, by vocab, or not at all (whole).
-    units: heads in it.  batch: 1, or heads of a batched product.  experts: 0, or how many such weights form a mixture.
-    quantised: its weights are not of the model's dtype.  why: how n and k came about.
-    """
-
-    name: str
-    n: int
-    k: int
-    count: int
-    why: str
-    bias: bool = False
-    split: str = "whole"
-    units: int = 1
-    batch: int = 1
-    experts: int = 0
-    quantised: bool = False
-
-    @property
-    def left_out(self) -> str:
-        """Why `problems` leaves it out, or ""."""
-        if self.experts:
-            return "a mixture's experts run grouped: counted in programs, not tuned by this version"
-        return "its weights are quantised: counted in programs, not tuned by this version" if self.quantised else ""
-
-
-class Reader:
-    """Values of a config by name, checked."""
-
-    def __init__(self, values: Mapping[str, Any], kind: str) -> None:
-        self.values, self.kind = values, kind
-
-    def size(self, *names: str, default: int | None = None) -> int:
-        """The first of these that is there, a whole number above 0."""
-        for name in names:
-            value = self.values.get(name)
-            if value is not None:
-                if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                    raise ProblemError(f"config.json: {name} is {value!r}, expected a whole number of at least 1")
-                return value
-        if default is None:
-            raise ProblemError(f"config.json: {' or '.join(names)} is missing, a {self.kind} model needs it")
-        return default
-
-    def flag(self, name: str, *, default: bool = False) -> bool:
-        """A switch."""
-        value = self.values.get(name)
-        return default if value is None else bool(value)
-
-    @property
-    def hidden(self) -> int:
-        """The model's width."""
-        return self.size("hidden_size")
-
-    @property
-    def layers(self) -> int:
-        """Decoder layers."""
-        return self.size("num_hidden_layers")
-
-
-# --- the parts that models are made of
-
-
-def _attention(r: Reader, *, bias: bool, o_bias: bool) -> list[Weight]:
-    heads = r.size("num_attention_heads")
-    kv_heads = r.size("num_key_value_heads", default=heads)
-    dim = r.size("head_dim", default=HEAD_DIMS.get(r.kind, r.hidden // heads))
-    kv = f"{kv_heads} key/value heads of {dim}"
-    return [
-        Weight("self_attn.q_proj", heads * dim, r.hidden, r.layers, f"{heads} heads of {dim}", bias, "heads", heads),
-        Weight("self_attn.k_proj", kv_heads * dim, r.hidden, r.layers, kv, bias, "kv_heads", kv_heads),
-        Weight("self_attn.v_proj", kv_heads * dim, r.hidden, r.layers, kv, bias, "kv_heads", kv_heads),
-        Weight(
-            "self_attn.o_proj", r.hidden, heads * dim, r.layers, f"back from {heads} heads of {dim}", o_bias, "rows"
-        ),
-    ]
-
-
-def _latent_attention(r: Reader) -> list[Weight]:
-    """DeepSeek's MLA: queries and keys/values pass through narrow latents."""
-    heads, bias = r.size("num_attention_heads"), r.flag("attention_bias")
-    nope, rope, v = r.size("qk_nope_head_dim"), r.size("qk_rope_head_dim"), r.size("v_head_dim")
-    latent = r.size("kv_lora_rank")
-    why_q = f"{heads} heads of {nope} + {rope}"
-    if r.values.get("q_lora_rank") is None:
-        found = [Weight("self_attn.q_proj", heads * (nope + rope), r.hidden, r.layers, why_q, False, "heads", heads)]
-    else:
-        rank = r.size("q_lora_rank")
-        found = [
-            Weight("self_attn.q_a_proj", rank, r.hidden, r.layers, f"query latent of {rank}", bias),
-            Weight("self_attn.q_b_proj", heads * (nope + rope), rank, r.layers, why_q, False, "heads", heads),
-        ]
-    return [
-        *found,
-        Weight(
-            "self_attn.kv_a_proj_with_mqa", latent + rope, r.hidden, r.layers,
-            f"key/value latent of {latent} and one rotary key of {rope}", bias,
-        ),
-        Weight(
-            "self_attn.kv_b_proj", heads * (nope + v), latent, r.layers, f"{heads} heads of {nope} + {v}", False,
-            "heads", heads,
-        ),
-        Weight("self_attn.o_proj", r.hidden, heads * v, r.layers, f"back from {heads} heads of {v}", bias, "rows"),
-    ]  # fmt: skip
-
-
-def _indexer(r: Reader) -> list[Weight]:
-    """The selector of DeepSeek's sparse attention."""
-    heads, dim, rank = r.size("index_n_heads"), r.size("index_head_dim"), r.size("q_lora_rank")
-    why = f"sparse attention's selector: {heads} heads of {dim}"
-    return [
-        Weight("self_attn.indexer.wq_b", heads * dim, rank, r.layers, why),
-        Weight("self_attn.indexer.wk", dim, r.hidden, r.layers, why),
-        Weight("self_attn.indexer.weights_proj", heads, r.hidden, r.layers, why),
-    ]
-
-
-def _mlp(
-    r: Reader, width: int, layers: int, *, name: str = "mlp", bias: bool = False, joint: bool = False
-) -> list[Weight]:
-    if layers == 0:
-        return []
-    why = f"feed-forward width {width}"
-    down = Weight(f"{name}.down_proj", r.hidden, width, layers, why, bias, "rows")
-    if joint:
-        both = f"gate and up, {why}"
-        return [Weight(f"{name}.gate_up_proj", 2 * width, r.hidden, layers, both, bias, "columns"), down]
-    halves = (Weight(f"{name}.{half}_proj", width, r.hidden, layers, why, bias, "columns") for half in ("gate", "up"))
-    return [*halves, down]
-
-
-def _mixture(
-    r: Reader, experts: int, width: int, layers: int, *, router: str = "mlp.gate", bias: bool = False
-) -> list[Weight]:
-    if layers == 0:
-        return []
-    why = f"{experts} experts of width {width}"
-    return [
-        Weight(router, experts, r.hidden, layers, f"router over {experts} experts", bias),
-        Weight("mlp.experts.gate_up_proj", 2 * width, r.hidden, layers, why, bias, "columns", experts=experts),
-        Weight("mlp.experts.down_proj", r.hidden, width, layers, why, bias, "rows", experts=experts),
-    ]
-
-
-def _head(r: Reader) -> list[Weight]:
-    vocab = r.size("vocab_size")
-    return [Weight("lm_head", vocab, r.hidden, 1, f"vocabulary of {vocab}", False, "vocab")]
-
-
-def _sparse_layers(r: Reader, experts: int) -> int:
-    """How many layers hold a mixture: a list says so, or the first few are dense, or every so many."""
-    told = r.values.get("mlp_layer_types")
-    if isinstance(told, list):
-        return sum(1 for one in told if one == "sparse")
-    if "first_k_dense_replace" in r.values:
-        return max(r.layers - int(r.values["first_k_dense_replace"]), 0)
-    step, dense = r.size("decoder_sparse_step", default=1), r.values.get("mlp_only_layers") or []
-    return sum(1 for i in range(r.layers) if experts and i not in dense and (i + 1) % step == 0)
-
-
-# --- the models
+# --- models of one kind of layer
 
 
 def _llama(r: Reader) -> list[Weight]:
     bias = r.flag("attention_bias")
-    mlp = _mlp(r, r.size("intermediate_size"), r.layers, bias=r.flag("mlp_bias"))
-    return [*_attention(r, bias=bias, o_bias=bias), *mlp, *_head(r)]
+    feed = mlp(r, r.size("intermediate_size"), r.all, bias=r.flag("mlp_bias"))
+    return [*attention(r, bias=bias, o_bias=bias), *feed, *head(r)]
 
 
-def _mistral(r: Reader) -> list[Weight]:
-    return [*_attention(r, bias=False, o_bias=False), *_mlp(r, r.size("intermediate_size"), r.layers), *_head(r)]
+def _plain(bias: bool | str, *, o_bias: bool = False, joint: bool = False, default: bool = False) -> Make:
+    """Attention and one feed-forward part. bias: of q, k and v, or the config's switch that says it (o has it too)."""
+
+    def make(r: Reader) -> list[Weight]:
+        on = r.flag(bias, default=default) if isinstance(bias, str) else bias
+        back = o_bias and on
+        feed = mlp(r, r.size("intermediate_size"), r.all, joint=joint)
+        return [*attention(r, bias=on, o_bias=back), *feed, *head(r)]
+
+    return make
 
 
-def _qwen2(r: Reader) -> list[Weight]:
-    return [*_attention(r, bias=True, o_bias=False), *_mlp(r, r.size("intermediate_size"), r.layers), *_head(r)]
+def _phi3(r: Reader) -> list[Weight]:
+    heads = r.size("num_attention_heads")
+    kv, dim = r.size("num_key_value_heads", default=heads), r.size("head_dim", default=r.hidden // heads)
+    why = f"{heads} heads and twice {kv} of {dim}"
+    return [
+        *linear("self_attn.qkv_proj", (heads + 2 * kv) * dim, r.hidden, r.all, why, split="heads", units=kv),
+        *linear("self_attn.o_proj", r.hidden, heads * dim, r.all, f"back from {heads} heads", split="rows"),
+        *mlp(r, r.size("intermediate_size"), r.all, joint=True),
+        *head(r),
+    ]
 
 
-def _qwen3(r: Reader) -> list[Weight]:
-    bias = r.flag("attention_bias")
-    return [*_attention(r, bias=bias, o_bias=bias), *_mlp(r, r.size("intermediate_size"), r.layers), *_head(r)]
+def _seed_oss(r: Reader) -> list[Weight]:
+    bias = r.flag("attention_bias", default=True)
+    feed = mlp(r, r.size("intermediate_size"), r.all, bias=r.flag("mlp_bias"))
+    return [*attention(r, bias=bias, o_bias=r.flag("attention_out_bias")), *feed, *head(r)]
 
 
-def _glm(r: Reader) -> list[Weight]:
-    mlp = _mlp(r, r.size("intermediate_size"), r.layers, joint=True)
-    return [*_attention(r, bias=r.flag("attention_bias", default=True), o_bias=False), *mlp, *_head(r)]
+# --- mixtures of experts
 
 
 def _mixtral(r: Reader) -> list[Weight]:
-    mixture = _mixture(r, r.size("num_local_experts"), r.size("intermediate_size"), r.layers)
-    return [*_attention(r, bias=False, o_bias=False), *mixture, *_head(r)]
+    experts = mixture(r, r.size("num_local_experts"), r.size("intermediate_size"), r.all)
+    return [*attention(r, bias=False, o_bias=False), *experts, *head(r)]
+
+
+def _shared_expert(r: Reader, at: Layers) -> list[Weight]:
+    """Qwen's shared expert, with a weight of its own for each token."""
+    return [
+        *mlp(r, r.size("shared_expert_intermediate_size"), at, name="mlp.shared_expert"),
+        *linear("mlp.shared_expert_gate", 1, r.hidden, at, "weight of the shared expert"),
+    ]
 
 
 def _qwen2_moe(r: Reader) -> list[Weight]:
     experts = r.size("num_experts")
-    sparse = _sparse_layers(r, experts)
-    shared = r.size("shared_expert_intermediate_size")
+    sparse = sparse_layers(r, experts)
     return [
-        *_attention(r, bias=r.flag("qkv_bias", default=True), o_bias=False),
-        *_mlp(r, r.size("intermediate_size"), r.layers - sparse),
-        *_mixture(r, experts, r.size("moe_intermediate_size"), sparse),
-        *_mlp(r, shared, sparse, name="mlp.shared_expert"),
-        *([Weight("mlp.shared_expert_gate", 1, r.hidden, sparse, "weight of the shared expert")] if sparse else []),
-        *_head(r),
+        *attention(r, bias=r.flag("qkv_bias", default=True), o_bias=False),
+        *mlp(r, r.size("intermediate_size"), minus(r.all, sparse)),
+        *mixture(r, experts, r.size("moe_intermediate_size"), sparse),
+        *_shared_expert(r, sparse),
+        *head(r),
     ]
 
 
 def _qwen3_moe(r: Reader) -> list[Weight]:
     bias, experts = r.flag("attention_bias"), r.size("num_experts", "num_local_experts")
-    sparse = _sparse_layers(r, experts)
+    sparse = sparse_layers(r, experts)
+    dense = minus(r.all, sparse)
     return [
-        *_attention(r, bias=bias, o_bias=bias),
-        *_mlp(r, r.size("intermediate_size"), r.layers - sparse),
-        *_mixture(r, experts, r.size("moe_intermediate_size"), sparse),
-        *_head(r),
+        *attention(r, bias=bias, o_bias=bias),
+        *(mlp(r, r.size("intermediate_size"), dense) if dense else []),
+        *mixture(r, experts, r.size("moe_intermediate_size"), sparse),
+        *head(r),
+    ]
+
+
+def _minimax_m2(r: Reader) -> list[Weight]:
+    experts = mixture(r, r.size("num_local_experts"), r.size("intermediate_size"), r.all)
+    return [*attention(r, bias=False, o_bias=False), *experts, *head(r)]
+
+
+def _minimax_m3(r: Reader) -> list[Weight]:
+    experts = r.size("num_local_experts")
+    sparse = sparse_layers(r, experts)
+    shared = r.none_or_size("shared_intermediate_size")
+    dense = minus(r.all, sparse)
+    return [
+        *attention(r, bias=False, o_bias=False),
+        *(mlp(r, r.size("dense_intermediate_size"), dense, joint=True) if dense else []),
+        *mixture(r, experts, r.size("intermediate_size"), sparse),
+        *(mlp(r, shared, sparse, name="mlp.shared_experts", joint=True) if shared else []),
+        *head(r),
     ]
 
 
 def _gpt_oss(r: Reader) -> list[Weight]:
     bias = r.flag("attention_bias", default=True)
     experts = r.size("num_local_experts", "num_experts")
-    mixture = _mixture(r, experts, r.size("intermediate_size"), r.layers, router="mlp.router", bias=True)
-    return [*_attention(r, bias=bias, o_bias=bias), *mixture, *_head(r)]
+    inside = mixture(r, experts, r.size("intermediate_size"), r.all, router="router", bias=True)
+    return [*attention(r, bias=bias, o_bias=bias), *inside, *head(r)]
 
 
-def _shared_experts(r: Reader) -> list[Weight]:
+def _shared_experts(r: Reader, experts: int = 0) -> list[Weight]:
     """DeepSeek's and GLM's feed-forward part: some dense layers, then experts with shared ones beside them."""
-    experts, width = r.size("n_routed_experts"), r.size("moe_intermediate_size")
-    sparse = _sparse_layers(r, experts)
-    shared = 0 if r.values.get("n_shared_experts", 1) is None else width * r.size("n_shared_experts", default=1)
+    experts, width = experts or r.size("n_routed_experts"), r.size("moe_intermediate_size")
+    sparse = sparse_layers(r, experts)
+    dense = minus(r.all, sparse)
+    several = r.values.get("n_shared_experts", r.values.get("num_shared_experts", 1))
+    shared = width * r.size("n_shared_experts", "num_shared_experts", default=1) if several else 0
     return [
-        *_mlp(r, r.size("intermediate_size"), r.layers - sparse),
-        *_mixture(r, experts, width, sparse),
-        *(_mlp(r, shared, sparse, name="mlp.shared_experts") if shared else []),
-        *_head(r),
+        *(mlp(r, r.size("intermediate_size"), dense) if dense else []),
+        *mixture(r, experts, width, sparse),
+        *(mlp(r, shared, sparse, name="mlp.shared_experts") if shared else []),
+        *head(r),
     ]
 
 
 def _glm4_moe(r: Reader) -> list[Weight]:
-    return [*_attention(r, bias=r.flag("attention_bias"), o_bias=False), *_shared_experts(r)]
+    return [*attention(r, bias=r.flag("attention_bias"), o_bias=False), *_shared_experts(r)]
 
 
 def _deepseek(r: Reader) -> list[Weight]:
-    return [*_latent_attention(r), *_shared_experts(r)]
+    return [*latent_attention(r), *_shared_experts(r)]
 
 
 def _deepseek_sparse(r: Reader) -> list[Weight]:
-    return [*_latent_attention(r), *_indexer(r), *_shared_experts(r)]
+    """The indexer is in every layer, or in those that `indexer_types` calls full."""
+    told = r.names("indexer_types")
+    at = r.all if told is None else tuple(i for i, one in enumerate(told) if one != "shared")
+    if told is None and r.values.get("index_topk_pattern"):
+        pattern = str(r.values["index_topk_pattern"])
+        at = tuple(i for i in r.all if i < len(pattern) and pattern[i] == "F")
+    elif told is None and (freq := r.size("index_topk_freq", default=1)) > 1:
+        offset = r.values.get("index_skip_topk_offset", 2)
+        at = tuple(i for i in r.all if max(i - offset + 1, 0) % freq == 0)
+    return [*latent_attention(r), *indexer(r, at), *_shared_experts(r)]
 
 
-MODELS: Final[dict[str, Callable[[Reader], list[Weight]]]] = {
+def _llama4(r: Reader) -> list[Weight]:
+    """Every so many layers a mixture with a shared expert, else a plain feed-forward part."""
+    step = r.size("interleave_moe_layer_step", default=1)
+    told = r.values.get("moe_layers")
+    sparse = tuple(told) if isinstance(told, list) else tuple(range(step - 1, r.layers, step))
+    width, experts = r.size("intermediate_size"), r.size("num_local_experts")
+    dense = minus(r.all, sparse)
+    bias = r.flag("attention_bias")
+    return [
+        *attention(r, bias=bias, o_bias=bias),
+        *(mlp(r, r.size("intermediate_size_mlp"), dense, name="feed_forward") if dense else []),
+        *mixture(r, experts, width, sparse, name="feed_forward", router="router"),
+        *mlp(r, width, sparse, name="feed_forward.shared_expert"),
+        *head(r),
+    ]
+
+
+def _mimo_v2(r: Reader) -> list[Weight]:
+    """Two kinds of attention with key/value heads of their own."""
+    local = r.of_type("sliding_attention")
+    if not local and isinstance(pattern := r.values.get("hybrid_layer_pattern"), list):
+        local = tuple(i for i, one in enumerate(pattern[: r.layers]) if one)
+    experts, dim, v_dim = r.size("n_routed_experts"), r.size("head_dim"), r.size("v_head_dim")
+    sparse = sparse_layers(r, experts)
+    near = r.size("swa_num_key_value_heads", default=2 * r.size("num_key_value_heads"))
+    bias: dict[str, Any] = {"bias": r.flag("attention_bias"), "o_bias": False, "dim": dim, "v_dim": v_dim}
+    return [
+        *attention(r, at=minus(r.all, local), **bias),
+        *attention(r, at=local, kv_heads=near, **bias),
+        *mlp(r, r.size("intermediate_size"), minus(r.all, sparse)),
+        *mixture(r, experts, r.size("moe_intermediate_size"), sparse),
+        *head(r),
+    ]
+
+
+def _step3p7(r: Reader) -> list[Weight]:
+    """A gate for each head of the attention beside it."""
+    experts = r.size("n_routed_experts", "num_experts", "moe_num_experts")
+    sparse = sparse_layers(r, experts)
+    heads, shared = r.size("num_attention_heads"), r.size("share_expert_dim", "share_expert_dims", default=0) or 0
+    return [
+        *attention(r, bias=r.flag("attention_bias"), o_bias=r.flag("attention_bias")),
+        *linear("self_attn.g_proj", heads, r.hidden, r.all, f"a gate for each of {heads} heads", split="heads",
+                units=heads),
+        *mlp(r, r.size("intermediate_size"), minus(r.all, sparse)),
+        *mixture(r, experts, r.size("moe_intermediate_size"), sparse),
+        *mlp(r, shared or r.size("moe_intermediate_size"), sparse, name="mlp.shared_experts"),
+        *head(r),
+    ]  # fmt: skip
+
+
+def _deepseek_v4(r: Reader) -> list[Weight]:
+    """Queries through a latent, one key/value head, an output in groups, and compressed keys in most layers."""
+    heads, dim, rank = r.size("num_attention_heads"), r.size("head_dim"), r.size("q_lora_rank")
+    groups, out = r.size("o_groups"), r.size("o_lora_rank")
+    at, cut = r.all, of_heads(heads)
+    grouped = Weight(
+        "self_attn.o_a_proj", groups * out, heads * dim // groups, len(at),
+        f"{groups} groups of {heads // groups} heads", split="groups", units=groups, at=at,
+    )  # fmt: skip
+    streams = r.size("hc_mult")
+    mixed = f"mixing of {streams} residual streams"
+    return [
+        *linear("self_attn.q_a_proj", rank, r.hidden, at, f"query latent of {rank}"),
+        *linear("self_attn.q_b_proj", heads * dim, rank, at, f"{heads} heads of {dim}", **cut),
+        *linear("self_attn.kv_proj", dim, r.hidden, at, f"one key/value head of {dim}"),
+        grouped,
+        *linear("self_attn.o_b_proj", r.hidden, groups * out, at, f"back from {groups} groups of {out}", split="rows"),
+        *_compressors(r),
+        *(replace(w, dtype="fp32") for part in ("attn", "ffn")
+          for w in linear(f"{part}_hc.fn", streams * (streams + 2), streams * r.hidden, at, mixed)),
+        *_shared_experts(r),
+        Weight("hc_head.hc_fn", streams, streams * r.hidden, 1, mixed, dtype="fp32"),
+    ]  # fmt: skip
+
+
+def _compressors(r: Reader) -> list[Weight]:
+    """DeepSeek-V4's compressed keys: 4 tokens in one with a selector, or 128 in one without."""
+    dim, heads, index = r.size("head_dim"), r.size("index_n_heads"), r.size("index_head_dim")
+    ratios = r.values.get("compress_ratios")
+    kinds = r.names("layer_types")
+    if not isinstance(ratios, list) and kinds is None:
+        raise ProblemError("config.json: compress_ratios is missing, a deepseek_v4 model needs it")
+    fine = tuple(i for i in r.all if (ratios[i] == 4 if ratios else kinds[i] == "compressed_sparse_attention"))  # type: ignore[index]
+    coarse = tuple(i for i in r.all if (ratios[i] > 4 if ratios else kinds[i] == "heavily_compressed_attention"))  # type: ignore[index]
+    why = "keys of some tokens in one"
+    return [
+        *(w for at, wide in ((fine, 2 * dim), (coarse, dim)) for part in ("kv_proj", "gate_proj")
+          for w in linear(f"self_attn.compressor.{part}", wide, r.hidden, at, why)),
+        *(w for part in ("kv_proj", "gate_proj")
+          for w in linear(f"self_attn.compressor.indexer.{part}", 2 * index, r.hidden, fine, f"selector: {why}")),
+        *linear("self_attn.compressor.indexer.q_b_proj", heads * index, r.size("q_lora_rank"), fine,
+                f"selector: {heads} heads of {index}"),
+        *linear("self_attn.compressor.indexer.scorer.weights_proj", heads, r.hidden, fine, f"selector: {heads} heads"),
+    ]  # fmt: skip
+
+
+# --- models of several kinds of layers
+
+
+def _qwen_hybrid(*, joint: bool, dense: bool) -> Make:
+    """Linear attention in most layers, gated attention in the others."""
+
+    def make(r: Reader) -> list[Weight]:
+        step = r.size("full_attention_interval", default=4)
+        told = r.names("layer_types") is not None
+        full = r.of_type("full_attention") if told else tuple(range(step - 1, r.layers, step))
+        bias = r.flag("attention_bias")
+        found = [
+            *gated_delta(r, minus(r.all, full), joint=joint),
+            *attention(r, bias=bias, o_bias=bias, at=full, gated=True),
+        ]
+        if dense:
+            return [*found, *mlp(r, r.size("intermediate_size"), r.all), *head(r)]
+        experts = r.size("num_experts")
+        sparse = sparse_layers(r, experts)
+        rest = minus(r.all, sparse)
+        return [
+            *found,
+            *(mlp(r, r.size("intermediate_size"), rest) if rest else []),
+            *mixture(r, experts, r.size("moe_intermediate_size"), sparse),
+            *_shared_expert(r, sparse),
+            *head(r),
+        ]
+
+    return make
+
+
+def _gemma4(r: Reader) -> list[Weight]:
+    """Local and global attention of different widths, and experts beside the feed-forward part."""
+    told = r.names("layer_types")
+    full = r.of_type("full_attention") if told else tuple(range(5, r.layers, 6))
+    local = minus(r.all, full)
+    joined = r.flag("attention_k_eq_v")  # in global layers keys serve as values
+    kv = r.size("num_global_key_value_heads", default=0) if joined and r.values.get("num_global_key_value_heads") else 0
+    wide = r.size("global_head_dim", default=r.size("head_dim"))
+    bias = r.flag("attention_bias")
+    sharing = r.none_or_size("num_kv_shared_layers")
+    own = r.all[: r.layers - sharing]
+    per_layer = r.none_or_size("hidden_size_per_layer_input")
+    found = [
+        *attention(r, bias=bias, o_bias=bias, at=local),
+        *attention(r, bias=bias, o_bias=bias, at=full, dim=wide, kv_heads=kv, value=not joined),
+    ]
+    if sharing:  # the last layers take keys and values from before
+        found = [_only(w, own) if w.name.endswith(("k_proj", "v_proj")) else w for w in found]
+    double = r.all[r.layers - sharing :] if sharing and r.flag("use_double_wide_mlp") else ()
+    width = r.size("intermediate_size")
+    found += [*mlp(r, width, minus(r.all, double)), *mlp(r, 2 * width, double)]
+    if r.flag("enable_moe_block"):
+        experts = r.size("num_experts")
+        found += mixture(r, experts, r.size("moe_intermediate_size"), r.all, router="router.proj", beside=True)
+    if per_layer:
+        why = f"an input of {per_layer} for each layer"
+        vocabulary = Weight("per_layer_model_projection", r.layers * per_layer, r.hidden, 1, why)
+        found += [
+            *linear("per_layer_input_gate", per_layer, r.hidden, r.all, why),
+            *linear("per_layer_projection", r.hidden, per_layer, r.all, why),
+            vocabulary,
+        ]
+    return [*(w for w in found if w.count), *head(r)]
+
+
+def _only(w: Weight, at: Layers) -> Weight:
+    """The weight in those of its layers that are among these."""
+    there = tuple(i for i in w.at if i in at)
+    return replace(w, at=there, count=len(there))
+
+
+def _nemotron_h(r: Reader) -> list[Weight]:
+    """Each layer is one thing: Mamba, attention, a feed-forward part or a mixture."""
+    told = r.values.get("layers_block_type") or r.values.get("layer_types")
+    pattern = r.values.get("hybrid_override_pattern")
+    kinds = told if isinstance(told, list) else [_LETTERS.get(letter, letter) for letter in str(pattern or "")]
+    if not kinds or len(kinds) < r.layers:
+        raise ProblemError(
+            f"config.json: hybrid_override_pattern names no {r.layers} layers, a {r.kind} model needs it"
+        )
+    of = {kind: tuple(i for i in r.all if kinds[i] == kind) for kind in set(_LETTERS.values())}
+    odd = next((kind for kind in kinds if kind not in of), "")
+    if odd:
+        raise ProblemError(f"config.json: a layer of kind {odd!r}, known are {', '.join(sorted(of))}")
+    bias = r.flag("attention_bias")
+    found = [*mamba(r, of["mamba"]), *attention(r, bias=bias, o_bias=bias, at=of["attention"], name="mixer")]
+    plain = {"gated": False, "bias": r.flag("mlp_bias")}
+    if of["mlp"]:
+        found += mlp(r, r.size("intermediate_size"), of["mlp"], name="mixer", **plain)
+    if of["moe"]:
+        latent = r.none_or_size("moe_latent_size")
+        experts, width = r.size("n_routed_experts"), r.size("moe_intermediate_size")
+        found += mixture(r, experts, width, of["moe"], name="mixer", inner=latent, gated=False)
+        shared = r.size("moe_shared_expert_intermediate_size") * r.size("n_shared_experts", default=1)
+        found += mlp(r, shared, of["moe"], name="mixer.shared_experts", **plain)
+        if latent:
+            why = f"experts see {latent} of {r.hidden}"
+            found += linear("mixer.fc1_latent_proj", latent, r.hidden, of["moe"], why)
+            found += linear("mixer.fc2_latent_proj", r.hidden, latent, of["moe"], why)
+    return [*found, *head(r)]
+
+
+_LETTERS: Final = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+
+
+def _nemotron_nas(r: Reader) -> list[Weight]:
+    """Found by a search: each layer says what its attention and its feed-forward part are, or that it has none."""
+    blocks = r.values.get("block_configs")
+    if not isinstance(blocks, list) or len(blocks) != r.layers:
+        raise ProblemError(f"config.json: block_configs describes no {r.layers} layers, a {r.kind} model needs it")
+    heads, bias = r.size("num_attention_heads"), r.flag("attention_bias")
+    found: dict[tuple[str, Any], list[int]] = {}
+    for i, block in enumerate(blocks):
+        for part, name in (("attention", "n_heads_in_group"), ("ffn", "ffn_mult")):
+            told = block[part]
+            if not told.get("no_op"):
+                found.setdefault((part, 0 if told.get("replace_with_linear") else told[name]), []).append(i)
+    weights: list[Weight] = []
+    for (part, size), at in found.items():
+        layers = tuple(at)
+        if not size:
+            name = "self_attn.linear_attn" if part == "attention" else "mlp.linear_mlp"
+            weights += linear(name, r.hidden, r.hidden, layers, "one product in the place of the part")
+        elif part == "attention":
+            weights += attention(r, bias=bias, o_bias=bias, at=layers, kv_heads=heads // size)
+        else:
+            weights += mlp(r, -(-int(2 * size * r.hidden / 3) // 256) * 256, layers, bias=r.flag("mlp_bias"))
+    return [*weights, *head(r)]
+
+
+def _kimi_linear(r: Reader) -> list[Weight]:
+    """Delta attention in most layers, MLA in the others."""
+    inside = r.part("linear_attn_config")
+    if inside is not None:  # its layers are counted from 1
+        delta = tuple(i - 1 for i in inside.values["kda_layers"] if i <= r.layers)
+        heads, dim = inside.size("num_heads"), inside.size("head_dim")
+    else:
+        delta, heads, dim = r.of_type("linear_attention"), r.size("linear_num_heads"), r.size("linear_head_dim")
+    full = minus(r.all, delta)
+    wide, cut, why = heads * dim, of_heads(heads), f"delta attention: {heads} heads of {dim}"
+    experts, width = r.size("num_experts"), r.size("moe_intermediate_size")
+    sparse = sparse_layers(r, experts)
+    inner, v = r.none_or_size("routed_expert_hidden_size"), r.size("num_attention_heads") * r.size("v_head_dim")
+    full_rank = inside is not None and inside.flag("use_full_rank_gate")
+    return [
+        *(w for part in "qkv" for w in linear(f"self_attn.{part}_proj", wide, r.hidden, delta, why, **cut)),
+        *linear("self_attn.forget_gate.f_a_proj", dim, r.hidden, delta, why),
+        *linear("self_attn.forget_gate.f_b_proj", wide, dim, delta, why, **cut),
+        *linear("self_attn.b_proj", heads, r.hidden, delta, why, **cut),
+        *(
+            linear("self_attn.g_proj", wide, r.hidden, delta, why, **cut)
+            if full_rank
+            else [
+                *linear("self_attn.g_a_proj", dim, r.hidden, delta, why),
+                *linear("self_attn.g_b_proj", wide, dim, delta, why, **cut),
+            ]
+        ),
+        *linear("self_attn.o_proj", r.hidden, wide, delta, why, split="rows"),
+        *latent_attention(r, full),
+        *(linear("self_attn.g_proj", v, r.hidden, full, "gate of the attention's output", split="heads",
+                 units=r.size("num_attention_heads")) if r.flag("mla_use_output_gate") else []),
+        *mlp(r, r.size("intermediate_size"), minus(r.all, sparse)),
+        *mixture(r, experts, width, sparse, inner=inner),
+        *(linear("mlp.routed_down_proj", inner, r.hidden, sparse, f"experts see {inner}") if inner else []),
+        *(linear("mlp.routed_up_proj", r.hidden, inner, sparse, f"experts see {inner}") if inner else []),
+        *mlp(r, width * r.size("num_shared_experts", default=1), sparse, name="mlp.shared_experts"),
+        *head(r),
+    ]  # fmt: skip
+
+
+# --- towers: what sees images; its M is a number of patches
+
+
+def _qwen_tower(r: Reader, text: int) -> list[Weight]:
+    hidden, width = r.size("hidden_size"), r.size("intermediate_size")
+    merged = hidden * r.size("spatial_merge_size", default=2) ** 2
+    out = r.size("out_hidden_size", default=text)
+    at, why = tuple(range(r.size("depth"))), f"vision: width {hidden}"
+    deep = tuple(r.values.get("deepstack_visual_indexes") or ())
+    return [
+        *linear("blocks.attn.qkv", 3 * hidden, hidden, at, why, bias=True),
+        *linear("blocks.attn.proj", hidden, hidden, at, why, bias=True),
+        *linear("blocks.mlp.linear_fc1", width, hidden, at, why, bias=True),
+        *linear("blocks.mlp.linear_fc2", hidden, width, at, why, bias=True),
+        *(w for name, there in (("merger", (0,)), ("deepstack_merger_list", deep)) for w in (
+            *linear(f"{name}.linear_fc1", merged, merged, there, why, bias=True),
+            *linear(f"{name}.linear_fc2", out, merged, there, why, bias=True),
+        )),
+    ]  # fmt: skip
+
+
+def _gemma4_tower(r: Reader, text: int) -> list[Weight]:
+    hidden, at = r.size("hidden_size"), tuple(range(r.layers))
+    why = f"vision: width {hidden}"
+    tower = [*attention(r, bias=False, o_bias=False, at=at), *mlp(r, r.size("intermediate_size"), at)]
+    return [
+        *linear("patch_embedder.input_proj", hidden, 3 * r.size("patch_size") ** 2, (0,), why),
+        *(replace(w, name=f"encoder.layers.{w.name}.linear", split="whole", why=why) for w in tower),
+        *linear("embedding_projection", text, hidden, (0,), why),
+    ]
+
+
+def _llama4_tower(r: Reader, text: int) -> list[Weight]:
+    hidden, width, at = r.size("hidden_size"), r.size("intermediate_size"), tuple(range(r.layers))
+    why, out = f"vision: width {hidden}", r.size("projector_output_dim")
+    inner = r.size("projector_input_dim")
+    patch = r.size("num_channels", default=3) * r.size("patch_size") ** 2
+    return [
+        *linear("patch_embedding.linear", hidden, patch, (0,), why),
+        *(
+            w
+            for part in "qkvo"
+            for w in linear(f"model.layers.self_attn.{part}_proj", hidden, hidden, at, why, bias=True)
+        ),
+        *linear("model.layers.mlp.fc1", width, hidden, at, why, bias=True),
+        *linear("model.layers.mlp.fc2", hidden, width, at, why, bias=True),
+        *linear("vision_adapter.mlp.fc1", inner, width, (0,), why),
+        *linear("vision_adapter.mlp.fc2", out, inner, (0,), why),
+        *linear("multi_modal_projector.linear_1", text, r.size("vision_output_dim"), (0,), why),
+    ]
+
+
+# model_type -> its weights; those with `_text` are the language model inside a multi-modal one
+MODELS: Final[dict[str, Make]] = {
     "llama": _llama,
-    "mistral": _mistral,
-    "qwen2": _qwen2,
-    "qwen3": _qwen3,
-    "glm": _glm,
-    "glm4": _glm,
+    "mistral": _plain(bias=False),
+    "ministral3": _plain(bias=False),
+    "qwen2": _plain(bias=True),
+    "qwen3": _plain("attention_bias", o_bias=True),
+    "qwen3_vl_text": _plain("attention_bias", o_bias=True),
+    "mimo": _plain(bias=True),
+    "glm": _plain("attention_bias", joint=True, default=True),
+    "glm4": _plain("attention_bias", joint=True, default=True),
+    "phi3": _phi3,
+    "seed_oss": _seed_oss,
     "mixtral": _mixtral,
     "qwen2_moe": _qwen2_moe,
     "qwen3_moe": _qwen3_moe,
+    "qwen3_vl_moe_text": _qwen3_moe,
+    "qwen3_next": _qwen_hybrid(joint=True, dense=False),
+    "qwen3_5_text": _qwen_hybrid(joint=False, dense=True),
+    "qwen3_5_moe_text": _qwen_hybrid(joint=False, dense=False),
     "gpt_oss": _gpt_oss,
     "glm4_moe": _glm4_moe,
+    "glm4_moe_lite": _deepseek,
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
     "kimi_k2": _deepseek,
     "deepseek_v32": _deepseek_sparse,
     "glm_moe_dsa": _deepseek_sparse,
+    "deepseek_v4": _deepseek_v4,
+    "kimi_linear": _kimi_linear,
+    "minimax_m2": _minimax_m2,
+    "minimax_m3_vl_text": _minimax_m3,
+    "mimo_v2_flash": _mimo_v2,
+    "llama4_text": _llama4,
+    "gemma4_text": _gemma4,
+    "nemotron_h": _nemotron_h,
+    "nemotron-nas": _nemotron_nas,
+    "step3p7": _step3p7,
 }
-# transformers' own default where a config.json leaves head_dim out; all others divide the width by the heads
-HEAD_DIMS: Final = {"qwen3": 128, "glm": 128, "glm4": 128, "gpt_oss": 64}
+# model_type of the whole -> what sees images, made of vision_config and the language model's width
+TOWERS: Final = {
+    "qwen3_vl": _qwen_tower,
+    "qwen3_vl_moe": _qwen_tower,
+    "qwen3_5": _qwen_tower,
+    "qwen3_5_moe": _qwen_tower,
+    "gemma4": _gemma4_tower,
+    "llama4": _llama4_tower,
+}
+# the same architecture under another name: of a fork, of a publisher's own file, of the whole instead of its text
+ALIASES: Final = {
+    "deepseek_ref": "deepseek_v4", "deepseek_v4_text": "deepseek_v4", "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text", "qwen3_vl": "qwen3_vl_text", "qwen3_vl_moe": "qwen3_vl_moe_text",
+    "llama4": "llama4_text", "gemma4": "gemma4_text", "minimax_m3": "minimax_m3_vl_text",
+    "nemotron_nas": "nemotron-nas",
+    "minimax_m3_text": "minimax_m3_vl_text", "kimi_k3": "kimi_linear", "kimi_k25": "kimi_k2", "step3p7_text": "step3p7",
+    "mimo_v2": "mimo_v2_flash",
+}  # fmt: skip

@@ -7,6 +7,7 @@ import` asks `read_any`; what is written by `gemmtuned export` is in the same fi
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from gemmtuned.configs import triton_json
@@ -19,10 +20,11 @@ from gemmtuned.configs.manifest import MANIFEST
 MAX_JSON_BYTES = 8 << 20  # parsed it takes twenty times as much
 
 
-def read_any(path: Path, *, family: str | None = None) -> Imported:
+def read_any(path: Path, *, family: str | None = None, ignore: Sequence[str] = ()) -> Imported:
     """Read a file, or a folder that we published or exported, by what is in it.
 
-    family: of an AITER table that does not tell it.  Raises TableError when it is none of the formats.
+    family: of an AITER table that does not tell it.  ignore: columns of such tables that do not matter.  Raises
+    TableError when it is none of the formats.
     """
     if path.name == MANIFEST:
         path = path.parent
@@ -37,7 +39,7 @@ def read_any(path: Path, *, family: str | None = None) -> Imported:
         if tunableop.is_ours(start):
             return tunableop.read(path)
         try:
-            return aiter.read_csv(path, family=family)
+            return aiter.read_csv(path, family=family, ignore=ignore)
         except HeaderError as err:
             raise TableError(f"{err}, or TunableOp's results, whose first word is Validator") from err
     return _read_json(path)

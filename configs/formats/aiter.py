@@ -15,23 +15,29 @@ from gemmtuned.configs.solution import Candidate, Device, Solution
 from gemmtuned.configs.triton_json import Config, TileFile
 
 
-def read_csv(path: Path, *, family: str | None = None) -> Imported:
-    """A table of any family. Raises TableError."""
-    table = aiter_csv.read_file(path, family=family)
-    found = Imported(path=str(path), format="aiter-csv", family=table.family.name, kind=table.kind)
-    found.rejected, found.reasons = table.rejected, list(table.complaints)
-    for row in table.rows:
+def read_csv(path: Path, *, family: str | None = None, ignore: Sequence[str] = ()) -> Imported:
+    """A table of any family; ignore: columns that somebody says do not matter. Raises TableError."""
+    reader = aiter_csv.Reader(aiter_csv.lines_of(path), name=str(path), family=family, ignore=ignore)
+    header = reader.header
+    found = Imported(path=str(path), format="aiter-csv", family=header.family.name, kind=header.kind)
+    for row in reader:
         solution = aiter_rows.solution_of(row)
+        problem = solution.problem if solution else aiter_rows.problem_or_reason(row)
         found.add(
             row.line,
             row.values,
-            problem=solution.problem if solution else aiter_rows.problem_of(row),
-            candidate=aiter_rows.candidate_of(row) if table.kind == "tuned" else None,
+            problem=None if isinstance(problem, str) else problem,
+            why=problem if isinstance(problem, str) else "",
+            candidate=aiter_rows.candidate_of(row) if header.kind == "tuned" else None,
             arch=aiter_rows.gfx_of(row),
             units=aiter_rows.units_of(row),
             us=aiter_rows.time_of(row),
             solution=solution,
         )
+    for complaint in reader.complaints:
+        found.reject(complaint)
+    found.rejected += reader.rejected - len(reader.complaints)
+    found.notes += reader.notes
     return found
 
 
@@ -47,6 +53,7 @@ def read_tiles(path: Path) -> Imported:
             number,
             {"bucket": key, **{name: str(size) for name, size in file.sizes.items()}, "config": config},
             problem=problem,
+            why=f"a tile of kernel {file.name} for every N and K" if problem is None else "",
             candidate=candidate or _theirs(config),
             arch=file.arch,
         )

@@ -25,7 +25,7 @@ from gemmtuned.configs.solution import DEFAULT_BACKEND, Candidate, Solution
 FORMAT: Final = "inductor"
 _KEY: Final = re.compile(
     r"(?:(?P<device>[^(+][^(]{0,200}?)\+)?\((?P<operands>\(.+\)),?\)"
-    r"(?:\+(?P<scalars>[a-z]+=[^+]*))?\+(?P<op>\w+)"
+    r"(?:\+(?P<scalars>[a-z]+=[^+]*))?\+(?P<op>\w+)(?:\+tf32=(?P<tf32>True|False))?"  # the last in torch 2.10's keys
 )
 _OPERAND: Final = re.compile(r"\(torch\.(\w+), \[([0-9, ]*)\], \[([0-9, ]*)\]\)")
 _MAX_KEY: Final = 4096
@@ -80,6 +80,7 @@ def _problem(key: re.Match[str]) -> Problem | None:
         "family": f"{family}_add" if adds and not bias else family, "m": x[-2], "k": x[-1], "n": w[-1],
         "batch": x[0] if len(x) == 3 else 1, "bias": bias, "dtype": dtype, "wdtype": wdtype,
         "layout": _letter(x, x_strides) + _letter(w, w_strides),
+        "math_mode": "tf32" if key["tf32"] == "True" else "ieee",
     }  # fmt: skip
     try:
         return Problem(**values)

@@ -44,20 +44,29 @@ def is_ours(start: str) -> bool:
 
 def read(path: Path) -> Imported:
     """Read results or an untuned list. Raises TableError."""
-    found = Imported(path=str(path), format=FORMAT, family=FORMAT, kind="untuned")
+    return read_lines(lines_of(path), name=str(path))
+
+
+def read_lines(lines: Iterable[str], *, name: str) -> Imported:
+    """Read the lines of one, with their line ends. Raises TableError."""
+    found = Imported(path=name, format=FORMAT, family=FORMAT, kind="untuned")
     validators: dict[str, str] = {}
-    last = 0
-    for number, line in enumerate(lines_of(path), 1):
+    last, form, ended = 0, (0, 0), False
+    for number, line in enumerate(lines, 1):
         fields = [part.strip() for part in line.split(",")]
         last = number if any(fields) else last
         if number - last > MAX_BAD_ROWS or len(line) > MAX_LINE:
-            raise TableError(f"{path} line {number}: {'blank' if line.isspace() else 'too long'}: not a table")
+            raise TableError(f"{name} line {number}: {'blank' if line.isspace() else 'too long'}: not a table")
+        this = (len(fields), len(fields[1].split("_")) if len(fields) > 1 else 0)
         if fields[0] == "Validator" and len(fields) >= 3:
             validators[fields[1]] = ",".join(fields[2:])
+        elif ended and not line.endswith("\n") and (this[0] < form[0] or this[1] < form[1]):
+            found.reject(f"{name} line {number}: it ends in the middle and without a line end: the file was cut there")
         elif any(fields):
             _add(found, number, fields, validators)
+            form, ended = this, line.endswith("\n")
         if found.rejected > MAX_BAD_ROWS:
-            raise TableError(f"{path}: more than {MAX_BAD_ROWS} bad rows, the first: {found.reasons[0]}")
+            raise TableError(f"{name}: more than {MAX_BAD_ROWS} bad rows, the first: {found.reasons[0]}")
     return found
 
 
@@ -82,6 +91,7 @@ def _add(found: Imported, number: int, fields: Sequence[str], validators: Mappin
         row,
         kind="tuned" if tuned else "untuned",
         problem=_problem(op, sizes),
+        why=f"operator {fields[0][:60]} with these types is no problem of gemmtuned's",
         candidate=_candidate(fields[2]) if tuned else None,
         arch=validators.get("GCN_ARCH_NAME", "").partition(":")[0],
         us=us if us and 0 < us < math.inf else None,

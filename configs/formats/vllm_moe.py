@@ -1,10 +1,13 @@
-"""Tile configs of vLLM's and SGLang's fused mixture of experts.
+"""Tile configs of vLLM's and SGLang's Triton kernels: fused mixtures of experts, and dense products with block scales.
 
     E=128,N=384,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json      {"1": {...}, "2": {...}, ...}
+    N=2112,K=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json
 
 Keys are token counts; the nearest is taken for others.  Newer files say `triton_version`, SGLang's folders are named
-`triton_3_4_0`.  N is the width of one expert's shard.  Neither the model's width nor top-k is told, so an entry is no
-problem of ours and is kept as it stands.  Source: vLLM's fused_moe.py.
+`triton_3_4_0`.  With E the file is a mixture's and N the width of one expert's shard: neither the model's width nor
+top-k is told, so an entry is no problem of ours and is kept as it stands.  With N and K alone it is a dense product,
+whose entries are seeds.  A file whose name tells neither is kept, and taken for neither.  Source: vLLM's fused_moe.py
+and fp8_utils.py.
 """
 
 from __future__ import annotations
@@ -15,42 +18,48 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gemmtuned.configs.errors import TableError
+from gemmtuned.configs.errors import ProblemError, TableError
 from gemmtuned.configs.hint import Imported
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Solution
 
-FORMAT: Final = "vllm-moe"
-_NAME: Final = re.compile(
-    r"E=(?P<experts>[0-9]{1,6}),N=(?P<inter>[0-9]{1,9}),device_name=(?P<device>[^,]+)(?:,dtype=(?P<dtype>[A-Za-z0-9_]+))?"
-    r"(?:,block_shape=\[(?P<block>[0-9]+, ?[0-9]+)\])?(?:,per_channel_quant=[A-Za-z]+)?(?:_down)?"
-)
-_TOKENS: Final = re.compile(r"[0-9]{1,10}")
+MOE: Final = "vllm-moe"
+DENSE: Final = "vllm-blockscale"
+_PART: Final = re.compile(r"([A-Za-z_]+)=(\[[^\]]*\]|[^,\[\]]+)(?:,|$)")
+_SIZE: Final = re.compile(r"[0-9]{1,10}")
 _TILES: Final = {"BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K"}
 # (dtype of X, of W) -> the name in the file
 _DTYPES: Final = {
     ("fp8_e4m3", "fp8_e4m3"): "fp8_w8a8", ("i8", "i8"): "int8_w8a8", ("bf16", "i8"): "int8_w8a16",
     ("bf16", "i4"): "int4_w4a16", ("bf16", "bf16"): "", ("fp16", "fp16"): "",
 }  # fmt: skip
+_WORDS: Final = {"E": "experts", "K": "k", "device_name": "device", "block_shape": "block"}
+_BLOCK_DTYPES: Final = {"fp8_w8a8": "fp8_e4m3", "int8_w8a8": "i8"}
+_NO_SIGNED_ZERO: Final = re.compile(r"MI3(00|08|25)")  # AMD's first generation has the fp8 without a signed zero
 
 
 def is_ours(path: Path, raw: object) -> bool:
     """Whether it is one, by its name or by its keys."""
-    if _NAME.fullmatch(path.stem):
-        return isinstance(raw, dict)
-    entries = [value for key, value in raw.items() if _TOKENS.fullmatch(key)] if isinstance(raw, dict) else []
+    if not isinstance(raw, dict):
+        return False
+    if {"N", "device_name"} <= set(_named(path)):
+        return True
+    entries = [value for key, value in raw.items() if _SIZE.fullmatch(key)]
     return bool(entries) and all(isinstance(value, dict) and set(value) >= _TILES for value in entries)
 
 
 def read(path: Path, raw: Mapping[str, Any]) -> Imported:
     """One hint for each token count."""
-    told = _NAME.fullmatch(path.stem)
-    found = Imported(path=str(path), format=FORMAT, family="fused_moe", kind="tuned")
-    named = {name: value for name, value in (told.groupdict() if told else {}).items() if value}
+    named = _named(path)
+    dense = "K" in named and "E" not in named
+    family = "blockscale" if dense else "fused_moe" if "E" in named else "tiles"
+    found = Imported(path=str(path), format=DENSE if dense else MOE, family=family, kind="tuned")
     version = re.fullmatch(r"triton_([0-9]+)_([0-9]+)_([0-9]+)", path.parent.name)  # SGLang's folders
     triton = ".".join(version.groups()) if version else raw.get("triton_version")
     if isinstance(triton, str):
         named["triton"] = triton[:40]
+    names = {**_WORDS, "N": "n" if dense else "inter"}
+    words = {names.get(name, name): value for name, value in named.items()}
     for number, (key, config) in enumerate(raw.items(), 1):
         if key == "triton_version":
             continue
@@ -59,12 +68,56 @@ def read(path: Path, raw: Mapping[str, Any]) -> Imported:
             found.reject(f"{path} entry {key[:40]!r}: {wrong}")
             continue
         plain = {name: value for name, value in config.items() if value is not None}
-        found.add(number, {"tokens": key, **named, "config": config}, candidate=Candidate.of("vllm_moe", **plain))
+        problem = _problem(named, int(key)) if dense else _UNTOLD[family]
+        found.add(
+            number,
+            {"tokens": key, **words, "config": config},
+            problem=problem if isinstance(problem, Problem) else None,
+            why=problem if isinstance(problem, str) else "",
+            candidate=Candidate.of("vllm_blockscale" if dense else "vllm_moe", **plain),
+        )
     return found
 
 
+_UNTOLD: Final = {
+    "fused_moe": "a mixture's tile: the file tells neither the model's width nor top-k",
+    "tiles": "the file's name tells neither N and K nor the number of experts",
+}
+
+
+def _problem(named: Mapping[str, str], m: int) -> Problem | str:
+    """The dense product that one entry is for, or why there is none."""
+    dtype = _BLOCK_DTYPES.get(named.get("dtype", ""))
+    block = re.sub(r"\s", "", named.get("block_shape", ""))
+    odd = set(named) - {"N", "K", "device_name", "dtype", "block_shape", "triton"}
+    if odd:
+        return f"{min(odd)}={named[min(odd)]} in the file's name is not known"
+    if dtype is None or block != "[128,128]":
+        return f"dtype={named.get('dtype', '')} with block_shape={block} is no problem of gemmtuned's"
+    if dtype.startswith("fp8") and _NO_SIGNED_ZERO.search(named["device_name"]):
+        dtype = "fp8_e4m3fnuz"
+    try:
+        n, k = int(named["N"]), int(named["K"])
+        return Problem(family="scaled", m=m, n=n, k=k, dtype=dtype, out_dtype="bf16", scale="1x128")
+    except (ProblemError, ValueError) as err:
+        return str(err)
+
+
+def _named(path: Path) -> dict[str, str]:
+    """What the file's name tells, part by part; {} where it is not made of parts."""
+    stem, parts = path.stem.removesuffix("_down"), {}
+    at = 0
+    while at < len(stem):
+        part = _PART.match(stem, at)
+        if part is None:
+            return {}
+        parts[part[1]] = part[2]
+        at = part.end()
+    return parts
+
+
 def _fault(key: str, config: object) -> str:
-    if not _TOKENS.fullmatch(key):
+    if not _SIZE.fullmatch(key):
         return "not a token count"
     if not isinstance(config, dict) or not set(config) >= _TILES:
         return f"no tile, expected {', '.join(sorted(_TILES))}"

@@ -13,15 +13,17 @@ import typer
 
 from gemmtuned.commands.options import DryRun, Json, choice, default_threads, settings
 from gemmtuned.configs.aiter_headers import FAMILIES
-from gemmtuned.configs.errors import TableError
+from gemmtuned.configs.errors import ProblemError, TableError
 from gemmtuned.configs.formats import read_any
+from gemmtuned.configs.formats.model import MODEL, is_model, read_model
 from gemmtuned.configs.hint import Imported
 from gemmtuned.configs.manifest import MANIFEST
-from gemmtuned.configs.problem import Problem, as_by_default
+from gemmtuned.configs.problem import Problem, as_by_default, can_tune
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import LIVE_STATES, Environment, cpu_device
 from gemmtuned.reports.render import Column, Report, Table, complain, count, show
 
+MOST_REASONS: Final = 5  # in the text form
 _COLUMNS: Final = (
     Column("path", "file", right=False),
     Column("format", "format", right=False),
@@ -29,7 +31,8 @@ _COLUMNS: Final = (
     Column("kind", "kind", right=False),
     Column("rows", "rows", count),
     Column("imported", "imported", count),
-    Column("rejected", "rejected", count),
+    Column("used", "used", count),
+    Column("refused", "refused", count),
     Column("reasons", "", lambda reasons: reasons[0] if reasons else "", right=False),
 )
 
@@ -42,6 +45,10 @@ def import_(
     family: Annotated[
         str | None,
         typer.Option(parser=choice(tuple(FAMILIES)), metavar="NAME", help="Of AITER tables that do not tell it."),
+    ] = None,
+    ignore_column: Annotated[
+        list[str] | None,
+        typer.Option("--ignore-column", metavar="NAME", help="A column of yours that does not decide the product."),
     ] = None,
     skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help="Leave bad rows out and go on.")] = False,
     queue: Annotated[bool, typer.Option(help="Have the problems of untuned tables tuned.")] = True,
@@ -57,7 +64,9 @@ def import_(
     """Keep what other tools' tables say.
 
     AITER's tables (tuned and untuned, every family) and Triton tile files, TunableOp results, vLLM's and SGLang's
-    mixture-of-experts configs, Inductor lookup tables, and folders of gemmtuned's own. What they name as best was
+    tile configs, Inductor lookup tables, and folders of gemmtuned's own; of a model's folder it tells the weights.
+    Every row is used, or refused with a reason; a table with a column that could decide what the product is and that
+    nobody knows is refused as a whole. What they name as best was
     measured elsewhere: it is tried first when its problem is tuned here, and not run before; what gemmtuned itself
     measured on this kind of CPU is used once it is checked (--no-use: never). Importing a file again replaces its
     rows. A file that cannot be read costs that file; a bad row stops all, unless --skip-bad-rows. Ends
@@ -73,8 +82,10 @@ def import_(
     unread: list[dict[str, Any]] = []
     for path, told in wanted:
         try:
-            found.append(read_any(path, family=told))
-        except TableError as err:  # noqa: PERF203  one bad file costs that file
+            found.append(
+                read_model(path) if is_model(path) else read_any(path, family=told, ignore=ignore_column or ())
+            )
+        except (TableError, ProblemError) as err:  # noqa: PERF203  one bad file costs that file
             unread.append(_row(Imported(path=str(path), format="", family="", kind=""), [str(err)]))
     bad = sum(one.rejected for one in found)
     stopped = bool(bad) and not skip_bad_rows
@@ -90,6 +101,7 @@ def import_(
     notes += [f"{back} solutions that are published are in the database again"] if back else []
     notes += [f"{used} solutions of this kind of CPU and these versions are in use after a spot check"] if used else []
     notes += [f"{number} not used: {reason}" for reason, number in refused.items()]
+    notes += [note for one in found for note in one.notes]
     errors = [str(row["reasons"][0]) for row in unread]
     if stopped:
         *others, last = (one.reasons[0] for one in found if one.reasons)
@@ -111,32 +123,57 @@ import_.__name__ = "import"  # what people type; the word is Python's
 
 
 def _tables(path: Path) -> list[Path]:
-    """The files of a folder of tables; anything else, a folder that gemmtuned published too, as it is."""
-    if not path.is_dir() or (path / MANIFEST).exists():
+    """The files and models of a folder and the folders in it; anything else, what gemmtuned published too, as it is."""
+    if not path.is_dir() or (path / MANIFEST).exists() or is_model(path):
         return [path]
-    found = (one for one in path.iterdir() if one.suffix in (".csv", ".json") and one.is_file())
-    return sorted(one for one in found if not one.name.startswith(".")) or [path]  # export keeps hidden notes
+    found: list[Path] = []
+    for one in sorted(path.iterdir()):
+        if one.name.startswith("."):  # export keeps hidden notes
+            continue
+        if one.is_dir():
+            found += [inner for inner in _tables(one) if inner != one or is_model(one) or (one / MANIFEST).exists()]
+        elif one.suffix in (".csv", ".json"):
+            found.append(one)
+    return found or [path]
 
 
 def _row(one: Imported, reasons: Sequence[str], *, refused: bool = False) -> dict[str, Any]:
-    """refused: a bad row stopped all, so nothing was imported."""
+    """refused: a bad row stopped all, so nothing was imported.
+
+    Of the rows `used` are problems of ours; `refused` are the others: `rejected`, each with its reason, and `kept` in
+    the store as they stand, counted by reason.
+    """
+    rows = len(one.hints) + one.rejected
     return {
         "path": one.path, "format": one.format or None, "family": one.family or None, "kind": one.kind or None,
-        "rows": len(one.hints) + one.rejected, "imported": 0 if refused else len(one.hints), "rejected": one.rejected,
-        "reasons": list(reasons),
+        "rows": rows, "imported": 0 if refused else len(one.hints), "rejected": one.rejected, "used": one.used,
+        "refused": rows - one.used, "kept": dict(one.kept), "reasons": list(reasons), "notes": list(one.notes),
     }  # fmt: skip
 
 
 def _notes(found: Sequence[Imported], *, dry_run: bool, kept: bool, queued: int) -> list[str]:
-    hints = [hint for one in found for hint in one.hints]
+    hints = [hint for one in found if one.format != MODEL for hint in one.hints]
     seeds = sum(hint.kind == "tuned" and hint.problem is not None for hint in hints)
     asked = sum(hint.kind == "untuned" for hint in hints)
     if not kept and not dry_run:
         return [f"Nothing kept. {len(hints)} rows could be: {seeds} seeds for the search, {asked} problems to tune"]
     verb = "would be kept" if dry_run else "kept"
     notes = [f"{len(hints)} rows {verb}: {seeds} seeds for the search, {asked} problems to tune"]
+    later = {hint.problem for hint in hints if hint.kind == "untuned" and hint.problem and not can_tune(hint.problem)}
     if kept and asked:
-        notes.append(f"{queued} distinct problems queued for gemmtuned daemon; families it cannot tune yet only wait")
+        wait = f"; {len(later)} more of families it cannot tune yet are kept" if later else ""
+        notes.append(f"{queued} distinct problems queued for gemmtuned daemon{wait}")
+    without: Counter[str] = Counter()
+    for one in found:
+        without.update(one.kept)
+    notes += [f"{number} kept as they stand: {reason}" for reason, number in without.most_common(MOST_REASONS)]
+    if len(without) > MOST_REASONS:
+        notes.append(f"... and for {len(without) - MOST_REASONS} other reasons (--json has them all)")
+    models = [one for one in found if one.format == MODEL]
+    if models:
+        weights = sum(len(one.hints) for one in models)
+        ways = "gemmtuned tune --model-dir tunes them"
+        notes.append(f"{weights} weights of {len(models)} models are told and not kept: {ways}")
     return notes
 
 
@@ -161,10 +198,11 @@ def _keep(found: Sequence[Imported], here: Settings, *, queue: bool, threads: in
     store = Store(here.db, locks=here.locks)
     now_s = time.time()
     try:
+        found = [one for one in found if one.format != MODEL]
         for one in found:
             store.add_hints(one.hints, source=str(Path(one.path).absolute()), now_s=now_s)
         wanted = [hint.problem for one in found for hint in one.hints if hint.kind == "untuned" and hint.problem]
-        wanted = list(dict.fromkeys(problem for problem in wanted if _tunable(problem)))
+        wanted = list(dict.fromkeys(problem for problem in wanted if can_tune(problem)))
         if not queue or not wanted:
             return 0
         for environment in store.known_environments() or _here():
@@ -209,12 +247,6 @@ def _use(found: Sequence[Imported], here: Settings) -> tuple[int, dict[str, int]
         return len(good), dict(refused)
     finally:
         store.close()
-
-
-def _tunable(problem: Problem) -> bool:
-    """Whether the search has a family for it."""
-    plain = problem.weight_state == "plain" and problem.scale == "none"
-    return problem.family in ("dense", "batched") and plain and problem.dtype == problem.wdtype == problem.out_dtype
 
 
 def _asked(problem: Problem, environment: Environment, threads: int) -> Problem:

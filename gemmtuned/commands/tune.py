@@ -12,7 +12,7 @@ import typer
 from gemmtuned.commands import tune_options as t
 from gemmtuned.commands.aiter_flags import META
 from gemmtuned.commands.options import DryRun, Json, LogLevel, default_threads, settings, start_logging
-from gemmtuned.commands.tune_sources import Defaults, Wanted, from_words, gather, waiting
+from gemmtuned.commands.tune_sources import Defaults, OfModel, Wanted, from_words, gather, waiting
 from gemmtuned.configs.errors import TableError, TryLater
 from gemmtuned.configs.solution import CROWDED, Device, Solution
 from gemmtuned.hooks.dispatch import NATIVE_CODES
@@ -68,6 +68,9 @@ def tune(
     nsets: t.Nsets = None,
     batch_size: t.BatchSize = None,
     unfused: t.Unfused = False,
+    ep: t.Ep = 1,
+    vision_nsets: t.VisionNsets = None,
+    from_transformers: t.FromTransformers = False,
     dtype: t.Dtype = None,
     out_dtype: t.OutDtype = None,
     all_bias: t.AllBias = False,
@@ -98,10 +101,10 @@ def tune(
 
     Screens every candidate, confirms the best few, and publishes what is found shape by shape: programs that run take
     it up at once, and an interrupt loses nothing. It does not wait for others: it slows programs beside it, and what
-    cannot be timed beside them is put off (--idle waits). Without problems it takes those that wait to be
-    tuned here; where none waits, or an option says of what kind they are to be, 40 that are built in. Also tries again
-    what failed or was withdrawn. AITER's flags are taken in AITER's spelling. Ends with 1 when a problem could not be
-    tuned, with 75 when one was put off.
+    cannot be timed beside them is put off (--idle waits). Without problems it takes those that wait to be tuned here,
+    as far as --dtype, --out-dtype and --threads say of what kind; where none waits, 40 that are built in. Also tries
+    again what failed or was withdrawn. AITER's flags are taken in AITER's spelling. Ends with 1 when a problem could
+    not be tuned, with 75 when one was put off.
     """
     from gemmtuned.daemon.devices import find_monitors
 
@@ -122,10 +125,13 @@ def tune(
         complain(note)
     if run_config is not None and file is None and not named and model_dir is None:
         file = Path(run_config) if run_config else output
+    how = OfModel(
+        tp=tp, ep=ep, nsets=nsets, vision_nsets=vision_nsets, batch_size=batch_size, unfused=unfused,
+        transformers=from_transformers,
+    )  # fmt: skip
     wanted = gather(
-        named, defaults, file=file, model=model_dir, tp=tp, nsets=nsets, batch_size=batch_size, unfused=unfused,
-        skip_bad_rows=skip_bad_rows,
-        waits=Wanted if given or all_bias else lambda: waiting(settings(), keys, again=again or run_config is not None),
+        named, defaults, file=file, model=model_dir, how=how, skip_bad_rows=skip_bad_rows,
+        waits=lambda: waiting(settings(), keys, again=again or run_config is not None, defaults=defaults),
     )  # fmt: skip
     if not wanted.problems:
         raise typer.BadParameter("no problem given: name some, or a file that holds some with -i")

@@ -117,6 +117,21 @@ ModelDir = Annotated[
     ),
 ]  # fmt: skip
 Tp = Annotated[int, typer.Option("--tp", min=1, help="With --model-dir: tensor parallel ranks.")]
+Ep = Annotated[
+    int, typer.Option("--ep", min=1, help="With --model-dir: ranks that a mixture's experts are spread over, whole.")
+]
+VisionNsets = Annotated[
+    str | None,
+    typer.Option(
+        "--vision-nsets", metavar="M,M,...", help="With --model-dir: values of M (patches) of a vision tower."
+    ),
+]
+FromTransformers = Annotated[
+    bool,
+    typer.Option(
+        "--from-transformers", help="With --model-dir: read the layers from transformers' own model, unfused."
+    ),
+]
 Nsets = Annotated[
     str | None,
     typer.Option("--nsets", metavar="M,M,...", help="With --model-dir: values of M; default 1,512 ... 16384."),

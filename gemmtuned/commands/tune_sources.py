@@ -14,10 +14,13 @@ import typer
 from gemmtuned.commands.options import called, seen, settings
 from gemmtuned.commands.tune_options import dtype as dtype_name
 from gemmtuned.commands.tune_options import sizes
+from gemmtuned.configs.aiter_rows import Untuned
 from gemmtuned.configs.errors import ProblemError, TableError
-from gemmtuned.configs.model_shapes import NSETS, dtype_of, problems, read_config, shapes
+from gemmtuned.configs.formats import read_any, tunableop
+from gemmtuned.configs.hint import Imported
+from gemmtuned.configs.model_shapes import NSETS, Plan, plan, problems, read_config
 from gemmtuned.configs.padding import COVERS, padded_m
-from gemmtuned.configs.problem import Problem, as_by_default, known_problems
+from gemmtuned.configs.problem import Problem, as_by_default, can_tune, known_problems
 from gemmtuned.configs.settings import Settings
 from gemmtuned.reports.explain import matching
 from gemmtuned.reports.problem_list import Shape, read_list, shape_or_problem, spelled
@@ -97,7 +100,7 @@ def from_words(words: Sequence[str], defaults: Defaults, devices: Collection[str
 
 
 def from_file(file: Path, defaults: Defaults, *, skip: bool) -> list[Problem]:
-    """The problems of a file.
+    """The problems of a file: a plain list, an AITER table, or whatever `gemmtuned import` reads.
 
     Raises TableError when it cannot be read, ProblemError for its first bad row unless bad rows are skipped.
     """
@@ -107,9 +110,15 @@ def from_file(file: Path, defaults: Defaults, *, skip: bool) -> list[Problem]:
     except OSError as err:
         raise TableError(f"{file}: cannot be read ({err.strerror or err})") from err
     name = "stdin" if stdin else file.name
-    found = read_list(
-        text.splitlines(), name=name, dtype=defaults.dtype or "bf16", threads=defaults.threads, gpu=defaults.gpu
-    )
+    if tunableop.is_ours(text[:4096]):
+        found = _untuned(tunableop.read_lines(text.splitlines(keepends=True), name=name), defaults)
+    elif text.lstrip().startswith(("{", "[")) and not stdin:
+        found = _untuned(read_any(file), defaults)
+    else:
+        found = read_list(
+            text.splitlines(keepends=True), name=name, dtype=defaults.dtype or "bf16", threads=defaults.threads,
+            gpu=defaults.gpu,
+        )  # fmt: skip
     if found.complaints and not skip:
         more = f"{len(found.complaints) - 1} more bad rows; " if len(found.complaints) > 1 else ""
         others = len(found.problems)
@@ -120,39 +129,96 @@ def from_file(file: Path, defaults: Defaults, *, skip: bool) -> list[Problem]:
     return defaults.apply(found.problems)
 
 
-def from_model(
-    folder: Path, defaults: Defaults, *, tp: int, nsets: str | None, batch_size: int | None, unfused: bool
-) -> Wanted:
+def _untuned(found: Imported, defaults: Defaults) -> Untuned:
+    """The problems of another tool's file; a row without one of ours is a complaint, as a bad row is."""
+    known = [hint.problem for hint in found.hints if hint.problem is not None]
+    complaints = [*found.reasons, *(f"{found.path}: {number} rows: {why}" for why, number in found.kept.items())]
+    asked = [replace(p, threads=p.threads or defaults.threads) for p in dict.fromkeys(known)]
+    tuned = defaults.as_called([p for p in asked if can_tune(p)])
+    left = [p for p in asked if not can_tune(p)]
+    if left:
+        complaints.append(f"{found.path}: {len(left)} problems cannot be tuned yet, for example {left[0]}")
+    return Untuned(tuple(dict.fromkeys(tuned)), tuple(complaints))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfModel:
+    """How a model is split and which M it sees. nsets, vision_nsets: None is the usual, of towers none."""
+
+    tp: int = 1
+    ep: int = 1
+    nsets: str | None = None
+    vision_nsets: str | None = None
+    batch_size: int | None = None
+    unfused: bool = False
+    transformers: bool = False
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether nothing was said that goes with a model alone."""
+        return replace(self, batch_size=None) == OfModel()
+
+
+def from_model(folder: Path, defaults: Defaults, how: OfModel) -> Wanted:
     """The problems of a model's linear layers, and one line for each on how it was derived."""
     config = read_config(folder)
-    dtype = defaults.dtype or dtype_name(dtype_of(config) or "bf16")
-    weights = shapes(config, tp=tp, fused=not unfused)
+    planned = _planned(config, how)
+    dtype = defaults.dtype or dtype_name(planned.dtype or "bf16")
+    weights = planned.weights
     if defaults.dtype is not None:  # somebody says what its weights are: as such they can be tuned
-        weights = [replace(weight, quantised=False) for weight in weights]
-    ms = [m * (batch_size or 1) for m in (NSETS if nsets is None else sizes(nsets))]
-    found = defaults.as_called(problems(weights, ms, dtype=dtype, threads=defaults.threads))
-    wanted = Wanted(defaults.apply(found))
+        weights = [replace(weight, dtype="", scale="") for weight in weights]
+    times = how.batch_size or 1
+    ms = [m * times for m in (NSETS if how.nsets is None else sizes(how.nsets))]
+    patches = [m * times for m in sizes(how.vision_nsets)] if how.vision_nsets else []
+    found = problems(weights, ms, dtype=dtype, threads=defaults.threads, vision_ms=patches)
+    wanted = Wanted(defaults.apply(defaults.as_called(found)))
+    towers = [weight for weight in weights if weight.part == "vision"]
     for weight in weights:
+        unseen = "its M is the patches of images: --vision-nsets says which" if weight in towers and not patches else ""
         row = {
             "name": weight.name, "n": weight.n, "k": weight.k, "batch": weight.batch, "bias": weight.bias,
-            "layers": weight.count, "experts": weight.experts, "why": weight.why, "left_out": weight.left_out or None,
+            "layers": weight.count, "experts": weight.experts, "part": weight.part or None,
+            "dtype": weight.dtype or dtype, "scale": weight.scale or None, "why": weight.why,
+            "left_out": weight.left_out or unseen or None,
         }  # fmt: skip
         wanted.derived.append(row)
-    tuned = sum(1 for weight in weights if not weight.left_out)
+    tuned = sum(1 for row in wanted.derived if not row["left_out"])
     wanted.notes.append(f"{tuned} of {len(weights)} shapes of {folder} at M = {', '.join(map(str, ms))}, {dtype}")
+    wanted.notes += planned.notes
     return wanted
 
 
-def waiting(here: Settings, devices: Collection[str], *, again: bool) -> Wanted:
-    """What waits to be tuned on these devices (their keys), dearest first; again: all that was called, too."""
+def _planned(config: Mapping[str, Any], how: OfModel) -> Plan:
+    if not how.transformers:
+        return plan(config, tp=how.tp, fused=not how.unfused, ep=how.ep)
+    if how.tp != 1 or how.ep != 1:
+        raise ProblemError("--from-transformers reads a model on one device: --tp and --ep must be 1")
+    from gemmtuned.commands.from_transformers import built
+
+    return built(config)
+
+
+def waiting(here: Settings, devices: Collection[str], *, again: bool, defaults: Defaults) -> Wanted:
+    """What waits to be tuned on these devices (their keys), dearest first; again: all that was called, too.
+
+    As far as an option says of what kind they are to be: a dtype, an output dtype, a number of threads.
+    """
     from gemmtuned.db import queries
 
     if not here.db.exists():
         return Wanted()
     rows = called(here) if again else [row for row in queries.untuned(here.db) if row["state"] != "failed"]
-    found = known_problems(row for row in rows if row["device"] in devices)
+    waits = known_problems(row for row in rows if row["device"] in devices)
+    found = [p for p in waits if all(getattr(p, name) == value for name, value in defaults.given.items())]
+    if defaults.all_bias:
+        found = list(dict.fromkeys(defaults.apply(found)))
     more = " or were called" if again else ""
-    note = f"no shapes given, so the {len(found)} that wait to be tuned here{more} (gemmtuned untuned lists what waits)"
+    kind = "".join(f", {name.replace('_', '-')} {value}" for name, value in defaults.given.items())
+    of = f" of {len(waits)}" if kind else ""
+    note = f"no shapes given, so the {len(found)}{of} that wait to be tuned here{more}{kind}"
+    note += " (gemmtuned untuned lists what waits)"
+    if waits and not found:
+        complain(f"{len(waits)} wait to be tuned here{more}, none of them{kind}")
     return Wanted(found, notes=[note] if found else [])
 
 
@@ -174,10 +240,7 @@ def gather(
     *,
     file: Path | None,
     model: Path | None,
-    tp: int,
-    nsets: str | None,
-    batch_size: int | None,
-    unfused: bool,
+    how: OfModel,
     skip_bad_rows: bool,
     waits: Callable[[], Wanted] = Wanted,
 ) -> Wanted:
@@ -185,8 +248,11 @@ def gather(
 
     It is not asked for with a batch size, which is that of the built-in ones.
     """
-    if model is None and (tp != 1 or nsets is not None or unfused):
-        raise typer.BadParameter("--tp, --nsets and --unfused go with --model-dir")
+    batch_size = how.batch_size
+    if model is None and not how.is_usual:
+        raise typer.BadParameter(
+            "--tp, --ep, --nsets, --vision-nsets, --unfused and --from-transformers go with --model-dir"
+        )
     if batch_size is not None and model is None and (named or file is not None):
         complain("--batch-size has no effect: it goes with --model-dir, or with the built-in shapes")
     if not named and file is None and model is None:
@@ -196,7 +262,7 @@ def gather(
     if file is not None:
         wanted.problems += from_file(file, defaults, skip=skip_bad_rows)
     if model is not None:
-        of_model = from_model(model, defaults, tp=tp, nsets=nsets, batch_size=batch_size, unfused=unfused)
+        of_model = from_model(model, defaults, how)
         wanted.problems += of_model.problems
         wanted.derived, wanted.notes = of_model.derived, of_model.notes
     wanted.problems = list(dict.fromkeys(wanted.problems))

@@ -1,0 +1,344 @@
+"""The parts that models are made of: what a weight is, and attention, feed-forward parts, mixtures by their sizes.
+
+A part takes the reader of a config.json and gives its weights in the layers it is asked for.  model_layers.py puts
+models together from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gemmtuned.configs.errors import ProblemError
+
+Layers = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One linear layer's weight [n, k] and how often it occurs in the model.
+
+    name: as transformers calls it inside a decoder layer.  split: how tensor parallelism cuts it: by heads, by kv_heads
+    (repeated where there are fewer than ranks), by output columns, by input rows, by groups of a batch, by vocab, or
+    not at all (whole).  units: heads in it.  batch: 1, or heads of a batched product.  experts: 0, or how many such
+    weights form a mixture.  part: `vision` or `audio` of what sees no tokens, `mtp` of the heads that guess ahead, else
+    "". dtype: of the weight, where it is quantised or kept in another dtype than the model's, as `fp8_e4m3`; "?" where
+    the rules of its publisher are not understood.  scale: of a quantised weight.  at: the decoder layers it is in. why:
+    how n and k came about.
+    """
+
+    name: str
+    n: int
+    k: int
+    count: int
+    why: str
+    bias: bool = False
+    split: str = "whole"
+    units: int = 1
+    batch: int = 1
+    experts: int = 0
+    part: str = ""
+    dtype: str = ""
+    scale: str = ""
+    at: Layers = ()
+
+    @property
+    def quantised(self) -> bool:
+        """Whether its weights are not of the model's dtype."""
+        return bool(self.dtype)
+
+    @property
+    def left_out(self) -> str:
+        """Why `problems` leaves it out, or ""."""
+        if self.experts:
+            return "a mixture's experts run grouped: counted in programs, not tuned by this version"
+        if self.dtype == "?":
+            return "how its weights are quantised is not understood, so nothing is planned for it"
+        if self.dtype == "fp32":
+            return "kept in fp32 beside the model's dtype: counted in programs, not planned"
+        return "its weights are quantised: counted in programs, not tuned by this version" if self.dtype else ""
+
+
+class Reader:
+    """Values of a config by name, checked."""
+
+    def __init__(self, values: Mapping[str, Any], kind: str) -> None:
+        self.values, self.kind = values, kind
+
+    def size(self, *names: str, default: int | None = None) -> int:
+        """The first of these that is there, a whole number above 0."""
+        for name in names:
+            value = self.values.get(name)
+            if value is not None:
+                if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                    raise ProblemError(f"config.json: {name} is {value!r}, expected a whole number of at least 1")
+                return value
+        if default is None:
+            raise ProblemError(f"config.json: {' or '.join(names)} is missing, a {self.kind} model needs it")
+        return default
+
+    def none_or_size(self, *names: str) -> int:
+        """As size, 0 where there is none, or 0 is said."""
+        there = next((name for name in names if self.values.get(name)), "")
+        return self.size(there) if there else 0
+
+    def flag(self, name: str, *, default: bool = False) -> bool:
+        """A switch."""
+        value = self.values.get(name)
+        return default if value is None else bool(value)
+
+    def names(self, name: str) -> list[str] | None:
+        """A list with one word for each layer; None where there is none. Raises ProblemError for another length."""
+        value = self.values.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) < self.layers:
+            raise ProblemError(f"config.json: {name} is no list of {self.layers} layers")
+        return [str(one) for one in value[: self.layers]]
+
+    def part(self, name: str) -> Reader | None:
+        """A config inside, such as vision_config."""
+        value = self.values.get(name)
+        return Reader(value, f"{self.kind}.{name}") if isinstance(value, Mapping) else None
+
+    @property
+    def hidden(self) -> int:
+        """The model's width."""
+        return self.size("hidden_size")
+
+    @property
+    def layers(self) -> int:
+        """Decoder layers."""
+        return self.size("num_hidden_layers")
+
+    @property
+    def all(self) -> Layers:
+        """All decoder layers."""
+        return tuple(range(self.layers))
+
+    def of_type(self, *kinds: str) -> Layers:
+        """The layers that `layer_types` says are of one of these kinds."""
+        told = self.names("layer_types")
+        return tuple(i for i, one in enumerate(told or ()) if one in kinds)
+
+
+Make = Callable[[Reader], list[Weight]]
+
+
+def linear(
+    name: str, n: int, k: int, at: Layers, why: str, *, split: str = "whole", units: int = 1, bias: bool = False
+) -> list[Weight]:
+    """One weight in these layers; none where there are none."""
+    return [Weight(name, n, k, len(at), why, bias, split, units, at=at)] if at else []
+
+
+def of_heads(heads: int) -> dict[str, Any]:
+    """How a weight of so many heads is cut."""
+    return {"split": "heads", "units": heads}
+
+
+def minus(all_: Sequence[int], some: Sequence[int]) -> Layers:
+    """The layers that are not among some."""
+    return tuple(i for i in all_ if i not in set(some))
+
+
+# transformers' own default where a config.json leaves head_dim out; all others divide the width by the heads
+HEAD_DIMS: Final = {
+    "qwen3": 128, "glm": 128, "glm4": 128, "gpt_oss": 64, "qwen3_vl_text": 128, "llama4_text": 128, "seed_oss": 128,
+    "qwen3_5_text": 256, "qwen3_5_moe_text": 256, "qwen3_next": 256,
+}  # fmt: skip
+
+
+def attention(
+    r: Reader,
+    *,
+    bias: bool,
+    o_bias: bool,
+    at: Layers | None = None,
+    name: str = "self_attn",
+    kv_heads: int = 0,
+    dim: int = 0,
+    v_dim: int = 0,
+    gated: bool = False,
+    value: bool = True,
+) -> list[Weight]:
+    """Queries, keys, values and the way back.
+
+    gated: the queries bring a gate of their own width along.  value: False where keys serve as values.
+    """
+    at = r.all if at is None else at
+    heads = r.size("num_attention_heads")
+    kv_heads = kv_heads or r.size("num_key_value_heads", default=heads)
+    dim = dim or r.size("head_dim", default=HEAD_DIMS.get(r.kind, r.hidden // heads))
+    v_dim = v_dim or dim
+    kv = f"{kv_heads} key/value heads of {dim}"
+    q = f"{heads} heads of {dim}" + (" and a gate as wide" if gated else "")
+    head: dict[str, Any] = {"bias": bias, "at": at}
+    return [
+        *linear(f"{name}.q_proj", heads * dim * (1 + gated), r.hidden, why=q, split="heads", units=heads, **head),
+        *linear(f"{name}.k_proj", kv_heads * dim, r.hidden, why=kv, split="kv_heads", units=kv_heads, **head),
+        *(
+            linear(f"{name}.v_proj", kv_heads * v_dim, r.hidden, why=kv, split="kv_heads", units=kv_heads, **head)
+            if value
+            else []
+        ),
+        *linear(
+            f"{name}.o_proj", r.hidden, heads * v_dim, at, f"back from {heads} heads of {v_dim}", split="rows",
+            bias=o_bias,
+        ),
+    ]  # fmt: skip
+
+
+def latent_attention(r: Reader, at: Layers | None = None) -> list[Weight]:
+    """DeepSeek's MLA: queries and keys/values pass through narrow latents."""
+    at = r.all if at is None else at
+    heads, bias = r.size("num_attention_heads"), r.flag("attention_bias")
+    nope, rope, v = r.size("qk_nope_head_dim"), r.size("qk_rope_head_dim"), r.size("v_head_dim")
+    latent = r.size("kv_lora_rank")
+    why_q, heads_of = f"{heads} heads of {nope} + {rope}", of_heads(heads)
+    if r.values.get("q_lora_rank") is None:
+        found = linear("self_attn.q_proj", heads * (nope + rope), r.hidden, at, why_q, **heads_of)
+    else:
+        rank = r.size("q_lora_rank")
+        found = [
+            *linear("self_attn.q_a_proj", rank, r.hidden, at, f"query latent of {rank}", bias=bias),
+            *linear("self_attn.q_b_proj", heads * (nope + rope), rank, at, why_q, **heads_of),
+        ]
+    why_kv = f"key/value latent of {latent} and one rotary key of {rope}"
+    return [
+        *found,
+        *linear("self_attn.kv_a_proj_with_mqa", latent + rope, r.hidden, at, why_kv, bias=bias),
+        *linear("self_attn.kv_b_proj", heads * (nope + v), latent, at, f"{heads} heads of {nope} + {v}", **heads_of),
+        *linear(
+            "self_attn.o_proj", r.hidden, heads * v, at, f"back from {heads} heads of {v}", split="rows", bias=bias
+        ),
+    ]
+
+
+def indexer(r: Reader, at: Layers) -> list[Weight]:
+    """The selector of DeepSeek's sparse attention."""
+    heads, dim, rank = r.size("index_n_heads"), r.size("index_head_dim"), r.size("q_lora_rank")
+    why = f"sparse attention's selector: {heads} heads of {dim}"
+    return [
+        *linear("self_attn.indexer.wq_b", heads * dim, rank, at, why),
+        *linear("self_attn.indexer.wk", dim, r.hidden, at, why),
+        *linear("self_attn.indexer.weights_proj", heads, r.hidden, at, why),
+    ]
+
+
+def mlp(
+    r: Reader, width: int, at: Layers, *, name: str = "mlp", bias: bool = False, joint: bool = False, gated: bool = True
+) -> list[Weight]:
+    """A feed-forward part: gate and up (one weight where they are joint, up alone where nothing gates), and down."""
+    why = f"feed-forward width {width}"
+    down = linear(f"{name}.down_proj", r.hidden, width, at, why, split="rows", bias=bias)
+    if joint:
+        both = f"gate and up, {why}"
+        return [*linear(f"{name}.gate_up_proj", 2 * width, r.hidden, at, both, split="columns", bias=bias), *down]
+    parts = ("gate_proj", "up_proj") if gated else ("up_proj",)
+    cut: dict[str, Any] = {"split": "columns", "bias": bias}
+    return [*(w for part in parts for w in linear(f"{name}.{part}", width, r.hidden, at, why, **cut)), *down]
+
+
+def mixture(
+    r: Reader,
+    experts: int,
+    width: int,
+    at: Layers,
+    *,
+    name: str = "mlp",
+    router: str = "gate",
+    bias: bool = False,
+    inner: int = 0,
+    gated: bool = True,
+    beside: bool = False,
+) -> list[Weight]:
+    """A router and its experts. inner: their own input width; beside: they stand beside the feed-forward part."""
+    if not at:
+        return []
+    why = f"{experts} experts of width {width}"
+    group = name if not beside else ""
+    inside = "experts" if beside else f"{group}.experts"
+    first = "gate_up_proj" if gated else "up_proj"
+    return [
+        *linear(router if beside else f"{name}.{router}", experts, r.hidden, at, f"router over {experts} experts",
+                bias=bias),
+        Weight(f"{inside}.{first}", width * (1 + gated), inner or r.hidden, len(at), why, bias, "columns",
+               experts=experts, at=at),
+        Weight(f"{inside}.down_proj", inner or r.hidden, width, len(at), why, bias, "rows", experts=experts, at=at),
+    ]  # fmt: skip
+
+
+def head(r: Reader) -> list[Weight]:
+    """The product with the vocabulary; runs where its weight is the embedding's, too."""
+    vocab = r.size("vocab_size")
+    return [Weight("lm_head", vocab, r.hidden, 1, f"vocabulary of {vocab}", False, "vocab")]
+
+
+def sparse_layers(r: Reader, experts: int) -> Layers:
+    """The layers that hold a mixture: a list says so, or the first few are dense, or every so many."""
+    told = r.names("mlp_layer_types")
+    if told is not None:
+        return tuple(i for i, one in enumerate(told) if one == "sparse")
+    freq = r.values.get("moe_layer_freq")
+    if isinstance(freq, list):
+        return tuple(i for i, one in enumerate(freq[: r.layers]) if one)
+    if "first_k_dense_replace" in r.values:
+        return tuple(range(int(r.values["first_k_dense_replace"]), r.layers))
+    step, dense = r.size("decoder_sparse_step", default=1), r.values.get("mlp_only_layers") or []
+    return tuple(i for i in r.all if i not in dense and experts > 0 and (i + 1) % step == 0)
+
+
+def gated_delta(r: Reader, at: Layers, *, joint: bool) -> list[Weight]:
+    """Qwen's linear attention (a gated delta net). joint: q, k, v and z in one weight, and b and a in one."""
+    keys, values = r.size("linear_num_key_heads"), r.size("linear_num_value_heads")
+    wide, v = 2 * keys * r.size("linear_key_head_dim"), values * r.size("linear_value_head_dim")
+    why, cut = f"linear attention: {keys} key and {values} value heads", of_heads(keys)
+    out = linear("linear_attn.out_proj", r.hidden, v, at, why, split="rows")
+    if joint:
+        return [
+            *linear("linear_attn.in_proj_qkvz", wide + 2 * v, r.hidden, at, why, **cut),
+            *linear("linear_attn.in_proj_ba", 2 * values, r.hidden, at, why, **cut), *out,
+        ]  # fmt: skip
+    return [
+        *linear("linear_attn.in_proj_qkv", wide + v, r.hidden, at, why, **cut),
+        *linear("linear_attn.in_proj_z", v, r.hidden, at, why, **cut),
+        *linear("linear_attn.in_proj_b", values, r.hidden, at, why, **cut),
+        *linear("linear_attn.in_proj_a", values, r.hidden, at, why, **cut),
+        *out,
+    ]
+
+
+def mamba(r: Reader, at: Layers) -> list[Weight]:
+    """Mamba-2's projections: gate, x, B and C of each group, and a step for each head; and the way back."""
+    heads, dim = r.size("mamba_num_heads"), r.size("mamba_head_dim")
+    groups, state = r.size("n_groups"), r.size("ssm_state_size")
+    wide = heads * dim
+    n = 2 * wide + 2 * groups * state + heads
+    why = f"Mamba: 2 * {heads} heads of {dim} + 2 * {groups} groups of {state} + {heads}"
+    bias = r.flag("use_bias")
+    return [
+        *linear("mixer.in_proj", n, r.hidden, at, why, split="heads", units=groups, bias=bias),
+        *linear("mixer.out_proj", r.hidden, wide, at, why, split="rows", bias=bias),
+    ]
+
+
+def ahead(r: Reader, weights: Sequence[Weight]) -> list[Weight]:
+    """Heads that guess tokens ahead: a decoder layer as the last one, after a product that joins two states.
+
+    vLLM and SGLang run them where speculative decoding is on; transformers does not build them.
+    """
+    count = r.none_or_size("num_nextn_predict_layers", "mtp_num_hidden_layers")
+    if not count:
+        return []
+    last = tuple(range(r.layers, r.layers + count))
+    why = f"{count} heads that guess ahead"
+    return [
+        Weight("mtp.eh_proj", r.hidden, 2 * r.hidden, count, f"{why}: two states joined", part="mtp", at=last),
+        *(_again(w, f"mtp.{w.name}", last, f"{why}: {w.why}") for w in weights if r.layers - 1 in w.at and not w.part),
+    ]
+
+
+def _again(w: Weight, name: str, at: Layers, why: str) -> Weight:
+    return Weight(name, w.n, w.k, len(at), why, w.bias, w.split, w.units, w.batch, w.experts, "mtp", at=at)
