@@ -28,6 +28,7 @@ from gemmtuned.configs.aiter_columns import CHECKED, NOTHING, parser, real
 from gemmtuned.configs.aiter_headers import (
     ALIASES,
     DEVICE,
+    EVERY,
     FAMILIES,
     OURS,
     AiterFamily,
@@ -193,6 +194,7 @@ class Reader:
         at |= {ALIASES[column]: i for column, i in at.items() if ALIASES.get(column, column) not in at}
         self.header = Header(name, found, kind_of([*columns, *at]), columns, at, separator, line.endswith("\n"))
         self._line = line
+        self._strict = EVERY not in ignore
         self._glued = (number, separator.join(glued) + "\n", glued)
         if glued:
             self.notes.append(f"{name} line {number}: the first row stands on the header's line, and is read")
@@ -200,7 +202,7 @@ class Reader:
             self.notes.append(f"{name}: cells are parted by {separator!r}")
 
     def __iter__(self) -> Iterator[Row]:
-        reader = _RowReader(self.header)
+        reader = _RowReader(self.header, strict=self._strict)
         if self._glued[2]:
             yield from self._row(reader, *self._glued)  # its line end is the header's
         for number, line in self._numbered:
@@ -283,8 +285,9 @@ class _Bad(Exception):
 class _RowReader:
     """Checks rows of one header. The columns that decide are parsed, each by what it holds."""
 
-    def __init__(self, header: Header) -> None:
+    def __init__(self, header: Header, *, strict: bool) -> None:
         self._header = header
+        self._strict = strict
         self._key = [(column, header.at.get(column, -1), parser(column, header.family)) for column in header.family.key]
         others = [column for column in header.columns if column in CHECKED and column not in header.family.key]
         self._checks = [(column, header.at[column], CHECKED[column]) for column in others]
@@ -301,7 +304,7 @@ class _RowReader:
         if "�" in line:
             raise _Bad("not UTF-8: bytes that are no text")
         count = len(cells)
-        if count > self._columns and any(cells[self._columns :]):
+        if self._strict and count > self._columns and any(cells[self._columns :]):
             raise _Bad(f"{count} cells, the header has {self._columns} columns: which cell is which cannot be told")
         if count < self._columns and self._header.ends and not line.endswith("\n"):
             raise _Bad(f"it ends after {count} of {self._columns} cells and without a line end: the file was cut there")

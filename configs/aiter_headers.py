@@ -19,6 +19,7 @@ from typing import Final
 from gemmtuned.configs.errors import HeaderError, TableError
 
 DEVICE: Final = ("gfx", "cu_num")
+EVERY: Final = "*"  # of columns to ignore: a table whose rows are kept as they are, and read as no problem
 OURS: Final = "gemmtuned"  # a column of ours in tables we export: the whole solution, as JSON
 _CK: Final = ("kernelId", "splitK", "us", "kernelName", "tflops", "bw", "errRatio")
 
@@ -248,7 +249,7 @@ def _check_columns(columns: Sequence[str], family: AiterFamily, *, name: str, ig
     if family.text:
         return
     doubled = next((column for column in columns if column and columns.count(column) > 1), "")
-    if doubled:
+    if doubled and EVERY not in ignore:
         raise TableError(f"{name}: column {doubled} stands twice in the header")
     if family.name == "bf16" and "dtype" not in columns and {"outdtype", "scaleAB", "bpreshuffle", "bias"} & {*columns}:
         raise TableError(f"{name}: column dtype is missing, a table of family bf16 with columns such as bias has it")
@@ -259,18 +260,18 @@ def _check_columns(columns: Sequence[str], family: AiterFamily, *, name: str, ig
         plain = ALIASES.get(column, column)
         if not plain or plain in own or (plain in kernels and family.name == "fmoe"):
             continue
-        if plain in others or (plain in kernels and not _is_remark(column)):
+        if plain in others or (plain in kernels and not is_remark(column)):
             raise TableError(
                 f"{name}: column {column} is of other families' tables, not of {family.name}'s: name the right one"
             )
-        if not _is_remark(column):
+        if not is_remark(column) and EVERY not in ignore:
             raise TableError(
                 f"{name}: column {column} is not known and could decide what the product is. Where it does not, say "
                 f"--ignore-column {column}, or take it out of the file"
             )
 
 
-def _is_remark(column: str) -> bool:
+def is_remark(column: str) -> bool:
     """Whether a column that nobody knows cannot be part of what the product is, by the words of its name."""
     if column.startswith("_"):  # AITER's own mark of columns for itself: _tag
         return True

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from typing import Any, Final
 
 from gemmtuned.configs.model_parts import Weight
@@ -224,19 +225,20 @@ class _Matcher:
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
-        self._hit: set[str] = set()
+        self._plain = _Patterns(rules.plain)
+        self._some = _Patterns([pattern for pattern, _ in rules.some])
+        self._kept = dict(rules.some)
 
     def kept(self, weight: Weight, layer: int) -> Kept:
         """How this weight is kept in this layer."""
         rules = self._rules
         names = _names(weight, layer)
-        for pattern, kept in rules.some:
-            if self._answers(pattern, names):
-                return kept
-        answers = [self._answers(pattern, names) for pattern in rules.plain]  # all of them: which answer is told
+        for pattern in self._some.answering(names, layer):
+            return self._kept[pattern]
         if rules.kept == UNKNOWN and not rules.plain:
             return UNKNOWN
-        if True in answers or _NEVER.search(weight.name) or (rules.experts_only and not weight.experts):
+        never = _NEVER.search(weight.name) or (rules.experts_only and not weight.experts)
+        if self._plain.answering(names, layer) or never:
             return PLAIN
         return rules.experts if weight.experts and rules.experts is not None else rules.kept
 
@@ -245,32 +247,54 @@ class _Matcher:
         last = max((layer for w in weights for layer in w.at), default=-1)
         tower = any(w.part == "vision" for w in weights)
         odd: Counter[str] = Counter()
-        for pattern in (*self._rules.plain, *(name for name, _ in self._rules.some)):
+        for pattern in (*self._rules.plain, *self._kept):
             number = re.search(r"layers\.(\d+)", pattern)
             ahead = (number is not None and int(number[1]) > last) or re.match(r"(model\.)?mtp", pattern)
             unseen = not tower and _TOWER.search(pattern)  # the tower as a whole is told not to be described
-            if pattern not in self._hit and not _NO_LINEAR.search(pattern) and not ahead and not unseen:
+            hit = pattern in self._plain.hit or pattern in self._some.hit
+            if not hit and not _NO_LINEAR.search(pattern) and not ahead and not unseen:
                 odd[re.sub(r"\d+", "#", pattern)] += 1
-        some = "the quantisation's entry {!r} names nothing in this model" + " ({} of them)"
+        some = "the quantisation's entry {!r} names nothing in this model ({} of them)"
         return [some.format(pattern, number) for pattern, number in odd.items()]
 
-    def _answers(self, pattern: str, names: Sequence[str]) -> bool:
-        found = any(_matches(pattern, name) for name in names)
-        if found:
-            self._hit.add(pattern)
+
+class _Patterns:
+    """Entries of one list.  hit: those that some module answered to."""
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self.hit: set[str] = set()
+        self._exact: set[str] = set()
+        self._shaped: dict[int, list[tuple[str, re.Pattern[str]]]] = {}  # by layer, -1 those of any
+        for pattern in patterns:
+            if not pattern.startswith("re:") and not any(letter in pattern for letter in "*?["):
+                self._exact.add(pattern)
+                continue
+            number = re.search(r"layers\.(\d+)\.", pattern)  # not of `layers.1*`, which is of 10 as well
+            layer = int(number[1]) if number and not pattern.startswith("re:") else -1
+            with suppress(re.error):
+                inside = pattern[3:] if pattern.startswith("re:") else f"{translate(pattern)[:-2]}(\\..*)?\\Z"
+                self._shaped.setdefault(layer, []).append((pattern, re.compile(inside)))
+
+    def answering(self, names: Sequence[str], layer: int) -> list[str]:
+        """The entries that mean a module with one of these names: wholly, from a dot on, up to a dot, or by a shape."""
+        found = []
+        if self._exact:
+            found += [part for name in names for part in _parts(name) if part in self._exact]
+        for pattern, shape in (*self._shaped.get(-1, ()), *(self._shaped.get(layer, ()) if layer >= 0 else ())):
+            if any(shape.match(name) for name in names):
+                found.append(pattern)
+        self.hit.update(found)
         return found
 
 
-def _matches(pattern: str, name: str) -> bool:
-    """Whether a pattern means this module: a `re:` expression, a shell pattern, or its name, whole or from a dot on."""
-    if pattern.startswith("re:"):
-        try:
-            return re.match(pattern[3:], name) is not None
-        except re.error:
-            return False
-    if any(letter in pattern for letter in "*?["):
-        return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
-    return name == pattern or name.endswith(f".{pattern}") or name.startswith(f"{pattern}.")
+def _parts(name: str) -> Iterator[str]:
+    """The name, what it begins with up to each dot, and what it ends with from each dot on."""
+    yield name
+    at = name.find(".")
+    while at >= 0:
+        yield name[:at]
+        yield name[at + 1 :]
+        at = name.find(".", at + 1)
 
 
 def _names(weight: Weight, layer: int) -> list[str]:

@@ -78,7 +78,8 @@ def cell(column: str) -> str:
     known = {
         "gfx": "gfx942", "dtype": "torch.bfloat16", "outdtype": "torch.bfloat16", "q_dtype_w": "torch.int8",
         "q_dtype_a": "torch.int8", "act_type": "ActivationType.Silu", "q_type": "QuantType.per_Token", "us": "7.25",
-        "a_dtype": "fp8", "b_dtype": "dtypes.fp8", "gate_mode": "GateMode.INTERLEAVE", "libtype": "ck", "lib": "asm", "kernelName": "k", "err1": "0.5%",
+        "a_dtype": "fp8", "b_dtype": "dtypes.fp8",
+        "gate_mode": "GateMode.INTERLEAVE", "libtype": "ck", "lib": "asm", "kernelName": "k", "err1": "0.5%",
     }  # fmt: skip
     flags = (
         "is_",

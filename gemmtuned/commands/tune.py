@@ -228,6 +228,12 @@ class _Files:
             if self._table is not None and device is not None and not self._table.holds(solution, device):
                 self._table.add(solution, device)
         self._write()
+        if self._table is not None and not self.trouble:
+            try:
+                self._table.finish()
+            except TableError as err:
+                self.trouble = str(err)
+                complain(f"{err}; the database and the published tables hold what is found")
 
     @property
     def notes(self) -> list[str]:

@@ -2,18 +2,31 @@
 
 Both are written whole under a temporary name and renamed after each shape, so an interrupt loses nothing that was
 found.  Rows that others wrote stay as they are, with columns we do not know and several for one shape; a solution of
-ours takes the place of those of its shape and device.
+ours takes the place of those of its shape and device.  Others may write the tuned table at the same time: what stands
+in it is read again before each write, under a lock that tuners of ours share, and an editor that wrote in between, or
+into the file that was replaced under it, is noticed and its rows are taken in.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gemmtuned.configs.aiter_csv import Row, read_file, read_lines, require_writable, write_file, write_lines
-from gemmtuned.configs.aiter_headers import FAMILIES, AiterFamily, named_family
+from gemmtuned.configs.aiter_csv import Row, read_lines, require_writable, write_file, write_lines
+from gemmtuned.configs.aiter_csv import Table as CsvTable
+from gemmtuned.configs.aiter_headers import (
+    ALIASES,
+    DEVICE,
+    EVERY,
+    FAMILIES,
+    OURS,
+    AiterFamily,
+    is_remark,
+    named_family,
+)
 from gemmtuned.configs.aiter_rows import (
     candidate_texts,
     columns_for,
@@ -26,6 +39,7 @@ from gemmtuned.configs.aiter_rows import (
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Solution
+from gemmtuned.reports.shared_file import Watched, locked
 
 if TYPE_CHECKING:
     from gemmtuned.daemon.wire import Trial
@@ -36,6 +50,8 @@ _FAILED_US: Final = {
     "crash": "inf",
     "killed": "inf",
 }  # AITER's marks; -1 for what cannot run
+MOST_TRIES: Final = 50
+GRACE_S: Final = 0.2  # an editor that had the file open when it was replaced has written by then
 Identity = tuple[Any, ...]
 
 
@@ -50,20 +66,13 @@ class TunedTable:
         self.left_out: dict[Problem, None] = {}
         self._sort = sort
         self._columns = list(columns_for(family, kind="tuned"))
+        self._separator = ","
         self._theirs: list[tuple[Identity, Row]] = []  # a shape may stand several times
         self._ours: dict[Identity, Row] = {}
-        if path.exists() and path.stat().st_size:
-            table = read_file(path, family=family.name)
-            if table.family is not family:
-                raise TableError(f"{path}: a table of family {table.family.name}, expected {family.name}: name another")
-            if table.rejected:
-                raise TableError(f"{table.complaints[0]}. Mend or move it: its rows are not thrown away")
-            self._columns = [*table.header.columns, *(c for c in self._columns if c not in table.header.columns)]
-            self._theirs = [(_identity(row), row) for row in table.rows]
-        else:
+        self._seen = Watched()
+        if not self._read():
             named_family(family.name, self._columns, name=str(path))  # else nobody could read it by its name
         require_writable(path)
-        self._known = {identity for identity, _ in self._theirs}
 
     def add(self, solution: Solution, device: Device, *, err_ratio: float | None = None) -> None:
         """Put a solution in; one that its family's columns cannot say goes to left_out."""
@@ -84,17 +93,58 @@ class TunedTable:
         if family_of(solution.problem) is not self.family:
             return False
         wanted = _identity(self._new(solution, device))
-        return wanted in self._ours or wanted in self._known
+        return wanted in self._ours or any(wanted == identity for identity, _ in self._theirs)
 
     def write(self) -> None:
-        """To the disk, whole or not at all. Raises TableError."""
+        """To the disk, whole or not at all, beside what others wrote meanwhile. Raises TableError."""
+        with locked(self.path):
+            for _ in range(MOST_TRIES):
+                late = self._seen.written_after()  # into the file that we replaced the last time
+                self._read()
+                if late is not None:
+                    self._take(read_lines(late, name=str(self.path), family=self.family.name, ignore=(EVERY,)))
+                if self._seen.replace(self.path, self._write_to):
+                    return
+        raise TableError(f"{self.path}: changed by others {MOST_TRIES} times while it was written")
+
+    def finish(self) -> None:
+        """Look once more for what an editor wrote into the file under our last write. Raises TableError."""
+        time.sleep(GRACE_S)
+        if self._seen.changed():
+            self.write()
+
+    def _read(self) -> bool:
+        """What the file holds now, in the place of what it held; False where there is none."""
+        lines = self._seen.open(self.path)
+        if lines is None:
+            self._theirs = []
+            return False
+        table = read_lines(lines, name=str(self.path), family=self.family.name, ignore=(EVERY,))
+        if table.family is not self.family:
+            raise TableError(
+                f"{self.path}: a table of family {table.family.name}, expected {self.family.name}: name another"
+            )
+        if table.rejected:
+            raise TableError(f"{table.complaints[0]}. Mend or move it: its rows are not thrown away")
+        ours = columns_for(self.family, kind="tuned")
+        self._columns = [*table.header.columns, *(c for c in ours if c not in table.header.columns)]
+        self._separator = table.header.separator
+        self._theirs = []
+        self._take(table)
+        return True
+
+    def _take(self, table: CsvTable) -> None:
+        known = {tuple(row.values.items()) for _, row in self._theirs} if self._theirs else set()
+        self._theirs += [(_identity(row), row) for row in table.rows if tuple(row.values.items()) not in known]
+
+    def _write_to(self, path: Path) -> None:
         rows: dict[int, Row] = {}  # each once, where the first it replaces stood
         for identity, theirs in self._theirs:
             row = self._ours.get(identity, theirs)
             rows[id(row)] = row
         rows |= {id(row): row for row in self._ours.values()}
         ordered = sorted(rows.values(), key=_order) if self._sort else rows.values()
-        write_file(self.path, self._columns, map(self._cells, ordered))
+        write_file(path, self._columns, map(self._cells, ordered), separator=self._separator)
 
     def _cells(self, row: Row) -> Sequence[str]:
         known = len(row.header.columns)
@@ -178,7 +228,13 @@ def _row(texts: dict[str, str], family: AiterFamily) -> Row:
 
 
 def _identity(row: Row) -> Identity:
-    return (gfx_of(row), units_of(row), *row.key)
+    """Device and key, and whatever columns of others say more: such a row may be another product, and is kept."""
+    family = row.header.family
+    usual = {*family.tuned_header, *family.also, *DEVICE, *ALIASES, OURS, "libtype", "_tag"}
+    more = tuple(
+        (name, text) for name, text in row.values.items() if text and name not in usual and not is_remark(name)
+    )
+    return (gfx_of(row), units_of(row), *row.key, *more)
 
 
 def _order(row: Row) -> tuple[Any, ...]:
