@@ -378,7 +378,8 @@ def _unglued(cells: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
     if len(columns) % 2 and half:
         joint = next((name for name in _NAMES if columns[half].startswith(name) and columns[half] not in _NAMES), "")
         head = [*columns[:half], joint]
-        if joint and all(name in _NAMES for name in head) and not any(name in _NAMES for name in columns[half + 1 :]):
+        values = sum(name not in _NAMES for name in columns[half + 1 :])  # one may be called as a column is: k
+        if joint and all(name in _NAMES for name in head) and values >= half - 1:
             return tuple(head), [columns[half].removeprefix(joint), *columns[half + 1 :]]
     return tuple(columns), []
 

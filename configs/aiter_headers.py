@@ -108,6 +108,7 @@ ALIASES: Final = {
 }  # fmt: skip
 # Of columns that nobody knows these words say that they describe a row, or measure it, and are no part of the product
 _REMARKS: Final = frozenset({
+    "at", "by", "on", "per", "tuned",
     "abs", "after", "atol", "author", "avg", "backend", "bandwidth", "baseline", "before", "best", "branch", "bw",
     "calls", "checked", "comment", "comments", "commit", "cos", "cosine", "count", "counts", "created", "cuda",
     "date", "day", "default", "desc", "description", "diff", "driver", "duration", "efficiency", "elapsed", "err",

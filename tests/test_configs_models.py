@@ -12,11 +12,11 @@ import pytest
 import torch
 from published import FOLDERS, MODELS
 
-from gemmtuned.commands.from_transformers import built
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.model_layers import MODELS as KNOWN
 from gemmtuned.configs.model_parts import Weight
 from gemmtuned.configs.model_shapes import architecture, modules, plan, read_config, shapes
+from gemmtuned.kernels.from_transformers import built
 
 pytestmark = pytest.mark.skipif(not FOLDERS, reason="the published configurations are not beside this checkout")
 # one folder for each kind of config: the others differ in numbers that these have, too

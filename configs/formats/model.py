@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from gemmtuned.configs.aiter_columns import DTYPE_NAMES
 from gemmtuned.configs.hint import Imported
 from gemmtuned.configs.model_shapes import plan, problems, read_config
 
@@ -21,12 +22,13 @@ def read_model(path: Path) -> Imported:
     config = read_config(path)
     planned = plan(config)
     found = Imported(path=str(path), format=MODEL, family=planned.kind, kind="untuned")
+    dtype = DTYPE_NAMES.get(planned.dtype, planned.dtype or "bf16")
     for number, weight in enumerate(planned.weights, 1):
         row = {
             "name": weight.name, "n": weight.n, "k": weight.k, "batch": weight.batch, "bias": weight.bias,
             "layers": weight.count, "experts": weight.experts, "dtype": weight.dtype, "why": weight.why,
         }  # fmt: skip
-        problem = next(iter(problems([weight], [1], dtype=planned.dtype or "bf16", threads=0)), None)
+        problem = next(iter(problems([weight], [1], dtype=dtype, threads=0, vision_ms=[1])), None)
         found.add(number, row, problem=problem, why=weight.left_out)
     found.notes += [f"{path}: {note}" for note in planned.notes]
     return found

@@ -193,7 +193,7 @@ def _planned(config: Mapping[str, Any], how: OfModel) -> Plan:
         return plan(config, tp=how.tp, fused=not how.unfused, ep=how.ep)
     if how.tp != 1 or how.ep != 1:
         raise ProblemError("--from-transformers reads a model on one device: --tp and --ep must be 1")
-    from gemmtuned.commands.from_transformers import built
+    from gemmtuned.kernels.from_transformers import built
 
     return built(config)
 

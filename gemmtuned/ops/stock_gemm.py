@@ -14,18 +14,16 @@ _FP8: Final = frozenset({torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float
 
 
 def as_weight(weight: Tensor, k: int) -> Tensor:
-    """The weight as [N, K]: itself, or turned back when it is the `.t()` view of one.
+    """The weight as [N, K]: itself, or turned back when its sizes say that it is the `.t()` view of one.
 
-    The sizes tell when N differs from K.  When they agree the strides do: a view whose columns are contiguous and whose
-    rows are not is the transposed one.  Raises GemmtunedError when neither side is k.
+    Where N equals K it is [N, K], as AITER takes it: a weight may lie in memory by columns and be what it says, so the
+    strides are never asked.  Raises GemmtunedError when neither side is k.
     """
     if weight.dim() != 2:
         raise GemmtunedError(f"the weight has {weight.dim()} dimensions, expected [N, K] or its transposed view")
     rows, cols = weight.shape
     if k not in (rows, cols):
         raise GemmtunedError(f"the weight is {rows}x{cols} and x has K = {k}: neither side of the weight is K")
-    if rows == cols:
-        return weight.t() if weight.stride(0) == 1 and weight.stride(1) != 1 else weight
     return weight if cols == k else weight.t()
 
 

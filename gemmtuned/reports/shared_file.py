@@ -8,10 +8,13 @@ time between the last look and the renaming, some microseconds, is all that rema
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Final
@@ -19,6 +22,7 @@ from typing import Final
 from gemmtuned.configs.aiter_csv import MAX_BYTES
 from gemmtuned.configs.errors import TableError
 
+KEEP_S: Final = 5.0  # that a file which was replaced is watched: an editor that had it open has written by then
 WAIT_S: Final = 30.0  # for another tuner's write, which takes milliseconds
 _Facts = tuple[int, int, int]
 
@@ -48,40 +52,85 @@ def locked(path: Path) -> Iterator[None]:
         os.close(fd)
 
 
+@dataclass(slots=True)
+class _Read:
+    """One file that was read: still open, with what it was then."""
+
+    fd: int
+    facts: _Facts
+    digest: bytes = b""
+    since_s: float = 0.0
+
+    def changed(self) -> bool:
+        return _facts(os.fstat(self.fd)) != self.facts
+
+    def text(self) -> bytes:
+        """All that is in it now, which is what it was from here on."""
+        self.facts = _facts(os.fstat(self.fd))
+        os.lseek(self.fd, 0, os.SEEK_SET)
+        with os.fdopen(os.dup(self.fd), "rb") as file:
+            found = file.read()
+        self.facts = (*self.facts[:2], len(found))
+        self.digest = hashlib.sha1(found, usedforsecurity=False).digest()
+        return found
+
+
 class Watched:
-    """The file as it was read last, held open: what is written into it later is seen."""
+    """The file as it was read last, and those that were replaced a moment ago: what is written into them is seen."""
 
     def __init__(self) -> None:
-        self._fd = -1
-        self._facts: _Facts | None = None
+        self._now: _Read | None = None
+        self._before: list[_Read] = []
 
     def open(self, path: Path) -> list[str] | None:
         """Its lines as it is now; None where there is none, or nothing in it. Raises TableError."""
-        self._close()
+        if self._now is not None:
+            self._before.append(self._now)
+            self._now = None
         try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as err:
             raise TableError(f"{path}: cannot be read ({err.strerror or err})") from err
-        return self._lines(path) or None
+        facts = _facts(os.fstat(fd))
+        if facts[2] > MAX_BYTES or not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise TableError(f"{path}: no file of at most {MAX_BYTES} bytes")
+        self._now = _Read(fd, facts, since_s=time.monotonic())
+        return _lines(self._now.text()) or None
 
-    def written_after(self) -> list[str] | None:
-        """The lines of the file that was replaced, where somebody has written into it since."""
-        if self._fd < 0 or not self.changed():
-            return None
-        return self._lines(Path()) or None
+    def written_after(self) -> list[list[str]]:
+        """What somebody has written into files that were replaced: header and new lines of each that was added to.
+
+        All lines of one that was written anew.
+        """
+        found = []
+        for old in self._before:
+            if not old.changed():
+                continue
+            size, digest = old.facts[2], old.digest
+            text = old.text()
+            added = hashlib.sha1(text[:size], usedforsecurity=False).digest() == digest
+            found.append(_lines(text.split(b"\n", 1)[0] + b"\n" + text[size:] if added else text))
+        late = time.monotonic() - KEEP_S
+        for old in [old for old in self._before if old.since_s < late]:
+            self._before.remove(old)
+            os.close(old.fd)
+        return [lines for lines in found if lines]
 
     def changed(self) -> bool:
-        """Whether somebody has written into the file that we read last."""
-        return self._fd >= 0 and _facts(os.fstat(self._fd)) != self._facts
+        """Whether somebody has written into a file that we read, after that."""
+        read = [*self._before, *([self._now] if self._now is not None else [])]
+        return any(one.changed() for one in read)
 
     def replace(self, path: Path, write: Callable[[Path], None]) -> bool:
         """Put what `write` makes in the file's place, unless it is no longer what was read. Raises TableError."""
         new = path.with_name(f".{path.name}.{os.getpid()}.new")
         write(new)
+        now = self._now
         try:
-            if _at(path) != self._facts or self.changed():
+            if _at(path) != (now.facts if now is not None else None) or (now is not None and now.changed()):
                 new.unlink()
                 return False
             new.replace(path)
@@ -90,30 +139,21 @@ class Watched:
             raise TableError(f"{path}: cannot be written ({err.strerror or err})") from err
         return True
 
-    def _lines(self, path: Path) -> list[str]:
-        self._facts = _facts(os.fstat(self._fd))
-        if self._facts[2] > MAX_BYTES:
-            raise TableError(f"{path}: {self._facts[2]} bytes, at most {MAX_BYTES} are read")
-        os.lseek(self._fd, 0, os.SEEK_SET)
-        with os.fdopen(os.dup(self._fd), "rb") as file:
-            text = file.read().decode("utf-8-sig", errors="replace")
-        return list(StringIO(text, newline=None))
-
-    def _close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd, self._facts = -1, None
-
     def __del__(self) -> None:
-        self._close()
+        for one in [*self._before, *([self._now] if self._now is not None else [])]:
+            os.close(one.fd)
 
 
-def _facts(stat: os.stat_result) -> _Facts:
-    return stat.st_ino, stat.st_mtime_ns, stat.st_size
+def _lines(text: bytes) -> list[str]:
+    return list(StringIO(text.decode("utf-8-sig", errors="replace"), newline=None))
+
+
+def _facts(told: os.stat_result) -> _Facts:
+    return told.st_ino, told.st_mtime_ns, told.st_size
 
 
 def _at(path: Path) -> _Facts | None:
     try:
         return _facts(path.stat())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None

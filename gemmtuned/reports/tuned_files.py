@@ -97,12 +97,19 @@ class TunedTable:
 
     def write(self) -> None:
         """To the disk, whole or not at all, beside what others wrote meanwhile. Raises TableError."""
+        late: list[list[str]] = []
         with locked(self.path):
-            for _ in range(MOST_TRIES):
-                late = self._seen.written_after()  # into the file that we replaced the last time
-                self._read()
-                if late is not None:
-                    self._take(read_lines(late, name=str(self.path), family=self.family.name, ignore=(EVERY,)))
+            for tries in range(MOST_TRIES):
+                late += self._seen.written_after()  # into files that we replaced
+                try:
+                    self._read()
+                except TableError:  # an editor may be in the middle of writing it
+                    if tries + 1 == MOST_TRIES:
+                        raise
+                    time.sleep(0.02)
+                    continue
+                for lines in late:
+                    self._take(read_lines(lines, name=str(self.path), family=self.family.name, ignore=(EVERY,)))
                 if self._seen.replace(self.path, self._write_to):
                     return
         raise TableError(f"{self.path}: changed by others {MOST_TRIES} times while it was written")

@@ -1,0 +1,228 @@
+"""Headers of tables, mutated: never a wrong problem, never a row that nobody counts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from published import DATA as PUBLISHED
+
+from gemmtuned.configs.aiter_csv import read_file, read_lines
+from gemmtuned.configs.aiter_headers import FAMILIES
+from gemmtuned.configs.aiter_rows import problem_of, time_of
+from gemmtuned.configs.errors import TableError
+from gemmtuned.configs.formats import read_any
+from gemmtuned.configs.problem import Problem
+
+DATA = Path(__file__).parent / "data/aiter"
+FILES = sorted(path for path in DATA.rglob("*.csv") if 200 < path.stat().st_size < 60_000)
+TEXTS = {path: path.read_text().split("\n") for path in FILES}
+ROWS = 40  # of each are enough
+NEW_NAMES = ("x", "alpha", "group_size", "a_dtype", "transA", "dtypes", "M2", "layout", "quant", "N_pad", "m", "split")
+COLUMN = st.integers(0, 60)
+MUTATION = st.one_of(
+    st.tuples(st.just("rename"), COLUMN, st.sampled_from(NEW_NAMES)),
+    st.tuples(st.just("drop"), COLUMN, st.just("")),
+    st.tuples(st.just("drop with its cells"), COLUMN, st.just("")),
+    st.tuples(st.just("add"), COLUMN, st.sampled_from(NEW_NAMES)),
+    st.tuples(st.just("move with its cells"), COLUMN, st.just("")),
+    st.tuples(st.just("glue to the next"), COLUMN, st.just("")),
+    st.tuples(st.just("glue the first row"), COLUMN, st.just("")),
+    st.tuples(st.just("mark, line ends, remarks"), COLUMN, st.just("")),
+    st.tuples(st.just("other separator"), COLUMN, st.sampled_from([";", "\t", "|"])),
+    st.tuples(st.just("cut the last row"), COLUMN, st.just("")),
+)
+# What a table of an age without these columns says: a product of that age, which is another one than with them
+AGES = {"q_dtype_w", "bpreshuffle", "bias", "outdtype", "scaleAB", "dtype", "gfx", "cu_num", "gate_mode"}
+
+
+def original(path: Path) -> tuple[list[str], list[list[str]]]:
+    header, *lines = [line.rstrip("\r\t ") for line in TEXTS[path] if line.strip(", \t\r")]
+    columns = header.rstrip(",").split(",")
+    rows = [[cell.strip() for cell in line.split(",")][: len(columns)] for line in lines]
+    return columns, [row + [""] * (len(columns) - len(row)) for row in rows][:ROWS]
+
+
+def mutated(columns: list[str], rows: list[list[str]], mutation: tuple[str, int, str]) -> str:
+    """The file's text after one change."""
+    kind, place, word = mutation
+    at = place % len(columns)
+    head, body = [*columns], [[*row] for row in rows]
+    if kind == "rename":
+        head[at] = word
+    elif kind == "drop":
+        del head[at]
+    elif kind == "drop with its cells":
+        del head[at]
+        for row in body:
+            del row[at]
+    elif kind == "add":
+        head.insert(at, word)
+    elif kind == "move with its cells":
+        for row in (head, *body):
+            row.append(row.pop(at))
+    elif kind == "glue to the next" and at + 1 < len(head):
+        head[at : at + 2] = [head[at] + head[at + 1]]
+    comma = word if kind == "other separator" else ","
+    lines = [comma.join(row) for row in (head, *body)]
+    if kind == "glue the first row":
+        lines[:2] = [lines[0] + lines[1]]
+    if kind == "cut the last row":
+        row = lines.pop().split(",")
+        return "\n".join([*lines, ",".join(row[: max(place % len(row), 1)])])
+    if kind == "mark, line ends, remarks":
+        return "\ufeff# made by hand\r\n" + "\r\n".join([*lines[:2], "# half time", "", *lines[2:]]) + "\r\n"
+    return "\n".join(lines) + "\n"
+
+
+def problems(text: str, path: Path, tmp_path: Path) -> Iterator[tuple[int, Problem | None]]:
+    """(rows counted, problem) of each row that was taken; raises TableError for a refused file."""
+    file = tmp_path / path.name
+    file.write_bytes(text.encode())
+    table = read_file(file)
+    for row in table.rows:
+        yield len(table.rows) + table.rejected, problem_of(row)
+
+
+@settings(
+    max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+@given(path=st.sampled_from(FILES), mutation=MUTATION)
+def test_a_mutated_header_gives_no_wrong_problem_and_loses_no_row(
+    path: Path, mutation: tuple[str, int, str], tmp_path: Path
+) -> None:
+    columns, rows = original(path)
+    plain = "\n".join(",".join(row) for row in (columns, *rows)) + "\n"
+    right = {problem for _, problem in problems(plain, path, tmp_path)}
+
+    try:
+        found = list(problems(mutated(columns, rows, mutation), path, tmp_path))
+    except TableError as err:
+        assert path.name in str(err)
+        return
+
+    kind, place, _ = mutation
+    assert all(counted == len(rows) for counted, _ in found)
+    if kind == "drop with its cells" and columns[place % len(columns)] in AGES:
+        return  # a table of an earlier age, and right as such
+    assert {problem for _, problem in found} <= right | {None}
+
+
+@pytest.mark.parametrize(
+    ("header", "name", "said"),
+    [
+        ("M,N,K,trans_b", "untuned.csv", "column trans_b is not known and could decide"),
+        ("M,N,K,bias,outdtype,scaleAB,bpreshuffle", "bf16_untuned_gemm.csv", "column dtype is missing"),
+        ("M,N,K,dtype,group_size", "w.csv", "column group_size is not known"),
+        ("M,N,K,dtype,q_dtype_w", "w.csv", "column q_dtype_w is of other families' tables"),
+        ("M,N,K,K", "untuned.csv", "column K stands twice"),
+        ("M,N,K", "qwen_fp8_untuned_gemm.csv", "its name says 'fp8'"),
+        ("M,N,K", "w4a16.csv", "its name says 'w4a16'"),
+        ("M,N,K", "a8w8_mxfp4_untuned_gemm.csv", "its name says 'mxfp4'"),
+        ("m,n,k", "shapes.csv", "the header is"),
+    ],
+)
+def test_a_column_or_a_name_that_could_decide_is_refused_by_name(header: str, name: str, said: str) -> None:
+    with pytest.raises(TableError, match=said):
+        read_lines([header, "8,8,8,8,8,8,8"], name=name)
+
+
+def test_a_column_is_read_over_where_somebody_says_so_and_remarks_always_are() -> None:
+    lines = ["M,N,K,dtype,trans_b,note,tuned_at_time,speedup_vs_torch", "8,16,32,bf16,0,mine,today,2.0"]
+
+    (row,) = read_lines(lines, name="u.csv", ignore=("trans_b",)).rows
+
+    assert problem_of(row) == Problem(m=8, n=16, k=32)
+    assert row["trans_b"] == "0"
+
+
+def test_other_ages_tell_their_time_and_device_in_other_words() -> None:
+    key = "token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,use_g1u1,doweight_stage1"
+    moe = "16,4096,384,128,8,ActivationType.Silu,torch.bfloat16,dtypes.fp8,aiter.dtypes.fp8,QuantType.per_Token,1,0"
+    lines = [
+        f"arch,cu_num,{key},us1,us2",
+        f"gfx942,304,{moe},10.5,-1",
+        f"gfx942,304,{moe},10.5,4.5",
+        f"nan,304,{moe},,",
+    ]
+    rows = read_lines(lines, name="tuned_fmoe.csv").rows
+
+    assert [time_of(row) for row in rows] == [None, 15.0, None]
+    assert {problem_of(row).dtype for row in rows} == {"fp8_e4m3fnuz"}  # type: ignore[union-attr]
+    int4 = moe.replace("aiter.dtypes.fp8", "torch.uint32").replace("dtypes.fp8", "torch.bfloat16")
+    minus = moe.replace(",128,8,", ",128,-1,")
+    rows = read_lines([key, int4, minus, moe.replace("aiter.dtypes.fp8", "mxfp8")], name="untuned_fmoe.csv").rows
+    assert [problem and problem.wdtype for problem in map(problem_of, rows)] == ["i4", None, None]
+
+
+def test_the_last_row_of_a_file_that_was_cut_is_told() -> None:
+    header = "M,N,K,bias,dtype\n"
+    cut = read_lines([header, "8,8,8,False,bf16\n", "16,640,10"], name="u.csv")
+    whole = read_lines([header, "16,640,1024,False,bf16"], name="u.csv")
+
+    assert cut.complaints == ["u.csv line 3, it ends after 3 of 5 cells and without a line end: the file was cut there"]
+    assert whole.notes == ["u.csv line 2: the last row has no line end; read as it stands"]
+
+
+def test_the_header_that_the_first_row_is_glued_to_is_taken_apart() -> None:
+    header = ",".join(FAMILIES["bf16"].tuned_header)
+    row = "gfx950,256,64,256,5120,False,torch.bfloat16,torch.float32,False,False,asm,5,13,7.9,k,0.0,21.19,417.92"
+    table = read_lines([f"{header}{row}\n", f"{row}\n"], name="bf16_tuned_gemm.csv")
+
+    assert [r.values for r in table.rows] == [table.rows[1].values] * 2
+    assert "the first row stands on the header's line" in table.notes[0]
+
+
+def test_dense_block_scale_tiles_are_of_the_scaled_family_and_mixtures_are_kept(tmp_path: Path) -> None:
+    tile = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 1, "num_warps": 4}
+    names = {
+        "N=2112,K=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json": "fp8_e4m3",
+        "N=2112,K=7168,device_name=AMD_Instinct_MI300X,dtype=fp8_w8a8,block_shape=[128, 128].json": "fp8_e4m3fnuz",
+        "N=2112,K=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[64,128].json": None,
+        "N=2112,K=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128],odd=1.json": None,
+        "E=8,N=2112,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json": None,
+        "renamed.json": None,
+    }
+    for name, dtype in names.items():
+        (tmp_path / name).write_text(json.dumps({"1": tile, "64": tile}))
+        found = read_any(tmp_path / name)
+        assert len(found.hints) == 2 and found.rejected == 0
+        made = [hint.problem for hint in found.hints]
+        if dtype is None:
+            assert made == [None, None] and found.used == 0 and found.kept.total() == 2
+        else:
+            assert made == [
+                Problem(family="scaled", m=m, n=2112, k=7168, dtype=dtype, out_dtype="bf16", scale="1x128")
+                for m in (1, 64)
+            ]
+
+
+@pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the published data is not beside this checkout")
+def test_every_row_and_weight_of_the_published_data_is_accounted_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GEMMTUNED_HOME", str(tmp_path))
+
+    command = [sys.executable, "-m", "gemmtuned", "import", "--dry-run", "--json", str(PUBLISHED)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+
+    assert done.returncode == 0, done.stderr
+    files = json.loads(done.stdout)["files"]
+    with capsys.disabled():
+        print(f"\n{'file':76} {'format':14} {'family':24} rows used refused")
+        for one in files:
+            shown = one["path"].removeprefix(str(PUBLISHED))[-76:]
+            print(
+                f"{shown:76} {one['format']:14} {one['family']:24} {one['rows']:4} {one['used']:4} {one['refused']:7}"
+            )
+    assert len(files) > 100
+    for one in files:
+        assert one["rows"] == one["used"] + one["refused"], one
+        assert one["refused"] == one["rejected"] + sum(one["kept"].values()), one
+        assert len(one["reasons"]) == one["rejected"] == 0, one
