@@ -371,16 +371,16 @@ def _unglued(cells: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
     Only where one cell in the middle is a column's name with something after it, and as many cells follow as stand
     before.  Columns without a name at the end are none.
     """
+    half = len(cells) // 2
+    if len(cells) % 2 and half:
+        joint = next((name for name in _NAMES if cells[half].startswith(name) and cells[half] not in _NAMES), "")
+        head = [*cells[:half], joint]
+        values = sum(name not in _NAMES for name in cells[half + 1 :])  # one may be called as a column is: k
+        if joint and all(name in _NAMES for name in head) and values >= half - 1:
+            return tuple(head), [cells[half].removeprefix(joint), *cells[half + 1 :]]
     columns = [*cells]
     while columns and not columns[-1]:
         columns.pop()
-    half = len(columns) // 2
-    if len(columns) % 2 and half:
-        joint = next((name for name in _NAMES if columns[half].startswith(name) and columns[half] not in _NAMES), "")
-        head = [*columns[:half], joint]
-        values = sum(name not in _NAMES for name in columns[half + 1 :])  # one may be called as a column is: k
-        if joint and all(name in _NAMES for name in head) and values >= half - 1:
-            return tuple(head), [columns[half].removeprefix(joint), *columns[half + 1 :]]
     return tuple(columns), []
 
 

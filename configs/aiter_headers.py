@@ -123,6 +123,7 @@ _REMARKS: Final = frozenset({
     "us", "usec", "user", "util", "utilization", "valid", "verified", "version", "vs", "warmup", "weight_pct",
     "when", "who", "worst",
 })  # fmt: skip
+_VALUE: Final = re.compile(r"-?[0-9.]+(e[+-]?[0-9]+)?%?|torch\..*|(?i:true|false|nan|none)")
 _WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
 # Parts of file names, most telling first; AITER writes a8w8_tuned_batched_gemm as well as a8w8_blockscale_..._mm2.5
@@ -247,6 +248,9 @@ def named_family(family: str, columns: Sequence[str], *, name: str, ignore: Sequ
 
 def _check_columns(columns: Sequence[str], family: AiterFamily, *, name: str, ignore: Sequence[str] = ()) -> None:
     """Raises TableError for a column that could make the rows another product than this family's."""
+    value = next((column for column in columns if _VALUE.fullmatch(column)), "")
+    if value and EVERY not in ignore:
+        raise TableError(f"{name}: the header holds {value!r}, which is a value: does a row stand on its line?")
     if family.text:
         return
     doubled = next((column for column in columns if column and columns.count(column) > 1), "")
@@ -274,10 +278,9 @@ def _check_columns(columns: Sequence[str], family: AiterFamily, *, name: str, ig
 
 def is_remark(column: str) -> bool:
     """Whether a column that nobody knows cannot be part of what the product is, by the words of its name."""
-    if column.startswith("_"):  # AITER's own mark of columns for itself: _tag
-        return True
     words = [word.lower() for word in _WORD.findall(column)]
-    return bool(words) and all(word in _REMARKS or word.isdigit() for word in words)
+    numbers = [word for word in words if word.isdigit()]  # kernelName1
+    return len(words) > len(numbers) and all(word in _REMARKS or (word.isdigit() and len(word) == 1) for word in words)
 
 
 def _by_name(has: set[str], name: str) -> str:
