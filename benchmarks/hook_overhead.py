@@ -4,7 +4,7 @@
 
 Tiny GEMMs (M=4, N=8, K=16), so that nearly all the time is torch's own dispatch. Each arm is a process, since what is
 registered stays; they take turns within every round. The figure is the median over rounds of (arm - bare of the same
-round), with the quartiles beside it.
+round), with the quartiles beside it: CPU time, since others use the machine too.
 
     bare       no hook
     passing    the native hook is there and switched off: it passes calls on
@@ -49,28 +49,26 @@ def operators() -> dict[str, Callable[[], Any]]:
 
 
 def ns_a_call(run: Callable[[], Any], threads: int) -> float:
-    """Wall time of a call in ns; with several threads, of all their calls together."""
+    """CPU time of a call in ns, over all threads: without what others do on the machine, and waiting for the GIL."""
     import torch
 
-    barrier = threading.Barrier(threads + 1)
+    barrier = threading.Barrier(threads)
+    took: list[int] = []
 
     def work() -> None:
         with torch.inference_mode():
             barrier.wait()
+            start = time.thread_time_ns()
             for _ in range(CALLS // threads):
                 run()
-            barrier.wait()
+            took.append(time.thread_time_ns() - start)
 
     pool = [threading.Thread(target=work) for _ in range(threads)]
     for t in pool:
         t.start()
-    barrier.wait()
-    start = time.perf_counter_ns()
-    barrier.wait()
-    took = time.perf_counter_ns() - start
     for t in pool:
         t.join()
-    return took / (CALLS // threads * threads)
+    return sum(took) / (CALLS // threads * threads)
 
 
 def quartiles(values: list[float]) -> dict[str, float]:

@@ -144,7 +144,9 @@ class Hook:
         library.install()
         library.live_check(self.settings.live_check)
         if self.settings.capture or self.settings.dispatch:
-            self.graphs = _watch_graphs(library, self.settings, self.ready.before_capture)
+            self.graphs = _watch_graphs(
+                library, self.settings, lambda: self.ready.before_capture()
+            )  # another in a child
         self._set_mode = self._mode()
         library.set_mode(self._set_mode)
         self.native, self.routes, self.path = library, routes, "native"

@@ -12,6 +12,9 @@ from collections.abc import Iterable
 from typing import Final
 
 OURS: Final = "gemmtuned/hooks/native/capture.cpp"  # GEMMTUNED_REGISTERED of capture.cpp
+_ROUTER: Final = (
+    "/torch/_native/"  # since 2.12: torch's own choice of a kernel, which calls ours for all it does not take
+)
 _TORCHS: Final = re.compile(r"[/\\]ATen[/\\]Register\w+\.cpp:\d+$")  # generated when torch is built, wherever that was
 
 
@@ -56,7 +59,9 @@ class Watch:
         if anew or known != self._known:
             self._known = known
             places = {operator: registered_at(operator) for operator in self._operators}
-            self._over = {o: place for o, place in places.items() if place != OURS and not place.startswith(f"{OURS}:")}
+            self._over = {
+                o: place for o, place in places.items() if not place.startswith(OURS) and _ROUTER not in place
+            }
         return self._over
 
     def _impls(self) -> frozenset[str]:

@@ -39,6 +39,7 @@ class Ready:
         self._is_current, self._make_current, self._wake, self._wait_s = is_current, make_current, wake, wait_s
         self._asked = False
         self._told: set[bool] = set()
+        self._in_vain = False  # the last wait of a capture
 
     def due_s(self) -> float:
         """At once when somebody waits."""
@@ -65,11 +66,18 @@ class Ready:
         return True
 
     def before_capture(self) -> None:
-        """Wait for it, wait_s at most; the first wait, and the first that was in vain, are told."""
+        """Wait for it, wait_s at most; the first wait, and the first that was in vain, are told.
+
+        After one in vain captures wait no more until the table has become active.
+        """
         if self._is_current():
+            self._in_vain = False
+            return
+        if self._in_vain:
             return
         began_s = time.monotonic()
         done = self.wait(self._wait_s)
+        self._in_vain = not done
         took_s = time.monotonic() - began_s
         if done in self._told:
             return

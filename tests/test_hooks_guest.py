@@ -347,3 +347,27 @@ def test_whole_numbers_and_sums_with_a_function_behind_are_counted(home: Home) -
 def test_status_has_the_same_keys_when_the_hook_is_off(home: Home) -> None:
     code = "import json, torch, gemmtuned; print(json.dumps(sorted(gemmtuned.status())))"
     assert home.run(code).said == home.run(code, GEMMTUNED="0", AITER_TUNE_GEMM="0").said
+
+
+def test_torchs_own_router_on_top_of_ours_is_nobody_elses(home: Home) -> None:
+    """torch._native is imported after us and keeps our kernel for what it does not take; its file tells it apart."""
+    done = home.run(
+        USERS_OWN
+        + """
+    import tempfile
+    from pathlib import Path
+    kept = torch.library.get_kernel("aten::mm", "CPU")
+    folder = Path(tempfile.mkdtemp()) / "torch" / "_native"
+    folder.mkdir(parents=True)
+    code = "import torch; lib = torch.library.Library('aten', 'IMPL'); "
+    code += "lib.impl('mm', lambda keys, a, b: kept.call_boxed(keys, a, b), 'CPU', with_keyset=True)"
+    scope = {"kept": kept}
+    exec(compile(code, str(folder / "registry.py"), "exec"), scope)
+    hook = activate.current()
+    torch.mm(x, w)
+    print(json.dumps([gemmtuned.status()["overridden"], sum(s.calls for s in hook.native.drain())]))
+    """,
+        GEMMTUNED_FLUSH_S="1000",
+    )
+    assert done.said == [{}, 1]
+    assert done.ours == []

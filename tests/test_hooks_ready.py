@@ -50,9 +50,11 @@ def test_whoever_waits_has_the_thread_hurry_and_goes_on_at_once() -> None:
 
 def test_a_wait_is_bounded_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "gemmtuned.hooks")
-    thread = Thread(takes_s=60.0, wait_s=0.05)
-    for _ in range(3):
+    thread = Thread(takes_s=60.0, wait_s=1.0)
+    began_s = time.monotonic()
+    for _ in range(50):  # many graphs: one wait, and not one each
         thread.ready.before_capture()
+    assert 1.0 <= time.monotonic() - began_s < 20.0
     thread.current = True
     thread.ready.before_capture()
 
@@ -95,6 +97,42 @@ def test_a_program_waits_for_the_table_of_a_device_that_has_just_come(home: Home
         GEMMTUNED_FLUSH_S="1000",
     )
     assert done.said == [[True, 1], False, ["cpu", "cuda:0"], True, True, True]
+
+
+def test_in_a_forked_child_a_capture_is_served_by_the_childs_own_thread(home: Home) -> None:
+    home.path.mkdir()
+    publish(home.path / "configs", [published(LINEAR, "torch_swap")], 1)
+    done = home.run(
+        """
+        import json, os, time, torch, gemmtuned
+        from gemmtuned.hooks import activate, hook as hooks
+        hook = activate.current()
+        gemmtuned.ready(60)
+
+        class Graph:
+            def capture_begin(self):
+                self.built_for = hook._built_for
+            def replay(self):
+                pass
+
+        torch.cuda.CUDAGraph = Graph
+        library = hook.native
+        type(library).has_cuda = property(lambda self: True)
+        hook.graphs = hooks._watch_graphs(library, hook.settings, lambda: hook.ready.before_capture())
+        read, write = os.pipe()
+        if (child := os.fork()) == 0:
+            hook.environment = lambda place, known=hook.environment: known("cpu")
+            hook.places = lambda: ("cpu", "cuda:0")  # the child has made a context
+            graph = Graph()
+            graph.capture_begin()
+            os.write(write, json.dumps(graph.built_for).encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        print(os.read(read, 100).decode())
+        """,
+        GEMMTUNED_FLUSH_S="1000",
+    )
+    assert done.said == ["cpu", "cuda:0"]
 
 
 @pytest.mark.parametrize("env", [{}, {"GEMMTUNED_DISPATCH": "0"}, {"GEMMTUNED": "0", "AITER_TUNE_GEMM": "0"}])
