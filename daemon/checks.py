@@ -69,7 +69,7 @@ def case_of(problem: Problem, default: Kernel, inputs: Inputs, sample: Sample, b
     stock = default.bind(inputs.b)(inputs.a, inputs.bias)
     error = measure_error(sample.of(stock), exact)
     limit = limits(problem, error, reach(exact))
-    apart = _UNSAMPLED * (limit.m + error.m) * float(exact.square().mean().sqrt())
+    apart = _UNSAMPLED * (limit.m + error.m) * float(exact.abs().square().mean().sqrt())
     return Case(inputs, stock, sample, exact, error, limit, apart)
 
 

@@ -27,7 +27,8 @@ WHERE u.solution_id IS NULL AND u.tunable AND coalesce(w.state, 'open') = 'open'
 GROUP BY e.id ORDER BY calls DESC
 """
 _STATES: Final = f"""
-SELECT {PROBLEM_COLUMNS}, coalesce(w.reason, '') AS reason, coalesce(w.owner, '') AS owner,
+SELECT {PROBLEM_COLUMNS}, coalesce(w.owner, '') AS owner,
+    CASE WHEN u.tunable THEN coalesce(w.reason, '') ELSE 'this version cannot tune it' END AS reason,
     CASE WHEN u.solution_id IS NOT NULL THEN 'solved' WHEN NOT u.tunable THEN 'untunable'
         WHEN w.state = 'failed' THEN 'failed'
         WHEN w.owner IS NOT NULL AND w.lease_until_us > :now THEN 'leased' WHEN w.retry_us > :now THEN 'waiting'

@@ -45,6 +45,8 @@ def report(
         "exact_calls": sum(row["exact_calls"] for row in rows),
         "padded_calls": sum(row["padded_calls"] for row in rows),
         "missed_calls": sum(row["missed_calls"] for row in rows),
+        "untunable_problems": sum(row.get("untunable_problems", 0) for row in rows),
+        "untunable_calls": sum(row.get("untunable_calls", 0) for row in rows),
         "estimated_share": _share(sum(row["estimated_time_us"] for row in rows), sum(row["time_us"] for row in rows)),
     }
     window = f"{since_s / 3600:g} h"
@@ -69,6 +71,11 @@ def report(
             lines.append(
                 f"estimated: {percent(total['estimated_share'])} of the GEMM time, by size alone: of problems neither "
                 "tuned nor timed"
+            )
+        if total["untunable_calls"]:
+            lines.append(
+                f"not tunable: this version cannot tune {count(total['untunable_problems'])} of the problems "
+                f"({count(total['untunable_calls'])} calls; gemmtuned untuned says which)"
             )
     return Report(
         "coverage",

@@ -90,11 +90,15 @@ def report(
         "saved_us": saved_us,
         "frozen_problems": len({row["problem"] for row in frozen}),
         "asked_again": asked_again,
+        "untunable_problems": sum(row.get("untunable", 0) for row in environments),
         "switched_off": settings.switched_off,
     }
     notes = [f"{check.found}. To mend it: {check.fix}" for check in salvages]
     notes += _notes(running, elsewhere, short) + _put_off_notes(environments, short) + frozen_notes(frozen)
     notes += without_notes(settings.home)
+    untunable = sum(row.get("untunable", 0) for row in environments)
+    if untunable:
+        notes.append(f"This version cannot tune {count(untunable)} of the problems (gemmtuned untuned says which).")
     if asked_again:
         wait = "solution waits" if asked_again == 1 else "solutions wait"
         notes.append(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from gemmtuned.reports.render import Column, Report, Row, Table, age, count, duration
+
+_STATES: Final = ("queued", "leased", "failed", "stale", "untunable")
 
 
 def report(rows: Sequence[Row], *, limit: int, now_s: float) -> Report:
@@ -20,12 +23,14 @@ def report(rows: Sequence[Row], *, limit: int, now_s: float) -> Report:
         Column("last_seen", "seen", lambda us: age(now_s - us / 1e6)),
         Column("reason", "why", lambda reason: reason or "", right=False),
     )
-    states = {state: sum(row["state"] == state for row in rows) for state in ("queued", "leased", "failed")}
+    states = {state: sum(row["state"] == state for row in rows) for state in _STATES}
     notes = []
     if len(shown) < len(ordered):
         notes.append(f"{len(ordered) - len(shown)} more: --limit 0 shows all")
     if states["queued"]:
         notes.append("gemmtuned daemon tunes them while the machine is idle, gemmtuned tune PROBLEM at once.")
+    if states["untunable"]:
+        notes.append(f"{count(states['untunable'])} of them this version cannot tune: it has no family for them.")
     if states["failed"]:
         notes.append(
             f"{count(states['failed'])} of them only after gemmtuned retune PROBLEM: they failed, or were taken out by "
