@@ -65,10 +65,6 @@ class Store(Ingest, Hints, Recheck, Resume, RollUp, Solutions, Curation, Restore
         """Close the file; a later call opens it again."""
         self._db.close()
 
-    def let_lie(self) -> None:
-        """Close the file, for a caller that uses it now and then; a later call opens it again."""
-        self._db.let_lie()
-
     def checkpoint(self) -> None:
         """Bring the log into the database; for a daemon with nothing else to do."""
         self._db.checkpoint()

@@ -29,7 +29,7 @@ from gemmtuned.hooks.native import HOW
 from gemmtuned.hooks.pace import in_slices
 
 if TYPE_CHECKING:
-    from gemmtuned.db.store import Store
+    from gemmtuned.db.guest import GuestStore
 
 log = logging.getLogger("gemmtuned.hooks")
 WARNING: Final = logging.WARNING
@@ -70,7 +70,7 @@ class Flusher:
     ) -> None:
         self._settings, self._drain, self._environment, self._session = settings, drain, environment, session
         self._tick, self._keep, self._take_compiled = tick, keep, compiled
-        self._store: Store | None = None
+        self._store: GuestStore | None = None
         self._pending: dict[Key, list[float]] = {}
         self._quarantine: list[tuple[Solution, str, str]] = []
         self._compiled: dict[tuple[Problem, str, str], None] = {}
@@ -208,7 +208,7 @@ class Flusher:
             self._at(self._store.let_lie)
         return not busy
 
-    def _give(self, store: Store, now_s: float) -> None:
+    def _give(self, store: GuestStore, now_s: float) -> None:
         """What was counted and noted, place by place; what the store has taken is forgotten at once."""
         for place in {key[3] for key in self._pending}:
             counts = {key: sums for key, sums in self._pending.items() if key[3] == place}
@@ -236,13 +236,13 @@ class Flusher:
                 tell(log, WARNING, "counts dropped place=%s reason=%s", place, err)
             return None
 
-    def _open(self) -> Store:
+    def _open(self) -> GuestStore:
         if self._store is None:
             with importing():
-                from gemmtuned.db.store import Store
+                from gemmtuned.db.guest import GuestStore
 
             path, locks = self._settings.counts
-            self._store = self._at(Store, path, locks=locks, timeout_s=BUSY_S, upgrade=False)
+            self._store = self._at(GuestStore, path, locks=locks, timeout_s=BUSY_S)
         return self._store
 
     def _at(self, method: Callable[..., T], *args: Any, **options: Any) -> T:

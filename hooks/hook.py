@@ -39,12 +39,12 @@ from gemmtuned.hooks.pace import in_slices
 from gemmtuned.hooks.probation import Probation
 from gemmtuned.hooks.ready import Ready
 from gemmtuned.hooks.routes import Routes
-from gemmtuned.hooks.selections import Selections
 from gemmtuned.hooks.user_tables import UserLoader, usable
 from gemmtuned.hooks.watch import Loader, Watcher
 
 if TYPE_CHECKING:
     from gemmtuned.configs.problem import Problem
+    from gemmtuned.hooks.selections import Selections
 
 log = logging.getLogger("gemmtuned.hooks")
 _UNCHECKED: Final = "the user's table, not checked yet: gemmtuned run or the daemon does"
@@ -88,7 +88,7 @@ class Hook:
         self._tables = (*settings.tables, *tables)
         self.user_tables = UserLoader(self._tables)
         self.selections = (
-            Selections(
+            _selections()(
                 settings.config_dir,
                 lambda solution: self.user_tables.solutions_file(solution),
                 waits=settings.reload != "manual",
@@ -510,6 +510,12 @@ class Hook:
             return f"the user's table, backend {solution.backend} of another version: a seed for the search"
         verdict = self.verdicts.of(solution)
         return _UNCHECKED if verdict is None else verdict
+
+
+def _selections() -> type[Selections]:
+    from gemmtuned.hooks.selections import Selections
+
+    return Selections
 
 
 def _of_others(overridden: dict[str, str]) -> str:

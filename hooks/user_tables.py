@@ -13,12 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gemmtuned.configs.aiter_csv import lines_of, read_lines
-from gemmtuned.configs.aiter_rows import library_of, solution_of
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.say import tell
 from gemmtuned.configs.settings import UserTables
 from gemmtuned.configs.solution import Solution
+from gemmtuned.hooks.imports import importing
 from gemmtuned.hooks.pace import in_slices
 
 log = logging.getLogger("gemmtuned.hooks")
@@ -63,6 +62,10 @@ class UserLoader:
         return self.solutions.get(solution) if solution in self.taken else None
 
     def _read(self, user: UserTables, path: Path) -> _Rows:
+        with importing():
+            from gemmtuned.configs.aiter_csv import lines_of, read_lines
+            from gemmtuned.configs.aiter_rows import library_of, solution_of
+
         if self._signatures and self._signatures[path] is None:  # taken away: so are its rows
             self._good.pop((user.variable, path), None)
         before = self._good.get((user.variable, path))

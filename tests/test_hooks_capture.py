@@ -430,12 +430,12 @@ def test_a_fork_while_the_hook_imports_leaves_no_lock_held_in_the_child(home: Ho
 
         class Slow(importlib.abc.MetaPathFinder):
             def find_spec(self, name, path, target=None):
-                if name == "gemmtuned.db.store" and not begun.is_set():
+                if name == "gemmtuned.db.guest" and not begun.is_set():
                     begun.set()
                     time.sleep(1.5)
 
         begun = threading.Event()
-        assert "gemmtuned.db.store" not in sys.modules
+        assert "gemmtuned.db.guest" not in sys.modules
         sys.meta_path.insert(0, Slow())
         gemmtuned.enable()
         assert begun.wait(10)

@@ -1,0 +1,19 @@
+"""The store as a program that is not ours uses it: it only adds, and imports no more than that takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gemmtuned.db.connect import Connection
+from gemmtuned.db.sightings import Sightings
+
+
+class GuestStore(Sightings):
+    """Adds sightings, sessions and failed routes to a database. The schema of an older version is an error."""
+
+    def __init__(self, path: Path, *, locks: Path, timeout_s: float) -> None:
+        super().__init__(Connection(path, locks=locks, timeout_s=timeout_s, create=True, upgrade=False))
+
+    def let_lie(self) -> None:
+        """Close the file, for a caller that uses it now and then; a later call opens it again."""
+        self._db.let_lie()
