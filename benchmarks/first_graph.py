@@ -50,6 +50,8 @@ def child(mode: str, delay_s: float) -> None:
 
     import gemmtuned
 
+    if not gemmtuned.is_enabled():  # run from a checkout: torch finds no entry point
+        gemmtuned.enable()
     imported_s = time.monotonic()
     layers = [torch.nn.Linear(k, n, bias=False, dtype=torch.bfloat16, device="cuda") for n, k in SIZES]
     xs = [torch.randn(1, k, dtype=torch.bfloat16, device="cuda") for _, k in SIZES]
@@ -252,6 +254,8 @@ def status_child() -> None:
 
     import gemmtuned
 
+    if not gemmtuned.is_enabled():
+        gemmtuned.enable()
     torch.zeros(1, device="cuda")
     gemmtuned.ready(30.0)
     status = gemmtuned.status()
