@@ -5,6 +5,10 @@ a template of its own (Triton, CUTLASS, C++) and fuse into it what surrounds it.
 when it writes the code: we note it there, once for each compilation, as present and never as a count.  What comes from
 Inductor's cache on disk, or had taken another form before (a product of one row as a multiplication and a sum,
 weights packed by freezing), is not seen; in doubt nothing is noted.
+
+With a C++ wrapper (TORCHINDUCTOR_CPP_WRAPPER, AOTInductor) the extern kernels, too, are called past the dispatcher:
+generated code calls `aoti_torch_cpu_addmm_out`, and that at::cpu::addmm_out.  They are noted in the same place, as
+CPP_WRAPPER.  A package that another process compiled is loaded without a word of its products.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ from typing import Any, Final
 from gemmtuned.configs.problem import Problem
 
 SCHEDULER: Final = "torch._inductor.scheduler"
+CPP_WRAPPER: Final = "compiled C++"  # in the place of a template's name
+_PRODUCTS: Final = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 MAX_WAITING: Final = 4096  # distinct ones kept until the flush thread takes them
 
 Note = tuple[Problem, str, str]  # problem, the kernel's name, place
@@ -106,21 +112,35 @@ class _OnImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _notes(scheduler: Any) -> Iterator[Note]:
-    """What the templates among the scheduler's nodes multiply. Never raises: Inductor is in the middle of its work."""
+    """What the templates among the scheduler's nodes multiply, and what a C++ wrapper calls by itself.
+
+    Never raises: Inductor is in the middle of its work.
+    """
     with suppress(Exception):
         from torch._inductor.ir import MultiTemplateBuffer, TemplateBuffer
+        from torch._inductor.virtualized import V
 
+        wrapped = bool(getattr(V.graph, "cpp_wrapper", False))
         for node in scheduler.nodes:
             for part in node.get_nodes():
                 template = getattr(part, "node", None)
                 # several choices in one: an extern kernel may be the one that runs
                 if isinstance(template, TemplateBuffer) and not isinstance(template, MultiTemplateBuffer):
                     with suppress(Exception):
-                        yield _note(template)
+                        yield _note(template, type(template).__name__.removesuffix("Buffer"))
+                elif wrapped and _operator(template) in _PRODUCTS:
+                    with suppress(Exception):
+                        yield _note(template, CPP_WRAPPER)
 
 
-def _note(template: Any) -> Note:
-    """The product of one template: its last two inputs, which must fit each other and the output.
+def _operator(node: Any) -> str:
+    """`addmm` of a node that calls extern_kernels.addmm, "" of others."""
+    name = str(getattr(node, "python_kernel_name", None) or "")
+    return name.removeprefix("extern_kernels.") if name.startswith("extern_kernels.") else ""
+
+
+def _note(template: Any, kernel: str) -> Note:
+    """The product of one kernel: its last two inputs, which must fit each other and the output.
 
     Raises whatever it likes when they do not.
     """
@@ -134,13 +154,16 @@ def _note(template: Any) -> Note:
     if one[:-2] != other[:-2] or one[-1] != other[-2] or out != [*one[:-1], other[-1]] or len(one) > 3:
         raise ValueError("no plain product")
     device = a.get_device()
+    # a bias is a row; what is added may also be as large as the result
+    added = [_size(d) for d in template.inputs[0].get_size()] if len(template.inputs) == 3 else []
+    full = kernel == CPP_WRAPPER and len(added) > 1 and added[-2] > 1
     problem = Problem(
-        family="batched" if len(one) == 3 else "dense",
+        family=("batched" if len(one) == 3 else "dense") + ("_add" if full else ""),
         batch=one[0] if len(one) == 3 else 1,
         m=one[-2],
         n=other[-1],
         k=one[-1],
-        bias=len(template.inputs) == 3 and len(one) == 2,
+        bias=bool(added) and len(one) == 2 and not full,
         layout=_side(a, prefer_t=False) + _side(b, prefer_t=True),
         threads=torch.get_num_threads() if device.type == "cpu" else 0,
         dtype=short[a.get_dtype()],
@@ -148,7 +171,7 @@ def _note(template: Any) -> Note:
         out_dtype=short[template.get_dtype()],
     )
     place = "cpu" if device.type == "cpu" else f"{device.type}:{device.index or 0}"
-    return problem, type(template).__name__.removesuffix("Buffer"), place
+    return problem, kernel, place
 
 
 def _size(dimension: Any) -> int:

@@ -107,3 +107,41 @@ def test_a_gemm_inside_inductors_own_kernel_is_noted_and_not_counted(home: Home)
     assert said["notes"] == [
         "1 problem is inside kernels that torch.compile made (view compiled): neither counted here nor routed."
     ]
+
+
+def test_products_of_a_cpp_wrapper_are_noted_with_their_shapes_and_told(home: Home) -> None:
+    done = home.run(
+        """
+        import json, torch
+        from gemmtuned.hooks import activate
+        from programs_counted import counted
+
+        hook = activate.current()
+        hook.stop()
+        model = torch.nn.Sequential(torch.nn.Linear(26, 24), torch.nn.ReLU(), torch.nn.Linear(24, 20, bias=False))
+        x, c = torch.randn(10, 26), torch.randn(10, 20)
+        with torch.no_grad():
+            right = torch.addmm(c, model(x), torch.eye(20))
+            list(hook.drain())
+            y = torch.compile(lambda x, c: torch.addmm(c, model(x), torch.eye(20)), fullgraph=True)(x, c)
+            seen = counted(hook).total()
+        hook.flusher.flush()
+        print(json.dumps([seen, torch.allclose(y, right, atol=1e-4)]))
+        """,
+        **ANEW,
+        TORCHINDUCTOR_CPP_WRAPPER="1",
+    )
+
+    assert done.said == [0, True]
+    with sqlite3.connect(home.path / "tune.db") as conn:
+        rows = conn.execute("SELECT problem, kernel FROM compiled ORDER BY problem").fetchall()
+    assert {problem.split(",")[0].replace("_mkldnn", "") for problem, _ in rows} >= {
+        "fp32:10x24x26+bias", "fp32:10x20x24", "dense_add:fp32:10x20x20",
+    }  # fmt: skip
+    assert {kernel for _, kernel in rows} == {"compiled C++"}
+    said = json.loads(home.run(REPORT, AITER_TUNE_GEMM="0").out.splitlines()[-1])
+    assert (said["compiled_problems"], said["compiled_cpp_problems"]) == (0, 3)
+    assert said["notes"] == [
+        "test: 3 products run in compiled C++ and are not counted (view compiled): a C++ wrapper or AOTInductor calls "
+        "them past the dispatcher."
+    ]

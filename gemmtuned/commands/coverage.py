@@ -43,6 +43,7 @@ def coverage(
             "since_s": since,
             "total": None,
             "compiled_problems": 0,
+            "compiled_cpp_problems": 0,
             "frozen_problems": 0,
         }
         show(no_database("coverage", here, "rows", **facts), as_json=as_json)

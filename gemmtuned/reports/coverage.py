@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from gemmtuned.hooks.compiled import CPP_WRAPPER
 from gemmtuned.reports.render import Column, Report, Row, Table, count, duration, flops, percent
 
 WEIGHTS: Final = ("time", "calls", "flops")
@@ -59,6 +60,8 @@ def report(
         Column("covered_share", "covered now", percent),
         Column("hit_share", "hits at the call", percent),
     )
+    wrapped = [row for row in compiled if row["kernel"] == CPP_WRAPPER]
+    compiled = [row for row in compiled if row["kernel"] != CPP_WRAPPER]
     inside = len({row["problem"] for row in compiled})
     lines = []
     if rows:
@@ -86,10 +89,11 @@ def report(
             "since_s": since_s,
             "total": total,
             "compiled_problems": inside,
+            "compiled_cpp_problems": len({row["problem"] for row in wrapped}),
             "frozen_problems": len({row["problem"] for row in frozen}),
         },
         lines=lines,
-        notes=[*warnings, *frozen_notes(frozen), *_compiled(compiled)],
+        notes=[*warnings, *frozen_notes(frozen), *_compiled(compiled), *_wrapped(wrapped)],
     )
 
 
@@ -119,3 +123,16 @@ def _compiled(rows: Sequence[Row]) -> list[str]:
         return []
     what = "problem is" if inside == 1 else "problems are"
     return [f"{inside} {what} inside kernels that torch.compile made (view compiled): neither counted here nor routed."]
+
+
+def _wrapped(rows: Sequence[Row]) -> list[str]:
+    """For each program, how many products its C++ wrapper or AOTInductor code calls past the dispatcher."""
+    problems: dict[str, set[str]] = {}
+    for row in rows:
+        problems.setdefault(row["run"], set()).add(row["problem"])
+    return [
+        f"{run}: {count(len(names))} {'product runs' if len(names) == 1 else 'products run'} in compiled C++ and "
+        f"{'is' if len(names) == 1 else 'are'} not counted (view compiled): a C++ wrapper or AOTInductor calls them "
+        "past the dispatcher."
+        for run, names in sorted(problems.items())
+    ]
