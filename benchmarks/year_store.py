@@ -13,10 +13,9 @@ from pathlib import Path
 from unittest import mock
 
 from gemmtuned.configs.padding import coarse_m, fine_m
-from gemmtuned.configs.problem import COLUMNS, Problem
+from gemmtuned.configs.problem import REST_OF_0_1_0, Problem
 from gemmtuned.configs.solution import Device, Environment
 from gemmtuned.db import migrations
-from gemmtuned.db.rows import rest
 
 DEVICE = Device(key="cpu-year", kind="cpu", name="CPU of a year", arch="x86_64", units=16)
 ENVIRONMENT = Environment(DEVICE, {"torch": "2.13.0", "onednn": "2.13.0/cpu-year"})
@@ -33,7 +32,7 @@ def problems(count: int) -> list[Problem]:
 
 
 def write(path: Path, *, count: int = 10_000, tuned: int = 7_000, labels: int = 1, now_s: float | None = None) -> int:
-    """Write the year to a new file at path; returns how many sightings it holds. About 20 s a label."""
+    """Write the year to a new file at path; returns how many sightings it holds. About half a minute a label."""
     now_s = time.time() if now_s is None else now_s
     path.unlink(missing_ok=True)
     steps = migrations.STEPS[:BEFORE]
@@ -58,17 +57,15 @@ def _facts(conn: sqlite3.Connection, asked: list[Problem], tuned: int, labels: i
     stamps = [(1, backend, stamp) for backend, stamp in ENVIRONMENT.stamps.items()]
     conn.executemany("INSERT INTO environment_stamp VALUES (?, ?, ?)", stamps)
     conn.executemany("INSERT INTO run VALUES (?, ?)", [(i + 1, f"label-{i + 1}") for i in range(labels)])
-    names = ("id", "text", "rest", *COLUMNS, "m_fine", "m_coarse", "flops", "bytes")
-    conn.executemany(
-        f"INSERT INTO problem ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})",
-        [
-            (
-                number, str(p), rest(p), *(getattr(p, name) for name in COLUMNS),
-                fine_m(p.m), coarse_m(p.m, p.n), float(p.flops), float(p.bytes),
-            )
-            for number, p in enumerate(asked, 1)
-        ],
-    )  # fmt: skip
+    names = ("id", "text", "rest", "m", *REST_OF_0_1_0, "m_fine", "m_coarse", "flops", "bytes")
+    rows = []
+    for number, p in enumerate(asked, 1):
+        values = [getattr(p, name) for name in REST_OF_0_1_0]
+        key = "|".join("" if value is None else str(value) for value in values)
+        sizes = (fine_m(p.m), coarse_m(p.m, p.n), float(p.flops), float(p.bytes))
+        rows.append((number, str(p), key, p.m, *values, *sizes))
+    quoted = ", ".join(f'"{name}"' for name in names)
+    conn.executemany(f"INSERT INTO problem ({quoted}) VALUES ({', '.join('?' * len(names))})", rows)
     when = [now_us - DAYS * day_us + (i * 300 * day_us) // tuned for i in range(tuned)]
     conn.executemany("INSERT INTO publication VALUES (?, ?, 1, 0, 'installed')", enumerate(when, 1))
     conn.executemany(

@@ -280,13 +280,15 @@ def mps_pipe(env: Mapping[str, str] | None = None) -> str:
 def trusted_uid(env: Mapping[str, str] | None = None) -> int | None:
     """The user of GEMMTUNED_TRUST. Raises SettingError for one this machine does not know."""
     name = (os.environ if env is None else env).get("GEMMTUNED_TRUST", "")
-    if not name or name.isdigit():
-        return int(name) if name else None
+    if not name:
+        return None
+    if name.isascii() and name.isdigit() and len(name) <= 10 and int(name) < 1 << 32:
+        return int(name)
     import pwd
 
     try:
         return pwd.getpwnam(name).pw_uid
-    except KeyError as err:
+    except (KeyError, ValueError) as err:  # none of that name; no text that could be one
         raise SettingError(f"GEMMTUNED_TRUST must be a user of this machine, got {name!r}") from err
 
 
@@ -299,7 +301,7 @@ def watchdog_s(env: Mapping[str, str] | None = None) -> float | None:
     """How often systemd wants a sign of life of this very process; None when it wants none."""
     env = os.environ if env is None else env
     text, pid = env.get("WATCHDOG_USEC", ""), env.get("WATCHDOG_PID", "")
-    if not text.isdigit() or (pid and pid != str(os.getpid())):
+    if not (text.isascii() and text.isdigit() and len(text) < 16) or (pid and pid != str(os.getpid())):
         return None
     return int(text) / 1e6 or None
 
@@ -344,10 +346,10 @@ def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
         return default
     try:
         value = float(text)
-    except ValueError:
-        value = -1.0
+    except ValueError as err:
+        raise SettingError(f"{name} must be a number of seconds, got {text!r}") from err
     if not 0 <= value < 1e9:
-        raise SettingError(f"{name} must be a number of seconds, got {text!r}")
+        raise SettingError(f"{name} must be 0 or more seconds and less than 1e9, got {text!r}")
     return value
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +20,8 @@ import psutil
 from gemmtuned.daemon.work_queue import is_dead, is_of_here
 
 FILE: Final = "daemon.json"
+MOST_BYTES: Final = 4 << 20  # of it that are read
+MOST_NUMBER: Final = 1e15
 STALE_NOTICE_S: Final = 30.0  # a daemon speaks every few seconds
 
 
@@ -73,13 +76,50 @@ def replace_file(path: Path, text: str) -> bool:
     return True
 
 
+def read_small(path: Path, limit: int = 4096) -> str:
+    """The text of a small file that anybody may have put there; cut off at so many bytes. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(f"{path}: no regular file")
+        return os.read(fd, limit).decode(errors="replace")
+    finally:
+        os.close(fd)
+
+
 def read_notice(home: Path) -> dict[str, Any] | None:
     """What the daemon of this home said last, with `running`; None when none ever ran or the file is not ours."""
     try:
-        notice = json.loads((home / FILE).read_text())
+        notice = _checked(json.loads(read_small(home / FILE, MOST_BYTES)))
         # of one whose process cannot be looked at only its word counts, for as long as its leases
         heard = is_of_here(notice["owner"]) or time.time() - notice["updated_s"] < STALE_NOTICE_S
         running = notice["state"] != "stopped" and not is_dead(notice["owner"]) and heard
-    except (OSError, ValueError, KeyError, TypeError, psutil.Error):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, psutil.Error):
         return None
     return {**notice, "running": running}
+
+
+def _checked(found: Any) -> dict[str, Any]:
+    """What was read, when it is a notice as we write it. Raises KeyError, TypeError or ValueError for anything else."""
+    notice = _typed(Notice, found)
+    notice["seats"] = [_typed(SeatNotice, seat) for seat in notice["seats"]]
+    for row in notice["elsewhere"]:
+        if not (isinstance(row["environment"], str) and isinstance(row["problems"], int)):
+            raise TypeError("elsewhere")
+    return notice
+
+
+def _typed(kind: type[Notice] | type[SeatNotice], found: Any) -> dict[str, Any]:
+    allowed: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
+    known = dict(found)
+    for one in fields(kind):
+        if one.name not in known and one.default is not MISSING:  # of a version that did not say it yet
+            known[one.name] = one.default
+        wanted = str(one.type).removesuffix(" | None")
+        types = allowed.get(wanted, (list,)) + ((type(None),) if str(one.type).endswith("None") else ())
+        value = known[one.name]
+        if not isinstance(value, types) or isinstance(value, bool):
+            raise TypeError(one.name)
+        if isinstance(value, int | float) and not abs(value) < MOST_NUMBER:
+            raise ValueError(one.name)
+    return known

@@ -12,11 +12,12 @@ from typing import Final, TypeVar
 
 from gemmtuned.configs.errors import SettingError
 from gemmtuned.daemon.devices import Monitor
-from gemmtuned.daemon.notice import replace_file
+from gemmtuned.daemon.notice import read_small, replace_file
 
 SPENT: Final = "budget"  # in the home: the local day, and the seconds of device time used in it
 KEEP_S: Final = 5.0
 PAUSED: Final = "paused"  # while this file lies in the home, nothing is tuned; a number in it: until this UTC second
+_LAST_S: Final = 4e9  # a pause that would end after 2096 does not end by itself
 _HOURS: Final = re.compile(r"([01]?\d|2[0-4])(?::([0-5]\d))?-([01]?\d|2[0-4])(?::([0-5]\d))?")
 AnyMonitor = TypeVar("AnyMonitor", bound=Monitor)
 
@@ -80,8 +81,8 @@ class Rules:
     def remember(self, home: Path) -> None:
         """Go on from what a daemon before this one has used; nothing where that cannot be read."""
         with contextlib.suppress(OSError, ValueError):
-            day, used = (home / SPENT).read_text().split()
-            if 0 <= float(used) < 1e6:  # a damaged file may say anything
+            day, used = read_small(home / SPENT).split()
+            if 0 <= float(used) < 1e6 and len(day) < 10:  # a damaged file may say anything
                 self._day, self._used_s = int(day), float(used)
                 self._kept_s = self._used_s
 
@@ -105,7 +106,7 @@ class Rules:
         """Why nothing may be tuned now, or ""."""
         paused = paused_until(home, now_s)
         if paused is not None:
-            return "paused" if paused == 0 else f"paused until {time.strftime('%H:%M', time.localtime(paused))}"
+            return "paused" if paused == 0 else f"paused until {moment(paused, now_s)}"
         if self.hours is not None and not self.hours.allow(self.minute_of(now_s)):
             return f"outside the hours allowed ({self.hours.text})"
         if self.is_spent(now_s):
@@ -116,7 +117,7 @@ class Rules:
 def paused_until(home: Path, now_s: float) -> float | None:
     """None: not paused; 0: until told otherwise; else the UTC second when the pause ends."""
     try:
-        text = (home / PAUSED).read_text()
+        text = read_small(home / PAUSED)
     except FileNotFoundError:
         return None
     except OSError:
@@ -125,7 +126,15 @@ def paused_until(home: Path, now_s: float) -> float | None:
         until_s = float(text)
     except ValueError:
         return 0.0
+    if not until_s < _LAST_S:  # no moment that could be told
+        return 0.0
     return until_s if until_s > now_s else None
+
+
+def moment(at_s: float, now_s: float) -> str:
+    """`23:49`, or `2026-12-02 23:49` on another day; local time."""
+    at, now = time.localtime(at_s), time.localtime(now_s)
+    return time.strftime("%H:%M" if at[:3] == now[:3] else "%Y-%m-%d %H:%M", at)
 
 
 def allowed(monitors: Sequence[AnyMonitor], names: Sequence[str]) -> list[AnyMonitor]:

@@ -22,7 +22,8 @@ from gemmtuned.daemon.device_lock import DeviceLock
 from gemmtuned.daemon.devices import Monitor
 from gemmtuned.daemon.notice import Notice, SeatNotice, write_notice
 from gemmtuned.daemon.prune import prune
-from gemmtuned.daemon.publish import publish, take_back
+from gemmtuned.daemon.publish import take_back
+from gemmtuned.daemon.publishing import Publishing
 from gemmtuned.daemon.request import Request
 from gemmtuned.daemon.rules import Rules
 from gemmtuned.daemon.seat import Seat, Solved
@@ -109,6 +110,7 @@ class Daemon:
         self.last_used_s = now_s  # when a device was last ours to use
         self._started_s = now_s
         self._generation = -1  # of the store, when it was last published
+        self._publishing, self._stopping = Publishing(store, settings), False
         self._caretaker = Caretaker(store)
         self._trouble = self._ingest_trouble = ""
         self._elsewhere: list[dict[str, Any]] = []
@@ -182,7 +184,8 @@ class Daemon:
         for seat in self.seats:
             seat.stop(now_s)
             self.solved += len(seat.take_solved())
-        self._publish_at_s = float("-inf")
+        self._publishing.wait()
+        self._publish_at_s, self._stopping = float("-inf"), True
         self._upkeep(now_s, at_once=True)
         self._keep_rules(now=True)
         self._tell(now_s, "", "stopped")
@@ -312,17 +315,24 @@ class Daemon:
             self._ingest_at_s = now_s + INGEST_AGAIN_S
 
     def _publish(self, now_s: float) -> None:
-        generation = self.store.generation()
-        if generation == self._generation:
+        self._take_published(now_s)
+        if self._publishing.runs:
+            self._upkeep_at_s = now_s  # looked after at the next turn
+            return
+        if self.store.generation() == self._generation:
             return
         if _waits(self._publish_at_s, now_s):
             self._upkeep_at_s = self._publish_at_s
             return
-        began_s = time.monotonic()
-        publish(self.store, self.settings.config_dir, self.settings.locks, now_s=now_s)
-        self._generation = generation
-        # Tables are written whole: with thousands of solutions, several verdicts share one publication
-        self._publish_at_s = now_s + 10 * (time.monotonic() - began_s)
+        self._publishing.begin(now_s, here=self._stopping)
+        self._take_published(now_s)
+
+    def _take_published(self, now_s: float) -> None:
+        done = self._publishing.result()
+        if done is not None:
+            self._generation = done
+            # Tables are written whole: with thousands of solutions, several verdicts share one publication
+            self._publish_at_s = now_s + 10 * self._publishing.took_s
 
     def _look_around(self, now_s: float) -> None:
         """Which environments wait for a daemon started elsewhere: another torch, another CPU."""

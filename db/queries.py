@@ -6,6 +6,7 @@ are promises.  All raise StoreError when there is no database or it cannot be re
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sqlite3
@@ -14,7 +15,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from gemmtuned.configs.errors import SettingError
+from gemmtuned.configs.errors import SettingError, StoreError
 from gemmtuned.configs.hint import plain_case
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import COLUMNS, Problem, known_problems
@@ -22,8 +23,10 @@ from gemmtuned.configs.processes import life_of, pid_namespace
 from gemmtuned.configs.solution import CROWDED, LIVE_STATES, Candidate, Device, Environment, Solution
 from gemmtuned.db import faults, migrations
 from gemmtuned.db.files import connect_read_only
+from gemmtuned.db.leases import STALE_US
 from gemmtuned.db.recheck import ASKED
 from gemmtuned.db.rows import current_stamps, rows, us
+from gemmtuned.db.sightings import HOURS
 from gemmtuned.db.solutions import live_solutions
 
 if TYPE_CHECKING:
@@ -61,7 +64,7 @@ WITH recent AS (
         sum(calls * (outcome = 'miss')) AS missed_calls,
         sum(calls * graph) AS graph_calls,
         min(hour) AS first_hour, max(hour) AS last_hour
-    FROM every_sighting WHERE hour >= :hour AND last_seen_us >= :since
+    FROM {sightings} WHERE hour >= :hour AND last_seen_us >= :since
     GROUP BY problem_id, environment_id, {run_id}
 ),
 known AS MATERIALIZED (
@@ -92,6 +95,28 @@ LEFT JOIN run r ON r.id = t.run_id
 GROUP BY {group}
 ORDER BY {weight} DESC
 """
+_COVERED_TIME: Final = """
+WITH recent AS (
+    SELECT problem_id, environment_id, sum(calls) AS calls FROM {sightings}
+    WHERE hour >= :hour AND last_seen_us >= :since GROUP BY problem_id, environment_id
+)
+SELECT total(t.calls * c.us * (c.solution_id IS NOT NULL)) AS covered_us, total(t.calls * c.us) AS time_us
+FROM recent t JOIN problem_cost c ON c.environment_id = t.environment_id AND c.problem_id = t.problem_id
+"""
+_FROZEN: Final = """
+SELECT p.text AS problem, {problem}, h.key AS device, r.name AS run, sum(g.calls) AS calls, s.generation,
+    max(g.last_seen_us) AS last_seen
+FROM {sightings} g
+JOIN demand d ON d.problem_id = g.problem_id AND d.environment_id = g.environment_id
+JOIN solution s ON s.id = d.solution_id
+JOIN problem p ON p.id = g.problem_id
+JOIN run r ON r.id = g.run_id
+JOIN environment e ON e.id = g.environment_id
+JOIN device h ON h.id = e.device_id
+WHERE g.hour >= :hour AND g.last_seen_us >= :since AND g.graph = 1 AND g.outcome = 'miss'
+    AND s.state <> 'default_best' AND g.last_seen_us > s.published_us + 10000000
+GROUP BY g.problem_id, g.environment_id, g.run_id ORDER BY calls DESC
+"""
 _SERVED: Final = f"""
 WITH recent AS (
     SELECT problem_id, environment_id, sum(calls) AS calls
@@ -118,6 +143,26 @@ SELECT s.hour, sum(s.calls * c.us) AS time_us, sum(s.calls * c.us * (s.outcome <
 FROM every_sighting s JOIN cost c ON c.problem_id = s.problem_id AND c.environment_id = s.environment_id
 WHERE s.hour >= :hour GROUP BY s.hour ORDER BY s.hour
 """
+_ANY_SHAPE: Final = {"m": None, "n": None, "k": None}
+_OF_SHAPE: Final = "(:m IS NULL OR (p.m = :m AND p.n = :n AND p.k = :k))"
+_SOLVED: Final = f"""
+UNION
+SELECT p.text AS problem, {_PROBLEM}, h.key AS device, 0.0 AS time_us
+FROM solution s JOIN problem p ON p.id = s.problem_id JOIN device h ON h.id = s.device_id
+WHERE s.retired_generation IS NULL AND {_OF_SHAPE}
+"""  # noqa: S608
+_KNOWN: Final = f"""
+SELECT p.text AS problem, {_PROBLEM}, h.key AS device, sum(d.calls * c.us) AS time_us
+FROM demand d
+JOIN problem p ON p.id = d.problem_id
+JOIN problem_cost c ON c.environment_id = d.environment_id AND c.problem_id = d.problem_id
+JOIN environment e ON e.id = d.environment_id
+JOIN device h ON h.id = e.device_id
+WHERE ({{where}}) AND {_OF_SHAPE}
+GROUP BY p.id, h.id
+{{solved}}
+ORDER BY time_us DESC
+"""  # noqa: S608
 _FILED: Final = """
 SELECT s.*, h.key AS device
 FROM solution s JOIN problem b ON b.id = s.problem_id JOIN device h ON h.id = s.device_id
@@ -156,8 +201,30 @@ def coverage(
     columns, group = _GROUPS[by]
     since = us((time.time() if now_s is None else now_s) - since_s)
     run_id = "run_id" if by == "run" else "NULL"
-    sql = _COVERAGE.format(columns=columns, group=group, run_id=run_id, weight=WEIGHTS[weight])
-    return ask(path, sql, {"since": since, "hour": since // 3_600_000_000})
+    texts = {"columns": columns, "group": group, "run_id": run_id, "weight": WEIGHTS[weight]}
+    return _of_window(path, _COVERAGE, since, texts)
+
+
+def covered_time(path: Path, *, since_s: float = DAY_S, now_s: float | None = None) -> tuple[float, float]:
+    """(GEMM time covered now, all of it) of the last since_s seconds, in microseconds, as `coverage` has it."""
+    found = _of_window(path, _COVERED_TIME, us((time.time() if now_s is None else now_s) - since_s))
+    return (found[0]["covered_us"], found[0]["time_us"]) if found else (0.0, 0.0)
+
+
+def _of_window(path: Path, sql: str, since_us: int, texts: dict[str, str] | None = None) -> list[dict[str, Any]]:
+    """A question about sightings since then, which names their table {sightings}.
+
+    A row that stands for a day or a block of four weeks is in when the window touches it, as one of an hour is.
+    """
+    values = {"since": since_us, "hour": since_us // 3_600_000_000}
+
+    def look(conn: sqlite3.Connection) -> list[dict[str, Any]]:
+        before = conn.execute("SELECT EXISTS (SELECT 1 FROM sighting_before)").fetchone()[0]  # as a union it is slower
+        first = next((h for (h,) in conn.execute(HOURS).fetchall()[::-1] if h <= values["hour"]), values["hour"])
+        sightings = "every_sighting" if before else "sighting"
+        return rows(conn, sql.format(sightings=sightings, **(texts or {})), {**values, "hour": first})
+
+    return _on(path, look, [])
 
 
 def served(path: Path, *, since_s: float = DAY_S, now_s: float | None = None) -> list[dict[str, Any]]:
@@ -184,14 +251,23 @@ def untuned(path: Path, *, limit: int | None = None, device: str | None = None) 
     return ask(path, sql, {"device": device, "limit": -1 if limit is None else limit})
 
 
-def solutions(path: Path, *, live: bool = True, limit: int | None = None) -> list[dict[str, Any]]:
-    """Verdicts, those that saved most first. live=False: also what was withdrawn or superseded."""
+def solutions(
+    path: Path, *, live: bool = True, limit: int | None = None, problems: Collection[str] | None = None
+) -> list[dict[str, Any]]:
+    """Verdicts, those that saved most first. live=False: also what was withdrawn or superseded.
+
+    problems: only what is filed under one of these, spelled as str() does.
+    """
     states = ", ".join(f"'{s}'" for s in LIVE_STATES)
-    only = f"WHERE state IN ({states}) " if live else ""
+    only = f"state IN ({states})" if live else "true"
     return ask(
         path,
-        f"SELECT * FROM solutions {only}ORDER BY saved_us DESC, speedup DESC LIMIT ?",  # noqa: S608
-        (-1 if limit is None else limit,),
+        f"SELECT * FROM solutions WHERE {only} AND (:problems IS NULL "  # noqa: S608
+        "OR problem IN (SELECT value FROM json_each(:problems))) ORDER BY saved_us DESC, speedup DESC LIMIT :limit",
+        {
+            "problems": None if problems is None else json.dumps(sorted(problems)),
+            "limit": -1 if limit is None else limit,
+        },
     )
 
 
@@ -217,10 +293,9 @@ def compiled(path: Path, *, since_s: float = DAY_S) -> list[dict[str, Any]]:
 def frozen(path: Path, *, since_s: float = DAY_S) -> list[dict[str, Any]]:
     """Tuned problems that programs go on replaying with their old kernels, out of graphs captured before the publish.
 
-    Seen in the last since_s seconds, those called most first; `calls` are those of the hours since, before it too.
+    As the view of that name, of the last since_s seconds; those called most first.
     """
-    sql = "SELECT * FROM frozen WHERE last_seen >= ? ORDER BY calls DESC"
-    return ask(path, sql, (us(time.time() - since_s),))
+    return _of_window(path, _FROZEN, us(time.time() - since_s), {"problem": _PROBLEM})
 
 
 def sessions(path: Path) -> list[dict[str, Any]]:
@@ -258,6 +333,12 @@ def generation(path: Path) -> int:
     return max((int(row["g"] or 0) for row in ask(path, "SELECT max(generation) AS g FROM publication")), default=0)
 
 
+def free_bytes(path: Path) -> int:
+    """How much of the file holds nothing; it is used again before the file grows."""
+    sql = "SELECT freelist_count * page_size AS free FROM pragma_freelist_count, pragma_page_size"
+    return sum(int(row["free"]) for row in ask(path, sql))
+
+
 def publications(path: Path, *, limit: int = 50) -> list[dict[str, Any]]:
     """Generations, newest first: when, how many verdicts came and went, why."""
     return ask(path, "SELECT * FROM publication ORDER BY generation DESC LIMIT ?", (limit,))
@@ -273,6 +354,7 @@ def environments(path: Path) -> list[dict[str, Any]]:
     """Where problems were seen: environment, device, problems, calls, open_problems (no verdict), failed, last_seen.
 
     untunable: problems without a verdict that the daemon's version cannot tune, not among the open ones.
+    stale: open problems that were not called for a week, and that nobody asked for: they wait for nobody.
     put_off: open problems of which no times could be taken when last tried; put_off_reason: why, of one of them.
     """
     return ask(
@@ -285,6 +367,8 @@ def environments(path: Path) -> list[dict[str, Any]]:
             sum(u.solution_id IS NULL AND u.tunable AND w.state IS 'open' AND w.cause = 'put_off') AS put_off,
             max(CASE WHEN u.solution_id IS NULL AND u.tunable AND w.state IS 'open' AND w.cause = 'put_off'
                 THEN w.reason END) AS put_off_reason,
+            sum(u.solution_id IS NULL AND u.tunable AND w.state IS NOT 'failed' AND u.asked_us IS NULL
+                AND u.last_seen_us < :stale) AS stale,
             max(u.last_seen_us) AS last_seen
         FROM unit u
         JOIN environment e ON e.id = u.environment_id
@@ -293,7 +377,22 @@ def environments(path: Path) -> list[dict[str, Any]]:
         LEFT JOIN work w ON w.problem_id = b.id AND w.environment_id = e.id AND w.covers = u.covers AND w.mode = 'eager'
         GROUP BY e.id ORDER BY last_seen DESC
         """,
+        {"stale": us(time.time()) - STALE_US},
     )
+
+
+def called(path: Path) -> list[dict[str, Any]]:
+    """Problems that were called, ever, or that wait to be tuned, each with its device; dearest first."""
+    return ask(path, _KNOWN.format(solved="", where="d.calls > 0 OR d.solution_id IS NULL"), _ANY_SHAPE)
+
+
+def seen(path: Path, shape: tuple[int, int, int] | None = None) -> list[dict[str, Any]]:
+    """As `called`, and what has a solution: of one that serves several M the largest, called or not.
+
+    shape: M, N, K of those that are wanted.
+    """
+    values = dict(zip(("m", "n", "k"), shape, strict=True)) if shape else _ANY_SHAPE
+    return ask(path, _KNOWN.format(solved=_SOLVED, where="true"), values)
 
 
 def spelled_like(path: Path, problem: Problem) -> list[Problem]:
@@ -413,6 +512,8 @@ def _on(path: Path, look: Callable[[sqlite3.Connection], T], nothing: T) -> T:
         return look(conn)
     except (sqlite3.Error, UnicodeDecodeError) as err:
         raise faults.store_error(err, path) from err
+    except OverflowError as err:
+        raise StoreError(f"{path}: asked for a number that SQLite cannot hold ({err})") from err
     finally:
         conn.close()
 
@@ -476,6 +577,8 @@ def _queue(here: dict[str, Any] | None, *, hit: bool) -> str:
     if here["retry_us"] is not None and here["retry_us"] > now:
         again = f"again in {(here['retry_us'] - now) / 1e6:.0f} s"
         return f"{calls}{unit}: failed {here['attempts']} times ({here['reason']}), {again}"
+    if here["asked_us"] is None and here["last_seen_us"] < now - STALE_US:
+        return f"{calls}{unit}: stale, not called for a week; gemmtuned retune has it tuned all the same"
     before = f" (last time {here['reason']})" if here["reason"] else ""
     return f"{calls}{unit}: waits for a daemon with this environment and an idle device{before}"
 

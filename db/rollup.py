@@ -37,7 +37,11 @@ _KEEP_HITS: Final = f"""
 UPDATE solution SET hits_before = hits_before + h.calls
 FROM (
     SELECT solution_id, sum(calls) AS calls FROM hits_before
-    WHERE problem_id IN (SELECT value FROM json_each(?)) AND ({_KEY}) <= (?, ?, ?, ?, ?, ?)
+    WHERE problem_id IN (SELECT value FROM json_each(:problems))
+        AND solution_id IN (SELECT x.id FROM problem q JOIN problem b ON b.rest = q.rest
+            AND b.m IN (q.m, q.m_fine, q.m_coarse) JOIN solution x ON x.problem_id = b.id
+            WHERE q.id IN (SELECT value FROM json_each(:problems)))
+        AND ({_KEY}) <= (:problem_id, :environment_id, :run_id, :hour, :outcome, :graph)
     GROUP BY solution_id
 ) h WHERE solution.id = h.solution_id
 """  # noqa: S608
@@ -91,7 +95,8 @@ class RollUp(Part):
         found: list[Row] = conn.execute(_OF_BEFORE, (self._rows,)).fetchall()
         if found:
             last = found[-1][:6]
-            conn.execute(_KEEP_HITS, (json.dumps(sorted({row[0] for row in found})), *last))
+            problems = {"problems": json.dumps(sorted({row[0] for row in found}))}
+            conn.execute(_KEEP_HITS, problems | dict(zip(_KEY.split(", "), last, strict=True)))
             recent: dict[tuple[int, int, int], int] = {}
             for problem, environment, _, hour, _, _, calls, _ in found:
                 of = (problem, environment, hour // 24)

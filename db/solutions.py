@@ -147,6 +147,11 @@ class Solutions(Part):
         """(generation, live solutions) of one moment; None: of all devices."""
         return self._db.read(lambda conn: live_solutions(conn, device_keys))
 
+    def count_live(self) -> int:
+        """How many solutions are in use."""
+        sql = "SELECT count(*) FROM solution WHERE retired_generation IS NULL"
+        return self._db.read(lambda conn: int(conn.execute(sql).fetchone()[0]))
+
     def generation(self) -> int:
         """The newest publication; 0 before the first."""
         return self._db.read(current_generation)

@@ -24,7 +24,23 @@ def check(path: Path) -> list[str]:
         return [str(err)]
 
 
-def _disagreements(path: Path) -> list[str]:
+def glance(path: Path, *, for_s: float) -> list[str] | None:
+    """As `check`, for so long and a little more; None when nothing was found and not all of it was looked at."""
+    look = Examination(path)
+    until_s = time.monotonic() + for_s
+    try:
+        while (found := look.result()) is None and time.monotonic() < until_s:
+            time.sleep(0.005)
+        if found is not None:
+            return found or _disagreements(path)
+        look.stop()
+        return _disagreements(path, counts=False) or None
+    except StoreError as err:
+        return [str(err)]
+
+
+def _disagreements(path: Path, *, counts: bool = True) -> list[str]:
+    """What is wrong with a file whose pages are sound. counts: compare them, too, which reads all rows."""
     conn = connect_read_only(path, 30.0)
     try:
         application, version = migrations.identity(conn)
@@ -39,6 +55,8 @@ def _disagreements(path: Path) -> list[str]:
             return [migrations.too_new(path, version)]
         if version < migrations.SCHEMA:
             return [f"schema {version}, not yet {migrations.SCHEMA}: the next program to write brings it up to date"]
+        if not counts:
+            return []
         found = [
             f"row {row[1]} of {row[0]} names no row of {row[2]}"
             for row in conn.execute("PRAGMA foreign_key_check").fetchall()

@@ -91,6 +91,13 @@ class _Group(TyperGroup):
         except BrokenPipeError as err:  # the reader of our output has seen enough: `gemmtuned untuned | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from err
+        except OSError as err:  # a name that no file can have, a folder closed to us: whoever gave it is told
+            where = f"{str(err.filename)[:200]}: " if err.filename else ""
+            complain(f"{where}{err.strerror or err}")
+            raise typer.Exit(1) from err
+        except UnicodeEncodeError as err:  # an argument that is no text
+            complain(f"{err.object[:200]!r} is no text that can be used here")
+            raise typer.Exit(2) from err
         return result
 
 

@@ -19,7 +19,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Sighting
 from gemmtuned.configs.solution import Candidate, Environment
-from gemmtuned.daemon.notice import FILE, read_notice
+from gemmtuned.daemon.notice import Notice, read_notice, write_notice
 from gemmtuned.daemon.request import Request
 from gemmtuned.daemon.rules import PAUSED
 from gemmtuned.daemon.service import Daemon
@@ -395,8 +395,11 @@ def test_a_daemon_whose_process_cannot_be_looked_at_runs_for_as_long_as_it_speak
         (elsewhere, 0.0, True), (elsewhere, 60.0, False), (older, 0.0, True), (older, 60.0, False),
         (f"another-host:{pid}:{boot}.{start}.{namespace}", 60.0, False),
     ):  # fmt: skip
-        said = {"state": "tuning", "owner": owner, "updated_s": time.time() - silent_s}
-        (tmp_path / FILE).write_text(json.dumps(said))
+        said = Notice(
+            owner=owner, pid=1, started_s=0.0, updated_s=time.time() - silent_s, state="tuning", reason="",
+            generation=0, solved=0,
+        )  # fmt: skip
+        write_notice(tmp_path, said)
         told = read_notice(tmp_path)
         assert told is not None and told["running"] is runs, (owner, silent_s)
 

@@ -264,7 +264,8 @@ def test_environments_are_told_by_device_torch_and_what_differs() -> None:
 def test_status_says_how_the_environment_that_waits_differs_from_the_daemons() -> None:
     theirs, ours = "cuda-y torch=2.11 triton=3.6", "cuda-y torch=2.11 triton=3.7"
     place = {
-        "environment": theirs, "device": "cuda-y", "problems": 3, "calls": 9, "open_problems": 3, "failed": 0,
+        "environment": theirs, "device": "cuda-y", "problems": 3, "calls": 9,
+        "open_problems": 3, "failed": 0, "stale": 0,
         "put_off": 0, "put_off_reason": None, "last_seen": 0,
     }  # fmt: skip
     notice = {
@@ -272,7 +273,7 @@ def test_status_says_how_the_environment_that_waits_differs_from_the_daemons() -
         "elsewhere": [{"environment": theirs, "problems": 3}],
     }  # fmt: skip
     said = status_report(
-        Settings.from_env({}), notice=notice, published=None, generation=0, sessions=[], coverage=[],
+        Settings.from_env({}), notice=notice, published=None, generation=0, sessions=[], covered_time=(0.0, 0.0),
         environments=[place], saved_us=0.0, now_s=time.time(),
     )  # fmt: skip
     assert said.notes == [

@@ -78,20 +78,21 @@ JOIN environment e ON e.id = d.environment_id;
 UPDATE demand SET solution_id = (SELECT l.solution_id FROM look_up l
     WHERE l.problem_id = demand.problem_id AND l.environment_id = demand.environment_id);
 
--- A solution, and every problem in every environment that it may serve.
+-- A solution, and every problem in every environment that it may serve. CROSS JOIN: in this order, from the solution on;
+-- SQLite would go through all of demand.
 CREATE VIEW reach AS
 SELECT s.id AS solution_id, d.problem_id, d.environment_id, s.covers, s.mode,
     CASE WHEN s.covers = 'exact' THEN CASE s.mode WHEN 'graph' THEN d.exact_graph_calls ELSE d.exact_calls END
         ELSE CASE s.mode WHEN 'graph' THEN d.padded_graph_calls ELSE d.padded_calls END END AS hits
 FROM solution s
-JOIN problem p ON p.id = s.problem_id
-JOIN problem q ON q.rest = p.rest
+CROSS JOIN problem p ON p.id = s.problem_id
+CROSS JOIN problem q ON q.rest = p.rest
     AND q.m > CASE s.covers WHEN 'exact' THEN p.m - 1 WHEN 'fine' THEN p.m - 128 ELSE p.m / 2 END
     AND q.m <= CASE WHEN s.covers = 'coarse' AND p.m >= 8192 THEN 2147483647 ELSE p.m END
     AND p.m = CASE s.covers WHEN 'exact' THEN q.m WHEN 'fine' THEN q.m_fine ELSE q.m_coarse END
-JOIN environment e ON e.device_id = s.device_id
-JOIN environment_stamp a ON a.environment_id = e.id AND a.backend = s.backend AND a.stamp = s.stamp
-JOIN demand d ON d.environment_id = e.id AND d.problem_id = q.id;
+CROSS JOIN environment e ON e.device_id = s.device_id
+CROSS JOIN environment_stamp a ON a.environment_id = e.id AND a.backend = s.backend AND a.stamp = s.stamp
+CROSS JOIN demand d ON d.environment_id = e.id AND d.problem_id = q.id;
 
 CREATE TRIGGER demand_came AFTER INSERT ON demand BEGIN
     UPDATE demand SET solution_id = (SELECT l.solution_id FROM look_up l

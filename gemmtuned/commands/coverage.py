@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from gemmtuned.commands.options import Json, Since, choice, settings
+from gemmtuned.commands.options import MOST_ROWS, Json, Since, choice, settings
 from gemmtuned.reports import layers
-from gemmtuned.reports.coverage import GROUPS, WEIGHTS, report
+from gemmtuned.reports.coverage import GROUPS, SHOWN, WEIGHTS, report
 from gemmtuned.reports.published import notes, standing
 from gemmtuned.reports.render import show
-from gemmtuned.reports.source import no_database
+from gemmtuned.reports.source import no_database, of_database
 from gemmtuned.reports.without import without_notes
 
 
@@ -28,6 +28,10 @@ def coverage(
         str, typer.Option(parser=choice(WEIGHTS), metavar="|".join(WEIGHTS), help="Share of what.")
     ] = "time",
     since: Since = "24h",  # type: ignore[assignment]
+    limit: Annotated[
+        int | None,
+        typer.Option(min=0, max=MOST_ROWS, help=f"Rows to show; 0 for all. Without it {SHOWN}, with --json all."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """How much of the traffic is tuned.
@@ -59,13 +63,15 @@ def coverage(
             frozen=queries.frozen(here.db, since_s=since),
             notes=[*notes(standing(here)), *without_notes(here.home)],
         )
-        show(answer, as_json=as_json)
+        show(of_database(answer, here), as_json=as_json)
         return
     rows = queries.coverage(here.db, by=by, since_s=since, weight=weight)
     compiled = queries.compiled(here.db, since_s=since)
     frozen = queries.frozen(here.db, since_s=since)
+    shown = limit if limit is not None or as_json else SHOWN
     answer = report(
         rows,
+        limit=shown or None,
         by=by,
         weight=weight,
         since_s=since,
@@ -73,4 +79,4 @@ def coverage(
         frozen=frozen,
         warnings=[*notes(standing(here)), *without_notes(here.home)],
     )
-    show(answer, as_json=as_json)
+    show(of_database(answer, here), as_json=as_json)

@@ -12,7 +12,7 @@ from gemmtuned.commands.options import Json, settings
 from gemmtuned.reports.render import Column, Report, Table, show, size
 from gemmtuned.reports.source import curator, no_database, put_in_use, writer
 
-app = typer.Typer(name="db", help="Look after the database: check, backup, publish.", no_args_is_help=True)
+app = typer.Typer(name="db", help="Look after the database: check, backup, vacuum, publish.", no_args_is_help=True)
 
 
 @app.command()
@@ -20,7 +20,7 @@ def check(as_json: Json = False) -> None:
     """Look for damage: SQLite's own check, references, and counts that must agree. Ends with 1 if there is any."""
     here = settings()
     if not here.db.exists():
-        show(no_database("db.check", here, "problems", db=None, ok=True), as_json=as_json)
+        show(no_database("db.check", here, "problems", ok=True), as_json=as_json)
         return
     from gemmtuned.db.store import check as look
 
@@ -28,7 +28,7 @@ def check(as_json: Json = False) -> None:
     rows = [{"problem": line} for line in found]
     columns = (Column("problem", "problem", right=False),)
     table = Table("problems", columns, rows, empty=f"{here.db}: sound")
-    show(Report("db.check", [table], facts={"db": str(here.db), "ok": not found}), as_json=as_json)
+    show(Report("db.check", [table], facts={"database": str(here.db), "ok": not found}), as_json=as_json)
     if found:
         raise typer.Exit(1)
 
@@ -53,6 +53,22 @@ def backup(
     size_bytes = written.stat().st_size
     line = f"{written}: {size(size_bytes)}"
     show(Report("db.backup", facts={"file": str(written), "bytes": size_bytes}, lines=[line]), as_json=as_json)
+
+
+@app.command()
+def vacuum(as_json: Json = False) -> None:
+    """Give free space in the database file back to the disk.
+
+    Programs that count meanwhile write a moment later. Needs as much free space as the new file takes.
+    """
+    here = settings()
+    with writer(here) as store:
+        before = here.db.stat().st_size
+        store.vacuum()
+    after = here.db.stat().st_size
+    line = f"{here.db}: {size(before)} before, {size(after)} now"
+    facts = {"database": str(here.db), "bytes_before": before, "bytes": after}
+    show(Report("db.vacuum", facts=facts, lines=[line]), as_json=as_json)
 
 
 @app.command()

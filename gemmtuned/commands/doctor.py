@@ -19,6 +19,9 @@ NOWHERE: Final = "/nonexistent/gemmtuned"  # the home that is examined where the
 def doctor(
     build: Annotated[bool, typer.Option("--build", help="Build the native hook for this torch first.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Start no process that imports torch.")] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Read the whole database, as gemmtuned db check does: seconds for 100 MB.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Check this installation, name what mends it.
@@ -33,7 +36,7 @@ def doctor(
         here = Settings.from_env(child_env(**{**dict.fromkeys(wrong), "GEMMTUNED_HOME": NOWHERE}))
     if build:
         build_now(here)
-    report, failed = examine(here, quick=quick, wrong=wrong)
+    report, failed = examine(here, quick=quick, wrong=wrong, deep=deep)
     show(report, as_json=as_json)
     if failed:
         raise typer.Exit(1)

@@ -7,11 +7,12 @@ from typing import Annotated, Any
 import typer
 
 from gemmtuned.commands.options import Json, choice, problems, seen, settings
+from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import DTYPES, FAMILIES, LAYOUTS, WEIGHT_STATES, Problem
 from gemmtuned.reports.explain import MOST, matching, report
 from gemmtuned.reports.problem_list import Shape, shape_or_problem
 from gemmtuned.reports.render import show
-from gemmtuned.reports.source import no_database
+from gemmtuned.reports.source import no_database, of_database
 
 
 def explain(
@@ -49,10 +50,15 @@ def explain(
         return
     from gemmtuned.db import queries
 
-    found = problems([exact], here) if exact else matching(seen(here), shape | given)
+    found = problems([exact], here) if exact else matching(seen(here, Shape(**shape)), given)
     steps = [(problem, queries.explain(here.db, problem)) for problem in found]
     hints = [row for problem in found[:MOST] for row in queries.hints(here.db, problem)]
-    show(report(steps, queries.solutions(here.db), hints, asked=" ".join(what)), as_json=as_json)
+    unseen = [problem for problem, rows in steps if not rows]
+    filed = {str(p.with_m(padded_m(p.m, p.n, covers))) for p in unseen for covers in COVERS}
+    solutions = queries.solutions(here.db, problems=filed) if unseen else []
+    show(of_database(report(steps, solutions, hints, asked=" ".join(what)), here), as_json=as_json)
+    if not any(rows for _, rows in steps):
+        raise typer.Exit(1)
 
 
 def _asked(what: list[str], given: dict[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -11,7 +11,7 @@ import typer
 from gemmtuned.commands.options import Json, Limit, settings
 from gemmtuned.reports.gains import report
 from gemmtuned.reports.render import show
-from gemmtuned.reports.source import no_database
+from gemmtuned.reports.source import no_database, of_database
 from gemmtuned.reports.without import without_notes
 
 
@@ -38,4 +38,4 @@ def gains(
     rows = queries.solutions(here.db, live=False)
     answer = report(rows, every=every, limit=limit, now_us=time.time_ns() // 1000, unused=unused)
     answer = replace(answer, notes=[*answer.notes, *without_notes(here.home)])
-    show(answer, as_json=as_json)
+    show(of_database(answer, here), as_json=as_json)

@@ -28,7 +28,8 @@ _SPAN: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([a-z]*)")
 _PAIR: Final = re.compile(
     r"""\b([a-z_][a-z0-9_]*)=('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|.*?)(?=\s+[a-z_][a-z0-9_]*=|\s*$)""", re.S
 )
-_EVER_S: Final = 1e10
+_EVER_S: Final = 3e9  # 95 years
+MOST_ROWS: Final = 1_000_000_000
 LEVELS: Final = ("debug", "info", "warning", "error")
 
 
@@ -37,7 +38,10 @@ def seconds(text: str) -> float:
     match = _SPAN.fullmatch(text.strip().lower())
     if match is None or match[2] not in _UNITS_S or float(match[1]) == 0:
         raise typer.BadParameter(f"{text!r} is not a span of time: write 45m, 24h or 7d")
-    return float(match[1]) * _UNITS_S[match[2]]
+    span_s = float(match[1]) * _UNITS_S[match[2]]
+    if span_s > _EVER_S:
+        raise typer.BadParameter(f"{text!r} is longer than anything was counted: write 45m, 24h or 7d")
+    return span_s
 
 
 def one_of(text: str, allowed: tuple[str, ...]) -> str:
@@ -130,10 +134,9 @@ def problems(texts: list[str], here: Settings) -> list[Problem]:
 def named(words: Sequence[str], here: Settings) -> list[Problem]:
     """The problems that these words name, each once; of a shape those that were seen. Raises ProblemError."""
     asked = shape_or_problem(words)
-    rows = seen(here) if here.db.exists() and any(isinstance(word, Shape) for word in asked) else []
     found: list[Problem] = []
     for word in asked:
-        found += problems([word], here) if isinstance(word, str) else matching(rows, word._asdict())
+        found += problems([word], here) if isinstance(word, str) else matching(seen(here, word), {})
     return list(dict.fromkeys(found))
 
 
@@ -151,18 +154,11 @@ class ShapeCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-def called(here: Settings) -> list[dict[str, Any]]:
-    """Rows of all problems that were called or wait, each with its device."""
+def seen(here: Settings, shape: Shape | None = None) -> list[dict[str, Any]]:
+    """Rows of all problems that were called, wait or have a solution, or of those of this shape; with device."""
     from gemmtuned.db import queries
 
-    return [*queries.coverage(here.db, by="problem", since_s=_EVER_S), *queries.untuned(here.db)]
-
-
-def seen(here: Settings) -> list[dict[str, Any]]:
-    """As `called`, and of what has a solution: of one that serves several M the largest, called or not."""
-    from gemmtuned.db import queries
-
-    return [*called(here), *queries.solutions(here.db)]
+    return queries.seen(here.db, shape) if here.db.exists() else []
 
 
 def settings(*, without: Collection[str] = ()) -> Settings:
@@ -182,7 +178,7 @@ def settings(*, without: Collection[str] = ()) -> Settings:
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON: versioned, without colour or progress.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
-Limit = Annotated[int, typer.Option(min=0, help="Rows to show; 0 for all.")]
+Limit = Annotated[int, typer.Option(min=0, max=MOST_ROWS, help="Rows to show; 0 for all.")]
 Since = Annotated[float, typer.Option(parser=seconds, metavar="SPAN", help="Traffic of this long: 45m, 24h, 7d.")]
 LogFormat = Annotated[
     str, typer.Option(parser=choice(("text", "json")), metavar="FORM", help="Log lines as text or json.")

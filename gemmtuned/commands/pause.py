@@ -7,16 +7,18 @@ from typing import Annotated
 
 import typer
 
-from gemmtuned.commands.options import seconds, settings
+from gemmtuned.commands.options import Json, seconds, settings
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.manifest import make_folder, write_whole
-from gemmtuned.daemon.rules import PAUSED
+from gemmtuned.daemon.rules import PAUSED, moment
+from gemmtuned.reports.render import Report, show
 
 
 def pause(
     span: Annotated[
         float | None, typer.Option("--for", parser=seconds, metavar="SPAN", help="End by itself after: 45m, 2h.")
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Stop tuning until `gemmtuned resume`.
 
@@ -29,18 +31,20 @@ def pause(
         write_whole(here.home / PAUSED, b"" if until_s is None else f"{until_s:.0f}\n".encode())
     except OSError as err:
         raise TableError(f"{here.home / PAUSED}: cannot be written ({err.strerror or err})") from err
-    when = "until gemmtuned resume" if until_s is None else f"until {time.strftime('%H:%M', time.localtime(until_s))}"
-    print(f"paused {when}: nothing is tuned for {here.home}")
+    when = "until gemmtuned resume" if until_s is None else f"until {moment(until_s, time.time())}"
+    line = f"paused {when}: nothing is tuned for {here.home}"
+    show(Report("pause", facts={"home": str(here.home), "until_s": until_s}, lines=[line]), as_json=as_json)
 
 
-def resume() -> None:
+def resume(as_json: Json = False) -> None:
     """Tune again after `gemmtuned pause`."""
     here = settings()
+    was_paused = True
     try:
         (here.home / PAUSED).unlink()
     except FileNotFoundError:
-        print("was not paused")
-        return
+        was_paused = False
     except OSError as err:
         raise TableError(f"{here.home / PAUSED}: cannot be removed ({err.strerror or err})") from err
-    print("resumed")
+    line = "resumed" if was_paused else "was not paused"
+    show(Report("resume", facts={"home": str(here.home), "was_paused": was_paused}, lines=[line]), as_json=as_json)

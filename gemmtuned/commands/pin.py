@@ -10,7 +10,7 @@ import typer
 
 from gemmtuned.commands.options import DryRun, Json, ProblemTexts, named, settings
 from gemmtuned.configs.solution import Solution
-from gemmtuned.reports.render import Column, Report, Table, factor, show
+from gemmtuned.reports.render import Column, Report, Table, factor, several, show
 from gemmtuned.reports.source import curator, left_undone, put_in_use, writer
 
 _COLUMNS = (
@@ -20,6 +20,9 @@ _COLUMNS = (
     Column("route", "runs", right=False),
     Column("speedup", "gain", factor),
 )
+
+
+_FORGIVEN = "failures or withdrawals"
 
 
 def pin(
@@ -79,9 +82,14 @@ def retune(problem: ProblemTexts, as_json: Json = False) -> None:
     wanted = named(problem, here)
     with writer(here) as store:
         asked, forgiven = store.ask_again(wanted), store.retry_now(wanted)
-    notes = [f"{asked} solutions will be raced again, {forgiven} failures or withdrawals are forgiven"]
-    show(Report("retune", [], {"solutions": asked, "forgiven": forgiven}, notes=notes), as_json=as_json)
-    if not asked and not forgiven:
+        queued = store.ask_for_seen(wanted, now_s=time.time())
+    notes = [
+        f"{several(asked, 'solution')} will be raced again, {several(forgiven, 'failure or withdrawal', _FORGIVEN)} "
+        f"forgiven, {several(queued, 'problem')} without a solution asked for"
+    ]
+    facts = {"solutions": asked, "forgiven": forgiven, "asked_for": queued}
+    show(Report("retune", [], facts, notes=notes), as_json=as_json)
+    if not asked and not forgiven and not queued:
         raise typer.Exit(1)
 
 

@@ -13,14 +13,12 @@ from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.reports.render import size
 from gemmtuned.reports.source import refuse_none
 
-_MONTH_S = 30 * 86_400.0
-
 
 def report(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where the page is written.")] = Path(
         "gemmtuned-report.html"
     ),
-    since: Since = _MONTH_S,
+    since: Since = "30d",  # type: ignore[assignment]
 ) -> None:
     """Write one HTML page: coverage over time, gains by layer and by problem, what waits and why.
 

@@ -10,7 +10,7 @@ import typer
 
 from gemmtuned.commands.options import Json, Limit, named, settings
 from gemmtuned.reports.render import show
-from gemmtuned.reports.source import no_database
+from gemmtuned.reports.source import no_database, of_database
 from gemmtuned.reports.trials import report
 
 
@@ -34,4 +34,4 @@ def trials(
     most = limit + 1 if limit else None  # one more than shown: then there are more
     found = [queries.trials(here.db, problem=one, limit=most) for one in only]
     rows = sorted(chain.from_iterable(found), key=lambda row: -row["started"])[:most]
-    show(report(rows, problem=name, limit=limit, now_s=time.time()), as_json=as_json)
+    show(of_database(report(rows, problem=name, limit=limit, now_s=time.time()), here), as_json=as_json)

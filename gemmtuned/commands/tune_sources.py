@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import typer
 
-from gemmtuned.commands.options import called, seen, settings
+from gemmtuned.commands.options import seen, settings
 from gemmtuned.commands.tune_options import dtype as dtype_name
 from gemmtuned.commands.tune_options import sizes
 from gemmtuned.configs.aiter_rows import Untuned
@@ -207,7 +207,7 @@ def waiting(here: Settings, devices: Collection[str], *, again: bool, defaults: 
 
     if not here.db.exists():
         return Wanted()
-    rows = called(here) if again else [row for row in queries.untuned(here.db) if row["state"] != "failed"]
+    rows = queries.called(here.db) if again else _queued(queries.untuned(here.db))
     waits = known_problems(row for row in rows if row["device"] in devices)
     found = [p for p in waits if all(getattr(p, name) == value for name, value in defaults.given.items())]
     if defaults.all_bias:
@@ -220,6 +220,10 @@ def waiting(here: Settings, devices: Collection[str], *, again: bool, defaults: 
     if waits and not found:
         complain(f"{len(waits)} wait to be tuned here{more}, none of them{kind}")
     return Wanted(found, notes=[note] if found else [])
+
+
+def _queued(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if row["state"] in ("queued", "leased")]
 
 
 def built_in(defaults: Defaults, *, batch_size: int | None) -> Wanted:

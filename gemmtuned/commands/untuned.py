@@ -6,7 +6,7 @@ import time
 
 from gemmtuned.commands.options import Json, Limit, settings
 from gemmtuned.reports.render import show
-from gemmtuned.reports.source import no_database
+from gemmtuned.reports.source import no_database, of_database
 from gemmtuned.reports.untuned import report
 
 
@@ -21,4 +21,5 @@ def untuned(limit: Limit = 50, as_json: Json = False) -> None:
         return
     from gemmtuned.db import queries
 
-    show(report(queries.untuned(here.db), limit=limit, now_s=time.time()), as_json=as_json)
+    answer = report(queries.untuned(here.db), limit=limit, now_s=time.time())
+    show(of_database(answer, here), as_json=as_json)

@@ -17,14 +17,19 @@ from gemmtuned.reports.why import advice
 
 # Before it, a checkpoint that overlaps a write can lose commits ("WAL-reset bug", sqlite.org/wal.html)
 WAL_RESET_FIXED: Final = (3, 51, 3)
+LOOK_S: Final = 0.5  # at the database, unless told to read all of it
+LARGE_FREE_BYTES: Final = 64 << 20
 LARGE_WAL_BYTES: Final = 256 << 20  # writers cut it at 16 MB: something keeps a snapshot open
 
 
-def checks(settings: Settings, *, with_database: bool = True) -> Iterator[Check]:
-    """SQLite's version, daemon; database file and its log, programs, unless there can be none."""
+def checks(settings: Settings, *, with_database: bool = True, deep: bool = False) -> Iterator[Check]:
+    """SQLite's version, daemon; database file and its log, programs, unless there can be none.
+
+    deep: read the whole database, however long that takes.
+    """
     yield _sqlite()
     if with_database:
-        yield _database(settings)
+        yield _database(settings, deep=deep)
         yield from _log(settings)
         yield from salvages(settings)
     yield from _daemon(settings)
@@ -41,16 +46,23 @@ def _sqlite() -> Check:
     return Check("sqlite", PASS, found)
 
 
-def _database(settings: Settings) -> Check:
+def _database(settings: Settings, *, deep: bool) -> Check:
     if not settings.db.exists():
         return Check("database", PASS, f"{settings.db}: none yet, made by the first hooked program")
-    from gemmtuned.db.store import check
+    from gemmtuned.db import upkeep
 
-    found = check(settings.db)
+    found = upkeep.check(settings.db) if deep else upkeep.glance(settings.db, for_s=LOOK_S)
     if found:
         more = f" (and {len(found) - 1} more: gemmtuned db check)" if len(found) > 1 else ""
         return Check("database", FAIL, f"{found[0]}{more}", _way_out(found[0]))
-    return Check("database", PASS, f"{settings.db}: sound, {size(settings.db.stat().st_size)}")
+    total = settings.db.stat().st_size
+    free = queries.free_bytes(settings.db)
+    text = f"{settings.db}: {size(total)}"
+    if free > max(LARGE_FREE_BYTES, total // 2):
+        return Check("database", PASS, f"{text}, {size(free)} of it free", "gemmtuned db vacuum gives it back")
+    if found is None:
+        return Check("database", PASS, f"{text}, nothing wrong in its first pages", "gemmtuned doctor --deep reads all")
+    return Check("database", PASS, f"{text}, sound")
 
 
 def _way_out(found: str) -> str:

@@ -9,6 +9,7 @@ from gemmtuned.hooks.compiled import CPP_WRAPPER
 from gemmtuned.reports.render import Column, Report, Row, Table, count, duration, flops, percent
 
 WEIGHTS: Final = ("time", "calls", "flops")
+SHOWN: Final = 50  # rows, unless told otherwise
 GROUPS: Final = ("family", "device", "run", "problem")
 # weight: (all of it, what is covered of it, how its amount is spelled, what it is called)
 _WEIGHED: Final = {
@@ -24,20 +25,23 @@ def report(
     by: str,
     weight: str,
     since_s: float,
+    limit: int | None = None,
     compiled: Sequence[Row] = (),
     frozen: Sequence[Row] = (),
     warnings: Sequence[str] = (),
 ) -> Report:
     """rows: of db.queries.coverage for `by`, over the window `since_s`, heaviest first in the result.
 
+    limit: how many to show; the sums are of all.
     compiled: of the view `compiled`, GEMMs that nobody can count.  frozen: of the view `frozen`.  warnings: why today's
     tables are not what programs use.
     """
     amount, covered, spell, name = _WEIGHED[weight]
     shown: list[dict[str, Any]] = [
         {**row, "covered_share": _share(row[covered], row[amount]), "hit_share": _share(_hits(row), row["calls"])}
-        for row in sorted(rows, key=lambda row: -row[amount])
+        for row in sorted(rows, key=lambda row: -row[amount])[:limit]
     ]
+    more = [f"{count(len(rows) - len(shown))} more: --limit 0 shows all"] if len(shown) < len(rows) else []
     calls, hits = sum(row["calls"] for row in rows), sum(_hits(row) for row in rows)
     total = {
         "covered_share": _share(sum(row[covered] for row in rows), sum(row[amount] for row in rows)),
@@ -93,7 +97,7 @@ def report(
             "frozen_problems": len({row["problem"] for row in frozen}),
         },
         lines=lines,
-        notes=[*warnings, *frozen_notes(frozen), *_compiled(compiled), *_wrapped(wrapped)],
+        notes=[*more, *warnings, *frozen_notes(frozen), *_compiled(compiled), *_wrapped(wrapped)],
     )
 
 

@@ -23,8 +23,8 @@ _FIELDS: Final = {
 }
 
 
-def examine(settings: Settings, *, quick: bool, wrong: Mapping[str, str]) -> tuple[Report, bool]:
-    """(report, whether a check failed). `quick` starts no process that imports torch.
+def examine(settings: Settings, *, quick: bool, wrong: Mapping[str, str], deep: bool = False) -> tuple[Report, bool]:
+    """(report, whether a check failed). `quick` starts no process that imports torch; `deep` reads all of the database.
 
     wrong: variables that settings were read without, each with what is wrong about it.
     """
@@ -34,7 +34,7 @@ def examine(settings: Settings, *, quick: bool, wrong: Mapping[str, str]) -> tup
         *(Check("variables", FAIL, said, f"unset {name}, or set it right") for name, said in wrong.items()),
         *checks_hook.checks(settings, quick=quick),
         *host,
-        *checks_store.checks(settings, with_database=not checks_host.cannot_be(settings.db, settings, home)),
+        *checks_store.checks(settings, with_database=not checks_host.cannot_be(settings.db, settings, home), deep=deep),
         *checks_tables.checks(settings),
         *checks_room.checks(settings),
     ]

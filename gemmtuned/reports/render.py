@@ -78,6 +78,11 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def several(number: int, one: str, many: str = "") -> str:
+    """`1 problem`, `2,345 problems`; many: the plural where it is not one with an s."""
+    return f"{count(number)} {one if number == 1 else many or one + 's'}"
+
+
 def duration(us: float) -> str:
     """Microseconds in the unit a reader would choose: 8.41 us, 12.3 ms, 4.2 s, 1.5 h."""
     if us == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gemmtuned.configs.errors import GemmtunedError, StoreError, TableError
@@ -33,6 +34,11 @@ def no_database(command: str, settings: Settings, *tables: str, **facts: Any) ->
         line = f"{lost.found[:1].upper()}{lost.found[1:]}. To mend it: {lost.fix}"
     empty = [Table(key, (), ()) for key in tables]
     return Report(command, empty, facts={**facts, "database": None}, lines=[line])
+
+
+def of_database(report: Report, settings: Settings) -> Report:
+    """The report, naming the database that it is of, as `no_database` does."""
+    return replace(report, facts={**report.facts, "database": str(settings.db)})
 
 
 def refuse_none(settings: Settings) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from gemmtuned.configs.settings import Settings
-from gemmtuned.daemon.rules import paused_until
+from gemmtuned.daemon.rules import moment, paused_until
 from gemmtuned.reports.checks import Check
 from gemmtuned.reports.coverage import frozen_notes
 from gemmtuned.reports.places import abridged
@@ -23,7 +22,7 @@ def report(
     published: int | None,
     generation: int,
     sessions: Sequence[Row],
-    coverage: Sequence[Row],
+    covered_time: tuple[float, float],
     environments: Sequence[Row],
     saved_us: float,
     frozen: Sequence[Row] = (),
@@ -39,8 +38,7 @@ def report(
     asked_again: how many solutions wait to be raced again because somebody asked.
     """
     running = [row for row in sessions if row["state"] != "ended"]
-    covered = sum(row["covered_time_us"] for row in coverage)
-    total = sum(row["time_us"] for row in coverage)
+    covered, total = covered_time
     share = covered / total if total else None
     lines = [
         _daemon_line(notice, now_s),
@@ -56,7 +54,7 @@ def report(
         )
     paused = paused_until(settings.home, now_s)
     if paused is not None:
-        until = "" if paused == 0 else f" until {time.strftime('%H:%M', time.localtime(paused))}"
+        until = "" if paused == 0 else f" until {moment(paused, now_s)}"
         lines.insert(0, f"PAUSED{until}: nothing is tuned. Go on with: gemmtuned resume")
     daemon: Mapping[str, Any] = (
         notice if notice and notice["running"] else {"seats": [], "elsewhere": [], "environment": ""}
@@ -67,7 +65,7 @@ def report(
         filter(None, (daemon["environment"], *(row["environment"] for row in (*environments, *elsewhere))))
     )
     places = [
-        {**row, "waiting": row["open_problems"] - row["failed"], "place": short[row["environment"]]}
+        {**row, "waiting": row["open_problems"] - row["failed"] - row["stale"], "place": short[row["environment"]]}
         for row in environments
     ]
     tables = [
@@ -121,6 +119,7 @@ _ENVIRONMENTS = (
     Column("problems", "problems", count),
     Column("calls", "calls", count),
     Column("waiting", "to be tuned", count),
+    Column("stale", "not called for a week", count),
     Column("failed", "left out", count),
     Column("place", "environment", right=False),
 )

@@ -31,6 +31,11 @@ def report(rows: Sequence[Row], *, limit: int, now_s: float) -> Report:
         notes.append("gemmtuned daemon tunes them while the machine is idle, gemmtuned tune PROBLEM at once.")
     if states["untunable"]:
         notes.append(f"{count(states['untunable'])} of them this version cannot tune: it has no family for them.")
+    if states["stale"]:
+        notes.append(
+            f"{count(states['stale'])} of them were not called for a week (stale) and wait for nobody until they are "
+            "called again; gemmtuned retune PROBLEM has them tuned all the same"
+        )
     if states["failed"]:
         notes.append(
             f"{count(states['failed'])} of them only after gemmtuned retune PROBLEM: they failed, or were taken out by "
