@@ -28,6 +28,7 @@ def status(as_json: Json = False) -> None:
             "saved_us": 0.0,
             "frozen_problems": 0,
             "asked_again": 0,
+            "untunable_problems": 0,
         }
         tables = ("devices", "sessions", "environments")
         off = here.switched_off
