@@ -1,0 +1,127 @@
+"""A package of somebody else (tests/outside), installed beside ours, adds a backend: captured, tuned, served."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hooked import Home
+
+from gemmtuned.configs.errors import TableError
+from gemmtuned.configs.launch import read_launch
+from gemmtuned.configs.solution import cpu_device
+from gemmtuned.db import queries
+from gemmtuned.hooks import dispatch
+
+PROGRAM = """
+import sys, time, torch, outside_gemm, gemmtuned
+import torch.nn.functional as F
+torch.manual_seed(0)
+x, w, bias = torch.randn(64, 256).half(), torch.randn(256, 256).half(), torch.randn(256).half()
+gemmtuned.ready(20)
+with torch.inference_mode():
+    y = [F.linear(x, w, bias) for _ in range(20)][-1]
+want = (x.double()[:, None, :] * w.double()).sum(-1) + bias.double()  # no GEMM: only those above are counted
+print(float((y.double() - want).abs().max() / want.abs().max()), gemmtuned.status()["path"])
+"""
+PROBLEM = "fp16:64x256x256+bias,threads=1"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the package installed, as pip does it."""
+    folder = tmp_path_factory.mktemp("outside")
+    shutil.copytree(Path(__file__).parent / "outside", folder / "source")
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
+    done = subprocess.run(
+        [*command, "--target", str(folder / "site"), str(folder / "source")],
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder / "site"
+
+
+@pytest.fixture
+def home(tmp_path: Path, native_cache: Path, site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
+    before = os.environ.get("PYTHONPATH")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(site), before])))
+    yield Home(tmp_path / "home", native_cache)
+
+
+def command(home: Home, *arguments: str) -> subprocess.CompletedProcess[str]:
+    env = home.environment(AITER_TUNE_GEMM="0", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    words = [sys.executable, "-P", "-m", "gemmtuned", *arguments]
+    return subprocess.run(words, env=env, capture_output=True, text=True, timeout=110, check=False)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(
+    bool(torch.ops.mkldnn._is_mkldnn_fp16_supported()), reason="this CPU has instructions for fp16: oneDNN is faster"
+)
+def test_it_is_captured_tuned_published_and_served_natively_under_its_name(home: Home) -> None:
+    counted = home.run(PROGRAM.replace("gemmtuned.ready(20)", ""), fresh=True, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    assert counted.code == 0, counted.err
+    assert home.counts() == {(PROBLEM, "miss"): 20}
+
+    for _ in range(6):
+        tuned = command(home, "tune")
+        if tuned.returncode != 75:  # else others use the CPU: no times can be taken
+            break
+    else:
+        pytest.skip(f"the machine is in use: {tuned.stdout}")
+    served = home.run(PROGRAM, fresh=True, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+
+    assert tuned.returncode == 0, tuned.stderr + tuned.stdout
+    assert served.code == 0, served.err
+    error, path = served.out.split()
+    assert float(error) < 2e-3 and path == "native"
+    assert home.counts() == {(PROBLEM, "miss"): 20, (PROBLEM, "exact"): 20}
+    (row,) = queries.solutions(home.path / "tune.db")
+    assert (row["backend"], row["stamp"], row["hit_calls"], row["environment"]) == (
+        "outside", "1.2.0", 20, f"{cpu_device().key} torch={torch.__version__}",
+    )  # fmt: skip
+    assert row["saved_us"] > 0 and "outside" in command(home, "gains").stdout
+
+    # A program without that operator: torch serves it, and nothing is imported for it
+    without = home.run(PROGRAM.replace("outside_gemm, ", ""), fresh=True, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+
+    assert without.code == 0 and float(without.out.split()[0]) < 2e-3
+    assert home.counts()[(PROBLEM, "miss")] == 40
+
+
+def test_a_record_of_an_operator_is_checked_field_by_field() -> None:
+    good = (
+        '{"arguments":["x","w","bias",1.0],"contiguous":["x"],"max_m":8,"operator":"a::b","package":"p",'
+        '"schema":"a::b(Tensor x) -> Tensor","version":"1"}'
+    )
+    assert read_launch(good)["operator"] == "a::b"
+    for old, new, what in (
+        ('"a::b"', '"a.b"', "operator"),
+        ('"bias"', '"gate"', "arguments"),
+        ('["x"]', '["z"]', "contiguous"),
+        ('"max_m":8', '"max_m":0', "max_m"),
+        ('"version":"1"', '"version":1', "version"),
+        ('"a::b(Tensor', '"c::d(Tensor', "schema"),
+        ('"package":"p",', "", "launch has"),
+    ):
+        with pytest.raises(TableError, match=what):
+            read_launch(good.replace(old, new))
+
+
+def test_another_version_of_its_package_is_another_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert dispatch.installed_version("pytest") == pytest.__version__
+    assert dispatch.installed_version("no-such-package-of-anybody") is None
+
+
+def test_the_page_shows_the_very_files_of_this_package() -> None:
+    here = Path(__file__).parent
+    page = (here.parent / "docs/extending.md").read_text()
+
+    assert (here / "outside/outside_gemm.py").read_text().rstrip() in page
+    assert (here / "outside/pyproject.toml").read_text().partition("[project]")[2].rstrip() in page
