@@ -22,6 +22,8 @@ PLAIN: Final[dict[str, Any]] = {"threads": 0, "math_mode": "ieee", "deterministi
 
 def plain_case(problem: Problem) -> Problem:
     """What tables tell a problem by: they say nothing of threads, math mode and determinism."""
+    if all(getattr(problem, name) == value for name, value in PLAIN.items()):
+        return problem
     return replace(problem, **PLAIN)
 
 

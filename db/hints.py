@@ -15,6 +15,7 @@ from gemmtuned.db.rows import current_stamps, plain, us
 
 MAX_SEEDS: Final = 8  # tried beside our own candidates, which are 5 to 30
 MAX_NEIGHBOURS: Final = 3  # of them at most
+ROWS_AT_ONCE: Final = 5000  # of a file, so that memory stays small beside the file's own
 MAX_SOURCE: Final = 4096  # characters of a file's name
 _INSERT: Final = """
 INSERT INTO hint (problem_id, format, family, kind, backend, config, arch, units, us, source, line, text, imported_us)
@@ -58,10 +59,12 @@ class Hints(Leases):
 
         def work(conn: sqlite3.Connection) -> int:
             conn.execute("DELETE FROM hint WHERE source = ?", (source,))
-            known = [h for h in hints if h.problem is not None]
-            ids = self._problem_ids(conn, [plain_case(h.problem) for h in known if h.problem is not None])
-            numbers = dict(zip(map(id, known), ids, strict=True))
-            conn.executemany(_INSERT, (_values(h, numbers.get(id(h)), source, now_us) for h in hints))
+            for start in range(0, len(hints), ROWS_AT_ONCE):
+                some = hints[start : start + ROWS_AT_ONCE]
+                known = [h for h in some if h.problem is not None]
+                ids = self._problem_ids(conn, [plain_case(h.problem) for h in known if h.problem is not None])
+                numbers = dict(zip(map(id, known), ids, strict=True))
+                conn.executemany(_INSERT, (_values(h, numbers.get(id(h)), source, now_us) for h in some))
             return len(hints)
 
         return self._write(work)

@@ -226,3 +226,35 @@ def test_every_row_and_weight_of_the_published_data_is_accounted_for(
         assert one["rows"] == one["used"] + one["refused"], one
         assert one["refused"] == one["rejected"] + sum(one["kept"].values()), one
         assert len(one["reasons"]) == one["rejected"] == 0, one
+
+
+@pytest.mark.soak
+def test_a_hundred_thousand_rows_are_in_the_database_in_ten_seconds_and_ten_times_their_size(tmp_path: Path) -> None:
+    header = ",".join(FAMILIES["bf16"].tuned_header)
+    path = tmp_path / "bf16_tuned_gemm.csv"
+    row = (
+        "5120,False,torch.bfloat16,torch.float32,False,False,asm,5,13,7.9{i},_ZN5aiter39bf16gemm_fp32bf16_tnE,0.0,21,4"
+    )
+    with path.open("w") as file:
+        file.write(f"{header}\n")
+        file.writelines(f"gfx950,256,{i % 8192 + 1},{256 + i // 8192},{row.format(i=i)}\n" for i in range(100_000))
+    code = """if True:
+        import resource, sys, time
+        from gemmtuned.cli import main
+        import gemmtuned.commands.import_, gemmtuned.db.store
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        try:
+            sys.argv[1:1] = ["import"]
+            main()
+        except SystemExit:
+            pass
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        print(after.ru_utime + after.ru_stime, (after.ru_maxrss - before) * 1024)
+    """
+    env = {"PATH": "/usr/bin:/bin", "GEMMTUNED_HOME": str(tmp_path / "home")}
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=110, env=env)
+
+    assert "100000 rows kept" in done.stdout, done.stderr
+    took_s, grown = map(float, done.stdout.splitlines()[-1].split())
+    assert took_s < 10
+    assert grown < 10 * path.stat().st_size

@@ -20,15 +20,17 @@ def read_csv(path: Path, *, family: str | None = None, ignore: Sequence[str] = (
     reader = aiter_csv.Reader(aiter_csv.lines_of(path), name=str(path), family=family, ignore=ignore)
     header = reader.header
     found = Imported(path=str(path), format="aiter-csv", family=header.family.name, kind=header.kind)
+    kernels: dict[Candidate | None, Candidate | None] = {}  # thousands of rows name a few: each is kept once
     for row in reader:
         solution = aiter_rows.solution_of(row)
         problem = solution.problem if solution else aiter_rows.problem_or_reason(row)
+        candidate = aiter_rows.candidate_of(row) if header.kind == "tuned" else None
         found.add(
             row.line,
             row.values,
             problem=None if isinstance(problem, str) else problem,
             why=problem if isinstance(problem, str) else "",
-            candidate=aiter_rows.candidate_of(row) if header.kind == "tuned" else None,
+            candidate=kernels.setdefault(candidate, candidate),
             arch=aiter_rows.gfx_of(row),
             units=aiter_rows.units_of(row),
             us=aiter_rows.time_of(row),
