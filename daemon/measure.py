@@ -105,17 +105,6 @@ class WallClock:
         return self._wait.waited_s()
 
 
-def clock_for(device: torch.device) -> Clock:
-    """The clock for a kind of device. Raises CandidateFailed where there is none yet."""
-    if device.type == "cpu":
-        return WallClock()
-    if device.type != "cuda":
-        raise CandidateFailed(f"timing on {device.type} is not supported yet")
-    from gemmtuned.daemon.measure_cuda import GraphClock, cuda_graphs
-
-    return GraphClock(cuda_graphs())
-
-
 @dataclass(frozen=True, slots=True)
 class Race:
     """baseline against challenger: medians in us; gain = baseline/challenger with its 95 % interval."""

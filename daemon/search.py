@@ -35,6 +35,7 @@ from gemmtuned.configs.errors import CandidateFailed, TableError, TryLater
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND, MODES, Candidate, Device, Environment, Solution
 from gemmtuned.daemon.checks import Watch, Wrong
+from gemmtuned.daemon.clocks import clock_for
 from gemmtuned.daemon.compile_ahead import Compilers
 from gemmtuned.daemon.cpu_wait import cpus, most_waited
 from gemmtuned.daemon.last_check import Winner, last_check
@@ -45,7 +46,6 @@ from gemmtuned.daemon.measure import (
     Race,
     WallClock,
     burst_for,
-    clock_for,
     pairs_for,
     race,
     time_alone,

@@ -22,6 +22,7 @@ from torch.autograd import forward_ad
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.hooks import frozen_layers
 
 log = logging.getLogger("gemmtuned.hooks")
 _waiting: list[weakref.ref[nn.Module]] = []  # frozen as soon as the native hook is built
@@ -211,3 +212,7 @@ def _register_fake() -> None:
         stamp: list[int],
     ) -> torch.Tensor:
         return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
+frozen_layers.when_native.append(freeze_waiting)
+frozen_layers.notes.append(stale_note)

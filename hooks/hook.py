@@ -25,7 +25,7 @@ from gemmtuned.configs.settings import Settings, UserTables, batch_invariance
 from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Environment, Solution
 from gemmtuned.configs.verdicts import Verdicts
-from gemmtuned.hooks import native, ranks
+from gemmtuned.hooks import frozen_layers, native, ranks
 from gemmtuned.hooks.background import Background, Part
 from gemmtuned.hooks.breaker import Breaker
 from gemmtuned.hooks.capture import Flusher, new_session
@@ -156,9 +156,8 @@ class Hook:
             self._take_library()
             if self.path == "native":
                 self._announce()
-                from gemmtuned.hooks.freeze import freeze_waiting
-
-                freeze_waiting()
+                for follow in frozen_layers.when_native:
+                    follow()
 
     def _switched_off(self) -> str:
         if self.settings.disabled:
@@ -357,8 +356,7 @@ class Hook:
         """Housekeeping of the flush thread: kill switch, failed routes, a native library that came in."""
         self._look_again(time.monotonic())
         self.probation.turn(time.monotonic())
-        stale_note = getattr(sys.modules.get("gemmtuned.hooks.freeze"), "stale_note", None)  # it may be half imported
-        self._stale = stale_note() if stale_note is not None else ""
+        self._stale = "; ".join(filter(None, (note() for note in frozen_layers.notes)))
         self._follow_places()
         opened = self.breaker.turn(time.monotonic(), self._collect_failures())
         self._follow_mode()

@@ -15,12 +15,12 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate
 from gemmtuned.daemon import measure
+from gemmtuned.daemon.clocks import clock_for
 from gemmtuned.daemon.measure import (
     Arm,
     Bench,
     WallClock,
     burst_for,
-    clock_for,
     copies_needed,
     pairs_for,
     race,

@@ -27,6 +27,7 @@ WORKER_SIDE = (
     "worker_cuda",
     "compile_main",
     "ahead_main",
+    "clocks",
     "measure",
     "measure_cuda",
     "outcome",
@@ -203,3 +204,39 @@ def test_the_checkout_does_not_shadow_other_packages() -> None:
 def test_kernels_in_cuda_need_nothing_of_those_in_triton() -> None:
     found = {(path.name, m) for path in sources("kernels/cuda") for m, _, _ in imports(path)}
     assert found and not [(name, m) for name, m in found if m.startswith(("triton", "gemmtuned.kernels.triton"))]
+
+
+def module_of(path: Path) -> str:
+    """`gemmtuned.db.store` for db/store.py."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    full = parts if parts[0] == "gemmtuned" else ("gemmtuned", *parts)
+    return ".".join(full[:-1] if full[-1] == "__init__" else full)
+
+
+def imported_at_run_time(path: Path, modules: frozenset[str]) -> set[str]:
+    """Those of these modules that a file imports anywhere, inside functions too, but for `if TYPE_CHECKING`."""
+    tree = ast.parse(path.read_text(), str(path))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            node.body = [ast.Pass()]
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in modules else str(node.module) for name in names}
+    return found & modules
+
+
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    files = {module_of(path): path for _, path in OURS}
+    graph = {name: imported_at_run_time(path, frozenset(files)) - {name} for name, path in files.items()}
+    changed = True
+    while changed:  # what imports nothing that is left is on no circle
+        ends = {name for name, imported in graph.items() if not imported & graph.keys()}
+        changed = bool(ends)
+        graph = {name: imported for name, imported in graph.items() if name not in ends}
+    while unused := graph.keys() - set().union(*graph.values()):  # nor is what nobody left imports
+        graph = {name: imported for name, imported in graph.items() if name not in unused}
+    assert not graph, f"a circle of imports: {sorted(graph)}"

@@ -46,7 +46,7 @@ def case(module, m, n, k, config, *, bias=False, dtype=torch.float16, pad=0, lau
     record = module.launch_record(config, python_launch.problem_of(x, w, b))
     space = python_launch.new_workspace(record, "cpu")
     for _ in range(launches):
-        got = module.run(x, w, b, config, space)
+        got = python_launch.run(module, x, w, b, config, space)
     clean = space is None or not space[: record.counters_bytes].any()
     error = ((got.double() - want).abs().max() / want.square().mean().sqrt()).item()
     return {"kernel": module.NAME, "shape": [m, n, k], "error": error, "clean": bool(clean), "dtype": str(dtype)}

@@ -26,7 +26,7 @@ first in a cluster, and of programs that have no other: with a limit the compile
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import triton
 import triton.language as tl
@@ -303,10 +303,3 @@ def registers_of(k: int, config: Mapping[str, int]) -> int:
     steps = -(-k // (STEP_K * config["warps"] * config["split"]))
     sums = rows * tokens // 4 * config["chains"]
     return 22 + (rows + tokens) * ahead + rows // 2 + (sums if steps > ahead else sums // 2)
-
-
-def run(x: Any, w: Any, bias: Any, config: Config, workspace: Any = None) -> Any:
-    """Y [M, N] from tensors x [M, K], w [N, K], bias [N] or None. See `gemmtuned.kernels.triton.python_launch`."""
-    from gemmtuned.kernels.triton.python_launch import launch
-
-    return launch(KERNEL, launch_record, x, w, bias, config, workspace)

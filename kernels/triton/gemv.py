@@ -14,7 +14,7 @@ some before it issues the others: with 1 those of W and x, with 2 those of W, th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import triton
 import triton.language as tl
@@ -281,10 +281,3 @@ def _estimate_us(n: int, k: int, units: int, config: dict[str, int], lanes: int)
     beyond = steps * block_k * split / k - 1
     other = costs.load * a_thread * unroll + costs.row * rows + costs.warp * warps + costs.beyond * beyond
     return costs.start + largest(memory, loads) + other + costs.whole * (unroll >= steps) + (1.0 if split > 1 else 0.0)
-
-
-def run(x: Any, w: Any, bias: Any, config: Config, workspace: Any = None) -> Any:
-    """Y [1, N] from tensors x [1, K], w [N, K], bias [N] or None. See `gemmtuned.kernels.triton.python_launch`."""
-    from gemmtuned.kernels.triton.python_launch import launch
-
-    return launch(KERNEL, launch_record, x, w, bias, config, workspace)

@@ -85,25 +85,25 @@ def is_interpreted(kernel: Any) -> bool:
     return type(kernel).__name__ == "InterpretedFunction"
 
 
-def launch(
-    kernel: Any,
-    make: Callable[[Config, Problem], LaunchRecord],
+def run(
+    module: Any,
     x: torch.Tensor,
     w: torch.Tensor,
     bias: torch.Tensor | None,
     config: Config,
-    workspace: torch.Tensor | None,
+    workspace: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Y [M, N] = x [M, K] @ w [N, K].T + bias on x's device, compiled once per problem and config.
 
-    workspace: one of `new_workspace`, or None for a fresh one.  Raises CandidateFailed for what the kernel cannot run.
+    module: a kernel's file of this folder.  workspace: one of `new_workspace`, or None for a fresh one.  Raises
+    CandidateFailed for what the kernel cannot run.
     """
     problem = problem_of(x, w, bias)
-    record = make(config, problem)
+    record: LaunchRecord = module.launch_record(config, problem)
     check_operands(record.ld_multiple, x, w, bias)
     key = (record.kernel, problem, tuple(sorted(config.items())), x.device)
     if key not in _compiled:
-        _compiled[key] = launcher(kernel, record)
+        _compiled[key] = launcher(module.KERNEL, record)
     if workspace is None:
         workspace = new_workspace(record, x.device)
     elif workspace.numel() < record.workspace_bytes:

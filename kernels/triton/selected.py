@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import triton
 import triton.language as tl
@@ -322,10 +322,3 @@ def _config(rows: int, split: int, warps: int, ahead: int) -> dict[str, int]:
 def registers_of(_k: int, config: Mapping[str, int]) -> int:
     """Of a thread, about: loads on their way, and sums."""
     return 28 + (config["rows"] + MAX_M) * config["ahead"] + config["rows"]
-
-
-def run(x: Any, w: Any, bias: Any, config: Config, workspace: Any = None) -> Any:
-    """Y [M, N] from tensors x [M, K], w [N, K], bias [N] or None. See `gemmtuned.kernels.triton.python_launch`."""
-    from gemmtuned.kernels.triton.python_launch import launch
-
-    return launch(KERNEL, launch_record, x, w, bias, config, workspace)

@@ -10,7 +10,7 @@ from other tools' tables have more.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import triton
 import triton.language as tl
@@ -210,10 +210,3 @@ def _shapes(m: int, tokens: int) -> tuple[tuple[int, int, int, tuple[int, ...]],
     if tokens == _SMALL_M:  # four warps won at each of twenty shapes
         return ((16, 64, 0, (4,)), (32, 64, 0, (4,)), (64, 64, 1, (4,)), (128, 64, 1, (8,)))
     return ((32, tokens, 0, (2, 4)), (64, tokens, 1, (2, 4)), (128, tokens, 1, (8,)))
-
-
-def run(x: Any, w: Any, bias: Any, config: Config, workspace: Any = None) -> Any:
-    """Y [M, N] from tensors x [M, K], w [N, K], bias [N] or None. See `gemmtuned.kernels.triton.python_launch`."""
-    from gemmtuned.kernels.triton.python_launch import launch
-
-    return launch(KERNEL, launch_record, x, w, bias, config, workspace)

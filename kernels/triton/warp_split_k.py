@@ -10,7 +10,7 @@ tile adds up (split_k.py).
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import triton
 import triton.language as tl
@@ -175,10 +175,3 @@ def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[t
                     found.append((cost, config | {"stages": stages} | ({"cluster": 1} if cluster else {})))
     found.sort(key=lambda item: item[0])
     return found
-
-
-def run(x: Any, w: Any, bias: Any, config: Config, workspace: Any = None) -> Any:
-    """Y [M, N] from tensors x [M, K], w [N, K], bias [N] or None. See `gemmtuned.kernels.triton.python_launch`."""
-    from gemmtuned.kernels.triton.python_launch import launch
-
-    return launch(KERNEL, launch_record, x, w, bias, config, workspace)

@@ -8,7 +8,7 @@ import torch
 from gemmtuned.kernels.limits import has_clusters
 from gemmtuned.kernels.triton import fragments, gemv, selected, tiles, warp_split_k
 from gemmtuned.kernels.triton.diagonal import has_diagonal
-from gemmtuned.kernels.triton.python_launch import device_arch
+from gemmtuned.kernels.triton.python_launch import device_arch, run
 
 pytestmark = pytest.mark.gpu
 
@@ -34,11 +34,11 @@ def assert_right_every_time(module, config, m, n, k, bias, dtype, *, times, apar
     b = torch.randn(n, device="cuda", generator=generator).to(dtype) if bias else None
     exact = x.double() @ w.double().T + (0 if b is None else b.double())
 
-    y = module.run(x, w, b, config)
+    y = run(module, x, w, b, config)
 
     assert ((y.double() - exact).norm() / exact.norm()).item() < (3e-3 if dtype == torch.bfloat16 else 4e-4)
     for _ in range(times):
-        assert torch.equal(module.run(x, w, b, config), y)
+        assert torch.equal(run(module, x, w, b, config), y)
 
 
 @pytest.mark.parametrize(
@@ -140,13 +140,13 @@ def test_clusters_in_a_graph_beside_another_stream_of_clusters() -> None:
     if not has_clusters(device_arch()):
         pytest.skip("clusters need sm_90")
     x, w = (torch.randn(rows, 7168, device="cuda").bfloat16() for rows in (64, 1536))
-    expected = tiles.run(x, w, None, HIGH)
+    expected = run(tiles, x, w, None, HIGH)
     streams = [torch.cuda.Stream() for _ in range(3)]
     graphs, results = [], []
     for stream in streams:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
-            results.append([tiles.run(x, w, None, HIGH) for _ in range(20)])
+            results.append([run(tiles, x, w, None, HIGH) for _ in range(20)])
         graphs.append(graph)
 
     for _ in range(100):
