@@ -83,6 +83,9 @@ class UserLoader:
                 rows.solutions.append(solution)
             else:
                 rows.seeds[library_of(row) or "unknown"] += 1
+        if not rows.solutions:
+            seeds = "they are seeds for the search, which gemmtuned import keeps" if table.rows else "it has none"
+            self._tell(f"{user.variable}: 0 of {len(table.rows)} rows of {path} can be used here: {seeds}")
         return rows
 
     def _tell(self, what: str) -> None:

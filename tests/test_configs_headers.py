@@ -19,6 +19,8 @@ from gemmtuned.configs.aiter_rows import problem_of, time_of
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.formats import read_any
 from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.settings import UserTables
+from gemmtuned.hooks.user_tables import UserLoader
 
 DATA = Path(__file__).parent / "data/aiter"
 FILES = sorted(path for path in DATA.rglob("*.csv") if 200 < path.stat().st_size < 60_000)
@@ -258,3 +260,26 @@ def test_a_hundred_thousand_rows_are_in_the_database_in_ten_seconds_and_ten_time
     took_s, grown = map(float, done.stdout.splitlines()[-1].split())
     assert took_s < 10
     assert grown < 10 * path.stat().st_size
+
+
+def test_rows_that_aiters_look_up_never_asks_for_are_told(tmp_path: Path) -> None:
+    key = "token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,use_g1u1,doweight_stage1"
+    row = "4096,384,128,8,ActivationType.Silu,bf16,bf16,bf16,QuantType.No,1,0"
+    path = tmp_path / "untuned_fmoe.csv"
+    path.write_text("\n".join([key, *(f"{tokens},{row}" for tokens in (64, 96, 128, 192))]) + "\n")
+
+    assert read_any(path).notes == [f"{path}: 2 rows are for token counts that AITER's look-up never asks for"]
+
+
+def test_a_table_of_which_nothing_is_used_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    empty, others = tmp_path / "empty.csv", tmp_path / "others.csv"
+    empty.write_text("M,N,K,dtype,libtype,us\n")
+    others.write_text("gfx,cu_num,M,N,K,dtype,libtype,us\ngfx942,304,8,8,8,bf16,asm,5\n")
+    loader = UserLoader([UserTables("AITER_CONFIG_GEMM_BF16", "bf16", (empty, others))])
+
+    with caplog.at_level("WARNING", "gemmtuned.hooks"):
+        loader.load()
+        loader.load()
+
+    said = [record.getMessage() for record in caplog.records]
+    assert [("0 of 0 rows" in one, "0 of 1 rows" in one) for one in said] == [(True, False), (False, True)]

@@ -40,7 +40,16 @@ def read_csv(path: Path, *, family: str | None = None, ignore: Sequence[str] = (
         found.reject(complaint)
     found.rejected += reader.rejected - len(reader.complaints)
     found.notes += reader.notes
+    if header.family.name == "fmoe":
+        unreached = sum(1 for hint in found.hints if hint.problem is not None and _unreached(hint.problem.m))
+        if unreached:
+            found.notes.append(f"{path}: {unreached} rows are for token counts that AITER's look-up never asks for")
     return found
+
+
+def _unreached(tokens: int) -> bool:
+    """AITER looks mixtures up by the next power of two, and by 32768 and 131072 beyond that."""
+    return tokens & (tokens - 1) != 0
 
 
 def read_tiles(path: Path) -> Imported:
