@@ -44,7 +44,7 @@ def locked(path: Path) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > until:
                     raise TableError(f"{path}: another tuner has kept it locked for {WAIT_S:.0f} s ({name})") from None
-                time.sleep(0.01)
+                time.sleep(0.002)
             except OSError:  # a file system without locks: as before there were any
                 break
         yield
@@ -125,12 +125,16 @@ class Watched:
         return any(one.changed() for one in read)
 
     def replace(self, path: Path, write: Callable[[Path], None]) -> bool:
-        """Put what `write` makes in the file's place, unless it is no longer what was read. Raises TableError."""
+        """Put what `write` makes in the file's place, unless another file lies there by now. Raises TableError.
+
+        What was added to the same file meanwhile is seen by written_after.
+        """
         new = path.with_name(f".{path.name}.{os.getpid()}.new")
         write(new)
         now = self._now
         try:
-            if _at(path) != (now.facts if now is not None else None) or (now is not None and now.changed()):
+            there = _at(path)
+            if (there and there[0]) != (now.facts[0] if now is not None else None):
                 new.unlink()
                 return False
             new.replace(path)
