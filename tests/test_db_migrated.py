@@ -13,8 +13,10 @@ import pytest
 
 from gemmtuned.configs import old_stamps
 from gemmtuned.configs.errors import ProblemError
+from gemmtuned.configs.manifest import read_table
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.solution import Device, Environment
+from gemmtuned.configs.solution import Device, Environment, Solution
+from gemmtuned.daemon.publish import publish
 from gemmtuned.db import queries
 from gemmtuned.db.store import Store
 from gemmtuned.hooks.dispatch import build_table
@@ -140,3 +142,31 @@ def test_a_key_that_names_what_we_do_not_know_is_no_problem_of_ours(home: Path, 
     assert "fp32:1x512x256,threads=2" not in served and len(served) == len(EXPECTED["served"]) - 1
     with pytest.raises(ProblemError, match="'sparsity'"):
         Problem.from_row({**Problem(m=1, n=2, k=3).row(), "sparsity": "2x4"})
+
+
+def test_its_tables_are_published_anew_with_the_same_rows_and_then_stay(home: Path, store: Store) -> None:
+    for path in (home, home / "configs", *(home / "configs").rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+    manifest = publish(store, home / "configs", home / "locks", now_s=NOW_S + 100)
+    again = publish(store, home / "configs", home / "locks", now_s=NOW_S + 200)
+
+    assert manifest is not None and again is not None
+    assert again.generation == manifest.generation == EXPECTED["generation"] + 1
+    read = [read_table(home / "configs", file) for file in manifest.files]
+    assert not any(complaints for _, complaints in read)
+    rows = [solution for solutions, _ in read for solution in solutions]
+    table = build_table(rows, places(), generation=1, failed=frozenset())
+    served = [[place, str(s.problem), s.covers, s.backend, s.config] for place, _, s in table.items()]
+    assert sorted(served) == EXPECTED["served"]
+
+
+def test_a_program_of_now_reads_the_tables_of_then(home: Path) -> None:
+    manifest = json.loads((home / "configs/manifest.json").read_text())
+    texts = [(home / "configs" / file["name"]).read_text() for file in manifest["files"]]
+    rows = [Solution.from_row(json.loads(line)) for text in texts for line in text.splitlines()]
+
+    table = build_table(rows, places(), generation=1, failed=frozenset())
+
+    served = [[place, str(s.problem), s.covers, s.backend, s.config] for place, _, s in table.items()]
+    assert sorted(served) == EXPECTED["served"]
