@@ -8,12 +8,13 @@
     preempt   somebody starts on a GPU that is being tuned: when our work is gone, when its memory        110 s
     bursts    50 ms of work at 0.2, 1 and 5 Hz: does tuning ever start?                                    75 s
     resident  a loaded quiet server's first request, alone and while it is tuned beside it                 65 s
-    faults    planted kernels: hang, out of bounds, seldom wrong, ...: none published, time lost           90 s
+    faults    planted kernels: hang, out of bounds, seldom wrong, ...: none published, time lost          120 s
+    slowed    races while the driver says (it is made to) that the device is hot: they do not count        30 s
     two       two GPUs: one busy and one idle, one idle, both idle                                        130 s
 
 preempt makes 10 to 15 starts in its time on each of --gpus; --preempt-s 400, or 200 on two GPUs, makes the fifty that a
 p99 needs.
-A line that begins with WRONG is a failure.  --device cpu runs the logic of all but facts, faults and two on a CPU.
+A line that begins with WRONG is a failure.  --device cpu runs the logic of all but facts, faults, slowed and two.
 """
 
 from __future__ import annotations
@@ -371,7 +372,7 @@ def faults(device: str, out: Path) -> dict[str, Any]:
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, str(ROLES), "faults", "--device", device], env=tuning.env, capture_output=True,
-        text=True, timeout=150, check=False,
+        text=True, timeout=240, check=False,
     )  # fmt: skip
     took = time.monotonic() - began
     from gemmtuned.db import queries
@@ -402,6 +403,25 @@ def faults(device: str, out: Path) -> dict[str, Any]:
     if done.returncode:
         print(done.stderr[-3000:])
     return {"trials": worst, "published": published, "lost": lost, "took_s": took}
+
+
+def slowed(device: str, out: Path) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, str(ROLES), "slowed", "--device", device], capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+    if done.returncode:
+        print(done.stderr[-3000:])
+        say(False, f"exit {done.returncode}")
+        return {}
+    told = dict(json.loads(done.stdout.splitlines()[-1]))
+    say(
+        told["hot_readings"] > 0 and told["sometimes"]["backend"] == told["never"]["backend"],
+        f"hot at every other look: {told['sometimes']['backend']} {told['sometimes']['us']:.1f} us, never hot: "
+        f"{told['never']['backend']} {told['never']['us']:.1f} us, {told['hot_readings']} races run again",
+    )
+    say("slowed down" in told["always"], f"always hot: {told['always']}")
+    return told
 
 
 def two(device: str, out: Path) -> dict[str, Any]:
@@ -437,7 +457,7 @@ def two(device: str, out: Path) -> dict[str, Any]:
     return {"used_one_busy": sorted(used), "problems_a_minute": rate, "gain": gain}
 
 
-PARTS = {f.__name__: f for f in (facts, probe, preempt, bursts, resident, faults, two)}
+PARTS = {f.__name__: f for f in (facts, probe, preempt, bursts, resident, faults, slowed, two)}
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """The other programs of gpu_daemon.py, each a process of its own, so that the one that measures never holds a GPU.
 
-    python benchmarks/gpu_daemon_roles.py seed|server|probe|guest|faults [--device cpu]
+    python benchmarks/gpu_daemon_roles.py seed|server|probe|guest|faults|slowed [--device cpu]
 
 Most are told what to do line by line on standard input and answer with JSON lines.
 """
@@ -219,9 +219,49 @@ def role_faults(device: str) -> None:
     sys.exit(code)
 
 
+def role_slowed(device: str) -> None:
+    """One problem searched while the driver never, at every other look and always says that the device is hot."""
+    import itertools
+
+    from gemmtuned.configs.errors import TryLater
+    from gemmtuned.configs.problem import Problem
+    from gemmtuned.daemon import search
+    from gemmtuned.daemon.measure_cuda import CudaGraphs
+    from gemmtuned.daemon.worker_main import device_of
+    from gemmtuned.kernels.backends import environment
+
+    here = environment(device_of("GPU-0"))
+    problem = Problem(m=1, n=1024, k=2048, dtype="bf16", math_mode="reduced")
+    plain, hot = CudaGraphs.condition, 0x20
+
+    def found(bits: itertools.cycle[int]) -> dict[str, Any]:
+        def condition(graphs: CudaGraphs) -> tuple[int | None, int | None]:
+            nonlocal readings
+            bit = next(bits)
+            readings += bit == hot
+            return plain(graphs)[0], bit
+
+        CudaGraphs.condition = condition  # type: ignore[method-assign]
+        solution, *_ = search.tune_modes(
+            (problem,), "exact", problem, here, mode="graph", skip=(), emit=lambda trial: None, seed=1
+        )
+        return {"backend": solution.backend, "config": solution.config, "us": solution.us}
+
+    readings = 0
+    told: dict[str, Any] = {"never": found(itertools.cycle((0,)))}
+    told["sometimes"] = found(itertools.cycle((hot, 0)))
+    told["hot_readings"] = readings
+    try:
+        found(itertools.cycle((hot,)))
+        told["always"] = "a verdict all the same"
+    except TryLater as err:
+        told["always"] = str(err)
+    print(json.dumps(told))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("role", choices=("seed", "server", "probe", "guest", "faults"))
+    parser.add_argument("role", choices=("seed", "server", "probe", "guest", "faults", "slowed"))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--count", type=int, default=0)
     parser.add_argument("--offset", type=int, default=0)
@@ -234,7 +274,7 @@ def main() -> None:
     elif args.role == "guest":
         role_guest(args.device, args.gpu)
     else:
-        roles = {"server": role_server, "probe": role_probe, "faults": role_faults}
+        roles = {"server": role_server, "probe": role_probe, "faults": role_faults, "slowed": role_slowed}
         roles[args.role](args.device)
 
 

@@ -3,7 +3,7 @@
 By now its kernel has been called some hundred times, and every one of its races' readings was compared (checks.Watch).
 In this order:
 
-    closures    the very closures that raced, each weight copy's, then with X, bias and weight edited under them
+    closures    the very closures that raced, of several weight copies, then with X, bias and weight edited under them
     sizes       a bucket is installed for all its sizes and was proven at three: all that its time allows are tried,
                 each remainder of M by 16 among them, which is where tiles end
     threads     one closure in two threads, and two closures, each with its own inputs (on a CPU; a GPU's launches
@@ -23,7 +23,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Final
+from types import FrameType
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -37,16 +38,22 @@ from gemmtuned.daemon.options import SearchOptions
 from gemmtuned.daemon.verify import REFUSALS, first_line, verify
 from gemmtuned.kernels.backends.base import Backend, Kernel, Run
 from gemmtuned.kernels.families import family_of
-from gemmtuned.kernels.families.base import Inputs, lay_out
+from gemmtuned.kernels.families.base import Inputs, Sample, lay_out
 
 OFTEN_S: Final = 0.3  # for calls that are compared, at both sizes together
 THREADS_S: Final = 0.1  # for calls from two threads at a time
 SIZES_S: Final = 0.2  # for sizes of a bucket beyond those with each remainder by 16
-LEAST_CALLS: Final = 8  # however long they take
-SMALL_US: Final = 200.0  # a problem whose calls take less needs no smaller one
+LEAST_CALLS: Final = 3  # however long they take
+SMALL_US: Final = 30.0  # a problem whose calls take less needs no smaller one
+THREADS_US: Final = 10_000.0  # where calls take longer, two threads call the smaller one
+_WIDENED: Final = 1 << 22  # elements of W widened to fp64 at once
+_CLOSURES: Final = 8  # of the weight copies', at most, that are called once more: all were looked at in the races
+_CLOSURES_US: Final = 2e5  # for these calls; two closures are called however long it takes
 _KEPT_BYTES: Final = 8 << 20  # results kept at a time
 _KEPT: Final = 16
 _SWITCH_S: Final = 1e-5  # Python changes threads so often while two of them call a kernel
+_YIELDING: Final = 0.3  # share of a kernel's lines of Python after which the other thread may run
+_YIELD_S: Final = 2e-5
 _REMAINDERS: Final = 16
 
 
@@ -84,29 +91,25 @@ def last_check(
 
     Runs under the caller's switches, as verify does.  Raises Wrong, or what the kernel raises.
     """
-    case = _check_closures(winner, device, options)
+    case = _check_closures(winner, device, options, max(2, min(_CLOSURES, int(_CLOSURES_US / max(call_us, 1.0)))))
     if winner.covers != "exact":
         _check_sizes(winner, case, device, sizes)
+    own = Subject(winner.problem, winner.kernel, winner.default, winner.weights[0], case.apart)
     small = None if device.type != "cpu" or call_us <= SMALL_US else _smaller(winner, device)
     if device.type == "cpu":
-        one = (
-            small if small is not None and call_us > 50 * SMALL_US else (winner.problem, winner.kernel, winner.default)
-        )
-        check_threads(*one, device=device, seconds=THREADS_S)
+        check_threads(small if small is not None and call_us > THREADS_US else own, THREADS_S)
     each_s = OFTEN_S if small is None else OFTEN_S / 2
-    calls = check_often(winner.problem, winner.kernel, winner.default, device=device, seconds=each_s)
-    return Proved(calls, 0 if small is None else check_often(*small, device=device, seconds=each_s))
+    return Proved(check_often(own, each_s), 0 if small is None else check_often(small, each_s))
 
 
-def _check_closures(winner: Winner, device: torch.device, options: SearchOptions) -> Case:
-    sample = family_of(winner.problem).sample(winner.problem, seed=0, device=device)
+def _check_closures(winner: Winner, device: torch.device, options: SearchOptions, count: int) -> Case:
     inputs, calls = winner.inputs, winner.arm.calls
-    case = case_of(winner.problem, winner.default, inputs, sample)
+    case = case_of(winner.problem, winner.default, inputs, _narrow(winner.problem, device))
     check_case(case, options, lambda a, bias: calls[0]())  # type: ignore[arg-type,return-value]
     watch = Watch(case.stock, case.apart)
-    for call in calls:
+    for call in calls[1 :: max(1, -(-(len(calls) - 1) // (count - 1)))]:
         watch.look(call(), "after the races")
-    for number in dict.fromkeys((0, len(calls) - 1)):
+    for number in dict.fromkeys((0, len(calls) - 1) if count > 2 else (0,)):
         weight = winner.weights[number]
         edited = [t for t in (inputs.a, inputs.bias, weight) if t is not None]
         if winner.problem.weight_state != "plain":
@@ -161,7 +164,7 @@ def further_sizes(largest: Problem, proven: Sequence[int]) -> tuple[list[int], l
     return [m for m in mixed if m in must], [m for m in mixed if m not in must]
 
 
-def _smaller(winner: Winner, device: torch.device) -> tuple[Problem, Kernel, Kernel] | None:
+def _smaller(winner: Winner, device: torch.device) -> Subject | None:
     """A small problem with the same tails, and the candidate's kernel for it, verified; None where it has none."""
     p = winner.problem
     small = replace(p, batch=min(p.batch, 2), m=_cut(p.m, 16), n=_cut(p.n, 32), k=_cut(p.k, 64))
@@ -174,12 +177,19 @@ def _smaller(winner: Winner, device: torch.device) -> tuple[Problem, Kernel, Ker
         return None
     if verdict.outcome != "ok":
         raise Wrong(f"at a smaller size: {verdict.note}")
-    return small, kernel, winner.default
+    return Subject.of(small, kernel, winner.default, device)
 
 
 def _cut(size: int, least: int) -> int:
     """A size from `least` to twice that with the same remainder."""
     return size if size < 2 * least else least + size % least
+
+
+def _narrow(problem: Problem, device: torch.device) -> Sample:
+    """As Family.sample, with fewer columns: there is less room after the races than there was before them."""
+    wide = family_of(problem).sample(problem, seed=0, device=device)
+    width = max(_WIDENED // (problem.k * problem.batch), 16)
+    return Sample(wide.rows, wide.cols[:: max(1, len(wide.cols) // width)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,34 +199,47 @@ class _Known:
     a: Tensor
     bias: Tensor | None
     stock: Tensor
+
+
+def _known(problem: Problem, default: Kernel, weight: Tensor, seed: int) -> _Known:
+    make = family_of(problem).make
+    inputs = make(problem, kind="randn", seed=seed, device=weight.device, weight=weight)
+    return _Known(inputs.a, inputs.bias, default.bind(weight)(inputs.a, inputs.bias))
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A kernel, the problem it is called for, a weight, and how far from the default's its results may be."""
+
+    problem: Problem
+    kernel: Kernel
+    default: Kernel
+    weight: Tensor
     apart: float
 
-
-def _known(
-    problem: Problem, default: Kernel, device: torch.device, weight: Tensor | None, seed: int
-) -> tuple[Tensor, _Known]:
-    family = family_of(problem)
-    inputs = family.make(problem, kind="randn", seed=seed, device=device, weight=weight)
-    case = case_of(problem, default, inputs, family.sample(problem, seed=seed, device=device))
-    return inputs.b, _Known(inputs.a, inputs.bias, case.stock, case.apart)
+    @classmethod
+    def of(cls, problem: Problem, kernel: Kernel, default: Kernel, device: torch.device) -> Subject:
+        """With a weight of its own."""
+        inputs = family_of(problem).make(problem, kind="randn", seed=20, device=device)
+        case = case_of(problem, default, inputs, _narrow(problem, device))
+        return cls(problem, kernel, default, inputs.b, case.apart)
 
 
-def check_often(problem: Problem, kernel: Kernel, default: Kernel, *, device: torch.device, seconds: float) -> int:
+def check_often(subject: Subject, seconds: float) -> int:
     """Call one closure for so long, LEAST_CALLS times at least; how many calls were compared.
 
     Two inputs take turns at random, results live for up to 16 calls, and the first one to the end: a closure that
     hands out the same few buffers again and again overwrites it.
     """
-    b, one = _known(problem, default, device, None, 21)
-    _, two = _known(problem, default, device, b, 22)
-    run = kernel.bind(b)
+    one, two = (_known(subject.problem, subject.default, subject.weight, seed) for seed in (21, 22))
+    run = subject.kernel.bind(subject.weight)
     kept = run(-one.a, one.bias)
     as_given = kept.clone()
-    watches = [Watch(each.stock, 2 * each.apart) for each in (one, two)]
+    watches = [Watch(each.stock, 2 * subject.apart) for each in (one, two)]
     at_once = max(1, min(_KEPT, _KEPT_BYTES // max(one.stock.nbytes, 1)))
     draw = random.Random(len(as_given))  # noqa: S311
-    calls, end_s = 0, time.monotonic() + seconds
-    while calls < LEAST_CALLS or time.monotonic() < end_s:
+    calls, span = 0, _Span(seconds)
+    while calls < LEAST_CALLS or not span.is_over():
         turns = [draw.random() < 0.5 for _ in range(draw.randint(1, at_once))]
         results = [run(two.a, two.bias) if turn else run(one.a, one.bias) for turn in turns]
         for turn, y in zip(turns, results, strict=True):
@@ -227,30 +250,56 @@ def check_often(problem: Problem, kernel: Kernel, default: Kernel, *, device: to
     return calls
 
 
-def check_threads(problem: Problem, kernel: Kernel, default: Kernel, *, device: torch.device, seconds: float) -> None:
+def check_threads(subject: Subject, seconds: float) -> None:
     """Two threads at a time: first with one closure, then with two closures of two weights."""
-    b, one = _known(problem, default, device, None, 31)
-    _, two = _known(problem, default, device, b, 32)
-    other_b, other = _known(problem, default, device, None, 33)
-    shared = kernel.bind(b)
+    kernel, weight, other_weight = subject.kernel, subject.weight, -subject.weight
+    one, two = (_known(subject.problem, subject.default, weight, seed) for seed in (31, 32))
+    other = _known(subject.problem, subject.default, other_weight, 33)
+    shared = kernel.bind(weight)
     for name, calls in (
         ("one closure in two threads", ((shared, one), (shared, two))),
-        ("two closures in two threads", ((shared, one), (kernel.bind(other_b), other))),
+        ("two closures in two threads", ((shared, one), (kernel.bind(other_weight), other))),
     ):
-        _together(name, [_caller(run, known, seconds / 2, name) for run, known in calls])
+        for lines_yield in (False, True):
+            _together(
+                name, [_caller(run, known, subject.apart, seconds / 4, name, lines_yield) for run, known in calls]
+            )
 
 
-def _caller(run: Run, known: _Known, seconds: float, name: str) -> Callable[[], None]:
-    watch = Watch(known.stock, 2 * known.apart)
+def _caller(run: Run, known: _Known, apart: float, seconds: float, name: str, lines_yield: bool) -> Callable[[], None]:
+    """lines_yield: some lines of Python that the kernel runs first let the other thread run."""
+    watch = Watch(known.stock, 2 * apart)
+    draw = random.Random(name)  # noqa: S311
+
+    def give_way(frame: FrameType, event: str, arg: object) -> Any:
+        if event == "line" and draw.random() < _YIELDING:
+            time.sleep(_YIELD_S)
+        return give_way
 
     def call() -> None:
-        end_s, calls = time.monotonic() + seconds, 0
+        calls, span = 0, _Span(seconds)
         with torch.inference_mode():  # a thread's own switch
-            while calls < 3 or time.monotonic() < end_s:
+            while calls < 3 or not span.is_over():
                 calls += 1
-                watch.look(run(known.a, known.bias), name)
+                sys.settrace(give_way if lines_yield else None)
+                try:
+                    y = run(known.a, known.bias)
+                finally:
+                    sys.settrace(None)
+                watch.look(y, name)
 
     return call
+
+
+class _Span:
+    """So many seconds of this thread's CPU time, on a machine that others use up to five times as long."""
+
+    def __init__(self, seconds: float) -> None:
+        self._used_s, self._end_s = time.thread_time() + seconds, time.monotonic() + 5 * seconds
+
+    def is_over(self) -> bool:
+        """Whether they have passed."""
+        return time.thread_time() > self._used_s or time.monotonic() > self._end_s
 
 
 def _together(name: str, callers: Sequence[Callable[[], None]]) -> None:

@@ -15,7 +15,7 @@ from gemmtuned.cli import build
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.daemon import last_check, main
-from gemmtuned.daemon.last_check import Winner, check_often, check_threads, further_sizes
+from gemmtuned.daemon.last_check import Subject, Winner, check_often, check_threads, further_sizes
 from gemmtuned.daemon.measure import Bench
 from gemmtuned.daemon.options import DEFAULTS
 from gemmtuned.daemon.verify import verify
@@ -91,8 +91,9 @@ def passes(problem: Problem, call: planted.Call, seconds: float) -> str:
         if verdict.outcome != "ok":
             return verdict.note
         try:
-            check_threads(problem, kernel, default, device=CPU, seconds=seconds / 3)
-            check_often(problem, kernel, default, device=CPU, seconds=seconds)
+            subject = Subject.of(problem, kernel, default, CPU)
+            check_threads(subject, seconds / 3)
+            check_often(subject, seconds)
         except last_check.Wrong as err:
             return str(err)
     return ""

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import torch
@@ -23,7 +24,7 @@ from gemmtuned.kernels.families.base import Inputs
 
 SPECIAL: Final = (math.nan, math.inf, -math.inf)
 _MOST_LINES: Final = 16  # that get one value: an edit of a large weight must not copy all of it
-_EVERYWHERE: Final = 1 << 20  # elements of an operand all of whose lines get every value
+_EVERYWHERE: Final = 1 << 20  # elements of an operand all of whose lines get every value, also all at once
 # Exponents of 2 that inputs of about 1 can be scaled by: 1e30 and 1e-30, and what 16-bit floats cannot hold between
 _EXPONENTS: Final = {"fp64": (200, -200, 60, -60), "fp16": (12, -10)}
 _USUAL_EXPONENTS: Final = (100, -100, 20, -50)
@@ -57,29 +58,23 @@ class Edit:
     @contextmanager
     def applied(self, inputs: Inputs) -> Iterator[None]:
         """The inputs are so inside, and as they were outside."""
-        draw = random.Random(self.seed)  # noqa: S311
-        kept: list[tuple[Tensor, int, Tensor, Tensor]] = []
-        turned: list[Tensor] = []
+        undo: list[Callable[[], object]] = []
         try:
             if self.without_bias and inputs.bias is not None:
-                _keep(kept, inputs.bias, inputs.bias.dim() - 1, torch.arange(inputs.bias.shape[-1]))
+                undo.append(partial(inputs.bias.copy_, inputs.bias.clone()))
                 inputs.bias.zero_()
             for name, marks in self.marks.items():
                 operand: Tensor | None = getattr(inputs, name)
                 assert operand is not None
                 if bool((marks == -1).all()):  # needs no copy of what may be gigabytes
-                    turned.append(operand.neg_())
+                    undo.append(operand.neg_().neg_)
                     continue
-                dim = operand.dim() - (2 if name == "a" or (name == "bias" and operand.dim() > 1) else 1)
-                lines = (marks != 1).nonzero()[:, 0]
-                _keep(kept, operand, dim, lines)
-                _mark(operand, dim, lines, marks[lines], draw)
+                lines = operand.mT if name == "b" else operand if operand.dim() > 1 else operand.unsqueeze(-1)
+                _mark(lines, marks, self.seed, undo)
             yield
         finally:
-            for operand in turned:
-                operand.neg_()
-            for operand, dim, lines, before in reversed(kept):
-                operand.index_copy_(dim, lines, before)
+            for back in reversed(undo):
+                back()
 
 
 def edits(problem: Problem, inputs: Inputs, *, seed: int, thorough: bool) -> Iterator[Edit]:
@@ -114,6 +109,8 @@ def edits(problem: Problem, inputs: Inputs, *, seed: int, thorough: bool) -> Ite
         for marks in _shared_out((0.0, *magnitudes[:2], *SPECIAL), lines["bias"], draw, everywhere=thorough):
             yield Edit("zero, large, small, NaN and Inf in the bias", {"bias": marks}, draw.getrandbits(32))
     for name in operands if thorough else ():
+        if getattr(inputs, name).numel() > _EVERYWHERE:
+            continue
         for mark in (0.0, *magnitudes):
             marks = torch.full((lines[name],), mark, dtype=torch.float64)
             yield Edit(f"{named[name]} times {mark:.0e}", {name: marks}, seed, without_bias=mark != 0)
@@ -131,20 +128,23 @@ def _shared_out(values: Sequence[float], count: int, draw: random.Random, *, eve
         yield marks
 
 
-def _keep(kept: list[tuple[Tensor, int, Tensor, Tensor]], operand: Tensor, dim: int, lines: Tensor) -> None:
-    lines = lines.to(operand.device)
-    kept.append((operand, dim, lines, operand.index_select(dim, lines)))
-
-
-def _mark(operand: Tensor, dim: int, lines: Tensor, marks: Tensor, draw: random.Random) -> None:
-    finite = marks.isfinite()
-    if bool(finite.any()):
-        at = lines[finite].to(operand.device)
-        shape = [1] * operand.dim()
-        shape[dim] = len(at)
+def _mark(lines: Tensor, marks: Tensor, seed: int, undo: list[Callable[[], object]]) -> None:
+    """lines: [..., count, length]; marks lie on the CPU."""
+    at = (marks != 1).nonzero()[:, 0]
+    here = at.to(lines.device)
+    if len(at) == len(marks):
+        undo.append(partial(lines.copy_, lines.clone()))
+    else:
+        undo.append(partial(lines.index_copy_, -2, here, lines.index_select(-2, here)))
+    finite = marks[at].isfinite()
+    scaled, written = at[finite].to(lines.device), at[~finite]
+    if len(scaled):
         # By way of fp64: 2^100 is no fp16, and 0 x 2^100 is none of its business
-        values = operand.index_select(dim, at).double() * marks[finite].to(operand.device).view(shape)
-        operand.index_copy_(dim, at, values.to(operand.dtype))
-    for line, mark in zip(lines[~finite].tolist(), marks[~finite].tolist(), strict=True):
-        one = operand.select(dim, line)
-        one[tuple(draw.randrange(size) for size in one.shape)] = mark
+        values = lines.index_select(-2, scaled).double() * marks[at[finite]].to(lines.device).unsqueeze(-1)
+        lines.index_copy_(-2, scaled, values.to(lines.dtype))
+    if len(written):
+        draw = torch.Generator().manual_seed(seed)
+        *batch, _, length = lines.shape
+        places = [torch.randint(size, (len(written),), generator=draw) for size in (*batch, length)]
+        index = [place.to(lines.device) for place in (*places[:-1], written, places[-1])]
+        lines.index_put_(tuple(index), marks[written].to(lines.device, lines.dtype))
