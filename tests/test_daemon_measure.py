@@ -15,6 +15,7 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate
 from gemmtuned.daemon import measure
+from gemmtuned.daemon.checks import Watch, Wrong
 from gemmtuned.daemon.clocks import clock_for
 from gemmtuned.daemon.measure import (
     Arm,
@@ -194,6 +195,28 @@ def test_an_arm_runs_the_kernel():
     ready = bench.arm("torch", BACKENDS["torch"].prepare(Candidate("torch"), problem), problem)
     assert ready.calls[0]().shape == (4, 64)
     assert WallClock().us(ready, (0, 1)) > 0
+
+
+def test_the_last_result_of_every_reading_is_looked_at_after_its_time_was_taken():
+    gives = iter([1.0, 1.0, 1.0, 5.0, 1.0, 1.0, 2.0])
+    one = Arm("one", [lambda: torch.full((2, 3), next(gives))] * 2, Watch(torch.full((2, 3), 1.0), 0.01))
+    clock = WallClock()
+    clock.us(one, (0, 1))
+    clock.us(one, (0,))
+    clock.us(one, (0, 1))  # a wrong one before the last is the next reading's to see
+    clock.us(one, (0,))
+    with pytest.raises(CandidateFailed, match="one: while it was raced: 6 of 6 elements off"):
+        clock.us(one, (0,))
+
+
+def test_a_watch_lets_roundings_differ_and_nothing_else():
+    stock = torch.ones(2, 3)
+    watch = Watch(stock, 0.01)
+    for y in (stock, stock + 0.005, stock - 0.005):
+        watch.look(y, "here")
+    for y, said in ((stock + 0.02, "off"), (stock.double(), "dtype"), (stock[:1], "shape"), (None, "NoneType")):
+        with pytest.raises(Wrong, match=f"here.*{said}|{said}"):
+            watch.look(y, "here")
 
 
 def test_a_device_without_a_clock_is_refused_by_name():

@@ -19,7 +19,8 @@ from gemmtuned.configs.errors import CandidateFailed, TryLater
 from gemmtuned.configs.manifest import read_binary
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Environment, Solution
-from gemmtuned.daemon import measure, search
+from gemmtuned.daemon import last_check, measure, search
+from gemmtuned.daemon.checks import Watch
 from gemmtuned.daemon.measure import Arm, Bench
 from gemmtuned.daemon.measure_cuda import CHECK_EVERY, LONG_ENOUGH_US, MIN_LAUNCHES, MOST_GRAPHS, GraphClock
 from gemmtuned.daemon.options import DEFAULTS, SearchOptions
@@ -109,6 +110,25 @@ def test_a_graph_that_goes_wrong_later_is_found_within_some_readings() -> None:
             clock.us(one, (0,))
 
 
+def test_a_graph_that_agrees_with_a_wrong_call_is_found_by_what_was_expected() -> None:
+    clock, one = GraphClock(ListedGraphs()), arm(value=3.0)
+    one.watch = Watch(torch.full((2, 3), 1.0), 0.01)
+
+    with pytest.raises(CandidateFailed, match="while it was raced"):
+        clock.us(one, (0,))
+
+
+def test_a_graph_is_looked_at_once_more_when_that_is_asked_for() -> None:
+    graphs = ListedGraphs()
+    clock, one = GraphClock(graphs), arm()
+    clock.us(one, (0,))
+    clock.look(one)
+    graphs.skips = True
+
+    with pytest.raises(CandidateFailed, match="another result"):
+        clock.look(one)
+
+
 def test_no_more_graphs_are_kept_than_memory_is_meant_for() -> None:
     graphs = ListedGraphs()
     clock, arms = GraphClock(graphs), [arm(str(i), copies=MIN_LAUNCHES) for i in range(MOST_GRAPHS + 1)]
@@ -169,6 +189,8 @@ class Table:
         patch.setattr(search, "BACKENDS", self.backends)
         patch.setattr(search, "_compilers", self)
         patch.setattr(search, "REST_S", 0.0)
+        patch.setattr(last_check, "OFTEN_S", 0.02)
+        patch.setattr(last_check, "check_threads", lambda *a: None)  # for CPUs, which this is in truth
         patch.setattr(search, "torch_device", lambda device: torch.device("cpu"))
 
     def run(self, candidates: Sequence[Candidate], problem: Problem, device: Device, *, before: Any) -> Any:

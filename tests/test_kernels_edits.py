@@ -1,0 +1,104 @@
+"""Edits of operands in place: every value is written somewhere, and all is as it was afterwards."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+
+from gemmtuned.configs.problem import Problem
+from gemmtuned.kernels.families import family_of
+from gemmtuned.kernels.families.base import Inputs
+from gemmtuned.kernels.families.edits import Edit, edits
+
+CPU = torch.device("cpu")
+PROBLEMS = (
+    Problem(m=1, n=24, k=40, dtype="fp32", bias=True),
+    Problem(m=2, n=1, k=40, dtype="fp64", layout="tn"),
+    Problem(m=40, n=24, k=40, dtype="fp16", bias=True, layout="st"),
+    Problem(m=9, n=300, k=5000, dtype="bf16"),
+    Problem(family="batched", batch=3, m=5, n=7, k=8, dtype="fp32"),
+    Problem(family="batched_add", batch=2, m=3, n=4, k=8, dtype="bf16"),
+    Problem(family="dense_add", m=3, n=4, k=8, dtype="fp32"),
+)
+
+
+def made(problem: Problem) -> Inputs:
+    return family_of(problem).make(problem, kind="randn", seed=1, device=CPU)
+
+
+def all_of(problem: Problem, inputs: Inputs, *, thorough: bool = True, seed: int = 1) -> list[Edit]:
+    return list(edits(problem, inputs, seed=seed, thorough=thorough))
+
+
+def values(t: torch.Tensor | None) -> torch.Tensor:
+    return torch.empty(0) if t is None else t.clone()
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+@pytest.mark.parametrize("thorough", [False, True])
+def test_operands_change_in_their_place_and_are_as_they_were_afterwards(problem: Problem, thorough: bool) -> None:
+    inputs = made(problem)
+    before = [values(t) for t in (inputs.a, inputs.b, inputs.bias)]
+    for edit in all_of(problem, inputs, thorough=thorough):
+        with edit.applied(inputs):
+            now = (inputs.a, inputs.b, inputs.bias)
+            assert any(t is not None and not torch.equal(t, old) for t, old in zip(now, before, strict=True)), edit.what
+        for t, old in zip((inputs.a, inputs.b, inputs.bias), before, strict=True):
+            assert t is None or torch.equal(t, old), edit.what
+
+
+@pytest.mark.parametrize("problem", PROBLEMS[:3], ids=str)
+def test_each_operand_gets_zeros_large_and_small_numbers_and_what_is_no_number(problem: Problem) -> None:
+    inputs = made(problem)
+    seen = {name: torch.empty(0, dtype=torch.float64) for name in ("a", "b", "bias")}
+    for edit in all_of(problem, inputs, thorough=False):
+        with edit.applied(inputs):
+            for name in edit.marks:
+                seen[name] = torch.cat([seen[name], getattr(inputs, name).double().flatten()])
+    large, small = {"fp16": (1e3, 1e-2), "fp64": (1e50, 1e-50)}.get(problem.dtype, (1e29, 1e-28))
+    for name, found in seen.items():
+        if name == "bias" and not problem.bias:
+            continue
+        finite = found[found.isfinite()].abs()
+        assert found.isnan().any() and (found == math.inf).any() and (found == -math.inf).any(), name
+        assert (finite == 0).any() and finite.max() > large and finite[finite > 0].min() < small, name
+
+
+def test_a_thorough_one_puts_each_value_on_every_row() -> None:
+    problem = Problem(m=9, n=24, k=40, dtype="fp32")
+    inputs = made(problem)
+    hit = torch.zeros(9, dtype=torch.int64)
+    for edit in all_of(problem, inputs):
+        if edit.what == "NaN and Inf in rows of X":
+            with edit.applied(inputs):
+                hit += inputs.a.isnan().any(1)
+    assert hit.tolist() == [1] * 9
+
+
+def test_results_are_as_large_as_their_unit_says() -> None:
+    problem = Problem(m=9, n=24, k=40, dtype="fp32", bias=True)
+    inputs = made(problem)
+    for edit in all_of(problem, inputs):
+        with edit.applied(inputs):
+            y = torch.addmm(inputs.bias, inputs.a, inputs.b)
+            size = (y.double() / edit.unit(y, adds=False)).abs()
+            assert not size.isfinite().any() or size[size.isfinite()].max() < 10, edit.what
+
+
+def test_a_packed_weight_is_left_alone() -> None:
+    problem = Problem(m=9, n=24, k=40, dtype="fp32", weight_state="packed")
+    assert all("b" not in edit.marks for edit in all_of(problem, made(problem)))
+
+
+def test_equal_seeds_make_equal_edits_and_other_seeds_do_not() -> None:
+    problem = Problem(m=40, n=24, k=40, dtype="fp32")
+    inputs = made(problem)
+    texts = [
+        [(e.what, {k: v.tolist() for k, v in e.marks.items()}, e.seed) for e in all_of(problem, inputs, seed=seed)]
+        for seed in (3, 3, 4)
+    ]
+    same, other = (str(one) == str(two) for one, two in pairwise(texts))
+    assert same and not other
