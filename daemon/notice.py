@@ -15,10 +15,6 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
-
-from gemmtuned.daemon.work_queue import is_dead, is_of_here
-
 FILE: Final = "daemon.json"
 MOST_BYTES: Final = 4 << 20  # of it that are read
 MOST_NUMBER: Final = 1e15
@@ -89,6 +85,10 @@ def read_small(path: Path, limit: int = 4096) -> str:
 
 def read_notice(home: Path) -> dict[str, Any] | None:
     """What the daemon of this home said last, with `running`; None when none ever ran or the file is not ours."""
+    import psutil
+
+    from gemmtuned.daemon.work_queue import is_dead, is_of_here
+
     try:
         notice = _checked(json.loads(read_small(home / FILE, MOST_BYTES)))
         # of one whose process cannot be looked at only its word counts, for as long as its leases

@@ -8,18 +8,20 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from gemmtuned.configs.errors import SettingError
-from gemmtuned.daemon.devices import Monitor
 from gemmtuned.daemon.notice import read_small, replace_file
+
+if TYPE_CHECKING:
+    from gemmtuned.daemon.devices import Monitor
 
 SPENT: Final = "budget"  # in the home: the local day, and the seconds of device time used in it
 KEEP_S: Final = 5.0
 PAUSED: Final = "paused"  # while this file lies in the home, nothing is tuned; a number in it: until this UTC second
 _LAST_S: Final = 4e9  # a pause that would end after 2096 does not end by itself
 _HOURS: Final = re.compile(r"([01]?\d|2[0-4])(?::([0-5]\d))?-([01]?\d|2[0-4])(?::([0-5]\d))?")
-AnyMonitor = TypeVar("AnyMonitor", bound=Monitor)
+AnyMonitor = TypeVar("AnyMonitor", bound="Monitor")
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ _PAGE_BY_HOUR: Final = f"""
 {_SELECT} sighting
 WHERE last_seen_us >= ? AND hour >= ? AND ({_BY_HOUR}) > (?, ?, ?, ?, ?, ?) ORDER BY {_BY_HOUR} LIMIT ?
 """
-# A file that began before step 0015 of the schema keeps its rows of then in a table of their own, which is only read
+# A file that began before step 0016 of the schema keeps its rows of then in a table of their own, which is only read
 _BEFORE: Final = "sighting_before"
 _PROBLEM: Final = f"SELECT {PROBLEM_COLUMNS} FROM problem p WHERE p.id = ?"  # noqa: S608
 _DEVICE: Final = """
@@ -135,7 +135,7 @@ class MembersFile:
             self.is_empty = False
             self._refuse_strange()
             came_as = "came_as" in {row[1] for row in self._ask("PRAGMA table_info(environment)")}
-            name = "coalesce(nullif(came_as, ''), key)" if came_as else "key"  # step 0016 gave it another
+            name = "coalesce(nullif(came_as, ''), key)" if came_as else "key"  # step 0017 gave it another
             first = self._ask(f"SELECT {name}, first_seen_us FROM environment ORDER BY id LIMIT 1")  # noqa: S608
             self.born = int.from_bytes(sha256(json.dumps(first).encode()).digest()[:8], "big") >> 1 if first else None
         except BaseException:
@@ -149,7 +149,7 @@ class MembersFile:
 
     @property
     def parts(self) -> int:
-        """Into how many tables its sightings are divided: 2 from step 0015 of the schema on."""
+        """Into how many tables its sightings are divided: 2 from step 0016 of the schema on."""
         return 2 if self._has_before else 1
 
     def sightings(self, part: int, since_us: int, after: tuple[Any, ...], limit: int) -> list[tuple[Any, ...]]:
@@ -168,7 +168,7 @@ class MembersFile:
         return next(iter(self._rows(_PROBLEM, (number,))), None)
 
     def environment(self, number: int) -> tuple[dict[str, Any], dict[str, str]] | None:
-        """(device, stamps that hold there now) of this environment; also of a file of before step 0016."""
+        """(device, stamps that hold there now) of this environment; also of a file of before step 0017."""
         device = next(iter(self._rows(_DEVICE, (number,))), None)
         if device is None:
             return None

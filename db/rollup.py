@@ -3,7 +3,7 @@
 `sighting.hour` is the first hour of the time that a row stands for.  Everything happens in slices: each is one small
 transaction that leaves the sums as they were, so programs hardly wait for it, a kill between two loses nothing, and
 whoever comes next goes on where it was left: what is still to do is told by the rows themselves.  The same slices bring
-over the rows of databases made before step 0015, hits of solutions included.
+over the rows of databases made before step 0016, hits of solutions included.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
+from collections.abc import Callable
 from typing import Final
 
 from gemmtuned.db.rows import Part, us
@@ -19,9 +20,8 @@ from gemmtuned.db.sightings import ADD_RECENT, HOURS
 KEEP_HOURS: Final = 24  # hours of days that ended less than this ago stay
 KEEP_DAYS: Final = 28  # days of blocks that ended less than this ago stay
 BLOCK_HOURS: Final = 28 * 24
-SLICE_S: Final = 0.03  # of the write lock, for each slice; programs wait 0.25 s for it
-FEWEST: Final = 100  # rows of a slice
-MOST: Final = 10_000
+SLICE_S: Final = 0.03  # of the write lock: no piece of a slice begins later; programs wait 0.25 s for it
+PIECE: Final = 400  # rows: some 3 ms
 FORGET_SESSIONS_S: Final = 14 * 86_400.0
 
 _KEY: Final = "problem_id, environment_id, run_id, hour, outcome, graph"
@@ -52,8 +52,6 @@ Row = tuple[int, int, int, int, str, int, int, int]  # _KEY, calls, last_seen_us
 class RollUp(Part):
     """The part of the store that keeps it small."""
 
-    _rows = 1000  # of the next slice: so many as took SLICE_S
-
     def roll_up(self, *, now_s: float, for_s: float | None = None) -> bool:
         """Merge what is old enough, slice by slice, for so many seconds; None: to the end. True when it is all done.
 
@@ -62,11 +60,8 @@ class RollUp(Part):
         """
         until_s = None if for_s is None else time.monotonic() + for_s
         while True:
-            began_s = time.monotonic()
             if not self._slice(us(now_s) // 3_600_000_000):
                 break
-            took_s = max(time.monotonic() - began_s, 1e-4)
-            self._rows = int(min(max(self._rows * min(SLICE_S / took_s, 2.0), FEWEST), MOST))
             if until_s is not None and time.monotonic() > until_s:
                 return False
         before_us = us(now_s - FORGET_SESSIONS_S)
@@ -78,36 +73,47 @@ class RollUp(Part):
     def _slice(self, now_hour: int) -> bool:
         """One small step; False when there was nothing to do. Looks without the lock, and again with it."""
         if self._db.read(lambda conn: conn.execute("SELECT 1 FROM sighting_before LIMIT 1").fetchone()):
-            return self._write(lambda conn: self._bring_over(conn, now_hour))
+            return self._write(lambda conn: _in_pieces(lambda: _bring_over(conn, now_hour)))
         hours = self._db.read(lambda conn: [hour for (hour,) in conn.execute(HOURS).fetchall()])
         old = next((hour for hour in hours if _place(hour, now_hour) is not None), None)
-        return old is not None and self._write(lambda conn: self._merge_hour(conn, old, now_hour))
+        if old is None:
+            return False
+        return self._write(lambda conn: _in_pieces(lambda: _merge_hour(conn, old, now_hour)))
 
-    def _merge_hour(self, conn: sqlite3.Connection, hour: int, now_hour: int) -> bool:
-        found: list[Row] = conn.execute(_OF_HOUR, (hour, self._rows)).fetchall()
-        if found:
-            _merge(conn, found, now_hour)
-            conn.execute(_DROP, (hour, *found[-1][:6]))
-        return True
 
-    def _bring_over(self, conn: sqlite3.Connection, now_hour: int) -> bool:
-        """Rows of before step 0015, as many as fit a slice, with what they mean for the sums that are kept since."""
-        found: list[Row] = conn.execute(_OF_BEFORE, (self._rows,)).fetchall()
-        if found:
-            last = found[-1][:6]
-            problems = {"problems": json.dumps(sorted({row[0] for row in found}))}
-            conn.execute(_KEEP_HITS, problems | dict(zip(_KEY.split(", "), last, strict=True)))
-            recent: dict[tuple[int, int, int], int] = {}
-            for problem, environment, _, hour, _, _, calls, _ in found:
-                of = (problem, environment, hour // 24)
-                recent[of] = recent.get(of, 0) + calls
-            sums = [
-                {"calls": float(n), "day": day, "problem": p, "environment": e} for (p, e, day), n in recent.items()
-            ]
-            conn.executemany(ADD_RECENT, sums)
-            _merge(conn, found, now_hour)
-            conn.execute(_DROP_BEFORE, last)
-        return True
+def _in_pieces(piece: Callable[[], int]) -> bool:
+    """Do pieces, each of which tells how many rows it took, until one takes fewer than PIECE or SLICE_S is over."""
+    until_s = time.monotonic() + SLICE_S
+    while piece() == PIECE and time.monotonic() < until_s:
+        pass
+    return True
+
+
+def _merge_hour(conn: sqlite3.Connection, hour: int, now_hour: int) -> int:
+    """The first rows of this hour, into the time that they belong to now; returns how many."""
+    found: list[Row] = conn.execute(_OF_HOUR, (hour, PIECE)).fetchall()
+    if found:
+        _merge(conn, found, now_hour)
+        conn.execute(_DROP, (hour, *found[-1][:6]))
+    return len(found)
+
+
+def _bring_over(conn: sqlite3.Connection, now_hour: int) -> int:
+    """The first rows of before step 0016, with what they mean for the sums that are kept since; returns how many."""
+    found: list[Row] = conn.execute(_OF_BEFORE, (PIECE,)).fetchall()
+    if found:
+        last = found[-1][:6]
+        problems = {"problems": json.dumps(sorted({row[0] for row in found}))}
+        conn.execute(_KEEP_HITS, problems | dict(zip(_KEY.split(", "), last, strict=True)))
+        recent: dict[tuple[int, int, int], int] = {}
+        for problem, environment, _, hour, _, _, calls, _ in found:
+            of = (problem, environment, hour // 24)
+            recent[of] = recent.get(of, 0) + calls
+        sums = [{"calls": float(n), "day": day, "problem": p, "environment": e} for (p, e, day), n in recent.items()]
+        conn.executemany(ADD_RECENT, sums)
+        _merge(conn, found, now_hour)
+        conn.execute(_DROP_BEFORE, last)
+    return len(found)
 
 
 def _merge(conn: sqlite3.Connection, found: list[Row], now_hour: int) -> None:

@@ -1,83 +1,112 @@
 """The command `gemmtuned`: one list of commands, and one place where an error becomes a line and an exit code.
 
 Exit codes: 0 done, 1 found something wrong or failed, 2 wrong usage, 75 try later, 130 interrupted, 143 terminated.
-Nothing heavy is imported here or at the top of a command: `gemmtuned status` must not wait for torch.
+A command's file is imported when the command is asked for, and nothing heavy is imported at its top: `gemmtuned status`
+must wait neither for torch nor for the files of twenty other commands.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable
-from typing import Annotated, Any, Final
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 from typer.core import TyperGroup
 
 from gemmtuned import __version__
-from gemmtuned.commands import (
-    compare,
-    coverage,
-    daemon,
-    db,
-    demo,
-    doctor,
-    explain,
-    export,
-    gains,
-    import_,
-    pause,
-    pin,
-    report,
-    run,
-    status,
-    trials,
-    tune,
-    untuned,
-    withdraw,
-)
-from gemmtuned.commands.aiter_flags import AiterCommand
-from gemmtuned.commands.options import ShapeCommand
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.reports.render import complain
 
-# In the order of --help. A command's function name is its name on the command line.
-COMMANDS: Final[tuple[Callable[..., None], ...]] = (
-    demo.demo,
-    run.run,
-    daemon.daemon,
-    coverage.coverage,
-    untuned.untuned,
-    gains.gains,
-    report.report,
-    trials.trials,
-    explain.explain,
-    status.status,
-    doctor.doctor,
-    compare.compare,
-    tune.tune,
-    import_.import_,
-    export.export,
-    pause.pause,
-    pause.resume,
-    withdraw.withdraw,
-    pin.pin,
-    pin.forget,
-    pin.retune,
-    pin.rollback,
-)
-GROUPS: Final = (db.app,)
-# Commands that read their arguments in a way of their own
-CLASSES: Final[dict[Callable[..., None], type[ShapeCommand]]] = {
-    tune.tune: AiterCommand,
-    **dict.fromkeys((explain.explain, trials.trials, withdraw.withdraw, pin.pin, pin.forget, pin.retune), ShapeCommand),
-}
-WRAPPERS: Final = (run.run, compare.compare)  # what follows their first argument is another program's
+
+class _Command(NamedTuple):
+    """Where a command lies (file of gemmtuned/commands, function or group), and its line in --help."""
+
+    file: str
+    name: str
+    line: str
+    reader: str = ""  # file:class that reads its arguments, where it has a way of its own
+    wraps: bool = False  # what follows its first argument is another program's
+
+
+_SHAPES: Final = "options:ShapeCommand"
+# In the order of --help. The lines are the first ones of the commands' docstrings.
+COMMANDS: Final = {
+    "demo": _Command("demo", "demo", "See the loop on this machine, with a small decoder."),
+    "run": _Command("run", "run", "Start a program with capture and dispatch on.", wraps=True),
+    "daemon": _Command("daemon", "daemon", "Tune on idle devices until told to stop."),
+    "coverage": _Command("coverage", "coverage", "How much of the traffic is tuned."),
+    "untuned": _Command("untuned", "untuned", "What waits to be tuned, worth most first."),
+    "gains": _Command("gains", "gains", "What was gained, solution by solution."),
+    "report": _Command("report", "report", "Write one HTML page: coverage, gains by layer, what is next."),
+    "trials": _Command("trials", "trials", "What was measured, newest first.", _SHAPES),
+    "explain": _Command("explain", "explain", "Why a problem runs what it runs.", _SHAPES),
+    "status": _Command("status", "status", "What goes on: daemon, programs, generations."),
+    "doctor": _Command("doctor", "doctor", "Check this installation, name what mends it."),
+    "compare": _Command("compare", "compare", "Measure what is gained by one of your programs.", wraps=True),
+    "tune": _Command("tune", "tune", "Tune problems now, in the foreground.", "aiter_flags:AiterCommand"),
+    "import": _Command("import_", "import_", "Keep what other tools' tables say."),
+    "export": _Command("export", "export", "Write what was found in the form that another tool reads."),
+    "pause": _Command("pause", "pause", "Stop tuning until `gemmtuned resume`."),
+    "resume": _Command("pause", "resume", "Tune again after `gemmtuned pause`."),
+    "withdraw": _Command("withdraw", "withdraw", "Take solutions out of use.", _SHAPES),
+    "pin": _Command("pin", "pin", "Keep the solutions of these problems, whatever is found.", _SHAPES),
+    "forget": _Command("pin", "forget", "Drop all about these problems, as if never seen.", _SHAPES),
+    "retune": _Command("pin", "retune", "Have the daemon tune these problems again, before all else.", _SHAPES),
+    "rollback": _Command("pin", "rollback", "Publish what an earlier generation had."),
+    "db": _Command("db", "app", "Look after the database: check, backup, vacuum, publish."),
+}  # fmt: skip
+
+
+class _Commands(Mapping[str, Any]):
+    """Click's commands by name; each is made, and its file imported, when it is asked for."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            self._made[name] = _make(name, COMMANDS[name])
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+def _make(name: str, command: _Command) -> Any:
+    """The command, or the group of commands, of this name."""
+    found = _from(command.file, command.name)
+    if isinstance(found, typer.Typer):
+        return typer.main.get_command(found)
+    alone = typer.Typer(rich_markup_mode=None, add_completion=False)
+    reader = _from(*command.reader.split(":")) if command.reader else None
+    alone.command(name, cls=reader, context_settings={"allow_interspersed_args": not command.wraps})(found)
+    return typer.main.get_command(alone)
+
+
+def _from(file: str, name: str) -> Any:
+    return getattr(importlib.import_module(f"gemmtuned.commands.{file}"), name)
 
 
 class _Group(TyperGroup):
-    """Runs a command and turns what it raises into the promised exit code."""
+    """Lists the commands, runs one, and turns what it raises into the promised exit code."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = _Commands()  # type: ignore[assignment]  # nothing is added to it
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.line) for name, command in COMMANDS.items()])
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -117,16 +146,11 @@ def _root(
 
 
 def build() -> typer.Typer:
-    """The application, assembled from the lists above."""
+    """The application, assembled from the list above."""
     app = typer.Typer(
         name="gemmtuned", cls=_Group, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False
     )
     app.callback()(_root)
-    for command in COMMANDS:
-        settings = {"allow_interspersed_args": command not in WRAPPERS}
-        app.command(cls=CLASSES.get(command), context_settings=settings)(command)
-    for group in GROUPS:
-        app.add_typer(group)
     return app
 
 

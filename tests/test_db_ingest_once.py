@@ -251,7 +251,7 @@ def test_a_file_that_is_brought_up_to_date_while_it_is_read_counts_once(
     many = [saw(problem(m), 10, us=3) for m in range(1, 40)]
     two.theirs.add_sightings("serve", NEW, many, now_s=T)
     seen = two.ours.take_from(two.path, now_s=T, limit_s=0.0)
-    edit(two, _BEFORE, "DELETE FROM sighting")  # as step 0015 leaves it, though here it was so before
+    edit(two, _BEFORE, "DELETE FROM sighting")  # as step 0016 leaves it, though here it was so before
     two.ours._write(lambda conn: conn.execute("UPDATE ingest_row SET graph = 0"))
     two.ours._write(lambda conn: conn.execute("UPDATE ingest_file SET after = '[1' || substr(after, 3)"))
     two.theirs.add_sightings("serve", NEW, many, now_s=T + 1)

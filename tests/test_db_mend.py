@@ -36,7 +36,7 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store.add_sightings("r", NEW, [saw(p, 2) for p in shapes], now_s=T)
     store.checkpoint()
     with contextlib.closing(sqlite3.connect(store.path)) as conn:
-        (page,) = conn.execute("SELECT rootpage FROM sqlite_master WHERE name = 'sighting_by_hour'").fetchone()
+        (page,) = conn.execute("SELECT rootpage FROM sqlite_master WHERE name = 'session'").fetchone()
     store.add_sightings("r", NEW, [saw(p, 3) for p in shapes], now_s=T)
     shutil.copytree(folder, folder / "copy")  # with its log: closing the last connection would take it in
     store.close()
@@ -197,7 +197,7 @@ def test_what_an_operator_adds_is_no_damage(tmp_path: Path, sql: str) -> None:
     assert list(tmp_path.glob("*corrupt*")) == []
 
 
-@pytest.mark.parametrize("sql", ["DROP VIEW trials", "DROP INDEX sighting_by_hour", "DROP TABLE session"])
+@pytest.mark.parametrize("sql", ["DROP VIEW trials", "DROP INDEX hint_by_problem", "DROP TABLE session"])
 def test_what_is_missing_of_ours_is_damage(tmp_path: Path, sql: str) -> None:
     store = open_store(tmp_path)
     with contextlib.closing(sqlite3.connect(store.path)) as conn:

@@ -6,6 +6,7 @@ import json
 import shutil
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from gemmtuned.configs.manifest import read_table
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Device, Environment, Solution
 from gemmtuned.daemon.publish import publish
-from gemmtuned.db import queries
+from gemmtuned.db import migrations, queries
 from gemmtuned.db.store import Store
 from gemmtuned.hooks.dispatch import build_table
 
@@ -170,3 +171,25 @@ def test_a_program_of_now_reads_the_tables_of_then(home: Path) -> None:
 
     served = [[place, str(s.problem), s.covers, s.backend, s.config] for place, _, s in table.items()]
     assert sorted(served) == EXPECTED["served"]
+
+
+def test_steps_are_numbered_one_by_one() -> None:
+    assert [int(step.name[:4]) for step in migrations.STEPS] == list(range(1, len(migrations.STEPS) + 1))
+
+
+def test_a_database_that_knows_steps_by_their_old_names_runs_none_twice(tmp_path: Path) -> None:
+    """Two steps had the number 0015 for a while, so they and the one after them have new names."""
+    path = tmp_path / "tune.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as conn:
+        steps = migrations.STEPS[:17]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(migrations, "STEPS", steps)
+            patch.setattr(migrations, "SCHEMA", len(steps))
+            migrations.apply(conn)
+        for old, new in migrations._RENAMED:
+            done = conn.execute("UPDATE _sqlite_migrations SET name = ? WHERE name = ?", (old, new))
+            assert done.rowcount == 1
+        migrations.apply(conn, path)
+        names = [name for (name,) in conn.execute("SELECT name FROM _sqlite_migrations ORDER BY id")]
+        assert names == [step.stem for step in migrations.STEPS]
+        assert not migrations.altered(conn)

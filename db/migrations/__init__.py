@@ -1,4 +1,4 @@
-"""The schema, step by step: NNNN_name.sql beside this file, applied once each, in order of their names.
+"""The schema, step by step: NNNN_name.sql beside this file, applied once each, in order of their numbers.
 
 A step and the row that records it are one transaction under BEGIN IMMEDIATE and the lock file, so any number of
 starting processes apply it once and a failing step leaves nothing behind.  A released step is never edited.
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 APPLICATION_ID: Final = 0x474D5455  # "GMTU": tells our file from any other SQLite database
 STEPS: Final = tuple(sorted(Path(__file__).parent.glob("[0-9][0-9][0-9][0-9]_*.sql")))
 SCHEMA: Final = len(STEPS)
+# Two steps had one number once. A database that ran them under their old names is told the new: it runs none twice
+_RENAMED: Final = (("0015_summaries", "0016_summaries"), ("0016_identity", "0017_identity"))
 _RECORD: Final = (  # as sqlite-utils makes it, to the letter
     """CREATE TABLE "_sqlite_migrations" (
    "id" INTEGER PRIMARY KEY,
@@ -97,6 +99,8 @@ def _bring_up_to_date(conn: sqlite3.Connection) -> None:
     """Within a transaction: sqlite-utils' own BEGIN is deferred, but its atomic() nests in ours as a savepoint."""
     from sqlite_utils import Database, Migrations
 
+    rename = "UPDATE _sqlite_migrations SET name = ? WHERE migration_set = 'gemmtuned' AND name = ?"
+    conn.executemany(rename, [(new, old) for old, new in _RENAMED])
     migrations = Migrations("gemmtuned")
     for step in STEPS:
         migrations(name=step.stem)(_runs(step))

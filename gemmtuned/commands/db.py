@@ -12,7 +12,13 @@ from gemmtuned.commands.options import Json, settings
 from gemmtuned.reports.render import Column, Report, Table, show, size
 from gemmtuned.reports.source import curator, no_database, put_in_use, writer
 
-app = typer.Typer(name="db", help="Look after the database: check, backup, vacuum, publish.", no_args_is_help=True)
+app = typer.Typer(
+    name="db",
+    help="Look after the database: check, backup, vacuum, publish.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
+)
 
 
 @app.command()

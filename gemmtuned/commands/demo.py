@@ -21,9 +21,10 @@ def demo(
         typer.Option("--home", metavar="DIR", help="Where its database and tables go; a new folder if not given."),
     ] = None,
 ) -> None:
-    """See the loop on this machine: two copies of a small decoder, one of them tuned while it runs.
+    """See the loop on this machine, with a small decoder.
 
-    Takes about a minute and nothing but torch. Your own home is not touched.
+    Two copies of it run, one of them tuned while it runs. Takes about a minute and nothing but torch. Your own home is
+    not touched.
     """
     from gemmtuned.demo.loop import run
 

@@ -119,9 +119,6 @@ def import_(
         raise typer.Exit(1)
 
 
-import_.__name__ = "import"  # what people type; the word is Python's
-
-
 def _tables(path: Path) -> list[Path]:
     """The files and models of a folder and the folders in it; anything else, what gemmtuned published too, as it is."""
     if not path.is_dir() or (path / MANIFEST).exists() or is_model(path):

@@ -9,18 +9,18 @@ import os
 import re
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timezone
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from typer.core import TyperCommand
 
 from gemmtuned.configs.errors import StoreError
-from gemmtuned.configs.hint import PLAIN
 from gemmtuned.configs.problem import SPELLED, Problem
 from gemmtuned.configs.settings import Settings, child_env
 from gemmtuned.hooks.notice import Stderr
-from gemmtuned.reports.explain import matching
-from gemmtuned.reports.problem_list import Shape, is_below_0, shape_or_problem
+
+if TYPE_CHECKING:
+    from gemmtuned.reports.problem_list import Shape
 
 _UNITS_S: Final = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _SPAN: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([a-z]*)")
@@ -119,6 +119,7 @@ def problems(texts: list[str], here: Settings) -> list[Problem]:
     One that the database has not got as it is spelled stands for those it has that differ in threads, math mode
     and determinism alone, as far as the argument says nothing of these: who types 8x64x64 means the one there is.
     """
+    from gemmtuned.configs.hint import PLAIN
     from gemmtuned.db import queries
 
     found: dict[Problem, None] = {}
@@ -133,6 +134,9 @@ def problems(texts: list[str], here: Settings) -> list[Problem]:
 
 def named(words: Sequence[str], here: Settings) -> list[Problem]:
     """The problems that these words name, each once; of a shape those that were seen. Raises ProblemError."""
+    from gemmtuned.reports.explain import matching
+    from gemmtuned.reports.problem_list import shape_or_problem
+
     asked = shape_or_problem(words)
     found: list[Problem] = []
     for word in asked:
@@ -145,6 +149,8 @@ class ShapeCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As click does, after a look at the numbers."""
+        from gemmtuned.reports.problem_list import is_below_0
+
         takes_value = {name for param in self.params if not getattr(param, "is_flag", True) for name in param.opts}
         for before, arg in zip(["", *args], args, strict=False):
             if arg == "--":

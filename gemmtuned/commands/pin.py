@@ -31,7 +31,7 @@ def pin(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Keep the solutions of these problems, whatever is measured later.
+    """Keep the solutions of these problems, whatever is found.
 
     Ends with 1 when there is nothing to change.
     """
@@ -52,9 +52,10 @@ def pin(
 
 
 def forget(problem: ProblemTexts, dry_run: DryRun = False, as_json: Json = False) -> None:
-    """Drop all about these problems: solutions, traffic, trials, failures.
+    """Drop all about these problems, as if never seen.
 
-    Programs that run go back to stock torch for them. One that calls them again brings them back as new.
+    Their solutions, traffic, trials and failures go. Programs that run go back to stock torch for them. One that calls
+    them again brings them back as new.
     """
     here = settings()
     wanted = named(problem, here)

@@ -20,10 +20,10 @@ def report(
     ),
     since: Since = "30d",  # type: ignore[assignment]
 ) -> None:
-    """Write one HTML page: coverage over time, gains by layer and by problem, what waits and why.
+    """Write one HTML page: coverage, gains by layer, what is next.
 
-    The page needs no network and no script. It holds names of programs and their shapes: look at it before you send it
-    on.
+    Coverage over time, gains by layer and by problem, what waits and why. The page needs no network and no script. It
+    holds names of programs and their shapes: look at it before you send it on.
     """
     here = settings()
     refuse_none(here)

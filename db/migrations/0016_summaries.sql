@@ -1,4 +1,4 @@
--- 0015_summaries: what every lease and report asks for is kept with the counts, in the same transaction.
+-- 0016_summaries: what every lease and report asks for is kept with the counts, in the same transaction.
 -- Before this, a year of 10,000 problems was summed up anew at each lease (1.6 s), and a status took 1.5 s.
 DROP VIEW coverage;
 DROP VIEW coverage_by_run;

@@ -1,4 +1,4 @@
--- 0016_identity: demand belongs to a device and a torch, stamps to a kernel.
+-- 0017_identity: demand belongs to a device and a torch, stamps to a kernel.
 -- Before this, editing one kernel retired the solutions by all others, and a backend more in the daemon's Python than in
 -- a program's made every problem of that program "not ours to tune". Environments of one device and torch become one:
 -- counts add up, the newest verdicts on what failed stay, and every solution goes on holding where it held.
