@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gemmtuned._testing import faults
-from gemmtuned.db import migrations, salvage
+from gemmtuned.db import salvage
 from gemmtuned.db.files import folder_of_salvage, salvage_is_finished
 
 CUT_SHORT: Final = "cut short"
@@ -122,7 +122,6 @@ def _build(path: Path, folder: Path, reason: str, beat: Beat) -> None:
             "foreign_keys = ON",
         ):  # OFF would keep refused rows
             new.execute(f"PRAGMA {pragma}").fetchall()
-        migrations.apply(new)
         rows, lost = salvage.copy(lambda to: _copy(path, to, beat), folder, new, beat)
     finally:
         new.close()

@@ -27,8 +27,9 @@ TABLES: Final = (
 def copy(
     damaged: Callable[[Path], None], folder: Path, new: sqlite3.Connection, beat: Callable[[], None]
 ) -> tuple[int, int]:
-    """Copy every row that can still be read into the new, empty database.
+    """Copy every row that can still be read into the new, empty database, and bring that up to our schema.
 
+    A file of an older version is read into its own schema first: the steps since change what rows say.
     damaged: makes a copy of the damaged file at a path.  beat: called every few milliseconds, may raise to end it.
     Returns how many rows there are, and how many counted calls are lost by the ledger that is left.
     """
@@ -46,7 +47,8 @@ def copy(
 
 def _sound(old: sqlite3.Connection) -> bool:
     try:
-        return bool(_columns(old, TABLES[0])) and not migrations.altered(old)
+        older = migrations.steps_of(old) < migrations.SCHEMA
+        return bool(_columns(old, TABLES[0])) and (older or not migrations.altered(old))
     except (sqlite3.Error, UnicodeDecodeError):
         return False
 
@@ -55,8 +57,10 @@ def _copy_tables(old: sqlite3.Connection, new: sqlite3.Connection, beat: Callabl
     rows = read = 0
     ledger: dict[tuple[Any, ...], Any] = {}  # calls of each problem and environment, by `demand` as far as it is left
     twins = _Twins()
+    steps = migrations.steps_of(old)
     new.execute("BEGIN IMMEDIATE")
     try:
+        migrations.make(new, to=steps)
         for table in TABLES:
             columns = [name for name in _columns(new, table) if name in _columns(old, table)]
             if not columns:
@@ -76,6 +80,9 @@ def _copy_tables(old: sqlite3.Connection, new: sqlite3.Connection, beat: Callabl
                     rows += added
                     if not added:
                         twins.met(new, table, columns, row, entry)
+        migrations.make(new, since=steps)
+        new.execute(f"PRAGMA application_id = {migrations.APPLICATION_ID}")
+        new.execute(f"PRAGMA user_version = {migrations.SCHEMA}")
         faults.point("salvage.balance")
         _balance(new)
         (left,) = new.execute("SELECT total(calls) FROM demand").fetchone()

@@ -133,6 +133,29 @@ def test_it_can_be_read_before_anybody_has_migrated_it(home: Path) -> None:
     assert (home / "tune.db").read_bytes() == before
 
 
+@pytest.mark.parametrize("what", ["a table", "the header"])
+def test_a_damaged_one_is_built_anew_and_holds_what_can_be_read(home: Path, what: str) -> None:
+    """Rows are read as the version meant them that wrote them, and then brought up to ours."""
+    with sqlite3.connect(home / "tune.db") as conn:
+        conn.execute("PRAGMA journal_mode = DELETE").fetchall()
+        (page,) = conn.execute("SELECT rootpage FROM sqlite_master WHERE name = 'trial'").fetchone()
+        (size,) = conn.execute("PRAGMA page_size").fetchone()
+    conn.close()
+    with (home / "tune.db").open("r+b") as file:
+        file.seek((page - 1) * size if what == "a table" else 0)
+        file.write(bytes(size if what == "a table" else 100))
+
+    store = Store(home / "tune.db", locks=home / "locks")
+    store.repair()
+    table = build_table(store.published()[1], places(), generation=1, failed=frozenset())
+
+    assert list(home.glob("tune.db.corrupt-*Z")) and not store.check()
+    assert coverage(home) == expected_coverage()
+    served = [[place, str(s.problem), s.covers, s.backend, s.config] for place, _, s in table.items()]
+    assert sorted(served) == EXPECTED["served"]
+    store.close()
+
+
 def test_a_key_that_names_what_we_do_not_know_is_no_problem_of_ours(home: Path, store: Store) -> None:
     with sqlite3.connect(home / "tune.db") as conn:
         conn.execute("UPDATE problem SET rest = rest || ',sparsity=2x4' WHERE text LIKE 'fp32:1x512x256%'")

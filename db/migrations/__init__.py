@@ -85,7 +85,7 @@ def apply(conn: sqlite3.Connection, path: Path = Path("a copy"), *, upgrade: boo
         if old:
             _bring_up_to_date(conn)
         else:
-            _make(conn)
+            make(conn)
         conn.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         conn.execute(f"PRAGMA user_version = {SCHEMA}")
         conn.execute("COMMIT")
@@ -107,16 +107,26 @@ def _bring_up_to_date(conn: sqlite3.Connection) -> None:
     migrations.apply(Database(conn))
 
 
-def _make(conn: sqlite3.Connection) -> None:
-    """Within a transaction: all steps, and the record that sqlite-utils would have made of them."""
-    for statement in _RECORD:
+def make(conn: sqlite3.Connection, since: int = 0, to: int = SCHEMA) -> None:
+    """Within a transaction: the steps after `since` up to `to`, and the record that sqlite-utils would make of them."""
+    for statement in _RECORD if since == 0 else ():
         conn.execute(statement)
-    for step in STEPS:
+    for step in STEPS[since:to]:
         for statement in statements(step.read_text()):
             conn.execute(statement)
         now = datetime.now(timezone.utc).isoformat(sep=" ")
         row = ("gemmtuned", step.stem, now)
         conn.execute("INSERT INTO _sqlite_migrations (migration_set, name, applied_at) VALUES (?, ?, ?)", row)
+
+
+def steps_of(conn: sqlite3.Connection) -> int:
+    """How many steps a file has by its own record; SCHEMA where that cannot be read, or is none of ours."""
+    sql = "SELECT name FROM _sqlite_migrations WHERE migration_set = 'gemmtuned' ORDER BY name"
+    try:
+        names = [name for (name,) in conn.execute(sql).fetchall()]
+    except (sqlite3.Error, UnicodeDecodeError):
+        return SCHEMA
+    return len(names) if names and names == [step.stem for step in STEPS[: len(names)]] else SCHEMA
 
 
 def altered(conn: sqlite3.Connection) -> bool:
