@@ -161,6 +161,8 @@ class Programs(Collector):
         published = {row["generation"]: row["published_us"] for row in queries.publications(self._database)}
         for row in sessions:
             self._note_activation(row, published)
+        there = {_process(row) for row in sessions}
+        self._seen = {process: generation for process, generation in self._seen.items() if process in there}
         live = GaugeMetricFamily("gemmtuned_programs", "Hooked processes by what is heard of them.", labels=("state",))
         for state in ("live", "silent", "gone"):
             live.add_metric((state,), sum(row["state"] == state for row in sessions))
@@ -172,7 +174,7 @@ class Programs(Collector):
         return found
 
     def _note_activation(self, row: dict[str, Any], published: dict[int, int]) -> None:
-        key, generation = (row["host"], row["pid"], row["started"]), row["generation"]
+        key, generation = _process(row), row["generation"]
         at_us = published.get(generation)
         if at_us is None or not row["active_us"] or self._seen.get(key) == generation:
             return
@@ -190,6 +192,10 @@ class Programs(Collector):
         for device, number in sorted(by_device.items()):
             waiting.add_metric((device,), number)
         yield waiting
+
+
+def _process(row: dict[str, Any]) -> tuple[object, ...]:
+    return row["host"], row["pid"], row["started"]
 
 
 def _by_run(sessions: Iterable[dict[str, Any]]) -> Iterator[Metric]:

@@ -19,7 +19,7 @@ from store_cases import NEW, found, open_store, problem, saw
 from gemmtuned.configs.errors import SettingError
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Session
-from gemmtuned.daemon.metrics import MOST_RUNS, Metrics
+from gemmtuned.daemon.metrics import MOST_RUNS, Metrics, Programs
 from gemmtuned.daemon.notice import Notice, SeatNotice
 from gemmtuned.daemon.seat import Solved
 
@@ -135,6 +135,23 @@ def test_a_thousand_programs_make_a_hundred_rows(tmp_path: Path) -> None:
 
     assert len(calls) == MOST_RUNS + 1
     assert calls["other"] == sum(range(1, 31))
+
+
+def test_of_programs_that_have_ended_nothing_is_remembered(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    now_s = time.time()
+    store.install(None, [found(problem())], environment=NEW, now_s=now_s - 50)
+    running = session(os.getpid(), "serve", now_s)
+    store.beat(running, now_s=now_s)
+    programs = Programs(tmp_path / "tune.db")
+    list(programs.collect())
+    assert len(programs._seen) == 1
+    store.end_session(running, now_s=now_s)
+    programs._asked_s = float("-inf")
+    list(programs.collect())
+    store.close()
+
+    assert not programs._seen
 
 
 def test_a_home_without_a_database_is_scraped_all_the_same(tmp_path: Path) -> None:

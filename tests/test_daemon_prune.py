@@ -63,6 +63,18 @@ def test_only_what_no_generation_ever_named_is_removed(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_kernel_that_a_worker_leaves_again_is_young_again(tmp_path: Path) -> None:
+    """It lost weeks ago, and wins now: between the worker and the verdict nothing names it."""
+    store = open_store(tmp_path)
+    install(store, tmp_path, kernel(tmp_path, "another"))
+    again = kernel(tmp_path, "lost once")
+    assert kernel(tmp_path, "lost once", old=False) == again
+
+    assert prune(store, tmp_path, tmp_path / "configs", tmp_path / "locks") == 0
+    assert again in there(tmp_path)
+    store.close()
+
+
 def test_what_is_published_is_kept_though_the_store_was_lost(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     name = kernel(tmp_path, "first")
