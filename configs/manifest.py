@@ -252,8 +252,8 @@ def write_binary(folder: Path, data: bytes) -> str:
     digest = sha256(data).hexdigest()
     with contextlib.suppress(TableError):
         read_binary(folder, digest)
-        with contextlib.suppress(OSError):
-            os.utime(folder / BINARIES / digest)  # young again: what nothing names for long is removed (daemon/prune.py)
+        with contextlib.suppress(OSError):  # young again: daemon/prune.py removes what nothing names for long
+            os.utime(folder / BINARIES / digest)
         return digest  # it is there, and whole
     try:
         make_folder(folder)

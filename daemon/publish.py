@@ -61,30 +61,36 @@ def publish(store: Store, folder: Path, locks: Path, *, now_s: float, give_up: b
         current = _is_current(store, folder)
         if current is not None:
             return current
-        before, state = _settle(store, folder, now_s=now_s, give_up=give_up)
-        generation = state.generation
-        solutions = [s for s in state.lines.values() if _bring_binary(s, locks.parent, folder)]
-        if before is None and generation == 0 and not solutions:
-            return None
-        rendered = {id(s): line for line, s in state.lines.items()}
-        new = {
-            stem: "".join(f"{rendered[id(s)]}\n" for s in group).encode() for stem, group in tables(solutions).items()
-        }
-        manifest = before.manifest if before is not None else None
-        if before is not None and before.generation >= generation:
+        for _ in range(_TRIES):
+            before, state = _settle(store, folder, now_s=now_s, give_up=give_up)
+            new = _rendered(state, locks.parent, folder)
+            if before is None and state.generation == 0 and not new:
+                return None
+            manifest = before.manifest if before is not None else None
             whole = manifest is not None and _holds(folder, manifest, new)
-            wanted = before.generation if whole else before.generation + 1
-            if wanted > generation:  # the same number means the same table in the store, the manifest and every program
-                store.skip_to(wanted, now_s=now_s)
-                generation = wanted
-            if whole:
+            generation = state.generation
+            if before is not None:
+                generation = max(generation, before.generation + (not whole))
+            # The same number means the same table in the store, the manifest and every program
+            if generation > state.generation and not store.skip_to(generation, after=state.generation, now_s=now_s):
+                continue  # others have changed it meanwhile
+            if manifest is not None and whole and generation == manifest.generation:
                 return manifest
-        manifest = write_contents(
-            folder, new, generation=generation, now_s=now_s, store_us=store.publication_us(generation),
-            environments=state.environments,
-        )  # fmt: skip
-    logger.info("published generation=%d files=%d solutions=%d", generation, len(manifest.files), len(solutions))
-    return manifest
+            manifest = write_contents(
+                folder, new, generation=generation, now_s=now_s, store_us=store.publication_us(generation),
+                environments=state.environments,
+            )  # fmt: skip
+            rows = sum(file.rows for file in manifest.files)
+            logger.info("published generation=%d files=%d solutions=%d", generation, len(manifest.files), rows)
+            return manifest
+    raise TryLater(f"{folder}: the database changes faster than it is published. Try again")
+
+
+def _rendered(state: Standing, home: Path, folder: Path) -> dict[str, bytes]:
+    """The tables of what the store holds, by stem; their kernels lie beside them."""
+    solutions = [s for s in state.lines.values() if _bring_binary(s, home, folder)]
+    line_of = {id(s): line for line, s in state.lines.items()}
+    return {stem: "".join(f"{line_of[id(s)]}\n" for s in group).encode() for stem, group in tables(solutions).items()}
 
 
 def take_back(store: Store, folder: Path, locks: Path, *, now_s: float) -> None:

@@ -161,17 +161,19 @@ class Solutions(Part):
         sql = "SELECT published_us FROM publication WHERE generation = ?"
         return int((self._db.read(lambda conn: conn.execute(sql, (generation,)).fetchone()) or (0,))[0])
 
-    def skip_to(self, generation: int, *, now_s: float) -> None:
-        """Let this be the newest publication's number, if it is not beyond: programs have seen it, or are about to.
+    def skip_to(self, generation: int, *, after: int, now_s: float) -> bool:
+        """Let this be the number of the newest publication, which is `after` and shows the same.
 
-        It shows what the one before it did.
+        Programs have seen it, or are about to.  False when `after` is not the newest any more; nothing is changed.
         """
 
-        def once(conn: sqlite3.Connection) -> None:
-            if current_generation(conn) < generation:
-                raise_generation(conn, us(now_s), at_least=generation, note="written anew")
+        def once(conn: sqlite3.Connection) -> bool:
+            if current_generation(conn) != after:
+                return False
+            raise_generation(conn, us(now_s), at_least=generation, note="written anew")
+            return True
 
-        self._write(once, durable=True)
+        return self._write(once, durable=True)
 
     def withdraw(
         self, problems: Sequence[Problem], *, reason: str, now_s: float, dry_run: bool = False, hold: bool = True

@@ -55,6 +55,27 @@ def test_nothing_is_written_before_there_is_something_to_publish(store: Store, t
     assert not (tmp_path / "configs" / MANIFEST).exists()
 
 
+def test_a_verdict_that_comes_while_a_table_is_written_anew_is_published_too(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its generation must not be the number of the table without it: that table would be taken for the newest."""
+    folder, locks = tmp_path / "configs", tmp_path / "locks"
+    install(store, problem())
+    publish(store, folder, locks, now_s=NOW)
+    next(folder.glob("*.jsonl")).unlink()
+    skip_to = Store.skip_to
+
+    def meanwhile(self: Store, generation: int, *, after: int, now_s: float) -> bool:
+        if store.generation() == 1:
+            store.install(None, [replace(solution(problem()), us=1.5)], environment=ENVIRONMENT, now_s=NOW)
+        return skip_to(self, generation, after=after, now_s=now_s)
+
+    monkeypatch.setattr(Store, "skip_to", meanwhile)
+    publish(store, folder, locks, now_s=NOW)
+
+    assert [s.us for s in published(folder)] == [1.5] == [s.us for s in store.published()[1]]
+
+
 def test_what_the_store_holds_is_what_programs_read(store: Store, tmp_path: Path) -> None:
     generation = install(store, problem(64), problem(65), problem(64, "batched"))
     manifest = publish(store, tmp_path / "configs", tmp_path / "locks", now_s=NOW)
