@@ -244,6 +244,24 @@ CAPTURES = """
 """
 
 
+def test_a_launch_with_scratch_memory_leaves_a_capture_whole(run: Any) -> None:
+    said = run(
+        """
+    begin()
+    call()
+    asked = calls("cuStreamGetId")
+    cuda.fake_capture_state.argtypes = (ctypes.c_void_p,)
+    cuda.fake_capture(0x5000, 1, 1, 0x100001)
+    launched = calls("cuLaunchKernel")
+    call()
+    call()
+    state = cuda.fake_capture_state(0x5000)
+    print(json.dumps([state, calls("cuLaunchKernel") - launched, asked > 0, calls("cuStreamGetId") - asked]))
+    """
+    )
+    assert said == [1, 2, True, 0]  # still active, both launched, and the driver was not asked for the stream's number
+
+
 def test_a_graph_holds_its_memory_and_gives_it_to_the_next_when_it_is_gone(run: Any) -> None:
     said = run(
         CAPTURES

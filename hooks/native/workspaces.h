@@ -43,7 +43,7 @@ class Workspaces {
   // where there is none to be had.
   Address find(int device, Handle stream, const Capture& capture, size_t bytes) {
     if (reinterpret_cast<uintptr_t>(stream) == 2) throw Declined("the handle of each thread's own default stream");
-    const Owner owner{device, key_of(stream), capture.id};
+    const Owner owner{device, capture.id ? reinterpret_cast<uintptr_t>(stream) : key_of(stream), capture.id};
     thread_local Known known[8];  // what this thread used last: no lock in a call, whatever streams take turns
     thread_local unsigned next = 0;
     for (const Known& k : known)
@@ -94,7 +94,8 @@ class Workspaces {
   std::mutex mutex_;
   std::deque<Slot> slots_;  // a deque: the driver holds addresses of slots
 
-  // Handles of destroyed streams come again; numbers of streams do not.
+  // Handles of destroyed streams come again; numbers of streams do not. Never asked of a stream that is being captured:
+  // the driver answers 900 and breaks the capture. There the capture's own number tells owners apart.
   static unsigned long long key_of(Handle stream) {
     const Driver& d = Driver::get();
     unsigned long long id = 0;

@@ -71,6 +71,10 @@ void fake_capture(void* stream, unsigned long long id, int state, void* graph) {
   if (id) g_capturing[stream] = {id, state, graph};
   else g_capturing.erase(stream);
 }
+int fake_capture_state(void* stream) {
+  const auto capture = g_capturing.find(stream);
+  return capture == g_capturing.end() ? 0 : capture->second.state;
+}
 void fake_graph_gone(void* graph) {
   for (Object* o : g_held[graph])
     if (--o->count == 0) o->destroy(o->what);
@@ -129,6 +133,11 @@ int cuGetErrorName(int code, const char** name) {
 }
 #ifndef FAKE_OLD
 int cuStreamGetId(void* stream, unsigned long long* id) {
+  const auto capture = g_capturing.find(stream);
+  if (capture != g_capturing.end()) {  // seen on an H200, driver 580.159: 900, and the capture is invalidated
+    capture->second.state = 2;
+    return said(__func__), 900;
+  }
   const auto known = g_ids.find(stream);
   *id = known == g_ids.end() ? reinterpret_cast<unsigned long long>(stream) : known->second;
   return said(__func__);
