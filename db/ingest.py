@@ -162,13 +162,13 @@ class Ingest(Sightings):
         return calls
 
     def _pass(self, path: Path, now_us: int, until_s: float) -> tuple[int, bool, bool]:
-        """(calls added, whether this pass over the file came to its end, whether the file is large or old)."""
+        """(calls added, whether this pass over the file came to its end, whether a new file is to take its place)."""
         file = MembersFile(path)
         try:
             if file.born is None:  # programs have said that they are there, and nothing else
                 if not file.is_empty:
                     self._take_others(file, 0, now_us)
-                return 0, True, False
+                return 0, True, file.is_older
             since_us = self._db.read(lambda conn: _progress(conn, file, now_us)).since_us
             calls, is_over = self._pages(file, now_us, until_s)
             if not is_over:
@@ -176,7 +176,8 @@ class Ingest(Sightings):
             self._take_others(file, since_us, now_us)
             progress = self._db.read(lambda conn: _progress(conn, file, now_us))
             size = file.bytes()
-            old = abs(now_us - progress.opened_us) >= DAY_US and progress.left_us is None
+            over = file.is_older or abs(now_us - progress.opened_us) >= DAY_US
+            old = over and progress.left_us is None
             return calls, True, old or size >= ROTATE_BYTES * (1 if progress.left_us is None else 4)
         finally:
             file.close()

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from gemmtuned._testing import faults as failpoints
 from gemmtuned.configs.errors import StoreError
-from gemmtuned.db import faults
+from gemmtuned.db import faults, migrations
 from gemmtuned.db.lockfile import LockFile, what_lies_there
 from gemmtuned.db.rows import PROBLEM_COLUMNS, rows
 
@@ -115,6 +115,7 @@ class MembersFile:
         self.path = path
         self.aside = aside
         self.born: int | None  # by which it is known for as long as it is there; None while it holds nothing
+        self.is_older = False  # of an older version: a program of ours adds nothing to it
         self._until_s = time.monotonic() + ANSWER_S
         uri = f"{path.absolute().as_uri()}?mode=ro" + ("&immutable=1" if aside else "")
         faults.refuse_short(path)
@@ -134,6 +135,7 @@ class MembersFile:
                 return
             self.is_empty = False
             self._refuse_strange()
+            self.is_older = self._ask("PRAGMA user_version")[0][0] < migrations.SCHEMA
             came_as = "came_as" in {row[1] for row in self._ask("PRAGMA table_info(environment)")}
             name = "coalesce(nullif(came_as, ''), key)" if came_as else "key"  # step 0017 gave it another
             first = self._ask(f"SELECT {name}, first_seen_us FROM environment ORDER BY id LIMIT 1")  # noqa: S608

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -19,6 +22,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Device, Environment, Solution
 from gemmtuned.daemon.publish import publish
 from gemmtuned.db import migrations, queries
+from gemmtuned.db.guest import GuestStore
 from gemmtuned.db.store import Store
 from gemmtuned.hooks.dispatch import build_table
 
@@ -183,6 +187,39 @@ def test_its_tables_are_published_anew_with_the_same_rows_and_then_stay(home: Pa
     table = build_table(rows, places(), generation=1, failed=frozenset())
     served = [[place, str(s.problem), s.covers, s.backend, s.config] for place, _, s in table.items()]
     assert sorted(served) == EXPECTED["served"]
+
+
+def test_a_program_that_is_started_by_run_adds_its_counts(home: Path, native_cache: Path) -> None:
+    """A program never changes the schema; what its line advises must help."""
+    code = "import torch; torch.mm(torch.ones(3, 4), torch.ones(4, 5))"
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("GEMMTUNED", "AITER", "TORCH_DEVICE"))}
+    env |= {"GEMMTUNED_HOME": str(home), "GEMMTUNED_CACHE": str(native_cache)}
+    own = subprocess.run(
+        [sys.executable, "-c", code], env=env | {"GEMMTUNED": "1"}, capture_output=True, text=True, timeout=120
+    )
+    run = [sys.executable, "-m", "gemmtuned", "run", "--", sys.executable, "-c", code]
+    done = subprocess.run(run, env=env, capture_output=True, text=True, timeout=120)
+
+    assert "calls=1" in own.stderr and "Bring it up to date: gemmtuned run" in own.stderr
+    assert done.returncode == 0 and "counts" not in done.stderr, done.stderr
+    found = queries.ask(
+        home / "tune.db", "SELECT sum(d.calls) AS n FROM demand d JOIN problem p ON p.id = d.problem_id WHERE p.m = 3"
+    )
+    assert found[0]["n"] == 1
+
+
+def test_a_members_file_of_then_makes_room_for_one_of_now(home: Path) -> None:
+    """The daemon owns the folder; a program of now adds nothing to a file of then."""
+    (home / "ingest").mkdir()
+    members = home / "ingest" / "ingest.db"
+    (home / "tune.db").rename(members)
+    store = Store(home / "tune.db", locks=home / "locks")
+
+    taken = [store.take_from(members, now_s=NOW_S + 2 * i) for i in range(3)]
+
+    store.close()
+    assert taken == [sum(EXPECTED["demand"].values()), 0, 0]
+    GuestStore(members, locks=home / "ingest", timeout_s=1.0).let_lie()
 
 
 def test_a_program_of_now_reads_the_tables_of_then(home: Path) -> None:

@@ -6,15 +6,17 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
-from gemmtuned.commands.native_library import build_before
+from gemmtuned.commands.native_library import build_before, say
 from gemmtuned.commands.options import settings
 from gemmtuned.commands.spot_checking import check_tables
-from gemmtuned.configs.settings import child_env
+from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.settings import Settings, child_env
 
+UPGRADE_WAIT_S: Final = 5.0  # for others who hold the database
 Command = Annotated[list[str], typer.Argument(metavar="COMMAND...", help="python serve.py, or serve.py alone.")]
 
 
@@ -39,8 +41,22 @@ def run(
     here = settings()
     build_before(argv, here)
     check_tables(here)
+    _bring_up_to_date(here)
     sys.stdout.flush()
     os.execvpe(argv[0], argv, env)  # noqa: S606  no shell: the user's own command line
+
+
+def _bring_up_to_date(here: Settings) -> None:
+    """The database that the program will add its counts to: a program itself never changes the schema of one."""
+    from gemmtuned.db.store import Store
+
+    path, locks = here.counts
+    if here.disabled or not path.exists():
+        return
+    try:
+        Store(path, locks=locks, timeout_s=UPGRADE_WAIT_S, create=False).close()
+    except GemmtunedError as err:
+        say(f"the program's counts may be lost: {err}")
 
 
 def program(command: list[str]) -> list[str]:
