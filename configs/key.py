@@ -10,11 +10,11 @@ from typing import Final, NamedTuple
 
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.padding import COVERS
-from gemmtuned.configs.problem import DTYPES, FAMILIES, LAYOUTS, MATH_MODES, SCALE_LAYOUTS, SCALES, Problem
+from gemmtuned.configs.problem import CHAIN_M, DTYPES, FAMILIES, LAYOUTS, MATH_MODES, SCALE_LAYOUTS, SCALES, Problem
 
 MAX_BYTES: Final = 48
 PLACES: Final = ("cpu", "cuda")  # index = device type
-FLAGS: Final = {"BIAS": 1, "DETERMINISTIC": 2, "GRAPH": 4, "PACKED": 8, "SHUFFLED": 16}
+FLAGS: Final = {"BIAS": 1, "DETERMINISTIC": 2, "GRAPH": 4, "PACKED": 8, "SHUFFLED": 16, "BATCH_INVARIANT": 32}
 ACTS: Final = (
     "", *(f"{name}{gated}{weighted}" for name in ("silu", "gelu", "relu", "swiglu") for gated in ("", "_gated")
           for weighted in ("", "_weighted")),
@@ -62,6 +62,7 @@ def values_of(problem: Problem, *, covers: str = "exact", graph: bool = False, p
     flags = {
         "BIAS": problem.bias, "DETERMINISTIC": problem.deterministic, "GRAPH": graph,
         "PACKED": problem.weight_state == "packed", "SHUFFLED": problem.weight_state == "shuffled",
+        "BATCH_INVARIANT": problem.batch_invariant,
     }  # fmt: skip
     try:
         values = {
@@ -102,7 +103,8 @@ def problem_of(values: dict[str, int]) -> Problem:
             layout=LAYOUTS[values["layout"]],
             weight_state="packed" if flags & FLAGS["PACKED"] else "shuffled" if flags & FLAGS["SHUFFLED"] else "plain",
             packing=PACKINGS[values["packing"]], math_mode=MATH_MODES[values["math"]],
-            deterministic=bool(flags & FLAGS["DETERMINISTIC"]), threads=values["threads"],
+            deterministic=bool(flags & FLAGS["DETERMINISTIC"]),
+            batch_invariant=bool(flags & FLAGS["BATCH_INVARIANT"]), threads=values["threads"],
             experts=values["experts"] or None, topk=values["topk"] or None, inter=values["inter"] or None,
             act=ACTS[values["act"]] or None,
         )  # fmt: skip
@@ -123,6 +125,7 @@ def header() -> str:
     for name, constants in _ENUMS.items():
         assert len(constants) == len(_LISTS[name]), f"{name} has other members than its list in configs/problem.py"
         lines.append(f"enum {name} : uint8_t {{ {', '.join(constants)} }};")
+    lines.append(f"constexpr uint32_t kChainM = {CHAIN_M};  // m of a batch-invariant problem, whatever was called")
     lines.append(f"enum Flag : uint8_t {{ {', '.join(f'{name} = {bit}' for name, bit in FLAGS.items())} }};")
     lines += ["", "struct ProblemFields {"]
     for field in FIELDS:

@@ -60,6 +60,7 @@ _SCALE_OF_W: Final = {"1x128": "128x128"}
 _SCALE_DTYPES: Final = {"1x32": "e8m0", "1x16": "fp8_e4m3", "1x16+tensor": "fp8_e4m3"}
 
 MAX_DIM: Final = 2**31 - 1
+CHAIN_M: Final = 256  # what stands for every M in a batch-invariant problem; its solution is proven at each M up to it
 _WORD: Final = re.compile(r"[a-z0-9_]{1,40}")
 
 
@@ -80,6 +81,9 @@ class Problem:
     packing: the layout of a weight that is packed or shuffled, where there are several.
     threads: the CPU threads of the calling process; 0 on other devices.
     math_mode: `ieee`, or what the program allowed: `tf32`, `bf16` (inside fp32), `reduced` (16-bit reductions).
+    batch_invariant: the bits of a row of Y must not depend on the other rows, nor on how many there are.  One solution
+    then serves every M, so M and how X lies are no part of such a problem: m is CHAIN_M and X row-major, whatever was
+    said.  Dense problems with plain weights only.
     experts, topk, inter, act: of moe alone, and needed there.  inter: width between the two products; act: the
     activation, `silu`, with `_gated` after it when the first product has gate and up halves, then `_weighted` when the
     routing weights are applied before the activation.
@@ -105,6 +109,7 @@ class Problem:
     packing: str = ""
     math_mode: str = "ieee"
     deterministic: bool = False
+    batch_invariant: bool = False
     threads: int = 0
     experts: int | None = None
     topk: int | None = None
@@ -120,13 +125,19 @@ class Problem:
                 raise ProblemError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(allowed)}")
         for name in ("batch", "m", "n", "k"):
             self._check_size(name)
-        for name in ("bias", "deterministic"):
+        for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise ProblemError(f"{name} is {getattr(self, name)!r}, expected true or false")
         if not isinstance(self.threads, int) or not 0 <= self.threads <= 32767:
             raise ProblemError(f"threads is {self.threads!r}, expected an integer from 0 to 32767")
         if self.packing and not (isinstance(self.packing, str) and _WORD.fullmatch(self.packing)):
             raise ProblemError(f"packing is {self.packing!r}, expected a name of small letters, digits and _")
+        if self.batch_invariant:
+            if self.family != "dense" or self.weight_state != "plain":
+                raise ProblemError(f"batch_invariant: family {self.family} with a weight that is {self.weight_state}, "
+                                   "expected family dense with a plain weight")
+            object.__setattr__(self, "m", CHAIN_M)
+            object.__setattr__(self, "layout", f"n{self.layout[1]}")
         if self.family == "moe":
             for name in ("experts", "topk", "inter"):
                 self._check_size(name, " in family moe")
@@ -177,8 +188,12 @@ class Problem:
         return int(x + w + (2 if self.family.endswith("_add") else 1) * y)
 
     def with_m(self, m: int) -> Problem:
-        """The same problem with another number of rows."""
+        """The same problem with another number of rows; a batch-invariant one is the same for every number."""
         return replace(self, m=m)
+
+    def at(self, m: int) -> Problem:
+        """One size of a batch-invariant problem, as one that may be run, timed and compared by itself."""
+        return replace(self, batch_invariant=False, m=m)
 
     def row(self) -> dict[str, Any]:
         """The problem's columns, in the order of `COLUMNS`."""
@@ -192,7 +207,7 @@ class Problem:
         we would make of it.  Integers 0 and 1 are taken for booleans, as SQLite returns them.  Raises ProblemError.
         """
         known = dict(row)
-        for name in ("bias", "deterministic"):
+        for name in _SWITCHES:
             if known.get(name) in (0, 1):
                 known[name] = bool(known[name])
         unknown = sorted(str(name) for name in known if name not in _DEFAULTS)
@@ -276,7 +291,7 @@ class Problem:
             if name in _NUMBERS:
                 if not value.isascii() or not value.isdigit():
                     raise ProblemError(f"{text!r}: {short} is {value!r}, expected a number")
-                values[name] = bool(int(value)) if name == "deterministic" else int(value)
+                values[name] = bool(int(value)) if name in _SWITCHES else int(value)
             else:
                 values[name] = value
         return cls(**values)
@@ -323,8 +338,9 @@ _IMPLIED: Final[dict[str, Callable[[Problem], str]]] = {  # what "" becomes; one
     "scale_dtype": lambda p: _SCALE_DTYPES.get(p.scale, "fp32"),
     "wscale_dtype": lambda p: _SCALE_DTYPES.get(p.wscale, "fp32"),
 }
+_SWITCHES: Final = ("bias", "deterministic", "batch_invariant")
 _NUMBERS: Final = frozenset(
-    ("batch", "n", "k", "bias", "deterministic", "threads", "experts", "topk", "inter")
+    ("batch", "n", "k", *_SWITCHES, "threads", "experts", "topk", "inter")
 )  # beside m: what is no text in a key
 REST_OF_0_1_0: Final = (
     "family", "batch", "n", "k", "bias", "dtype", "wdtype", "out_dtype", "scale", "layout", "weight_state", "math_mode",
@@ -357,6 +373,7 @@ SPELLED: Final = {  # a column, and what str() calls it
     "packing": "packing",
     "math_mode": "math",
     "deterministic": "deterministic",
+    "batch_invariant": "invariant",
     "threads": "threads",
     "experts": "experts",
     "topk": "topk",

@@ -306,14 +306,15 @@ def watchdog_s(env: Mapping[str, str] | None = None) -> float | None:
     return int(text) / 1e6 or None
 
 
-_INVARIANT: Final = ("GEMMTUNED_BATCH_INVARIANT", "VLLM_BATCH_INVARIANT", "SGLANG_ENABLE_DETERMINISTIC_INFERENCE")
+BATCH_INVARIANT: Final = "GEMMTUNED_BATCH_INVARIANT"
+_INVARIANT: Final = (BATCH_INVARIANT, "VLLM_BATCH_INVARIANT", "SGLANG_ENABLE_DETERMINISTIC_INFERENCE")
 _SGLANG_FLAG: Final = "--enable-deterministic-inference"
 
 
 def batch_invariance(env: Mapping[str, str] | None = None, argv: Sequence[str] | None = None) -> str:
     """The variable or flag that asks for results that do not depend on the batch; "" when none does.
 
-    vLLM and SGLang have their own, and may set them after we were switched on.
+    vLLM and SGLang have their own, and may set them after we were switched on.  Ours comes first: it asks for our kernels.
     """
     env = os.environ if env is None else env
     for name in _INVARIANT:

@@ -148,6 +148,8 @@ class Solution:
     def to_row(self) -> dict[str, Any]:
         """One line of a published table: problem columns, then ours."""
         row = {**self.problem.row(), **{name: getattr(self, name) for name in _OWN}}
+        if not self.problem.batch_invariant:  # versions that do not know the column read these rows on
+            del row["batch_invariant"]
         return {**row, "launch": self.launch} if self.launch else row
 
     @classmethod

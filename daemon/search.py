@@ -34,6 +34,7 @@ from torch import Tensor
 from gemmtuned.configs.errors import CandidateFailed, TableError, TryLater
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND, MODES, Candidate, Device, Environment, Solution
+from gemmtuned.daemon.chain_search import tune_chain
 from gemmtuned.daemon.checks import Watch, Wrong
 from gemmtuned.daemon.clocks import clock_for
 from gemmtuned.daemon.compile_ahead import Compilers
@@ -122,6 +123,11 @@ def tune_modes(
     device = torch_device(environment.device)
     # A new order every time: a repeated search of one problem is another draw
     coin = random.Random(seed)  # noqa: S311
+    if target.batch_invariant:
+        with as_called(target):
+            return tune_chain(
+                target, environment, device, mode=mode, skip=skip, emit=emit, options=options, clock=clock, seed=seed
+            )
     with as_called(target):
         contest = _Contest(
             tuple(members), covers, target, environment, device, skip, emit, options, clock or clock_for(device), coin

@@ -17,16 +17,19 @@ from gemmtuned.configs.errors import GemmtunedError, ProblemError
 from gemmtuned.configs.launch import read_launch
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.rows import ROWS
 from gemmtuned.configs.solution import DEFAULT_BACKEND, LIVE_STATES, Environment, Solution
 
 # Backends that hooks/native/capture.cpp can run, with its codes. 0 is stock torch.
 NATIVE_CODES: Final = {
     DEFAULT_BACKEND: 0, "torch_swap": 1, "torch_mv": 2, "onednn": 3, "onednn_packed": 4, "triton": 5, "cublaslt": 6,
     "cuda": 5,  # a published binary, launched like Triton's
+    ROWS: 8,
 }  # fmt: skip
 
 OPERATOR_CODE: Final = 7  # an operator that some package registered with torch: any backend whose record names one
 
+INVARIANT: Final = (ROWS, "triton", "cuda")  # backends that batch-invariant problems are proven with
 SERVED: Final = ("dense", "batched")  # families that the hook routes; the others are counted
 
 _idents: dict[tuple[object, ...], int] = {}
@@ -150,6 +153,8 @@ def _refusal(solution: Solution, environment: Environment | None, failed: frozen
         return f"family {p.family}, or its scales, are served by torch alone in this version"
     if p.weight_state == "shuffled" or (p.weight_state == "plain" and solution.backend == "onednn_packed"):
         return f"backend {solution.backend} does not take a weight that is {p.weight_state}"
+    if p.batch_invariant != (solution.backend == ROWS) and not (p.batch_invariant and solution.backend in INVARIANT):
+        return f"backend {solution.backend} is not one for {'batch-invariant' if p.batch_invariant else 'such'} problems"
     if environment is None:
         return f"made for another device ({solution.device})"
     if solution.backend not in NATIVE_CODES:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gemmtuned.configs.errors import CandidateFailed, GemmtunedError
 from gemmtuned.configs.say import say_line, tell
-from gemmtuned.configs.settings import Settings, UserTables, batch_invariance
+from gemmtuned.configs.settings import BATCH_INVARIANT, Settings, UserTables, batch_invariance
 from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Environment, Solution
 from gemmtuned.configs.verdicts import Verdicts
@@ -170,10 +170,10 @@ class Hook:
         if self._switched_off():
             return native.OFF
         self._invariant = batch_invariance()
-        free = self.settings.dispatch and not self.breaker.open and not self._invariant
-        dispatch = native.DISPATCH if free else 0
+        asked = not self._invariant or self._invariant == BATCH_INVARIANT  # of an engine: its own kernels stay
+        dispatch = native.DISPATCH if self.settings.dispatch and not self.breaker.open and asked else 0
         count = self.settings.capture or self.selections is not None  # what is told was counted
-        return (native.CAPTURE if count else 0) | dispatch
+        return (native.CAPTURE if count else 0) | dispatch | (native.INVARIANT if self._invariant else 0)
 
     # ---- the thread
 
@@ -340,7 +340,12 @@ class Hook:
     def _invariant_note(self) -> str:
         if not self._invariant or not self.settings.dispatch:
             return ""
-        return f"dispatch is off, capture is on: {self._invariant} asks for one kernel whatever the batch"
+        if self._invariant == BATCH_INVARIANT:
+            return f"{BATCH_INVARIANT}: dense products by kernels proven batch-invariant alone, all else by torch"
+        return (
+            f"dispatch is off, capture is on: {self._invariant} asks for one kernel whatever the batch "
+            f"({BATCH_INVARIANT}=1 has those served that are proven so)"
+        )
 
     def overridden(self, *, anew: bool = False) -> dict[str, str]:
         """Operators whose calls do not reach us: name -> where the kernel that serves them was registered."""

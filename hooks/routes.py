@@ -15,16 +15,17 @@ from typing import Any, Final
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.launch import ARGUMENTS, OPERANDS, OVERS, read_launch
 from gemmtuned.configs.manifest import read_binary
+from gemmtuned.configs.rows import ROWS, read_rows
 from gemmtuned.configs.say import tell
 from gemmtuned.configs.solution import Solution
 from gemmtuned.hooks.dispatch import NATIVE_CODES, OPERATOR_CODE, Table, ident_of
-from gemmtuned.hooks.native import Launch, LtLaunch, Native, OperatorLaunch, Row
+from gemmtuned.hooks.native import Launch, LtLaunch, Native, OperatorLaunch, Row, RowBlocks
 from gemmtuned.kernels.cublaslt import COMPUTE_32F, COMPUTE_TF32, DATA_TYPES
 
 log = logging.getLogger("gemmtuned.hooks")
 _OPERAND_KINDS: Final = {name: i for i, name in enumerate(OPERANDS)}  # OperandKind of hooks/native/operator_call.h
 _NOTHING, _INTEGER, _REAL, _TRUTH = 4, 5, 6, 7
-LAUNCHED: Final = frozenset({"triton", "cublaslt", "cuda"})  # backends whose solutions carry a launch record
+LAUNCHED: Final = frozenset({"triton", "cublaslt", "cuda", ROWS})  # backends whose routes need more than a code
 
 
 class Routes:
@@ -55,7 +56,10 @@ class Routes:
                     continue
             yield Row(problem, covers, mode, ident_of(solution), code, place, launch)
 
-    def _launch(self, solution: Solution, device: int) -> Launch | LtLaunch | OperatorLaunch:
+    def _launch(self, solution: Solution, device: int) -> Launch | LtLaunch | OperatorLaunch | RowBlocks:
+        if solution.backend == ROWS:
+            rows = read_rows(solution.config)
+            return RowBlocks(NATIVE_CODES[rows.kernel], rows.block, rows.grain)
         facts = read_launch(solution.launch)
         if ("operator" in facts) != (solution.backend not in NATIVE_CODES):
             raise TableError(f"its launch record is not one of backend {solution.backend}")

@@ -22,6 +22,7 @@ from gemmtuned.hooks.overrides import Watch, is_torchs, registered_at
 OFF: Final = 0
 CAPTURE: Final = 1
 DISPATCH: Final = 2
+INVARIANT: Final = 4
 _UNSIGNED: Final[dict[int, Any]] = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32}
 MAX_OPERATOR_ARGUMENTS: Final = launch_records.MAX_OPERATOR_ARGUMENTS
 
@@ -98,6 +99,12 @@ class OperatorLaunch(ctypes.Structure):
     )
 
 
+class RowBlocks(ctypes.Structure):
+    """How the native hook cuts a product into blocks of rows: `RowBlocks` of routes.h."""
+
+    _fields_ = (("kernel", ctypes.c_int32), ("block", ctypes.c_int32), ("grain", ctypes.c_int32))
+
+
 class _Row(ctypes.Structure):
     _fields_ = (
         ("key", _Problem),
@@ -116,7 +123,7 @@ HOW: Final = ("failed", "wrong")  # index: Failing of routes.h
 
 _MIRRORED: Final = (
     ("ProblemFields", _Problem), ("Record", _Record), ("Launch", Launch), ("LtLaunch", LtLaunch),
-    ("OperatorLaunch", OperatorLaunch), ("GtRow", _Row), ("GtFailure", _Failure),
+    ("OperatorLaunch", OperatorLaunch), ("RowBlocks", RowBlocks), ("GtRow", _Row), ("GtFailure", _Failure),
 )  # fmt: skip
 _LAYOUT: Final = "".join(
     f"{name}.{field[0]}:{getattr(kind, field[0]).offset}:{getattr(kind, field[0]).size}\n"
@@ -138,7 +145,7 @@ class Row(NamedTuple):
     ident: int
     code: int
     place: str = "cpu"
-    launch: Launch | LtLaunch | OperatorLaunch | None = None  # for a code that launches a kernel or calls an operator
+    launch: Launch | LtLaunch | OperatorLaunch | RowBlocks | None = None  # what some codes need
 
 
 class Native:
@@ -216,7 +223,7 @@ class Native:
         self._lib.gt_at_first_count(body)
 
     def set_mode(self, mode: int) -> None:
-        """OFF, or CAPTURE and DISPATCH or-ed together."""
+        """OFF, or CAPTURE, DISPATCH and INVARIANT or-ed together."""
         self._lib.gt_set_mode(mode)
 
     @property

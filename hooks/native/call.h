@@ -44,6 +44,10 @@ bool describe(Problem& p, Family family, const Tensor& a, const Tensor& b, at::S
   p.layout = static_cast<uint8_t>(side(a, false) * 3 + side(b, true));
   Device::describe(p, a);
   if (at::globalContext().deterministicAlgorithms()) p.flags |= DETERMINISTIC;
+  if (C10_UNLIKELY(invariant()) && family == DENSE) {  // how many rows X has, and how they lie, is no part of it
+    p.flags |= BATCH_INVARIANT;
+    p.m = kChainM, p.layout = static_cast<uint8_t>(side(b, true));
+  }
   return true;
 }
 
@@ -73,7 +77,7 @@ inline uint64_t now_ns() {
 
 // The result of a route as stock would have returned it; throws when it is something else.
 inline Tensor as_stock(const Tensor& y, const Problem& p, const Tensor& a) {
-  const int64_t m = p.m, n = p.n;
+  const int64_t m = a.size(-2), n = p.n;
   TORCH_CHECK(y.scalar_type() == static_cast<at::ScalarType>(p.out_dtype) && y.is_contiguous() && y.dim() == a.dim() &&
                   y.size(-1) == n && y.size(-2) == m,
               "result is ", y.scalar_type(), " ", y.sizes(), ", not what torch returns");
@@ -120,7 +124,8 @@ auto call(const Problem& key, const Tensor& a, const Tensor& b, const Tensor* bi
   if (C10_UNLIKELY(!cell)) return stock();
   const uint64_t epoch = g_epoch.load(std::memory_order_acquire);
   if (C10_UNLIKELY(cell->epoch != epoch)) {
-    cell->found = dispatching() ? look_up(*thread, key) : Found{};
+    const bool may = dispatching() && (!invariant() || key.flags & BATCH_INVARIANT);
+    cell->found = may ? look_up(*thread, key) : Found{};
     cell->epoch = epoch;
   }
   Depth inside(*thread);

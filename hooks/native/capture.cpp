@@ -87,7 +87,7 @@ Tensor frozen_linear(const Tensor& x, const Tensor& w, const Tensor& packed, con
   Problem p;
   const bool same = w.scalar_type() == packed.scalar_type() && (!bias || bias->scalar_type() == w.scalar_type()) &&
                     std::ranges::equal(stamp, stamp_of(w));
-  const Tensor y = off() || !same || !describe<Cpu>(p, DENSE, a, b, a.scalar_type()) ? plain() : frozen(p);
+  const Tensor y = off() || invariant() || !same || !describe<Cpu>(p, DENSE, a, b, a.scalar_type()) ? plain() : frozen(p);
   auto sizes = x.sizes().vec();
   sizes.back() = w.size(0);
   return y.reshape(sizes);
@@ -212,7 +212,7 @@ using namespace gemmtuned;
 
 extern "C" {
 
-// One row of a table; launch: a cuda::Launch for LAUNCH, a cuda::LtLaunch for CUBLASLT, an OperatorLaunch for OPERATOR
+// One row of a table; launch: a cuda::Launch for LAUNCH, a cuda::LtLaunch for CUBLASLT, an OperatorLaunch for OPERATOR, a RowBlocks for ROWS
 struct GtRow {
   Problem key;
   int32_t id, code;
@@ -246,6 +246,7 @@ const char* gt_fields() {
       GEMMTUNED_FIELD(OperatorLaunch, kind), GEMMTUNED_FIELD(OperatorLaunch, count),
       GEMMTUNED_FIELD(OperatorLaunch, contiguous), GEMMTUNED_FIELD(OperatorLaunch, name),
       GEMMTUNED_FIELD(OperatorLaunch, overload), GEMMTUNED_FIELD(OperatorLaunch, schema),
+      GEMMTUNED_FIELD(RowBlocks, kernel), GEMMTUNED_FIELD(RowBlocks, block), GEMMTUNED_FIELD(RowBlocks, grain),
       GEMMTUNED_FIELD(GtRow, key), GEMMTUNED_FIELD(GtRow, id), GEMMTUNED_FIELD(GtRow, code), GEMMTUNED_FIELD(GtRow, launch),
       GEMMTUNED_FIELD(GtFailure, id), GEMMTUNED_FIELD(GtFailure, how), GEMMTUNED_FIELD(GtFailure, reason),
   };
@@ -405,6 +406,9 @@ void gt_load(const GtRow* rows, size_t count, uint64_t generation) {
         route->lt = std::make_unique<const cuda::LtLaunch>(*static_cast<const cuda::LtLaunch*>(rows[i].launch));
       if (rows[i].code == OPERATOR && rows[i].launch)
         route->op = std::make_unique<const OperatorCall>(*static_cast<const OperatorLaunch*>(rows[i].launch));
+      if (rows[i].code == ROWS && rows[i].launch)
+        route->rows = std::make_unique<const RowBlocks>(*static_cast<const RowBlocks*>(rows[i].launch));
+      route->chain = rows[i].key.flags & BATCH_INVARIANT;
     }
     table->add(rows[i].key, route.get());
   }

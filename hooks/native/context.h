@@ -14,7 +14,9 @@ using at::Scalar;
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
-enum Mode : int { OFF = 0, CAPTURE = 1, DISPATCH = 2 };
+// INVARIANT: the program wants the bits of a row to be the same in every batch. Its dense products are batch-invariant
+// problems then, and nothing else is routed.
+enum Mode : int { OFF = 0, CAPTURE = 1, DISPATCH = 2, INVARIANT = 4 };
 inline std::atomic<int> g_mode{OFF};
 inline std::atomic<const RouteTable*> g_table{new RouteTable(0)};
 inline std::atomic<uint64_t> g_epoch{1};  // raised after every swap of g_table or change of mode
@@ -49,5 +51,6 @@ inline Found look_up(ThreadCounters& thread, const Problem& key) {
 
 inline bool off() { return g_mode.load(std::memory_order_relaxed) == OFF; }
 inline bool dispatching() { return g_mode.load(std::memory_order_relaxed) & DISPATCH; }
+inline bool invariant() { return g_mode.load(std::memory_order_relaxed) & INVARIANT; }
 
 }  // namespace gemmtuned

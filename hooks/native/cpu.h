@@ -9,8 +9,10 @@
 #include <ATen/ops/addmv.h>
 #include <ATen/ops/baddbmm_cpu_dispatch.h>
 #include <ATen/ops/bmm_cpu_dispatch.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/mm_cpu_dispatch.h>
 #include <ATen/ops/mv.h>
+#include <ATen/ops/zeros.h>
 #include <torch/version.h>
 
 #include "call.h"
@@ -50,6 +52,10 @@ struct Cpu {
         return a.dim() == 2 && a.size(0) == 1;
       case OPERATOR:
         return route.op && route.op->accepts(a, b, bias);
+      case ROWS:
+        return route.rows && a.dim() == 2 &&
+               (route.rows->kernel != ONEDNN || (at::globalContext().userEnabledMkldnn() && b.stride(0) == 1 &&
+                                                 b.stride(1) == b.size(0) && (!bias || bias->is_contiguous())));
       default:
         return true;
     }
@@ -59,7 +65,40 @@ struct Cpu {
   static Tensor run(const Route& route, const Tensor& a, const Tensor& b, const OptionalTensor& bias,
                       const Tensor& packed) {
     at::AutoDispatchBelowADInplaceOrView below;  // as inside any backend kernel: no autograd for what we call
-    switch (route.code) {
+    if (route.code == ROWS) return run_rows(*route.rows, a, b, bias);
+    return run_code(route.code, route, a, b, bias, packed);
+  }
+
+  // In blocks of rows that are all alike, so that the bits of a row do not depend on how many others there are. X is
+  // brought to one form first: some libraries add up in another order where an operand lies at another alignment.
+  static Tensor run_rows(const RowBlocks& rows, const Tensor& a, const Tensor& b, const OptionalTensor& bias) {
+    constexpr uintptr_t kAligned = 64;
+    const bool as_is = a.is_contiguous() && reinterpret_cast<uintptr_t>(a.const_data_ptr()) % kAligned == 0;
+    const Tensor x = as_is ? a : a.clone(at::MemoryFormat::Contiguous);
+    const int64_t m = a.size(0);
+    Route plain{-1, rows.kernel};
+    Tensor y;
+    for (int64_t first = 0; first < m; first += rows.block) {
+      const int64_t some = std::min<int64_t>(rows.block, m - first), padded = (some + rows.grain - 1) / rows.grain * rows.grain;
+      Tensor part = some == m ? x : x.narrow(0, first, some);
+      if (padded != some) {
+        Tensor wide = at::zeros({padded, x.size(1)}, x.options());
+        wide.narrow(0, 0, some).copy_(part);
+        part = wide;
+      }
+      Tensor made = run_code(rows.kernel, plain, part, b, bias, {});
+      if (padded == m) return made;
+      if (!y.defined()) y = at::empty({m, b.size(1)}, x.options());
+      y.narrow(0, first, some).copy_(padded == some ? made : made.narrow(0, 0, some));
+    }
+    return y;
+  }
+
+  static Tensor run_code(int32_t code, const Route& route, const Tensor& a, const Tensor& b, const OptionalTensor& bias,
+                         const Tensor& packed) {
+    switch (code) {
+      case STOCK:
+        return bias ? at::cpu::addmm(*bias, a, b) : at::cpu::mm(a, b);
       case SWAP: {
         const Tensor bt = b.transpose(-2, -1), at_ = a.transpose(-2, -1);
         if (a.dim() == 3) return at::cpu::bmm(bt, at_).transpose(-2, -1).contiguous();
@@ -77,7 +116,7 @@ struct Cpu {
       case OPERATOR:
         return (*route.op)(a, b, bias);
     }
-    TORCH_CHECK(false, "route code ", route.code, " is not known to this build");
+    TORCH_CHECK(false, "route code ", code, " is not known to this build");
   }
 
   static bool run_into(const Route&, const Tensor&, const Tensor&, const OptionalTensor&, Tensor&) { return false; }

@@ -69,6 +69,7 @@ struct Cuda {
     if (a.dim() != 2 || other_rounding(a.scalar_type())) return false;
     if (route.lt) return route.lt->accepts(a, b, bias);
     if (route.op) return route.op->accepts(a, b, bias);
+    if (route.chain) return route.launch && route.launch->accepts_others(a, b, bias);
     return route.launch && route.launch->accepts(a, b, bias);
   }
 
@@ -247,7 +248,13 @@ struct Cuda {
     const Tensor* const c = bias ? &*bias : nullptr;
     cuda::bind_context(a.device().index());
     if (route.lt) return cuda::launch(*route.lt, a, b, c, y);
-    cuda::launch(*route.launch, a, b, c, y);
+    if (C10_LIKELY(!route.chain)) return cuda::launch(*route.launch, a, b, c, y);
+    // Batch-invariant: the same kernel for every M, max_m rows at a time, whichever way X lies
+    const Tensor x = route.launch->accepts_rows(a) ? a : a.clone(at::MemoryFormat::Contiguous);
+    for (int64_t first = 0, m = a.size(0), most = route.launch->max_m; first < m; first += most) {
+      const int64_t some = std::min(most, m - first);
+      cuda::launch(*route.launch, some == m ? x : x.narrow(0, first, some), b, c, some == m ? y : y.narrow(0, first, some));
+    }
   }
 
   static bool capturing(c10::Device device) {

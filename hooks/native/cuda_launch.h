@@ -27,14 +27,22 @@ struct Launch {  // mirrored in hooks/native/__init__.py; the fields are those o
 
   // What the binary was compiled for is checked at every call; what it cannot take is served by torch, without blame.
   bool accepts(const at::Tensor& a, const at::Tensor& b, const at::Tensor* bias) const {
-    const auto aligned = [this](const at::Tensor& t) {
-      return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % static_cast<uintptr_t>(pointer_align) == 0;
-    };
-    const int64_t m = a.size(0), ldx = a.stride(0), ldw = b.stride(1);
-    return a.device().index() == device && m <= max_m && (a.stride(1) == 1 || a.size(1) == 1) &&
-           (b.stride(0) == 1 || b.size(0) == 1) && (m == 1 || ldx % ld_multiple == 0) && ldw % ld_multiple == 0 &&
-           ldx <= INT32_MAX && ldw <= INT32_MAX && aligned(a) && aligned(b) &&
-           (!bias || (bias->stride(0) == 1 && aligned(*bias)));
+    return a.size(0) <= max_m && accepts_rows(a) && accepts_others(a, b, bias);
+  }
+
+  bool accepts_rows(const at::Tensor& a) const {
+    const int64_t ldx = a.stride(0);
+    return (a.stride(1) == 1 || a.size(1) == 1) && (a.size(0) == 1 || ldx % ld_multiple == 0) && ldx <= INT32_MAX && aligned(a);
+  }
+
+  bool accepts_others(const at::Tensor& a, const at::Tensor& b, const at::Tensor* bias) const {
+    const int64_t ldw = b.stride(1);
+    return a.device().index() == device && (b.stride(0) == 1 || b.size(0) == 1) && ldw % ld_multiple == 0 && ldw <= INT32_MAX &&
+           aligned(b) && (!bias || (bias->stride(0) == 1 && aligned(*bias)));
+  }
+
+  bool aligned(const at::Tensor& t) const {
+    return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % static_cast<uintptr_t>(pointer_align) == 0;
   }
 };
 

@@ -8,7 +8,7 @@ namespace gemmtuned {
 
 // Whether copying the product into `out` is all there is to do: it need not be resized, and torch will not refuse it.
 inline bool fits(const Tensor& out, const Problem& p, const Tensor& a) {
-  return out.device() == a.device() && out.dim() == a.dim() && out.size(-1) == p.n && out.size(-2) == p.m &&
+  return out.device() == a.device() && out.dim() == a.dim() && out.size(-1) == p.n && out.size(-2) == a.size(-2) &&
          (a.dim() == 2 || out.size(0) == a.size(0)) && out.scalar_type() == static_cast<at::ScalarType>(p.out_dtype) &&
          at::has_internal_overlap(out) != at::MemOverlap::Yes;
 }

@@ -39,16 +39,25 @@ inline Failures& failures() {
 }
 
 // How a route runs. Codes of kernels/backends; hooks/dispatch.py holds the same list.
-enum Code : int32_t { STOCK = 0, SWAP = 1, MV = 2, ONEDNN = 3, ONEDNN_PACKED = 4, LAUNCH = 5, CUBLASLT = 6, OPERATOR = 7 };
+enum Code : int32_t { STOCK = 0, SWAP = 1, MV = 2, ONEDNN = 3, ONEDNN_PACKED = 4, LAUNCH = 5, CUBLASLT = 6, OPERATOR = 7, ROWS = 8 };
+
+// A product made of calls of at most `block` rows, each padded to a multiple of `grain` (kernels/backends/rows.py).
+// Mirrored in hooks/native/__init__.py.
+struct RowBlocks {
+  int32_t kernel;  // STOCK, SWAP or ONEDNN
+  int32_t block, grain;
+};
 
 // One way to run a problem. Interned: lives as long as the process, so that a call may hold it across a reload.
 struct Route {
   int32_t id;    // names the solution on the Python side
   int32_t code;  // which implementation, see Device::run; 0 is stock
+  bool chain = false;  // serves every M of a batch-invariant problem: what it cannot take as it lies is copied
   std::atomic<bool> failed{false};
   std::unique_ptr<const cuda::Launch> launch{};  // what a code of LAUNCH needs
   std::unique_ptr<const cuda::LtLaunch> lt{};    // what a code of CUBLASLT needs
   std::unique_ptr<const OperatorCall> op{};      // what a code of OPERATOR needs
+  std::unique_ptr<const RowBlocks> rows{};       // what a code of ROWS needs
 
   void fail(Failing how, const char* why) {
     if (failed.exchange(true)) return;

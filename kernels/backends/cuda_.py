@@ -6,7 +6,7 @@ are; running programs launch that without a compiler, so what is measured and ch
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
@@ -56,10 +56,10 @@ class Cuda:
         data = compile_config(found).data
         torch.cuda.current_stream()  # the context is torch's
         kernel = driver.Kernel(
-            data, one_shot.NAME, grid=found.grid, threads=WARP_SIZE * found.warps, shared=found.shared,
+            data, one_shot.NAME, threads=WARP_SIZE * found.warps, shared=found.shared,
             cluster=found.parts,
         )  # fmt: skip
-        return _Launched(kernel)
+        return _Launched(kernel, found)
 
     def launch_of(self, candidate: Candidate, problem: Problem) -> tuple[str, bytes]:
         """As CompiledBackend.launch_of."""
@@ -85,18 +85,22 @@ class Cuda:
 
 
 class _Launched:
-    """A loaded kernel."""
+    """A loaded kernel, for the M of its problem and every smaller one."""
 
-    def __init__(self, kernel: driver.Kernel) -> None:
-        self._kernel = kernel
+    def __init__(self, kernel: driver.Kernel, found: one_shot.OneShot) -> None:
+        self._kernel, self._found = kernel, found
 
     def bind(self, b: Tensor) -> Run:
         """As gemmtuned.kernels.backends.launched.bound."""
         kernel = self._kernel
+        grids: dict[int, tuple[int, int]] = {}
 
         def launch(a: Tensor, w: Tensor, bias: Tensor | None, y: Tensor) -> None:
             pointers = [t.data_ptr() for t in (a, w, bias, y) if t is not None]
-            kernel(torch.cuda.current_stream().cuda_stream, pointers, (a.shape[0], a.stride(0), w.stride(0)))
+            m = a.shape[0]
+            if m not in grids:
+                grids[m] = replace(self._found, m=m).grid
+            kernel(torch.cuda.current_stream().cuda_stream, pointers, (m, a.stride(0), w.stride(0)), grids[m])
 
         return bound(b, one_shot.LD_MULTIPLE, launch)
 

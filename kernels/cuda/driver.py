@@ -33,12 +33,12 @@ class _Config(ctypes.Structure):
 class Kernel:
     """One kernel of a binary, loaded in the current context for the life of the process.
 
-    grid: programs along the first two axes.  shared: bytes of dynamic shared memory a program.  Raises CandidateFailed
+    shared: bytes of dynamic shared memory a program.  Raises CandidateFailed
     when the driver refuses.
     """
 
     def __init__(
-        self, data: bytes, name: str, *, grid: tuple[int, int], threads: int, shared: int, cluster: int
+        self, data: bytes, name: str, *, threads: int, shared: int, cluster: int
     ) -> None:
         module, self._function = c_void_p(), c_void_p()
         _check(_driver().cuModuleLoadData(byref(module), data), "it does not load")
@@ -49,17 +49,18 @@ class Kernel:
         self._attribute = _Attribute(_CLUSTER, 0, (c_uint * 16)(cluster, 1, 1))
         attributes = ctypes.pointer(self._attribute) if cluster > 1 else None
         self._config = _Config(
-            (c_uint * 3)(*grid, 1), (c_uint * 3)(threads, 1, 1), shared, None, attributes, 1 if cluster > 1 else 0
+            (c_uint * 3)(1, 1, 1), (c_uint * 3)(threads, 1, 1), shared, None, attributes, 1 if cluster > 1 else 0
         )
 
     def _allow(self, attribute: int, value: int) -> None:
         _check(_driver().cuFuncSetAttribute(self._function, attribute, value), "more than a kernel may have here")
 
-    def __call__(self, stream: int, pointers: Sequence[int], numbers: Sequence[int]) -> None:
-        """Launch it with these pointers, and then these 32-bit numbers."""
+    def __call__(self, stream: int, pointers: Sequence[int], numbers: Sequence[int], grid: tuple[int, int]) -> None:
+        """Launch it with these pointers, and then these 32-bit numbers; grid: programs along the first two axes."""
         values = [*(c_void_p(p) for p in pointers), *(c_int(n) for n in numbers)]
         arguments = (c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         self._config.stream = stream
+        self._config.grid[0], self._config.grid[1] = grid
         _check(_driver().cuLaunchKernelEx(byref(self._config), self._function, arguments, None), "it is not launched")
 
 
