@@ -134,8 +134,10 @@ class Problem:
             raise ProblemError(f"packing is {self.packing!r}, expected a name of small letters, digits and _")
         if self.batch_invariant:
             if self.family != "dense" or self.weight_state != "plain":
-                raise ProblemError(f"batch_invariant: family {self.family} with a weight that is {self.weight_state}, "
-                                   "expected family dense with a plain weight")
+                raise ProblemError(
+                    f"batch_invariant: family {self.family} with a weight that is {self.weight_state}, "
+                    "expected family dense with a plain weight"
+                )
             object.__setattr__(self, "m", CHAIN_M)
             object.__setattr__(self, "layout", f"n{self.layout[1]}")
         if self.family == "moe":

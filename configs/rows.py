@@ -32,5 +32,6 @@ def read_rows(config: str) -> RowsConfig:
     except (ValueError, TypeError) as err:
         raise CandidateFailed(f"{ROWS} {config[:200]}: its config is none ({err})") from err
     raise CandidateFailed(
-        f"{ROWS} {config[:200]}: expected kernel ({', '.join(KERNELS)}), block up to {MAX_BLOCK} and grain, a divisor of it"
+        f"{ROWS} {config[:200]}: expected kernel ({', '.join(KERNELS)}), block up to {MAX_BLOCK}, and grain, which "
+        "divides it"
     )

@@ -54,7 +54,7 @@ _VARIABLES: Final = (
     Variable(
         "GEMMTUNED_BATCH_INVARIANT",
         "0",
-        "1: nothing is routed, so that results do not depend on the batch; captured still",
+        "1: dense products by kernels proven to give a row the same bits in every batch, all else by torch",
     ),
     Variable("GEMMTUNED_LIVE_CHECK", "0", "N: one routed call in N, by chance, is also computed by torch and compared"),
     Variable("GEMMTUNED_GRAPH_WAIT_S", "5", "seconds the first capture of a CUDA graph may wait for the tuned table"),
@@ -314,7 +314,8 @@ _SGLANG_FLAG: Final = "--enable-deterministic-inference"
 def batch_invariance(env: Mapping[str, str] | None = None, argv: Sequence[str] | None = None) -> str:
     """The variable or flag that asks for results that do not depend on the batch; "" when none does.
 
-    vLLM and SGLang have their own, and may set them after we were switched on.  Ours comes first: it asks for our kernels.
+    vLLM and SGLang have their own, and may set them after we were switched on.  Ours comes first: it asks for our
+    kernels.
     """
     env = os.environ if env is None else env
     for name in _INVARIANT:

@@ -39,6 +39,7 @@ SIZES: Final = (1, 16, 64, CHAIN_M)  # rows at which candidates are timed; each 
 MOST: Final = 30  # candidates of a search
 SHORT_S: Final = 0.03  # a race at one size, while candidates are chosen from
 LONG_S: Final = 0.15  # and of the one that is published
+NEAR: Final = 1.03  # what is this near to the best is a tie
 _compilers = Compilers()  # its processes start when there is something to compile
 
 
@@ -101,7 +102,9 @@ class _ChainSearch:
         for candidate in offered:
             if candidate not in failed and not _is_needless(candidate, passed):
                 passed += self._screen(default, candidate)
-        for entrant in sorted(passed, key=lambda e: e.gain, reverse=True):
+        best = max((e.gain for e in passed), default=0.0)
+        tied = [e for e in passed if e.gain * NEAR > best]  # the simplest of them comes first
+        for entrant in [*tied, *sorted((e for e in passed if e not in tied), key=lambda e: -e.gain)]:
             if self._is_proven(default, entrant):
                 return entrant
         return None

@@ -144,7 +144,7 @@ FROM every_sighting s JOIN cost c ON c.problem_id = s.problem_id AND c.environme
 WHERE s.hour >= :hour GROUP BY s.hour ORDER BY s.hour
 """
 _ANY_SHAPE: Final = {"m": None, "n": None, "k": None}
-_OF_SHAPE: Final = "(:m IS NULL OR (p.m = :m AND p.n = :n AND p.k = :k))"
+_OF_SHAPE: Final = "(:m IS NULL OR ((p.m = :m OR p.batch_invariant) AND p.n = :n AND p.k = :k))"
 _SOLVED: Final = f"""
 UNION
 SELECT p.text AS problem, {_PROBLEM}, h.key AS device, 0.0 AS time_us
@@ -528,7 +528,7 @@ def _steps(conn: sqlite3.Connection, problem: Problem, environment: Environment)
     key, device = environment.key, environment.device.key
     steps: list[dict[str, Any]] = []
     hit = False
-    for covers in COVERS:
+    for covers in COVERS[:1] if problem.batch_invariant else COVERS:
         m = padded_m(problem.m, problem.n, covers)
         filed = rows(conn, _FILED, (problem.rest, m, covers, device))
         if not filed:

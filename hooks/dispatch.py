@@ -153,8 +153,10 @@ def _refusal(solution: Solution, environment: Environment | None, failed: frozen
         return f"family {p.family}, or its scales, are served by torch alone in this version"
     if p.weight_state == "shuffled" or (p.weight_state == "plain" and solution.backend == "onednn_packed"):
         return f"backend {solution.backend} does not take a weight that is {p.weight_state}"
-    if p.batch_invariant != (solution.backend == ROWS) and not (p.batch_invariant and solution.backend in INVARIANT):
-        return f"backend {solution.backend} is not one for {'batch-invariant' if p.batch_invariant else 'such'} problems"
+    if p.batch_invariant and solution.backend not in INVARIANT:
+        return f"backend {solution.backend} is not proven batch-invariant"
+    if solution.backend == ROWS and not p.batch_invariant:
+        return f"backend {solution.backend} is for batch-invariant problems"
     if environment is None:
         return f"made for another device ({solution.device})"
     if solution.backend not in NATIVE_CODES:

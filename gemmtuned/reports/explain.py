@@ -9,6 +9,7 @@ from typing import Any, Final
 from gemmtuned.configs.padding import fine_step, padded_m
 from gemmtuned.configs.problem import Problem, known_problems
 from gemmtuned.configs.solution import Candidate
+from gemmtuned.reports.gains import EVERY_M
 from gemmtuned.reports.places import abridged
 from gemmtuned.reports.render import Column, Report, Row, Table, duration, factor
 
@@ -64,7 +65,12 @@ def report(
             title = f"{problem} {runs}. {queue[:1].upper()}{queue[1:]}.\n  in {short[environment]}"
             tables.append(Table("rows", _COLUMNS, table, title=title))
     notes = [f"{len(steps) - MOST} more problems match: name one as reports spell it."] if len(steps) > MOST else []
-    if tables:
+    if any(problem.batch_invariant for problem, _ in steps):
+        notes.append(
+            "Batch-invariant: asked for by a program that wants a row to have the same bits in every batch; one "
+            "solution, proven so, serves every M, and without one torch's own runs."
+        )
+    if tables and not all(problem.batch_invariant for problem, _ in steps):
         notes.append(
             "Looked up in this order: the size itself, then M rounded up to a multiple of 16 (of 32 above 256, 64 "
             "above 1024, 128 above 4096), then to a power of two; up to 16 that is the smaller step."
@@ -90,6 +96,8 @@ def _row(problem: Problem, row: Row) -> dict[str, Any]:
 
 def _step(problem: Problem, covers: str) -> str:
     """What is looked up: `fine` and `coarse` are AITER's words, and the former is the wider one of small M."""
+    if problem.batch_invariant:
+        return EVERY_M
     if covers == "fine":
         return f"multiple of {fine_step(problem.m)}"
     return "power of two" if covers == "coarse" else covers

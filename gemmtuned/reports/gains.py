@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from gemmtuned.configs.problem import SPELLED
 from gemmtuned.configs.solution import CROWDED, LIVE_STATES, Candidate
 from gemmtuned.reports.render import Column, Report, Row, Table, count, duration, factor, percent, small
 
@@ -12,6 +13,7 @@ from gemmtuned.reports.render import Column, Report, Row, Table, count, duration
 _NO_GAIN: Final = "default_best"
 
 
+EVERY_M: Final = "every M"  # what a batch-invariant solution is for
 UNUSED_US: Final = (
     86_400_000_000  # in use for a day, and no program asked for it: its shape is gone, or its key is wrong
 )
@@ -24,6 +26,7 @@ def report(rows: Sequence[Row], *, every: bool, limit: int, now_us: int, unused:
     """
     live = [row for row in rows if row["state"] in LIVE_STATES]
     faster = [row for row in live if row["state"] != _NO_GAIN]
+    invariant = [row for row in faster if _is_invariant(row)]
     never = [row for row in faster if not row["hit_calls"] and row["published"] < now_us - UNUSED_US]
     chosen = never if unused else rows if every else faster
     ordered = sorted(chosen, key=lambda row: (-(row["saved_us"] or 0), -row["speedup"]))
@@ -33,13 +36,14 @@ def report(rows: Sequence[Row], *, every: bool, limit: int, now_us: int, unused:
             **row,
             "route": str(Candidate(row["backend"], row["config"])),
             "gain_low": min(row["gain_low"], row["speedup"]),
+            "serves": EVERY_M if _is_invariant(row) else row["covers"],
         }
         for row in (ordered[:limit] if limit else ordered)
     ]
     crowded = [row for row in shown if (row.get("others") or 0.0) > CROWDED]
     columns = (
         Column("problem", "problem", right=False),
-        Column("covers", "for", right=False),
+        Column("serves", "for", right=False),
         Column("route", "runs", right=False),
         Column("baseline_us", "torch", duration),
         Column("us", "now", duration),
@@ -57,8 +61,13 @@ def report(rows: Sequence[Row], *, every: bool, limit: int, now_us: int, unused:
     if rows:
         of_retired = f", {duration(retired_us)} of it by solutions no longer in use (--all)" if retired_us else ""
         notes.append(
-            f"saved so far: {duration(saved_us)} of GEMM time{of_retired}; {len(faster)} problems run faster, "
-            f"{len(live) - len(faster)} are best with torch's own"
+            f"saved so far: {duration(saved_us)} of GEMM time{of_retired}; "
+            f"{len(faster) - len(invariant)} problems run faster, {len(live) - len(faster)} are best with torch's own"
+        )
+    if invariant:
+        notes.append(
+            f"{len(invariant)} are batch-invariant: chosen for the same bits at every M, at what that costs; their "
+            "times are means over M from 1 to 256"
         )
     if crowded:
         notes.append(
@@ -79,9 +88,13 @@ def report(rows: Sequence[Row], *, every: bool, limit: int, now_us: int, unused:
         [Table("rows", columns, shown, empty="No solution is in use yet.")],
         facts={
             "saved_us": saved_us,
-            "faster": len(faster),
+            "faster": len(faster) - len(invariant),
             "default_best": len(live) - len(faster),
             "unused": len(never),
         },
         notes=notes,
     )
+
+
+def _is_invariant(row: Row) -> bool:
+    return f",{SPELLED['batch_invariant']}=1," in f"{row['problem']},"

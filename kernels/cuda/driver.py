@@ -37,9 +37,7 @@ class Kernel:
     when the driver refuses.
     """
 
-    def __init__(
-        self, data: bytes, name: str, *, threads: int, shared: int, cluster: int
-    ) -> None:
+    def __init__(self, data: bytes, name: str, *, threads: int, shared: int, cluster: int) -> None:
         module, self._function = c_void_p(), c_void_p()
         _check(_driver().cuModuleLoadData(byref(module), data), "it does not load")
         _check(_driver().cuModuleGetFunction(byref(self._function), module, name.encode()), f"it has no {name}")
