@@ -24,9 +24,10 @@ from gemmtuned.configs.rows import ROWS
 from gemmtuned.configs.solution import DEFAULT_BACKEND, MODES, Candidate, Environment, Solution
 from gemmtuned.daemon.chain_proof import A_FEW, prove
 from gemmtuned.daemon.checks import Wrong
+from gemmtuned.daemon.clocks import clock_for
 from gemmtuned.daemon.compile_ahead import Compilers
 from gemmtuned.daemon.last_check import Winner, last_check
-from gemmtuned.daemon.measure import Arm, Bench, Clock, Race, clock_for, pairs_for, race
+from gemmtuned.daemon.measure import Arm, Bench, Clock, Race, pairs_for, race
 from gemmtuned.daemon.measure_cuda import GraphClock
 from gemmtuned.daemon.options import SearchOptions
 from gemmtuned.daemon.outcome import DEFAULT, Default, Entrant, Question, keep_binary, solution_of
