@@ -32,6 +32,8 @@ WORKER_SIDE = (
     "measure_cuda",
     "outcome",
     "search",
+    "chain_search",
+    "chain_proof",
     "checks",
     "last_check",
     "verify",
