@@ -104,7 +104,7 @@ class Worker:
         self._inbox = Inbox()
         self._order: Order | None = None
         self._doing = "starting"
-        self._killed = self._group_gone = self._asked_twice = False
+        self._told_to_end = self._killed = self._group_gone = self._asked_twice = False
         ours, theirs = socket.socketpair()
         self._output = _output()
         command = [sys.executable, "-m", "gemmtuned.daemon.worker_main", str(theirs.fileno())]
@@ -151,7 +151,8 @@ class Worker:
     def poll(self) -> list[Message]:
         """What it has said since, without waiting.
 
-        Raises WorkerDied or WorkerHung, once all it said before has been returned: nothing finished is lost.
+        Raises WorkerDied or WorkerHung, once all it said before has been returned: nothing finished is lost.  That it
+        ends when we told it to is nobody's fault and not raised.
         WorkerFailed when it said something that makes no sense.  It is dead and gone in all three cases.
         """
         _cut(self._output)
@@ -161,6 +162,8 @@ class Worker:
         if messages:
             return messages
         if closed or self._is_dead():
+            if self._told_to_end:
+                return []
             raise self._post_mortem()
         if self._until is not None and self._clock() > self._until:
             self.stop()
@@ -169,6 +172,7 @@ class Worker:
 
     def terminate(self) -> None:
         """Tell it to end, without waiting; `stop` comes next."""
+        self._told_to_end = True
         if self._process.returncode is None and not self._killed and not self._is_dead():
             self._signal_group(signal.SIGTERM)
 

@@ -216,7 +216,8 @@ def test_a_daemon_told_to_stop_is_gone_within_two_seconds_in_the_middle_of_a_tri
     out, said = daemon.communicate(timeout=10)
     assert time.monotonic() - began < 2.0
     assert daemon.returncode == code, said
-    assert "Traceback" not in said
+    assert "Traceback" not in said and "worker died" not in said
+    assert home.rows("SELECT outcome FROM trials WHERE backend = 'bad' AND outcome != 'ok'") == [], "it was not at fault"
     assert "imported in the parent: []" in out
     assert not is_running(notice["seats"][0]["worker_pid"])
     assert home.rows("SELECT owner, attempts FROM work") == [(None, 0)]
@@ -295,7 +296,9 @@ def test_once_ends_when_everything_has_a_verdict_or_failed(home: Home) -> None:
     _, said = daemon.communicate(timeout=60)
     assert daemon.returncode == 0, said
     assert {s.problem.n for s in home.store.published()[1]} == {8, 17, 19, 31}
-    assert home.rows("SELECT count(*) FROM trials WHERE backend = 'bad' AND outcome = 'crash'") == [(3,)]
+    ends = home.rows("SELECT n, outcome FROM trials WHERE backend = 'bad' AND outcome != 'ok' ORDER BY n")
+    assert ends == [(17, "crash"), (19, "killed"), (31, "crash")]
+    assert said.count("worker died") == 4, "of these, the killed one twice, and none that we ended ourselves"
     assert "not ours to tune problems=1" in said
 
 

@@ -201,6 +201,18 @@ def test_stopping_takes_a_moment_even_in_the_middle_of_a_trial(start: Start) -> 
     assert not is_running(worker.pid)
 
 
+def test_a_worker_that_ends_when_told_to_has_not_failed(start: Start) -> None:
+    worker = ready(start())
+    worker.tune(order(37))
+    said(worker, lambda heard: bool(heard) and heard[-1].candidate.backend == "bad")  # type: ignore[union-attr]
+    worker.terminate()
+    while is_running(worker.pid):
+        assert worker.poll() == []
+        time.sleep(0.002)
+    assert worker.poll() == []
+    assert worker.stop()
+
+
 def test_a_worker_that_ignores_sigterm_is_gone_within_half_a_second(start: Start, tmp_path: Path) -> None:
     deaf = tmp_path / "deaf.py"
     deaf.write_text(
