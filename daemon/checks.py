@@ -17,7 +17,7 @@ from gemmtuned.daemon.options import SearchOptions
 from gemmtuned.kernels.backends.base import Kernel, Run
 from gemmtuned.kernels.families import family_of
 from gemmtuned.kernels.families.base import Inputs, Sample
-from gemmtuned.kernels.families.error import Error, limits, measure_error, reach
+from gemmtuned.kernels.families.error import Error, Spread, limits, measure_error
 from gemmtuned.kernels.switches import deterministic
 
 REPEATS: Final = 20  # identical calls that must agree bitwise when the problem is deterministic
@@ -68,7 +68,7 @@ def case_of(problem: Problem, default: Kernel, inputs: Inputs, sample: Sample, b
     exact = family_of(problem).reference(inputs, sample, b64)
     stock = default.bind(inputs.b)(inputs.a, inputs.bias)
     error = measure_error(sample.of(stock), exact)
-    limit = limits(problem, error, reach(exact))
+    limit = limits(problem, error, Spread.of(exact, inputs.a.index_select(-2, sample.rows)))
     apart = _UNSAMPLED * (limit.m + error.m) * float(exact.abs().square().mean().sqrt())
     return Case(inputs, stock, sample, exact, error, limit, apart)
 

@@ -23,7 +23,7 @@ from gemmtuned.configs.solution import Candidate, Solution
 from gemmtuned.kernels.backends import BACKENDS
 from gemmtuned.kernels.families import family_of
 from gemmtuned.kernels.families.base import Sample
-from gemmtuned.kernels.families.error import limits, measure_error, reach
+from gemmtuned.kernels.families.error import Spread, limits, measure_error
 
 MAX_ELEMENTS: Final = 1 << 27  # of X, W and Y together: 512 MiB in fp32 for a moment
 MAX_FLOPS: Final = 1e12
@@ -56,7 +56,9 @@ def spot_check(solution: Solution, *, device: torch.device) -> str:
         if y.shape != default.shape or y.dtype != default.dtype:
             return f"gives {tuple(y.shape)} {y.dtype}, torch gives {tuple(default.shape)} {default.dtype}"
         found = measure_error(sample.of(y), exact)
-        allowed = limits(p, measure_error(sample.of(default), exact), reach(exact))
+        allowed = limits(
+            p, measure_error(sample.of(default), exact), Spread.of(exact, inputs.a.index_select(-2, sample.rows))
+        )
     except (GemmtunedError, RuntimeError, ValueError, TypeError, IndexError, MemoryError) as err:
         return f"spot check: {str(err).splitlines()[0] if str(err) else type(err).__name__}"
     if not found.within(allowed):

@@ -10,9 +10,10 @@ import torch
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
+from gemmtuned.kernels.dtypes import wide
 from gemmtuned.kernels.families import FAMILIES, family_of
 from gemmtuned.kernels.families.base import KINDS, PADDED, lay_out
-from gemmtuned.kernels.families.error import Error, limits, measure_error, reach
+from gemmtuned.kernels.families.error import Error, Spread, limits, measure_error
 
 CPU = torch.device("cpu")
 
@@ -161,10 +162,42 @@ def test_plain_summation_in_order_is_allowed_and_a_lost_product_is_not(k, dtype)
     for i in range(k):
         in_order += a[:, i : i + 1] * b[i : i + 1]
     best = exact.to(inputs.a.dtype)  # a default that rounds once and no more
-    limit = limits(problem, measure_error(best, exact), reach(exact))
+    limit = limits(problem, measure_error(best, exact), Spread.of(exact, inputs.a))
     assert measure_error(in_order.to(inputs.a.dtype), exact).within(limit)
     lost = (exact - inputs.a[:, -1:].double() * inputs.b[-1:].double()).to(inputs.a.dtype)
     assert not measure_error(lost, exact).within(limit)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp64", "c64"])
+@pytest.mark.parametrize("size", [(1, 1, 64), (1, 3, 1), (2, 33, 65), (7, 256, 512)])
+def test_no_order_of_adding_is_refused(size, dtype):
+    """Also where a default rounds once, results are few, or one product of a row outweighs all others."""
+    problem = Problem(m=size[0], n=size[1], k=size[2], dtype=dtype)
+    order = torch.Generator().manual_seed(1)
+    for seed in range(12):
+        for kind in KINDS:
+            inputs = make(problem, kind=kind, seed=seed)
+            if kind == "outliers":  # one alone, and where it spoils most
+                inputs.a[:, 0] *= 1000
+            exact = wide(inputs.a) @ wide(inputs.b)
+            limit = limits(problem, measure_error(exact.to(inputs.a.dtype), exact), Spread.of(exact, inputs.a))
+            for by in (range(problem.k), torch.randperm(problem.k, generator=order).tolist()):
+                y = torch.zeros_like(exact, dtype=inputs.a.dtype)
+                for i in by:
+                    y += inputs.a[:, i : i + 1] * inputs.b[i : i + 1]
+                assert measure_error(y, exact).within(limit), (kind, seed, measure_error(y, exact), limit)
+
+
+@pytest.mark.parametrize("k", [64, 4096])
+def test_a_lost_product_is_far_above_the_limits_however_few_results_there_are(k):
+    for seed in range(20):
+        problem = Problem(m=1, n=1, k=k, dtype="fp32")
+        inputs = make(problem, seed=seed)
+        exact = inputs.a.double() @ inputs.b.double()
+        lost = (exact - inputs.a[:, -1:].double() * inputs.b[-1:].double()).float()
+        limit = limits(problem, Error(0.0, 0.0), Spread.of(exact, inputs.a))
+        if inputs.a[0, -1].abs() > 0.1 and inputs.b[-1, 0].abs() > 0.1 * k**-0.5:
+            assert not measure_error(lost, exact).within(limit)
 
 
 def test_bf16_partial_sums_in_bf16_are_refused():
@@ -172,11 +205,11 @@ def test_bf16_partial_sums_in_bf16_are_refused():
     inputs = make(problem)
     exact = inputs.a.double() @ inputs.b.double()
     parts = sum((inputs.a[:, i::2] @ inputs.b[i::2] for i in range(2)), torch.zeros(32, 256, dtype=torch.bfloat16))
-    limit = limits(problem, measure_error(inputs.a @ inputs.b, exact), reach(exact))
+    limit = limits(problem, measure_error(inputs.a @ inputs.b, exact), Spread.of(exact, inputs.a))
     assert not measure_error(parts, exact).within(limit)
 
 
 def test_the_cap_holds_when_the_default_itself_is_broken():
-    limit = limits(Problem(m=4, n=4, k=64, dtype="bf16"), Error(0.5, 3.0), 4.0)
+    limit = limits(Problem(m=4, n=4, k=64, dtype="bf16"), Error(0.5, 3.0), Spread(16, 4.0))
     assert limit.r == 5e-3
     assert limit.m < 0.1

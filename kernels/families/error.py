@@ -6,12 +6,25 @@ A candidate passes when r <= 1.25 x and m <= 2 x the default backend's own error
 a dtype, and what the user gets is about as good as before.  Two things are added.
 
 A floor, because the default's error is sometimes far below what the dtype can promise: MKL adds fp32 products in
-blocks and has r = 2.5e-7 at K = 1024, oneDNN adds them in order and has 4.1e-7, and neither is wrong.  Adding K
-products of random sign one after the other in precision u has r of about sqrt(K) u / sqrt(12) = 0.29 sqrt(K) u
-(each partial sum is rounded once: variances u^2 i / 6 up to i = K, over a variance of K; Higham and Mary, "A new
-approach to probabilistic rounding error analysis", 2019, prove the sqrt(K) u), so 0.5 sqrt(K) u is allowed, and the
-last rounding to the output's dtype: RMS u / 2, at most u |y|.  A product lost from randn has r = 1/sqrt(K): it stays
-a thousand times above.
+blocks and has r = 2.5e-7 at K = 1024, oneDNN adds them in order and has 4.1e-7, and neither is wrong.  The floor is
+what adding one product after the other may do in any order that is chosen without looking at the numbers:
+
+    Each rounding of a partial sum s is off by at most half a last digit, evenly spread: RMS u |s| / sqrt(3) at most,
+    and 0 in the mean, whatever came before (the model of Connolly, Higham and Mary, "Stochastic rounding and its
+    probabilistic backward error analysis", SIAM J. Sci. Comput. 43, 2021).  Weights are drawn independently around 0,
+    so that in RMS over W no partial sum is larger than Y itself (as in Higham and Mary, "Sharper probabilistic
+    backward error analysis for basic linear algebra kernels with random data", 42, 2020).  Hence
+    r <= sqrt((K + 1) / 3) u, the bias included.  It is reached where one product outweighs all others and comes
+    first; products of one size have half of it, 0.29 sqrt(K) u.
+    For m the same with max|s|, which by Levy's inequality is spread as max|y| is, times SURE: a sum of such errors is
+    beyond SURE of its standard deviations with a probability below 2 exp(-SURE^2 / 2) = 3e-8 (Hoeffding's inequality).
+    r over few results may be that far off its mean, too: the RMS of n normal numbers is beyond 1 + SURE / sqrt(n) with
+    less than half of that (Laurent and Massart, "Adaptive estimation of a quadratic functional", Ann. Statist. 28,
+    2000).  And a single y may be small by chance although its products are not: sizes are never taken to be below
+    those that they have in the mean.
+
+To it comes the last rounding to the output's dtype: RMS u / 2, at most u |y|.  The exact result of fp64 inputs is of
+fp64 sums itself: twice the variance.  A product lost from randn has r = 1/sqrt(K): it stays a thousand times above.
 
 A cap, because the default may itself be broken: it holds whatever the default does.
 """
@@ -29,6 +42,7 @@ from gemmtuned.kernels.dtypes import UNIT_ROUNDOFF, wide
 
 R_FACTOR: Final = 1.25
 M_FACTOR: Final = 2.0
+SURE: Final = 6.0  # standard deviations that chance is allowed
 # Largest r whatever the default does. bf16 outputs round to 1.7e-3; tf32 and bf16 are what fp32 inputs are cut to.
 CAPS: Final = {"fp64": 1e-12, "fp32": 1e-5, "tf32": 2e-3, "fp16": 5e-3, "bf16": 5e-3, "c128": 1e-12, "c64": 1e-5}
 
@@ -48,25 +62,48 @@ class Error:
 def measure_error(y: Tensor, exact: Tensor) -> Error:
     """Error of y against the exact result (fp64, same shape). NaN or Inf in y gives NaN or Inf here."""
     diff = (wide(y) - exact).abs()
-    rms = max(float(exact.abs().square().mean().sqrt()), 1e-300)
+    rms = max(_rms(exact), 1e-300)
     return Error(float(diff.square().mean().sqrt()) / rms, float(diff.max()) / rms)
 
 
-def reach(exact: Tensor) -> float:
-    """max|exact| / RMS(exact): 4 to 5 for normal numbers, more with outliers."""
-    rms = max(float(exact.abs().square().mean().sqrt()), 1e-300)
-    return float(exact.abs().max()) / rms
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How many results there are, and their sizes as multiples of RMS(exact).
+
+    largest: max|exact|: 4 to 5 for normal numbers, more with outliers.
+    expected: the RMS that they have in the mean over all weights, 1 at least; more where they are few and small.
+    """
+
+    count: int
+    largest: float
+    expected: float = 1.0
+
+    @classmethod
+    def of(cls, exact: Tensor, x: Tensor) -> Spread:
+        """exact: the results for these rows of X [..., M, K] and a weight of RMS 1/sqrt(K), as families make it."""
+        rms = max(_rms(exact), 1e-300)
+        return cls(exact.numel(), float(exact.abs().max()) / rms, max(1.0, _rms(x) / rms))
 
 
-def limits(problem: Problem, default: Error, reach: float) -> Error:
+def limits(problem: Problem, default: Error, results: Spread) -> Error:
     """The largest error a candidate may have where the default has `default`."""
     u_out = UNIT_ROUNDOFF[problem.out_dtype]
     u_sum = min(u_out, UNIT_ROUNDOFF["fp32"])  # products of 16-bit numbers are added in fp32
-    adding = 0.5 * math.sqrt(problem.k) * u_sum
-    floor = Error(math.hypot(adding, u_out / 2), 2 * max(reach, 3.0) * adding + u_out * reach)
+    terms = (2 if problem.dtype in ("c64", "c128") else 1) * problem.k + 1
+    reference = 2.0 if u_sum == UNIT_ROUNDOFF["fp64"] else 1.0
+    adding = math.sqrt(reference * terms / 3) * u_sum
+    largest = max(results.largest, 3.0 * results.expected)
+    floor = Error(
+        math.hypot(adding * results.expected * (1 + SURE / math.sqrt(results.count)), u_out / 2),
+        SURE * adding * largest + u_out * results.largest,
+    )
     cut = problem.math_mode if problem.dtype == "fp32" and problem.math_mode in CAPS else problem.out_dtype
     cap = max(CAPS[cut], floor.r)
     return Error(
         min(max(R_FACTOR * default.r, floor.r), cap),
-        min(max(M_FACTOR * default.m, floor.m), 2 * cap * max(reach, 3.0)),
+        min(max(M_FACTOR * default.m, floor.m), 2 * cap * max(results.largest, 3.0)),
     )
+
+
+def _rms(t: Tensor) -> float:
+    return float(wide(t).abs().square().mean().sqrt())
