@@ -9,9 +9,10 @@ In this order:
     threads     one closure in two threads, and two closures, each with its own inputs (on a CPU; a GPU's launches
                 follow one another on a stream)
     often       many calls, in time that is given and not in number, results kept for some calls and dropped at once,
-                the inputs changing.  Half of that time goes to a small problem of the same candidate (on a CPU, where
-                large calls take long), which is verified first as any other is: what is wrong once in N calls at
-                every size is found in n of them with a probability of 1 - (1 - 1/N)^n.
+                the inputs changing, and a few more calls after a pause.  Half of that time goes to a small problem of
+                the same candidate (on a CPU, where large calls take long), which is verified first as any other is:
+                what is wrong once in N calls at every size is found in n of them with a probability of
+                1 - (1 - 1/N)^n.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ _WIDENED: Final = 1 << 22  # elements of W widened to fp64 at once
 _CLOSURES: Final = 8  # of the weight copies', at most, that are called once more: all were looked at in the races
 _CLOSURES_US: Final = 2e5  # for these calls; two closures are called however long it takes
 _KEPT_BYTES: Final = 8 << 20  # results kept at a time
-_KEPT: Final = 16
+_KEPT: Final = 64
+PAUSE_S: Final = 0.2  # between the calls that are compared and a few more
 _SWITCH_S: Final = 1e-5  # Python changes threads so often while two of them call a kernel
 _YIELDING: Final = 0.3  # share of a kernel's lines of Python after which the other thread may run
 _YIELD_S: Final = 2e-5
@@ -226,9 +228,9 @@ class Subject:
 
 
 def check_often(subject: Subject, seconds: float) -> int:
-    """Call one closure for so long, LEAST_CALLS times at least; how many calls were compared.
+    """Call one closure for so long, LEAST_CALLS times at least, and again after a pause; how many calls were compared.
 
-    Two inputs take turns at random, results live for up to 16 calls, and the first one to the end: a closure that
+    Two inputs take turns at random, results live for up to 64 calls, and the first one to the end: a closure that
     hands out the same few buffers again and again overwrites it.
     """
     one, two = (_known(subject.problem, subject.default, subject.weight, seed) for seed in (21, 22))
@@ -245,6 +247,10 @@ def check_often(subject: Subject, seconds: float) -> int:
         for turn, y in zip(turns, results, strict=True):
             calls += 1
             watches[turn].look(y, f"call {calls} of many")
+    del results
+    time.sleep(PAUSE_S)
+    for number in range(LEAST_CALLS):
+        watches[0].look(run(one.a, one.bias), f"call {number + 1} after a pause of {PAUSE_S:g} s")
     if not same_bits(kept, as_given):
         raise Wrong(f"its first result was overwritten by one of {calls} later calls")
     return calls

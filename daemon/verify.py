@@ -4,7 +4,8 @@ For every candidate, three seeds of every kind of inputs (kernels/families/base.
 result on sampled rows, and with the default's result everywhere.  Then single checks (checks.py), each for a known
 fault: output nobody wrote, reads and writes beside the operands, writes beside the result, a result kept in memory that
 the next call overwrites, results that differ from call to call; and edits of X, weight and bias under one bound closure
-(kernels/families/edits.py): what is kept from an earlier call shows, and so do zero rows, 1e30, 1e-30, NaN and Inf.
+(kernels/families/edits.py): what is kept from an earlier call shows, and so do zero rows, 1e30, 1e-30, NaN and Inf;
+and what surrounds a call (surroundings.py): shared memory, gradients, autocast.
 
 What is wrong seldom, late, or between threads takes many calls to find: it is looked for in the races (measure.py) and
 at the one candidate that has won them (last_check.py).
@@ -41,11 +42,12 @@ from gemmtuned.daemon.checks import (
     other_inputs,
 )
 from gemmtuned.daemon.options import DEFAULTS, SearchOptions
+from gemmtuned.daemon.surroundings import surroundings
 from gemmtuned.kernels.backends.base import Kernel
 from gemmtuned.kernels.dtypes import UNIT_ROUNDOFF
 from gemmtuned.kernels.families import family_of
 from gemmtuned.kernels.families.base import KINDS, PADDED, SAMPLED_WEIGHTS, Inputs
-from gemmtuned.kernels.families.edits import edits
+from gemmtuned.kernels.families.edits import edits, holding, patterns
 from gemmtuned.kernels.families.error import Error
 
 SEEDS: Final = (1, 2, 3)
@@ -175,7 +177,12 @@ def _single_checks(problem: Problem, default: Kernel, case: Case, device: torch.
             stock = _of_default(default, inputs)
             unit = edit.unit(stock, adds=adds)
             yield partial(check_same_closure, inputs, stock, case.apart, bound, what=edit.what, unit=unit)
+    for what, values in patterns(inputs.a, seed=inputs.seed):
+        with holding(inputs.a, values):
+            stock = _of_default(default, inputs)
+            yield partial(check_same_closure, inputs, stock, case.apart, bound, what=what)
     yield partial(usual, what="after all edits")
+    yield from surroundings(problem, default, case)
     padded = family_of(problem).make(problem, kind=PADDED, seed=inputs.seed, device=device, weight=inputs.b)
     yield partial(check_padded, case, _of_default(default, padded), padded)
 

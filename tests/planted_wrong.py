@@ -10,6 +10,7 @@ import math
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -164,6 +165,21 @@ class XByAddress:
         return right(self.kept.setdefault(key, a.clone()), b, bias)
 
 
+class ByVersion:
+    """Keeps a copy of X or of the weight for as long as torch's count of edits says that it is the same."""
+
+    def __init__(self, *, weight: bool) -> None:
+        self.weight = weight
+        self.kept: dict[tuple[Any, ...], Tensor] = {}
+
+    def copy(self, t: Tensor) -> Tensor:
+        key = (t.data_ptr(), t.shape, None if t.is_inference() else t._version)
+        return t if key[2] is None else self.kept.setdefault(key, t.clone())
+
+    def bind(self, b: Tensor) -> Run:
+        return lambda a, bias: right(a, self.copy(b), bias) if self.weight else right(self.copy(a), b, bias)
+
+
 class KeepsBias:
     def __init__(self, *, copy: bool) -> None:
         self.copy = copy
@@ -206,6 +222,12 @@ class ResultByInputs:
 # --- aliasing
 
 
+def kept_memory(like: Tensor) -> Tensor:
+    """Memory that may be written again in whatever mode."""
+    with torch.inference_mode(False):
+        return torch.empty(like.shape, dtype=like.dtype)
+
+
 class Ring:
     """Hands out so many results, and then the same memory again."""
 
@@ -216,7 +238,7 @@ class Ring:
     def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
         y = right(a, b, bias)
         self.calls += 1
-        return self.results.setdefault((self.calls % self.size, y.shape), torch.empty_like(y)).copy_(y)
+        return self.results.setdefault((self.calls % self.size, y.shape), kept_memory(y)).copy_(y)
 
 
 def scales_weight_meanwhile(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
@@ -243,6 +265,84 @@ def spoils_weight_seldom(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     if random.random() < 0.02:
         b[..., 0, 0] += 1
     return y
+
+
+# --- what surrounds a call: memory and switches
+
+
+def spoilt_if(hit: Callable[[Tensor, Tensor, Tensor | None], object]) -> Call:
+    def call(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+        spoil = bool(hit(a, b, bias))
+        y = right(a, b, bias)
+        if spoil:
+            one_off(y)
+        return y
+
+    return call
+
+
+def storage(t: Tensor) -> int:
+    return t.untyped_storage().data_ptr()
+
+
+def lies_in(a: Tensor, b: Tensor) -> bool:
+    """Whether a begins inside of what b [K, N] covers."""
+    first = b.data_ptr()
+    return first <= a.data_ptr() < first + (b.shape[-1] - 1) * b.stride(-1) * b.element_size()
+
+
+class WhileOthersLive:
+    """Wrong as long as so many of its results are in use."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.given: list[weakref.ref[Tensor]] = []
+
+    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+        self.given = [ref for ref in self.given if ref() is not None]
+        y = right(a, b, bias)
+        if len(self.given) >= self.most:
+            one_off(y)
+        self.given.append(weakref.ref(y))
+        return y
+
+
+class WhereOneLay:
+    """Leaves a part of its result as it is where a result lay before."""
+
+    def __init__(self) -> None:
+        self.places: set[int] = set()
+
+    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+        y = right(a, b, bias)
+        if y.data_ptr() in self.places:
+            y[..., -1, -1] = 0.5
+        self.places.add(y.data_ptr())
+        return y
+
+
+class AfterPause:
+    """Right in its first stream of calls; after a pause three are wrong."""
+
+    def __init__(self, pause_s: float) -> None:
+        self.pause_s, self.last_s, self.calls, self.wrong = pause_s, math.inf, 0, 0
+
+    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+        now_s = time.monotonic()
+        if now_s > self.last_s + self.pause_s and self.calls > 500:
+            self.wrong = 3
+        y = right(a, b, bias)
+        if self.wrong:
+            self.wrong -= 1
+            one_off(y)
+        self.calls, self.last_s = self.calls + 1, time.monotonic()
+        return y
+
+
+def by_default_dtype(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    """Its scratch is of whatever dtype torch.empty makes."""
+    scratch = torch.empty(a.shape).copy_(a)
+    return right(scratch.to(a.dtype), b, bias)
 
 
 # --- special values
@@ -295,6 +395,30 @@ def skips_zero_rows(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     y = right(a, b, bias)
     y[(a == 0).all(-1)] = 0.0 if bias is None else bias
     return y
+
+
+def negative_zero_as_one(t: Tensor) -> Tensor:
+    return torch.where((t == 0) & t.signbit(), 1.0, t).to(t.dtype)
+
+
+def rows_that_begin_alike(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    """Computes one row of those whose first numbers are equal."""
+    _, same = torch.unique(a[:, :4].contiguous().view(torch.int32), dim=0, return_inverse=True)
+    first = torch.stack([(same == i).nonzero()[0, 0] for i in same])
+    return right(a, b, bias)[first]
+
+
+def middle_row_if_ragged(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    y = right(a, b, bias)
+    if y.shape[-1] % 8:
+        y[..., y.shape[-2] // 2, y.shape[-1] // 2] *= 2
+    return y
+
+
+def saturating_fp16(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    """bf16 by way of fp16, which holds more digits and a smaller range."""
+    a, b = a.clamp(-65504, 65504).half(), b.clamp(-65504, 65504).half()
+    return right(a, b, None if bias is None else bias.half()).bfloat16()
 
 
 # --- magnitudes
@@ -420,7 +544,7 @@ class SharedScratch:
         self.scratch: dict[tuple[Any, ...], Tensor] = {}
 
     def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-        scratch = self.scratch.setdefault((a.shape, a.dtype), torch.empty_like(a))
+        scratch = self.scratch.setdefault((a.shape, a.dtype), kept_memory(a))
         scratch.copy_(a)
         return right(scratch, b, bias)
 
@@ -564,6 +688,8 @@ _KINDS: dict[str, dict[str, Callable[[], Any]]] = {
         "first bias copied": lambda: KeepsBias(copy=True),
         "first bias held": lambda: KeepsBias(copy=False),
         "result by address of x": ResultByInputs,
+        "x by address and version": lambda: ByVersion(weight=False),
+        "weight by address and version": lambda: ByVersion(weight=True),
     },
     "aliasing": {
         "one result": lambda: Ring(1),
@@ -582,6 +708,11 @@ _KINDS: dict[str, dict[str, Callable[[], Any]]] = {
         "inf made finite": _call(on_y(finite)),
         "nan for a zero row": _call(on_x(by_row_maximum)),
         "zero rows skipped": _call(skips_zero_rows),
+        "negative zero is one": _call(on_x(negative_zero_as_one)),
+        "bias of zeros": _call(spoilt_if(lambda a, b, bias: bias is not None and not bias.any())),
+        "no negative x": _call(spoilt_if(lambda a, b, bias: (a >= 0).all() and a.any())),
+        "one number in a row of x": _call(spoilt_if(lambda a, b, bias: ((a != 0).sum(-1) == 1).any())),
+        "rows that begin alike": _call(rows_that_begin_alike),
     },
     "magnitudes": {
         "beyond 65504 inf": _call(on_y(beyond(65504.0))),
@@ -591,6 +722,7 @@ _KINDS: dict[str, dict[str, Callable[[], Any]]] = {
         "large bias capped": _call(on_bias(lambda t: t.clamp(-1e6, 1e6))),
         "small x flushed if all is small": _call(on_x(if_all(lambda most: most < 1e-10, torch.zeros_like))),
         "fp16 below 1e-4 zero": _call(on_x(flushed(1e-4))),
+        "bf16 by saturating fp16": _call(saturating_fp16),
     },
     "tails": {
         "last 8 of k": _call(dropped_k(8)),
@@ -598,6 +730,7 @@ _KINDS: dict[str, dict[str, Callable[[], Any]]] = {
         "last column": _call(last_column_lost),
         "last row if m is odd": _call(last_row_lost_if_odd),
         "first of k twice": _call(counted_twice),
+        "middle row if n is ragged": _call(middle_row_if_ragged),
     },
     "edges": {
         "m % 16 == 5": _call(wrong_at(lambda m: m % 16 == 5)),
@@ -633,7 +766,24 @@ _KINDS: dict[str, dict[str, Callable[[], Any]]] = {
         "adds to memory, nan hidden": _call(hides_nan_of_unwritten),
     },
 }
+_KINDS["memory"] = {
+    "x and w in one storage": _call(spoilt_if(lambda a, b, bias: storage(a) == storage(b))),
+    "x is a part of w": _call(spoilt_if(lambda a, b, bias: lies_in(a, b))),
+    "w and bias in one storage": _call(spoilt_if(lambda a, b, bias: bias is not None and storage(bias) == storage(b))),
+    "while two results live": lambda: WhileOthersLive(2),
+    "while 20 results live": lambda: WhileOthersLive(20),
+    "where a result lay": WhereOneLay,
+}
+_KINDS["state"] = {
+    "in inference mode": _call(spoilt_if(lambda a, b, bias: torch.is_inference_mode_enabled())),
+    "with gradients on": _call(spoilt_if(lambda a, b, bias: torch.is_grad_enabled())),
+    "with gradients off": _call(spoilt_if(lambda a, b, bias: not torch.is_grad_enabled())),
+    "bf16 under autocast": _call(spoilt_if(lambda a, b, bias: torch.is_autocast_enabled("cpu"))),
+    "scratch of the default dtype": _call(by_default_dtype),
+    "after a pause": lambda: AfterPause(0.1),
+}
 _DTYPES = {
+    "bf16 by saturating fp16": "bf16", "bf16 under autocast": "bf16",
     "fp16 below 1e-4 zero": "fp16", "fp64 as fp32": "fp64", "bf16 truncated": "bf16", "bf16 partial sums": "bf16",
 }  # fmt: skip
 _BUCKET = (17, 20, 23, 26, 31)  # proven at 17, one of the middle, 31
@@ -647,6 +797,8 @@ def _all() -> Iterator[Wrong]:
             dtype = _DTYPES.get(name, "fp32")
             n = 40 + 8 * number + (4 if kind == "tails" else 0)
             problem = Problem(m=9, n=n, k=136, dtype=dtype, bias=number % 3 != 0 or "bias" in name, threads=1)
+            if "ragged" in name:
+                problem = replace(problem, n=n - 1)
             if name == "zero rows skipped" or name == "last row if m is odd":
                 problem = replace(problem, bias=False)
             if "gflop" in name:

@@ -56,7 +56,9 @@ def one_of_each_kind() -> list[Wrong]:
         "late": "zeros from call 1000 on", "rare": "one zero in every 1000th", "stale": "first bias copied",
         "aliasing": "ring of 4 results", "special": "nan of x lost but in row 0", "magnitudes": "below 1e-15 zero",
         "tails": "last 1 of k", "edges": "m % 16 == 5", "layout": "pairs at even addresses",
-        "threads": "shared scratch", "rounding": "result cut by 8 bits", "uninitialised": "adds to memory, nan hidden",
+        "memory": "x is a part of w",
+        "state": "after a pause", "threads": "shared scratch", "rounding": "result cut by 8 bits",
+        "uninitialised": "adds to memory, nan hidden",
     }  # fmt: skip
     assert set(chosen) == {each.kind for each in WRONG}
     return [each for each in WRONG if chosen[each.kind] == each.name]

@@ -217,7 +217,9 @@ def test_a_daemon_told_to_stop_is_gone_within_two_seconds_in_the_middle_of_a_tri
     assert time.monotonic() - began < 2.0
     assert daemon.returncode == code, said
     assert "Traceback" not in said and "worker died" not in said
-    assert home.rows("SELECT outcome FROM trials WHERE backend = 'bad' AND outcome != 'ok'") == [], "it was not at fault"
+    assert home.rows("SELECT outcome FROM trials WHERE backend = 'bad' AND outcome != 'ok'") == [], (
+        "it was not at fault"
+    )
     assert "imported in the parent: []" in out
     assert not is_running(notice["seats"][0]["worker_pid"])
     assert home.rows("SELECT owner, attempts FROM work") == [(None, 0)]

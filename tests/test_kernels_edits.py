@@ -11,7 +11,7 @@ import torch
 from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.families import family_of
 from gemmtuned.kernels.families.base import Inputs
-from gemmtuned.kernels.families.edits import Edit, edits
+from gemmtuned.kernels.families.edits import Edit, edits, holding, patterns
 
 CPU = torch.device("cpu")
 PROBLEMS = (
@@ -102,3 +102,21 @@ def test_equal_seeds_make_equal_edits_and_other_seeds_do_not() -> None:
     ]
     same, other = (str(one) == str(two) for one, two in pairwise(texts))
     assert same and not other
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_patterns_of_x_are_what_they_say_and_x_is_itself_again(problem: Problem) -> None:
+    x = made(problem).a
+    before = x.clone()
+    found = dict(patterns(x, seed=1))
+    for values_ in found.values():
+        assert (values_.shape, values_.dtype) == (x.shape, x.dtype)
+        with holding(x, values_):
+            assert torch.equal(x, values_)
+        assert torch.equal(x, before)
+    positive, single, alike = found.values()
+    assert bool((positive >= 0).all()) and torch.equal(positive, x.abs())
+    assert bool(((single != 0).sum(-1) == 1).all())
+    assert torch.equal(single[single != 0], x[single != 0])
+    half = problem.k // 2
+    assert bool((alike[..., :half] == x[..., :1, :half]).all()) and torch.equal(alike[..., half:], x[..., half:])

@@ -116,6 +116,28 @@ def edits(problem: Problem, inputs: Inputs, *, seed: int, thorough: bool) -> Ite
             yield Edit(f"{named[name]} times {mark:.0e}", {name: marks}, seed, without_bias=mark != 0)
 
 
+def patterns(x: Tensor, *, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """Other contents of X [..., M, K] that programs have and random numbers never: (what they are, the values)."""
+    yield "X without negative numbers", x.abs().to(x.dtype)  # behind a ReLU or a softmax
+    draw = torch.Generator(device=x.device).manual_seed(seed)
+    at = torch.randint(x.shape[-1], (*x.shape[:-1], 1), generator=draw, device=x.device)
+    yield "X with one number in each row", torch.zeros_like(x).scatter_(-1, at, x.gather(-1, at))
+    alike = x.clone()
+    alike[..., : x.shape[-1] // 2] = x[..., :1, : x.shape[-1] // 2]
+    yield "rows of X that begin alike", alike
+
+
+@contextmanager
+def holding(operand: Tensor, values: Tensor) -> Iterator[None]:
+    """The operand has these values inside, and its own outside."""
+    before = operand.clone()
+    operand.copy_(values)
+    try:
+        yield
+    finally:
+        operand.copy_(before)
+
+
 def _shared_out(values: Sequence[float], count: int, draw: random.Random, *, everywhere: bool) -> Iterator[Tensor]:
     """Marks of `count` lines, at random places, so that each value is somewhere; everywhere: on each line, in turn."""
     order = draw.sample(range(count), count)
