@@ -34,6 +34,7 @@ WORKER_SIDE = (
     "search",
     "chain_search",
     "chain_proof",
+    "surroundings",
     "checks",
     "last_check",
     "verify",
