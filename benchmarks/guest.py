@@ -8,6 +8,10 @@
     fork_ms              os.fork to the end of a child that does nothing, median of 40
     loader_s             an epoch of a DataLoader with two worker processes, 64 batches, median of 3 epochs
 
+Before forking, the program collects its garbage once.  Without that, a forked child may have to: a full collection
+copies every page that it shares with its parent (90 ms of CPU here), and whether it is due in the children of the one
+arm or the other hangs on how many objects the program happens to have made.  Bytecode is kept, as pip keeps it.
+
 The home has a database and an empty folder for tables, and the native hook is built.  Figures are medians over the
 rounds with their quartiles; "added" is the median of (on - off) of the same round.  Budget: one thread, 40 ms, 6 MiB,
 2 ms a fork, 15 % an epoch.
@@ -16,6 +20,7 @@ rounds with their quartiles; "added" is the median of (on - off) of the same rou
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import resource
@@ -41,6 +46,7 @@ def look() -> dict[str, float]:
 
     torch.mm(torch.ones(4, 16), torch.ones(16, 8))
     time.sleep(2.5)
+    gc.collect()
     status = Path("/proc/self/status").read_text()
     kib = int(status.split("VmRSS:")[1].split()[0])
     found = {
@@ -88,6 +94,8 @@ def one(env: dict[str, str]) -> dict[str, float]:
 
 def measure(rounds: int, home: Path) -> dict[str, Any]:
     base = {k: v for k, v in os.environ.items() if not k.startswith(("GEMMTUNED", "AITER"))}
+    base.pop("PYTHONDONTWRITEBYTECODE", None)  # else every start compiles our modules, which pip has done for a user
+    base["PYTHONPYCACHEPREFIX"] = str(home / "bytecode")
     base |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     arms = {"off": base, "on": {**base, "GEMMTUNED": "1", "GEMMTUNED_HOME": str(home), "GEMMTUNED_QUIET": "1"}}
     for env in arms.values():  # warm: files are in memory, the home has been used

@@ -27,6 +27,11 @@ def our_thread_ends() -> None:
     _ours.discard(_thread.get_ident())
 
 
+def after_fork() -> None:
+    """In a forked child: our threads are not here, and their idents may become those of others."""
+    _ours.clear()
+
+
 def say(text: str) -> None:
     """`gemmtuned: <text>` on stderr."""
     say_line(f"gemmtuned: {text}")

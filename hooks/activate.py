@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from gemmtuned.configs.errors import SettingError
+from gemmtuned.configs.say import after_fork as say_after_fork
 from gemmtuned.configs.say import say
 from gemmtuned.configs.settings import Settings, UserTables, autoload_enabled, wants_activation
 from gemmtuned.configs.sighting import Session
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 _hook: Hook | None = None
 _tables: list[UserTables] = []  # that the program asked for, besides those of the environment
-_forking = threading.local()  # .hook, .flusher, .imports: what this thread paused for its fork
+_forking = threading.local()  # .hook, .how, .flusher, .imports: what this thread paused for its fork
 _at_exit_known = False
 _trouble = ""  # why the last activation failed
 
@@ -189,12 +190,12 @@ def _last_flush() -> None:
 
 
 def _before_fork() -> None:
-    """Nothing of ours may be half done in the child: the thread is gone, or what it is at is waited for."""
+    """Nothing of ours may be half done in the child: the thread sleeps, or what it is at is waited for."""
     hook = _forking.hook = _hook
     if hook is not None:
-        hook.before_fork()
+        _forking.how = hook.before_fork()
     _forking.imports = imports.pause()  # first: a flush may be importing, for longer than it is waited for
-    _forking.flusher = hook.flusher if hook is not None and hook.flusher.pause(for_fork=True) else None
+    _forking.flusher = hook.flusher if hook is not None and hook.pause_flushes() else None
     connect = sys.modules.get("gemmtuned.db.connect")
     if connect is not None:  # its own hook may have run before the flush was over
         connect.let_go()
@@ -206,16 +207,17 @@ def _after_fork_in_parent() -> None:
     if _forking.imports:
         imports.resume()
     hook: Hook | None = _forking.hook
-    if hook is not None and hook is _hook:
-        hook.after_fork_in_parent()
+    if hook is not None:
+        hook.after_fork_in_parent(_forking.how, goes_on=hook is _hook)
 
 
 def _after_fork() -> None:
     imports.after_fork()
+    say_after_fork()
     watch.after_fork()
     if _hook is not None:
         try:
-            _hook.after_fork(in_a_flush=_forking.flusher is None)
+            _hook.after_fork(paused=_forking.flusher is not None)
         except Exception as err:
             say(f"not active in this forked process: {err}")
 

@@ -1,8 +1,12 @@
 """The one thread that the hook has in a process: it flushes counts, watches for tables and loads them.
 
 It belongs to nobody but us.  `threading` does not know it, so a program may join every thread that it finds; it blocks
-all signals but those that a fault of its own raises, so what the program waits for reaches the program; before a fork
-it ends, and begins again in the parent after it.  A forked child has none until it counts something.
+all signals but those that a fault of its own raises, so what the program waits for reaches the program.  A fork waits
+until it sleeps, and it sleeps until the fork is over: that costs the program no switch to another thread.  A forked
+child has none until it counts something.
+
+Python 3.12 and later warn a program that forks while it has more than one thread.  Where ours would be the only other
+one, it ends before the fork and begins again after it.
 """
 
 from __future__ import annotations
@@ -10,10 +14,12 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ctypes import byref, c_int, c_long, c_ulong, c_void_p
+from enum import Enum
 from typing import Any, Final, Protocol
 
 from gemmtuned.configs.real import allocate_lock
@@ -23,6 +29,7 @@ FAULTS: Final = tuple(
     getattr(signal, name) for name in ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS", "SIGABRT")
 )
 _LONGEST_S: Final = 3600.0
+_WARNS_OF_THREADS: Final = sys.version_info >= (3, 12)  # at a fork
 _SIGSET_BYTES: Final = 128  # of glibc and musl
 _libc = ctypes.CDLL(None, use_errno=True)
 _Body = ctypes.CFUNCTYPE(c_void_p, c_void_p)
@@ -63,17 +70,26 @@ class Sleeper:
         """Give back what it holds."""
 
 
+class Fork(Enum):
+    """What a fork has done to the thread."""
+
+    HELD = "it sleeps until the fork is over"
+    ENDED = "it is gone, and begins again after the fork"
+    BESIDE = "it is in the middle of a turn that takes too long"
+
+
 class Background:
     """The thread: `parts` have their turns when they are due, `sleeper` waits in between."""
 
     def __init__(self, parts: Sequence[Part], sleeper: Sleeper) -> None:
         self._parts, self._sleeper = tuple(parts), sleeper
         self._state = allocate_lock()  # around what follows, for moments
+        self._awake = allocate_lock()  # the thread has it while it does not sleep, and a fork while it goes on
         self._ending = False
         self._thread: int | None = None  # a pthread_t, until it is joined
         self._running = False
         self._told: set[str] = set()
-        self.body: Any = _Body(self._run)  # what the thread runs, for C too; kept as long as it may be called
+        self._body = thread_body(self.run)
 
     def start(self) -> None:
         """Start the thread, or have one that is ending go on. Raises OSError when the system gives us none."""
@@ -84,15 +100,27 @@ class Background:
             self._running = True
         self._join(1.0)  # the last one is at its end
         try:
-            self._thread = _start(self.body)
+            self._thread = _start(self._body)
         except OSError:
             self._running = False
             raise
 
-    def may_start(self) -> None:
-        """Undo `end` without starting it: C may start it later."""
-        with self._state:
-            self._ending = False
+    def before_fork(self, timeout_s: float) -> Fork:
+        """Have the thread asleep, or gone, until `after_fork_in_parent`; or at a turn that takes longer."""
+        if _WARNS_OF_THREADS and self._running and _is_the_only_other():
+            self.end(timeout_s)
+            return Fork.ENDED
+        return Fork.HELD if self._awake.acquire(timeout=timeout_s) else Fork.BESIDE
+
+    def after_fork_in_parent(self, how: Fork, *, goes_on: bool) -> None:
+        """Undo `before_fork`, which returned `how`. Raises OSError when the system gives us no thread any more.
+
+        goes_on: False when the hook was switched off meanwhile.
+        """
+        if how is Fork.HELD:
+            self._awake.release()
+        elif how is Fork.ENDED and goes_on:
+            self.start()
 
     def end(self, timeout_s: float) -> bool:
         """Have it end after the turn it is at; True when it is gone before the time is over."""
@@ -116,28 +144,29 @@ class Background:
         self._thread = None
         return True
 
-    def _run(self, _: object) -> int:
+    def run(self) -> None:
+        """The thread's life; called in a thread that C has started, too."""
         our_thread()
-        with self._state:  # where C has started us
+        with self._state:  # where C has started it
             self._thread, self._running = _libc.pthread_self(), True
         try:
             self._loop()
         finally:
             our_thread_ends()
-        return 0
 
     def _loop(self) -> None:
         while True:
-            due_s = time.monotonic() + _LONGEST_S
-            for part in self._parts:
-                if part.due_s() <= time.monotonic() and not self._ending:
-                    self._turn(part)
-                due_s = min(due_s, part.due_s())
-            with self._state:
-                if self._ending:
-                    self._sleeper.close()
-                    self._running = False
-                    return
+            with self._awake:
+                due_s = time.monotonic() + _LONGEST_S
+                for part in self._parts:
+                    if part.due_s() <= time.monotonic() and not self._ending:
+                        self._turn(part)
+                    due_s = min(due_s, part.due_s())
+                with self._state:
+                    if self._ending:
+                        self._sleeper.close()
+                        self._running = False
+                        return
             self._sleeper.wait(due_s - time.monotonic())
 
     def _turn(self, part: Part) -> None:
@@ -148,6 +177,24 @@ class Background:
             if text not in self._told:
                 self._told.add(text)
                 say(f"an error of ours, the program runs on: {text}")
+
+
+def thread_body(run: Callable[[], None]) -> Any:
+    """What C calls in a new thread; to be kept as long as it may be called."""
+
+    def body(_: object) -> int:
+        run()
+        return 0
+
+    return _Body(body)
+
+
+def _is_the_only_other() -> bool:
+    """Whether this process has no thread but the calling one and ours."""
+    try:
+        return len(os.listdir("/proc/self/task")) <= 2  # noqa: PTH208  a fork waits: no objects for each
+    except OSError:
+        return True
 
 
 def _start(body: Any) -> int:

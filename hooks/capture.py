@@ -146,12 +146,6 @@ class Flusher:
         """Undo a `pause` that returned True."""
         self._lock.release()
 
-    def mute(self, why: str) -> None:
-        """Never touch the store: in a child that was forked while SQLite held locks which nobody there will release."""
-        global _no_store
-        _no_store = self.complaint = why
-        tell(log, WARNING, "counts of this process are not kept reason=%s", why)
-
     def beat_soon(self) -> None:
         """Write the session with the next flush: something in it has changed that people wait for."""
         self._next_beat_s = 0.0
@@ -276,6 +270,13 @@ class Flusher:
             self._told.add(text)
             tell(log, WARNING, "counts stay in memory reason=%s", text)
         self.complaint = text
+
+
+def never_again(why: str) -> None:
+    """Never touch a store: in a child that was forked while SQLite held locks which nobody there will release."""
+    global _no_store
+    _no_store = why
+    tell(log, WARNING, "counts of this process are not kept reason=%s", why)
 
 
 def new_session(settings: Settings, *, path: str, started_us: int, **facts: int | str | None) -> Session:

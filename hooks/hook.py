@@ -12,23 +12,24 @@ Whatever goes wrong here ends with the program on stock torch and a line that sa
 from __future__ import annotations
 
 import logging
+import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gemmtuned.configs.errors import CandidateFailed, GemmtunedError
+from gemmtuned.configs.real import allocate_lock
 from gemmtuned.configs.say import say_line, tell
 from gemmtuned.configs.settings import BATCH_INVARIANT, Settings, UserTables, batch_invariance
 from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Environment, Solution
 from gemmtuned.configs.verdicts import Verdicts
 from gemmtuned.hooks import frozen_layers, native, ranks
-from gemmtuned.hooks.background import Background, Part
+from gemmtuned.hooks.background import Background, Fork, thread_body
 from gemmtuned.hooks.breaker import Breaker
-from gemmtuned.hooks.capture import Flusher, new_session
+from gemmtuned.hooks.capture import Flusher, never_again, new_session
 from gemmtuned.hooks.compiled import Compiled
 from gemmtuned.hooks.dispatch import Table, build_table, solution_of
 from gemmtuned.hooks.graphs import GraphCounts
@@ -49,9 +50,19 @@ if TYPE_CHECKING:
 log = logging.getLogger("gemmtuned.hooks")
 _UNCHECKED: Final = "the user's table, not checked yet: gemmtuned run or the daemon does"
 EXIT_S: Final = 0.5  # at the end of the program the thread is waited for so long,
-FORK_S: Final = 0.02  # and before a fork: it ends at once, unless it is in the middle of something
+FORK_S: Final = 0.02  # and before a fork: it sleeps, unless it is in the middle of something
 LOOK_S: Final = 5.0  # between two looks for a library that was not there at the start
-_parents: list[Flusher] = []  # a forked child must not close its parent's SQLite handle, so it keeps it for ever
+_parents: list[_Parts] = []  # a forked child must not close its parent's SQLite handle, so it keeps it for ever
+
+
+class _Parts(NamedTuple):
+    """What the thread of a process does, and the thread."""
+
+    flusher: Flusher
+    loader: Loader
+    watcher: Watcher
+    ready: Ready
+    background: Background
 
 
 class Hook:
@@ -80,10 +91,9 @@ class Hook:
         self._built_for: tuple[str, ...] = ()
         self._set_mode = native.OFF
         self._announced = False
-        self._had_thread = False  # when this process began to fork
         self._invariant = ""  # who asks for kernels that are the same for every M
         self._told_others: set[str] = set()
-        self._swap = threading.Lock()  # one table change at a time
+        self._swap = allocate_lock()  # one table change at a time
         self.op_counts = OpCounts()
         self._tables = (*settings.tables, *tables)
         self.user_tables = UserLoader(self._tables)
@@ -96,7 +106,10 @@ class Hook:
             if settings.log_tuned
             else None
         )
-        self._make_parts()
+        self._parts: _Parts | None = None
+        self._making = allocate_lock()
+        self._first_count = thread_body(lambda: self.background.run())
+        self._inherited: int | None = None  # the descriptor of ours that a child is about to be born with
 
     # ---- patches
 
@@ -177,8 +190,42 @@ class Hook:
 
     # ---- the thread
 
-    def _make_parts(self) -> None:
-        self.flusher = Flusher(
+    @property
+    def parts(self) -> _Parts:
+        """What the thread does, and the thread. A forked child that needs neither has neither: making them costs it."""
+        if self._parts is None:
+            with self._making:
+                if self._parts is None:
+                    self._parts = self._make_parts()
+        return self._parts
+
+    @property
+    def flusher(self) -> Flusher:
+        """From the counters to the store."""
+        return self.parts.flusher
+
+    @property
+    def loader(self) -> Loader:
+        """Reads published tables."""
+        return self.parts.loader
+
+    @property
+    def watcher(self) -> Watcher:
+        """Notices published tables."""
+        return self.parts.watcher
+
+    @property
+    def ready(self) -> Ready:
+        """Waits until the table is active."""
+        return self.parts.ready
+
+    @property
+    def background(self) -> Background:
+        """The thread."""
+        return self.parts.background
+
+    def _make_parts(self) -> _Parts:
+        flusher = Flusher(
             self.settings,
             drain=self.drain,
             environment=self.environment,
@@ -187,23 +234,21 @@ class Hook:
             keep=self.settings.capture,
             compiled=self._compiled.take,
         )
-        self.loader = Loader(self.settings.config_dir)
-        self.watcher = Watcher(
+        watcher = Watcher(
             self.settings.config_dir,
             self.reload,
             automatic=self.settings.reload == "auto" and self.settings.dispatch,
             held=ranks.several if self.settings.reload_by_ranks else None,
             files=self.user_tables.files,
         )
-
-        self.ready = Ready(
+        ready = Ready(
             is_current=self._is_current,
             make_current=self._make_current,
             wake=self._hurry,
             wait_s=self.settings.graph_wait_s,
         )
-        parts: list[Part] = [self.ready, self.flusher, *([self.watcher] if self._watches else [])]
-        self.background = Background(parts, self.watcher.events)
+        background = Background([ready, flusher, *([watcher] if self._watches else [])], watcher.events)
+        return _Parts(flusher, Loader(self.settings.config_dir), watcher, ready, background)
 
     @property
     def _watches(self) -> bool:
@@ -241,44 +286,68 @@ class Hook:
 
     def stop(self) -> None:
         """Last flush; the thread ends."""
-        if self.native is not None:
-            self.native.at_first_count(None)
+        nothing_counted = self.native is None or self.native.at_first_count(None)
+        if self._parts is None and nothing_counted:  # a forked child, or one that never began
+            return
         self.background.end(EXIT_S)
+        self._report_fault()
         self.flusher.stop()
         if self.selections is not None:
             self.selections.finish()
         self.probation.leave()
 
-    def before_fork(self) -> None:
-        """Have the thread end, which it does at once unless it is in the middle of something."""
-        self._had_thread = self.background.alive
-        self.background.end(FORK_S)
-
-    def after_fork_in_parent(self) -> None:
-        """The thread begins again, if there was one."""
-        if not self._had_thread:
-            self.background.may_start()
+    def _report_fault(self) -> None:
+        """A kernel has broken a GPU while the table is on trial: tell the daemon which of the table's ran there."""
+        if self.native is None or not self.probation.has_launched():
             return
-        with suppress(OSError):
-            self.background.start()
+        fault, idents = self.native.fault()
+        if not fault:
+            return
+        self.probation.note_fault(fault)
+        for solution in map(solution_of, idents):
+            self.flusher.report_failure(solution, f"launched in a process whose GPU had a fault later (CUDA {fault})")
+        what = "the GPU has a fault, and generation %d is new: the daemon runs its kernels again kernels=%d fault=%d"
+        tell(log, logging.WARNING, what, self.table.generation, len(idents), fault)
 
-    def after_fork(self, *, in_a_flush: bool) -> None:
+    def before_fork(self) -> Fork:
+        """Have the thread asleep, which it mostly is."""
+        if self._parts is None:
+            return Fork.BESIDE
+        how = self.background.before_fork(FORK_S)
+        self._inherited = self.watcher.events.descriptor() if how is Fork.HELD else None
+        return how
+
+    def pause_flushes(self) -> bool:
+        """Let no flush be going on during a fork; False when one is."""
+        return self._parts is not None and self.flusher.pause(for_fork=True)
+
+    def after_fork_in_parent(self, how: Fork, *, goes_on: bool) -> None:
+        """The thread goes on, unless the hook was switched off meanwhile."""
+        with suppress(OSError):
+            self.background.after_fork_in_parent(how, goes_on=goes_on)
+
+    def after_fork(self, *, paused: bool) -> None:
         """In a forked child: counts start at nothing (the native ones reset themselves), and the thread with the first.
 
-        in_a_flush: one was going on in our parent.  If SQLite was at work, its locks are held here for ever.
+        Most children count nothing, and each page that is touched here is copied for them: so little is done.
+        paused: no flush was going on in our parent.  If one was, in SQLite, its locks are held here for ever.
         """
+        parents, self._parts = self._parts, None
+        self._making = allocate_lock()
+        self._swap = allocate_lock()
         self.op_counts.reset()
-        _parents.append(self.flusher)
-        in_a_flush = in_a_flush and self.flusher.in_store
-        self._swap = threading.Lock()
         self.probation.after_fork()
-        self.watcher.events.forget()
         self.started_us = time.time_ns() // 1000
-        self._make_parts()
-        if in_a_flush:
-            self.flusher.mute("it was forked in the middle of a flush")
+        if parents is None:
+            return
+        _parents.append(parents)
+        if self._inherited is not None:
+            with suppress(OSError):
+                os.close(self._inherited)
+        if not paused and parents.flusher.in_store:
+            never_again("it was forked in the middle of a flush")
         if self.native is not None:
-            self.native.at_first_count(self.background.body)
+            self.native.at_first_count(self._first_count)
 
     def environment(self, place: str) -> Environment:
         """Device and versions of a place (`cpu`, `cuda:0`) in this process; needs torch fully imported."""

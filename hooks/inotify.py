@@ -90,10 +90,10 @@ class Events(Sleeper):
                 os.close(fd)
             self._names, self._inodes = {}, {}
 
-    def forget(self) -> None:
-        """In a forked child: our copy of the descriptor, and a lock that may have been held."""
-        self._lock_fd = allocate_lock()
-        self.close()
+    def descriptor(self) -> int | None:
+        """What a forked child will have of it and should close, if it is still ours."""
+        fd = self._fd
+        return fd if fd is not None and self._is_ours(fd) else None
 
     def _read(self) -> None:
         with self._lock_fd:

@@ -6,10 +6,12 @@ number in that page says so (hooks/native/trial.h), and the kernel keeps the pag
 takes the mark away when it ends in good order, or after TRIAL_S: then the table has proved itself, and earlier deaths
 under it are forgotten.
 
-Only evidence counts: a mark of a dead process that was in a routed call, or that an error of the device has ended.  A
-program that ends by an exception of its own, os._exit, an assertion in its own kernel or a signal that comes while no
-routed call is going on has died of something else.  After DEATHS of one run its next starts go without the generation,
-for STEPS_S: then one tries it again, and if that dies too, the next wait is longer.  The next generation starts anew.
+Only evidence counts: a mark of a dead process that was in a routed call, or that ran kernels of the table on a GPU and
+left it with a fault that a broken kernel makes (an illegal address or instruction; the driver says so at the end, and
+at every launch).  A program that ends by an exception of its own, os._exit, an assertion in its own kernel or a signal
+that comes while no routed call is going on has died of something else.  After DEATHS of one run its next starts go
+without the generation, for STEPS_S: then one tries it again, and if that dies too, the next wait is longer.  The next
+generation starts anew.
 
 Nothing here raises: a folder that cannot be written means no probation.
 """
@@ -37,13 +39,19 @@ DEATHS: Final = 2
 STEPS_S: Final = (600.0, 3600.0, 86400.0)  # how long a run goes without, after so many deaths more
 _MARK: Final = re.compile(r"(\d{1,18})-(\d+)-(\d+)-(\d{1,19})")
 _PAGE: Final = 4096
-_FACTS_AT: Final = 16  # before it: calls going on (4 bytes), whether the device ended it (1)
+_FACTS_AT: Final = 16  # before it: _State
 _LONGEST: Final = 256  # bytes of a run's label that count
 _FAILED: Final = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
 _MAP_FIXED: Final = 0x10
+
+
+class _State(ctypes.Structure):
+    """The beginning of the page: `TrialPage` of native/trial.h."""
+
+    _fields_ = (("going_on", ctypes.c_uint32), ("launched", ctypes.c_uint32), ("fault", ctypes.c_uint32))
 
 
 class _Mark(NamedTuple):
@@ -55,7 +63,7 @@ class _Mark(NamedTuple):
 class Probation:
     """What this process knows of the marks in a folder; `run` is the label under which deaths are counted.
 
-    watch: given the address of the number of routed calls that are going on; None: they are no longer counted.
+    watch: given the address of a page, in which routed calls are noted (native/trial.h); None: no longer.
     """
 
     def __init__(self, folder: Path, run: str, watch: Callable[[int | None], None] | None = None) -> None:
@@ -108,13 +116,25 @@ class Probation:
                 with suppress(OSError):
                     death.path.unlink()
 
+    def has_launched(self) -> bool:
+        """Whether the table on trial has run a kernel on a GPU."""
+        with self._lock:
+            state = self._state()
+            return state is not None and bool(state.launched)
+
+    def note_fault(self, code: int) -> None:
+        """The GPU has a fault, a CUresult."""
+        with self._lock:
+            state = self._state()
+            if state is not None:
+                state.fault = code
+
     def leave(self) -> None:
-        """This process ends, and not by a signal. An error of the device leaves the mark to be counted."""
+        """This process ends, and not by a signal. A fault of the GPU leaves the mark to be counted."""
         error = getattr(sys, "last_value", None)  # of what ends it; set once the traceback is out, before exit handlers
         with self._lock:
-            mark = self._mark
-            if mark is not None and error is not None and _is_of_device(error) and self._address is not None:
-                ctypes.memset(self._address + 4, 1, 1)
+            state = self._state()
+            if state is not None and state.launched and state.fault:
                 self._mark = None
             self._end()
         if error is None or isinstance(error, KeyboardInterrupt):  # it has ended itself the workers that it started
@@ -129,6 +149,12 @@ class Probation:
         self._mark = None
         self._unmap()
 
+    def _state(self) -> _State | None:
+        """What our page says; None without a mark. The lock is held."""
+        if self._mark is None or self._address is None:
+            return None
+        return _State.from_address(self._address)
+
     def _end(self) -> None:
         """Take our mark away. The lock is held."""
         mark, self._mark = self._mark, None
@@ -139,9 +165,9 @@ class Probation:
 
     def _unmap(self) -> None:
         """Let nothing of the file be mapped. Calls that are going on still write to the page: it stays, and is ours."""
-        if self.watch is not None:
-            self.watch(None)
         if self._address is not None:
+            if self.watch is not None:
+                self.watch(None)
             kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
             _libc.mmap(self._address, _PAGE, mmap.PROT_READ | mmap.PROT_WRITE, kind, -1, 0)
             self._address = None  # the next mark has another: what ends there began there
@@ -198,16 +224,17 @@ def _until_s(died: list[_Death]) -> float | None:
 
 
 def _deaths(folder: Path) -> list[_Death]:
-    """Marks that are evidence: their processes are gone, and were in a routed call or ended by the device."""
+    """Marks that are evidence: their processes are gone, and were in a routed call or left a GPU with a fault."""
     found = []
     for path in _marks(folder):
         try:
             page = path.read_bytes()
+            state = _State.from_buffer_copy(page)
             facts = json.loads(page[_FACTS_AT:].rstrip(b"\0"))
             run = str(facts["run"])
         except (OSError, ValueError, KeyError, TypeError):
             continue
-        if any(page[:5]) and _is_gone(path, facts):
+        if (state.going_on or (state.launched and state.fault)) and _is_gone(path, facts):
             found.append(_Death(path, _generation(path), run, _began_s(path)))
     return found
 
@@ -240,12 +267,6 @@ def _marks(folder: Path) -> list[Path]:
         return [path for path in folder.iterdir() if _MARK.fullmatch(path.name)]
     except OSError:
         return []
-
-
-def _is_of_device(error: BaseException) -> bool:
-    """An illegal access on the device comes as an exception, and nothing works after it; an assertion is the user's."""
-    text = str(error)
-    return (type(error).__name__ == "AcceleratorError" or "CUDA error" in text) and "assert" not in text
 
 
 def _generation(path: Path) -> int:

@@ -330,3 +330,39 @@ def test_a_users_own_kernel_on_the_gpu_is_left_alone(run: Any) -> None:
     """
     )
     assert said == [[42.0], ["CUDA aten::mm"]]
+
+
+FAULTS = (700, 714, 715, 716, 717, 718)
+NO_FAULTS = (0, 2, 4, 600, 702, 709, 710, 719, 906)  # 600: a kernel still runs; 710: the program's own assertion
+
+
+def test_a_fault_on_the_gpu_is_known_with_the_routes_that_ran_there_on_trial(run: Any) -> None:
+    said = run(
+        f"""
+    page = (ctypes.c_uint32 * 4)()
+    begin()
+    call()
+    hook.on_trial(ctypes.addressof(page))
+    fail("cuStreamQuery", 700)
+    said = [hook.fault(), list(page)]  # what ran before the trial is no part of it
+    call()
+    said.append(list(page))
+    waits = calls("cuStreamSynchronize")
+    for code in {FAULTS + NO_FAULTS}:
+        fail("cuStreamQuery", code)
+        said.append(hook.fault())
+    waited = calls("cuStreamSynchronize") - waits
+    for code in (710, 719, 715):
+        fail("cuLaunchKernel", code)
+        call()
+        said.append(list(page))
+    hook.on_trial(None)
+    print(json.dumps([said, waited]))
+    """
+    )
+    unasked, before, after, *asked = said[0]
+    launched, refused = asked[: len(FAULTS + NO_FAULTS)], asked[len(FAULTS + NO_FAULTS) :]
+    assert (unasked, before, after) == ([0, []], [0, 0, 0, 0], [0, 1, 0, 0])
+    assert launched == [*([code, [7]] for code in FAULTS), *([0, [7]] for _ in NO_FAULTS)]
+    assert refused == [[0, 1, 0, 0], [0, 1, 0, 0], [0, 1, 715, 0]]  # a launch that fails notes it at once
+    assert said[1] == 0

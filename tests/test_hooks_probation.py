@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
+import sqlite3
 import subprocess
 import sys
 import time
@@ -127,23 +129,21 @@ def test_a_survivor_clears_the_generation(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "counts"),
-    [
-        (RuntimeError("CUDA error: an illegal memory access was encountered"), True),
-        (RuntimeError("CUDA error: device-side assert triggered"), False),
-        (ValueError("the program's own"), False),
-        (KeyboardInterrupt(), False),
-        (SystemExit(3), False),
-    ],
+    ("launched", "fault", "counts"),
+    [(1, 700, True), (1, 716, True), (1, 0, False), (0, 700, False)],
 )
-def test_an_exception_counts_when_it_is_the_devices_and_no_assertion(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, counts: bool
+def test_a_fault_of_the_gpu_counts_when_the_table_ran_there(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, launched: int, fault: int, counts: bool
 ) -> None:
+    """A program that catches the error and ends in good order leaves evidence as well as one that dies of it."""
     monkeypatch.setattr(probation, "_is_gone", lambda path, facts: True)
     for _ in range(DEATHS):
         process = Probation(folder, "serve")
         process.begin(7, 0.0)
-        monkeypatch.setattr(sys, "last_value", error, raising=False)
+        assert process._address is not None
+        ctypes.c_uint32.from_address(process._address + 4).value = launched
+        assert process.has_launched() is bool(launched)
+        process.note_fault(fault)
         process.leave()
 
     assert Probation(folder, "serve").refuses(7) is counts
@@ -240,3 +240,33 @@ def test_a_generation_is_condemned_by_deaths_in_its_kernels_alone(home: Home, en
     said = [home.run(PROGRAM.replace("{end}", end.strip())).out for _ in range(DEATHS + 1)]
 
     assert said == ["1\n"] * DEATHS + (["0\n"] if condemned else ["1\n"])
+
+
+FAULTY = """
+    from gemmtuned.hooks import activate
+    hook = activate.current()
+    page = hook.probation._state()
+    if page is not None:
+        page.launched = 1  # as a kernel on a GPU does
+        ours = next(iter(hook.table.items()))[2]
+        from gemmtuned.hooks import hook as hooks
+        hook.native.fault = lambda: ({fault}, [3])
+        hooks.solution_of = lambda ident: ours
+    raise RuntimeError("CUDA error")
+"""
+
+
+@pytest.mark.parametrize(("fault", "condemned"), [(700, True), (0, False)])
+def test_programs_that_leave_a_gpu_with_a_fault_condemn_the_generation_and_the_daemon_is_told(
+    home: Home, fault: int, condemned: bool
+) -> None:
+    home.path.mkdir()
+    publish(home.path / "configs", [published(LINEAR, "torch_swap")], 1)
+    ended = [home.run(PROGRAM.replace("{end}", FAULTY.replace("{fault}", str(fault)).strip())) for _ in range(DEATHS)]
+    third = home.run(PROGRAM.replace("{end}", ""))
+
+    assert [one.code for one in ended] == [1] * DEATHS
+    assert third.out == ("0\n" if condemned else "1\n")
+    with contextlib.closing(sqlite3.connect(home.path / "tune.db")) as conn:
+        found = conn.execute("SELECT backend, how, reports FROM quarantine").fetchall()
+    assert found == ([("torch_swap", "failed", DEATHS)] if condemned else [])

@@ -269,6 +269,50 @@ def test_a_limit_on_threads_leaves_the_program_its_own(home: Home) -> None:
     assert note == "off: [Errno 11] Resource temporarily unavailable"
 
 
+@pytest.mark.parametrize("warns", [False, True])
+def test_a_fork_finds_the_thread_asleep_or_gone_where_python_would_warn(home: Home, warns: bool) -> None:
+    """From 3.12 on os.fork warns a process that has two threads; before, ours has no reason to end."""
+    home.path.mkdir()
+    publish(home.path / "configs", [published(LINEAR, "onednn")], 1)
+    done = home.run(
+        f"""
+    import json, os, time, torch
+    from gemmtuned.hooks import background
+    background._WARNS_OF_THREADS = {warns}
+
+    def look():
+        links = [os.readlink(f"/proc/self/fd/{{fd}}") for fd in range(64) if os.path.islink(f"/proc/self/fd/{{fd}}")]
+        return sorted(os.listdir("/proc/self/task")), sum("inotify" in link for link in links)
+
+    def child(read, write):
+        if os.fork() == 0:
+            try:
+                os.write(write, json.dumps(look()).encode())
+            finally:
+                os._exit(0)
+        os.wait()
+        return json.loads(os.read(read, 4096))
+
+    torch.mm(torch.ones(4, 16), torch.ones(16, 8))
+    time.sleep(0.5)
+    tasks, watches = look()
+    children = [child(*os.pipe()) for _ in range(20)]
+    torch.mm(torch.ones(4, 16), torch.ones(16, 8))
+    time.sleep(0.5)
+    after, watches_after = look()
+    seen = [[len(tasks), watches] for tasks, watches in children]
+    print(json.dumps([len(tasks), watches, seen, len(after), watches_after, tasks == after]))
+    """,
+        fresh=True,
+        OMP_NUM_THREADS="1",
+        OPENBLAS_NUM_THREADS="1",
+        MKL_NUM_THREADS="1",
+    )
+
+    assert done.said == [2, 1, [[1, 0]] * 20, 2, 1, not warns]
+    assert home.calls() == 2
+
+
 def test_a_forked_child_has_a_thread_from_its_first_count_on_and_writes_nothing_without(home: Home) -> None:
     done = home.run(
         """

@@ -215,12 +215,24 @@ class Native:
         self._lib.gt_live_check(every)
 
     def on_trial(self, address: int | None) -> None:
-        """Count the routed calls that are going on in the uint32 at this address; None: nowhere."""
+        """Note in the page at this address (hooks/probation.py) what routed calls do; None: nowhere."""
         self._lib.gt_on_trial(address)
 
-    def at_first_count(self, body: Any) -> None:
-        """Run `body`, a ctypes callback, in a thread of its own with the next problem that is new; None: do not."""
-        self._lib.gt_at_first_count(body)
+    def fault(self) -> tuple[int, list[int]]:
+        """(a fault that a kernel has left on a GPU, 0 without one; ids of routes that ran there while on trial).
+
+        The fault is a CUresult: illegal or misaligned address, illegal instruction.  Waits for nothing.
+        """
+        ids, count = (ctypes.c_int32 * 256)(), ctypes.c_size_t()
+        fault = int(self._lib.gt_fault(ids, len(ids), ctypes.byref(count)))
+        return fault, ids[: count.value]
+
+    def at_first_count(self, body: Any) -> bool:
+        """Run `body`, a ctypes callback, in a thread of its own with the next problem that is new; None: do not.
+
+        True when an earlier one has not run: no problem was new since.
+        """
+        return bool(self._lib.gt_at_first_count(body))
 
     def set_mode(self, mode: int) -> None:
         """OFF, or CAPTURE, DISPATCH and INVARIANT or-ed together."""
@@ -335,8 +347,9 @@ _SIGNATURES: Final = (
         ctypes.c_size_t,
     ),
     ("gt_set_mode", None, ctypes.c_int),
-    ("gt_at_first_count", None, ctypes.c_void_p),
+    ("gt_at_first_count", ctypes.c_int, ctypes.c_void_p),
     ("gt_on_trial", None, ctypes.c_void_p),
+    ("gt_fault", ctypes.c_int, ctypes.POINTER(ctypes.c_int32), ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)),
     ("gt_generation", ctypes.c_uint64),
     ("gt_dropped", ctypes.c_uint64),
     ("gt_drain", ctypes.c_size_t, ctypes.POINTER(_Record), ctypes.c_size_t),

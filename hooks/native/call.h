@@ -144,7 +144,7 @@ auto call(const Problem& key, const Tensor& a, const Tensor& b, const Tensor* bi
         !has_names(a) && !has_names(b) && !(bias && has_names(*bias))) {
       Tensor checked;
       try {
-        const OnTrial going_on;
+        const OnTrial going_on(*route, Device::on_host);
         if (C10_LIKELY(!live_check_due() || (key.flags & GRAPH))) {
           decltype(auto) y = routed(*route);
           count(outcome);

@@ -341,10 +341,33 @@ void* gt_load_kernel(int device, const void* image, const char* name, int shared
 }
 
 // Has `body` run in a thread of its own with the next problem that any thread meets for the first time; null: not.
-void gt_at_first_count(ThreadBody body) { g_at_first_count.store(body); }
+// Whether there was one before, and no problem has come yet.
+int gt_at_first_count(ThreadBody body) { return g_at_first_count.exchange(body) != nullptr; }
 
-// Counts the routed calls that are going on at this address from now on; null: nowhere.
-void gt_on_trial(std::atomic<uint32_t>* going_on) { g_trial.store(going_on); }
+// Notes in this page what the table does from now on; null: nowhere.
+void gt_on_trial(TrialPage* page) {
+  std::lock_guard<std::mutex> hold(g_load_mutex);
+  g_trial.store(page);
+  for (const auto& [key, route] : g_interned)
+    if (page) route->launched.store(false);
+}
+
+// A fault (trial.h) of the devices on which routes ran while on probation; 0 without one. Fills in the ids of these routes,
+// `room` at most, and how many.
+int gt_fault(int32_t* ids, size_t room, size_t* count) {
+  *count = 0;
+  int fault = 0;
+  std::lock_guard<std::mutex> hold(g_load_mutex);
+  for (const auto& [key, route] : g_interned) {
+    if (!route->launched.load()) continue;
+    if (*count < room) ids[(*count)++] = route->id;
+    try {
+      if (!fault) fault = cuda::fault_of(static_cast<int>(key & 0xFF));
+    } catch (...) {  // no driver: nothing ran on one
+    }
+  }
+  return fault;
+}
 
 void gt_set_mode(int mode) {
   g_mode.store(mode);

@@ -8,6 +8,7 @@
 #include <dlfcn.h>
 
 #include "blame.h"
+#include "trial.h"
 
 namespace gemmtuned::cuda {
 
@@ -52,6 +53,7 @@ struct Driver {
   int (*cuMemsetD8Async)(Address, unsigned char, size_t, Handle);
   int (*cuStreamCreate)(Handle*, unsigned);
   int (*cuStreamSynchronize)(Handle);
+  int (*cuStreamQuery)(Handle);
   int (*cuStreamIsCapturing)(Handle, int*);
   int (*cuStreamGetCaptureInfo_v2)(Handle, int*, unsigned long long*, Handle*, const Handle**, size_t*);
   int (*cuThreadExchangeStreamCaptureMode)(int*);
@@ -81,6 +83,7 @@ struct Driver {
 
   void check(int code, const char* what) const {
     if (code == 0) return;
+    note_fault(code);
     if (is_of_the_program(code)) throw Declined("the device, the stream or the capture is broken");
     const char* name = nullptr;
     cuGetErrorName(code, &name);
@@ -106,6 +109,7 @@ struct Driver {
     GEMMTUNED_FIND(cuMemsetD8Async);
     GEMMTUNED_FIND(cuStreamCreate);
     GEMMTUNED_FIND(cuStreamSynchronize);
+    GEMMTUNED_FIND(cuStreamQuery);
     GEMMTUNED_FIND(cuStreamIsCapturing);
     GEMMTUNED_FIND(cuStreamGetCaptureInfo_v2);
     GEMMTUNED_FIND(cuThreadExchangeStreamCaptureMode);
@@ -144,6 +148,18 @@ struct OnDevice {
   }
   ~OnDevice() { Driver::get().cuCtxSetCurrent(before); }
 };
+
+// The fault that a kernel has left on a device, after which nothing works there; 0 without one. Waits for nothing.
+inline int fault_of(int device) {
+  const Driver& d = Driver::get();
+  Handle before = nullptr, context = nullptr;
+  d.cuCtxGetCurrent(&before);
+  int code = d.cuDevicePrimaryCtxRetain(&context, device);
+  if (code == 0) code = d.cuCtxSetCurrent(context);
+  if (code == 0) code = d.cuStreamQuery(nullptr);
+  d.cuCtxSetCurrent(before);
+  return is_fault(code) ? code : 0;
+}
 
 // A thread that has not used CUDA yet has no context, and a launch in it fails; torch's runtime calls bind one unasked.
 inline void bind_context(int device) {

@@ -54,6 +54,7 @@ struct Route {
   int32_t code;  // which implementation, see Device::run; 0 is stock
   bool chain = false;  // serves every M of a batch-invariant problem: what it cannot take as it lies is copied
   std::atomic<bool> failed{false};
+  std::atomic<bool> launched{false};  // on a GPU, while its table was on probation
   std::unique_ptr<const cuda::Launch> launch{};  // what a code of LAUNCH needs
   std::unique_ptr<const cuda::LtLaunch> lt{};    // what a code of CUBLASLT needs
   std::unique_ptr<const OperatorCall> op{};      // what a code of OPERATOR needs
