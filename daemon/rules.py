@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from gemmtuned.configs.errors import SettingError
+from gemmtuned.configs.moment import moment
 from gemmtuned.daemon.notice import read_small, replace_file
 
 if TYPE_CHECKING:
@@ -131,12 +132,6 @@ def paused_until(home: Path, now_s: float) -> float | None:
     if not until_s < _LAST_S:  # no moment that could be told
         return 0.0
     return until_s if until_s > now_s else None
-
-
-def moment(at_s: float, now_s: float) -> str:
-    """`23:49`, or `2026-12-02 23:49` on another day; local time."""
-    at, now = time.localtime(at_s), time.localtime(now_s)
-    return time.strftime("%H:%M" if at[:3] == now[:3] else "%Y-%m-%d %H:%M", at)
 
 
 def allowed(monitors: Sequence[AnyMonitor], names: Sequence[str]) -> list[AnyMonitor]:

@@ -31,6 +31,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from gemmtuned.configs.moment import moment
 from gemmtuned.configs.processes import life_of, pid_namespace
 from gemmtuned.configs.real import allocate_lock
 
@@ -84,7 +85,7 @@ class Probation:
 
     def note(self, generation: int) -> str:
         """What to tell the user about a refused generation."""
-        until = time.strftime("%H:%M", time.localtime(self.until_s(generation) or 0))
+        until = moment(self.until_s(generation) or 0, time.time())
         return (
             f"generation {generation} is not used before {until}: processes of this run died in its kernels within "
             f"{TRIAL_S:g} s of taking it up. The next publish is tried at once; to try this one now: "

@@ -82,6 +82,15 @@ def test_figures_name_a_run_that_goes_without(tmp_path: Path, command: str) -> N
     assert "serve goes without generation 7 until" in done.stdout
 
 
+def test_a_wait_that_ends_on_another_day_is_told_with_the_day(folder: Path) -> None:
+    for _ in range(DEATHS + 2):
+        died(folder, 7)
+    until_s = Probation(folder, "serve").until_s(7)
+
+    assert until_s is not None
+    assert time.strftime("before %Y-%m-%d %H:%M:", time.localtime(until_s)) in Probation(folder, "serve").note(7)
+
+
 def test_what_is_condemned_is_tried_again_and_waits_longer_each_time(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,8 @@ import typer
 from gemmtuned.commands.options import Json, seconds, settings
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.manifest import make_folder, write_whole
-from gemmtuned.daemon.rules import PAUSED, moment
+from gemmtuned.configs.moment import moment
+from gemmtuned.daemon.rules import PAUSED
 from gemmtuned.reports.render import Report, show
 
 

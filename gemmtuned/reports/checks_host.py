@@ -13,6 +13,7 @@ from typing import Final
 
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.manifest import read_manifest, read_table
+from gemmtuned.configs.moment import moment
 from gemmtuned.configs.settings import Settings
 from gemmtuned.db.faults import no_locks
 from gemmtuned.db.files import is_network
@@ -199,7 +200,7 @@ def _probation(settings: Settings) -> Iterator[Check]:
         until_s = waits.get((generation, run))
         used = f"after {DEATHS} it is not used for a while" if count < DEATHS else "its next start tries it again"
         if until_s is not None:
-            used = f"it goes without it until {time.strftime('%H:%M', time.localtime(until_s))}"
+            used = f"it goes without it until {moment(until_s, time.time())}"
         died = f"{count} processes" if count > 1 else "1 process"
         when = f"died in its kernels within {TRIAL_S:.0f} s of taking it up"
         found = f"generation {generation}: {died} of {run} {when}; {used}"
