@@ -88,6 +88,7 @@ class Background:
         self._ending = False
         self._thread: int | None = None  # a pthread_t, until it is joined
         self._running = False
+        self._beginning = False  # `start` has made a thread, and none has begun yet
         self._told: set[str] = set()
         self._body = thread_body(self.run)
 
@@ -97,13 +98,16 @@ class Background:
             self._ending = False
             if self._running:
                 return
-            self._running = True
+            self._running = self._beginning = True
         self._join(1.0)  # the last one is at its end
         try:
-            self._thread = _start(self._body)
+            thread = _start(self._body)
         except OSError:
-            self._running = False
+            self._running = self._beginning = False
             raise
+        with self._state:
+            if self._beginning:
+                self._thread = thread
 
     def before_fork(self, timeout_s: float) -> Fork:
         """Have the thread asleep, or gone, until `after_fork_in_parent`; or at a turn that takes longer."""
@@ -146,9 +150,12 @@ class Background:
 
     def run(self) -> None:
         """The thread's life; called in a thread that C has started, too."""
+        with self._state:
+            if self._running and not self._beginning:  # `start` and C have both made one: the first has begun
+                _libc.pthread_detach(c_ulong(_libc.pthread_self()))
+                return
+            self._thread, self._running, self._beginning = _libc.pthread_self(), True, False
         our_thread()
-        with self._state:  # where C has started it
-            self._thread, self._running = _libc.pthread_self(), True
         try:
             self._loop()
         finally:

@@ -350,6 +350,62 @@ def test_a_forked_child_has_a_thread_from_its_first_count_on_and_writes_nothing_
         assert conn.execute("SELECT count(*) FROM session").fetchone()[0] <= 2  # not of the grandchild
 
 
+def test_threads_that_fork_at_the_same_time_leave_ours_to_go_on(home: Home) -> None:
+    done = home.run(
+        """
+        import json, os, threading, torch, gemmtuned
+        from hooked import wait_for
+        wait_for(lambda: len(os.listdir("/proc/self/task")) == 2)
+
+        def forks():
+            for _ in range(15):
+                child = os.fork()
+                if child == 0:
+                    os._exit(0)
+                os.waitpid(child, 0)
+
+        both = [threading.Thread(target=forks) for _ in range(2)]
+        [thread.start() for thread in both]
+        [thread.join() for thread in both]
+        torch.mm(torch.ones(4, 16), torch.ones(16, 8))
+        wait_for(lambda: gemmtuned.status()["calls"] == 1)
+        print(json.dumps(len(os.listdir("/proc/self/task"))))
+        """,
+        OMP_NUM_THREADS="1",
+        OPENBLAS_NUM_THREADS="1",
+    )
+
+    assert done.said == 2, done.err
+
+
+def test_a_forked_child_has_one_thread_whatever_begins_it(home: Home) -> None:
+    """Waiting for the table begins it, and so does the first count: in C, which does not know of the other."""
+    home.path.mkdir()
+    publish(home.path / "configs", [published(LINEAR, "torch_swap")], 1)
+    done = home.run(
+        """
+        import json, os, time, torch, gemmtuned
+        from hooked import wait_for
+        torch.set_num_threads(1)
+        read, write = os.pipe()
+        if os.fork() == 0:
+            before = len(os.listdir("/proc/self/task"))
+            ready = gemmtuned.ready(5.0)
+            torch.mm(torch.ones(4, 16), torch.ones(16, 8))
+            wait_for(lambda: gemmtuned.status()["calls"] == 1)
+            time.sleep(0.2)
+            os.write(write, json.dumps([ready, len(os.listdir("/proc/self/task")) - before]).encode())
+            raise SystemExit(0)
+        os.wait()
+        print(os.read(read, 99).decode())
+        """,
+        OMP_NUM_THREADS="1",
+        OPENBLAS_NUM_THREADS="1",
+    )
+
+    assert done.said == [True, 1], done.err
+
+
 def test_a_program_that_counts_nothing_leaves_nothing(home: Home) -> None:
     done = home.run("import torch; print(1)", fresh=True, GEMMTUNED_FLUSH_S="60")
 
