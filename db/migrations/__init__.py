@@ -107,8 +107,8 @@ def _bring_up_to_date(conn: sqlite3.Connection) -> None:
     migrations.apply(Database(conn))
 
 
-def make(conn: sqlite3.Connection, since: int = 0, to: int = SCHEMA) -> None:
-    """Within a transaction: the steps after `since` up to `to`, and the record that sqlite-utils would make of them."""
+def make(conn: sqlite3.Connection, since: int = 0, to: int | None = None) -> None:
+    """Within a transaction: the steps after `since` up to `to` (all), and the record that sqlite-utils would make of them."""
     for statement in _RECORD if since == 0 else ():
         conn.execute(statement)
     for step in STEPS[since:to]:
