@@ -108,7 +108,7 @@ def _bring_up_to_date(conn: sqlite3.Connection) -> None:
 
 
 def make(conn: sqlite3.Connection, since: int = 0, to: int | None = None) -> None:
-    """Within a transaction: the steps after `since` up to `to` (all), and the record that sqlite-utils would make of them."""
+    """Within a transaction: the steps after `since` up to `to`, and their record as sqlite-utils makes it."""
     for statement in _RECORD if since == 0 else ():
         conn.execute(statement)
     for step in STEPS[since:to]:
