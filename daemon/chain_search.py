@@ -37,7 +37,7 @@ from gemmtuned.kernels.backends import BACKENDS, candidates
 from gemmtuned.kernels.backends.base import CompiledBackend, Kernel
 
 SIZES: Final = (1, 16, 64, CHAIN_M)  # rows at which candidates are timed; each counts alike
-MOST: Final = 30  # candidates of a search
+MOST: Final = 20  # candidates of a search
 SHORT_S: Final = 0.03  # a race at one size, while candidates are chosen from
 LONG_S: Final = 0.15  # and of the one that is published
 NEAR: Final = 1.03  # what is this near to the best is a tie
