@@ -19,7 +19,8 @@ import torch
 from ptx import RANK, WARP, Array, Code, Memory, Program, Wrong, run_together
 
 _SWIZZLE_128 = 1  # in the upper two bits of a descriptor
-_POISON = np.uint16(0xFFFF)  # NaN in both types
+_POISON = {1: np.uint8(0xFF), 2: np.uint16(0xFFFF)}  # by bytes: NaN in all types of so many
+_BYTES = {"bf16": 2, "f16": 2, "e4m3": 1}
 
 
 @dataclass(frozen=True)
@@ -68,14 +69,14 @@ class Product:
     sums: tuple[str, ...]
     adds: bool
     kind: str
-    a: Array  # places of bytes, [16 rows, 16 of K]
-    b: Array  # [columns, 16 of K]
+    a: Array  # places of bytes, [16 rows, 32 bytes of K]
+    b: Array  # [columns, 32 bytes of K]
     of_a: Array
     of_b: Array
 
 
 class WarpGroups(Program):
-    """A program with wgmma: of sums in fp32, operands of 16 bits in shared memory, both K-major, swizzled by 128."""
+    """A program with wgmma: of sums in fp32, operands of 8 or 16 bits in shared memory, K-major, swizzled by 128."""
 
     def __init__(self, code: Code, threads: int, *rest: Any, **how: Any) -> None:
         super().__init__(code, threads, *rest, **how)
@@ -110,48 +111,52 @@ class WarpGroups(Program):
                 self._begin(operation, operands, warp)
 
     def _begin(self, operation: Any, operands: Any, warp: int) -> None:
-        shape = re.fullmatch(r"m64n(\d+)k16", operation[4])
         kind = operation[-1]
+        size = _BYTES.get(kind, 0)
+        shape = re.fullmatch(rf"m64n(\d+)k{32 // size if size else 0}", operation[4])
         names, a, b, adds, *scales_and_transposed = operands
-        if shape is None or operation[-3:] not in (("f32", "bf16", "bf16"), ("f32", "f16", "f16")):
+        if shape is None or operation[-3:] != ("f32", kind, kind):
             raise Wrong(f"{'.'.join(operation)}: not written")
-        if scales_and_transposed != ["1", "1", "0", "0"] or len(names) != int(shape[1]) // 2:
+        if scales_and_transposed != ["1", "1", "0", "0"][: 2 * size] or len(names) != int(shape[1]) // 2:
             raise Wrong(f"{'.'.join(operation)} of {len(names)} sums, {scales_and_transposed}: not written")
         if not self._is_fenced[warp]:
             raise Wrong("a product without a fence before the first")
-        sums = tuple(names)
-        if sums not in self._sums[warp]:
-            if any(set(sums) & set(others) for others in self._sums[warp]):
-                raise Wrong("sums of a product under way")
-            self._sums[warp][sums] = self._taken(sums, warp)
         of_warp = slice(warp * WARP, (warp + 1) * WARP)
         of_lanes = [self._get(one, "u64")[of_warp] for one in (a, b)]
         of_lanes.append(self._get(adds, "pred" if adds.startswith("%") else "u32")[of_warp])
         descriptor_a, descriptor_b, is_added = (int(one[0]) for one in of_lanes)
         if any((one != one[0]).any() for one in of_lanes):
             raise Wrong("lanes of a warp multiply other things")
+        sums = tuple(names)
+        if sums not in self._sums[warp]:
+            if any(set(sums) & set(others) for others in self._sums[warp]):
+                raise Wrong("sums of a product under way")
+            self._sums[warp][sums] = self._taken(sums, warp, read=bool(is_added))
         self._begun[warp].append((operation, sums, descriptor_a, descriptor_b, is_added))
-        places_a = self._places_of(descriptor_a, 64)[warp % 4 * 16 :][:16]
-        places_b = self._places_of(descriptor_b, int(shape[1]))
-        of_a, of_b = (self._seen(places, warp) for places in (places_a, places_b))
+        places_a = self._places_of(descriptor_a, 64, size)[warp % 4 * 16 :][:16]
+        places_b = self._places_of(descriptor_b, int(shape[1]), size)
+        of_a, of_b = (self._seen(places, warp, size) for places in (places_a, places_b))
         self._under_way[warp][-1].append(Product(sums, bool(is_added), kind, places_a, places_b, of_a, of_b))
 
-    def _places_of(self, descriptor: int, rows: int) -> Array:
-        """[rows, 16 of K] of a matrix whose rows are 128 bytes, swizzled by 128; the descriptor: 9.7.15.5.1.2."""
+    def _places_of(self, descriptor: int, rows: int, size: int) -> Array:
+        """[rows, 32 bytes of K, by value] of a matrix whose rows are 128 bytes, swizzled by 128.
+
+        The descriptor is that of 9.7.15.5.1.2.
+        """
         begin, stride = (descriptor & 0x3FFF) << 4, (descriptor >> 32 & 0x3FFF) << 4
         if descriptor >> 62 != _SWIZZLE_128 or descriptor >> 49 & 7 or begin & 0x380:
             raise Wrong(f"a matrix described by {descriptor:#x}: not written")
         row = np.arange(rows)[:, None]
-        address = begin + row // 8 * stride + row % 8 * 128 + 2 * np.arange(16)
+        address = begin + row // 8 * stride + row % 8 * 128 + np.arange(0, 32, size)
         address ^= (address >> 7 & 7) << 4
-        _, at = self._shared_at(address + (self._rank << RANK), 2)
+        _, at = self._shared_at(address + (self._rank << RANK), size)
         return at
 
-    def _seen(self, places: Array, warp: int) -> Array:
-        """Bits of the values there, as far as this warp may know them."""
-        bits = self.shared.view(np.uint16)[places >> 1]
+    def _seen(self, places: Array, warp: int, size: int) -> Array:
+        """Bits of the values of this size there, as far as this warp may know them."""
+        bits = self.shared.view(f"u{size}")[places // size]
         unknown = (self._by[places] != -1) | self._is_unseen(places, np.full(1, warp))
-        return np.where(unknown, _POISON, bits)
+        return np.where(unknown, _POISON[size], bits)
 
     def _finish(self, warp: int, but: int) -> None:
         """All groups of products of a warp but the last ones; sums with none left are in their registers."""
@@ -159,8 +164,9 @@ class WarpGroups(Program):
         many = max(len(groups) - 1 - but, 0)
         done, self._under_way[warp] = groups[:many], groups[many:]
         for one in itertools.chain(*done):
+            size = _BYTES[one.kind]
             a, b = (
-                self._numbers(np.where(self._seen(places, warp) == before, before, _POISON), one.kind)
+                self._numbers(np.where(self._seen(places, warp, size) == before, before, _POISON[size]), one.kind)
                 for places, before in ((one.a, one.of_a), (one.b, one.of_b))
             )
             sums = self._sums[warp]
@@ -170,6 +176,8 @@ class WarpGroups(Program):
             self._given(names, warp, self._sums[warp].pop(names))
 
     def _numbers(self, bits: Array, kind: str) -> Array:
+        if kind == "e4m3":
+            return torch.from_numpy(bits.copy()).view(torch.float8_e4m3fn).double().numpy()
         if kind == "f16":
             return bits.view(np.float16).astype(np.float64)
         return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
@@ -179,12 +187,13 @@ class WarpGroups(Program):
         lane = np.arange(WARP)
         return lane // 4 + i // 2 % 2 * 8, i // 4 * 8 + lane % 4 * 2 + i % 2
 
-    def _taken(self, names: tuple[str, ...], warp: int) -> Array:
-        """[16, columns] of sums in registers, which hold NaN from then on."""
+    def _taken(self, names: tuple[str, ...], warp: int, *, read: bool) -> Array:
+        """[16, columns] of sums in registers, which hold NaN from then on; zeros where what they hold is not read."""
         sums = np.zeros((16, 2 * len(names)))
         own = np.arange(self._threads) // WARP == warp
         for i, name in enumerate(names):
-            sums[self._places_in_sums(i)] = self._get(name, "f32")[own]
+            if read:
+                sums[self._places_in_sums(i)] = self._get(name, "f32")[own]
             self._set(name, self._all(-1), own)
         return sums
 

@@ -1,0 +1,301 @@
+// Y = (X sx) (W sw)^T + bias with 8-bit X and W, for up to 256 tokens, on sm_90.
+//
+// The design is that of one_shot.cu. A thread block takes ROWS rows of W, up to TOKENS tokens, and a part of K; the PARTS
+// thread blocks of a cluster take all of K. It asks at once for all that shared memory has room for, DEPTH steps of 128
+// of K, and multiplies each step as it comes (wgmma). Its warp groups share the tokens, 64 each, and, where HALVES is 2,
+// the rows. The sums go to those thread blocks of the cluster that add them up, in the order of the parts, so results are
+// bitwise equal from run to run.
+//
+// Two things differ from one_shot.cu. The tensor core adds 8-bit products with fewer bits than fp32 has: where PROMOTED
+// is 1, a step's sums are added up in fp32 while the next step is multiplied. And the operands have scales:
+//   TENSOR  sx[0] and sw[0]
+//   ROW     sx[token] and sw[row of W]
+//   BLOCK   sx[step * ldsx + token] and sw[row of W / 128 * ldsw + step]; PROMOTED is 1
+//
+// scaled_one_shot.py defines N, K (a multiple of 16), ROWS, PARTS, DEPTH, TOKENS (a multiple of 16), GROUPS (of 64
+// tokens), HALVES, SCALES, PROMOTED, BIAS, NAME, CLUSTER and, in place of OF_THIS_TYPE, `mma`, `pair_of` and `value`. NVRTC
+// compiles this without any header. PTX ISA 8.1; operands and sums lie as wgmma.mma_async wants them: both operands
+// K-major, rows of 128 bytes, swizzled by 128.
+#define TENSOR 0
+#define ROW 1
+#define BLOCK 2
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+constexpr int STEPS = (K + 127) / 128, MOST = (STEPS + PARTS - 1) / PARTS;  // in all; of a thread block, or one less
+constexpr int TAIL = K % 128;                                              // of K in the last step; 0 when it is whole
+constexpr int W_BYTES = ROWS * 128, X_BYTES = TOKENS * 128;                // of a step
+constexpr int S_BYTES = SCALES == BLOCK ? TOKENS * 4 + 16 : 0;             // a scale for each token, then two of W
+constexpr int WARP_GROUPS = GROUPS * HALVES, THREADS = 128 * WARP_GROUPS, WARPS = 4 * WARP_GROUPS;
+constexpr int MINE = ROWS / HALVES;                                        // rows of W that a warp group multiplies
+constexpr int ROUND = 16 * WARP_GROUPS, ROUND_BYTES = ROUND * 128;         // rows that the threads copy at a time
+constexpr int W_ROUNDS = (ROWS + ROUND - 1) / ROUND, X_ROUNDS = (TOKENS + ROUND - 1) / ROUND;
+constexpr int UNITS = TOKENS / 16 * (ROWS / 8);                            // of sums, that a thread block sends
+constexpr int EACH = (UNITS + PARTS - 1) / PARTS;                          // units that a thread block adds up
+constexpr int UNIT_BYTES = 512;                                            // 128 sums, in the order of their lanes
+
+OF_THIS_TYPE
+
+__device__ __forceinline__ u32 in_block(u32 address, u32 rank) {  // the same address in another block of the cluster
+  u32 there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+__device__ __forceinline__ void copy16_if(bool there, u32 to, const char* from, u32 bytes) {  // the rest becomes zero
+  asm volatile("{.reg .pred there; setp.ne.u32 there, %2, 0; @there cp.async.cg.shared.global [%0], [%1], 16, %3;}"
+               ::"r"(to), "l"(from), "r"((u32)there), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void copy4_if(bool there, u32 to, const float* from) {
+  asm volatile("{.reg .pred there; setp.ne.u32 there, %2, 0; @there cp.async.ca.shared.global [%0], [%1], 4;}"
+               ::"r"(to), "l"(from), "r"((u32)there) : "memory");
+}
+__device__ __forceinline__ void all_here() { asm volatile("bar.sync 0;" ::: "memory"); }
+__device__ __forceinline__ void expect(u32 barrier, u32 arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void arrive_when_loaded(u32 barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void wait_for(u32 barrier, u32 phase) {
+  asm volatile("{.reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @!done bra again;}"
+               ::"r"(barrier), "r"(phase) : "memory");
+}
+// A matrix in shared memory as wgmma describes it: address / 16, and above it the bits for "rows of eight are 1024 bytes
+// apart" (64 << 32), "the leading dimension is not used" (1 << 16), "swizzled by 128" (1 << 62).
+__device__ __forceinline__ u64 operand(u32 at) { return (u64)((at >> 4) & 0x3fff) | 0x4000004000010000ull; }
+
+// sums (+)= a step of X and W: four products of 32 of K. afresh: what the sums were does not count.
+__device__ __forceinline__ void multiply(float* sums, u32 x, u32 w, bool afresh) {
+  u64 a = operand(x), b = operand(w);
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+  for (int i = 0; i < 4; i++) mma(sums, a + 2 * i, b + 2 * i, i > 0 || !afresh);
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+// The compiler must not move reads of sums that a product writes to before the wait for it.
+__device__ __forceinline__ void settle(float* sums) {
+#pragma unroll
+  for (int i = 0; i < MINE / 2; i++) asm volatile("" : "+f"(sums[i])::"memory");
+}
+// sums += step, scaled. Of eight rows a thread has two sums of one token, and two of the token eight further, whose scales
+// are `low` and `high`; from unit `edge` of rows on the next scale of W holds, and `low_next` and `high_next`.
+__device__ __forceinline__ void promote(float* sums, float* step, float low, float high, float low_next, float high_next,
+                                        int edge) {
+  settle(step);
+#pragma unroll
+  for (int i = 0; i < MINE / 8; i++) {
+    const float a = i < edge ? low : low_next, b = i < edge ? high : high_next;
+    sums[i * 4] += step[i * 4] * a, sums[i * 4 + 1] += step[i * 4 + 1] * a;
+    sums[i * 4 + 2] += step[i * 4 + 2] * b, sums[i * 4 + 3] += step[i * 4 + 3] * b;
+  }
+}
+
+struct Copies {  // what one thread copies of a step, 16 bytes each: where that begins, and its place in shared memory
+  u64 w[W_ROUNDS], x[X_ROUNDS];
+  u32 to;
+  int rows, tokens;    // that there are from its first one on: no others are read, and their sums are never stored
+  int chunk;           // of eight in a row of a step
+  const float* scale;  // of the first step, and
+  int next_scale;      // how far the next step's is
+};
+// step: counted from the thread block's first one. last: it is the last of K.
+__device__ __forceinline__ void load(const Copies& my, const char* w, const char* x, u32 w_slot, u32 x_slot, u32 s_slot,
+                                     int step, bool last) {
+  const u32 bytes = TAIL == 0 || !last || my.chunk * 16 < TAIL ? 16 : 0;
+  w += step * 128, x += step * 128;
+#pragma unroll
+  for (int i = 0; i < W_ROUNDS; i++)
+    if (ROWS % ROUND == 0 || i < W_ROUNDS - 1 || threadIdx.x < ROWS % ROUND * 8)
+      copy16_if(N % ROWS == 0 || i * ROUND < my.rows, w_slot + my.to + i * ROUND_BYTES, w + my.w[i], bytes);
+#pragma unroll
+  for (int i = 0; i < X_ROUNDS; i++)
+    if (TOKENS % ROUND == 0 || i < X_ROUNDS - 1 || threadIdx.x < TOKENS % ROUND * 8)
+      copy16_if(i < X_ROUNDS - 1 || i * ROUND < my.tokens, x_slot + my.to + i * ROUND_BYTES, x + my.x[i], bytes);
+  if (SCALES == BLOCK) {
+    const int of = threadIdx.x;
+    const float* scale = my.scale + (long long)step * my.next_scale;
+    copy4_if(of < TOKENS, s_slot + of * 4, scale);  // of X
+    copy4_if(of >= TOKENS && of < TOKENS + 2, s_slot + of * 4, scale);  // of W
+  }
+}
+
+__device__ __forceinline__ void store(char* y, const char* bias, const float* sx, const float* sw, int token, int row,
+                                      int m, float first, float second) {  // of this row and the next one
+  if (row >= N || token >= m) return;
+  if (SCALES == TENSOR) first = first * sw[0] * sx[0], second = second * sw[0] * sx[0];
+  if (SCALES == ROW) first = first * sw[row] * sx[token], second = second * sw[row + 1] * sx[token];
+#if BIAS
+  first += value(((const unsigned short*)bias)[row]), second += value(((const unsigned short*)bias)[row + 1]);
+#endif
+  *(u32*)(y + ((u64)token * N + row) * 2) = pair_of(first, second);
+}
+
+extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
+    NAME(const char* x, const char* w,
+#if BIAS
+         const char* bias,
+#endif
+         const float* sx, const float* sw, char* y, int m, int ldx, int ldw, int ldsx, int ldsw) {
+#if !BIAS
+  const char* bias = nullptr;
+#endif
+  extern __shared__ __align__(1024) char memory[];
+  const u32 ws = (u32)__cvta_generic_to_shared(memory), xs = ws + DEPTH * W_BYTES, ss = xs + DEPTH * X_BYTES;
+  const u32 others = ss + DEPTH * S_BYTES;                                   // the sums that come to this thread block
+  const u32 all_sums = others + (PARTS > 1 ? PARTS * EACH * UNIT_BYTES : 0), loaded = all_sums + 8;  // barriers
+  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, group = thread / 128;
+  const int half = group % HALVES, token_warp = group / HALVES * 4 + warp % 4;  // a warp has 16 of the tokens
+  const int tile = blockIdx.x / PARTS, part = blockIdx.x % PARTS;
+  const int first_step = part * STEPS / PARTS, steps = (part + 1) * STEPS / PARTS - first_step;
+  const int last_step = STEPS - 1 - first_step;
+
+  const int first_token = blockIdx.y * TOKENS;
+  w += (u64)tile * ROWS * ldw + first_step * 128, x += (u64)first_token * ldx + first_step * 128;
+  sx += SCALES == TENSOR ? 0 : first_token;
+  y += (u64)first_token * N * 2, m = min(m - first_token, TOKENS);
+  const int from = thread / 8;
+  Copies my;
+  my.chunk = thread % 8, my.to = from * 128 + ((my.chunk ^ (from & 7)) << 4);
+  my.rows = N - tile * ROWS - from, my.tokens = m - from;
+#pragma unroll
+  for (int i = 0; i < W_ROUNDS; i++) my.w[i] = (u64)(from + i * ROUND) * ldw + my.chunk * 16;
+#pragma unroll
+  for (int i = 0; i < X_ROUNDS; i++) my.x[i] = (u64)min(from + i * ROUND, m - 1) * ldx + my.chunk * 16;
+  if (SCALES == BLOCK) {
+    const int of_w = min(tile * ROWS / 128 + max(thread - TOKENS, 0), (N - 1) / 128);
+    my.scale = thread < TOKENS ? sx + (long long)first_step * ldsx + min(thread, m - 1)
+                               : sw + (long long)of_w * ldsw + first_step;
+    my.next_scale = thread < TOKENS ? ldsx : 1;
+  }
+  const int edge = (128 - tile * ROWS % 128) / 8 - half * (MINE / 8);  // units of this half before the next scale of W
+
+  load(my, w, x, ws, xs, ss, 0, last_step == 0);
+  if (thread == 0) {
+    for (int i = 0; i < DEPTH && i < steps; i++) expect(loaded + 8 * i, THREADS);
+    if (PARTS > 1) {
+      const int units = min(max(UNITS - part * EACH, 0), EACH);
+      expect(all_sums, 1 + THREADS);
+      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+                   ::"r"(all_sums), "r"(units * (PARTS - 1) * UNIT_BYTES) : "memory");
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;");
+  }
+  if (PARTS > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;");
+  all_here();
+  arrive_when_loaded(loaded);
+#pragma unroll 1
+  for (int i = 1; i < DEPTH && i < steps; i++) {
+    load(my, w, x, ws + i * W_BYTES, xs + i * X_BYTES, ss + i * S_BYTES, i, i == last_step);
+    arrive_when_loaded(loaded + 8 * i);
+  }
+  u32 owners[MINE / 8], places[MINE / 8];  // whose units this thread's sums are of, and their places there
+  if (PARTS > 1) {
+#pragma unroll
+    for (int i = 0; i < MINE / 8; i++) {
+      int unit = token_warp * (ROWS / 8) + half * (MINE / 8) + i, owner = unit / EACH;
+      owners[i] = in_block(others, owner);
+      places[i] = owners[i] + (part * EACH + unit - owner * EACH) * UNIT_BYTES + lane * 16;
+      asm volatile("" : "+r"(owners[i]), "+r"(places[i]));  // now, while nothing is there to be multiplied
+    }
+  }
+
+  float sums[MINE / 2];
+#pragma unroll
+  for (int i = 0; i < MINE / 2; i++) sums[i] = 0.f;
+  const u32 x_mine = xs + group / HALVES * 64 * 128, w_mine = ws + half * MINE * 128;
+  const int my_token = token_warp * 16 + lane / 4;
+  int slot = 0, phase = 0, free = DEPTH - 2;  // where the next step is, and where the one before the last one was
+  auto next = [&](int i) {                    // step i is being multiplied: ask for another one
+    if (i >= 2 && i - 2 + DEPTH < steps) {
+      all_here();  // and done with that step
+      load(my, w, x, ws + free * W_BYTES, xs + free * X_BYTES, ss + free * S_BYTES, i - 2 + DEPTH,
+           i - 2 + DEPTH == last_step);
+      arrive_when_loaded(loaded + 8 * free);
+    }
+    if (++slot == DEPTH) slot = 0, phase ^= 1;
+    if (++free == DEPTH) free = 0;
+  };
+  if constexpr (!PROMOTED) {
+#pragma unroll 1
+    for (int i = 0; i < steps; i++) {
+      wait_for(loaded + 8 * slot, phase);
+      multiply(sums, x_mine + slot * X_BYTES, w_mine + slot * W_BYTES, false);
+      next(i);
+      asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+    }
+    settle(sums);
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    settle(sums);
+  } else {
+    float one[MINE / 2], two[MINE / 2];  // the sums of a step, by turns
+    auto add = [&](float* step, int at) {
+      if (SCALES == BLOCK) {
+        const float* scale = (const float*)(memory + DEPTH * (W_BYTES + X_BYTES) + at * S_BYTES);
+        const float low = scale[my_token % TOKENS], high = scale[(my_token + 8) % TOKENS];
+        const float first = scale[TOKENS], second = scale[TOKENS + 1];
+        promote(sums, step, low * first, high * first, low * second, high * second, 128 % ROWS == 0 ? MINE : edge);
+      } else {
+        promote(sums, step, 1.f, 1.f, 1.f, 1.f, MINE);
+      }
+    };
+    int before_at = 0;
+    auto turn = [&](int i, float* now, float* before) {
+      const int at = slot;
+      wait_for(loaded + 8 * slot, phase);
+      multiply(now, x_mine + slot * X_BYTES, w_mine + slot * W_BYTES, true);
+      next(i);
+      asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+      if (i > 0) add(before, before_at);
+      before_at = at;
+    };
+    int i = 0;
+#pragma unroll 1
+    for (; i + 1 < steps; i += 2) {
+      turn(i, one, two);
+      turn(i + 1, two, one);
+    }
+    if (i < steps) turn(i, one, two);
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    if (i < steps)
+      add(one, before_at);
+    else
+      add(two, before_at);
+  }
+  if (PARTS > 1) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");  // the others can be sent to
+
+  const int token = lane / 4, row = tile * ROWS + lane % 4 * 2;
+  if (PARTS == 1) {
+#pragma unroll
+    for (int i = 0; i < MINE / 4; i++)
+      store(y, bias, sx, sw, token_warp * 16 + i % 2 * 8 + token, row + half * MINE + i / 2 * 8, m, sums[i * 2],
+            sums[i * 2 + 1]);
+    return;
+  }
+  if (token_warp < TOKENS / 16) {
+    const u32 here = in_block(others, part);  // its own sums do not take the way over the cluster
+#pragma unroll
+    for (int i = 0; i < MINE / 8; i++)
+      if (owners[i] == here)
+        asm volatile("st.shared::cta.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(places[i] - here + others), "f"(sums[i * 4]),
+                     "f"(sums[i * 4 + 1]), "f"(sums[i * 4 + 2]), "f"(sums[i * 4 + 3]) : "memory");
+      else
+        asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
+                     ::"r"(places[i]), "f"(sums[i * 4]), "f"(sums[i * 4 + 1]), "f"(sums[i * 4 + 2]),
+                     "f"(sums[i * 4 + 3]), "r"(owners[i] + (all_sums - others)) : "memory");
+  }
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(all_sums) : "memory");
+  asm volatile("{.reg .pred done; again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0; "
+               "@!done bra again;}" ::"r"(all_sums) : "memory");
+  const float4* received = (const float4*)(memory + (others - ws)) + lane;
+  for (int i = warp; i < EACH && part * EACH + i < UNITS; i += WARPS) {
+    float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+    for (int p = 0; p < PARTS; p++) {
+      float4 one = received[(p * EACH + i) * (UNIT_BYTES / 16)];
+      sum.x += one.x, sum.y += one.y, sum.z += one.z, sum.w += one.w;
+    }
+    const int unit = part * EACH + i, tokens = unit / (ROWS / 8) * 16 + token, rows = row + unit % (ROWS / 8) * 8;
+    store(y, bias, sx, sw, tokens, rows, m, sum.x, sum.y);
+    store(y, bias, sx, sw, tokens + 8, rows, m, sum.z, sum.w);
+  }
+}

@@ -1,0 +1,253 @@
+"""One shot for 8-bit operands with scales, M up to 256 on sm_90 (scaled_one_shot.cu).
+
+Runs fp8_e4m3 by fp8_e4m3 into bf16 or fp16, with one scale a tensor, one a row, or one for each block of 128.  Where
+the problem does not allow the tensor core's shorter sums (`math_mode` is not `reduced`), products are summed up in fp32
+every 128 of K.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.launch import MAX_CLUSTER
+from gemmtuned.configs.problem import Problem
+from gemmtuned.kernels.limits import filled, shared_limit
+from gemmtuned.kernels.ours import Config, check_config
+
+NAME: Final = "scaled_one_shot"
+KEYS: Final = ("rows", "parts", "tokens", "halves")
+ARCH: Final = "sm_90"  # wgmma is of this one alone
+TARGET: Final = "sm_90a"
+SOURCE: Final = Path(__file__).with_name("scaled_one_shot.cu")
+MAX_M: Final = 256
+STEP_K: Final = 128  # of K: a row of 128 bytes, which is also how wide the swizzle is
+K_MULTIPLE: Final = 16  # copies of 16 bytes; also what the leading dimensions must be a multiple of
+MAX_ROWS: Final = 256  # of W in a tile
+MAX_ROWS_OF_BLOCKS: Final = 128  # a tile meets two scales of W at most
+MAX_PROMOTED: Final = 96  # rows of a warp group where sums are kept twice more: else registers spill
+GROUP_TOKENS: Final = 64  # of wgmma
+MAX_TOKENS: Final = 128  # of a thread block
+MAX_GROUPS: Final = 4  # warp groups of a thread block
+KINDS: Final = {("tensor", "tensor"): "TENSOR", ("row", "row"): "ROW", ("1x128", "128x128"): "BLOCK"}
+OUTPUTS: Final = {"bf16": "bf16", "fp16": "f16"}
+_MAX_K: Final = 1 << 24  # bytes of a row are counted in 32 bits
+_LEAST_DEPTH: Final = 4  # steps that have to fit, where a thread block has more
+_RING: Final = 6  # steps of a ring at least, and
+_ON_THEIR_WAY: Final = (
+    80 << 10
+)  # bytes of W in it: with more, thread blocks hold each other up; with fewer, memory idles
+_LEAST_FILLED: Final = 0.6  # part of the multiprocessors
+_UNIT_BYTES: Final = 512  # of sums
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledOneShot:
+    """One configuration for one problem.
+
+    kind: of scales, as the source names them.  promoted: sums in fp32 every 128 of K.  rows: of W in a thread block's
+    tile.  parts: of K, as many thread blocks as a cluster has.  tokens: of X, in a tile.  halves: warp groups that
+    share the rows.
+    """
+
+    m: int
+    n: int
+    k: int
+    bias: bool
+    out: str
+    kind: str
+    promoted: bool
+    rows: int
+    parts: int
+    tokens: int
+    halves: int
+
+    @property
+    def groups(self) -> int:
+        """Of tokens; each has `halves` warp groups."""
+        return -(-self.tokens // GROUP_TOKENS)
+
+    @property
+    def warps(self) -> int:
+        """Of a thread block."""
+        return 4 * self.groups * self.halves
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Thread blocks: a whole cluster for each tile of W along the first axis, tiles of tokens along the second."""
+        return -(-self.n // self.rows) * self.parts, -(-self.m // self.tokens)
+
+    @property
+    def most(self) -> int:
+        """Steps of K of a thread block; some have one less."""
+        return math.ceil(math.ceil(self.k / STEP_K) / self.parts)
+
+    @property
+    def received(self) -> int:
+        """Units of sums, of 16 tokens x 8 rows, that a thread block has room for."""
+        units = self.tokens // 16 * (self.rows // 8)
+        return self.parts * -(-units // self.parts) if self.parts > 1 else 0
+
+    @property
+    def fitting(self) -> int:
+        """Steps that shared memory has room for, at most those that there are; 0 for none."""
+        room = (d for d in range(1, self.most + 1) if self._bytes(d) <= shared_limit(ARCH))
+        return max(room, default=0)
+
+    @property
+    def depth(self) -> int:
+        """Steps in shared memory: all that there are, or a ring of some."""
+        if self.fitting == self.most:
+            return self.most
+        return min(self.fitting, max(_RING, -(-_ON_THEIR_WAY // (self.rows * STEP_K))))
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory of a thread block."""
+        return self._bytes(self.depth)
+
+    def _bytes(self, depth: int) -> int:
+        """Steps of W, X and scales, sums that come from others, barriers; each group reads 64 tokens, there or not."""
+        scales = self.tokens * 4 + 16 if self.kind == "BLOCK" else 0
+        steps = depth * ((self.rows + self.tokens) * STEP_K + scales)
+        past_the_last_token = (GROUP_TOKENS * self.groups - self.tokens) * STEP_K
+        return steps + max(self.received * _UNIT_BYTES + 8 + 8 * depth, past_the_last_token)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """What the binary takes, in its order; sx and sw are the scales of X and W."""
+        bias = ("bias",) if self.bias else ()
+        return ("x", "w", *bias, "sx", "sw", "y", "m", "ldx", "ldw", "ldsx", "ldsw")
+
+    def source(self) -> str:
+        """What NVRTC compiles."""
+        values = {
+            "N": self.n, "K": self.k, "ROWS": self.rows, "PARTS": self.parts, "DEPTH": self.depth,
+            "TOKENS": self.tokens, "GROUPS": self.groups, "HALVES": self.halves, "SCALES": self.kind,
+            "PROMOTED": int(self.promoted), "BIAS": int(self.bias), "NAME": NAME,
+            "CLUSTER": f"__cluster_dims__({self.parts}, 1, 1)" if self.parts > 1 else "",
+        }  # fmt: skip
+        defines = "".join(f"#define {name} {value}\n" for name, value in values.items())
+        types = _of_type(OUTPUTS[self.out], self.rows // self.halves)
+        return defines + _text().replace("\nOF_THIS_TYPE\n", f"\n{types}\n")
+
+
+def check(problem: Problem) -> None:
+    """Raise CandidateFailed when the kernel is not written for this problem."""
+    p = problem
+    if p.family != "scaled" or p.layout != "nt" or p.weight_state != "plain" or p.batch != 1:
+        raise CandidateFailed(f"{p} {NAME}: it runs scaled problems of layout nt with plain weights")
+    if (p.dtype, p.wdtype) != ("fp8_e4m3", "fp8_e4m3") or p.out_dtype not in OUTPUTS:
+        raise CandidateFailed(f"{p} {NAME}: it runs fp8_e4m3 by fp8_e4m3 into {' or '.join(OUTPUTS)}")
+    if (p.scale, p.wscale) not in KINDS or {p.scale_dtype, p.wscale_dtype} != {"fp32"}:
+        kinds = ", ".join(f"{x} by {w}" for x, w in KINDS)
+        raise CandidateFailed(f"{p} {NAME}: its scales are fp32 and {kinds}")
+    if p.scale == "1x128" and p.scale_layout not in ("col", "padded"):
+        raise CandidateFailed(f"{p} {NAME}: scales of X lie with the tokens next to each other")
+    if p.m > MAX_M or p.k % K_MULTIPLE or p.k > _MAX_K or p.n % 2:
+        raise CandidateFailed(
+            f"{p} {NAME}: it runs M up to {MAX_M}, K in multiples of {K_MULTIPLE} up to {_MAX_K}, N in multiples of 2"
+        )
+
+
+def scaled_one_shot(config: Config, problem: Problem) -> ScaledOneShot:
+    """This config for this problem. Raises CandidateFailed when it cannot run it."""
+    check(problem)
+    check_config(config, KEYS, NAME)
+    found = _configured(problem, **config)
+    if found is None:
+        raise CandidateFailed(f"{problem} {NAME}: {dict(config)} is no configuration that it has, or does not fit")
+    return found
+
+
+def scored(problem: Problem, units: int) -> list[tuple[float, dict[str, int]]]:
+    """(estimated us, config), the fastest first; none for a problem that the kernel is not written for.
+
+    units: multiprocessors of the device.
+    """
+    try:
+        check(problem)
+    except CandidateFailed:
+        return []
+    found: dict[ScaledOneShot, float] = {}
+    for parts in range(1, min(MAX_CLUSTER, -(-problem.k // STEP_K)) + 1):
+        for tokens in _tiles_of_tokens(problem.m):
+            high = filled(units, parts) // parts // -(-problem.m // tokens)  # tiles of W that fit at once
+            least = (math.ceil(problem.n / max(high, 1)) + 7) // 8 * 8
+            for halves in (1, 2):
+                for rows in (least, least + 8):
+                    even = -(-rows // (8 * halves)) * 8 * halves
+                    one = _configured(problem, rows=even, parts=parts, tokens=tokens, halves=halves)
+                    if one is not None and math.prod(one.grid) >= _LEAST_FILLED * units:
+                        found[one] = estimate_us(one)
+    return [(us, _config_of(one)) for one, us in sorted(found.items(), key=lambda item: item[1])]
+
+
+def _config_of(one: ScaledOneShot) -> dict[str, int]:
+    return {"rows": one.rows, "parts": one.parts, "tokens": one.tokens, "halves": one.halves}
+
+
+def _configured(problem: Problem, *, rows: int, parts: int, tokens: int, halves: int) -> ScaledOneShot | None:
+    """None for what is no configuration, or does not fit into shared memory or registers."""
+    p, kind = problem, KINDS[problem.scale, problem.wscale]
+    promoted = kind == "BLOCK" or p.math_mode != "reduced"
+    if not 1 <= halves <= 2 or not 8 <= rows <= MAX_ROWS or rows % (8 * halves):
+        return None
+    if not 1 <= parts <= min(MAX_CLUSTER, -(-p.k // STEP_K)) or not 16 <= tokens <= MAX_TOKENS or tokens % 16:
+        return None
+    if (kind == "BLOCK" and rows > MAX_ROWS_OF_BLOCKS) or (promoted and rows // halves > MAX_PROMOTED):
+        return None
+    one = ScaledOneShot(p.m, p.n, p.k, p.bias, p.out_dtype, kind, promoted, rows, parts, tokens, halves)
+    if one.groups * halves > MAX_GROUPS or one.fitting < min(one.most, _LEAST_DEPTH):
+        return None
+    return one
+
+
+def _tiles_of_tokens(m: int) -> list[int]:
+    """Sizes, multiples of 16, each the least with which as many make up M; one up to 64 tokens."""
+    return sorted({-(-m // (16 * many)) * 16 for many in range(-(-m // MAX_TOKENS), -(-m // GROUP_TOKENS) + 1)})
+
+
+def estimate_us(one: ScaledOneShot) -> float:
+    """A guess in microseconds for an H200 with cold weights; others order alike.
+
+    Fitted to 2,509 timings of eight shapes at M = 1 to 256 by an earlier form of this kernel; of eight candidates by
+    it the fastest is at most 3 % slower than the fastest of all up to M = 64, 6 % at M = 256.
+    """
+    given = one.groups * one.halves * 4 * (GROUP_TOKENS + one.rows / one.halves) * 32 / 128
+    shared = one.most * (one.rows + one.tokens + given) / 1000  # thousands of cycles of shared memory
+    promotion = one.most * one.rows / one.halves * one.groups / 1000 if one.promoted else 0.0
+    scales = one.most / 10 if one.kind == "BLOCK" else 0.0
+    sums = one.received * _UNIT_BYTES / 1024
+    read = one.n * one.k / 1e6
+    return 2.53 + 0.177 * read + 0.0278 * sums + 0.594 * shared + 0.22 * promotion + 0.411 * scales
+
+
+@cache
+def _text() -> str:
+    return SOURCE.read_text()
+
+
+def _of_type(out: str, rows: int) -> str:
+    """The warp group's product of 64 tokens, 32 of K and these rows; two sums as a pair; a number as fp32."""
+    n = rows // 2
+    registers = ", ".join(f"%{i}" for i in range(n))
+    values = ", ".join(f'"+f"(sums[{i}])' for i in range(n))
+    as_float = {
+        "bf16": "f = __uint_as_float((u32)bits << 16);",
+        "f16": 'asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(bits));',
+    }
+    return (
+        "__device__ __forceinline__ void mma(float* sums, u64 a, u64 b, bool add) {\n"
+        f'  asm volatile("{{.reg .pred add; setp.ne.u32 add, %{n + 2}, 0; '
+        f'wgmma.mma_async.sync.aligned.m64n{rows}k32.f32.e4m3.e4m3 {{{registers}}}, %{n}, %{n + 1}, add, 1, 1;}}"\n'
+        f'               : {values} : "l"(a), "l"(b), "r"((u32)add));\n}}\n'
+        "__device__ __forceinline__ u32 pair_of(float first, float second) {\n  u32 pair;\n"
+        f'  asm("cvt.rn.{out}x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));\n  return pair;\n}}\n'
+        "__device__ __forceinline__ float value(unsigned short bits) {\n  float f;\n"
+        f"  {as_float[out]}\n  return f;\n}}"
+    )

@@ -1,0 +1,220 @@
+"""scaled_one_shot on the CPU, as PTX: every kind of scale, tails, rings, warp groups; planted faults show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")  # ptx.py needs it
+
+import ptx
+import ptx_cuda
+
+from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.problem import Problem
+from gemmtuned.kernels.cuda import nvrtc
+from gemmtuned.kernels.cuda import scaled_one_shot as kernel
+from gemmtuned.kernels.cuda.scaled_one_shot import ScaledOneShot
+
+pytestmark = pytest.mark.skipif(nvrtc.version() is None, reason="needs NVRTC")
+LAST_WARP = {"turns": ptx.WARP, "last_first": True}
+OUT = {"bf16": torch.bfloat16, "fp16": torch.float16}
+# m, n, k, rows, parts, tokens, halves, depth (0: as the kernel takes by itself)
+SHAPES = [
+    (16, 8, 128, 8, 1, 16, 1, 0),
+    (1, 40, 384, 16, 3, 16, 1, 0),
+    (17, 46, 640, 24, 2, 32, 1, 0),
+    (33, 24, 896, 24, 7, 48, 1, 0),
+    (64, 40, 512, 40, 4, 64, 1, 0),
+    (12, 8, 2048, 8, 16, 16, 1, 0),
+    (17, 40, 1408, 16, 1, 32, 1, 4),  # rings
+    (64, 36, 1664, 24, 2, 64, 1, 4),
+    (150, 40, 1152, 24, 1, 80, 1, 4),  # two groups of tokens
+    (100, 24, 768, 24, 3, 48, 1, 0),  # three tiles of tokens
+    (20, 70, 640, 48, 2, 32, 2, 0),  # halves
+    (60, 36, 1664, 32, 2, 64, 2, 4),
+    (70, 40, 512, 16, 2, 80, 2, 0),
+    (9, 24, 400, 16, 2, 16, 1, 0),  # K that ends within a step
+    (20, 40, 1040, 32, 2, 32, 2, 4),
+]
+ACROSS = (5, 272, 256, 80, 2, 16, 2, 0)  # tiles that meet two scales of W, in either half
+KINDS = [("TENSOR", False), ("ROW", False), ("ROW", True), ("BLOCK", True)]
+
+
+def config(
+    m: int, n: int, k: int, rows: int, parts: int, tokens: int, halves: int, depth: int, *, kind: str, promoted: bool,
+    bias: bool = True, out: str = "bf16",
+) -> ScaledOneShot:  # fmt: skip
+    form = type("OfDepth", (ScaledOneShot,), {"depth": depth}) if depth else ScaledOneShot
+    return form(m, n, k, bias, out, kind, promoted, rows, parts, tokens, halves)
+
+
+def whole_numbers(rows: int, columns: int, *, apart: int, seed: int) -> torch.Tensor:
+    """[rows, columns] of e4m3 whose products have exact sums in fp32; NaN between rows, no memory past the last."""
+    ld = columns + apart
+    flat = torch.full(((rows - 1) * ld + columns,), float("nan")).to(torch.float8_e4m3fn)
+    values = torch.randint(-3, 4, (rows, columns), generator=torch.Generator().manual_seed(seed)).float()
+    flat.as_strided((rows, columns), (ld, 1)).copy_(values.to(torch.float8_e4m3fn))
+    return flat.as_strided((rows, columns), (ld, 1))
+
+
+def powers(*shape: int, seed: int) -> torch.Tensor:
+    """Scales by which whole numbers stay exact, neighbours far apart, some negative."""
+    found = torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(seed))
+    return torch.exp2(found.float()) * torch.where(found % 3 == 0, -1.0, 1.0)
+
+
+def scales(one: ScaledOneShot) -> tuple[torch.Tensor, torch.Tensor, int, int, torch.Tensor, torch.Tensor]:
+    """(sx and sw as they lie in memory, ldsx, ldsw, the factor of each value of X, of W)."""
+    if one.kind == "TENSOR":
+        sx, sw = powers(1, seed=4), powers(1, seed=5)
+        return sx, sw, 0, 0, sx.double(), sw.double()
+    if one.kind == "ROW":
+        sx, sw = powers(one.m, seed=4), powers(one.n, seed=5)
+        return sx, sw, 0, 0, sx.double()[:, None], sw.double()[:, None]
+    steps, across = -(-one.k // 128), -(-one.n // 128)
+    ldsx, ldsw = one.m + 3, steps + 1
+    sx, sw = torch.full((steps * ldsx - 3,), torch.nan), torch.full((across * ldsw - 1,), torch.nan)
+    of_x, of_w = sx.as_strided((one.m, steps), (1, ldsx)), sw.as_strided((across, steps), (ldsw, 1))
+    of_x.copy_(powers(one.m, steps, seed=4))
+    of_w.copy_(powers(across, steps, seed=5))
+    x = of_x.double().repeat_interleave(128, 1)[:, : one.k]
+    w = of_w.double().repeat_interleave(128, 0)[: one.n].repeat_interleave(128, 1)[:, : one.k]
+    return sx, sw, ldsx, ldsw, x, w
+
+
+def run(one: ScaledOneShot, *, change: tuple[str, str] = ("", ""), **turns: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """(Y, what it should be); change: of the kernel's source."""
+    x = whole_numbers(one.m, one.k, apart=16, seed=1)
+    w = whole_numbers(one.n, one.k, apart=32, seed=2)
+    sx, sw, ldsx, ldsw, of_x, of_w = scales(one)
+    bias = torch.arange(one.n).remainder(7).to(OUT[one.out])
+    y = torch.full((one.m, one.n), torch.nan, dtype=OUT[one.out])
+    exact = (x.double() * of_x) @ (w.double() * of_w).T + (bias.double() if one.bias else 0)
+    values = {
+        "x": x, "w": w, "bias": bias, "sx": sx, "sw": sw, "y": y, "m": one.m, "ldx": x.stride(0), "ldw": w.stride(0),
+        "ldsx": ldsx, "ldsw": ldsw,
+    }  # fmt: skip
+    source = one.source()
+    assert change[0] in source
+
+    how = ptx_cuda.Launch(one.grid, ptx.WARP * one.warps, one.shared, one.parts)
+    text = nvrtc.ptx(source.replace(*change), kernel.TARGET)
+    ptx_cuda.run(text, how, [values[name] for name in one.arguments], **turns)
+
+    return y, exact.to(OUT[one.out])
+
+
+def each_shape_once() -> list[Any]:
+    """Every shape with every kind in the soak; in a quick run each shape with one kind, and each kind with some."""
+    cases = []
+    for i, shape in enumerate([*SHAPES, ACROSS]):
+        for j, (kind, promoted) in enumerate(KINDS):
+            marks = [] if j == (3 if shape == ACROSS else i % 4) else [pytest.mark.soak]
+            cases.append(pytest.param(shape, kind, promoted, marks=marks, id=f"{shape}-{kind}-{promoted}"))
+    return cases
+
+
+@pytest.mark.parametrize(("shape", "kind", "promoted"), each_shape_once())
+def test_sums_are_right_and_nothing_else_is_read_or_written(shape: tuple[int, ...], kind: str, promoted: bool) -> None:
+    out = ("bf16", "fp16")[sum(shape) % 2]
+    one = config(*shape, kind=kind, promoted=promoted, bias=sum(shape) % 3 != 0, out=out)
+    y, exact = run(one)
+    assert torch.equal(y, exact), one
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("kind", "promoted"), [KINDS[1], KINDS[3]])
+@pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[6], SHAPES[8], SHAPES[11]], ids=str)
+def test_warps_may_run_ahead(shape: tuple[int, ...], kind: str, promoted: bool) -> None:
+    for turns in ({"turns": ptx.WARP}, LAST_WARP):
+        y, exact = run(config(*shape, kind=kind, promoted=promoted), **turns)
+        assert torch.equal(y, exact)
+
+
+PLAIN, RING, TAIL, HALVES = SHAPES[2], SHAPES[6], SHAPES[13], SHAPES[11]
+FAULTS = {
+    "the tail of K is read": (TAIL, "my.chunk * 16 < TAIL ? 16 : 0", "true ? 16 : 16"),
+    "the tail of K is dropped": (TAIL, "my.chunk * 16 < TAIL", "my.chunk * 16 < TAIL - 16"),
+    "a scale of the step before": (PLAIN, "add(before, before_at)", "add(before, slot)"),
+    "one scale for all tokens": (PLAIN, "low = scale[my_token % TOKENS]", "low = scale[0]"),
+    "the first scale of W for all rows": (ACROSS, "second = scale[TOKENS + 1]", "second = scale[TOKENS]"),
+    "the next scale of W too early": (ACROSS, "i < edge ? low", "i < edge - 1 ? low"),
+    "the halves' edge is one": (ACROSS, "/ 8 - half * (MINE / 8);", "/ 8;"),
+    "scales of W not waited for": (PLAIN, "wait_for(loaded + 8 * slot, phase);\n      multiply(now", "multiply(now"),
+    "the last step is not added": (PLAIN, "      add(one, before_at);", "      ;"),
+    "sums of the step before stay": (PLAIN, "w_mine + slot * W_BYTES, true)", "w_mine + slot * W_BYTES, false)"),
+    "both halves the same rows": (HALVES, "w_mine = ws + half * MINE * 128", "w_mine = ws"),
+    "added before it is there": (RING, "wgmma.wait_group.sync.aligned 1;", "wgmma.wait_group.sync.aligned 2;"),
+    "scales of tokens past the last": ((5, 24, 512, 24, 2, 64, 1, 0), "min(thread, m - 1)", "thread"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_seen(fault: str) -> None:
+    shape, what, instead = FAULTS[fault]
+    one = config(*shape, kind="BLOCK", promoted=True)
+    with pytest.raises(ptx.Wrong):
+        y, exact = run(one, change=(what, instead))
+        if not torch.equal(y, exact):
+            raise ptx.Wrong("far off")
+
+
+ROW_FAULTS = {
+    "a neighbour's scale": ("second * sw[row + 1]", "second * sw[row]"),
+    "another tile's tokens": ("sx += SCALES == TENSOR ? 0 : first_token;", ""),
+    "before the bias": ("first * sw[row] * sx[token]", "first * sw[row]"),
+}
+
+
+@pytest.mark.parametrize("fault", ROW_FAULTS)
+def test_a_fault_in_scales_of_rows_is_seen(fault: str) -> None:
+    one = config(*SHAPES[9], kind="ROW", promoted=False)
+    y, exact = run(one, change=ROW_FAULTS[fault])
+    assert not torch.equal(y, exact)
+
+
+def problem(m: int, n: int, k: int, **columns: Any) -> Problem:
+    values = {"dtype": "fp8_e4m3", "out_dtype": "bf16", "scale": "row", "math_mode": "reduced", **columns}
+    return Problem(family="scaled", m=m, n=n, k=k, **values)
+
+
+@pytest.mark.parametrize("kind", [{}, {"math_mode": "ieee"}, {"scale": "1x128", "scale_layout": "col"}], ids=str)
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 2112, 7168), (64, 576, 7168), (256, 4096, 512)], ids=str)
+def test_what_is_offered_compiles_without_spills(m: int, n: int, k: int, kind: dict[str, str]) -> None:
+    asked = problem(m, n, k, **kind)
+    best = kernel.scored(asked, 132)
+
+    assert len(best) >= 4
+    assert best[0][0] == min(us for us, _ in best)
+    assert not nvrtc.compiled(kernel.scaled_one_shot(best[0][1], asked).source(), kernel.TARGET).spill_bytes
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"dtype": "fp8_e5m2"}, {"out_dtype": "fp32"}, {"layout": "nn"}, {"weight_state": "shuffled"},
+        {"scale": "1x32"}, {"scale": "row", "wscale": "tensor"}, {"scale": "1x128", "wscale": "1x128"},
+        {"m": 257}, {"k": 520}, {"n": 63}, {"batch": 2},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_it_is_not_written_for_is_refused(other: dict[str, Any]) -> None:
+    asked = problem(**{"m": 8, "n": 64, "k": 512, **other})
+
+    assert kernel.scored(asked, 132) == []
+    with pytest.raises(CandidateFailed, match="scaled_one_shot"):
+        kernel.scaled_one_shot({"rows": 8, "parts": 1, "tokens": 16, "halves": 1}, asked)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"rows": 12}, {"parts": 17}, {"tokens": 8}, {"halves": 3}, {"rows": 264}, {"rows": 200, "halves": 2}],
+    ids=str,
+)
+def test_a_config_that_is_none_is_refused(config: dict[str, int]) -> None:
+    values = {"rows": 16, "parts": 2, "tokens": 16, "halves": 1} | config
+    with pytest.raises(CandidateFailed, match="is no configuration"):
+        kernel.scaled_one_shot(values, problem(8, 4096, 7168, math_mode="ieee"))
