@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -190,6 +191,17 @@ def test_what_is_offered_compiles_without_spills(m: int, n: int, k: int, kind: d
     assert len(best) >= 4
     assert best[0][0] == min(us for us, _ in best)
     assert not nvrtc.compiled(kernel.scaled_one_shot(best[0][1], asked).source(), kernel.TARGET).spill_bytes
+
+
+@pytest.mark.parametrize("kind", [{}, {"math_mode": "ieee"}, {"scale": "1x128", "scale_layout": "col"}], ids=str)
+def test_products_of_a_step_are_under_way_while_the_one_before_is_added(kind: dict[str, str], tmp_path: Path) -> None:
+    asked = problem(1, 2112, 7168, **kind)
+    one = kernel.scaled_one_shot({"rows": 72, "parts": 4, "tokens": 16, "halves": 1}, asked)
+    text = ptx.disassembled(nvrtc.compiled(one.source(), kernel.TARGET).data, tmp_path)
+
+    # where the compiler cannot tell sums apart it waits after each product, and says so nowhere else
+    assert text.count("QGMMA") == 4 * text.count("WARPGROUP.ARRIVE") > 0
+    assert "WARPGROUP.DEPBAR.LE gsb0, 0x1" in text
 
 
 @pytest.mark.parametrize(

@@ -254,12 +254,14 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
       turn(i, one, two);
       turn(i + 1, two, one);
     }
-    if (i < steps) turn(i, one, two);
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-    if (i < steps)
+    if (i < steps) {
+      turn(i, one, two);
+      asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
       add(one, before_at);
-    else
+    } else {
+      asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
       add(two, before_at);
+    }
   }
   if (PARTS > 1) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");  // the others can be sent to
 
