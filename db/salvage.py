@@ -229,8 +229,21 @@ def _template(work: Path) -> dict[int, bytes]:
         roots = {row[0] for row in conn.execute("SELECT rootpage FROM sqlite_master").fetchall()}
         size = conn.execute("PRAGMA page_size").fetchone()[0]
     data = fresh.read_bytes()
+    roots |= _free_pages(data, size)  # a step that dropped something left them; rows may lie there by now
     first = bytearray(data[:size])
     first[28:40] = bytes(12)  # size in pages (0: take the file's), free list
     first[92:96] = bytes(4)  # version-valid-for: different from the change counter
     pages = {n: data[(n - 1) * size : n * size] for n in range(2, len(data) // size + 1) if n not in roots}
     return {1: bytes(first), **pages}
+
+
+def _free_pages(data: bytes, size: int) -> set[int]:
+    """Numbers of a database's free pages: a chain of trunks, each with a list (sqlite.org/fileformat2.html, 1.5)."""
+    found: set[int] = set()
+    trunk = int.from_bytes(data[32:36], "big")
+    while trunk and trunk not in found:
+        page = data[(trunk - 1) * size : trunk * size]
+        count = int.from_bytes(page[4:8], "big")
+        found |= {trunk, *(int.from_bytes(page[8 + 4 * i : 12 + 4 * i], "big") for i in range(count))}
+        trunk = int.from_bytes(page[:4], "big")
+    return found
