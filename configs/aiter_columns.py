@@ -44,8 +44,8 @@ def torch_name(dtype: str) -> str:
 
 def _size(text: str) -> int:
     """M, N, K and the like."""
-    if text.isascii() and text.isdigit() and len(text) <= 10:
-        value = int(text)
+    if text.isascii() and text.isdigit():
+        value = int(text[:20])  # of a longer one it is enough to know that it is too large
     elif _INTEGER.fullmatch(text) and (text[0] == "-" or "." in text):  # pandas writes whole numbers so after a gap
         value = int(text.partition(".")[0])
     else:
@@ -62,7 +62,8 @@ def _integer(text: str) -> int | None:
     if text.lower() in NOTHING:
         return None
     if not _INTEGER.fullmatch(text):
-        raise ValueError("is not an integer")
+        large = text.isascii() and text.removeprefix("-").isdigit()
+        raise ValueError("is too large" if large else "is not an integer")
     return int(text.partition(".")[0])
 
 

@@ -325,7 +325,7 @@ def read_trusted(path: Path) -> bytes:
 
 
 def check_owner(folder: Path) -> None:
-    """Raise TableError for a folder in which others than root, this user or one it trusts can put files."""
+    """Raise TableError for a file that others than root, this user or one it trusts can write, or put files into."""
     try:
         _check_mode(folder, folder.stat())
     except OSError as err:

@@ -23,8 +23,15 @@ _COLUMNS: Final = (
 )
 # A row lived at generation N when it came with N or before, and went after N. Pinned or not is not kept with it.
 _LIVED: Final = "s.generation <= :to AND (s.retired_generation IS NULL OR s.retired_generation > :to)"
-_GONE: Final = f"{SOLUTION_SELECT} WHERE s.retired_generation IS NULL AND s.generation > :to ORDER BY s.id"
-_BACK: Final = f"{SOLUTION_SELECT} WHERE s.retired_generation > :to AND {_LIVED} ORDER BY s.id"
+# What somebody has pinned stays, whenever it came, and nothing comes back in its place.
+_GONE: Final = (
+    f"{SOLUTION_SELECT} WHERE s.retired_generation IS NULL AND s.generation > :to AND s.state <> 'pinned' ORDER BY s.id"
+)
+_BACK: Final = f"""
+{SOLUTION_SELECT} WHERE s.retired_generation > :to AND {_LIVED} AND NOT EXISTS (
+    SELECT 1 FROM solution l WHERE l.retired_generation IS NULL AND l.state = 'pinned' AND l.problem_id = s.problem_id
+        AND l.device_id = s.device_id AND l.covers = s.covers AND l.mode = s.mode) ORDER BY s.id
+"""  # noqa: S608
 _UNPINNED: Final = f"CASE backend WHEN '{DEFAULT_BACKEND}' THEN 'default_best' ELSE 'published' END"
 _REVIVE: Final = f"""
 INSERT INTO solution ({_COLUMNS}, state, generation, published_us)

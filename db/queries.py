@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -487,6 +488,16 @@ def ask(path: Path, sql: str, values: tuple[Any, ...] | dict[str, Any] = ()) -> 
     return _on(path, lambda conn: rows(conn, sql, values), [])
 
 
+class _Copy(sqlite3.Connection):
+    """A copy in memory, of which the next question is asked, too."""
+
+    def close(self) -> None:
+        """Stay: a command asks several questions, and a copy of a year takes seconds."""
+
+
+_copies: dict[tuple[object, ...], _Copy] = {}
+
+
 def _open(path: Path) -> sqlite3.Connection:
     """The database to read: as it is, or a copy in memory brought up to our schema where nobody has done that yet."""
     conn = connect_read_only(path)
@@ -494,14 +505,28 @@ def _open(path: Path) -> sqlite3.Connection:
         application, version = migrations.identity(conn)
         if application != migrations.APPLICATION_ID or not 0 < version < migrations.SCHEMA:
             return conn
-        newer = sqlite3.connect(":memory:", isolation_level=None)
-        conn.backup(newer)
-        migrations.apply(newer)
+        state = (path, threading.get_ident(), *_state(path), *_state(path.with_name(path.name + "-wal")))
+        newer = _copies.get(state)
+        if newer is None:
+            _copies.clear()
+            newer = sqlite3.connect(":memory:", isolation_level=None, factory=_Copy)
+            conn.backup(newer)
+            migrations.apply(newer)
+            _copies[state] = newer
     except (sqlite3.Error, UnicodeDecodeError) as err:
         conn.close()
         raise faults.store_error(err, path) from err
     conn.close()
     return newer
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    """What changes when somebody writes to this file."""
+    try:
+        facts = path.stat()
+    except OSError:
+        return ()
+    return facts.st_ino, facts.st_size, facts.st_mtime_ns
 
 
 def _on(path: Path, look: Callable[[sqlite3.Connection], T], nothing: T) -> T:
@@ -561,7 +586,7 @@ def _why_not(s: dict[str, Any], environment: Environment) -> str:
 def _queue(here: dict[str, Any] | None, *, hit: bool) -> str:
     if here is None:
         return "never seen in this environment: run a program that calls it with GEMMTUNED=1, or gemmtuned tune"
-    calls = f"{here['calls']} calls seen, {here['us']:.1f} us each by the default"
+    calls = f"{here['calls']} call{'' if here['calls'] == 1 else 's'} seen, {here['us']:.1f} us each by the default"
     if hit:
         return calls
     unit = "" if here["covers"] == "exact" else f", to be tuned with its bucket up to M={here['unit_m']}"
@@ -576,7 +601,8 @@ def _queue(here: dict[str, Any] | None, *, hit: bool) -> str:
         return f"{calls}{unit}: being tuned by {here['owner']}"
     if here["retry_us"] is not None and here["retry_us"] > now:
         again = f"again in {(here['retry_us'] - now) / 1e6:.0f} s"
-        return f"{calls}{unit}: failed {here['attempts']} times ({here['reason']}), {again}"
+        times = "once" if here["attempts"] == 1 else f"{here['attempts']} times"
+        return f"{calls}{unit}: failed {times} ({here['reason']}), {again}"
     if here["asked_us"] is None and here["last_seen_us"] < now - STALE_US:
         return f"{calls}{unit}: stale, not called for a week; gemmtuned retune has it tuned all the same"
     before = f" (last time {here['reason']})" if here["reason"] else ""

@@ -256,3 +256,15 @@ def test_a_database_from_before_gains_the_columns_and_keeps_its_rows(tmp_path: P
         assert store.has_recheck("driver 2") and store.check() == []
     finally:
         store.close()
+
+
+def test_a_rollback_keeps_what_was_pinned_since(store: Store) -> None:
+    first = install(store, ONE, us=6.0)
+    install(store, ONE, us=2.0)
+    install(store, problem(16))
+    store.pin([ONE], now_s=T)
+
+    done = store.roll_back(first, now_s=T)
+
+    assert [s.problem for s in done.gone] == [problem(16)] and done.back == []
+    assert live(store) == {(ONE, "eager"): "onednn 2 pinned"}

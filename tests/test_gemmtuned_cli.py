@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -311,7 +312,7 @@ def test_untuned_and_status_tell_what_waits_from_what_was_taken_out_by_hand(call
     assert call("withdraw", str(TUNED)).returncode == 0
 
     text = call("untuned").stdout
-    assert "1 of them only after gemmtuned retune PROBLEM: they failed, or were taken out by hand" in text
+    assert "1 of them only after gemmtuned retune PROBLEM: failed, or taken out by hand" in text
     assert "gemmtuned daemon tunes them while" in text and "withdrawn: by hand" in text
     status = call("status").stdout
     assert "left out" in status and "failed" not in status
@@ -346,7 +347,7 @@ def test_solutions_that_no_program_looks_up_are_named(call: Cli, home: Path) -> 
     conn.execute("UPDATE demand SET exact_calls = 0")
     conn.commit()
     conn.close()
-    assert "1 were never looked up" in call("gains").stdout
+    assert "1 solution never looked up" in call("gains").stdout
     rows = json.loads(call("gains", "--unused", "--json").stdout)["rows"]
     assert [row["problem"] for row in rows] == [str(TUNED)]
 
@@ -405,7 +406,7 @@ def test_status_tells_of_what_was_put_off(call: Cli, home: Path) -> None:
     store.release(work, now_s=now_s, counted=False, put_off="the CPU is in use")
     store.close()
 
-    assert "1 of the 1 problems to be tuned were tried and put off: the CPU is in use" in call("status").stdout
+    assert "1 of 1 problem to be tuned tried, and put off: the CPU is in use" in call("status").stdout
     (place,) = json.loads(call("status", "--json").stdout)["environments"]
     assert (place["waiting"], place["put_off"]) == (1, 1)
 
@@ -571,6 +572,7 @@ def test_run_switches_the_hook_on_and_keeps_the_programs_exit_code(cli: Cli, tmp
 
 FAKE = """
 import os
+import re
 on = os.environ["GEMMTUNED"] == "1" and os.environ["GEMMTUNED_DISPATCH"] == "1"
 print("tokens/s: 1"); print(f"tokens/s: {150 if on else 100}")
 """
@@ -861,3 +863,52 @@ def test_help_has_the_first_line_of_each_command_and_imports_none(call: Cli, mon
         line = COMMANDS[name].line
         assert f"  {name:10s}{line}\n" in shown
         assert command.help.split("\n\n")[0].replace("\n", " ").startswith(line), name
+
+
+_PLURALS = (
+    "calls|candidates|devices|errors|failures|files|kernels|models|places|problems|programs|rows|runs|seeds|shapes|solutions|"
+    "weights"
+)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("status",), ("coverage",), ("coverage", "--by", "layer"), ("untuned",), ("gains",), ("trials",),
+        ("doctor", "--quick"), ("explain", "8", "64", "64"), ("export", "--format", "aiter", "--out", "one.csv"),
+        ("retune", "8", "64", "64"), ("pin", "8", "64", "64"), ("forget", "8", "64", "64"), ("import", "one_row.csv"),
+        ("import", "one_row.csv", "--dry-run"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_one_is_no_plural(tmp_path: Path, call: Cli, words: tuple[str, ...]) -> None:
+    from gemmtuned.daemon.publish import publish
+    from gemmtuned.db.store import Store
+
+    (tmp_path / "one_row.csv").write_text("M,N,K\n8,64,128\n")
+    only, now_s = Problem(m=8, n=64, k=64, threads=2), time.time()
+    folder = tmp_path / "home"
+    folder.mkdir()
+    store = Store(folder / "tune.db", locks=folder / "locks")
+    store.add_sightings("serve", HERE, [Sighting(only, "exact", 1)], now_s=now_s)
+    store.install(None, [solution(only)], environment=HERE, now_s=now_s)
+    publish(store, folder / "configs", folder / "locks", now_s=now_s)
+    store.close()
+
+    done = call(*words)
+
+    assert not re.findall(rf"\b1 (?:{_PLURALS})\b.*", done.stdout + done.stderr)
+    assert "Traceback" not in done.stderr
+
+
+def test_coverage_says_first_that_it_is_off(home: Path, call: Cli) -> None:
+    (home / "disabled").touch()
+
+    assert call("coverage").stdout.startswith("SWITCHED OFF: ")
+    assert call("status").stdout.startswith("SWITCHED OFF: ")
+
+
+def test_coverage_without_calls_says_that_the_hook_is_not_built(tmp_path: Path, call: Cli) -> None:
+    empty = {"GEMMTUNED_CACHE": str(tmp_path / "empty")}
+
+    assert call("coverage", **empty).stdout.startswith("The native hook is not built yet")

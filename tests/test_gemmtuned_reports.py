@@ -192,7 +192,7 @@ def test_gains_says_how_much_was_saved_by_what_is_no_longer_in_use(every: bool) 
     without = gains_report([gain_row(3e6), gain_row(0.0, "stale")], every=every, limit=0, now_us=1)
 
     assert said.notes[0].startswith("saved so far: 5.00 s of GEMM time, 2.00 s of it by solutions no longer in use")
-    assert without.notes[0].startswith("saved so far: 3.00 s of GEMM time; 1 problems run faster")
+    assert without.notes[0].startswith("saved so far: 3.00 s of GEMM time; 1 problem faster")
 
 
 def test_only_what_is_in_use_waits_to_be_measured_again() -> None:
@@ -202,8 +202,8 @@ def test_only_what_is_in_use_waits_to_be_measured_again() -> None:
     said = " ".join(gains_report(rows, every=True, limit=0, now_us=1).notes)
     retired = " ".join(gains_report(rows[1:], every=True, limit=0, now_us=1).notes)
 
-    assert "3 were timed while others used" in said and "1 of them wait for a daemon" in said
-    assert "2 were timed while others used" in retired and "wait for a daemon" not in retired
+    assert "3 problems were timed while others used" in said and "1 of them wait for a daemon" in said
+    assert "2 problems were timed while others used" in retired and "wait for a daemon" not in retired
 
 
 def test_shapes_are_read_as_three_numbers_or_as_one_word_and_problems_between_them() -> None:
@@ -277,5 +277,5 @@ def test_status_says_how_the_environment_that_waits_differs_from_the_daemons() -
         environments=[place], saved_us=0.0, now_s=time.time(),
     )  # fmt: skip
     assert said.notes == [
-        "3 problems wait for a daemon of another environment, start one there: cuda-y torch=2.11 triton=3.6"
+        "for a daemon of another environment: 3 problems. Start one there: cuda-y torch=2.11 triton=3.6"
     ]

@@ -76,16 +76,17 @@ INSERT INTO environment_stamp
         coalesce(w.kernel || '/' || replace(a.stamp, '/' || w.of_all, '/' || w.own), a.stamp), max(m.old = m.newest)
     FROM stamp_before a JOIN moved m ON m.old = a.environment_id LEFT JOIN was w ON w.backend = a.backend
     GROUP BY 1, 2, 3, 4;
+-- CROSS JOIN: in this order, so that millions of rows are not gone through where no environment moves.
 INSERT INTO sighting (problem_id, environment_id, run_id, hour, outcome, graph, calls, sampled_calls, sampled_us, last_seen_us)
     SELECT problem_id, m.new, run_id, hour, outcome, graph, sum(calls), sum(sampled_calls), sum(sampled_us), max(last_seen_us)
-    FROM sighting JOIN moved m ON m.old = environment_id WHERE m.old <> m.new GROUP BY 1, 2, 3, 4, 5, 6
+    FROM moved m CROSS JOIN sighting ON environment_id = m.old WHERE m.old <> m.new GROUP BY 1, 2, 3, 4, 5, 6
 ON CONFLICT DO UPDATE SET calls = calls + excluded.calls, sampled_calls = sampled_calls + excluded.sampled_calls,
     sampled_us = sampled_us + excluded.sampled_us, last_seen_us = max(last_seen_us, excluded.last_seen_us);
 DELETE FROM sighting WHERE environment_id IN (SELECT old FROM moved WHERE old <> new);
 INSERT INTO sighting_before (problem_id, environment_id, run_id, hour, outcome, graph, calls, sampled_calls, sampled_us,
         last_seen_us)
     SELECT problem_id, m.new, run_id, hour, outcome, graph, sum(calls), sum(sampled_calls), sum(sampled_us), max(last_seen_us)
-    FROM sighting_before JOIN moved m ON m.old = environment_id WHERE m.old <> m.new GROUP BY 1, 2, 3, 4, 5, 6
+    FROM moved m CROSS JOIN sighting_before ON environment_id = m.old WHERE m.old <> m.new GROUP BY 1, 2, 3, 4, 5, 6
 ON CONFLICT DO UPDATE SET calls = calls + excluded.calls, sampled_calls = sampled_calls + excluded.sampled_calls,
     sampled_us = sampled_us + excluded.sampled_us, last_seen_us = max(last_seen_us, excluded.last_seen_us);
 DELETE FROM sighting_before WHERE environment_id IN (SELECT old FROM moved WHERE old <> new);

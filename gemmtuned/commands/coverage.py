@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -12,6 +13,7 @@ from gemmtuned.reports.coverage import GROUPS, SHOWN, WEIGHTS, report
 from gemmtuned.reports.published import notes, standing
 from gemmtuned.reports.render import show
 from gemmtuned.reports.source import no_database, of_database
+from gemmtuned.reports.why import why_nothing, why_off
 from gemmtuned.reports.without import without_notes
 
 
@@ -50,10 +52,13 @@ def coverage(
             "compiled_cpp_problems": 0,
             "frozen_problems": 0,
         }
-        show(no_database("coverage", here, "rows", **facts), as_json=as_json)
+        answer = no_database("coverage", here, "rows", **facts)
+        off = why_off(here) or why_nothing(here)
+        show(replace(answer, lines=[*off, *answer.lines]), as_json=as_json)
         return
     from gemmtuned.db import queries
 
+    off = why_off(here)
     if by == "layer":
         served = queries.served(here.db, since_s=since)
         answer = layers.report(
@@ -63,7 +68,7 @@ def coverage(
             frozen=queries.frozen(here.db, since_s=since),
             notes=[*notes(standing(here)), *without_notes(here.home)],
         )
-        show(of_database(answer, here), as_json=as_json)
+        show(of_database(replace(answer, lines=[*off, *answer.lines]), here), as_json=as_json)
         return
     rows = queries.coverage(here.db, by=by, since_s=since, weight=weight)
     compiled = queries.compiled(here.db, since_s=since)
@@ -79,4 +84,5 @@ def coverage(
         frozen=frozen,
         warnings=[*notes(standing(here)), *without_notes(here.home)],
     )
-    show(of_database(answer, here), as_json=as_json)
+    off = off or ([] if rows else why_nothing(here))
+    show(of_database(replace(answer, lines=[*off, *answer.lines]), here), as_json=as_json)

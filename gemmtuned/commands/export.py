@@ -21,7 +21,7 @@ from gemmtuned.configs.manifest import MANIFEST
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import Candidate, Device, Solution
 from gemmtuned.reports.export_folder import ExportFolder
-from gemmtuned.reports.render import Column, Report, Table, complain, count, show
+from gemmtuned.reports.render import Column, Report, Table, complain, count, several, show
 from gemmtuned.reports.source import refuse_none
 
 _COLUMNS: Final = (Column("path", "file", right=False), Column("rows", "rows", count))
@@ -145,7 +145,7 @@ def export(
         why[reason] = why.get(reason, 0) + 1
     verb = "would be written" if dry_run else "written"
     rows = sum(file["rows"] for file in files)
-    notes = [f"{rows} rows of {len(source.solutions)} solutions {verb}"] if files else []
+    notes = [f"{several(rows, 'row')} of {several(len(source.solutions), 'solution')} {verb}"] if files else []
     notes += [f"{'would replace' if dry_run else 'replaced'} {out / name}" for name in taken]
     notes += [f"{number} left out: {reason}" for reason, number in why.items()]
     facts = {

@@ -17,11 +17,11 @@ from gemmtuned.configs.errors import ProblemError, TableError
 from gemmtuned.configs.formats import read_any
 from gemmtuned.configs.formats.model import MODEL, is_model, read_model
 from gemmtuned.configs.hint import Imported
-from gemmtuned.configs.manifest import MANIFEST
+from gemmtuned.configs.manifest import MANIFEST, check_owner
 from gemmtuned.configs.problem import Problem, as_by_default, can_tune
 from gemmtuned.configs.settings import Settings
-from gemmtuned.configs.solution import LIVE_STATES, Environment, cpu_device
-from gemmtuned.reports.render import Column, Report, Table, complain, count, show
+from gemmtuned.configs.solution import LIVE_STATES, Environment, Solution, cpu_device
+from gemmtuned.reports.render import Column, Report, Table, complain, count, several, show
 
 MOST_REASONS: Final = 5  # in the text form
 _COLUMNS: Final = (
@@ -98,8 +98,14 @@ def import_(
         "dry_run": dry_run, "kept": keep, "queued": queued, "used": used, "not_used": refused, "taken_back": back
     }  # fmt: skip
     notes = _notes(found, dry_run=dry_run and not stopped, kept=keep, queued=queued)
-    notes += [f"{back} solutions that are published are in the database again"] if back else []
-    notes += [f"{used} solutions of this kind of CPU and these versions are in use after a spot check"] if used else []
+    notes += (
+        [f"taken back into the database: {several(back, 'solution')} that the published tables have"] if back else []
+    )
+    notes += (
+        [f"in use after a spot check: {several(used, 'solution')} of this kind of CPU and these versions"]
+        if used
+        else []
+    )
     notes += [f"{number} not used: {reason}" for reason, number in refused.items()]
     notes += [note for one in found for note in one.notes]
     errors = [str(row["reasons"][0]) for row in unread]
@@ -152,14 +158,15 @@ def _notes(found: Sequence[Imported], *, dry_run: bool, kept: bool, queued: int)
     hints = [hint for one in found if one.format != MODEL for hint in one.hints]
     seeds = sum(hint.kind == "tuned" and hint.problem is not None for hint in hints)
     asked = sum(hint.kind == "untuned" for hint in hints)
+    what = f"{several(seeds, 'seed')} for the search, {several(asked, 'problem')} to tune"
     if not kept and not dry_run:
-        return [f"Nothing kept. {len(hints)} rows could be: {seeds} seeds for the search, {asked} problems to tune"]
+        return [f"Nothing kept. {several(len(hints), 'row')} could be: {what}"]
     verb = "would be kept" if dry_run else "kept"
-    notes = [f"{len(hints)} rows {verb}: {seeds} seeds for the search, {asked} problems to tune"]
+    notes = [f"{several(len(hints), 'row')} {verb}: {what}"]
     later = {hint.problem for hint in hints if hint.kind == "untuned" and hint.problem and not can_tune(hint.problem)}
     if kept and asked:
-        wait = f"; {len(later)} more of families it cannot tune yet are kept" if later else ""
-        notes.append(f"{queued} distinct problems queued for gemmtuned daemon{wait}")
+        wait = f"; {len(later)} more of families it cannot tune yet kept" if later else ""
+        notes.append(f"{several(queued, 'distinct problem')} queued for gemmtuned daemon{wait}")
     without: Counter[str] = Counter()
     for one in found:
         without.update(one.kept)
@@ -170,7 +177,7 @@ def _notes(found: Sequence[Imported], *, dry_run: bool, kept: bool, queued: int)
     if models:
         weights = sum(len(one.hints) for one in models)
         ways = "gemmtuned tune --model-dir tunes them"
-        notes.append(f"{weights} weights of {len(models)} models are told and not kept: {ways}")
+        notes.append(f"{several(weights, 'weight')} of {several(len(models), 'model')} told and not kept: {ways}")
     return notes
 
 
@@ -212,10 +219,20 @@ def _keep(found: Sequence[Imported], here: Settings, *, queue: bool, threads: in
 def _use(found: Sequence[Imported], here: Settings) -> tuple[int, dict[str, int]]:
     """Publish solutions of ours that hold on this machine's CPU; (how many, why others of this device were not)."""
     device = cpu_device()
-    solutions = [hint.solution for one in found for hint in one.hints if hint.solution is not None]
-    mine = [s for s in dict.fromkeys(solutions) if s.device == device.key and not s.launch and s.state in LIVE_STATES]
-    if not mine:
-        return 0, {}
+    refused: Counter[str] = Counter()
+    solutions: dict[Solution, None] = {}
+    for one in found:
+        ours = [hint.solution for hint in one.hints if hint.solution is not None]
+        mine = [s for s in ours if s.device == device.key and not s.launch and s.state in LIVE_STATES]
+        try:
+            if mine:
+                check_owner(Path(one.path))  # else anybody could claim any gain
+        except TableError as err:
+            refused[f"{err}, and import it again"] += len(mine)
+        else:
+            solutions |= dict.fromkeys(mine)
+    if not solutions:
+        return 0, dict(refused)
     from gemmtuned.commands.spot_checking import spot_checks
     from gemmtuned.daemon.publish import publish
     from gemmtuned.db.store import Store
@@ -225,9 +242,8 @@ def _use(found: Sequence[Imported], here: Settings) -> tuple[int, dict[str, int]
     store = Store(here.db, locks=here.locks)
     try:
         known = {(s.problem, s.covers, s.mode) for s in store.published([device.key])[1]}
-        refused: Counter[str] = Counter()
         fit = []
-        for solution in mine:
+        for solution in solutions:
             if not there.accepts(solution.backend, solution.stamp):
                 refused[f"backend {solution.backend} is of another version ({solution.stamp})"] += 1
             elif (solution.problem, solution.covers, solution.mode) in known:

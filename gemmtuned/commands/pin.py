@@ -65,7 +65,8 @@ def forget(problem: ProblemTexts, dry_run: DryRun = False, as_json: Json = False
         generation, late = (store.generation(), False) if dry_run else put_in_use(store, here, done)
     would = "would be " if dry_run else ""
     facts = {"dry_run": dry_run, "generation": generation, "dropped_rows": dropped}
-    notes = [f"{len(found)} solutions {would}withdrawn, {dropped} rows of traffic and trials {would}dropped"]
+    gone = f"{several(len(found), 'solution')} {would}withdrawn"
+    notes = [f"{gone}, {several(dropped, 'row')} of traffic and trials {would}dropped"]
     late = late and not found
     notes += left_undone(generation) if late else []
     show(Report("forget", [Table("rows", _COLUMNS, _rows(found))], facts, notes=notes), as_json=as_json)
@@ -102,8 +103,8 @@ def rollback(
     """Publish what an earlier generation had.
 
     It becomes a new generation, which programs take up like any other. Problems that had no solution then stay with
-    stock torch until `gemmtuned retune` or `tune`. `gemmtuned rollback --generation N --dry-run` shows what would
-    change; a number that is too large is answered with the newest ones, and when they came.
+    stock torch until `gemmtuned retune` or `tune`; what was pinned stays. `gemmtuned rollback --generation N --dry-run`
+    shows what would change; a number that is too large is answered with the newest ones, and when they came.
     """
     here = settings()
     with curator(here) as store:

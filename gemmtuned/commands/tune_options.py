@@ -59,7 +59,8 @@ def libraries(texts: list[str], known: tuple[str, ...]) -> tuple[tuple[str, ...]
     for name in names:
         found = (name,) if name in known else _LIBRARIES.get(name)
         if found is None:
-            raise typer.BadParameter(f"--libtype {name!r} is not one of all, {', '.join((*_LIBRARIES, *known))}")
+            allowed = dict.fromkeys(("all", *_LIBRARIES, *known))
+            raise typer.BadParameter(f"--libtype {name!r} is not one of {', '.join(allowed)}")
         here = [backend for backend in found if backend in known]
         if not here:
             said.append(f"--libtype {name}: no such backend in this version (there are {', '.join(known)})")

@@ -24,7 +24,7 @@ from gemmtuned.configs.problem import Problem, as_by_default, can_tune, known_pr
 from gemmtuned.configs.settings import Settings
 from gemmtuned.reports.explain import matching
 from gemmtuned.reports.problem_list import Shape, read_list, shape_or_problem, spelled
-from gemmtuned.reports.render import complain
+from gemmtuned.reports.render import complain, several
 
 # Those of AITER's guide to tuning the atomic kernel: every (N, K) at every M
 BUILT_IN_M: Final = (16, 32, 64, 128, 256, 512, 2048, 4096)
@@ -132,12 +132,15 @@ def from_file(file: Path, defaults: Defaults, *, skip: bool) -> list[Problem]:
 def _untuned(found: Imported, defaults: Defaults) -> Untuned:
     """The problems of another tool's file; a row without one of ours is a complaint, as a bad row is."""
     known = [hint.problem for hint in found.hints if hint.problem is not None]
-    complaints = [*found.reasons, *(f"{found.path}: {number} rows: {why}" for why, number in found.kept.items())]
+    complaints = [
+        *found.reasons,
+        *(f"{found.path}: {several(number, 'row')}: {why}" for why, number in found.kept.items()),
+    ]
     asked = [replace(p, threads=p.threads or defaults.threads) for p in dict.fromkeys(known)]
     tuned = defaults.as_called([p for p in asked if can_tune(p)])
     left = [p for p in asked if not can_tune(p)]
     if left:
-        complaints.append(f"{found.path}: {len(left)} problems cannot be tuned yet, for example {left[0]}")
+        complaints.append(f"{found.path}: {several(len(left), 'problem')} cannot be tuned yet, for example {left[0]}")
     return Untuned(tuple(dict.fromkeys(tuned)), tuple(complaints))
 
 
@@ -183,7 +186,9 @@ def from_model(folder: Path, defaults: Defaults, how: OfModel) -> Wanted:
         }  # fmt: skip
         wanted.derived.append(row)
     tuned = sum(1 for row in wanted.derived if not row["left_out"])
-    wanted.notes.append(f"{tuned} of {len(weights)} shapes of {folder} at M = {', '.join(map(str, ms))}, {dtype}")
+    wanted.notes.append(
+        f"{tuned} of {several(len(weights), 'shape')} of {folder} at M = {', '.join(map(str, ms))}, {dtype}"
+    )
     wanted.notes += planned.notes
     return wanted
 

@@ -21,7 +21,7 @@ from gemmtuned.hooks.probation import DEATHS, TRIAL_S, deaths, without
 from gemmtuned.kernels.cuda import nvrtc
 from gemmtuned.reports.checks import FAIL, PASS, WARN, Check
 from gemmtuned.reports.published import standing
-from gemmtuned.reports.render import size
+from gemmtuned.reports.render import several, size
 
 DOUBTFUL: Final = ("fuse", "virtiofs")  # a network or a local disk behind them: cannot be told from here
 LOW_BYTES: Final = 1 << 30
@@ -184,9 +184,12 @@ def _tables(settings: Settings) -> Check:
         return Check("published tables", FAIL, str(err), fix)
     rows = sum(len(solutions) for solutions, _ in read)
     bad = [complaint for _, complaints in read for complaint in complaints]
-    found = f"generation {manifest.generation}: {rows} solutions in {len(manifest.files)} files, {folder}"
+    amount = f"{several(rows, 'solution')} in {several(len(manifest.files), 'file')}"
+    found = f"generation {manifest.generation}: {amount}, {folder}"
     if bad:
-        return Check("published tables", WARN, f"{found}; {len(bad)} rows are not used, first {bad[0]}")
+        return Check(
+            "published tables", WARN, f"{found}; {several(len(bad), 'row is', 'rows are')} not used, first {bad[0]}"
+        )
     if differs is not None:
         return differs
     return Check("published tables", PASS, found)

@@ -14,7 +14,7 @@ from gemmtuned.configs.manifest import BINARIES
 from gemmtuned.configs.settings import Settings
 from gemmtuned.db import queries
 from gemmtuned.reports.checks import PASS, WARN, Check
-from gemmtuned.reports.render import size
+from gemmtuned.reports.render import several, size
 
 MANY_RUNS: Final = 10_000
 LARGE_INGEST_BYTES: Final = 256 << 20  # the daemon moves it out at 16 MiB
@@ -38,7 +38,7 @@ def checks(settings: Settings) -> Iterator[Check]:
     for kind, paths in found.items():
         number, total = _size(paths)
         if number:
-            yield Check("room", PASS, f"{kind}: {number} files, {size(total)}; {bounds[kind]}")
+            yield Check("room", PASS, f"{kind}: {several(number, 'file')}, {size(total)}; {bounds[kind]}")
     yield from _ingest(settings)
     yield from _runs(settings)
 

@@ -12,7 +12,7 @@ from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.notice import STALE_NOTICE_S, read_notice
 from gemmtuned.db import queries
 from gemmtuned.reports.checks import FAIL, PASS, WARN, Check
-from gemmtuned.reports.render import age, size
+from gemmtuned.reports.render import age, several, size
 from gemmtuned.reports.why import advice
 
 # Before it, a checkpoint that overlaps a write can lose commits ("WAL-reset bug", sqlite.org/wal.html)
@@ -96,7 +96,7 @@ def salvages(settings: Settings) -> Iterator[Check]:
     aside = [one for one in found if one.kind == mend.SET_ASIDE]
     if aside:
         total = size(sum(one.size_bytes for one in aside))
-        text = f"{len(aside)} damaged files are set aside, {total}; the newest {mend.KEEP} are kept"
+        text = f"{several(len(aside), 'damaged file')} set aside, {total}; the newest {mend.KEEP} are kept"
         yield Check("salvage", PASS, text, f"rm {settings.db}.corrupt-*, when nobody wants to look at them")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from gemmtuned.hooks.compiled import CPP_WRAPPER
-from gemmtuned.reports.render import Column, Report, Row, Table, count, duration, flops, percent
+from gemmtuned.reports.render import Column, Report, Row, Table, count, duration, flops, percent, several
 
 WEIGHTS: Final = ("time", "calls", "flops")
 SHOWN: Final = 50  # rows, unless told otherwise
@@ -71,7 +71,7 @@ def report(
     if rows:
         lines = [
             f"covered now: {percent(total['covered_share'] or 0)} of the {name} of the last {window} has a verdict",
-            f"observed: {percent(total['hit_share'] or 0)} of {count(calls)} calls were hits when they were made "
+            f"observed: {percent(total['hit_share'] or 0)} of {several(calls, 'call')} hit a solution at the time "
             f"({count(total['exact_calls'])} exact, {count(total['padded_calls'])} padded)",
         ]
         if weight == "time" and total["estimated_share"]:
@@ -82,7 +82,7 @@ def report(
         if total["untunable_calls"]:
             lines.append(
                 f"not tunable: this version cannot tune {count(total['untunable_problems'])} of the problems "
-                f"({count(total['untunable_calls'])} calls; gemmtuned untuned says which)"
+                f"({several(total['untunable_calls'], 'call')}; gemmtuned untuned says which)"
             )
     return Report(
         "coverage",

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from gemmtuned.configs.problem import SPELLED
 from gemmtuned.configs.solution import CROWDED, LIVE_STATES, Candidate
-from gemmtuned.reports.render import Column, Report, Row, Table, count, duration, factor, percent, small
+from gemmtuned.reports.render import Column, Report, Row, Table, count, duration, factor, percent, several, small
 
 # A verdict, not a gain: it is counted below the table, and listed with --all.
 _NO_GAIN: Final = "default_best"
@@ -62,25 +62,26 @@ def report(rows: Sequence[Row], *, every: bool, limit: int, now_us: int, unused:
         of_retired = f", {duration(retired_us)} of it by solutions no longer in use (--all)" if retired_us else ""
         notes.append(
             f"saved so far: {duration(saved_us)} of GEMM time{of_retired}; "
-            f"{len(faster) - len(invariant)} problems run faster, {len(live) - len(faster)} are best with torch's own"
+            f"{several(len(faster) - len(invariant), 'problem')} faster, "
+            f"{len(live) - len(faster)} best with torch's own"
         )
     if invariant:
         notes.append(
-            f"{len(invariant)} are batch-invariant: chosen for the same bits at every M, at what that costs; their "
-            "times are means over M from 1 to 256"
+            f"{several(len(invariant), 'problem')} batch-invariant: chosen for the same bits at every M, at what that "
+            "costs; the times are means over M from 1 to 256"
         )
     if crowded:
         notes.append(
-            f"{len(crowded)} were timed while others used more than {CROWDED:.0%} of the device: torch's time and "
-            "the new one are of the same moment, and both too long. What was saved goes by the programs' own calls "
-            "where those were timed"
+            f"{several(len(crowded), 'problem was', 'problems were')} timed while others used more than {CROWDED:.0%} "
+            "of the device: torch's time and the new one are of the same moment, and both too long. What was saved "
+            "goes by the programs' own calls where those were timed"
         )
         again = sum(row["recheck"] is not None and row["state"] in LIVE_STATES for row in crowded)
         notes += (
             [f"{again} of them wait for a daemon that finds the device idle, to be measured again"] if again else []
         )
     if never and not unused:
-        notes.append(f"{len(never)} were never looked up in a day or more: --unused lists them")
+        notes.append(f"{several(len(never), 'solution')} never looked up in a day or more: --unused lists them")
     if len(shown) < len(ordered):
         notes.append(f"{len(ordered) - len(shown)} more: --limit 0 shows all")
     return Report(

@@ -9,6 +9,7 @@ from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.published import Published, read_published
 from gemmtuned.configs.settings import Settings
 from gemmtuned.reports.checks import FAIL, WARN, Check
+from gemmtuned.reports.render import several
 
 NAME: Final = "published tables"
 TAKE_BACK: Final = "gemmtuned db publish takes them back into it (gemmtuned daemon does so by itself)"
@@ -24,8 +25,8 @@ def standing(settings: Settings) -> Check | None:
         if not rows:
             return None
         found = (
-            f"there is no database at {settings.db}, and {rows} solutions of generation {published.generation} are "
-            "published: programs keep them"
+            f"there is no database at {settings.db}, and generation {published.generation} is published with "
+            f"{several(rows, 'solution')}: programs keep what they have"
         )
         return Check(NAME, WARN, found, TAKE_BACK.replace("takes them back into it", "makes it anew from them"))
     from gemmtuned.db.restore import look
@@ -38,8 +39,8 @@ def standing(settings: Settings) -> Check | None:
         return _lacks(published, len(published.lines) + published.unread)
     if state.short:
         found = (
-            f"{state.short} solutions of generation {published.generation} cannot be read, and the database does not "
-            f"have them: nothing is published, programs keep the table that they hold ({published.trouble})"
+            f"{several(state.short, 'solution')} of generation {published.generation} cannot be read, and the database "
+            f"has no copy: nothing is published, programs keep the table that they hold ({published.trouble})"
         )
         fix = "put the file or a backup of the database back, or give them up: gemmtuned db publish --give-up"
         return Check(NAME, FAIL, found, fix)
@@ -64,7 +65,7 @@ def _lacks(published: Published, count: int) -> Check | None:
             NAME, WARN, f"the database is older than generation {published.generation}, which is published", TAKE_BACK
         )
     found = (
-        f"the database lacks {count} of the solutions that are published (generation {published.generation}): it was "
+        f"the database lacks {count} of the published solutions (generation {published.generation}): it was "
         "lost, or an older copy was put in its place; programs keep them"
     )
     return Check(NAME, WARN, found, TAKE_BACK)

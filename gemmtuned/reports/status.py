@@ -11,8 +11,8 @@ from gemmtuned.daemon.rules import paused_until
 from gemmtuned.reports.checks import Check
 from gemmtuned.reports.coverage import frozen_notes
 from gemmtuned.reports.places import abridged
-from gemmtuned.reports.render import Column, Report, Row, Table, age, count, duration, percent
-from gemmtuned.reports.why import advice
+from gemmtuned.reports.render import Column, Report, Row, Table, age, count, duration, percent, several
+from gemmtuned.reports.why import advice, why_off
 from gemmtuned.reports.without import without_notes
 
 
@@ -49,10 +49,7 @@ def report(
         else "No GEMM was called in the last 24 h.",
         f"saved so far: {duration(saved_us)} of GEMM time (gemmtuned gains)",
     ]
-    if settings.switched_off:
-        lines.insert(
-            0, f"SWITCHED OFF: {settings.kill_switch} exists, every program runs stock torch. Remove it to go on."
-        )
+    lines[:0] = why_off(settings)
     paused = paused_until(settings.home, now_s)
     if paused is not None:
         until = "" if paused == 0 else f" until {moment(paused, now_s)}"
@@ -152,7 +149,7 @@ def _daemon_line(notice: Mapping[str, Any] | None, now_s: float) -> str:
         left = "not running" if notice["state"] == "stopped" else f"not running {_LEFT}"
         return f"daemon: {left}, last heard of {heard}. Start it: gemmtuned daemon"
     why = f" ({notice['reason']})" if notice["reason"] not in ("", notice["state"]) else ""
-    return f"daemon: {notice['state']}{why}, pid {notice['pid']}, {count(notice['solved'])} problems solved so far"
+    return f"daemon: {notice['state']}{why}, pid {notice['pid']}, {several(notice['solved'], 'problem')} solved so far"
 
 
 def _published_line(published: int | None, differs: Check | None) -> str:
@@ -163,7 +160,7 @@ def _published_line(published: int | None, differs: Check | None) -> str:
 
 def _put_off_notes(environments: Sequence[Row], short: Mapping[str, str]) -> list[str]:
     return [
-        f"{count(row['put_off'])} of the {count(row['open_problems'] - row['failed'])} problems to be tuned were tried "
+        f"{count(row['put_off'])} of {several(row['open_problems'] - row['failed'], 'problem')} to be tuned tried, "
         f"and {row['put_off_reason']} (gemmtuned untuned lists them): {short[row['environment']]}"
         for row in environments
         if row["put_off"]
@@ -172,14 +169,14 @@ def _put_off_notes(environments: Sequence[Row], short: Mapping[str, str]) -> lis
 
 def _notes(running: Sequence[Row], elsewhere: Sequence[Row], short: Mapping[str, str]) -> list[str]:
     notes = []
-    for what, meaning in (
-        ("dropped", "calls were not counted (too many problems, or the database was locked or full)"),
-        ("errors", "errors in the hook: the calls went to stock torch"),
-        ("reload_failures", "published tables could not be taken up: gemmtuned doctor says why"),
+    for what, one, meaning in (
+        ("dropped", "call", "not counted (too many problems, or the database was locked or full)"),
+        ("errors", "error", "in the hook: the calls went to stock torch"),
+        ("reload_failures", "published table", "not taken up: gemmtuned doctor says why"),
     ):
         total = sum(row[what] or 0 for row in running)
         if total:
-            notes.append(f"{count(total)} {meaning}.")
+            notes.append(f"{several(total, one)} {meaning}.")
     generations: dict[str, set[int]] = {}
     for row in running:
         if row["state"] == "live" and row.get("rank") is not None:
@@ -191,7 +188,7 @@ def _notes(running: Sequence[Row], elsewhere: Sequence[Row], short: Mapping[str,
         if len(seen) > 1
     ]
     notes += [
-        f"{count(row['problems'])} problems wait for a daemon of another environment, start one there: "
+        f"for a daemon of another environment: {several(row['problems'], 'problem')}. Start one there: "
         f"{short[row['environment']]}"
         for row in elsewhere
     ]

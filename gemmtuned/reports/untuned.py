@@ -33,13 +33,13 @@ def report(rows: Sequence[Row], *, limit: int, now_s: float) -> Report:
         notes.append(f"{count(states['untunable'])} of them this version cannot tune: it has no family for them.")
     if states["stale"]:
         notes.append(
-            f"{count(states['stale'])} of them were not called for a week (stale) and wait for nobody until they are "
-            "called again; gemmtuned retune PROBLEM has them tuned all the same"
+            f"{count(states['stale'])} of them stale: not called for a week, to be tuned only when called again; "
+            "gemmtuned retune PROBLEM has them tuned all the same"
         )
     if states["failed"]:
         notes.append(
-            f"{count(states['failed'])} of them only after gemmtuned retune PROBLEM: they failed, or were taken out by "
-            "hand (why: the last column)"
+            f"{count(states['failed'])} of them only after gemmtuned retune PROBLEM: failed, or taken out by hand "
+            "(why: the last column)"
         )
     return Report(
         "untuned",

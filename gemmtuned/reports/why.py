@@ -1,9 +1,12 @@
-"""Why a device is not tuned on now, and what to do about it: one line of advice for each reason the daemon gives."""
+"""Why nothing is recorded, and why a device is not tuned on now: one line of advice for each reason there is."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
+
+from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.settings import Settings
 
 WAIT: Final = "nothing: it starts by itself"
 
@@ -49,3 +52,27 @@ _ADVICE: Final = (
 def advice(reason: str) -> str:
     """What to do about this reason, "" for none or one we have no advice for."""
     return next((what for pattern, what in _ADVICE if re.search(pattern, reason)), "") if reason else ""
+
+
+def why_off(settings: Settings) -> list[str]:
+    """The line that begins a report while programs run stock torch because somebody said so; else none."""
+    if not settings.switched_off:
+        return []
+    return [f"SWITCHED OFF: {settings.kill_switch} exists, every program runs stock torch. Remove it to go on."]
+
+
+def why_nothing(settings: Settings) -> list[str]:
+    """The line that begins a report of no calls where this torch has no native hook: then none can be recorded."""
+    if settings.disabled or not settings.native:
+        return []
+    from gemmtuned.hooks.native.build import find_built, library_path
+
+    try:
+        if library_path(settings.cache) is None or find_built(settings.cache) is not None:
+            return []
+    except (GemmtunedError, OSError) as err:
+        return [f"The native hook cannot be used, nothing is recorded: {err}"]
+    return [
+        "The native hook is not built yet for this torch: nothing is recorded. gemmtuned run builds it, or gemmtuned "
+        "doctor --build"
+    ]
