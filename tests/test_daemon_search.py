@@ -354,7 +354,7 @@ def test_every_call_runs_under_the_problems_switches(table):
 
     table.plant("spy", spy)
     table.tune(quiet(spy=150.0))
-    assert seen == {(1, True)}
+    assert seen == {(1, True), (1, False)}, "one thread, in inference mode and, for the gate alone, outside of it"
 
 
 @pytest.mark.parametrize("kind", ["calm", "shared", "wild"])
