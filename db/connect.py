@@ -28,6 +28,7 @@ from gemmtuned.db.files import (
     connect,
     identity,
     journal_mode,
+    leave_log,
     make,
     refuse_network,
     salvage_is_finished,
@@ -329,6 +330,8 @@ class Connection:
         try:
             failpoints.point("store.open")
             conn = connect(self.path, self.timeout_s)
+            if not self._upgrade:
+                leave_log(conn)
         except BaseException:
             self._handles -= 1
             raise

@@ -48,6 +48,16 @@ def connect(path: Path, timeout_s: float) -> sqlite3.Connection:
     return conn
 
 
+def leave_log(conn: sqlite3.Connection) -> None:
+    """Leave the write-ahead log to the daemon when this connection closes as the last one, from Python 3.12 on.
+
+    In a program that is not ours each flush would otherwise copy it into the file, wait for the disk, and delete it.
+    """
+    setconfig = getattr(conn, "setconfig", None)
+    if setconfig is not None:
+        setconfig(sqlite3.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, True)  # type: ignore[attr-defined,unused-ignore]
+
+
 def connect_read_only(path: Path, timeout_s: float = 5.0) -> sqlite3.Connection:
     """A connection that cannot write. Raises StoreError when there is no database or it cannot be read.
 

@@ -31,6 +31,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from gemmtuned._testing import faults as failpoints
 from gemmtuned.configs.moment import moment
 from gemmtuned.configs.processes import life_of, pid_namespace
 from gemmtuned.configs.real import allocate_lock
@@ -179,13 +180,16 @@ class Probation:
         path = self._folder / f"{generation}-{os.getpid()}-{os.getppid()}-{time.time_ns()}"
         unseen = path.with_name(f".{path.name}")
         facts = json.dumps({"run": self._run, "namespace": pid_namespace(), "start": _start_of(os.getpid())}).encode()
+        failpoints.point("probation.open")
         fd = os.open(unseen, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
+            failpoints.point("probation.write")
             os.write(fd, (bytes(_FACTS_AT) + facts).ljust(_PAGE, b"\0"))
             address = _libc.mmap(None, _PAGE, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
             if address in (None, _FAILED):
                 raise OSError(ctypes.get_errno(), "mmap")
             self._address = address
+            failpoints.point("probation.rename")
             unseen.rename(path)
         except OSError:
             with suppress(OSError):

@@ -23,6 +23,7 @@ from store_cases import NEW, open_store, problem, saw
 from gemmtuned.configs.errors import StoreBusy, StoreError
 from gemmtuned.configs.sighting import Session
 from gemmtuned.db import connect, migrations, queries
+from gemmtuned.db.guest import GuestStore
 from gemmtuned.db.lockfile import LockFile
 from gemmtuned.db.store import Store, check
 
@@ -367,6 +368,7 @@ from pathlib import Path
 folder = Path(sys.argv[1])
 sys.path.insert(0, sys.argv[2])
 import test_db_connect as t
+from gemmtuned.db.guest import GuestStore
 from gemmtuned.db.lockfile import LockFile
 store = t.open_store(folder)
 t.add(store)
@@ -852,3 +854,16 @@ def test_check_tells_a_ledger_that_does_not_agree(store: Store) -> None:
         conn.execute("UPDATE demand SET calls = 4")
 
     assert store.check() == ["1 problems whose calls differ from the sum of their sightings"]
+
+
+@pytest.mark.skipif(not hasattr(sqlite3.Connection, "setconfig"), reason="needs the sqlite3 of Python 3.12")
+def test_a_guest_leaves_its_log_to_others_when_it_closes_last(tmp_path: Path) -> None:
+    path = tmp_path / "tune.db"
+    guest = GuestStore(path, locks=tmp_path / "locks", timeout_s=1.0)
+    guest.beat(Session(host="h", pid=1, started_us=1, run="r", path="native", generation=0), now_s=1.0)
+    guest.let_lie()
+
+    assert path.with_name("tune.db-wal").stat().st_size > 0
+    assert queries.ask(path, "SELECT count(*) AS n FROM session") == [{"n": 1}]
+    Store(path, locks=tmp_path / "locks").close()
+    assert not path.with_name("tune.db-wal").exists()

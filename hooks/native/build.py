@@ -25,6 +25,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
+from gemmtuned._testing import faults as failpoints
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.priority import give_way
 from gemmtuned.configs.settings import Settings
@@ -89,6 +90,7 @@ def find_built(cache: Path) -> Path | None:
     path = library_path(cache)
     if path is None or not path.is_file():
         return None
+    failpoints.point("library.open")
     for what in (path, path.parent):
         facts = what.stat()
         if facts.st_uid not in (0, os.geteuid()) or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
