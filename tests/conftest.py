@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -19,6 +20,22 @@ if HERE not in sys.path:
     sys.path.append(HERE)
 
 from hooked import ForkServer, Home  # noqa: E402
+
+# Files whose tests watch the machine or the clock: `make test` runs them by themselves, after all others side by side
+ALONE: Final = frozenset(
+    (
+        "test_benchmarks_end_to_end", "test_daemon_cpu_wait", "test_daemon_devices", "test_daemon_idle",
+        "test_daemon_loop", "test_daemon_measure", "test_daemon_processes", "test_daemon_search", "test_daemon_worker",
+        "test_gemmtuned_tune", "test_hooks_capture", "test_hooks_pace", "test_hooks_watch",
+    )
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what must run alone."""
+    for item in items:
+        if item.path.stem in ALONE:
+            item.add_marker(pytest.mark.alone)
 
 
 @pytest.fixture(autouse=True)
