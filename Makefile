@@ -30,4 +30,4 @@ check: install
 	$(BIN)/mypy
 
 clean:
-	rm -rf .venv .demo build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .demo .foreign build *.egg-info .mypy_cache .ruff_cache .pytest_cache
