@@ -291,9 +291,7 @@ def main() -> int:
             continue
         tests = round(args.tests * SUITES[name].share / whole)
         found = result["suites"][name] = compare(Runner(folder, root, home, cache), SUITES[name], tests)
-        print(
-            f"{name}: {found['tests']} tests, routes served {found['calls_served_by_routes']} calls"
-        )
+        print(f"{name}: {found['tests']} tests, routes served {found['calls_served_by_routes']} calls")
         print(f"  off {found['off']}, routed {found['routed']}, differences {found['differences']}", flush=True)
         _save(result, args.out)
     if not result["suites"]:
