@@ -104,7 +104,7 @@ def test_doctor_shows_what_is_kept_with_its_size(tmp_path: Path, monkeypatch: py
     (tmp_path / "ingest-refused.db").write_bytes(b"1" * 1000)
     said = [check.found for check in checks_room.checks(here)]
     assert any(line.startswith("kernels: 2 files, 9.77 KiB") for line in said), said
-    assert any(line.startswith("caches: 1 files, 2.93 KiB") for line in said), said
+    assert any(line.startswith("caches: 1 file, 2.93 KiB") for line in said), said
     assert any(line.startswith("tables: 2 files") for line in said), said
     assert any("counts of other users: 1.95 KiB" in line for line in said), said
     assert any("is kept to be looked at: 1000 B" in line for line in said), said

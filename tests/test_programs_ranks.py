@@ -90,8 +90,8 @@ def test_status_says_when_the_ranks_of_a_run_hold_different_tables(home: Home) -
     store.close()
     said = queries.sessions(home.path / "tune.db")
     report = status.report(
-        Settings.from_env(home.environment()), notice=None, published=2, generation=2, sessions=said, coverage=[],
-        environments=[], saved_us=0.0, now_s=time.time(),
+        Settings.from_env(home.environment()), notice=None, published=2, generation=2, sessions=said,
+        covered_time=(0.0, 0.0), environments=[], saved_us=0.0, now_s=time.time(),
     )  # fmt: skip
 
     assert sorted(row["rank"] for row in said) == [0, 1]

@@ -34,8 +34,9 @@ def new_workspace(record: LaunchRecord, device: torch.device | str) -> torch.Ten
     """Workspace for one stream, its counters zero and its partial sums NaN, or None when none is needed."""
     if not record.workspace_bytes:
         return None
-    space = torch.full((record.workspace_bytes,), 0xFF, dtype=torch.uint8, device=device)  # all ones is a NaN
-    space[: record.partials_offset].zero_()
+    with torch.inference_mode(False):  # it serves calls outside of that mode, too
+        space = torch.full((record.workspace_bytes,), 0xFF, dtype=torch.uint8, device=device)  # all ones is a NaN
+        space[: record.partials_offset].zero_()
     return space
 
 
