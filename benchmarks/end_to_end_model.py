@@ -68,12 +68,11 @@ class Switch:
         assert self.hook.native is not None
         graphs = self.hook.graphs
         if arm in ("stock", "again"):
-            self.hook.native.remove()
+            self.hook.native.set_mode(native.OFF)  # its operators stay, and pass calls on
             if graphs is not None:
                 graphs.remove()
             self.held = self.held or self.hook.flusher.pause(timeout_s=5)
             return
-        self.hook.native.install()
         self.hook.native.set_mode(native.CAPTURE | (native.DISPATCH if arm == "tuned" else 0))
         if graphs is not None:
             graphs.install()

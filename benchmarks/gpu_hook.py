@@ -69,16 +69,14 @@ def host_times(hook: Any, calls: dict[str, Callable[[], Any]], rounds: int = 40)
             seen = {}
             for arm in list(arms) if turn % 2 else list(arms)[::-1]:
                 if arm in ("stock", "off"):
-                    hook.native.remove()
+                    hook.native.set_mode(native.OFF)  # its operators stay, and pass calls on
                 else:
-                    hook.native.install()
                     hook.native.set_mode(native.CAPTURE | (native.DISPATCH if arm == "routed" else 0))
                     run()  # the first call looks up
                 seen[arm] = block(run)
             if turn >= 3:
                 for arm, value in seen.items():
                     arms[arm].append(value)
-        hook.native.install()
         hook.native.set_mode(native.CAPTURE | native.DISPATCH)
         pairs = list(zip(*arms.values(), strict=True))
         out[name] = {
@@ -242,12 +240,14 @@ def reload_under_load(
                 times.append((time.perf_counter_ns() - begin) / 1e3)
         return sorted(times, reverse=True)[:100]
 
+    from gemmtuned.hooks import native
+
     stock, loading, took = [], [], []
     for turn in range(5):
-        hook.native.remove()
-        second(lambda s: s > 0.05)  # the first calls after operators were exchanged
+        hook.native.set_mode(native.OFF)
+        second(lambda s: s > 0.05)  # the first calls in another mode
         stock.append(second(lambda s: s > 1.0))
-        hook.native.install()
+        hook.native.set_mode(native.CAPTURE | native.DISPATCH)
         second(lambda s: s > 0.05)
         generation = gemmtuned.generation() + 1
         batch = [replace(s, us=s.us + turn, mode=mode) for s in more for mode in ("eager", "graph")]

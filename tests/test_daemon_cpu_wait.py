@@ -121,12 +121,12 @@ class Beside(WallClock):
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """The search has torch and one backend more, a faster one; it does not sleep."""
+    """The search has torch and one backend more, a faster one; it does not sleep. Of its pauses the long ones."""
     backends = {"torch": BACKENDS["torch"], "fast": Planted("fast", planted.right)}
     slept: list[float] = []
     monkeypatch.setattr(registry, "BACKENDS", backends)
     monkeypatch.setattr(search, "BACKENDS", backends)
-    monkeypatch.setattr(search.time, "sleep", slept.append)
+    monkeypatch.setattr(search.time, "sleep", lambda s: slept.append(s) if s >= 1 else None)
     monkeypatch.setattr(search, "SOON_S", 0.0)
     yield slept
 

@@ -29,10 +29,12 @@ _Facts = tuple[int, int, int]
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Alone among those that write this file with us. Raises TableError when another does not let go of it."""
-    name = path.with_name(f".{path.name}.lock")
+    """Alone among those that write files of this folder with us. Raises TableError when another does not let go.
+
+    The folder itself is locked, so that nothing is left beside the user's file.
+    """
     try:
-        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as err:
         raise TableError(f"{path}: cannot be written ({err.strerror or err})") from err
     try:
@@ -43,7 +45,7 @@ def locked(path: Path) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > until:
-                    raise TableError(f"{path}: another tuner has kept it locked for {WAIT_S:.0f} s ({name})") from None
+                    raise TableError(f"{path}: another tuner has kept its folder locked for {WAIT_S:.0f} s") from None
                 time.sleep(0.002)
             except OSError:  # a file system without locks: as before there were any
                 break
