@@ -9,7 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.errors import GemmtunedError, TableError
 from gemmtuned.daemon.publish import publish
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ class Publishing:
                 store.close()
         except GemmtunedError as err:
             self._error = err
+        except Exception as err:  # a thread that ends without a word would be begun again at once, without end
+            self._error = TableError(f"{self._settings.config_dir}: not published ({type(err).__name__}: {err})")
 
     def _publish(self, store: Store, generation: int, now_s: float) -> None:
         began_s = time.monotonic()

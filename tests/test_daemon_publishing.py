@@ -1,0 +1,28 @@
+"""Publishing in a thread: whatever it ends with is said, so that the daemon waits before it tries again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from store_cases import open_store
+
+from gemmtuned.configs.errors import TableError
+from gemmtuned.configs.settings import Settings
+from gemmtuned.daemon import publishing
+
+
+def test_an_error_that_nobody_foresaw_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: object, **options: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(publishing, "publish", fails)
+    monkeypatch.setattr(publishing, "FEW", -1)
+    store = open_store(tmp_path)
+    beside = publishing.Publishing(store, Settings.from_env({"GEMMTUNED_HOME": str(tmp_path)}))
+    beside.begin(1000.0)
+    beside.wait()
+
+    with pytest.raises(TableError, match="RuntimeError: can't start new thread"):
+        beside.result()
+    store.close()
