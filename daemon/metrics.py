@@ -208,7 +208,11 @@ def _by_run(sessions: Iterable[dict[str, Any]]) -> Iterator[Metric]:
     busiest = sorted(sums, key=lambda run: -sums[run][0])
     named: dict[str, list[int]] = {run: sums[run] for run in busiest[:MOST_RUNS]}
     if busiest[MOST_RUNS:]:
-        named["other"] = [sum(column) for column in zip(*(sums[run] for run in busiest[MOST_RUNS:]), strict=True)]
+        rest = [
+            *(sums[run] for run in busiest[MOST_RUNS:]),
+            named.get("other", [0, 0, 0]),
+        ]  # a program may be called so
+        named["other"] = [sum(column) for column in zip(*rest, strict=True)]
     for i, (name, text) in enumerate(
         (
             ("gemmtuned_program_calls", "GEMM calls recorded in running programs."),

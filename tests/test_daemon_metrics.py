@@ -154,6 +154,21 @@ def test_of_programs_that_have_ended_nothing_is_remembered(tmp_path: Path) -> No
     assert not programs._seen
 
 
+def test_a_program_called_other_keeps_its_calls(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    for i in range(MOST_RUNS + 5):
+        name = "other" if i == MOST_RUNS else f"job-{i}"
+        store.beat(session(100_000 + i, name, time.time(), calls=i + 1), now_s=time.time())
+    store.close()
+    metrics = Metrics(0, tmp_path / "tune.db")
+    try:
+        seen = samples(scrape(metrics)[0])
+    finally:
+        metrics.close()
+
+    assert sum(v for (name, _), v in seen.items() if name == "gemmtuned_program_calls") == sum(range(1, MOST_RUNS + 6))
+
+
 def test_a_home_without_a_database_is_scraped_all_the_same(tmp_path: Path) -> None:
     metrics = Metrics(0, tmp_path / "tune.db")
     try:

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 from store_cases import HOUR, NEW, found, open_store, problem, saw
+from typer.testing import CliRunner
 
+from gemmtuned._testing import faults
+from gemmtuned.cli import build
 from gemmtuned.reports.page import collect, render
 
 NOW_S = time.time()
@@ -89,3 +92,17 @@ def test_a_store_without_traffic_says_how_to_begin(tmp_path: Path) -> None:
     open_store(tmp_path).close()
 
     assert "No GEMM was called" in render(collect(tmp_path / "tune.db", since_s=86400, now_s=NOW_S))
+
+
+@pytest.mark.parametrize("fails", ["publish.write", "publish.fsync", "publish.rename"])
+def test_a_full_disk_leaves_the_page_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    open_store(tmp_path).close()
+    out = tmp_path / "report.html"
+    out.write_text("the page of before")
+    monkeypatch.setenv("GEMMTUNED_HOME", str(tmp_path))
+    with faults.armed(f"{fails}=1:ENOSPC"):
+        done = CliRunner().invoke(build(), ["report", "--out", str(out)])
+
+    assert done.exit_code == 1 and "No space left on device" in done.stderr
+    assert out.read_text() == "the page of before"
+    assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".tmp")] == []

@@ -10,6 +10,7 @@ import typer
 
 from gemmtuned.commands.options import Since, settings
 from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.manifest import write_whole
 from gemmtuned.reports.render import size
 from gemmtuned.reports.source import refuse_none
 
@@ -31,7 +32,10 @@ def report(
 
     text = render(collect(here.db, since_s=since, now_s=time.time()))
     try:
-        out.write_text(text, encoding="utf-8")
+        if out.is_file() or not out.exists():
+            write_whole(out, text.encode())  # a page of before is there until this one is whole
+        else:  # a pipe, /dev/stdout
+            out.write_text(text, encoding="utf-8")
     except OSError as err:
         raise GemmtunedError(f"{out}: {err.strerror or err}. Choose another place with --out") from err
     typer.echo(f"{out}: {size(len(text.encode()))}. Open it in a browser.")
