@@ -24,9 +24,9 @@ import torch
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Environment, cpu_device
-from gemmtuned.daemon.outcome import WORTH_IT
-from gemmtuned.daemon.search import tune_modes
-from gemmtuned.daemon.wire import Trial
+from gemmtuned.daemon.child.outcome import WORTH_IT
+from gemmtuned.daemon.child.search import tune_modes
+from gemmtuned.daemon.protocol.wire import Trial
 from gemmtuned.kernels.backends import BACKENDS
 from gemmtuned.kernels.backends.torch_ import TorchDefault
 

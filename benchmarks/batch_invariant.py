@@ -119,7 +119,7 @@ class Bench:
         import torch
 
         from gemmtuned.configs.solution import cpu_device
-        from gemmtuned.daemon.clocks import clock_for
+        from gemmtuned.daemon.child.clocks import clock_for
         from gemmtuned.kernels.backends import environment
         from gemmtuned.kernels.device import current_cuda_device
 
@@ -140,7 +140,7 @@ class Bench:
     def search(self, problem: Any) -> tuple[Any, float, str]:
         """(solution or None, seconds it took, why none)."""
         from gemmtuned.configs.errors import GemmtunedError
-        from gemmtuned.daemon.search import tune_modes
+        from gemmtuned.daemon.child.search import tune_modes
 
         began_s = time.monotonic()
         try:
@@ -153,8 +153,8 @@ class Bench:
 
     def race(self, at: Any, first: tuple[Any, Any], second: tuple[Any, Any]) -> Any:
         """second against first, each a candidate and the problem it is prepared for, at one size."""
-        from gemmtuned.daemon.measure import Bench as Operands
-        from gemmtuned.daemon.measure import pairs_for, race
+        from gemmtuned.daemon.child.measure import Bench as Operands
+        from gemmtuned.daemon.child.measure import pairs_for, race
         from gemmtuned.kernels.backends import BACKENDS
         from gemmtuned.kernels.switches import as_called
 
@@ -179,7 +179,7 @@ class Bench:
 
 def measure(bench: Bench, shapes: tuple[tuple[int, int], ...], free_s: float) -> tuple[list[dict[str, Any]], list[Any]]:
     """(a row for each weight, the batch-invariant solutions)."""
-    from gemmtuned.daemon.outcome import DEFAULT
+    from gemmtuned.daemon.child.outcome import DEFAULT
 
     rows, solutions = [], []
     for number, (n, k) in enumerate(shapes):

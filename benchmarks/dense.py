@@ -33,12 +33,12 @@ from timing import CudaTimer, floor_launches
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Environment, Solution
-from gemmtuned.daemon import search
-from gemmtuned.daemon.compile_ahead import Compilers
-from gemmtuned.daemon.measure import Arm, Bench, signed_rank_interval
-from gemmtuned.daemon.measure_cuda import GraphClock, cuda_graphs
-from gemmtuned.daemon.options import DEFAULTS, SearchOptions
-from gemmtuned.daemon.wire import Trial
+from gemmtuned.daemon.child import search
+from gemmtuned.daemon.child.compile_ahead import Compilers
+from gemmtuned.daemon.child.measure import Arm, Bench, signed_rank_interval
+from gemmtuned.daemon.child.measure_cuda import GraphClock, cuda_graphs
+from gemmtuned.daemon.protocol.options import DEFAULTS, SearchOptions
+from gemmtuned.daemon.protocol.wire import Trial
 from gemmtuned.kernels import without_torch
 from gemmtuned.kernels.backends import BACKENDS, environment
 from gemmtuned.kernels.device import cuda_device

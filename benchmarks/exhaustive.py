@@ -26,8 +26,8 @@ import record
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Environment
-from gemmtuned.daemon import search
-from gemmtuned.daemon.options import SearchOptions
+from gemmtuned.daemon.child import search
+from gemmtuned.daemon.protocol.options import SearchOptions
 from gemmtuned.kernels.backends import BACKENDS, environment
 from gemmtuned.kernels.cuda import offered as cuda
 from gemmtuned.kernels.device import cuda_device

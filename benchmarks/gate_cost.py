@@ -56,7 +56,7 @@ def search_each() -> None:
     """The role of one revision: problems as JSON lines in, times out."""
     from gemmtuned.configs.problem import Problem
     from gemmtuned.configs.solution import cpu_device
-    from gemmtuned.daemon import cpu_wait, measure, search
+    from gemmtuned.daemon.child import cpu_wait, measure, search
     from gemmtuned.kernels.backends import environment
 
     spent = [0.0, 0.0]
@@ -108,9 +108,9 @@ def odds() -> list[dict[str, Any]]:
 
     from gemmtuned.configs.problem import Problem
     from gemmtuned.configs.solution import Candidate
-    from gemmtuned.daemon import last_check
-    from gemmtuned.daemon.measure import Bench
-    from gemmtuned.daemon.options import DEFAULTS
+    from gemmtuned.daemon.child import last_check
+    from gemmtuned.daemon.child.measure import Bench
+    from gemmtuned.daemon.protocol.options import DEFAULTS
     from gemmtuned.kernels.backends import BACKENDS
     from gemmtuned.kernels.backends.base import Kernel, StatelessKernel
     from gemmtuned.kernels.switches import as_called

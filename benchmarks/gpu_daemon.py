@@ -163,7 +163,7 @@ def is_gone(pid: int) -> bool:
 
 
 def facts(device: str, out: Path) -> dict[str, Any]:
-    from gemmtuned.daemon.sampler import Sampler
+    from gemmtuned.daemon.device.sampler import Sampler
 
     sampler = Sampler()
     seen: dict[str, Any] = {"error": "", "nobody": sampler.wait()}
@@ -425,7 +425,7 @@ def slowed(device: str, out: Path) -> dict[str, Any]:
 
 
 def two(device: str, out: Path) -> dict[str, Any]:
-    from gemmtuned.daemon.sampler import Sampler
+    from gemmtuned.daemon.device.sampler import Sampler
 
     sampler = Sampler()
     gpus = sorted(sampler.wait().values(), key=lambda gpu: gpu["index"])

@@ -57,7 +57,7 @@ def role_seed(device: str, count: int, offset: int, planted: bool) -> None:
     from gemmtuned.configs.problem import Problem
     from gemmtuned.configs.settings import Settings
     from gemmtuned.configs.sighting import Sighting
-    from gemmtuned.daemon.worker_main import device_of
+    from gemmtuned.daemon.child.worker_main import device_of
     from gemmtuned.db.store import Store
     from gemmtuned.kernels.backends import environment
 
@@ -177,11 +177,11 @@ def role_faults(device: str) -> None:
     from dataclasses import replace
 
     from gemmtuned.configs.settings import Settings
-    from gemmtuned.daemon import worker
-    from gemmtuned.daemon.devices import find_monitors
-    from gemmtuned.daemon.main import run_daemon
-    from gemmtuned.daemon.rules import allowed
-    from gemmtuned.daemon.wire import Trial
+    from gemmtuned.daemon.device.devices import find_monitors
+    from gemmtuned.daemon.protocol.wire import Trial
+    from gemmtuned.daemon.seats import worker
+    from gemmtuned.daemon.service.main import run_daemon
+    from gemmtuned.daemon.service.rules import allowed
 
     planted = HERE.with_name("planted_gpu.py")
     import ast
@@ -225,9 +225,9 @@ def role_slowed(device: str) -> None:
 
     from gemmtuned.configs.errors import TryLater
     from gemmtuned.configs.problem import Problem
-    from gemmtuned.daemon import search
-    from gemmtuned.daemon.measure_cuda import CudaGraphs
-    from gemmtuned.daemon.worker_main import device_of
+    from gemmtuned.daemon.child import search
+    from gemmtuned.daemon.child.measure_cuda import CudaGraphs
+    from gemmtuned.daemon.child.worker_main import device_of
     from gemmtuned.kernels.backends import environment
 
     here = environment(device_of("GPU-0"))

@@ -32,9 +32,9 @@ from gemmtuned.configs.manifest import make_folder, write_tables
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import Candidate
-from gemmtuned.daemon.clocks import clock_for
-from gemmtuned.daemon.compile_ahead import Compilers
-from gemmtuned.daemon.measure import Bench, race
+from gemmtuned.daemon.child.clocks import clock_for
+from gemmtuned.daemon.child.compile_ahead import Compilers
+from gemmtuned.daemon.child.measure import Bench, race
 from gemmtuned.hooks.activate import current
 from gemmtuned.hooks.native.build import build as build_native
 from gemmtuned.kernels.backends import BACKENDS, environment

@@ -23,7 +23,7 @@ import torch
 from timing import CudaTimer, floor_launches
 
 from gemmtuned.configs.problem import Problem
-from gemmtuned.daemon.measure import Bench
+from gemmtuned.daemon.child.measure import Bench
 from gemmtuned.kernels.cuda import nvrtc, one_shot
 from gemmtuned.kernels.cuda.driver import Kernel
 from gemmtuned.kernels.device import cuda_device

@@ -25,7 +25,7 @@ import torch
 from timing import CudaTimer, floor_launches
 
 from gemmtuned.configs.problem import Problem
-from gemmtuned.daemon.measure import last_level_cache_bytes
+from gemmtuned.daemon.child.measure import last_level_cache_bytes
 from gemmtuned.kernels.cuda import nvrtc
 from gemmtuned.kernels.cuda import scaled_one_shot as kernel
 from gemmtuned.kernels.cuda.driver import Kernel

@@ -28,8 +28,8 @@ import torch
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate
-from gemmtuned.daemon.options import SearchOptions
-from gemmtuned.daemon.verify import Verdict, verify
+from gemmtuned.daemon.child.verify import Verdict, verify
+from gemmtuned.daemon.protocol.options import SearchOptions
 from gemmtuned.kernels.backends import BACKENDS, environment
 from gemmtuned.kernels.cuda import one_shot
 from gemmtuned.kernels.device import cuda_device

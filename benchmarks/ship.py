@@ -24,7 +24,7 @@ from gemmtuned.configs.formats import bundle
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.shipped import FOLDER
 from gemmtuned.configs.solution import Candidate, Device, Solution
-from gemmtuned.daemon.options import DEFAULTS
+from gemmtuned.daemon.protocol.options import DEFAULTS
 from gemmtuned.kernels import without_torch
 from gemmtuned.kernels.cuda import one_shot
 from gemmtuned.kernels.triton.shortlist import MODULES

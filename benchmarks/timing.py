@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from gemmtuned.daemon.measure import last_level_cache_bytes
+from gemmtuned.daemon.child.measure import last_level_cache_bytes
 
 
 @dataclass(frozen=True)

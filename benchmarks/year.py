@@ -29,7 +29,7 @@ import year_store
 
 from gemmtuned.configs.settings import child_env
 from gemmtuned.configs.solution import Environment
-from gemmtuned.daemon.publish import publish
+from gemmtuned.daemon.publishing.publish import publish
 from gemmtuned.db.store import Store
 
 RUNS: Final = 3

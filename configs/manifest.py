@@ -252,7 +252,9 @@ def write_binary(folder: Path, data: bytes) -> str:
     digest = sha256(data).hexdigest()
     with contextlib.suppress(TableError):
         read_binary(folder, digest)
-        with contextlib.suppress(OSError):  # young again: daemon/prune.py removes what nothing names for long
+        with contextlib.suppress(
+            OSError
+        ):  # young again: daemon/publishing/prune.py removes what nothing names for long
             os.utime(folder / BINARIES / digest)
         return digest  # it is there, and whole
     try:

@@ -87,7 +87,7 @@ def read_notice(home: Path) -> dict[str, Any] | None:
     """What the daemon of this home said last, with `running`; None when none ever ran or the file is not ours."""
     import psutil
 
-    from gemmtuned.daemon.work_queue import is_dead, is_of_here
+    from gemmtuned.daemon.seats.work_queue import is_dead, is_of_here
 
     try:
         notice = _checked(json.loads(read_small(home / FILE, MOST_BYTES)))

@@ -29,9 +29,9 @@ from gemmtuned.configs.verdicts import Verdicts
 from gemmtuned.hooks import frozen_layers, native, ranks
 from gemmtuned.hooks.background import Background, Fork, thread_body
 from gemmtuned.hooks.breaker import Breaker
-from gemmtuned.hooks.capture import Flusher, never_again, new_session
 from gemmtuned.hooks.compiled import Compiled
 from gemmtuned.hooks.dispatch import Table, build_table, solution_of
+from gemmtuned.hooks.flush import Flusher, never_again, new_session
 from gemmtuned.hooks.graphs import GraphCounts
 from gemmtuned.hooks.imports import importing
 from gemmtuned.hooks.native import build as native_build

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-OURS: Final = "gemmtuned/hooks/native/capture.cpp"  # GEMMTUNED_REGISTERED of capture.cpp
+OURS: Final = "gemmtuned/hooks/native/c_api.cpp"  # GEMMTUNED_REGISTERED of c_api.cpp
 _ROUTER: Final = (
     "/torch/_native/"  # since 2.12: torch's own choice of a kernel, which calls ours for all it does not take
 )

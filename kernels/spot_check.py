@@ -1,7 +1,7 @@
 """Is a solution that somebody hands us right here? One set of inputs, against the exact result.
 
 For solutions measured on this kind of device with these versions (their device and stamp agree) and brought in a
-table, not published by the daemon of this machine.  The daemon's own check (daemon/verify.py) is far wider.
+table, not published by the daemon of this machine.  The daemon's own check (daemon/child/verify.py) is far wider.
 
     python -m gemmtuned.kernels.spot_check        # rows of solutions on stdin, a list of reasons on stdout; both JSON
 

@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from gemmtuned.configs.settings import Settings
-from gemmtuned.daemon.cpu_wait import CpuWait
+from gemmtuned.daemon.child.cpu_wait import CpuWait
 from gemmtuned.hooks.native.build import build
 
 HERE = str(Path(__file__).resolve().parent)
@@ -26,7 +26,7 @@ ALONE: Final = frozenset(
     (
         "test_benchmarks_end_to_end", "test_daemon_cpu_wait", "test_daemon_devices", "test_daemon_idle",
         "test_daemon_loop", "test_daemon_measure", "test_daemon_processes", "test_daemon_search", "test_daemon_worker",
-        "test_gemmtuned_tune", "test_hooks_capture", "test_hooks_pace", "test_hooks_watch",
+        "test_gemmtuned_tune", "test_hooks_flush", "test_hooks_pace", "test_hooks_watch",
     )
 )  # fmt: skip
 

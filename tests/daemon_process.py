@@ -11,8 +11,8 @@ from pathlib import Path
 
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.settings import Settings
-from gemmtuned.daemon.main import run_daemon
-from gemmtuned.daemon.worker import Worker
+from gemmtuned.daemon.seats.worker import Worker
+from gemmtuned.daemon.service.main import run_daemon
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fakes import FakeMonitor

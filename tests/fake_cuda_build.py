@@ -46,7 +46,7 @@ def build_fakes(cache: Path) -> Path:
         _run([*driver, "-DFAKE_OLD", "-o", str(made / "old/libcuda.so.1")])
         _run([*driver, "-DFAKE_LESS", "-o", str(made / "less/libcuda.so.1")])
         hook = made / "capture.o"
-        _run([*shared[:-1], "-c", "-DGEMMTUNED_CUDA", *uses, str(NATIVE / "capture.cpp"), "-o", str(hook)])
+        _run([*shared[:-1], "-c", "-DGEMMTUNED_CUDA", *uses, str(NATIVE / "c_api.cpp"), "-o", str(hook)])
         library = made / "torch_cuda.o"
         _run([*shared[:-1], "-c", *uses, str(FAKES / "libtorch_cuda.cpp"), "-o", str(library)])
         rest = made / "rest.s"

@@ -62,7 +62,7 @@ class Card:
 
 
 class FakeSampler:
-    """Stands in for daemon/sampler.py: the facts of these cards."""
+    """Stands in for daemon/device/sampler.py: the facts of these cards."""
 
     def __init__(self, *cards: Card) -> None:
         self.cards = cards

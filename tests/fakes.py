@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from gemmtuned.configs.errors import WorkerDied, WorkerHung
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Environment, Solution
-from gemmtuned.daemon.attribution import OwnUse
-from gemmtuned.daemon.idle import Limits, Reading
-from gemmtuned.daemon.wire import Failed, Found, Hello, Message, Order, Trial
+from gemmtuned.daemon.device.attribution import OwnUse
+from gemmtuned.daemon.device.idle import Limits, Reading
+from gemmtuned.daemon.protocol.wire import Failed, Found, Hello, Message, Order, Trial
 
 DEVICE = Device(key="cpu-planted", kind="cpu", name="planted", arch="x86_64", units=2)
 ENVIRONMENT = Environment(DEVICE, {"torch": "1", "slow": "1", "fast": "1", "bad": "1"})

@@ -41,9 +41,9 @@ def become(order: dict) -> None:
     from gemmtuned._autoload import autoload
 
     autoload()
-    capture = sys.modules.get("gemmtuned.hooks.capture")
-    if capture is not None:
-        capture.EXIT_S = capture.EXIT_BUSY_S = 60.0
+    flush = sys.modules.get("gemmtuned.hooks.flush")
+    if flush is not None:
+        flush.EXIT_S = flush.EXIT_BUSY_S = 60.0
     exec(compile(order["code"], "<string>", "exec"), {"__name__": "__main__"})
 
 

@@ -12,11 +12,11 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Sighting
 from gemmtuned.configs.solution import Environment
-from gemmtuned.daemon.attribution import OwnUse
-from gemmtuned.daemon.gpus import GpuMonitor
-from gemmtuned.daemon.idle import Reading
+from gemmtuned.daemon.device.attribution import OwnUse
+from gemmtuned.daemon.device.gpus import GpuMonitor
+from gemmtuned.daemon.device.idle import Reading
 from gemmtuned.daemon.notice import read_notice
-from gemmtuned.daemon.service import Daemon
+from gemmtuned.daemon.service.service import Daemon
 from gemmtuned.db.store import Store
 
 

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 
-from gemmtuned.daemon.measure import Arm
+from gemmtuned.daemon.child.measure import Arm
 
 
 class NoisyClock:

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Environment
-from gemmtuned.daemon import search
-from gemmtuned.daemon.worker_main import device_of
+from gemmtuned.daemon.child import search
+from gemmtuned.daemon.child.worker_main import device_of
 from gemmtuned.kernels import backends
 from gemmtuned.kernels.backends.base import Kernel, StatelessKernel
 

@@ -17,8 +17,8 @@ from collections.abc import Callable, Collection, Sequence
 from gemmtuned.configs.errors import CandidateFailed, TryLater
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Environment, Solution
-from gemmtuned.daemon.options import SearchOptions
-from gemmtuned.daemon.wire import Trial
+from gemmtuned.daemon.protocol.options import SearchOptions
+from gemmtuned.daemon.protocol.wire import Trial
 
 TORCH, SLOW, FAST, BAD = (Candidate(name) for name in ("torch", "slow", "fast", "bad"))
 DEVICE = Device(key="cpu-planted", kind="cpu", name="planted", arch="x86_64", units=2)

@@ -15,9 +15,9 @@ from typing import Any
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Environment
-from gemmtuned.daemon import measure, search
-from gemmtuned.daemon.measure import Arm
-from gemmtuned.daemon.worker_main import device_of
+from gemmtuned.daemon.child import measure, search
+from gemmtuned.daemon.child.measure import Arm
+from gemmtuned.daemon.child.worker_main import device_of
 from gemmtuned.kernels import backends
 from gemmtuned.kernels.backends.base import Kernel, StatelessKernel
 

@@ -18,10 +18,10 @@ from gemmtuned.configs.errors import CandidateFailed, ProblemError
 from gemmtuned.configs.problem import CHAIN_M, Problem
 from gemmtuned.configs.rows import read_rows
 from gemmtuned.configs.solution import Candidate, Solution, cpu_device
-from gemmtuned.daemon.chain_proof import prove
-from gemmtuned.daemon.checks import Wrong
-from gemmtuned.daemon.options import SearchOptions
-from gemmtuned.daemon.search import tune_modes
+from gemmtuned.daemon.child.chain_proof import prove
+from gemmtuned.daemon.child.checks import Wrong
+from gemmtuned.daemon.child.search import tune_modes
+from gemmtuned.daemon.protocol.options import SearchOptions
 from gemmtuned.hooks.dispatch import build_table
 from gemmtuned.kernels.backends import BACKENDS, environment
 from gemmtuned.kernels.backends.base import StatelessKernel

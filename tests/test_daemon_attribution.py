@@ -9,11 +9,11 @@ import pytest
 from fake_gpu import CONTEXT, MIB, Card, FakeSampler
 
 from gemmtuned.configs.settings import mps_pipe
-from gemmtuned.daemon.attribution import LAUNCHING, TICKING, Attribution, OwnUse
-from gemmtuned.daemon.gpus import GpuMonitor
-from gemmtuned.daemon.idle import judge, must_yield
-from gemmtuned.daemon.mps import Mps
-from gemmtuned.daemon.neighbours import Neighbours
+from gemmtuned.daemon.device.attribution import LAUNCHING, TICKING, Attribution, OwnUse
+from gemmtuned.daemon.device.gpus import GpuMonitor
+from gemmtuned.daemon.device.idle import judge, must_yield
+from gemmtuned.daemon.device.mps import Mps
+from gemmtuned.daemon.device.neighbours import Neighbours
 
 WORKER = 4711
 VIEWS = ("all", "none", "host")
@@ -544,7 +544,7 @@ class _Amd:
         self.smi, self.error = smi, ""
 
     def facts(self) -> dict[str, Any]:
-        from gemmtuned.daemon.amdsmi_child import answer
+        from gemmtuned.daemon.device.amdsmi_child import answer
 
         return {gpu["uuid"]: gpu for gpu in answer(self.smi)["gpus"]}
 
@@ -582,7 +582,7 @@ def test_an_amd_gpu_in_use_or_not_known_is_busy(changes: dict[str, Any], words: 
 
 
 def test_a_worker_is_shown_the_one_amd_gpu_it_was_told() -> None:
-    from gemmtuned.daemon.worker import _visible
+    from gemmtuned.daemon.seats.worker import _visible
 
     assert _visible("rocm:GPU-0000002d1f6a3b9c")["ROCR_VISIBLE_DEVICES"] == "GPU-0000002d1f6a3b9c"
     assert _visible("GPU-1")["CUDA_VISIBLE_DEVICES"] == "GPU-1" and _visible("cpu")["CUDA_VISIBLE_DEVICES"] == ""

@@ -9,9 +9,9 @@ import pytest
 from gemmtuned.configs.errors import WorkerFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate
-from gemmtuned.daemon.check import Checked, check
-from gemmtuned.daemon.options import SearchOptions
-from gemmtuned.daemon.worker import Worker
+from gemmtuned.daemon.protocol.options import SearchOptions
+from gemmtuned.daemon.seats.worker import Worker
+from gemmtuned.daemon.service.check import Checked, check
 
 SEARCH = f"{Path(__file__).parent / 'planted_search.py'}:tune"
 TORCH, SLOW, FAST, BAD = (Candidate(name) for name in ("torch", "slow", "fast", "bad"))

@@ -12,8 +12,8 @@ import pytest
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
-from gemmtuned.daemon.ahead import Ahead
-from gemmtuned.daemon.compile_ahead import Compilers
+from gemmtuned.daemon.child.compile_ahead import Compilers
+from gemmtuned.daemon.service.ahead import Ahead
 
 H200 = Device("cuda-nvidia-h200-132", "cuda", "NVIDIA H200", "sm_90", 132)
 PROBLEM = Problem(m=1, n=64, k=512)

@@ -17,10 +17,10 @@ from planted_kernels import Planted
 from gemmtuned.configs.errors import TryLater
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Environment, Solution, cpu_device
-from gemmtuned.daemon import cpu_wait, search
-from gemmtuned.daemon.cpu_wait import CpuWait
-from gemmtuned.daemon.measure import Arm, WallClock
-from gemmtuned.daemon.wire import Trial
+from gemmtuned.daemon.child import cpu_wait, search
+from gemmtuned.daemon.child.cpu_wait import CpuWait
+from gemmtuned.daemon.child.measure import Arm, WallClock
+from gemmtuned.daemon.protocol.wire import Trial
 from gemmtuned.kernels import backends as registry
 from gemmtuned.kernels.backends import BACKENDS
 

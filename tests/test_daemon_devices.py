@@ -8,8 +8,8 @@ import psutil
 import pytest
 
 from gemmtuned.configs.solution import cpu_device
-from gemmtuned.daemon.attribution import OwnUse
-from gemmtuned.daemon.devices import CpuMonitor, CpuSample, find_monitors
+from gemmtuned.daemon.device.attribution import OwnUse
+from gemmtuned.daemon.device.devices import CpuMonitor, CpuSample, find_monitors
 
 
 class Counters:

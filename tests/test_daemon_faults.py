@@ -9,9 +9,9 @@ import pytest
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
-from gemmtuned.daemon.main import tune_now
-from gemmtuned.daemon.request import Request
-from gemmtuned.daemon.worker import Deadlines, Worker
+from gemmtuned.daemon.seats.request import Request
+from gemmtuned.daemon.seats.worker import Deadlines, Worker
+from gemmtuned.daemon.service.main import tune_now
 from gemmtuned.db import queries
 
 SEARCH = f"{Path(__file__).parent / 'planted_faults.py'}:tune"

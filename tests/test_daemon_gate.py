@@ -14,12 +14,13 @@ from planted_wrong import RIGHT, WRONG, Wrong
 from gemmtuned.cli import build
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
-from gemmtuned.daemon import last_check, main
-from gemmtuned.daemon.last_check import Subject, Winner, check_often, check_threads, further_sizes
-from gemmtuned.daemon.measure import Bench
-from gemmtuned.daemon.options import DEFAULTS
-from gemmtuned.daemon.verify import verify
-from gemmtuned.daemon.worker import Worker
+from gemmtuned.daemon.child import last_check
+from gemmtuned.daemon.child.last_check import Subject, Winner, check_often, check_threads, further_sizes
+from gemmtuned.daemon.child.measure import Bench
+from gemmtuned.daemon.child.verify import verify
+from gemmtuned.daemon.protocol.options import DEFAULTS
+from gemmtuned.daemon.seats.worker import Worker
+from gemmtuned.daemon.service import main
 from gemmtuned.db import queries
 from gemmtuned.kernels.backends import BACKENDS
 from gemmtuned.kernels.backends.base import StatelessKernel

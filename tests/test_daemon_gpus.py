@@ -11,8 +11,8 @@ from fake_gpu import MIB, Card
 from fakes import Clock, FakeMonitor
 from gpu_machine import Machine
 
-from gemmtuned.daemon.rules import PAUSED, Hours, Rules
-from gemmtuned.daemon.service import Daemon
+from gemmtuned.daemon.service.rules import PAUSED, Hours, Rules
+from gemmtuned.daemon.service.service import Daemon
 
 MakeMachine = Callable[..., Machine]
 
@@ -209,7 +209,7 @@ def test_a_problem_that_cannot_be_tuned_just_now_is_put_off_and_never_fails(mach
 
 
 def test_a_guest_takes_an_eighth_of_what_is_free_and_never_less_than_it_was_promised() -> None:
-    from gemmtuned.daemon.worker_cuda import MOST_BYTES, allowed_bytes
+    from gemmtuned.daemon.child.worker_cuda import MOST_BYTES, allowed_bytes
 
     least = 3 << 29
     assert allowed_bytes(4 << 30, least) == least

@@ -5,7 +5,7 @@ from collections import deque
 
 import pytest
 
-from gemmtuned.daemon.idle import Limits, Mean, Reading, judge, must_yield
+from gemmtuned.daemon.device.idle import Limits, Mean, Reading, judge, must_yield
 
 LIMITS = Limits(clear=0.1, busy=0.25, free_bytes=1000)
 

@@ -10,7 +10,7 @@ from fakes import ENVIRONMENT, Clock, FakeMonitor, Life
 
 from gemmtuned.configs.manifest import read_manifest
 from gemmtuned.configs.settings import Settings
-from gemmtuned.daemon.service import Daemon
+from gemmtuned.daemon.service.service import Daemon
 from gemmtuned.db.store import Store
 
 LONGEST_S = 0.2  # of the loop's own thread: a machine in use lets it wait for its turn on the CPU, too

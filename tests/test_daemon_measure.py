@@ -14,10 +14,10 @@ from noise import NoisyClock
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate
-from gemmtuned.daemon import measure
-from gemmtuned.daemon.checks import Watch, Wrong
-from gemmtuned.daemon.clocks import clock_for
-from gemmtuned.daemon.measure import (
+from gemmtuned.daemon.child import measure
+from gemmtuned.daemon.child.checks import Watch, Wrong
+from gemmtuned.daemon.child.clocks import clock_for
+from gemmtuned.daemon.child.measure import (
     Arm,
     Bench,
     WallClock,

@@ -19,13 +19,13 @@ from gemmtuned.configs.errors import CandidateFailed, TryLater
 from gemmtuned.configs.manifest import read_binary
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Environment, Solution
-from gemmtuned.daemon import last_check, measure, search
-from gemmtuned.daemon.checks import Watch
-from gemmtuned.daemon.measure import Arm, Bench
-from gemmtuned.daemon.measure_cuda import CHECK_EVERY, LONG_ENOUGH_US, MIN_LAUNCHES, MOST_GRAPHS, GraphClock
-from gemmtuned.daemon.options import DEFAULTS, SearchOptions
-from gemmtuned.daemon.search import tune_modes
-from gemmtuned.daemon.worker import _PAUSES_S
+from gemmtuned.daemon.child import last_check, measure, search
+from gemmtuned.daemon.child.checks import Watch
+from gemmtuned.daemon.child.measure import Arm, Bench
+from gemmtuned.daemon.child.measure_cuda import CHECK_EVERY, LONG_ENOUGH_US, MIN_LAUNCHES, MOST_GRAPHS, GraphClock
+from gemmtuned.daemon.child.search import tune_modes
+from gemmtuned.daemon.protocol.options import DEFAULTS, SearchOptions
+from gemmtuned.daemon.seats.worker import _PAUSES_S
 from gemmtuned.kernels import backends as registry
 from gemmtuned.kernels.backends import BACKENDS
 

@@ -19,9 +19,9 @@ from store_cases import NEW, found, open_store, problem, saw
 from gemmtuned.configs.errors import SettingError
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Session
-from gemmtuned.daemon.metrics import MOST_RUNS, Metrics, Programs
 from gemmtuned.daemon.notice import Notice, SeatNotice
-from gemmtuned.daemon.seat import Solved
+from gemmtuned.daemon.seats.seat import Solved
+from gemmtuned.daemon.service.metrics import MOST_RUNS, Metrics, Programs
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -53,7 +53,7 @@ def metrics(tmp_path: Path) -> Iterator[Metrics]:
 
 def session(pid: int, run: str, now_s: float, *, calls: int = 0) -> Session:
     """Of a process that took generation 1 up 0.3 s after it was published, 50 s ago."""
-    from gemmtuned.hooks.capture import new_session
+    from gemmtuned.hooks.flush import new_session
 
     facts = {"generation": 1, "active_us": round((now_s - 49.7) * 1e6), "calls": calls, "dropped": 0, "errors": 0}
     settings = Settings.from_env({"GEMMTUNED_HOME": "/nonexistent", "GEMMTUNED_RUN": run})

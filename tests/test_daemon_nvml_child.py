@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gemmtuned.daemon import nvml_child
+from gemmtuned.daemon.device import nvml_child
 
 
 class FakeNvml:

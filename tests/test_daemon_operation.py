@@ -16,7 +16,7 @@ import pytest
 
 from gemmtuned.commands.options import start_logging
 from gemmtuned.configs.settings import watchdog_s
-from gemmtuned.daemon.sd_notify import ServiceManager
+from gemmtuned.daemon.service.sd_notify import ServiceManager
 
 ROOT = Path(__file__).resolve().parents[1]
 UNITS = sorted((ROOT / "docs/systemd").glob("*.service"))

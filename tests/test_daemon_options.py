@@ -18,13 +18,13 @@ from gemmtuned.configs.errors import SettingError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import Candidate, Environment, Solution, cpu_device
-from gemmtuned.daemon.checks import err_ratio
-from gemmtuned.daemon.main import Tuned, tune_now
-from gemmtuned.daemon.options import SearchOptions
-from gemmtuned.daemon.request import Request
-from gemmtuned.daemon.search import tune_modes
-from gemmtuned.daemon.wire import Order, Trial, decode, encode
-from gemmtuned.daemon.worker import Deadlines, Worker
+from gemmtuned.daemon.child.checks import err_ratio
+from gemmtuned.daemon.child.search import tune_modes
+from gemmtuned.daemon.protocol.options import SearchOptions
+from gemmtuned.daemon.protocol.wire import Order, Trial, decode, encode
+from gemmtuned.daemon.seats.request import Request
+from gemmtuned.daemon.seats.worker import Deadlines, Worker
+from gemmtuned.daemon.service.main import Tuned, tune_now
 from gemmtuned.db.store import Store
 from gemmtuned.kernels import backends as registry
 from gemmtuned.kernels.backends import BACKENDS
@@ -93,7 +93,7 @@ def backends(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     """Torch, and a planted backend `fast` that runs in 150 us instead of 200."""
     found = {"torch": BACKENDS["torch"], "fast": Planted("fast", planted.right)}
     monkeypatch.setattr(registry, "BACKENDS", found)
-    monkeypatch.setattr("gemmtuned.daemon.search.BACKENDS", found)
+    monkeypatch.setattr("gemmtuned.daemon.child.search.BACKENDS", found)
     return found
 
 
@@ -140,8 +140,8 @@ def test_seeds_take_the_place_of_the_least_likely_where_there_would_be_too_many(
     backends: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = [Candidate("fast", f'{{"tile":{i}}}') for i in range(4)]
-    monkeypatch.setattr("gemmtuned.daemon.search.candidates", lambda problem, environment: iter(own))
-    monkeypatch.setattr("gemmtuned.daemon.search.MOST", 5)
+    monkeypatch.setattr("gemmtuned.daemon.child.search.candidates", lambda problem, environment: iter(own))
+    monkeypatch.setattr("gemmtuned.daemon.child.search.MOST", 5)
     seeds = (Candidate("fast", '{"tile":64}'), own[2], Candidate("fast", '{"tile":65}'))
 
     tried = screened_once(search(backends, SearchOptions(seeds=seeds))[1])
@@ -153,8 +153,8 @@ def test_seeds_that_are_among_our_own_or_cannot_be_tried_take_nobodys_place(
     backends: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = [Candidate("torch"), *(Candidate("fast", f'{{"tile":{i}}}') for i in range(6))]
-    monkeypatch.setattr("gemmtuned.daemon.search.candidates", lambda problem, environment: iter(own))
-    monkeypatch.setattr("gemmtuned.daemon.search.MOST", 4)
+    monkeypatch.setattr("gemmtuned.daemon.child.search.candidates", lambda problem, environment: iter(own))
+    monkeypatch.setattr("gemmtuned.daemon.child.search.MOST", 4)
     seeds = (Candidate("asm"), own[6], Candidate("torch"))
 
     tried = screened_once(search(backends, SearchOptions(seeds=seeds))[1])
@@ -181,10 +181,10 @@ def test_a_candidate_of_a_bucket_holds_the_rows_of_all_its_members(
     sizes = [replace(PROBLEM, m=m) for m in (5, 6, 16)]
     backends["fast"] = Sized("fast", planted.right)
     monkeypatch.setattr(
-        "gemmtuned.daemon.search.candidates",
+        "gemmtuned.daemon.child.search.candidates",
         lambda problem, environment: iter(Candidate.of("fast", tokens=t) for t in (problem.m, 8 * problem.m)),
     )
-    monkeypatch.setattr("gemmtuned.daemon.search._compilers.run", lambda *args, **options: {})
+    monkeypatch.setattr("gemmtuned.daemon.child.search._compilers.run", lambda *args, **options: {})
     trials: list[Trial] = []
     with contextlib.suppress(AssertionError):
         tune_modes(

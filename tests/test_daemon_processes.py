@@ -23,12 +23,12 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Sighting
 from gemmtuned.configs.solution import Environment, Solution
-from gemmtuned.daemon.main import run_daemon, tune_now
 from gemmtuned.daemon.notice import read_notice
-from gemmtuned.daemon.request import HOPELESS, Request
-from gemmtuned.daemon.seat import PUT_OFF_S
-from gemmtuned.daemon.work_queue import HOLD_S
-from gemmtuned.daemon.worker import Deadlines, Worker
+from gemmtuned.daemon.seats.request import HOPELESS, Request
+from gemmtuned.daemon.seats.seat import PUT_OFF_S
+from gemmtuned.daemon.seats.work_queue import HOLD_S
+from gemmtuned.daemon.seats.worker import Deadlines, Worker
+from gemmtuned.daemon.service.main import run_daemon, tune_now
 from gemmtuned.db import queries
 from gemmtuned.db.store import Store
 
@@ -440,7 +440,7 @@ def test_a_worker_that_cannot_start_ends_a_foreground_run_with_the_reason(home: 
     def make(device: str) -> Worker:
         return Worker(device, nice=0, search=f"{broken}:tune", deadlines=Deadlines())
 
-    from gemmtuned.daemon import keeper
+    from gemmtuned.daemon.seats import keeper
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(keeper, "START_AGAIN_S", 0.1)

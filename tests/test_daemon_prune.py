@@ -14,8 +14,8 @@ from test_daemon_publish import LAUNCH
 
 from gemmtuned.configs.manifest import read_binary, write_binary
 from gemmtuned.configs.settings import Settings
-from gemmtuned.daemon.prune import YOUNG_S, prune
-from gemmtuned.daemon.publish import publish
+from gemmtuned.daemon.publishing.prune import YOUNG_S, prune
+from gemmtuned.daemon.publishing.publish import publish
 from gemmtuned.db.store import Store
 from gemmtuned.reports import checks_room
 

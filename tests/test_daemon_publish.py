@@ -17,8 +17,8 @@ from gemmtuned.configs.errors import TableError, TryLater
 from gemmtuned.configs.manifest import MANIFEST, read_binary, read_manifest, read_table, write_binary
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Solution
-from gemmtuned.daemon import publish as publish_module
-from gemmtuned.daemon.publish import publish, tables
+from gemmtuned.daemon.publishing import publish as publish_module
+from gemmtuned.daemon.publishing.publish import publish, tables
 from gemmtuned.db.store import Store
 
 NOW = 1_800_000_000.0

@@ -9,7 +9,7 @@ from store_cases import open_store
 
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.settings import Settings
-from gemmtuned.daemon import publishing
+from gemmtuned.daemon.publishing import beside_the_loop as publishing
 
 
 def test_an_error_that_nobody_foresaw_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

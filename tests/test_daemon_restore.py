@@ -18,7 +18,7 @@ from gemmtuned.configs.errors import GemmtunedError, TableError
 from gemmtuned.configs.manifest import MANIFEST, read_manifest, read_table
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Environment, Solution
-from gemmtuned.daemon.publish import publish
+from gemmtuned.daemon.publishing.publish import publish
 from gemmtuned.db.store import Store
 
 NOW = 1_800_000_000.0

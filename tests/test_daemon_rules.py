@@ -13,8 +13,8 @@ from fakes import FakeMonitor
 
 from gemmtuned.configs.errors import SettingError
 from gemmtuned.configs.settings import Settings
-from gemmtuned.daemon.device_lock import DeviceLock
-from gemmtuned.daemon.rules import PAUSED, Hours, Rules, allowed
+from gemmtuned.daemon.device.device_lock import DeviceLock
+from gemmtuned.daemon.service.rules import PAUSED, Hours, Rules, allowed
 
 DAY = 86400.0
 
@@ -89,7 +89,7 @@ def test_devices_are_chosen_by_name_or_uuid() -> None:
 
 def test_a_device_has_one_holder_and_its_death_frees_it(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from gemmtuned.daemon.device_lock import DeviceLock\n"
+        "import sys, time; from pathlib import Path; from gemmtuned.daemon.device.device_lock import DeviceLock\n"
         "print(repr(DeviceLock(Path(sys.argv[1]), 'GPU-1', 'pid 7, home /h').take()), flush=True); time.sleep(60)"
     )
     other = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmtuned.daemon.sampler import ANSWER_S, STALE_S, Sampler
+from gemmtuned.daemon.device.sampler import ANSWER_S, STALE_S, Sampler
 
 CHILD = """
 import json, sys, time

@@ -11,11 +11,11 @@ from planted_kernels import Planted
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Environment, Solution, cpu_device
-from gemmtuned.daemon import last_check
-from gemmtuned.daemon.measure import Race
-from gemmtuned.daemon.outcome import Entrant, preferred
-from gemmtuned.daemon.search import SCREEN_PAIRS, tune_modes
-from gemmtuned.daemon.wire import Trial
+from gemmtuned.daemon.child import last_check
+from gemmtuned.daemon.child.measure import Race
+from gemmtuned.daemon.child.outcome import Entrant, preferred
+from gemmtuned.daemon.child.search import SCREEN_PAIRS, tune_modes
+from gemmtuned.daemon.protocol.wire import Trial
 from gemmtuned.kernels import backends as registry
 from gemmtuned.kernels.backends import BACKENDS
 
@@ -33,7 +33,7 @@ class Table:
         monkeypatch.setattr(registry, "BACKENDS", self.backends)
         monkeypatch.setattr(last_check, "OFTEN_S", 0.02)
         monkeypatch.setattr(last_check, "THREADS_S", 0.02)
-        monkeypatch.setattr("gemmtuned.daemon.search.BACKENDS", self.backends)
+        monkeypatch.setattr("gemmtuned.daemon.child.search.BACKENDS", self.backends)
 
     def plant(self, name: str, kernel=planted.right) -> Planted:
         self.backends[name] = Planted(name, kernel)
@@ -368,9 +368,9 @@ def test_the_same_kernel_in_both_arms_is_published_at_most_once_in_400_trials(ta
         table.plant(name, BACKENDS["torch"].prepare(TORCH, PROBLEM))
     # Numbers are not what is tested here, and checking them takes 25 ms a trial
     passed = planted_verdicts()
-    table.monkeypatch.setattr("gemmtuned.daemon.search.verify", passed)
-    table.monkeypatch.setattr("gemmtuned.daemon.search.last_check", lambda *a, **k: "")
-    table.monkeypatch.setattr("gemmtuned.daemon.search.default_error", lambda *a, **k: 1e-7)
+    table.monkeypatch.setattr("gemmtuned.daemon.child.search.verify", passed)
+    table.monkeypatch.setattr("gemmtuned.daemon.child.search.last_check", lambda *a, **k: "")
+    table.monkeypatch.setattr("gemmtuned.daemon.child.search.default_error", lambda *a, **k: 1e-7)
     wins = 0
     for trial in range(400):
         clock = NoisyClock(seed=trial, **noise)
@@ -379,7 +379,7 @@ def test_the_same_kernel_in_both_arms_is_published_at_most_once_in_400_trials(ta
 
 
 def planted_verdicts():
-    from gemmtuned.daemon.verify import Verdict
+    from gemmtuned.daemon.child.verify import Verdict
 
     def passed(problem, kernels, default, *, device, before, options):
         return {c: Verdict("ok", 1e-7, 1e-7) for c in kernels}
@@ -389,8 +389,8 @@ def planted_verdicts():
 
 def test_a_gain_of_a_tenth_is_found_on_a_shared_machine(table):
     table.plant("fast")
-    table.monkeypatch.setattr("gemmtuned.daemon.search.verify", planted_verdicts())
-    table.monkeypatch.setattr("gemmtuned.daemon.search.last_check", lambda *a, **k: "")
+    table.monkeypatch.setattr("gemmtuned.daemon.child.search.verify", planted_verdicts())
+    table.monkeypatch.setattr("gemmtuned.daemon.child.search.last_check", lambda *a, **k: "")
     wins = sum(
         table.tune(NoisyClock({"fast": 200 / 1.1}, seed=trial), seed=trial).state == "published" for trial in range(60)
     )

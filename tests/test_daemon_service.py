@@ -20,10 +20,10 @@ from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Sighting
 from gemmtuned.configs.solution import Candidate, Environment
 from gemmtuned.daemon.notice import Notice, read_notice, write_notice
-from gemmtuned.daemon.request import Request
-from gemmtuned.daemon.rules import PAUSED
-from gemmtuned.daemon.service import Daemon
-from gemmtuned.daemon.work_queue import WorkQueue, is_dead, outlived_boot, owner_name
+from gemmtuned.daemon.seats.request import Request
+from gemmtuned.daemon.seats.work_queue import WorkQueue, is_dead, outlived_boot, owner_name
+from gemmtuned.daemon.service.rules import PAUSED
+from gemmtuned.daemon.service.service import Daemon
 from gemmtuned.db import queries
 from gemmtuned.db.store import Store
 
@@ -422,7 +422,7 @@ def test_an_owner_is_dead_only_when_its_process_is_gone_or_the_machine_started_a
 
 
 def test_where_the_own_namespace_is_not_known_nobody_is_called_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gemmtuned.daemon.work_queue.pid_namespace", lambda: None)
+    monkeypatch.setattr("gemmtuned.daemon.seats.work_queue.pid_namespace", lambda: None)
     mine = owner_name()
 
     assert mine.endswith(".") and not is_dead(mine.replace(f":{os.getpid()}:", ":4194303:"))

@@ -30,8 +30,8 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Sighting
 from gemmtuned.configs.solution import Solution
-from gemmtuned.daemon.publish import publish
-from gemmtuned.daemon.service import Daemon
+from gemmtuned.daemon.publishing.publish import publish
+from gemmtuned.daemon.service.service import Daemon
 from gemmtuned.db.store import Store
 
 OLD_HOME = Path(__file__).parent / "data/home-0.1.0"

@@ -8,8 +8,8 @@ import torch
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate
-from gemmtuned.daemon.checks import Wrong, case_of, same_bits
-from gemmtuned.daemon.surroundings import in_one_storage, surroundings
+from gemmtuned.daemon.child.checks import Wrong, case_of, same_bits
+from gemmtuned.daemon.child.surroundings import in_one_storage, surroundings
 from gemmtuned.kernels.backends import BACKENDS
 from gemmtuned.kernels.backends.base import StatelessKernel
 from gemmtuned.kernels.families import family_of

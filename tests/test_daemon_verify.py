@@ -11,8 +11,8 @@ import torch
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate
-from gemmtuned.daemon import verify as verify_module
-from gemmtuned.daemon.verify import Verdict, default_error, verify
+from gemmtuned.daemon.child import verify as verify_module
+from gemmtuned.daemon.child.verify import Verdict, default_error, verify
 from gemmtuned.kernels.backends import BACKENDS
 from gemmtuned.kernels.backends.base import StatelessKernel
 from gemmtuned.kernels.switches import as_called

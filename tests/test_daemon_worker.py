@@ -18,10 +18,10 @@ import pytest
 from gemmtuned.configs.errors import WorkerDied, WorkerFailed, WorkerHung, WorkerKilled
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Solution
-from gemmtuned.daemon.compile_ahead import JOB_S
+from gemmtuned.daemon.child.compile_ahead import JOB_S
 from gemmtuned.daemon.leftovers import alive_in_group
-from gemmtuned.daemon.wire import Failed, Found, Inbox, Message, Order, Trial, decode, encode
-from gemmtuned.daemon.worker import (
+from gemmtuned.daemon.protocol.wire import Failed, Found, Inbox, Message, Order, Trial, decode, encode
+from gemmtuned.daemon.seats.worker import (
     KILL_WAIT_S,
     MOST_OUTPUT_BYTES,
     ON_GPU,
@@ -267,7 +267,8 @@ def test_a_worker_does_not_count_its_own_calls(start: Start, monkeypatch: pytest
 @pytest.mark.parametrize("busy", [False, True], ids=["at rest", "in a trial"])
 def test_a_worker_dies_with_a_killed_parent(busy: bool) -> None:
     script = (
-        "import sys, time\nfrom gemmtuned.daemon.worker import Worker\nfrom gemmtuned.daemon.wire import Order\n"
+        "import sys, time\nfrom gemmtuned.daemon.seats.worker import Worker\n"
+        "from gemmtuned.daemon.protocol.wire import Order\n"
         "from gemmtuned.configs.problem import Problem\n"
         f"w = Worker('cpu', nice=0, search={SEARCH!r})\n"
         "while w.environment is None: w.poll(); time.sleep(.005)\n"
@@ -373,7 +374,7 @@ def test_a_worker_that_talks_nonsense_is_ended(start: Start, tmp_path: Path) -> 
 
 
 def test_the_real_search_answers_an_order() -> None:
-    from gemmtuned.daemon import worker_main
+    from gemmtuned.daemon.child import worker_main
 
     tune, environment = worker_main.load("", "cpu")
     ours, theirs = socket.socketpair()
@@ -393,7 +394,7 @@ def test_the_real_search_answers_an_order() -> None:
 
 
 def test_a_candidate_short_of_memory_is_told_as_that_and_not_as_faulty() -> None:
-    from gemmtuned.daemon.worker_main import serve
+    from gemmtuned.daemon.child.worker_main import serve
 
     ours, theirs = socket.socketpair()
     problem = Problem(m=8, n=8, k=64)
@@ -419,7 +420,7 @@ def test_a_worker_is_not_gone_while_something_it_started_is_stuck(
 ) -> None:
     worker = ready(start())
     left = [4242]  # a compiler at a dead disk, say: SIGKILL does nothing to it
-    monkeypatch.setattr("gemmtuned.daemon.worker.alive_in_group", lambda leader: left)
+    monkeypatch.setattr("gemmtuned.daemon.seats.worker.alive_in_group", lambda leader: left)
     assert not worker.stop() and not worker.stop()
     left.clear()
     assert worker.stop()

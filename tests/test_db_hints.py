@@ -14,9 +14,9 @@ from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.hint import Hint
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Solution
-from gemmtuned.daemon.options import SearchOptions
-from gemmtuned.daemon.wire import Order, decode, encode
-from gemmtuned.daemon.work_queue import WorkQueue
+from gemmtuned.daemon.protocol.options import SearchOptions
+from gemmtuned.daemon.protocol.wire import Order, decode, encode
+from gemmtuned.daemon.seats.work_queue import WorkQueue
 from gemmtuned.db import queries
 from gemmtuned.db.store import Store
 

@@ -20,9 +20,9 @@ from test_db_ingest import as_user
 
 from gemmtuned.configs.errors import GemmtunedError, TableError, TryLater
 from gemmtuned.configs.settings import Settings
-from gemmtuned.daemon import main
-from gemmtuned.daemon.device_lock import DeviceLock
-from gemmtuned.daemon.publish import publish
+from gemmtuned.daemon.device.device_lock import DeviceLock
+from gemmtuned.daemon.publishing.publish import publish
+from gemmtuned.daemon.service import main
 from gemmtuned.db import faults
 from gemmtuned.db.files import is_network
 from gemmtuned.db.lockfile import LockFile, holder, open_lock
@@ -270,7 +270,7 @@ def test_a_file_system_without_locks_is_named_by_every_command(
 def test_tune_ends_with_75_while_another_process_holds_the_database(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gemmtuned.daemon.request import Request
+    from gemmtuned.daemon.seats.request import Request
 
     monkeypatch.setattr(main, "WAIT_S", 1.0)
     store = open_store(tmp_path)

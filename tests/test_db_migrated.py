@@ -20,7 +20,7 @@ from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.manifest import read_table
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Device, Environment, Solution
-from gemmtuned.daemon.publish import publish
+from gemmtuned.daemon.publishing.publish import publish
 from gemmtuned.db import migrations, queries
 from gemmtuned.db.guest import GuestStore
 from gemmtuned.db.store import Store

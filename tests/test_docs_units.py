@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from gemmtuned.configs import settings
-from gemmtuned.daemon.device_lock import DeviceLock
+from gemmtuned.daemon.device.device_lock import DeviceLock
 
 DOCS = Path(__file__).parents[1] / "docs"
 SYSTEM, USER, TMPFILES = (

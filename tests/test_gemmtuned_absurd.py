@@ -24,7 +24,7 @@ from gemmtuned.cli import build
 from gemmtuned.configs.errors import GemmtunedError, SettingError
 from gemmtuned.configs.settings import VARIABLES, Settings, trusted_uid, watchdog_s
 from gemmtuned.daemon.notice import Notice, read_notice, write_notice
-from gemmtuned.daemon.rules import Rules, moment, paused_until
+from gemmtuned.daemon.service.rules import Rules, moment, paused_until
 from gemmtuned.db import migrations
 
 Run = Callable[..., Any]

@@ -106,7 +106,7 @@ def solution(problem: Problem, **more: Any) -> Solution:
 def home(tmp_path: Path) -> Path:
     """A home whose database holds one tuned problem, one that is best as it is, and one that waits."""
     from gemmtuned.configs.solution import Candidate
-    from gemmtuned.daemon.publish import publish
+    from gemmtuned.daemon.publishing.publish import publish
     from gemmtuned.db.store import Store
 
     home = tmp_path / "home"
@@ -366,7 +366,7 @@ def test_status_names_the_generation_and_the_errors_of_programs(cli: Cli, home: 
 @pytest.mark.parametrize("state", ["tuning", "stopped"])
 def test_status_tells_a_daemon_that_was_killed_from_one_that_was_stopped(call: Cli, home: Path, state: str) -> None:
     from gemmtuned.daemon.notice import Notice, write_notice
-    from gemmtuned.daemon.work_queue import owner_name
+    from gemmtuned.daemon.seats.work_queue import owner_name
 
     boot, start, namespace = owner_name().rsplit(".", 2)
     gone = f"{boot}.{start}0.{namespace}"  # as this process, started at another time
@@ -494,7 +494,7 @@ def test_pin_forget_retune_and_rollback_reach_the_published_tables(call: Cli, ho
 
 
 def test_pause_and_resume_are_the_file_the_daemon_looks_at(call: Cli, home: Path) -> None:
-    from gemmtuned.daemon.rules import paused_until
+    from gemmtuned.daemon.service.rules import paused_until
 
     assert "until gemmtuned resume" in call("pause").stdout
     assert paused_until(home, time.time()) == 0
@@ -882,7 +882,7 @@ _PLURALS = (
     ids=" ".join,
 )  # fmt: skip
 def test_one_is_no_plural(tmp_path: Path, call: Cli, words: tuple[str, ...]) -> None:
-    from gemmtuned.daemon.publish import publish
+    from gemmtuned.daemon.publishing.publish import publish
     from gemmtuned.db.store import Store
 
     (tmp_path / "one_row.csv").write_text("M,N,K\n8,64,128\n")

@@ -21,7 +21,7 @@ from gemmtuned.cli import build
 from gemmtuned.configs.manifest import read_manifest, read_table
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.sighting import Sighting
-from gemmtuned.daemon.publish import publish
+from gemmtuned.daemon.publishing.publish import publish
 from gemmtuned.db.store import Store, check
 from gemmtuned.reports.why import advice
 

@@ -24,10 +24,10 @@ from gemmtuned.configs.manifest import read_manifest, read_table
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Sighting
-from gemmtuned.daemon.main import tune_now
-from gemmtuned.daemon.publish import publish
-from gemmtuned.daemon.request import Request
-from gemmtuned.daemon.worker import Worker
+from gemmtuned.daemon.publishing.publish import publish
+from gemmtuned.daemon.seats.request import Request
+from gemmtuned.daemon.seats.worker import Worker
+from gemmtuned.daemon.service.main import tune_now
 from gemmtuned.db import migrations
 from gemmtuned.db.store import Store, check
 from gemmtuned.reports import checks_store

@@ -27,9 +27,9 @@ from gemmtuned.configs.aiter_rows import problem_of, solution_of
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import VARIABLES, Settings
 from gemmtuned.configs.solution import Device, Environment, Solution, cpu_device
-from gemmtuned.daemon.devices import CpuMonitor, find_monitors
-from gemmtuned.daemon.main import UNTRIED, Tuned
-from gemmtuned.daemon.request import Request
+from gemmtuned.daemon.device.devices import CpuMonitor, find_monitors
+from gemmtuned.daemon.seats.request import Request
+from gemmtuned.daemon.service.main import UNTRIED, Tuned
 from gemmtuned.db import queries
 from gemmtuned.db.store import Store
 from gemmtuned.reports.chosen import of_table
@@ -59,7 +59,7 @@ def typed(home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Re
         asked.append((request, how))
         return Tuned()
 
-    monkeypatch.setattr("gemmtuned.daemon.main.tune_now", tune_now)
+    monkeypatch.setattr("gemmtuned.daemon.service.main.tune_now", tune_now)
 
     def run(*args: str) -> tuple[Request, dict[str, Any]]:
         with pytest.raises(SystemExit) as end:
@@ -74,13 +74,15 @@ def test_it_says_when_others_used_the_device_meanwhile(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for share, words in ((0.8, "others used up to 80%"), (0.05, "")):
-        monkeypatch.setattr("gemmtuned.daemon.main.tune_now", lambda *a, share=share, **how: Tuned(others=share))
+        monkeypatch.setattr(
+            "gemmtuned.daemon.service.main.tune_now", lambda *a, share=share, **how: Tuned(others=share)
+        )
         with pytest.raises(SystemExit):
             build()(["tune", "fp32:8x64x64"], prog_name="gemmtuned")
         told = capsys.readouterr().out
         assert (words or "0 of 1") in told and ("others used" in told) == bool(words)
         assert "again" not in told, "nothing was measured"
-    monkeypatch.setattr("gemmtuned.daemon.main.tune_now", lambda *a, **how: Tuned(others=0.8, crowded=3))
+    monkeypatch.setattr("gemmtuned.daemon.service.main.tune_now", lambda *a, **how: Tuned(others=0.8, crowded=3))
     with pytest.raises(SystemExit):
         build()(["tune", "fp32:8x64x64"], prog_name="gemmtuned")
     assert "a daemon that finds it so measures 3 of them again" in capsys.readouterr().out
@@ -96,7 +98,7 @@ def test_what_was_put_off_is_told_with_the_way_out_and_its_own_code(
 ) -> None:
     later = replace(PROBLEM, n=128)
     done = Tuned(failed=failed, put_off={later: "the CPU is in use"})
-    monkeypatch.setattr("gemmtuned.daemon.main.tune_now", lambda *a, **how: done)
+    monkeypatch.setattr("gemmtuned.daemon.service.main.tune_now", lambda *a, **how: done)
     with pytest.raises(SystemExit) as end:
         build()(["tune", str(PROBLEM), str(later)], prog_name="gemmtuned")
 
@@ -277,7 +279,7 @@ def gpu_monitor() -> Any:
 def test_on_a_gpu_shapes_have_the_math_mode_that_programs_call_them_with_by_torchs_defaults(
     typed: Callable[..., tuple[Request, dict[str, Any]]], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gemmtuned.daemon.devices.find_monitors", lambda: [CpuMonitor(), gpu_monitor()])
+    monkeypatch.setattr("gemmtuned.daemon.device.devices.find_monitors", lambda: [CpuMonitor(), gpu_monitor()])
     (home / "u.csv").write_text("M,N,K,dtype\n8,64,64,torch.bfloat16\n8,64,64,torch.float32\n")
     (home / "list").write_text("fp16:8x64x64\nbf16:9x64x64,math=ieee\n")
     config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 1, "intermediate_size": 64,
@@ -362,7 +364,7 @@ def test_problems_go_to_the_device_they_are_for(monkeypatch: pytest.MonkeyPatch)
 def test_a_table_that_cannot_be_written_is_told_before_anything_is_tuned(
     flag: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("gemmtuned.daemon.main.tune_now", None)
+    monkeypatch.setattr("gemmtuned.daemon.service.main.tune_now", None)
     for file in ("nowhere/t.csv", "home.csv/t.csv"):
         (home / "home.csv").touch()
         with pytest.raises(SystemExit) as end:

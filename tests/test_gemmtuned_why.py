@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from fake_gpu import MIB, Card, FakeSampler
 
-from gemmtuned.daemon.attribution import Attribution
-from gemmtuned.daemon.gpus import GpuMonitor
-from gemmtuned.daemon.idle import Limits, Reading, judge
+from gemmtuned.daemon.device.attribution import Attribution
+from gemmtuned.daemon.device.gpus import GpuMonitor
+from gemmtuned.daemon.device.idle import Limits, Reading, judge
 from gemmtuned.kernels.cuda import nvrtc
 from gemmtuned.reports import checks_host
 from gemmtuned.reports.checks_host import _gpus

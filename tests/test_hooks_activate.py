@@ -16,7 +16,7 @@ LOADED = """
     ours = sorted(m for m in sys.modules if m.startswith("gemmtuned"))
     heavy = sorted(m for m in ("sqlite3", "watchdog", "sqlite_utils", "pandas") if m in sys.modules)
     linear = type(torch.nn.functional.linear).__name__
-    print(json.dumps([ours, heavy, linear, "capture.cpp" in torch._C._dispatch_dump("aten::mm")]))
+    print(json.dumps([ours, heavy, linear, "c_api.cpp" in torch._C._dispatch_dump("aten::mm")]))
     """
 STUB = [
     "gemmtuned",
@@ -67,7 +67,7 @@ def test_enable_and_disable_take_every_patch_back_but_the_operators_which_pass_c
         tasks = len(os.listdir("/proc/self/task"))
 
         def in_front():
-            return "capture.cpp" in torch._C._dispatch_dump("aten::mm")
+            return "c_api.cpp" in torch._C._dispatch_dump("aten::mm")
 
         def threads():
             return [t.name for t in threading.enumerate()], len(os.listdir("/proc/self/task")) - tasks

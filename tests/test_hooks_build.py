@@ -109,7 +109,7 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
 @pytest.mark.parametrize(
     ("said", "lasting"),
     [
-        ("echo 'x/capture.cpp:12:5: error: no member' >&2; exit 1", True),
+        ("echo 'x/c_api.cpp:12:5: error: no member' >&2; exit 1", True),
         ("echo '/usr/include/x.h:1: fatal error: y.h: No such file' >&2; exit 1", True),
         ("echo 'collect2: error: ld returned 1 exit status' >&2; exit 1", False),
         ("echo 'x/call.h:1:1: fatal error: cannot write: No space left on device' >&2; exit 1", False),

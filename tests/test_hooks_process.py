@@ -68,7 +68,7 @@ LOOK = """
             "filters": [repr(f) for f in warnings.filters],
             "functions": all(a is b for a, b in zip(functions(), FUNCTIONS)),
             "dispatcher": [op for op in ("mm", "mm.out", "addmm", "bmm", "baddbmm", "linear", "add.Tensor")
-                           if "capture.cpp" in torch._C._dispatch_dump(f"aten::{op}")],
+                           if "c_api.cpp" in torch._C._dispatch_dump(f"aten::{op}")],
             "path": sys.path, "hooks": len(sys.meta_path), "trace": [sys.gettrace(), sys.getprofile()],
             "umask": os.umask(0o22), "cwd": os.getcwd(), "threads set": torch.get_num_threads(),
         }

@@ -9,7 +9,7 @@ import torch
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, cpu_device
-from gemmtuned.daemon.verify import verify
+from gemmtuned.daemon.child.verify import verify
 from gemmtuned.kernels.backends import BACKENDS, candidates, environment, onednn
 from gemmtuned.kernels.families import family_of
 from gemmtuned.kernels.switches import as_called

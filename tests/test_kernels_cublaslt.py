@@ -10,7 +10,7 @@ from gemmtuned.commands.tune_options import _OWN_PARAMETERS
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Device
-from gemmtuned.daemon.search import MOST
+from gemmtuned.daemon.child.search import MOST
 from gemmtuned.kernels import cublaslt
 from gemmtuned.kernels.backends import BACKENDS
 from gemmtuned.kernels.backends import cublaslt as backend

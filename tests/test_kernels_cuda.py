@@ -18,7 +18,7 @@ from gemmtuned.configs.launch import read_launch
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import Candidate, Device, cpu_device
-from gemmtuned.daemon.compile_main import compile_one
+from gemmtuned.daemon.child.compile_main import compile_one
 from gemmtuned.kernels import without_torch
 from gemmtuned.kernels.backends import BACKENDS, environment
 from gemmtuned.kernels.backends.base import CompiledBackend

@@ -21,24 +21,7 @@ MAY_IMPORT = {
     "daemon": {"daemon", "configs", "db"},
     "daemon, worker side": {"daemon", "configs", "db", "kernels"},
 }
-# The worker's child imports torch and kernels; everything else in daemon/ is the parent, which holds no device context.
-WORKER_SIDE = (
-    "worker_main",
-    "worker_cuda",
-    "compile_main",
-    "ahead_main",
-    "clocks",
-    "measure",
-    "measure_cuda",
-    "outcome",
-    "search",
-    "chain_search",
-    "chain_proof",
-    "surroundings",
-    "checks",
-    "last_check",
-    "verify",
-)
+CHILD = ROOT / "daemon" / "child"  # imports torch and kernels; the rest of daemon/ is the parent, which never does
 NOT_IN_THE_PARENT = {"torch", "triton", "numpy", "pandas", "transformers"}
 
 
@@ -94,7 +77,7 @@ def folder_of(module: str) -> str | None:
 def test_imports_follow_the_layers(folder: str, path: Path) -> None:
     if folder == "gemmtuned":
         return  # the front door may import everything
-    worker = folder == "daemon" and path.stem in WORKER_SIDE
+    worker = CHILD in path.parents
     allowed = MAY_IMPORT["daemon, worker side" if worker else folder]
     # `from gemmtuned import db` gives "gemmtuned" itself too; only the name taken from it counts
     found = {(m, line) for m, level, line in imports(path) if not level and m != "gemmtuned"}
@@ -138,8 +121,19 @@ def test_the_leaf_package_needs_the_standard_library_only() -> None:
     assert not strays
 
 
+def test_the_daemons_parent_imports_nothing_of_the_childs() -> None:
+    strays = {
+        f"{path.relative_to(ROOT)} line {line}: {module}"
+        for path in sources("daemon")
+        if CHILD not in path.parents
+        for module, _, line in imports(path)
+        if module.startswith("gemmtuned.daemon.child")
+    }
+    assert not strays
+
+
 def test_the_daemons_parent_and_the_front_door_import_no_torch() -> None:
-    torch_free = [p for p in sources("daemon") if p.stem not in WORKER_SIDE]
+    torch_free = [p for p in sources("daemon") if CHILD not in p.parents]
     user_program = ROOT / "gemmtuned" / "demo" / "program.py"  # a process of its own, started as a user's would be
     torch_free += [p for p in sources("gemmtuned") if p.parent.name != "ops" and p != user_program]
     torch_free += sources("db") + sources("configs")

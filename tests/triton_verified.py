@@ -7,7 +7,7 @@ import torch
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
-from gemmtuned.daemon.verify import verify
+from gemmtuned.daemon.child.verify import verify
 from gemmtuned.kernels.backends.torch_ import TORCH
 from gemmtuned.kernels.backends.triton_ import Triton
 

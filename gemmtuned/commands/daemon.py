@@ -62,11 +62,11 @@ def daemon(
     here = settings()
     if idle_s is not None:
         here = replace(here, idle_s=idle_s)
-    from gemmtuned.daemon.devices import find_monitors
-    from gemmtuned.daemon.gpus import MEMORY_CAP_BYTES
-    from gemmtuned.daemon.main import run_daemon
-    from gemmtuned.daemon.rules import Hours, Rules, allowed
-    from gemmtuned.daemon.worker import Worker
+    from gemmtuned.daemon.device.devices import find_monitors
+    from gemmtuned.daemon.device.gpus import MEMORY_CAP_BYTES
+    from gemmtuned.daemon.seats.worker import Worker
+    from gemmtuned.daemon.service.main import run_daemon
+    from gemmtuned.daemon.service.rules import Hours, Rules, allowed
 
     rules = Rules(hours=Hours.parse(hours) if hours else None, budget_s=budget)
     monitors = find_monitors(share_resident=share_resident)
@@ -76,7 +76,7 @@ def daemon(
     make_worker = partial(Worker, memory_cap_bytes=MEMORY_CAP_BYTES if share_resident else None)
     metrics = None
     if metrics_port is not None:
-        from gemmtuned.daemon.metrics import Metrics
+        from gemmtuned.daemon.service.metrics import Metrics
 
         metrics = Metrics(metrics_port, here.db)
     beside = (native_library.Beside(here), spot_checking.Beside(here))

@@ -183,7 +183,7 @@ def _notes(found: Sequence[Imported], *, dry_run: bool, kept: bool, queued: int)
 
 def _take_back(here: Settings) -> int:
     """Have the database hold what is published here; how many solutions it lacked."""
-    from gemmtuned.daemon.publish import take_back
+    from gemmtuned.daemon.publishing.publish import take_back
     from gemmtuned.db.store import Store
 
     store = Store(here.db, locks=here.locks)
@@ -234,7 +234,7 @@ def _use(found: Sequence[Imported], here: Settings) -> tuple[int, dict[str, int]
     if not solutions:
         return 0, dict(refused)
     from gemmtuned.commands.spot_checking import spot_checks
-    from gemmtuned.daemon.publish import publish
+    from gemmtuned.daemon.publishing.publish import publish
     from gemmtuned.db.store import Store
     from gemmtuned.kernels.backends import environment
 

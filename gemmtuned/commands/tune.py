@@ -22,11 +22,11 @@ from gemmtuned.reports.tuned_files import Profile, TunedTable, table_family
 
 if TYPE_CHECKING:
     from gemmtuned.configs.problem import Problem
-    from gemmtuned.daemon.check import Checked
-    from gemmtuned.daemon.devices import Monitor
-    from gemmtuned.daemon.main import Tuned
-    from gemmtuned.daemon.options import SearchOptions
-    from gemmtuned.daemon.wire import Trial
+    from gemmtuned.daemon.device.devices import Monitor
+    from gemmtuned.daemon.protocol.options import SearchOptions
+    from gemmtuned.daemon.protocol.wire import Trial
+    from gemmtuned.daemon.service.check import Checked
+    from gemmtuned.daemon.service.main import Tuned
 
 _PLAN = (Column("problem", "problem", right=False),)
 _DONE = (
@@ -106,7 +106,7 @@ def tune(
     again what failed or was withdrawn. AITER's flags are taken in AITER's spelling. Ends with 1 when a problem could
     not be tuned, with 75 when one was put off.
     """
-    from gemmtuned.daemon.devices import find_monitors
+    from gemmtuned.daemon.device.devices import find_monitors
 
     start_logging("debug" if verbose else log_level)
     monitors = find_monitors()
@@ -145,8 +145,8 @@ def tune(
         _check(wanted, run_config, dtype or "bf16", options, shares, timeout, as_json=as_json)
         return
     files = _Files(output, profile_file, wanted.problems, sort=sort)
-    from gemmtuned.daemon.main import Tuned, tune_now
-    from gemmtuned.daemon.request import Request
+    from gemmtuned.daemon.seats.request import Request
+    from gemmtuned.daemon.service.main import Tuned, tune_now
 
     done = Tuned()
     for devices, share in shares:
@@ -175,7 +175,7 @@ def _search_options(
     rtol: float | None,
     min_improvement_pct: float | None,
 ) -> tuple[SearchOptions, list[str]]:
-    from gemmtuned.daemon.options import DEFAULTS, SearchOptions
+    from gemmtuned.daemon.protocol.options import DEFAULTS, SearchOptions
 
     backends, notes = t.libraries(libtype or [], tuple(NATIVE_CODES))
     values, more = t.space(space or [])
@@ -318,8 +318,8 @@ def _check(
     *,
     as_json: bool,
 ) -> None:
-    from gemmtuned.daemon.check import check
-    from gemmtuned.daemon.worker import Deadlines, Worker
+    from gemmtuned.daemon.seats.worker import Deadlines, Worker
+    from gemmtuned.daemon.service.check import check
     from gemmtuned.reports.chosen import of_table, published
 
     total = len(wanted.problems)

@@ -68,7 +68,7 @@ def curator(settings: Settings, *, give_up: bool = False) -> Iterator[Store]:
     something is published, it is made from that.  Raises as `publish` does.
     """
     from gemmtuned.configs.published import read_published
-    from gemmtuned.daemon.publish import take_back
+    from gemmtuned.daemon.publishing.publish import take_back
     from gemmtuned.db.store import Store
 
     if not settings.db.exists():
@@ -88,7 +88,7 @@ def put_in_use(store: Store, settings: Settings, done: str = "", *, give_up: boo
     done: what the caller did before, "withdrawn"; an error says that it is not yet published.
     Raises TableError, TryLater, StoreError.
     """
-    from gemmtuned.daemon.publish import publish
+    from gemmtuned.daemon.publishing.publish import publish
 
     before = _published_generation(settings)
     try:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from gemmtuned.configs.moment import moment
 from gemmtuned.configs.settings import Settings
-from gemmtuned.daemon.rules import paused_until
+from gemmtuned.daemon.service.rules import paused_until
 from gemmtuned.reports.checks import Check
 from gemmtuned.reports.coverage import frozen_notes
 from gemmtuned.reports.places import abridged

@@ -42,7 +42,7 @@ from gemmtuned.configs.solution import Candidate, Device, Solution
 from gemmtuned.reports.shared_file import Watched, locked
 
 if TYPE_CHECKING:
-    from gemmtuned.daemon.wire import Trial
+    from gemmtuned.daemon.protocol.wire import Trial
 
 _FAILED_US: Final = {
     "hang": "inf",

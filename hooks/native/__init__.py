@@ -1,4 +1,4 @@
-"""The native hook, bound with ctypes. The only file that calls into capture.cpp.
+"""The native hook, bound with ctypes. The only file that calls into c_api.cpp.
 
 `Native` mirrors its C interface; `pack` and `unpack` turn a Problem into the packed key and back.  Loading it needs
 torch imported first (it links against torch's libraries) and takes a millisecond.

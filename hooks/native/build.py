@@ -168,7 +168,7 @@ def _compile(path: Path, torch: Path) -> Path:
     command = [
         cxx, *FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={_abi(torch)}",
         f"-I{torch / 'include'}", f"-I{torch / 'include/torch/csrc/api/include'}",
-        str(_here() / "capture.cpp"), "-o", str(temporary),
+        str(_here() / "c_api.cpp"), "-o", str(temporary),
         f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch", *_cuda_flags(torch),
     ]  # fmt: skip
     try:

@@ -1,4 +1,4 @@
-// aten's leaf GEMMs, for any device that offers what cpu.h does. Registered in capture.cpp.
+// aten's leaf GEMMs, for any device that offers what cpu.h does. Registered in c_api.cpp.
 #pragma once
 #include <ATen/MemoryOverlap.h>
 

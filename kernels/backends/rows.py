@@ -3,7 +3,7 @@
 A library adds up in one order for few rows and in another for many, so the bits of a row of Y change with M.  Here X is
 cut into blocks of at most `block` rows, and each block is padded with zeros to a multiple of `grain`, so that the
 library is only ever called with a few numbers of rows.  Whether it adds up alike for all of these is not known from
-documents: the gate proves it for each problem (daemon/chain_proof.py), and what it cannot prove is not published.
+documents: the gate proves it for each problem (daemon/child/chain_proof.py), and what it cannot prove is not published.
 
 With block = grain there is one number of rows, which costs most: M = 1 then pays for a whole block.
 

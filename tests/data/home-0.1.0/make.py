@@ -15,7 +15,7 @@ from gemmtuned.configs.hint import Hint
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.sighting import Sighting
 from gemmtuned.configs.solution import Candidate, Device, Environment, Solution
-from gemmtuned.daemon.publish import publish
+from gemmtuned.daemon.publishing.publish import publish
 from gemmtuned.db import queries
 from gemmtuned.db.store import Store
 from gemmtuned.hooks.dispatch import build_table

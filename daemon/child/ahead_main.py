@@ -1,0 +1,36 @@
+"""CHILD of the daemon: compile every candidate of the problems on standard input, for a device it never touches.
+
+Started by ahead.Ahead and by nobody else; does without torch, as compile_main does.  Says a line for each problem that
+is done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Device
+from gemmtuned.daemon.child.compile_ahead import Compilers
+from gemmtuned.daemon.child.worker_main import die_with, make_harmless
+from gemmtuned.kernels import without_torch
+
+
+def main() -> int:
+    """Until the input ends; returns the exit code."""
+    device = Device(**json.loads(sys.argv[1]))
+    die_with(int(sys.argv[2]))
+    make_harmless(int(sys.argv[3]))
+    compilers = Compilers(2 if (os.cpu_count() or 1) >= 32 else 1)  # beside somebody's program, however niced
+    for line in sys.stdin:
+        problem = Problem.from_row(json.loads(line))
+        compilers.run(without_torch.offered(problem, device), problem, device)
+        sys.stdout.write("done\n")
+        sys.stdout.flush()
+    compilers.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,260 @@
+"""CHILD side: the checks that the numeric gate is made of, each for a known fault; verify.py says in which order.
+
+A check raises Wrong when the kernel fails it, or whatever the kernel itself raises.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from gemmtuned.configs.problem import Problem
+from gemmtuned.daemon.protocol.options import SearchOptions
+from gemmtuned.kernels.backends.base import Kernel, Run
+from gemmtuned.kernels.families import family_of
+from gemmtuned.kernels.families.base import Inputs, Sample
+from gemmtuned.kernels.families.error import Error, Spread, limits, measure_error
+from gemmtuned.kernels.switches import deterministic
+
+REPEATS: Final = 20  # identical calls that must agree bitwise when the problem is deterministic
+# Elements outside the sampled rows are compared with the default's; both may be off by more than was seen inside
+_UNSAMPLED: Final = 1.5
+_GUARD: Final = 0xA5  # fills the memory before and behind a result
+_BLOCK_BYTES: Final = 512  # what torch's allocator rounds to on a GPU
+_MOST_FREED_BYTES: Final = 32 << 20  # a larger block comes from the system, and is zero, whatever was freed
+
+
+class Wrong(Exception):
+    """A check failed; the text says which, on what inputs, by how much."""
+
+
+class Rejected(Wrong):
+    """Right by our gate, and outside the tolerance that somebody asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Inputs with the default's and the exact result, and what a candidate may be off by."""
+
+    inputs: Inputs
+    stock: Tensor
+    sample: Sample
+    exact: Tensor
+    default: Error
+    limit: Error
+    apart: float  # largest allowed |candidate - default|
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """One closure of each kernel, bound to b once and kept: what it remembers of earlier calls shows."""
+
+    b: Tensor
+    runs: dict[int, Run] = field(default_factory=dict)
+
+    def run(self, kernel: Kernel) -> Run:
+        """The kernel's closure. The kernels must live as long as this does."""
+        if id(kernel) not in self.runs:
+            self.runs[id(kernel)] = kernel.bind(self.b)
+        return self.runs[id(kernel)]
+
+
+def case_of(problem: Problem, default: Kernel, inputs: Inputs, sample: Sample, b64: Tensor | None = None) -> Case:
+    """The case that these inputs make; b64 as for Family.reference."""
+    exact = family_of(problem).reference(inputs, sample, b64)
+    stock = default.bind(inputs.b)(inputs.a, inputs.bias)
+    error = measure_error(sample.of(stock), exact)
+    limit = limits(problem, error, Spread.of(exact, inputs.a.index_select(-2, sample.rows)))
+    apart = _UNSAMPLED * (limit.m + error.m) * float(exact.abs().square().mean().sqrt())
+    return Case(inputs, stock, sample, exact, error, limit, apart)
+
+
+def check_case(case: Case, options: SearchOptions, run: Run) -> tuple[Error, float]:
+    """Its error and the share of elements outside AITER's tolerance."""
+    y = run(case.inputs.a, case.inputs.bias)
+    check_form(y, case.stock)
+    error = measure_error(case.sample.of(y), case.exact)
+    if not error.within(case.limit):
+        raise Wrong(
+            f"{case.inputs}: error r={error.r:.1e} m={error.m:.1e}, allowed r={case.limit.r:.1e} m={case.limit.m:.1e}"
+        )
+    check_near(y, case.stock, case.apart, str(case.inputs))
+    ratio = err_ratio(case.exact, case.sample.of(y), atol=options.atol, rtol=options.rtol)
+    if options.err_ratio is not None and ratio > options.err_ratio:
+        raise Rejected(f"{case.inputs}: {ratio:.4f} of the elements mismatch, {options.err_ratio:g} was asked for")
+    return error, ratio
+
+
+def err_ratio(exact: Tensor, y: Tensor, *, atol: float | None = None, rtol: float | None = None) -> float:
+    """Share of elements with |exact - y| > atol + rtol * |y|, exact rounded to y's dtype (AITER's checkAllclose)."""
+    usual = 5e-2 if y.dtype == torch.bfloat16 else 1e-2
+    wide = y.double() if y.dtype == torch.float64 else y.float()
+    reference = exact.to(y.dtype).to(wide.dtype)
+    near = (reference - wide).abs() <= (usual if atol is None else atol) + (
+        usual if rtol is None else rtol
+    ) * wide.abs()
+    return 1.0 - float(near.double().mean())
+
+
+def check_form(y: object, stock: Tensor) -> None:
+    """dtype, shape, strides and device are torch's."""
+    if not isinstance(y, Tensor):
+        raise Wrong(f"gives {type(y).__name__}, expected a Tensor")
+    for what in ("dtype", "shape", "device", "layout"):
+        if getattr(y, what) != getattr(stock, what):
+            raise Wrong(f"{what} is {getattr(y, what)}, torch gives {getattr(stock, what)}")
+    if y.stride() != stock.stride():
+        raise Wrong(f"strides are {y.stride()}, torch gives {stock.stride()}")
+
+
+def check_near(y: Tensor, stock: Tensor, apart: float, what: str, unit: Tensor | None = None) -> None:
+    """Every element near the default's: one wrong element outside the sampled rows shows here only.
+
+    unit: where results are of very different sizes, how many times `apart` each of them may be off.
+    """
+    check_form(y, stock)
+    if unit is not None or y.dtype == torch.float64:
+        distance = (y.double() - stock.double()).abs_()
+    else:
+        distance = (y.float() - stock.float()).abs_()
+    # 0 where both are the same Inf or both NaN; `not <=` keeps a NaN that only one of them has
+    distance[(y == stock) | (y.isnan() & stock.isnan())] = 0
+    if unit is not None:
+        distance /= unit
+    bad = ~(distance <= apart)
+    if bool(bad.any()):
+        where = tuple(int(i) for i in bad.nonzero()[0])
+        raise Wrong(
+            f"{what}: {int(bad.sum())} of {y.numel()} elements off, the first at {where} is "
+            f"{float(y[where]):.6g}, torch gives {float(stock[where]):.6g}, allowed apart {apart:.1e}"
+        )
+
+
+def check_untouched(inputs: Inputs, kernel: Kernel) -> Tensor:
+    """Operands, and what lies around them, are as before."""
+    before = [buffer.clone() for buffer in inputs.buffers]
+    y = kernel.bind(inputs.b)(inputs.a, inputs.bias)
+    if not all(same_bits(old, new) for old, new in zip(before, inputs.buffers, strict=True)):
+        for old, new in zip(before, inputs.buffers, strict=True):
+            new.copy_(old)  # the next candidate starts from clean operands
+        raise Wrong(f"{inputs}: it writes into its operands or beside them")
+    return y
+
+
+def check_padded(case: Case, stock: Tensor, inputs: Inputs, kernel: Kernel) -> None:
+    """Right inside a larger buffer of NaN, which is left alone."""
+    check_near(check_untouched(inputs, kernel), stock, case.apart, str(inputs))
+
+
+def check_poisoned(case: Case, bound: Bound, kernel: Kernel) -> None:
+    """New memory is full of NaN, then of large numbers, which a kernel that clears NaN away does not hide.
+
+    torch.empty gives NaN by a switch; anything else what a block held that was freed just before.
+    """
+    run = bound.run(kernel)
+    a, bias = case.inputs.a, case.inputs.bias
+    large = torch.finfo(case.stock.dtype).max / 4
+    for poison, name in ((math.nan, "NaN"), (large, "large numbers")):
+        with deterministic(torch.are_deterministic_algorithms_enabled(), poison=poison != poison):
+            for _ in range(2):
+                freed = [torch.full_like(t, poison) for t in (case.stock, a) if t.nbytes <= _MOST_FREED_BYTES]
+                del freed
+                check_near(run(a, bias), case.stock, case.apart, f"memory poisoned with {name}")
+
+
+def check_fresh(case: Case, kernel: Kernel) -> None:
+    """Two results live side by side, and not in the operands' memory."""
+    run = kernel.bind(case.inputs.b)
+    first = run(case.inputs.a, case.inputs.bias)
+    kept = first.clone()
+    second = run(-case.inputs.a, case.inputs.bias)
+    places = {t.untyped_storage().data_ptr() for t in (*case.inputs.buffers, first) if t.numel()}
+    if second.untyped_storage().data_ptr() in places or not same_bits(first, kept):
+        raise Wrong("its result shares memory with an operand or with the result of the call before")
+
+
+def check_beside_result(case: Case, kernel: Kernel) -> None:
+    """Nothing is written before or behind the result, which is made to lie between two blocks of known content.
+
+    torch's allocator gives a freed block of just the right size to the next who asks for it; where it gave another, as
+    to a kernel with a workspace, nothing is learnt and it is tried again.
+    """
+    run = kernel.bind(case.inputs.b)
+    used = case.stock.untyped_storage().nbytes()
+    size = -(-max(used, 1) // _BLOCK_BYTES) * _BLOCK_BYTES
+
+    def block() -> Tensor:
+        return torch.full((size,), _GUARD, dtype=torch.uint8, device=case.stock.device)
+
+    for _ in range(4):
+        blocks = sorted((block() for _ in range(8)), key=lambda b: b.data_ptr())
+        places = [b.data_ptr() for b in blocks]
+        middle = next((i for i in range(1, 7) if places[i] - places[i - 1] == places[i + 1] - places[i] == size), None)
+        if middle is None:
+            continue
+        del blocks[middle]
+        y = run(case.inputs.a, case.inputs.bias)
+        hit = y.untyped_storage().data_ptr() == places[middle]
+        torch.cuda.synchronize()
+        del y
+        behind = torch.empty(size, dtype=torch.uint8, device=case.stock.device)
+        if not hit or behind.data_ptr() != places[middle]:
+            continue
+        if any(bool((zone != _GUARD).any()) for zone in (*blocks, behind[used:])):
+            raise Wrong("it writes beside its result")
+        return
+
+
+def check_same_closure(
+    inputs: Inputs, stock: Tensor, apart: float, bound: Bound, kernel: Kernel, *, what: str, unit: Tensor | None = None
+) -> None:
+    """A closure that has run before, on what the inputs hold now: it may keep nothing of what they held."""
+    check_near(bound.run(kernel)(inputs.a, inputs.bias), stock, apart, what, unit)
+
+
+def check_repeats(case: Case, kernel: Kernel) -> None:
+    """Equal calls agree bitwise: for problems whose program asked for determinism."""
+    run = kernel.bind(case.inputs.b)
+    first = run(case.inputs.a, case.inputs.bias)
+    for _ in range(REPEATS - 1):
+        if not same_bits(first, run(case.inputs.a, case.inputs.bias)):
+            raise Wrong(f"{REPEATS} equal calls do not agree bitwise, and the problem is deterministic")
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Bitwise equal, NaN included."""
+    return a.numel() == 0 or torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
+class Watch:
+    """Looks at results of one arm while it is raced, between two readings: every one is to be the same as the first.
+
+    Where two runs may differ in rounding, they are to be as near torch's own as the gate allows.
+    """
+
+    def __init__(self, stock: Tensor, apart: float) -> None:
+        self._stock, self._apart = stock, apart
+        self._first: Tensor | None = None
+
+    def look(self, y: object, what: str) -> None:
+        """Raises Wrong, which begins with `what`."""
+        if self._first is not None and isinstance(y, Tensor) and _equal(y, self._first):
+            return
+        if not isinstance(y, Tensor):
+            raise Wrong(f"{what}: gives {type(y).__name__}, expected a Tensor")
+        check_near(y, self._stock, self._apart, what)
+        if self._first is None:
+            self._first = y.clone()
+
+
+def _equal(y: Tensor, first: Tensor) -> bool:
+    return y.dtype == first.dtype and y.shape == first.shape and y.stride() == first.stride() and torch.equal(y, first)
+
+
+def other_inputs(problem: Problem, inputs: Inputs, seed: int) -> Inputs:
+    """Other X and bias, elsewhere in memory, for the same weight."""
+    return family_of(problem).make(problem, kind="randn", seed=seed, device=inputs.a.device, weight=inputs.b)

@@ -1,0 +1,46 @@
+"""CHILD of the worker: compile candidates, one a line, for a device that this process never touches.
+
+A compiler may crash, hang, or write pages to its output: here that costs one candidate.  It does without torch, whose
+import takes many times as long as Triton's.  Started by compile_ahead.Compilers and by nobody else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Candidate, Device
+from gemmtuned.daemon.child.worker_main import die_with
+from gemmtuned.kernels import without_torch
+
+
+def main() -> int:
+    """Answer each line of standard input with why it failed, "" when it did not, until the input ends."""
+    die_with(int(sys.argv[1]))
+    answers = os.fdopen(os.dup(1), "w")
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 1)
+    os.dup2(silence, 2)
+    for line in sys.stdin:
+        job = json.loads(line)
+        candidate = Candidate(job["backend"], job["config"])
+        reason = compile_one(candidate, Problem.from_row(job["problem"]), Device(**job["device"]))
+        answers.write(json.dumps(reason) + "\n")
+        answers.flush()
+    return 0
+
+
+def compile_one(candidate: Candidate, problem: Problem, device: Device) -> str:
+    """Why it does not compile, or "": then its binary is in the compiler's cache."""
+    try:
+        without_torch.compile_candidate(candidate, problem, device)
+    except CandidateFailed as err:
+        return str(err)[:300]
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

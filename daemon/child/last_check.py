@@ -1,0 +1,332 @@
+"""CHILD side: the winner of all races is looked at once more, for what shows late, seldom, between threads or sizes.
+
+By now its kernel has been called some hundred times, and every one of its races' readings was compared (checks.Watch).
+In this order:
+
+    closures    the very closures that raced, of several weight copies, then with X, bias and weight edited under them
+    sizes       a bucket is installed for all its sizes and was proven at three: all that its time allows are tried,
+                each remainder of M by 16 among them, which is where tiles end
+    threads     one closure in two threads, and two closures, each with its own inputs (on a CPU; a GPU's launches
+                follow one another on a stream)
+    often       many calls, in time that is given and not in number, results kept for some calls and dropped at once,
+                the inputs changing, and a few more calls after a pause.  Half of that time goes to a small problem of
+                the same candidate (on a CPU, where large calls take long), which is verified first as any other is:
+                what is wrong once in N calls at every size is found in n of them with a probability of
+                1 - (1 - 1/N)^n.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import FrameType
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from gemmtuned.configs.padding import fine_step
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Candidate
+from gemmtuned.daemon.child.checks import Case, Watch, Wrong, case_of, check_case, check_near, same_bits
+from gemmtuned.daemon.child.measure import Arm
+from gemmtuned.daemon.child.verify import REFUSALS, first_line, verify
+from gemmtuned.daemon.protocol.options import SearchOptions
+from gemmtuned.kernels.backends.base import Backend, Kernel, Run
+from gemmtuned.kernels.families import family_of
+from gemmtuned.kernels.families.base import Inputs, Sample, lay_out
+
+OFTEN_S: Final = 0.3  # for calls that are compared, at both sizes together
+THREADS_S: Final = 0.1  # for calls from two threads at a time
+SIZES_S: Final = 0.2  # for sizes of a bucket beyond those with each remainder by 16
+LEAST_CALLS: Final = 3  # however long they take
+SMALL_US: Final = 30.0  # a problem whose calls take less needs no smaller one
+THREADS_US: Final = 10_000.0  # where calls take longer, two threads call the smaller one
+_WIDENED: Final = 1 << 22  # elements of W widened to fp64 at once
+_CLOSURES: Final = 8  # of the weight copies', at most, that are called once more: all were looked at in the races
+_CLOSURES_US: Final = 2e5  # for these calls; two closures are called however long it takes
+_KEPT_BYTES: Final = 8 << 20  # results kept at a time
+_KEPT: Final = 64
+PAUSE_S: Final = 0.2  # between the calls that are compared and a few more
+_SWITCH_S: Final = 1e-5  # Python changes threads so often while two of them call a kernel
+_YIELDING: Final = 0.3  # share of a kernel's lines of Python after which the other thread may run
+_YIELD_S: Final = 2e-5
+_REMAINDERS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Proved:
+    """How many calls of the winner were compared in the end: at its own size, and at a smaller one."""
+
+    calls: int
+    small_calls: int
+
+    def __str__(self) -> str:
+        return f"calls={self.calls} small_calls={self.small_calls}"
+
+
+@dataclass(frozen=True, slots=True)
+class Winner:
+    """What won: the problem it raced at, the one it is filed under, and its arm with the operands it raced on."""
+
+    problem: Problem
+    target: Problem
+    covers: str
+    candidate: Candidate
+    backend: Backend
+    kernel: Kernel
+    default: Kernel
+    arm: Arm
+    inputs: Inputs
+    weights: Sequence[Tensor]
+
+
+def last_check(
+    winner: Winner, *, device: torch.device, call_us: float, options: SearchOptions, sizes: Sequence[int] = ()
+) -> Proved:
+    """All of the above; sizes: those of the bucket that were proven already.
+
+    Runs under the caller's switches, as verify does.  Raises Wrong, or what the kernel raises.
+    """
+    case = _check_closures(winner, device, options, max(2, min(_CLOSURES, int(_CLOSURES_US / max(call_us, 1.0)))))
+    if winner.covers != "exact":
+        _check_sizes(winner, case, device, sizes)
+    own = Subject(winner.problem, winner.kernel, winner.default, winner.weights[0], case.apart)
+    small = None if device.type != "cpu" or call_us <= SMALL_US else _smaller(winner, device)
+    if device.type == "cpu":
+        check_threads(small if small is not None and call_us > THREADS_US else own, THREADS_S)
+    each_s = OFTEN_S if small is None else OFTEN_S / 2
+    return Proved(check_often(own, each_s), 0 if small is None else check_often(small, each_s))
+
+
+def _check_closures(winner: Winner, device: torch.device, options: SearchOptions, count: int) -> Case:
+    inputs, calls = winner.inputs, winner.arm.calls
+    case = case_of(winner.problem, winner.default, inputs, _narrow(winner.problem, device))
+    check_case(case, options, lambda a, bias: calls[0]())  # type: ignore[arg-type,return-value]
+    watch = Watch(case.stock, case.apart)
+    for call in calls[1 :: max(1, -(-(len(calls) - 1) // (count - 1)))]:
+        watch.look(call(), "after the races")
+    for number in dict.fromkeys((0, len(calls) - 1) if count > 2 else (0,)):
+        weight = winner.weights[number]
+        edited = [t for t in (inputs.a, inputs.bias, weight) if t is not None]
+        if winner.problem.weight_state != "plain":
+            edited.pop()
+        for operand in edited:
+            with _negated(operand):
+                y = calls[number]()
+                stock = winner.default.bind(weight)(inputs.a, inputs.bias)
+                assert isinstance(y, Tensor)
+                check_near(y, stock, case.apart, "operand edited after the races")
+    return case
+
+
+@contextmanager
+def _negated(operand: Tensor) -> Iterator[None]:
+    operand.neg_()
+    try:
+        yield
+    finally:
+        operand.neg_()
+
+
+def _check_sizes(winner: Winner, case: Case, device: torch.device, proven: Sequence[int]) -> None:
+    """One closure, prepared as a program's is, at the sizes that were proven and at more of them, in a mixed order."""
+    largest = winner.target
+    kernel = winner.backend.prepare(winner.candidate, largest)
+    inputs = family_of(largest).make(largest, kind="randn", seed=4, device=device, weight=case.inputs.b)
+    stock = winner.default.bind(inputs.b)(inputs.a, inputs.bias)
+    run = kernel.bind(inputs.b)
+    must, may = further_sizes(largest, proven)
+    end_s = time.monotonic() + SIZES_S
+    for number, m in enumerate((*must, *may)):
+        if number >= len(must) and time.monotonic() > end_s:
+            break
+        bias = inputs.bias
+        if bias is not None and family_of(largest).adds:
+            bias = bias[..., :m, :].contiguous()
+        y = run(lay_out(inputs.a[..., :m, :], largest.layout[0])[0], bias)
+        check_near(y, stock[..., :m, :].contiguous(), case.apart, f"at M = {m} of its bucket")
+
+
+def further_sizes(largest: Problem, proven: Sequence[int]) -> tuple[list[int], list[int]]:
+    """(sizes of the fine bucket that ends there which must be tried, those that may), in an order of the problem's own.
+
+    The former are its ends, those proven so far, and one with each remainder by 16.
+    """
+    low = max(1, largest.m - fine_step(largest.m) + 1)
+    mixed = list(range(low, largest.m + 1))
+    random.Random(str(largest)).shuffle(mixed)  # noqa: S311
+    by_remainder = {m % _REMAINDERS: m for m in (*mixed, low, largest.m, *proven)}
+    must = {low, largest.m, *proven, *by_remainder.values()}
+    return [m for m in mixed if m in must], [m for m in mixed if m not in must]
+
+
+def _smaller(winner: Winner, device: torch.device) -> Subject | None:
+    """A small problem with the same tails, and the candidate's kernel for it, verified; None where it has none."""
+    p = winner.problem
+    small = replace(p, batch=min(p.batch, 2), m=_cut(p.m, 16), n=_cut(p.n, 32), k=_cut(p.k, 64))
+    try:
+        kernel = winner.backend.prepare(winner.candidate, small)
+    except REFUSALS:
+        return None
+    verdict = verify(small, {winner.candidate: kernel}, winner.default, device=device)[winner.candidate]
+    if verdict.outcome == "refused":
+        return None
+    if verdict.outcome != "ok":
+        raise Wrong(f"at a smaller size: {verdict.note}")
+    return Subject.of(small, kernel, winner.default, device)
+
+
+def _cut(size: int, least: int) -> int:
+    """A size from `least` to twice that with the same remainder."""
+    return size if size < 2 * least else least + size % least
+
+
+def _narrow(problem: Problem, device: torch.device) -> Sample:
+    """As Family.sample, with fewer columns: there is less room after the races than there was before them."""
+    wide = family_of(problem).sample(problem, seed=0, device=device)
+    width = max(_WIDENED // (problem.k * problem.batch), 16)
+    return Sample(wide.rows, wide.cols[:: max(1, len(wide.cols) // width)])
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Inputs, and what is to come out."""
+
+    a: Tensor
+    bias: Tensor | None
+    stock: Tensor
+
+
+def _known(problem: Problem, default: Kernel, weight: Tensor, seed: int) -> _Known:
+    make = family_of(problem).make
+    inputs = make(problem, kind="randn", seed=seed, device=weight.device, weight=weight)
+    return _Known(inputs.a, inputs.bias, default.bind(weight)(inputs.a, inputs.bias))
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A kernel, the problem it is called for, a weight, and how far from the default's its results may be."""
+
+    problem: Problem
+    kernel: Kernel
+    default: Kernel
+    weight: Tensor
+    apart: float
+
+    @classmethod
+    def of(cls, problem: Problem, kernel: Kernel, default: Kernel, device: torch.device) -> Subject:
+        """With a weight of its own."""
+        inputs = family_of(problem).make(problem, kind="randn", seed=20, device=device)
+        case = case_of(problem, default, inputs, _narrow(problem, device))
+        return cls(problem, kernel, default, inputs.b, case.apart)
+
+
+def check_often(subject: Subject, seconds: float) -> int:
+    """Call one closure for so long, LEAST_CALLS times at least, and again after a pause; how many calls were compared.
+
+    Two inputs take turns at random, results live for up to 64 calls, and the first one to the end: a closure that
+    hands out the same few buffers again and again overwrites it.
+    """
+    one, two = (_known(subject.problem, subject.default, subject.weight, seed) for seed in (21, 22))
+    run = subject.kernel.bind(subject.weight)
+    kept = run(-one.a, one.bias)
+    as_given = kept.clone()
+    watches = [Watch(each.stock, 2 * subject.apart) for each in (one, two)]
+    at_once = max(1, min(_KEPT, _KEPT_BYTES // max(one.stock.nbytes, 1)))
+    draw = random.Random(len(as_given))  # noqa: S311
+    calls, span = 0, _Span(seconds)
+    while calls < LEAST_CALLS or not span.is_over():
+        turns = [draw.random() < 0.5 for _ in range(draw.randint(1, at_once))]
+        results = [run(two.a, two.bias) if turn else run(one.a, one.bias) for turn in turns]
+        for turn, y in zip(turns, results, strict=True):
+            calls += 1
+            watches[turn].look(y, f"call {calls} of many")
+    del results
+    time.sleep(PAUSE_S)
+    for number in range(LEAST_CALLS):
+        watches[0].look(run(one.a, one.bias), f"call {number + 1} after a pause of {PAUSE_S:g} s")
+    if not same_bits(kept, as_given):
+        raise Wrong(f"its first result was overwritten by one of {calls} later calls")
+    return calls
+
+
+def check_threads(subject: Subject, seconds: float) -> None:
+    """Two threads at a time: first with one closure, then with two closures of two weights."""
+    kernel, weight, other_weight = subject.kernel, subject.weight, -subject.weight
+    one, two = (_known(subject.problem, subject.default, weight, seed) for seed in (31, 32))
+    other = _known(subject.problem, subject.default, other_weight, 33)
+    shared = kernel.bind(weight)
+    for name, calls in (
+        ("one closure in two threads", ((shared, one), (shared, two))),
+        ("two closures in two threads", ((shared, one), (kernel.bind(other_weight), other))),
+    ):
+        for lines_yield in (False, True):
+            _together(
+                name, [_caller(run, known, subject.apart, seconds / 4, name, lines_yield) for run, known in calls]
+            )
+
+
+def _caller(run: Run, known: _Known, apart: float, seconds: float, name: str, lines_yield: bool) -> Callable[[], None]:
+    """lines_yield: some lines of Python that the kernel runs first let the other thread run."""
+    watch = Watch(known.stock, 2 * apart)
+    draw = random.Random(name)  # noqa: S311
+
+    def give_way(frame: FrameType, event: str, arg: object) -> Any:
+        if event == "line" and draw.random() < _YIELDING:
+            time.sleep(_YIELD_S)
+        return give_way
+
+    def call() -> None:
+        calls, span = 0, _Span(seconds)
+        with torch.inference_mode():  # a thread's own switch
+            while calls < 3 or not span.is_over():
+                calls += 1
+                sys.settrace(give_way if lines_yield else None)
+                try:
+                    y = run(known.a, known.bias)
+                finally:
+                    sys.settrace(None)
+                watch.look(y, name)
+
+    return call
+
+
+class _Span:
+    """So many seconds of this thread's CPU time, on a machine that others use up to five times as long."""
+
+    def __init__(self, seconds: float) -> None:
+        self._used_s, self._end_s = time.thread_time() + seconds, time.monotonic() + 5 * seconds
+
+    def is_over(self) -> bool:
+        """Whether they have passed."""
+        return time.thread_time() > self._used_s or time.monotonic() > self._end_s
+
+
+def _together(name: str, callers: Sequence[Callable[[], None]]) -> None:
+    """Raises Wrong with what the first that failed met: whatever it raised, alone it did not."""
+    failed: list[Exception] = []
+
+    def guarded(call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as err:
+            failed.append(err)
+
+    threads = [threading.Thread(target=guarded, args=(call,), daemon=True) for call in callers]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_S)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    for err in failed:
+        raise err if isinstance(err, Wrong) else Wrong(f"{name}: {first_line(err)}") from err

@@ -1,0 +1,255 @@
+"""CHILD side: time candidates so that noise cannot pass for a gain.
+
+Weights are cold: every call reads another copy of the weight, and the copies together exceed twice the last-level
+cache, as layer after layer does in a model (with a warm weight a bf16 M=1 candidate looked 1.5x and was 1.0x).
+
+A race is made of pairs: baseline and challenger one right after the other, in an order that a coin decides.  What is
+judged is the logarithm of baseline/challenger of each pair.  When both arms are the same, the coin makes the sign of
+each one a fair coin too, whatever the noise is (drift, bursts, a neighbour's load): so the signed-rank interval
+has its promised level without any assumption on the machine.
+
+Results are looked at while they are raced, of both arms alike and after the time has been taken: a kernel that is wrong
+seldom, or from some call on, was not faster at the same work.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+import psutil
+import torch
+from torch import Tensor
+
+from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.problem import DTYPE_BYTES, Problem
+from gemmtuned.daemon.child.checks import Watch, Wrong
+from gemmtuned.daemon.child.cpu_wait import CpuWait
+from gemmtuned.kernels.backends.base import Kernel
+from gemmtuned.kernels.families import family_of
+from gemmtuned.kernels.families.base import Inputs
+
+COPIES_BYTES: Final = 1536 << 20  # all weight copies together stay below this
+MAX_COPIES: Final = 256  # tiny weights: a model's whole set of them fits the cache, too
+MIN_PAIRS: Final = 6  # with fewer no 95 % interval exists: 2 x 0.5^6 = 3 %
+MAX_PAIRS: Final = 60
+BURST_US: Final = 20.0  # calls shorter than this are timed several at a time: clock and loop cost 0.1 us
+_UNTOLD_CACHE_BYTES: Final = 32 << 20
+_Z95: Final = 1.959964
+
+
+@dataclass(slots=True, eq=False)
+class Arm:
+    """A candidate ready to be timed: calls[i] runs it once, on copy i of the weight.
+
+    watch: looks at results between readings, once it is known what they are to be.
+    """
+
+    name: str
+    calls: Sequence[Callable[[], object]]
+    watch: Watch | None = None
+
+    def look(self, y: object) -> None:
+        """Raises CandidateFailed when a result of one of the calls is wrong."""
+        if self.watch is not None:
+            try:
+                self.watch.look(y, "while it was raced")
+            except Wrong as err:
+                raise CandidateFailed(f"{self.name}: {err}") from err
+
+
+class Clock(Protocol):
+    """Takes the time of calls; tests put in one that makes times up."""
+
+    def us(self, arm: Arm, copies: Sequence[int]) -> float:
+        """Microseconds a call, over one call on each of these weight copies.
+
+        Raises CandidateFailed when the arm's watch finds a result wrong.
+        """
+
+    def forget(self, arm: Arm) -> None:
+        """This arm is not timed again: free what was kept for it."""
+
+
+class WallClock:
+    """For CPUs: a call has finished when it returns."""
+
+    def __init__(self) -> None:
+        self._wait = CpuWait()
+
+    def us(self, arm: Arm, copies: Sequence[int]) -> float:
+        """As Clock.us."""
+        calls = [arm.calls[i] for i in copies]
+        begin = time.perf_counter_ns()
+        for call in calls[:-1]:
+            call()
+        last = calls[-1]()
+        us = (time.perf_counter_ns() - begin) / 1e3 / len(calls)
+        arm.look(last)
+        return us
+
+    def forget(self, arm: Arm) -> None:
+        """Nothing is kept."""
+
+    def waited_s(self) -> float | None:
+        """As CpuWait.waited_s."""
+        return self._wait.waited_s()
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """baseline against challenger: medians in us; gain = baseline/challenger with its 95 % interval."""
+
+    us: float
+    baseline_us: float
+    gain: float
+    gain_low: float
+    gain_high: float
+    pairs: int
+
+
+class Bench:
+    """A problem's inputs in memory: one X, cold copies of W, shared by all candidates."""
+
+    def __init__(self, problem: Problem, device: torch.device) -> None:
+        family = family_of(problem)
+        free = free_bytes(device)
+        count = copies_needed(problem, last_level_cache_bytes(device), free)
+        self.weights = family.weight_copies(problem, count=count, device=device)
+        self._device = device
+        self._inputs: dict[Problem, Inputs] = {}
+
+    def arm(self, name: str, kernel: Kernel, problem: Problem) -> Arm:
+        """This kernel with X of `problem` (any M) on every weight copy; packing happens here, untimed."""
+        inputs = self.inputs(problem)
+        a, bias = inputs.a, inputs.bias
+
+        def bound(b: Tensor) -> Callable[[], object]:
+            run = kernel.bind(b)
+            return lambda: run(a, bias)
+
+        return Arm(name, [bound(b) for b in self.weights])
+
+    def inputs(self, problem: Problem) -> Inputs:
+        """X and bias that all arms read, with the first weight: another address alone can cost a few per cent."""
+        inputs = self._inputs.get(problem)
+        if inputs is None:
+            make = family_of(problem).make
+            inputs = make(problem, kind="randn", seed=0, device=self._device, weight=self.weights[0])
+            self._inputs[problem] = inputs
+        return inputs
+
+
+def copies_needed(problem: Problem, cache_bytes: int, free_bytes: int) -> int:
+    """Weight copies that make every read cold: more than twice the cache, at least 3, as free memory allows."""
+    one = max(int(problem.batch * problem.n * problem.k * DTYPE_BYTES[problem.wdtype]), 1)
+    kinds = 2 if problem.weight_state == "packed" else 1  # the packed copies lie beside the plain ones
+    allowed = min(COPIES_BYTES, free_bytes // 4) // (one * kinds)
+    wanted = max(3, 2 * cache_bytes // one + 1)
+    return max(1, min(wanted, allowed, MAX_COPIES))
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory this process may still take: what is free, and under the cap of a worker beside a loaded program."""
+    if device.type != "cuda":
+        return int(psutil.virtual_memory().available)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    free, total = torch.cuda.mem_get_info(index)
+    capped = int(torch.cuda.get_per_process_memory_fraction(index) * total) - torch.cuda.memory_reserved(index)
+    return min(free, max(capped, 0))
+
+
+def last_level_cache_bytes(device: torch.device) -> int:
+    """Size of the cache that weights must not stay in; 32 MiB where the machine does not tell."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).L2_cache_size) or _UNTOLD_CACHE_BYTES
+    text = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    sizes = [int(t[:-1]) << {"K": 10, "M": 20, "G": 30}[t[-1]] for t in text if t[:-1].isdigit() and t[-1] in "KMG"]
+    return max(sizes, default=_UNTOLD_CACHE_BYTES)
+
+
+def time_alone(arm: Arm, *, clock: Clock, rounds: int) -> float:
+    """Median us of `rounds` calls of one arm, each on the next weight copy."""
+    with _no_collection():
+        return statistics.median(clock.us(arm, (i % len(arm.calls),)) for i in range(rounds))
+
+
+def race(
+    baseline: Arm,
+    challenger: Arm,
+    *,
+    clock: Clock,
+    pairs: int,
+    coin: random.Random,
+    burst: int = 1,
+    least: int = 0,
+    far: float = 0.0,
+) -> Race:
+    """Time both arms in `pairs` pairs, each of `burst` calls an arm. See the module for what makes it fair.
+
+    With `far`, for screening: it ends after `least` pairs if in each of them baseline/challenger was below far.  What
+    decides goes without: its level is promised for a number of pairs that does not depend on their times.
+    """
+    # Call after call, of whichever arm: no copy is read again before all others were
+    copies = itertools.cycle(range(len(baseline.calls)))
+    ours: list[float] = []
+    theirs: list[float] = []
+    with _no_collection():
+        for _ in range(pairs):
+            arms = [(baseline, theirs), (challenger, ours)]
+            if coin.random() < 0.5:
+                arms.reverse()
+            for arm, times in arms:
+                times.append(clock.us(arm, tuple(itertools.islice(copies, burst))))
+            if len(ours) == least and all(t < far * o for t, o in zip(theirs, ours, strict=True)):
+                break
+    logs = [math.log(max(t, 1e-6) / max(o, 1e-6)) for t, o in zip(theirs, ours, strict=True)]
+    middle, low, high = signed_rank_interval(logs)
+    return Race(
+        statistics.median(ours), statistics.median(theirs), math.exp(middle), math.exp(low), math.exp(high), len(ours)
+    )
+
+
+def pairs_for(call_us: float, budget_s: float, *, least: int = MIN_PAIRS, most: int = MAX_PAIRS) -> int:
+    """How many pairs of such calls fit a budget; `least` of them for long calls, however long they take."""
+    return int(min(most, max(least, budget_s * 1e6 / (2 * max(call_us, BURST_US)))))
+
+
+def burst_for(call_us: float) -> int:
+    """Calls to time at a time, so that one reading is not below BURST_US."""
+    return max(1, min(16, math.ceil(BURST_US / max(call_us, 0.1))))
+
+
+def signed_rank_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """(middle, low, high): Hodges-Lehmann estimate and 95 % interval of the centre of symmetric values.
+
+    Inverts Wilcoxon's signed-rank test: the interval's ends are the k-th smallest and largest of the means of all
+    pairs.  Outliers move it little.  Below MIN_PAIRS values the interval is unbounded.
+    """
+    n = len(values)
+    means = sorted((a + b) / 2 for a, b in itertools.combinations_with_replacement(values, 2))
+    middle = statistics.median(means)
+    k = math.floor(n * (n + 1) / 4 - _Z95 * math.sqrt(n * (n + 1) * (2 * n + 1) / 24))
+    if n < MIN_PAIRS or k < 1:
+        return middle, -math.inf, math.inf
+    return middle, means[k - 1], means[-k]
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

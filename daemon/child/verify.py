@@ -1,0 +1,210 @@
+"""CHILD side: is a candidate's result as good as the default's, on everything that is known to trip kernels.
+
+For every candidate, three seeds of every kind of inputs (kernels/families/base.py) are compared with an exact fp64
+result on sampled rows, and with the default's result everywhere.  Then single checks (checks.py), each for a known
+fault: output nobody wrote, reads and writes beside the operands, writes beside the result, a result kept in memory that
+the next call overwrites, results that differ from call to call; and edits of X, weight and bias under one bound closure
+(kernels/families/edits.py): what is kept from an earlier call shows, and so do zero rows, 1e30, 1e-30, NaN and Inf;
+and what surrounds a call (surroundings.py): shared memory, gradients, autocast.
+
+What is wrong seldom, late, or between threads takes many calls to find: it is looked for in the races (measure.py) and
+at the one candidate that has won them (last_check.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Candidate
+from gemmtuned.daemon.child.checks import (
+    Bound,
+    Case,
+    Rejected,
+    Wrong,
+    case_of,
+    check_beside_result,
+    check_case,
+    check_fresh,
+    check_padded,
+    check_poisoned,
+    check_repeats,
+    check_same_closure,
+    check_untouched,
+    other_inputs,
+)
+from gemmtuned.daemon.child.surroundings import surroundings
+from gemmtuned.daemon.protocol.options import DEFAULTS, SearchOptions
+from gemmtuned.kernels.backends.base import Kernel
+from gemmtuned.kernels.dtypes import UNIT_ROUNDOFF
+from gemmtuned.kernels.families import family_of
+from gemmtuned.kernels.families.base import KINDS, PADDED, SAMPLED_WEIGHTS, Inputs
+from gemmtuned.kernels.families.edits import edits, holding, patterns
+from gemmtuned.kernels.families.error import Error
+
+SEEDS: Final = (1, 2, 3)
+# Above these each seed has one kind of inputs instead of all three: a second a case otherwise
+LARGE_FLOPS: Final = 2e10
+LARGE_WEIGHTS: Final = SAMPLED_WEIGHTS
+THOROUGH_FLOPS: Final = 5e7  # up to here (about a millisecond of two cores) all edits; above, at a smaller size
+# What a backend may raise when it cannot run a problem (torch: mostly RuntimeError)
+REFUSALS: Final = (
+    RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, ArithmeticError, MemoryError,
+    CandidateFailed,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """outcome: ok, wrong, refused (it raised) or rejected (outside the tolerance asked for); note says why.
+
+    err: largest r seen; baseline_err: the default's.  err_ratio: largest share of elements outside AITER's tolerance.
+    apart: how far from the default's any result on inputs of about 1 may be.
+    """
+
+    outcome: str
+    err: float | None
+    baseline_err: float
+    note: str = ""
+    err_ratio: float | None = None
+    apart: float = math.inf
+
+
+_Check = Callable[[Kernel], "tuple[Error, float] | Tensor | None"]  # raises Wrong
+
+
+def verify(
+    problem: Problem,
+    kernels: Mapping[Candidate, Kernel],
+    default: Kernel,
+    *,
+    device: torch.device,
+    before: Callable[[Candidate], object] = lambda candidate: None,
+    options: SearchOptions = DEFAULTS,
+) -> dict[Candidate, Verdict]:
+    """A verdict on every candidate; `before` is called with it whenever it is the next one to run.
+
+    Runs under the caller's switches (kernels/switches.py).  Raises CandidateFailed when the default itself fails.
+    """
+    if problem.out_dtype not in UNIT_ROUNDOFF:
+        return {
+            c: Verdict("refused", None, 0.0, f"{problem} {c}: no error limits for {problem.out_dtype}") for c in kernels
+        }
+    verdicts: dict[Candidate, Verdict] = {}
+    worst, mismatch = dict.fromkeys(kernels, 0.0), dict.fromkeys(kernels, 0.0)
+    baseline, apart = 0.0, 0.0
+    announced: Candidate | None = None
+    try:
+        for case, check in _checks(problem, default, device, options) if kernels else ():
+            baseline = max(baseline, case.default.r)
+            apart = max(apart, case.apart if case.inputs.kind == "randn" else 0.0)
+            for candidate, kernel in kernels.items():
+                if candidate in verdicts:
+                    continue
+                if candidate != announced:
+                    before(candidate)
+                    announced = candidate
+                try:
+                    found = check(kernel)
+                    if isinstance(found, tuple):
+                        worst[candidate] = max(worst[candidate], found[0].r)
+                        mismatch[candidate] = max(mismatch[candidate], found[1])
+                except Wrong as err:
+                    outcome = "rejected" if isinstance(err, Rejected) else "wrong"
+                    verdicts[candidate] = Verdict(outcome, None, baseline, f"{problem} {candidate}: {err}")
+                except REFUSALS as err:
+                    verdicts[candidate] = Verdict(
+                        "refused", None, baseline, f"{problem} {candidate}: {first_line(err)}"
+                    )
+            if len(verdicts) == len(kernels):
+                break
+    except REFUSALS as err:
+        raise CandidateFailed(f"{problem}: torch's own kernel fails: {first_line(err)}") from err
+    return {c: verdicts.get(c) or Verdict("ok", worst[c], baseline, "", mismatch[c], apart) for c in kernels}
+
+
+def default_error(problem: Problem, default: Kernel, *, device: torch.device) -> float:
+    """The default's r on one set of randn inputs; 0 for dtypes that we have no limits for."""
+    if problem.out_dtype not in UNIT_ROUNDOFF:
+        return 0.0
+    return next(_cases(problem, default, device)).default.r
+
+
+def first_line(err: BaseException) -> str:
+    """Type and first line of an exception: torch's messages run over pages."""
+    lines = str(err).strip().splitlines()
+    return f"{type(err).__name__}: {lines[0][:300]}" if lines else type(err).__name__
+
+
+def _checks(
+    problem: Problem, default: Kernel, device: torch.device, options: SearchOptions
+) -> Iterator[tuple[Case, _Check]]:
+    """One at a time: the weights of large layers would not fit together."""
+    for number, case in enumerate(_cases(problem, default, device)):
+        if number == 0:  # first: a kernel that edits operands would spoil those of all others
+            yield case, partial(check_untouched, case.inputs)
+        yield case, partial(_check_case, case, options)
+        if number == 0:
+            for check in _single_checks(problem, default, case, device):
+                yield case, check
+
+
+def _single_checks(problem: Problem, default: Kernel, case: Case, device: torch.device) -> Iterator[_Check]:
+    bound = Bound(case.inputs.b)
+    yield partial(check_poisoned, case, bound)
+    yield partial(check_fresh, case)
+    if device.type == "cuda":
+        yield partial(check_beside_result, case)
+    if problem.deterministic:
+        yield partial(check_repeats, case)
+    inputs = case.inputs
+    usual = partial(check_same_closure, inputs, case.stock, case.apart, bound)
+    other = other_inputs(problem, inputs, seed=11)
+    yield partial(
+        check_same_closure, other, _of_default(default, other), case.apart, bound, what="other X and bias, elsewhere"
+    )
+    adds = family_of(problem).adds
+    for edit in edits(problem, inputs, seed=inputs.seed, thorough=problem.flops <= THOROUGH_FLOPS):
+        with edit.applied(inputs):
+            stock = _of_default(default, inputs)
+            unit = edit.unit(stock, adds=adds)
+            yield partial(check_same_closure, inputs, stock, case.apart, bound, what=edit.what, unit=unit)
+    for what, values in patterns(inputs.a, seed=inputs.seed):
+        with holding(inputs.a, values):
+            stock = _of_default(default, inputs)
+            yield partial(check_same_closure, inputs, stock, case.apart, bound, what=what)
+    yield partial(usual, what="after all edits")
+    yield from surroundings(problem, default, case)
+    padded = family_of(problem).make(problem, kind=PADDED, seed=inputs.seed, device=device, weight=inputs.b)
+    yield partial(check_padded, case, _of_default(default, padded), padded)
+
+
+def _of_default(default: Kernel, inputs: Inputs) -> Tensor:
+    return default.bind(inputs.b)(inputs.a, inputs.bias)
+
+
+def _cases(problem: Problem, default: Kernel, device: torch.device) -> Iterator[Case]:
+    """Seeds x kinds of inputs that errors are measured on; randn first."""
+    family = family_of(problem)
+    large = problem.flops > LARGE_FLOPS or problem.batch * problem.n * problem.k > LARGE_WEIGHTS
+    for position, seed in enumerate(SEEDS):
+        sample = family.sample(problem, seed=seed, device=device)
+        weight: Tensor | None = None
+        b64: Tensor | None = None
+        for kind in (KINDS[position],) if large else KINDS:
+            inputs = family.make(problem, kind=kind, seed=seed, device=device, weight=weight)
+            if weight is None or b64 is None:
+                weight, b64 = inputs.b, family.widen(inputs, sample)
+            yield case_of(problem, default, inputs, sample, b64)
+
+
+def _check_case(case: Case, options: SearchOptions, kernel: Kernel) -> tuple[Error, float]:
+    return check_case(case, options, kernel.bind(case.inputs.b))

@@ -1,0 +1,201 @@
+"""The child's half of a worker: takes one order after another, measures, tells what it finds.
+
+Started by `worker.Worker` and by nobody else.  It is the only part of the daemon that imports torch.  Before that it
+makes itself harmless: lowest priority for CPU and disk, first to go when memory runs out, no core files, and it
+ends with its parent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import importlib.util
+import logging
+import os
+import re
+import resource
+import select
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, Protocol
+
+from gemmtuned.configs.errors import GemmtunedError, TryLater
+from gemmtuned.configs.priority import give_way
+from gemmtuned.configs.solution import Device, Environment, Solution, cpu_device
+from gemmtuned.daemon.protocol.wire import Failed, Found, Hello, Inbox, Message, Order, Trial, encode, receive
+
+logger = logging.getLogger("gemmtuned.daemon.seats.worker")
+_SHORT_OF_MEMORY: Final = re.compile("out of memory|can't allocate memory|MemoryError", re.IGNORECASE)
+_PR_SET_PDEATHSIG: Final = 1
+Search = Callable[..., Solution | tuple[Solution, ...]]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Serve orders until the parent hangs up; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="gemmtuned.daemon.child.worker_main")
+    parser.add_argument("fd", type=int)
+    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--nice", type=int, default=19)
+    parser.add_argument("--memory-cap", type=int, default=0)
+    parser.add_argument("--search", default="")
+    args = parser.parse_args(argv)
+    os.set_inheritable(args.fd, False)
+    die_with(args.parent)
+    make_harmless(args.nice)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+    with socket.socket(fileno=args.fd) as sock:
+        threading.Thread(target=_end_at_hangup, args=(args.fd,), daemon=True).start()
+        tune, environment = load(args.search, args.device)
+        if environment.device.kind == "cpu":
+            sock.sendall(encode(Hello(environment)))
+            serve(sock, tune, environment)
+        else:
+            from gemmtuned.daemon.child.worker_cuda import Speaker, cap_memory, check_device, recover
+
+            cap_memory(args.memory_cap)
+            check_device()
+            speaker = Speaker(sock)
+            speaker.start()
+            speaker.sendall(encode(Hello(environment)))
+            serve(speaker, tune, environment, after_failure=recover)
+    return 0
+
+
+class Line(Protocol):
+    """What the worker needs of its socket."""
+
+    def sendall(self, data: bytes, /) -> None: ...
+    def recv(self, size: int, /) -> bytes: ...
+
+
+def serve(
+    sock: Line, tune: Search, environment: Environment, *, after_failure: Callable[[], object] = lambda: None
+) -> None:
+    """Answer each order with trials and then one Found or Failed, until the other side is gone.
+
+    after_failure: called before a failure is told; ends the process when it cannot go on.
+    """
+    inbox = Inbox()
+    while True:
+        try:
+            orders = receive(sock, inbox)
+        except ConnectionError:
+            return
+        if orders is None:
+            return
+        for order in orders:
+            if isinstance(order, Order):
+                sock.sendall(encode(_carry_out(order, sock, tune, environment, after_failure)))
+
+
+def _carry_out(
+    order: Order, sock: Line, tune: Search, environment: Environment, after_failure: Callable[[], object]
+) -> Message:
+    def emit(trial: Trial) -> None:
+        if trial.phase != "start" and trial.outcome in ("refused", "wrong"):
+            after_failure()
+            if _SHORT_OF_MEMORY.search(trial.note):  # another day there may be room: it is tried again
+                trial = replace(trial, outcome="oom")
+        sock.sendall(encode(trial))
+
+    try:
+        found = tune(
+            order.members,
+            order.covers,
+            order.target,
+            environment,
+            mode=order.mode,
+            skip=frozenset(order.skip),
+            emit=emit,
+            options=order.options,
+        )
+    except GemmtunedError as err:
+        failed = Failed(str(err), later=isinstance(err, TryLater))
+    except MemoryError:
+        failed = Failed("out of memory")
+    except Exception as err:  # a bug in a backend is this problem's failure, not the worker's end
+        logger.exception("tuning failed problem=%s", order.target)
+        failed = Failed(f"{type(err).__name__}: {err}")
+    else:
+        first, *others = (found,) if isinstance(found, Solution) else found
+        return Found(first, tuple(others))
+    after_failure()  # not before: with its error the search's operands are gone, too
+    return failed
+
+
+def load(search: str, device: str) -> tuple[Search, Environment]:
+    """The search function and the environment: ours, or those of the file a test named."""
+    if not search:
+        from gemmtuned.daemon.child.search import tune_modes
+        from gemmtuned.kernels.backends import add_others
+        from gemmtuned.kernels.backends import environment as environment_of
+        from gemmtuned.kernels.families import tunable
+
+        add_others()
+        return tune_modes, replace(environment_of(device_of(device)), tunable=tunable())
+    path, _, name = search.rpartition(":")
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    planted: Search = getattr(module, name)
+    environment: Environment = module.environment(device)
+    return planted, environment
+
+
+def device_of(name: str) -> Device:
+    """The kind of the one device we were told to measure on. Raises GemmtunedError when there is none of that name."""
+    if name == "cpu":
+        return cpu_device()
+    if name.startswith(("GPU-", "rocm:GPU-")):  # the one the parent made visible
+        from gemmtuned.kernels.device import cuda_device
+
+        return cuda_device(0)
+    raise GemmtunedError(f"no device {name!r} that can be tuned on this machine")
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill us when the parent dies; if it is dead already, end now."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:  # it died before prctl: the signal would never come
+        os._exit(0)
+
+
+def make_harmless(nice: int) -> None:
+    """Give way to everything else on the machine. Each step is tried; none is vital."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent's way to say: at once
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    give_way(nice)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    import psutil
+
+    with contextlib.suppress(psutil.Error, OSError, AttributeError):
+        psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
+
+
+def _end_at_hangup(fd: int) -> None:
+    """The other death signal, for systems without PDEATHSIG: the parent's end of the socket is closed."""
+    poller = select.poll()
+    poller.register(fd, getattr(select, "POLLRDHUP", 0))
+    while not any(
+        event & (select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)) for _, event in poller.poll()
+    ):
+        pass
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

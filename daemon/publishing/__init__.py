@@ -1,0 +1,1 @@
+"""From the verdicts in the database to the tables that programs read."""

@@ -1,0 +1,83 @@
+"""Publishing beside the daemon's loop: with thousands of solutions the tables take a second to write.
+
+A device that others want back is left within half a second, so nothing in the loop may take so long.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+from gemmtuned.configs.errors import GemmtunedError, TableError
+from gemmtuned.daemon.publishing.publish import publish
+
+if TYPE_CHECKING:
+    from gemmtuned.configs.settings import Settings
+    from gemmtuned.db.store import Store
+
+FEW: Final = 300  # solutions: their tables are written in some 30 ms, in the loop itself
+OWN_WAIT_S: Final = 5.0  # of the thread, for the database
+LEAVE_S: Final = 1.5  # a daemon that is told to stop is gone within 2 s
+
+
+class Publishing:
+    """Brings the published tables in line with the store, in the loop or in a thread, one at a time."""
+
+    def __init__(self, store: Store, settings: Settings) -> None:
+        self._store, self._settings = store, settings
+        self._thread: threading.Thread | None = None
+        self._error: GemmtunedError | None = None
+        self._done: int | None = None
+        self.took_s = 0.0  # the last one
+
+    @property
+    def runs(self) -> bool:
+        """Whether a thread is at it."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def begin(self, now_s: float, *, here: bool = False) -> None:
+        """Publish; here: in this thread, however long it takes. Raises as `publish` does, where it is done here."""
+        generation = self._store.generation()
+        if here or self._store.count_live() <= FEW:
+            self._publish(self._store, generation, now_s)
+        else:
+            self._thread = threading.Thread(
+                target=self._in_thread, args=(generation, now_s), name="gemmtuned-publish", daemon=True
+            )
+            self._thread.start()
+
+    def result(self) -> int | None:
+        """The store's generation that was published since this was last asked. Raises what the thread ended with."""
+        if self.runs:
+            return None
+        self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        done, self._done = self._done, None
+        return done
+
+    def wait(self) -> None:
+        """Until a thread that is at it has ended, for a moment at most."""
+        if self._thread is not None:
+            self._thread.join(LEAVE_S)
+
+    def _in_thread(self, generation: int, now_s: float) -> None:
+        from gemmtuned.db.store import Store
+
+        try:  # a store of its own: the loop's is not held meanwhile
+            store = Store(self._settings.db, locks=self._settings.locks, timeout_s=OWN_WAIT_S, create=False)
+            try:
+                self._publish(store, generation, now_s)
+            finally:
+                store.close()
+        except GemmtunedError as err:
+            self._error = err
+        except Exception as err:  # a thread that ends without a word would be begun again at once, without end
+            self._error = TableError(f"{self._settings.config_dir}: not published ({type(err).__name__}: {err})")
+
+    def _publish(self, store: Store, generation: int, now_s: float) -> None:
+        began_s = time.monotonic()
+        publish(store, self._settings.config_dir, self._settings.locks, now_s=now_s)
+        self.took_s, self._done = time.monotonic() - began_s, generation

@@ -1,0 +1,60 @@
+"""Remove compiled kernels that nothing names any more: those of candidates that lost, and of tables long gone.
+
+Rows of solutions are never deleted, and `gemmtuned rollback` may publish any generation again, so whatever one row of
+the store or of the published tables names is kept, wherever it lies.  What is young is kept, too: a worker leaves a
+kernel before its verdict is in the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from gemmtuned.configs.manifest import BINARIES
+from gemmtuned.configs.published import read_published
+from gemmtuned.daemon.publishing.publish import publishing
+
+if TYPE_CHECKING:
+    from gemmtuned.db.store import Store
+
+logger = logging.getLogger("gemmtuned.daemon")
+YOUNG_S: Final = 7 * 86400.0
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_OURS: Final = re.compile(r"[0-9a-f]{64}|\.[0-9a-f]{64}\.[0-9]+\.tmp")  # the second: of a process that was killed
+
+
+def prune(store: Store, home: Path, folder: Path, locks: Path) -> int:
+    """Remove from the `bin` of the home and of the published tables what nothing names; returns how many bytes.
+
+    Nothing is removed while a published table cannot be read.  Raises StoreError, StoreBusy, TableError, TryLater.
+    """
+    with publishing(locks):  # no publisher brings a kernel meanwhile
+        published = read_published(folder)
+        if published is not None and (published.trouble or published.unread or published.manifest is None):
+            return 0
+        named = {digest for text in store.launches() for digest in _DIGEST.findall(text)}
+        if published is not None:
+            named.update(digest for line in published.lines for digest in _DIGEST.findall(line))
+        before = time.time() - YOUNG_S  # files have the system's clock
+        freed = sum(_prune(place / BINARIES, named, before) for place in dict.fromkeys((home, folder)))
+    if freed:
+        logger.info("kernels removed that nothing names bytes=%d", freed)
+    return freed
+
+
+def _prune(folder: Path, named: set[str], before_s: float) -> int:
+    freed = 0
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        for path in folder.iterdir():
+            if not _OURS.fullmatch(path.name) or path.name in named:
+                continue
+            with contextlib.suppress(OSError):
+                facts = path.lstat()
+                if facts.st_mtime < before_s:
+                    path.unlink()
+                    freed += facts.st_size if facts.st_nlink == 1 else 0
+    return freed

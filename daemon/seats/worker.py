@@ -1,0 +1,334 @@
+"""The parent's half of a worker: a child process that measures, and that we can kill.
+
+A kernel under test may hang, crash, break its device context or eat all memory.  Each of these ends the child and costs
+one candidate; the daemon itself never touches a device.  The child lives for many problems (importing torch
+takes seconds), is niced, leads a process group of its own so that what it starts dies with it, and goes by
+itself when the daemon is gone: the kernel signals it, and it sees the end of its socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import IO, Final, Protocol
+
+from gemmtuned.configs.errors import WorkerDied, WorkerFailed, WorkerHung, WorkerKilled
+from gemmtuned.configs.settings import unhooked_env
+from gemmtuned.configs.solution import Environment
+from gemmtuned.daemon.leftovers import alive_in_group
+from gemmtuned.daemon.protocol.wire import COMPILING, Failed, Found, Hello, Inbox, Memory, Message, Order, Trial, encode
+
+TERM_GRACE_S: Final = 0.1  # a device must be free half a second after somebody else wants it
+KILL_WAIT_S: Final = 0.5
+MOST_OUTPUT_BYTES: Final = 1 << 20  # only its last line is ever shown
+_WAITING: Final = "waiting for work"
+_PAUSES_S: Final = (
+    9.0  # beside a candidate's timeout: a search lets a device rest, and waits while it is slowed or in use
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long the worker may say nothing.
+
+    hello_s: importing torch from a cold disk, at nice 19.  prepare_s: operands and reference, before the first word.
+    candidate_s: between the start of a candidate and its result.  compile_s: while it is compiled ahead, which has
+    a limit of its own (compile_ahead.py).  other_s: between any two words.
+    gflop_s: on top of these for each GFLOP of the largest problem: a core at 1 GFLOP/s, four times over.  timeout_s: a
+    candidate's limit as somebody set it, in place of candidate_s and gflop_s.
+    """
+
+    hello_s: float = 180.0
+    prepare_s: float = 120.0
+    candidate_s: float = 120.0
+    compile_s: float = 120.0
+    other_s: float = 120.0
+    gflop_s: float = 4.0
+    timeout_s: float | None = None
+
+
+# A hanging kernel holds the GPU for all: whatever a candidate does there at 100 GFLOP/s is over in less
+ON_GPU: Final = Deadlines(candidate_s=20.0, gflop_s=0.01)
+
+
+class Tuner(Protocol):
+    """What the service needs of a worker; `Worker` is the real one."""
+
+    pid: int
+    environment: Environment | None
+    memory_bytes: int | None  # of its device, as it last said
+
+    def tune(self, order: Order) -> None: ...
+    def poll(self) -> list[Message]: ...
+    def terminate(self) -> None: ...
+    def stop(self) -> bool: ...
+    def fileno(self) -> int: ...
+
+
+class Worker:
+    """One child process. Constructed from the main thread only, and running at once.
+
+    device: what it measures on, a `Monitor.id`.  nice: 19 gives way to everything; somebody who waits takes 0.
+    memory_cap_bytes: what its tensors may always take of a GPU beside a loaded program (more where much is free); None:
+    all there is.  search: for tests, `FILE.py:function` in place of the real search; its file also gives the
+    environment.  Raises WorkerFailed when no process can be started.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        *,
+        nice: int = 19,
+        memory_cap_bytes: int | None = None,
+        search: str = "",
+        deadlines: Deadlines | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            # the kernel's "your parent died" signal fires when the thread that started the child ends
+            raise WorkerFailed("a worker is started from the main thread only")
+        self.environment: Environment | None = None
+        self.memory_bytes: int | None = None
+        self._deadlines = deadlines or (Deadlines() if device == "cpu" else ON_GPU)
+        self._clock = clock
+        self._inbox = Inbox()
+        self._order: Order | None = None
+        self._doing = "starting"
+        self._told_to_end = self._killed = self._group_gone = self._asked_twice = False
+        ours, theirs = socket.socketpair()
+        self._output = _output()
+        command = [sys.executable, "-m", "gemmtuned.daemon.child.worker_main", str(theirs.fileno())]
+        command += ["--parent", str(os.getpid()), "--device", device, "--nice", str(nice)]
+        if memory_cap_bytes is not None:
+            command += ["--memory-cap", str(memory_cap_bytes)]
+        if search:
+            command += ["--search", search]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # Ctrl-C is the daemon's to handle, and one kill reaches all that it started
+                cwd="/",  # `-m` puts the current folder before all others on the path
+                env=unhooked_env(**_visible(device)),  # it sees the one GPU it was told
+            )
+        except OSError as err:
+            ours.close()
+            raise WorkerFailed(f"cannot start {sys.executable}: {err.strerror or err}") from err
+        finally:
+            theirs.close()
+        self.pid = self._process.pid
+        self._socket = ours
+        self._until: float | None = clock() + self._deadlines.hello_s
+
+    def fileno(self) -> int:
+        """Readable when `poll` has something to say."""
+        return self._socket.fileno()
+
+    def tune(self, order: Order) -> None:
+        """Give it work; what comes of it arrives through `poll`. Raises WorkerDied when it is gone."""
+        self._order = order
+        self._expect(self._deadlines.prepare_s, "preparing")
+        try:
+            self._socket.settimeout(2.0)
+            self._socket.sendall(encode(order))
+            self._socket.settimeout(None)  # with a timeout set, Python waits in spite of MSG_DONTWAIT
+        except OSError as err:
+            raise self._post_mortem() from err
+
+    def poll(self) -> list[Message]:
+        """What it has said since, without waiting.
+
+        Raises WorkerDied or WorkerHung, once all it said before has been returned: nothing finished is lost.  That it
+        ends when we told it to is nobody's fault and not raised.
+        WorkerFailed when it said something that makes no sense.  It is dead and gone in all three cases.
+        """
+        _cut(self._output)
+        messages, closed = self._receive()
+        for message in messages:
+            self._note(message)
+        if messages:
+            return messages
+        if closed or self._is_dead():
+            if self._told_to_end:
+                return []
+            raise self._post_mortem()
+        if self._until is not None and self._clock() > self._until:
+            self.stop()
+            raise WorkerHung(f"no word past the deadline while {self._doing}")
+        return []
+
+    def terminate(self) -> None:
+        """Tell it to end, without waiting; `stop` comes next."""
+        self._told_to_end = True
+        if self._process.returncode is None and not self._killed and not self._is_dead():
+            self._signal_group(signal.SIGTERM)
+
+    def stop(self) -> bool:
+        """End it and all it started: SIGTERM, and SIGKILL a moment later. False: it is stuck inside a driver."""
+        with contextlib.suppress(OSError):
+            self._socket.close()
+        if self._process.returncode is None:
+            if not self._is_dead() and not self._killed:
+                self._signal_group(signal.SIGTERM)
+                self._wait(TERM_GRACE_S)
+            self._signal_group(signal.SIGKILL)  # also when it is dead: what it started may not be
+            if not self._killed:  # asked again: a stuck one is not waited for twice
+                self._wait(KILL_WAIT_S)
+            self._killed = True
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(0)
+        if self._process.returncode is None or not self._is_group_gone():
+            return False
+        if self._output is not None:
+            self._output.close()
+        return True
+
+    def _receive(self) -> tuple[list[Message], bool]:
+        messages: list[Message] = []
+        try:
+            while True:
+                data = self._socket.recv(1 << 16, socket.MSG_DONTWAIT)
+                if not data:
+                    return messages, True
+                messages += self._inbox.feed(data)
+        except BlockingIOError:
+            return messages, False
+        except OSError:
+            return messages, True
+        except WorkerFailed:
+            self.stop()
+            raise
+
+    def _note(self, message: Message) -> None:
+        if isinstance(message, Hello):
+            self.environment = message.environment
+            self.memory_bytes = self.memory_bytes or 0
+            self._until, self._doing = None, _WAITING
+        elif isinstance(message, Memory):
+            self.memory_bytes = message.bytes
+        elif isinstance(message, (Found, Failed)):
+            self._order = None
+            self._until, self._doing = None, _WAITING
+        elif isinstance(message, Trial):
+            if message.phase == "start" and message.note == COMPILING:
+                self._expect(self._deadlines.compile_s, f"compiling {message.candidate} for {message.problem}")
+            elif message.phase == "start":
+                self._expect(self._deadlines.candidate_s, f"trying {message.candidate} on {message.problem}")
+                if self._deadlines.timeout_s is not None:
+                    self._until = self._clock() + self._deadlines.timeout_s + _PAUSES_S
+            else:
+                self._expect(self._deadlines.other_s, f"done with the {message.phase} of {message.candidate}")
+
+    def _expect(self, seconds: float, doing: str) -> None:
+        largest = max((p.flops for p in self._order.members), default=0) if self._order else 0
+        self._until = self._clock() + seconds + self._deadlines.gflop_s * largest / 1e9
+        self._doing = doing
+
+    def _is_dead(self) -> bool:
+        """Whether it has ended, not yet waited for: until then its process group cannot be another's."""
+        if self._process.returncode is not None:
+            return True
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True
+
+    def _wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not self._is_dead() and time.monotonic() < until:
+            time.sleep(0.002)
+
+    def _is_group_gone(self) -> bool:
+        """Whether nothing it started is left, which was killed with it: a compiler may be stuck at a disk."""
+        if not self._group_gone:
+            until = time.monotonic() + (0 if self._asked_twice else KILL_WAIT_S)
+            self._asked_twice = True
+            while not (gone := not alive_in_group(self.pid)) and time.monotonic() < until:
+                time.sleep(0.005)
+            self._group_gone = gone
+        return self._group_gone
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    def _post_mortem(self) -> WorkerDied:
+        """Why it ended, in words, with its last line of output."""
+        self._wait(KILL_WAIT_S)  # the socket closes a moment before the process is dead
+        ended_alone = self._is_dead()
+        last = _last_line(self._output)
+        self.stop()
+        code = self._process.returncode
+        kind = WorkerDied
+        if not ended_alone or code is None:
+            why = "closed its socket and went on"
+        elif code < 0:
+            why = f"killed by {_signal_name(-code)}"
+            if code == -signal.SIGKILL:
+                kind = WorkerKilled
+                why += " (out of memory, or by somebody's hand)"
+        else:
+            why = f"ended with exit code {code}"
+        return kind(f"worker {why} while {self._doing}" + (f": {last}" if last else ""))
+
+
+def _visible(device: str) -> dict[str, str | None]:
+    """What makes one device, and no other GPU, visible to torch."""
+    kind, _, uuid = device.rpartition(":")
+    if kind == "rocm":
+        return {"ROCR_VISIBLE_DEVICES": uuid, "CUDA_VISIBLE_DEVICES": None, "HIP_VISIBLE_DEVICES": None}
+    return {"CUDA_VISIBLE_DEVICES": uuid if device != "cpu" else "", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def _output() -> IO[bytes] | None:
+    try:
+        file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  closed by `stop`
+        fcntl.fcntl(file, fcntl.F_SETFL, os.O_RDWR | os.O_APPEND)  # the child's, too: `_cut` may shorten it at any time
+        return file
+    except OSError:  # a full disk must not keep us from tuning
+        return None
+
+
+def _cut(output: IO[bytes] | None) -> None:
+    """Keep but the end of it: some libraries can be told to write a line for each call (ONEDNN_VERBOSE)."""
+    if output is None or output.closed:
+        return
+    with contextlib.suppress(OSError):
+        size = os.fstat(output.fileno()).st_size
+        if size > MOST_OUTPUT_BYTES:
+            last = os.pread(output.fileno(), 4096, size - 4096)
+            os.ftruncate(output.fileno(), 0)
+            os.write(output.fileno(), last)
+
+
+def _last_line(output: IO[bytes] | None) -> str:
+    if output is None or output.closed:
+        return ""
+    try:
+        end = output.seek(0, os.SEEK_END)
+        output.seek(max(end - 4096, 0))
+        lines = output.read(4096).decode("utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    text = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return "".join(c if c.isprintable() else "?" for c in text)[:300]
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,1 @@
+"""The daemon itself: one turn after another, and what surrounds the turns."""

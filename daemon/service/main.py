@@ -1,0 +1,416 @@
+"""The loops around `Daemon.turn`: the service with its lock and signals, and tuning in the foreground.
+
+Signals only set a flag.  A daemon told to stop is gone within two seconds, whatever its worker is doing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from gemmtuned.configs.errors import (
+    GemmtunedError,
+    StoreBusy,
+    StoreError,
+    StoreInterrupted,
+    TableError,
+    TryLater,
+    WorkerFailed,
+)
+from gemmtuned.configs.manifest import make_folder
+from gemmtuned.configs.padding import COVERS, padded_m
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.settings import Settings, unknown_variables
+from gemmtuned.configs.solution import Device, Environment, Solution
+from gemmtuned.daemon.device.devices import Monitor, find_monitors
+from gemmtuned.daemon.seats.request import Request
+from gemmtuned.daemon.seats.seat import MAX_STARTS
+from gemmtuned.daemon.seats.worker import Deadlines, Tuner, Worker
+from gemmtuned.daemon.service.ahead import Ahead
+from gemmtuned.daemon.service.rules import Rules
+from gemmtuned.daemon.service.sd_notify import ServiceManager
+from gemmtuned.daemon.service.service import Daemon
+from gemmtuned.db.lockfile import holder, open_lock
+
+if TYPE_CHECKING:
+    from gemmtuned.daemon.service.metrics import Metrics
+    from gemmtuned.db.store import State, Store
+
+logger = logging.getLogger("gemmtuned.daemon")
+STORE_WAIT_S: Final = 0.5  # a turn that waits longer could not leave a device, or the machine, in time
+WAIT_S: Final = 30.0  # for others who hold the database, where a person waits
+OPEN_WAIT_S: Final = 30.0  # at start somebody may be bringing the database up to date
+UNTRIED: Final = "interrupted before it was tried"
+MakeWorker = Callable[[str], Tuner]
+
+
+def run_daemon(
+    settings: Settings,
+    *,
+    once: bool = False,
+    wait_s: float | None = None,
+    monitors: Sequence[Monitor] | None = None,
+    make_worker: MakeWorker = Worker,
+    rules: Rules | None = None,
+    metrics: Metrics | None = None,
+    compile_ahead: bool = True,
+) -> int:
+    """Tune on idle devices until told to stop; returns the exit code (0, 130 or 143).
+
+    once: end when every captured problem has a verdict or has failed for good, and what somebody asked for was raced
+    again.  wait_s: raise TryLater when no device was idle for so long while there was work.  rules: what the operator
+    allows; with `once`, TryLater is raised when the budget is spent before the work is done.  metrics: kept up to date.
+    compile_ahead: for GPUs that others use.  Raises TryLater for `once` when another daemon is running; without `once`
+    that is said and is no failure.  Raises WorkerFailed for `once` when no worker can be started.
+    """
+    with _signals() as told:
+        try:
+            manager = ServiceManager()
+            with _only_daemon(settings), _store(settings, told, manager) as store:
+                seats = find_monitors() if monitors is None else monitors
+                daemon = Daemon(
+                    settings,
+                    store,
+                    seats,
+                    make_worker,
+                    now_s=time.time(),
+                    rules=rules,
+                    recheck=True,
+                    only_asked=once,
+                    ahead=Ahead() if compile_ahead else None,
+                )
+                for name, meant in unknown_variables().items():
+                    logger.warning("unknown variable name=%s meant=%s", name, meant or "unknown")
+                manager.ready("looking for an idle device")
+                _patiently(daemon.resume, told)
+                logger.info("started pid=%d home=%s idle_s=%g", os.getpid(), settings.home, settings.idle_s)
+                return _loop(daemon, told, manager, metrics, once=once, wait_s=wait_s)
+        except _AnotherRuns as err:
+            if once:
+                raise TryLater(str(err)) from err
+            logger.warning("nothing to do reason=%r", str(err))
+            return 0
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a foreground run gave: solutions in use for the problems asked for, and why there is none for the others."""
+
+    solutions: dict[Problem, Solution] = field(default_factory=dict)
+    failed: dict[Problem, str] = field(default_factory=dict)
+    devices: dict[str, Device] = field(default_factory=dict)  # by key: those it ran on
+    earlier: frozenset[Problem] = frozenset()  # those of solutions that were found before, and not asked for again
+    unpublished: frozenset[Problem] = frozenset()  # torch is best of a few that were asked for: no verdict for others
+    put_off: dict[Problem, str] = field(default_factory=dict)  # why no times could be taken now: to try again later
+    code: int = 0  # 130 or 143 when it was interrupted
+    others: float = 0.0  # the largest share of a device that others used meanwhile
+    crowded: int = 0  # verdicts that were measured beside so much of it that a daemon measures them again
+
+    @property
+    def untried(self) -> frozenset[Problem]:
+        """Those of `failed` that nothing was begun for."""
+        return frozenset(problem for problem, why in self.failed.items() if why == UNTRIED)
+
+    def and_then(self, other: Tuned) -> Tuned:
+        """Both runs as one."""
+        return Tuned(
+            {**self.solutions, **other.solutions}, {**self.failed, **other.failed}, {**self.devices, **other.devices},
+            self.earlier | other.earlier, self.unpublished | other.unpublished, {**self.put_off, **other.put_off},
+            self.code or other.code, max(self.others, other.others), self.crowded + other.crowded,
+        )  # fmt: skip
+
+
+def tune_now(
+    request: Request,
+    settings: Settings,
+    *,
+    idle: bool = False,
+    progress: Callable[[int, int, str], None] | None = None,
+    monitors: Sequence[Monitor] | None = None,
+    make_worker: MakeWorker | None = None,
+) -> Tuned:
+    """Tune what is asked for now and publish; problems never seen by any program too.
+
+    What is settled is in the store, published and told through the request at once: an interrupt loses nothing of it.
+    idle: wait for an idle device as the daemon does.  progress(done, total, doing) is called as it goes on.  Raises
+    WorkerFailed when no worker can be started.  A daemon running beside it sees the device busy and gives way.
+    """
+    wanted = list(dict.fromkeys(request.problems))
+    if not wanted:
+        return Tuned()
+    if make_worker is None:
+        deadlines = None if request.timeout_s is None else Deadlines(timeout_s=request.timeout_s)
+        make_worker = partial(Worker, nice=19 if idle else 0, deadlines=deadlines)  # nice 0: somebody waits for it
+    with _signals() as told, _store(settings, told) as store:
+        began_s = time.time()
+        daemon = Daemon(
+            settings, store, monitors or find_monitors(), make_worker, now_s=began_s, request=request,
+            always=not idle, quiet=True,
+        )  # fmt: skip
+        _patiently(daemon.resume, told, WAIT_S)
+        _patiently(lambda now_s: store.retry_now(wanted), told, WAIT_S)
+        try:
+            states, others = _until_done(daemon, request, wanted, told, progress)
+        finally:
+            daemon.stop(time.time())
+            with contextlib.suppress(StoreError):  # what an interrupt left untried is not the daemon's to tune
+                store.unask(request.open(), since_s=began_s)
+        environment = next((seat.environment for seat in daemon.seats if seat.environment is not None), None)
+        return replace(
+            _results(store, request, wanted, environment, states, told.code),
+            others=others,
+            crowded=len(request.crowded),
+        )
+
+
+def _loop(
+    daemon: Daemon, told: _Told, manager: ServiceManager, metrics: Metrics | None, *, once: bool, wait_s: float | None
+) -> int:
+    code = 1
+    try:
+        while not told.code:
+            now_s = time.time()
+            daemon.turn(now_s)
+            _tell_others(daemon, manager, metrics, now_s)
+            if once:
+                if daemon.is_finished(now_s):
+                    logger.info("finished solved=%d", daemon.solved)
+                    break
+                _raise_if_hopeless(daemon)
+                if daemon.rules.is_spent(now_s):
+                    raise TryLater(f"{daemon.rules.why_not(now_s, daemon.settings.home)}, and problems still wait")
+            if wait_s is not None and now_s - daemon.last_used_s > wait_s:
+                raise TryLater(
+                    f"no device was idle for {wait_s:g} s ({daemon.busiest()}). Wait for quieter times with --wait-s, "
+                    "or lower GEMMTUNED_IDLE_S where they are short"
+                )
+            told.wait(daemon.pause_s, daemon.sockets())
+        code = told.code
+        return code
+    except GemmtunedError as err:
+        code = err.exit_code
+        raise
+    finally:
+        manager.stopping()
+        daemon.stop(time.time())
+        logger.info("stopped exit_code=%d solved=%d", code, daemon.solved)
+
+
+def _tell_others(daemon: Daemon, manager: ServiceManager, metrics: Metrics | None, now_s: float) -> None:
+    notice, solved = daemon.last_notice, daemon.take_solved()
+    if notice is None:
+        return
+    manager.alive(time.monotonic(), f"{notice.state}: {notice.reason}" if notice.reason else notice.state)
+    if metrics is not None:
+        metrics.tell(notice, used_today_s=daemon.rules.used_s(now_s))
+        metrics.solved(solved)
+
+
+def _until_done(
+    daemon: Daemon,
+    request: Request,
+    wanted: list[Problem],
+    told: _Told,
+    progress: Callable[[int, int, str], None] | None,
+) -> tuple[dict[Problem, State], float]:
+    """(how each stands, the largest share of the device that others used while we did)."""
+    states: dict[Problem, State] = {}
+    others = 0.0
+    until_s = time.monotonic() + WAIT_S
+    while not told.code:
+        now_s = time.time()
+        daemon.turn(now_s)
+        _raise_if_hopeless(daemon)
+        seat = daemon.seats[0]
+        if not seat.store_trouble:
+            until_s = time.monotonic() + WAIT_S
+        elif time.monotonic() > until_s:
+            raise TryLater(seat.store_trouble)
+        if seat.environment is not None:
+            with contextlib.suppress(StoreError):  # asked again at the next turn
+                states = daemon.store.states(wanted, seat.environment, now_s=now_s)
+        ended = ("failed", "waiting") if request.again else ("solved", "failed", "waiting")
+        done = sum(1 for p in wanted if p in request.settled or (p in states and states[p].state in ended))
+        notice = seat.notice()
+        if notice.state == "tuning":
+            others = max(others, notice.others or 0.0)
+        if progress is not None:
+            progress(done, len(wanted), " ".join(filter(None, (notice.problem, notice.candidate))) or notice.reason)
+        if done == len(wanted) and seat.at_rest:
+            break
+        told.wait(daemon.pause_s, daemon.sockets())
+    return states, others
+
+
+def _results(
+    store: Store,
+    request: Request,
+    wanted: list[Problem],
+    environment: Environment | None,
+    states: dict[Problem, State],
+    code: int,
+) -> Tuned:
+    failed = {}
+    solutions = {}
+    live: dict[tuple[Problem, str], Solution] = {}
+    if environment is not None:
+        for solution in store.published([environment.device.key])[1]:
+            if environment.accepts(solution.backend, solution.stamp):
+                live[solution.problem, solution.covers] = solution
+    for problem in wanted:
+        keys = ((problem.with_m(padded_m(problem.m, problem.n, covers)), covers) for covers in COVERS)
+        if problem in request.put_off:
+            continue
+        found = request.found.get(problem) or next((live[key] for key in keys if key in live), None)
+        if found is not None and (problem in request.settled or not request.again):
+            solutions[problem] = found
+        else:
+            failed[problem] = _why_none(states.get(problem))
+    devices = {} if environment is None else {environment.device.key: environment.device}
+    earlier = frozenset(problem for problem in solutions if problem not in request.settled)
+    return Tuned(solutions, failed, devices, earlier, frozenset(request.unpublished), dict(request.put_off), code)
+
+
+def _why_none(state: State | None) -> str:
+    """Why a problem has no verdict at the end of a run."""
+    if state is not None and state.state == "leased":
+        return "interrupted while it was being tuned"
+    if state is None or (state.state == "queued" and not state.reason):
+        return UNTRIED
+    return state.reason or state.state
+
+
+def _raise_if_hopeless(daemon: Daemon) -> None:
+    for seat in daemon.seats:
+        if seat.keeper.failed_starts >= MAX_STARTS:
+            raise WorkerFailed(
+                f"no worker can be started on {seat.monitor.name}: {seat.keeper.trouble}. Try: gemmtuned doctor"
+            )
+
+
+def _patiently(action: Callable[[float], object], told: _Told, wait_s: float = float("inf")) -> None:
+    """Do it now, or as soon as the store lets us; after wait_s it is raised what keeps us from it."""
+    until_s = time.monotonic() + wait_s
+    said = ""
+    while not told.code:
+        try:
+            action(time.time())
+            return
+        except StoreError as err:
+            if time.monotonic() > until_s:
+                raise
+            if str(err) != said:
+                logger.warning("store not ready, tried again reason=%r", str(err))
+            said = str(err)
+        told.wait(1.0, [])
+
+
+class _Told:
+    """What signals said. `code` is the exit code to end with, 0 while nobody asked."""
+
+    def __init__(self, wake_fd: int) -> None:
+        self.code = 0
+        self._wake_fd = wake_fd
+
+    def handle(self, number: int, frame: object) -> None:
+        self.code = self.code or 128 + number
+
+    def wait(self, seconds: float, sockets: list[int]) -> None:
+        """Until a worker speaks, a signal comes, or the time is over."""
+        if not self.code:
+            ready, _, _ = select.select([self._wake_fd, *sockets], [], [], seconds)
+            if self._wake_fd in ready:
+                os.read(self._wake_fd, 512)
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[_Told]:
+    """SIGTERM and SIGINT set a flag and wake the loop; what was there before is put back."""
+    read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    told = _Told(read_fd)
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [(number, signal.signal(number, told.handle)) for number in numbers]
+    fd_before = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+    try:
+        yield told
+    finally:
+        signal.set_wakeup_fd(fd_before)
+        for number, handler in before:
+            signal.signal(number, handler)
+        os.close(read_fd)
+        os.close(write_fd)
+
+
+@contextlib.contextmanager
+def _store(settings: Settings, told: _Told, manager: ServiceManager | None = None) -> Iterator[Store]:
+    from gemmtuned.db.store import Store
+
+    def beat() -> None:
+        """While a damaged database is built anew, which takes a minute for a year's."""
+        if manager is not None:
+            manager.busy(time.monotonic(), "salvaging the database")
+        if told.code:
+            raise StoreInterrupted(f"{settings.db}: told to stop; it lies as it was, the next start begins again")
+
+    until_s = time.monotonic() + OPEN_WAIT_S
+    while True:
+        try:
+            store = Store(settings.db, locks=settings.locks, timeout_s=STORE_WAIT_S, beat=beat)
+            break
+        except StoreBusy:
+            if told.code or time.monotonic() > until_s:
+                raise
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+class _AnotherRuns(Exception):
+    """The daemon's lock is held."""
+
+
+@contextlib.contextmanager
+def _only_daemon(settings: Settings) -> Iterator[None]:
+    """Hold the lock that makes us the one daemon of this home; the kernel frees it however we die."""
+    from gemmtuned.db.faults import no_folder, store_error
+
+    path = settings.locks / "daemon.lock"
+    try:
+        make_folder(settings.home)
+        fd = open_lock(path)
+    except OSError as err:
+        in_the_way = no_folder(path)
+        why = f"{in_the_way} is a file" if in_the_way else err.strerror or err
+        raise TableError(f"{path}: cannot be made ({why}). Set GEMMTUNED_HOME to a folder of your own") from err
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as err:
+            raise _AnotherRuns(f"another daemon runs for {settings.home}: {_holder(path, fd)}") from err
+        except OSError as err:
+            raise store_error(err, path) from err
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"pid {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode(), 0)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _holder(path: Path, fd: int) -> str:
+    """What the other daemon wrote there, and who holds the lock if that is somebody else."""
+    said = os.pread(fd, 200, 0).decode(errors="replace").strip() or "it just started"
+    found = holder(path)
+    if found and not said.startswith(found.partition(" (")[0] + ","):
+        return f"its lock {path} is held by {found}; the last daemon to hold it: {said}"
+    return said
