@@ -1,6 +1,6 @@
 """The packed key of a problem: what the native hook looks calls up by, from one table for C++ and for Python.
 
-`python -m gemmtuned.configs.key` writes the C++ half, hooks/native/problem.gen.h; hooks/native/__init__.py makes the
+`python -m gemmtuned.configs.key` writes the C++ half, hooks/native/problem.gen.h; hooks/native/records.py makes the
 Python half of the same table.  A test fails where the file is not what this writes.
 """
 

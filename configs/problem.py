@@ -48,7 +48,7 @@ DTYPE_BYTES: Final[dict[str, float]] = {
     "fp8_e5m2": 1, "fp8_e4m3": 1, "fp8_e5m2fnuz": 1, "fp8_e4m3fnuz": 1, "e8m0": 1, "fp4_e2m1": 0.5, "i4": 0.5,
 }  # fmt: skip
 
-# The index of each name is its code in the native table (hooks/native/c_api.cpp holds the same order).
+# The index of each name is its code in the native table (hooks/native/problem.gen.h holds the same order).
 FAMILIES: Final = ("dense", "batched", "dense_add", "batched_add", "scaled", "grouped", "moe")
 LAYOUTS: Final = ("nn", "nt", "ns", "tn", "tt", "ts", "sn", "st", "ss")
 WEIGHT_STATES: Final = ("plain", "packed", "shuffled")

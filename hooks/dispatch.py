@@ -20,7 +20,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.rows import ROWS
 from gemmtuned.configs.solution import DEFAULT_BACKEND, LIVE_STATES, Environment, Solution
 
-# Backends that hooks/native/c_api.cpp can run, with its codes. 0 is stock torch.
+# Backends that the native hook can run, with its codes (routes.h). 0 is stock torch.
 NATIVE_CODES: Final = {
     DEFAULT_BACKEND: 0, "torch_swap": 1, "torch_mv": 2, "onednn": 3, "onednn_packed": 4, "triton": 5, "cublaslt": 6,
     "cuda": 5,  # a published binary, launched like Triton's

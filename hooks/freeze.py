@@ -7,7 +7,7 @@ the plain one.
 
 To the rest of torch it is F.linear: whenever somebody looks on who has his own way with that (autograd, forward mode,
 vmap and its kin, tracing, modes, subclasses), it stands aside and calls it.  Whether the weight is still the one that
-was packed is looked at in every call, see `stamp_of` of native/c_api.cpp.
+was packed is looked at in every call, see `stamp_of` of native/frozen.h.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _PLAIN: Final = (torch.Tensor, nn.Parameter)
 
 def _somebody_looks_on() -> bool:
     """Whether a mode, a transform or a tracer is on, which takes F.linear for what it is."""
-    if torch.compiler.is_compiling():  # into compiled code goes the operator, which has kernels for these (c_api.cpp)
+    if torch.compiler.is_compiling():  # into compiled code goes the operator, which has kernels for these (frozen.h)
         return False
     return (
         torch._C._len_torch_function_stack() > 0

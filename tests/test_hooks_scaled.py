@@ -129,7 +129,7 @@ def key_of(call: Call) -> Problem | None:
     )
     if not said:
         return None
-    return native.unpack(native._Problem.from_buffer_copy(bytes(said)))
+    return native.unpack(native.PackedProblem.from_buffer_copy(bytes(said)))
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda c: f"{c.m}x{c.n}x{c.k}-{c.said}-{'v2' if c.recipes else 'v1'}")
@@ -163,7 +163,7 @@ def test_the_key_has_room_and_is_written_by_its_table() -> None:
     there = Path(native.__file__).resolve().parent / "problem.gen.h"
 
     assert there.read_text() == key.header(), "run `python -m gemmtuned.configs.key`"
-    assert ctypes.sizeof(native._Problem) <= key.MAX_BYTES == 48
+    assert ctypes.sizeof(native.PackedProblem) <= key.MAX_BYTES == 48
 
 
 def test_a_key_packs_and_unpacks_everything_a_problem_says() -> None:
@@ -179,10 +179,10 @@ def test_a_key_packs_and_unpacks_everything_a_problem_says() -> None:
 
 
 def test_two_members_that_are_swapped_are_noticed(hook: native.Native, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = native._LAYOUT.splitlines()
+    lines = native.LAYOUT.splitlines()
     first, second = (next(i for i, line in enumerate(lines) if f".{name}:" in line) for name in ("math", "layout"))
     lines[first], lines[second] = lines[first].replace(".math", ".layout"), lines[second].replace(".layout", ".math")
-    monkeypatch.setattr(native, "_LAYOUT", "\n".join(lines) + "\n")
+    monkeypatch.setattr("gemmtuned.hooks.native.library.LAYOUT", "\n".join(lines) + "\n")
 
     with pytest.raises(native.NativeError, match="built from other sources"):
         native.Native(Path(hook._lib._name))

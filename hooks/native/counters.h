@@ -49,7 +49,7 @@ struct Segment {
   std::atomic<bool> closed{false};  // its owner will not write here again
 };
 
-struct Record {  // what drain() hands out; mirrored in hooks/native/__init__.py
+struct Record {  // what drain() hands out; mirrored in hooks/native/records.py
   Problem key;
   uint64_t calls[3], sampled_calls, sampled_ns;
 };

@@ -89,4 +89,16 @@ void list_operators(std::vector<Installable>& all) {
 #endif
 }
 
+inline std::vector<Installable>& installables() {
+  static auto& all = *[] {
+    auto* list = new std::vector<Installable>;
+    list_operators<Cpu>(*list);
+#ifdef GEMMTUNED_CUDA
+    list_operators<Cuda>(*list);
+#endif
+    return list;
+  }();
+  return all;
+}
+
 }  // namespace gemmtuned

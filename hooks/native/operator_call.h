@@ -12,7 +12,7 @@ namespace gemmtuned {
 constexpr int kOperatorArguments = 16;
 enum OperandKind : uint8_t { OF_X, OF_W, OF_B, OF_BIAS, NOTHING, INTEGER, REAL, TRUTH };
 
-// What to call: configs/launch.py says what the fields of its record mean. Mirrored in hooks/native/__init__.py.
+// What to call: configs/launch.py says what the fields of its record mean. Mirrored in hooks/native/records.py.
 struct OperatorLaunch {
   int64_t max_m;
   int64_t integer[kOperatorArguments];

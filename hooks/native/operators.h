@@ -1,4 +1,4 @@
-// aten's leaf GEMMs, for any device that offers what cpu.h does. Registered in c_api.cpp.
+// aten's leaf GEMMs, for any device that offers what cpu.h does. Registered by install.h.
 #pragma once
 #include <ATen/MemoryOverlap.h>
 

@@ -21,7 +21,7 @@ namespace gemmtuned {
 enum Outcome : uint8_t { MISS, EXACT_HIT, PADDED_HIT };  // order of OUTCOMES in configs/sighting.py
 
 // How a route failed. FAILED: it raised; the daemon runs it again before it is withdrawn. WRONG: its result was compared with
-// stock's and is another, which is evidence enough. Order of KINDS in hooks/native/__init__.py.
+// stock's and is another, which is evidence enough. Order of HOW in hooks/native/records.py.
 enum Failing : int32_t { FAILED, WRONG };
 
 // Routes that failed, waiting to be told to the Python side. Touched once for each route at most.
@@ -42,7 +42,7 @@ inline Failures& failures() {
 enum Code : int32_t { STOCK = 0, SWAP = 1, MV = 2, ONEDNN = 3, ONEDNN_PACKED = 4, LAUNCH = 5, CUBLASLT = 6, OPERATOR = 7, ROWS = 8 };
 
 // A product made of calls of at most `block` rows, each padded to a multiple of `grain` (kernels/backends/rows.py).
-// Mirrored in hooks/native/__init__.py.
+// Mirrored in hooks/native/records.py.
 struct RowBlocks {
   int32_t kernel;  // STOCK, SWAP or ONEDNN
   int32_t block, grain;

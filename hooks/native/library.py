@@ -1,0 +1,253 @@
+"""The native hook, loaded with ctypes: the only file that calls into c_api.cpp.
+
+Loading needs torch imported first (it links against torch's libraries) and takes a millisecond.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.padding import COVERS
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.sighting import OUTCOMES, Sighting
+from gemmtuned.hooks.native.records import (
+    HOW,
+    LAYOUT,
+    GtFailure,
+    GtRow,
+    OperatorLaunch,
+    PackedProblem,
+    Record,
+    Row,
+    pack,
+    sightings,
+)
+from gemmtuned.hooks.overrides import Watch, is_torchs, registered_at
+
+OFF: Final = 0
+CAPTURE: Final = 1
+DISPATCH: Final = 2
+INVARIANT: Final = 4
+
+SIGNATURES: Final = (
+    ("gt_fields", ctypes.c_char_p),
+    ("gt_check_operator", ctypes.c_int, ctypes.POINTER(OperatorLaunch), ctypes.c_char_p, ctypes.c_size_t),
+    ("gt_prepare", ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t),
+    ("gt_operator", ctypes.c_char_p, ctypes.c_size_t),
+    ("gt_install", ctypes.c_int, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t),
+    ("gt_is_installed", ctypes.c_int, ctypes.c_size_t),
+    ("gt_has_cuda", ctypes.c_int),
+    ("gt_live_check", None, ctypes.c_uint32),
+    (
+        "gt_load_kernel",
+        ctypes.c_void_p,
+        ctypes.c_int,
+        ctypes.c_char_p,
+        ctypes.c_char_p,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_char_p,
+        ctypes.c_size_t,
+    ),
+    ("gt_set_mode", None, ctypes.c_int),
+    ("gt_at_first_count", ctypes.c_int, ctypes.c_void_p),
+    ("gt_on_trial", None, ctypes.c_void_p),
+    ("gt_fault", ctypes.c_int, ctypes.POINTER(ctypes.c_int32), ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)),
+    ("gt_generation", ctypes.c_uint64),
+    ("gt_dropped", ctypes.c_uint64),
+    ("gt_drain", ctypes.c_size_t, ctypes.POINTER(Record), ctypes.c_size_t),
+    ("gt_capture_begun", ctypes.c_uint64, ctypes.c_int),
+    ("gt_cublaslt_version", ctypes.c_uint64),
+    ("gt_graph_replayed", None, ctypes.c_uint64, ctypes.c_uint64),
+    ("gt_graph_gone", None, ctypes.c_uint64),
+    ("gt_load", None, ctypes.POINTER(GtRow), ctypes.c_size_t, ctypes.c_uint64),
+    ("gt_find", ctypes.c_uint64, ctypes.POINTER(PackedProblem)),
+    ("gt_padded_m", ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int),
+    ("gt_take_failures", ctypes.c_size_t, ctypes.POINTER(GtFailure), ctypes.c_size_t),
+)
+
+
+class NativeError(GemmtunedError):
+    """The native hook cannot be loaded or installed."""
+
+
+class Native:
+    """The loaded library. One per process; every method may be called from any thread."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            lib = ctypes.CDLL(str(path))
+        except OSError as err:
+            raise NativeError(f"{path} does not load ({err}). Run: gemmtuned doctor --build") from err
+        for name, result, *arguments in SIGNATURES:
+            function = getattr(lib, name)
+            function.restype, function.argtypes = result, arguments
+        if lib.gt_fields().decode() != LAYOUT:
+            raise NativeError(f"{path} was built from other sources. Run: gemmtuned doctor --build")
+        self._lib = lib
+        self.left: dict[str, str] = {}  # operators that are others', and where theirs was registered
+        self._watch: Watch | None = None
+        self._records = (Record * 1024)()
+
+    def install(self) -> None:
+        """Put our operators in front of torch's own, for the life of the process; a second time does nothing.
+
+        What somebody else has put in torch's place is left alone: see `left`.  Raises NativeError.
+        """
+        text = ctypes.create_string_buffer(500)
+        prepared = self._lib.gt_prepare(text, len(text))
+        why = text.value.decode(errors="replace")
+        if prepared < 0:
+            raise NativeError(f"torch refused the native hook: {why}")
+        self.left = {}
+        if prepared == 1 and "does not load" not in why:  # without a driver there are no such calls
+            self.left["CUDA"] = why
+        ours = []
+        for number, operator in enumerate(self._operators()):
+            if operator.startswith("CUDA ") and not self.has_cuda:
+                continue
+            place = registered_at(operator)
+            if self._lib.gt_is_installed(number):  # by an earlier enable(); somebody may have come on top since
+                ours.append(operator)
+            elif is_torchs(place):
+                if self._lib.gt_install(number, text, len(text)) == 0:
+                    ours.append(operator)
+            elif place:  # an operator without any kernel is nobody's
+                self.left[operator] = place
+        if not ours:
+            raise NativeError(f"no operator is torch's own any more: {self.left}")
+        self._watch = Watch(ours)
+        self.overridden(anew=True)
+
+    def overridden(self, *, anew: bool = False) -> dict[str, str]:
+        """Operators whose calls do not reach us, with the place of the kernel that serves them, or the reason.
+
+        anew: also what C++ has registered since; dumps torch's tables, a millisecond.
+        """
+        over = self._watch.look(anew=anew) if self._watch is not None else {}
+        return {**self.left, **over}
+
+    def _operators(self) -> Iterator[str]:
+        number = 0
+        while name := self._lib.gt_operator(number):
+            yield name.decode()
+            number += 1
+
+    def live_check(self, every: int) -> None:
+        """Compare one routed call in `every` with stock torch; 0: none."""
+        self._lib.gt_live_check(every)
+
+    def on_trial(self, address: int | None) -> None:
+        """Note in the page at this address (hooks/probation.py) what routed calls do; None: nowhere."""
+        self._lib.gt_on_trial(address)
+
+    def fault(self) -> tuple[int, list[int]]:
+        """(a fault that a kernel has left on a GPU, 0 without one; ids of routes that ran there while on trial).
+
+        The fault is a CUresult: illegal or misaligned address, illegal instruction.  Waits for nothing.
+        """
+        ids, count = (ctypes.c_int32 * 256)(), ctypes.c_size_t()
+        fault = int(self._lib.gt_fault(ids, len(ids), ctypes.byref(count)))
+        return fault, ids[: count.value]
+
+    def at_first_count(self, body: Any) -> bool:
+        """Run `body`, a ctypes callback, in a thread of its own with the next problem that is new; None: do not.
+
+        True when an earlier one has not run: no problem was new since.
+        """
+        return bool(self._lib.gt_at_first_count(body))
+
+    def set_mode(self, mode: int) -> None:
+        """OFF, or CAPTURE, DISPATCH and INVARIANT or-ed together."""
+        self._lib.gt_set_mode(mode)
+
+    @property
+    def has_cuda(self) -> bool:
+        """True when we stand in front of torch's CUDA operators too."""
+        return bool(self._lib.gt_has_cuda())
+
+    def load_kernel(self, device: int, image: bytes, name: str, shared_bytes: int, cluster: int) -> int:
+        """Load a binary on a CUDA device for the life of the process; the handle of its kernel. Raises NativeError.
+
+        cluster: programs of one; more than the portable number must be allowed.
+        """
+        error = ctypes.create_string_buffer(500)
+        handle = self._lib.gt_load_kernel(device, image, name.encode(), shared_bytes, cluster, error, len(error))
+        if not handle:
+            raise NativeError(f"kernel {name} does not load on cuda:{device}: {error.value.decode(errors='replace')}")
+        return int(handle)
+
+    def check_operator(self, facts: OperatorLaunch) -> None:
+        """Raises NativeError where the program does not have this operator, or has it with another schema."""
+        error = ctypes.create_string_buffer(500)
+        if self._lib.gt_check_operator(ctypes.byref(facts), error, len(error)) != 0:
+            raise NativeError(error.value.decode(errors="replace"))
+
+    def load(self, rows: Iterable[Row], generation: int) -> None:
+        """Swap in a new table."""
+        packed = []
+        held = []  # the records: rows point at them, and the library copies them
+        for row in rows:
+            packed_key = pack(row.problem, covers=row.covers, graph=row.mode == "graph", place=row.place)
+            held.append(row.launch)
+            launch = ctypes.addressof(row.launch) if row.launch is not None else None
+            packed.append(GtRow(packed_key, row.ident, row.code, launch))
+        self._lib.gt_load((GtRow * len(packed))(*packed), len(packed), generation)
+
+    def find(self, problem: Problem, *, graph: bool = False, place: str = "cpu") -> tuple[str, int | None]:
+        """(outcome, route id) that a call with this problem would get now."""
+        found = self._lib.gt_find(ctypes.byref(pack(problem, graph=graph, place=place)))
+        return OUTCOMES[found & 0xFF], (found >> 8) - 1 if found >> 8 else None
+
+    def drain(self) -> Iterator[Sighting]:
+        """All calls counted since the last drain. One thread at a time."""
+        room = len(self._records)
+        count = room
+        while count == room:
+            count = self._lib.gt_drain(self._records, room)
+            for record in self._records[:count]:
+                yield from sightings(record)
+
+    def capture_begun(self, device: int) -> int:
+        """Id of the graph capture that the current stream of this device is part of, 0 when it is none.
+
+        Its launches are kept from here on until `graph_gone`.
+        """
+        return int(self._lib.gt_capture_begun(device))
+
+    def graph_replayed(self, capture: int, times: int) -> None:
+        """Count the launches of a captured graph `times` times more."""
+        self._lib.gt_graph_replayed(capture, times)
+
+    def graph_gone(self, capture: int) -> None:
+        """Forget a capture whose graph no longer exists, once its replays are drained."""
+        self._lib.gt_graph_gone(capture)
+
+    @property
+    def cublaslt_version(self) -> int:
+        """Of the cuBLASLt that launches call; 0 without one."""
+        return int(self._lib.gt_cublaslt_version())
+
+    def failures(self) -> list[tuple[int, str, str]]:
+        """(route id, how: one of HOW, reason) of routes that failed since the last time."""
+        found = (GtFailure * 64)()
+        count = self._lib.gt_take_failures(found, len(found))
+        return [(f.id, HOW[f.how], f.reason.decode(errors="replace")) for f in found[:count]]
+
+    @property
+    def generation(self) -> int:
+        """Generation of the table in use."""
+        return int(self._lib.gt_generation())
+
+    @property
+    def dropped(self) -> int:
+        """Calls not counted because a thread saw more distinct problems than it may keep."""
+        return int(self._lib.gt_dropped())
+
+    def padded_m(self, m: int, n: int, covers: str) -> int:
+        """The C++ twin of configs.padding.padded_m."""
+        return int(self._lib.gt_padded_m(m, n, COVERS.index(covers)))
