@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -366,3 +367,25 @@ def test_a_build_beside_a_program_takes_what_that_leaves(detached: bool) -> None
     assert own == "19"
     assert not detached or group in ([], ["19"])
     assert not before or autogroup.read_text() == before  # ours is not touched
+
+
+def test_every_operator_of_the_list_is_hooked_and_named_in_the_docs(native_cache: Path, home: Home) -> None:
+    """operator_list.h is the one list: what is registered, and what the pages say, is read against it."""
+    path = library_path(native_cache)
+    assert path is not None
+    operators = {name.removeprefix("CPU aten::") for name in native.Native(path).operators() if name.startswith("CPU ")}
+    listed = set(re.findall(r'  X\("([^"]+)"', (Path(native.__file__).parent / "operator_list.h").read_text()))
+    done = home.run(
+        """
+        import json, torch
+        hooked = {line.split(" ")[0] for line in torch._C._dispatch_get_registrations_for_dispatch_key("CPU")}
+        print(json.dumps(sorted(n.removeprefix("aten::") for n in hooked if n.startswith("aten::")
+                                and "gemmtuned/hooks/native/c_api.cpp" in torch._C._dispatch_dump(n))))
+        """
+    )
+
+    assert operators == listed == set(done.said)
+    for page in ("architecture.md", "in-your-process.md"):
+        text = (Path(__file__).parents[1] / "docs" / page).read_text()
+        named = {f"`{name.partition('.')[0].rstrip('_')}`" for name in operators}
+        assert not [name for name in named if name not in text], page

@@ -15,7 +15,10 @@
 #include <ATen/ops/zeros.h>
 #include <torch/version.h>
 
+#include <utility>
+
 #include "call.h"
+#include "operator_list.h"
 
 namespace gemmtuned {
 
@@ -121,20 +124,9 @@ struct Cpu {
 
   static bool run_into(const Route&, const Tensor&, const Tensor&, const OptionalTensor&, Tensor&) { return false; }
 
-  static constexpr auto mm = at::cpu::mm;
-  static constexpr auto mm_out = at::cpu::mm_out;
-  static constexpr auto addmm = at::cpu::addmm;
-  static constexpr auto addmm_out = at::cpu::addmm_out;
-  static constexpr auto addmm_ = at::cpu::addmm_;
-  static constexpr auto bmm = at::cpu::bmm;
-  static constexpr auto bmm_out = at::cpu::bmm_out;
-  static constexpr auto baddbmm = at::cpu::baddbmm;
-  static constexpr auto baddbmm_out = at::cpu::baddbmm_out;
-  static constexpr auto baddbmm_ = at::cpu::baddbmm_;
-  static constexpr auto addmm_activation = at::cpu::_addmm_activation;
-  static constexpr auto addmm_activation_out = at::cpu::_addmm_activation_out;
-  static constexpr auto int_mm = at::cpu::_int_mm;
-  static constexpr auto int_mm_out = at::cpu::_int_mm_out;
+#define GEMMTUNED_ON_CPU(operation, ours, torchs) GEMMTUNED_TORCHS(ours, at::cpu::torchs)
+  GEMMTUNED_OPERATORS(GEMMTUNED_ON_CPU)
+#undef GEMMTUNED_ON_CPU
 
  private:
   static uint8_t math_mode(at::ScalarType dtype) {

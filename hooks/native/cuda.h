@@ -93,41 +93,9 @@ struct Cuda {
     return true;
   }
 
-  static Tensor mm(const Tensor& a, const Tensor& b) { return at::cuda::mm(a, b); }
-  static Tensor& mm_out(Tensor& out, const Tensor& a, const Tensor& b) { return at::cuda::mm_out(out, a, b); }
-  static Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
-    return at::cuda::addmm(c, a, b, beta, alpha);
-  }
-  static Tensor& addmm_out(Tensor& out, const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta,
-                           const Scalar& alpha) {
-    return at::cuda::addmm_out(out, c, a, b, beta, alpha);
-  }
-  static Tensor& addmm_(Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
-    return at::cuda::addmm_(c, a, b, beta, alpha);
-  }
-  static Tensor bmm(const Tensor& a, const Tensor& b) { return at::cuda::bmm(a, b); }
-  static Tensor& bmm_out(Tensor& out, const Tensor& a, const Tensor& b) { return at::cuda::bmm_out(out, a, b); }
-  static Tensor baddbmm(const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
-    return at::cuda::baddbmm(c, a, b, beta, alpha);
-  }
-  static Tensor& baddbmm_out(Tensor& out, const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta,
-                             const Scalar& alpha) {
-    return at::cuda::baddbmm_out(out, c, a, b, beta, alpha);
-  }
-  static Tensor& baddbmm_(Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
-    return at::cuda::baddbmm_(c, a, b, beta, alpha);
-  }
-
-  static Tensor addmm_activation(const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha,
-                                 bool gelu) {
-    return at::cuda::_addmm_activation(c, a, b, beta, alpha, gelu);
-  }
-  static Tensor& addmm_activation_out(Tensor& out, const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta,
-                                      const Scalar& alpha, bool gelu) {
-    return at::cuda::_addmm_activation_out(out, c, a, b, beta, alpha, gelu);
-  }
-  static Tensor int_mm(const Tensor& a, const Tensor& b) { return at::cuda::_int_mm(a, b); }
-  static Tensor& int_mm_out(Tensor& out, const Tensor& a, const Tensor& b) { return at::cuda::_int_mm_out(out, a, b); }
+#define GEMMTUNED_ON_CUDA(operation, ours, torchs) GEMMTUNED_TORCHS(ours, at::cuda::torchs)
+  GEMMTUNED_OPERATORS(GEMMTUNED_ON_CUDA)
+#undef GEMMTUNED_ON_CUDA
 
   // What follows is counted and served by torch. These operators are not torch's public interface, or not in all its
   // versions: each takes what calls torch as a parameter, and is registered where that can be called (install.h).

@@ -70,20 +70,9 @@ void list_operators(std::vector<Installable>& all) {
   const auto take = [&](const char* operation, void (*add)(torch::Library&, const char*)) {
     all.push_back({std::string(c10::toString(Device::key)) + " aten::" + operation, operation, Device::key, add});
   };
-  take("mm", add_to<&Ours::mm>);
-  take("mm.out", add_to<&Ours::mm_out>);
-  take("addmm", add_to<&Ours::addmm>);
-  take("addmm.out", add_to<&Ours::addmm_out>);
-  take("addmm_", add_to<&Ours::addmm_>);
-  take("bmm", add_to<&Ours::bmm>);
-  take("bmm.out", add_to<&Ours::bmm_out>);
-  take("baddbmm", add_to<&Ours::baddbmm>);
-  take("baddbmm.out", add_to<&Ours::baddbmm_out>);
-  take("baddbmm_", add_to<&Ours::baddbmm_>);
-  take("_addmm_activation", add_to<&Ours::addmm_activation>);
-  take("_addmm_activation.out", add_to<&Ours::addmm_activation_out>);
-  take("_int_mm", add_to<&Ours::int_mm>);
-  take("_int_mm.out", add_to<&Ours::int_mm_out>);
+#define GEMMTUNED_TAKE(operation, ours, torchs) take(operation, add_to<&Ours::ours>);
+  GEMMTUNED_OPERATORS(GEMMTUNED_TAKE)
+#undef GEMMTUNED_TAKE
 #ifdef GEMMTUNED_CUDA
   if constexpr (std::is_same_v<Device, Cuda>) list_private(all, take, Tensor());
 #endif

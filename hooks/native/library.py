@@ -107,7 +107,7 @@ class Native:
         if prepared == 1 and "does not load" not in why:  # without a driver there are no such calls
             self.left["CUDA"] = why
         ours = []
-        for number, operator in enumerate(self._operators()):
+        for number, operator in enumerate(self.operators()):
             if operator.startswith("CUDA ") and not self.has_cuda:
                 continue
             place = registered_at(operator)
@@ -131,7 +131,8 @@ class Native:
         over = self._watch.look(anew=anew) if self._watch is not None else {}
         return {**self.left, **over}
 
-    def _operators(self) -> Iterator[str]:
+    def operators(self) -> Iterator[str]:
+        """Names of the operators that we can stand in front of, "CPU aten::mm.out": operator_list.h, and GPUs' more."""
         number = 0
         while name := self._lib.gt_operator(number):
             yield name.decode()
