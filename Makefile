@@ -28,6 +28,7 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python docs/generate.py --check
 
 clean:
 	rm -rf .venv .demo .foreign build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -1,26 +1,56 @@
-"""The README and the public surface say the same: variables, commands, functions."""
+"""The docs and the public surface say the same: variables, commands, functions, figures, links."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import gemmtuned
 from gemmtuned.cli import COMMANDS
-from gemmtuned.configs.settings import VARIABLES
+from gemmtuned.configs.settings import AITER_CONFIGS, VARIABLES
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 
 
-def test_the_readme_lists_every_variable_with_its_default() -> None:
-    rows = dict(re.findall(r"^\| `([A-Z0-9_]+)` \| ([^|]+) \|", README, re.MULTILINE))
+def test_the_reference_is_what_the_code_says() -> None:
+    done = subprocess.run([sys.executable, str(ROOT / "docs/generate.py"), "--check"], capture_output=True, text=True)
 
-    assert rows == {v.name: v.default for v in VARIABLES}
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
 
 
-def test_the_readme_names_every_command() -> None:
-    assert {c for c in COMMANDS if not re.search(rf"\b{c}\b", README)} == set()
+def test_the_reference_has_every_variable_with_its_default() -> None:
+    rows = dict(re.findall(r"^\| `([A-Z0-9_]+)` \| ([^|]+) \|", reference("variables"), re.MULTILINE))
+
+    assert {name: rows.get(name) for name in (v.name for v in VARIABLES if v.name not in AITER_CONFIGS)} == {
+        v.name: v.default for v in VARIABLES if v.name not in AITER_CONFIGS
+    }
+    assert {name: rows.get(name) for name in AITER_CONFIGS} == AITER_CONFIGS
+
+
+def test_the_reference_has_every_command_with_its_options() -> None:
+    headings = re.findall(r"^## gemmtuned (\S+)$", reference("commands"), re.MULTILINE)
+
+    assert headings == list(COMMANDS)
+    assert {
+        o for o in ("`--since`", "`--share-resident`", "`--nsets`", "`--generation`") if o not in reference("commands")
+    } == set()
+
+
+def test_the_reference_notices_a_page_that_is_stale(tmp_path: Path) -> None:
+    for name in ("variables", "commands", "views", "messages"):
+        (tmp_path / f"{name}.md").write_text(reference(name))
+    (tmp_path / "views.md").write_text(reference("views").replace("| `calls` |", "| `cals` |", 1))
+    command = [sys.executable, str(ROOT / "docs/generate.py"), "--check", "--folder", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+
+    assert done.returncode == 1 and "views.md" in done.stdout and "commands.md" not in done.stdout, done.stderr
+
+
+def reference(page: str) -> str:
+    return (ROOT / "docs/reference" / f"{page}.md").read_text()
 
 
 def test_every_public_function_exists_and_says_what_it_does() -> None:

@@ -1,0 +1,221 @@
+"""Write docs/reference/ from the code: variables, commands, views and their columns, messages.
+
+    python docs/generate.py            # writes the pages
+    python docs/generate.py --check    # ends with 1 and names the pages that differ; `make check` runs it
+
+Nothing under docs/reference/ is edited by hand but columns.json, which says what each column of a view holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import json
+import re
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from gemmtuned import cli
+from gemmtuned.configs import errors
+from gemmtuned.configs.settings import AITER_CONFIGS, VARIABLES
+from gemmtuned.db import migrations, queries
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+FOLDER: Final = ROOT / "docs/reference"
+_FOUND: Final = "..."  # stands for what is known at run time alone
+COLUMNS: Final = FOLDER / "columns.json"
+_MADE: Final = "\n\n<!-- Written by docs/generate.py: edit the code that it reads, then run it again. -->"
+
+
+def pages() -> dict[str, str]:
+    """Every page by its file name."""
+    return {
+        "variables.md": _variables(),
+        "commands.md": _commands(),
+        "views.md": _views(),
+        "messages.md": _messages(),
+    }
+
+
+def _variables() -> str:
+    rows = [(f"`{v.name}`", v.default, v.meaning) for v in VARIABLES if v.name not in AITER_CONFIGS]
+    tables = [(f"`{name}`", family) for name, family in AITER_CONFIGS.items()]
+    return "\n\n".join([
+        "# Environment variables" + _MADE,
+        "A program reads these once, when it starts. `gemmtuned doctor` shows the value that each has in your shell "
+        "and names a misspelled `GEMMTUNED_*`.",
+        _table(("variable", "default", "meaning"), rows),
+        "## Tables of your own, by AITER's variables",
+        "Each names tuned tables of one AITER family; several paths are separated by colons. [tables.md](../tables.md) "
+        "says what becomes of their rows.",
+        _table(("variable", "family of the tables"), tables),
+    ])  # fmt: skip
+
+
+def _commands() -> str:
+    made = cli._Commands()
+    parts = [
+        "# Commands" + _MADE,
+        "Exit codes: 0 done, 1 wrong or failed, 2 wrong usage, 75 try later, 130 interrupted, 143 stopped.",
+    ]
+    for name in cli.COMMANDS:
+        parts += _command(f"gemmtuned {name}", made[name])
+    return "\n\n".join(parts)
+
+
+def _command(name: str, command: Any) -> Iterator[str]:
+    yield f"{'#' * (name.count(' ') + 1)} {name}"
+    yield inspect.cleandoc(command.help or "")
+    children = getattr(command, "commands", {})
+    for child in children:
+        yield from _command(f"{name} {child}", children[child])
+    if not children:
+        rows = [
+            (_spelled(p), " ".join((getattr(p, "help", "") or "").split())) for p in command.params if not _hidden(p)
+        ]
+        if rows:
+            yield _table(("argument or option", "meaning"), rows)
+
+
+def _hidden(parameter: Any) -> bool:
+    return bool(getattr(parameter, "hidden", False)) or parameter.name in ("help", "context")
+
+
+def _spelled(parameter: Any) -> str:
+    metavar = parameter.metavar or ("" if getattr(parameter, "is_flag", False) else (parameter.name or "").upper())
+    if parameter.param_type_name == "argument":
+        text = metavar + ("..." if parameter.nargs == -1 and not metavar.endswith(("...", "]")) else "")
+        return f"`{text}`"
+    names = ", ".join(f"`{option}`" for option in (*parameter.opts, *parameter.secondary_opts))
+    default = parameter.default
+    shown = f" ({default})" if isinstance(default, (int, float, str)) and default not in (False, True, "") else ""
+    return f"{names} {metavar}{shown}".strip()
+
+
+def _views() -> str:
+    conn = sqlite3.connect(":memory:", isolation_level=None)
+    migrations.apply(conn)
+    meanings = json.loads(COLUMNS.read_text())
+    parts = [
+        "# Views of the database" + _MADE,
+        "The database is a SQLite file, `tune.db` in the home. Read it with these views: tables may change from "
+        'version to version, and a view keeps its columns. `gemmtuned.frame("coverage")` gives one as a DataFrame. '
+        "Times of day are microseconds since 1970 (UTC).",
+    ]
+    key = list(meanings["problem columns"])
+    parts += [
+        "## The columns of a problem",
+        "Most views begin with these, one column for each part of the key.",
+        _table(("column", "meaning"), [(f"`{c}`", m) for c, m in meanings["problem columns"].items()]),
+    ]
+    for view in queries.VIEWS:
+        columns = [row[1] for row in conn.execute(f"PRAGMA table_info({view})")]
+        own = [c for c in columns if c not in key] if "family" in columns and "m" in columns else columns
+        rows = [(f"`{c}`", _meaning(meanings, view, c)) for c in own]
+        begins = "The columns of a problem, and:" if len(own) < len(columns) else ""
+        parts += [
+            f"## {view}",
+            meanings["views"][view],
+            *([begins] if begins else []),
+            _table(("column", "meaning"), rows),
+        ]
+    conn.close()
+    return "\n\n".join(parts)
+
+
+def _meaning(meanings: dict[str, dict[str, str]], view: str, column: str) -> str:
+    for name in (f"{view}.{column}", column):
+        for part in ("columns", "problem columns"):
+            if name in meanings[part]:
+                return meanings[part][name]
+    raise SystemExit(f"column {column} of view {view} has no meaning: add it to {COLUMNS.relative_to(ROOT)}")
+
+
+def _messages() -> str:
+    classes = [
+        (f"`{name}`", str(cls.exit_code), " ".join(inspect.cleandoc(cls.__doc__ or "").split()))
+        for name, cls in vars(errors).items()
+        if inspect.isclass(cls) and issubclass(cls, errors.GemmtunedError)
+    ]
+    return "\n\n".join([
+        "# Messages" + _MADE,
+        "A command that fails prints one line, `gemmtuned: ...`, and ends with the exit code of its error. A traceback "
+        "is a bug: please report it. [when-it-goes-wrong.md](../when-it-goes-wrong.md) goes through the cases.",
+        "## Errors",
+        _table(("error", "exit code", "meaning"), classes),
+        "## What `gemmtuned doctor` checks",
+        "Each check says PASS, WARN or FAIL. These lines ask for something; `...` stands for what was found.",
+        _table(("check", "result", "says", "to mend it"), sorted(_checks())),
+    ])  # fmt: skip
+
+
+def _checks() -> Iterator[tuple[str, str, str, str]]:
+    """(name, result, what it says, way out) of every Check that warns or fails and whose words stand in the source."""
+    for path in sorted((ROOT / "gemmtuned/reports").glob("*.py")):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            known = _assigned(function)
+            for node in ast.walk(function):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Check":
+                    name, result, found, fix = [*(_words(n, known) for n in node.args), "", ""][:4]
+                    if name != _FOUND and found.strip(". ") and ("WARN" in result or "FAIL" in result):
+                        yield name, result, found, "it is printed beside it" if fix == _FOUND else fix
+
+
+def _assigned(function: ast.FunctionDef) -> dict[str, str]:
+    """The text of each variable of a function that is set once."""
+    found: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            found.setdefault(node.targets[0].id, []).append(node.value)
+    return {name: _words(values[0], {}) for name, values in found.items() if len(values) == 1}
+
+
+def _words(node: ast.expr, known: dict[str, str]) -> str:
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_words(part, known) for part in node.values)
+    if isinstance(node, ast.FormattedValue):
+        return _FOUND
+    if isinstance(node, ast.IfExp):
+        return " or ".join(dict.fromkeys(w for w in (_words(node.body, known), _words(node.orelse, known)) if w))
+    if isinstance(node, ast.Name):
+        return node.id if node.id in ("PASS", "WARN", "FAIL") else known.get(node.id, _FOUND)
+    return _FOUND
+
+
+def _table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [heads, tuple("---" for _ in heads), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") or " " for cell in line) + " |" for line in lines)
+
+
+def main() -> int:
+    """Write the pages, or check them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; end with 1 if a page is not what it would be"
+    )
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the pages lie, if not in docs/reference")
+    given = parser.parse_args()
+    check, folder = given.check, given.folder
+    stale = []
+    for name, text in pages().items():
+        path = folder / name
+        text = re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE).rstrip() + "\n"
+        if not path.is_file() or path.read_text() != text:
+            stale.append(str(path))
+            if not check:
+                path.write_text(text)
+    if stale and check:
+        print(f"not what the code says: {', '.join(stale)}. Run: python docs/generate.py")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
