@@ -123,7 +123,7 @@ def odds() -> list[dict[str, Any]]:
         def __init__(self, count: int) -> None:
             draw = random.Random()
 
-            def call(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+            def call(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
                 y = torch.mm(a, b)
                 if draw.random() < 1 / count:
                     y[-1, -1] += 1.0
@@ -169,10 +169,10 @@ def odds() -> list[dict[str, Any]]:
 
 
 def _call_us(kernel: Any, inputs: Any) -> float:
-    run, times = kernel.bind(inputs.b), []
+    run, times = kernel.bind(*inputs.weights), []
     for _ in range(5):
         began = time.perf_counter()
-        run(inputs.a, inputs.bias)
+        run(*inputs.activations)
         times.append((time.perf_counter() - began) * 1e6)
     return statistics.median(times)
 

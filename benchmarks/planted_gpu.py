@@ -154,8 +154,8 @@ class _Faulty:
     def __init__(self, kernel: Kernel, fault: Fault) -> None:
         self._kernel, self._fault = kernel, fault
 
-    def bind(self, b: Tensor) -> Run:
-        run, fault = self._kernel.bind(b), self._fault
+    def bind(self, *weights: Tensor) -> Run:
+        run, fault = self._kernel.bind(*weights), self._fault
         return lambda a, bias: fault(run, a, bias)
 
 

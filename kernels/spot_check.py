@@ -19,11 +19,11 @@ import torch
 
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.priority import give_way
-from gemmtuned.configs.solution import Candidate, Solution
+from gemmtuned.configs.solution import Solution
 from gemmtuned.kernels.backends import BACKENDS
 from gemmtuned.kernels.families import family_of
-from gemmtuned.kernels.families.base import Sample
 from gemmtuned.kernels.families.error import Spread, limits, measure_error
+from gemmtuned.kernels.families.operand import Sample
 
 MAX_ELEMENTS: Final = 1 << 27  # of X, W and Y together: 512 MiB in fp32 for a moment
 MAX_FLOPS: Final = 1e12
@@ -47,17 +47,16 @@ def spot_check(solution: Solution, *, device: torch.device) -> str:
         all_of_it = family.sample(p, seed=1, device=device)
         ends = torch.cat([all_of_it.cols[: _COLUMNS // 2], all_of_it.cols[_COLUMNS // 2 :][-_COLUMNS // 2 :]])
         sample = Sample(all_of_it.rows, ends)
-        exact = family.reference(inputs, sample)
+        exact = family.reference(p, inputs, sample)
         kernel = backend.prepare(solution.candidate, p)
-        stock = BACKENDS["torch"].prepare(Candidate("torch"), p)
         with torch.no_grad():
-            y = kernel.bind(inputs.b)(inputs.a, inputs.bias)
-            default = stock.bind(inputs.b)(inputs.a, inputs.bias)
+            y = inputs.run(kernel)
+            default = inputs.run(family.default(p))
         if y.shape != default.shape or y.dtype != default.dtype:
             return f"gives {tuple(y.shape)} {y.dtype}, torch gives {tuple(default.shape)} {default.dtype}"
         found = measure_error(sample.of(y), exact)
         allowed = limits(
-            p, measure_error(sample.of(default), exact), Spread.of(exact, inputs.a.index_select(-2, sample.rows))
+            p, measure_error(sample.of(default), exact), Spread.of(exact, family.x_rows(p, inputs, sample))
         )
     except (GemmtunedError, RuntimeError, ValueError, TypeError, IndexError, MemoryError) as err:
         return f"spot check: {str(err).splitlines()[0] if str(err) else type(err).__name__}"

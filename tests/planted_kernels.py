@@ -14,56 +14,56 @@ from gemmtuned.kernels.backends.base import Kernel, Run, StatelessKernel
 Call = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
-def right(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def right(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     y = torch.matmul(a, b)
     return y if bias is None else torch.addmm(bias, a, b)
 
 
-def dropped_tail(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def dropped_tail(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     return right(a[:, :-8].contiguous(), b[:-8], bias)
 
 
-def double_counted(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def double_counted(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     return right(a, b, bias) + (a[:, :1] @ b[:1])
 
 
-def nan_result(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def nan_result(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     y = right(a, b, bias)
     y[-1, -1] = float("nan")
     return y
 
 
-def one_wrong(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def one_wrong(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     y = right(a, b, bias)
     y[y.shape[0] // 2 + 1, 3] += 1.0
     return y
 
 
-def low_precision(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def low_precision(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     return right(a.bfloat16(), b.bfloat16(), None if bias is None else bias.bfloat16()).to(a.dtype)
 
 
-def wrong_dtype(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def wrong_dtype(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     return right(a, b, bias).double()
 
 
-def wrong_shape(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def wrong_shape(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     return right(a, b, bias)[:-1]
 
 
-def wrong_strides(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def wrong_strides(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     return right(a, b, bias).t().contiguous().t()
 
 
-def no_tensor(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def no_tensor(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     return None  # type: ignore[return-value]
 
 
-def raises(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def raises(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     raise RuntimeError("no kernel image is available\nand a long trace")
 
 
-def unwritten_row(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def unwritten_row(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """Leaves one row of its output to whatever the memory held; a memory that holds the right numbers hides it."""
     y = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype)
     full = right(a, b, bias)
@@ -73,15 +73,15 @@ def unwritten_row(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     return y
 
 
-def eats_nan(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def eats_nan(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     return right(a.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0), b, bias)
 
 
-def eats_inf(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def eats_inf(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     return right(a.clamp(-1e6, 1e6), b, bias)
 
 
-def reads_beside(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def reads_beside(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """Reads the 8 elements behind each row of X, times 0: seen only where they are not numbers."""
     rows, cols = a.shape
     room = a.untyped_storage().nbytes() // a.element_size() - a.storage_offset()
@@ -91,13 +91,13 @@ def reads_beside(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     return right(a, b, bias)
 
 
-def writes_beside(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def writes_beside(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     if a.storage_offset() > 0:
         a.as_strided((1,), (1,), a.storage_offset() - 1).fill_(7.0)
     return right(a, b, bias)
 
 
-def writes_operand(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def writes_operand(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     y = right(a, b, bias)
     a[0, 0] += 1
     return y
@@ -109,7 +109,7 @@ class _Static:
     def __init__(self) -> None:
         self.out: dict[tuple[int, int], Tensor] = {}
 
-    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         y = right(a, b, bias)
         out = self.out.setdefault((y.shape[0], y.shape[1]), torch.empty_like(y))
         return out.copy_(y)
@@ -121,7 +121,7 @@ class _Jitter:
     def __init__(self) -> None:
         self.calls = 0
 
-    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         y = right(a, b, bias)
         self.calls += 1
         if self.calls % 7 == 0 and bool(y[0, 0].isfinite()):  # the neighbour of Inf is NaN
@@ -135,7 +135,7 @@ class _NowAndThen:
     def __init__(self) -> None:
         self.calls = 0
 
-    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         y = right(a, b, bias)
         self.calls += 1
         if self.calls % 50 == 0:
@@ -148,7 +148,7 @@ class KeepsWeight:
 
     def bind(self, b: Tensor) -> Run:
         copy = b.clone()
-        return lambda a, bias: right(a, copy, bias)
+        return lambda a, bias=None: right(a, copy, bias)
 
 
 class KeepsByAddress:
@@ -159,7 +159,7 @@ class KeepsByAddress:
 
     def bind(self, b: Tensor) -> Run:
         copy = self.copies.setdefault(b.data_ptr(), b.clone())
-        return lambda a, bias: right(a, copy, bias)
+        return lambda a, bias=None: right(a, copy, bias)
 
 
 def static() -> Kernel:

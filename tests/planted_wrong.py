@@ -24,7 +24,7 @@ from gemmtuned.kernels.backends.base import Kernel, Run, StatelessKernel
 Call = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
 
 
-def right(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def right(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     if a.dim() == 3:
         return torch.bmm(a, b) if bias is None else torch.baddbmm(bias, a, b)
     return torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
@@ -36,7 +36,7 @@ class Counted:
     def __init__(self, spoil: Callable[[Tensor, int], Tensor | None]) -> None:
         self.spoil, self.calls = spoil, 0
 
-    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         y = right(a, b, bias)
         self.calls += 1
         spoilt = self.spoil(y, self.calls)
@@ -51,7 +51,7 @@ class CountedByClosure:
 
     def bind(self, b: Tensor) -> Run:
         counted = Counted(self.spoil)
-        return lambda a, bias: counted(a, b, bias)
+        return lambda a, bias=None: counted(a, b, bias)
 
 
 # --- late and early
@@ -80,7 +80,7 @@ def repeats_from(first: int) -> Callable[[], Call]:
 def after_time(seconds: float) -> Call:
     began: list[float] = []
 
-    def call(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    def call(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         began.append(time.monotonic()) if not began else None
         y = right(a, b, bias)
         return y.neg_() if time.monotonic() > began[0] + seconds else y
@@ -126,7 +126,7 @@ def lose_row(y: Tensor) -> None:
 class KeepsWeight:
     def bind(self, b: Tensor) -> Run:
         kept = b.clone()
-        return lambda a, bias: right(a, kept, bias)
+        return lambda a, bias=None: right(a, kept, bias)
 
 
 class WeightByAddress:
@@ -134,7 +134,7 @@ class WeightByAddress:
         self.kept: dict[int, Tensor] = {}
 
     def bind(self, b: Tensor) -> Run:
-        return lambda a, bias: right(a, self.kept.setdefault(b.data_ptr(), b.clone()), bias)
+        return lambda a, bias=None: right(a, self.kept.setdefault(b.data_ptr(), b.clone()), bias)
 
 
 class WeightByFingerprint:
@@ -144,7 +144,7 @@ class WeightByFingerprint:
         self.kept: dict[tuple[Any, ...], Tensor] = {}
 
     def bind(self, b: Tensor) -> Run:
-        def run(a: Tensor, bias: Tensor | None) -> Tensor:
+        def run(a: Tensor, bias: Tensor | None = None) -> Tensor:
             key = (b.data_ptr(), float(b[0, 0]), float(b[-1, -1]))
             return right(a, self.kept.setdefault(key, b.clone()), bias)
 
@@ -158,7 +158,7 @@ class XByAddress:
         self.kept: dict[tuple[Any, ...], Tensor] = {}
         self.most = most
 
-    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         key = (a.data_ptr(), a.shape)
         if key not in self.kept and len(self.kept) >= self.most:
             self.kept.pop(next(iter(self.kept)))
@@ -177,7 +177,7 @@ class ByVersion:
         return t if key[2] is None else self.kept.setdefault(key, t.clone())
 
     def bind(self, b: Tensor) -> Run:
-        return lambda a, bias: right(a, self.copy(b), bias) if self.weight else right(self.copy(a), b, bias)
+        return lambda a, bias=None: right(a, self.copy(b), bias) if self.weight else right(self.copy(a), b, bias)
 
 
 class KeepsBias:
@@ -187,7 +187,7 @@ class KeepsBias:
     def bind(self, b: Tensor) -> Run:
         kept: list[Tensor | None] = []
 
-        def run(a: Tensor, bias: Tensor | None) -> Tensor:
+        def run(a: Tensor, bias: Tensor | None = None) -> Tensor:
             if not kept:
                 kept.append(bias.clone() if self.copy and bias is not None else bias)
             return right(a, b, kept[0])
@@ -200,7 +200,7 @@ class KeepsX:
 
     def bind(self, b: Tensor) -> Run:
         kept: dict[tuple[int, ...], Tensor] = {}
-        return lambda a, bias: right(kept.setdefault(tuple(a.shape), a), b, bias)
+        return lambda a, bias=None: right(kept.setdefault(tuple(a.shape), a), b, bias)
 
 
 class ResultByInputs:
@@ -209,7 +209,7 @@ class ResultByInputs:
     def bind(self, b: Tensor) -> Run:
         kept: dict[tuple[Any, ...], Tensor] = {}
 
-        def run(a: Tensor, bias: Tensor | None) -> Tensor:
+        def run(a: Tensor, bias: Tensor | None = None) -> Tensor:
             key = (a.data_ptr(), a.shape, 0 if bias is None else bias.data_ptr(), float(a.flatten()[0]))
             if key not in kept:
                 kept.clear()
@@ -235,32 +235,32 @@ class Ring:
         self.size, self.calls = size, 0
         self.results: dict[tuple[Any, ...], Tensor] = {}
 
-    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         y = right(a, b, bias)
         self.calls += 1
         return self.results.setdefault((self.calls % self.size, y.shape), kept_memory(y)).copy_(y)
 
 
-def scales_weight_meanwhile(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def scales_weight_meanwhile(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     b.neg_()
     y = right(-a, b, bias)
     b.neg_()
     return y
 
 
-def writes_operand(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def writes_operand(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     y = right(a, b, bias)
     a[..., 0, 0] += 1
     return y
 
 
-def writes_beside(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def writes_beside(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     if a.storage_offset() > 0:
         a.as_strided((1,), (1,), a.storage_offset() - 1).fill_(7.0)
     return right(a, b, bias)
 
 
-def spoils_weight_seldom(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def spoils_weight_seldom(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     y = right(a, b, bias)
     if random.random() < 0.02:
         b[..., 0, 0] += 1
@@ -271,7 +271,7 @@ def spoils_weight_seldom(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def spoilt_if(hit: Callable[[Tensor, Tensor, Tensor | None], object]) -> Call:
-    def call(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    def call(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         spoil = bool(hit(a, b, bias))
         y = right(a, b, bias)
         if spoil:
@@ -298,7 +298,7 @@ class WhileOthersLive:
         self.most = most
         self.given: list[weakref.ref[Tensor]] = []
 
-    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         self.given = [ref for ref in self.given if ref() is not None]
         y = right(a, b, bias)
         if len(self.given) >= self.most:
@@ -313,7 +313,7 @@ class WhereOneLay:
     def __init__(self) -> None:
         self.places: set[int] = set()
 
-    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         y = right(a, b, bias)
         if y.data_ptr() in self.places:
             y[..., -1, -1] = 0.5
@@ -327,7 +327,7 @@ class AfterPause:
     def __init__(self, pause_s: float) -> None:
         self.pause_s, self.last_s, self.calls, self.wrong = pause_s, math.inf, 0, 0
 
-    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         now_s = time.monotonic()
         if now_s > self.last_s + self.pause_s and self.calls > 500:
             self.wrong = 3
@@ -339,7 +339,7 @@ class AfterPause:
         return y
 
 
-def by_default_dtype(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def by_default_dtype(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """Its scratch is of whatever dtype torch.empty makes."""
     scratch = torch.empty(a.shape).copy_(a)
     return right(scratch.to(a.dtype), b, bias)
@@ -349,19 +349,19 @@ def by_default_dtype(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def on_x(change: Callable[[Tensor], Tensor]) -> Call:
-    return lambda a, b, bias: right(change(a), b, bias)
+    return lambda a, b, bias=None: right(change(a), b, bias)
 
 
 def on_w(change: Callable[[Tensor], Tensor]) -> Call:
-    return lambda a, b, bias: right(a, change(b), bias)
+    return lambda a, b, bias=None: right(a, change(b), bias)
 
 
 def on_bias(change: Callable[[Tensor], Tensor]) -> Call:
-    return lambda a, b, bias: right(a, b, None if bias is None else change(bias))
+    return lambda a, b, bias=None: right(a, b, None if bias is None else change(bias))
 
 
 def on_y(change: Callable[[Tensor], Tensor]) -> Call:
-    return lambda a, b, bias: change(right(a, b, bias))
+    return lambda a, b, bias=None: change(right(a, b, bias))
 
 
 def no_nan(t: Tensor) -> Tensor:
@@ -391,7 +391,7 @@ def finite(t: Tensor) -> Tensor:
     return t.nan_to_num(nan=math.nan)
 
 
-def skips_zero_rows(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def skips_zero_rows(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     y = right(a, b, bias)
     y[(a == 0).all(-1)] = 0.0 if bias is None else bias
     return y
@@ -401,21 +401,21 @@ def negative_zero_as_one(t: Tensor) -> Tensor:
     return torch.where((t == 0) & t.signbit(), 1.0, t).to(t.dtype)
 
 
-def rows_that_begin_alike(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def rows_that_begin_alike(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """Computes one row of those whose first numbers are equal."""
     _, same = torch.unique(a[:, :4].contiguous().view(torch.int32), dim=0, return_inverse=True)
     first = torch.stack([(same == i).nonzero()[0, 0] for i in same])
     return right(a, b, bias)[first]
 
 
-def middle_row_if_ragged(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def middle_row_if_ragged(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     y = right(a, b, bias)
     if y.shape[-1] % 8:
         y[..., y.shape[-2] // 2, y.shape[-1] // 2] *= 2
     return y
 
 
-def saturating_fp16(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def saturating_fp16(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """bf16 by way of fp16, which holds more digits and a smaller range."""
     a, b = a.clamp(-65504, 65504).half(), b.clamp(-65504, 65504).half()
     return right(a, b, None if bias is None else bias.half()).bfloat16()
@@ -445,32 +445,32 @@ def as_fp16_pair(a: Tensor) -> Tensor:
 
 
 def dropped_k(count: int) -> Call:
-    def call(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    def call(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         return right(a[..., :-count].contiguous(), b[..., :-count, :], bias)
 
     return call
 
 
-def last_column_lost(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def last_column_lost(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     y = right(a, b, bias)
     if y.shape[-1] % 16:
         y[..., -1] = 0 if bias is None else bias[-1]
     return y
 
 
-def last_row_lost_if_odd(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def last_row_lost_if_odd(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     y = right(a, b, bias)
     if y.shape[-2] % 2:
         y[..., -1, :] = 0
     return y
 
 
-def counted_twice(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def counted_twice(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     return right(a, b, bias) + (a[..., :1] @ b[..., :1, :])
 
 
 def wrong_at(hit: Callable[[int], bool]) -> Call:
-    def call(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    def call(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         y = right(a, b, bias)
         if hit(y.shape[-2]):
             y[..., -1, :] = 0
@@ -485,7 +485,7 @@ class RoomOfFirst:
     def __init__(self) -> None:
         self.rows = 0
 
-    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         self.rows = self.rows or a.shape[-2]
         y = right(a, b, bias)
         y[self.rows :] = 0
@@ -498,7 +498,7 @@ class OldRows:
     def __init__(self) -> None:
         self.rows = 0
 
-    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         before, self.rows = self.rows, a.shape[-2]
         y = right(a, b, bias)
         if self.rows < before:
@@ -509,24 +509,24 @@ class OldRows:
 # --- layout
 
 
-def as_if_contiguous(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def as_if_contiguous(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """Ignores the distance of rows in memory."""
     if a.numel() + a.storage_offset() <= a.untyped_storage().nbytes() // a.element_size():
         a = a.as_strided(a.shape, (a.shape[-1], 1), a.storage_offset())
     return right(a, b, bias)
 
 
-def from_even_addresses(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def from_even_addresses(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """Loads pairs: an odd offset reads the element before."""
     odd = a.storage_offset() % 2
     return right(a.as_strided(a.shape, a.stride(), a.storage_offset() - odd), b, bias)
 
 
-def wrong_strides(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def wrong_strides(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     return right(a, b, bias).t().contiguous().t()
 
 
-def reads_beside(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def reads_beside(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """Reads three elements behind each row of X, times 0: seen only where they are not numbers."""
     rows, cols = a.shape
     room = a.untyped_storage().nbytes() // a.element_size() - a.storage_offset()
@@ -543,7 +543,7 @@ class SharedScratch:
     def __init__(self) -> None:
         self.scratch: dict[tuple[Any, ...], Tensor] = {}
 
-    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         scratch = self.scratch.setdefault((a.shape, a.dtype), kept_memory(a))
         scratch.copy_(a)
         return right(scratch, b, bias)
@@ -556,7 +556,7 @@ class OneThreads:
         self.own = threading.local()
         self.own.scale = 1.0
 
-    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         return right(a, b, bias) * float(self.own.scale)
 
 
@@ -567,7 +567,7 @@ class CurrentWeight:
         self.now: Tensor | None = None
 
     def bind(self, b: Tensor) -> Run:
-        def run(a: Tensor, bias: Tensor | None) -> Tensor:
+        def run(a: Tensor, bias: Tensor | None = None) -> Tensor:
             self.now = b
             x = a * 1.0
             return right(x, self.now, bias)
@@ -581,7 +581,7 @@ class NotReentrant:
     def __init__(self) -> None:
         self.busy = False
 
-    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         if self.busy:
             return torch.zeros_like(right(a, b, bias))
         self.busy = True
@@ -594,7 +594,7 @@ class NotReentrant:
 
 
 def by_way_of(dtype: torch.dtype) -> Call:
-    def call(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    def call(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         return right(a.to(dtype), b.to(dtype), None if bias is None else bias.to(dtype)).to(a.dtype)
 
     return call
@@ -605,13 +605,13 @@ def cut_bits(bits: int) -> Callable[[Tensor], Tensor]:
     return lambda t: (t.contiguous().view(torch.int32) & ~((1 << bits) - 1)).view(torch.float32)
 
 
-def truncated(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def truncated(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """bf16 results cut, not rounded."""
     y = right(a.float(), b.float(), None if bias is None else bias.float())
     return cut_bits(16)(y).bfloat16()
 
 
-def rounded_partials(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def rounded_partials(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     step = max(1, a.shape[-1] // 4)
     y = sum(right(a[:, i : i + step], b[i : i + step], None) for i in range(0, a.shape[-1], step))
     assert isinstance(y, Tensor)
@@ -621,7 +621,7 @@ def rounded_partials(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
 # --- uninitialised reads
 
 
-def unwritten_row(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def unwritten_row(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """One row of its result is what the memory held; memory that holds small numbers hides it."""
     y = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype)
     full = right(a, b, bias)
@@ -631,12 +631,12 @@ def unwritten_row(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     return y
 
 
-def adds_to_unwritten(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def adds_to_unwritten(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     space = torch.empty_like(a)
     return right(a, b, bias) + (space[:1, :1].nan_to_num(0.0) * 1e-6)
 
 
-def hides_nan_of_unwritten(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def hides_nan_of_unwritten(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     space = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype)
     clean = torch.where(space.isnan() | (space.abs() < 1e3), 0.0, space)
     return right(a, b, bias) + clean.to(a.dtype)
@@ -709,9 +709,9 @@ _KINDS: dict[str, dict[str, Callable[[], Any]]] = {
         "nan for a zero row": _call(on_x(by_row_maximum)),
         "zero rows skipped": _call(skips_zero_rows),
         "negative zero is one": _call(on_x(negative_zero_as_one)),
-        "bias of zeros": _call(spoilt_if(lambda a, b, bias: bias is not None and not bias.any())),
-        "no negative x": _call(spoilt_if(lambda a, b, bias: (a >= 0).all() and a.any())),
-        "one number in a row of x": _call(spoilt_if(lambda a, b, bias: ((a != 0).sum(-1) == 1).any())),
+        "bias of zeros": _call(spoilt_if(lambda a, b, bias=None: bias is not None and not bias.any())),
+        "no negative x": _call(spoilt_if(lambda a, b, bias=None: (a >= 0).all() and a.any())),
+        "one number in a row of x": _call(spoilt_if(lambda a, b, bias=None: ((a != 0).sum(-1) == 1).any())),
         "rows that begin alike": _call(rows_that_begin_alike),
     },
     "magnitudes": {
@@ -767,18 +767,20 @@ _KINDS: dict[str, dict[str, Callable[[], Any]]] = {
     },
 }
 _KINDS["memory"] = {
-    "x and w in one storage": _call(spoilt_if(lambda a, b, bias: storage(a) == storage(b))),
-    "x is a part of w": _call(spoilt_if(lambda a, b, bias: lies_in(a, b))),
-    "w and bias in one storage": _call(spoilt_if(lambda a, b, bias: bias is not None and storage(bias) == storage(b))),
+    "x and w in one storage": _call(spoilt_if(lambda a, b, bias=None: storage(a) == storage(b))),
+    "x is a part of w": _call(spoilt_if(lambda a, b, bias=None: lies_in(a, b))),
+    "w and bias in one storage": _call(
+        spoilt_if(lambda a, b, bias=None: bias is not None and storage(bias) == storage(b))
+    ),
     "while two results live": lambda: WhileOthersLive(2),
     "while 20 results live": lambda: WhileOthersLive(20),
     "where a result lay": WhereOneLay,
 }
 _KINDS["state"] = {
-    "in inference mode": _call(spoilt_if(lambda a, b, bias: torch.is_inference_mode_enabled())),
-    "with gradients on": _call(spoilt_if(lambda a, b, bias: torch.is_grad_enabled())),
-    "with gradients off": _call(spoilt_if(lambda a, b, bias: not torch.is_grad_enabled())),
-    "bf16 under autocast": _call(spoilt_if(lambda a, b, bias: torch.is_autocast_enabled("cpu"))),
+    "in inference mode": _call(spoilt_if(lambda a, b, bias=None: torch.is_inference_mode_enabled())),
+    "with gradients on": _call(spoilt_if(lambda a, b, bias=None: torch.is_grad_enabled())),
+    "with gradients off": _call(spoilt_if(lambda a, b, bias=None: not torch.is_grad_enabled())),
+    "bf16 under autocast": _call(spoilt_if(lambda a, b, bias=None: torch.is_autocast_enabled("cpu"))),
     "scratch of the default dtype": _call(by_default_dtype),
     "after a pause": lambda: AfterPause(0.1),
 }
@@ -818,7 +820,7 @@ WRONG: tuple[Wrong, ...] = tuple(_all())
 def split_k(parts: int, *, backwards: bool = False) -> Call:
     """Partial sums in fp32 (fp64 for fp64), one rounding at the end."""
 
-    def call(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    def call(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         wide = torch.float64 if a.dtype == torch.float64 else torch.float32
         step = -(-a.shape[-1] // parts)
         starts = list(range(0, a.shape[-1], step))
@@ -831,40 +833,40 @@ def split_k(parts: int, *, backwards: bool = False) -> Call:
     return call
 
 
-def mixed_k(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def mixed_k(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     order = torch.randperm(a.shape[-1])
     return right(a[..., order], b[..., order, :], bias)
 
 
-def swapped(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def swapped(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     y = b.mT @ a.mT if bias is None else torch.addmm(bias.unsqueeze(1), b.t(), a.t())
     return y.mT.contiguous().view(*y.shape[:-2], y.shape[-1], y.shape[-2])
 
 
-def linear(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def linear(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.nn.functional.linear(a, b.mT, bias)
 
 
-def einsum(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def einsum(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     y = torch.einsum("mk,kn->mn", a.float(), b.float()) if a.dtype != torch.float64 else torch.einsum("mk,kn->mn", a, b)
     return (y if bias is None else y + bias.to(y.dtype)).to(a.dtype)
 
 
-def by_rows(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def by_rows(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.cat([right(row, b, bias) for row in a.split(3)])
 
 
-def by_columns(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def by_columns(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     parts = b.split(24, dim=1)
     biases = [None] * len(parts) if bias is None else list(bias.split(24))
     return torch.cat([right(a, part, own) for part, own in zip(parts, biases, strict=True)], 1)
 
 
-def in_fp64(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def in_fp64(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     return right(a.double(), b.double(), None if bias is None else bias.double()).to(a.dtype)
 
 
-def padded_rows(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def padded_rows(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """Computes 16 rows at a time and gives those that were asked for."""
     rows = a.shape[0]
     full = a.new_zeros(-(-rows // 16) * 16, a.shape[1])
@@ -872,13 +874,13 @@ def padded_rows(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     return right(full, b, bias)[:rows].clone()
 
 
-def into_new_memory(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def into_new_memory(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     y = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype)
     torch.mm(a, b, out=y) if bias is None else torch.addmm(bias, a, b, out=y)
     return y
 
 
-def by_products(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def by_products(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """Products first, then torch's pairwise sum."""
     wide = torch.float64 if a.dtype == torch.float64 else torch.float32
     y = (a.to(wide).unsqueeze(-1) * b.to(wide).unsqueeze(0)).sum(1)

@@ -54,20 +54,20 @@ def test_each_surrounding_shows_what_is_wrong_in_it_alone() -> None:
     hit = planted.spoilt_if
     known: list[torch.Tensor] = []
 
-    def counts_edits(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def counts_edits(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         if a.is_inference() or not known or known[0]._version != a._version:
             known[:] = [a, a.clone()]
         return planted.right(known[1], b, bias)
 
     fp32, bf16 = PROBLEMS[0], PROBLEMS[1]
-    without = hit(lambda a, b, bias: not torch.is_grad_enabled() and not torch.is_inference_mode_enabled())
+    without = hit(lambda a, b, bias=None: not torch.is_grad_enabled() and not torch.is_inference_mode_enabled())
     assert faults(fp32, without) == ["with gradients off"]
-    assert faults(fp32, hit(lambda a, b, bias: torch.get_default_dtype() == torch.bfloat16)) == [
+    assert faults(fp32, hit(lambda a, b, bias=None: torch.get_default_dtype() == torch.bfloat16)) == [
         "with another default dtype"
     ]
-    assert faults(bf16, hit(lambda a, b, bias: torch.is_autocast_enabled("cpu"))) == ["under autocast"]
-    assert faults(fp32, hit(lambda a, b, bias: planted.lies_in(a, b))) == ["X is a part of the weight"]
-    assert len(faults(fp32, hit(lambda a, b, bias: planted.storage(a) == planted.storage(b)))) == 7
+    assert faults(bf16, hit(lambda a, b, bias=None: torch.is_autocast_enabled("cpu"))) == ["under autocast"]
+    assert faults(fp32, hit(lambda a, b, bias=None: planted.lies_in(a, b))) == ["X is a part of the weight"]
+    assert len(faults(fp32, hit(lambda a, b, bias=None: planted.storage(a) == planted.storage(b)))) == 7
     assert "X edited by way of .data" in faults(fp32, counts_edits)
 
 
@@ -75,8 +75,8 @@ def test_operands_in_one_storage_keep_values_and_strides() -> None:
     for problem in PROBLEMS:
         inputs = family_of(problem).make(problem, kind="randn", seed=1, device=CPU)
         one = in_one_storage(inputs)
-        for t, copy in ((inputs.a, one.a), (inputs.b, one.b), (inputs.bias, one.bias)):
-            assert (t is None) == (copy is None)
-            if t is not None and copy is not None:
-                assert torch.equal(t, copy) and t.stride() == copy.stride()
-                assert copy.untyped_storage().data_ptr() == one.buffers[0].data_ptr()
+        assert list(one.tensors) == list(inputs.tensors)
+        for operand, t in inputs:
+            copy = one[operand.name]
+            assert torch.equal(t, copy) and t.stride() == copy.stride()
+            assert copy.untyped_storage().data_ptr() == one.buffers[0].data_ptr()

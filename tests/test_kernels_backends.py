@@ -169,8 +169,8 @@ def test_results_have_the_strides_that_stock_torch_gives(name, n, m):
     if name not in names(problem):
         pytest.skip("not a candidate for this shape")
     inputs = family_of(problem).make(problem, kind="randn", seed=1, device=CPU)
-    y = BACKENDS[name].prepare(Candidate(name), problem).bind(inputs.b)(inputs.a, inputs.bias)
-    stock = torch.addmm(inputs.bias, inputs.a, inputs.b)
+    y = inputs.run(BACKENDS[name].prepare(Candidate(name), problem))
+    stock = torch.addmm(inputs["bias"], inputs["x"], inputs["w"])
     assert (y.shape, y.stride(), y.dtype) == (stock.shape, stock.stride(), stock.dtype)
 
 

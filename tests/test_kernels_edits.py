@@ -10,8 +10,8 @@ import torch
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.families import family_of
-from gemmtuned.kernels.families.base import Inputs
 from gemmtuned.kernels.families.edits import Edit, edits, holding, patterns
+from gemmtuned.kernels.families.operand import Inputs
 
 CPU = torch.device("cpu")
 PROBLEMS = (
@@ -33,31 +33,25 @@ def all_of(problem: Problem, inputs: Inputs, *, thorough: bool = True, seed: int
     return list(edits(problem, inputs, seed=seed, thorough=thorough))
 
 
-def values(t: torch.Tensor | None) -> torch.Tensor:
-    return torch.empty(0) if t is None else t.clone()
-
-
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 @pytest.mark.parametrize("thorough", [False, True])
 def test_operands_change_in_their_place_and_are_as_they_were_afterwards(problem: Problem, thorough: bool) -> None:
     inputs = made(problem)
-    before = [values(t) for t in (inputs.a, inputs.b, inputs.bias)]
+    before = {o.name: t.clone() for o, t in inputs}
     for edit in all_of(problem, inputs, thorough=thorough):
         with edit.applied(inputs):
-            now = (inputs.a, inputs.b, inputs.bias)
-            assert any(t is not None and not torch.equal(t, old) for t, old in zip(now, before, strict=True)), edit.what
-        for t, old in zip((inputs.a, inputs.b, inputs.bias), before, strict=True):
-            assert t is None or torch.equal(t, old), edit.what
+            assert any(not torch.equal(t, before[o.name]) for o, t in inputs), edit.what
+        assert all(torch.equal(t, before[o.name]) for o, t in inputs), edit.what
 
 
 @pytest.mark.parametrize("problem", PROBLEMS[:3], ids=str)
 def test_each_operand_gets_zeros_large_and_small_numbers_and_what_is_no_number(problem: Problem) -> None:
     inputs = made(problem)
-    seen = {name: torch.empty(0, dtype=torch.float64) for name in ("a", "b", "bias")}
+    seen = {name: torch.empty(0, dtype=torch.float64) for name in ("x", "w", "bias")}
     for edit in all_of(problem, inputs, thorough=False):
         with edit.applied(inputs):
             for name in edit.marks:
-                seen[name] = torch.cat([seen[name], getattr(inputs, name).double().flatten()])
+                seen[name] = torch.cat([seen[name], inputs[name].double().flatten()])
     large, small = {"fp16": (1e3, 1e-2), "fp64": (1e50, 1e-50)}.get(problem.dtype, (1e29, 1e-28))
     for name, found in seen.items():
         if name == "bias" and not problem.bias:
@@ -74,7 +68,7 @@ def test_a_thorough_one_puts_each_value_on_every_row() -> None:
     for edit in all_of(problem, inputs):
         if edit.what == "NaN and Inf in rows of X":
             with edit.applied(inputs):
-                hit += inputs.a.isnan().any(1)
+                hit += inputs["x"].isnan().any(1)
     assert hit.tolist() == [1] * 9
 
 
@@ -83,14 +77,14 @@ def test_results_are_as_large_as_their_unit_says() -> None:
     inputs = made(problem)
     for edit in all_of(problem, inputs):
         with edit.applied(inputs):
-            y = torch.addmm(inputs.bias, inputs.a, inputs.b)
-            size = (y.double() / edit.unit(y, adds=False)).abs()
+            y = torch.addmm(inputs["bias"], inputs["x"], inputs["w"])
+            size = (y.double() / edit.unit(y, problem, inputs.operands)).abs()
             assert not size.isfinite().any() or size[size.isfinite()].max() < 10, edit.what
 
 
 def test_a_packed_weight_is_left_alone() -> None:
     problem = Problem(m=9, n=24, k=40, dtype="fp32", weight_state="packed")
-    assert all("b" not in edit.marks for edit in all_of(problem, made(problem)))
+    assert all("w" not in edit.marks for edit in all_of(problem, made(problem)))
 
 
 def test_equal_seeds_make_equal_edits_and_other_seeds_do_not() -> None:
@@ -106,7 +100,7 @@ def test_equal_seeds_make_equal_edits_and_other_seeds_do_not() -> None:
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 def test_patterns_of_x_are_what_they_say_and_x_is_itself_again(problem: Problem) -> None:
-    x = made(problem).a
+    x = made(problem)["x"]
     before = x.clone()
     found = dict(patterns(x, seed=1))
     for values_ in found.values():

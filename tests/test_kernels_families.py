@@ -12,8 +12,9 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.dtypes import wide
 from gemmtuned.kernels.families import FAMILIES, family_of
-from gemmtuned.kernels.families.base import KINDS, PADDED, lay_out
+from gemmtuned.kernels.families.base import KINDS, PADDED
 from gemmtuned.kernels.families.error import Error, Spread, limits, measure_error
+from gemmtuned.kernels.families.operand import lay_out
 
 CPU = torch.device("cpu")
 
@@ -26,7 +27,7 @@ def make(problem: Problem, kind: str = "randn", seed: int = 1, **kw):
 @pytest.mark.parametrize("kind", ["randn", "padded"])
 def test_operands_have_the_strides_their_layout_names(problem, kind):
     inputs = make(problem, kind)
-    for tensor, shape, letter in zip((inputs.a, inputs.b), ((9, 72), (72, 40)), problem.layout, strict=True):
+    for tensor, shape, letter in zip((inputs["x"], inputs["w"]), ((9, 72), (72, 40)), problem.layout, strict=True):
         assert tuple(tensor.shape) == shape
         unit = [dim for dim in (0, 1) if tensor.stride(dim) == 1]
         assert unit == {"n": [1], "t": [0], "s": []}[letter]
@@ -34,13 +35,13 @@ def test_operands_have_the_strides_their_layout_names(problem, kind):
 
 def test_a_linear_layers_weight_is_a_view_of_a_row_major_matrix():
     inputs = make(Problem(m=3, n=5, k=7, dtype="bf16"))
-    assert inputs.b.t().is_contiguous()
-    assert inputs.a.is_contiguous()
+    assert inputs["w"].t().is_contiguous()
+    assert inputs["x"].is_contiguous()
 
 
 def test_padded_operands_have_nan_all_around_and_odd_offsets():
     inputs = make(Problem(m=4, n=6, k=8, dtype="fp32", bias=True), "padded")
-    for tensor, buffer in zip((inputs.a, inputs.b, inputs.bias), inputs.buffers, strict=True):
+    for tensor, buffer in zip(inputs.tensors.values(), inputs.buffers, strict=True):
         assert not tensor.isnan().any()
         assert int((~buffer.isnan()).sum()) == tensor.numel()
         assert tensor.storage_offset() % 2 == 1
@@ -51,32 +52,32 @@ def test_padded_operands_have_nan_all_around_and_odd_offsets():
 def test_equal_seeds_make_equal_inputs_and_other_seeds_do_not(kind):
     problem = Problem(m=5, n=6, k=200, dtype="bf16", bias=True)
     one, same, other = make(problem, kind, 3), make(problem, kind, 3), make(problem, kind, 4)
-    assert torch.equal(one.a.nan_to_num(), same.a.nan_to_num())
-    assert torch.equal(one.b.nan_to_num(), same.b.nan_to_num())
-    assert not torch.equal(one.a.nan_to_num(), other.a.nan_to_num())
-    assert not torch.equal(one.b.nan_to_num(), other.b.nan_to_num())
+    assert torch.equal(one["x"].nan_to_num(), same["x"].nan_to_num())
+    assert torch.equal(one["w"].nan_to_num(), same["w"].nan_to_num())
+    assert not torch.equal(one["x"].nan_to_num(), other["x"].nan_to_num())
+    assert not torch.equal(one["w"].nan_to_num(), other["w"].nan_to_num())
 
 
 def test_tail_inputs_are_large_at_the_end_and_outliers_are_rare():
     problem = Problem(m=64, n=8, k=1000, dtype="fp32")
-    tail, outliers = make(problem, "tail").a, make(problem, "outliers").a
+    tail, outliers = make(problem, "tail")["x"], make(problem, "outliers")["x"]
     assert tail[:, -64:].std() > 30
     assert 0.004 < float((outliers.abs() > 10).float().mean()) < 0.02
 
 
 def test_a_given_weight_is_used_itself_and_left_as_it_was():
     problem = Problem(m=2, n=6, k=8, dtype="fp32")
-    weight = make(problem).b
+    weight = make(problem)["w"]
     kept = weight.clone()
-    assert make(problem, "outliers", weight=weight).b is weight
-    assert make(problem, PADDED, weight=weight).b.data_ptr() != weight.data_ptr()
+    assert make(problem, "outliers", weights=(weight,))["w"] is weight
+    assert make(problem, PADDED, weights=(weight,))["w"].data_ptr() != weight.data_ptr()
     assert torch.equal(weight, kept)
 
 
 def test_weight_copies_have_equal_values_in_memory_of_their_own():
     for layout in ("nt", "nn", "ns"):
         problem = Problem(m=2, n=6, k=8, dtype="fp32", layout=layout)
-        copies = family_of(problem).weight_copies(problem, count=3, device=CPU)
+        copies = [w for (w,) in family_of(problem).weight_copies(problem, count=3, device=CPU)]
         assert len({c.untyped_storage().data_ptr() for c in copies}) == 3
         assert all(torch.equal(c, copies[0]) and c.stride() == copies[0].stride() for c in copies)
 
@@ -85,7 +86,7 @@ def test_fp16_results_stay_finite_on_every_kind():
     problem = Problem(m=16, n=32, k=4096, dtype="fp16")
     for kind in KINDS:
         inputs = make(problem, kind)
-        assert bool((inputs.a.float() @ inputs.b.float()).abs().max() < 60000)
+        assert bool((inputs["x"].float() @ inputs["w"].float()).abs().max() < 60000)
 
 
 @pytest.mark.parametrize(
@@ -102,10 +103,10 @@ def test_the_reference_is_the_fp64_product(problem):
     family = family_of(problem)
     inputs = make(problem)
     sample = family.sample(problem, seed=1, device=CPU)
-    expected = inputs.a.double() @ inputs.b.double()
-    if inputs.bias is not None:
-        expected = expected + inputs.bias.double()
-    assert torch.allclose(family.reference(inputs, sample), expected, rtol=1e-12, atol=1e-12)
+    expected = inputs["x"].double() @ inputs["w"].double()
+    if set(inputs.tensors) - {"x", "w"}:
+        expected = expected + inputs["c" if problem.family.endswith("_add") else "bias"].double()
+    assert torch.allclose(family.reference(problem, inputs, sample), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_a_large_problem_is_sampled_with_its_edges(monkeypatch):
@@ -118,8 +119,8 @@ def test_a_large_problem_is_sampled_with_its_edges(monkeypatch):
     assert {0, 899} <= set(sample.cols.tolist())
     assert len(set(sample.rows.tolist())) == 64
     inputs = make(problem)
-    whole = inputs.a.double() @ inputs.b.double()
-    assert torch.allclose(family.reference(inputs, sample), sample.of(whole))
+    whole = inputs["x"].double() @ inputs["w"].double()
+    assert torch.allclose(family.reference(problem, inputs, sample), sample.of(whole))
 
 
 def test_unknown_families_and_mixed_dtypes_are_refused_by_name():
@@ -134,7 +135,7 @@ def test_unknown_families_and_mixed_dtypes_are_refused_by_name():
 
 def test_integer_and_complex_problems_have_inputs_too():
     for dtype in ("i8", "i32", "i64", "u8", "c64", "fp64"):
-        assert make(Problem(m=2, n=3, k=4, dtype=dtype)).a.dtype is not None
+        assert make(Problem(m=2, n=3, k=4, dtype=dtype))["x"].dtype is not None
 
 
 def test_lay_out_keeps_values_with_a_batch_in_front():
@@ -156,15 +157,15 @@ def test_error_of_a_nan_is_never_within_a_limit():
 def test_plain_summation_in_order_is_allowed_and_a_lost_product_is_not(k, dtype):
     problem = Problem(m=16, n=64, k=k, dtype=dtype)
     inputs = make(problem)
-    a, b = inputs.a.float(), inputs.b.float()
-    exact = inputs.a.double() @ inputs.b.double()
+    a, b = inputs["x"].float(), inputs["w"].float()
+    exact = inputs["x"].double() @ inputs["w"].double()
     in_order = torch.zeros(16, 64)
     for i in range(k):
         in_order += a[:, i : i + 1] * b[i : i + 1]
-    best = exact.to(inputs.a.dtype)  # a default that rounds once and no more
-    limit = limits(problem, measure_error(best, exact), Spread.of(exact, inputs.a))
-    assert measure_error(in_order.to(inputs.a.dtype), exact).within(limit)
-    lost = (exact - inputs.a[:, -1:].double() * inputs.b[-1:].double()).to(inputs.a.dtype)
+    best = exact.to(inputs["x"].dtype)  # a default that rounds once and no more
+    limit = limits(problem, measure_error(best, exact), Spread.of(exact, inputs["x"]))
+    assert measure_error(in_order.to(inputs["x"].dtype), exact).within(limit)
+    lost = (exact - inputs["x"][:, -1:].double() * inputs["w"][-1:].double()).to(inputs["x"].dtype)
     assert not measure_error(lost, exact).within(limit)
 
 
@@ -178,13 +179,13 @@ def test_no_order_of_adding_is_refused(size, dtype):
         for kind in KINDS:
             inputs = make(problem, kind=kind, seed=seed)
             if kind == "outliers":  # one alone, and where it spoils most
-                inputs.a[:, 0] *= 1000
-            exact = wide(inputs.a) @ wide(inputs.b)
-            limit = limits(problem, measure_error(exact.to(inputs.a.dtype), exact), Spread.of(exact, inputs.a))
+                inputs["x"][:, 0] *= 1000
+            exact = wide(inputs["x"]) @ wide(inputs["w"])
+            limit = limits(problem, measure_error(exact.to(inputs["x"].dtype), exact), Spread.of(exact, inputs["x"]))
             for by in (range(problem.k), torch.randperm(problem.k, generator=order).tolist()):
-                y = torch.zeros_like(exact, dtype=inputs.a.dtype)
+                y = torch.zeros_like(exact, dtype=inputs["x"].dtype)
                 for i in by:
-                    y += inputs.a[:, i : i + 1] * inputs.b[i : i + 1]
+                    y += inputs["x"][:, i : i + 1] * inputs["w"][i : i + 1]
                 assert measure_error(y, exact).within(limit), (kind, seed, measure_error(y, exact), limit)
 
 
@@ -193,19 +194,21 @@ def test_a_lost_product_is_far_above_the_limits_however_few_results_there_are(k)
     for seed in range(20):
         problem = Problem(m=1, n=1, k=k, dtype="fp32")
         inputs = make(problem, seed=seed)
-        exact = inputs.a.double() @ inputs.b.double()
-        lost = (exact - inputs.a[:, -1:].double() * inputs.b[-1:].double()).float()
-        limit = limits(problem, Error(0.0, 0.0), Spread.of(exact, inputs.a))
-        if inputs.a[0, -1].abs() > 0.1 and inputs.b[-1, 0].abs() > 0.1 * k**-0.5:
+        exact = inputs["x"].double() @ inputs["w"].double()
+        lost = (exact - inputs["x"][:, -1:].double() * inputs["w"][-1:].double()).float()
+        limit = limits(problem, Error(0.0, 0.0), Spread.of(exact, inputs["x"]))
+        if inputs["x"][0, -1].abs() > 0.1 and inputs["w"][-1, 0].abs() > 0.1 * k**-0.5:
             assert not measure_error(lost, exact).within(limit)
 
 
 def test_bf16_partial_sums_in_bf16_are_refused():
     problem = Problem(m=32, n=256, k=4096, dtype="bf16")
     inputs = make(problem)
-    exact = inputs.a.double() @ inputs.b.double()
-    parts = sum((inputs.a[:, i::2] @ inputs.b[i::2] for i in range(2)), torch.zeros(32, 256, dtype=torch.bfloat16))
-    limit = limits(problem, measure_error(inputs.a @ inputs.b, exact), Spread.of(exact, inputs.a))
+    exact = inputs["x"].double() @ inputs["w"].double()
+    parts = sum(
+        (inputs["x"][:, i::2] @ inputs["w"][i::2] for i in range(2)), torch.zeros(32, 256, dtype=torch.bfloat16)
+    )
+    limit = limits(problem, measure_error(inputs["x"] @ inputs["w"], exact), Spread.of(exact, inputs["x"]))
     assert not measure_error(parts, exact).within(limit)
 
 

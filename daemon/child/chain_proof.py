@@ -42,13 +42,13 @@ def prove(
     compared = 0
     for seed, kind in enumerate(_KINDS[:1] if sizes else _KINDS):
         inputs = family_of(problem.at(CHAIN_M)).make(problem.at(CHAIN_M), kind=kind, seed=seed, device=device)
-        run = kernel.bind(inputs.b)
-        alone = torch.cat([run(inputs.a[i : i + 1].clone(), inputs.bias) for i in range(CHAIN_M)])
+        run, x = kernel.bind(*inputs.weights), inputs["x"]
+        alone = torch.cat([run(*inputs.having(x=x[i : i + 1].clone()).activations) for i in range(CHAIN_M)])
         random = torch.Generator().manual_seed(seed)
         for m in sizes or range(1, CHAIN_M + 1):
             before()
             order = torch.randperm(CHAIN_M, generator=random)[:m].to(device)
-            _compare(run(_placed(inputs.a[order], m), inputs.bias), alone[order], m)
+            _compare(run(*inputs.having(x=_placed(x[order], m)).activations), alone[order], m)
             compared += m
     return compared
 

@@ -16,8 +16,8 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.daemon.protocol.options import SearchOptions
 from gemmtuned.kernels.backends.base import Kernel, Run
 from gemmtuned.kernels.families import family_of
-from gemmtuned.kernels.families.base import Inputs, Sample
 from gemmtuned.kernels.families.error import Error, Spread, limits, measure_error
+from gemmtuned.kernels.families.operand import Inputs, Sample, negated
 from gemmtuned.kernels.switches import deterministic
 
 REPEATS: Final = 20  # identical calls that must agree bitwise when the problem is deterministic
@@ -51,31 +51,32 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """One closure of each kernel, bound to b once and kept: what it remembers of earlier calls shows."""
+    """One closure of each kernel, bound to weights once and kept: what it remembers of earlier calls shows."""
 
-    b: Tensor
+    weights: tuple[Tensor, ...]
     runs: dict[int, Run] = field(default_factory=dict)
 
     def run(self, kernel: Kernel) -> Run:
         """The kernel's closure. The kernels must live as long as this does."""
         if id(kernel) not in self.runs:
-            self.runs[id(kernel)] = kernel.bind(self.b)
+            self.runs[id(kernel)] = kernel.bind(*self.weights)
         return self.runs[id(kernel)]
 
 
-def case_of(problem: Problem, default: Kernel, inputs: Inputs, sample: Sample, b64: Tensor | None = None) -> Case:
-    """The case that these inputs make; b64 as for Family.reference."""
-    exact = family_of(problem).reference(inputs, sample, b64)
-    stock = default.bind(inputs.b)(inputs.a, inputs.bias)
+def case_of(problem: Problem, default: Kernel, inputs: Inputs, sample: Sample, w64: Tensor | None = None) -> Case:
+    """The case that these inputs make; w64 as for Family.reference."""
+    family = family_of(problem)
+    exact = family.reference(problem, inputs, sample, w64)
+    stock = inputs.run(default)
     error = measure_error(sample.of(stock), exact)
-    limit = limits(problem, error, Spread.of(exact, inputs.a.index_select(-2, sample.rows)))
+    limit = limits(problem, error, Spread.of(exact, family.x_rows(problem, inputs, sample)))
     apart = _UNSAMPLED * (limit.m + error.m) * float(exact.abs().square().mean().sqrt())
     return Case(inputs, stock, sample, exact, error, limit, apart)
 
 
 def check_case(case: Case, options: SearchOptions, run: Run) -> tuple[Error, float]:
     """Its error and the share of elements outside AITER's tolerance."""
-    y = run(case.inputs.a, case.inputs.bias)
+    y = run(*case.inputs.activations)
     check_form(y, case.stock)
     error = measure_error(case.sample.of(y), case.exact)
     if not error.within(case.limit):
@@ -137,7 +138,7 @@ def check_near(y: Tensor, stock: Tensor, apart: float, what: str, unit: Tensor |
 def check_untouched(inputs: Inputs, kernel: Kernel) -> Tensor:
     """Operands, and what lies around them, are as before."""
     before = [buffer.clone() for buffer in inputs.buffers]
-    y = kernel.bind(inputs.b)(inputs.a, inputs.bias)
+    y = inputs.run(kernel)
     if not all(same_bits(old, new) for old, new in zip(before, inputs.buffers, strict=True)):
         for old, new in zip(before, inputs.buffers, strict=True):
             new.copy_(old)  # the next candidate starts from clean operands
@@ -156,23 +157,30 @@ def check_poisoned(case: Case, bound: Bound, kernel: Kernel) -> None:
     torch.empty gives NaN by a switch; anything else what a block held that was freed just before.
     """
     run = bound.run(kernel)
-    a, bias = case.inputs.a, case.inputs.bias
+    inputs = case.inputs
     large = torch.finfo(case.stock.dtype).max / 4
     for poison, name in ((math.nan, "NaN"), (large, "large numbers")):
         with deterministic(torch.are_deterministic_algorithms_enabled(), poison=poison != poison):
             for _ in range(2):
-                freed = [torch.full_like(t, poison) for t in (case.stock, a) if t.nbytes <= _MOST_FREED_BYTES]
+                freed = [_full_of(poison, t) for t in (case.stock, inputs["x"]) if t.nbytes <= _MOST_FREED_BYTES]
                 del freed
-                check_near(run(a, bias), case.stock, case.apart, f"memory poisoned with {name}")
+                check_near(run(*inputs.activations), case.stock, case.apart, f"memory poisoned with {name}")
+
+
+def _full_of(value: float, like: Tensor) -> Tensor:
+    if like.is_floating_point() and value == value:
+        value = min(value, torch.finfo(like.dtype).max)
+    return torch.full_like(like, value)
 
 
 def check_fresh(case: Case, kernel: Kernel) -> None:
     """Two results live side by side, and not in the operands' memory."""
-    run = kernel.bind(case.inputs.b)
-    first = run(case.inputs.a, case.inputs.bias)
+    inputs = case.inputs
+    run = kernel.bind(*inputs.weights)
+    first = run(*inputs.activations)
     kept = first.clone()
-    second = run(-case.inputs.a, case.inputs.bias)
-    places = {t.untyped_storage().data_ptr() for t in (*case.inputs.buffers, first) if t.numel()}
+    second = run(*inputs.having(x=negated(inputs["x"])).activations)
+    places = {t.untyped_storage().data_ptr() for t in (*inputs.buffers, first) if t.numel()}
     if second.untyped_storage().data_ptr() in places or not same_bits(first, kept):
         raise Wrong("its result shares memory with an operand or with the result of the call before")
 
@@ -183,7 +191,7 @@ def check_beside_result(case: Case, kernel: Kernel) -> None:
     torch's allocator gives a freed block of just the right size to the next who asks for it; where it gave another, as
     to a kernel with a workspace, nothing is learnt and it is tried again.
     """
-    run = kernel.bind(case.inputs.b)
+    run = kernel.bind(*case.inputs.weights)
     used = case.stock.untyped_storage().nbytes()
     size = -(-max(used, 1) // _BLOCK_BYTES) * _BLOCK_BYTES
 
@@ -197,7 +205,7 @@ def check_beside_result(case: Case, kernel: Kernel) -> None:
         if middle is None:
             continue
         del blocks[middle]
-        y = run(case.inputs.a, case.inputs.bias)
+        y = run(*case.inputs.activations)
         hit = y.untyped_storage().data_ptr() == places[middle]
         torch.cuda.synchronize()
         del y
@@ -213,15 +221,15 @@ def check_same_closure(
     inputs: Inputs, stock: Tensor, apart: float, bound: Bound, kernel: Kernel, *, what: str, unit: Tensor | None = None
 ) -> None:
     """A closure that has run before, on what the inputs hold now: it may keep nothing of what they held."""
-    check_near(bound.run(kernel)(inputs.a, inputs.bias), stock, apart, what, unit)
+    check_near(bound.run(kernel)(*inputs.activations), stock, apart, what, unit)
 
 
 def check_repeats(case: Case, kernel: Kernel) -> None:
     """Equal calls agree bitwise: for problems whose program asked for determinism."""
-    run = kernel.bind(case.inputs.b)
-    first = run(case.inputs.a, case.inputs.bias)
+    run = kernel.bind(*case.inputs.weights)
+    first = run(*case.inputs.activations)
     for _ in range(REPEATS - 1):
-        if not same_bits(first, run(case.inputs.a, case.inputs.bias)):
+        if not same_bits(first, run(*case.inputs.activations)):
             raise Wrong(f"{REPEATS} equal calls do not agree bitwise, and the problem is deterministic")
 
 
@@ -256,5 +264,6 @@ def _equal(y: Tensor, first: Tensor) -> bool:
 
 
 def other_inputs(problem: Problem, inputs: Inputs, seed: int) -> Inputs:
-    """Other X and bias, elsewhere in memory, for the same weight."""
-    return family_of(problem).make(problem, kind="randn", seed=seed, device=inputs.a.device, weight=inputs.b)
+    """Other activations, elsewhere in memory, for the same weights."""
+    device, weights = inputs["x"].device, inputs.weights
+    return family_of(problem).make(problem, kind="randn", seed=seed, device=device, weights=weights)

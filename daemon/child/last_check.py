@@ -39,7 +39,7 @@ from gemmtuned.daemon.child.verify import REFUSALS, first_line, verify
 from gemmtuned.daemon.protocol.options import SearchOptions
 from gemmtuned.kernels.backends.base import Backend, Kernel, Run
 from gemmtuned.kernels.families import family_of
-from gemmtuned.kernels.families.base import Inputs, Sample, lay_out
+from gemmtuned.kernels.families.operand import Inputs, Sample, negate_, negated
 
 OFTEN_S: Final = 0.3  # for calls that are compared, at both sizes together
 THREADS_S: Final = 0.1  # for calls from two threads at a time
@@ -83,7 +83,7 @@ class Winner:
     default: Kernel
     arm: Arm
     inputs: Inputs
-    weights: Sequence[Tensor]
+    weights: Sequence[tuple[Tensor, ...]]
 
 
 def last_check(
@@ -107,19 +107,19 @@ def last_check(
 def _check_closures(winner: Winner, device: torch.device, options: SearchOptions, count: int) -> Case:
     inputs, calls = winner.inputs, winner.arm.calls
     case = case_of(winner.problem, winner.default, inputs, _narrow(winner.problem, device))
-    check_case(case, options, lambda a, bias: calls[0]())  # type: ignore[arg-type,return-value]
+    check_case(case, options, lambda *activations: calls[0]())  # type: ignore[arg-type]
     watch = Watch(case.stock, case.apart)
     for call in calls[1 :: max(1, -(-(len(calls) - 1) // (count - 1)))]:
         watch.look(call(), "after the races")
     for number in dict.fromkeys((0, len(calls) - 1) if count > 2 else (0,)):
-        weight = winner.weights[number]
-        edited = [t for t in (inputs.a, inputs.bias, weight) if t is not None]
-        if winner.problem.weight_state != "plain":
-            edited.pop()
+        weights = winner.weights[number]
+        edited = [t for t in inputs.activations if t is not None and t.is_floating_point()]
+        if winner.problem.weight_state == "plain":
+            edited += weights
         for operand in edited:
             with _negated(operand):
                 y = calls[number]()
-                stock = winner.default.bind(weight)(inputs.a, inputs.bias)
+                stock = winner.default.bind(*weights)(*inputs.activations)
                 assert isinstance(y, Tensor)
                 check_near(y, stock, case.apart, "operand edited after the races")
     return case
@@ -127,29 +127,26 @@ def _check_closures(winner: Winner, device: torch.device, options: SearchOptions
 
 @contextmanager
 def _negated(operand: Tensor) -> Iterator[None]:
-    operand.neg_()
+    negate_(operand)
     try:
         yield
     finally:
-        operand.neg_()
+        negate_(operand)
 
 
 def _check_sizes(winner: Winner, case: Case, device: torch.device, proven: Sequence[int]) -> None:
     """One closure, prepared as a program's is, at the sizes that were proven and at more of them, in a mixed order."""
-    largest = winner.target
+    largest, family = winner.target, family_of(winner.target)
     kernel = winner.backend.prepare(winner.candidate, largest)
-    inputs = family_of(largest).make(largest, kind="randn", seed=4, device=device, weight=case.inputs.b)
-    stock = winner.default.bind(inputs.b)(inputs.a, inputs.bias)
-    run = kernel.bind(inputs.b)
+    inputs = family.make(largest, kind="randn", seed=4, device=device, weights=case.inputs.weights)
+    stock = inputs.run(winner.default)
+    run = kernel.bind(*inputs.weights)
     must, may = further_sizes(largest, proven)
     end_s = time.monotonic() + SIZES_S
     for number, m in enumerate((*must, *may)):
         if number >= len(must) and time.monotonic() > end_s:
             break
-        bias = inputs.bias
-        if bias is not None and family_of(largest).adds:
-            bias = bias[..., :m, :].contiguous()
-        y = run(lay_out(inputs.a[..., :m, :], largest.layout[0])[0], bias)
+        y = run(*family.rows(largest.with_m(m), inputs, torch.arange(m, device=device)))
         check_near(y, stock[..., :m, :].contiguous(), case.apart, f"at M = {m} of its bucket")
 
 
@@ -198,33 +195,32 @@ def _narrow(problem: Problem, device: torch.device) -> Sample:
 class _Known:
     """Inputs, and what is to come out."""
 
-    a: Tensor
-    bias: Tensor | None
+    inputs: Inputs
     stock: Tensor
 
 
-def _known(problem: Problem, default: Kernel, weight: Tensor, seed: int) -> _Known:
+def _known(problem: Problem, default: Kernel, weights: tuple[Tensor, ...], seed: int) -> _Known:
     make = family_of(problem).make
-    inputs = make(problem, kind="randn", seed=seed, device=weight.device, weight=weight)
-    return _Known(inputs.a, inputs.bias, default.bind(weight)(inputs.a, inputs.bias))
+    inputs = make(problem, kind="randn", seed=seed, device=weights[0].device, weights=weights)
+    return _Known(inputs, inputs.run(default))
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A kernel, the problem it is called for, a weight, and how far from the default's its results may be."""
+    """A kernel, the problem it is called for, weights, and how far from the default's its results may be."""
 
     problem: Problem
     kernel: Kernel
     default: Kernel
-    weight: Tensor
+    weights: tuple[Tensor, ...]
     apart: float
 
     @classmethod
     def of(cls, problem: Problem, kernel: Kernel, default: Kernel, device: torch.device) -> Subject:
-        """With a weight of its own."""
+        """With weights of its own."""
         inputs = family_of(problem).make(problem, kind="randn", seed=20, device=device)
         case = case_of(problem, default, inputs, _narrow(problem, device))
-        return cls(problem, kernel, default, inputs.b, case.apart)
+        return cls(problem, kernel, default, inputs.weights, case.apart)
 
 
 def check_often(subject: Subject, seconds: float) -> int:
@@ -233,9 +229,10 @@ def check_often(subject: Subject, seconds: float) -> int:
     Two inputs take turns at random, results live for up to 64 calls, and the first one to the end: a closure that
     hands out the same few buffers again and again overwrites it.
     """
-    one, two = (_known(subject.problem, subject.default, subject.weight, seed) for seed in (21, 22))
-    run = subject.kernel.bind(subject.weight)
-    kept = run(-one.a, one.bias)
+    one, two = (_known(subject.problem, subject.default, subject.weights, seed) for seed in (21, 22))
+    run = subject.kernel.bind(*subject.weights)
+    first, second = one.inputs.activations, two.inputs.activations
+    kept = run(*one.inputs.having(x=negated(one.inputs["x"])).activations)
     as_given = kept.clone()
     watches = [Watch(each.stock, 2 * subject.apart) for each in (one, two)]
     at_once = max(1, min(_KEPT, _KEPT_BYTES // max(one.stock.nbytes, 1)))
@@ -243,14 +240,14 @@ def check_often(subject: Subject, seconds: float) -> int:
     calls, span = 0, _Span(seconds)
     while calls < LEAST_CALLS or not span.is_over():
         turns = [draw.random() < 0.5 for _ in range(draw.randint(1, at_once))]
-        results = [run(two.a, two.bias) if turn else run(one.a, one.bias) for turn in turns]
+        results = [run(*second) if turn else run(*first) for turn in turns]
         for turn, y in zip(turns, results, strict=True):
             calls += 1
             watches[turn].look(y, f"call {calls} of many")
     del results
     time.sleep(PAUSE_S)
     for number in range(LEAST_CALLS):
-        watches[0].look(run(one.a, one.bias), f"call {number + 1} after a pause of {PAUSE_S:g} s")
+        watches[0].look(run(*first), f"call {number + 1} after a pause of {PAUSE_S:g} s")
     if not same_bits(kept, as_given):
         raise Wrong(f"its first result was overwritten by one of {calls} later calls")
     return calls
@@ -258,13 +255,14 @@ def check_often(subject: Subject, seconds: float) -> int:
 
 def check_threads(subject: Subject, seconds: float) -> None:
     """Two threads at a time: first with one closure, then with two closures of two weights."""
-    kernel, weight, other_weight = subject.kernel, subject.weight, -subject.weight
-    one, two = (_known(subject.problem, subject.default, weight, seed) for seed in (31, 32))
-    other = _known(subject.problem, subject.default, other_weight, 33)
-    shared = kernel.bind(weight)
+    kernel, weights = subject.kernel, subject.weights
+    others = (negated(weights[0]), *weights[1:])
+    one, two = (_known(subject.problem, subject.default, weights, seed) for seed in (31, 32))
+    other = _known(subject.problem, subject.default, others, 33)
+    shared = kernel.bind(*weights)
     for name, calls in (
         ("one closure in two threads", ((shared, one), (shared, two))),
-        ("two closures in two threads", ((shared, one), (kernel.bind(other_weight), other))),
+        ("two closures in two threads", ((shared, one), (kernel.bind(*others), other))),
     ):
         for lines_yield in (False, True):
             _together(
@@ -289,7 +287,7 @@ def _caller(run: Run, known: _Known, apart: float, seconds: float, name: str, li
                 calls += 1
                 sys.settrace(give_way if lines_yield else None)
                 try:
-                    y = run(known.a, known.bias)
+                    y = run(*known.inputs.activations)
                 finally:
                     sys.settrace(None)
                 watch.look(y, name)

@@ -31,12 +31,12 @@ import torch
 from torch import Tensor
 
 from gemmtuned.configs.errors import CandidateFailed
-from gemmtuned.configs.problem import DTYPE_BYTES, Problem
+from gemmtuned.configs.problem import Problem
 from gemmtuned.daemon.child.checks import Watch, Wrong
 from gemmtuned.daemon.child.cpu_wait import CpuWait
 from gemmtuned.kernels.backends.base import Kernel
 from gemmtuned.kernels.families import family_of
-from gemmtuned.kernels.families.base import Inputs
+from gemmtuned.kernels.families.operand import Inputs
 
 COPIES_BYTES: Final = 1536 << 20  # all weight copies together stay below this
 MAX_COPIES: Final = 256  # tiny weights: a model's whole set of them fits the cache, too
@@ -118,7 +118,7 @@ class Race:
 
 
 class Bench:
-    """A problem's inputs in memory: one X, cold copies of W, shared by all candidates."""
+    """A problem's inputs in memory: activations once, cold copies of the weights, shared by all candidates."""
 
     def __init__(self, problem: Problem, device: torch.device) -> None:
         family = family_of(problem)
@@ -130,28 +130,27 @@ class Bench:
 
     def arm(self, name: str, kernel: Kernel, problem: Problem) -> Arm:
         """This kernel with X of `problem` (any M) on every weight copy; packing happens here, untimed."""
-        inputs = self.inputs(problem)
-        a, bias = inputs.a, inputs.bias
+        activations = self.inputs(problem).activations
 
-        def bound(b: Tensor) -> Callable[[], object]:
-            run = kernel.bind(b)
-            return lambda: run(a, bias)
+        def bound(weights: tuple[Tensor, ...]) -> Callable[[], object]:
+            run = kernel.bind(*weights)
+            return lambda: run(*activations)
 
-        return Arm(name, [bound(b) for b in self.weights])
+        return Arm(name, [bound(weights) for weights in self.weights])
 
     def inputs(self, problem: Problem) -> Inputs:
-        """X and bias that all arms read, with the first weight: another address alone can cost a few per cent."""
+        """Activations that all arms read, with the first weights: another address alone can cost a few per cent."""
         inputs = self._inputs.get(problem)
         if inputs is None:
             make = family_of(problem).make
-            inputs = make(problem, kind="randn", seed=0, device=self._device, weight=self.weights[0])
+            inputs = make(problem, kind="randn", seed=0, device=self._device, weights=self.weights[0])
             self._inputs[problem] = inputs
         return inputs
 
 
 def copies_needed(problem: Problem, cache_bytes: int, free_bytes: int) -> int:
     """Weight copies that make every read cold: more than twice the cache, at least 3, as free memory allows."""
-    one = max(int(problem.batch * problem.n * problem.k * DTYPE_BYTES[problem.wdtype]), 1)
+    one = max(family_of(problem).weight_bytes(problem), 1)
     kinds = 2 if problem.weight_state == "packed" else 1  # the packed copies lie beside the plain ones
     allowed = min(COPIES_BYTES, free_bytes // 4) // (one * kinds)
     wanted = max(3, 2 * cache_bytes // one + 1)

@@ -20,10 +20,11 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.daemon.child.checks import Bound, Case, check_near
 from gemmtuned.kernels.backends.base import Kernel
 from gemmtuned.kernels.dtypes import torch_dtype
-from gemmtuned.kernels.families.base import Inputs
+from gemmtuned.kernels.families.edits import called
+from gemmtuned.kernels.families.operand import Inputs, negate_
 
 MOST_COPIED: Final = 1 << 24  # elements of W; larger ones are not copied for this
-_ALIGNED: Final = 64  # elements: where operands begin in a buffer that they share
+_ALIGNED: Final = 256  # bytes: where operands begin in a buffer that they share
 _NARROW: Final = {"bf16": torch.float32, "fp16": torch.bfloat16}  # as default dtype; bf16 for all others
 
 Switch = Callable[[], AbstractContextManager[object]]
@@ -32,41 +33,46 @@ Switch = Callable[[], AbstractContextManager[object]]
 def surroundings(problem: Problem, default: Kernel, case: Case) -> Iterator[Callable[[Kernel], None]]:
     """The checks, one at a time: some edit operands for as long as theirs is the turn."""
     inputs = case.inputs
-    if inputs.b.numel() <= MOST_COPIED:
+    if inputs["w"].numel() <= MOST_COPIED:
         with torch.inference_mode(False):
             own = in_one_storage(inputs)
-        bound = Bound(own.b)
-        for what, switch in _switches(problem, inputs.a.device):
+        bound = Bound(own.weights)
+        for what, switch in _switches(problem, inputs["x"].device):
             yield partial(_check, own, case.stock, case.apart, bound, what, switch)
-        for name, operand in (("X", own.a), ("bias", own.bias), ("weight", own.b)):
-            if operand is None or (name == "weight" and problem.weight_state != "plain"):
+        for operand, t in own:
+            if operand.weight and problem.weight_state != "plain":
                 continue
-            with _negated_uncounted(operand):
-                stock = default.bind(own.b)(own.a, own.bias)
-                yield partial(_check, own, stock, case.apart, bound, f"{name} edited by way of .data", nullcontext)
-    if problem.layout == "nt" and problem.m <= problem.n and inputs.b.dim() == 2:
-        part = replace(inputs, a=inputs.b.mT[: problem.m])
-        stock = default.bind(part.b)(part.a, part.bias)
-        yield partial(_check, part, stock, case.apart, Bound(part.b), "X is a part of the weight", torch.inference_mode)
+            with _negated_uncounted(t):
+                stock = own.run(default)
+                what = f"{called(operand)} edited by way of .data"
+                yield partial(_check, own, stock, case.apart, bound, what, nullcontext)
+    if problem.layout == "nt" and problem.m <= problem.n and inputs["w"].dim() == 2 and problem.dtype == problem.wdtype:
+        part = inputs.having(x=inputs["w"].mT[: problem.m])
+        stock, what = part.run(default), "X is a part of the weight"
+        yield partial(_check, part, stock, case.apart, Bound(part.weights), what, torch.inference_mode)
 
 
 def in_one_storage(inputs: Inputs) -> Inputs:
     """Copies with the same strides, one behind the other in one buffer."""
-    operands = [t for t in (inputs.a, inputs.b, inputs.bias) if t is not None]
-    spans = [1 + sum((size - 1) * step for size, step in zip(t.shape, t.stride(), strict=True)) for t in operands]
-    rooms = [-(-span // _ALIGNED) * _ALIGNED for span in spans]
-    buffer = torch.zeros(sum(rooms), dtype=inputs.a.dtype, device=inputs.a.device)
-    copies = []
-    for number, t in enumerate(operands):
-        copies.append(buffer.as_strided(t.shape, t.stride(), sum(rooms[:number])).copy_(t))
-    return replace(inputs, a=copies[0], b=copies[1], bias=copies[2] if len(copies) > 2 else None, buffers=(buffer,))
+    tensors = dict(inputs.tensors)
+    spans = [
+        1 + sum((size - 1) * step for size, step in zip(t.shape, t.stride(), strict=True)) for t in tensors.values()
+    ]
+    rooms = [-(-span * t.itemsize // _ALIGNED) * _ALIGNED for span, t in zip(spans, tensors.values(), strict=True)]
+    buffer = torch.zeros(sum(rooms), dtype=torch.uint8, device=inputs["x"].device)
+    first = 0
+    for (name, t), room in zip(inputs.tensors.items(), rooms, strict=True):
+        part = buffer[first : first + room].view(t.dtype)
+        tensors[name] = part.as_strided(t.shape, t.stride()).copy_(t)
+        first += room
+    return replace(inputs, tensors=tensors, buffers=(buffer,))
 
 
 def _check(
     inputs: Inputs, stock: Tensor, apart: float, bound: Bound, what: str, switch: Switch, kernel: Kernel
 ) -> None:
     with torch.inference_mode(False), switch():
-        y = bound.run(kernel)(inputs.a, inputs.bias)
+        y = bound.run(kernel)(*inputs.activations)
     check_near(y, stock, apart, what)
 
 
@@ -92,9 +98,9 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 def _negated_uncounted(operand: Tensor) -> Iterator[None]:
     """torch's count of edits of this tensor stays as it is."""
     with torch.inference_mode(False):
-        operand.data.neg_()
+        negate_(operand.data)
     try:
         yield
     finally:
         with torch.inference_mode(False):
-            operand.data.neg_()
+            negate_(operand.data)

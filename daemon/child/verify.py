@@ -46,7 +46,7 @@ from gemmtuned.daemon.protocol.options import DEFAULTS, SearchOptions
 from gemmtuned.kernels.backends.base import Kernel
 from gemmtuned.kernels.dtypes import UNIT_ROUNDOFF
 from gemmtuned.kernels.families import family_of
-from gemmtuned.kernels.families.base import KINDS, PADDED, SAMPLED_WEIGHTS, Inputs
+from gemmtuned.kernels.families.base import PADDED, SAMPLED_WEIGHTS
 from gemmtuned.kernels.families.edits import edits, holding, patterns
 from gemmtuned.kernels.families.error import Error
 
@@ -158,7 +158,7 @@ def _checks(
 
 
 def _single_checks(problem: Problem, default: Kernel, case: Case, device: torch.device) -> Iterator[_Check]:
-    bound = Bound(case.inputs.b)
+    bound = Bound(case.inputs.weights)
     yield partial(check_poisoned, case, bound)
     yield partial(check_fresh, case)
     if device.type == "cuda":
@@ -168,43 +168,38 @@ def _single_checks(problem: Problem, default: Kernel, case: Case, device: torch.
     inputs = case.inputs
     usual = partial(check_same_closure, inputs, case.stock, case.apart, bound)
     other = other_inputs(problem, inputs, seed=11)
-    yield partial(
-        check_same_closure, other, _of_default(default, other), case.apart, bound, what="other X and bias, elsewhere"
-    )
-    adds = family_of(problem).adds
+    yield partial(check_same_closure, other, other.run(default), case.apart, bound, what="other X and bias, elsewhere")
     for edit in edits(problem, inputs, seed=inputs.seed, thorough=problem.flops <= THOROUGH_FLOPS):
         with edit.applied(inputs):
-            stock = _of_default(default, inputs)
-            unit = edit.unit(stock, adds=adds)
+            stock = inputs.run(default)
+            unit = edit.unit(stock, problem, inputs.operands)
             yield partial(check_same_closure, inputs, stock, case.apart, bound, what=edit.what, unit=unit)
-    for what, values in patterns(inputs.a, seed=inputs.seed):
-        with holding(inputs.a, values):
-            stock = _of_default(default, inputs)
+    for what, values in patterns(inputs["x"], seed=inputs.seed):
+        with holding(inputs["x"], values):
+            stock = inputs.run(default)
             yield partial(check_same_closure, inputs, stock, case.apart, bound, what=what)
     yield partial(usual, what="after all edits")
     yield from surroundings(problem, default, case)
-    padded = family_of(problem).make(problem, kind=PADDED, seed=inputs.seed, device=device, weight=inputs.b)
-    yield partial(check_padded, case, _of_default(default, padded), padded)
-
-
-def _of_default(default: Kernel, inputs: Inputs) -> Tensor:
-    return default.bind(inputs.b)(inputs.a, inputs.bias)
+    padded = family_of(problem).make(problem, kind=PADDED, seed=inputs.seed, device=device, weights=inputs.weights)
+    yield partial(check_padded, case, padded.run(default), padded)
 
 
 def _cases(problem: Problem, default: Kernel, device: torch.device) -> Iterator[Case]:
     """Seeds x kinds of inputs that errors are measured on; randn first."""
     family = family_of(problem)
+    kinds = family.kinds(problem)
     large = problem.flops > LARGE_FLOPS or problem.batch * problem.n * problem.k > LARGE_WEIGHTS
     for position, seed in enumerate(SEEDS):
         sample = family.sample(problem, seed=seed, device=device)
-        weight: Tensor | None = None
-        b64: Tensor | None = None
-        for kind in (KINDS[position],) if large else KINDS:
-            inputs = family.make(problem, kind=kind, seed=seed, device=device, weight=weight)
-            if weight is None or b64 is None:
-                weight, b64 = inputs.b, family.widen(inputs, sample)
-            yield case_of(problem, default, inputs, sample, b64)
+        shared: dict[str, tuple[tuple[Tensor, ...], Tensor]] = {}
+        for kind in kinds[position :: len(SEEDS)] if large else kinds:
+            weights, w64 = shared.get(family.weights_of(kind), ((), None))
+            inputs = family.make(problem, kind=kind, seed=seed, device=device, weights=weights)
+            if w64 is None:
+                w64 = family.widen(problem, inputs, sample)
+                shared = {family.weights_of(kind): (inputs.weights, w64)}
+            yield case_of(problem, default, inputs, sample, w64)
 
 
 def _check_case(case: Case, options: SearchOptions, kernel: Kernel) -> tuple[Error, float]:
-    return check_case(case, options, kernel.bind(case.inputs.b))
+    return check_case(case, options, kernel.bind(*case.inputs.weights))

@@ -139,7 +139,8 @@ def load(search: str, device: str) -> tuple[Search, Environment]:
         from gemmtuned.kernels.families import tunable
 
         add_others()
-        return tune_modes, replace(environment_of(device_of(device)), tunable=tunable())
+        here = device_of(device)
+        return tune_modes, replace(environment_of(here), tunable=tunable(here.kind))
     path, _, name = search.rpartition(":")
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     if spec is None or spec.loader is None:

@@ -125,7 +125,7 @@ def _runner(solution: Solution) -> Run:
     from gemmtuned.kernels.backends import BACKENDS
 
     kernel = BACKENDS[solution.backend].prepare(solution.candidate, solution.problem)
-    return lambda a, b, bias: kernel.bind(b)(a, bias)
+    return lambda x, w, bias: kernel.bind(w)(x, bias)
 
 
 @lru_cache(64)

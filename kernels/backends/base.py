@@ -9,28 +9,15 @@ Every result has the dtype, shape and strides that torch's own has, in memory of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Final, Protocol, runtime_checkable
-
-from torch import Tensor
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
+from gemmtuned.kernels.kernel import Kernel, Run, StatelessKernel
 
+__all__ = ["COMPILED", "Backend", "CompiledBackend", "Kernel", "LaunchedBackend", "Run", "StatelessKernel"]
 COMPILED: Final = 90  # `order` of those that compile our kernels
-Run = Callable[[Tensor, "Tensor | None"], Tensor]
-
-
-class Kernel(Protocol):
-    """One way to run one problem."""
-
-    def bind(self, b: Tensor) -> Run:
-        """For b [K, N] (nt: the view W.t()) or [B, K, N]: run(a, bias) -> y [M, N] or [B, M, N].
-
-        a is [M, K] or [B, M, K]; bias is [N], None, or a full C in the `_add` families.  A packed kernel packs
-        here, outside what is timed.
-        """
 
 
 class Backend(Protocol):
@@ -75,15 +62,3 @@ class CompiledBackend(LaunchedBackend, Protocol):
 
     def holds(self, candidate: Candidate, problem: Problem) -> bool:
         """Whether the candidate is one for this size; nothing is compiled."""
-
-
-@dataclass(frozen=True, slots=True)
-class StatelessKernel:
-    """A kernel that is nothing but a function call(a, b, bias) -> y."""
-
-    call: Callable[[Tensor, Tensor, Tensor | None], Tensor]
-
-    def bind(self, b: Tensor) -> Run:
-        """Keeps b itself and no copy of it."""
-        call = self.call
-        return lambda a, bias: call(a, b, bias)

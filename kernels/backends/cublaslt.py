@@ -21,6 +21,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.kernels import cublaslt
 from gemmtuned.kernels.backends.base import Kernel, Run
+from gemmtuned.kernels.families.dense import linear
 
 # (largest M, candidates at most): where our own kernels win there is time for its first choices only
 _LIMITS: Final = ((32, 6), (64, 14), (256, 22), (1 << 31, 30))
@@ -81,13 +82,14 @@ class _Chosen:
     def __init__(self, problem: Problem, data: bytes, workspace_bytes: int) -> None:
         self._problem, self._data, self._workspace_bytes = problem, data, workspace_bytes
 
-    def bind(self, b: Tensor) -> Run:
+    def bind(self, *weights: Tensor) -> Run:
         problem, data, size = self._problem, self._data, self._workspace_bytes
         multiple = _ld_multiple(problem)
+        (w,) = weights
 
-        def run(a: Tensor, bias: Tensor | None) -> Tensor:
-            ldx, ldw = _leading(a, problem.layout[0]), _leading(b, problem.layout[1])
-            operands = (a, b) if bias is None else (a, b, bias)
+        def run(x: Tensor, bias: Tensor | None) -> Tensor:
+            ldx, ldw = _leading(x, problem.layout[0]), _leading(w, problem.layout[1])
+            operands = (x, w) if bias is None else (x, w, bias)
             if (
                 ldx is None
                 or ldw is None
@@ -96,13 +98,13 @@ class _Chosen:
                 or (bias is not None and bias.stride(0) != 1)
                 or any(t.data_ptr() % cublaslt.POINTER_ALIGN for t in operands)
             ):
-                return torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
-            y = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device=a.device)
-            space = torch.empty(size, dtype=torch.uint8, device=a.device)
+                return linear(x, w, bias)
+            y = torch.empty(x.shape[0], w.shape[1], dtype=x.dtype, device=x.device)
+            space = torch.empty(size, dtype=torch.uint8, device=x.device)
             cublaslt.matmul(
-                problem if a.shape[0] == problem.m else problem.with_m(a.shape[0]),
+                problem if x.shape[0] == problem.m else problem.with_m(x.shape[0]),
                 data,
-                (a.data_ptr(), b.data_ptr(), 0 if bias is None else bias.data_ptr(), y.data_ptr()),
+                (x.data_ptr(), w.data_ptr(), 0 if bias is None else bias.data_ptr(), y.data_ptr()),
                 (ldx, ldw),
                 workspace=space.data_ptr(),
                 workspace_bytes=size,

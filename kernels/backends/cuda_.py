@@ -90,19 +90,19 @@ class _Launched:
     def __init__(self, kernel: driver.Kernel, found: one_shot.OneShot) -> None:
         self._kernel, self._found = kernel, found
 
-    def bind(self, b: Tensor) -> Run:
+    def bind(self, *weights: Tensor) -> Run:
         """As gemmtuned.kernels.backends.launched.bound."""
         kernel = self._kernel
         grids: dict[int, tuple[int, int]] = {}
 
-        def launch(a: Tensor, w: Tensor, bias: Tensor | None, y: Tensor) -> None:
-            pointers = [t.data_ptr() for t in (a, w, bias, y) if t is not None]
-            m = a.shape[0]
+        def launch(x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor) -> None:
+            pointers = [t.data_ptr() for t in (x, w, bias, y) if t is not None]
+            m = x.shape[0]
             if m not in grids:
                 grids[m] = replace(self._found, m=m).grid
-            kernel(torch.cuda.current_stream().cuda_stream, pointers, (m, a.stride(0), w.stride(0)), grids[m])
+            kernel(torch.cuda.current_stream().cuda_stream, pointers, (m, x.stride(0), w.stride(0)), grids[m])
 
-        return bound(b, one_shot.LD_MULTIPLE, launch)
+        return bound(weights[0], one_shot.LD_MULTIPLE, launch)
 
 
 @cache

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.kernels.backends.base import Run
+from gemmtuned.kernels.families.dense import linear
 from gemmtuned.kernels.operands import check_operands
 from gemmtuned.kernels.ours import POINTER_ALIGN
 
@@ -57,20 +58,20 @@ def launch_text(
     return json.dumps(facts, sort_keys=True, separators=(",", ":"))
 
 
-def bound(b: Tensor, ld_multiple: int, launch: Callable[[Tensor, Tensor, Tensor | None, Tensor], object]) -> Run:
-    """run(a, bias) for this [K, N] operand, by launch(a, w, bias, y) with w [N, K] and a new y.
+def bound(w: Tensor, ld_multiple: int, launch: Callable[[Tensor, Tensor, Tensor | None, Tensor], object]) -> Run:
+    """run(x, bias) for this W [K, N], by launch(x, rows, bias, y) with its rows [N, K] and a new y.
 
     Operands that the binary was not compiled for go to torch, as they do in a running program.
     """
-    w = b.t()
+    rows = w.t()
 
-    def run(a: Tensor, bias: Tensor | None) -> Tensor:
+    def run(x: Tensor, bias: Tensor | None) -> Tensor:
         try:
-            check_operands(ld_multiple, a, w, bias)
+            check_operands(ld_multiple, x, rows, bias)
         except CandidateFailed:
-            return torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
-        y = torch.empty(a.shape[0], w.shape[0], dtype=a.dtype, device=a.device)
-        launch(a, w, bias, y)
+            return linear(x, w, bias)
+        y = torch.empty(x.shape[0], rows.shape[0], dtype=x.dtype, device=x.device)
+        launch(x, rows, bias, y)
         return y
 
     return run

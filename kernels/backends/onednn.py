@@ -23,6 +23,7 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.kernels.backends.base import Kernel, Run, StatelessKernel
+from gemmtuned.kernels.families.dense import linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +59,18 @@ class OneDnn:
 
 
 class _PackedKernel:
-    def bind(self, b: Tensor) -> Run:
+    def bind(self, *weights: Tensor) -> Run:
         pack = cast("Callable[[Tensor], Tensor]", torch.ops.mkldnn._reorder_linear_weight)
-        packed = pack(b.t().contiguous())
-        linear = _pointwise()
-        return lambda a, bias: linear(a, packed, bias, "none", [], "")
+        packed = pack(weights[0].t().contiguous())
+        pointwise = _pointwise()
+        return lambda x, bias: pointwise(x, packed, bias, "none", [], "")
 
 
-def _linear(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-    w = b.t()
-    if w.is_contiguous() and a.is_contiguous() and (bias is None or bias.is_contiguous()):
-        return _pointwise()(a, w, bias, "none", [], "")
-    return torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
+def _linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    rows = w.t()
+    if rows.is_contiguous() and x.is_contiguous() and (bias is None or bias.is_contiguous()):
+        return _pointwise()(x, rows, bias, "none", [], "")
+    return linear(x, w, bias)
 
 
 def _pointwise() -> Callable[..., Tensor]:

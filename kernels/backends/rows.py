@@ -66,9 +66,10 @@ class Rows:
 
 
 def _in_blocks(call: _Call, block: int, grain: int) -> _Call:
-    def run(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-        x = a if a.is_contiguous() and a.data_ptr() % _ALIGNED == 0 else a.clone(memory_format=torch.contiguous_format)
-        m = a.shape[0]
+    def run(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+        if not x.is_contiguous() or x.data_ptr() % _ALIGNED:
+            x = x.clone(memory_format=torch.contiguous_format)
+        m = x.shape[0]
         y: Tensor | None = None
         for first in range(0, m, block):
             some = min(block, m - first)
@@ -78,11 +79,11 @@ def _in_blocks(call: _Call, block: int, grain: int) -> _Call:
                 wide = torch.zeros(padded, x.shape[1], dtype=x.dtype)
                 wide[:some] = part
                 part = wide
-            made = call(part, b, bias)
+            made = call(part, w, bias)
             if padded == m:
                 return made
             if y is None:
-                y = torch.empty(m, b.shape[1], dtype=x.dtype)
+                y = torch.empty(m, w.shape[1], dtype=x.dtype)
             y[first : first + some] = made[:some]
         assert y is not None
         return y

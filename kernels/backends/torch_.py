@@ -47,8 +47,7 @@ class TorchDefault(_TorchBackend):
     def prepare(self, candidate: Candidate, problem: Problem) -> Kernel:
         """Raises CandidateFailed for families that it has no call for."""
         self._check(candidate, problem)
-        family = family_of(problem)
-        return StatelessKernel(_batched if family.batched else _dense)
+        return family_of(problem).default(problem)
 
 
 class TorchSwap(_TorchBackend):
@@ -62,7 +61,7 @@ class TorchSwap(_TorchBackend):
     def prepare(self, candidate: Candidate, problem: Problem) -> Kernel:
         """Raises CandidateFailed where candidates() has nothing."""
         self._check(candidate, problem)
-        return StatelessKernel(_batched_swapped if family_of(problem).batched else _dense_swapped)
+        return StatelessKernel(_batched_swapped if problem.family == "batched" else _dense_swapped)
 
 
 class TorchMv(_TorchBackend):
@@ -80,33 +79,25 @@ class TorchMv(_TorchBackend):
         return StatelessKernel(_mv)
 
 
-def _dense(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
-
-
-def _batched(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.bmm(a, b) if bias is None else torch.baddbmm(bias, a, b)
-
-
-def _dense_swapped(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def _dense_swapped(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     # The bias goes in as a column, so that it is added before the one rounding, as addmm does
-    y = torch.mm(b.t(), a.t()) if bias is None else torch.addmm(bias.unsqueeze(1), b.t(), a.t())
+    y = torch.mm(w.t(), x.t()) if bias is None else torch.addmm(bias.unsqueeze(1), w.t(), x.t())
     n, m = y.shape
     if m == 1 or n == 1:
         return y.view(m, n)  # y.t() would count as contiguous, with strides that stock torch never gives
     return y.t().contiguous()
 
 
-def _batched_swapped(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-    y = torch.bmm(b.mT, a.mT)
+def _batched_swapped(x: Tensor, w: Tensor) -> Tensor:
+    y = torch.bmm(w.mT, x.mT)
     batch, n, m = y.shape
     if m == 1 or n == 1:
         return y.view(batch, m, n)
     return y.mT.contiguous()
 
 
-def _mv(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-    y = torch.mv(b.t(), a[0]) if bias is None else torch.addmv(bias, b.t(), a[0])
+def _mv(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    y = torch.mv(w.t(), x[0]) if bias is None else torch.addmv(bias, w.t(), x[0])
     return y.unsqueeze(0)
 
 

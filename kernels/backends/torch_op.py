@@ -33,6 +33,7 @@ from gemmtuned.configs.launch import OPERANDS
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.kernels.backends.base import Kernel, StatelessKernel
+from gemmtuned.kernels.families.dense import linear
 
 OTHERS: Final = 60  # `order` of a backend that says nothing: after torch's own libraries, before what we compile
 
@@ -81,11 +82,11 @@ class OperatorBackend:
             raise CandidateFailed(f"{candidate} does not run {problem}")
         function, arguments, contiguous = self._function, self.arguments, self.contiguous
 
-        def run(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-            operands = {"x": a, "b": b, "w": b.mT, "bias": bias}
+        def run(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+            operands = {"x": x, "b": w, "w": w.mT, "bias": bias}
             checked = (operands[name] for name in contiguous)
             if any(t is not None and not t.is_contiguous() for t in checked):
-                return torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
+                return linear(x, w, bias)
             y: Tensor = function(*(operands[x] if isinstance(x, str) else x for x in arguments))
             return y
 

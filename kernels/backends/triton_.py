@@ -109,17 +109,17 @@ class _Launched:
         self._record, self._launch = record, launch
         self._space: Tensor | None = None
 
-    def bind(self, b: Tensor) -> Run:
+    def bind(self, *weights: Tensor) -> Run:
         """As gemmtuned.kernels.backends.launched.bound."""
         from gemmtuned.kernels.triton.python_launch import new_workspace
 
         record, launch = self._record, self._launch
         if self._space is None:
-            self._space = new_workspace(record, b.device)
+            self._space = new_workspace(record, weights[0].device)
         elif record.workspace_bytes:  # a partial sum that is read before it is written shall show
             self._space[record.partials_offset :].fill_(0xFF)
         space = self._space
-        return bound(b, record.ld_multiple, lambda a, w, bias, y: launch(a, w, bias, y, space))
+        return bound(weights[0], record.ld_multiple, lambda x, w, bias, y: launch(x, w, bias, y, space))
 
 
 TRITON: Final = Triton()

@@ -6,16 +6,15 @@ from typing import Final
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
+from gemmtuned.kernels.families import batched, dense
 from gemmtuned.kernels.families.base import Family
-from gemmtuned.kernels.families.batched import BATCHED, BATCHED_ADD
-from gemmtuned.kernels.families.dense import DENSE, DENSE_ADD
 
-FAMILIES: Final[dict[str, Family]] = {f.name: f for f in (DENSE, BATCHED, DENSE_ADD, BATCHED_ADD)}
+FAMILIES: Final[dict[str, Family]] = {f.name: f for module in (dense, batched) for f in module.FAMILIES}
 
 
-def tunable() -> tuple[str, ...]:
-    """All that this version can tune, as Problem.operands says it: the rest is counted and never tried."""
-    return tuple(kind for family in FAMILIES.values() for kind in family.tunable())
+def tunable(device_kind: str) -> tuple[str, ...]:
+    """All that this version can tune there, as Problem.operands says it: the rest is counted and never tried."""
+    return tuple(kind for family in FAMILIES.values() for kind in family.tunable(device_kind))
 
 
 def family_of(problem: Problem) -> Family:

@@ -1,7 +1,4 @@
-"""A family: the inputs a GEMM of its kind is tried with, and the exact result.
-
-Operands are those of aten's call: a is [M, K], b is [K, N] (for a linear layer the view W.t()), with a batch
-axis in front in batched families.  They lie in memory as the problem's layout says.
+"""A family: its operands, torch's own call of them, the inputs it is tried with, and the exact result.
 
 The kinds of inputs (each was seen to catch what the others hide):
     randn      what a layer sees
@@ -14,8 +11,7 @@ Inputs are never all positive: on positive numbers a lost K tail is smaller than
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,6 +21,8 @@ from torch import Tensor
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.dtypes import UNIT_ROUNDOFF, torch_dtype, wide
+from gemmtuned.kernels.families.operand import Inputs, Operand, Sample, bits, lay_out
+from gemmtuned.kernels.kernel import StatelessKernel
 
 KINDS: Final = ("randn", "tail", "outliers")  # those that errors are measured on
 PADDED: Final = "padded"
@@ -34,91 +32,122 @@ _BLOCK: Final = 64  # columns of X made large by `tail`: the usual K tile
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
-    """One set of operands. bias is [N], or a full C in the `_add` families; buffers are the memory they lie in."""
-
-    a: Tensor
-    b: Tensor
-    bias: Tensor | None
-    kind: str
-    seed: int
-    buffers: tuple[Tensor, ...]
-
-    def __str__(self) -> str:
-        return f"{self.kind} seed={self.seed}"
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """The rows and columns of Y that the exact result is computed for."""
-
-    rows: Tensor
-    cols: Tensor
-
-    def of(self, y: Tensor) -> Tensor:
-        """These rows and columns of y [..., M, N]."""
-        return y.index_select(-2, self.rows).index_select(-1, self.cols)
-
-
-@dataclass(frozen=True, slots=True)
 class Family:
-    """Y = X @ W.T (+ bias), with or without a batch axis.
+    """Y = X @ W.T (+ what is added), with or without a batch axis; others say what differs.
 
-    adds: the third operand is a full C [M, N], as in addmm and baddbmm, and not a bias [N].
+    operands: in the order of the slots that kernels are launched by.  stock: what a program calls, with all operands
+    but the result in their order: the default of every race.
     """
 
     name: str
-    batched: bool = False
-    adds: bool = False
+    operands: tuple[Operand, ...]
+    stock: Callable[[Problem], Callable[..., Tensor]]
+    weight_states: tuple[str, ...] = ("plain",)
 
     def check(self, problem: Problem) -> None:
         """Raises CandidateFailed for a problem whose inputs this family cannot make."""
-        if problem.family != self.name:
-            raise CandidateFailed(f"{problem} is of family {problem.family}, not {self.name}")
         if problem.wdtype != problem.dtype or problem.out_dtype != problem.dtype or problem.scale != "none":
             raise CandidateFailed(f"{problem}: mixed dtypes and scales are not supported by family {self.name}")
         torch_dtype(problem.dtype)
 
-    def tunable(self) -> Iterator[str]:
+    def tunable(self, device_kind: str) -> Iterator[str]:
         """The kinds of operands that can be tuned, as Problem.operands says them: how exact they must be is known."""
-        states = ("plain", "packed") if self.name == "dense" else ("plain",)  # gemmtuned.freeze packs linear layers
         for dtype in UNIT_ROUNDOFF:
-            for state in states:
+            for state in self.weight_states:
                 yield Problem(family=self.name, m=1, n=1, k=1, dtype=dtype, weight_state=state).operands
 
+    def default(self, problem: Problem) -> StatelessKernel:
+        """Torch's own call as a kernel."""
+        return StatelessKernel(self.stock(problem))
+
+    def kinds(self, problem: Problem) -> tuple[str, ...]:
+        """The kinds of inputs that errors are measured on, randn first."""
+        return KINDS
+
+    def weights_of(self, kind: str) -> str:
+        """Kinds of which this is equal have the same weights for a seed."""
+        return "randn"
+
     def make(
-        self, problem: Problem, *, kind: str, seed: int, device: torch.device, weight: Tensor | None = None
+        self, problem: Problem, *, kind: str, seed: int, device: torch.device, weights: Sequence[Tensor] = ()
     ) -> Inputs:
         """Operands of this kind, the same ones for the same seed.
 
-        weight: use the values of this b, laid out as asked, instead of new ones; the tensor itself where it can be.
-        Raises CandidateFailed when the family does not know the problem.
+        weights: use the values of these instead of new ones, in the family's order and laid out as asked; the tensors
+        themselves where it can be.  Raises CandidateFailed when the family does not know the problem.
         """
         self.check(problem)
         padded = kind == PADDED
-        batch = (problem.batch,) if self.batched else ()
-        dtype = torch_dtype(problem.dtype)
+        values = self.draw(problem, kind, seed, device, weights=not weights)
+        given = iter(weights)
+        tensors: dict[str, Tensor] = {}
+        buffers = []
+        for o in self.operands:
+            if o.result or not o.is_in(problem):
+                continue
+            t = next(given) if o.weight and weights else values[o.name]
+            if not (o.weight and weights) or padded:
+                t, buffer = self.lay(problem, o, t.clone() if o.weight and weights else t, padded=padded)
+            else:
+                buffer = t
+            tensors[o.name] = t
+            buffers.append(buffer)
+        return Inputs(self.operands, tensors, kind, seed, tuple(buffers))
+
+    def lay(self, problem: Problem, operand: Operand, values: Tensor, *, padded: bool = False) -> tuple[Tensor, Tensor]:
+        """(the values as this operand lies in the problem, the buffer that they lie in)."""
+        letter = "n" if operand.layout is None else problem.layout[operand.layout]
+        if values.dim() < 2:
+            row, buffer = lay_out(values.reshape(1, -1), letter, padded=padded)
+            return row[0].view(values.shape), buffer
+        return lay_out(values, letter, padded=padded)
+
+    def draw(self, problem: Problem, kind: str, seed: int, device: torch.device, *, weights: bool) -> dict[str, Tensor]:
+        """The values of every operand in its dtype, by name; of weights only where they are asked for."""
         # One stream of numbers for X, one for W: X does not change with the weight handed in
         random = torch.Generator(device=device).manual_seed(2 * seed)
-        x = _draw((*batch, problem.m, problem.k), dtype, random)
-        _shape_activations(x, kind, random)
-        a, a_buffer = lay_out(x.to(dtype), problem.layout[0], padded=padded)
-        if weight is None:
-            random.manual_seed(2 * seed + 1)
-            # Y is then about N(0, 1), as after a layer's initialisation, and fp16 cannot overflow
-            w = _draw((*batch, problem.n, problem.k), dtype, random, scale=problem.k**-0.5)
-            b, b_buffer = lay_out(w.to(dtype).mT, problem.layout[1], padded=padded)
-        elif padded:
-            b, b_buffer = lay_out(weight.clone(), problem.layout[1], padded=padded)
-        else:
-            b = b_buffer = weight
-        bias, bias_buffer = self._third(problem, device, seed, padded=padded)
-        return Inputs(a, b, bias, kind, seed, (a_buffer, b_buffer, bias_buffer))
+        found = {}
+        for o in self.operands:
+            dtype = o.torch_dtype(problem)
+            if o.name == "x":
+                x = normal(o.shape(problem), dtype, random)
+                shape_activations(x, kind, random)
+                found["x"] = x.to(dtype)
+            elif o.name == "w" and weights:
+                random.manual_seed(2 * seed + 1)
+                # Y is then about N(0, 1), as after a layer's initialisation, and fp16 cannot overflow
+                *batch, k, n = o.shape(problem)
+                found["w"] = normal((*batch, n, k), dtype, random, scale=k**-0.5).to(dtype).mT
+            elif o.added and o.is_in(problem):
+                random = torch.Generator(device=device).manual_seed(2 * seed + 0x5EED)
+                found[o.name] = normal(o.shape(problem), dtype, random).to(dtype)
+        return found
 
-    def weight_copies(self, problem: Problem, *, count: int, device: torch.device) -> list[Tensor]:
-        """`count` operands b with the same values, each in memory of its own."""
-        first = self.make(problem.with_m(1), kind="randn", seed=0, device=device).b
-        return [first, *(lay_out(first.clone(), problem.layout[1])[0] for _ in range(count - 1))]
+    def weight_copies(self, problem: Problem, *, count: int, device: torch.device) -> list[tuple[Tensor, ...]]:
+        """`count` times all weights with the same values, each in memory of its own."""
+        first = self.make(problem.with_m(1), kind="randn", seed=0, device=device)
+        kinds = [(o, t) for o, t in first if o.weight]
+        return [
+            first.weights,
+            *(tuple(self.lay(problem, o, t.clone())[0] for o, t in kinds) for _ in range(count - 1)),
+        ]
+
+    def weight_bytes(self, problem: Problem) -> int:
+        """Of all weights together."""
+        weights = (o for o in self.operands if o.weight)
+        return sum(torch.Size(o.shape(problem)).numel() * o.torch_dtype(problem).itemsize for o in weights)
+
+    def rows(self, problem: Problem, inputs: Inputs, index: Tensor) -> tuple[Tensor | None, ...]:
+        """The activations of these rows of X alone, each in memory of its own and as it lies in the problem.
+
+        problem: the one with so many rows.
+        """
+        tensors = dict(inputs.tensors)
+        for o, t in inputs:
+            axis = o.axes.find("m")
+            if axis >= 0 and not o.weight and t.dim() and t.shape[axis] > 1:
+                tensors[o.name] = self.lay(problem, o, t.index_select(axis, index))[0]
+        return inputs.having(**tensors).activations
 
     def sample(self, problem: Problem, *, seed: int, device: torch.device) -> Sample:
         """All rows up to 64 of them, all columns up to SAMPLED_WEIGHTS; beyond that first, last and random ones."""
@@ -127,65 +156,37 @@ class Family:
         rows = _some(problem.m, SAMPLED_ROWS, random)
         return Sample(rows.to(device), _some(problem.n, width, random).to(device))
 
-    def widen(self, inputs: Inputs, sample: Sample) -> Tensor:
-        """The sampled columns of b in fp64: the costly part of the reference, shared by inputs that share b."""
-        return wide(inputs.b.mT.index_select(-2, sample.cols)).mT  # by rows of W: ten times faster for layout nt
+    def widen(self, problem: Problem, inputs: Inputs, sample: Sample) -> Tensor:
+        """The sampled columns of W in fp64: the costly part of the reference, shared by inputs that share weights."""
+        rows = bits(inputs["w"].mT).index_select(-2, sample.cols)  # by rows of W: ten times faster for layout nt
+        return wide(rows.view(inputs["w"].dtype)).mT
 
-    def reference(self, inputs: Inputs, sample: Sample, b64: Tensor | None = None) -> Tensor:
-        """The exact result in fp64 on the sampled rows and columns; b64 is what widen() gave for the same b."""
-        b64 = self.widen(inputs, sample) if b64 is None else b64
-        y = wide(inputs.a.index_select(-2, sample.rows)) @ b64
-        if inputs.bias is None:
-            return y
-        if self.adds:
-            return y + wide(sample.of(inputs.bias))
-        return y + wide(inputs.bias.index_select(0, sample.cols))
+    def x_rows(self, problem: Problem, inputs: Inputs, sample: Sample) -> Tensor:
+        """The sampled rows of X in fp64."""
+        rows = bits(inputs["x"]).index_select(-2, sample.rows)
+        return wide(rows.view(inputs["x"].dtype))
 
-    def _third(
-        self, problem: Problem, device: torch.device, seed: int, *, padded: bool
-    ) -> tuple[Tensor | None, Tensor]:
-        dtype = torch_dtype(problem.dtype)
-        random = torch.Generator(device=device).manual_seed(2 * seed + 0x5EED)
-        if self.adds:
-            shape = (problem.batch, problem.m, problem.n) if self.batched else (problem.m, problem.n)
-            return lay_out(_draw(shape, dtype, random).to(dtype), "n", padded=padded)
-        if not problem.bias:
-            return None, torch.empty(0, device=device)
-        bias, buffer = lay_out(_draw((1, problem.n), dtype, random).to(dtype), "n", padded=padded)
-        return bias[0], buffer
+    def reference(self, problem: Problem, inputs: Inputs, sample: Sample, w64: Tensor | None = None) -> Tensor:
+        """The exact result in fp64 on the sampled rows and columns; w64 is what widen() gave for the same weights."""
+        w64 = self.widen(problem, inputs, sample) if w64 is None else w64
+        y = self.x_rows(problem, inputs, sample) @ w64
+        for o, t in inputs:
+            if o.added:
+                y = y + wide(sample.of(t) if "m" in o.axes else t.index_select(0, sample.cols))
+        return y
 
 
-def lay_out(values: Tensor, letter: str, *, padded: bool = False) -> tuple[Tensor, Tensor]:
-    """(values with the strides that the layout letter asks for, the buffer they lie in).
-
-    `n` row-major, `t` column-major, `s` every second column of a wider buffer.  padded: with three rows and
-    columns of NaN around them, so that the leading dimension and the offset are odd.
-    """
-    if letter == "t":
-        turned, buffer = lay_out(values.mT, "n", padded=padded)
-        return turned.mT, buffer
-    if letter == "n" and not padded:
-        values = values.contiguous()
-        return values, values
-    *batch, rows, cols = values.shape
-    pad, step = (3 if padded else 0), (2 if letter == "s" else 1)
-    filler = math.nan if values.is_floating_point() or values.is_complex() else 0
-    buffer = values.new_full((*batch, rows + 2 * pad, cols * step + 2 * pad), filler)
-    view = buffer[..., pad : pad + rows, pad : pad + cols * step : step]
-    view.copy_(values)
-    return view, buffer
-
-
-def _draw(shape: tuple[int, ...], dtype: torch.dtype, random: torch.Generator, *, scale: float = 1.0) -> Tensor:
+def normal(shape: tuple[int, ...], dtype: torch.dtype, random: torch.Generator, *, scale: float = 1.0) -> Tensor:
     """Normal numbers in the widest type that matters; small integers for integer dtypes."""
     if not dtype.is_floating_point and not dtype.is_complex:
         low = 0 if dtype == torch.uint8 else -3
         return torch.randint(low, 4, shape, generator=random, device=random.device)
-    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-    return torch.empty(shape, dtype=wide, device=random.device).normal_(generator=random).mul_(scale)
+    drawn = torch.float32 if dtype.itemsize <= 2 else dtype
+    return torch.empty(shape, dtype=drawn, device=random.device).normal_(generator=random).mul_(scale)
 
 
-def _shape_activations(x: Tensor, kind: str, random: torch.Generator) -> None:
+def shape_activations(x: Tensor, kind: str, random: torch.Generator) -> None:
+    """Make them those of this kind."""
     k = x.shape[-1]
     if kind == "tail":
         x[..., -_BLOCK:] *= 64

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gemmtuned.configs.problem import Problem
-from gemmtuned.kernels.families.base import Inputs
+from gemmtuned.kernels.families.operand import Inputs, Operand, bits, negate_
 
 SPECIAL: Final = (math.nan, math.inf, -math.inf)
 _MOST_LINES: Final = 16  # that get one value: an edit of a large weight must not copy all of it
@@ -28,31 +28,34 @@ _EVERYWHERE: Final = 1 << 20  # elements of an operand all of whose lines get ev
 # Exponents of 2 that inputs of about 1 can be scaled by: 1e30 and 1e-30, and what 16-bit floats cannot hold between
 _EXPONENTS: Final = {"fp64": (200, -200, 60, -60), "fp16": (12, -10)}
 _USUAL_EXPONENTS: Final = (100, -100, 20, -50)
+_WITHOUT_INF: Final = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
     """What to write where.
 
-    marks: by operand (a, b, bias), a number for each line (row of X, column of W, element of a bias, row of a full C).
-    A finite one multiplies the line, NaN or Inf is written at one random place of it; 1 leaves it alone.
-    without_bias: the bias is all zeros meanwhile, so that small results do not drown in it.
+    marks: by operand, a number for each of its lines, which are what rows or columns of Y are made of (row of X, column
+    of W, element of a bias, row of a full C).  A finite one multiplies the line, NaN or Inf is written at one random
+    place of it; 1 leaves it alone.
+    bare: what is added is all zeros meanwhile, so that small results do not drown in it.
     """
 
     what: str
     marks: dict[str, Tensor]
     seed: int
-    without_bias: bool = False
+    bare: bool = False
 
-    def unit(self, y: Tensor, *, adds: bool) -> Tensor:
+    def unit(self, y: Tensor, problem: Problem, operands: Sequence[Operand]) -> Tensor:
         """How much larger than usual each element of Y [..., M, N] may be, and its error with it."""
         size = torch.ones((), dtype=torch.float64, device=y.device)
-        for name, marks in self.marks.items():
-            scale = marks.abs().to(y.device)
-            scale = torch.where(scale.isfinite() & (scale > 0), scale, 1.0)
-            if name == "bias":  # a sum is as large as its larger part
-                scale = scale.clamp(min=1.0)
-            size = size * (scale[:, None] if name == "a" or (name == "bias" and adds) else scale)
+        for o in operands:
+            if o.name in self.marks:
+                scale = o.per_line(self.marks[o.name].abs(), problem).to(y.device)
+                scale = torch.where(scale.isfinite() & (scale > 0), scale, 1.0)
+                if o.added:  # a sum is as large as its larger part
+                    scale = scale.clamp(min=1.0)
+                size = size * (scale[:, None] if o.line_axis == "m" else scale)
         return size
 
     @contextmanager
@@ -60,17 +63,16 @@ class Edit:
         """The inputs are so inside, and as they were outside."""
         undo: list[Callable[[], object]] = []
         try:
-            if self.without_bias and inputs.bias is not None:
-                undo.append(partial(inputs.bias.copy_, inputs.bias.clone()))
-                inputs.bias.zero_()
-            for name, marks in self.marks.items():
-                operand: Tensor | None = getattr(inputs, name)
-                assert operand is not None
-                if bool((marks == -1).all()):  # needs no copy of what may be gigabytes
-                    undo.append(operand.neg_().neg_)
-                    continue
-                lines = operand.mT if name == "b" else operand if operand.dim() > 1 else operand.unsqueeze(-1)
-                _mark(lines, marks, self.seed, undo)
+            for operand, t in inputs:
+                if operand.added and self.bare:
+                    undo.append(partial(t.copy_, t.clone()))
+                    t.zero_()
+                if operand.name in self.marks:
+                    marks = self.marks[operand.name]
+                    if bool((marks == -1).all()):  # needs no copy of what may be gigabytes
+                        undo.append(partial(negate_, negate_(t)))
+                        continue
+                    _mark(operand.lines(t), marks, self.seed, undo)
             yield
         finally:
             for back in reversed(undo):
@@ -83,48 +85,69 @@ def edits(problem: Problem, inputs: Inputs, *, seed: int, thorough: bool) -> Ite
     thorough: each value on every line, and each magnitude and zero in the whole of X and of W: some 25 calls more.
     A packed weight is a copy by the user's will: it is left alone.
     """
-    weight = problem.weight_state == "plain"
-    lines = {"a": problem.m, "b": problem.n}
-    if inputs.bias is not None:
-        lines["bias"] = inputs.bias.shape[0] if inputs.bias.dim() == 1 else inputs.bias.shape[-2]
-    named = {"a": "X", "b": "weight", "bias": "bias"}
-    for name, count in lines.items():
-        if weight or name != "b":
-            yield Edit(f"{named[name]} edited in place", {name: torch.full((count,), -1.0, dtype=torch.float64)}, seed)
-    magnitudes = tuple(2.0**e for e in _EXPONENTS.get(problem.dtype, _USUAL_EXPONENTS))
+    plain = problem.weight_state == "plain"
+    present = [(o, t) for o, t in inputs if o.line_axis and (plain or not o.weight)]
+    lines = {o.name: o.lines(t).shape[-2] for o, t in present}
+    for o, _ in present:
+        yield Edit(f"{called(o)} edited in place", {o.name: torch.full((lines[o.name],), -1.0).double()}, seed)
     draw = random.Random(seed)  # noqa: S311
-    operands = ("a", "b") if weight else ("a",)
-    everywhere = {name: thorough and getattr(inputs, name).numel() <= _EVERYWHERE for name in operands}
-    for name in operands:
-        what = "rows of X" if name == "a" else "columns of the weight"
-        for marks in _shared_out((0.0, *magnitudes), lines[name], draw, everywhere=everywhere[name]):
-            yield Edit(f"{what} zero, large and small", {name: marks}, draw.getrandbits(32), without_bias=True)
-        for marks in _shared_out(SPECIAL, lines[name], draw, everywhere=everywhere[name]):
-            both = {name: marks}
-            if name == "b" and problem.m > 1:  # 0 x Inf is NaN: a row of zeros may not be skipped
-                both["a"] = torch.ones(problem.m, dtype=torch.float64)
-                both["a"][draw.randrange(problem.m)] = 0.0
+    factors = [(o, t) for o, t in present if not o.added]
+    for o, t in factors:
+        what = f"{'rows' if o.line_axis == 'm' else 'columns'} of {called(o, 'the ')}"
+        everywhere = thorough and t.numel() <= _EVERYWHERE
+        count, values = lines[o.name], (0.0, *_magnitudes(problem, t))
+        for marks in _shared_out(values, count, draw, everywhere=everywhere):
+            yield Edit(f"{what} zero, large and small", {o.name: marks}, draw.getrandbits(32), bare=True)
+        for marks in _shared_out(_special(t), count, draw, everywhere=everywhere):
+            both = {o.name: marks}
+            if o.weight and problem.m > 1:  # 0 x Inf is NaN: a row of zeros may not be skipped
+                both["x"] = torch.ones(problem.m, dtype=torch.float64)
+                both["x"][draw.randrange(problem.m)] = 0.0
             yield Edit(f"NaN and Inf in {what}", both, draw.getrandbits(32))
-    if "bias" in lines:
-        for marks in _shared_out((0.0, *magnitudes[:2], *SPECIAL), lines["bias"], draw, everywhere=thorough):
-            yield Edit("zero, large, small, NaN and Inf in the bias", {"bias": marks}, draw.getrandbits(32))
-    for name in operands if thorough else ():
-        if getattr(inputs, name).numel() > _EVERYWHERE:
+    for o, t in present:
+        if o.added:
+            values = (0.0, *_magnitudes(problem, t)[:2], *_special(t))
+            for marks in _shared_out(values, lines[o.name], draw, everywhere=thorough):
+                what = f"zero, large, small, NaN and Inf in {called(o, 'the ')}"
+                yield Edit(what, {o.name: marks}, draw.getrandbits(32))
+    for o, t in factors if thorough else ():
+        if t.numel() > _EVERYWHERE:
             continue
-        for mark in (0.0, *magnitudes):
-            marks = torch.full((lines[name],), mark, dtype=torch.float64)
-            yield Edit(f"{named[name]} times {mark:.0e}", {name: marks}, seed, without_bias=mark != 0)
+        for mark in (0.0, *_magnitudes(problem, t)):
+            marks = torch.full((lines[o.name],), mark, dtype=torch.float64)
+            yield Edit(f"{called(o)} times {mark:.0e}", {o.name: marks}, seed, bare=mark != 0)
+
+
+def called(o: Operand, article: str = "") -> str:
+    """What people are told of this operand."""
+    names = {"x": "X", "w": f"{article}weight", "bias": f"{article}bias", "c": "C"}
+    return names.get(o.name, f"{article}{o.name.replace('_', ' of ')}")
+
+
+def _magnitudes(problem: Problem, t: Tensor) -> tuple[float, ...]:
+    """Factors that neither the operand nor a result of about 1 is lost by: 8-bit floats can only be made smaller."""
+    if bits(t) is not t:
+        return (0.25, 2.0**-4)
+    narrow = problem.out_dtype if t.dtype == torch.float32 else problem.dtype
+    return tuple(2.0**e for e in _EXPONENTS.get(narrow, _USUAL_EXPONENTS))
+
+
+def _special(t: Tensor) -> tuple[float, ...]:
+    """NaN and, where the dtype has them, infinities."""
+    return (math.nan,) if t.dtype in _WITHOUT_INF else SPECIAL
 
 
 def patterns(x: Tensor, *, seed: int) -> Iterator[tuple[str, Tensor]]:
     """Other contents of X [..., M, K] that programs have and random numbers never: (what they are, the values)."""
-    yield "X without negative numbers", x.abs().to(x.dtype)  # behind a ReLU or a softmax
+    raw = bits(x)
+    positive = x.abs() if raw is x else (raw & 0x7F).view(x.dtype)
+    yield "X without negative numbers", positive.to(x.dtype)  # behind a ReLU or a softmax
     draw = torch.Generator(device=x.device).manual_seed(seed)
     at = torch.randint(x.shape[-1], (*x.shape[:-1], 1), generator=draw, device=x.device)
-    yield "X with one number in each row", torch.zeros_like(x).scatter_(-1, at, x.gather(-1, at))
-    alike = x.clone()
-    alike[..., : x.shape[-1] // 2] = x[..., :1, : x.shape[-1] // 2]
-    yield "rows of X that begin alike", alike
+    yield "X with one number in each row", torch.zeros_like(raw).scatter_(-1, at, raw.gather(-1, at)).view(x.dtype)
+    alike = raw.clone()
+    alike[..., : x.shape[-1] // 2] = raw[..., :1, : x.shape[-1] // 2]
+    yield "rows of X that begin alike", alike.view(x.dtype)
 
 
 @contextmanager
@@ -153,20 +176,20 @@ def _shared_out(values: Sequence[float], count: int, draw: random.Random, *, eve
 def _mark(lines: Tensor, marks: Tensor, seed: int, undo: list[Callable[[], object]]) -> None:
     """lines: [..., count, length]; marks lie on the CPU."""
     at = (marks != 1).nonzero()[:, 0]
-    here = at.to(lines.device)
+    here, dtype, raw = at.to(lines.device), lines.dtype, bits(lines)
     if len(at) == len(marks):
-        undo.append(partial(lines.copy_, lines.clone()))
+        undo.append(partial(raw.copy_, raw.clone()))
     else:
-        undo.append(partial(lines.index_copy_, -2, here, lines.index_select(-2, here)))
+        undo.append(partial(raw.index_copy_, -2, here, raw.index_select(-2, here)))
     finite = marks[at].isfinite()
     scaled, written = at[finite].to(lines.device), at[~finite]
     if len(scaled):
         # By way of fp64: 2^100 is no fp16, and 0 x 2^100 is none of its business
-        values = lines.index_select(-2, scaled).double() * marks[at[finite]].to(lines.device).unsqueeze(-1)
-        lines.index_copy_(-2, scaled, values.to(lines.dtype))
+        values = raw.index_select(-2, scaled).view(dtype).double() * marks[at[finite]].to(lines.device).unsqueeze(-1)
+        raw.index_copy_(-2, scaled, bits(values.to(dtype)))
     if len(written):
         draw = torch.Generator().manual_seed(seed)
         *batch, _, length = lines.shape
         places = [torch.randint(size, (len(written),), generator=draw) for size in (*batch, length)]
         index = [place.to(lines.device) for place in (*places[:-1], written, places[-1])]
-        lines.index_put_(tuple(index), marks[written].to(lines.device, lines.dtype))
+        raw.index_put_(tuple(index), bits(marks[written].to(lines.device, dtype)))
