@@ -3,7 +3,7 @@
 Stock torch races itself under another name through the whole search (screening, checks, both races, real clock), again
 and again, over the shapes below.  Every publication is false.  At most 1 in 400 may be.
 
-    python benchmarks/aa.py [--trials 400] [--threads 2] [--note "a quiet machine"] [--out benchmarks/results]
+    python -m benchmarks aa [--trials 400] [--threads 2] [--note "a quiet machine"] [--out benchmarks/results]
 
 Writes benchmarks/results/aa-<device>-<date>.json: device, versions, date, load, and every trial's gain and interval.
 """
@@ -30,7 +30,7 @@ from gemmtuned.daemon.protocol.wire import Trial
 from gemmtuned.kernels.backends import BACKENDS
 from gemmtuned.kernels.backends.torch_ import TorchDefault
 
-TWIN = TorchDefault("torch_twin")
+TWIN = TorchDefault("torch_twin", order=0)
 # Decode and small prefill of Qwen3-0.6B's layers: (N, K), each at a drawn M
 LAYERS = [(1024, 1024), (2048, 1024), (3072, 1024), (1024, 3072), (1024, 2048)]
 SIZES = (1, 4, 8, 16, 64)
@@ -47,7 +47,7 @@ def main() -> None:
     args = parser.parse_args()
 
     BACKENDS.clear()
-    BACKENDS.update({DEFAULT_BACKEND: TorchDefault(DEFAULT_BACKEND), TWIN.name: TWIN})
+    BACKENDS.update({DEFAULT_BACKEND: TorchDefault(DEFAULT_BACKEND, order=0), TWIN.name: TWIN})
     device = cpu_device()
     environment = Environment(device, {name: str(torch.__version__) for name in BACKENDS})
     coin = random.Random(args.seed)

@@ -1,6 +1,6 @@
 """The batch-invariant table: the bits of a row at every M from 1 to 256, and what one kernel for every M costs.
 
-    python benchmarks/batch_invariant.py [--device cpu|cuda] [--shapes NxK,..] [--free-s SECONDS] [--out DIR]
+    python -m benchmarks batch_invariant [--device cpu|cuda] [--shapes NxK,..] [--free-s SECONDS] [--out DIR]
 
 For each of eight weights (N, K) the batch-invariant solution is searched and proven as the daemon does it, and, for as
 long as --free-s allows, the free one at each M of 1, 16, 64 and 256.  All are timed in this one run: each pair is raced

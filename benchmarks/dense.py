@@ -1,6 +1,6 @@
 """Dense bf16 and fp16 products on one GPU: what the daemon's own search publishes, raced once more against torch.
 
-    python benchmarks/dense.py --out FOLDER [--m 1,4,8,16 --shapes eight|all|NxK,... --seconds 480 --resume dense.jsonl]
+    python -m benchmarks dense --out FOLDER [--m 1,4,8,16 --shapes eight|all|NxK,... --seconds 480 --resume dense.jsonl]
 
 For each problem the search runs as in the daemon's worker, with everything compiled ahead by other processes.  What it
 finds then takes turns with F.linear (torch.mm on W.t()) and with kernels that only read the weight, the streaming

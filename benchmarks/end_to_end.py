@@ -1,8 +1,8 @@
 """Decode of whole models with and without gemmtuned: tokens/s of each arm in turn, and where the difference comes from.
 
-    python benchmarks/end_to_end.py --out FOLDER --home HOME --sizes 0.6B 1.7B --no-reload --seconds 570
-    python benchmarks/end_to_end.py --out FOLDER --home HOME --sizes 8B --seconds 540
-    python benchmarks/end_to_end.py --out FOLDER --sizes tiny --seconds 60      (no GPU: a dry run of everything)
+    python -m benchmarks end_to_end --out FOLDER --home HOME --sizes 0.6B 1.7B --no-reload --seconds 570
+    python -m benchmarks end_to_end --out FOLDER --home HOME --sizes 8B --seconds 540
+    python -m benchmarks end_to_end --out FOLDER --sizes tiny --seconds 60      (no GPU: a dry run of everything)
 
 Models of docs/examples/decode.py (random weights, static cache), each in modes eager, graph and compiled+graph at each
 batch, with four arms in one process (end_to_end_model.py):

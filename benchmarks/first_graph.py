@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-call,attr-defined"
 """Is the first captured CUDA graph tuned, how long did its capture wait, and who is condemned when programs die?
 
-    python benchmarks/first_graph.py [--starts 20] [--without 6] [--compiled 2] [--jobs 4] [--out DIR]
+    python -m benchmarks first_graph [--starts 20] [--without 6] [--compiled 2] [--jobs 4] [--out DIR]
 
 A table with kernels of ours for four layers lies in a home of its own.  A program starts with the hook on, makes its
 context, and captures a graph of the layers 0.1 to 5 s later; the kernels in it are read from the profiler when it is

@@ -1,6 +1,6 @@
 """Fit the estimate of `fragments` or `selected` to timings, and say what lists by it would lose.
 
-    python benchmarks/fit_fragments.py fragments benchmarks/results/screen-fragments-registers-h200-*.json
+    python benchmarks/fit_fragments.py fragments lab/results/screen-fragments-registers-h200-*.json
 
 Takes the `screened` configurations of these files that have the kernel's keys: name files that were measured with the
 kernel as it is (FITTED says which).  The best weigh most: it is their order that counts.  Needs numpy and scipy.

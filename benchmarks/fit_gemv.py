@@ -1,6 +1,6 @@
 """Fit the estimate of the GEMV (kernels/triton/gemv.py: _Costs) to timings, and say what lists by it would lose.
 
-    python benchmarks/fit_gemv.py RESULT.json [...] --floors benchmarks/results/dense-m1-m16-h200-*.json
+    python benchmarks/fit_gemv.py RESULT.json [...] --floors lab/results/dense-m1-m16-h200-*.json
 
 Takes the `screened` configurations at M = 1 of these files, as fractions of their own run's floor.  Configurations are
 of one kind when their products and their loads are made alike (`mma`, and `hold` or not); each kind has its own

@@ -1,6 +1,6 @@
 """Fit the estimate of kernels/cuda/one_shot.py (estimate_us) to timings, and say what lists by it would lose.
 
-    python benchmarks/fit_one_shot.py benchmarks/results/screen-one_shot-h200-*.json [...]
+    python benchmarks/fit_one_shot.py lab/results/screen-one_shot-h200-*.json [...]
 
 Takes the `screened` configurations of these files that are within a third of their shape's best.  The estimate is a
 start, and so much for each byte of W, for what comes into a program of W and of sums (OneShot.takes_kb), and for the

@@ -1,7 +1,7 @@
 """Other projects' own tests with the hook off, counting, and routing everything it can: the outcomes must be the same.
 
-    python benchmarks/foreign_suites.py                      (fetches with pip, 300 MB; some 30 minutes on two cores)
-    python benchmarks/foreign_suites.py --suites peft --tests 200
+    python -m benchmarks foreign_suites                      (fetches with pip, 300 MB; some 30 minutes on two cores)
+    python -m benchmarks foreign_suites --suites peft --tests 200
 
 The tests come with the projects' source archives, the packages go to a folder of their own (.foreign in the checkout).
 Of each suite every n-th test runs, so that about the number asked for is spread over all of it, three times in the same

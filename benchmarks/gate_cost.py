@@ -1,7 +1,7 @@
 """What the numeric gate costs a search on a CPU, before a revision and now, and how often it finds rare faults.
 
-    python benchmarks/gate_cost.py                    # about 6 minutes
-    python benchmarks/gate_cost.py --before b8de2c0   # the revision that is compared with, as git knows it
+    python -m benchmarks gate_cost                    # about 6 minutes
+    python -m benchmarks gate_cost --before b8de2c0   # the revision that is compared with, as git knows it
 
 Both revisions search the same problems in turns, each in a process of its own.  `gate_s` is the time of one search in
 verifying and, now, in the last check of a winner; `search_s` all of it; `gate_cpu_s` what it took of the CPU, which

@@ -1,7 +1,7 @@
 """What a daemon that tunes does to others on the GPU: every part prints a line and keeps its own result file.
 
-    python benchmarks/gpu_daemon.py --out FOLDER                       # all parts, about 8 minutes on one GPU
-    python benchmarks/gpu_daemon.py --out FOLDER --parts preempt       # one part; preempt adds to what FOLDER has
+    python -m benchmarks gpu_daemon --out FOLDER                       # all parts, about 8 minutes on one GPU
+    python -m benchmarks gpu_daemon --out FOLDER --parts preempt       # one part; preempt adds to what FOLDER has
 
     facts     what the driver tells about processes here: nobody, a loaded program, one that computes      15 s
     probe     1 kHz of small GEMMs, p99 alone and beside a daemon that watches, taking turns               70 s

@@ -1,6 +1,6 @@
 """The other programs of gpu_daemon.py, each a process of its own, so that the one that measures never holds a GPU.
 
-    python benchmarks/gpu_daemon_roles.py seed|server|probe|guest|faults|slowed [--device cpu]
+    python -m benchmarks gpu_daemon_roles seed|server|probe|guest|faults|slowed [--device cpu]
 
 Most are told what to do line by line on standard input and answer with JSON lines.
 """

@@ -1,7 +1,7 @@
 # ruff: noqa: E402  the home is set before gemmtuned is imported
 """The native hook on a GPU: counts, host time of counted and routed calls, graphs, streams, a reload under load.
 
-    python benchmarks/gpu_hook.py --out FOLDER          # about a minute on one GPU; writes gpu_hook.json
+    python -m benchmarks gpu_hook --out FOLDER          # about a minute on one GPU; writes gpu_hook.json
 
 Publishes real solutions (our Triton kernels, compiled here) into a home of its own and lets this process pick them up,
 the way the daemon would.  Prints what was seen; a line that begins with WRONG is a failure.

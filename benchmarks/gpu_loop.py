@@ -1,6 +1,6 @@
 """The whole loop on one GPU with an unchanged program: docs/examples/decode.py, hooked beside an un-hooked twin.
 
-    python benchmarks/gpu_loop.py --out FOLDER [--size 0.6B --batches 1 8 --tune-s 240]
+    python -m benchmarks gpu_loop --out FOLDER [--size 0.6B --batches 1 8 --tune-s 240]
 
 Tokens/s before and after one idle tuning pass (`gemmtuned daemon --once --share-resident`), the two programs taking
 turns; then coverage, gains, and how soon the running program had the last publish.

@@ -1,6 +1,6 @@
 """What gemmtuned costs a process that is not ours: off and on in turn, in fresh processes, one figure each.
 
-    python benchmarks/guest.py [--rounds 9] [--save]
+    python -m benchmarks guest [--rounds 9] [--save]
 
     import_exit_cpu_ms   CPU time, all threads, of a process that imports torch, makes one product and ends
     rss_mib              resident memory after the first flush and a look at the tables

@@ -1,6 +1,6 @@
 """What the hook adds to a call: the bare operator against the same call counted, in one run.
 
-    python benchmarks/hook_overhead.py [--threads 1 8] [--rounds 15] [--beside TREE] [--save]
+    python -m benchmarks hook_overhead [--threads 1 8] [--rounds 15] [--beside TREE] [--save]
 
 Tiny GEMMs (M=4, N=8, K=16), so that nearly all the time is torch's own dispatch. Each arm is a process, since what is
 registered stays; they take turns within every round. The figure is the median over rounds of (arm - bare of the same

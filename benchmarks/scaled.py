@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-call,no-untyped-def"
 """FP8 linears at decode sizes: kernels/cuda/scaled_one_shot.cu beside torch._scaled_mm, on one GPU of sm_90.
 
-    python benchmarks/scaled.py --out FOLDER [--m 1,16,64 --shapes eight|all|NxK,... --kinds row,row_slow,tensor,block]
+    python -m benchmarks scaled --out FOLDER [--m 1,16,64 --shapes eight|all|NxK,... --kinds row,row_slow,tensor,block]
 
 Kinds: scales of tensors or of rows with the tensor core's own sums (`tensor`, `row`), of rows with sums in fp32 every
 128 of K (`row_slow`, torch's use_fast_accum=False), and of blocks of 128.  Cold weights, CUDA graphs, both and the

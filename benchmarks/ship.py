@@ -1,6 +1,6 @@
 """Turn what benchmarks found best into the table shipped for an architecture (configs/tables/<arch>).
 
-    python benchmarks/ship.py sm_90 benchmarks/results/gpu_loop-h*.json benchmarks/results/dense-*.json
+    python -m benchmarks ship sm_90 benchmarks/results/gpu_loop-h*.json benchmarks/results/dense-*.json
 
 Takes the rows of dense.py and of gpu_loop.py, of each problem and device what the latest of the files says: what was
 published, and won again where it was raced again, but for kernels of ours that as they are now spill registers, or do

@@ -1,6 +1,6 @@
 """A two-rank tensor-parallel MLP over NCCL: captured, tuned on both GPUs, then off, captured only and on in turns.
 
-    python benchmarks/tensor_parallel.py --out FOLDER [--rounds 3 --tokens 16]
+    python -m benchmarks tensor_parallel --out FOLDER [--rounds 3 --tokens 16]
 
 docs/examples/tensor_parallel.py as it is, under torchrun; the tokens/s are what it prints itself.
 """

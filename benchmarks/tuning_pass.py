@@ -1,6 +1,6 @@
 """How long a pass of the daemon takes, and what of it: compiling, screening, the races that decide.
 
-    python benchmarks/tuning_pass.py --out FOLDER [--m 1,8 --shapes 4096x4096,1024x4096 --seconds 300]
+    python -m benchmarks tuning_pass --out FOLDER [--m 1,8 --shapes 4096x4096,1024x4096 --seconds 300]
 
 A program that runs linear layers of these sizes is counted, then `gemmtuned daemon --once` tunes into an empty home,
 with the compiler's cache empty, too.  When what began is taken from the daemon's own trials: compiling is from the

@@ -1,6 +1,6 @@
 """A year of 10,000 problems: how long leases, reports and upkeep take, and how large the database is.
 
-    python benchmarks/year.py [--labels 1] [--before CHECKOUT] [--folder /var/tmp]
+    python -m benchmarks year [--labels 1] [--before CHECKOUT] [--folder /var/tmp]
 
 Writes a synthetic year (year_store.py: 7.1 million sightings a label) as version 0.1.0 had it, times the commands of
 --before (another checkout with a .venv of its own, on a copy of the same file), then brings the file over and times

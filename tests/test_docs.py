@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 import gemmtuned
 from gemmtuned.cli import COMMANDS
@@ -58,18 +61,78 @@ def test_every_public_function_exists_and_says_what_it_does() -> None:
         assert (getattr(gemmtuned, name).__doc__ or "").strip(), name
 
 
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "lab").glob("*.md"))]
+PAGES += [ROOT / "benchmarks/README.md"]
+RESULTS = [path for folder in ("benchmarks", "lab") for path in (ROOT / folder / "results").glob("*.json")]
+
+
+def spelled_out(text: str) -> list[str]:
+    """`dense-{m1,m2}.json` as both names."""
+    found = re.search(r"\{([^{}]*)\}", text)
+    if found is None:
+        return [text]
+    return [
+        name for part in found[1].split(",") for name in spelled_out(text[: found.start()] + part + text[found.end() :])
+    ]
+
+
+def cited() -> dict[str, set[str]]:
+    """Result files that pages name, patterns included, with the pages; braces stand for each of what is in them."""
+    names: dict[str, set[str]] = {}
+    for page in PAGES:
+        for word in re.findall(r"(?<![\w.-])[\w.{},*-]+\.json", page.read_text()):
+            for name in spelled_out(word):
+                if re.search(r"20\d\d-\d\d-\d\d\.json$|\*\.json$", name) and not name.startswith("*"):
+                    names.setdefault(name, set()).add(str(page.relative_to(ROOT)))
+    return names
+
+
 def test_figures_have_a_result_file() -> None:
-    pages = [README, *(page.read_text() for page in (ROOT / "docs").glob("*.md"))]
-    # not those that say only how they differ from the one before: `-b8-h200-2026-11-23.json`
-    named = {n for page in pages for n in re.findall(r"(?<![\w.-])[\w.][\w.-]*-20\d\d-\d\d-\d\d\.json", page)}
+    there = {path.name for path in RESULTS}
+    named = cited()
 
     assert len(named) > 50
-    assert {n for n in named if not (ROOT / "benchmarks/results" / n).is_file()} == set()
+    assert {name: pages for name, pages in named.items() if not fnmatch.filter(there, name)} == {}
+
+
+def test_every_result_file_is_cited_by_a_page() -> None:
+    named = [name for name in cited() if len(name) > len("x-*.json")]
+    left = sorted(path.name for path in RESULTS if not any(fnmatch.fnmatch(path.name, name) for name in named))
+
+    assert left == [], "cite each in docs/, benchmarks/README.md or lab/, or delete it"
+    assert len({path.name for path in RESULTS}) == len(RESULTS), "a name stands for one file"
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "lab"])
+def test_every_program_that_measures_is_in_the_table_of_its_folder(folder: str) -> None:
+    rows = re.findall(r"^\| (`[^|]+) \|", (ROOT / folder / "README.md").read_text(), re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`([\w*]+)`", row)}
+    programs = {path.stem for path in (ROOT / folder).glob("*.py")} - {"__main__"}
+
+    assert {p for p in programs if not any(fnmatch.fnmatch(p, name) for name in named)} == set(), "add a row for each"
+    assert {name for name in named if not fnmatch.filter(programs, name)} == set(), "no program of that name"
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "lab"])
+def test_the_entry_runs_a_program_by_its_name_and_lists_them(folder: str) -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", folder, *arguments]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+    name = {"benchmarks": "hook_overhead", "lab": "screen"}[folder]
+    listed = run()
+    assert listed.returncode == 0 and re.search(rf"^{name} ", listed.stdout, re.MULTILINE)
+    shown = run(name, "--help")
+    assert shown.returncode == 0 and f"python -m {folder} {name}" in shown.stdout, shown.stderr
+    assert run("nothing_like_it").returncode == 2
 
 
 def test_pages_are_where_others_send_their_readers() -> None:
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
-    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text())]
+    links = [
+        (page, link)
+        for page in (*PAGES, *(ROOT / "docs/reference").glob("*.md"))
+        for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text())
+    ]
 
     assert links
     assert [link for page, link in links if not (page.parent / link).exists()] == []

@@ -52,7 +52,8 @@ def test_files_and_functions_that_the_docs_name_are_there() -> None:
         (page.name, file)
         for page in pages
         for file in re.findall(
-            r"`((?:configs|db|kernels|hooks|daemon|gemmtuned|lab|docs|tests)/[\w/.]+\.\w+)`", page.read_text()
+            r"`((?:configs|db|kernels|hooks|daemon|gemmtuned|benchmarks|lab|docs|tests)/[\w/.]+\.\w+)`",
+            page.read_text(),
         )
     }
     assert len(named) > 15

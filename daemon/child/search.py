@@ -13,7 +13,7 @@ On a GPU which kernel is faster can depend on where operands lie, and on how lon
 is held at its power limit clocks lower.  No interval of one place and one state tells that.  So the second race has
 operands of its own and a rested device, and a small gain needs a third, elsewhere again, on a device that was kept
 busy.  Of winners of the library's algorithms one was 1.02 times as fast as torch's rested and 1.09 under load, another
-1.07 and 1.00 (2048x512x16384 and 256x2112x7168, benchmarks/results/queued_races-h200-2026-11-24.json).
+1.07 and 1.00 (2048x512x16384 and 256x2112x7168, lab/results/queued_races-h200-2026-11-24.json).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ At most CLOSE of a group (same kernel, rows and slices of K) are taken: the esti
 block of K is better within a group less surely than it costs to try another group.
 
 Of twenty problems at M = 1 to 64 what 24 candidates gave was 0.3 % slower on average than what the whole space did, and
-3 % at the worst (benchmarks/exhaustive.py).
+3 % at the worst (lab/exhaustive.py).
 """
 
 from __future__ import annotations

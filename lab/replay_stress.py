@@ -4,7 +4,7 @@ Each stream has a graph of its own with several split-K kernels, each followed b
 the first, verified result bit by bit, counts differences on the device, and poisons the output for the next
 replay.  The two streams run at the same time with a workspace each.
 
-    python benchmarks/replay_stress.py --out FOLDER [--replays 100000]
+    python -m lab replay_stress --out FOLDER [--replays 100000]
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import record
 import torch
 import triton

@@ -1,6 +1,6 @@
 """What the short search loses: its winner against the best of the whole space, on one GPU.
 
-    python benchmarks/exhaustive.py --out FOLDER [--m 1,4,8,16,64 --shapes NxK,... --seconds 480 --resume FILE]
+    python -m lab exhaustive --out FOLDER [--m 1,4,8,16,64 --shapes NxK,... --seconds 480 --resume FILE]
 
 For each problem the search runs as in the daemon, then once more over every candidate of the spaces that its shortlists
 are chosen from (`space` of kernels/triton/shortlist.py and kernels/cuda/offered.py) and all that cuBLASLt offers; both
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import dense
 import record
 

@@ -1,7 +1,7 @@
 # mypy: disable-error-code="misc,untyped-decorator,no-untyped-def,no-untyped-call"
 """How fast W can be read in the order in which a kernel with tensor cores needs it, on one GPU.
 
-    python benchmarks/read_order.py --out FOLDER [--shapes eight|NxK,...]
+    python -m lab read_order --out FOLDER [--shapes eight|NxK,...]
 
 A dot product of all of a row (M = 1) lets a program read whole rows; tiles of the matrix instruction are 8 or 16 rows
 high and a few dozen values wide.  Kernels that only read W, all of it once and in tiles of `rows` x `block_k`, with 8
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import record
 import torch
 import triton

@@ -1,7 +1,7 @@
 # mypy: disable-error-code="misc,untyped-decorator,no-untyped-def,no-untyped-call"
 """Does one kernel of some kind make the gaps between all kernels of a CUDA graph longer?
 
-    python benchmarks/graph_gaps.py --out FOLDER
+    python -m lab graph_gaps --out FOLDER
 
 end_to_end.py saw decode steps whose gaps shrank by 0.2 us a launch, over the whole graph, once no kernel of torch's
 library was left in it.  Here a graph holds LAUNCHES small element-wise kernels and, among them, 1 or 30 kernels of each
@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import record
 import torch
 import triton

@@ -1,7 +1,7 @@
 """The configurations of one of our kernels, timed on one GPU: what a fit of its estimate needs, and where it wins.
 
-    python benchmarks/screen.py KERNEL --out FOLDER [--m 4,8 --shapes eight|all|NxK,... --most 100 --also chains=1
-        --before benchmarks/results/dense-all-h200-*.json --seconds 480 --resume FOLDER/screen-KERNEL.jsonl]
+    python -m lab screen KERNEL --out FOLDER [--m 4,8 --shapes eight|all|NxK,... --most 100 --also chains=1
+        --before lab/results/dense-all-h200-*.json --seconds 480 --resume FOLDER/screen-KERNEL.jsonl]
 
 For each problem the kernel's space (`scored`) is screened as the search does it, half of `most` from the head of the
 estimates and the rest at random; `also` adds each once more with another value of a parameter.  Then the fastest five,
@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import dense
 import record
 import torch

@@ -1,6 +1,6 @@
 """Where a kernel's time goes: the same kernel without its loads of X, without those of W, without the sum over K.
 
-    python benchmarks/anatomy.py --out FOLDER CONFIG.json
+    python -m lab anatomy --out FOLDER CONFIG.json
 
 CONFIG.json: a list of [m, n, k, config].  A kernel that leaves work out is made from the source of ours, and computes
 nothing of use; it takes turns with the whole one and the streaming floor, cold weights, CUDA graphs.
@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import dense
 import record
 

@@ -1,6 +1,6 @@
 """Other ways to write kernels/cuda/one_shot.cu, raced against it on one GPU of sm_90.
 
-    python benchmarks/one_shot_variants.py --out FOLDER [--m 64 --shapes eight|all|NxK,... --tiles 5 --only VARIANT]
+    python -m lab one_shot_variants --out FOLDER [--m 64 --shapes eight|all|NxK,... --tiles 5 --only VARIANT]
 
 A variant is the source with some of its text replaced (VARIANTS).  Each takes turns with the kernel as it is and with
 the streaming floor, in as many tiles of a shape as the estimate likes best; cold weights, CUDA graphs, one X and one
@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import dense
 import record
 import torch

@@ -1,6 +1,6 @@
 """Do kernels keep their gain inside a model's decode step? One GPU, bf16, one CUDA graph a step.
 
-    python benchmarks/in_model.py --out FOLDER [--batch 8] [--size 0.6B] [--seconds 200]
+    python -m lab in_model --out FOLDER [--batch 8] [--size 0.6B] [--seconds 200]
 
 For each dense problem of the step and each of some candidates: its race against torch alone, as the daemon runs it, and
 the step captured with this candidate routed and everything else left to torch, replayed in turn with the stock step.
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(HERE.parent / "benchmarks"))
 import gpu_hook
 import record
 import torch
