@@ -149,15 +149,16 @@ class Connection:
             self._drop()
             self.lock.close()
 
-    def mend(self, reason: str) -> None:
+    def mend(self, reason: str, of: tuple[int, int] | None = None) -> None:
         """Build the file anew from what can be read, put that in its place, and say so when it begins and ends.
 
-        Does nothing when another process was faster.  Raises StoreError, also for a file that was never a database.
+        of: the file that was found damaged, as `lies_at` named it.  Does nothing when another lies there by now: this
+        process or another one was faster.  Raises StoreError, also for a file that was never a database.
         """
         _mind_forks()
         with self._thread:
             try:
-                self._rebuild(reason)
+                self._rebuild(reason, of)
             except (sqlite3.Error, UnicodeDecodeError, OSError) as err:
                 self._drop()
                 raise faults.store_error(err, self.path, waited_s=self.timeout_s) from err
@@ -242,12 +243,13 @@ class Connection:
 
     def _damaged(self) -> bool:
         """Look at the whole file, once for each time it was opened: the error may as well be the caller's."""
+        from gemmtuned.db import upkeep  # rarely needed, and programs import this module
+
         if self._conn is None or self._examined == self.opened:
             return False
         self._examined = self.opened
         try:
-            sound = self._conn.execute("PRAGMA integrity_check(1)").fetchone() == ("ok",)
-            return not sound or migrations.altered(self._conn)
+            return bool(upkeep.findings(self._conn))
         except (sqlite3.Error, UnicodeDecodeError) as err:
             return faults.kind(err) == "corrupt"  # a disk that does not answer now says nothing about the file
 
@@ -381,16 +383,18 @@ class Connection:
         conn.close()
         self._handles -= 1
 
-    def _rebuild(self, reason: str) -> None:
+    def _rebuild(self, reason: str, of: tuple[int, int] | None) -> None:
         from gemmtuned.db import mend  # rarely needed, and programs import this module
 
-        damaged = self._file or identity(self.path)  # the first: another process may have mended what lies there by now
+        damaged = (
+            of or self._file or identity(self.path)
+        )  # of what we have open: another process may have mended what lies there by now
         self._drop()
         self._acquire()
         try:
             if identity(self.path) != damaged:
                 return  # another process was faster
-            faults.refuse_text(self.path)
+            faults.refuse_strange(self.path)
             tell(
                 log,
                 logging.WARNING,

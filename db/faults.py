@@ -30,6 +30,8 @@ _CODES: Final = {
 }
 # Extended codes of SQLITE_IOERR: LOCK, UNLOCK, RDLOCK, CHECKRESERVEDLOCK, SHMLOCK
 _LOCK_CODES: Final = tuple(10 | number << 8 for number in (15, 8, 9, 14, 20))
+OUR_NAMES: Final = ("tune.db", "ingest.db")
+_OUR_WORDS: Final = (b"environment_stamp", b"compiled_gemm", b"gemmtuned")  # of our tables, and of a step's record
 _TEXTS: Final = {
     "locking protocol": "nolock",
     "is locked": "busy",
@@ -76,8 +78,9 @@ def store_error(err: sqlite3.Error | UnicodeDecodeError | OSError, path: Path, *
             "Give it write access to the file and its folder, or set GEMMTUNED_HOME to a folder of its own"
         )
     if what == "corrupt":
-        if "not a database" in str(err) and _is_text(path):
-            return _no_database(path, "a text file")
+        strange = _strange(path)
+        if strange:
+            return _no_database(path, strange)
         return StoreError(
             f"{path}: damaged ({err}). Start gemmtuned daemon, or restart the one that runs: it builds the database "
             "anew from what can be read, and published solutions come back by themselves. gemmtuned db check says more"
@@ -123,26 +126,37 @@ def refuse_short(path: Path) -> None:
         raise _no_database(path, "1 byte")
 
 
-def refuse_text(path: Path) -> None:
-    """Raise StoreError for what was never a database: a file without a zero byte, which every page of SQLite's has.
+def refuse_strange(path: Path) -> None:
+    """Raise StoreError for what was never a database of ours: to build one in its place would take somebody's file.
 
     Only for a file that SQLite has found damaged, with no connection of ours to it: see `refuse_short`.
     """
-    if _is_text(path):
-        raise _no_database(path, "a text file")
+    what = _strange(path)
+    if what:
+        raise _no_database(path, what)
 
 
 def _no_database(path: Path, what: str) -> StoreError:
-    return StoreError(f"{path}: {what}, no database; it is left as it is. Set GEMMTUNED_DB to another file")
+    what = what if "database" in what else f"{what}, no database"
+    return StoreError(f"{path}: {what}; it is left as it is. Set GEMMTUNED_DB to another file")
 
 
-def _is_text(path: Path) -> bool:
+def _strange(path: Path) -> str:
+    """What the file is when it is no damaged database of ours, as far as its first megabyte says; "" when it may be.
+
+    Every page of SQLite's has a zero byte, which text has not.  By the name that we give it, anything may be ours; by
+    another name that somebody has set, only what still holds a word of our schema.
+    """
     try:
         with path.open("rb") as file:
-            start = file.read(1 << 16)
+            start = file.read(1 << 20)
     except OSError:
-        return False
-    return bool(start) and b"\0" not in start
+        return ""
+    if start and b"\0" not in start[: 1 << 16]:
+        return "a text file"
+    if not start or path.name in OUR_NAMES or any(word in start for word in _OUR_WORDS):
+        return ""
+    return "a damaged database of another program" if start.startswith(b"SQLite format 3\0") else "a binary file"
 
 
 def busy(path: Path, waited_s: float) -> StoreError:

@@ -276,22 +276,6 @@ class Leases(Part):
         values = {"key": environment.key, "mode": "eager", "now": us(now_s), "stale": us(now_s) - STALE_US}
         return Remaining(**self._db.read(lambda conn: rows(conn, _REMAINING, values))[0])
 
-    def reset_failed(self, problems: Sequence[Problem] | None = None) -> int:
-        """Try again what failed for good or was withdrawn by hand; None: all of it. Returns how many units."""
-
-        def work(conn: sqlite3.Connection) -> int:
-            if problems is None:
-                return conn.execute("DELETE FROM work WHERE state = 'failed'").rowcount
-            ids = json.dumps(self._problem_ids(conn, problems))
-            return conn.execute(
-                "DELETE FROM work WHERE state = 'failed' AND problem_id IN (SELECT b.id FROM problem p JOIN problem b "
-                "ON b.rest = p.rest AND b.m IN (p.m, p.m_fine, p.m_coarse) "
-                "WHERE p.id IN (SELECT value FROM json_each(?)))",
-                (ids,),
-            ).rowcount
-
-        return self._write(work)
-
     def add_trial(
         self, work: Work, problem: Problem, candidate: Candidate, *, phase: str, us: float | None, err: float | None,
         outcome: str, note: str, started_us: int,

@@ -36,6 +36,13 @@ MAX_REMEMBERED: Final = 65_536  # problems; more than any model has shapes
 _NAMES: Final = ("id", "text", "rest", "operands", *COLUMNS, "m_fine", "m_coarse", "flops", "bytes")
 _INSERT: Final = f"INSERT INTO problem ({', '.join(_NAMES)}) VALUES ({', '.join('?' * len(_NAMES))})"  # noqa: S608
 _FIND: Final = "SELECT id FROM problem WHERE rest = ? AND m = ?"
+# What a row does not say that was salvaged, or brought back from the published tables, the first to know it adds
+_DEVICE: Final = """
+INSERT INTO device (key, kind, name, arch, units) VALUES (?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE
+SET name = iif(name = '', excluded.name, name), arch = iif(arch IN ('', 'unknown'), excluded.arch, arch),
+    units = iif(units = 0, excluded.units, units)
+WHERE name = '' OR arch IN ('', 'unknown') OR units = 0
+"""
 _all_columns: Final = attrgetter(*COLUMNS)
 PROBLEM_COLUMNS: Final = "p.rest, p.m"  # all that decides: what we have no column for stands in `rest` by its name
 
@@ -113,13 +120,10 @@ class Part:
         known = self._environments.get(key)
         if known is not None and known[0] == environment.stamps:
             return known[1]
+        d = environment.device
+        conn.execute(_DEVICE, (d.key, d.kind, d.name, d.arch, d.units))
         found = conn.execute("SELECT id FROM environment WHERE key = ?", (key,)).fetchone()
         if found is None:
-            d = environment.device
-            conn.execute(
-                "INSERT INTO device (key, kind, name, arch, units) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
-                (d.key, d.kind, d.name, d.arch, d.units),
-            )
             device_id = conn.execute("SELECT id FROM device WHERE key = ?", (d.key,)).fetchone()[0]
             found = conn.execute(
                 "INSERT INTO environment (key, device_id, first_seen_us) VALUES (?, ?, ?) RETURNING id",

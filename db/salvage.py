@@ -66,6 +66,7 @@ def _copy_tables(old: sqlite3.Connection, new: sqlite3.Connection, beat: Callabl
             if not columns:
                 continue
             names = ", ".join(f'"{name}"' for name in columns)
+            kinds = _kinds(new, table, columns)
             insert = f"INSERT OR IGNORE INTO {table} ({names}) VALUES ({', '.join('?' * len(columns))})"  # noqa: S608
             for row in _readable(old, new, table, names):
                 read += 1
@@ -75,11 +76,10 @@ def _copy_tables(old: sqlite3.Connection, new: sqlite3.Connection, beat: Callabl
                 if read % _ROWS == 0:
                     beat()
                 entry = twins.translated(columns, row)
-                with contextlib.suppress(sqlite3.IntegrityError):
-                    added = new.execute(insert, entry).rowcount
-                    rows += added
-                    if not added:
-                        twins.met(new, table, columns, row, entry)
+                added = _insert(new, insert, entry) or _insert(new, insert, _fitted(entry, kinds))
+                rows += added
+                if not added:
+                    twins.met(new, table, columns, row, entry)
         migrations.make(new, since=steps)
         new.execute(f"PRAGMA application_id = {migrations.APPLICATION_ID}")
         new.execute(f"PRAGMA user_version = {migrations.SCHEMA}")
@@ -94,6 +94,40 @@ def _copy_tables(old: sqlite3.Connection, new: sqlite3.Connection, beat: Callabl
         raise
     counted = sum(calls for calls in ledger.values() if isinstance(calls, int))
     return rows, max(counted - int(left), 0)
+
+
+def _insert(new: sqlite3.Connection, insert: str, entry: tuple[Any, ...] | None) -> int:
+    """How many rows that added: 0 when it is there already, or is refused."""
+    if entry is None:
+        return 0
+    try:
+        return new.execute(insert, entry).rowcount
+    except sqlite3.IntegrityError:
+        return 0
+
+
+_EMPTY: Final = {"INTEGER": 0, "REAL": 0.0, "TEXT": ""}
+_MAY_STAND: Final = {"INTEGER": (int,), "REAL": (int, float), "TEXT": (str,), "BLOB": (bytes,), "": (object,)}
+
+
+def _kinds(new: sqlite3.Connection, table: str, columns: list[str]) -> list[tuple[str, bool]]:
+    """Of each of these columns: its type, "" for one of the key, and whether it may hold NULL."""
+    found = {}
+    for _, name, kind, never_null, _, in_key in new.execute(f"PRAGMA table_info({table})").fetchall():
+        found[str(name)] = ("" if in_key else str(kind), not never_null)
+    return [found[name] for name in columns]
+
+
+def _fitted(entry: tuple[Any, ...], kinds: list[tuple[str, bool]]) -> tuple[Any, ...] | None:
+    """The row with what is empty in each place whose value is of another type; None where nothing is.
+
+    One byte that says of which type a value is would else cost all that refers to the row: a device, all its counts.
+    """
+    changed = [
+        value if (value is None and nullable) or isinstance(value, _MAY_STAND[kind]) else _EMPTY.get(kind, b"")
+        for value, (kind, nullable) in zip(entry, kinds, strict=True)
+    ]
+    return tuple(changed) if tuple(changed) != entry else None
 
 
 class _Twins:

@@ -77,19 +77,12 @@ class Store(Ingest, Hints, Recheck, Resume, RollUp, Solutions, Curation, Restore
         """Everything found wrong with the file, one line each; [] when it is whole. Mends nothing."""
         return check(self.path)
 
-    def repair(self) -> list[str]:
-        """Look for damage page by page, as no other call does, and build the file anew if there is any. Returns it.
+    def mend(self, reason: str, of: tuple[int, int] | None = None) -> None:
+        """Build the file anew from what can be read of it. Raises StoreError; then it lies as it was.
 
-        Reads the whole file.  Raises StoreError when that cannot be done: then nothing is changed.
+        of: which file was found damaged, as `lies_at` named it; another one is left as it is.
         """
-        found = upkeep.damage(self.path) if self.path.exists() else []
-        if found:
-            self.mend(found[0])
-        return found
-
-    def mend(self, reason: str) -> None:
-        """Build the file anew from what can be read of it. Raises StoreError; then it lies as it was."""
-        self._db.mend(reason)
+        self._db.mend(reason, of)
 
     def was_cut_short(self) -> bool:
         """Whether a salvage was begun and not ended: killed, or the machine went down."""

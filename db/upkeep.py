@@ -94,14 +94,12 @@ def damage(path: Path, *, stop: Stop | None = None) -> list[str]:
     except StoreError as err:
         cause = err.__cause__
         if isinstance(cause, sqlite3.Error | UnicodeDecodeError) and faults.kind(cause) == "corrupt":
-            faults.refuse_text(path)
+            faults.refuse_strange(path)
             return [f"damaged: {cause}"]
         raise
     stop.conn = conn
     try:
-        found = [str(row[0]) for row in conn.execute("PRAGMA integrity_check(20)").fetchall() if row[0] != "ok"]
-        if migrations.identity(conn)[0] == migrations.APPLICATION_ID and migrations.altered(conn):
-            found.append("its tables or views are not as gemmtuned made them")
+        found = findings(conn)
         if not found:
             _decode(conn, stop)
     except (sqlite3.Error, UnicodeDecodeError, MemoryError) as err:
@@ -116,6 +114,29 @@ def damage(path: Path, *, stop: Stop | None = None) -> list[str]:
     if stop.told:  # an interrupted check says "ok" or anything
         raise StoreError(f"{path}: not looked at to the end")
     return found
+
+
+def findings(conn: sqlite3.Connection) -> list[str]:
+    """What is wrong with the pages of an open database, and with our tables and views in it; [] when nothing.
+
+    Raises sqlite3.Error and UnicodeDecodeError when it cannot be looked at.
+    """
+    ours = migrations.identity(conn)[0] == migrations.APPLICATION_ID
+    altered = ours and migrations.altered(conn)
+    found = ["its tables or views are not as gemmtuned made them"] if altered else []
+    try:
+        return _pages(conn, "20") + found
+    except sqlite3.Error as err:
+        # A rule of some table calls a function that is not there. In our tables that is damage, which `altered` has
+        # seen; in an operator's it is the program's that has the function, and what is ours is looked at without it
+        if faults.kind(err) != "other":
+            raise
+        return found or [line for table in migrations.tables() for line in _pages(conn, table)]
+
+
+def _pages(conn: sqlite3.Connection, what: str) -> list[str]:
+    """What SQLite finds wrong. what: how many lines at most, of the whole file; or a table."""
+    return [str(row[0]) for row in conn.execute(f"PRAGMA integrity_check({what})").fetchall() if row[0] != "ok"]
 
 
 class Stop:
@@ -167,9 +188,8 @@ class Examination:
 
 
 def _decode(conn: sqlite3.Connection, stop: Stop) -> None:
-    """Read every text: one that is no UTF-8 passes SQLite's own check, and then fails whoever asks for it."""
-    tables = conn.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%'").fetchall()
-    for (table,) in tables:
+    """Read every text of ours: one that is no UTF-8 passes SQLite's own check, and then fails whoever asks for it."""
+    for table in migrations.tables():  # an operator's may need a module that is not here
         columns = [f'"{row[1]}"' for row in conn.execute(f'PRAGMA table_info("{table}")') if row[2] == "TEXT"]
         if not columns:
             continue

@@ -1,5 +1,6 @@
 """A device, two environments and short ways to say problem, sighting and solution, for the tests of the store."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.sighting import Sighting
 from gemmtuned.configs.solution import Device, Environment, Solution
 from gemmtuned.db.store import Store, Work
+from gemmtuned.db.upkeep import Examination
 
 CPU = Device(key="cpu-test", kind="cpu", name="Test CPU", arch="x86_64", units=4)
 OLD = Environment(CPU, {"torch": "2.12", "onednn": "2.12/cpu-test", "triton": "3.6"})
@@ -18,6 +20,19 @@ DAY = 24 * HOUR
 def open_store(folder: Path, *, timeout_s: float = 30.0, create: bool = True) -> Store:
     """The store of this folder."""
     return Store(folder / "tune.db", locks=folder / "locks", timeout_s=timeout_s, create=create)
+
+
+def look_over(store: Store) -> list[str]:
+    """As the daemon does: look at every page, and build the file anew if it is damaged. Returns what was wrong."""
+    file = store.lies_at()
+    if file is None:
+        return []
+    examination = Examination(store.path)
+    while (wrong := examination.result()) is None:
+        time.sleep(0.001)
+    if wrong:
+        store.mend(wrong[0], file)
+    return wrong
 
 
 def problem(m: int = 8, n: int = 1024, k: int = 512, **columns: Any) -> Problem:

@@ -118,18 +118,6 @@ def test_failure_backs_off_and_the_third_is_for_good_until_an_upgrade(store: Sto
     assert lease(store, now_s=now).attempt == 1
 
 
-def test_reset_opens_what_failed_for_good(store: Store) -> None:
-    store.add_sightings("r", NEW, [saw(problem())], now_s=T)
-    now = T
-    for attempt in (1, 2, 3):
-        store.fail(lease(store, now_s=now), "it hung", now_s=now)
-        now += BACKOFF_S * 4**attempt + 1
-
-    assert store.reset_failed([problem(9)]) == 0
-    assert store.reset_failed([problem()]) == 1
-    assert lease(store, now_s=now).attempt == 1
-
-
 def test_a_problem_that_kills_three_daemons_without_a_word_is_failed_for_good(store: Store) -> None:
     store.add_sightings("r", NEW, [saw(problem(k=64), 9), saw(problem(k=128), 1)], now_s=T)
     for hour in range(3):

@@ -22,7 +22,7 @@ from gemmtuned.configs.errors import GemmtunedError, TableError, TryLater
 from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.device.device_lock import DeviceLock
 from gemmtuned.daemon.publishing.publish import publish
-from gemmtuned.daemon.service import main
+from gemmtuned.daemon.service import main, only_one
 from gemmtuned.db import faults
 from gemmtuned.db.files import is_network
 from gemmtuned.db.lockfile import LockFile, holder, open_lock
@@ -80,7 +80,7 @@ def test_a_home_of_an_earlier_version_is_mended_by_who_uses_it(tmp_path: Path) -
     store = open_store(tmp_path)
     store.add_sightings("serve", NEW, [saw(problem())], now_s=1e9)
     publish(store, here.config_dir, here.locks, now_s=1e9)
-    with main._only_daemon(here):
+    with only_one.only_daemon(here):
         pass
     assert [mode(here.locks / name) for name in names] == [0o600] * 3
     store.close()
@@ -97,7 +97,7 @@ def test_no_other_user_can_hold_a_lock_of_a_shared_home() -> None:
         def begin() -> str:
             os.umask(0o027)
             here = Settings.from_env({"GEMMTUNED_HOME": str(home)})
-            with main._only_daemon(here):
+            with only_one.only_daemon(here):
                 store = open_store(home)
                 store.add_sightings("serve", NEW, [saw(problem())], now_s=1e9)
                 publish(store, here.config_dir, here.locks, now_s=1e9)
@@ -158,7 +158,7 @@ def test_what_is_no_regular_file_holds_nobody_up(
     make(tmp_path / "gemmtuned-gpu-1.lock")
     with pytest.raises(GemmtunedError):
         open_store(tmp_path).add_sightings("serve", NEW, [saw(problem())], now_s=1e9)
-    with pytest.raises(TableError, match=r"daemon\.lock"), main._only_daemon(here):
+    with pytest.raises(TableError, match=r"daemon\.lock"), only_one.only_daemon(here):
         pass
     store = open_store(tmp_path / "other")
     with pytest.raises(TableError, match=r"publish\.lock"):
@@ -188,8 +188,8 @@ def test_who_holds_a_lock_without_a_word_is_named(tmp_path: Path) -> None:
         if not holder(path):
             pytest.skip("the kernel does not tell who holds a lock here (/proc/locks)")
         with (
-            pytest.raises(main._AnotherRuns, match=rf"held by pid {holders[0].pid} \(.*, uid "),
-            main._only_daemon(here),
+            pytest.raises(only_one.AnotherRuns, match=rf"held by pid {holders[0].pid} \(.*, uid "),
+            only_one.only_daemon(here),
         ):
             pass
         assert f"pid {holders[1].pid} (" in DeviceLock(tmp_path, "GPU-1", "me").take()

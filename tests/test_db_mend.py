@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from store_cases import NEW, found, open_store, problem, saw
+from store_cases import NEW, found, look_over, open_store, problem, saw
 
 from gemmtuned._testing import faults
 from gemmtuned.configs.errors import StoreError, StoreInterrupted
@@ -67,7 +67,7 @@ def is_whole(folder: Path) -> bool:
 def repair(folder: Path) -> None:
     store = open_store(folder)
     try:
-        store.repair()
+        look_over(store)
     finally:
         store.close()
 
@@ -117,7 +117,7 @@ def test_a_kill_at_each_step_loses_nothing(damaged: Path, tmp_path: Path) -> Non
         repair(folder)
         assert is_whole(folder), number
         store = open_store(folder)
-        assert store.was_cut_short() is False or store.repair() == []
+        assert store.was_cut_short() is False or look_over(store) == []
         store.close()
         shutil.rmtree(folder)
 
@@ -159,7 +159,7 @@ def test_told_to_stop_it_ends_at_once_and_leaves_the_file(home: Path) -> None:
 
     store = Store(home / "tune.db", locks=home / "locks", beat=stop)
     with pytest.raises(StoreInterrupted):
-        store.repair()
+        look_over(store)
     store.close()
     assert not folder_of_salvage(home / "tune.db").is_dir()
     repair(home)
@@ -191,10 +191,67 @@ def test_what_an_operator_adds_is_no_damage(tmp_path: Path, sql: str) -> None:
     store.add_sightings("r", NEW, [saw(problem())], now_s=T)
     with contextlib.closing(sqlite3.connect(store.path)) as conn:
         conn.executescript(sql)
-    assert store.check() == [] and store.repair() == []
-    assert store.repair() == []
+    assert store.check() == [] and look_over(store) == []
+    assert look_over(store) == []
     store.close()
     assert list(tmp_path.glob("*corrupt*")) == []
+
+
+def test_a_table_of_an_operators_that_needs_his_own_functions_and_modules_is_no_damage(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.add_sightings("r", NEW, [saw(problem())], now_s=T)
+    with contextlib.closing(sqlite3.connect(store.path)) as conn:
+        conn.create_function("his", 1, lambda x: x, deterministic=True)
+        conn.executescript("CREATE TABLE mine (a CHECK (his(a))); INSERT INTO mine VALUES (1)")
+    assert look_over(store) == []
+    with contextlib.closing(sqlite3.connect(store.path)) as conn:
+        (page,) = conn.execute("SELECT rootpage FROM sqlite_master WHERE name = 'sighting'").fetchone()
+    store.checkpoint()
+    store.close()
+    with (tmp_path / "tune.db").open("r+b") as file:  # what is ours is looked at all the same
+        file.seek((page - 1) * 4096)
+        file.write(b"\xa5" * 4096)
+    assert look_over(store) != []
+    assert store.check() == []
+    store.close()
+
+
+def test_a_rule_of_ours_that_a_flipped_byte_broke_is_damage(tmp_path: Path) -> None:
+    """SQLite calls it an unknown function, the caller's mistake: neither corrupt nor anything else of the file's."""
+    store = open_store(tmp_path)
+    store.add_sightings("r", NEW, [saw(problem())], now_s=T)
+    store.checkpoint()
+    store.close()
+    data = bytearray((tmp_path / "tune.db").read_bytes())
+    data[data.index(b"length(text) <= 512")] = ord("k")
+    (tmp_path / "tune.db").write_bytes(bytes(data))
+
+    assert look_over(store) == ["its tables or views are not as gemmtuned made them"]
+    assert store.check() == []
+    store.add_sightings("r", NEW, [saw(problem(16))], now_s=T)
+    store.close()
+
+
+def test_one_value_of_the_wrong_type_costs_that_value(tmp_path: Path) -> None:
+    """A byte says of which type a value is; all counts of a device refer to its one row."""
+    store = open_store(tmp_path)
+    store.add_sightings("r", NEW, [saw(problem(), 7)], now_s=T)
+    store.checkpoint()
+    store.close()
+    data = bytearray((tmp_path / "tune.db").read_bytes())
+    at = data.index(b"cpu-testcpuTest CPUx86_64\x04")
+    data[at - 1] = 0x0F  # of `units`: a text of one byte, not a number of one byte
+    (tmp_path / "tune.db").write_bytes(bytes(data))
+
+    assert look_over(store) != []
+    assert store.check() == []
+    with contextlib.closing(sqlite3.connect(store.path)) as conn:
+        assert conn.execute("SELECT sum(calls) FROM demand").fetchone() == (7,)
+        assert conn.execute("SELECT key, units FROM device").fetchone() == ("cpu-test", 0)
+    store.add_sightings("r", NEW, [saw(problem(), 7)], now_s=T)
+    with contextlib.closing(sqlite3.connect(store.path)) as conn:
+        assert conn.execute("SELECT key, units FROM device").fetchall() == [("cpu-test", 4)]
+    store.close()
 
 
 @pytest.mark.parametrize("sql", ["DROP VIEW trials", "DROP INDEX hint_by_problem", "DROP TABLE session"])
@@ -202,7 +259,7 @@ def test_what_is_missing_of_ours_is_damage(tmp_path: Path, sql: str) -> None:
     store = open_store(tmp_path)
     with contextlib.closing(sqlite3.connect(store.path)) as conn:
         conn.execute(sql)
-    assert store.repair() == ["its tables or views are not as gemmtuned made them"]
+    assert look_over(store) == ["its tables or views are not as gemmtuned made them"]
     assert store.check() == []
     store.close()
 
@@ -233,9 +290,9 @@ def test_a_disk_that_does_not_answer_sets_nothing_aside(
     with monkeypatch.context() as patch:
         patch.setattr(upkeep, "_decode", fails)
         with pytest.raises(StoreError, match="cannot be looked at now"):
-            store.repair()
+            look_over(store)
         assert "cannot be looked at now" in check(store.path)[0]
-    assert store.repair() == []
+    assert look_over(store) == []
     store.close()
     assert list(tmp_path.glob("*corrupt*")) == []
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from store_cases import look_over
 
 from gemmtuned.configs import old_stamps
 from gemmtuned.configs.errors import ProblemError
@@ -150,7 +151,7 @@ def test_a_damaged_one_is_built_anew_and_holds_what_can_be_read(home: Path, what
         file.write(bytes(size if what == "a table" else 100))
 
     store = Store(home / "tune.db", locks=home / "locks")
-    store.repair()
+    look_over(store)
     table = build_table(store.published()[1], places(), generation=1, failed=frozenset())
 
     assert list(home.glob("tune.db.corrupt-*Z")) and not store.check()

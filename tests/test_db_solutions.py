@@ -101,7 +101,7 @@ def test_withdraw_takes_out_what_serves_the_problem_and_holds_it_back(store: Sto
     assert store.withdraw([problem(3)], reason="again", now_s=T) == []
     assert store.generation() == 2
     assert store.lease_next("a:1", NEW, now_s=T, hold_s=60) is None
-    assert store.reset_failed([problem(3)]) == 1
+    assert store.retry_now([problem(3)]) == 1
     assert lease(store, now_s=T).problem == problem(16)
 
 

@@ -28,6 +28,7 @@ class Caretaker:
         self._store = store
         self._file: tuple[int, int] | None = None  # which file it was, when it was last looked at
         self._examination: Examination | None = None
+        self._looked_at: tuple[int, int] | None = None  # which file the examination began with
         self._damage = ""
         self._begun = False
         self._size, self._examined_s = 0, float("-inf")
@@ -55,7 +56,7 @@ class Caretaker:
         self._take_result()
         self._mind_size(now_s)
         if self._damage:
-            self._store.mend(self._damage)
+            self._store.mend(self._damage, self._looked_at)
             self._damage = ""
         self._store.refuse_newer()
         found = self._store.lies_at() or (0, 0)
@@ -81,7 +82,7 @@ class Caretaker:
     def _examine(self, now_s: float) -> None:
         from gemmtuned.db.upkeep import Examination
 
-        self._examined_s = now_s
+        self._examined_s, self._looked_at = now_s, self._store.lies_at()
         self._examination = Examination(self._store.path)
 
     def stop(self) -> None:
@@ -101,3 +102,5 @@ class Caretaker:
         if found is not None:
             self._examination = None
             self._damage = found[0] if found else ""
+            if self._looked_at != self._store.lies_at():  # a call met the damage meanwhile, or an operator was at it
+                self._damage, self._examined_s = "", float("-inf")  # the file that lies there now is looked at next

@@ -6,7 +6,6 @@ Signals only set a flag.  A daemon told to stop is gone within two seconds, what
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import select
@@ -15,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gemmtuned.configs.errors import (
@@ -23,11 +21,9 @@ from gemmtuned.configs.errors import (
     StoreBusy,
     StoreError,
     StoreInterrupted,
-    TableError,
     TryLater,
     WorkerFailed,
 )
-from gemmtuned.configs.manifest import make_folder
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings, unknown_variables
@@ -37,10 +33,10 @@ from gemmtuned.daemon.seats.request import Request
 from gemmtuned.daemon.seats.seat import MAX_STARTS
 from gemmtuned.daemon.seats.worker import Deadlines, Tuner, Worker
 from gemmtuned.daemon.service.ahead import Ahead
+from gemmtuned.daemon.service.only_one import AnotherRuns, only_daemon
 from gemmtuned.daemon.service.rules import Rules
 from gemmtuned.daemon.service.sd_notify import ServiceManager
 from gemmtuned.daemon.service.service import Daemon
-from gemmtuned.db.lockfile import holder, open_lock
 
 if TYPE_CHECKING:
     from gemmtuned.daemon.service.metrics import Metrics
@@ -76,7 +72,7 @@ def run_daemon(
     with _signals() as told:
         try:
             manager = ServiceManager()
-            with _only_daemon(settings), _store(settings, told, manager) as store:
+            with only_daemon(settings), _store(settings, told, manager) as store:
                 seats = find_monitors() if monitors is None else monitors
                 daemon = Daemon(
                     settings,
@@ -95,7 +91,7 @@ def run_daemon(
                 _patiently(daemon.resume, told)
                 logger.info("started pid=%d home=%s idle_s=%g", os.getpid(), settings.home, settings.idle_s)
                 return _loop(daemon, told, manager, metrics, once=once, wait_s=wait_s)
-        except _AnotherRuns as err:
+        except AnotherRuns as err:
             if once:
                 raise TryLater(str(err)) from err
             logger.warning("nothing to do reason=%r", str(err))
@@ -115,6 +111,7 @@ class Tuned:
     code: int = 0  # 130 or 143 when it was interrupted
     others: float = 0.0  # the largest share of a device that others used meanwhile
     crowded: int = 0  # verdicts that were measured beside so much of it that a daemon measures them again
+    trouble: str = ""  # why the tables could not be written, or the database: what is in use is older than it
 
     @property
     def untried(self) -> frozenset[Problem]:
@@ -127,6 +124,7 @@ class Tuned:
             {**self.solutions, **other.solutions}, {**self.failed, **other.failed}, {**self.devices, **other.devices},
             self.earlier | other.earlier, self.unpublished | other.unpublished, {**self.put_off, **other.put_off},
             self.code or other.code, max(self.others, other.others), self.crowded + other.crowded,
+            other.trouble or self.trouble,
         )  # fmt: skip
 
 
@@ -170,6 +168,7 @@ def tune_now(
             _results(store, request, wanted, environment, states, told.code),
             others=others,
             crowded=len(request.crowded),
+            trouble=daemon.trouble,
         )
 
 
@@ -374,43 +373,3 @@ def _store(settings: Settings, told: _Told, manager: ServiceManager | None = Non
         yield store
     finally:
         store.close()
-
-
-class _AnotherRuns(Exception):
-    """The daemon's lock is held."""
-
-
-@contextlib.contextmanager
-def _only_daemon(settings: Settings) -> Iterator[None]:
-    """Hold the lock that makes us the one daemon of this home; the kernel frees it however we die."""
-    from gemmtuned.db.faults import no_folder, store_error
-
-    path = settings.locks / "daemon.lock"
-    try:
-        make_folder(settings.home)
-        fd = open_lock(path)
-    except OSError as err:
-        in_the_way = no_folder(path)
-        why = f"{in_the_way} is a file" if in_the_way else err.strerror or err
-        raise TableError(f"{path}: cannot be made ({why}). Set GEMMTUNED_HOME to a folder of your own") from err
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as err:
-            raise _AnotherRuns(f"another daemon runs for {settings.home}: {_holder(path, fd)}") from err
-        except OSError as err:
-            raise store_error(err, path) from err
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"pid {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode(), 0)
-        yield
-    finally:
-        os.close(fd)
-
-
-def _holder(path: Path, fd: int) -> str:
-    """What the other daemon wrote there, and who holds the lock if that is somebody else."""
-    said = os.pread(fd, 200, 0).decode(errors="replace").strip() or "it just started"
-    found = holder(path)
-    if found and not said.startswith(found.partition(" (")[0] + ","):
-        return f"its lock {path} is held by {found}; the last daemon to hold it: {said}"
-    return said

@@ -112,7 +112,7 @@ class Daemon:
         self._generation = -1  # of the store, when it was last published
         self._publishing, self._stopping = Publishing(store, settings), False
         self._caretaker = Caretaker(store)
-        self._trouble = self._ingest_trouble = ""
+        self.trouble = self._ingest_trouble = ""  # why the database cannot be written, or the tables; "" when they can
         self._elsewhere: list[dict[str, Any]] = []
         self._upkeep_at_s = self._publish_at_s = self._checkpoint_at_s = self._notice_at_s = self._look_at_s = float(
             "-inf"
@@ -256,12 +256,12 @@ class Daemon:
             self._roll_up(now_s)
             self._look_around(now_s)
             self._prune(now_s)
-            self._trouble = ""
+            self.trouble = ""
         except GemmtunedError as err:
             self._upkeep_at_s = now_s + RETRY_S
-            if self._trouble != str(err):
+            if self.trouble != str(err):
                 logger.warning("upkeep failed retry_s=%g reason=%r", RETRY_S, str(err))
-            self._trouble = str(err)
+            self.trouble = str(err)
 
     def _roll_up(self, now_s: float) -> None:
         """Keep the database small, a little at each turn: the looks at the devices do not wait for it."""
@@ -379,7 +379,7 @@ class Daemon:
             started_s=self._started_s,
             updated_s=now_s,
             state=state,
-            reason=self._trouble or forbidden or "; ".join(f"{s.name}: {s.reason}" for s in seats if s.reason),
+            reason=self.trouble or forbidden or "; ".join(f"{s.name}: {s.reason}" for s in seats if s.reason),
             generation=max(self._generation, 0),
             solved=self.solved,
             environment=next((seat.environment.key for seat in self.seats if seat.environment is not None), ""),

@@ -145,6 +145,16 @@ def altered(conn: sqlite3.Connection) -> bool:
         fresh.close()
 
 
+def tables() -> list[str]:
+    """The names of our tables."""
+    fresh = sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        apply(fresh)
+        return [name for kind, name in _schema(fresh) if kind == "table"]
+    finally:
+        fresh.close()
+
+
 def _schema(conn: sqlite3.Connection) -> dict[tuple[str, str], str | None]:
     """By kind and name: how each object was made; not those of SQLite's and sqlite-utils' own."""
     found = conn.execute("SELECT type, name, sql FROM sqlite_master").fetchall()

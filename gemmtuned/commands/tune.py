@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -148,6 +149,7 @@ def tune(
     from gemmtuned.daemon.seats.request import Request
     from gemmtuned.daemon.service.main import Tuned, tune_now
 
+    _say_paused(idle)
     done = Tuned()
     for devices, share in shares:
         request = Request(
@@ -159,10 +161,22 @@ def tune(
             break
     files.finish(done)
     show(_report(wanted, done, files.notes), as_json=as_json)
-    if done.code or done.failed or files.trouble:
+    if done.trouble:
+        complain(f"{done.trouble}; what was found is in the database, and not in use before: gemmtuned db publish")
+    if done.code or done.failed or files.trouble or done.trouble:
         raise typer.Exit(done.code or 1)
     if done.put_off:
         raise typer.Exit(TryLater.exit_code)
+
+
+def _say_paused(idle: bool) -> None:
+    """Somebody may have paused the tuning of this home for a reason."""
+    from gemmtuned.daemon.service.rules import Rules
+
+    paused = Rules().why_not(time.time(), settings().home)
+    if paused:
+        what = "this run waits" if idle else "the daemon rests, this run does not"
+        complain(f"{paused}: {what} (gemmtuned resume ends the pause)")
 
 
 def _search_options(
