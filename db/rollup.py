@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from gemmtuned.db.rows import Part, us
+from gemmtuned.db.labels import Labels
+from gemmtuned.db.rows import us
 from gemmtuned.db.sightings import ADD_RECENT, HOURS
 
 KEEP_HOURS: Final = 24  # hours of days that ended less than this ago stay
@@ -49,18 +50,19 @@ FROM (
 Row = tuple[int, int, int, int, str, int, int, int]  # _KEY, calls, last_seen_us
 
 
-class RollUp(Part):
+class RollUp(Labels):
     """The part of the store that keeps it small."""
 
     def roll_up(self, *, now_s: float, for_s: float | None = None) -> bool:
         """Merge what is old enough, slice by slice, for so many seconds; None: to the end. True when it is all done.
 
-        A slice that has begun is finished.  At the end, sessions not heard of for two weeks are forgotten.  Raises
-        StoreBusy and StoreError as every call does; what earlier slices did stays done.
+        A slice that has begun is finished.  Then run labels beyond their bound are dropped; at the end, sessions not
+        heard of for two weeks are forgotten.  Raises StoreBusy and StoreError as every call does; what earlier slices
+        did stays done.
         """
         until_s = None if for_s is None else time.monotonic() + for_s
         while True:
-            if not self._slice(us(now_s) // 3_600_000_000):
+            if not (self._slice(us(now_s) // 3_600_000_000) or self._prune_labels(us(now_s))):
                 break
             if until_s is not None and time.monotonic() > until_s:
                 return False
