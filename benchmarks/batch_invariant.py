@@ -156,7 +156,7 @@ class Bench:
         from gemmtuned.daemon.child.measure import Bench as Operands
         from gemmtuned.daemon.child.measure import pairs_for, race
         from gemmtuned.kernels.backends import BACKENDS
-        from gemmtuned.kernels.switches import as_called
+        from gemmtuned.kernels.torch_flags import as_called
 
         with as_called(at):
             operands = Operands(at, self.device)

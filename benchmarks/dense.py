@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,10 @@ from gemmtuned.daemon.child.measure import Arm, Bench, signed_rank_interval
 from gemmtuned.daemon.child.measure_cuda import GraphClock, cuda_graphs
 from gemmtuned.daemon.protocol.options import DEFAULTS, SearchOptions
 from gemmtuned.daemon.protocol.wire import Trial
-from gemmtuned.kernels import without_torch
+from gemmtuned.kernels import catalog
 from gemmtuned.kernels.backends import BACKENDS, environment
 from gemmtuned.kernels.device import cuda_device
-from gemmtuned.kernels.switches import as_called
+from gemmtuned.kernels.torch_flags import as_called
 
 EIGHT = ((576, 7168), (2112, 7168), (1280, 8192), (256, 7168), (7168, 2048), (4096, 4096), (1536, 7168), (512, 16384))
 TWELVE = (
@@ -81,7 +82,9 @@ class Ahead:
         self.seconds: dict[Problem, float] = {}
         self._ready = {problem: threading.Event() for problem in problems}
         self._here = here
-        self._offered = offered or (lambda problem: without_torch.offered(problem, here.device))
+        self._offered = offered or (
+            lambda problem: chain.from_iterable(catalog.candidates(problem, here.device).values())
+        )
         threading.Thread(target=self._work, daemon=True).start()
 
     def wait(self, problem: Problem) -> float:

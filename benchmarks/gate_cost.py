@@ -113,7 +113,7 @@ def odds() -> list[dict[str, Any]]:
     from gemmtuned.daemon.protocol.options import DEFAULTS
     from gemmtuned.kernels.backends import BACKENDS
     from gemmtuned.kernels.backends.base import Kernel, StatelessKernel
-    from gemmtuned.kernels.switches import as_called
+    from gemmtuned.kernels.torch_flags import as_called
 
     class Now:
         """A backend of one kernel, wrong in one place in one of `count` calls."""

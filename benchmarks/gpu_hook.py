@@ -106,8 +106,8 @@ def solution(
 
     config None: the first by the estimate.
     """
-    config = config or kernel.scored(problem.m, problem.n, problem.k, device.units)[0][1]
-    candidate = Candidate.of("triton", kernel=kernel.NAME, **config)
+    config = config or kernel.scored(problem, device)[0][1]
+    candidate = Candidate.of("triton", kernel=kernel.name, **config)
     launch, binary = TRITON.launch_of(candidate, problem)
     digest = sha256(binary).hexdigest()
     make_folder(folder / BINARIES)
@@ -146,10 +146,10 @@ def main() -> None:
     make_folder(folder)
     base = {"m": 1, "n": 256, "k": 1024, "math_mode": "reduced"}
     solutions = [
-        solution(Problem(**base, bias=b), gemv, 1, stamps["triton.gemv"], device, folder) for b in (False, True)
+        solution(Problem(**base, bias=b), gemv.KERNEL, 1, stamps["triton.gemv"], device, folder) for b in (False, True)
     ]
     wide = [Problem(m=m, n=576, k=7168, math_mode="reduced") for m in (4, 8, 16)]
-    solutions += [solution(p, warp_split_k, 1, stamps["triton.warp_split_k"], device, folder) for p in wide]
+    solutions += [solution(p, warp_split_k.KERNEL, 1, stamps["triton.warp_split_k"], device, folder) for p in wide]
     library = Problem(m=8, n=512, k=1024, math_mode="reduced")
     solutions.append(library_solution(library, environment(device).stamps["cublaslt"], device))
     solutions += [replace(s, mode="graph") for s in solutions]
@@ -220,9 +220,9 @@ def reload_under_load(
     x = torch.randn(1, 1024, device="cuda", dtype=torch.bfloat16)
     compiled = [
         solution(
-            Problem(m=m, n=n, k=1024, math_mode="reduced"), kernel, 2, stamps[f"triton.{kernel.NAME}"], device, folder
+            Problem(m=m, n=n, k=1024, math_mode="reduced"), kernel, 2, stamps[f"triton.{kernel.name}"], device, folder
         )
-        for m, kernel in ((1, gemv), (8, warp_split_k))
+        for m, kernel in ((1, gemv.KERNEL), (8, warp_split_k.KERNEL))
         for n in range(384, 384 + 12 * 128, 128)
     ]
     # 100 problems on 24 binaries, each problem in both modes

@@ -70,7 +70,7 @@ def operands(p: Problem) -> dict[str, Any]:
 def measure(p: Problem, many: int, pool: ThreadPoolExecutor) -> dict[str, Any]:
     """Torch's own, the `many` best configurations by estimate and the floor, taking turns."""
     chosen = [kernel.scaled_one_shot(c, p) for _, c in kernel.scored(p, cuda_device(0).units)[:many]]
-    built = list(pool.map(lambda one: nvrtc.compiled(one.source(), kernel.TARGET), chosen))
+    built = list(pool.map(lambda one: nvrtc.compiled(one.source(), kernel.SCALED_ONE_SHOT.target), chosen))
     o = operands(p)
     x, ws, fast = o["x"], o["ws"], p.math_mode == "reduced"
     exact = (x.double() * o["of_x"]) @ (ws[0].double() * o["of_w"]).T

@@ -25,9 +25,8 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.shipped import FOLDER
 from gemmtuned.configs.solution import Candidate, Device, Solution
 from gemmtuned.daemon.protocol.options import DEFAULTS
-from gemmtuned.kernels import without_torch
-from gemmtuned.kernels.cuda import one_shot
-from gemmtuned.kernels.triton.shortlist import MODULES
+from gemmtuned.kernels import catalog
+from gemmtuned.kernels.compile_candidate import compile_candidate
 
 DEVICES: Final = {"NVIDIA H200": "cuda-nvidia-h200-132", "NVIDIA H100 80GB HBM3": "cuda-nvidia-h100-80gb-hbm3-132"}
 _SAID_NO_MORE: Final = {"cluster": 0, "fold": 3}
@@ -36,9 +35,10 @@ _NOT_SAID: Final = {"fragments": {"registers": 0}}
 
 def found(raw: dict[str, Any]) -> Iterator[tuple[Problem, str, Solution | None]]:
     """(problem, device, its solution) of one result file; None where none was published, or lost in the race after."""
+    known = [name for backend in catalog.FOLDERS for name in catalog.kernels(backend)]
     if raw["benchmark"] == "dense":
         for row in raw["rows"]:
-            if json.loads(row.get("config") or "{}").get("kernel", "gemv") not in (*MODULES, one_shot.NAME):
+            if json.loads(row.get("config") or "{}").get("kernel", "gemv") not in known:
                 print(f"left out: {row['config']} of M = {row['m']}, {row['n']}x{row['k']}: there is no such kernel")
                 continue
             device = DEVICES[raw["device"]]
@@ -76,7 +76,7 @@ def _plain(backend: str, config: str, m: int) -> str:
             if values.get(name) == plain:
                 del values[name]
         values = _NOT_SAID.get(values["kernel"], {}) | values
-        unknown = {*values} - {"kernel", *MODULES[values["kernel"]].KEYS}
+        unknown = {*values} - {"kernel", *(p.name for p in catalog.kernels("triton")[values["kernel"]].parameters)}
         if unknown:
             raise SystemExit(f"{config}: its kernel has no {', '.join(sorted(unknown))}")
     elif backend == "cuda":
@@ -88,7 +88,7 @@ def _objection(solution: Solution, *, arch: str) -> str:
     """What the compiler has against it, if anything."""
     device = Device("", "cuda", "", arch, 0)
     try:
-        without_torch.compile_candidate(solution.candidate, solution.problem, device)
+        compile_candidate(solution.candidate, solution.problem, device)
     except CandidateFailed as err:
         return str(err)
     return ""

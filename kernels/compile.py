@@ -22,11 +22,11 @@ from triton.compiler import ASTSource, make_backend
 from triton.compiler.errors import CompilationError
 
 from gemmtuned.configs.errors import CandidateFailed
-from gemmtuned.kernels.limits import has_clusters, shared_limit
-from gemmtuned.kernels.ours import POINTER_ALIGN
+from gemmtuned.kernels import catalog
+from gemmtuned.kernels.arch import has_clusters, shared_limit
+from gemmtuned.kernels.own_kernel import POINTER_ALIGN
 from gemmtuned.kernels.triton.diagonal import has_diagonal
 from gemmtuned.kernels.triton.launch import BARRIER_BYTES, LaunchRecord
-from gemmtuned.kernels.triton.shortlist import MODULES
 
 _POINTERS: Final = ("x", "w", "bias", "y")
 
@@ -68,9 +68,10 @@ def target(arch: str) -> GPUTarget:
 
 def source(record: LaunchRecord) -> ASTSource:
     """The record's kernel with its constants and what may be assumed of its arguments."""
-    if record.kernel not in MODULES:
-        raise CandidateFailed(f"{record.kernel}: no such kernel, expected one of {', '.join(MODULES)}")
-    kernel = MODULES[record.kernel].KERNEL
+    known = catalog.kernels("triton")
+    if record.kernel not in known:
+        raise CandidateFailed(f"{record.kernel}: no such kernel, expected one of {', '.join(known)}")
+    kernel = known[record.kernel].function
     pointer = f"*{record.dtype}"
     kinds = dict.fromkeys(_POINTERS, pointer) | {"partials": "*fp32", "counters": "*i32"}
     signature: dict[str, str] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gemmtuned.configs.errors import CandidateFailed
-from gemmtuned.kernels.ours import POINTER_ALIGN
+from gemmtuned.kernels.own_kernel import POINTER_ALIGN
 
 
 def check_operands(ld_multiple: int, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> None:

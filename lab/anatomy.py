@@ -24,11 +24,11 @@ import record
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate
+from gemmtuned.kernels import catalog
 from gemmtuned.kernels.backends import environment
 from gemmtuned.kernels.compile import compile_kernel
 from gemmtuned.kernels.device import cuda_device
 from gemmtuned.kernels.triton import tiles, warp_split_k
-from gemmtuned.kernels.triton.shortlist import MODULES, record_of
 
 # name: what is replaced in the source of (warp_split_k, tiles)
 LEFT_OUT: dict[str, tuple[tuple[str, str], ...]] = {
@@ -50,12 +50,12 @@ LEFT_OUT: dict[str, tuple[tuple[str, str], ...]] = {
 def variants() -> None:
     """Put a kernel for each of LEFT_OUT beside ours."""
     folder = Path(tempfile.mkdtemp(prefix="gemmtuned-anatomy-"))
+    known: Any = catalog.kernels("triton")
     for module in (warp_split_k, tiles):
         for what, replacements in LEFT_OUT.items():
-            name = f"{module.NAME}_{what}"
-            text = (
-                Path(module.__file__).read_text().replace(f'NAME: Final = "{module.NAME}"', f'NAME: Final = "{name}"')
-            )
+            ours = module.KERNEL.name
+            name = f"{ours}_{what}"
+            text = Path(module.__file__).read_text().replace(f'name="{ours}"', f'name="{name}"')
             for old, new in replacements:
                 text = text.replace(old, new)
             path = folder / f"{name}.py"
@@ -64,7 +64,7 @@ def variants() -> None:
             made: Any = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
             sys.modules[name] = made
             spec.loader.exec_module(made)  # type: ignore[union-attr]
-            MODULES[name] = made
+            known[name] = made.KERNEL
 
 
 def main() -> None:
@@ -91,7 +91,7 @@ def main() -> None:
 
     def build(item: tuple[Problem, Candidate]) -> None:
         problem, candidate = item
-        compile_kernel(record_of(candidate.config, problem)[1], here.device.arch)
+        compile_kernel(catalog.record_of(candidate, problem)[1], here.device.arch)
 
     began = time.monotonic()
     with ThreadPoolExecutor(12) as pool:

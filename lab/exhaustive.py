@@ -2,10 +2,9 @@
 
     python -m lab exhaustive --out FOLDER [--m 1,4,8,16,64 --shapes NxK,... --seconds 480 --resume FILE]
 
-For each problem the search runs as in the daemon, then once more over every candidate of the spaces that its shortlists
-are chosen from (`space` of kernels/triton/shortlist.py and kernels/cuda/offered.py) and all that cuBLASLt offers; both
-winners take turns with torch.  The regret is the time of the first over that of the second.  Compiling is ahead of the
-device, as in the daemon.
+For each problem the search runs as in the daemon, then once more over all that backends and kernels offer, with places
+for all of it (kernels/budget.py deals out thirty); both winners take turns with torch.  The regret is the time of the
+first over that of the second.  Compiling is ahead of the device, as in the daemon.
 """
 
 from __future__ import annotations
@@ -28,23 +27,23 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Environment
 from gemmtuned.daemon.child import search
 from gemmtuned.daemon.protocol.options import SearchOptions
+from gemmtuned.kernels import catalog
 from gemmtuned.kernels.backends import BACKENDS, environment
-from gemmtuned.kernels.cuda import offered as cuda
+from gemmtuned.kernels.budget import shares_for
 from gemmtuned.kernels.device import cuda_device
-from gemmtuned.kernels.triton.shortlist import space
 
 SHAPES = ((576, 7168), (7168, 2048), (4096, 4096), (5120, 2880))
 
 
 def whole_space(problem: Problem, here: Environment) -> Iterator[Candidate]:
-    """Every candidate that the search could choose from, and all that other backends offer."""
+    """Every candidate that the search could choose from, but for kernels of ours that measured as hopeless."""
     for name in here.backends:
-        if name not in ("triton", "cuda"):
+        if name not in catalog.FOLDERS:
             yield from BACKENDS[name].candidates(problem)
-    for _, kernel, config in space(problem.m, problem.n, problem.k, here.device.units, arch=here.device.arch):
-        yield Candidate.of("triton", kernel=kernel, **config)
-    if "cuda" in here.backends:
-        yield from cuda.space(problem, here.device)
+    offers = catalog.offers(problem, here.device)
+    shares = shares_for(problem, here.device, {offer.kernel for offered in offers.values() for offer in offered})
+    for offered in offers.values():
+        yield from (offer.candidate for offer in offered if shares.of_kernel(offer.kernel))
 
 
 def measure(problem: Problem, here: Environment, compile_s: float) -> dict[str, Any]:
@@ -83,7 +82,7 @@ def main() -> None:
     problems = dense.left_to_do(rows, args.m, record.sizes(args.shapes), "bf16")
     here = environment(cuda_device(0))
     print(here.key, flush=True)
-    ahead = dense.Ahead(problems, here, lambda p: [c for c in whole_space(p, here) if c.backend in ("triton", "cuda")])
+    ahead = dense.Ahead(problems, here, lambda p: [c for c in whole_space(p, here) if c.backend in catalog.FOLDERS])
     dense.work_through(
         problems,
         rows,

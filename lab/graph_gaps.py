@@ -43,7 +43,7 @@ Call = Callable[[], object]
 def ours(module: Any, m: int, n: int, k: int, config: dict[str, int]) -> Call:
     problem = Problem(m=m, n=n, k=k, dtype="bf16", math_mode="reduced")
     record = module.launch_record(config, problem)
-    launch = launcher(module.KERNEL, record)
+    launch = launcher(module.KERNEL.function, record)
     x, w = (torch.randn(rows, k, device="cuda", dtype=torch.bfloat16) for rows in (m, n))
     y, space = torch.empty(m, n, device="cuda", dtype=torch.bfloat16), new_workspace(record, "cuda")
     return lambda: launch(x, w, None, y, space)

@@ -10,6 +10,7 @@ Gains of both are in us a launch.  Then all winners of the race at once, and all
 # ruff: noqa: E402  gpu_hook sets the home before gemmtuned is imported
 from __future__ import annotations
 
+import json
 import os
 import random
 import statistics
@@ -37,10 +38,10 @@ from gemmtuned.daemon.child.compile_ahead import Compilers
 from gemmtuned.daemon.child.measure import Bench, race
 from gemmtuned.hooks.activate import current
 from gemmtuned.hooks.native.build import build as build_native
+from gemmtuned.kernels import catalog
 from gemmtuned.kernels.backends import BACKENDS, environment
 from gemmtuned.kernels.device import cuda_device
-from gemmtuned.kernels.switches import as_called
-from gemmtuned.kernels.triton.shortlist import MODULES, shortlist
+from gemmtuned.kernels.torch_flags import as_called
 
 example = SourceFileLoader("example_decode", str(HERE.parent / "docs/examples/decode.py")).load_module()
 Config = tuple[str, dict[str, int]]
@@ -69,7 +70,7 @@ class Step:
         for problem, (kernel, config) in chosen.items():
             found = gpu_hook.solution(
                 problem,
-                MODULES[kernel],
+                catalog.kernels("triton")[kernel],
                 self.generation,
                 self.stamps[f"triton.{kernel}"],
                 self.device,
@@ -148,7 +149,8 @@ def main() -> None:
     coin = random.Random(0)
     tried: dict[Problem, list[Config]] = {}
     for problem in sorted(calls, key=str):
-        every = shortlist(problem.m, problem.n, problem.k, device.units, arch=device.arch)
+        dealt = [json.loads(c.config) for c in catalog.candidates(problem, device)["triton"]]
+        every = [(config.pop("kernel"), config) for config in dealt]
         rest = every[args.candidates * 2 // 3 :]
         tried[problem] = every[: args.candidates * 2 // 3] + coin.sample(rest, min(len(rest), args.candidates // 3))
     compilers = Compilers(max(1, (os.cpu_count() or 2) - 2))

@@ -27,7 +27,7 @@ from gemmtuned.daemon.child.measure import Bench
 from gemmtuned.kernels.cuda import nvrtc, one_shot
 from gemmtuned.kernels.cuda.driver import Kernel
 from gemmtuned.kernels.device import cuda_device
-from gemmtuned.kernels.switches import as_called
+from gemmtuned.kernels.torch_flags import as_called
 
 ROUNDS, LAUNCHES, RIGHT = 12, 30, 4e-3
 _PLAIN: Final = "as it is"
@@ -101,7 +101,7 @@ def binary(one: one_shot.OneShot, variant: str) -> bytes:
     for old, new in VARIANTS[variant]:
         assert old in source, f"{old!r} is not in {one_shot.SOURCE}"
         source = source.replace(old, new)
-    made = nvrtc.compiled(source, one_shot.TARGET)
+    made = nvrtc.compiled(source, one_shot.KERNEL.target)
     assert not made.spill_bytes, f"{one} spills"
     return made.data
 

@@ -54,7 +54,7 @@ def launches_of_one_stream(device: str) -> tuple[list[Any], torch.Tensor, list[t
         x = torch.randn(m, k, device=device, dtype=dtype)
         w = torch.randn(n, k, device=device, dtype=dtype)
         record = module.launch_record(config, python_launch.problem_of(x, w, None))
-        launch = python_launch.launcher(module.KERNEL, record)
+        launch = python_launch.launcher(module.KERNEL.function, record)
         space = python_launch.new_workspace(record, device)
         assert space is not None
         y = torch.empty(m, n, device=device, dtype=dtype)
@@ -62,7 +62,7 @@ def launches_of_one_stream(device: str) -> tuple[list[Any], torch.Tensor, list[t
         exact = x.double() @ w.double().t()
         error = ((y.double() - exact).square().mean().sqrt() / exact.square().mean().sqrt()).item()
         if not error < 1e-2:
-            print(f"{module.NAME} is wrong before any stress, so it is left out: error {error:.1e}", flush=True)
+            print(f"{module.KERNEL.name} is wrong before any stress, so it is left out: error {error:.1e}", flush=True)
             continue
         want = y.clone()
         spaces.append(space[: record.counters_bytes])

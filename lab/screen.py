@@ -6,7 +6,7 @@
 For each problem the kernel's space (`scored`) is screened as the search does it, half of `most` from the head of the
 estimates and the rest at random; `also` adds each once more with another value of a parameter.  Then the fastest five,
 as far as the numeric gate lets them through, take turns with torch, with what an earlier result of dense.py found
-(`before`) and with kernels that only read the weight.  Needs no place for the kernel in the shortlist.
+(`before`) and with kernels that only read the weight.  The kernel needs no share in kernels/budget.json.
 """
 
 from __future__ import annotations
@@ -27,30 +27,24 @@ import torch
 
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.solution import Candidate
+from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.daemon.child.verify import Verdict, verify
 from gemmtuned.daemon.protocol.options import SearchOptions
+from gemmtuned.kernels import catalog
 from gemmtuned.kernels.backends import BACKENDS, environment
-from gemmtuned.kernels.cuda import one_shot
 from gemmtuned.kernels.device import cuda_device
-from gemmtuned.kernels.switches import as_called
-from gemmtuned.kernels.triton.shortlist import MODULES
+from gemmtuned.kernels.torch_flags import as_called
 
 RACED = 5
+KERNELS = {name: (backend, one) for backend in catalog.FOLDERS for name, one in catalog.kernels(backend).items()}
 
 
 def offered(
     kernel: str, problem: Problem, units: int, arch: str, most: int, also: list[tuple[str, int]]
 ) -> list[Candidate]:
     """At most `most` of the kernel's configurations, before those that `also` adds."""
-    m, n, k = problem.m, problem.n, problem.k
-    scored = (
-        one_shot.scored(m, n, k, units)
-        if kernel == one_shot.NAME
-        else MODULES[kernel].scored(m, n, k, units, arch=arch)
-    )
-    backend = "cuda" if kernel == one_shot.NAME else "triton"
-    configs = [config for _, config in scored]
+    backend, one = KERNELS[kernel]
+    configs = [config for _, config in one.scored(problem, Device("", "cuda", "", arch, units))]
     head, rest = configs[: most // 2], configs[most // 2 :]
     chosen = head + random.Random(1).sample(rest, min(len(rest), most - len(head)))
     chosen += [config | {name: value} for name, value in also for config in chosen]
@@ -124,7 +118,7 @@ def told(rows: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = record.arguments(__doc__)
-    parser.add_argument("kernel", choices=(*MODULES, one_shot.NAME))
+    parser.add_argument("kernel", choices=tuple(KERNELS))
     parser.add_argument("--m", default="4,8", help="rows of X, in this order")
     parser.add_argument("--shapes", default="eight", help="eight, all, or NxK,NxK,...")
     parser.add_argument("--most", type=int, default=100, help="configurations of a problem")

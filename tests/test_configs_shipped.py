@@ -32,8 +32,7 @@ def test_something_is_shipped() -> None:
 @pytest.mark.parametrize("arch", ARCHES)
 def test_every_row_was_worth_publishing_and_has_a_launch_here(arch: str) -> None:
     pytest.importorskip("triton")
-    from gemmtuned.kernels.cuda.offered import read_config
-    from gemmtuned.kernels.triton.shortlist import record_of
+    from gemmtuned.kernels.catalog import FOLDERS, record_of
 
     seen = set()
     for hint in rows(arch):
@@ -42,18 +41,16 @@ def test_every_row_was_worth_publishing_and_has_a_launch_here(arch: str) -> None
         assert not solution.launch and solution.err <= 1.25 * solution.baseline_err + 1e-4
         assert (solution.problem, solution.device) not in seen, "one row a problem and device"
         seen.add((solution.problem, solution.device))
-        if solution.backend == "triton":
-            record_of(solution.config, solution.problem)
-        elif solution.backend == "cuda":
-            read_config(solution.config, solution.problem)
+        if solution.backend in FOLDERS:
+            record_of(solution.candidate, solution.problem)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("arch", ARCHES)
 def test_every_kernel_shipped_compiles_here_without_spills(arch: str) -> None:
     pytest.importorskip("triton")
+    from gemmtuned.kernels.compile_candidate import compile_candidate
     from gemmtuned.kernels.cuda import nvrtc
-    from gemmtuned.kernels.without_torch import compile_candidate
 
     if nvrtc.version() is None:
         pytest.skip("needs NVRTC")

@@ -24,7 +24,7 @@ from gemmtuned.daemon.service import main
 from gemmtuned.db import queries
 from gemmtuned.kernels.backends import BACKENDS
 from gemmtuned.kernels.backends.base import StatelessKernel
-from gemmtuned.kernels.switches import as_called
+from gemmtuned.kernels.torch_flags import as_called
 
 SEARCH = f"{Path(__file__).parent / 'planted_worker.py'}:tune"
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ from gemmtuned.daemon.child.surroundings import in_one_storage, surroundings
 from gemmtuned.kernels.backends import BACKENDS
 from gemmtuned.kernels.backends.base import StatelessKernel
 from gemmtuned.kernels.families import family_of
-from gemmtuned.kernels.switches import as_called
+from gemmtuned.kernels.torch_flags import as_called
 
 CPU = torch.device("cpu")
 PROBLEMS = (

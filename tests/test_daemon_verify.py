@@ -15,7 +15,7 @@ from gemmtuned.daemon.child import verify as verify_module
 from gemmtuned.daemon.child.verify import Verdict, default_error, verify
 from gemmtuned.kernels.backends import BACKENDS
 from gemmtuned.kernels.backends.base import StatelessKernel
-from gemmtuned.kernels.switches import as_called
+from gemmtuned.kernels.torch_flags import as_called
 
 CPU = torch.device("cpu")
 PROBLEM = Problem(m=9, n=24, k=200, dtype="fp32", bias=True, threads=2)

@@ -12,7 +12,7 @@ from gemmtuned.configs.solution import Candidate, Device, cpu_device
 from gemmtuned.daemon.child.verify import verify
 from gemmtuned.kernels.backends import BACKENDS, candidates, environment, onednn
 from gemmtuned.kernels.families import family_of
-from gemmtuned.kernels.switches import as_called
+from gemmtuned.kernels.torch_flags import as_called
 
 CPU = torch.device("cpu")
 HERE = environment(cpu_device())

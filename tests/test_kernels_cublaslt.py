@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from own_kernels import device
 
-from gemmtuned.commands.tune_options import _OWN_PARAMETERS
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.solution import Device
-from gemmtuned.daemon.child.search import MOST
-from gemmtuned.kernels import cublaslt
+from gemmtuned.kernels import catalog, cublaslt
 from gemmtuned.kernels.backends import BACKENDS
 from gemmtuned.kernels.backends import cublaslt as backend
-from gemmtuned.kernels.cuda import one_shot
-from gemmtuned.kernels.cuda.offered import offered as cuda_offered
-from gemmtuned.kernels.triton.shortlist import MODULES, shortlist
+from gemmtuned.kernels.budget import MOST, deal
+from gemmtuned.kernels.own_kernel import Offer
 
 
 @pytest.fixture
@@ -57,19 +54,19 @@ def test_a_large_problem_is_offered_what_suits_sizes_near_it_after_its_own(offer
     assert tiles_of(Problem(m=1024, n=512, k=512, dtype="bf16")) == [], "the library does not run it"
 
 
-def test_every_parameter_of_our_kernels_is_one_that_a_user_can_name() -> None:
-    ours = {key for module in (*MODULES.values(), one_shot) for key in module.KEYS}
-    assert ours | {"kernel"} == set(_OWN_PARAMETERS)
-
-
 @pytest.mark.parametrize("m", [1, 8, 16, 33, 64, 65, 256, 257, 2048])
 def test_candidates_of_all_backends_are_no_more_than_a_search_times(offers: dict[int, list[int]], m: int) -> None:
     offers[m] = list(range(100))
     problem = Problem(m=m, n=5120, k=5120, dtype="bf16")
-    cuda = cuda_offered(problem, Device("", "cuda", "", "sm_90", 132))
-    ours = shortlist(m, problem.n, problem.k, 132, arch="sm_90", beside_one_shot=bool(cuda))
+    library = [Offer(candidate) for candidate in BACKENDS["cublaslt"].candidates(problem)]
+    counts = {}
+    for arch, units in (("sm_90", 132), ("sm_80", 108)):
+        there = device(arch, units)
+        dealt = deal(problem, there, {"cublaslt": library, **catalog.offers(problem, there)})
+        counts[arch] = {name: len(found) for name, found in dealt.items()}
+    few = counts["sm_90"]["cublaslt"] + counts["sm_90"]["triton"]
+    cuda = counts["sm_90"].get("cuda", 0)
 
-    few = len(tiles_of(problem)) + len(ours)
-    assert few + len(cuda) >= 25 and few <= MOST, "one_shot's take the place of the last of the others, in turns"
-    assert bool(cuda) == (m in (16, 33, 64, 65))
-    assert 25 <= len(tiles_of(problem)) + len(shortlist(m, problem.n, problem.k, 108, arch="sm_80")) <= MOST
+    assert few + cuda >= 25 and few <= MOST, "one_shot's take the place of the last of the others, in turns"
+    assert bool(cuda) == (m in (16, 33, 64, 65) and catalog.has_compiler("cuda", device("sm_90")))
+    assert 25 <= counts["sm_80"]["cublaslt"] + counts["sm_80"]["triton"] <= MOST and not counts["sm_80"].get("cuda")

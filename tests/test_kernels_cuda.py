@@ -19,12 +19,12 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import Candidate, Device, cpu_device
 from gemmtuned.daemon.child.compile_main import compile_one
-from gemmtuned.kernels import without_torch
+from gemmtuned.kernels import catalog
+from gemmtuned.kernels.arch import shared_limit
 from gemmtuned.kernels.backends import BACKENDS, environment
 from gemmtuned.kernels.backends.base import CompiledBackend
-from gemmtuned.kernels.backends.cuda_ import Cuda, source_hash
-from gemmtuned.kernels.cuda import nvrtc, offered, one_shot
-from gemmtuned.kernels.limits import shared_limit
+from gemmtuned.kernels.backends.cuda_ import Cuda
+from gemmtuned.kernels.cuda import nvrtc, one_shot
 
 pytestmark = pytest.mark.usefixtures("own_compiler_cache")
 H200 = Device("cuda-nvidia-h200-132", "cuda", "NVIDIA H200", "sm_90", 132)
@@ -44,7 +44,7 @@ def cached() -> list[Path]:
 
 def test_its_solutions_hold_for_one_compiler_and_one_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvrtc, "version", lambda: "13.0")
-    assert BACKENDS["cuda"].stamps(H200) == {"cuda.one_shot": f"one_shot/13.0/sm_90/{source_hash()}"}
+    assert BACKENDS["cuda"].stamps(H200) == {"cuda.one_shot": f"one_shot/13.0/sm_90/{one_shot.KERNEL.source_hash()}"}
     assert "cuda" not in environment(cpu_device()).backends
     assert BACKENDS["cuda"].stamps(replace(H200, arch="sm_100")) == {}
     assert BACKENDS["cuda"].stamps(replace(H200, kind="rocm", arch="gfx942")) == {}
@@ -77,7 +77,7 @@ def test_without_a_gpu_of_its_architecture_or_a_compiler_there_are_no_candidates
     assert list(Cuda(device=replace(H200, arch="sm_80")).candidates(PROBLEM)) == []
     monkeypatch.setattr(nvrtc, "version", lambda: None)
     assert list(BACKEND.candidates(PROBLEM)) == []
-    assert without_torch.offered(replace(PROBLEM, layout="nn"), H200) == []
+    assert catalog.candidates(replace(PROBLEM, layout="nn"), H200).get("triton", []) == []
 
 
 @pytest.mark.parametrize(
@@ -94,10 +94,8 @@ def test_kernels_by_triton_keep_their_places_where_it_offers_nothing(
     monkeypatch: pytest.MonkeyPatch, device: Device, n: int, compiler: str | None, tiles: int
 ) -> None:
     pytest.importorskip("triton")
-    from gemmtuned.kernels.triton.shortlist import offered as by_triton
-
     monkeypatch.setattr(nvrtc, "version", lambda: compiler)
-    assert len(by_triton(replace(PROBLEM, n=n), device)) == tiles
+    assert len(catalog.candidates(replace(PROBLEM, n=n), device)["triton"]) == tiles
 
 
 @needs_compiler
@@ -106,7 +104,7 @@ def test_kernels_by_triton_keep_their_places_where_it_offers_nothing(
 def test_what_it_offers_fits_the_device_and_fills_it(m: int, n: int, k: int) -> None:
     problem = Problem(m=m, n=n, k=k)
 
-    found = [offered.read_config(c.config, problem) for c in BACKEND.candidates(problem)]
+    found = [catalog.record_of(c, problem)[1] for c in BACKEND.candidates(problem)]
 
     assert len({(one.rows, one.parts, one.tokens) for one in found}) == len(found) <= (6 if m <= 16 else 8)
     too_small = ((n, k) in ((8, 64), (130, 4032)) and m <= 64) or (n, k) == (8, 64)  # for a whole device
@@ -124,7 +122,7 @@ def test_what_it_offers_fits_the_device_and_fills_it(m: int, n: int, k: int) -> 
 def test_what_it_offers_compiles_without_spills(n: int, k: int, m: int) -> None:
     problem = Problem(m=m, n=n, k=k)
     for candidate in list(BACKEND.candidates(problem))[:3]:
-        made = offered.compile_config(offered.read_config(candidate.config, problem))
+        made = one_shot.KERNEL.compile(catalog.record_of(candidate, problem)[1])
         assert made.data[:4] == b"\x7fELF" and made.spill_bytes == 0 and 0 < made.registers <= 255
 
 
@@ -161,13 +159,13 @@ def test_what_it_publishes_is_a_launch_record_of_the_binary_that_is_measured(
 @pytest.mark.parametrize(
     ("changes", "config", "why"),
     [
-        ({}, {"rows": 40, "parts": 17, "tokens": 64}, "40 rows in 17 parts"),
-        ({}, {"rows": 42, "parts": 7, "tokens": 64}, "42 rows in 7 parts"),
-        ({}, {"rows": 264, "parts": 7, "tokens": 64}, "264 rows"),
-        ({}, {"rows": 0, "parts": 7, "tokens": 64}, "0 rows"),
+        ({}, {"rows": 40, "parts": 17, "tokens": 64}, "parts is 17, expected an integer from 1 to 16"),
+        ({}, {"rows": 42, "parts": 7, "tokens": 64}, "rows is 42, expected a multiple of 8 from 8 to 256"),
+        ({}, {"rows": 264, "parts": 7, "tokens": 64}, "rows is 264"),
+        ({}, {"rows": 0, "parts": 7, "tokens": 64}, "rows is 0"),
         ({}, {"rows": 40}, "expected parts, rows, tokens"),
-        ({}, {"rows": 40, "parts": 7, "tokens": 40}, "40 tokens, expected a multiple of 16 up to 128"),
-        ({}, {"rows": 40, "parts": 7, "tokens": 144}, "144 tokens"),
+        ({}, {"rows": 40, "parts": 7, "tokens": 40}, "tokens is 40, expected a multiple of 16 from 16 to 128"),
+        ({}, {"rows": 40, "parts": 7, "tokens": 144}, "tokens is 144"),
         (
             {"m": 256, "n": 5120},
             {"rows": 256, "parts": 16, "tokens": 128},
@@ -285,7 +283,7 @@ class KeepsInMemory(one_shot.OneShot):
 @needs_compiler
 def test_what_keeps_values_in_memory_is_refused() -> None:
     with pytest.raises(CandidateFailed, match="spills 256 bytes a thread"):
-        offered.compile_config(KeepsInMemory(64, 576, 7168, False, "bf16", 40, 7, 64))
+        one_shot.KERNEL.compile(KeepsInMemory(64, 576, 7168, False, "bf16", 40, 7, 64))
 
 
 def packages(folder: Path, *versions: str) -> None:
@@ -352,12 +350,13 @@ def test_the_processes_that_compile_leave_it_in_the_cache(monkeypatch: pytest.Mo
 
 def test_offering_and_compiling_need_no_torch() -> None:
     code = (
-        "import sys\nfrom gemmtuned.kernels import without_torch\nfrom gemmtuned.configs.problem import Problem\n"
+        "import sys\nfrom gemmtuned.kernels import catalog\nfrom gemmtuned.configs.problem import Problem\n"
         "from gemmtuned.configs.solution import Device\n"
         f"d = Device(*{('cuda-nvidia-h200-132', 'cuda', 'NVIDIA H200', 'sm_90', 132)})\n"
-        "p = Problem(m=64, n=576, k=7168)\nfound = without_torch.offered(p, d)\nprint(*{c.backend for c in found})\n"
-        "for backend in ('triton', 'cuda'):\n"
-        "    for one in [c for c in found if c.backend == backend][:1]: without_torch.compile_candidate(one, p, d)\n"
+        "p = Problem(m=64, n=576, k=7168)\nfound = catalog.candidates(p, d)\nprint(*[b for b in found if found[b]])\n"
+        "from gemmtuned.kernels.compile_candidate import compile_candidate\n"
+        "for some in found.values():\n"
+        "    for one in some[:1]: compile_candidate(one, p, d)\n"
         "assert 'torch' not in sys.modules"
     )
     env = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}

@@ -48,7 +48,7 @@ def run(
     source = one.source()
     assert change[0] in source
 
-    text = nvrtc.ptx(source.replace(*change), one_shot.TARGET)
+    text = nvrtc.ptx(source.replace(*change), one_shot.KERNEL.target)
     how = ptx_cuda.Launch(one.grid, ptx.WARP * one.warps, one.shared, one.parts)
     ptx_cuda.run(text, how, [values[name] for name in one.arguments], **turns)
 

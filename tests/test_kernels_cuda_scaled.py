@@ -102,7 +102,7 @@ def run(one: ScaledOneShot, *, change: tuple[str, str] = ("", ""), **turns: Any)
     assert change[0] in source
 
     how = ptx_cuda.Launch(one.grid, ptx.WARP * one.warps, one.shared, one.parts)
-    text = nvrtc.ptx(source.replace(*change), kernel.TARGET)
+    text = nvrtc.ptx(source.replace(*change), kernel.SCALED_ONE_SHOT.target)
     ptx_cuda.run(text, how, [values[name] for name in one.arguments], **turns)
 
     return y, exact.to(OUT[one.out])
@@ -190,14 +190,16 @@ def test_what_is_offered_compiles_without_spills(m: int, n: int, k: int, kind: d
 
     assert len(best) >= 4
     assert best[0][0] == min(us for us, _ in best)
-    assert not nvrtc.compiled(kernel.scaled_one_shot(best[0][1], asked).source(), kernel.TARGET).spill_bytes
+    assert not nvrtc.compiled(
+        kernel.scaled_one_shot(best[0][1], asked).source(), kernel.SCALED_ONE_SHOT.target
+    ).spill_bytes
 
 
 @pytest.mark.parametrize("kind", [{}, {"math_mode": "ieee"}, {"scale": "1x128", "scale_layout": "col"}], ids=str)
 def test_products_of_a_step_are_under_way_while_the_one_before_is_added(kind: dict[str, str], tmp_path: Path) -> None:
     asked = problem(1, 2112, 7168, **kind)
     one = kernel.scaled_one_shot({"rows": 72, "parts": 4, "tokens": 16, "halves": 1}, asked)
-    text = ptx.disassembled(nvrtc.compiled(one.source(), kernel.TARGET).data, tmp_path)
+    text = ptx.disassembled(nvrtc.compiled(one.source(), kernel.SCALED_ONE_SHOT.target).data, tmp_path)
 
     # where the compiler cannot tell sums apart it waits after each product, and says so nowhere else
     assert text.count("QGMMA") == 4 * text.count("WARPGROUP.ARRIVE") > 0

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +17,24 @@ import pytest
 
 pytest.importorskip("triton")
 
+from own_kernels import shortlist
 from ptx import disassembled
 from triton.compiler.errors import CompilationError
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
+from gemmtuned.kernels import catalog
+from gemmtuned.kernels.arch import shared_limit
 from gemmtuned.kernels.compile import compile_kernel, compile_record
-from gemmtuned.kernels.limits import shared_limit
-from gemmtuned.kernels.triton import fragments, gemv, selected, tiles
+from gemmtuned.kernels.triton import fragments, gemv, selected, tiles, warp_split_k
 from gemmtuned.kernels.triton.diagonal import has_diagonal
 from gemmtuned.kernels.triton.launch import COUNTERS_BYTES
-from gemmtuned.kernels.triton.shortlist import LIMIT, MODULES, shortlist
 
 pytestmark = pytest.mark.usefixtures("own_compiler_cache")
 ARCHS = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx950")
 CASES = 17
+KERNELS = catalog.kernels("triton")
+MODULES = (gemv, fragments, selected, warp_split_k, tiles)
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +60,12 @@ def test_every_launch_leaves_its_counters_zero(interpreted: list[dict[str, Any]]
 
 @pytest.mark.parametrize(
     ("module", "arch"),
-    [*itertools.product(MODULES.values(), ARCHS), (fragments, "sm_89"), (selected, "sm_89")],
-    ids=lambda one: getattr(one, "NAME", one),
+    [
+        *itertools.product(MODULES, ARCHS),
+        (fragments, "sm_89"),
+        (selected, "sm_89"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else one.KERNEL.name,
 )
 def test_best_guess_compiles_without_spills_and_fits(module: Any, arch: str) -> None:
     m = {gemv: 1, selected: 16}.get(module, 8)
@@ -98,10 +106,10 @@ def test_shortlist_is_short_and_every_config_in_it_can_be_launched(shape: tuple[
     found = shortlist(m, n, k, 132, arch=arch)
 
     assert (m <= 256) == bool(found)
-    assert len(found) <= LIMIT
+    assert len(found) <= 24
     assert len({json.dumps(item, sort_keys=True) for item in found}) == len(found)
     for name, config in found:
-        record = MODULES[name].launch_record(config, Problem(m=m, n=n, k=k))
+        record = KERNELS[name].record(config, Problem(m=m, n=n, k=k))
         assert all(size > 0 for size in record.grid_size(m))
 
 
@@ -139,10 +147,10 @@ def test_all_kernels_keep_their_counters_in_the_same_place_so_that_a_stream_need
     for m, n, k in ((1, 40, 8190), (8, 256, 7170), (32, 256, 7168), (300, 64, 8192)):
         problem = Problem(m=m, n=n, k=k)
         for name, config in shortlist(m, n, k, 132, arch="sm_90"):
-            records.append(MODULES[name].launch_record(config, problem))
+            records.append(KERNELS[name].record(config, problem))
     reducing = [record for record in records if record.workspace_bytes]
 
-    assert {record.kernel for record in reducing} == {*MODULES} - {"fragments", "selected"}
+    assert {record.kernel for record in reducing} == {*KERNELS} - {"fragments", "selected"}
     for record in reducing:
         assert record.partials_offset == COUNTERS_BYTES >= record.counters_bytes > 0
 
@@ -324,7 +332,7 @@ def test_what_a_kernel_cannot_run_is_refused_with_a_reason() -> None:
         (selected, WHOLE, Problem(m=17, n=64, k=512), "holds 16"),
         (selected, WHOLE, Problem(m=16, n=64, k=516), "8 values at a time"),
         (selected, {**WHOLE, "rows": 24}, Problem(m=16, n=64, k=512), "rows is 24"),
-        (selected, {**WHOLE, "warps": 0}, Problem(m=16, n=64, k=512), "warps 0"),
+        (selected, {**WHOLE, "warps": 0}, Problem(m=16, n=64, k=512), "warps is 0"),
         (selected, {**WHOLE, "registers": 256}, Problem(m=16, n=64, k=512), "registers is 256"),
         (gemv, good, Problem(m=1, n=64, k=512, dtype="fp32"), "bf16 and fp16"),
         (gemv, good, Problem(m=1, n=64, k=512, layout="nn"), "layout nt"),
@@ -344,10 +352,11 @@ def test_kernel_that_needs_too_much_shared_memory_is_a_failed_candidate() -> Non
 
 
 def test_kernel_that_does_not_compile_is_a_failed_candidate() -> None:
-    config = {"rows": 3, "block_k": 64, "split": 1, "warps": 1, "unroll": 1}
+    config = {"rows": 2, "block_k": 64, "split": 1, "warps": 1, "unroll": 1}
+    record = gemv.launch_record(config, Problem(m=1, n=64, k=512))
 
     with pytest.raises(CandidateFailed, match=r"does not compile: .*power of 2, at: .*tl\.arange"):
-        compile_record(gemv.launch_record(config, Problem(m=1, n=64, k=512)), "sm_90")
+        compile_record(replace(record, constants=record.constants | {"BLOCK_N": 3}), "sm_90")
 
 
 def test_of_calls_within_calls_the_innermost_is_told_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:

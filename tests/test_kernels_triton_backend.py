@@ -22,12 +22,11 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Environment, cpu_device
 from gemmtuned.hooks.dispatch import build_table
+from gemmtuned.kernels import catalog
 from gemmtuned.kernels.backends import BACKENDS, environment
 from gemmtuned.kernels.backends.base import CompiledBackend
 from gemmtuned.kernels.backends.triton_ import Triton
 from gemmtuned.kernels.triton import source
-from gemmtuned.kernels.triton.launch import BACKEND as NAME
-from gemmtuned.kernels.triton.shortlist import MODULES
 
 pytestmark = pytest.mark.usefixtures("own_compiler_cache")
 H200 = Device("cuda-nvidia-h200-132", "cuda", "NVIDIA H200", "sm_90", 132)
@@ -51,7 +50,7 @@ def test_its_solutions_hold_on_cuda_for_one_triton_and_one_architecture() -> Non
     assert BACKENDS["triton"].stamps(H200) == {
         f"triton.{name}": f"{name}/{triton.__version__}/sm_90/{of}" for name, of in source.kernel_hashes().items()
     }
-    assert set(source.kernel_hashes()) == set(MODULES)
+    assert set(source.kernel_hashes()) == set(catalog.kernels("triton"))
     assert "triton" not in environment(cpu_device()).backends
     assert BACKENDS["triton"].stamps(replace(H200, kind="rocm", arch="gfx942")) == {}
 
@@ -92,7 +91,7 @@ def test_without_a_device_it_offers_nothing() -> None:
 
 def test_what_is_published_is_the_binary_and_how_to_launch_it() -> None:
     compiled = {backend.name for backend in BACKENDS.values() if isinstance(backend, CompiledBackend)}
-    assert compiled == {NAME, "cuda"}, "kernels/without_torch.py compiles for no other"
+    assert compiled == set(catalog.FOLDERS)
     for problem in (PROBLEM, replace(PROBLEM, bias=True), PROBLEM.with_m(1)):
         candidate = next(BACKEND.candidates(problem))
 
@@ -154,7 +153,7 @@ def test_kernels_pass_the_numeric_gate_in_the_interpreter() -> None:
 def test_the_math_mode_of_a_cuda_problem_is_set_on_hosts_whose_cpu_knows_no_fp16() -> None:
     import torch
 
-    from gemmtuned.kernels.switches import as_called
+    from gemmtuned.kernels.torch_flags import as_called
 
     before = torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
     with as_called(replace(PROBLEM, math_mode="reduced")):
@@ -179,7 +178,7 @@ def test_a_kernels_stamp_changes_with_what_it_is_made_of_and_with_nothing_else(
     for name, old, new, changed in (
         ("gemv", "_BANDWIDTH: Final = 4.76e6", "_BANDWIDTH: Final = 4.8e6  # and a comment", set()),
         ("gemv", "total = tl.sum(acc, 1)", "total = tl.sum(acc, 1) * 2", {"gemv"}),
-        ("issued", "which a program knows", "which it knows", set()),  # a docstring
+        ("load_barrier", "which a program knows", "which it knows", set()),  # a docstring
         ("split_k", "tl.atomic_add", "tl.atomic_max", {"gemv", "tiles", "warp_split_k"}),  # of those that import it
         ("diagonal", "bar.sync 0;", "", {"gemv"}),  # in what a text of PTX is made by
         ("diagonal", "WARPS_ADDED_UP: Final = (2, 4, 8)", "WARPS_ADDED_UP: Final = (2, 4)", {"gemv"}),

@@ -49,7 +49,7 @@ def case(module, m, n, k, config, *, bias=False, dtype=torch.float16, pad=0, lau
         got = python_launch.run(module, x, w, b, config, space)
     clean = space is None or not space[: record.counters_bytes].any()
     error = ((got.double() - want).abs().max() / want.square().mean().sqrt()).item()
-    return {"kernel": module.NAME, "shape": [m, n, k], "error": error, "clean": bool(clean), "dtype": str(dtype)}
+    return {"kernel": module.KERNEL.name, "shape": [m, n, k], "error": error, "clean": bool(clean), "dtype": str(dtype)}
 
 
 def gemv_config(rows=2, block_k=64, split=1, warps=4, unroll=1):

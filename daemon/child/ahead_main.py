@@ -14,7 +14,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Device
 from gemmtuned.daemon.child.compile_ahead import Compilers
 from gemmtuned.daemon.child.worker_main import die_with, make_harmless
-from gemmtuned.kernels import without_torch
+from gemmtuned.kernels import catalog
 
 
 def main() -> int:
@@ -25,7 +25,8 @@ def main() -> int:
     compilers = Compilers(2 if (os.cpu_count() or 1) >= 32 else 1)  # beside somebody's program, however niced
     for line in sys.stdin:
         problem = Problem.from_row(json.loads(line))
-        compilers.run(without_torch.offered(problem, device), problem, device)
+        candidates = catalog.candidates(problem, device)
+        compilers.run([one for found in candidates.values() for one in found], problem, device)
         sys.stdout.write("done\n")
         sys.stdout.flush()
     compilers.close()

@@ -12,7 +12,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import chain, islice, zip_longest
+from itertools import chain, islice
 from statistics import geometric_mean
 from typing import Final
 
@@ -35,6 +35,7 @@ from gemmtuned.daemon.protocol.options import SearchOptions
 from gemmtuned.daemon.protocol.wire import COMPILING, Trial
 from gemmtuned.kernels.backends import BACKENDS, candidates
 from gemmtuned.kernels.backends.base import CompiledBackend, Kernel
+from gemmtuned.kernels.budget import in_turns
 
 SIZES: Final = (1, 16, 64, CHAIN_M)  # rows at which candidates are timed; each counts alike
 MOST: Final = 20  # candidates of a search
@@ -121,7 +122,7 @@ class _ChainSearch:
         """What backends offer for the problem itself, and compiled kernels that they offer for any of SIZES."""
         asked = self._options
         own = (candidates(p, self._environment) for p in (self._target, *self._sizes))
-        listed = chain(asked.seeds, asked.only) if asked.only is not None else chain.from_iterable(zip_longest(*own))
+        listed = chain(asked.seeds, asked.only) if asked.only is not None else in_turns(own)
         seen = {DEFAULT, *self._skip}
         for candidate in listed:
             if candidate is not None and candidate not in seen and self._can_be_tried(candidate):

@@ -18,7 +18,7 @@ from gemmtuned.kernels.backends.base import Kernel, Run
 from gemmtuned.kernels.families import family_of
 from gemmtuned.kernels.families.error import Error, Spread, limits, measure_error
 from gemmtuned.kernels.families.operand import Inputs, Sample, negated
-from gemmtuned.kernels.switches import deterministic
+from gemmtuned.kernels.torch_flags import deterministic
 
 REPEATS: Final = 20  # identical calls that must agree bitwise when the problem is deterministic
 # Elements outside the sampled rows are compared with the default's; both may be off by more than was seen inside

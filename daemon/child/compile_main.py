@@ -14,7 +14,7 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.daemon.child.worker_main import die_with
-from gemmtuned.kernels import without_torch
+from gemmtuned.kernels.compile_candidate import compile_candidate
 
 
 def main() -> int:
@@ -36,7 +36,7 @@ def main() -> int:
 def compile_one(candidate: Candidate, problem: Problem, device: Device) -> str:
     """Why it does not compile, or "": then its binary is in the compiler's cache."""
     try:
-        without_torch.compile_candidate(candidate, problem, device)
+        compile_candidate(candidate, problem, device)
     except CandidateFailed as err:
         return str(err)[:300]
     return ""

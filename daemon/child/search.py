@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import chain, islice, zip_longest
+from itertools import chain, islice
 from typing import Final, TypeVar
 
 import torch
@@ -68,7 +68,8 @@ from gemmtuned.daemon.protocol.options import DEFAULTS, SearchOptions
 from gemmtuned.daemon.protocol.wire import COMPILING, Trial
 from gemmtuned.kernels.backends import BACKENDS, candidates
 from gemmtuned.kernels.backends.base import CompiledBackend, Kernel
-from gemmtuned.kernels.switches import as_called
+from gemmtuned.kernels.budget import MOST, in_turns
+from gemmtuned.kernels.torch_flags import as_called
 
 SCREEN_S: Final = 0.05  # a short race
 SCREEN_PAIRS: Final = (3, 12)
@@ -76,7 +77,6 @@ RACE_S: Final = 0.15  # a race; long calls take longer: MIN_PAIRS is kept
 FINALISTS: Final = 3
 NEAR: Final = 1.03  # what screens this near to the best is screened once more, NEAR_MOST at most: noise is as large
 NEAR_MOST: Final = 8
-MOST: Final = 30  # candidates of a search, seeds included
 READINGS_S: Final = 0.025  # a short race by a clock whose readings are of many calls
 REST_S: Final = 1.0  # a GPU is left alone before the race of a rested device, which is short: soon it is warm
 RESTED_S: Final = 0.1
@@ -245,8 +245,7 @@ class _Contest:
         for size in dict.fromkeys((self.main, self.members[-1])):
             for candidate in candidates(size, self._environment):
                 lists.setdefault((candidate.backend, size), []).append(candidate)
-        own = chain.from_iterable(zip_longest(*lists.values()))
-        return islice(self._distinct(chain(seeds, own)), MOST)
+        return islice(self._distinct(chain(seeds, in_turns(lists.values()))), MOST)
 
     def _distinct(self, offered: Iterable[Candidate | None]) -> Iterator[Candidate]:
         seen = {DEFAULT, *self._skip}

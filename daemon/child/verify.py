@@ -92,7 +92,7 @@ def verify(
 ) -> dict[Candidate, Verdict]:
     """A verdict on every candidate; `before` is called with it whenever it is the next one to run.
 
-    Runs under the caller's switches (kernels/switches.py).  Raises CandidateFailed when the default itself fails.
+    Runs under the caller's switches (kernels/torch_flags.py).  Raises CandidateFailed when the default itself fails.
     """
     if problem.out_dtype not in UNIT_ROUNDOFF:
         return {

@@ -10,6 +10,8 @@ import typer
 from gemmtuned.commands.options import choice
 from gemmtuned.configs.aiter_columns import DTYPE_NAMES
 from gemmtuned.configs.problem import DTYPES
+from gemmtuned.kernels import catalog
+from gemmtuned.kernels.own_kernel import Parameter
 
 # AITER's --libtype in our words; "all" and "both" restrict nothing, those without a backend of ours are told
 _LIBRARIES: Final[dict[str, tuple[str, ...]]] = {
@@ -22,10 +24,6 @@ _PARAMETERS: Final = {
     "NUM_KSPLIT": "split", "num_warps": "warps", "num_stages": "stages",
 }  # fmt: skip
 _NO_PARAMETERS: Final = ("waves_per_eu", "kpack", "matrix_instr_nonkdim", "cache_modifier", "SPLITK_BLOCK_SIZE")
-_OWN_PARAMETERS: Final = (
-    "kernel", "rows", "tokens", "block_k", "split", "parts", "cluster", "group", "swap", "warps", "stages", "unroll",
-    "ahead", "chains", "registers", "mma", "hold",
-)  # fmt: skip
 
 
 def dtype(text: str) -> str:
@@ -74,17 +72,36 @@ def space(texts: list[str]) -> tuple[dict[str, tuple[int | str, ...]], list[str]
     """(`NAME=V,V` by our parameter names, a line for each parameter that our kernels do not have)."""
     found: dict[str, tuple[int | str, ...]] = {}
     said = []
+    by_kernel = catalog.parameters() if texts else {}
+    own = list(dict.fromkeys(["kernel", *(p.name for declared in by_kernel.values() for p in declared)]))
     for text in texts:
         name, equals, values = text.partition("=")
         ours = _PARAMETERS.get(name, name)
         if name in _NO_PARAMETERS:
             said.append(f"--space {name} has no effect: our kernels have no such parameter")
-        elif ours not in _OWN_PARAMETERS or not equals or not values:
-            names = ", ".join((*_PARAMETERS, *_OWN_PARAMETERS))
+        elif ours not in own or not equals or not values:
+            names = ", ".join((*_PARAMETERS, *own))
             raise typer.BadParameter(f"--space {text!r}: write NAME=VALUE[,VALUE...] with NAME one of {names}")
         else:
             found[ours] = tuple(_value(text, ours, value.strip()) for value in values.split(","))
+            _check_values(text, ours, found[ours], by_kernel)
     return found, said
+
+
+def _check_values(
+    text: str, name: str, values: tuple[int | str, ...], by_kernel: dict[str, tuple[Parameter, ...]]
+) -> None:
+    """Usage error for a value that no kernel has."""
+    if name == "kernel":
+        known = [kernel.partition(".")[2] for kernel in by_kernel]
+        wrong = [value for value in values if value not in known]
+        expected = ", ".join(known)
+    else:
+        declared = {str(p): p for parameters in by_kernel.values() for p in parameters if p.name == name}
+        wrong = [value for value in values if not any(p.allows(value) for p in declared.values())]
+        expected = ", or ".join(declared)
+    if wrong:
+        raise typer.BadParameter(f"--space {text!r}: {name} {wrong[0]} is of no kernel, expected {expected}")
 
 
 def _value(text: str, parameter: str, value: str) -> int | str:

@@ -15,7 +15,9 @@ from typing import Final
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import NAME, Candidate, Device, Environment
-from gemmtuned.kernels.backends.base import Backend
+from gemmtuned.kernels.backends.base import Backend, OfferingBackend
+from gemmtuned.kernels.budget import deal
+from gemmtuned.kernels.own_kernel import Offer
 
 logger = logging.getLogger("gemmtuned.kernels")
 GROUP: Final = "gemmtuned.backends"
@@ -63,8 +65,13 @@ def environment(device: Device) -> Environment:
 
 
 def candidates(problem: Problem, environment: Environment) -> Iterator[Candidate]:
-    """All candidates of the backends available in this environment, the default first."""
-    here = environment.backends
-    for name, backend in BACKENDS.items():
-        if name in here:
-            yield from backend.candidates(problem)
+    """Candidates of the backends in this environment that get a place (budget.py), the default first."""
+    here = {name: backend for name, backend in BACKENDS.items() if name in environment.backends}
+    offers = {
+        name: backend.offers(problem)
+        if isinstance(backend, OfferingBackend)
+        else [Offer(candidate) for candidate in backend.candidates(problem)]
+        for name, backend in here.items()
+    }
+    for found in deal(problem, environment.device, offers).values():
+        yield from found

@@ -15,6 +15,7 @@ from typing import Final, Protocol, runtime_checkable
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.kernels.kernel import Kernel, Run, StatelessKernel
+from gemmtuned.kernels.own_kernel import Offer
 
 __all__ = ["COMPILED", "Backend", "CompiledBackend", "Kernel", "LaunchedBackend", "Run", "StatelessKernel"]
 COMPILED: Final = 90  # `order` of those that compile our kernels
@@ -54,6 +55,14 @@ class LaunchedBackend(Backend, Protocol):
 
         The fields of the record are those that configs/launch.py checks.  Raises CandidateFailed as prepare does.
         """
+
+
+@runtime_checkable
+class OfferingBackend(Backend, Protocol):
+    """A backend with more candidates than there are places, that can guess what each is worth."""
+
+    def offers(self, problem: Problem) -> list[Offer]:
+        """All that could be tried; `candidates` has those that get a place where no other backend offers anything."""
 
 
 @runtime_checkable

@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import islice
 from typing import Final
 
 import torch
@@ -23,8 +22,6 @@ from gemmtuned.kernels import cublaslt
 from gemmtuned.kernels.backends.base import Kernel, Run
 from gemmtuned.kernels.families.dense import linear
 
-# (largest M, candidates at most): where our own kernels win there is time for its first choices only
-_LIMITS: Final = ((32, 6), (64, 14), (256, 22), (1 << 31, 30))
 _FEW_M: Final = 64  # up to here the library's first choices, which are its own for the size, are enough
 _Config = tuple[tuple[str, int], ...]
 # By problem but for its M: every algorithm it was offered.  The first one of a config stands for it at all sizes, so
@@ -50,8 +47,7 @@ class CublasLt:
             found = _algorithms(problem)
         except CandidateFailed:
             return
-        distinct = dict.fromkeys(algorithm.config for algorithm in found)
-        for config in islice(distinct, next(limit for most, limit in _LIMITS if problem.m <= most)):
+        for config in dict.fromkeys(algorithm.config for algorithm in found):
             yield Candidate.of(self.name, **dict(config))
 
     def prepare(self, candidate: Candidate, problem: Problem) -> Kernel:

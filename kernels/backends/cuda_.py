@@ -7,7 +7,6 @@ are; running programs launch that without a compiler, so what is measured and ch
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
@@ -17,11 +16,13 @@ from torch import Tensor
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, kernel_stamps
+from gemmtuned.kernels import catalog
+from gemmtuned.kernels.arch import is_among
 from gemmtuned.kernels.backends.base import COMPILED, Kernel, Run
 from gemmtuned.kernels.backends.launched import WARP_SIZE, bound, launch_text
 from gemmtuned.kernels.cuda import driver, nvrtc, one_shot
-from gemmtuned.kernels.cuda.offered import BACKEND, compile_config, has_kernels, offered, read_config
 from gemmtuned.kernels.device import current_cuda_device
+from gemmtuned.kernels.own_kernel import Offer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,42 +32,50 @@ if TYPE_CHECKING:
 class Cuda:
     """device: what to fill; None is this process's current CUDA device."""
 
-    name: str = BACKEND
+    name: str = "cuda"
     order: int = COMPILED
     device: Device | None = None
 
     def stamps(self, device: Device) -> dict[str, str]:
         """One a kernel: NVRTC's version, the architecture, the kernel's source; none on any other architecture."""
-        if not has_kernels(device):
+        if not catalog.has_compiler(self.name, device):
             return {}
-        return kernel_stamps(self.name, {one_shot.NAME: f"{nvrtc.version()}/{device.arch}/{source_hash()}"})
+        here = [kernel for kernel in catalog.kernels(self.name).values() if is_among(device.arch, kernel.archs)]
+        versions = {kernel.name: f"{nvrtc.version()}/{device.arch}/{kernel.source_hash()}" for kernel in here}
+        return kernel_stamps(self.name, versions)
 
     def candidates(self, problem: Problem) -> Iterator[Candidate]:
-        """As `gemmtuned.kernels.cuda.offered.offered`."""
+        """Those that get a place among our own kernels."""
         try:
-            device = self._device()
+            found = catalog.candidates(problem, self._device())
         except CandidateFailed:
             return
-        if has_kernels(device):
-            yield from offered(problem, device)
+        yield from found.get(self.name, ())
+
+    def offers(self, problem: Problem) -> list[Offer]:
+        """As OfferingBackend.offers."""
+        try:
+            return catalog.offers(problem, self._device()).get(self.name, [])
+        except CandidateFailed:
+            return []
 
     def prepare(self, candidate: Candidate, problem: Problem) -> Kernel:
         """Compiled, or found in our cache, and loaded. Raises CandidateFailed when it cannot run the problem."""
-        found = read_config(candidate.config, problem)
-        data = compile_config(found).data
+        own, found = catalog.record_of(candidate, problem)
+        data = own.compile(found).data
         torch.cuda.current_stream()  # the context is torch's
         kernel = driver.Kernel(
-            data, one_shot.NAME, threads=WARP_SIZE * found.warps, shared=found.shared,
+            data, own.name, threads=WARP_SIZE * found.warps, shared=found.shared,
             cluster=found.parts,
         )  # fmt: skip
         return _Launched(kernel, found)
 
     def launch_of(self, candidate: Candidate, problem: Problem) -> tuple[str, bytes]:
         """As CompiledBackend.launch_of."""
-        found = read_config(candidate.config, problem)
-        data = compile_config(found).data
+        own, found = catalog.record_of(candidate, problem)
+        data = own.compile(found).data
         text = launch_text(
-            binary=sha256(data).hexdigest(), name=one_shot.NAME, shared=found.shared, warps=found.warps,
+            binary=sha256(data).hexdigest(), name=own.name, shared=found.shared, warps=found.warps,
             cluster=found.parts, grid=(("n", found.rows), ("m", found.tokens), ("", 1)), arguments=found.arguments,
             ld_multiple=one_shot.LD_MULTIPLE, max_m=found.m,
         )  # fmt: skip
@@ -75,7 +84,7 @@ class Cuda:
     def holds(self, candidate: Candidate, problem: Problem) -> bool:
         """As CompiledBackend.holds."""
         try:
-            read_config(candidate.config, problem)
+            catalog.record_of(candidate, problem)
         except Exception:  # other people's tables may hold anything
             return False
         return True
@@ -103,13 +112,6 @@ class _Launched:
             kernel(torch.cuda.current_stream().cuda_stream, pointers, (m, x.stride(0), w.stride(0)), grids[m])
 
         return bound(weights[0], one_shot.LD_MULTIPLE, launch)
-
-
-@cache
-def source_hash() -> str:
-    """Of what is compiled: the source of two small configurations, one of each type."""
-    small = (one_shot.OneShot(64, 64, 1024, True, dtype, 8, 2, 64).source() for dtype in ("bf16", "fp16"))
-    return sha256("".join(small).encode()).hexdigest()[:12]
 
 
 BACKENDS: Final = (Cuda(),)

@@ -13,7 +13,7 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.kernels.backends.base import Run
 from gemmtuned.kernels.families.dense import linear
 from gemmtuned.kernels.operands import check_operands
-from gemmtuned.kernels.ours import POINTER_ALIGN
+from gemmtuned.kernels.own_kernel import POINTER_ALIGN
 
 WARP_SIZE: Final = 32
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
@@ -17,11 +16,11 @@ from torch import Tensor
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, kernel_stamps
+from gemmtuned.kernels import catalog
 from gemmtuned.kernels.backends.base import COMPILED, Kernel, Run
 from gemmtuned.kernels.backends.launched import bound, launch_text
 from gemmtuned.kernels.device import current_cuda_device
-from gemmtuned.kernels.ours import is_ours
-from gemmtuned.kernels.triton.launch import BACKEND, has_kernels
+from gemmtuned.kernels.own_kernel import Offer
 from gemmtuned.kernels.triton.source import kernel_hashes
 
 if TYPE_CHECKING:
@@ -37,47 +36,48 @@ class Triton:
     With a device given, everything but running works in a process that must not or cannot touch one.
     """
 
-    name: str = BACKEND
+    name: str = "triton"
     order: int = COMPILED
     device: Device | None = None
 
     def stamps(self, device: Device) -> dict[str, str]:
         """One a kernel: Triton's version, the architecture, the kernel's source; none on other devices than CUDA's."""
-        if not has_kernels(device):
+        if not catalog.has_compiler(self.name, device):
             return {}
         version = import_module("triton").__version__
         return kernel_stamps(self.name, {name: f"{version}/{device.arch}/{s}" for name, s in kernel_hashes().items()})
 
     def candidates(self, problem: Problem) -> Iterator[Candidate]:
-        """As `gemmtuned.kernels.triton.shortlist.offered`."""
-        if not is_ours(problem) or find_spec("triton") is None:
-            return
-        from gemmtuned.kernels.triton.shortlist import offered
-
+        """Those that get a place among our own kernels."""
         try:
-            device = self._device()
+            found = catalog.candidates(problem, self._device())
         except CandidateFailed:
             return
-        yield from offered(problem, device)
+        yield from found.get(self.name, ())
+
+    def offers(self, problem: Problem) -> list[Offer]:
+        """As OfferingBackend.offers."""
+        try:
+            return catalog.offers(problem, self._device()).get(self.name, [])
+        except CandidateFailed:
+            return []
 
     def prepare(self, candidate: Candidate, problem: Problem) -> Kernel:
         """Compiled (or found in Triton's cache) and loaded. Raises CandidateFailed when it cannot run the problem."""
         from gemmtuned.kernels.compile import compile_record
         from gemmtuned.kernels.triton.python_launch import is_interpreted, launcher
-        from gemmtuned.kernels.triton.shortlist import record_of
 
-        kernel, record = record_of(candidate.config, problem)
+        kernel, record = catalog.record_of(candidate, problem)
         arch = self._device().arch
-        if not is_interpreted(kernel):
+        if not is_interpreted(kernel.function):
             compile_record(record, arch)  # refuses what spills
-        return _Launched(record, launcher(kernel, record, arch))
+        return _Launched(record, launcher(kernel.function, record, arch))
 
     def launch_of(self, candidate: Candidate, problem: Problem) -> tuple[str, bytes]:
         """As CompiledBackend.launch_of."""
         from gemmtuned.kernels.compile import compile_record
-        from gemmtuned.kernels.triton.shortlist import record_of
 
-        _, record = record_of(candidate.config, problem)
+        _, record = catalog.record_of(candidate, problem)
         binary = compile_record(record, self._device().arch)
         text = launch_text(
             binary=binary.sha256, name=binary.name, shared=binary.shared_bytes, warps=binary.num_warps,
@@ -90,10 +90,8 @@ class Triton:
 
     def holds(self, candidate: Candidate, problem: Problem) -> bool:
         """As CompiledBackend.holds."""
-        from gemmtuned.kernels.triton.shortlist import record_of
-
         try:
-            record_of(candidate.config, problem)
+            catalog.record_of(candidate, problem)
         except Exception:  # other people's tables may hold anything: a tile of no rows, for one
             return False
         return True

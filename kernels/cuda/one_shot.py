@@ -7,6 +7,7 @@ Above 64 tokens a program takes a tile of them, and has a warp group for each 64
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,13 +16,12 @@ from typing import Final
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.launch import MAX_CLUSTER
 from gemmtuned.configs.problem import Problem
-from gemmtuned.kernels.limits import filled, shared_limit
-from gemmtuned.kernels.ours import Config, check_config, check_problem
+from gemmtuned.kernels.arch import filled, shared_limit
+from gemmtuned.kernels.cuda.kernel import CudaKernel
+from gemmtuned.kernels.own_kernel import Config, Parameter, by_size, check_plain_dense
 
-NAME: Final = "one_shot"
-KEYS: Final = ("rows", "parts", "tokens")
+NAME: Final = "one_shot"  # also of the function in the source
 ARCH: Final = "sm_90"  # wgmma is of this one alone
-TARGET: Final = "sm_90a"
 SOURCE: Final = Path(__file__).with_name("one_shot.cu")
 MIN_M, MAX_M = 9, 256  # below, kernels that read X fewer times are faster
 BLOCK_K: Final = 64  # of K: a row of 128 bytes, which is also how wide the swizzle is
@@ -37,6 +37,8 @@ _RING: Final = 6  # blocks of a ring at least, and
 _ON_THEIR_WAY: Final = 80 << 10  # bytes of W in it: with more, programs hold each other up; with fewer, memory idles
 _LEAST_FILLED: Final = 0.6  # part of the units
 _UNIT_BYTES: Final = 512  # of sums
+_FEW_ROWS: Final = 64  # of X; with more, where there is so much of Y for each unit, the library's large tiles lead
+_MOST_OF_Y: Final = 4096
 _TYPES: Final = {"bf16": "bf16", "fp16": "f16"}
 
 
@@ -151,21 +153,16 @@ def runs(m: int, n: int, k: int) -> bool:
 
 def one_shot(config: Config, problem: Problem) -> OneShot:
     """This config for this problem. Raises CandidateFailed when it cannot run it."""
-    check_problem(problem)
-    check_config(config, KEYS, NAME)
+    check_plain_dense(problem)
+    config = KERNEL.checked(config)
     rows, parts, tokens = config["rows"], config["parts"], config["tokens"]
     if not runs(problem.m, problem.n, problem.k):
         raise CandidateFailed(
             f"{problem} {NAME}: it runs M up to {MAX_M}, K in multiples of {BLOCK_K} up to {_MAX_K}, and N in "
             "multiples of 2"
         )
-    if not 8 <= rows <= MAX_ROWS or rows % 8 or not 1 <= parts <= min(MAX_CLUSTER, problem.k // BLOCK_K):
-        raise CandidateFailed(
-            f"{problem} {NAME}: {rows} rows in {parts} parts, expected a multiple of 8 up to {MAX_ROWS}, and up to "
-            f"{MAX_CLUSTER} parts of {BLOCK_K} of K at least"
-        )
-    if not 16 <= tokens <= MAX_TOKENS or tokens % 16:
-        raise CandidateFailed(f"{problem} {NAME}: {tokens} tokens, expected a multiple of 16 up to {MAX_TOKENS}")
+    if parts > problem.k // BLOCK_K:
+        raise CandidateFailed(f"{problem} {NAME}: K in {parts} parts, each has at least {BLOCK_K} of it")
     found = OneShot(problem.m, problem.n, problem.k, problem.bias, problem.dtype, rows, parts, tokens)
     if found.fitting < min(found.most, _LEAST_DEPTH):
         raise CandidateFailed(
@@ -174,8 +171,10 @@ def one_shot(config: Config, problem: Problem) -> OneShot:
     return found
 
 
-def scored(m: int, n: int, k: int, units: int) -> list[tuple[float, dict[str, int]]]:
+def scored(m: int, n: int, k: int, units: int, *, arch: str = ARCH) -> list[tuple[float, dict[str, int]]]:
     """(estimated us, config), the fastest first: for each number of parts the lowest two tiles that fit at once."""
+    if arch != ARCH or m < MIN_M or not runs(m, n, k):
+        return []
     found = []
     for parts in range(1, min(MAX_CLUSTER, k // BLOCK_K) + 1):
         for tokens in _tiles_of_tokens(m):
@@ -204,6 +203,16 @@ def estimate_us(one: OneShot, units: int) -> float:
     return 2.1 + 2.4e-7 * one.n * one.k * 132 / units + 0.0061 * w + 0.037 * sums + 0.39 * one.shared_kcycles
 
 
+def _worth_trying(m: int, n: int, k: int, units: int, *, arch: str) -> list[tuple[float, dict[str, int]]]:
+    return [] if m > _FEW_ROWS and m * n > _MOST_OF_Y * units else scored(m, n, k, units, arch=arch)
+
+
+def _samples() -> Iterator[str]:
+    """One configuration of each type."""
+    for dtype in _TYPES:
+        yield OneShot(64, 64, 1024, True, dtype, 8, 2, 64).source()
+
+
 @cache
 def _text() -> str:
     return SOURCE.read_text()
@@ -227,3 +236,19 @@ def _of_type(ptx: str, rows: int) -> str:
         "__device__ __forceinline__ float value(unsigned short bits) {\n  float f;\n"
         f"  {as_float[ptx]}\n  return f;\n}}"
     )
+
+
+KERNEL: Final = CudaKernel(
+    name="one_shot",
+    families=("dense",),
+    archs=("sm_90",),
+    target="sm_90a",
+    parameters=(
+        Parameter("rows", 8, 256, multiple=8),
+        Parameter("parts", 1, 16),
+        Parameter("tokens", 16, 128, multiple=16),
+    ),
+    scored=by_size(_worth_trying),
+    record=one_shot,
+    samples=_samples,
+)

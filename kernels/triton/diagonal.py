@@ -20,7 +20,7 @@ from typing import Final
 import triton
 import triton.language as tl
 
-from gemmtuned.kernels.limits import at_least_sm
+from gemmtuned.kernels.arch import at_least_sm
 
 VALUES: Final = 256  # that a warp multiplies at once
 WARPS_ADDED_UP: Final = (2, 4, 8)  # of a program, that `over_warps` is written for

@@ -8,11 +8,11 @@ alike, and a load takes 128 bytes of four rows.  Of the result only what is of o
 four sums, which is half of what the tensor core does, and it has time.  A lane swaps one of the two for the other part
 of the other, so that each has one sum of a warp to send.
 
-No operand goes through shared memory, no thread waits for another's loads before the final sum, and a program needs no
-more than eight rows.  The loads of `ahead` steps are kept on their way together (issued.py), those of X in front: they
-come from nearer, and loads return in order.  Each warp takes its own share of K; from sm_90 on `split` > 1 cuts K over
-the programs of a cluster, too (cluster.py).  An instruction waits for the one that adds to the same sums: `chains`
-takes turns among so many.
+No operand goes through shared memory, no thread waits for another's loads before the final sum, and a thread block
+needs no more than eight rows.  The loads of `ahead` steps are kept on their way together (load_barrier.py), those of X
+in front: they come from nearer, and loads return in order.  Each warp takes its own share of K; from sm_90 on `split`
+> 1 cuts K over the thread blocks of a cluster, too (cluster.py).  An instruction waits for the one that adds to the
+same sums: `chains` takes turns among so many.
 
 Loads are the first thing that a program does.  Rows of X past M read the last one again, for a masked load needs zeros
 in its registers first; the cluster's barrier is set up behind the loads, and the addresses of the sums are made while
@@ -33,7 +33,7 @@ import triton.language as tl
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
-from gemmtuned.kernels.ours import Config, check_config
+from gemmtuned.kernels.own_kernel import Config, Parameter, by_size
 from gemmtuned.kernels.triton import to_registers
 from gemmtuned.kernels.triton.cluster import (
     all_have_begun,
@@ -43,13 +43,12 @@ from gemmtuned.kernels.triton.cluster import (
     place_of,
 )
 from gemmtuned.kernels.triton.diagonal import has_diagonal
-from gemmtuned.kernels.triton.first import load_first, store_first
-from gemmtuned.kernels.triton.issued import issued, issued_after
+from gemmtuned.kernels.triton.kernel import TritonKernel
 from gemmtuned.kernels.triton.launch import Axis, Exchange, LaunchRecord, make_record
+from gemmtuned.kernels.triton.load_barrier import issued, issued_after
+from gemmtuned.kernels.triton.thread_access import load_first, store_first
 from gemmtuned.kernels.triton.to_registers import STEP_K, Fit, begun, check_registers, load_steps, rows_of_w, send_first
 
-NAME: Final = "fragments"
-KEYS: Final = ("rows", "tokens", "split", "warps", "ahead", "chains", "registers")
 MAX_M: Final = 16
 ROWS: Final = (8, 16, 32)
 _FEW: Final = 8  # rows of X
@@ -242,26 +241,21 @@ def _tile_of(sums, WARPS: tl.constexpr):
     return tl.reshape(tl.sum(tl.sum(tl.reshape(sums, (WARPS, 4, 2, 4, 8)), 4), 0), (8, 4))
 
 
-KERNEL: Final = fragments
-
-
 def launch_record(config: Config, problem: Problem) -> LaunchRecord:
     """How this config runs the problem. Raises CandidateFailed when it cannot."""
-    config = {"registers": 0, **config}  # a config without is one as they were before
-    check_config(config, KEYS, NAME)
+    config = KERNEL.checked(config)
     if problem.m > min(MAX_M, config["tokens"]):
-        raise CandidateFailed(f"{problem} {NAME}: holds {config['tokens']} rows of X (at most {MAX_M})")
-    for name, of in (("rows", 8), ("tokens", 4), ("split", 1), ("warps", 1)):
-        if config[name] % of or not config[name]:
-            raise CandidateFailed(f"{NAME}: {name} is {config[name]}, expected a multiple of {of}")
+        raise CandidateFailed(f"{problem} {KERNEL.name}: holds {config['tokens']} rows of X (at most {MAX_M})")
     if problem.k % 8:
-        raise CandidateFailed(f"{problem} {NAME}: reads 8 values at a time, K is no multiple")
+        raise CandidateFailed(f"{problem} {KERNEL.name}: reads 8 values at a time, K is no multiple")
     if not 1 <= config["chains"] <= config["ahead"]:
-        raise CandidateFailed(f"{NAME}: chains is {config['chains']}, expected 1 to the {config['ahead']} steps ahead")
-    check_registers(NAME, config)
+        raise CandidateFailed(
+            f"{KERNEL.name}: chains is {config['chains']}, expected 1 to the {config['ahead']} steps ahead"
+        )
+    check_registers(KERNEL.name, config)
     exchange = Exchange(config["tokens"], config["rows"], config["warps"]) if config["split"] > 1 else None
     return make_record(
-        NAME,
+        KERNEL.name,
         problem,
         grid=(Axis("n", config["rows"]), Axis("", 1), Axis("", 1)),
         num_warps=config["warps"],
@@ -303,3 +297,22 @@ def registers_of(k: int, config: Mapping[str, int]) -> int:
     steps = -(-k // (STEP_K * config["warps"] * config["split"]))
     sums = rows * tokens // 4 * config["chains"]
     return 22 + (rows + tokens) * ahead + rows // 2 + (sums if steps > ahead else sums // 2)
+
+
+KERNEL: Final = TritonKernel(
+    name="fragments",
+    function=fragments,
+    families=("dense",),
+    archs=("sm_80+",),
+    parameters=(
+        Parameter("rows", 8, multiple=8),
+        Parameter("tokens", 4, multiple=4),
+        Parameter("split"),
+        Parameter("warps", most=32, power=True),
+        Parameter("ahead"),
+        Parameter("chains"),
+        Parameter("registers", 0, 255, default=0),
+    ),
+    scored=by_size(scored),
+    record=launch_record,
+)

@@ -5,8 +5,8 @@ with 16-byte loads straight to registers: nothing is shared between threads unti
 where N alone has too few rows for all units, and the last program adds up.  The tensor core (diagonal.py) takes a tenth
 of the instructions for the products, which shows where all data arrive at about the same time.
 
-`hold` 1 and 2 keep the loads of `unroll` steps on their way together (issued.py), where the compiler would wait for
-some before it issues the others: with 1 those of W and x, with 2 those of W, then those of x.
+`hold` 1 and 2 keep the loads of `unroll` steps on their way together (load_barrier.py), where the compiler would wait
+for some before it issues the others: with 1 those of W and x, with 2 those of W, then those of x.
 """
 # mypy: disable-error-code="misc,untyped-decorator,no-untyped-def,no-untyped-call,assignment"
 # ruff: noqa: RUF005  (Triton knows no unpacking)
@@ -21,7 +21,8 @@ import triton.language as tl
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
-from gemmtuned.kernels.ours import Config, check_config
+from gemmtuned.kernels.estimates import even_steps, largest
+from gemmtuned.kernels.own_kernel import Config, Parameter, by_size
 from gemmtuned.kernels.triton.diagonal import (
     VALUES,
     WARPS_ADDED_UP,
@@ -30,14 +31,12 @@ from gemmtuned.kernels.triton.diagonal import (
     on_diagonal,
     over_warps,
 )
-from gemmtuned.kernels.triton.first import load_first, store_first
-from gemmtuned.kernels.triton.issued import issued
+from gemmtuned.kernels.triton.kernel import TritonKernel
 from gemmtuned.kernels.triton.launch import Axis, LaunchRecord, make_record
-from gemmtuned.kernels.triton.space import even_steps, largest
+from gemmtuned.kernels.triton.load_barrier import issued
 from gemmtuned.kernels.triton.split_k import arrived_last, reset
+from gemmtuned.kernels.triton.thread_access import load_first, store_first
 
-NAME: Final = "gemv"
-KEYS: Final = ("rows", "block_k", "split", "warps", "unroll", "mma", "hold")
 _BANDWIDTH: Final = 4.76e6  # bytes a us
 _VALUES = tl.constexpr(VALUES)
 _MOST_WARPS = tl.constexpr(max(WARPS_ADDED_UP))
@@ -172,27 +171,20 @@ def _add_up_and_store(
             reset(counters, tile)
 
 
-KERNEL: Final = gemv
-
-
 def launch_record(config: Config, problem: Problem) -> LaunchRecord:
     """How this config runs the problem. Raises CandidateFailed when it cannot."""
-    config = {"mma": 0, "hold": 0, **config}  # a config without is one as they were before
-    check_config(config, KEYS, NAME)
+    config = KERNEL.checked(config)
     if problem.m != 1:
-        raise CandidateFailed(f"{problem} {NAME}: runs M = 1 only")
-    for name, most in (("mma", 1), ("hold", 2)):
-        if config[name] > most:
-            raise CandidateFailed(f"{NAME}: {name} is {config[name]}, expected 0 to {most}")
+        raise CandidateFailed(f"{problem} {KERNEL.name}: runs M = 1 only")
     if config["hold"] and config["split"] > 1:  # a last group of steps may reach into the next slice
-        raise CandidateFailed(f"{NAME}: loads are held together where K is not cut, split is {config['split']}")
+        raise CandidateFailed(f"{KERNEL.name}: loads are held together where K is not cut, split is {config['split']}")
     if config["mma"] and (config["block_k"] != VALUES * config["warps"] or problem.k % 8):
         raise CandidateFailed(
-            f"{problem} {NAME}: the tensor core takes {VALUES} values a warp and a K of whole loads, block_k is "
+            f"{problem} {KERNEL.name}: the tensor core takes {VALUES} values a warp and a K of whole loads, block_k is "
             f"{config['block_k']} for {config['warps']} warps"
         )
     return make_record(
-        NAME,
+        KERNEL.name,
         problem,
         grid=(Axis("n", config["rows"]), Axis("", config["split"]), Axis("", 1)),
         num_warps=config["warps"],
@@ -261,12 +253,12 @@ def _unrolls(steps: int, a_thread: int, loads: Sequence[int]) -> list[int]:
 
 
 def _estimate_us(n: int, k: int, units: int, config: dict[str, int], lanes: int) -> float:
-    """As space.estimate_us, for loads that go to registers.
+    """As to_shared.estimate_us, for loads that go to registers.
 
     Constants from 4,500 timings at 20 shapes on an H200 (benchmarks/fit_gemv.py), with 540 of an order of loads that is
     gone.  Without these the fit is another by a few percent, and a list by it as good (1.0213 times the floor).
     """
-    rows, block_k, split, warps, unroll = (config[key] for key in KEYS[:5])
+    rows, block_k, split, warps, unroll = (config[key] for key in ("rows", "block_k", "split", "warps", "unroll"))
     costs = _BY_TENSOR_CORE if config.get("mma") else _HELD if config.get("hold") else _ORDINARY
     a_thread = rows * block_k // (warps * lanes)
     steps = -(-k // (block_k * split))
@@ -281,3 +273,22 @@ def _estimate_us(n: int, k: int, units: int, config: dict[str, int], lanes: int)
     beyond = steps * block_k * split / k - 1
     other = costs.load * a_thread * unroll + costs.row * rows + costs.warp * warps + costs.beyond * beyond
     return costs.start + largest(memory, loads) + other + costs.whole * (unroll >= steps) + (1.0 if split > 1 else 0.0)
+
+
+KERNEL: Final = TritonKernel(
+    name="gemv",
+    function=gemv,
+    families=("dense",),
+    archs=("sm_70+", "gfx9*"),
+    parameters=(
+        Parameter("rows", power=True),
+        Parameter("block_k", power=True),
+        Parameter("split"),
+        Parameter("warps", most=32, power=True),
+        Parameter("unroll"),
+        Parameter("mma", 0, 1, default=0),
+        Parameter("hold", 0, 2, default=0),
+    ),
+    scored=by_size(scored),
+    record=launch_record,
+)

@@ -13,16 +13,13 @@ one, whatever they are; launches that may run at the same time need a workspace 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import Final
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.launch import ARGUMENTS, PORTABLE_CLUSTER
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.solution import Device
-from gemmtuned.kernels.ours import check_problem
+from gemmtuned.kernels.own_kernel import check_plain_dense
 
-BACKEND: Final = "triton"  # whose candidates our kernels are: kernels/backends/triton_.py
 MAX_GRID_YZ: Final = 65535
 COUNTERS_BYTES: Final = 1 << 16
 EXCHANGE_PAD: Final = 8  # values behind each line: what a warp sends at once lies in different banks
@@ -128,7 +125,7 @@ def make_record(
 
     Raises CandidateFailed when no kernel of ours can run the problem.
     """
-    check_problem(problem)
+    check_plain_dense(problem)
     m, n, k = problem.m, problem.n, problem.k
     x, y, z = (axis.size(m, n) for axis in grid)
     if y > MAX_GRID_YZ or z > MAX_GRID_YZ:
@@ -160,8 +157,3 @@ def make_record(
         partials_offset=offset,
         workspace_bytes=offset + 4 * split * tile_values * x * z if in_memory else 0,
     )
-
-
-def has_kernels(device: Device) -> bool:
-    """Whether our kernels can be compiled for it: it is NVIDIA's, and Triton is there (which is not imported)."""
-    return device.kind == "cuda" and find_spec("triton") is not None

@@ -14,7 +14,7 @@ import torch
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.operands import check_operands
-from gemmtuned.kernels.ours import Config
+from gemmtuned.kernels.own_kernel import Config
 from gemmtuned.kernels.triton.launch import LaunchRecord
 
 DTYPES: Final = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -104,7 +104,7 @@ def run(
     check_operands(record.ld_multiple, x, w, bias)
     key = (record.kernel, problem, tuple(sorted(config.items())), x.device)
     if key not in _compiled:
-        _compiled[key] = launcher(module.KERNEL, record)
+        _compiled[key] = launcher(module.KERNEL.function, record)
     if workspace is None:
         workspace = new_workspace(record, x.device)
     elif workspace.numel() < record.workspace_bytes:

@@ -28,7 +28,7 @@ import triton.language as tl
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
-from gemmtuned.kernels.ours import Config, check_config
+from gemmtuned.kernels.own_kernel import Config, Parameter, by_size
 from gemmtuned.kernels.triton import to_registers
 from gemmtuned.kernels.triton.cluster import (
     all_have_begun,
@@ -39,8 +39,9 @@ from gemmtuned.kernels.triton.cluster import (
     place_of,
 )
 from gemmtuned.kernels.triton.diagonal import has_diagonal
-from gemmtuned.kernels.triton.issued import issued, issued_after
+from gemmtuned.kernels.triton.kernel import TritonKernel
 from gemmtuned.kernels.triton.launch import Axis, Exchange, LaunchRecord, make_record
+from gemmtuned.kernels.triton.load_barrier import issued, issued_after
 from gemmtuned.kernels.triton.to_registers import (
     STEP_K,
     Fit,
@@ -53,8 +54,6 @@ from gemmtuned.kernels.triton.to_registers import (
     send_kept,
 )
 
-NAME: Final = "selected"
-KEYS: Final = ("rows", "split", "warps", "ahead", "registers")
 MIN_M: Final = 9
 MAX_M: Final = 16
 ROWS: Final = (8, 16)
@@ -272,27 +271,20 @@ def _tile_of(sums, WARPS: tl.constexpr):
     return tl.reshape(tl.permute(tl.sum(tl.reshape(sums, (WARPS, 8, 4, 2, 2, 2)), 0), (3, 0, 2, 1, 4)), (16, 16))
 
 
-KERNEL: Final = selected
-
-
 def launch_record(config: Config, problem: Problem) -> LaunchRecord:
     """How this config runs the problem. Raises CandidateFailed when it cannot."""
-    check_config(config, KEYS, NAME)
-    rows, split, warps, ahead, registers = (config[key] for key in KEYS)
+    config = KERNEL.checked(config)
+    rows, split, warps, ahead, registers = (config[p.name] for p in KERNEL.parameters)
     if problem.m > MAX_M:
-        raise CandidateFailed(f"{problem} {NAME}: holds {MAX_M} rows of X")
+        raise CandidateFailed(f"{problem} {KERNEL.name}: holds {MAX_M} rows of X")
     if problem.k % 8:
-        raise CandidateFailed(f"{problem} {NAME}: reads 8 values at a time, K is no multiple")
-    if rows not in ROWS:
-        raise CandidateFailed(f"{NAME}: rows is {rows}, expected one of {ROWS}")
-    if not (split and warps and ahead):
-        raise CandidateFailed(f"{NAME}: split {split}, warps {warps}, ahead {ahead}, expected 1 and up")
-    check_registers(NAME, config)
+        raise CandidateFailed(f"{problem} {KERNEL.name}: reads 8 values at a time, K is no multiple")
+    check_registers(KERNEL.name, config)
     copies = 1 if 32 * warps <= MAX_M * rows <= 64 * warps else warps  # one: each thread then has one sum, or a pair
     own = warps * MAX_M * rows if copies < warps else 0
     held = int(not registers or ahead >= _MANY)
     return make_record(
-        NAME,
+        KERNEL.name,
         problem,
         grid=(Axis("n", rows), Axis("", 1), Axis("", 1)),
         num_warps=warps,
@@ -322,3 +314,20 @@ def _config(rows: int, split: int, warps: int, ahead: int) -> dict[str, int]:
 def registers_of(_k: int, config: Mapping[str, int]) -> int:
     """Of a thread, about: loads on their way, and sums."""
     return 28 + (config["rows"] + MAX_M) * config["ahead"] + config["rows"]
+
+
+KERNEL: Final = TritonKernel(
+    name="selected",
+    function=selected,
+    families=("dense",),
+    archs=("sm_80+",),
+    parameters=(
+        Parameter("rows", 8, 16, multiple=8),
+        Parameter("split"),
+        Parameter("warps", most=32, power=True),
+        Parameter("ahead"),
+        Parameter("registers", 0, 255),
+    ),
+    scored=by_size(scored),
+    record=launch_record,
+)

@@ -1,8 +1,9 @@
 """What each of our Triton kernels is made of, read from the files of this folder; Triton need not be here.
 
-A kernel is a file with a NAME and a KERNEL.  Its hash covers the functions of the file that Triton compiles, all
-functions and constants that these name, in this file or in those it imports from, and what those are made of in turn.
-It covers no other line and no docstring, so editing or adding one kernel leaves the hash of every other as it was.
+A kernel is a file with `KERNEL = TritonKernel(name=..., parameters=(Parameter(...), ...), ...)`.  Its hash covers the
+functions of the file that Triton compiles, all functions and constants that these name, in this file or in those it
+imports from, and what those are made of in turn.  It covers no other line and no docstring, so editing or adding one
+kernel leaves the hash of every other as it was.
 """
 
 from __future__ import annotations
@@ -14,14 +15,31 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from gemmtuned.kernels.own_kernel import Parameter
+
 _PACKAGE = "gemmtuned.kernels.triton."
 
 
 @cache
 def kernel_hashes() -> dict[str, str]:
     """The hash of each kernel's source, by the kernel's name."""
-    files = {path.stem: _File(path) for path in sorted(Path(__file__).parent.glob("*.py"))}
+    files = _files()
     return {file.kernel: _hash(stem, files) for stem, file in files.items() if file.kernel}
+
+
+@cache
+def kernel_files() -> dict[str, str]:
+    """The kernel's name of each file that holds one, by the file's name."""
+    return {stem: file.kernel for stem, file in _files().items() if file.kernel}
+
+
+def parameters() -> dict[str, tuple[Parameter, ...]]:
+    """The parameters of each kernel's configs, by the kernel's name."""
+    return {file.kernel: file.parameters() for file in _files().values() if file.kernel}
+
+
+def _files() -> dict[str, _File]:
+    return {path.stem: _File(path) for path in sorted(Path(__file__).parent.glob("*.py"))}
 
 
 class _File:
@@ -42,8 +60,20 @@ class _File:
             elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_PACKAGE):
                 for alias in node.names:
                     self.imported[alias.asname or alias.name] = ((node.module or "")[len(_PACKAGE) :], alias.name)
-        name = self.defined.get("NAME") if "KERNEL" in self.defined else None
-        self.kernel = ast.literal_eval(name.value) if isinstance(name, ast.AnnAssign) and name.value else ""
+        declared = getattr(self.defined.get("KERNEL"), "value", None)
+        self._declared = {k.arg: k.value for k in declared.keywords} if isinstance(declared, ast.Call) else {}
+        self.kernel: str = ast.literal_eval(self._declared["name"]) if self._declared else ""
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Those of the kernel."""
+        declared: Any = self._declared["parameters"]  # a tuple of calls
+        return tuple(
+            Parameter(
+                *map(ast.literal_eval, call.args),
+                **{keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords},
+            )
+            for call in declared.elts
+        )
 
 
 def _hash(stem: str, files: dict[str, _File]) -> str:

@@ -16,15 +16,14 @@ import triton
 import triton.language as tl
 
 from gemmtuned.configs.problem import Problem
-from gemmtuned.kernels.limits import shared_limit
-from gemmtuned.kernels.ours import Config, check_config
+from gemmtuned.kernels.arch import shared_limit
+from gemmtuned.kernels.own_kernel import Config, Parameter, by_size
 from gemmtuned.kernels.triton.cluster import add_up_and_store, begin
+from gemmtuned.kernels.triton.kernel import TritonKernel
 from gemmtuned.kernels.triton.launch import Axis, Exchange, LaunchRecord, make_record
-from gemmtuned.kernels.triton.space import Constants, Tile, cuts, estimate_us, ring_stages
 from gemmtuned.kernels.triton.split_k import arrived_last, reset
+from gemmtuned.kernels.triton.to_shared import Constants, Tile, cuts, estimate_us, ring_stages
 
-NAME: Final = "tiles"
-KEYS: Final = ("rows", "tokens", "block_k", "split", "group", "swap", "cluster", "warps", "stages")
 _SMALL_M: Final = 64  # up to here one tile holds all rows of X, and reading W is the work
 _RING_BYTES: Final = (24 << 10, 36 << 10, 48 << 10, 64 << 10, 96 << 10)
 _FITTED_16: Final = Constants(  # to timings at 16 tokens a tile
@@ -136,15 +135,11 @@ def tiles(
             reset(counters, tile)
 
 
-KERNEL: Final = tiles
-
-
 def launch_record(config: Config, problem: Problem) -> LaunchRecord:
     """How this config runs the problem. Raises CandidateFailed when it cannot."""
-    config = {"cluster": 0, **config}  # a config without is one as they were before there were clusters
-    check_config(config, KEYS, NAME)
+    config = KERNEL.checked(config)
     return make_record(
-        NAME,
+        KERNEL.name,
         problem,
         grid=(
             Axis("n", config["rows"]),
@@ -210,3 +205,30 @@ def _shapes(m: int, tokens: int) -> tuple[tuple[int, int, int, tuple[int, ...]],
     if tokens == _SMALL_M:  # four warps won at each of twenty shapes
         return ((16, 64, 0, (4,)), (32, 64, 0, (4,)), (64, 64, 1, (4,)), (128, 64, 1, (8,)))
     return ((32, tokens, 0, (2, 4)), (64, tokens, 1, (2, 4)), (128, tokens, 1, (8,)))
+
+
+def _alike(config: Config) -> object:
+    by_warp_groups = config["swap"] == 1 and config["warps"] >= 4  # another instruction of the tensor core
+    return config["rows"], config["split"], by_warp_groups
+
+
+KERNEL: Final = TritonKernel(
+    name="tiles",
+    function=tiles,
+    families=("dense",),
+    archs=("sm_70+", "gfx9*"),
+    parameters=(
+        Parameter("rows", power=True),
+        Parameter("tokens", power=True),
+        Parameter("block_k", power=True),
+        Parameter("split"),
+        Parameter("group"),
+        Parameter("swap", 0, 1),
+        Parameter("cluster", 0, 1, default=0),
+        Parameter("warps", most=32, power=True),
+        Parameter("stages"),
+    ),
+    scored=by_size(scored),
+    record=launch_record,
+    alike=_alike,
+)

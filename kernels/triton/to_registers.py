@@ -1,9 +1,9 @@
 """What `fragments` and `selected` share: both operands go from memory straight into registers, a warp at a time.
 
 Loads of several steps are kept on their way together, the addresses of sums are made meanwhile.  Candidates: rows of W
-a program has, warps and programs that cut K, steps ahead, and a limit on registers where without one not all programs
-of a unit would be there at once.  The estimate has the form of space.estimate_us, for loads that hold registers instead
-of shared memory; its constants are fitted to timings (benchmarks/fit_fragments.py).
+a thread block has, warps and thread blocks that cut K, steps ahead, and a limit on registers where without one not all
+thread blocks of a multiprocessor would be there at once.  The estimate has the form of to_shared.estimate_us, for loads
+that hold registers instead of shared memory; its constants are fitted to timings (benchmarks/fit_fragments.py).
 """
 # mypy: disable-error-code="misc,untyped-decorator,no-untyped-def,no-untyped-call,assignment"
 # ruff: noqa: RUF005  (Triton knows no unpacking)
@@ -20,8 +20,8 @@ import triton.language as tl
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.launch import PORTABLE_CLUSTER
-from gemmtuned.kernels.limits import filled, has_clusters
-from gemmtuned.kernels.triton.space import even_steps, largest
+from gemmtuned.kernels.arch import filled, has_clusters
+from gemmtuned.kernels.estimates import even_steps, largest
 
 STEP_K: Final = 64  # values of K that a warp takes in a step: 128 bytes of each row
 _WASTE: Final = 1.35  # at most this part of K is computed in vain, if not read, at the end of the last slice

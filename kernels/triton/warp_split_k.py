@@ -17,15 +17,14 @@ import triton.language as tl
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
-from gemmtuned.kernels.limits import shared_limit
-from gemmtuned.kernels.ours import Config, check_config
+from gemmtuned.kernels.arch import shared_limit
+from gemmtuned.kernels.own_kernel import Config, Parameter, by_size
 from gemmtuned.kernels.triton.cluster import add_up_and_store, begin
+from gemmtuned.kernels.triton.kernel import TritonKernel
 from gemmtuned.kernels.triton.launch import Axis, Exchange, LaunchRecord, make_record
-from gemmtuned.kernels.triton.space import Constants, Tile, cuts, estimate_us, ring_stages
 from gemmtuned.kernels.triton.split_k import arrived_last, reset
+from gemmtuned.kernels.triton.to_shared import Constants, Tile, cuts, estimate_us, ring_stages
 
-NAME: Final = "warp_split_k"
-KEYS: Final = ("rows", "tokens", "block_k", "split", "cluster", "warps", "stages")
 MAX_M: Final = 32
 _RING_BYTES: Final = (20 << 10, 30 << 10, 44 << 10, 56 << 10, 80 << 10)
 _FITTED: Final = Constants(
@@ -107,17 +106,13 @@ def warp_split_k(
             reset(counters, tile)
 
 
-KERNEL: Final = warp_split_k
-
-
 def launch_record(config: Config, problem: Problem) -> LaunchRecord:
     """How this config runs the problem. Raises CandidateFailed when it cannot."""
-    config = {"cluster": 0, **config}  # a config without is one as they were before there were clusters
-    check_config(config, KEYS, NAME)
+    config = KERNEL.checked(config)
     if problem.m > min(MAX_M, config["tokens"]):
-        raise CandidateFailed(f"{problem} {NAME}: holds {config['tokens']} rows of X (at most {MAX_M})")
+        raise CandidateFailed(f"{problem} {KERNEL.name}: holds {config['tokens']} rows of X (at most {MAX_M})")
     return make_record(
-        NAME,
+        KERNEL.name,
         problem,
         grid=(Axis("n", config["rows"]), Axis("", 1 if config["cluster"] else config["split"]), Axis("", 1)),
         num_warps=config["warps"],
@@ -175,3 +170,22 @@ def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[t
                     found.append((cost, config | {"stages": stages} | ({"cluster": 1} if cluster else {})))
     found.sort(key=lambda item: item[0])
     return found
+
+
+KERNEL: Final = TritonKernel(
+    name="warp_split_k",
+    function=warp_split_k,
+    families=("dense",),
+    archs=("sm_70+", "gfx9*"),
+    parameters=(
+        Parameter("rows", power=True),
+        Parameter("tokens", power=True),
+        Parameter("block_k", power=True),
+        Parameter("split"),
+        Parameter("cluster", 0, 1, default=0),
+        Parameter("warps", most=32, power=True),
+        Parameter("stages"),
+    ),
+    scored=by_size(scored),
+    record=launch_record,
+)

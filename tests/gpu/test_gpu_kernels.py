@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gemmtuned.kernels.limits import has_clusters
+from gemmtuned.kernels.arch import has_clusters
 from gemmtuned.kernels.triton import fragments, gemv, selected, tiles, warp_split_k
 from gemmtuned.kernels.triton.diagonal import has_diagonal
 from gemmtuned.kernels.triton.python_launch import device_arch, run

@@ -9,13 +9,13 @@ left, some 15 to 310 candidates, is ordered by the estimate, whose constants wer
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from gemmtuned.configs.launch import PORTABLE_CLUSTER
-from gemmtuned.kernels.limits import filled, has_clusters, shared_limit
+from gemmtuned.kernels.arch import filled, has_clusters, shared_limit
+from gemmtuned.kernels.estimates import largest
 
 WAVES: Final = (1, 2, 3)
 MAX_SPLIT: Final = 16
@@ -72,11 +72,6 @@ class Tile:
     cluster: bool = False
 
 
-def largest(*times: float) -> float:
-    """A little over the largest of them: what takes about as long does not overlap perfectly."""
-    return math.sqrt(math.sqrt(sum(time**4 for time in times)))
-
-
 def splits(tiles: int, k: int, step_k: int, units: int) -> list[int]:
     """How many slices of K fill WAVES waves of `units` programs with this many tiles of Y; step_k: K of one step."""
     found = []
@@ -108,13 +103,6 @@ def cuts(tiles: int, k: int, step_k: int, units: int, *, arch: str) -> list[tupl
         if (split, 1) not in found or -(-programs // filled(units, split)) > -(-programs // units):
             found.append((split, 0))
     return found
-
-
-def even_steps(steps: int, most: int) -> int:
-    """So many steps at once that none is left over, where that is not much less than `most`."""
-    most = min(steps, most)
-    even = max(u for u in range(1, most + 1) if steps % u == 0)
-    return even if even > most // 2 else most
 
 
 def ring_stages(

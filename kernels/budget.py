@@ -1,0 +1,107 @@
+"""The places of a search, dealt out over all that backends and kernels offer.
+
+Each candidate of a search costs device time, so there are MOST of them.  budget.json says how many each backend, and
+each kernel of ours, gets for how many rows of X: what measured as hopeless there gets none.  Within its share a kernel
+has its candidates in the order of their estimates, but of those that are alike (same rows of W and slices of K, say) a
+few come first and the others after everything else: an estimate tells stages or blocks of K apart less surely than it
+costs to try another group.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Candidate, Device
+from gemmtuned.kernels.arch import has_clusters
+from gemmtuned.kernels.own_kernel import Offer
+
+MOST: Final = 30  # candidates of a search, seeds included
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Places for a problem.
+
+    backends: at most, by name; one without an entry has as many as it likes.  kernels: at most, by `backend.kernel`;
+    one without an entry has `unmeasured`.  alike: how many of one kernel that are alike come first; any number without.
+    """
+
+    backends: Mapping[str, int]
+    kernels: Mapping[str, int]
+    alike: Mapping[str, int]
+    unmeasured: int
+
+    def of_backend(self, name: str) -> int:
+        """Its places."""
+        return min(self.backends.get(name, MOST), MOST)
+
+    def of_kernel(self, name: str) -> int:
+        """Its places."""
+        return self.kernels.get(name, self.unmeasured)
+
+
+def deal(problem: Problem, device: Device, offers: Mapping[str, Iterable[Offer]]) -> dict[str, list[Candidate]]:
+    """What of each backend's offers gets a place for this problem, the best first; backends in the order given."""
+    found = {name: list(offered) for name, offered in offers.items()}
+    shares = shares_for(problem, device, {offer.kernel for offered in found.values() for offer in offered})
+    return {name: _chosen(offered, shares, shares.of_backend(name)) for name, offered in found.items()}
+
+
+def in_turns(lists: Iterable[Iterable[_T]]) -> Iterator[_T | None]:
+    """The first of each list, then the second of each, and so on; None where a list is at its end."""
+    return chain.from_iterable(zip_longest(*lists))
+
+
+def shares_for(problem: Problem, device: Device, kernels: Iterable[str]) -> Shares:
+    """The first row of budget.json that is about this many rows of X, this device and kernels that offer something."""
+    table, there = _table(), set(kernels)
+    for row in table["rows"]:
+        if (
+            problem.m <= row["up_to_m"]
+            and row.get("clusters", has_clusters(device.arch)) == has_clusters(device.arch)
+            and ("with" not in row or row["with"] in there)
+            and ("without" not in row or row["without"] not in there)
+        ):
+            return Shares(row["backends"], row["kernels"], table["alike"], table["unmeasured"])
+    raise AssertionError("the last row of budget.json is about every problem")
+
+
+def _chosen(offered: list[Offer], shares: Shares, places: int) -> list[Candidate]:
+    """Offers with an estimate in its order, others in their own."""
+    taken: Counter[object] = Counter()
+    chosen: list[Offer] = []
+    passed: list[Offer] = []
+    for offer in sorted(offered, key=_us):
+        group = (offer.kernel, offer.alike)
+        if offer.kernel and taken[offer.kernel] == shares.of_kernel(offer.kernel):
+            continue
+        if offer.kernel and taken[group] == shares.alike.get(offer.kernel, MOST):
+            passed.append(offer)
+            continue
+        taken[offer.kernel] += 1
+        taken[group] += 1
+        chosen.append(offer)
+    for offer in passed:
+        if taken[offer.kernel] < shares.of_kernel(offer.kernel):
+            taken[offer.kernel] += 1
+            chosen.append(offer)
+    return [offer.candidate for offer in sorted(chosen[:places], key=_us)]
+
+
+def _us(offer: Offer) -> float:
+    return 0.0 if offer.us is None else offer.us
+
+
+@cache
+def _table() -> dict[str, Any]:
+    table: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text())
+    return table

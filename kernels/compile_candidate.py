@@ -1,0 +1,20 @@
+"""Compiling what the kernels of our own offer, each by its compiler; without torch and without a GPU."""
+
+from __future__ import annotations
+
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Candidate, Device
+from gemmtuned.kernels import catalog
+
+
+def compile_candidate(candidate: Candidate, problem: Problem, device: Device) -> None:
+    """Into its compiler's cache; nothing to do for one that is not compiled. Raises CandidateFailed with the reason."""
+    if candidate.backend not in catalog.FOLDERS:
+        return
+    kernel, record = catalog.record_of(candidate, problem)
+    if candidate.backend == "cuda":
+        kernel.compile(record)
+    else:
+        from gemmtuned.kernels.compile import compile_record
+
+        compile_record(record, device.arch)

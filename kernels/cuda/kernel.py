@@ -1,0 +1,38 @@
+"""What the KERNEL of a file in this folder is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.kernels.cuda import nvrtc
+from gemmtuned.kernels.own_kernel import OwnKernel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaKernel(OwnKernel):
+    """A kernel in CUDA C++.
+
+    target: what NVRTC compiles for.  samples: the sources of a few configs, which together hold all that is compiled.
+    record gives one configuration for one problem, with source(), warps, shared, grid and arguments.
+    """
+
+    target: str
+    samples: Callable[[], Iterable[str]]
+
+    def source_hash(self) -> str:
+        """Of what is compiled."""
+        return sha256("".join(self.samples()).encode()).hexdigest()[:12]
+
+    def compile(self, found: Any) -> nvrtc.Compiled:
+        """The binary of a configuration that `record` gave.
+
+        Raises CandidateFailed when it does not compile, or keeps values of a thread in memory.
+        """
+        made = nvrtc.compiled(found.source(), self.target)
+        if made.spill_bytes:
+            raise CandidateFailed(f"{found} for {self.target}: spills {made.spill_bytes} bytes a thread")
+        return made
