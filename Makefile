@@ -29,6 +29,8 @@ check: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python docs/generate.py --check
+	$(BIN)/python docs/prose.py
+	$(BIN)/codespell
 
 clean:
 	rm -rf .venv .demo .foreign build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -305,7 +305,7 @@ class _RowReader:
             raise _Bad("not UTF-8: bytes that are no text")
         count = len(cells)
         if self._strict and count > self._columns and any(cells[self._columns :]):
-            raise _Bad(f"{count} cells, the header has {self._columns} columns: which cell is which cannot be told")
+            raise _Bad(f"{count} cells, the header has {self._columns} columns: which cell is whose is not clear")
         if count < self._columns and self._header.ends and not line.endswith("\n"):
             raise _Bad(f"it ends after {count} of {self._columns} cells and without a line end: the file was cut there")
         column, text = "", ""

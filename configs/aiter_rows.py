@@ -93,7 +93,7 @@ def _moe(row: Row, values: dict[str, Any], dtype: str) -> dict[str, Any]:
     if missing:
         raise ProblemError(f"column {missing[0]} is missing or empty")
     if values["topk"] is None:
-        raise ProblemError("topk is -1: how many experts a token visits is not told")
+        raise ProblemError("topk is -1: it does not say how many experts a token visits")
     if row["bias"].lower() not in ("", "0", "false"):
         raise ProblemError("a mixture with a bias")
     act = values["act_type"].rpartition(".")[2].lower()

@@ -37,7 +37,7 @@ _SHAPES: Final = "options:ShapeCommand"
 COMMANDS: Final = {
     "demo": _Command("demo", "demo", "See the loop on this machine, with a small decoder."),
     "run": _Command("run", "run", "Start a program with capture and dispatch on.", wraps=True),
-    "daemon": _Command("daemon", "daemon", "Tune on idle devices until told to stop."),
+    "daemon": _Command("daemon", "daemon", "Tune on idle devices until you stop it."),
     "coverage": _Command("coverage", "coverage", "How much of the traffic is tuned."),
     "untuned": _Command("untuned", "untuned", "What waits to be tuned, worth most first."),
     "gains": _Command("gains", "gains", "What was gained, solution by solution."),

@@ -150,7 +150,7 @@ def _refusal(solution: Solution, environment: Environment | None, failed: frozen
     if (p.experts, p.topk, p.inter, p.act) != (None,) * 4:
         return "mixtures of experts are not served by this version"
     if solution.backend != DEFAULT_BACKEND and (p.family not in SERVED or p.scale != "none"):
-        return f"family {p.family}, or its scales, are served by torch alone in this version"
+        return f"family {p.family}, or its scales, run on stock torch in this version"
     if p.weight_state == "shuffled" or (p.weight_state == "plain" and solution.backend == "onednn_packed"):
         return f"backend {solution.backend} does not take a weight that is {p.weight_state}"
     if p.batch_invariant and solution.backend not in INVARIANT:

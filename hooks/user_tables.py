@@ -72,7 +72,7 @@ class UserLoader:
         try:
             table = read_lines(in_slices(lines_of(path)), name=str(path), family=user.family)
         except TableError as err:
-            self._tell(f"{user.variable}: {err}" + ("; its rows of before stay in use" if before else ""))
+            self._tell(f"{user.variable}: {err}" + ("; its earlier rows stay in use" if before else ""))
             return before or _Rows()
         if table.rejected:
             self._tell(f"{user.variable}: {table.rejected} rows are not used, the first: {table.complaints[0]}")

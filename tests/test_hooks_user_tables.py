@@ -302,7 +302,7 @@ def test_a_table_that_turned_bad_keeps_its_last_good_rows(
 
     assert user.load()
     assert (list(user.solutions), dict(user.seeds)) == ([published(LINEAR, "torch_swap")], {"asm": 1})
-    assert "rows of before stay in use" in caplog.text
+    assert "its earlier rows stay in use" in caplog.text
     write(path, [])
     assert user.load()
     assert (list(user.solutions), dict(user.seeds)) == ([], {})

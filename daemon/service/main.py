@@ -359,7 +359,7 @@ def _store(settings: Settings, told: _Told, manager: ServiceManager | None = Non
         if manager is not None:
             manager.busy(time.monotonic(), "salvaging the database")
         if told.code:
-            raise StoreInterrupted(f"{settings.db}: told to stop; it lies as it was, the next start begins again")
+            raise StoreInterrupted(f"{settings.db}: stopped by a signal; the file is as it was, the next start goes on")
 
     until_s = time.monotonic() + OPEN_WAIT_S
     while True:

@@ -52,7 +52,7 @@ def daemon(
     log_format: LogFormat = "text",
     log_level: LogLevel = "info",
 ) -> None:
-    """Tune on idle devices until told to stop.
+    """Tune on idle devices until you stop it.
 
     Publishes what is faster and as exact as torch's own; programs that run take it up without a restart. Gives way
     within half a second when somebody needs the device; `gemmtuned pause` stops it, `gemmtuned status` says why it

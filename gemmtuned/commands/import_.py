@@ -177,7 +177,7 @@ def _notes(found: Sequence[Imported], *, dry_run: bool, kept: bool, queued: int)
     if models:
         weights = sum(len(one.hints) for one in models)
         ways = "gemmtuned tune --model-dir tunes them"
-        notes.append(f"{several(weights, 'weight')} of {several(len(models), 'model')} told and not kept: {ways}")
+        notes.append(f"{several(weights, 'weight')} of {several(len(models), 'model')} listed and not kept: {ways}")
     return notes
 
 

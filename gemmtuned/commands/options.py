@@ -66,7 +66,7 @@ def level(text: str) -> str:
 
 
 def default_threads() -> int:
-    """The CPU threads that torch takes unless told otherwise: the physical cores this process may use."""
+    """The CPU threads that torch takes by default: the physical cores this process may use."""
     import psutil
 
     try:

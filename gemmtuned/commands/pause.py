@@ -23,7 +23,7 @@ def pause(
 ) -> None:
     """Stop tuning until `gemmtuned resume`.
 
-    A worker that is at work is gone within a second; what it measured is kept. Programs go on with what is published.
+    A worker that is at work ends within a second; what it measured is kept. Programs go on with what is published.
     """
     here = settings()
     until_s = time.time() + span if span is not None else None

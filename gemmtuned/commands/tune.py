@@ -100,12 +100,11 @@ def tune(
 ) -> None:
     """Tune problems now, in the foreground.
 
-    Screens every candidate, confirms the best few, and publishes what is found shape by shape: programs that run take
-    it up at once, and an interrupt loses nothing. It does not wait for others: it slows programs beside it, and what
-    cannot be timed beside them is put off (--idle waits). Without problems it takes those that wait to be tuned here,
-    as far as --dtype, --out-dtype and --threads say of what kind; where none waits, 40 that are built in. Also tries
-    again what failed or was withdrawn. AITER's flags are taken in AITER's spelling. Ends with 1 when a problem could
-    not be tuned, with 75 when one was put off.
+    Safe to interrupt: every finished shape is already published, and running programs use it at once. It does not wait
+    for other programs and may slow them; what they would spoil is put off (--idle waits for a free device). Without
+    problems it takes those in the queue that fit --dtype, --out-dtype and --threads, or 40 built-in ones if there are
+    none, and tries again what failed or was withdrawn. AITER's flags are taken in AITER's spelling. Ends with 1 when a
+    problem could not be tuned, with 75 when one was put off.
     """
     from gemmtuned.daemon.device.devices import find_monitors
 
@@ -220,7 +219,7 @@ def _shares(monitors: Sequence[Monitor], wanted: Sequence[Problem], most: int | 
 
 
 class _Files:
-    """What -o and -o2 name, written after each shape. A disk that refuses is told once and ends no tuning."""
+    """What -o and -o2 name, written after each shape. A disk that refuses is reported once and ends no tuning."""
 
     def __init__(self, output: Path | None, profile: Path | None, wanted: Sequence[Problem], *, sort: bool) -> None:
         self.trouble = ""

@@ -204,7 +204,7 @@ def _planned(config: Mapping[str, Any], how: OfModel) -> Plan:
 
 
 def waiting(here: Settings, devices: Collection[str], *, again: bool, defaults: Defaults) -> Wanted:
-    """What waits to be tuned on these devices (their keys), dearest first; again: all that was called, too.
+    """What waits to be tuned on these devices (their keys), most expensive first; again: all that was called, too.
 
     As far as an option says of what kind they are to be: a dtype, an output dtype, a number of threads.
     """

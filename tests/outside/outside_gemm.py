@@ -1,4 +1,4 @@
-"""A backend of another package, all of it: an operator registered with torch, and what gemmtuned is told of it.
+"""A backend of another package, all of it: an operator registered with torch, and what gemmtuned must know of it.
 
 Products in fp16 on a CPU without instructions for them are faster in fp32, even with both operands converted each time.
 """

@@ -1,0 +1,92 @@
+"""Words that a newcomer would have to decode, in what users read: `python docs/prose.py` names each and ends with 1.
+
+It reads README, docs/, lab/README.md, benchmarks/README.md, the guides at the top, and the messages and help texts in
+the source.  `make check` runs it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+# what not to write: what to write instead
+BANNED: Final = {
+    r"served by (?:stock )?torch": "runs on stock torch",
+    r"dearest": "most expensive",
+    r"told": "reported, listed, recognised by",
+    r"a unit(?! of (?:time|work))|units? of sums": "per SM; a problem; a block of 512 bytes",
+    r"of a thread": "per thread",
+    r"so many(?! that)": "how many, or the number",
+    r"of before": "earlier",
+    r"likewise": "in the same way; in a table, say it again",
+    r"worker is gone|workers are gone": "has ended",
+    r"what it was at": "what it was doing",
+    r"of what gives none": "a sentence with a subject",
+    r"whoever it (?:is|was)": "who",
+    r"in want of": "without",
+    r"nobody(?: is)? told": "nobody reads it",
+}
+_PATTERNS: Final = {re.compile(rf"\b(?:{text})\b", re.IGNORECASE): better for text, better in BANNED.items()}
+PAGES: Final = (
+    "README.md", "CONTRIBUTING.md", "SECURITY.md", "RELEASING.md", "docs/*.md", "docs/reference/*.md", "lab/README.md",
+    "benchmarks/README.md",
+)  # fmt: skip
+SOURCES: Final = (
+    "configs",
+    "db",
+    "kernels",
+    "hooks",
+    "daemon",
+    "gemmtuned/commands",
+    "gemmtuned/reports",
+    "gemmtuned/demo",
+)
+
+
+def found_in(text: str) -> Iterator[tuple[int, str, str]]:
+    """(line, words, what to write instead) of each word of the list."""
+    for number, line in enumerate(text.splitlines(), 1):
+        for pattern, better in _PATTERNS.items():
+            for match in pattern.finditer(line):
+                yield number, match[0], better
+
+
+def messages(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, text) of the string literals of a Python file that can be read by a user; help texts of commands are."""
+    tree = ast.parse(path.read_text())
+    quiet = set() if "commands" in path.parts else set(_docstrings(tree))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in quiet:
+            yield node.lineno, node.value
+
+
+def _docstrings(tree: ast.Module) -> Iterator[int]:
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.body:
+            first = node.body[0]
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+                yield id(first.value)
+
+
+def main() -> int:
+    """Print each finding as FILE:LINE."""
+    said = []
+    for pattern in PAGES:
+        for page in sorted(ROOT.glob(pattern)):
+            said += [(page, *found) for found in found_in(page.read_text())]
+    for folder in SOURCES:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for line, text in messages(path):
+                said += [(path, line, words, better) for _, words, better in found_in(text)]
+    for path, line, words, better in said:
+        print(f"{path.relative_to(ROOT)}:{line}: {words!r}: write {better!r}, or say it in other words")
+    return 1 if said else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
