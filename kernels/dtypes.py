@@ -20,6 +20,8 @@ TORCH_DTYPES: Final[dict[str, torch.dtype]] = {
     "c64": torch.complex64,
     "c128": torch.complex128,
     "bf16": torch.bfloat16,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
 }
 
 # Half the distance from 1 to the next number: the largest relative error of one rounding.

@@ -124,13 +124,13 @@ def test_a_large_problem_is_sampled_with_its_edges(monkeypatch):
 
 
 def test_unknown_families_and_mixed_dtypes_are_refused_by_name():
-    with pytest.raises(CandidateFailed, match="family scaled"):
-        family_of(Problem(family="scaled", m=1, n=1, k=1, dtype="fp8_e4m3"))
+    with pytest.raises(CandidateFailed, match="family moe"):
+        family_of(Problem(family="moe", m=1, n=1, k=1, experts=1, topk=1, inter=1, act="silu"))
     with pytest.raises(CandidateFailed, match="mixed dtypes"):
         family_of(Problem(m=1, n=1, k=1, dtype="bf16", out_dtype="fp32"))
-    with pytest.raises(CandidateFailed, match="dtype fp8_e4m3"):
+    with pytest.raises(CandidateFailed, match="dtype fp8_e4m3 has scales"):
         family_of(Problem(m=1, n=1, k=1, dtype="fp8_e4m3"))
-    assert set(FAMILIES) == {"dense", "batched", "dense_add", "batched_add"}
+    assert set(FAMILIES) == {"dense", "batched", "dense_add", "batched_add", "scaled"}
 
 
 def test_integer_and_complex_problems_have_inputs_too():
@@ -141,8 +141,8 @@ def test_integer_and_complex_problems_have_inputs_too():
 def test_lay_out_keeps_values_with_a_batch_in_front():
     values = torch.randn(3, 4, 5)
     for letter in "nts":
-        for padded in (False, True):
-            assert torch.equal(lay_out(values, letter, padded=padded)[0], values)
+        for pad in (0, 3):
+            assert torch.equal(lay_out(values, letter, pad=pad)[0], values)
 
 
 def test_error_of_a_nan_is_never_within_a_limit():

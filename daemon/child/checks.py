@@ -47,6 +47,7 @@ class Case:
     default: Error
     limit: Error
     apart: float  # largest allowed |candidate - default|
+    bits: bool = False  # there is one right result, and the default gives it
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,8 @@ def case_of(problem: Problem, default: Kernel, inputs: Inputs, sample: Sample, w
     error = measure_error(sample.of(stock), exact)
     limit = limits(problem, error, Spread.of(exact, family.x_rows(problem, inputs, sample)))
     apart = _UNSAMPLED * (limit.m + error.m) * float(exact.abs().square().mean().sqrt())
-    return Case(inputs, stock, sample, exact, error, limit, apart)
+    bits = family.is_exact(inputs.kind) and torch.equal(sample.of(stock), exact.to(stock.dtype))
+    return Case(inputs, stock, sample, exact, error, limit, apart, bits)
 
 
 def check_case(case: Case, options: SearchOptions, run: Run) -> tuple[Error, float]:
@@ -79,6 +81,8 @@ def check_case(case: Case, options: SearchOptions, run: Run) -> tuple[Error, flo
     y = run(*case.inputs.activations)
     check_form(y, case.stock)
     error = measure_error(case.sample.of(y), case.exact)
+    if case.bits and not same_bits(y, case.stock):
+        raise Wrong(f"{case.inputs}: {int((y != case.stock).sum())} elements differ, where no sum is ever rounded")
     if not error.within(case.limit):
         raise Wrong(
             f"{case.inputs}: error r={error.r:.1e} m={error.m:.1e}, allowed r={case.limit.r:.1e} m={case.limit.m:.1e}"

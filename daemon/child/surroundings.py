@@ -46,10 +46,18 @@ def surroundings(problem: Problem, default: Kernel, case: Case) -> Iterator[Call
                 stock = own.run(default)
                 what = f"{called(operand)} edited by way of .data"
                 yield partial(_check, own, stock, case.apart, bound, what, nullcontext)
-    if problem.layout == "nt" and problem.m <= problem.n and inputs["w"].dim() == 2 and problem.dtype == problem.wdtype:
+    if _can_be_a_part(problem, inputs):
         part = inputs.having(x=inputs["w"].mT[: problem.m])
         stock, what = part.run(default), "X is a part of the weight"
-        yield partial(_check, part, stock, case.apart, Bound(part.weights), what, torch.inference_mode)
+        unit = stock.abs().double().clamp(min=1.0) if problem.scale != "none" else None  # that of W is not that of X
+        yield partial(_check, part, stock, case.apart, Bound(part.weights), what, torch.inference_mode, unit=unit)
+
+
+def _can_be_a_part(problem: Problem, inputs: Inputs) -> bool:
+    """Squares are added up: of one sign, which shorter sums of scaled products are not judged by."""
+    alike = problem.layout == "nt" and problem.dtype == problem.wdtype and inputs["w"].dim() == 2
+    shorter = problem.scale != "none" and problem.math_mode == "reduced"
+    return alike and problem.m <= problem.n and not shorter
 
 
 def in_one_storage(inputs: Inputs) -> Inputs:
@@ -69,11 +77,12 @@ def in_one_storage(inputs: Inputs) -> Inputs:
 
 
 def _check(
-    inputs: Inputs, stock: Tensor, apart: float, bound: Bound, what: str, switch: Switch, kernel: Kernel
-) -> None:
+    inputs: Inputs, stock: Tensor, apart: float, bound: Bound, what: str, switch: Switch, kernel: Kernel,
+    *, unit: Tensor | None = None,
+) -> None:  # fmt: skip
     with torch.inference_mode(False), switch():
         y = bound.run(kernel)(*inputs.activations)
-    check_near(y, stock, apart, what)
+    check_near(y, stock, apart, what, unit)
 
 
 def _switches(problem: Problem, device: torch.device) -> Iterator[tuple[str, Switch]]:

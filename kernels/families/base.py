@@ -28,6 +28,7 @@ KINDS: Final = ("randn", "tail", "outliers")  # those that errors are measured o
 PADDED: Final = "padded"
 SAMPLED_ROWS: Final = 64
 SAMPLED_WEIGHTS: Final = 1 << 25  # elements of W widened to fp64 at once (256 MiB); beyond it columns are sampled
+_ODD: Final = 3  # rows and columns of NaN around a padded operand: its leading dimension and its offset are odd
 _BLOCK: Final = 64  # columns of X made large by `tail`: the usual K tile
 
 
@@ -48,7 +49,8 @@ class Family:
         """Raises CandidateFailed for a problem whose inputs this family cannot make."""
         if problem.wdtype != problem.dtype or problem.out_dtype != problem.dtype or problem.scale != "none":
             raise CandidateFailed(f"{problem}: mixed dtypes and scales are not supported by family {self.name}")
-        torch_dtype(problem.dtype)
+        if torch_dtype(problem.dtype).is_floating_point and torch_dtype(problem.dtype).itemsize == 1:
+            raise CandidateFailed(f"{problem}: dtype {problem.dtype} has scales, which family {self.name} has not")
 
     def tunable(self, device_kind: str) -> Iterator[str]:
         """The kinds of operands that can be tuned, as Problem.operands says them: how exact they must be is known."""
@@ -68,6 +70,14 @@ class Family:
         """Kinds of which this is equal have the same weights for a seed."""
         return "randn"
 
+    def is_exact(self, kind: str) -> bool:
+        """Whether all results on this kind of inputs have one right value: bits are compared where torch's has it."""
+        return False
+
+    def named(self, name: str) -> Operand:
+        """The operand of this name."""
+        return next(o for o in self.operands if o.name == name)
+
     def make(
         self, problem: Problem, *, kind: str, seed: int, device: torch.device, weights: Sequence[Tensor] = ()
     ) -> Inputs:
@@ -77,7 +87,7 @@ class Family:
         themselves where it can be.  Raises CandidateFailed when the family does not know the problem.
         """
         self.check(problem)
-        padded = kind == PADDED
+        pad = _ODD if kind == PADDED else 0
         values = self.draw(problem, kind, seed, device, weights=not weights)
         given = iter(weights)
         tensors: dict[str, Tensor] = {}
@@ -86,21 +96,21 @@ class Family:
             if o.result or not o.is_in(problem):
                 continue
             t = next(given) if o.weight and weights else values[o.name]
-            if not (o.weight and weights) or padded:
-                t, buffer = self.lay(problem, o, t.clone() if o.weight and weights else t, padded=padded)
+            if not (o.weight and weights) or pad:
+                t, buffer = self.lay(problem, o, t.clone() if o.weight and weights else t, pad=pad)
             else:
                 buffer = t
             tensors[o.name] = t
             buffers.append(buffer)
         return Inputs(self.operands, tensors, kind, seed, tuple(buffers))
 
-    def lay(self, problem: Problem, operand: Operand, values: Tensor, *, padded: bool = False) -> tuple[Tensor, Tensor]:
-        """(the values as this operand lies in the problem, the buffer that they lie in)."""
+    def lay(self, problem: Problem, operand: Operand, values: Tensor, *, pad: int = 0) -> tuple[Tensor, Tensor]:
+        """(the values as this operand lies in the problem, the buffer that they lie in); pad: as for lay_out."""
         letter = "n" if operand.layout is None else problem.layout[operand.layout]
         if values.dim() < 2:
-            row, buffer = lay_out(values.reshape(1, -1), letter, padded=padded)
+            row, buffer = lay_out(values.reshape(1, -1), letter, pad=pad)
             return row[0].view(values.shape), buffer
-        return lay_out(values, letter, padded=padded)
+        return lay_out(values, letter, pad=pad)
 
     def draw(self, problem: Problem, kind: str, seed: int, device: torch.device, *, weights: bool) -> dict[str, Tensor]:
         """The values of every operand in its dtype, by name; of weights only where they are asked for."""

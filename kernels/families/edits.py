@@ -100,9 +100,10 @@ def edits(problem: Problem, inputs: Inputs, *, seed: int, thorough: bool) -> Ite
             yield Edit(f"{what} zero, large and small", {o.name: marks}, draw.getrandbits(32), bare=True)
         for marks in _shared_out(_special(t), count, draw, everywhere=everywhere):
             both = {o.name: marks}
-            if o.weight and problem.m > 1:  # 0 x Inf is NaN: a row of zeros may not be skipped
-                both["x"] = torch.ones(problem.m, dtype=torch.float64)
-                both["x"][draw.randrange(problem.m)] = 0.0
+            for other, _ in factors:  # 0 x Inf is NaN: a row of zeros may not be skipped, nor one whose scale is 0
+                if o.weight and not other.weight and lines[other.name] > 1:
+                    both[other.name] = torch.ones(lines[other.name], dtype=torch.float64)
+                    both[other.name][draw.randrange(lines[other.name])] = 0.0
             yield Edit(f"NaN and Inf in {what}", both, draw.getrandbits(32))
     for o, t in present:
         if o.added:

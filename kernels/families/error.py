@@ -98,6 +98,8 @@ def limits(problem: Problem, default: Error, results: Spread) -> Error:
         SURE * adding * largest + u_out * results.largest,
     )
     cut = problem.math_mode if problem.dtype == "fp32" and problem.math_mode in CAPS else problem.out_dtype
+    if problem.scale != "none":  # shorter sums of the tensor core, whatever they are rounded to
+        cut = "bf16"
     cap = max(CAPS[cut], floor.r)
     return Error(
         min(max(R_FACTOR * default.r, floor.r), cap),

@@ -155,20 +155,20 @@ def negated(t: Tensor) -> Tensor:
     return negate_(t.clone())
 
 
-def lay_out(values: Tensor, letter: str, *, padded: bool = False) -> tuple[Tensor, Tensor]:
+def lay_out(values: Tensor, letter: str, *, pad: int = 0) -> tuple[Tensor, Tensor]:
     """(values with the strides that the layout letter asks for, the buffer they lie in).
 
-    `n` row-major, `t` column-major, `s` every second column of a wider buffer.  padded: with three rows and
-    columns of NaN around them, so that the leading dimension and the offset are odd.
+    `n` row-major, `t` column-major, `s` every second column of a wider buffer.  pad: so many rows and columns
+    of NaN are around them.
     """
     if letter == "t":
-        turned, buffer = lay_out(values.mT, "n", padded=padded)
+        turned, buffer = lay_out(values.mT, "n", pad=pad)
         return turned.mT, buffer
-    if letter == "n" and not padded:
+    if letter == "n" and not pad:
         values = values.contiguous()
         return values, values
     *batch, rows, cols = values.shape
-    pad, step = (3 if padded else 0), (2 if letter == "s" else 1)
+    step = 2 if letter == "s" else 1
     filler = math.nan if values.is_floating_point() or values.is_complex() else 0
     buffer = values.new_full((*batch, rows + 2 * pad, cols * step + 2 * pad), filler)
     view = buffer[..., pad : pad + rows, pad : pad + cols * step : step]

@@ -1,0 +1,207 @@
+"""Scaled products: inputs as torch takes them, exact references, and what the gate finds in kernels that are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Candidate, cpu_device
+from gemmtuned.daemon.child.verify import verify
+from gemmtuned.kernels.backends import BACKENDS, candidates, environment
+from gemmtuned.kernels.dtypes import torch_dtype
+from gemmtuned.kernels.families import family_of, tunable
+from gemmtuned.kernels.families.base import PADDED
+from gemmtuned.kernels.families.operand import bits, spread_out
+from gemmtuned.kernels.kernel import StatelessKernel
+from gemmtuned.kernels.torch_flags import as_called
+
+CPU = torch.device("cpu")
+ROW = Problem(family="scaled", m=6, n=48, k=272, dtype="fp8_e4m3", out_dtype="bf16", scale="row", threads=1)
+TENSOR = replace(ROW, scale="tensor", wscale="tensor", bias=True)
+BLOCK = replace(ROW, n=320, scale="1x128", wscale="128x128", scale_layout="col", wscale_layout="row_padded", threads=1)
+KINDS = (
+    ROW, TENSOR, BLOCK, replace(ROW, m=1, wdtype="fp8_e5m2", out_dtype="fp16", bias=True),
+    replace(BLOCK, wscale="1x128", wscale_layout="col"), replace(ROW, math_mode="reduced", out_dtype="fp32"),
+)  # fmt: skip
+Parts = tuple[Tensor, Tensor, Tensor, Tensor, "Tensor | None"]
+
+
+def parts(p: Problem, x: Tensor, w: Tensor, scale_x: Tensor, scale_w: Tensor, bias: Tensor | None) -> Parts:
+    """Values and, for each of them, its scale, in fp64."""
+    family = family_of(p)
+    sx = spread_out(scale_x, family.named("scale_x"), p, x.shape).double().expand(x.shape)
+    sw = spread_out(scale_w, family.named("scale_w"), p, w.shape).double().expand(w.shape)
+    return x.double(), w.double(), sx, sw, bias
+
+
+def done(p: Problem, y: Tensor, bias: Tensor | None) -> Tensor:
+    return (y if bias is None else y + bias.double()).to(torch_dtype(p.out_dtype))
+
+
+def kernel(p: Problem, product: Callable[..., Tensor] = lambda x, w, sx, sw: (x * sx) @ (w * sw)) -> StatelessKernel:
+    """One that multiplies so; right when nothing else is said."""
+
+    def call(*operands: Tensor) -> Tensor:
+        *some, bias = parts(p, *operands)
+        return done(p, product(*some), bias)
+
+    return StatelessKernel(call)
+
+
+def short(t: Tensor) -> Tensor:
+    """13 bits behind the point of the largest of the last axis, cut off: how the tensor core of sm_90 adds up."""
+    unit = torch.exp2(t.abs().amax(-1, keepdim=True).clamp_min(1e-300).log2().floor() - 13)
+    return (t / unit).trunc() * unit
+
+
+def fast(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor) -> Tensor:
+    """Sums of 32 products at a time, never brought over to fp32; one scale a row or tensor."""
+    total = torch.zeros(x.shape[0], w.shape[1], dtype=torch.float64)
+    for first in range(0, x.shape[1], 32):
+        terms = x[:, None, first : first + 32] * w.mT[None, :, first : first + 32]
+        total = short(torch.cat([total.unsqueeze(-1), terms], -1)).sum(-1)
+    return total * sx[:, :1] * sw[:1]
+
+
+def judge(p: Problem, wrong: StatelessKernel, default: StatelessKernel | None = None) -> str:
+    with as_called(p):
+        found = verify(p, {Candidate("x"): wrong}, default or kernel(p), device=CPU)[Candidate("x")]
+    return f"{found.outcome}: {found.note}"
+
+
+@pytest.mark.parametrize("p", KINDS, ids=str)
+def test_the_reference_is_of_the_values_times_their_scales(p: Problem) -> None:
+    family = family_of(p)
+    for kind in (*family.kinds(p), PADDED):
+        inputs = family.make(p, kind=kind, seed=2, device=CPU)
+        sample = family.sample(p, seed=2, device=CPU)
+        *some, bias = parts(p, *(inputs.tensors.get(o.name) for o in family.operands if not o.result))
+        x, w, sx, sw = some
+        expected = (x * sx) @ (w * sw) + (0 if bias is None else bias.double())
+        assert torch.allclose(family.reference(p, inputs, sample), expected, rtol=1e-12, atol=1e-12), kind
+        assert expected.isfinite().all(), kind
+
+
+@pytest.mark.parametrize("p", KINDS, ids=str)
+def test_operands_lie_as_torch_asks_for_them(p: Problem) -> None:
+    family = family_of(p)
+    for kind in ("randn", "apart", PADDED):
+        made = family.make(p, kind=kind, seed=1, device=CPU)
+        x, w, sx, sw = (made[name] for name in ("x", "w", "scale_x", "scale_w"))
+        assert x.stride(1) == 1 and w.stride(0) == 1 and x.stride(0) % 16 == w.stride(1) % 16 == 0
+        depth = -(-p.k // 128)
+        if p.scale == "1x128" and p.m > 1:
+            assert (sx.shape, sx.stride()) == ((p.m, depth), (1, p.m))
+        if p.wscale == "128x128":  # ScaledBlas.cpp asks for columns of a multiple of four
+            assert (sw.shape, sw.stride()) == ((depth, -(-p.n // 128)), (1, -(-depth // 4) * 4))
+        if p.wscale == "row":
+            assert sx.is_contiguous() and sw.is_contiguous() and sw.shape == (1, p.n)
+        copies = family.weight_copies(p, count=3, device=CPU)
+        assert len({t.data_ptr() for pair in copies for t in pair}) == 6
+        for pair in copies:
+            for copy, first in zip(pair, copies[0], strict=True):
+                assert copy.stride() == first.stride() and torch.equal(bits(copy), bits(first))
+
+
+@pytest.mark.parametrize("p", KINDS, ids=str)
+def test_a_right_kernel_passes_in_whatever_order_it_adds(p: Problem) -> None:
+    def in_parts(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor) -> Tensor:
+        pieces = [((x * sx)[:, i::3].float() @ (w * sw)[i::3].float()) for i in (2, 0, 1)]
+        return (pieces[0] + pieces[1] + pieces[2]).double()
+
+    assert judge(p, kernel(p, in_parts)) == "ok: "
+
+
+@pytest.mark.parametrize("p", KINDS[:4], ids=str)
+def test_torchs_own_is_what_the_reference_says(p: Problem) -> None:
+    if p.scale not in ("tensor", "row"):
+        with pytest.raises(CandidateFailed, match="torch's own kernel fails"):
+            judge(p, kernel(p), family_of(p).default(p))
+        return
+    assert judge(p, kernel(p), family_of(p).default(p)) == "ok: "
+    assert judge(p, family_of(p).default(p)) == "ok: "
+
+
+WRONG = {
+    "the last 16 of K": lambda x, w, sx, sw: (x * sx)[:, :-16] @ (w * sw)[:-16],
+    "the scale of the next row of X": lambda x, w, sx, sw: (x * sx.roll(1, 0)) @ (w * sw),
+    "the scale of the next column of W": lambda x, w, sx, sw: (x * sx) @ (w * sw.roll(128, 1)),
+    "scales rounded to powers of two": lambda x, w, sx, sw: (x * torch.exp2(sx.log2().round())) @ (w * sw),
+    "scales without their sign": lambda x, w, sx, sw: (x * sx.abs()) @ (w * sw),
+    "NaN in scales of W lost": lambda x, w, sx, sw: (x * sx) @ (w * sw.nan_to_num(0.0)),
+    "rows of zero scales skipped": lambda x, w, sx, sw: torch.where(
+        (sx == 0).all(1, keepdim=True), 0.0, (x * sx) @ (w * sw)
+    ),
+    "parts of K in bf16": lambda x, w, sx, sw: sum(
+        ((x * sx)[:, i::8] @ (w * sw)[i::8]).bfloat16().double() for i in range(8)
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+@pytest.mark.parametrize("p", [ROW, BLOCK], ids=str)
+def test_what_is_wrong_with_scales_is_found(p: Problem, what: str) -> None:
+    assert judge(p, kernel(p, WRONG[what])).startswith("wrong"), what
+
+
+def test_the_scale_of_the_next_block_of_k_is_found() -> None:
+    for of in (2, 3):
+
+        def product(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor, of: int = of) -> Tensor:
+            return (x * (sx.roll(128, 1) if of == 2 else sx)) @ (w * (sw.roll(128, 0) if of == 3 else sw))
+
+        assert judge(BLOCK, kernel(BLOCK, product)).startswith("wrong")
+
+
+def test_short_sums_are_refused_where_the_problem_does_not_allow_them_and_taken_where_it_does() -> None:
+    slow = replace(ROW, k=2048, m=4, n=32)
+    assert judge(slow, kernel(slow, fast)).startswith("wrong: ")
+    allowed = replace(slow, math_mode="reduced")
+    assert judge(allowed, kernel(allowed, fast), kernel(allowed, fast)) == "ok: "
+    better = kernel(allowed, lambda x, w, sx, sw: x @ w * sx[:, :1] * sw[:1])
+    assert judge(allowed, better, kernel(allowed, fast)) == "ok: "  # better than torch's is not wrong
+
+
+def test_whole_numbers_have_one_right_result_bit_for_bit() -> None:
+    def one_bit_off(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor) -> Tensor:
+        y = (x * sx) @ (w * sw)
+        whole = bool((x.abs() <= 2).all())
+        y[-1, -1] *= 1.0 + (2.0**-8 if whole else 0.0)
+        return y
+
+    p = replace(ROW, out_dtype="fp32")
+    note = judge(p, kernel(p, one_bit_off))
+    assert "integers" in note and "1 elements differ" in note
+
+
+def test_which_kinds_can_be_tuned_depends_on_the_device() -> None:
+    on_cpu, on_gpu = tunable("cpu"), tunable("cuda")
+    assert ROW.operands in on_cpu and BLOCK.operands not in on_cpu
+    assert {ROW.operands, BLOCK.operands, TENSOR.operands} <= set(on_gpu)
+
+
+@pytest.mark.parametrize(
+    "p",
+    [
+        replace(ROW, dtype="bf16", wdtype="bf16"),
+        replace(ROW, out_dtype="fp8_e4m3"),
+        replace(ROW, wscale="tensor"),
+        replace(ROW, scale_dtype="e8m0"),
+        replace(BLOCK, wscale_layout="swizzled"),
+    ],
+    ids=str,
+)
+def test_what_the_family_has_not_is_refused_by_name(p: Problem) -> None:
+    with pytest.raises(CandidateFailed, match="family scaled has"):
+        family_of(p)
+
+
+def test_backends_offer_scaled_problems_on_a_cpu() -> None:
+    assert [c.backend for c in candidates(ROW, environment(cpu_device()))] == ["torch"]
+    assert BACKENDS["torch"].prepare(Candidate("torch"), ROW)
