@@ -31,6 +31,7 @@ check: install
 	$(BIN)/python docs/generate.py --check
 	$(BIN)/python docs/prose.py
 	$(BIN)/codespell
+	$(BIN)/python tests/sizes.py
 
 clean:
 	rm -rf .venv .demo .foreign build *.egg-info .mypy_cache .ruff_cache .pytest_cache
