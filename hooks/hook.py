@@ -150,7 +150,7 @@ class Hook:
 
     def _install(self, library: native.Native) -> None:
         routes = Routes(library, self.settings.config_dir)
-        self.probation.watch = library.on_trial
+        self.probation.pages = library
         self._put_on_trial(self.table)
         library.load(routes.rows(self.table), self.table.generation)
         library.set_mode(native.OFF)
@@ -430,6 +430,7 @@ class Hook:
         """Housekeeping of the flush thread: kill switch, failed routes, a native library that came in."""
         self._look_again(time.monotonic())
         self.probation.turn(time.monotonic())
+        self._follow_probation()
         self._stale = "; ".join(filter(None, (note() for note in frozen_layers.notes)))
         self._follow_places()
         opened = self.breaker.turn(time.monotonic(), self._collect_failures())
@@ -523,6 +524,20 @@ class Hook:
         self._refused = note
         return bool(note)
 
+    def _follow_probation(self) -> None:
+        """Put the table down when others of this run died of it, as our own workers: the next ones have it from us.
+
+        Ranks change tables together: they keep it.
+        """
+        generation = self.probation.generation
+        if generation is None or not self.probation.refuses(generation):
+            return
+        if (self.settings.reload_by_ranks and ranks.several()) or not self.refuses(generation):
+            return
+        self.probation.give_up()
+        with self._swap:
+            self.use(0, [])
+
     def take_rows(self, generation: int, rows: list[dict[str, Any]]) -> None:
         """Take up what another rank has read."""
         with self._swap:
@@ -568,7 +583,7 @@ class Hook:
         for place, key, solution in in_slices(table.items()):
             routed = solution.backend != DEFAULT_BACKEND and id(solution) not in own
             if routed and served.get((place, key)) != solution:
-                self.probation.begin(table.generation, time.monotonic())
+                self.probation.begin(table.generation)
                 return
 
     def _holds_here(self, solution: Solution) -> str:

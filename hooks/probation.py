@@ -1,35 +1,36 @@
 """A new table is on probation: when programs die in its kernels soon after taking it up, others start without it.
 
-A routed kernel can kill its process where no exception can be caught.  So a process leaves a mark before it uses a
-table, `probation/GENERATION-PID-PARENT-TIME`, a page of a file that it maps; as long as a routed call is going on, a
-number in that page says so (hooks/native/trial.h), and the kernel keeps the page when the process dies.  The process
-takes the mark away when it ends in good order, or after TRIAL_S: then the table has proved itself, and earlier deaths
-under it are forgotten.
+A routed kernel can kill its process where no exception can be caught.  So the first routed call of a process under a
+new table makes a page, `GENERATION-PID-PARENT-TIME`, in /dev/shm (native/trial_page.h); as long as a routed call is
+going on, a number in that page says so, and the page stays when the process dies.  A forked child makes its own.  The
+process takes its page away when it ends in good order, or after TRIAL_S: then the table has proved itself, and earlier
+deaths under it are forgotten.
 
-Only evidence counts: a mark of a dead process that was in a routed call, or that ran kernels of the table on a GPU and
+Only evidence counts: a page of a dead process that was in a routed call, or that ran kernels of the table on a GPU and
 left it with a fault that a broken kernel makes (an illegal address or instruction; the driver says so at the end, and
 at every launch).  A program that ends by an exception of its own, os._exit, an assertion in its own kernel or a signal
-that comes while no routed call is going on has died of something else.  After DEATHS of one run its next starts go
-without the generation, for STEPS_S: then one tries it again, and if that dies too, the next wait is longer.  The next
-generation starts anew.
+that comes while no routed call is going on has died of something else.  Evidence is taken into the home,
+`probation/`, by the next who looks: the parent of a worker within a second, else the next start.  After DEATHS of one
+run it goes without the generation, for STEPS_S, and so does a parent that would fork the next worker.  Then a start
+tries it again, and if that dies too, the next wait is longer.  The next generation starts anew.
 
-Nothing here raises: a folder that cannot be written means no probation.
+Nothing here raises: where no page can be had there is no probation.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
-import mmap
 import os
 import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from gemmtuned._testing import faults as failpoints
 from gemmtuned.configs.moment import moment
@@ -40,39 +41,47 @@ TRIAL_S: Final = 60.0
 DEATHS: Final = 2
 STEPS_S: Final = (600.0, 3600.0, 86400.0)  # how long a run goes without, after so many deaths more
 _MARK: Final = re.compile(r"(\d{1,18})-(\d+)-(\d+)-(\d{1,19})")
-_PAGE: Final = 4096
 _FACTS_AT: Final = 16  # before it: _State
 _LONGEST: Final = 256  # bytes of a run's label that count
-_FAILED: Final = ctypes.c_void_p(-1).value
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
-_MAP_FIXED: Final = 0x10
+_MEMORY: Final = Path("/dev/shm")  # noqa: S108  a folder of our own in it, which nobody else may write
 
 
 class _State(ctypes.Structure):
-    """The beginning of the page: `TrialPage` of native/trial.h."""
+    """The beginning of the page: `TrialPage` of native/trial_page.h."""
 
-    _fields_ = (("going_on", ctypes.c_uint32), ("launched", ctypes.c_uint32), ("fault", ctypes.c_uint32))
+    _fields_ = (
+        ("going_on", ctypes.c_int32),
+        ("launched", ctypes.c_uint32),
+        ("fault", ctypes.c_uint32),
+        ("unused", ctypes.c_uint32),
+    )
 
 
-class _Mark(NamedTuple):
-    path: Path
-    generation: int
-    since_s: float
+class Pages(Protocol):
+    """Who makes the page of this process: `Native`."""
+
+    def begin_trial(self, folder: Path, generation: int, facts: bytes, namespace: int) -> None:
+        """Have the next routed call make a page."""
+
+    def end_trial(self, *, keep: bool) -> None:
+        """Note nothing any more, and take the page away."""
+
+    def trial_page(self, *, make: bool = False) -> int | None:
+        """Its address; None while there is none."""
 
 
 class Probation:
-    """What this process knows of the marks in a folder; `run` is the label under which deaths are counted.
+    """What this process knows of the marks of a home, `folder`; `run` is the label under which deaths are counted.
 
-    watch: given the address of a page, in which routed calls are noted (native/trial.h); None: no longer.
+    pages: who makes the page; without one, nothing is routed.
     """
 
-    def __init__(self, folder: Path, run: str, watch: Callable[[int | None], None] | None = None) -> None:
+    def __init__(self, folder: Path, run: str, pages: Pages | None = None) -> None:
         self._folder, self._run = folder, run.encode(errors="replace")[:_LONGEST].decode(errors="replace")
-        self.watch = watch
-        self._mark: _Mark | None = None  # ours
-        self._address: int | None = None  # of its page, which stays ours for ever: a call may hold it
+        self.pages = pages
+        self.generation: int | None = None  # that is on trial here
+        self._taken_up_s = 0.0  # Unix time
+        self._routes_since_s: float | None = None  # of a clock that only grows; None while nothing was routed
         self._lock = allocate_lock()  # around every change of them
 
     def refuses(self, generation: int) -> bool:
@@ -82,6 +91,7 @@ class Probation:
 
     def until_s(self, generation: int) -> float | None:
         """Until when (Unix seconds) this run goes without the generation; None when too few have died of it."""
+        _collect(self._folder)
         return _until_s([d for d in _deaths(self._folder) if d.generation == generation and d.run == self._run])
 
     def note(self, generation: int) -> str:
@@ -90,31 +100,43 @@ class Probation:
         return (
             f"generation {generation} is not used before {until}: processes of this run died in its kernels within "
             f"{TRIAL_S:g} s of taking it up. The next publish is tried at once; to try this one now: "
-            f"rm {self._folder}/{generation}-*"
+            f"rm {files_of(self._folder, generation)}"
         )
 
-    def begin(self, generation: int, now_s: float) -> None:
-        """This process is about to use the table of this generation. now_s: of a clock that only grows."""
+    def begin(self, generation: int) -> None:
+        """This process is about to use the table of this generation."""
         with self._lock:
             self._end()
-            with suppress(OSError):
-                self._mark = _Mark(self._leave_mark(generation), generation, now_s)
-            if self.watch is not None and self._mark is not None:
-                self.watch(self._address)
+            if self.pages is not None:
+                namespace = pid_namespace()
+                facts = json.dumps({"run": self._run, "namespace": namespace})[:-1] + ', "start": '
+                inode = int(namespace.rpartition(" ")[2]) if namespace is not None else 0
+                self.pages.begin_trial(pages_of(self._folder), generation, facts.encode(), inode)
+                self.generation, self._taken_up_s, self._routes_since_s = generation, time.time(), None
         for path in _marks(self._folder):
             if _generation(path) < generation:
                 with suppress(OSError):
                     path.unlink()
 
-    def turn(self, now_s: float) -> None:
-        """Called now and then: after TRIAL_S the table has proved itself."""
+    def give_up(self) -> None:
+        """The table on trial is not used any more."""
         with self._lock:
-            mark = self._mark
-            if mark is None or now_s - mark.since_s < TRIAL_S:
-                return
             self._end()
-        for death in _deaths(self._folder):
-            if death.generation == mark.generation and death.run == self._run:
+
+    def turn(self, now_s: float) -> None:
+        """Called now and then: TRIAL_S after its first routed call the table has proved itself. now_s: only grows."""
+        with self._lock:
+            generation = self.generation
+            if generation is None:
+                return
+            if self._routes_since_s is None and self._state() is not None:
+                self._routes_since_s = now_s
+            proved = self._routes_since_s is not None and now_s - self._routes_since_s >= TRIAL_S
+            if proved:
+                self._end()
+        _collect(self._folder)
+        for death in _deaths(self._folder) if proved else ():
+            if death.generation == generation and death.run == self._run and death.began_s < self._taken_up_s:
                 with suppress(OSError):
                     death.path.unlink()
 
@@ -136,68 +158,30 @@ class Probation:
         error = getattr(sys, "last_value", None)  # of what ends it; set once the traceback is out, before exit handlers
         with self._lock:
             state = self._state()
-            if state is not None and state.launched and state.fault:
-                self._mark = None
-            self._end()
+            self._end(keep=state is not None and bool(state.launched and state.fault))
         if error is None or isinstance(error, KeyboardInterrupt):  # it has ended itself the workers that it started
-            for path in _marks(self._folder):
+            for path in _marks(pages_of(self._folder)):
                 if _parent(path) == os.getpid():
                     with suppress(OSError):
                         path.unlink()
+        with suppress(OSError):  # the last one
+            pages_of(self._folder).rmdir()
 
     def after_fork(self) -> None:
-        """In a forked child: the mark is the parent's."""
+        """In a forked child: the page is the parent's, and the trial begins anew with the child's first routed call."""
         self._lock = allocate_lock()
-        self._mark = None
-        self._unmap()
+        self._taken_up_s, self._routes_since_s = time.time(), None
 
     def _state(self) -> _State | None:
-        """What our page says; None without a mark. The lock is held."""
-        if self._mark is None or self._address is None:
-            return None
-        return _State.from_address(self._address)
+        """What our page says; None without one. The lock is held."""
+        address = self.pages.trial_page() if self.pages is not None and self.generation is not None else None
+        return _State.from_address(address) if address else None
 
-    def _end(self) -> None:
-        """Take our mark away. The lock is held."""
-        mark, self._mark = self._mark, None
-        self._unmap()
-        if mark is not None:
-            with suppress(OSError):
-                mark.path.unlink()
-
-    def _unmap(self) -> None:
-        """Let nothing of the file be mapped. Calls that are going on still write to the page: it stays, and is ours."""
-        if self._address is not None:
-            if self.watch is not None:
-                self.watch(None)
-            kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
-            _libc.mmap(self._address, _PAGE, mmap.PROT_READ | mmap.PROT_WRITE, kind, -1, 0)
-            self._address = None  # the next mark has another: what ends there began there
-
-    def _leave_mark(self, generation: int) -> Path:
-        """Raises OSError, and leaves nothing behind, where files cannot be written."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / f"{generation}-{os.getpid()}-{os.getppid()}-{time.time_ns()}"
-        unseen = path.with_name(f".{path.name}")
-        facts = json.dumps({"run": self._run, "namespace": pid_namespace(), "start": _start_of(os.getpid())}).encode()
-        failpoints.point("probation.open")
-        fd = os.open(unseen, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            failpoints.point("probation.write")
-            os.write(fd, (bytes(_FACTS_AT) + facts).ljust(_PAGE, b"\0"))
-            address = _libc.mmap(None, _PAGE, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
-            if address in (None, _FAILED):
-                raise OSError(ctypes.get_errno(), "mmap")
-            self._address = address
-            failpoints.point("probation.rename")
-            unseen.rename(path)
-        except OSError:
-            with suppress(OSError):
-                unseen.unlink()
-            raise
-        finally:
-            os.close(fd)
-        return path
+    def _end(self, *, keep: bool = False) -> None:
+        """Take our mark away, unless it is to be kept. The lock is held."""
+        if self.generation is not None and self.pages is not None:
+            self.pages.end_trial(keep=keep)
+        self.generation = None
 
 
 class _Death(NamedTuple):
@@ -205,6 +189,18 @@ class _Death(NamedTuple):
     generation: int
     run: str
     began_s: float
+
+
+def pages_of(folder: Path) -> Path:
+    """Where processes make their pages whose marks are taken into `folder`."""
+    name = sha256(os.fsencode(folder.absolute())).hexdigest()[:16]
+    return _MEMORY / f"gemmtuned-{os.geteuid()}" / name
+
+
+def files_of(folder: Path, generation: int) -> str:
+    """The marks of a generation as a shell names them."""
+    there = [where for where in (folder, pages_of(folder)) if any(_generation(m) == generation for m in _marks(where))]
+    return " ".join(f"{where}/{generation}-*" for where in there or [folder])
 
 
 def deaths(folder: Path) -> Counter[tuple[int, str]]:
@@ -229,28 +225,69 @@ def _until_s(died: list[_Death]) -> float | None:
 
 
 def _deaths(folder: Path) -> list[_Death]:
-    """Marks that are evidence: their processes are gone, and were in a routed call or left a GPU with a fault."""
+    """What has been taken into the folder, and pages that are evidence and wait for it."""
     found = []
-    for path in _marks(folder):
-        try:
-            page = path.read_bytes()
-            state = _State.from_buffer_copy(page)
-            facts = json.loads(page[_FACTS_AT:].rstrip(b"\0"))
-            run = str(facts["run"])
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        if (state.going_on or (state.launched and state.fault)) and _is_gone(path, facts):
-            found.append(_Death(path, _generation(path), run, _began_s(path)))
+    for path in (*_marks(folder), *_marks(pages_of(folder))):
+        mark = _read(path)
+        if mark is not None and mark.evidence and (path.parent == folder or _is_gone(path, mark.facts)):
+            found.append(_Death(path, _generation(path), mark.facts["run"], _began_s(path)))
     return found
 
 
-def _is_gone(path: Path, facts: dict[str, Any]) -> bool:
-    """Whether the process of a mark is no more. One that lives takes its mark away after TRIAL_S."""
-    if time.time() - _began_s(path) > 2 * TRIAL_S:
+def _collect(folder: Path) -> None:
+    """Take pages of the dead into the folder, as far as they are evidence; the others go."""
+    for path in _marks(pages_of(folder)):
+        mark = _read(path)
+        if mark is None or not _is_gone(path, mark.facts):
+            continue
+        with suppress(OSError):
+            if mark.evidence:
+                folder.mkdir(parents=True, exist_ok=True)
+                unseen = folder / f".{path.name}.{os.getpid()}"
+                try:
+                    failpoints.point("probation.write")
+                    unseen.write_bytes(mark.text)
+                    failpoints.point("probation.rename")
+                    unseen.replace(folder / path.name)
+                finally:
+                    unseen.unlink(missing_ok=True)
+            path.unlink()
+
+
+class _Mark(NamedTuple):
+    """What a process has left: of a page, or of a file that one was made into."""
+
+    evidence: bool  # it was in a routed call, or had left a GPU with a fault
+    facts: dict[str, Any]
+    text: bytes
+
+
+def _read(path: Path) -> _Mark | None:
+    """None where it cannot be read, or is not ours: others may write in /dev/shm."""
+    try:
+        if not _is_ours(path.parent):
+            return None
+        text = path.read_bytes().rstrip(b"\0")
+        state, facts = _State.from_buffer_copy(text.ljust(_FACTS_AT, b"\0")), json.loads(text[_FACTS_AT:])
+        evidence = state.going_on > 0 or bool(state.launched and state.fault)
+        return _Mark(evidence, facts, text) if isinstance(facts["run"], str) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether the folder is no one's but ours, if it is one of pages."""
+    if folder.parent.parent != _MEMORY:
         return True
+    facts = folder.parent.lstat()
+    return facts.st_uid == os.geteuid() and not facts.st_mode & 0o022
+
+
+def _is_gone(path: Path, facts: dict[str, Any]) -> bool:
+    """Whether the process of a mark is no more. One that lives takes its mark away after TRIAL_S of routed calls."""
     namespace = pid_namespace()
-    if namespace is None or facts.get("namespace") != namespace:
-        return False  # of another container or machine: only time tells
+    if namespace is None or facts.get("namespace") != namespace:  # of another container or machine: only time tells
+        return time.time() - _began_s(path) > 2 * TRIAL_S
     try:
         over, start = life_of(_pid(path))
     except FileNotFoundError:
@@ -260,18 +297,10 @@ def _is_gone(path: Path, facts: dict[str, Any]) -> bool:
     return over or start != facts.get("start")
 
 
-def _start_of(pid: int) -> str:
-    try:
-        return life_of(pid)[1]
-    except (OSError, IndexError):
-        return ""
-
-
-def _marks(folder: Path) -> list[Path]:
-    try:
-        return [path for path in folder.iterdir() if _MARK.fullmatch(path.name)]
-    except OSError:
-        return []
+def _marks(folder: Path) -> Iterator[Path]:
+    with suppress(OSError):
+        names = os.listdir(folder)  # noqa: PTH208  every second while a table is on trial: no objects for each
+        yield from (folder / name for name in names if _MARK.fullmatch(name))
 
 
 def _generation(path: Path) -> int:

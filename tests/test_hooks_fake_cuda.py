@@ -10,7 +10,7 @@ from fake_cuda_build import build_fakes
 from hooked import Home
 
 PRELUDE = """
-    import ctypes, json, sys, threading, torch
+    import ctypes, json, os, sys, threading, torch
     from pathlib import Path
     from gemmtuned.configs.problem import Problem
     from gemmtuned.hooks import native
@@ -339,14 +339,19 @@ NO_FAULTS = (0, 2, 4, 600, 702, 709, 710, 719, 906)  # 600: a kernel still runs;
 def test_a_fault_on_the_gpu_is_known_with_the_routes_that_ran_there_on_trial(run: Any) -> None:
     said = run(
         f"""
-    page = (ctypes.c_uint32 * 4)()
+    folder = Path(f"/dev/shm/test-{{os.getpid()}}/pages")
+
+    def page():
+        address = hook.trial_page()
+        return list((ctypes.c_uint32 * 4).from_address(address)) if address else None
+
     begin()
     call()
-    hook.on_trial(ctypes.addressof(page))
+    hook.begin_trial(folder, 1, b'{{"run": "x", "start": ', 0)
     fail("cuStreamQuery", 700)
-    said = [hook.fault(), list(page)]  # what ran before the trial is no part of it
+    said = [hook.fault(), page()]  # what ran before the trial is no part of it
     call()
-    said.append(list(page))
+    said.append(page())
     waits = calls("cuStreamSynchronize")
     for code in {FAULTS + NO_FAULTS}:
         fail("cuStreamQuery", code)
@@ -355,14 +360,16 @@ def test_a_fault_on_the_gpu_is_known_with_the_routes_that_ran_there_on_trial(run
     for code in (710, 719, 715):
         fail("cuLaunchKernel", code)
         call()
-        said.append(list(page))
-    hook.on_trial(None)
+        said.append(page())
+    hook.end_trial(keep=False)
+    folder.rmdir()
+    folder.parent.rmdir()
     print(json.dumps([said, waited]))
     """
     )
     unasked, before, after, *asked = said[0]
     launched, refused = asked[: len(FAULTS + NO_FAULTS)], asked[len(FAULTS + NO_FAULTS) :]
-    assert (unasked, before, after) == ([0, []], [0, 0, 0, 0], [0, 1, 0, 0])
+    assert (unasked, before, after) == ([0, []], None, [0, 1, 0, 0])
     assert launched == [*([code, [7]] for code in FAULTS), *([0, [7]] for _ in NO_FAULTS)]
     assert refused == [[0, 1, 0, 0], [0, 1, 0, 0], [0, 1, 715, 0]]  # a launch that fails notes it at once
     assert said[1] == 0

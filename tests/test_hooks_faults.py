@@ -11,12 +11,14 @@ import pytest
 from hooked import LINEAR, Home, publish, published
 
 PLACES = {
-    "library.open", "load.open", "probation.open", "probation.rename", "probation.write", "store.begin", "store.commit",
-    "store.open",
+    "library.open", "load.open", "probation.rename", "probation.write", "store.begin", "store.commit", "store.open",
 }  # fmt: skip
 PROGRAM = """
-    import json, os, sys, time, torch, gemmtuned
+    import json, os, struct, sys, time, torch, gemmtuned
+    from pathlib import Path
     from gemmtuned._testing import faults
+    from gemmtuned.configs.processes import pid_namespace
+    from gemmtuned.hooks import probation
 
     x, w = torch.ones(4, 16), torch.ones(8, 16)
 
@@ -27,9 +29,17 @@ PROGRAM = """
 
     faults._Armed = ButAfterCommits
 
+    def evidence():
+        # a process of another run has died in a routed call: there is something to be taken home
+        folder = probation.pages_of(Path(os.environ["GEMMTUNED_HOME"]) / "probation")
+        folder.mkdir(parents=True, exist_ok=True)
+        facts = json.dumps({"run": "another", "namespace": pid_namespace(), "start": "0"})
+        (folder / f"1-{os.getpid()}-1-{time.time_ns()}").write_bytes(struct.pack("iIII", 1, 0, 0, 0) + facts.encode())
+
     def life(rule):
         gemmtuned.disable()
         os.write(2, f"== {rule}\\n".encode())
+        evidence()
         with faults.armed(rule) as passed:
             gemmtuned.enable()
             gemmtuned.ready(10)

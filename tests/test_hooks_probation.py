@@ -5,44 +5,87 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import json
 import os
+import shutil
+import signal
 import sqlite3
+import struct
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from hooked import LINEAR, Home, publish, published
 
+from gemmtuned.configs.processes import life_of, pid_namespace
 from gemmtuned.configs.settings import Settings
 from gemmtuned.db.store import Store
 from gemmtuned.hooks import probation
-from gemmtuned.hooks.probation import DEATHS, STEPS_S, TRIAL_S, Probation
+from gemmtuned.hooks.probation import DEATHS, STEPS_S, TRIAL_S, Probation, pages_of
 from gemmtuned.reports import checks_host
-
-DIES = """
-import ctypes, os, sys
-from pathlib import Path
-from gemmtuned.hooks.probation import Probation
-process = Probation(Path(sys.argv[1]), sys.argv[3])
-process.begin(int(sys.argv[2]), 0.0)
-if sys.argv[4] == "in a call":
-    ctypes.c_uint32.from_address(process._address).value = 1
-os._exit(1)
-"""
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "probation"
+def folder(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "probation"
+    yield folder
+    shutil.rmtree(pages_of(folder), ignore_errors=True)
 
 
-def died(folder: Path, generation: int, run: str = "serve", *, where: str = "in a call") -> None:
-    """A process takes the generation up and is gone."""
-    subprocess.run([sys.executable, "-P", "-c", DIES, str(folder), str(generation), run, where], check=False)
+def died(folder: Path, generation: int, run: str = "serve", *, where: str = "in a call") -> Path:
+    """A process has taken the generation up, and is gone: its page, written as native/trial_page.h does."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        path = page(folder, generation, process.pid, run, going_on=where == "in a call")
+        process.kill()
+    return path
+
+
+def page(
+    folder: Path, generation: int, pid: int, run: str = "serve", *, going_on: int = 1, launched: int = 0, fault: int = 0
+) -> Path:
+    """The page of a process."""
+    there = pages_of(folder)
+    there.parent.mkdir(mode=0o700, exist_ok=True)
+    there.mkdir(mode=0o700, exist_ok=True)
+    facts = {"run": run, "namespace": pid_namespace(), "start": life_of(pid)[1]}
+    path = there / f"{generation}-{pid}-1-{time.time_ns()}"
+    state = struct.pack("iIII", going_on, launched, fault, 0)
+    path.write_bytes((state + json.dumps(facts).encode()).ljust(4096, b"\0"))
+    return path
+
+
+class Library:
+    """Stands for the native hook: the page of this process is made where the real one would, and its start with it."""
+
+    def __init__(self) -> None:
+        self.path: Path | None = None
+        self.state = (ctypes.c_uint32 * 4)()
+        self._asked: tuple[Path, int] | None = None
+
+    def begin_trial(self, folder: Path, generation: int, facts: bytes, namespace: int) -> None:
+        assert json.loads(facts + b'""}')["run"] == "serve"
+        assert Path("/proc/self/ns/pid").stat().st_ino == namespace
+        self._asked = folder, generation
+
+    def routes(self) -> None:
+        """A first routed call."""
+        assert self._asked is not None
+        folder, generation = self._asked
+        self.path = folder / f"{generation}-{os.getpid()}-{os.getppid()}-{time.time_ns()}"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.touch()
+
+    def end_trial(self, *, keep: bool) -> None:
+        if self.path is not None and not keep:
+            self.path.unlink()
+        self.path = self._asked = None
+
+    def trial_page(self, *, make: bool = False) -> int | None:
+        return ctypes.addressof(self.state) if self.path is not None else None
 
 
 def test_a_death_in_a_routed_call_is_counted_for_its_run_and_generation_alone(folder: Path) -> None:
@@ -57,8 +100,9 @@ def test_a_death_in_a_routed_call_is_counted_for_its_run_and_generation_alone(fo
     assert told.result == "WARN"
     assert "generation 7: 2 processes of serve died in its kernels within 60 s" in told.found
     assert f"rm {folder}/7-*" in told.fix
+    assert list(pages_of(folder).iterdir()) == []  # they were taken into the home
     assert not Probation(folder, "serve").refuses(8)
-    Probation(folder, "serve").begin(8, 0.0)
+    Probation(folder, "serve", Library()).begin(8)
     assert not Probation(folder, "serve").refuses(7)  # marks of what is gone are cleared away
 
 
@@ -72,7 +116,7 @@ def test_who_dies_of_something_else_condemns_nothing(folder: Path) -> None:
 @pytest.mark.parametrize("command", ["status", "coverage", "gains"])
 def test_figures_name_a_run_that_goes_without(tmp_path: Path, command: str) -> None:
     for _ in range(DEATHS):
-        died(tmp_path / "probation", 7)
+        died(tmp_path / "probation", 7)  # in /dev/shm: nobody has taken them into the home
     Store(tmp_path / "tune.db", locks=tmp_path / "locks").close()
     done = subprocess.run(
         [sys.executable, "-m", "gemmtuned", command, "--json"], env={**os.environ, "GEMMTUNED_HOME": str(tmp_path)},
@@ -113,28 +157,50 @@ def test_what_is_condemned_is_tried_again_and_waits_longer_each_time(
 
 
 def test_who_lives_or_ends_in_good_order_is_no_death(folder: Path) -> None:
-    living, leaving = Probation(folder, "serve"), Probation(folder, "serve")
-    living.begin(7, 0.0)
-    assert living._address is not None
-    ctypes.c_uint32.from_address(living._address).value = 1  # at this moment in a call
-    leaving.begin(7, 0.0)
+    living = page(folder, 7, os.getpid())  # at this moment in a call
+    library = Library()
+    leaving = Probation(folder, "serve", library)
+    leaving.begin(7)
+    library.routes()
     leaving.leave()
     died(folder, 7)
 
     assert not Probation(folder, "serve").refuses(7)
+    assert living.exists()
 
 
-def test_a_survivor_clears_the_generation(folder: Path) -> None:
+def test_a_survivor_clears_the_deaths_before_it(folder: Path) -> None:
     died(folder, 7)
-    survivor = Probation(folder, "serve")
-    survivor.begin(7, 100.0)
-    survivor.turn(100.0 + TRIAL_S - 1)
-    assert len(list(folder.iterdir())) == 2
-    survivor.turn(100.0 + TRIAL_S)
+    library = Library()
+    survivor = Probation(folder, "serve", library)
+    survivor.begin(7)
+    survivor.turn(0.0)
+    survivor.turn(10 * TRIAL_S)  # it has routed nothing: that proves nothing
+    assert len(list(folder.iterdir())) == 1
+    library.routes()
+    survivor.turn(20 * TRIAL_S)
+    survivor.turn(21 * TRIAL_S - 1)
+    assert len(list(folder.iterdir())) == 1
+    assert library.path is not None
+    survivor.turn(21 * TRIAL_S)
 
-    assert list(folder.iterdir()) == []
+    assert list(folder.iterdir()) == [] == list(pages_of(folder).iterdir())
     died(folder, 7)
     assert not Probation(folder, "serve").refuses(7)
+
+
+def test_a_survivor_clears_no_death_that_came_after_it(folder: Path) -> None:
+    """Of two workers one serves other calls: that it lives says nothing of the other's kernel."""
+    library = Library()
+    survivor = Probation(folder, "serve", library)
+    survivor.begin(7)
+    library.routes()
+    survivor.turn(0.0)
+    for _ in range(DEATHS):
+        died(folder, 7)
+    survivor.turn(TRIAL_S)
+
+    assert survivor.refuses(7)
 
 
 @pytest.mark.parametrize(
@@ -142,38 +208,48 @@ def test_a_survivor_clears_the_generation(folder: Path) -> None:
     [(1, 700, True), (1, 716, True), (1, 0, False), (0, 700, False)],
 )
 def test_a_fault_of_the_gpu_counts_when_the_table_ran_there(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, launched: int, fault: int, counts: bool
+    folder: Path, launched: int, fault: int, counts: bool
 ) -> None:
     """A program that catches the error and ends in good order leaves evidence as well as one that dies of it."""
-    monkeypatch.setattr(probation, "_is_gone", lambda path, facts: True)
     for _ in range(DEATHS):
-        process = Probation(folder, "serve")
-        process.begin(7, 0.0)
-        assert process._address is not None
-        ctypes.c_uint32.from_address(process._address + 4).value = launched
-        assert process.has_launched() is bool(launched)
-        process.note_fault(fault)
-        process.leave()
+        with subprocess.Popen(["sleep", "60"]) as process:
+            path = page(folder, 7, process.pid, going_on=0, launched=launched, fault=fault)
+            process.kill()
+        library = Library()
+        leaving = Probation(folder, "serve", library)
+        leaving.begin(7)
+        library.routes()
+        library.state[1] = launched
+        assert leaving.has_launched() is bool(launched)
+        leaving.note_fault(fault)
+        mine = library.path
+        leaving.leave()
+        assert mine is not None
+        assert mine.exists() is counts
+        mine.unlink(missing_ok=True)
+        assert path.exists()
 
     assert Probation(folder, "serve").refuses(7) is counts
 
 
-def test_a_folder_that_cannot_be_written_means_no_probation(tmp_path: Path) -> None:
+def test_a_home_that_cannot_be_written_means_that_evidence_stays_where_it_was_left(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    process = Probation(tmp_path / "file" / "probation", "serve")
-    process.begin(7, 0.0)
-    process.turn(TRIAL_S)
-    process.leave()
+    folder = tmp_path / "file" / "probation"
+    for _ in range(DEATHS):
+        died(folder, 7)
+    process = Probation(folder, "serve")
 
-    assert not process.refuses(7)
+    assert process.refuses(7)
+    assert f"rm {pages_of(folder)}/7-*" in process.note(7)
+    shutil.rmtree(pages_of(folder))
 
 
-def test_marks_of_another_container_are_judged_by_their_age_alone(
+def test_pages_of_another_container_are_judged_by_their_age_alone(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(DEATHS):
         died(folder, 7)
-    monkeypatch.setattr(probation, "pid_namespace", lambda: "another")
+    monkeypatch.setattr(probation, "pid_namespace", lambda: "another 1")
     assert not Probation(folder, "serve").refuses(7)
     now_s = time.time()
     monkeypatch.setattr(probation.time, "time", lambda: now_s + 2 * TRIAL_S + 1)
@@ -181,34 +257,33 @@ def test_marks_of_another_container_are_judged_by_their_age_alone(
     assert Probation(folder, "serve").refuses(7)
 
 
-def test_nothing_is_held_but_a_page(folder: Path) -> None:
-    before = sorted(os.listdir("/proc/self/fd"))
-    process = Probation(folder, "serve")
-    process.begin(7, 0.0)
-    assert sorted(os.listdir("/proc/self/fd")) == before
-    assert str(folder) in Path("/proc/self/maps").read_text()
-    process.turn(TRIAL_S)
+def test_a_folder_that_others_can_write_is_no_evidence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probation, "_MEMORY", folder.parent)
+    for _ in range(DEATHS):
+        died(folder, 7)
+    pages_of(folder).parent.chmod(0o777)
+    assert not Probation(folder, "serve").refuses(7)
+    pages_of(folder).parent.chmod(0o700)
 
-    assert str(folder) not in Path("/proc/self/maps").read_text()
-    assert list(folder.iterdir()) == []
+    assert Probation(folder, "serve").refuses(7)
 
 
-@pytest.mark.parametrize(("module", "name", "error"), [(os, "write", errno.ENOSPC), (Path, "rename", errno.EIO)])
-def test_a_mark_that_cannot_be_made_leaves_nothing_open_and_nothing_behind(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, error: int
+@pytest.mark.parametrize(("name", "error"), [("write_bytes", errno.ENOSPC), ("replace", errno.EIO)])
+def test_evidence_that_cannot_be_taken_home_is_not_lost(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: int
 ) -> None:
     def fails(*_: object) -> None:
         raise OSError(error, os.strerror(error))
 
-    before = os.listdir("/proc/self/fd")
-    process = Probation(folder, "serve")
-    monkeypatch.setattr(module, name, fails)
-    process.begin(7, 0.0)
+    for _ in range(DEATHS):
+        died(folder, 7)
+    monkeypatch.setattr(Path, name, fails)
+    assert Probation(folder, "serve").refuses(7)
     monkeypatch.undo()
 
-    assert len(os.listdir("/proc/self/fd")) == len(before)
     assert list(folder.iterdir()) == []
-    assert process._mark is None
+    assert Probation(folder, "serve").refuses(7)
+    assert len(list(folder.iterdir())) == DEATHS
 
 
 # ---- whole programs
@@ -279,3 +354,131 @@ def test_programs_that_leave_a_gpu_with_a_fault_condemn_the_generation_and_the_d
     with contextlib.closing(sqlite3.connect(home.path / "tune.db")) as conn:
         found = conn.execute("SELECT backend, how, reports FROM quarantine").fetchall()
     assert found == ([("torch_swap", "failed", DEATHS)] if condemned else [])
+
+
+# ---- forked workers
+
+WORKERS = """
+    import ctypes, json, os, torch, gemmtuned
+    from hooked import LINEAR, publish, published, wait_for
+    from dataclasses import replace
+    from importlib.metadata import version
+    from gemmtuned.hooks import activate
+
+    lib = torch.library.Library("planted", "DEF")
+    lib.define("broken(Tensor x, Tensor w, Tensor? bias) -> Tensor")
+    lib.impl("broken", lambda x, w, bias: ctypes.string_at(0), "CPU")
+    launch = {"operator": "planted::broken", "schema": "planted::broken(Tensor x, Tensor w, Tensor? bias) -> Tensor",
+              "arguments": ["x", "w", "bias"], "contiguous": [], "package": "torch", "version": version("torch"),
+              "max_m": 1000}
+    hook = activate.current()
+    broken = published(LINEAR, "planted", stamp=version("torch"), launch=json.dumps(launch))
+    publish(hook.settings.config_dir, [broken], 1)
+    wait_for(lambda: gemmtuned.generation() == 1)
+    x, w = torch.ones(4, 16), torch.ones(8, 16)
+    {before}
+
+    def worker():
+        pid = os.fork()
+        if pid:
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        os._exit(int(torch.nn.functional.linear(x, w).sum().item() == 512) + 40)
+
+    said = [worker() for _ in range(2)]
+    wait_for(lambda: gemmtuned.generation() == 0)
+    said += [worker() for _ in range(2)]
+    print(json.dumps([said, gemmtuned.status()["note"], len(os.listdir(hook.settings.home / "probation"))]))
+    """
+
+
+@pytest.mark.parametrize("before", ["", "os.fork() or os._exit(0)"])
+def test_a_forked_worker_that_dies_in_a_routed_kernel_condemns_it_for_its_parent_too(home: Home, before: str) -> None:
+    """A real SIGSEGV in a planted operator; before: another worker that routes nothing has ended."""
+    done = home.run(WORKERS.replace("{before}", before), fresh=True)
+    codes, note, files = done.said
+
+    assert codes == [-signal.SIGSEGV] * DEATHS + [41, 41]
+    assert "generation 1 is not used before" in note
+    assert files == DEATHS
+    started = home.run("import time, torch, gemmtuned; time.sleep(1); print(gemmtuned.generation())", fresh=True)
+    assert started.out == "0\n"
+
+
+LOADER = """
+    import ctypes, json, torch, gemmtuned
+    from hooked import wait_for
+    from torch.utils.data import DataLoader
+
+    class Broken(torch.utils.data.Dataset):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            return torch.nn.functional.linear(x, w)
+
+    said = []
+    for _ in range(3):
+        try:
+            said.append([y.sum().item() for y in DataLoader(Broken(), num_workers=1, multiprocessing_context="fork")])
+        except RuntimeError as err:
+            said.append("worker" in str(err))
+        if len(said) == 2:
+            wait_for(lambda: gemmtuned.generation() == 0)
+    print(json.dumps([said]))
+    """
+
+
+def test_a_worker_of_a_data_loader_that_dies_in_a_routed_kernel_condemns_it(home: Home) -> None:
+    begin = WORKERS.partition("    {before}")[0].replace("(LINEAR,", "(replace(LINEAR, threads=1),")  # as workers have
+    done = home.run(begin + LOADER, fresh=True)
+
+    assert done.said == [[True, True, [512.0, 512.0]]]
+
+
+NO_PAGE = """
+    import json, os, resource, sys
+    from pathlib import Path
+    from gemmtuned.hooks import activate
+
+    library = activate.current().native
+    shm, said = Path("/dev/shm") / f"test-{os.getpid()}", []
+
+    def page(base, namespace=0, facts=b'{"run": "x", "start": '):
+        library.begin_trial(base / "pages", 7, facts, namespace)
+        made = library.trial_page(make=True) is not None
+        found = [json.loads(p.read_bytes()[16:].rstrip(bytes(1))) for p in (base / "pages").glob("*")]
+        mapped = str(base) in Path("/proc/self/maps").read_text()
+        library.end_trial(keep=False)
+        left = len(list((base / "pages").glob("*"))) + (str(base) in Path("/proc/self/maps").read_text())
+        said.append([made, mapped, found, left])
+
+    fds = os.listdir("/proc/self/fd")
+    page(shm)
+    page(shm, namespace=1)  # a child that was made in another PID namespace: its number is another process's there
+    page(shm, facts=b"x" * 5000)
+    page(Path(sys.argv[1]))  # a disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))  # more ends the process by a signal
+    page(shm)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    shm.chmod(0o777)
+    page(shm)
+    (shm / "pages").rmdir()
+    shm.rmdir()
+    shm.symlink_to(sys.argv[1])
+    page(shm)
+    shm.unlink()
+    start = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+    print(json.dumps([said, start, os.listdir("/proc/self/fd") == fds]))
+    """
+
+
+def test_a_page_is_made_in_memory_of_our_own_alone_and_leaves_nothing(home: Home, tmp_path: Path) -> None:
+    on_a_disk = tmp_path / "base"
+    (first, *others), start, closed = home.run(NO_PAGE, str(on_a_disk)).said
+
+    assert first == [True, True, [{"run": "x", "start": start}], 0]
+    on_memory = subprocess.run(["stat", "-fc", "%T", str(tmp_path)], capture_output=True, text=True, check=True)
+    if on_memory.stdout.strip() == "tmpfs":
+        others.pop(2)
+    assert others == [[False, False, [], 0]] * len(others)
+    assert closed

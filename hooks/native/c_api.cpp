@@ -7,6 +7,9 @@
 // that fails is switched off and the call is served by stock torch. Loaded with ctypes (no Python headers needed).
 #include <pthread.h>
 
+#include <cstdio>
+#include <type_traits>
+
 #include "install.h"
 #include "mirrored.h"
 #include "own_operators.h"
@@ -24,226 +27,227 @@ struct Quiet : c10::WarningHandler {  // torch warns once when a kernel is overr
 
 bool g_cuda = false;  // the CUDA half is in use
 
+// Nothing leaves a C function as an exception: it would end the program. What `run` returns, or `otherwise` where it throws.
+template <class Run>
+auto guarded(std::invoke_result_t<Run> otherwise, const Run& run) noexcept -> std::invoke_result_t<Run> {
+  try {
+    return run();
+  } catch (...) {
+    return otherwise;
+  }
+}
+
+template <class Run>
+void guarded(const Run& run) noexcept {
+  try {
+    run();
+  } catch (...) {
+  }
+}
+
+// The same with the reason, in words, in `error`.
+template <class Run>
+auto guarded(char* error, size_t room, std::invoke_result_t<Run> otherwise, const Run& run) noexcept
+    -> std::invoke_result_t<Run> {
+  try {
+    try {
+      return run();
+    } catch (const c10::Error& err) {
+      snprintf(error, room, "%s", err.what_without_backtrace());
+    } catch (const std::exception& err) {
+      snprintf(error, room, "%s", err.what());
+    }
+  } catch (...) {  // no memory to say it in
+    snprintf(error, room, "not enough memory");
+  }
+  return otherwise;
+}
+
 }  // namespace
 }  // namespace gemmtuned
 
-// ---- the C interface, used by hooks/native/library.py alone ---------------------------------------------------------
+// ---- the C interface, used by hooks/native/library.py alone -------------------------------------------------------------
 
 using namespace gemmtuned;
 
 extern "C" {
 
-// Where the members of every structure that Python mirrors lie, a line each.
-const char* gt_fields() { return mirrored_fields(); }
+// Where the members of every structure that Python mirrors lie, a line each; null without memory.
+const char* gt_fields() noexcept {
+  return guarded(nullptr, [] { return mirrored_fields(); });
+}
 
 // Whether the program has this operator; 0, or -1 with the reason in `error`.
-int gt_check_operator(const OperatorLaunch* facts, char* error, size_t room) {
-  try {
+int gt_check_operator(const OperatorLaunch* facts, char* error, size_t room) noexcept {
+  return guarded(error, room, -1, [&] {
     const OperatorCall call(*facts);
     return 0;
-  } catch (const c10::Error& err) {
-    snprintf(error, room, "%s", err.what_without_backtrace());
-  } catch (const std::exception& err) {
-    snprintf(error, room, "%s", err.what());
-  }
-  return -1;
+  });
 }
 
 // Makes ready for gt_install. 0; 1 when the CUDA half is left out for the reason in `note`; -1 with it when all is.
-int gt_prepare(char* note, size_t room) {
+int gt_prepare(char* note, size_t room) noexcept {
   static bool forks = false;
-  try {
-    if (!forks) pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-    forks = true;
+  const int ready = guarded(note, room, -1, [] {
     define_ops();
-  } catch (const std::exception& err) {
-    snprintf(note, room, "%s", err.what());
-    return -1;
-  }
+    cuda::Workspaces::get(), Trial::get();  // a fork makes nothing
+    if (!forks && pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) != 0) throw std::bad_alloc();
+    forks = true;
+    return 0;
+  });
 #ifdef GEMMTUNED_CUDA
-  try {
-    cuda::Driver::get();
-    g_cuda = true;
-  } catch (const c10::Error& err) {
-    snprintf(note, room, "%s", err.what_without_backtrace());
-    return 1;
-  }
+  if (ready == 0)
+    return guarded(note, room, 1, [] {
+      cuda::Driver::get();
+      g_cuda = true;
+      return 0;
+    });
 #endif
-  return 0;
+  return ready;
 }
 
 // Name of the operator of this number, "CPU aten::mm.out"; null past the last.
-const char* gt_operator(size_t number) {
-  return number < installables().size() ? installables()[number].name.c_str() : nullptr;
+const char* gt_operator(size_t number) noexcept {
+  return guarded(nullptr, [&]() -> const char* {
+    return number < installables().size() ? installables()[number].name.c_str() : nullptr;
+  });
 }
 
 // Puts ours in front of what is registered for it now, for the life of the process. A second time does nothing. 0, or -1
-// with the reason in `error`.
-int gt_install(size_t number, char* error, size_t room) {
+// with the reason in `error`: of a torch whose operator takes other arguments.
+int gt_install(size_t number, char* error, size_t room) noexcept {
   static Quiet quiet;
-  if (number >= installables().size() || installables()[number].done) return 0;
-  Installable& it = installables()[number];
-  auto* before = c10::WarningUtils::get_warning_handler();
-  c10::WarningUtils::set_warning_handler(&quiet);
-  int rc = 0;
-  try {
+  return guarded(error, room, -1, [&] {
+    if (number >= installables().size() || installables()[number].done) return 0;
+    Installable& it = installables()[number];
+    struct Before {
+      c10::WarningHandler* handler = c10::WarningUtils::get_warning_handler();
+      ~Before() { c10::WarningUtils::set_warning_handler(handler); }
+    } const before;
+    c10::WarningUtils::set_warning_handler(&quiet);
     auto* library = new torch::Library(torch::Library::IMPL, "aten", it.key, GEMMTUNED_REGISTERED, __LINE__);
     it.add(*library, it.operation);
     it.done = true;
-  } catch (const c10::Error& err) {  // of a torch whose operator takes other arguments
-    snprintf(error, room, "%s", err.what_without_backtrace());
-    rc = -1;
-  } catch (const std::exception& err) {
-    snprintf(error, room, "%s", err.what());
-    rc = -1;
-  }
-  c10::WarningUtils::set_warning_handler(before);
-  return rc;
+    return 0;
+  });
 }
 
-int gt_is_installed(size_t number) { return number < installables().size() && installables()[number].done; }
+int gt_is_installed(size_t number) noexcept {
+  return guarded(0, [&]() -> int { return number < installables().size() && installables()[number].done; });
+}
 
 // Whether we stand in front of CUDA operators.
-int gt_has_cuda() { return g_cuda; }
+int gt_has_cuda() noexcept { return g_cuda; }
 
 // One routed call in this many is checked against stock torch; 0: none.
-void gt_live_check(uint32_t every) { g_live_every.store(every); }
+void gt_live_check(uint32_t every) noexcept { g_live_every.store(every); }
 
 // Loads a binary on a CUDA device; its kernel's handle, or null with the reason in `error`.
 void* gt_load_kernel(int device, const void* image, const char* name, int shared, int cluster, char* error,
-                     size_t room) {
-  try {
-    return cuda::load_kernel(device, image, name, shared, cluster);
-  } catch (const c10::Error& err) {
-    snprintf(error, room, "%s", err.what_without_backtrace());
-  } catch (const std::exception& err) {
-    snprintf(error, room, "%s", err.what());
-  }
-  return nullptr;
+                     size_t room) noexcept {
+  return guarded(error, room, static_cast<void*>(nullptr),
+                 [&]() -> void* { return cuda::load_kernel(device, image, name, shared, cluster); });
 }
 
 // Has `body` run in a thread of its own with the next problem that any thread meets for the first time; null: not.
 // Whether there was one before, and no problem has come yet.
-int gt_at_first_count(ThreadBody body) { return g_at_first_count.exchange(body) != nullptr; }
+int gt_at_first_count(ThreadBody body) noexcept { return g_at_first_count.exchange(body) != nullptr; }
 
-// Notes in this page what the table does from now on; null: nowhere.
-void gt_on_trial(TrialPage* page) {
-  std::lock_guard<std::mutex> hold(g_load_mutex);
-  g_trial.store(page);
-  for (const auto& [key, route] : g_interned)
-    if (page) route->launched.store(false);
+// The table that is about to be used is on probation: see Trial::begin.
+void gt_trial_begin(const char* base, const char* folder, uint64_t generation, const char* facts, uint64_t space) noexcept {
+  guarded([&] { begin_trial(base, folder, generation, facts, space); });
 }
 
-// A fault (trial.h) of the devices on which routes ran while on probation; 0 without one. Fills in the ids of these routes,
-// `room` at most, and how many.
-int gt_fault(int32_t* ids, size_t room, size_t* count) {
-  *count = 0;
-  int fault = 0;
-  std::lock_guard<std::mutex> hold(g_load_mutex);
-  for (const auto& [key, route] : g_interned) {
-    if (!route->launched.load()) continue;
-    if (*count < room) ids[(*count)++] = route->id;
-    try {
-      if (!fault) fault = cuda::fault_of(static_cast<int>(key & 0xFF));
-    } catch (...) {  // no driver: nothing ran on one
-    }
-  }
-  return fault;
+// It is over. keep: the page stays for others to read.
+void gt_trial_end(int keep) noexcept {
+  guarded([&] { Trial::get().end(keep); });
 }
 
-void gt_set_mode(int mode) {
+// The page of this process on probation; null while it has routed nothing, or is on none. make: have it made now.
+TrialPage* gt_trial_page(int make) noexcept {
+  return guarded(nullptr, [&]() -> TrialPage* {
+    TrialPage* const page = g_trial.load();
+    return page != &g_unborn ? page : make ? Trial::get().page() : nullptr;
+  });
+}
+
+// See fault_on_trial.
+int gt_fault(int32_t* ids, size_t room, size_t* count) noexcept {
+  return guarded(0, [&] { return fault_on_trial(ids, room, count); });
+}
+
+void gt_set_mode(int mode) noexcept {
   g_mode.store(mode);
   g_epoch.fetch_add(1);
 }
 
-uint64_t gt_generation() { return g_table.load()->generation; }
+uint64_t gt_generation() noexcept { return g_table.load()->generation; }
 
-uint64_t gt_dropped() { return g_counters.dropped.load(); }
+uint64_t gt_dropped() noexcept { return g_counters.dropped.load(); }
 
-size_t gt_drain(Record* out, size_t room) {
-  const size_t n = g_counters.drain(out, room);
-  return n + g_captures.drain(out + n, room - n);
+size_t gt_drain(Record* out, size_t room) noexcept {
+  const size_t n = guarded(0, [&] { return g_counters.drain(out, room); });
+  return n + guarded(0, [&] { return g_captures.drain(out + n, room - n); });
 }
 
 // Id of the graph capture that this thread's current stream on the device is part of; 0 when it is none. What is captured
 // from here on is kept until gt_graph_gone.
-uint64_t gt_capture_begun(int device) {
+uint64_t gt_capture_begun(int device) noexcept {
 #ifdef GEMMTUNED_CUDA
-  try {
+  return guarded(0, [&]() -> uint64_t {
     const uint64_t id = cuda::capture_of(cuda::current_stream(device)).id;
     g_captures.expect(id);
     return id;
-  } catch (...) {
-  }
-#endif
+  });
+#else
   (void)device;
   return 0;
+#endif
 }
 
-void gt_graph_replayed(uint64_t capture, uint64_t times) { g_captures.replayed(capture, times); }
+void gt_graph_replayed(uint64_t capture, uint64_t times) noexcept {
+  guarded([&] { g_captures.replayed(capture, times); });
+}
 
-void gt_graph_gone(uint64_t capture) {
-  g_captures.forget(capture);
-  cuda::Workspaces::get().release(capture);
+void gt_graph_gone(uint64_t capture) noexcept {
+  guarded([&] {
+    g_captures.forget(capture);
+    cuda::Workspaces::get().release(capture);
+  });
 }
 
 // Version of the cuBLASLt that launches call, 130002 for 13.0.2; 0 without one.
-uint64_t gt_cublaslt_version() {
-  try {
-    return cuda::LtLibrary::get().cublasLtGetVersion();
-  } catch (...) {
-    return 0;
-  }
+uint64_t gt_cublaslt_version() noexcept {
+  return guarded(0, []() -> uint64_t { return cuda::LtLibrary::get().cublasLtGetVersion(); });
 }
 
-// Replaces the whole table; retired ones are freed once nobody reads them.
-void gt_load(const GtRow* rows, size_t count, uint64_t generation) {
-  std::lock_guard<std::mutex> hold(g_load_mutex);
-  auto* table = new RouteTable(generation);
-  for (size_t i = 0; i < count; ++i) {
-    const uint32_t where = static_cast<uint32_t>(rows[i].code) << 8 | rows[i].key.device_index;
-    auto& route = g_interned[static_cast<uint64_t>(static_cast<uint32_t>(rows[i].id)) << 32 | where];
-    if (!route) {
-      route.reset(new Route{rows[i].id, rows[i].code});
-      if (rows[i].code == LAUNCH && rows[i].launch)
-        route->launch = std::make_unique<const cuda::Launch>(*static_cast<const cuda::Launch*>(rows[i].launch));
-      if (rows[i].code == CUBLASLT && rows[i].launch)
-        route->lt = std::make_unique<const cuda::LtLaunch>(*static_cast<const cuda::LtLaunch*>(rows[i].launch));
-      if (rows[i].code == OPERATOR && rows[i].launch)
-        route->op = std::make_unique<const OperatorCall>(*static_cast<const OperatorLaunch*>(rows[i].launch));
-      if (rows[i].code == ROWS && rows[i].launch)
-        route->rows = std::make_unique<const RowBlocks>(*static_cast<const RowBlocks*>(rows[i].launch));
-      route->chain = rows[i].key.flags & BATCH_INVARIANT;
-    }
-    table->add(rows[i].key, route.get());
-  }
-  g_retired.push_back(g_table.exchange(table, std::memory_order_seq_cst));
-  g_epoch.fetch_add(1, std::memory_order_release);
-  std::erase_if(g_retired, [](const RouteTable* old) {
-    if (!g_counters.unread(old)) return false;
-    delete old;
-    return true;
+// Replaces the whole table. 0, or -1 with the reason in `error`: then the table is the one of before.
+int gt_load(const GtRow* rows, size_t count, uint64_t generation, char* error, size_t room) noexcept {
+  return guarded(error, room, -1, [&] {
+    load_table(rows, count, generation);
+    return 0;
   });
 }
 
 // What a call with this problem would get: outcome in the low byte, (route id + 1) above it.
-uint64_t gt_find(const Problem* key) {
-  ThreadCounters* thread = this_thread();
-  const Found found = thread ? look_up(*thread, *key) : Found{};
-  return static_cast<uint64_t>(found.outcome) | (found.route ? static_cast<uint64_t>(found.route->id + 1) << 8 : 0);
+uint64_t gt_find(const Problem* key) noexcept {
+  return guarded(0, [&]() -> uint64_t {
+    ThreadCounters* thread = this_thread();
+    const Found found = thread ? look_up(*thread, *key) : Found{};
+    return static_cast<uint64_t>(found.outcome) | (found.route ? static_cast<uint64_t>(found.route->id + 1) << 8 : 0);
+  });
 }
 
-int64_t gt_padded_m(int64_t m, int64_t n, int covers) { return padded_m(m, n, static_cast<Covers>(covers)); }
+int64_t gt_padded_m(int64_t m, int64_t n, int covers) noexcept { return padded_m(m, n, static_cast<Covers>(covers)); }
 
 // Hands out the routes that failed since the last time, at most `room`; returns how many.
-size_t gt_take_failures(GtFailure* out, size_t room) {
-  auto& all = failures();
-  std::lock_guard<std::mutex> hold(all.mutex);
+size_t gt_take_failures(GtFailure* out, size_t room) noexcept {
   size_t n = 0;
-  for (; n < room && !all.waiting.empty(); ++n, all.waiting.pop_back()) {
-    const auto& last = all.waiting.back();
-    out[n].id = last.id, out[n].how = last.how;
-    snprintf(out[n].reason, sizeof out[n].reason, "%s", last.why.c_str());
+  for (; n < room; ++n) {
+    const Route* route = next_untold();
+    if (!route) break;
+    out[n].id = route->id, out[n].how = route->how;
+    snprintf(out[n].reason, sizeof out[n].reason, "%s", route->why ? route->why : "no memory for the reason");
   }
   return n;
 }

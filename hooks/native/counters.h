@@ -47,6 +47,7 @@ struct Segment {
   size_t filled = 0;
   std::vector<Cell> cells;
   std::atomic<bool> closed{false};  // its owner will not write here again
+  bool left_full = false;           // see Counters::make_room
 };
 
 struct Record {  // what drain() hands out; mirrored in hooks/native/records.py
@@ -121,6 +122,7 @@ class Counters {
         n += take(c, out[n]);
       }
       if (closed) {
+        left_full_ -= s->left_full;
         delete s;
         segments_.erase(segments_.begin() + static_cast<std::ptrdiff_t>(i));
       } else {
@@ -141,27 +143,24 @@ class Counters {
   void before_fork() { mutex_.lock(); }
   void after_fork_in_parent() { mutex_.unlock(); }
 
-  // Only the forking thread is left, and it starts from nothing. The other threads' counters are left alone on
-  // purpose: the fork may have caught them anywhere.
-  void after_fork_in_child(ThreadCounters* mine) {
+  // Only the forking thread is left, and it starts from nothing, with its next call. The parent's counters are left alone on
+  // purpose: the fork may have caught the other threads anywhere, and this one in a call. Allocates nothing.
+  void after_fork_in_child() {
     mutex_.unlock();
     new (&segments_) std::vector<Segment*>;
     new (&threads_) std::vector<ThreadCounters*>;
     left_ = nullptr;
+    left_full_ = 0;
     dropped.store(0);
-    if (mine) {
-      mine->reading.store(nullptr);
-      mine->current = new Segment(kFirstCells);
-      segments_.push_back(mine->current);
-      threads_.push_back(mine);
-    }
   }
 
  private:
+  static constexpr size_t kMostFull = 2;
   std::mutex mutex_;
   std::vector<Segment*> segments_;
   std::vector<ThreadCounters*> threads_;
   Segment* left_ = nullptr;  // of threads that have ended; one of segments_, written under the mutex alone
+  size_t left_full_ = 0;     // closed ones of the largest size, which the drainer has not taken yet
 
   // Adds what the drainer has not seen of a cell to `left_`, and marks it seen.
   void bequeath(Cell& c) {
@@ -187,14 +186,16 @@ class Counters {
     }
   }
 
-  // A larger `left_`, while it may grow. The old one is the drainer's to empty and free. Throws bad_alloc.
+  // A larger `left_`, or a new one after the largest. The old one is the drainer's to empty and free, which comes every second;
+  // where it does not come, what is more than three of the largest is dropped. Throws bad_alloc.
   void make_room() {
-    const size_t size = left_ ? left_->cells.size() * 2 : kFirstCells;
-    if (size > 2 * kMaxCells) return;
-    auto larger = std::make_unique<Segment>(size);
+    const bool largest = left_ && left_->cells.size() >= 2 * kMaxCells;
+    if (largest && left_full_ >= kMostFull) return;
+    auto next = std::make_unique<Segment>(left_ && !largest ? left_->cells.size() * 2 : kFirstCells);
     segments_.reserve(segments_.size() + 1);
-    if (left_) left_->closed.store(true, std::memory_order_release);
-    left_ = larger.release();
+    left_full_ += largest;
+    if (left_) left_->left_full = largest, left_->closed.store(true, std::memory_order_release);
+    left_ = next.release();
     segments_.push_back(left_);
   }
 

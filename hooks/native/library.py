@@ -6,6 +6,7 @@ Loading needs torch imported first (it links against torch's libraries) and take
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -55,7 +56,17 @@ SIGNATURES: Final = (
     ),
     ("gt_set_mode", None, ctypes.c_int),
     ("gt_at_first_count", ctypes.c_int, ctypes.c_void_p),
-    ("gt_on_trial", None, ctypes.c_void_p),
+    (
+        "gt_trial_begin",
+        None,
+        ctypes.c_char_p,
+        ctypes.c_char_p,
+        ctypes.c_uint64,
+        ctypes.c_char_p,
+        ctypes.c_uint64,
+    ),
+    ("gt_trial_end", None, ctypes.c_int),
+    ("gt_trial_page", ctypes.c_void_p, ctypes.c_int),
     ("gt_fault", ctypes.c_int, ctypes.POINTER(ctypes.c_int32), ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)),
     ("gt_generation", ctypes.c_uint64),
     ("gt_dropped", ctypes.c_uint64),
@@ -64,7 +75,15 @@ SIGNATURES: Final = (
     ("gt_cublaslt_version", ctypes.c_uint64),
     ("gt_graph_replayed", None, ctypes.c_uint64, ctypes.c_uint64),
     ("gt_graph_gone", None, ctypes.c_uint64),
-    ("gt_load", None, ctypes.POINTER(GtRow), ctypes.c_size_t, ctypes.c_uint64),
+    (
+        "gt_load",
+        ctypes.c_int,
+        ctypes.POINTER(GtRow),
+        ctypes.c_size_t,
+        ctypes.c_uint64,
+        ctypes.c_char_p,
+        ctypes.c_size_t,
+    ),
     ("gt_find", ctypes.c_uint64, ctypes.POINTER(PackedProblem)),
     ("gt_padded_m", ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int),
     ("gt_take_failures", ctypes.c_size_t, ctypes.POINTER(GtFailure), ctypes.c_size_t),
@@ -86,7 +105,7 @@ class Native:
         for name, result, *arguments in SIGNATURES:
             function = getattr(lib, name)
             function.restype, function.argtypes = result, arguments
-        if lib.gt_fields().decode() != LAYOUT:
+        if (lib.gt_fields() or b"").decode() != LAYOUT:
             raise NativeError(f"{path} was built from other sources. Run: gemmtuned doctor --build")
         self._lib = lib
         self.left: dict[str, str] = {}  # operators that are others', and where theirs was registered
@@ -142,9 +161,21 @@ class Native:
         """Compare one routed call in `every` with stock torch; 0: none."""
         self._lib.gt_live_check(every)
 
-    def on_trial(self, address: int | None) -> None:
-        """Note in the page at this address (hooks/probation.py) what routed calls do; None: nowhere."""
-        self._lib.gt_on_trial(address)
+    def begin_trial(self, folder: Path, generation: int, facts: bytes, namespace: int) -> None:
+        """Have the first routed call from now on make a page that routed calls are noted in (native/trial_page.h).
+
+        folder: of such pages, made if need be.  facts: JSON up to the value of its last member, when the process began.
+        namespace: the inode of the PID namespace that they name, 0 for none.
+        """
+        self._lib.gt_trial_begin(os.fsencode(folder.parent), os.fsencode(folder), generation, facts, namespace)
+
+    def end_trial(self, *, keep: bool) -> None:
+        """Note nothing any more. keep: the page stays for others to read."""
+        self._lib.gt_trial_end(keep)
+
+    def trial_page(self, *, make: bool = False) -> int | None:
+        """Address of the page; None while there is none, unless one can be made."""
+        return self._lib.gt_trial_page(make)  # type: ignore[no-any-return]
 
     def fault(self) -> tuple[int, list[int]]:
         """(a fault that a kernel has left on a GPU, 0 without one; ids of routes that ran there while on trial).
@@ -189,7 +220,7 @@ class Native:
             raise NativeError(error.value.decode(errors="replace"))
 
     def load(self, rows: Iterable[Row], generation: int) -> None:
-        """Swap in a new table."""
+        """Swap in a new table. Raises NativeError where there is no memory for it; the table is then that of before."""
         packed = []
         held = []  # the records: rows point at them, and the library copies them
         for row in rows:
@@ -197,7 +228,9 @@ class Native:
             held.append(row.launch)
             launch = ctypes.addressof(row.launch) if row.launch is not None else None
             packed.append(GtRow(packed_key, row.ident, row.code, launch))
-        self._lib.gt_load((GtRow * len(packed))(*packed), len(packed), generation)
+        error = ctypes.create_string_buffer(500)
+        if self._lib.gt_load((GtRow * len(packed))(*packed), len(packed), generation, error, len(error)) != 0:
+            raise NativeError(f"the table was not taken up: {error.value.decode(errors='replace')}")
 
     def find(self, problem: Problem, *, graph: bool = False, place: str = "cpu") -> tuple[str, int | None]:
         """(outcome, route id) that a call with this problem would get now."""

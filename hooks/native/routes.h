@@ -1,12 +1,10 @@
 // What the look-up gives: an immutable table behind one atomic pointer, swapped whole by the loader.
 #pragma once
 #include <atomic>
+#include <cstring>
 #include <memory>
-#include <mutex>
-#include <string>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include "operator_call.h"
 #include "problem.h"
@@ -23,20 +21,6 @@ enum Outcome : uint8_t { MISS, EXACT_HIT, PADDED_HIT };  // order of OUTCOMES in
 // How a route failed. FAILED: it raised; the daemon runs it again before it is withdrawn. WRONG: its result was compared with
 // stock's and is another, which is evidence enough. Order of HOW in hooks/native/records.py.
 enum Failing : int32_t { FAILED, WRONG };
-
-// Routes that failed, waiting to be told to the Python side. Touched once for each route at most.
-struct Failures {
-  struct One {
-    int32_t id, how;
-    std::string why;
-  };
-  std::mutex mutex;
-  std::vector<One> waiting;
-};
-inline Failures& failures() {
-  static auto* all = new Failures;
-  return *all;
-}
 
 // How a route runs. Codes of kernels/backends; hooks/dispatch.py holds the same list.
 enum Code : int32_t { STOCK = 0, SWAP = 1, MV = 2, ONEDNN = 3, ONEDNN_PACKED = 4, LAUNCH = 5, CUBLASLT = 6, OPERATOR = 7, ROWS = 8 };
@@ -60,12 +44,31 @@ struct Route {
   std::unique_ptr<const OperatorCall> op{};      // what a code of OPERATOR needs
   std::unique_ptr<const RowBlocks> rows{};       // what a code of ROWS needs
 
-  void fail(Failing how, const char* why) {
-    if (failed.exchange(true)) return;
-    std::lock_guard<std::mutex> hold(failures().mutex);
-    failures().waiting.push_back({id, how, why});
-  }
+  Failing how{};           // of a route that failed, like what follows; written before it is one of `untold`
+  char* why = nullptr;     // null where there was no memory for it
+  Route* next = nullptr;
+
+  // Switches it off, and has it told. Comes in the middle of a call: takes no lock, throws nothing.
+  void fail(Failing how_it_did, const char* reason) noexcept;
 };
+
+// Routes that failed, the newest first, waiting to be told to the Python side. Each comes here once, so it is never seen twice.
+inline std::atomic<Route*> untold{nullptr};
+
+inline void Route::fail(Failing how_it_did, const char* reason) noexcept {
+  if (failed.exchange(true)) return;
+  how = how_it_did, why = strdup(reason), next = untold.load(std::memory_order_relaxed);
+  while (!untold.compare_exchange_weak(next, this, std::memory_order_release, std::memory_order_relaxed)) {
+  }
+}
+
+// Takes the newest off the list; null when all are told. One thread at a time.
+inline Route* next_untold() noexcept {
+  Route* first = untold.load(std::memory_order_acquire);
+  while (first && !untold.compare_exchange_weak(first, first->next, std::memory_order_acquire)) {
+  }
+  return first;
+}
 
 struct Found {
   Route* route = nullptr;

@@ -18,27 +18,91 @@ inline auto& g_load_mutex = *new std::mutex;  // one table change at a time
 inline auto& g_interned = *new std::unordered_map<uint64_t, std::unique_ptr<Route>>;
 inline auto& g_retired = *new std::vector<const RouteTable*>;
 
-// A fork waits until nobody holds one of our locks, so that the child gets whole data and free locks.
-inline void before_fork() {
-  g_load_mutex.lock();
-  failures().mutex.lock();
-  g_counters.before_fork();
-  g_captures.before_fork();
+// A new route for this row. Throws where there is no memory for it, or no such operator.
+inline std::unique_ptr<Route> made_route(const GtRow& row) {
+  auto route = std::make_unique<Route>(row.id, row.code);
+  route->chain = row.key.flags & BATCH_INVARIANT;
+  if (!row.launch) return route;
+  const auto copy = [&row]<class Kind>(std::unique_ptr<const Kind>& to) {
+    to = std::make_unique<const Kind>(*static_cast<const Kind*>(row.launch));
+  };
+  switch (row.code) {
+    case LAUNCH: copy(route->launch); break;
+    case CUBLASLT: copy(route->lt); break;
+    case ROWS: copy(route->rows); break;
+    case OPERATOR: route->op = std::make_unique<const OperatorCall>(*static_cast<const OperatorLaunch*>(row.launch)); break;
+  }
+  return route;
 }
 
-inline void after_fork_in_parent() {
+// Replaces the whole table; retired ones are freed once nobody reads them. Where it throws the table is the one of before.
+inline void load_table(const GtRow* rows, size_t count, uint64_t generation) {
+  std::lock_guard<std::mutex> hold(g_load_mutex);
+  auto table = std::make_unique<RouteTable>(generation);
+  for (size_t i = 0; i < count; ++i) {
+    const uint32_t where = static_cast<uint32_t>(rows[i].code) << 8 | rows[i].key.device_index;
+    const uint64_t name = static_cast<uint64_t>(static_cast<uint32_t>(rows[i].id)) << 32 | where;
+    auto known = g_interned.find(name);
+    if (known == g_interned.end()) known = g_interned.emplace(name, made_route(rows[i])).first;
+    table->add(rows[i].key, known->second.get());
+  }
+  g_retired.reserve(g_retired.size() + 1);
+  g_retired.push_back(g_table.exchange(table.release(), std::memory_order_seq_cst));
+  g_epoch.fetch_add(1, std::memory_order_release);
+  std::erase_if(g_retired, [](const RouteTable* old) {
+    if (!g_counters.unread(old)) return false;
+    delete old;
+    return true;
+  });
+}
+
+// The table that is about to be used is on probation.
+inline void begin_trial(const char* base, const char* folder, uint64_t generation, const char* facts, uint64_t space) {
+  std::lock_guard<std::mutex> hold(g_load_mutex);
+  for (const auto& [key, route] : g_interned) route->launched.store(false);
+  Trial::get().begin(base, folder, generation, facts, space);
+}
+
+// A fault (trial.h) of the devices on which routes ran while on probation; 0 without one. Fills in the ids of these routes,
+// `room` at most, and how many.
+inline int fault_on_trial(int32_t* ids, size_t room, size_t* count) {
+  *count = 0;
+  int fault = 0;
+  std::lock_guard<std::mutex> hold(g_load_mutex);
+  for (const auto& [key, route] : g_interned) {
+    if (!route->launched.load()) continue;
+    if (*count < room) ids[(*count)++] = route->id;
+    try {
+      if (!fault) fault = cuda::fault_of(static_cast<int>(key & 0xFF));
+    } catch (...) {  // no driver: nothing ran on one
+    }
+  }
+  return fault;
+}
+
+// A fork waits until nobody holds one of our locks, so that the child gets whole data and free locks. Nothing here allocates:
+// what these throw would end the program.
+inline void before_fork() noexcept {
+  g_load_mutex.lock();
+  g_counters.before_fork();
+  g_captures.before_fork();
+  Trial::get().before_fork();
+}
+
+inline void after_fork_in_parent() noexcept {
+  Trial::get().after_fork_in_parent();
   g_captures.after_fork_in_parent();
   g_counters.after_fork_in_parent();
-  failures().mutex.unlock();
   g_load_mutex.unlock();
 }
 
-inline void after_fork_in_child() {
+inline void after_fork_in_child() noexcept {
+  Trial::get().after_fork_in_child();
   g_captures.after_fork_in_child();
   cuda::Workspaces::get().after_fork_in_child();
-  g_counters.after_fork_in_child(t_slot.counters);
-  failures().mutex.unlock();  // held by this thread, as in the parent
-  failures().waiting.clear();  // the parent tells
+  g_counters.after_fork_in_child();
+  t_slot.counters = nullptr;  // the parent's: this thread makes its own with its next call
+  untold.store(nullptr);      // the parent tells
   g_load_mutex.unlock();
 }
 

@@ -1,20 +1,9 @@
-// What a table on probation has done, in a page that outlives the process: hooks/probation.py reads it when that is dead.
+// What a routed call notes while its table is on probation.
 #pragma once
-#include <atomic>
-#include <cstdint>
-
 #include "routes.h"
+#include "trial_page.h"
 
 namespace gemmtuned {
-
-struct TrialPage {  // mirrored in hooks/probation.py
-  std::atomic<uint32_t> going_on;  // routed calls
-  std::atomic<uint32_t> launched;  // 1 once a route has run on a GPU, whose faults come later
-  std::atomic<uint32_t> fault;     // the GPU's, a code of is_fault
-};
-
-// Points into a page that hooks/probation.py never unmaps; null while no table is on probation.
-inline std::atomic<TrialPage*> g_trial{nullptr};
 
 // Faults of a GPU that a broken kernel leaves behind: an illegal or misaligned address, an illegal instruction, a wrong
 // address space, program counter or stack. An assertion (710) is the program's own word.  cuda.h, CUresult.
@@ -27,8 +16,8 @@ inline void note_fault(int code) {
 
 // While a routed call is going on.
 struct OnTrial {
-  TrialPage* const page = g_trial.load(std::memory_order_relaxed);
-  OnTrial(Route& route, bool on_host) {
+  TrialPage* const page;
+  OnTrial(Route& route, bool on_host) : page(current()) {
     if (!page) return;
     page->going_on.fetch_add(1, std::memory_order_relaxed);
     if (on_host) return;
@@ -40,6 +29,12 @@ struct OnTrial {
   }
   OnTrial(const OnTrial&) = delete;
   OnTrial& operator=(const OnTrial&) = delete;
+
+ private:
+  static TrialPage* current() {
+    TrialPage* const page = g_trial.load(std::memory_order_relaxed);
+    return C10_LIKELY(page != &g_unborn) ? page : Trial::get().page();
+  }
 };
 
 }  // namespace gemmtuned

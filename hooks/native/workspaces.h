@@ -6,7 +6,7 @@
 #pragma once
 #include <atomic>
 #include <chrono>
-#include <deque>
+#include <list>
 #include <mutex>
 #include <new>
 
@@ -64,7 +64,7 @@ class Workspaces {
   // In a forked child, where nothing of the parent's on a device can be used.
   void after_fork_in_child() {
     new (&mutex_) std::mutex;
-    new (&slots_) std::deque<Slot>;
+    new (&slots_) std::list<Slot>;
   }
 
  private:
@@ -92,7 +92,7 @@ class Workspaces {
     Slot(const Owner& owner, Address memory, size_t bytes) : owner(owner), memory(memory), bytes(bytes) {}
   };
   std::mutex mutex_;
-  std::deque<Slot> slots_;  // a deque: the driver holds addresses of slots
+  std::list<Slot> slots_;  // a list: the driver holds addresses of slots, and an empty one allocates nothing
 
   // Handles of destroyed streams come again; numbers of streams do not. Never asked of a stream that is being captured:
   // the driver answers 900 and breaks the capture. There the capture's own number tells owners apart.
