@@ -101,7 +101,7 @@ def test_routes_are_bit_equal_to_the_python_backends(home: Home) -> None:
                 y = torch.matmul(a, b) if bias is None else torch.addmm(bias, a, b)
                 (seen,) = hook.native.drain()
                 hook.native.set_mode(native.OFF)
-                z = BACKENDS[backend].prepare(Candidate(backend), p).bind(b)(a, bias)
+                z = BACKENDS[backend].prepare(Candidate(backend), p).bind(b)(a, *(() if shape else (bias,)))
                 hook.native.set_mode(native.CAPTURE | native.DISPATCH)
                 tried += 1
                 # a vector is both row- and column-major: its layout is the look-up's business
