@@ -5,12 +5,13 @@ torch has loaded, so what is measured is what programs have.  Enumerations are t
 is https://docs.nvidia.com/cuda/cublas/#cublaslt-datatypes-reference.
 
 cuBLASLt thinks in columns: Y[M, N] in rows is a column-major [N, M], so its A is our [K, N] operand and its B our X.
+Operands are named by their slots: x, w (as torch's calls take it, [K, N]), scale_x, scale_w, bias, c, y.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from ctypes import byref, c_float, c_int32, c_size_t, c_uint16, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
@@ -21,12 +22,15 @@ from typing import Any, Final
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 
-DATA_TYPES: Final = {"fp32": 0, "fp16": 2, "bf16": 14}  # cudaDataType
+DATA_TYPES: Final = {"fp32": 0, "fp16": 2, "bf16": 14, "fp8_e4m3": 28, "fp8_e5m2": 29}  # cudaDataType
+SCALE_MODES: Final = {"tensor": 0, "row": 3, "1x128": 4, "128x128": 5}  # cublasLtMatmulMatrixScale_t, sm_90's
 POINTER_ALIGN: Final = 16  # bytes, promised to the heuristic
 MAX_WORKSPACE_BYTES: Final = 32 << 20  # what torch allows on sm_90
 COMPUTE_32F, COMPUTE_TF32 = 68, 77  # cublasComputeType_t
 _EPILOGUE_BIAS: Final = 4
 _DESC_TRANSA, _DESC_TRANSB, _DESC_EPILOGUE, _DESC_BIAS = 3, 4, 7, 8
+_DESC_SCALE_A, _DESC_SCALE_B, _DESC_FAST, _DESC_MODE_A, _DESC_MODE_B = 17, 18, 25, 31, 32
+_LAYOUT_BATCH_COUNT, _LAYOUT_BATCH_STRIDE = 5, 6
 _PREF_WORKSPACE, _PREF_REDUCTION, _PREF_ALIGN = 1, 3, (5, 6, 7, 8)
 # How slices of K are added up, as a mask: in place (atomics, in the output's type), in fp32, in the output's type
 _IN_PLACE, _COMPUTE_TYPE, _OUTPUT_TYPE = 1, 2, 4
@@ -91,9 +95,10 @@ def algorithms(problem: Problem) -> tuple[Algorithm, ...]:
     """
     found: dict[bytes, Algorithm] = {}
     schemes = [_COMPUTE_TYPE]
-    if problem.math_mode == "reduced":
+    reduces = problem.math_mode == "reduced" and problem.scale == "none"  # of scaled products it is about fast sums
+    if reduces:
         schemes.append(_OUTPUT_TYPE)
-    if not problem.deterministic and (problem.math_mode == "reduced" or problem.dtype == "fp32"):
+    if not problem.deterministic and (reduces or problem.dtype == "fp32"):
         schemes.append(_IN_PLACE)
     with _described(problem) as call:
         for mask in (sum(schemes), 0, *schemes):
@@ -112,16 +117,13 @@ def check(problem: Problem, data: bytes) -> int:
         return call.check(data)
 
 
-def matmul(
-    problem: Problem, data: bytes, operands: tuple[int, int, int, int], ld: tuple[int, int], **space: int
-) -> None:
-    """Y = X @ W.T + bias on `stream`, by pointers (x, w, bias or 0, y) and leading dimensions of x and w in elements.
+def matmul(problem: Problem, data: bytes, tensors: Mapping[str, Any], **space: int) -> None:
+    """Y = X @ W.T with scales, bias or C as the problem has them, into tensors["y"] on `stream`.
 
     space: `workspace` and `workspace_bytes`, `stream`.  Raises CandidateFailed when the library refuses.
     """
-    x, w, bias, y = operands
-    with _described(problem, bias=bias, ld=ld) as call:
-        call.run(data, x, w, y, **space)
+    with _described(problem, tensors) as call:
+        call.run(data, {name: 0 if t is None else t.data_ptr() for name, t in tensors.items()}, **space)
 
 
 @cache
@@ -143,6 +145,7 @@ class _Call:
     desc: c_void_p
     a: c_void_p
     b: c_void_p
+    c: c_void_p
     d: c_void_p
 
     def ask(self, reduction_mask: int, workspace_bytes: int) -> Iterator[Algorithm]:
@@ -162,7 +165,7 @@ class _Call:
             count = c_int32()
             # NOT_SUPPORTED is its way to say "none under these conditions"
             self.lib.cublasLtMatmulAlgoGetHeuristic(
-                self.handle, self.desc, self.a, self.b, self.d, self.d, preference, _ASK, results, byref(count)
+                self.handle, self.desc, self.a, self.b, self.c, self.d, preference, _ASK, results, byref(count)
             )
             for result in results[: count.value]:
                 if result.state == 0:
@@ -188,40 +191,36 @@ class _Call:
         result = _Heuristic()
         _must(
             self.lib.cublasLtMatmulAlgoCheck(
-                self.handle, self.desc, self.a, self.b, self.d, self.d, byref(algo), byref(result)
+                self.handle, self.desc, self.a, self.b, self.c, self.d, byref(algo), byref(result)
             ),
             "this algorithm",
         )
         return int(result.workspace_bytes)
 
-    def run(self, data: bytes, x: int, w: int, y: int, *, workspace: int, workspace_bytes: int, stream: int) -> None:
+    def run(self, data: bytes, at: Mapping[str, int], *, workspace: int, workspace_bytes: int, stream: int) -> None:
         algo = (c_uint64 * 8).from_buffer_copy(data)
-        one, zero = c_float(1), c_float(0)
+        alpha, beta = c_float(1), c_float(1 if "c" in at else 0)
         _must(
             self.lib.cublasLtMatmul(
-                self.handle, self.desc, byref(one), c_void_p(w), self.a, c_void_p(x), self.b, byref(zero),
-                c_void_p(y), self.d, c_void_p(y), self.d, byref(algo), c_void_p(workspace), c_size_t(workspace_bytes),
-                c_void_p(stream),
+                self.handle, self.desc, byref(alpha), c_void_p(at["w"]), self.a, c_void_p(at["x"]), self.b, byref(beta),
+                c_void_p(at.get("c", at["y"])), self.c, c_void_p(at["y"]), self.d, byref(algo), c_void_p(workspace),
+                c_size_t(workspace_bytes), c_void_p(stream),
             ),
             "cublasLtMatmul",
         )  # fmt: skip
 
 
 @contextmanager
-def _described(problem: Problem, *, bias: int = 0, ld: tuple[int, int] | None = None) -> Iterator[_Call]:
-    """Descriptors of a problem with dense operands, or with leading dimensions `ld` of x and w."""
+def _described(problem: Problem, tensors: Mapping[str, Any] | None = None) -> Iterator[_Call]:
+    """Descriptors of a problem with dense operands, or with these."""
     import torch
 
-    if problem.dtype not in DATA_TYPES or problem.layout not in ("nn", "nt", "tn", "tt"):
-        raise CandidateFailed(f"{problem}: cuBLASLt is asked for fp32, fp16 and bf16 operands without gaps only")
+    check_problem(problem)
     lib = library()
     if lib is None or not torch.cuda.is_available():
         raise CandidateFailed("cuBLASLt is not loaded in this process")
     handle = _handle(torch.cuda.current_device())
-    kind = DATA_TYPES[problem.dtype]
-    m, n, k = problem.m, problem.n, problem.k
-    x_turned, w_turned = problem.layout[0] == "t", problem.layout[1] == "t"
-    ldx, ldw = ld or (m if x_turned else k, k if w_turned else n)
+    p, given = problem, tensors or {}
     with ExitStack() as stack:
 
         def made(create: str, destroy: str, *arguments: Any) -> c_void_p:
@@ -230,24 +229,71 @@ def _described(problem: Problem, *, bias: int = 0, ld: tuple[int, int] | None = 
             stack.callback(getattr(lib, destroy), out)
             return out
 
-        def layout(rows: int, columns: int, leading: int) -> c_void_p:
-            sizes = (c_int32(kind), c_uint64(rows), c_uint64(columns), ctypes.c_int64(leading))
-            return made("cublasLtMatrixLayoutCreate", "cublasLtMatrixLayoutDestroy", *sizes)
+        def layout(name: str, dtype: str, rows: int, columns: int, turned: bool = False) -> c_void_p:
+            """Of a matrix with so many rows; the library is told of rows as of columns."""
+            rows, columns = (columns, rows) if turned else (rows, columns)
+            leading, batch_stride = _distances(given.get(name), turned, rows, columns)
+            sizes = (c_int32(DATA_TYPES[dtype]), c_uint64(columns), c_uint64(rows), ctypes.c_int64(leading))
+            out = made("cublasLtMatrixLayoutCreate", "cublasLtMatrixLayoutDestroy", *sizes)
+            if p.batch > 1:
+                set_(lib.cublasLtMatrixLayoutSetAttribute, out, _LAYOUT_BATCH_COUNT, c_int32(p.batch))
+                set_(lib.cublasLtMatrixLayoutSetAttribute, out, _LAYOUT_BATCH_STRIDE, ctypes.c_int64(batch_stride))
+            return out
 
-        compute = COMPUTE_TF32 if problem.dtype == "fp32" and problem.math_mode == "tf32" else COMPUTE_32F
+        def set_(setter: Any, of: c_void_p, which: int, value: Any) -> None:
+            _must(setter(of, which, byref(value), c_size_t(ctypes.sizeof(value))), "a descriptor")
+
+        compute = COMPUTE_TF32 if p.dtype == "fp32" and p.math_mode == "tf32" else COMPUTE_32F
         desc = made("cublasLtMatmulDescCreate", "cublasLtMatmulDescDestroy", c_int32(compute), c_int32(0))
-        settings: list[tuple[int, Any]] = [
-            (_DESC_TRANSA, c_int32(int(w_turned))),
-            (_DESC_TRANSB, c_int32(int(x_turned))),
-        ]
-        if problem.bias:
-            settings += [(_DESC_EPILOGUE, c_int32(_EPILOGUE_BIAS)), (_DESC_BIAS, c_void_p(bias))]
-        for which, value in settings:
-            size = c_size_t(ctypes.sizeof(value))
-            _must(lib.cublasLtMatmulDescSetAttribute(desc, which, byref(value), size), "descriptor")
-        a = layout(k, n, ldw) if w_turned else layout(n, k, ldw)
-        b = layout(m, k, ldx) if x_turned else layout(k, m, ldx)
-        yield _Call(lib, handle, desc, a, b, layout(n, m, n))
+        for which, value in _settings(p, given):
+            set_(lib.cublasLtMatmulDescSetAttribute, desc, which, value)
+        x = layout("x", p.dtype, p.m, p.k, p.layout[0] == "t")
+        w = layout("w", p.wdtype, p.k, p.n, p.layout[1] == "t")
+        y = layout("y", p.out_dtype, p.m, p.n)
+        c = layout("c", p.out_dtype, p.m, p.n) if p.family.endswith("_add") else y
+        yield _Call(lib, handle, desc, w, x, c, y)
+
+
+def check_problem(problem: Problem) -> None:
+    """Raise CandidateFailed for what the library is not asked for."""
+    p = problem
+    if p.threads or p.weight_state != "plain" or p.layout not in ("nn", "nt", "tn", "tt"):
+        raise CandidateFailed(f"{p}: cuBLASLt is asked for plain operands without gaps, on a GPU")
+    if p.scale == "none":
+        known = p.family in ("dense", "dense_add", "batched", "batched_add") and p.dtype in ("fp32", "fp16", "bf16")
+        if not known or not p.dtype == p.wdtype == p.out_dtype:
+            raise CandidateFailed(f"{p}: cuBLASLt is asked for dense and batched products of fp32, fp16 or bf16")
+    elif p.family != "scaled" or p.layout != "nt" or p.scale not in SCALE_MODES or p.wscale not in SCALE_MODES:
+        raise CandidateFailed(f"{p}: cuBLASLt is asked for scaled products of layout nt, scales {list(SCALE_MODES)}")
+
+
+def _settings(p: Problem, given: Mapping[str, Any]) -> Iterator[tuple[int, Any]]:
+    """Attributes of the product; of what is not given the address is one that is aligned as theirs will be."""
+
+    def address(name: str) -> c_void_p:
+        return c_void_p(given[name].data_ptr() if given.get(name) is not None else 256)
+
+    yield _DESC_TRANSA, c_int32(int(p.layout[1] == "t"))
+    yield _DESC_TRANSB, c_int32(int(p.layout[0] == "t"))
+    if p.bias:
+        yield _DESC_EPILOGUE, c_int32(_EPILOGUE_BIAS)
+        yield _DESC_BIAS, address("bias")
+    if p.scale != "none":
+        for mode, scale in ((_DESC_MODE_A, p.wscale), (_DESC_MODE_B, p.scale)):
+            if SCALE_MODES[scale]:  # older libraries have no modes, but the scale of a tensor
+                yield mode, c_int32(SCALE_MODES[scale])
+        yield _DESC_SCALE_A, address("scale_w")
+        yield _DESC_SCALE_B, address("scale_x")
+        if p.math_mode == "reduced":
+            yield _DESC_FAST, ctypes.c_int8(1)
+
+
+def _distances(t: Any | None, turned: bool, rows: int, columns: int) -> tuple[int, int]:
+    """(elements from row to row, from matrix to matrix of a batch); turned: rows are the tensor's last axis."""
+    if t is None:
+        return columns, rows * columns
+    leading = t.stride(-1 if turned else -2) if t.shape[-1 if turned else -2] > 1 else columns
+    return int(leading), int(t.stride(0)) if t.dim() > 2 else 0
 
 
 def _must(status: int, what: str) -> None:

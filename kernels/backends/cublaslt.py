@@ -7,7 +7,7 @@ the library version that offered it.  Running programs call the library from the
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from gemmtuned.configs.errors import CandidateFailed
-from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.problem import DTYPE_BYTES, Problem
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.kernels import cublaslt
 from gemmtuned.kernels.backends.base import Kernel, Run
-from gemmtuned.kernels.families.dense import linear
+from gemmtuned.kernels.dtypes import torch_dtype
+from gemmtuned.kernels.families import family_of
 
 _FEW_M: Final = 64  # up to here the library's first choices, which are its own for the size, are enough
 _Config = tuple[tuple[str, int], ...]
@@ -31,7 +32,7 @@ _known: dict[tuple[Problem, _Config], cublaslt.Algorithm] = {}
 
 @dataclass(frozen=True, slots=True)
 class CublasLt:
-    """Dense products in fp32, fp16 and bf16 on NVIDIA GPUs, any layout with unit strides, with a bias or without."""
+    """Dense, added, batched and scaled products on NVIDIA GPUs, in any layout with unit strides."""
 
     name: str = "cublaslt"
     order: int = 50
@@ -57,6 +58,8 @@ class CublasLt:
 
     def launch_of(self, candidate: Candidate, problem: Problem) -> tuple[str, bytes | None]:
         """As LaunchedBackend.launch_of; there is no binary: the library has it."""
+        if problem.family != "dense":
+            raise CandidateFailed(f"{candidate}: {problem.family} products have no launch record yet")
         algorithm = _find(candidate, problem)
         facts = {
             "library": self.name,
@@ -77,31 +80,28 @@ class _Chosen:
 
     def __init__(self, problem: Problem, data: bytes, workspace_bytes: int) -> None:
         self._problem, self._data, self._workspace_bytes = problem, data, workspace_bytes
+        family = family_of(problem)
+        self._stock = family.default(problem)
+        self._out = torch_dtype(problem.out_dtype)
+        self._weights = [o.name for o in family.operands if o.weight]
+        self._activations = [o.name for o in family.operands if not o.weight and not o.result]
 
     def bind(self, *weights: Tensor) -> Run:
-        problem, data, size = self._problem, self._data, self._workspace_bytes
-        multiple = _ld_multiple(problem)
-        (w,) = weights
+        problem, data, size, names = self._problem, self._data, self._workspace_bytes, self._activations
+        bound = dict(zip(self._weights, weights, strict=True))
+        stock, w = self._stock.bind(*weights), weights[0]
 
-        def run(x: Tensor, bias: Tensor | None) -> Tensor:
-            ldx, ldw = _leading(x, problem.layout[0]), _leading(w, problem.layout[1])
-            operands = (x, w) if bias is None else (x, w, bias)
-            if (
-                ldx is None
-                or ldw is None
-                or ldx % multiple
-                or ldw % multiple
-                or (bias is not None and bias.stride(0) != 1)
-                or any(t.data_ptr() % cublaslt.POINTER_ALIGN for t in operands)
-            ):
-                return linear(x, w, bias)
-            y = torch.empty(x.shape[0], w.shape[1], dtype=x.dtype, device=x.device)
+        def run(*activations: Tensor | None) -> Tensor:
+            tensors = {name: t for name, t in zip(names, activations, strict=True) if t is not None} | bound
+            if not _takes(problem, tensors):
+                return stock(*activations)
+            x = tensors["x"]
+            y = torch.empty((*x.shape[:-1], w.shape[-1]), dtype=self._out, device=x.device)
             space = torch.empty(size, dtype=torch.uint8, device=x.device)
             cublaslt.matmul(
-                problem if x.shape[0] == problem.m else problem.with_m(x.shape[0]),
+                problem if x.shape[-2] == problem.m else problem.with_m(x.shape[-2]),
                 data,
-                (x.data_ptr(), w.data_ptr(), 0 if bias is None else bias.data_ptr(), y.data_ptr()),
-                (ldx, ldw),
+                tensors | {"y": y},
                 workspace=space.data_ptr(),
                 workspace_bytes=size,
                 stream=torch.cuda.current_stream().cuda_stream,
@@ -111,17 +111,27 @@ class _Chosen:
         return run
 
 
-def _leading(t: Tensor, letter: str) -> int | None:
-    """Elements from row to row (n) or column to column (t); None when the matrix does not lie so."""
-    unit, lead = (1, 0) if letter == "n" else (0, 1)
-    if t.stride(unit) != 1 and t.shape[unit] > 1:
-        return None
-    return int(t.stride(lead)) if t.shape[lead] > 1 else int(t.shape[unit])
+def _takes(problem: Problem, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether operands lie as the library was told when it named the algorithm."""
+    multiple = _ld_multiple(problem)
+    letters = {"x": problem.layout[0], "w": problem.layout[1], "c": "n"}
+    for name, t in tensors.items():
+        if t.data_ptr() % cublaslt.POINTER_ALIGN:
+            return False
+        if name == "bias" and t.stride(0) != 1:
+            return False
+        if name in letters:
+            unit, lead = (-1, -2) if letters[name] == "n" else (-2, -1)
+            if t.stride(unit) != 1 and t.shape[unit] > 1:
+                return False
+            if t.shape[lead] > 1 and (t.stride(lead) % multiple or t.stride(lead) < t.shape[unit]):
+                return False
+    return True
 
 
 def _ld_multiple(problem: Problem) -> int:
     """Leading dimensions keep this alignment in elements, which the heuristic saw: that of all dense operands."""
-    most = 16 // (4 if problem.dtype == "fp32" else 2)
+    most = cublaslt.POINTER_ALIGN // int(DTYPE_BYTES[problem.dtype])
     leading = [
         problem.m if problem.layout[0] == "t" else problem.k,
         problem.k if problem.layout[1] == "t" else problem.n,
@@ -131,10 +141,7 @@ def _ld_multiple(problem: Problem) -> int:
 
 @lru_cache(256)
 def _algorithms(problem: Problem) -> tuple[cublaslt.Algorithm, ...]:
-    if problem.family != "dense" or problem.threads or problem.weight_state != "plain" or problem.scale != "none":
-        raise CandidateFailed(f"{problem}: cublaslt runs dense problems with plain weights, on a GPU")
-    if not problem.dtype == problem.wdtype == problem.out_dtype:
-        raise CandidateFailed(f"{problem}: cublaslt runs operands of one type")
+    cublaslt.check_problem(problem)
     found = (*cublaslt.algorithms(problem), *_of_other_sizes(problem))
     for algorithm in found:
         _known.setdefault((problem.with_m(1), algorithm.config), algorithm)
