@@ -113,7 +113,7 @@ def _check_closures(winner: Winner, device: torch.device, options: SearchOptions
         watch.look(call(), "after the races")
     for number in dict.fromkeys((0, len(calls) - 1) if count > 2 else (0,)):
         weights = winner.weights[number]
-        edited = [t for t in inputs.activations if t is not None and t.is_floating_point()]
+        edited = [t for o, t in inputs if o.line_axis and not o.weight]
         if winner.problem.weight_state == "plain":
             edited += weights
         for operand in edited:

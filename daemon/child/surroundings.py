@@ -40,7 +40,7 @@ def surroundings(problem: Problem, default: Kernel, case: Case) -> Iterator[Call
         for what, switch in _switches(problem, inputs["x"].device):
             yield partial(_check, own, case.stock, case.apart, bound, what, switch)
         for operand, t in own:
-            if operand.weight and problem.weight_state != "plain":
+            if not operand.line_axis or (operand.weight and problem.weight_state != "plain"):
                 continue
             with _negated_uncounted(t):
                 stock = own.run(default)

@@ -6,10 +6,12 @@ from typing import Final
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
-from gemmtuned.kernels.families import batched, dense, scaled
+from gemmtuned.kernels.families import batched, dense, grouped, scaled
 from gemmtuned.kernels.families.base import Family
 
-FAMILIES: Final[dict[str, Family]] = {f.name: f for module in (dense, batched, scaled) for f in module.FAMILIES}
+FAMILIES: Final[dict[str, Family]] = {
+    f.name: f for module in (dense, batched, scaled, grouped) for f in module.FAMILIES
+}
 
 
 def tunable(device_kind: str) -> tuple[str, ...]:

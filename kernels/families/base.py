@@ -28,7 +28,6 @@ KINDS: Final = ("randn", "tail", "outliers")  # those that errors are measured o
 PADDED: Final = "padded"
 SAMPLED_ROWS: Final = 64
 SAMPLED_WEIGHTS: Final = 1 << 25  # elements of W widened to fp64 at once (256 MiB); beyond it columns are sampled
-_ODD: Final = 3  # rows and columns of NaN around a padded operand: its leading dimension and its offset are odd
 _BLOCK: Final = 64  # columns of X made large by `tail`: the usual K tile
 
 
@@ -37,13 +36,14 @@ class Family:
     """Y = X @ W.T (+ what is added), with or without a batch axis; others say what differs.
 
     operands: in the order of the slots that kernels are launched by.  stock: what a program calls, with all operands
-    but the result in their order: the default of every race.
+    but the result in their order: the default of every race.  pad: rows and columns of NaN around padded operands.
     """
 
     name: str
     operands: tuple[Operand, ...]
     stock: Callable[[Problem], Callable[..., Tensor]]
     weight_states: tuple[str, ...] = ("plain",)
+    pad: int = 3  # leading dimensions and offsets are then odd
 
     def check(self, problem: Problem) -> None:
         """Raises CandidateFailed for a problem whose inputs this family cannot make."""
@@ -87,7 +87,7 @@ class Family:
         themselves where it can be.  Raises CandidateFailed when the family does not know the problem.
         """
         self.check(problem)
-        pad = _ODD if kind == PADDED else 0
+        pad = self.pad if kind == PADDED else 0
         values = self.draw(problem, kind, seed, device, weights=not weights)
         given = iter(weights)
         tensors: dict[str, Tensor] = {}

@@ -66,7 +66,10 @@ class Operand:
 
     @property
     def line_axis(self) -> str:
-        """The axis along which lines of it decide over lines of the result: m or n, m where it has both."""
+        """The axis along which lines of it decide over lines of the result: m or n, m where it has both.
+
+        Empty for an operand that is no factor and is not added: it says where, not how much.
+        """
         return next((axis for axis in "mn" if axis in self.axes), "")
 
     def lines(self, t: Tensor) -> Tensor:

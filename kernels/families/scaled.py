@@ -30,7 +30,6 @@ TYPES: Final = (("fp8_e4m3", "fp8_e4m3"), ("fp8_e4m3", "fp8_e5m2"), ("fp8_e5m2",
 OUTPUTS: Final = ("bf16", "fp16", "fp32")
 SCALES: Final = (("tensor", "tensor"), ("row", "row"), ("1x128", "128x128"), ("1x128", "1x128"), ("128x128", "1x128"))
 ON_CPUS: Final = SCALES[:2]  # what torch has there
-_PAD: Final = 16  # values around a padded operand: torch asks for 16 bytes
 _OWN_WEIGHTS: Final = ("one_sign", "apart", "integers")
 
 
@@ -74,7 +73,6 @@ class Scaled(Family):
 
     def lay(self, problem: Problem, operand: Operand, values: Tensor, *, pad: int = 0) -> tuple[Tensor, Tensor]:
         """As Family.lay. Scales lie without gaps, as torch wants them, but for what their layout says."""
-        pad = pad and _PAD
         if not operand.scale_of:
             return Family.lay(self, problem, operand, values, pad=pad)
         lies = problem.wscale_layout if operand.weight else problem.scale_layout
@@ -181,5 +179,6 @@ SCALED: Final = Scaled(
         Operand("y", "mn", dtype="out_dtype", result=True),
     ),
     stock=_stock,
+    pad=16,  # torch asks for multiples of 16 bytes
 )
 FAMILIES: Final = (SCALED,)
