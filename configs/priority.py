@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from pathlib import Path
+
+from gemmtuned.configs.real import sleep
 
 
 def give_way(nice: int) -> None:
@@ -18,4 +19,4 @@ def give_way(nice: int) -> None:
                 with contextlib.suppress(BlockingIOError):  # the kernel takes one in 100 ms from unprivileged processes
                     Path("/proc/self/autogroup").write_text(str(nice))
                     return
-                time.sleep(0.11)
+                sleep(0.11)

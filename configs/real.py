@@ -1,6 +1,8 @@
 """Sleeping and locking as the interpreter does it, also where gevent or eventlet have put functions of their own there.
 
-Theirs belong to the program's event loop: in a thread of ours they would make a second one, with its descriptors.
+Theirs belong to the program's event loop: in a thread of ours they would make a second one, with its descriptors, and a
+lock that both take would have the one wait for the loop of the other.  So what runs in a host (hooks/, db/, configs/)
+takes these, and nobody waits for anything else while they are held: tests/test_layers.py looks.
 """
 
 from __future__ import annotations
@@ -22,5 +24,7 @@ def _as_built(module: ModuleType) -> ModuleType:
     return copy
 
 
+_threads = _as_built(_thread)
 sleep = _as_built(time).sleep
-allocate_lock = _as_built(_thread).allocate_lock
+allocate_lock = _threads.allocate_lock
+allocate_rlock = _threads.RLock

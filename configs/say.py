@@ -53,6 +53,22 @@ def say_line(line: str) -> None:
         pass
 
 
+class Once:
+    """Texts that were told already, the newest of them: what comes again after so many others is told again."""
+
+    def __init__(self, most: int = 64) -> None:
+        self._most = most
+        self._told: dict[str, None] = {}
+
+    def is_new(self, text: str) -> bool:
+        """True for a text that was not told; from now on it was."""
+        new = self._told.pop(text, self) is self
+        self._told[text] = None
+        if len(self._told) > self._most:
+            del self._told[next(iter(self._told))]
+        return new
+
+
 def tell(log: logging.Logger, level: int, message: str, *values: object) -> None:
     """As log.log; in our thread a warning is said on stderr and the rest is dropped."""
     if _thread.get_ident() not in _ours:

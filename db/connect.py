@@ -13,7 +13,6 @@ import ctypes
 import logging
 import os
 import sqlite3
-import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from gemmtuned._testing import faults as failpoints
 from gemmtuned.configs.errors import StoreError
+from gemmtuned.configs.real import allocate_rlock
 from gemmtuned.configs.say import tell
 from gemmtuned.db import faults, migrations
 from gemmtuned.db.files import (
@@ -74,7 +74,7 @@ class Connection:
         self._conn: sqlite3.Connection | None = None
         self._handles = 0  # of SQLite, open or half open: _conn, and those that could not be closed
         self._file: tuple[int, int] | None = None  # (st_dev, st_ino) of what _conn writes to, or could not be opened
-        self._thread = threading.RLock()
+        self._thread = allocate_rlock()
         _all.add(self)
         self._guarded(self._ready)
 
@@ -206,7 +206,7 @@ class Connection:
         SQLite in the child takes itself for the holder of the locks that it had in the parent, and takes none of its
         own: the last of the others to close would then take the log away under it.
         """
-        self._thread = threading.RLock()
+        self._thread = allocate_rlock()
         conn, self._conn = self._conn, None
         if conn is not None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(conn))  # never freed, so never closed

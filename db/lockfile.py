@@ -12,11 +12,10 @@ import errno
 import fcntl
 import os
 import stat
-import threading
 import time
 from pathlib import Path
 
-from gemmtuned.configs.real import sleep
+from gemmtuned.configs.real import allocate_lock, sleep
 
 
 class LockFile:
@@ -29,7 +28,7 @@ class LockFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd: int | None = None
-        self._thread = threading.Lock()
+        self._thread = allocate_lock()
 
     def acquire(self, timeout_s: float) -> bool:
         """True once it is ours, False when others held it for all of timeout_s. Raises OSError."""
@@ -70,7 +69,7 @@ class LockFile:
 
     def after_fork(self) -> None:
         """In the child: forget what the parent holds. Closing a copy does not free the parent's lock."""
-        self._thread = threading.Lock()
+        self._thread = allocate_lock()
         self.close()
 
 

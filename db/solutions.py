@@ -66,6 +66,8 @@ FROM device h, quarantine q
 WHERE h.id = s.device_id AND s.retired_generation IS NULL AND s.reported_us IS NULL AND s.state != 'pinned'
     AND q.taken_us IS NULL AND q.how = 'failed' AND coalesce(q.cleared_us, 0) < :now - {CLEARED_US} AND {_SAME}
 """  # noqa: S608
+# Somebody has pinned it since: that is the last word, and no run is waited for
+_PINNED: Final = "UPDATE solution SET reported_us = NULL WHERE reported_us IS NOT NULL AND state = 'pinned'"
 # A run of ours on it has failed since it was reported, at any size that it serves
 _FAILED_HERE: Final = f"""
 {SOLUTION_SELECT}
@@ -210,6 +212,7 @@ class Solutions(Part):
             _retire(conn, wrong, us(now_s), "another result than torch's in a program")
             conn.execute(_REPORTED, {"now": us(now_s)})
             conn.execute("UPDATE quarantine SET taken_us = ? WHERE taken_us IS NULL", (us(now_s),))
+            conn.execute(_PINNED)
             failed = rows(conn, _FAILED_HERE)
             _retire(conn, failed, us(now_s), "failed inside a program, and in a run of our own")
             return solutions_of([*wrong, *failed])

@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from gemmtuned.configs.errors import StoreError
+from gemmtuned.configs.real import sleep
 from gemmtuned.db import faults, migrations
 from gemmtuned.db.files import connect_read_only
 
@@ -30,7 +31,7 @@ def glance(path: Path, *, for_s: float) -> list[str] | None:
     until_s = time.monotonic() + for_s
     try:
         while (found := look.result()) is None and time.monotonic() < until_s:
-            time.sleep(0.005)
+            sleep(0.005)
         if found is not None:
             return found or _disagreements(path)
         look.stop()

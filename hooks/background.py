@@ -23,7 +23,7 @@ from enum import Enum
 from typing import Any, Final, Protocol
 
 from gemmtuned.configs.real import allocate_lock
-from gemmtuned.configs.say import our_thread, our_thread_ends, say
+from gemmtuned.configs.say import Once, our_thread, our_thread_ends, say
 
 FAULTS: Final = tuple(
     getattr(signal, name) for name in ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS", "SIGABRT")
@@ -89,7 +89,7 @@ class Background:
         self._thread: int | None = None  # a pthread_t, until it is joined
         self._running = False
         self._beginning = False  # `start` has made a thread, and none has begun yet
-        self._told: set[str] = set()
+        self._told = Once()
         self._body = thread_body(self.run)
 
     def start(self) -> None:
@@ -181,8 +181,7 @@ class Background:
             part.turn()
         except BaseException as err:  # also SystemExit: it would end the thread, and nobody would know
             text = f"{type(err).__name__}: {err}"
-            if text not in self._told:
-                self._told.add(text)
+            if self._told.is_new(text):
                 say(f"an error of ours, the program runs on: {text}")
 
 

@@ -6,7 +6,6 @@ taken only where their backend's stamp equals ours; the rest is counted by reaso
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
@@ -17,6 +16,7 @@ from gemmtuned.configs.errors import GemmtunedError, ProblemError
 from gemmtuned.configs.launch import read_launch
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.real import allocate_lock
 from gemmtuned.configs.rows import ROWS
 from gemmtuned.configs.solution import DEFAULT_BACKEND, LIVE_STATES, Environment, Solution
 
@@ -34,7 +34,7 @@ SERVED: Final = ("dense", "batched")  # families that the hook routes; the other
 
 _idents: dict[tuple[object, ...], int] = {}
 _solutions: list[Solution] = []  # by ident
-_new_ident = threading.Lock()
+_new_ident = allocate_lock()
 
 
 Key = tuple[Problem, str, str]  # problem with padded m, covers, mode

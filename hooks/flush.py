@@ -20,7 +20,7 @@ from gemmtuned.configs.errors import GemmtunedError, StoreBusy
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.processes import pid_namespace
 from gemmtuned.configs.real import allocate_lock, sleep
-from gemmtuned.configs.say import tell
+from gemmtuned.configs.say import Once, tell
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import Environment, Solution
@@ -82,7 +82,7 @@ class Flusher:
         self.dropped = 0
         self._pausing = False
         self.in_store = False  # a flush is inside SQLite, not waiting for an import
-        self._told: set[str] = set()
+        self._told = Once()
         self.complaint = _no_store  # why the store does not take our counts; empty when it does
 
     def due_s(self) -> float:
@@ -225,8 +225,7 @@ class Flusher:
         try:
             return self._environment(place)
         except Exception as err:
-            if place not in self._told:
-                self._told.add(place)
+            if self._told.is_new(place):
                 tell(log, WARNING, "counts dropped place=%s reason=%s", place, err)
             return None
 
@@ -263,11 +262,9 @@ class Flusher:
     def _complain(self, err: Exception, *, aloud: bool = True) -> None:
         text = str(err) if isinstance(err, GemmtunedError) else f"{type(err).__name__}: {err}"
         self._busy_since_s = self._busy_since_s or time.monotonic()
-        told = text in self._told
         if isinstance(err, StoreBusy) and time.monotonic() - self._busy_since_s < BUSY_TOLD_S:
-            told = True  # the next flush takes it along
-        if aloud and not told:
-            self._told.add(text)
+            aloud = False  # the next flush takes it along
+        if aloud and self._told.is_new(text):
             tell(log, WARNING, "counts stay in memory reason=%s", text)
         self.complaint = text
 

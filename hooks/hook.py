@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gemmtuned.configs.errors import CandidateFailed, GemmtunedError
 from gemmtuned.configs.real import allocate_lock
-from gemmtuned.configs.say import say_line, tell
+from gemmtuned.configs.say import Once, say_line, tell
 from gemmtuned.configs.settings import BATCH_INVARIANT, Settings, UserTables, batch_invariance
 from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Environment, Solution
@@ -92,7 +92,7 @@ class Hook:
         self._set_mode = native.OFF
         self._announced = False
         self._invariant = ""  # who asks for kernels that are the same for every M
-        self._told_others: set[str] = set()
+        self._told_others = Once()
         self._swap = allocate_lock()  # one table change at a time
         self.op_counts = OpCounts()
         self._tables = (*settings.tables, *tables)
@@ -348,6 +348,9 @@ class Hook:
             never_again("it was forked in the middle of a flush")
         if self.native is not None:
             self.native.at_first_count(self._first_count)
+        elif self._look_at_s is not None:  # no call comes to us before the library does: a thread has to look for it
+            with suppress(OSError):
+                self.background.start()
 
     def environment(self, place: str) -> Environment:
         """Device and versions of a place (`cpu`, `cuda:0`) in this process; needs torch fully imported."""
@@ -421,8 +424,7 @@ class Hook:
         return self.native.overridden(anew=anew) if self.native is not None else {}
 
     def _tell_of_others(self) -> None:
-        new = {name: place for name, place in self.overridden().items() if name not in self._told_others}
-        self._told_others.update(new)
+        new = {name: place for name, place in self.overridden().items() if self._told_others.is_new(name)}
         if new:
             tell(log, logging.WARNING, "%s", _of_others(new))
 

@@ -6,14 +6,15 @@ and whoever imports the module there waits for ever.  So our threads import insi
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from gemmtuned.configs.real import allocate_rlock
+
 WAIT_S: Final = 5.0  # imports end by themselves; but one may wait for the thread that forks, so not for ever
 
-_lock = threading.RLock()
+_lock = allocate_rlock()
 
 
 @contextmanager
@@ -25,7 +26,7 @@ def importing() -> Iterator[None]:
 
 def pause() -> bool:
     """Wait until none of our threads imports and let none begin; False when that took too long. For a fork."""
-    return _lock.acquire(timeout=WAIT_S)
+    return bool(_lock.acquire(timeout=WAIT_S))
 
 
 def resume() -> None:
@@ -36,4 +37,4 @@ def resume() -> None:
 def after_fork() -> None:
     """In a forked child: whoever held the lock is not here."""
     global _lock
-    _lock = threading.RLock()
+    _lock = allocate_rlock()

@@ -5,12 +5,12 @@ What ops run through aten is counted there and not here.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
 from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.real import allocate_lock
 from gemmtuned.configs.sighting import OUTCOMES, Sighting
 
 MAX_PROBLEMS: Final = 65_536
@@ -22,7 +22,7 @@ class OpCounts:
     def __init__(self) -> None:
         self.dropped = 0
         self._calls: Counter[tuple[Problem, str]] = Counter()
-        self._lock = threading.Lock()
+        self._lock = allocate_lock()
 
     def add(self, problem: Problem, place: str) -> None:
         """One call that torch or another library served."""
@@ -41,5 +41,5 @@ class OpCounts:
 
     def reset(self) -> None:
         """Forget all: a forked child starts empty, and its lock may have been held."""
-        self._lock = threading.Lock()
+        self._lock = allocate_lock()
         self._calls = Counter()

@@ -18,6 +18,7 @@ from typing import Final
 
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.manifest import MANIFEST, TableFile, read_manifest, read_table
+from gemmtuned.configs.real import allocate_lock
 from gemmtuned.configs.say import tell
 from gemmtuned.configs.solution import Solution
 from gemmtuned.hooks.inotify import Events
@@ -47,13 +48,13 @@ def subscribe(callback: Callable[[int], None]) -> Callable[[], None]:
 
 
 _untold: list[int] = []  # generations that the subscribers have not heard of yet
-_telling = threading.Lock()  # one thread tells them at a time
+_telling = allocate_lock()  # one thread tells them at a time
 
 
 def after_fork() -> None:
     """In a forked child: whoever was telling is not here."""
     global _telling
-    _telling = threading.Lock()
+    _telling = allocate_lock()
     _untold.clear()
 
 
@@ -65,14 +66,20 @@ def _tell_subscribers(generation: int) -> None:
 
 
 def _tell_all() -> None:
-    with _telling:
-        while _untold:
-            generation = _untold.pop(0)
-            for callback in tuple(_subscribers):
-                try:
-                    callback(generation)
-                except Exception:  # noqa: PERF203
-                    log.exception("a callback given to on_reload raised generation=%d", generation)
+    while _untold and _telling.acquire(blocking=False):  # else who has it takes this one along
+        try:
+            while _untold:
+                _call_all(_untold.pop(0))
+        finally:
+            _telling.release()
+
+
+def _call_all(generation: int) -> None:
+    for callback in tuple(_subscribers):
+        try:
+            callback(generation)
+        except Exception:  # noqa: PERF203
+            log.exception("a callback given to on_reload raised generation=%d", generation)
 
 
 class Loader:

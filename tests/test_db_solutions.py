@@ -170,6 +170,22 @@ def test_what_our_own_run_clears_stays_and_is_not_run_again_the_same_day(store: 
     assert len(store.published()[1]) == 1
 
 
+def test_what_is_pinned_after_it_was_reported_waits_for_no_run_and_stays(store: Store) -> None:
+    bad = reported(store)
+    work = store.lease_recheck("a:1", NEW, ("reported",), now_s=T + 1, hold_s=60)
+    assert work is not None
+    store.add_trial(work, bad.problem, bad.candidate, phase="verify", us=None, err=None, outcome="crash", note="",
+                    started_us=int((T + 2) * 1e6))  # fmt: skip
+    store.pin([problem()], now_s=T + 3)
+    assert store.take_quarantined(now_s=T + 4) == []
+    assert [s.state for s in store.published()[1]] == ["pinned"]
+    store.pin([problem()], off=True, now_s=T + 5)
+
+    assert not store.has_recheck("")
+    assert store.take_quarantined(now_s=T + 6) == []
+    assert len(store.published()[1]) == 1
+
+
 def test_an_earlier_failure_of_ours_is_no_evidence(store: Store) -> None:
     store.add_sightings("r", NEW, [saw(problem())], now_s=T)
     work = lease(store, now_s=T)

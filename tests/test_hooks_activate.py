@@ -244,6 +244,37 @@ def test_without_a_library_nothing_is_patched_or_counted_and_one_line_says_so(
     assert not (tmp_path / "cache").exists()
 
 
+def test_a_child_forked_before_the_library_came_takes_it_up_too(home: Home, tmp_path: Path) -> None:
+    built = build(home.cache)
+    library = library_path(tmp_path / "cache")
+    assert library is not None
+    library.parent.mkdir(parents=True)
+    done = home.run(
+        """
+        import json, os, shutil, sys, torch, gemmtuned
+        from hooked import wait_for
+        from gemmtuned.hooks import hook
+        hook.LOOK_S = 0.1
+        gemmtuned.enable()
+        pid = os.fork()
+        if not pid:
+            wait_for(gemmtuned.is_enabled)
+            torch.mm(torch.ones(4, 16), torch.ones(16, 8))
+            sys.exit(7)
+        shutil.copyfile(sys.argv[1][:-3] + ".json", sys.argv[2][:-3] + ".json")
+        shutil.copyfile(sys.argv[1], sys.argv[2] + ".part")
+        os.rename(sys.argv[2] + ".part", sys.argv[2])
+        print(json.dumps(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
+        """,
+        str(built),
+        str(library),
+        GEMMTUNED_CACHE=str(tmp_path / "cache"),
+    )
+
+    assert done.said == 7
+    assert sum(home.counts().values()) == 1
+
+
 def test_a_library_that_comes_late_is_taken_up_and_recompiles_nothing(home: Home, tmp_path: Path) -> None:
     built = build(home.cache)
     library = library_path(tmp_path / "cache")

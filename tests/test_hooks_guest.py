@@ -359,6 +359,34 @@ def test_threads_that_come_and_go_lose_no_count_and_cost_nothing_that_grows(home
     assert grown < 12_000, f"3000 threads took {grown} KiB; 12 KiB each would be 36,000"
 
 
+def test_counts_of_threads_that_end_are_kept_however_many_shapes_they_met(home: Home) -> None:
+    """100,000 problems, each met by a thread of few: more than any one thread may keep."""
+    done = home.run(
+        """
+        import json, threading, torch
+        from gemmtuned.hooks import activate
+        hook = activate.current()
+        hook.flusher.stop()
+        torch.set_num_threads(1)
+        w = torch.ones(2, 100)
+
+        def work(first):
+            for m in range(first, first + 1000):
+                x = torch.empty(1).expand(m, 2)
+                for n in range(1, 11):
+                    torch.mm(x, w[:, :n])
+
+        for first in range(1, 10_000, 1000):
+            thread = threading.Thread(target=work, args=(first,))
+            thread.start()
+            thread.join()
+        print(json.dumps([sum(s.calls for s in hook.native.drain()), hook.native.dropped]))
+        """,
+        GEMMTUNED_FLUSH_S="1000",
+    )
+    assert done.said == [100_000, 0]
+
+
 def test_whole_numbers_and_sums_with_a_function_behind_are_counted(home: Home) -> None:
     done = home.run(
         """

@@ -237,3 +237,48 @@ def test_no_file_imports_itself_by_way_of_others() -> None:
     while unused := graph.keys() - set().union(*graph.values()):  # nor is what nobody left imports
         graph = {name: imported for name, imported in graph.items() if name not in unused}
     assert not graph, f"a circle of imports: {sorted(graph)}"
+
+
+# What gevent and eventlet put others in place of, and where it is right to take what the program has
+PATCHED = {
+    "threading": {"Lock", "RLock", "Condition", "Event", "Semaphore", "BoundedSemaphore", "Barrier", "Timer", "Thread"},
+    "_thread": {"allocate_lock", "LockType", "RLock", "start_new_thread"},
+    "time": {"sleep"},
+    "queue": {"Queue", "LifoQueue", "PriorityQueue", "SimpleQueue"},
+    "select": {"select", "poll", "epoll"},
+    "subprocess": {"Popen", "run", "call", "check_call", "check_output"},
+    "multiprocessing": {"Process", "Pool", "Queue", "Lock"},
+    "concurrent.futures": {"ThreadPoolExecutor", "ProcessPoolExecutor"},
+}
+TAKEN_AS_IT_IS = {
+    ("configs/real.py", "time.sleep"),
+    ("configs/say.py", "select.poll"),  # does not wait
+    ("hooks/watch.py", "threading.Thread"),  # callbacks of the program, in a thread as it has them
+    ("hooks/native/build.py", "subprocess.run"),  # of `doctor --build`, `run` and the daemon
+    ("db/upkeep.py", "threading.Thread"),  # of the daemon and of commands
+}  # fmt: skip
+
+
+def patched_names(path: Path) -> Iterator[tuple[str, int]]:
+    """(name, line) of everything taken from a module that an event loop patches."""
+    tree = ast.parse(path.read_text(), str(path))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module in PATCHED:
+            yield from (
+                (f"{node.module}.{a.name}", node.lineno) for a in node.names if a.name in PATCHED[node.module or ""]
+            )
+        elif isinstance(node, ast.Attribute):
+            module, _, name = ast.unparse(node).rpartition(".")
+            if name in PATCHED.get(module, ()):
+                yield f"{module}.{name}", node.lineno
+
+
+IN_A_HOST = [(folder, path) for folder, path in OURS if folder in ("configs", "db", "hooks")]
+
+
+@pytest.mark.parametrize(("folder", "path"), IN_A_HOST, ids=ids(IN_A_HOST))
+def test_what_runs_in_a_host_locks_and_sleeps_as_the_interpreter_does(folder: str, path: Path) -> None:
+    where = str(path.relative_to(ROOT))
+    strays = [f"line {line}: {name}" for name, line in patched_names(path) if (where, name) not in TAKEN_AS_IT_IS]
+
+    assert not strays, f"{where}: take it from configs/real.py, or say in TAKEN_AS_IT_IS why it is right"
