@@ -9,6 +9,7 @@ result: `write` runs it as one BEGIN IMMEDIATE transaction under the lock file, 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import logging
 import os
@@ -267,18 +268,29 @@ class Connection:
                 result = work(conn)
                 failpoints.point("store.commit")
                 conn.execute("COMMIT")
-                failpoints.point("store.committed")
             except BaseException:
                 if conn.in_transaction:
                     conn.execute("ROLLBACK")
-                raise
-            finally:
                 if durable:
-                    conn.execute("PRAGMA synchronous = NORMAL")
-            self._checkpoint_if_large(conn)
+                    with contextlib.suppress(sqlite3.Error):
+                        conn.execute("PRAGMA synchronous = NORMAL")
+                raise
+            self._after_commit(conn, durable)
             return result
         finally:
             self.lock.release()
+
+    def _after_commit(self, conn: sqlite3.Connection, durable: bool) -> None:
+        """What follows a commit. An error here must not reach the caller, who would do the same work a second time."""
+        try:
+            failpoints.point("store.committed")
+            if durable:
+                conn.execute("PRAGMA synchronous = NORMAL")
+            self._checkpoint_if_large(conn)
+        except (sqlite3.Error, OSError, MemoryError) as err:
+            tell(log, logging.WARNING, "written, and trouble after it path=%s reason=%s", self.path, err)
+            with contextlib.suppress(sqlite3.Error, OSError):
+                self._drop(locked=True)  # opened anew at the next use
 
     def _refuse_newer(self, conn: sqlite3.Connection) -> None:
         """A newer version may have brought the file up to its own schema while we had it open."""
@@ -296,7 +308,7 @@ class Connection:
         conn.execute("PRAGMA busy_timeout = 0")  # a reader in the way is not waited for
         try:
             conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        except sqlite3.DatabaseError as err:  # the transaction is committed: this must not undo the caller's belief
+        except sqlite3.DatabaseError as err:
             tell(log, logging.WARNING, "checkpoint failed path=%s reason=%s", self.path, err)
         finally:
             conn.execute(f"PRAGMA busy_timeout = {int(self.timeout_s * 1000)}")

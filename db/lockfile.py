@@ -15,6 +15,7 @@ import stat
 import time
 from pathlib import Path
 
+from gemmtuned._testing import faults
 from gemmtuned.configs.real import allocate_lock, sleep
 
 
@@ -56,10 +57,16 @@ class LockFile:
             raise
 
     def release(self) -> None:
-        """Give it back; only its holder may call this."""
-        if self._fd is not None:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
-        self._thread.release()
+        """Give it back; only its holder may call this. Never fails: what it guarded was done."""
+        try:
+            if self._fd is not None:
+                faults.point("lock.release")
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self.close()  # which frees it, too
+        finally:
+            self._thread.release()
 
     def close(self) -> None:
         """Give the descriptor back. The lock must not be held."""

@@ -26,3 +26,21 @@ def test_an_error_that_nobody_foresaw_is_not_lost(tmp_path: Path, monkeypatch: p
     with pytest.raises(TableError, match="RuntimeError: can't start new thread"):
         beside.result()
     store.close()
+
+
+def test_what_was_published_of_another_file_says_nothing_about_the_one_that_lies_there_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database is built anew while a thread publishes: rows that it lost are taken back by the next publication."""
+    monkeypatch.setattr(publishing, "FEW", -1)
+    store = open_store(tmp_path)
+    beside = publishing.Publishing(store, Settings.from_env({"GEMMTUNED_HOME": str(tmp_path)}))
+    beside.forget()
+    beside.begin(1000.0)
+    beside.wait()
+    beside.forget()
+    assert beside.result() is None
+    beside.begin(1000.0)
+    beside.wait()
+    assert beside.result() == store.generation()
+    store.close()

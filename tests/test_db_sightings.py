@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from store_cases import DAY, HOUR, NEW, OLD, found, lease, open_store, problem, saw
 
+from gemmtuned._testing import faults
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.db import queries
@@ -110,3 +111,26 @@ def test_text_without_end_is_cut_not_refused(store: Store) -> None:
     store.add_quarantine(found(problem()), "x" * 100_000, run="r" * 5000, now_s=T)
 
     assert len(queries.coverage(store.path, by="run", now_s=T)[0]["run"]) == 512
+
+
+@pytest.mark.parametrize(
+    "rule", ["store.committed=EIO", "lock.release=1+:EIO", "store.committed=ENOSPC; lock.release=EIO"]
+)
+@pytest.mark.parametrize("durable", [False, True], ids=["counts", "solutions"])
+def test_trouble_after_a_commit_is_not_the_callers_who_would_write_it_twice(
+    tmp_path: Path, rule: str, durable: bool
+) -> None:
+    store = open_store(tmp_path)
+    with faults.armed(rule) as passed:
+        if durable:
+            store.install(None, [found(problem())], environment=NEW, now_s=T)
+        store.add_sightings("r", NEW, [saw(problem(), 7)], now_s=T)
+    assert rule.partition("=")[0] in passed
+    other = open_store(tmp_path, timeout_s=1.0)  # the lock is free
+    other.add_sightings("r", NEW, [saw(problem(), 1)], now_s=T)
+    store.add_sightings("r", NEW, [saw(problem(), 1)], now_s=T)
+    with closing(sqlite3.connect(store.path)) as conn:
+        assert conn.execute("SELECT sum(calls) FROM demand").fetchone() == (9,)
+    assert len(store.published()[1]) == durable and store.check() == []
+    other.close()
+    store.close()

@@ -29,6 +29,7 @@ class Publishing:
         self._thread: threading.Thread | None = None
         self._error: GemmtunedError | None = None
         self._done: int | None = None
+        self._of_another = False  # what runs, or has ended, began with a file that is not the database any more
         self.took_s = 0.0  # the last one
 
     @property
@@ -51,12 +52,16 @@ class Publishing:
         """The store's generation that was published since this was last asked. Raises what the thread ended with."""
         if self.runs:
             return None
-        self._thread = None
+        self._thread, of_another, self._of_another = None, self._of_another, False
         error, self._error = self._error, None
         if error is not None:
             raise error
         done, self._done = self._done, None
-        return done
+        return None if of_another else done
+
+    def forget(self) -> None:
+        """The database is another file by now: what was published of the one before says nothing about it."""
+        self._of_another = self._thread is not None or self._done is not None
 
     def wait(self) -> None:
         """Until a thread that is at it has ended, for a moment at most."""

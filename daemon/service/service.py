@@ -243,6 +243,7 @@ class Daemon:
         self._upkeep_at_s = now_s + UPKEEP_S
         try:
             if self._caretaker.look(now_s):
+                self._publishing.forget()
                 self._generation = -1  # compared with what is published before all else
             self._take_ingest(now_s)
             for gone in self.store.take_quarantined(now_s=now_s):
