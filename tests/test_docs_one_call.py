@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from pathlib import Path
 
@@ -35,6 +36,15 @@ def test_each_step_is_a_function_of_its_file(step: tuple[str, str, str, str]) ->
     _, name, file, _ = step
     assert (ROOT / file).is_file(), f"{file} is gone: say in docs/one-call.md where {name} is now"
     assert exists(name, ROOT / file), f"{file} has no {name}: docs/one-call.md must name what does this step now"
+
+
+QUESTIONS = json.loads((ROOT / "tests/data/where_does.json").read_text())
+
+
+@pytest.mark.parametrize("asked", QUESTIONS, ids=lambda asked: asked["function"])
+def test_the_answers_to_the_readers_questions_are_right_still(asked: dict[str, str]) -> None:
+    """What somebody new is asked about the code."""
+    assert exists(asked["function"], ROOT / asked["file"])
 
 
 def test_a_name_that_is_not_there_is_noticed() -> None:

@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from gemmtuned.commands.options import MOST_ROWS, Json, Since, choice, settings
+from gemmtuned.configs.settings import Settings
 from gemmtuned.reports import layers
 from gemmtuned.reports.coverage import GROUPS, SHOWN, WEIGHTS, report
 from gemmtuned.reports.published import notes, standing
-from gemmtuned.reports.render import show
+from gemmtuned.reports.render import Report, show
 from gemmtuned.reports.source import no_database, of_database
 from gemmtuned.reports.why import why_nothing, why_off
 from gemmtuned.reports.without import without_notes
@@ -43,18 +44,7 @@ def coverage(
     """
     here = settings()
     if not here.db.exists():
-        facts = {
-            "by": by,
-            "weight": weight,
-            "since_s": since,
-            "total": None,
-            "compiled_problems": 0,
-            "compiled_cpp_problems": 0,
-            "frozen_problems": 0,
-        }
-        answer = no_database("coverage", here, "rows", **facts)
-        off = why_off(here) or why_nothing(here)
-        show(replace(answer, lines=[*off, *answer.lines]), as_json=as_json)
+        show(_without_database(here, by, weight, since), as_json=as_json)
         return
     from gemmtuned.db import queries
 
@@ -86,3 +76,18 @@ def coverage(
     )
     off = off or ([] if rows else why_nothing(here))
     show(of_database(replace(answer, lines=[*off, *answer.lines]), here), as_json=as_json)
+
+
+def _without_database(here: Settings, by: str, weight: str, since_s: float) -> Report:
+    """The answer while no program has recorded anything, with every key that it has later."""
+    facts = {
+        "by": by,
+        "weight": weight,
+        "since_s": since_s,
+        "total": None,
+        "compiled_problems": 0,
+        "compiled_cpp_problems": 0,
+        "frozen_problems": 0,
+    }
+    answer = no_database("coverage", here, "rows", **facts)
+    return replace(answer, lines=[*(why_off(here) or why_nothing(here)), *answer.lines])

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +17,11 @@ from gemmtuned.commands import native_library, spot_checking
 from gemmtuned.commands.options import LogFormat, LogLevel, seconds, settings, start_logging
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.reports.progress import Tell, progress
+
+if TYPE_CHECKING:
+    from gemmtuned.configs.settings import Settings
+    from gemmtuned.daemon.device.devices import Monitor
+    from gemmtuned.daemon.service.metrics import Metrics
 
 _LOOK_S = 0.5
 
@@ -62,35 +67,50 @@ def daemon(
     here = settings()
     if idle_s is not None:
         here = replace(here, idle_s=idle_s)
-    from gemmtuned.daemon.device.devices import find_monitors
     from gemmtuned.daemon.device.gpus import MEMORY_CAP_BYTES
     from gemmtuned.daemon.seats.worker import Worker
     from gemmtuned.daemon.service.main import run_daemon
-    from gemmtuned.daemon.service.rules import Hours, Rules, allowed
+    from gemmtuned.daemon.service.rules import Hours, Rules
 
     rules = Rules(hours=Hours.parse(hours) if hours else None, budget_s=budget)
-    monitors = find_monitors(share_resident=share_resident)
-    if devices:
-        monitors = allowed(monitors, [name.strip() for name in devices.split(",") if name.strip()])
+    monitors = _monitors(devices, share_resident=share_resident)
     # beside a loaded program a worker may not take the memory which that one will ask for next
     make_worker = partial(Worker, memory_cap_bytes=MEMORY_CAP_BYTES if share_resident else None)
-    metrics = None
-    if metrics_port is not None:
-        from gemmtuned.daemon.service.metrics import Metrics
+    metrics = None if metrics_port is None else _metrics(metrics_port, here.db)
+    with _beside(here), _bar(here.home, here.db) if once else nullcontext():
+        code = run_daemon(
+            here, once=once, wait_s=wait_s, monitors=monitors, make_worker=make_worker, rules=rules,
+            metrics=metrics, compile_ahead=compile_ahead,
+        )  # fmt: skip
+    if code:
+        raise typer.Exit(code)
 
-        metrics = Metrics(metrics_port, here.db)
+
+def _monitors(devices: str, *, share_resident: bool) -> list[Monitor]:
+    """The devices that may be used, as --devices names them."""
+    from gemmtuned.daemon.device.devices import find_monitors
+    from gemmtuned.daemon.service.rules import allowed
+
+    found = find_monitors(share_resident=share_resident)
+    names = [name.strip() for name in devices.split(",") if name.strip()]
+    return list(allowed(found, names) if devices else found)
+
+
+@contextmanager
+def _beside(here: Settings) -> Iterator[None]:
+    """What the daemon has done for programs meanwhile: the native hook is built, rows of users' tables are checked."""
     beside = (native_library.Beside(here), spot_checking.Beside(here))
     try:
-        with _bar(here.home, here.db) if once else nullcontext():
-            code = run_daemon(
-                here, once=once, wait_s=wait_s, monitors=monitors, make_worker=make_worker, rules=rules,
-                metrics=metrics, compile_ahead=compile_ahead,
-            )  # fmt: skip
+        yield
     finally:
         for one in beside:
             one.stop()
-    if code:
-        raise typer.Exit(code)
+
+
+def _metrics(port: int, db: Path) -> Metrics:
+    from gemmtuned.daemon.service.metrics import Metrics
+
+    return Metrics(port, db)
 
 
 @contextmanager

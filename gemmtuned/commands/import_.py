@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -66,27 +66,13 @@ def import_(
     AITER's tables (tuned and untuned, every family) and Triton tile files, TunableOp results, vLLM's and SGLang's
     tile configs, Inductor lookup tables, and folders of gemmtuned's own; of a model's folder it tells the weights.
     Every row is used, or refused with a reason; a table with a column that could decide what the product is and that
-    nobody knows is refused as a whole. What they name as best was
-    measured elsewhere: it is tried first when its problem is tuned here, and not run before; what gemmtuned itself
-    measured on this kind of CPU is used once it is checked (--no-use: never). Importing a file again replaces its
-    rows. A file that cannot be read costs that file; a bad row stops all, unless --skip-bad-rows. Ends
-    with 1 in both cases.
+    nobody knows is refused as a whole. What they name as best was measured elsewhere: it is tried first when its
+    problem is tuned here, and not run before; what gemmtuned itself measured on this kind of CPU is used once it is
+    checked (--no-use: never). Importing a file again replaces its rows. A file that cannot be read costs that file; a
+    bad row stops all, unless --skip-bad-rows. Ends with 1 in both cases.
     """
     here = settings()
-    wanted = [(path, family) for given in file or () for path in _tables(given)]
-    if not wanted:
-        wanted = [(path, table.family) for table in here.tables for path in table.paths]
-    if not wanted:
-        raise typer.BadParameter("no file given, and no AITER_CONFIG_* variable names one")
-    found: list[Imported] = []
-    unread: list[dict[str, Any]] = []
-    for path, told in wanted:
-        try:
-            found.append(
-                read_model(path) if is_model(path) else read_any(path, family=told, ignore=ignore_column or ())
-            )
-        except (TableError, ProblemError) as err:  # noqa: PERF203  one bad file costs that file
-            unread.append(_row(Imported(path=str(path), format="", family="", kind=""), [str(err)]))
+    found, unread = _read(_wanted(file or (), family, here), ignore_column or ())
     bad = sum(one.rejected for one in found)
     stopped = bool(bad) and not skip_bad_rows
     keep = not dry_run and bool(found) and not stopped
@@ -98,31 +84,58 @@ def import_(
         "dry_run": dry_run, "kept": keep, "queued": queued, "used": used, "not_used": refused, "taken_back": back
     }  # fmt: skip
     notes = _notes(found, dry_run=dry_run and not stopped, kept=keep, queued=queued)
-    notes += (
-        [f"taken back into the database: {several(back, 'solution')} that the published tables have"] if back else []
-    )
-    notes += (
-        [f"in use after a spot check: {several(used, 'solution')} of this kind of CPU and these versions"]
-        if used
-        else []
-    )
-    notes += [f"{number} not used: {reason}" for reason, number in refused.items()]
-    notes += [note for one in found for note in one.notes]
-    errors = [str(row["reasons"][0]) for row in unread]
-    if stopped:
-        *others, last = (one.reasons[0] for one in found if one.reasons)
-        good = sum(len(one.hints) for one in found)
-        how = f"use --skip-bad-rows to import the other {good} rows" if good else "no row is good"
-        errors += [*others, f"{last}. Bad rows in all: {bad}; {how}"]
+    notes += _more_notes(found, back, used, refused)
     # on stderr, as every error; the table for people has what is no error, the first row that was skipped
     skipped = [row if row["rejected"] and not stopped else {**row, "reasons": []} for row in rows[: len(found)]]
     if found or as_json:
         table = Table("files", _COLUMNS, rows if as_json else skipped)
         show(Report("import", [table], facts, notes=notes), as_json=as_json)
-    for error in errors:
+    for error in (*(str(row["reasons"][0]) for row in unread), *(_bad_rows(found, bad) if stopped else ())):
         complain(error)
     if unread or stopped:
         raise typer.Exit(1)
+
+
+def _wanted(given: Sequence[Path], family: str | None, here: Settings) -> list[tuple[Path, str | None]]:
+    """Files, each with its family if that is known. A usage error where neither command nor variables name one."""
+    wanted = [(path, family) for one in given for path in _tables(one)]
+    wanted = wanted or [(path, table.family) for table in here.tables for path in table.paths]
+    if not wanted:
+        raise typer.BadParameter("no file given, and no AITER_CONFIG_* variable names one")
+    return wanted
+
+
+def _read(
+    wanted: Sequence[tuple[Path, str | None]], ignore: Sequence[str]
+) -> tuple[list[Imported], list[dict[str, Any]]]:
+    """(what the files hold, a row for each that cannot be read)."""
+    found: list[Imported] = []
+    unread: list[dict[str, Any]] = []
+    for path, family in wanted:
+        try:
+            found.append(read_model(path) if is_model(path) else read_any(path, family=family, ignore=ignore))
+        except (TableError, ProblemError) as err:  # noqa: PERF203  one bad file costs that file
+            unread.append(_row(Imported(path=str(path), format="", family="", kind=""), [str(err)]))
+    return found, unread
+
+
+def _more_notes(found: Sequence[Imported], back: int, used: int, refused: Mapping[str, int]) -> Iterator[str]:
+    """back: solutions that the database got back; used: in use after a spot check; refused: the others, by why."""
+    if back:
+        yield f"taken back into the database: {several(back, 'solution')} that the published tables have"
+    if used:
+        yield f"in use after a spot check: {several(used, 'solution')} of this kind of CPU and these versions"
+    yield from (f"{number} not used: {reason}" for reason, number in refused.items())
+    yield from (note for one in found for note in one.notes)
+
+
+def _bad_rows(found: Sequence[Imported], bad: int) -> Iterator[str]:
+    """The first bad row of each file, and with the last one how many there are and what can be done."""
+    *others, last = (one.reasons[0] for one in found if one.reasons)
+    good = sum(len(one.hints) for one in found)
+    how = f"use --skip-bad-rows to import the other {good} rows" if good else "no row is good"
+    yield from others
+    yield f"{last}. Bad rows in all: {bad}; {how}"
 
 
 def _tables(path: Path) -> list[Path]:

@@ -36,7 +36,7 @@ def report(
     compiled: of the view `compiled`, GEMMs that nobody can count.  frozen: of the view `frozen`.  warnings: why today's
     tables are not what programs use.
     """
-    amount, covered, spell, name = _WEIGHED[weight]
+    amount, covered, *_ = _WEIGHED[weight]
     shown: list[dict[str, Any]] = [
         {**row, "covered_share": _share(row[covered], row[amount]), "hit_share": _share(_hits(row), row["calls"])}
         for row in sorted(rows, key=lambda row: -row[amount])[:limit]
@@ -55,38 +55,12 @@ def report(
         "estimated_share": _share(sum(row["estimated_time_us"] for row in rows), sum(row["time_us"] for row in rows)),
     }
     window = f"{since_s / 3600:g} h"
-    columns = (
-        Column(by, by, right=False),
-        *(() if by in ("device", "problem") else (Column("device", "device", right=False),)),
-        *(() if by == "problem" else (Column("problems", "problems", count), Column("tuned_problems", "tuned", count))),
-        Column("calls", "calls", count),
-        *(() if weight == "calls" else (Column(amount, name, spell),)),
-        Column("covered_share", "covered now", percent),
-        Column("hit_share", "hits at the call", percent),
-    )
     wrapped = [row for row in compiled if row["kernel"] == CPP_WRAPPER]
     compiled = [row for row in compiled if row["kernel"] != CPP_WRAPPER]
     inside = len({row["problem"] for row in compiled})
-    lines = []
-    if rows:
-        lines = [
-            f"covered now: {percent(total['covered_share'] or 0)} of the {name} of the last {window} has a verdict",
-            f"observed: {percent(total['hit_share'] or 0)} of {several(calls, 'call')} hit a solution at the time "
-            f"({count(total['exact_calls'])} exact, {count(total['padded_calls'])} padded)",
-        ]
-        if weight == "time" and total["estimated_share"]:
-            lines.append(
-                f"estimated: {percent(total['estimated_share'])} of the GEMM time, by size alone: of problems neither "
-                "tuned nor timed"
-            )
-        if total["untunable_calls"]:
-            lines.append(
-                f"not tunable: this version cannot tune {count(total['untunable_problems'])} of the problems "
-                f"({several(total['untunable_calls'], 'call')}; gemmtuned untuned says which)"
-            )
     return Report(
         "coverage",
-        [Table("rows", columns, shown, empty=f"No GEMM was called in the last {window}.")],
+        [Table("rows", _columns(by, weight), shown, empty=f"No GEMM was called in the last {window}.")],
         facts={
             "by": by,
             "weight": weight,
@@ -96,9 +70,43 @@ def report(
             "compiled_cpp_problems": len({row["problem"] for row in wrapped}),
             "frozen_problems": len({row["problem"] for row in frozen}),
         },
-        lines=lines,
+        lines=_lines(total, weight, window) if rows else [],
         notes=[*more, *warnings, *frozen_notes(frozen), *_compiled(compiled), *_wrapped(wrapped)],
     )
+
+
+def _columns(by: str, weight: str) -> tuple[Column, ...]:
+    amount, _, spell, name = _WEIGHED[weight]
+    return (
+        Column(by, by, right=False),
+        *(() if by in ("device", "problem") else (Column("device", "device", right=False),)),
+        *(() if by == "problem" else (Column("problems", "problems", count), Column("tuned_problems", "tuned", count))),
+        Column("calls", "calls", count),
+        *(() if weight == "calls" else (Column(amount, name, spell),)),
+        Column("covered_share", "covered now", percent),
+        Column("hit_share", "hits at the call", percent),
+    )
+
+
+def _lines(total: Row, weight: str, window: str) -> list[str]:
+    """What stands above the table. total: sums over all rows."""
+    name = _WEIGHED[weight][-1]
+    lines = [
+        f"covered now: {percent(total['covered_share'] or 0)} of the {name} of the last {window} has a verdict",
+        f"observed: {percent(total['hit_share'] or 0)} of {several(total['calls'], 'call')} hit a solution at the time "
+        f"({count(total['exact_calls'])} exact, {count(total['padded_calls'])} padded)",
+    ]
+    if weight == "time" and total["estimated_share"]:
+        lines.append(
+            f"estimated: {percent(total['estimated_share'])} of the GEMM time, by size alone: of problems neither "
+            "tuned nor timed"
+        )
+    if total["untunable_calls"]:
+        lines.append(
+            f"not tunable: this version cannot tune {count(total['untunable_problems'])} of the problems "
+            f"({several(total['untunable_calls'], 'call')}; gemmtuned untuned says which)"
+        )
+    return lines
 
 
 def _hits(row: Row) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from gemmtuned.configs.problem import SPELLED
@@ -41,7 +41,29 @@ def report(rows: Sequence[Row], *, every: bool, limit: int, now_us: int, unused:
         for row in (ordered[:limit] if limit else ordered)
     ]
     crowded = [row for row in shown if (row.get("others") or 0.0) > CROWDED]
-    columns = (
+    saved_us = sum(row["saved_us"] or 0 for row in rows)
+    retired_us = sum(row["saved_us"] or 0 for row in rows if row["state"] not in LIVE_STATES)
+    notes = [*_sums(saved_us, retired_us, live, faster, invariant)] if rows else []
+    notes += [*_invariant_notes(invariant), *_crowded_notes(crowded)]
+    if never and not unused:
+        notes.append(f"{several(len(never), 'solution')} never looked up in a day or more: --unused lists them")
+    if len(shown) < len(ordered):
+        notes.append(f"{len(ordered) - len(shown)} more: --limit 0 shows all")
+    return Report(
+        "gains",
+        [Table("rows", _columns(shown, crowded, every=every), shown, empty="No solution is in use yet.")],
+        facts={
+            "saved_us": saved_us,
+            "faster": len(faster) - len(invariant),
+            "default_best": len(live) - len(faster),
+            "unused": len(never),
+        },
+        notes=notes,
+    )
+
+
+def _columns(shown: Sequence[Row], crowded: Sequence[Row], *, every: bool) -> tuple[Column, ...]:
+    return (
         Column("problem", "problem", right=False),
         Column("serves", "for", right=False),
         Column("route", "runs", right=False),
@@ -55,46 +77,39 @@ def report(rows: Sequence[Row], *, every: bool, limit: int, now_us: int, unused:
         Column("saved_us", "saved", duration),
         *((Column("state", "state", right=False),) if every or any(row["state"] == "pinned" for row in shown) else ()),
     )
-    saved_us = sum(row["saved_us"] or 0 for row in rows)
-    retired_us = sum(row["saved_us"] or 0 for row in rows if row["state"] not in LIVE_STATES)
-    notes = []
-    if rows:
-        of_retired = f", {duration(retired_us)} of it by solutions no longer in use (--all)" if retired_us else ""
-        notes.append(
-            f"saved so far: {duration(saved_us)} of GEMM time{of_retired}; "
-            f"{several(len(faster) - len(invariant), 'problem')} faster, "
-            f"{len(live) - len(faster)} best with torch's own"
-        )
+
+
+def _sums(
+    saved_us: float, retired_us: float, live: Sequence[Row], faster: Sequence[Row], invariant: Sequence[Row]
+) -> Iterator[str]:
+    of_retired = f", {duration(retired_us)} of it by solutions no longer in use (--all)" if retired_us else ""
+    yield (
+        f"saved so far: {duration(saved_us)} of GEMM time{of_retired}; "
+        f"{several(len(faster) - len(invariant), 'problem')} faster, "
+        f"{len(live) - len(faster)} best with torch's own"
+    )
+
+
+def _invariant_notes(invariant: Sequence[Row]) -> Iterator[str]:
     if invariant:
-        notes.append(
+        yield (
             f"{several(len(invariant), 'problem')} batch-invariant: chosen for the same bits at every M, at what that "
             "costs; the times are means over M from 1 to 256"
         )
-    if crowded:
-        notes.append(
-            f"{several(len(crowded), 'problem was', 'problems were')} timed while others used more than {CROWDED:.0%} "
-            "of the device: torch's time and the new one are of the same moment, and both too long. What was saved "
-            "goes by the programs' own calls where those were timed"
-        )
-        again = sum(row["recheck"] is not None and row["state"] in LIVE_STATES for row in crowded)
-        notes += (
-            [f"{again} of them wait for a daemon that finds the device idle, to be measured again"] if again else []
-        )
-    if never and not unused:
-        notes.append(f"{several(len(never), 'solution')} never looked up in a day or more: --unused lists them")
-    if len(shown) < len(ordered):
-        notes.append(f"{len(ordered) - len(shown)} more: --limit 0 shows all")
-    return Report(
-        "gains",
-        [Table("rows", columns, shown, empty="No solution is in use yet.")],
-        facts={
-            "saved_us": saved_us,
-            "faster": len(faster) - len(invariant),
-            "default_best": len(live) - len(faster),
-            "unused": len(never),
-        },
-        notes=notes,
+
+
+def _crowded_notes(crowded: Sequence[Row]) -> Iterator[str]:
+    """What is to be known of times taken while others used the device."""
+    if not crowded:
+        return
+    yield (
+        f"{several(len(crowded), 'problem was', 'problems were')} timed while others used more than {CROWDED:.0%} "
+        "of the device: torch's time and the new one are of the same moment, and both too long. What was saved "
+        "goes by the programs' own calls where those were timed"
     )
+    again = sum(row["recheck"] is not None and row["state"] in LIVE_STATES for row in crowded)
+    if again:
+        yield f"{again} of them wait for a daemon that finds the device idle, to be measured again"
 
 
 def _is_invariant(row: Row) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from gemmtuned.configs.moment import moment
@@ -42,41 +42,23 @@ def report(
     covered, total = covered_time
     share = covered / total if total else None
     lines = [
+        *_switched_off(settings, now_s),
         _daemon_line(notice, now_s),
         _published_line(published, differs),
-        f"covered now: {percent(share)} of the GEMM time of the last 24 h (gemmtuned coverage)"
-        if share is not None
-        else "No GEMM was called in the last 24 h.",
+        _covered_line(share),
         f"saved so far: {duration(saved_us)} of GEMM time (gemmtuned gains)",
     ]
-    lines[:0] = why_off(settings)
-    paused = paused_until(settings.home, now_s)
-    if paused is not None:
-        until = "" if paused == 0 else f" until {moment(paused, now_s)}"
-        lines.insert(0, f"PAUSED{until}: nothing is tuned. Go on with: gemmtuned resume")
-    daemon: Mapping[str, Any] = (
-        notice if notice and notice["running"] else {"seats": [], "elsewhere": [], "environment": ""}
-    )
-    seats = [{**seat, "advice": advice(seat["reason"])} for seat in daemon["seats"]]
+    daemon: Mapping[str, Any] = notice if notice and notice["running"] else _NO_DAEMON
     elsewhere = daemon["elsewhere"]
     short = abridged(
         filter(None, (daemon["environment"], *(row["environment"] for row in (*environments, *elsewhere))))
     )
-    places = [
-        {**row, "waiting": row["open_problems"] - row["failed"] - row["stale"], "place": short[row["environment"]]}
-        for row in environments
-    ]
     tables = [
-        Table("devices", _SEATS, seats, title="Devices:"),
+        Table("devices", _SEATS, _with_advice(daemon["seats"]), title="Devices:"),
         Table("sessions", _session_columns(now_s), running, title="Programs:", empty="No hooked program is running."),
-        Table(
-            "environments",
-            _ENVIRONMENTS,
-            places,
-            title="Where problems were seen (gemmtuned untuned lists what waits):",
-        ),
+        Table("environments", _ENVIRONMENTS, _places(environments, short), title=_SEEN),
     ]
-    facts = {
+    facts: dict[str, Any] = {
         "database": str(settings.db),
         "generation": generation,
         "published_generation": published,
@@ -92,16 +74,51 @@ def report(
     notes = [f"{check.found}. To mend it: {check.fix}" for check in salvages]
     notes += _notes(running, elsewhere, short) + _put_off_notes(environments, short) + frozen_notes(frozen)
     notes += without_notes(settings.home)
-    untunable = sum(row.get("untunable", 0) for row in environments)
+    notes += _of_queue(int(facts["untunable_problems"]), asked_again)
+    return Report("status", tables, facts=facts, lines=lines, notes=notes)
+
+
+_NO_DAEMON: Final[Mapping[str, Any]] = {"seats": [], "elsewhere": [], "environment": ""}
+_SEEN: Final = "Where problems were seen (gemmtuned untuned lists what waits):"
+
+
+def _with_advice(seats: Sequence[Row]) -> list[Row]:
+    return [{**seat, "advice": advice(seat["reason"])} for seat in seats]
+
+
+def _places(environments: Sequence[Row], short: Mapping[str, str]) -> list[Row]:
+    return [
+        {**row, "waiting": row["open_problems"] - row["failed"] - row["stale"], "place": short[row["environment"]]}
+        for row in environments
+    ]
+
+
+def _covered_line(share: float | None) -> str:
+    if share is None:
+        return "No GEMM was called in the last 24 h."
+    return f"covered now: {percent(share)} of the GEMM time of the last 24 h (gemmtuned coverage)"
+
+
+def _switched_off(settings: Settings, now_s: float) -> list[str]:
+    """Lines that come first: that tuning is paused, that programs run stock torch."""
+    lines = list(why_off(settings))
+    paused = paused_until(settings.home, now_s)
+    if paused is not None:
+        until = "" if paused == 0 else f" until {moment(paused, now_s)}"
+        lines.insert(0, f"PAUSED{until}: nothing is tuned. Go on with: gemmtuned resume")
+    return lines
+
+
+def _of_queue(untunable: int, asked_again: int) -> Iterator[str]:
+    """untunable: problems that this version cannot tune; asked_again: solutions that `retune` named."""
     if untunable:
-        notes.append(f"This version cannot tune {count(untunable)} of the problems (gemmtuned untuned says which).")
+        yield f"This version cannot tune {count(untunable)} of the problems (gemmtuned untuned says which)."
     if asked_again:
         wait = "solution waits" if asked_again == 1 else "solutions wait"
-        notes.append(
+        yield (
             f"{count(asked_again)} {wait} to be raced again, as somebody asked (gemmtuned retune): gemmtuned daemon "
             "does it before all else, with --once, too."
         )
-    return Report("status", tables, facts=facts, lines=lines, notes=notes)
 
 
 _SEATS = (
