@@ -136,7 +136,7 @@ def take_turns(
             kernel = BACKENDS[candidate.backend].prepare(candidate, problem)
             calls = bench.arm(str(candidate), kernel, problem).calls
             runs.append(timer.prepare(lambda i, calls=calls: calls[i % len(calls)](), launches))  # type: ignore[misc]
-        floors = floor_launches(timer, [b.t() for b in bench.weights], launches) if floor else []
+        floors = floor_launches(timer, [w.t() for w, *_ in bench.weights], launches) if floor else []
         timer.keep_busy(runs, busy_s)
         times = timer.measure([*runs, *floors], ROUNDS + 2)
     return [[t / launches for t in series[2:]] for series in times]

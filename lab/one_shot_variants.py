@@ -112,7 +112,7 @@ def measure(problem: Problem, built: dict[tuple[one_shot.OneShot, str], bytes]) 
     m, n, k = problem.m, problem.n, problem.k
     timer, runs, names, wrong = CudaTimer(), [], [], []
     with as_called(problem):
-        weights = [b.t() for b in Bench(problem, torch.device("cuda")).weights]
+        weights = [w.t() for (w,) in Bench(problem, torch.device("cuda")).weights]
         launches = len(weights) * math.ceil(LAUNCHES / len(weights))
         x = torch.randn(m, k, device="cuda").bfloat16()
         exact = x.double() @ weights[0].double().T

@@ -76,10 +76,14 @@ class Program:
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory, native_cache: Path) -> Iterator[Program]:
+    yield from hooked(tmp_path_factory.mktemp("home"), native_cache)
+
+
+def hooked(home: Path, cache: Path) -> Iterator[Program]:
     before = dict(os.environ)
     os.environ |= {
-        "GEMMTUNED_HOME": str(tmp_path_factory.mktemp("home")),
-        "GEMMTUNED_CACHE": str(native_cache),
+        "GEMMTUNED_HOME": str(home),
+        "GEMMTUNED_CACHE": str(cache),
         "GEMMTUNED_FLUSH_S": "3600",  # the counters are ours to drain
         "GEMMTUNED_RELOAD": "manual",
     }
