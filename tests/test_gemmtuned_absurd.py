@@ -24,6 +24,7 @@ from gemmtuned.cli import build
 from gemmtuned.configs.errors import GemmtunedError, SettingError
 from gemmtuned.configs.settings import VARIABLES, Settings, trusted_uid, watchdog_s
 from gemmtuned.daemon.notice import Notice, read_notice, write_notice
+from gemmtuned.daemon.service.main import Tuned
 from gemmtuned.daemon.service.rules import Rules, moment, paused_until
 from gemmtuned.db import migrations
 
@@ -108,6 +109,58 @@ def test_no_argument_ends_in_a_traceback(run: Run, home: Path, words: tuple[str,
                 run(*words, "--", value)
             elif not getattr(param, "is_flag", False) and param.opts[0] != "--help":
                 run(*words, *needed, f"{param.opts[0]}={value}")
+
+
+# What is behind these takes minutes or does not end: it is left out here, and all before it runs
+BEHIND: dict[str, tuple[tuple[str, ...], ...]] = {
+    "daemon": (("gemmtuned.daemon.service.main", "run_daemon"),),
+    "tune": (("gemmtuned.daemon.service.main", "tune_now"), ("gemmtuned.commands.tune", "_check")),
+    "demo": (("gemmtuned.demo.loop", "run"), ("gemmtuned.commands.demo", "build_before")),
+    "run": (("os", "execvpe"), ("gemmtuned.commands.run", "build_before")),
+    "compare": (("gemmtuned.commands.compare", "_run"), ("gemmtuned.commands.compare", "build_before")),
+    "import": (),
+    "report": (),
+}
+NEEDED = {
+    "tune": ("fp32:8x64x64,threads=1",), "run": ("true",), "compare": ("--rounds=1", "true"), "import": ("table.csv",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(BEHIND))
+def test_no_argument_of_what_works_long_ends_in_a_traceback(
+    run: Run, home: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    fill(home)
+    (home.parent / "table.csv").write_text("M,N,K,libtype,solidx,kernelName,us\n8,1024,512,triton,0,x,5.0\n")
+
+    def reached(*args: object, **options: object) -> None:
+        raise SystemExit(0)
+
+    for module, what in BEHIND[name]:
+        monkeypatch.setattr(f"{module}.{what}", reached)
+    command = ALL[(name,)]
+    for param in command.params:
+        for value in ABSURD:
+            if "\0" in value:
+                continue
+            if param.param_type_name == "argument":
+                run(name, "--", value)
+            elif not getattr(param, "is_flag", False) and param.opts[0] != "--help":
+                first = (f"{param.opts[0]}={value}",)
+                run(name, *first, *NEEDED.get(name, ()))
+
+
+@pytest.mark.parametrize("words", [("import",), ("tune", "-i"), ("import", "--dry-run")], ids=" ".join)
+def test_no_file_that_is_named_ends_in_a_traceback(
+    run: Run, home: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    fill(home)
+    monkeypatch.setattr("gemmtuned.daemon.service.main.tune_now", lambda *a, **how: Tuned())
+    for name in ("table.csv", "table.jsonl", "table.json", "config.json"):
+        for content in (*FILES, b"M,N,K\n", b"M,N,K\n1e400,-1,nan\n", b"M,N,K\n" + b"9" * 5000 + b",1,1\n"):
+            (home.parent / name).write_bytes(content)
+            run(*words, name)
+            run("tune", f"--model-dir={home.parent}")
 
 
 @pytest.mark.parametrize("words", list(ALL), ids=" ".join)
@@ -262,3 +315,14 @@ def test_explain_of_what_was_never_seen_ends_with_1(run: Run, home: Path) -> Non
     run("explain", "8", "1024", "512", codes=(0,))
     assert "was never seen" in run("explain", "fp32:77x77x77,threads=2", codes=(1,))
     assert "was never seen" in run("explain", "77", "77", "77", codes=(1,))
+
+
+def test_explain_says_with_how_many_threads_there_is_a_solution(run: Run, home: Path) -> None:
+    fill(home)
+    store = open_store(home)
+    store.add_sightings("serve", NEW, [saw(problem(threads=4), 3)], now_s=time.time())
+    store.close()
+    said = " ".join(run("explain", str(problem(threads=4))).split())
+    assert f"{problem(threads=4)} has a solution with 2 threads: one for 4 is another" in said
+    assert "has a solution with" not in run("explain", str(problem()))
+    assert "with 2 threads" in " ".join(run("explain", "fp32:8x1024x512,threads=7", codes=(1,)).split())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -9,6 +10,7 @@ import typer
 from gemmtuned.commands.options import Json, choice, problems, seen, settings
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import DTYPES, FAMILIES, LAYOUTS, WEIGHT_STATES, Problem
+from gemmtuned.configs.settings import Settings
 from gemmtuned.reports.explain import MOST, matching, report
 from gemmtuned.reports.problem_list import Shape, shape_or_problem
 from gemmtuned.reports.render import show
@@ -56,9 +58,20 @@ def explain(
     unseen = [problem for problem, rows in steps if not rows]
     filed = {str(p.with_m(padded_m(p.m, p.n, covers))) for p in unseen for covers in COVERS}
     solutions = queries.solutions(here.db, problems=filed) if unseen else []
-    show(of_database(report(steps, solutions, hints, asked=" ".join(what)), here), as_json=as_json)
+    elsewhere = {
+        problem: _other_threads(here, problem) for problem, rows in steps if not any(r["chosen"] for r in rows)
+    }
+    show(of_database(report(steps, solutions, hints, elsewhere, asked=" ".join(what)), here), as_json=as_json)
     if not any(rows for _, rows in steps):
         raise typer.Exit(1)
+
+
+def _other_threads(here: Settings, problem: Problem) -> list[int]:
+    """With how many CPU threads the same product has a solution, where it has none with its own number."""
+    from gemmtuned.db import queries
+
+    alike = [one for one in queries.spelled_like(here.db, problem) if one == replace(problem, threads=one.threads)]
+    return sorted(one.threads for one in alike if any(row["chosen"] for row in queries.explain(here.db, one)))
 
 
 def _asked(what: list[str], given: dict[str, Any]) -> tuple[str, dict[str, Any]]:

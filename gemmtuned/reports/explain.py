@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final
 
@@ -42,11 +42,17 @@ def matching(seen: Sequence[Row], wanted: dict[str, Any]) -> list[Problem]:
 
 
 def report(
-    steps: Sequence[tuple[Problem, Sequence[Row]]], solutions: Sequence[Row], hints: Sequence[Row] = (), *, asked: str
+    steps: Sequence[tuple[Problem, Sequence[Row]]],
+    solutions: Sequence[Row],
+    hints: Sequence[Row] = (),
+    elsewhere: Mapping[Problem, Sequence[int]] | None = None,
+    *,
+    asked: str,
 ) -> Report:
     """steps: problem and what queries.explain says of it, [] when it was never seen. solutions: the live ones.
 
-    hints: imported rows for these problems; shown, since one of a library that is not here is never tried.
+    hints: imported rows for these problems; shown, since one of a library that is not here is never tried.  elsewhere:
+    of problems that run stock torch, with how many CPU threads they have a solution.
     """
     tables: list[Table] = []
     lines: list[str] = []
@@ -65,6 +71,13 @@ def report(
             title = f"{problem} {runs}. {queue[:1].upper()}{queue[1:]}.\n  in {short[environment]}"
             tables.append(Table("rows", _COLUMNS, table, title=title))
     notes = [f"{len(steps) - MOST} more problems match: name one as reports spell it."] if len(steps) > MOST else []
+    for problem, threads in list((elsewhere or {}).items())[:MOST]:
+        if threads:
+            counts = " and ".join(map(str, threads))
+            notes.append(
+                f"{problem} has a solution with {counts} thread{'s' * (threads != [1])}: one for {problem.threads} is "
+                f"another. Run with that many (OMP_NUM_THREADS), or tune it: gemmtuned tune '{problem}'"
+            )
     if any(problem.batch_invariant for problem, _ in steps):
         notes.append(
             "Batch-invariant: asked for by a program that wants a row to have the same bits in every batch; one "
