@@ -22,7 +22,7 @@ test: install
 	$(BIN)/python -m pytest -q -m 'alone and not soak and not gpu'
 
 soak: install
-	$(BIN)/python -m pytest -q -m soak --timeout 3600
+	$(BIN)/python -m pytest -q -m soak
 
 check: install
 	$(BIN)/ruff format --check .

@@ -21,6 +21,7 @@ if HERE not in sys.path:
 
 from hooked import ForkServer, Home  # noqa: E402
 
+SOAK_S: Final = 3600
 # Files whose tests watch the machine or the clock: `make test` runs them by themselves, after all others side by side
 ALONE: Final = frozenset(
     (
@@ -32,8 +33,10 @@ ALONE: Final = frozenset(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what must run alone."""
+    """Mark what must run alone, and give the long ones time, also where one of them is run by hand."""
     for item in items:
+        if item.get_closest_marker("soak") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SOAK_S))
         if item.path.stem in ALONE:
             item.add_marker(pytest.mark.alone)
 
@@ -68,7 +71,7 @@ def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer
 def beside_others(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches take times as they come, in programs that the test starts too: the machine may be in use."""
     folder = tmp_path_factory.mktemp("site")
-    patch = "from gemmtuned.daemon import cpu_wait\ncpu_wait.CpuWait.waited_s = lambda self: None\n"
+    patch = "from gemmtuned.daemon.child import cpu_wait\ncpu_wait.CpuWait.waited_s = lambda self: None\n"
     (folder / "sitecustomize.py").write_text(patch)
     path = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
