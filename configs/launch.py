@@ -1,76 +1,286 @@
-"""The launch record of a solution: JSON text that running programs hand to the driver, so it is checked here.
+"""The launch record of a solution: JSON data that says how running programs run it, so it is checked here.
 
-There are three kinds.  One names a published binary; what it means is told by kernels/triton/launch.py, which makes it,
-and hooks/native/cuda_launch.h, which uses it:
+    {"v": 2, "binary": ..., "arguments": ["x.ptr", "w.ptr", "bias.ptr?", "y.ptr", "x.size0", "x.stride0", "w.stride0"],
+     "conditions": [["x.stride1", "==", 1], ["x.ptr", "%", 16], ["x.size0", "<=", 64]], "grid": [...], ...}
+
+Its words are quantities of operands.  An operand is named by its slot, one of SLOTS: x [M, K], w [N, K], the scales of
+both (a row for each row or block of rows of the operand, a column for each block of K), bias [N], c (the whole C of
+addmm) and y [M, N]; batched ones have the batch in front.  `b` and `scale_b` are w and scale_w with the last two
+dimensions exchanged, as torch takes them.  Of an operand there is
+
+    ptr             the address            size<d>, stride<d>      of a dimension, strides in elements
+    dim, numel      as torch has them      contiguous              1 or 0
+
+A condition is [quantity, "==" | "%" | "<=" | ">=", number or a size].  One on an operand that the call has not holds;
+so does one on the stride of a dimension of one element, which is never used.  One on a dimension that is not there does
+not.  A call that does not meet all of them is served by torch.
+
+What is run is one of three.  A published binary (KernelLaunch), launched by hooks/native/cuda_launch.h:
     binary          SHA-256 of the file in the tables' folder `bin`; name: the kernel's symbol in it
-    shared          bytes of dynamic shared memory; warps of warp_size threads a program
-    grid            three of {over, block}: ceil(m or n / block) programs along the axis, or `block` of them
-    cluster         programs of a cluster: the first axis has that many times the programs; 1 where there is no field
-    arguments       what the binary takes, in its order, then null_pointers null pointers
-    ld_multiple     leading dimensions are a multiple of this many elements; pointers of pointer_align bytes
-    max_m           the workspace suffices up to here: counters_bytes of it are counters, partial sums begin at
-                    partials_offset, workspace_bytes in all
+    shared          bytes of dynamic shared memory; threads: of a program
+    grid            three of {of, block}: ceil(that size / block) programs, or of {block}: as many
+    cluster         programs of a cluster: the first axis has that many times the programs
+    arguments       what the binary takes, in its order: pointers, sizes and strides (32 bits) of operands, `partials`
+                    and `counters` in the workspace, and `null`.  A pointer with `?` is null without such an operand
+    counters_bytes  at the workspace's beginning; partials_offset: where the partial sums begin; workspace_bytes: in all
 
-Another names an algorithm of a library that programs have loaded anyway, and is used by hooks/native/cublaslt.h:
+An algorithm of a library that programs have loaded anyway (LibraryLaunch), by hooks/native/cublaslt.h:
     library         "cublaslt"; its version is the solution's stamp
     algo            the library's own description of the algorithm, 64 bytes in hexadecimal
-    dtype, layout   of the operands, as in the problem; tf32: products in TF32
-    max_m, workspace_bytes, ld_multiple, pointer_align      as above
+    layout          BLAS letters of X and W, as in the problem; types: data types of x, w, y and bias
+    compute         "f32" or "tf32"; fast: 8-bit products may be summed up in fewer bits
+    scale_x, scale_w    kinds of scales, as in the problem, or ""
+    workspace_bytes as above
 
-The third names an operator that is registered with torch in the program, and is called through its dispatcher:
+An operator that is registered with torch in the program (OperatorLaunch), by hooks/native/operator_call.h:
     operator, schema        its name and its schema as torch prints it: another schema is another operator
-    arguments               of the operator in its order: operands by name, or constants
-    contiguous              operands that must be contiguous
+    arguments               of the operator in its order: operands by name, `alpha`, `beta`, or constants
     package, version        of the distribution that registers it; both must be in the program as well
-    max_m                   as above
+
+Records of version 1, which have no `v`, are turned into these when they are read (launch_v1.py).
 """
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, Final, NamedTuple
 
 from gemmtuned.configs.errors import TableError
-from gemmtuned.configs.problem import MAX_DIM
+from gemmtuned.configs.launch_v1 import check_number, converted
+from gemmtuned.configs.problem import MAX_DIM, SCALES, Problem
 
-OPERANDS: Final = ("x", "w", "b", "bias")  # of an operator: X, W [N, K], W as torch.mm takes it, and the bias or none
-# In the order of enum Argument and enum Over in hooks/native/cuda_launch.h
-ARGUMENTS: Final = ("x", "w", "bias", "y", "partials", "counters", "m", "ldx", "ldw")
-OVERS: Final = ("", "m", "n")
+VERSION: Final = 2
+SLOTS: Final = ("x", "w", "scale_x", "scale_w", "bias", "c", "y")  # enum Slot of hooks/native/slots.h
+TURNED: Final = {"b": "w", "scale_b": "scale_w"}
+OPERANDS: Final = (*SLOTS[:-1], *TURNED, "alpha", "beta")  # what an operator may be given
+WHATS: Final = ("ptr", "size", "stride", "dim", "numel", "contiguous")  # enum What
+OPS: Final = ("==", "%", "<=", ">=")  # enum Op
+PLAIN: Final = ("partials", "counters", "null")
 # Programs of a cluster: more than the first number only where a kernel is allowed it (CUDA programming guide, thread
 # block clusters, non-portable cluster sizes), as sm_90 does up to the second
 PORTABLE_CLUSTER: Final = 8
 MAX_CLUSTER: Final = 16
 MAX_LENGTH: Final = 4096
-_HASH: Final = re.compile(r"[0-9a-f]{64}")
-_SYMBOL: Final = re.compile(r"[A-Za-z0-9_]{1,200}")
+MAX_ARGUMENTS: Final = 24
+MAX_OPERATOR_ARGUMENTS: Final = 16
+MAX_CONDITIONS: Final = 32
+TYPES: Final = ("fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2")  # of a library's operands
+COMPUTES: Final = ("f32", "tf32")
+INT32_MAX: Final = (1 << 31) - 1
+_QUANTITY: Final = re.compile(r"([a-z_]+)\.(?:(ptr|dim|numel|contiguous)|(size|stride)([0-3]))")
+_GRID_SIZES: Final = (("size", "x"), ("size", "w"), ("size", "y"))
 _NUMBERS: Final = {  # field: (smallest, largest)
     "shared": (0, 1 << 20),
-    "warps": (1, 32),
-    "warp_size": (32, 64),
+    "threads": (32, 1024),
     "cluster": (1, MAX_CLUSTER),
-    "null_pointers": (0, 3),
-    "ld_multiple": (1, 64),
-    "max_m": (1, MAX_DIM),
     "partials_offset": (0, 1 << 31),
     "counters_bytes": (0, 1 << 31),
     "workspace_bytes": (0, 1 << 40),
-    "pointer_align": (1, 256),
 }
-_FIELDS: Final = {*_NUMBERS, "binary", "name", "grid", "arguments"}
-LIBRARY_DTYPES: Final = ("fp32", "fp16", "bf16")
-_LIBRARY_NUMBERS: Final = ("max_m", "workspace_bytes", "ld_multiple", "pointer_align")
-_LIBRARY_FIELDS: Final = {*_LIBRARY_NUMBERS, "library", "algo", "dtype", "layout", "tf32"}
-_ALGO: Final = re.compile(r"[0-9a-f]{128}")
-_OPERATOR: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*::[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)?")
-_PACKAGE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,100}")
-_OPERATOR_FIELDS: Final = {"operator", "schema", "arguments", "contiguous", "package", "version", "max_m"}
-MAX_OPERATOR_ARGUMENTS: Final = 16
+_FORMS: Final = {
+    "binary": re.compile(r"[0-9a-f]{64}"),
+    "name": re.compile(r"[A-Za-z0-9_]{1,200}"),
+    "library": re.compile(r"cublaslt"),
+    "algo": re.compile(r"[0-9a-f]{128}"),
+    "layout": re.compile(r"[nt]{2}"),
+    "compute": re.compile("|".join(COMPUTES)),
+    "scale_x": re.compile("|".join(("", *SCALES[1:]))),
+    "scale_w": re.compile("|".join(("", *SCALES[1:]))),
+    "operator": re.compile(r"[A-Za-z_][A-Za-z0-9_]*::[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)?"),
+    "schema": re.compile(r"[^\0]+"),
+    "package": re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,100}"),
+    "version": re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,100}"),
+}
 
 
-def read_launch(text: str) -> dict[str, Any]:
-    """The fields of a launch record, every one present and in range; it has `library`, `operator` or `binary`.
+class Quantity(NamedTuple):
+    """What a word of a record means: `x.stride0` is ("x", "stride", 0)."""
+
+    slot: str
+    what: str
+    dim: int
+
+
+@cache
+def quantity(text: str) -> Quantity:
+    """Raises TableError for a word that this version does not know."""
+    match = _QUANTITY.fullmatch(text)
+    if match is None or (match[1] not in SLOTS and match[1] not in TURNED):
+        raise TableError(f"launch has {text[:80]!r}, which this version does not know")
+    return Quantity(match[1], match[2] or match[3], int(match[4] or 0))
+
+
+def is_number(argument: str) -> bool:
+    """Whether a kernel is passed 32 bits for it, and not an address."""
+    return argument not in PLAIN and quantity(argument.removesuffix("?")).what != "ptr"
+
+
+class Condition(NamedTuple):
+    """of: a quantity.  value: a number, or a size."""
+
+    of: str
+    op: str
+    value: int | str
+
+
+class Axis(NamedTuple):
+    """One axis of a grid: ceil(the size `of` / block) programs, or `block` of them where that is empty."""
+
+    of: str
+    block: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What all records have."""
+
+    conditions: tuple[Condition, ...] = ()
+
+    @property
+    def named(self) -> frozenset[str]:
+        """Slots of the operands that it takes; x, w and y unless it says others."""
+        raise NotImplementedError
+
+    @property
+    def needed(self) -> frozenset[str]:
+        """Those that must be there."""
+        return self.named
+
+    @property
+    def checked(self) -> tuple[Condition, ...]:
+        """The conditions, and that what a kernel is passed as a number fits into 32 bits."""
+        return self.conditions
+
+    def at_most(self, of: str) -> int | None:
+        """The largest value of a quantity that the conditions let pass; None where they do not limit it."""
+        values = [c.value for c in self.conditions if c.of == of and c.op == "<=" and isinstance(c.value, int)]
+        return min(values, default=None)
+
+    def check_for(self, problem: Problem) -> None:
+        """Raise TableError unless it takes every operand that calls of this problem have, and no other."""
+        there = slots_of(problem)
+        if there - self.named or self.needed - there:
+            raise TableError(
+                f"its launch record takes {', '.join(sorted(self.named))}, a {problem.family} call has "
+                f"{', '.join(sorted(there))}"
+            )
+
+    def text(self) -> str:
+        """Canonical JSON."""
+        facts = {"v": VERSION, **{f.name: getattr(self, f.name) for f in fields(self)}}
+        if "grid" in facts:
+            facts["grid"] = [{"of": a.of, "block": a.block} if a.of else {"block": a.block} for a in facts["grid"]]
+        return json.dumps(facts, sort_keys=True, separators=(",", ":"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelLaunch(Launch):
+    """A published binary. While it is not compiled yet, `binary` and `name` are empty."""
+
+    binary: str = ""
+    name: str = ""
+    shared: int
+    threads: int
+    cluster: int = 1
+    grid: tuple[Axis, Axis, Axis]
+    arguments: tuple[str, ...]
+    counters_bytes: int = 0
+    partials_offset: int = 0
+    workspace_bytes: int = 0
+
+    @property
+    def named(self) -> frozenset[str]:
+        return frozenset(_slot(a) for a in self.arguments if a not in PLAIN)
+
+    @property
+    def needed(self) -> frozenset[str]:
+        return frozenset(_slot(a) for a in self.arguments if a not in PLAIN and not a.endswith("?"))
+
+    @property
+    def checked(self) -> tuple[Condition, ...]:
+        unbound = (a for a in self.arguments if is_number(a) and self.at_most(a) is None)
+        return (*self.conditions, *(Condition(a, "<=", INT32_MAX) for a in unbound))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LibraryLaunch(Launch):
+    """An algorithm of a library."""
+
+    library: str
+    algo: str
+    layout: str
+    types: Mapping[str, str]
+    compute: str = "f32"
+    fast: bool = False
+    scale_x: str = ""
+    scale_w: str = ""
+    workspace_bytes: int = 0
+
+    @property
+    def named(self) -> frozenset[str]:
+        scaled = {name for name in ("scale_x", "scale_w") if getattr(self, name)}
+        return frozenset({"x", "w", "y", "c", "bias"} | scaled)
+
+    @property
+    def needed(self) -> frozenset[str]:
+        return self.named - {"c", "bias"}
+
+    def check_for(self, problem: Problem) -> None:
+        """As Launch.check_for; the data types and the layout must be the problem's as well."""
+        p = problem
+        Launch.check_for(self, p)
+        types = (self.types["x"], self.types["w"], self.types["y"])
+        kinds = tuple("" if kind == "none" else kind for kind in (p.scale, p.wscale))
+        if (types, self.layout) != ((p.dtype, p.wdtype, p.out_dtype), p.layout) or (
+            self.scale_x,
+            self.scale_w,
+        ) != kinds:
+            raise TableError(f"its launch record is for {' '.join(types)} operands of layout {self.layout}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorLaunch(Launch):
+    """A registered operator."""
+
+    operator: str
+    schema: str
+    arguments: tuple[str | int | float | bool | None, ...]
+    package: str
+    version: str
+
+    @property
+    def named(self) -> frozenset[str]:
+        given = (a for a in self.arguments if isinstance(a, str) and a not in ("alpha", "beta"))
+        return frozenset({"y", *(TURNED.get(a, a) for a in given)})
+
+    @property
+    def needed(self) -> frozenset[str]:
+        return self.named - {"bias"}  # as None
+
+
+_KINDS: Final[dict[str, type[Launch]]] = {
+    "binary": KernelLaunch, "library": LibraryLaunch, "operator": OperatorLaunch,
+}  # fmt: skip
+
+
+def slots_of(problem: Problem) -> frozenset[str]:
+    """Slots of the operands that a call of this problem has, and of its result."""
+    found = {"x", "w", "y"}
+    if problem.bias:
+        found.add("bias")
+    if problem.family.endswith("_add"):
+        found.add("c")
+    if problem.scale != "none":
+        found |= {"scale_x", "scale_w"}
+    return frozenset(found)
+
+
+def read_launch(text: str) -> Launch:
+    """A KernelLaunch, LibraryLaunch or OperatorLaunch, every field present and in range.
 
     Raises TableError that names the field.
     """
@@ -80,91 +290,112 @@ def read_launch(text: str) -> dict[str, Any]:
         facts = json.loads(text)
     except (ValueError, RecursionError) as err:
         raise TableError(f"launch is not valid JSON ({err})") from err
-    if isinstance(facts, dict) and "operator" in facts:
-        _check_operator(facts)
-        return facts
-    library = isinstance(facts, dict) and "library" in facts
-    if isinstance(facts, dict) and not library:
-        facts.setdefault("cluster", 1)
-    expected = _LIBRARY_FIELDS if library else _FIELDS
-    if not isinstance(facts, dict) or set(facts) != expected:
-        found = ", ".join(sorted(map(str, facts))) if isinstance(facts, dict) else type(facts).__name__
-        raise TableError(f"launch has {found[:300]}, expected {', '.join(sorted(expected))}")
-    for name in _LIBRARY_NUMBERS if library else _NUMBERS:
-        _number(f"launch.{name}", facts[name], *_NUMBERS[name])
-    for name in ("ld_multiple", "pointer_align"):
-        if facts[name] & (facts[name] - 1):
-            raise TableError(f"launch.{name} is {facts[name]}, expected a power of two")
-    if library:
-        _check_library(facts)
-        return facts
-    for name, form in (("binary", _HASH), ("name", _SYMBOL)):
-        if not isinstance(facts[name], str) or not form.fullmatch(facts[name]):
-            raise TableError(f"launch.{name} is {str(facts[name])[:80]!r}, expected {form.pattern}")
-    _check_grid(facts["grid"])
-    _check_arguments(facts)
-    return facts
+    if not isinstance(facts, dict):
+        raise TableError(f"launch is {type(facts).__name__}, expected an object")
+    if "v" not in facts:
+        facts = converted(facts)
+    if facts["v"] != VERSION:
+        raise TableError(f"launch is of version {str(facts['v'])[:40]}, this one reads versions 1 and {VERSION}")
+    kind = next((kind for word, kind in _KINDS.items() if word in facts), KernelLaunch)
+    expected = {"v", *(f.name for f in fields(kind))}
+    if set(facts) != expected:
+        raise TableError(f"launch has {', '.join(sorted(facts))[:300]}, expected {', '.join(sorted(expected))}")
+    del facts["v"]
+    for name, value in facts.items():
+        if name in _NUMBERS:
+            check_number(f"launch.{name}", value, *_NUMBERS[name])
+        elif name in _FORMS and (not isinstance(value, str) or not _FORMS[name].fullmatch(value)):
+            raise TableError(f"launch.{name} is {str(value)[:80]!r}, expected {_FORMS[name].pattern}")
+    facts["conditions"] = tuple(_conditions(facts["conditions"]))
+    _CHECKS[kind](facts)
+    return kind(**facts)
+
+
+def binary_of(text: str) -> str | None:
+    """The binary that a record names, if any. Raises TableError as read_launch does."""
+    launch = read_launch(text)
+    return launch.binary if isinstance(launch, KernelLaunch) else None
+
+
+def _conditions(given: object) -> Iterable[Condition]:
+    if not isinstance(given, list) or len(given) > MAX_CONDITIONS:
+        raise TableError(f"launch.conditions is no list of at most {MAX_CONDITIONS}")
+    for one in given:
+        if not isinstance(one, list) or len(one) != 3 or not isinstance(one[0], str) or one[1] not in OPS:
+            raise TableError(f"launch.conditions has {str(one)[:80]}, expected [quantity, {' '.join(OPS)}, value]")
+        of, op, value = one
+        found = quantity(of)
+        if isinstance(value, str):
+            other = quantity(value)
+            if op == "%" or other.what != "size" or other.slot in TURNED:
+                raise TableError(f"launch.conditions has {str(one)[:80]}, expected a number or a size to compare with")
+        else:
+            check_number(f"launch.conditions: {of}", value, 0, INT32_MAX)
+            if op == "%" and (value < 1 or value & (value - 1)):
+                raise TableError(f"launch.conditions: {of} is divided by {value}, expected a power of two")
+        if found.what == "ptr" and op != "%":
+            raise TableError(f"launch.conditions has {str(one)[:80]}: of an address only its alignment counts")
+        yield Condition(of, op, value)
+
+
+def _check_kernel(facts: dict[str, Any]) -> None:
+    arguments, grid = facts["arguments"], facts["grid"]
+    if not isinstance(arguments, list) or not arguments or len(arguments) > MAX_ARGUMENTS:
+        raise TableError(f"launch.arguments is no list of at most {MAX_ARGUMENTS}")
+    for name in arguments:
+        if not isinstance(name, str) or not (name in PLAIN or quantity(name.removesuffix("?")).what in WHATS[:3]):
+            raise TableError(f"launch.arguments has {str(name)[:80]}, expected pointers, sizes and strides")
+        if name.endswith("?") and quantity(name[:-1]).what != "ptr":
+            raise TableError(f"launch.arguments has {name}: only a pointer may be null")
+    once = [name for name in arguments if name != "null"]
+    if len(set(once)) != len(once) or not {"x", "w", "y"} <= {_slot(name) for name in once if name not in PLAIN}:
+        raise TableError(f"launch.arguments is {str(arguments)[:200]}, expected x, w, y and others, each once")
+    if not isinstance(grid, list) or len(grid) != 3:
+        raise TableError("launch.grid is not a list of three axes")
+    axes = []
+    for axis in grid:
+        if not isinstance(axis, dict) or set(axis) not in ({"of", "block"}, {"block"}):
+            raise TableError(f"launch.grid has {str(axis)[:80]}, expected of (a size) and block")
+        of = axis.get("of", "")
+        if not isinstance(of, str) or (
+            of and (quantity(of).what != "size" or quantity(of).slot not in ("x", "w", "y"))
+        ):
+            raise TableError(f"launch.grid has {str(axis)[:80]}, expected a size of x, w or y")
+        check_number("launch.grid.block", axis["block"], 1, MAX_DIM if of else 65535)
+        axes.append(Axis(of, axis["block"]))
+    room = facts["counters_bytes"] <= facts["partials_offset"] < facts["workspace_bytes"]
+    if {"partials", "counters"} & set(arguments) and not room:
+        raise TableError("launch takes a workspace, but its offsets do not lie in one")
+    if facts["threads"] % 32:
+        raise TableError(f"launch.threads is {facts['threads']}, expected a multiple of 32")
+    facts["arguments"], facts["grid"] = tuple(arguments), tuple(axes)
+
+
+def _check_library(facts: dict[str, Any]) -> None:
+    types = facts["types"]
+    if not isinstance(types, dict) or set(types) != {"x", "w", "y", "bias"} or not set(types.values()) <= set(TYPES):
+        raise TableError(f"launch.types is {str(types)[:80]}, expected x, w, y and bias, each of {', '.join(TYPES)}")
+    if not isinstance(facts["fast"], bool):
+        raise TableError(f"launch.fast is {str(facts['fast'])[:80]}, expected true or false")
+    if bool(facts["scale_x"]) != bool(facts["scale_w"]):
+        raise TableError("launch has a scale of one operand, expected of both or of none")
 
 
 def _check_operator(facts: dict[str, Any]) -> None:
-    if set(facts) != _OPERATOR_FIELDS:
-        raise TableError(f"launch has {', '.join(sorted(facts))[:300]}, expected {', '.join(sorted(_OPERATOR_FIELDS))}")
-    for name, form in (("operator", _OPERATOR), ("package", _PACKAGE), ("version", _PACKAGE)):
-        if not isinstance(facts[name], str) or not form.fullmatch(facts[name]):
-            raise TableError(f"launch.{name} is {str(facts[name])[:80]!r}, expected {form.pattern}")
-    if not isinstance(facts["schema"], str) or not facts["schema"].startswith(facts["operator"]):
-        raise TableError(f"launch.schema is {str(facts['schema'])[:80]!r}, expected that of {facts['operator']}")
-    arguments, contiguous = facts["arguments"], facts["contiguous"]
+    arguments = facts["arguments"]
+    if not facts["schema"].startswith(facts["operator"]):
+        raise TableError(f"launch.schema is {facts['schema'][:80]!r}, expected that of {facts['operator']}")
     known = isinstance(arguments, list) and all(
         x in OPERANDS if isinstance(x, str) else x is None or isinstance(x, int | float) for x in arguments
     )
     if not known or len(arguments) > MAX_OPERATOR_ARGUMENTS or "x" not in arguments:
         raise TableError(f"launch.arguments is {str(arguments)[:200]}, expected operands of {OPERANDS} and constants")
-    if not isinstance(contiguous, list) or not all(isinstance(x, str) and x in OPERANDS for x in contiguous):
-        raise TableError(f"launch.contiguous is {str(contiguous)[:200]}, expected operands of {OPERANDS}")
-    _number("launch.max_m", facts["max_m"], *_NUMBERS["max_m"])
+    facts["arguments"] = tuple(arguments)
 
 
-def _check_library(facts: dict[str, Any]) -> None:
-    if not isinstance(facts["algo"], str) or not _ALGO.fullmatch(facts["algo"]):
-        raise TableError(f"launch.algo is {str(facts['algo'])[:80]!r}, expected {_ALGO.pattern}")
-    for name, allowed in (("library", ("cublaslt",)), ("dtype", LIBRARY_DTYPES), ("layout", ("nn", "nt", "tn", "tt"))):
-        if facts[name] not in allowed:
-            raise TableError(f"launch.{name} is {str(facts[name])[:80]!r}, expected one of {', '.join(allowed)}")
-    if not isinstance(facts["tf32"], bool):
-        raise TableError(f"launch.tf32 is {str(facts['tf32'])[:80]}, expected true or false")
+_CHECKS: Final = {KernelLaunch: _check_kernel, LibraryLaunch: _check_library, OperatorLaunch: _check_operator}
 
 
-def _check_grid(grid: object) -> None:
-    if not isinstance(grid, list) or len(grid) != 3:
-        raise TableError("launch.grid is not a list of three axes")
-    for axis in grid:
-        if not isinstance(axis, dict) or set(axis) != {"over", "block"} or axis["over"] not in OVERS:
-            raise TableError(f"launch.grid has {str(axis)[:80]}, expected over ({', '.join(OVERS)}) and block")
-        _number("launch.grid.block", axis["block"], 1, MAX_DIM if axis["over"] else 65535)
-
-
-def _check_arguments(facts: dict[str, Any]) -> None:
-    arguments = facts["arguments"]
-    if (
-        not isinstance(arguments, list)
-        or not all(isinstance(name, str) and name in ARGUMENTS for name in arguments)
-        or len(set(arguments)) != len(arguments)
-        or not {"x", "w", "y"} <= set(arguments)
-    ):
-        raise TableError(f"launch.arguments is {str(arguments)[:200]}, expected x, w, y and others of {ARGUMENTS}")
-    scratch = {"partials", "counters"} & set(arguments)
-    room = facts["counters_bytes"] <= facts["partials_offset"] < facts["workspace_bytes"]
-    if scratch and not room:
-        raise TableError("launch takes a workspace, but its offsets do not lie in one")
-    if facts["warp_size"] * facts["warps"] > 1024:
-        raise TableError(
-            f"launch has {facts['warps']} warps of {facts['warp_size']}, a program has at most 1024 threads"
-        )
-    if facts["warp_size"] & (facts["warp_size"] - 1):
-        raise TableError(f"launch.warp_size is {facts['warp_size']}, expected a power of two")
-
-
-def _number(name: str, value: object, low: int, high: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise TableError(f"{name} is {str(value)[:40]}, expected an integer from {low} to {high}")
+def _slot(word: str) -> str:
+    slot = word.partition(".")[0]
+    return TURNED.get(slot, slot)

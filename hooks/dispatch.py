@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from gemmtuned.configs.errors import GemmtunedError, ProblemError
-from gemmtuned.configs.launch import read_launch
+from gemmtuned.configs.launch import OperatorLaunch, read_launch
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.real import allocate_lock
@@ -30,7 +30,7 @@ NATIVE_CODES: Final = {
 OPERATOR_CODE: Final = 7  # an operator that some package registered with torch: any backend whose record names one
 
 INVARIANT: Final = (ROWS, "triton", "cuda")  # backends that batch-invariant problems are proven with
-SERVED: Final = ("dense", "batched")  # families that the hook routes; the others are counted
+SERVED: Final = ("dense", "batched", "dense_add", "batched_add", "scaled")  # that the hook routes; others are counted
 
 _idents: dict[tuple[object, ...], int] = {}
 _solutions: list[Solution] = []  # by ident
@@ -124,11 +124,12 @@ def build_table(
 def _operator_refusal(solution: Solution) -> str:
     """Why a solution by a backend of another package is not used here; its record must name an operator of one."""
     try:
-        facts = read_launch(solution.launch)
-        package, made_with = facts["package"], facts["version"]
-    except (GemmtunedError, KeyError):
+        launch = read_launch(solution.launch)
+    except GemmtunedError:
+        launch = None
+    if not isinstance(launch, OperatorLaunch):
         return f"backend {solution.backend} is not known to this version"
-    here = installed_version(package)
+    package, made_with, here = launch.package, launch.version, installed_version(launch.package)
     if here != made_with:
         return f"backend {solution.backend} was made with {package} {made_with}, here it is {here or 'not installed'}"
     return ""
@@ -149,8 +150,8 @@ def _refusal(solution: Solution, environment: Environment | None, failed: frozen
     p = solution.problem
     if (p.experts, p.topk, p.inter, p.act) != (None,) * 4:
         return "mixtures of experts are not served by this version"
-    if solution.backend != DEFAULT_BACKEND and (p.family not in SERVED or p.scale != "none"):
-        return f"family {p.family}, or its scales, run on stock torch in this version"
+    if solution.backend != DEFAULT_BACKEND and p.family not in SERVED:
+        return f"family {p.family} runs on stock torch in this version"
     if p.weight_state == "shuffled" or (p.weight_state == "plain" and solution.backend == "onednn_packed"):
         return f"backend {solution.backend} does not take a weight that is {p.weight_state}"
     if p.batch_invariant and solution.backend not in INVARIANT:

@@ -26,7 +26,7 @@ DATA_TYPES: Final = {"fp32": 0, "fp16": 2, "bf16": 14, "fp8_e4m3": 28, "fp8_e5m2
 SCALE_MODES: Final = {"tensor": 0, "row": 3, "1x128": 4, "128x128": 5}  # cublasLtMatmulMatrixScale_t, sm_90's
 POINTER_ALIGN: Final = 16  # bytes, promised to the heuristic
 MAX_WORKSPACE_BYTES: Final = 32 << 20  # what torch allows on sm_90
-COMPUTE_32F, COMPUTE_TF32 = 68, 77  # cublasComputeType_t
+COMPUTES: Final = {"f32": 68, "tf32": 77}  # cublasComputeType_t
 _EPILOGUE_BIAS: Final = 4
 _DESC_TRANSA, _DESC_TRANSB, _DESC_EPILOGUE, _DESC_BIAS = 3, 4, 7, 8
 _DESC_SCALE_A, _DESC_SCALE_B, _DESC_FAST, _DESC_MODE_A, _DESC_MODE_B = 17, 18, 25, 31, 32
@@ -124,6 +124,11 @@ def matmul(problem: Problem, data: bytes, tensors: Mapping[str, Any], **space: i
     """
     with _described(problem, tensors) as call:
         call.run(data, {name: 0 if t is None else t.data_ptr() for name, t in tensors.items()}, **space)
+
+
+def compute_of(problem: Problem) -> str:
+    """One of COMPUTES."""
+    return "tf32" if problem.dtype == "fp32" and problem.math_mode == "tf32" else "f32"
 
 
 @cache
@@ -243,7 +248,7 @@ def _described(problem: Problem, tensors: Mapping[str, Any] | None = None) -> It
         def set_(setter: Any, of: c_void_p, which: int, value: Any) -> None:
             _must(setter(of, which, byref(value), c_size_t(ctypes.sizeof(value))), "a descriptor")
 
-        compute = COMPUTE_TF32 if p.dtype == "fp32" and p.math_mode == "tf32" else COMPUTE_32F
+        compute = COMPUTES[compute_of(p)]
         desc = made("cublasLtMatmulDescCreate", "cublasLtMatmulDescDestroy", c_int32(compute), c_int32(0))
         for which, value in _settings(p, given):
             set_(lib.cublasLtMatmulDescSetAttribute, desc, which, value)

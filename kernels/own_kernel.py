@@ -9,11 +9,12 @@ Standard library only: the processes that compile do without torch, and the comm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.launch import Condition
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.kernels.arch import is_among
@@ -24,6 +25,11 @@ Scored = list[tuple[float, dict[str, int]]]  # (estimated us, config) of candida
 OUR_TYPES: Final = ("bf16", "fp16")
 POINTER_ALIGN: Final = 16  # bytes; the widest load of a thread
 LARGEST: Final = 1 << 20
+# What parameters of our kernels are of the operands: words of configs/launch.py. In the order that Triton's have
+PARAMETERS: Final = {
+    "x": "x.ptr", "w": "w.ptr", "bias": "bias.ptr", "y": "y.ptr", "partials": "partials", "counters": "counters",
+    "m": "x.size0", "ldx": "x.stride0", "ldw": "w.stride0",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,3 +152,14 @@ def is_plain_dense(problem: Problem) -> bool:
     except CandidateFailed:
         return False
     return not problem.threads and problem.scale == "none"
+
+
+def rows_apart(parameters: Iterable[str], ld_multiple: int, max_m: int) -> tuple[Condition, ...]:
+    """What a kernel with these parameters takes: rows of X and W without gaps, `ld_multiple` elements apart, aligned.
+
+    max_m: rows of X at most.
+    """
+    found = [Condition("x.size0", "<=", max_m), Condition("x.stride1", "==", 1), Condition("w.stride1", "==", 1)]
+    found += [Condition(PARAMETERS[ld], "%", ld_multiple) for ld in ("ldx", "ldw")]
+    found += [Condition(PARAMETERS[name], "%", POINTER_ALIGN) for name in ("x", "w", "bias") if name in parameters]
+    return (*found, Condition("bias.stride0", "==", 1)) if "bias" in parameters else tuple(found)

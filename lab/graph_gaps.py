@@ -46,7 +46,7 @@ def ours(module: Any, m: int, n: int, k: int, config: dict[str, int]) -> Call:
     launch = launcher(module.KERNEL.function, record)
     x, w = (torch.randn(rows, k, device="cuda", dtype=torch.bfloat16) for rows in (m, n))
     y, space = torch.empty(m, n, device="cuda", dtype=torch.bfloat16), new_workspace(record, "cuda")
-    return lambda: launch(x, w, None, y, space)
+    return lambda: launch({"x": x, "w": w, "bias": None, "y": y}, space)
 
 
 @triton.jit

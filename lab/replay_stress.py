@@ -58,7 +58,7 @@ def launches_of_one_stream(device: str) -> tuple[list[Any], torch.Tensor, list[t
         space = python_launch.new_workspace(record, device)
         assert space is not None
         y = torch.empty(m, n, device=device, dtype=dtype)
-        launch(x, w, None, y, space)
+        launch({"x": x, "w": w, "bias": None, "y": y}, space)
         exact = x.double() @ w.double().t()
         error = ((y.double() - exact).square().mean().sqrt() / exact.square().mean().sqrt()).item()
         if not error < 1e-2:
@@ -70,7 +70,7 @@ def launches_of_one_stream(device: str) -> tuple[list[Any], torch.Tensor, list[t
         def call(
             launch: Any = launch, x: Any = x, w: Any = w, y: Any = y, space: Any = space, want: Any = want
         ) -> None:
-            launch(x, w, None, y, space)
+            launch({"x": x, "w": w, "bias": None, "y": y}, space)
             size = y.numel()
             grid = (triton.cdiv(size, 1024),)
             check[grid](y.view(torch.int16), want.view(torch.int16), wrong, SIZE=size, BLOCK=1024)

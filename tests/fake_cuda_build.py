@@ -28,7 +28,7 @@ def build_fakes(cache: Path) -> Path:
     assert torch is not None
     assert cxx is not None
     digest = sha256(build.torch_version(torch).encode())
-    for source in (*(NATIVE / name for name in build.SOURCES), *sorted(FAKES.glob("*.cpp")), Path(__file__)):
+    for source in (*(NATIVE / name for name in build.SOURCES), *sorted(FAKES.glob("*.*")), Path(__file__)):
         digest.update(source.read_bytes())
     folder = cache / "fake_cuda" / digest.hexdigest()[:12]
     if folder.is_dir():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,34 @@ from cases import LAUNCH as GOOD
 from cases import LIBRARY_LAUNCH
 
 from gemmtuned.configs.errors import TableError
-from gemmtuned.configs.launch import ARGUMENTS, read_launch
+from gemmtuned.configs.launch import OPS, PLAIN, SLOTS, WHATS, KernelLaunch, LibraryLaunch, read_launch
 from gemmtuned.configs.manifest import BINARIES, read_binary, write_binary
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Solution
+
+V2: dict[str, Any] = {
+    "v": 2, "binary": "0a" * 32, "name": "warp_split_k", "shared": 65536, "threads": 128, "cluster": 1,
+    "grid": [{"of": "w.size0", "block": 16}, {"block": 4}, {"block": 1}],
+    "arguments": [
+        "x.ptr", "w.ptr", "y.ptr", "partials", "counters", "x.size0", "x.stride0", "w.stride0", "null", "null",
+    ],
+    "conditions": [
+        ["x.size0", "<=", 8], ["x.stride1", "==", 1], ["x.stride0", "%", 8], ["x.ptr", "%", 16],
+        ["w.stride1", "==", 1], ["w.stride0", "%", 8], ["w.ptr", "%", 16],
+    ],
+    "partials_offset": 65536, "counters_bytes": 64, "workspace_bytes": 131072,
+}  # fmt: skip
+LIBRARY_V2: dict[str, Any] = {
+    "v": 2, "library": "cublaslt", "algo": "0102030405060708" * 8, "layout": "nt", "compute": "f32", "fast": False,
+    "types": {"x": "bf16", "w": "bf16", "y": "bf16", "bias": "bf16"}, "scale_x": "", "scale_w": "",
+    "workspace_bytes": 1024,
+    "conditions": [
+        ["x.size0", "<=", 8],
+        ["x.stride1", "==", 1], ["x.stride0", "%", 8], ["x.ptr", "%", 16], ["x.stride0", ">=", "x.size1"],
+        ["w.stride1", "==", 1], ["w.stride0", "%", 8], ["w.ptr", "%", 16], ["w.stride0", ">=", "w.size1"],
+        ["bias.stride0", "==", 1], ["bias.ptr", "%", 16],
+    ],
+}  # fmt: skip
 
 
 def row(launch: object) -> dict[str, Any]:
@@ -33,13 +59,94 @@ def test_a_row_keeps_its_launch_record_and_one_without_has_no_such_column() -> N
 
     assert solution.launch == text and solution.to_row()["launch"] == text
     assert "launch" not in Solution.from_row(row("")).to_row()
-    assert read_launch(text) == GOOD
 
 
-def test_a_record_from_before_there_were_clusters_is_one_without() -> None:
-    old = {name: value for name, value in GOOD.items() if name != "cluster"}
+def test_a_record_of_version_1_is_read_as_one_of_version_2() -> None:
+    read = read_launch(json.dumps(GOOD))
 
-    assert read_launch(json.dumps(old)) == GOOD
+    assert json.loads(read.text()) == V2
+    assert read_launch(json.dumps({name: value for name, value in GOOD.items() if name != "cluster"})) == read
+    assert read_launch(json.dumps({**GOOD, "arguments": ["x", "w", "bias", "y"]})).conditions[-2:] == (
+        ("bias.stride0", "==", 1), ("bias.ptr", "%", 16),
+    )  # fmt: skip
+    library = read_launch(json.dumps(LIBRARY_LAUNCH))
+    assert json.loads(library.text()) == LIBRARY_V2
+
+
+def test_every_record_that_was_ever_published_is_read() -> None:
+    here = Path(__file__).parent
+    tables = [*(here / "data/home-0.1.0/configs").glob("*.jsonl"), *(here.parent / "configs/tables").glob("*/*.jsonl")]
+    texts = {json.loads(line).get("launch", "") for path in tables for line in path.read_text().splitlines()} - {""}
+    dump = (here / "data/home-0.1.0/tune.sql").read_text()
+    texts |= {text.replace("''", "'") for text in re.findall(r"'(\{(?:\"arguments\"|\"algo\")[^']*\})'", dump)}
+
+    records = [read_launch(text) for text in texts]
+    assert {type(record) for record in records} == {KernelLaunch, LibraryLaunch}
+    for record in records:
+        assert read_launch(record.text()) == record  # and kept whole by version 2
+        record.check_for(Problem(m=1, n=64, k=64))
+
+
+def test_a_record_takes_every_operand_of_its_problem_and_no_other() -> None:
+    plain, scaled = Problem(m=8, n=256, k=1024), Problem(
+        family="scaled", m=8, n=256, k=1024, dtype="fp8_e4m3", wdtype="fp8_e4m3", out_dtype="bf16", scale="row",
+        wscale="row", scale_dtype="fp32", wscale_dtype="fp32",
+    )  # fmt: skip
+    record = read_launch(json.dumps(V2))
+    of_scales = read_launch(json.dumps({**V2, "arguments": [*V2["arguments"], "scale_x.ptr", "scale_w.ptr"]}))
+    any_bias = read_launch(json.dumps({**V2, "arguments": [*V2["arguments"], "bias.ptr?"]}))
+
+    record.check_for(plain)
+    of_scales.check_for(scaled)
+    any_bias.check_for(plain)
+    any_bias.check_for(replace(plain, bias=True))
+    for wrong, problem in ((record, replace(plain, bias=True)), (record, scaled), (of_scales, plain)):
+        with pytest.raises(TableError, match="its launch record takes"):
+            wrong.check_for(problem)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"v": 3}, "version 3"),
+        ({"v": "2"}, "version 2"),
+        ({"arguments": ["x.ptr", "w.ptr", "y.ptr", "x.tensor_map:64x128"]}, "tensor_map.* does not know"),
+        ({"arguments": ["x.ptr", "w.ptr", "y.ptr", "offs.ptr"]}, "offs.* does not know"),
+        ({"arguments": ["x.ptr", "w.ptr", "y.ptr", "x.size0?"]}, "null"),
+        ({"arguments": ["x.ptr", "w.ptr", "y.ptr", "x.numel"]}, "arguments"),
+        ({"arguments": ["x.ptr", "w.ptr", "y.ptr", "y.ptr"]}, "once"),
+        ({"arguments": ["x.ptr", "w.ptr"]}, "arguments"),
+        ({"arguments": ["x.ptr", "w.ptr", "y.ptr", 7]}, "arguments"),
+        ({"arguments": ["x.ptr"] * 25}, "arguments"),
+        ({"conditions": [["x.stride1", "==", -1]]}, "stride1"),
+        ({"conditions": [["x.stride1", "<", 1]]}, "conditions"),
+        ({"conditions": [["x.stride9", "==", 1]]}, "does not know"),
+        ({"conditions": [["x.stride0", "%", 12]]}, "power of two"),
+        ({"conditions": [["x.stride0", "%", 0]]}, "power of two"),
+        ({"conditions": [["x.ptr", "==", 16]]}, "alignment"),
+        ({"conditions": [["x.size0", "==", "w.stride0"]]}, "size"),
+        ({"conditions": [["x.size0", "%", "w.size0"]]}, "size"),
+        ({"conditions": [["x.size0", "=="]]}, "conditions"),
+        ({"conditions": [["x.size0", "==", 1 << 31]]}, "size0"),
+        ({"conditions": [["x.size0", "<=", 9]] * 33}, "at most 32"),
+        ({"conditions": {}}, "conditions"),
+        ({"grid": [{"of": "x.stride0", "block": 1}] * 3}, "grid"),
+        ({"grid": [{"of": "bias.size0", "block": 1}] * 3}, "grid"),
+        ({"grid": [{"of": 1, "block": 1}] * 3}, "grid"),
+        ({"grid": [{"block": 0}] * 3}, "grid.block"),
+        ({"threads": 40}, "threads"),
+        ({"threads": 2048}, "threads"),
+        ({"max_m": 8}, "max_m"),
+    ],
+)
+def test_a_record_of_version_2_with_a_wrong_field_is_refused_by_name(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(TableError, match=named):
+        read_launch(json.dumps({**V2, **change}))
+
+
+def test_a_version_that_is_not_ours_costs_the_row_with_one_line() -> None:
+    with pytest.raises(TableError, match="this one reads versions 1 and 2"):
+        Solution.from_row(row(json.dumps({"v": 7, "kernel": "of a later version"})))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +206,6 @@ def test_a_launch_record_with_a_wrong_field_is_refused_by_name(change: dict[str,
     ],
 )
 def test_a_librarys_launch_record_with_a_wrong_field_is_refused_by_name(change: dict[str, Any], named: str) -> None:
-    assert read_launch(json.dumps(LIBRARY_LAUNCH)) == LIBRARY_LAUNCH
     with pytest.raises(TableError, match=named):
         read_launch(json.dumps({**LIBRARY_LAUNCH, **change}))
 
@@ -117,11 +223,17 @@ def test_no_field_may_be_missing() -> None:
                 read_launch(json.dumps({key: value for key, value in good.items() if key != name}))
 
 
-def test_kernels_and_the_hook_agree_on_the_arguments() -> None:
-    header = Path(__file__).parent.parent / "hooks" / "native" / "cuda_launch.h"
-    inside = header.read_text().split("enum Argument : uint8_t {", 1)[1].split("}", 1)[0]
+def test_the_hook_and_the_records_agree_on_their_words() -> None:
+    headers = Path(__file__).parent.parent / "hooks" / "native"
 
-    assert [name.strip().lower() for name in inside.split(",")] == [{"m": "rows"}.get(name, name) for name in ARGUMENTS]
+    def members(file: str, enum: str) -> list[str]:
+        inside = (headers / file).read_text().split(f"enum {enum} : uint8_t {{", 1)[1].split("}", 1)[0]
+        return [name.strip().lower() for name in inside.split(",")]
+
+    assert members("slots.h", "Slot") == [*(f"slot_{name}" for name in SLOTS), "slot_count"]
+    assert members("slots.h", "What") == [*(w.replace("dim", "rank") for w in WHATS), "contiguous_turned"]
+    assert members("slots.h", "Op") == ["equal", "multiple", "at_most", "at_least"] and len(OPS) == 4
+    assert members("cuda_launch.h", "ArgumentKind") == ["operand", *PLAIN[:2], "nothing_passed"]
 
 
 def test_a_binary_comes_back_whole_under_its_hash(tmp_path: Path) -> None:

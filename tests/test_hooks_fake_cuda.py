@@ -13,7 +13,9 @@ PRELUDE = """
     import ctypes, json, os, sys, threading, torch
     from pathlib import Path
     from gemmtuned.configs.problem import Problem
+    from gemmtuned.configs.launch import Axis, Condition, KernelLaunch
     from gemmtuned.hooks import native
+    from gemmtuned.hooks.native import launches as packed
 
     folder, driver = Path(sys.argv[1]), sys.argv[2]
     cuda = ctypes.CDLL(str(folder / driver / "libcuda.so.1"), mode=ctypes.RTLD_GLOBAL)
@@ -36,16 +38,24 @@ PRELUDE = """
     cuda.fake_shape(8, 16, 1.0)
     hook = native.Native(folder / "capture.so")
     problem = Problem(m=4, n=8, k=16, dtype="fp32")
-    # X, W, Y, ROWS, LDX, LDW, COUNTERS of configs/launch.py
-    launch = native.Launch(
-        function=0x3000, max_m=64, partials_offset=1 << 16, workspace_bytes=1 << 17, pointer_align=4, device=0, warps=1,
-        warp_size=32, ld_multiple=1, n=8, cluster=1, block=(1, 1, 1), argument_count=7, arguments=(0, 1, 3, 6, 7, 8, 5),
+    record = KernelLaunch(
+        shared=0, threads=32, grid=(Axis("", 1),) * 3,
+        arguments=("x.ptr", "w.ptr", "y.ptr", "x.size0", "x.stride0", "w.stride0", "counters"),
+        conditions=(Condition("x.size0", "<=", 64), Condition("x.stride1", "==", 1), Condition("w.stride1", "==", 1)),
+        partials_offset=1 << 16, workspace_bytes=1 << 17,
     )
+    launch = packed.kernel_launch(record, 0x3000, 2)
+
+    def lt_launch(workspace_bytes=0):
+        return packed.LtLaunch(workspace_bytes=workspace_bytes, w_turned=1)
 
     def begin(*launches):
         hook.install()
         rows = [
-            native.Row(problem, "exact", mode, 7, 6 if isinstance(one, native.LtLaunch) else 5, "cuda:0", one)
+            native.Row(
+                problem, "exact", mode, 7, 6 if isinstance(one, packed.LtLaunch) else 5, "cuda:0", one,
+                packed.conditions(record.checked, 2),
+            )
             for one in launches or (launch,) for mode in ("eager", "graph")
         ]
         hook.load(rows, 1)
@@ -154,7 +164,7 @@ def test_a_call_in_a_broken_capture_blames_nobody(run: Any) -> None:
 def test_a_status_of_cublaslt_is_the_routes_on_a_sound_device_alone(run: Any) -> None:
     said = run(
         """
-    lt = native.LtLaunch(max_m=64, workspace_bytes=0, pointer_align=4, device=0, ld_multiple=1, w_turned=1)
+    lt = lt_launch()
     hook.install()
     hook.set_mode(native.CAPTURE | native.DISPATCH)
     said = []
@@ -176,8 +186,7 @@ def test_a_shortage_is_remembered_and_blames_nobody(run: Any) -> None:
     fail("cuMemAlloc_v2", 2)
     outcomes = {outcome for _ in range(1000) for outcome in call()}
     asked = calls("cuMemAlloc_v2")
-    lt = native.LtLaunch(max_m=64, workspace_bytes=1 << 20, pointer_align=4, device=0, ld_multiple=1, w_turned=1)
-    begin(lt)
+    begin(lt_launch(1 << 20))
     call()
     print(json.dumps([sorted(outcomes), asked, calls("cublasLtMatmul"), hook.failures()]))
     """

@@ -42,8 +42,9 @@ def test_a_librarys_algorithm_becomes_a_route_of_its_device() -> None:
     launch: Any = row.launch
     assert refused == {} and (row.code, row.place) == (NATIVE_CODES["cublaslt"], "cuda:1")
     assert bytes(launch.algo).hex() == LIBRARY_LAUNCH["algo"]
-    assert (launch.device, launch.data_type, launch.compute_type) == (1, 14, 68)
-    assert (launch.x_turned, launch.w_turned, launch.max_m, launch.workspace_bytes) == (0, 1, 8, 1024)
+    assert [launch.type_x, launch.type_w, launch.type_y, launch.type_bias, launch.compute_type] == [14] * 4 + [68]
+    assert (launch.x_turned, launch.w_turned, launch.workspace_bytes) == (0, 1, 1024)
+    assert row.scales_sums and len(row.conditions) == 11
 
 
 def test_tf32_and_column_major_operands_reach_the_library() -> None:
@@ -52,7 +53,7 @@ def test_tf32_and_column_major_operands_reach_the_library() -> None:
     [row], _ = rows(replace(SOLUTION, problem=problem, launch=json.dumps(record)))
 
     launch: Any = row.launch
-    assert (launch.data_type, launch.compute_type, launch.x_turned, launch.w_turned) == (0, 77, 1, 0)
+    assert (launch.type_x, launch.compute_type, launch.x_turned, launch.w_turned) == (0, 77, 1, 0)
 
 
 def test_a_record_that_is_not_its_solutions_costs_the_row() -> None:

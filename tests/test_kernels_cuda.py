@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gemmtuned.configs.errors import CandidateFailed
-from gemmtuned.configs.launch import read_launch
+from gemmtuned.configs.launch import KernelLaunch, read_launch
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import Candidate, Device, cpu_device
@@ -149,11 +149,14 @@ def test_what_it_publishes_is_a_launch_record_of_the_binary_that_is_measured(
     text, data = BACKEND.launch_of(candidate, problem)
 
     facts = read_launch(text)
-    assert facts["binary"] == sha256(data).hexdigest() and b"one_shot" in data
-    assert facts["arguments"] == ["x", "w", *(["bias"] if bias else []), "y", "m", "ldx", "ldw"]
-    assert facts["cluster"] == parts and facts["max_m"] == m
-    assert facts["grid"][:2] == [{"over": "n", "block": rows}, {"over": "m", "block": tokens}]
-    assert facts["workspace_bytes"] == 0 and facts["warps"] * facts["warp_size"] == (256 if tokens > 64 else 128)
+    assert isinstance(facts, KernelLaunch) and facts.text() == text
+    assert facts.binary == sha256(data).hexdigest() and b"one_shot" in data
+    given = ("x.ptr", "w.ptr", *(["bias.ptr"] if bias else []), "y.ptr", "x.size0", "x.stride0", "w.stride0")
+    assert facts.arguments == given
+    assert facts.cluster == parts and facts.at_most("x.size0") == m
+    assert facts.grid == (("w.size0", rows), ("x.size0", tokens), ("", 1))
+    assert facts.workspace_bytes == 0 and facts.threads == (256 if tokens > 64 else 128)
+    facts.check_for(problem)
 
 
 @pytest.mark.parametrize(

@@ -102,11 +102,13 @@ def test_what_is_published_is_the_binary_and_how_to_launch_it() -> None:
         assert text == json.dumps(facts, sort_keys=True, separators=(",", ":"))
         assert facts["binary"] == sha256(binary).hexdigest() and binary[:4] == b"\x7fELF"
         assert facts["name"] == config["kernel"] and facts["name"].encode() in binary
-        assert facts["warps"] == config["warps"] and facts["warp_size"] == 32
-        assert facts["grid"][0] == {"over": "n", "block": config["rows"]} and len(facts["grid"]) == 3
-        assert ("bias" in facts["arguments"]) == problem.bias
-        assert facts["max_m"] == problem.m and facts["ld_multiple"] == 8 and facts["pointer_align"] == 16
-        assert facts["null_pointers"] == 2  # Triton 3.6
+        assert facts["v"] == 2 and facts["threads"] == 32 * config["warps"]
+        assert facts["grid"][0] == {"of": "w.size0", "block": config["rows"]} and len(facts["grid"]) == 3
+        assert ("bias.ptr" in facts["arguments"]) == problem.bias
+        assert {("x.size0", "<=", problem.m), ("x.stride0", "%", 8), ("w.ptr", "%", 16)} <= set(
+            map(tuple, facts["conditions"])
+        )
+        assert facts["arguments"][-2:] == ["null", "null"]  # Triton 3.6
 
 
 @pytest.mark.parametrize(

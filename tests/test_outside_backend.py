@@ -14,7 +14,7 @@ import torch
 from hooked import Home
 
 from gemmtuned.configs.errors import TableError
-from gemmtuned.configs.launch import read_launch
+from gemmtuned.configs.launch import OperatorLaunch, read_launch
 from gemmtuned.configs.solution import cpu_device
 from gemmtuned.db import queries
 from gemmtuned.hooks import dispatch
@@ -100,7 +100,10 @@ def test_a_record_of_an_operator_is_checked_field_by_field() -> None:
         '{"arguments":["x","w","bias",1.0],"contiguous":["x"],"max_m":8,"operator":"a::b","package":"p",'
         '"schema":"a::b(Tensor x) -> Tensor","version":"1"}'
     )
-    assert read_launch(good)["operator"] == "a::b"
+    read = read_launch(good)
+    assert isinstance(read, OperatorLaunch)
+    assert read.operator == "a::b" and read.conditions == (("x.size0", "<=", 8), ("x.contiguous", "==", 1))
+    assert read_launch(read.text()) == read
     for old, new, what in (
         ('"a::b"', '"a.b"', "operator"),
         ('"bias"', '"gate"', "arguments"),

@@ -13,7 +13,7 @@ from typing import Final
 
 from gemmtuned.configs.errors import GemmtunedError, TableError
 from gemmtuned.configs.hint import Imported
-from gemmtuned.configs.launch import read_launch
+from gemmtuned.configs.launch import binary_of
 from gemmtuned.configs.manifest import (
     MANIFEST,
     Manifest,
@@ -63,8 +63,9 @@ def write(
     left = []
     for solution in sorted(solutions, key=lambda s: (str(s.problem), s.covers, s.mode, s.backend, s.stamp, s.config)):
         try:
-            if solution.launch:
-                write_binary(folder, read_binary(binaries, read_launch(solution.launch)["binary"]))
+            digest = binary_of(solution.launch) if solution.launch else None
+            if digest is not None:
+                write_binary(folder, read_binary(binaries, digest))
         except GemmtunedError as err:
             left.append((solution, str(err)))
             continue

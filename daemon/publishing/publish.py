@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gemmtuned.configs.errors import TableError, TryLater
-from gemmtuned.configs.launch import read_launch
+from gemmtuned.configs.launch import binary_of
 from gemmtuned.configs.manifest import (
     Manifest,
     is_whole,
@@ -147,7 +147,7 @@ def _bring_binary(solution: Solution, home: Path, folder: Path) -> bool:
     if not solution.launch:
         return True
     try:
-        digest = read_launch(solution.launch).get("binary")
+        digest = binary_of(solution.launch)
     except TableError as err:
         logger.warning("solution left out problem=%s reason=%r", solution.problem, str(err))
         return False
@@ -186,7 +186,7 @@ def _is_current(store: Store, folder: Path) -> Manifest | None:
     if launches is None or not all(is_whole(folder, file) for file in manifest.files):
         return None
     try:
-        for digest in {read_launch(launch).get("binary") for launch in launches} - {None}:
+        for digest in {binary_of(launch) for launch in launches} - {None}:
             read_binary(folder, str(digest))
     except TableError:
         return None

@@ -2,7 +2,7 @@
 
 c_api.cpp     what is compiled, with the C interface; each header says what it is of
 build.py      compiles it, with the user's own torch and compiler
-records.py    its structures, mirrored
+records.py    its structures, mirrored; launches.py: those of launch records
 library.py    calls into it
 """
 
@@ -10,13 +10,8 @@ from gemmtuned.hooks.native.library import CAPTURE, DISPATCH, INVARIANT, OFF, Na
 from gemmtuned.hooks.native.records import (
     HOW,
     LAYOUT,
-    MAX_OPERATOR_ARGUMENTS,
-    Launch,
-    LtLaunch,
-    OperatorLaunch,
     PackedProblem,
     Row,
-    RowBlocks,
     pack,
     unpack,
 )
@@ -27,16 +22,11 @@ __all__ = (
     "HOW",
     "INVARIANT",
     "LAYOUT",
-    "MAX_OPERATOR_ARGUMENTS",
     "OFF",
-    "Launch",
-    "LtLaunch",
     "Native",
     "NativeError",
-    "OperatorLaunch",
     "PackedProblem",
     "Row",
-    "RowBlocks",
     "pack",
     "unpack",
 )

@@ -101,12 +101,12 @@ bool has_names(const T& t) {
 
 // Whether the live check finds `y`, the route's result, to be another than stock's. Then the route is off.
 template <class Device>
-bool found_wrong(Route& route, const Problem& p, const Tensor& a, const Tensor& b, const Tensor& y, const Tensor& stock) {
+bool found_wrong(Route& route, const Problem& p, const Slots& slots, const Tensor& y, const Tensor& stock) {
   std::string wrong;
   try {
     at::AutoDispatchBelowADInplaceOrView below;
     [[maybe_unused]] const typename Device::Relaxed relaxed;
-    wrong = live_mismatch(p, a, b, y, stock);
+    wrong = live_mismatch(p, slots, y, stock);
   } catch (...) {  // no memory for it: this call is not checked
   }
   if (wrong.empty()) return false;
@@ -126,13 +126,44 @@ inline bool is_copied(const Tensor& y, const Tensor& checked) {
   }
 }
 
-// Runs the call's route through `routed` or, without one, `stock`; then counts the call, unless torch raised.
-// `free`: the call can be routed at all.  A call that stock served though it had a route is counted as a miss.
-// `fresh`: the route's result in memory of its own, which a live check needs: what `routed` writes into may be an operand.
+// Of a call. ROUTABLE: it is a call that a route can serve. NO_BATCH: x and w are 2-D, torch's have a batch of 1 in front.
+enum CallFlags : int { COUNTED_ONLY = 0, ROUTABLE = 1, NO_BATCH = 2 };
+
+// Whether the route takes these operands as they lie; what it does not is served by torch, without blame.
+template <class Device>
+bool accepts(const Route& route, const Slots& slots) {
+  if (!Device::may_run(route, slots)) return false;
+  if (C10_UNLIKELY(!route.scales_sums && (slots.alpha != 1 || slots.beta != 1))) return false;
+  for (const Tensor* t : slots.t)
+    if (t && has_names(*t)) return false;
+  return C10_LIKELY(!route.chain_rows) ? holds(route.conditions, slots) : holds(route.conditions, slots, SLOT_X);
+}
+
+// The route's result in memory of its own, as torch would have returned it.
+template <class Device>
+Tensor run_route(const Route& route, const Problem& p, const Slots& slots, int flags = ROUTABLE) {
+  const Tensor y = as_stock(Device::run(route, p, slots), p, slots.x());
+  return C10_UNLIKELY(flags & NO_BATCH) ? y.unsqueeze(0) : y;
+}
+
+// The same into y of `slots`: straight where that is the same as through a fresh tensor.
+template <class Device>
+void run_route_into(const Route& route, const Problem& p, Slots slots, int flags) {
+  const Tensor& out = *slots.t[SLOT_Y];
+  if (!(flags & NO_BATCH) && Device::run_into(route, slots)) return;
+  slots.t[SLOT_Y] = nullptr;
+  const Tensor y = run_route<Device>(route, p, slots, flags);
+  at::AutoDispatchBelowADInplaceOrView below;
+  out.copy_(y);  // it may overlap an operand
+}
+
+// Serves the call by its route or, without one, by `stock`; then counts it, unless torch raised. `out`: what stock returns,
+// where that is the caller's. A call that stock served though it had a route is counted as a miss.
 // `reference`: what a live check compares with, torch's own result; `stock`, where that is no route of another problem.
-template <class Device, class Stock, class Routed, class Fresh, class Reference>
-auto call(const Problem& key, const Tensor& a, const Tensor& b, const Tensor* bias, bool free, const Stock& stock,
-          const Routed& routed, const Fresh& fresh, const Reference& reference) -> decltype(stock()) {
+template <class Device, class Stock, class Reference>
+auto call(const Problem& key, const Slots& slots, int flags, const Stock& stock, Tensor* out, const Reference& reference)
+    -> decltype(stock()) {
+  constexpr bool into = std::is_reference_v<decltype(stock())>;
   ThreadCounters* thread = this_thread();
   if (!thread || thread->depth) return stock();
   Cell* cell = g_counters.cell(*thread, key);
@@ -148,30 +179,37 @@ auto call(const Problem& key, const Tensor& a, const Tensor& b, const Tensor* bi
     cell->add(seen);
     if (C10_LIKELY(!(key.flags & GRAPH))) return;
     try {
-      g_captures.add(Device::capture_id(a), key, seen);
+      g_captures.add(Device::capture_id(slots.x()), key, seen);
     } catch (...) {  // its replays are not counted; the call has been made
     }
   };
   Outcome outcome = cell->found.outcome;
   Route* route = cell->found.route;
   if (route && route->code != STOCK) {
-    if (free && !route->failed.load(std::memory_order_relaxed) && Device::accepts(*route, a, b, bias) &&
-        !has_names(a) && !has_names(b) && !(bias && has_names(*bias))) {
+    if (flags & ROUTABLE && !route->failed.load(std::memory_order_relaxed) && accepts<Device>(*route, slots)) {
       Tensor checked;
       try {
         const OnTrial going_on(*route, Device::on_host);
         if (C10_LIKELY(!live_check_due() || (key.flags & GRAPH))) {
-          decltype(auto) y = routed(*route);
-          count(outcome);
-          return y;
+          if constexpr (into) {
+            Slots with_y = slots;
+            with_y.t[SLOT_Y] = out;
+            run_route_into<Device>(*route, key, with_y, flags);
+            count(outcome);
+            return *out;
+          } else {
+            Tensor y = run_route<Device>(*route, key, slots, flags);
+            count(outcome);
+            return y;
+          }
         }
-        checked = fresh(*route);
+        checked = run_route<Device>(*route, key, slots, flags);  // what stock writes into may be an operand
       } catch (...) {
         judge<Device>(*route, key);
       }
       if (checked.defined()) {
         decltype(auto) y = reference();
-        const bool kept = !found_wrong<Device>(*route, key, a, b, checked, y) && is_copied(y, checked);
+        const bool kept = !found_wrong<Device>(*route, key, slots, checked, y) && is_copied(y, checked);
         count(kept ? outcome : MISS);
         return y;
       }
@@ -190,16 +228,9 @@ auto call(const Problem& key, const Tensor& a, const Tensor& b, const Tensor* bi
   return y;
 }
 
-template <class Device, class Stock, class Routed, class Fresh>
-auto call(const Problem& key, const Tensor& a, const Tensor& b, const Tensor* bias, bool free, const Stock& stock,
-          const Routed& routed, const Fresh& fresh) -> decltype(stock()) {
-  return call<Device>(key, a, b, bias, free, stock, routed, fresh, stock);
-}
-
-template <class Device, class Stock, class Routed>
-auto call(const Problem& key, const Tensor& a, const Tensor& b, const Tensor* bias, bool free, const Stock& stock,
-          const Routed& routed) -> decltype(stock()) {
-  return call<Device>(key, a, b, bias, free, stock, routed, routed);
+template <class Device, class Stock>
+auto call(const Problem& key, const Slots& slots, int flags, const Stock& stock, Tensor* out = nullptr) -> decltype(stock()) {
+  return call<Device>(key, slots, flags, stock, out, stock);
 }
 
 }  // namespace gemmtuned

@@ -44,38 +44,23 @@ struct Cpu {
 
   static uint64_t capture_id(const Tensor&) { return 0; }
 
-  // Strides are not part of the problem: a route declines, without blame, operands laid out as it cannot take them.
-  static bool accepts(const Route& route, const Tensor& a, const Tensor& b, const Tensor* bias) {
-    switch (route.code) {
-      case ONEDNN:
-      case ONEDNN_PACKED:
-        return at::globalContext().userEnabledMkldnn() && a.is_contiguous() && b.stride(-2) == 1 &&
-               b.stride(-1) == b.size(-2) && (!bias || bias->is_contiguous());
-      case MV:
-        return a.dim() == 2 && a.size(0) == 1;
-      case OPERATOR:
-        return route.op && route.op->accepts(a, b, bias);
-      case ROWS:
-        return route.rows && a.dim() == 2 &&
-               (route.rows->kernel != ONEDNN || (at::globalContext().userEnabledMkldnn() && b.stride(0) == 1 &&
-                                                 b.stride(1) == b.size(0) && (!bias || bias->is_contiguous())));
-      default:
-        return true;
-    }
+  static bool may_run(const Route& route, const Slots& slots) {
+    const int32_t code = route.rows ? route.rows->kernel : route.code;
+    if ((code == ONEDNN || code == ONEDNN_PACKED) && !at::globalContext().userEnabledMkldnn()) return false;
+    return !slots.c() || code == SWAP || code == OPERATOR;
   }
 
-  // y = a @ b (+ bias) by the route's implementation; a [M, K], b [K, N] or both with a batch in front.
-  static Tensor run(const Route& route, const Tensor& a, const Tensor& b, const OptionalTensor& bias,
-                      const Tensor& packed) {
+  // y in memory of its own, by the route's implementation.
+  static Tensor run(const Route& route, const Problem&, const Slots& slots) {
     at::AutoDispatchBelowADInplaceOrView below;  // as inside any backend kernel: no autograd for what we call
-    if (route.code == ROWS) return run_rows(*route.rows, a, b, bias);
-    return run_code(route.code, route, a, b, bias, packed);
+    return route.rows ? run_rows(*route.rows, slots) : run_code(route.code, route, slots);
   }
 
   // In blocks of rows that are all alike, so that the bits of a row do not depend on how many others there are. X is
   // brought to one form first: some libraries add up in another order where an operand lies at another alignment.
-  static Tensor run_rows(const RowBlocks& rows, const Tensor& a, const Tensor& b, const OptionalTensor& bias) {
+  static Tensor run_rows(const RowBlocks& rows, Slots slots) {
     constexpr uintptr_t kAligned = 64;
+    const Tensor &a = slots.x(), &b = slots.w();
     const bool as_is = a.is_contiguous() && reinterpret_cast<uintptr_t>(a.const_data_ptr()) % kAligned == 0;
     const Tensor x = as_is ? a : a.clone(at::MemoryFormat::Contiguous);
     const int64_t m = a.size(0);
@@ -89,7 +74,8 @@ struct Cpu {
         wide.narrow(0, 0, some).copy_(part);
         part = wide;
       }
-      Tensor made = run_code(rows.kernel, plain, part, b, bias, {});
+      slots.t[SLOT_X] = &part;
+      Tensor made = run_code(rows.kernel, plain, slots);
       if (padded == m) return made;
       if (!y.defined()) y = at::empty({m, b.size(1)}, x.options());
       y.narrow(0, first, some).copy_(padded == some ? made : made.narrow(0, 0, some));
@@ -97,13 +83,20 @@ struct Cpu {
     return y;
   }
 
-  static Tensor run_code(int32_t code, const Route& route, const Tensor& a, const Tensor& b, const OptionalTensor& bias,
-                         const Tensor& packed) {
+  static Tensor run_code(int32_t code, const Route& route, const Slots& slots) {
+    const Tensor &a = slots.x(), &b = slots.w();
+    const OptionalTensor bias = slots.bias() ? OptionalTensor(*slots.bias()) : std::nullopt;
     switch (code) {
       case STOCK:
         return bias ? at::cpu::addmm(*bias, a, b) : at::cpu::mm(a, b);
       case SWAP: {
         const Tensor bt = b.transpose(-2, -1), at_ = a.transpose(-2, -1);
+        if (slots.c()) {
+          const Tensor ct = slots.c()->transpose(-2, -1);
+          const Scalar beta = slots.beta, alpha = slots.alpha;
+          return (a.dim() == 3 ? at::cpu::baddbmm(ct, bt, at_, beta, alpha) : at::cpu::addmm(ct, bt, at_, beta, alpha))
+              .transpose(-2, -1).contiguous();
+        }
         if (a.dim() == 3) return at::cpu::bmm(bt, at_).transpose(-2, -1).contiguous();
         const Tensor yt = bias ? at::cpu::addmm(bias->unsqueeze(1), bt, at_) : at::cpu::mm(bt, at_);
         return yt.t().contiguous();
@@ -115,14 +108,14 @@ struct Cpu {
       case ONEDNN:
         return onednn_linear(a, b.t(), bias);
       case ONEDNN_PACKED:
-        return onednn_linear(a, packed, bias);
+        return onednn_linear(a, *slots.packed, bias);
       case OPERATOR:
-        return (*route.op)(a, b, bias);
+        return (*route.op)(slots);
     }
     TORCH_CHECK(false, "route code ", code, " is not known to this build");
   }
 
-  static bool run_into(const Route&, const Tensor&, const Tensor&, const OptionalTensor&, Tensor&) { return false; }
+  static bool run_into(const Route&, const Slots&) { return false; }
 
 #define GEMMTUNED_ON_CPU(operation, ours, torchs) GEMMTUNED_TORCHS(ours, at::cpu::torchs)
   GEMMTUNED_OPERATORS(GEMMTUNED_ON_CPU)

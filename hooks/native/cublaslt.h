@@ -9,6 +9,7 @@
 #include <atomic>
 
 #include "driver.h"
+#include "slots.h"
 #include "workspaces.h"
 
 namespace gemmtuned::cuda {
@@ -21,6 +22,7 @@ struct LtLibrary {
   int (*cublasLtMatmulDescSetAttribute)(Handle, int, const void*, size_t);
   int (*cublasLtMatrixLayoutCreate)(Handle*, int, uint64_t, uint64_t, int64_t);
   int (*cublasLtMatrixLayoutDestroy)(Handle);
+  int (*cublasLtMatrixLayoutSetAttribute)(Handle, int, const void*, size_t);
   int (*cublasLtMatmul)(Handle, Handle, const void*, const void*, Handle, const void*, Handle, const void*, const void*,
                         Handle, void*, Handle, const void*, void*, size_t, Handle);
 
@@ -77,35 +79,21 @@ struct LtLibrary {
     GEMMTUNED_FIND(cublasLtMatmulDescSetAttribute);
     GEMMTUNED_FIND(cublasLtMatrixLayoutCreate);
     GEMMTUNED_FIND(cublasLtMatrixLayoutDestroy);
+    GEMMTUNED_FIND(cublasLtMatrixLayoutSetAttribute);
     GEMMTUNED_FIND(cublasLtMatmul);
 #undef GEMMTUNED_FIND
     return l;
   }
 };
 
-struct LtLaunch {  // mirrored in hooks/native/__init__.py; the fields are those of configs/launch.py
+// How one algorithm is run: a LibraryLaunch of configs/launch.py. Mirrored in hooks/native/launches.py.
+struct LtLaunch {
   uint64_t algo[8];
-  int64_t max_m, workspace_bytes, pointer_align;
-  int32_t device, ld_multiple, data_type, compute_type;  // cudaDataType, cublasComputeType_t
-  uint8_t x_turned, w_turned;  // column-major
-
-  bool accepts(const at::Tensor& a, const at::Tensor& b, const at::Tensor* bias) const {
-    const auto aligned = [this](const at::Tensor& t) {
-      return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % static_cast<uintptr_t>(pointer_align) == 0;
-    };
-    const auto lies = [this](const at::Tensor& t, bool turned) {
-      const int unit = turned ? 0 : 1;
-      return (t.stride(unit) == 1 || t.size(unit) == 1) && leading(t, turned) % ld_multiple == 0 &&
-             leading(t, turned) >= t.size(unit);
-    };
-    return a.device().index() == device && a.size(0) <= max_m && lies(a, x_turned) && lies(b, w_turned) && aligned(a) &&
-           aligned(b) && (!bias || (bias->stride(0) == 1 && aligned(*bias)));
-  }
-
-  static int64_t leading(const at::Tensor& t, bool turned) {
-    const int lead = turned ? 1 : 0;
-    return t.size(lead) > 1 ? t.stride(lead) : t.size(1 - lead);
-  }
+  int64_t workspace_bytes;
+  int32_t compute_type, type_x, type_w, type_y, type_bias;  // cublasComputeType_t, cudaDataType
+  int32_t scale_x, scale_w;                                 // cublasLtMatmulMatrixScale_t; of one value: 0
+  uint8_t x_turned, w_turned;                               // column-major
+  uint8_t fast;                                             // 8-bit products may be summed up in fewer bits
 };
 
 // From torch's allocator, which at the limit gives all that it keeps back to the driver first: so not at every call.
@@ -119,47 +107,94 @@ inline at::Tensor scratch(int device, int64_t bytes, const at::TensorOptions& op
   }
 }
 
-// y [M, N] = a [M, K] @ b [K, N] (+ bias), asynchronously on the current stream.
-inline void launch(const LtLaunch& l, const at::Tensor& a, const at::Tensor& b, const at::Tensor* bias,
-                   const at::Tensor& y) {
-  constexpr int kFloat = 0, kTransA = 3, kTransB = 4, kEpilogue = 7, kBiasPointer = 8, kEpilogueBias = 4;
-  const LtLibrary& lt = LtLibrary::get();
-  struct Owned {  // descriptors, destroyed on every way out
-    const LtLibrary& lt;
-    Handle desc = nullptr, layouts[3] = {};
-    ~Owned() {
-      for (Handle layout : layouts)
-        if (layout) lt.cublasLtMatrixLayoutDestroy(layout);
-      if (desc) lt.cublasLtMatmulDescDestroy(desc);
-    }
-  } own{lt};
-  const auto set = [&](int which, const auto& value) {
-    lt.check(lt.cublasLtMatmulDescSetAttribute(own.desc, which, &value, sizeof value), "cublasLtMatmulDescSetAttribute");
-  };
-  const auto layout = [&](int i, int64_t rows, int64_t columns, int64_t leading) {
-    lt.check(lt.cublasLtMatrixLayoutCreate(&own.layouts[i], l.data_type, static_cast<uint64_t>(rows),
-                                           static_cast<uint64_t>(columns), leading),
-             "cublasLtMatrixLayoutCreate");
-  };
-  const int64_t m = a.size(0), k = a.size(1), n = b.size(1);
-  lt.check(lt.cublasLtMatmulDescCreate(&own.desc, l.compute_type, kFloat), "cublasLtMatmulDescCreate");
-  set(kTransA, static_cast<int32_t>(l.w_turned));
-  set(kTransB, static_cast<int32_t>(l.x_turned));
-  if (bias) {
-    set(kEpilogue, static_cast<int32_t>(kEpilogueBias));
-    set(kBiasPointer, bias->const_data_ptr());
+// A matrix as it lies, from the last two dimensions of a tensor: columns of the library are rows of ours.
+struct LtMatrix {
+  uint64_t rows, columns;
+  int64_t leading;
+
+  LtMatrix(const Tensor& t, bool turned) {
+    const auto size = t.sizes().slice(t.dim() - 2), stride = t.strides().slice(t.dim() - 2);
+    const size_t unit = turned ? 0 : 1, lead = 1 - unit;
+    rows = static_cast<uint64_t>(size[unit]), columns = static_cast<uint64_t>(size[lead]);
+    leading = size[lead] > 1 ? stride[lead] : size[unit];
   }
-  layout(0, l.w_turned ? k : n, l.w_turned ? n : k, LtLaunch::leading(b, l.w_turned));
-  layout(1, l.x_turned ? m : k, l.x_turned ? k : m, LtLaunch::leading(a, l.x_turned));
-  layout(2, n, m, n);
-  const Handle stream = current_stream(l.device);
-  const at::Tensor space = l.workspace_bytes ? scratch(l.device, l.workspace_bytes, a.options()) : at::Tensor();
-  const float one = 1, zero = 0;
+};
+
+// The library's descriptors of one call, destroyed on every way out. Attributes are those of cublasLt.h.
+class LtDescribed {
+ public:
+  LtDescribed(const LtLibrary& lt, int compute_type) : lt_(lt) {
+    constexpr int kFloat = 0;
+    lt_.check(lt_.cublasLtMatmulDescCreate(&desc, compute_type, kFloat), "cublasLtMatmulDescCreate");
+  }
+  ~LtDescribed() {
+    for (Handle layout : layouts)
+      if (layout) lt_.cublasLtMatrixLayoutDestroy(layout);
+    if (desc) lt_.cublasLtMatmulDescDestroy(desc);
+  }
+  LtDescribed(const LtDescribed&) = delete;
+  LtDescribed& operator=(const LtDescribed&) = delete;
+
+  template <class T>
+  void set(int which, const T& value) {
+    lt_.check(lt_.cublasLtMatmulDescSetAttribute(desc, which, &value, sizeof value), "cublasLtMatmulDescSetAttribute");
+  }
+
+  void layout(int i, int type, const Tensor& t, bool turned) {
+    constexpr int kBatchCount = 5, kBatchStride = 6;
+    const LtMatrix m(t, turned);
+    lt_.check(lt_.cublasLtMatrixLayoutCreate(&layouts[i], type, m.rows, m.columns, m.leading), "cublasLtMatrixLayoutCreate");
+    if (t.dim() < 3) return;
+    const auto batch = static_cast<int32_t>(t.sizes()[0]);
+    const int64_t stride = t.strides()[0];
+    const char* const what = "cublasLtMatrixLayoutSetAttribute";
+    lt_.check(lt_.cublasLtMatrixLayoutSetAttribute(layouts[i], kBatchCount, &batch, sizeof batch), what);
+    lt_.check(lt_.cublasLtMatrixLayoutSetAttribute(layouts[i], kBatchStride, &stride, sizeof stride), what);
+  }
+
+  Handle desc = nullptr, layouts[4] = {};  // of A (our w), B (our x), C, D
+
+ private:
+  const LtLibrary& lt_;
+};
+
+// Asynchronously on the current stream, into y of `slots`.
+inline void launch(const LtLaunch& l, const Slots& slots) {
+  enum { kTransA = 3, kTransB = 4, kEpilogue = 7, kBiasPointer = 8, kScaleA = 17, kScaleB = 18, kFast = 25, kBiasType = 26,
+         kScaleModeA = 31, kScaleModeB = 32 };
+  constexpr int32_t kEpilogueBias = 4;
+  const LtLibrary& lt = LtLibrary::get();
+  const Tensor &x = slots.x(), &w = slots.w(), &y = *slots.t[SLOT_Y];
+  const Tensor& c = slots.c() ? *slots.c() : y;
+  LtDescribed own(lt, l.compute_type);
+  own.set(kTransA, static_cast<int32_t>(l.w_turned));
+  own.set(kTransB, static_cast<int32_t>(l.x_turned));
+  if (slots.bias()) {
+    own.set(kEpilogue, kEpilogueBias);
+    own.set(kBiasPointer, slots.bias()->const_data_ptr());
+    if (l.type_bias != l.type_y) own.set(kBiasType, l.type_bias);
+  }
+  if (slots.t[SLOT_SCALE_X] && slots.t[SLOT_SCALE_W]) {
+    own.set(kScaleA, slots.t[SLOT_SCALE_W]->const_data_ptr());
+    own.set(kScaleB, slots.t[SLOT_SCALE_X]->const_data_ptr());
+    if (l.scale_w) own.set(kScaleModeA, l.scale_w);  // older libraries have no modes, but the scale of a tensor
+    if (l.scale_x) own.set(kScaleModeB, l.scale_x);
+  }
+  if (l.fast) own.set(kFast, static_cast<int8_t>(1));
+  own.layout(0, l.type_w, w, l.w_turned);
+  own.layout(1, l.type_x, x, l.x_turned);
+  own.layout(2, l.type_y, c, false);
+  if (slots.c()) own.layout(3, l.type_y, y, false);
+  const int device = x.device().index();
+  const Handle stream = current_stream(device);
+  const at::Tensor space = l.workspace_bytes ? scratch(device, l.workspace_bytes, x.options()) : at::Tensor();
+  const float alpha = static_cast<float>(slots.alpha), beta = slots.c() ? static_cast<float>(slots.beta) : 0.0f;
   void* const out = y.mutable_data_ptr();
   lt.check_on(stream,
-              lt.cublasLtMatmul(lt.handle(l.device), own.desc, &one, b.const_data_ptr(), own.layouts[0],
-                                a.const_data_ptr(), own.layouts[1], &zero, out, own.layouts[2], out, own.layouts[2],
-                                l.algo, space.defined() ? space.mutable_data_ptr() : nullptr,
+              lt.cublasLtMatmul(lt.handle(device), own.desc, &alpha, w.const_data_ptr(), own.layouts[0],
+                                x.const_data_ptr(), own.layouts[1], &beta, slots.c() ? c.const_data_ptr() : out,
+                                own.layouts[2], out, own.layouts[slots.c() ? 3 : 2], l.algo,
+                                space.defined() ? space.mutable_data_ptr() : nullptr,
                                 static_cast<size_t>(l.workspace_bytes), stream),
               "cublasLtMatmul");
 }

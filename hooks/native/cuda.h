@@ -65,31 +65,34 @@ struct Cuda {
     return cuda::capture_of(cuda::current_stream(a.device().index())).id;
   }
 
-  static bool accepts(const Route& route, const Tensor& a, const Tensor& b, const Tensor* bias) {
-    if (a.dim() != 2 || other_rounding(a.scalar_type())) return false;
-    if (route.lt) return route.lt->accepts(a, b, bias);
-    if (route.op) return route.op->accepts(a, b, bias);
-    if (route.chain) return route.launch && route.launch->accepts_others(a, b, bias);
-    return route.launch && route.launch->accepts(a, b, bias);
+  static bool may_run(const Route& route, const Slots& slots) {
+    return (route.launch || route.lt || route.op) && !other_rounding(slots.x().scalar_type());
   }
 
-  static Tensor run(const Route& route, const Tensor& a, const Tensor& b, const OptionalTensor& bias, const Tensor&) {
+  static Tensor run(const Route& route, const Problem& p, Slots slots) {
     at::AutoDispatchBelowADInplaceOrView below;
+    const Tensor &a = slots.x(), &b = slots.w();
     const On here(a.device());
-    if (route.op) return (*route.op)(a, b, bias);
-    const Tensor y = at::empty({a.size(0), b.size(1)}, a.options());
-    launch(route, a, b, bias, y);
+    if (route.op) return (*route.op)(slots);
+    const auto type = static_cast<at::ScalarType>(p.out_dtype);
+    const auto options = C10_LIKELY(type == a.scalar_type()) ? a.options() : a.options().dtype(type);
+    const Tensor y = a.dim() == 2 ? at::empty({a.size(0), b.size(1)}, options)
+                                  : at::empty({a.size(0), a.size(1), b.size(2)}, options);
+    slots.t[SLOT_Y] = &y;
+    launch(route, slots);
     return y;
   }
 
-  // Straight into `out` where that is the same as through a fresh tensor.
-  static bool run_into(const Route& route, const Tensor& a, const Tensor& b, const OptionalTensor& bias, Tensor& out) {
-    const auto apart = [&out](const Tensor& t) { return at::get_overlap_status(out, t) == at::MemOverlapStatus::No; };
-    if (route.op || !out.is_contiguous() || reinterpret_cast<uintptr_t>(out.const_data_ptr()) % 16 || !apart(a) || !apart(b) ||
-        (bias && !apart(*bias)))
-      return false;
-    const On here(a.device());
-    launch(route, a, b, bias, out);
+  // Straight into y of `slots` where that is the same as through a fresh tensor.
+  static bool run_into(const Route& route, const Slots& slots) {
+    const Tensor& y = *slots.t[SLOT_Y];
+    if (route.op || !y.is_contiguous() || reinterpret_cast<uintptr_t>(y.const_data_ptr()) % 16) return false;
+    for (int i = 0; i < SLOT_Y; ++i) {
+      const bool in_place = route.lt && i == SLOT_C && slots.c() == &y;  // as the library allows
+      if (slots.t[i] && !in_place && at::get_overlap_status(y, *slots.t[i]) != at::MemOverlapStatus::No) return false;
+    }
+    const On here(y.device());
+    launch(route, slots);
     return true;
   }
 
@@ -97,51 +100,47 @@ struct Cuda {
   GEMMTUNED_OPERATORS(GEMMTUNED_ON_CUDA)
 #undef GEMMTUNED_ON_CUDA
 
-  // What follows is counted and served by torch. These operators are not torch's public interface, or not in all its
-  // versions: each takes what calls torch as a parameter, and is registered where that can be called (install.h).
-  // T is Tensor, made dependent so that another signature is no error.
+  // These operators are not torch's public interface, or not in all its versions: each is registered where it can be called
+  // so (install.h). T is Tensor, made dependent so that another signature is no error.
 
   // Products whose result has a wider type than their operands.
   template <class T>
-  static Tensor mm_dtype(const T& a, const T& b, at::ScalarType out_dtype) {
-    return Operators<Cuda>::count_as(DENSE, out_dtype, a, b, [&] { return at::cuda::mm(a, b, out_dtype); });
+  static Tensor mm_dtype(const T& a, const T& b, at::ScalarType type) {
+    return Operators<Cuda>::product(DENSE, a, b, type, [&] { return at::cuda::mm(a, b, type); });
   }
   template <class T>
-  static Tensor bmm_dtype(const T& a, const T& b, at::ScalarType out_dtype) {
-    return Operators<Cuda>::count_as(BATCHED, out_dtype, a, b, [&] { return at::cuda::bmm(a, b, out_dtype); });
+  static Tensor bmm_dtype(const T& a, const T& b, at::ScalarType type) {
+    return Operators<Cuda>::product(BATCHED, a, b, type, [&] { return at::cuda::bmm(a, b, type); });
   }
   template <class T>
-  static Tensor addmm_dtype(const T& c, const T& a, const T& b, at::ScalarType out_dtype, const Scalar& beta,
-                            const Scalar& alpha) {
-    return Operators<Cuda>::count_as(DENSE_ADD, out_dtype, a, b,
-                                     [&] { return at::cuda::addmm(c, a, b, out_dtype, beta, alpha); });
+  static Tensor addmm_dtype(const T& c, const T& a, const T& b, at::ScalarType type, const Scalar& beta, const Scalar& alpha) {
+    const auto stock = [&] { return at::cuda::addmm(c, a, b, type, beta, alpha); };
+    return Operators<Cuda>::sum(DENSE_ADD, c, a, b, type, beta, alpha, stock);
   }
   template <class T>
-  static Tensor baddbmm_dtype(const T& c, const T& a, const T& b, at::ScalarType out_dtype, const Scalar& beta,
+  static Tensor baddbmm_dtype(const T& c, const T& a, const T& b, at::ScalarType type, const Scalar& beta,
                               const Scalar& alpha) {
-    return Operators<Cuda>::count_as(BATCHED_ADD, out_dtype, a, b,
-                                     [&] { return at::cuda::baddbmm(c, a, b, out_dtype, beta, alpha); });
+    const auto stock = [&] { return at::cuda::baddbmm(c, a, b, type, beta, alpha); };
+    return Operators<Cuda>::sum(BATCHED_ADD, c, a, b, type, beta, alpha, stock);
   }
 
 #ifdef GEMMTUNED_SCALED_MM
   template <class T>
   static Tensor scaled_mm(const T& a, const T& b, const T& scale_a, const T& scale_b, const OptionalTensor& bias,
-                          const OptionalTensor& scale_result, std::optional<at::ScalarType> out_dtype, bool fast) {
-    const auto stock = [&] {
-      return at::cuda::_scaled_mm(a, b, scale_a, scale_b, bias, scale_result, out_dtype, fast);
-    };
+                          const OptionalTensor& scale_result, std::optional<at::ScalarType> type, bool fast) {
+    const auto stock = [&] { return at::cuda::_scaled_mm(a, b, scale_a, scale_b, bias, scale_result, type, fast); };
     const auto scales = [&] { return scales_of(a, b, scale_a, scale_b); };
-    return count_scaled(a, b, scales, bias, out_dtype.value_or(a.scalar_type()), fast, stock);
+    const ScaledCall call{a, b, scale_a, scale_b, bias, type.value_or(a.scalar_type()), fast, !scale_result};
+    return scaled(call, scales, stock);
   }
   template <class T>
   static Tensor& scaled_mm_out(const T& a, const T& b, const T& scale_a, const T& scale_b, const OptionalTensor& bias,
-                               const OptionalTensor& scale_result, std::optional<at::ScalarType> out_dtype, bool fast,
-                               T& out) {
+                               const OptionalTensor& scale_result, std::optional<at::ScalarType> type, bool fast, T& out) {
     const auto stock = [&]() -> Tensor& {
-      return at::cuda::_scaled_mm_out(out, a, b, scale_a, scale_b, bias, scale_result, out_dtype, fast);
+      return at::cuda::_scaled_mm_out(out, a, b, scale_a, scale_b, bias, scale_result, type, fast);
     };
     const auto scales = [&] { return scales_of(a, b, scale_a, scale_b); };
-    return count_scaled(a, b, scales, bias, out.scalar_type(), fast, stock);
+    return scaled({a, b, scale_a, scale_b, bias, out.scalar_type(), fast, !scale_result}, scales, stock, &out);
   }
 #endif
 
@@ -157,71 +156,85 @@ struct Cuda {
 
     template <Plain* Stock>
     static Tensor plain(const Tensor& a, const Tensor& b, Scales scale_a, Ints recipe_a, Ints swizzle_a, Scales scale_b,
-                        Ints recipe_b, Ints swizzle_b, const OptionalTensor& bias, Type out_dtype, Ints dims, bool fast) {
+                        Ints recipe_b, Ints swizzle_b, const OptionalTensor& bias, Type type, Ints dims, bool fast) {
       const auto stock = [&] {
-        return Stock(a, b, scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b, bias, out_dtype, dims, fast);
+        return Stock(a, b, scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b, bias, type, dims, fast);
       };
-      if (!dims.empty()) return stock();
-      const auto scales = [&] {
-        return scales_of(a, b, scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b);
-      };
-      return count_scaled(a, b, scales, bias, out_dtype.value_or(a.scalar_type()), fast, stock);
+      if (!dims.empty() || scale_a.empty() || scale_b.empty()) return stock();
+      const auto scales = [&] { return scales_of(a, b, scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b); };
+      const bool one = scale_a.size() == 1 && scale_b.size() == 1;
+      return scaled({a, b, scale_a[0], scale_b[0], bias, type.value_or(a.scalar_type()), fast, one}, scales, stock);
     }
 
     template <Out* Stock>
     static Tensor& out(const Tensor& a, const Tensor& b, Scales scale_a, Ints recipe_a, Ints swizzle_a, Scales scale_b,
-                       Ints recipe_b, Ints swizzle_b, const OptionalTensor& bias, Type out_dtype, Ints dims, bool fast,
-                       Tensor& y) {
+                       Ints recipe_b, Ints swizzle_b, const OptionalTensor& bias, Type type, Ints dims, bool fast, Tensor& y) {
       const auto stock = [&]() -> Tensor& {
-        return Stock(a, b, scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b, bias, out_dtype, dims, fast, y);
+        return Stock(a, b, scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b, bias, type, dims, fast, y);
       };
-      if (!dims.empty()) return stock();
-      const auto scales = [&] {
-        return scales_of(a, b, scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b);
-      };
-      return count_scaled(a, b, scales, bias, y.scalar_type(), fast, stock);
+      if (!dims.empty() || scale_a.empty() || scale_b.empty()) return stock();
+      const auto scales = [&] { return scales_of(a, b, scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b); };
+      const bool one = scale_a.size() == 1 && scale_b.size() == 1;
+      return scaled({a, b, scale_a[0], scale_b[0], bias, y.scalar_type(), fast, one}, scales, stock, &y);
     }
   };
 
 #ifdef GEMMTUNED_GROUPED_MM
-  // Groups of rows (2-D by 3-D) or a batch of groups; the number of groups is the batch.
+  // Groups of rows (2-D by 3-D) or a batch of groups; the number of groups is the batch. Counted, and served by torch.
   template <class T>
   static Tensor grouped_mm(const T& a, const T& b, const OptionalTensor& offsets, const OptionalTensor& bias,
-                           std::optional<at::ScalarType> out_dtype) {
-    const auto stock = [&] { return at::cuda::_grouped_mm(a, b, offsets, bias, out_dtype); };
+                           std::optional<at::ScalarType> type) {
+    const auto stock = [&] { return at::cuda::_grouped_mm(a, b, offsets, bias, type); };
     if (off() || a.dim() != 2 || b.dim() != 3 || a.size(1) != b.size(1) || a.numel() == 0 || b.numel() == 0 ||
         b.size(0) > INT32_MAX)
       return stock();
     Problem p;
     const Tensor first = b.select(0, 0);
-    if (!gemmtuned::describe<Cuda>(p, GROUPED, a, first, out_dtype.value_or(a.scalar_type()))) return stock();
+    if (!gemmtuned::describe<Cuda>(p, GROUPED, a, first, type.value_or(a.scalar_type()))) return stock();
     p.batch = static_cast<uint32_t>(b.size(0));
-    return call<Cuda>(p, a, first, nullptr, false, stock, [&](Route&) { return stock(); });
+    return call<Cuda>(p, slots_of(a, first), COUNTED_ONLY, stock);
   }
 #endif
 
  private:
+  struct ScaledCall {
+    const Tensor &a, &b, &scale_a, &scale_b;
+    const OptionalTensor& bias;
+    at::ScalarType type;
+    bool fast, routable;
+  };
+
   // scales: what both stand for, told after the operands are known to be matrices that fit.
   template <class Scales, class Stock>
-  static auto count_scaled(const Tensor& a, const Tensor& b, const Scales& scales, const OptionalTensor& bias,
-                           at::ScalarType out_dtype, bool fast, const Stock& stock) -> decltype(stock()) {
+  static auto scaled(const ScaledCall& c, const Scales& scales, const Stock& stock, Tensor* out = nullptr)
+      -> decltype(stock()) {
     Problem p;
-    if (off() || !gemmtuned::describe<Cuda>(p, SCALED, a, b, out_dtype) || !describe_scaled(p, scales(), a, bias, fast))
+    if (off() || !gemmtuned::describe<Cuda>(p, SCALED, c.a, c.b, c.type) || !describe_scaled(p, scales(), c.a, c.bias, c.fast))
       return stock();
-    return call<Cuda>(
-        p, a, b, nullptr, false, stock, [&](Route&) -> decltype(stock()) { return stock(); }, [](Route&) { return Tensor(); });
+    Slots slots = slots_of(c.a, c.b, c.bias ? &*c.bias : nullptr);
+    slots.t[SLOT_SCALE_X] = &c.scale_a, slots.t[SLOT_SCALE_W] = &c.scale_b;
+    const auto here = [&](const Tensor* t) { return !t || t->device() == c.a.device(); };
+    const bool routable = c.routable && here(slots.bias()) && here(&c.scale_a) && here(&c.scale_b);
+    return call<Cuda>(p, slots, routable && (!out || fits(*out, p, c.a)) ? ROUTABLE : COUNTED_ONLY, stock, out);
   }
 
-  static void launch(const Route& route, const Tensor& a, const Tensor& b, const OptionalTensor& bias, const Tensor& y) {
-    const Tensor* const c = bias ? &*bias : nullptr;
+  static void launch(const Route& route, const Slots& slots) {
+    const Tensor &a = slots.x(), &y = *slots.t[SLOT_Y];
     cuda::bind_context(a.device().index());
-    if (route.lt) return cuda::launch(*route.lt, a, b, c, y);
-    if (C10_LIKELY(!route.chain)) return cuda::launch(*route.launch, a, b, c, y);
-    // Batch-invariant: the same kernel for every M, max_m rows at a time, whichever way X lies
-    const Tensor x = route.launch->accepts_rows(a) ? a : a.clone(at::MemoryFormat::Contiguous);
-    for (int64_t first = 0, m = a.size(0), most = route.launch->max_m; first < m; first += most) {
+    if (route.lt) return cuda::launch(*route.lt, slots);
+    if (C10_LIKELY(!route.chain_rows)) return cuda::launch(*route.launch, slots);
+    // Batch-invariant: the same kernel for every M, a fixed number of rows at a time, whichever way X lies
+    const int64_t m = a.size(0), most = route.chain_rows;
+    Tensor x = a.narrow(0, 0, std::min(m, most));
+    Slots part = slots;
+    part.t[SLOT_X] = &x;
+    const Tensor whole = holds(route.conditions, part) ? a : a.clone(at::MemoryFormat::Contiguous);
+    for (int64_t first = 0; first < m; first += most) {
       const int64_t some = std::min(most, m - first);
-      cuda::launch(*route.launch, some == m ? x : x.narrow(0, first, some), b, c, some == m ? y : y.narrow(0, first, some));
+      x = whole.narrow(0, first, some);
+      const Tensor rows = y.narrow(0, first, some);
+      part.t[SLOT_Y] = &rows;
+      cuda::launch(*route.launch, part);
     }
   }
 

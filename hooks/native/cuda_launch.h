@@ -4,82 +4,81 @@
 // nothing synchronises, nothing allocates but the output, and the first call on a stream its workspace.
 #pragma once
 #include "driver.h"
+#include "slots.h"
 #include "workspaces.h"
 
 namespace gemmtuned::cuda {
 
-// Order of ARGUMENTS and OVERS in configs/launch.py.
-enum Argument : uint8_t { X, W, BIAS, Y, PARTIALS, COUNTERS, ROWS, LDX, LDW };
-enum Over : uint8_t { FIXED, OVER_M, OVER_N };
+enum ArgumentKind : uint8_t { OPERAND, PARTIALS, COUNTERS, NOTHING_PASSED };  // PLAIN of configs/launch.py, in its order
 
-struct Launch {  // mirrored in hooks/native/__init__.py; the fields are those of kernels/triton/launch.py
-  Handle function;
-  int64_t max_m, partials_offset, workspace_bytes, pointer_align;
-  int32_t device, warps, warp_size, shared, ld_multiple, n, cluster;
-  int32_t block[3];
-  uint8_t over[3], argument_count, null_pointers, arguments[15];
+constexpr int kArguments = 24;
 
-  unsigned grid(int axis, int64_t m) const {
-    if (over[axis] == FIXED) return static_cast<unsigned>(block[axis]);
-    const int64_t size = over[axis] == OVER_M ? m : n;
-    return static_cast<unsigned>((size + block[axis] - 1) / block[axis]);
-  }
-
-  // What the binary was compiled for is checked at every call; what it cannot take is served by torch, without blame.
-  bool accepts(const at::Tensor& a, const at::Tensor& b, const at::Tensor* bias) const {
-    return a.size(0) <= max_m && accepts_rows(a) && accepts_others(a, b, bias);
-  }
-
-  bool accepts_rows(const at::Tensor& a) const {
-    const int64_t ldx = a.stride(0);
-    return (a.stride(1) == 1 || a.size(1) == 1) && (a.size(0) == 1 || ldx % ld_multiple == 0) && ldx <= INT32_MAX && aligned(a);
-  }
-
-  bool accepts_others(const at::Tensor& a, const at::Tensor& b, const at::Tensor* bias) const {
-    const int64_t ldw = b.stride(1);
-    return a.device().index() == device && (b.stride(0) == 1 || b.size(0) == 1) && ldw % ld_multiple == 0 && ldw <= INT32_MAX &&
-           aligned(b) && (!bias || (bias->stride(0) == 1 && aligned(*bias)));
-  }
-
-  bool aligned(const at::Tensor& t) const {
-    return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % static_cast<uintptr_t>(pointer_align) == 0;
-  }
+struct Argument {  // a Slot and a What where the kind is OPERAND
+  uint8_t kind, slot, what, dim;
 };
 
-// y [M, N] = a [M, K] @ b [K, N] (+ bias), asynchronously on the current stream.
-inline void launch(const Launch& l, const at::Tensor& a, const at::Tensor& b, const at::Tensor* bias,
-                   const at::Tensor& y) {
-  const Driver& d = Driver::get();
-  const Handle stream = current_stream(l.device);
-  const int64_t m = a.size(0);
-  const void* pointers[4] = {a.const_data_ptr(), b.const_data_ptr(), bias ? bias->const_data_ptr() : nullptr,
-                             y.mutable_data_ptr()};
-  Address partials = 0, counters = 0;
-  if (l.workspace_bytes) {
-    counters = Workspaces::get().find(l.device, stream, capture_of(stream), static_cast<size_t>(l.workspace_bytes));
-    partials = counters + static_cast<Address>(l.partials_offset);
+struct Axis {
+  int32_t block;
+  uint8_t slot, dim;  // ceil(size / block); SLOT_COUNT: `block` itself
+  uint16_t spare;
+};
+
+// How one kernel is launched: a KernelLaunch of configs/launch.py. Mirrored in hooks/native/launches.py.
+struct Launch {
+  Handle function;
+  int64_t partials_offset, workspace_bytes;
+  int32_t threads, shared, cluster, count;
+  Axis grid[3];
+  Argument arguments[kArguments];
+};
+
+inline unsigned programs(const Axis& axis, const Slots& slots) {
+  if (axis.slot == SLOT_COUNT) return static_cast<unsigned>(axis.block);
+  return static_cast<unsigned>((slots.t[axis.slot]->sizes()[axis.dim] + axis.block - 1) / axis.block);
+}
+
+union Value {
+  const void* pointer;
+  Address address;
+  int32_t number;
+};
+
+// The values of a kernel's arguments. Sizes and strides fit into 32 bits: that is among the conditions.
+inline void fill(const Launch& l, const Slots& slots, Address workspace, Value* values) {
+  for (int i = 0; i < l.count; ++i) {
+    const Argument& a = l.arguments[i];
+    if (a.kind != OPERAND) {
+      values[i].address = a.kind == PARTIALS ? workspace + static_cast<Address>(l.partials_offset)
+                          : a.kind == COUNTERS ? workspace : 0;
+      continue;
+    }
+    const Tensor* const t = slots.t[a.slot];
+    if (a.what != PTR) values[i].number = static_cast<int32_t>(quantity(*t, a.what, a.dim));
+    else values[i].pointer = !t ? nullptr : a.slot == SLOT_Y ? t->mutable_data_ptr() : t->const_data_ptr();
   }
-  int32_t rows = static_cast<int32_t>(m), ldx = static_cast<int32_t>(a.stride(0)),
-          ldw = static_cast<int32_t>(b.stride(1));
-  void* null = nullptr;
-  void* const values[] = {&pointers[0], &pointers[1], &pointers[2], &pointers[3], &partials,
-                          &counters,    &rows,        &ldx,         &ldw};
-  void* arguments[18];
-  int count = 0;
-  for (; count < l.argument_count; ++count) arguments[count] = values[l.arguments[count]];
-  for (int i = 0; i < l.null_pointers; ++i) arguments[count++] = &null;
-  const unsigned threads = static_cast<unsigned>(l.warps * l.warp_size), shared = static_cast<unsigned>(l.shared);
+}
+
+// Asynchronously on the current stream, into y of `slots`.
+inline void launch(const Launch& l, const Slots& slots) {
+  const Driver& d = Driver::get();
+  const int device = slots.x().device().index();
+  const Handle stream = current_stream(device);
+  const Address workspace = l.workspace_bytes
+      ? Workspaces::get().find(device, stream, capture_of(stream), static_cast<size_t>(l.workspace_bytes)) : 0;
+  Value values[kArguments];
+  void* arguments[kArguments];
+  fill(l, slots, workspace, values);
+  for (int i = 0; i < l.count; ++i) arguments[i] = &values[i];
+  const unsigned x = programs(l.grid[0], slots), y = programs(l.grid[1], slots), z = programs(l.grid[2], slots);
+  const auto threads = static_cast<unsigned>(l.threads), shared = static_cast<unsigned>(l.shared);
   if (l.cluster > 1) {
     ClusterAttribute size;
     size.x = static_cast<unsigned>(l.cluster);
-    const LaunchConfig config{
-        {l.grid(0, m) * size.x, l.grid(1, m), l.grid(2, m)}, {threads, 1, 1}, shared, stream, &size};
+    const LaunchConfig config{{x * size.x, y, z}, {threads, 1, 1}, shared, stream, &size};
     d.check(d.cuLaunchKernelEx(&config, l.function, arguments, nullptr), "cuLaunchKernelEx");
     return;
   }
-  d.check(d.cuLaunchKernel(l.function, l.grid(0, m), l.grid(1, m), l.grid(2, m), threads, 1, 1, shared, stream,
-                           arguments, nullptr),
-          "cuLaunchKernel");
+  d.check(d.cuLaunchKernel(l.function, x, y, z, threads, 1, 1, shared, stream, arguments, nullptr), "cuLaunchKernel");
 }
 
 // Loads a binary on a device and finds its kernel. Modules stay for the life of the process: captured graphs hold them.

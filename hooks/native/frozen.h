@@ -50,7 +50,8 @@ inline Tensor frozen_linear(const Tensor& x, const Tensor& w, const Tensor& pack
     return at::linear(x, w, bias);  // torch has the right error
   const Tensor a = x.dim() == 2 ? x : x.reshape({-1, w.size(1)});
   const Tensor b = w.t();
-  const Tensor* const c = bias ? &*bias : nullptr;
+  Slots slots = slots_of(a, b, bias ? &*bias : nullptr);
+  slots.packed = &packed;
   const auto plain = [&] {  // inside call() these are torch's own
     return bias ? OnCpu::addmm(*bias, a, b, 1, 1) : OnCpu::mm(a, b);
   };
@@ -61,22 +62,21 @@ inline Tensor frozen_linear(const Tensor& x, const Tensor& w, const Tensor& pack
     const auto otherwise = [&] {  // inside call(): not counted again
       ThreadCounters* thread = this_thread();
       const Found found = thread && dispatching() ? look_up(*thread, as_plain) : Found{};
-      if (found.route && found.route->code != STOCK && Cpu::accepts(*found.route, a, b, c)) {
+      if (found.route && found.route->code != STOCK && accepts<Cpu>(*found.route, slots)) {
         Tensor y;
         try {
           const OnTrial going_on(*found.route, true);
-          y = OnCpu::checked(*found.route, as_plain, a, b, bias);
+          y = run_route<Cpu>(*found.route, as_plain, slots);
         } catch (...) {
           judge<Cpu>(*found.route, as_plain);
         }
         if (y.defined() && !live_check_due()) return y;
         const Tensor stock = plain();
-        return y.defined() && !found_wrong<Cpu>(*found.route, as_plain, a, b, y, stock) ? y : stock;
+        return y.defined() && !found_wrong<Cpu>(*found.route, as_plain, slots, y, stock) ? y : stock;
       }
       return plain();
     };
-    const auto packed_one = [&](Route& r) { return OnCpu::checked(r, p, a, b, bias, packed); };
-    return call<Cpu>(p, a, b, c, true, otherwise, packed_one, packed_one, plain);
+    return call<Cpu>(p, slots, ROUTABLE, otherwise, nullptr, plain);
   };
   Problem p;
   const bool same = w.scalar_type() == packed.scalar_type() && (!bias || bias->scalar_type() == w.scalar_type()) &&

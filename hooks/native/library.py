@@ -15,12 +15,12 @@ from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.padding import COVERS
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.sighting import OUTCOMES, Sighting
+from gemmtuned.hooks.native.launches import Cond, OperatorCall
 from gemmtuned.hooks.native.records import (
     HOW,
     LAYOUT,
     GtFailure,
     GtRow,
-    OperatorLaunch,
     PackedProblem,
     Record,
     Row,
@@ -36,7 +36,7 @@ INVARIANT: Final = 4
 
 SIGNATURES: Final = (
     ("gt_fields", ctypes.c_char_p),
-    ("gt_check_operator", ctypes.c_int, ctypes.POINTER(OperatorLaunch), ctypes.c_char_p, ctypes.c_size_t),
+    ("gt_check_operator", ctypes.c_int, ctypes.POINTER(OperatorCall), ctypes.c_char_p, ctypes.c_size_t),
     ("gt_prepare", ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t),
     ("gt_operator", ctypes.c_char_p, ctypes.c_size_t),
     ("gt_install", ctypes.c_int, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t),
@@ -213,7 +213,7 @@ class Native:
             raise NativeError(f"kernel {name} does not load on cuda:{device}: {error.value.decode(errors='replace')}")
         return int(handle)
 
-    def check_operator(self, facts: OperatorLaunch) -> None:
+    def check_operator(self, facts: OperatorCall) -> None:
         """Raises NativeError where the program does not have this operator, or has it with another schema."""
         error = ctypes.create_string_buffer(500)
         if self._lib.gt_check_operator(ctypes.byref(facts), error, len(error)) != 0:
@@ -222,12 +222,17 @@ class Native:
     def load(self, rows: Iterable[Row], generation: int) -> None:
         """Swap in a new table. Raises NativeError where there is no memory for it; the table is then that of before."""
         packed = []
-        held = []  # the records: rows point at them, and the library copies them
+        held: list[Any] = []  # rows point at these, and the library copies them
         for row in rows:
             packed_key = pack(row.problem, covers=row.covers, graph=row.mode == "graph", place=row.place)
             held.append(row.launch)
             launch = ctypes.addressof(row.launch) if row.launch is not None else None
-            packed.append(GtRow(packed_key, row.ident, row.code, launch))
+            conditions = (Cond * len(row.conditions))(*row.conditions)
+            held.append(conditions)
+            count = len(conditions)
+            packed.append(
+                GtRow(packed_key, row.ident, row.code, launch, conditions, count, row.scales_sums, row.chain_rows)
+            )
         error = ctypes.create_string_buffer(500)
         if self._lib.gt_load((GtRow * len(packed))(*packed), len(packed), generation, error, len(error)) != 0:
             raise NativeError(f"the table was not taken up: {error.value.decode(errors='replace')}")

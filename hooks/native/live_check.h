@@ -13,6 +13,7 @@
 #include <string>
 
 #include "problem.h"
+#include "slots.h"
 
 namespace gemmtuned {
 
@@ -44,8 +45,7 @@ inline double live_cap(const Problem& p) {
 //
 // Distances are taken against RMS(stock), or what K products of random sign would sum to where the sum is smaller: then it
 // has cancelled, and its rounding is that of its parts. Where stock is not finite, or about to overflow, nothing is compared.
-inline std::string live_mismatch(const Problem& p, const at::Tensor& a, const at::Tensor& b, const at::Tensor& y,
-                                 const at::Tensor& stock) {
+inline std::string live_mismatch(const Problem& p, const Slots& slots, const at::Tensor& y, const at::Tensor& stock) {
   if (!at::isFloatingType(stock.scalar_type())) return "";
   const auto wide = stock.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const auto rms = [&](const at::Tensor& t) {
@@ -58,7 +58,9 @@ inline std::string live_mismatch(const Problem& p, const at::Tensor& a, const at
   const at::Tensor none = at::zeros_like(s);
   const at::Tensor apart = at::where(usual, y.to(wide).sub(s).abs(), none);
   const at::Tensor kept = at::where(usual, s, none);
-  const double spread = rms(a) * rms(b) * std::sqrt(static_cast<double>(p.k));
+  double spread = std::sqrt(static_cast<double>(p.k)) * std::abs(slots.alpha);
+  for (const Slot operand : {SLOT_X, SLOT_W, SLOT_SCALE_X, SLOT_SCALE_W})
+    if (slots.t[operand]) spread *= rms(*slots.t[operand]);
   if (!std::isfinite(spread)) return "";  // NaN or Inf among the operands: rows they touch are not finite either way
   const double scale = std::max({rms(kept), spread, std::numeric_limits<double>::min()});
   const double reach = std::max(kept.abs().max().item<double>() / scale, 3.0);

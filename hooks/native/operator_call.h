@@ -7,18 +7,20 @@
 #include <sstream>
 #include <string>
 
+#include "slots.h"
+
 namespace gemmtuned {
 
 constexpr int kOperatorArguments = 16;
-enum OperandKind : uint8_t { OF_X, OF_W, OF_B, OF_BIAS, NOTHING, INTEGER, REAL, TRUTH };
+// A Slot: that operand as the record has it, [N, K] for w; AS_TORCH: as torch takes it.
+enum OperandKind : uint8_t { AS_TORCH = 16, ALPHA = 32, BETA, NOTHING, INTEGER, REAL, TRUTH };
 
-// What to call: configs/launch.py says what the fields of its record mean. Mirrored in hooks/native/records.py.
+// What to call: an OperatorLaunch of configs/launch.py. Mirrored in hooks/native/launches.py.
 struct OperatorLaunch {
-  int64_t max_m;
   int64_t integer[kOperatorArguments];
   double real[kOperatorArguments];
   uint8_t kind[kOperatorArguments];
-  uint8_t count, contiguous;  // contiguous: a bit for each of x, w, b, bias
+  uint8_t count;
   char name[256], overload[128], schema[2048];
 };
 
@@ -27,27 +29,18 @@ class OperatorCall {
   // Throws where the program has no such operator, or one with another schema.
   explicit OperatorCall(const OperatorLaunch& facts) : facts_(facts), op_(find(facts)) {}
 
-  bool accepts(const at::Tensor& a, const at::Tensor& b, const at::Tensor* bias) const {
-    if (a.dim() != 2 || a.size(0) > facts_.max_m) return false;
-    const auto lies = [&](OperandKind kind, bool so) { return !(facts_.contiguous >> kind & 1) || so; };
-    return lies(OF_X, a.is_contiguous()) && lies(OF_B, b.is_contiguous()) &&
-           lies(OF_W, b.stride(0) == 1 && (b.stride(1) == b.size(0) || b.size(1) == 1)) &&
-           lies(OF_BIAS, !bias || bias->is_contiguous());
-  }
-
-  at::Tensor operator()(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias) const {
+  at::Tensor operator()(const Slots& slots) const {
     torch::jit::Stack stack;
     stack.reserve(facts_.count);
     for (int i = 0; i < facts_.count; ++i) {
-      switch (facts_.kind[i]) {
-        case OF_X: stack.emplace_back(a); break;
-        case OF_W: stack.emplace_back(b.t()); break;
-        case OF_B: stack.emplace_back(b); break;
-        case OF_BIAS: bias ? stack.emplace_back(*bias) : stack.emplace_back(); break;
+      switch (const uint8_t kind = facts_.kind[i]) {
+        case ALPHA: stack.emplace_back(slots.alpha); break;
+        case BETA: stack.emplace_back(slots.beta); break;
         case INTEGER: stack.emplace_back(facts_.integer[i]); break;
         case REAL: stack.emplace_back(facts_.real[i]); break;
         case TRUTH: stack.emplace_back(facts_.integer[i] != 0); break;
-        default: stack.emplace_back();
+        case NOTHING: stack.emplace_back(); break;
+        default: push(stack, slots, static_cast<uint8_t>(kind & ~AS_TORCH), kind & AS_TORCH);
       }
     }
     op_.callBoxed(stack);
@@ -56,6 +49,14 @@ class OperatorCall {
   }
 
  private:
+  static void push(torch::jit::Stack& stack, const Slots& slots, uint8_t slot, bool as_torch) {
+    const at::Tensor* const t = slots.t[slot];
+    const bool turned = (slot == SLOT_W || slot == SLOT_SCALE_W) && !as_torch;
+    if (!t) stack.emplace_back();
+    else if (turned && t->dim() >= 2) stack.emplace_back(t->transpose(-2, -1));
+    else stack.emplace_back(*t);
+  }
+
   static c10::OperatorHandle find(const OperatorLaunch& facts) {
     const auto found = c10::Dispatcher::singleton().findSchema({facts.name, facts.overload});
     TORCH_CHECK(found, "this program has no operator ", facts.name);

@@ -21,146 +21,107 @@ inline bool is_bias(const Tensor& c, const Tensor& b, const Scalar& beta, const 
          is_one(alpha);
 }
 
+// A whole C: one that torch need not broadcast or convert.
+inline bool is_full(const Tensor& c, const Problem& p, const Tensor& a) {
+  return c.scalar_type() == static_cast<at::ScalarType>(p.out_dtype) && c.dim() == a.dim() && c.size(-1) == p.n &&
+         c.size(-2) == a.size(-2) && (a.dim() == 2 || c.size(0) == a.size(0));
+}
+
 template <class Device>
 struct Operators {
-  static Tensor checked(const Route& route, const Problem& p, const Tensor& a, const Tensor& b, const OptionalTensor& bias,
-                 const Tensor& packed = {}) {
-    return as_stock(Device::run(route, a, b, bias, packed), p, a);
-  }
-
-  static Tensor& checked_out(const Route& route, const Problem& p, const Tensor& a, const Tensor& b, const OptionalTensor& bias,
-                      Tensor& out) {
-    if (Device::run_into(route, a, b, bias, out)) return out;
-    const Tensor y = checked(route, p, a, b, bias);
-    at::AutoDispatchBelowADInplaceOrView below;
-    return out.copy_(y);  // through a fresh tensor: `out` may overlap an operand
-  }
-
-  static Tensor mm(const Tensor& a, const Tensor& b) {
-    Problem p;
-    if (off() || !describe<Device>(p, DENSE, a, b, a.scalar_type())) return Device::mm(a, b);
-    return call<Device>(
-        p, a, b, nullptr, true, [&] { return Device::mm(a, b); },
-        [&](Route& r) { return checked(r, p, a, b, std::nullopt); });
-  }
-
-  static Tensor& mm_out(const Tensor& a, const Tensor& b, Tensor& out) {
-    Problem p;
-    if (off() || !describe<Device>(p, DENSE, a, b, a.scalar_type())) return Device::mm_out(out, a, b);
-    return call<Device>(
-        p, a, b, nullptr, fits(out, p, a), [&]() -> Tensor& { return Device::mm_out(out, a, b); },
-        [&](Route& r) -> Tensor& { return checked_out(r, p, a, b, std::nullopt, out); },
-        [&](Route& r) { return checked(r, p, a, b, std::nullopt); });
-  }
-
-  static bool describe_addmm(Problem& p, const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta,
-                      const Scalar& alpha) {
-    if (c.device() != a.device()) return false;  // torch has the right error
-    const bool bias = is_bias(c, b, beta, alpha);
-    if (!describe<Device>(p, bias ? DENSE : DENSE_ADD, a, b, c.scalar_type())) return false;
-    if (bias) p.flags |= BIAS;
-    return true;
-  }
-
-  static Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
-    Problem p;
-    if (off() || !describe_addmm(p, c, a, b, beta, alpha)) return Device::addmm(c, a, b, beta, alpha);
-    return call<Device>(
-        p, a, b, &c, p.family == DENSE, [&] { return Device::addmm(c, a, b, beta, alpha); },
-        [&](Route& r) { return checked(r, p, a, b, c); });
-  }
-
-  static Tensor& addmm_out(const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha,
-                    Tensor& out) {
-    Problem p;
-    if (off() || !describe_addmm(p, c, a, b, beta, alpha)) return Device::addmm_out(out, c, a, b, beta, alpha);
-    return call<Device>(
-        p, a, b, &c, p.family == DENSE && fits(out, p, a),
-        [&]() -> Tensor& { return Device::addmm_out(out, c, a, b, beta, alpha); },
-        [&](Route& r) -> Tensor& { return checked_out(r, p, a, b, c, out); },
-        [&](Route& r) { return checked(r, p, a, b, c); });
-  }
-
-  // The families with a full C are counted and served by torch: no route is taken up for them.
+  // x w: describe, name the operands, call.
   template <class Stock>
-  static auto count(Family family, const Tensor& c, const Tensor& a, const Tensor& b, const Stock& stock) -> decltype(stock()) {
-    return count_as(family, c.scalar_type(), a, b, stock);
+  static auto product(Family family, const Tensor& a, const Tensor& b, at::ScalarType type, const Stock& stock,
+                      Tensor* out = nullptr) -> decltype(stock()) {
+    Problem p;
+    if (off() || !describe<Device>(p, family, a, b, type)) return stock();
+    const int flags = !out || fits(*out, p, a) ? ROUTABLE : COUNTED_ONLY;
+    if (C10_LIKELY(p.family == family)) return call<Device>(p, slots_of(a, b), flags, stock, out);
+    const Tensor x = a.squeeze(0), w = b.squeeze(0);  // a batch of 1: the solution is a dense one
+    return call<Device>(p, slots_of(x, w), flags | (flags ? NO_BATCH : 0), stock, out);
   }
 
+  // alpha x w + beta c, where c may be a bias that is added to every row.
   template <class Stock>
-  static auto count_as(Family family, at::ScalarType out, const Tensor& a, const Tensor& b, const Stock& stock)
-      -> decltype(stock()) {
+  static auto sum(Family family, const Tensor& c, const Tensor& a, const Tensor& b, at::ScalarType type, const Scalar& beta,
+                  const Scalar& alpha, const Stock& stock, Tensor* out = nullptr) -> decltype(stock()) {
     Problem p;
-    if (off() || !describe<Device>(p, family, a, b, out)) return stock();
-    return call<Device>(
-        p, a, b, nullptr, false, stock, [&](Route&) -> decltype(stock()) { return stock(); }, [](Route&) { return Tensor(); });
+    if (off() || c.device() != a.device()) return stock();  // torch has the right error
+    const bool bias = family == DENSE_ADD && is_bias(c, b, beta, alpha);
+    if (!describe<Device>(p, bias ? DENSE : family, a, b, type)) return stock();
+    if (bias) {
+      p.flags |= BIAS;
+      return call<Device>(p, slots_of(a, b, &c), !out || fits(*out, p, a) ? ROUTABLE : COUNTED_ONLY, stock, out);
+    }
+    const bool numbers = !beta.isComplex() && !alpha.isComplex();
+    if (p.family != family || !numbers || !is_full(c, p, a) || (out && !fits(*out, p, a)))
+      return call<Device>(p, slots_of(a, b), COUNTED_ONLY, stock, out);
+    Slots slots = slots_of(a, b);
+    slots.t[SLOT_C] = &c, slots.alpha = alpha.toDouble(), slots.beta = beta.toDouble();
+    return call<Device>(p, slots, ROUTABLE, stock, out);
   }
 
   // With a function of the sum behind it, which no route has; and whole numbers.
+  template <class Stock>
+  static auto count(Family family, at::ScalarType type, const Tensor& a, const Tensor& b, const Stock& stock)
+      -> decltype(stock()) {
+    Problem p;
+    if (off() || !describe<Device>(p, family, a, b, type)) return stock();
+    return call<Device>(p, slots_of(a, b), COUNTED_ONLY, stock);
+  }
+
+  static Tensor mm(const Tensor& a, const Tensor& b) {
+    return product(DENSE, a, b, a.scalar_type(), [&] { return Device::mm(a, b); });
+  }
+  static Tensor& mm_out(const Tensor& a, const Tensor& b, Tensor& out) {
+    return product(DENSE, a, b, a.scalar_type(), [&]() -> Tensor& { return Device::mm_out(out, a, b); }, &out);
+  }
+  static Tensor bmm(const Tensor& a, const Tensor& b) {
+    return product(BATCHED, a, b, a.scalar_type(), [&] { return Device::bmm(a, b); });
+  }
+  static Tensor& bmm_out(const Tensor& a, const Tensor& b, Tensor& out) {
+    return product(BATCHED, a, b, a.scalar_type(), [&]() -> Tensor& { return Device::bmm_out(out, a, b); }, &out);
+  }
+
+  static Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
+    return sum(DENSE_ADD, c, a, b, c.scalar_type(), beta, alpha, [&] { return Device::addmm(c, a, b, beta, alpha); });
+  }
+  static Tensor& addmm_out(const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha,
+                           Tensor& out) {
+    const auto stock = [&]() -> Tensor& { return Device::addmm_out(out, c, a, b, beta, alpha); };
+    return sum(DENSE_ADD, c, a, b, c.scalar_type(), beta, alpha, stock, &out);
+  }
+  static Tensor& addmm_(Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
+    const auto stock = [&]() -> Tensor& { return Device::addmm_(c, a, b, beta, alpha); };
+    return sum(DENSE_ADD, c, a, b, c.scalar_type(), beta, alpha, stock, &c);
+  }
+  static Tensor baddbmm(const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
+    return sum(BATCHED_ADD, c, a, b, c.scalar_type(), beta, alpha, [&] { return Device::baddbmm(c, a, b, beta, alpha); });
+  }
+  static Tensor& baddbmm_out(const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha,
+                             Tensor& out) {
+    const auto stock = [&]() -> Tensor& { return Device::baddbmm_out(out, c, a, b, beta, alpha); };
+    return sum(BATCHED_ADD, c, a, b, c.scalar_type(), beta, alpha, stock, &out);
+  }
+  static Tensor& baddbmm_(Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
+    const auto stock = [&]() -> Tensor& { return Device::baddbmm_(c, a, b, beta, alpha); };
+    return sum(BATCHED_ADD, c, a, b, c.scalar_type(), beta, alpha, stock, &c);
+  }
+
   static Tensor addmm_activation(const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha,
                                  bool gelu) {
-    return count(DENSE_ADD, c, a, b, [&] { return Device::addmm_activation(c, a, b, beta, alpha, gelu); });
+    return count(DENSE_ADD, c.scalar_type(), a, b, [&] { return Device::addmm_activation(c, a, b, beta, alpha, gelu); });
   }
-
   static Tensor& addmm_activation_out(const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta,
                                       const Scalar& alpha, bool gelu, Tensor& out) {
-    return count(DENSE_ADD, c, a, b,
+    return count(DENSE_ADD, c.scalar_type(), a, b,
                  [&]() -> Tensor& { return Device::addmm_activation_out(out, c, a, b, beta, alpha, gelu); });
   }
-
   static Tensor int_mm(const Tensor& a, const Tensor& b) {
-    return count_as(DENSE, at::kInt, a, b, [&] { return Device::int_mm(a, b); });
+    return count(DENSE, at::kInt, a, b, [&] { return Device::int_mm(a, b); });
   }
-
   static Tensor& int_mm_out(const Tensor& a, const Tensor& b, Tensor& out) {
-    return count_as(DENSE, at::kInt, a, b, [&]() -> Tensor& { return Device::int_mm_out(out, a, b); });
-  }
-
-  static Tensor& addmm_(Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
-    return count(DENSE_ADD, c, a, b, [&]() -> Tensor& { return Device::addmm_(c, a, b, beta, alpha); });
-  }
-
-  static Tensor bmm(const Tensor& a, const Tensor& b) {
-    Problem p;
-    if (off() || !describe<Device>(p, BATCHED, a, b, a.scalar_type())) return Device::bmm(a, b);
-    const auto stock = [&] { return Device::bmm(a, b); };
-    if (p.family == BATCHED)
-      return call<Device>(p, a, b, nullptr, true, stock, [&](Route& r) { return checked(r, p, a, b, std::nullopt); });
-    const Tensor x = a.squeeze(0), w = b.squeeze(0);  // batch 1: the solution is a dense one
-    return call<Device>(p, x, w, nullptr, true, stock,
-                        [&](Route& r) { return checked(r, p, x, w, std::nullopt).unsqueeze(0); });
-  }
-
-  static Tensor& bmm_out(const Tensor& a, const Tensor& b, Tensor& out) {
-    Problem p;
-    if (off() || !describe<Device>(p, BATCHED, a, b, a.scalar_type())) return Device::bmm_out(out, a, b);
-    const auto stock = [&]() -> Tensor& { return Device::bmm_out(out, a, b); };
-    if (p.family == BATCHED)
-      return call<Device>(
-          p, a, b, nullptr, fits(out, p, a), stock,
-          [&](Route& r) -> Tensor& { return checked_out(r, p, a, b, std::nullopt, out); },
-          [&](Route& r) { return checked(r, p, a, b, std::nullopt); });
-    const Tensor x = a.squeeze(0), w = b.squeeze(0);
-    const auto fresh = [&](Route& r) { return checked(r, p, x, w, std::nullopt).unsqueeze(0); };
-    const auto routed = [&](Route& r) -> Tensor& {
-      const Tensor y = fresh(r);
-      at::AutoDispatchBelowADInplaceOrView below;
-      return out.copy_(y);
-    };
-    return call<Device>(p, x, w, nullptr, fits(out, p, a), stock, routed, fresh);
-  }
-
-  static Tensor baddbmm(const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
-    return count(BATCHED_ADD, c, a, b, [&] { return Device::baddbmm(c, a, b, beta, alpha); });
-  }
-
-  static Tensor& baddbmm_out(const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha,
-                      Tensor& out) {
-    return count(BATCHED_ADD, c, a, b, [&]() -> Tensor& { return Device::baddbmm_out(out, c, a, b, beta, alpha); });
-  }
-
-  static Tensor& baddbmm_(Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
-    return count(BATCHED_ADD, c, a, b, [&]() -> Tensor& { return Device::baddbmm_(c, a, b, beta, alpha); });
+    return count(DENSE, at::kInt, a, b, [&]() -> Tensor& { return Device::int_mm_out(out, a, b); });
   }
 };
 

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "cuda_launch.h"
 #include "frozen.h"
 #include "scales.h"
 
@@ -25,6 +26,28 @@ inline std::vector<int64_t> scaled_key(const Tensor& a, const Tensor& b, at::Ten
   return {bytes, bytes + sizeof p};
 }
 
+// What the loops over a launch record come to, for tests: nothing where the operands do not meet its conditions, else the
+// grid and each argument's value. `conditions` and `launch` are addresses.
+inline std::vector<int64_t> evaluated(const c10::List<OptionalTensor>& operands, int64_t conditions, int64_t count,
+                                      int64_t launch, int64_t workspace) {
+  std::array<OptionalTensor, SLOT_COUNT> kept;
+  Slots slots;
+  for (size_t i = 0; i < SLOT_COUNT; ++i)
+    if ((kept[i] = operands.get(i))) slots.t[i] = &*kept[i];
+  const auto* const first = reinterpret_cast<const Cond*>(conditions);
+  if (!holds({first, first + count}, slots)) return {};
+  const auto& l = *reinterpret_cast<const cuda::Launch*>(launch);
+  std::vector<int64_t> found;
+  for (const cuda::Axis& axis : l.grid) found.push_back(cuda::programs(axis, slots));
+  cuda::Value values[cuda::kArguments] = {};
+  cuda::fill(l, slots, static_cast<cuda::Address>(workspace), values);
+  for (int i = 0; i < l.count; ++i) {
+    const bool number = l.arguments[i].kind == cuda::OPERAND && l.arguments[i].what != PTR;
+    found.push_back(number ? values[i].number : static_cast<int64_t>(values[i].address));
+  }
+  return found;
+}
+
 inline void define_ops() {  // once for the life of the process: modules may hold the operator
   using torch::Library;
   static auto& definition = *new Library(Library::FRAGMENT, "gemmtuned", std::nullopt, __FILE__, __LINE__);
@@ -40,6 +63,8 @@ inline void define_ops() {  // once for the life of the process: modules may hol
       "scaled_key(Tensor a, Tensor b, Tensor[] scale_a, int[] recipe_a, int[] swizzle_a, Tensor[] scale_b, "
       "int[] recipe_b, int[] swizzle_b, ScalarType out_dtype) -> int[]");
   definition.def("frozen_linear(Tensor x, Tensor weight, Tensor packed, Tensor? bias, int[] stamp) -> Tensor");
+  definition.def("evaluated(Tensor?[] operands, int conditions, int count, int launch, int workspace) -> int[]");
+  cpu.impl("evaluated", TORCH_FN(evaluated));
   cpu.impl("frozen_stamp", TORCH_FN(frozen_stamp));
   cpu.impl("frozen_linear", TORCH_FN(frozen_linear));
   cpu.impl("scaled_key", TORCH_FN(scaled_key));

@@ -6,17 +6,16 @@ Each mirrors one of C++; `LAYOUT` is compared with the library's own when that i
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from gemmtuned.configs import key
-from gemmtuned.configs import launch as launch_records
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.sighting import OUTCOMES, Sighting
+from gemmtuned.hooks.native.launches import MIRRORED, Cond, Packed
 
 _UNSIGNED: Final[dict[int, Any]] = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32}
-MAX_OPERATOR_ARGUMENTS: Final = launch_records.MAX_OPERATOR_ARGUMENTS
 
 
 class PackedProblem(ctypes.Structure):
@@ -34,75 +33,16 @@ class Record(ctypes.Structure):
     )
 
 
-class Launch(ctypes.Structure):
-    """How the native hook launches one kernel: `cuda::Launch` of cuda_launch.h."""
-
-    _fields_ = (
-        ("function", ctypes.c_void_p),
-        ("max_m", ctypes.c_int64),
-        ("partials_offset", ctypes.c_int64),
-        ("workspace_bytes", ctypes.c_int64),
-        ("pointer_align", ctypes.c_int64),
-        ("device", ctypes.c_int32),
-        ("warps", ctypes.c_int32),
-        ("warp_size", ctypes.c_int32),
-        ("shared", ctypes.c_int32),
-        ("ld_multiple", ctypes.c_int32),
-        ("n", ctypes.c_int32),
-        ("cluster", ctypes.c_int32),
-        ("block", ctypes.c_int32 * 3),
-        ("over", ctypes.c_uint8 * 3),
-        ("argument_count", ctypes.c_uint8),
-        ("null_pointers", ctypes.c_uint8),
-        ("arguments", ctypes.c_uint8 * 15),
-    )
-
-
-class LtLaunch(ctypes.Structure):
-    """How the native hook has cuBLASLt run one algorithm: `cuda::LtLaunch` of cublaslt.h."""
-
-    _fields_ = (
-        ("algo", ctypes.c_uint64 * 8),
-        ("max_m", ctypes.c_int64),
-        ("workspace_bytes", ctypes.c_int64),
-        ("pointer_align", ctypes.c_int64),
-        ("device", ctypes.c_int32),
-        ("ld_multiple", ctypes.c_int32),
-        ("data_type", ctypes.c_int32),
-        ("compute_type", ctypes.c_int32),
-        ("x_turned", ctypes.c_uint8),
-        ("w_turned", ctypes.c_uint8),
-    )
-
-
-class OperatorLaunch(ctypes.Structure):
-    """How the native hook calls a registered operator: `OperatorLaunch` of operator_call.h."""
-
-    _fields_ = (
-        ("max_m", ctypes.c_int64),
-        ("integer", ctypes.c_int64 * MAX_OPERATOR_ARGUMENTS),
-        ("real", ctypes.c_double * MAX_OPERATOR_ARGUMENTS),
-        ("kind", ctypes.c_uint8 * MAX_OPERATOR_ARGUMENTS),
-        ("count", ctypes.c_uint8),
-        ("contiguous", ctypes.c_uint8),
-        ("name", ctypes.c_char * 256),
-        ("overload", ctypes.c_char * 128),
-        ("schema", ctypes.c_char * 2048),
-    )
-
-
-class RowBlocks(ctypes.Structure):
-    """How the native hook cuts a product into blocks of rows: `RowBlocks` of routes.h."""
-
-    _fields_ = (("kernel", ctypes.c_int32), ("block", ctypes.c_int32), ("grain", ctypes.c_int32))
-
-
 class GtRow(ctypes.Structure):
     _fields_ = (
         ("key", PackedProblem),
         ("id", ctypes.c_int32),
         ("code", ctypes.c_int32),
         ("launch", ctypes.c_void_p),
+        ("conditions", ctypes.POINTER(Cond)),
+        ("condition_count", ctypes.c_int32),
+        ("scales_sums", ctypes.c_int32),
+        ("chain_rows", ctypes.c_int64),
     )
 
 
@@ -114,8 +54,7 @@ HOW: Final = ("failed", "wrong")  # index: Failing of routes.h
 
 
 _MIRRORED: Final = (
-    ("ProblemFields", PackedProblem), ("Record", Record), ("Launch", Launch), ("LtLaunch", LtLaunch),
-    ("OperatorLaunch", OperatorLaunch), ("RowBlocks", RowBlocks), ("GtRow", GtRow), ("GtFailure", GtFailure),
+    ("ProblemFields", PackedProblem), ("Record", Record), *MIRRORED, ("GtRow", GtRow), ("GtFailure", GtFailure),
 )  # fmt: skip
 LAYOUT: Final = "".join(
     f"{name}.{field[0]}:{getattr(kind, field[0]).offset}:{getattr(kind, field[0]).size}\n"
@@ -133,7 +72,10 @@ class Row(NamedTuple):
     ident: int
     code: int
     place: str = "cpu"
-    launch: Launch | LtLaunch | OperatorLaunch | RowBlocks | None = None  # what some codes need
+    launch: Packed | None = None  # what some codes need
+    conditions: Sequence[Cond] = ()
+    scales_sums: bool = False  # takes any alpha and beta
+    chain_rows: int = 0  # of a batch-invariant problem: rows of X at a time
 
 
 def pack(problem: Problem, *, covers: str = "exact", graph: bool = False, place: str = "cpu") -> PackedProblem:

@@ -8,6 +8,7 @@
 
 #include "operator_call.h"
 #include "problem.h"
+#include "slots.h"
 
 namespace gemmtuned::cuda {
 struct Launch;
@@ -36,9 +37,11 @@ struct RowBlocks {
 struct Route {
   int32_t id;    // names the solution on the Python side
   int32_t code;  // which implementation, see Device::run; 0 is stock
-  bool chain = false;  // serves every M of a batch-invariant problem: what it cannot take as it lies is copied
+  int64_t chain_rows = 0;  // of a batch-invariant problem, of which it serves every M: so many rows of X at a time
   std::atomic<bool> failed{false};
   std::atomic<bool> launched{false};  // on a GPU, while its table was on probation
+  bool scales_sums = false;  // takes any alpha and beta, else 1 and 1 alone
+  std::vector<Cond> conditions{};
   std::unique_ptr<const cuda::Launch> launch{};  // what a code of LAUNCH needs
   std::unique_ptr<const cuda::LtLaunch> lt{};    // what a code of CUBLASLT needs
   std::unique_ptr<const OperatorCall> op{};      // what a code of OPERATOR needs

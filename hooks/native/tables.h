@@ -21,7 +21,8 @@ inline auto& g_retired = *new std::vector<const RouteTable*>;
 // A new route for this row. Throws where there is no memory for it, or no such operator.
 inline std::unique_ptr<Route> made_route(const GtRow& row) {
   auto route = std::make_unique<Route>(row.id, row.code);
-  route->chain = row.key.flags & BATCH_INVARIANT;
+  route->conditions.assign(row.conditions, row.conditions + row.condition_count);
+  route->scales_sums = row.scales_sums, route->chain_rows = row.chain_rows;
   if (!row.launch) return route;
   const auto copy = [&row]<class Kind>(std::unique_ptr<const Kind>& to) {
     to = std::make_unique<const Kind>(*static_cast<const Kind*>(row.launch));

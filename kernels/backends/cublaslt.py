@@ -7,21 +7,21 @@ the library version that offered it.  Running programs call the library from the
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.launch import Condition, LibraryLaunch
 from gemmtuned.configs.problem import DTYPE_BYTES, Problem
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.kernels import cublaslt
 from gemmtuned.kernels.backends.base import Kernel, Run
-from gemmtuned.kernels.dtypes import torch_dtype
-from gemmtuned.kernels.families import family_of
+from gemmtuned.kernels.backends.launched import bound
 
 _FEW_M: Final = 64  # up to here the library's first choices, which are its own for the size, are enough
 _Config = tuple[tuple[str, int], ...]
@@ -58,21 +58,56 @@ class CublasLt:
 
     def launch_of(self, candidate: Candidate, problem: Problem) -> tuple[str, bytes | None]:
         """As LaunchedBackend.launch_of; there is no binary: the library has it."""
-        if problem.family != "dense":
-            raise CandidateFailed(f"{candidate}: {problem.family} products have no launch record yet")
         algorithm = _find(candidate, problem)
-        facts = {
-            "library": self.name,
-            "algo": algorithm.data.hex(),
-            "dtype": problem.dtype,
-            "layout": problem.layout,
-            "tf32": problem.dtype == "fp32" and problem.math_mode == "tf32",
-            "max_m": problem.m,
-            "workspace_bytes": cublaslt.check(problem, algorithm.data),
-            "ld_multiple": _ld_multiple(problem),
-            "pointer_align": cublaslt.POINTER_ALIGN,
-        }
-        return json.dumps(facts, sort_keys=True, separators=(",", ":")), None
+        return record_of(problem, algorithm.data, cublaslt.check(problem, algorithm.data)).text(), None
+
+
+def record_of(problem: Problem, algo: bytes, workspace_bytes: int) -> LibraryLaunch:
+    """The launch record of an algorithm for the problem and every smaller M."""
+    p = problem
+    first = 1 if p.family.startswith("batched") else 0  # axis of M and N
+    multiple = _ld_multiple(p)
+    conditions = [Condition(f"x.size{first}", "<=", p.m)]
+    # X [M, K], W [N, K] and C [M, N]: the axis along which each lies without gaps
+    units = {"x": p.layout[0] == "n", "w": p.layout[1] == "t", **({"c": True} if p.family.endswith("_add") else {})}
+    for name, by_row in units.items():
+        unit, lead = (first + 1, first) if by_row else (first, first + 1)
+        apart = multiple if name != "c" else min(_most_apart(p.out_dtype), p.n & -p.n)
+        conditions += [
+            Condition(f"{name}.stride{unit}", "==", 1), Condition(f"{name}.stride{lead}", "%", apart),
+            Condition(f"{name}.stride{lead}", ">=", f"{name}.size{unit}"),
+            Condition(f"{name}.ptr", "%", cublaslt.POINTER_ALIGN),
+            *([Condition(f"{name}.stride0", "%", apart)] if first else ()),
+        ]  # fmt: skip
+    if p.bias:
+        conditions += [Condition("bias.stride0", "==", 1), Condition("bias.ptr", "%", cublaslt.POINTER_ALIGN)]
+    scaled = p.scale != "none"
+    if scaled:
+        conditions += [*_of_scale("x", p.scale, p), *_of_scale("w", p.wscale, p)]
+    return LibraryLaunch(
+        library="cublaslt", algo=algo.hex(), layout=p.layout, compute=cublaslt.compute_of(p),
+        types={"x": p.dtype, "w": p.wdtype, "y": p.out_dtype, "bias": p.out_dtype}, workspace_bytes=workspace_bytes,
+        scale_x=p.scale if scaled else "", scale_w=p.wscale if scaled else "",
+        fast=scaled and p.math_mode == "reduced", conditions=tuple(conditions),
+    )  # fmt: skip
+
+
+def _of_scale(operand: str, kind: str, problem: Problem) -> Iterator[Condition]:
+    """How the library wants the scales of X [M, K] or W [N, K] to lie: cublasLt.h, cublasLtMatmulMatrixScale_t."""
+    scale = f"scale_{operand}"
+    yield Condition(f"{scale}.ptr", "%", cublaslt.POINTER_ALIGN)
+    if kind == "tensor":
+        yield Condition(f"{scale}.numel", "==", 1)
+    elif kind == "row":
+        yield Condition(f"{scale}.size0", "==", f"{operand}.size0")
+        yield Condition(f"{scale}.contiguous", "==", 1)
+    elif kind == "1x128":  # those of one block of K side by side
+        yield Condition(f"{scale}.size0", "==", f"{operand}.size0")
+        yield Condition(f"{scale}.stride0", "==", 1)
+        yield Condition(f"{scale}.stride1", "==", f"{operand}.size0")
+    else:  # 128x128: those of one row of blocks side by side, with room for a multiple of 4 of them
+        yield Condition(f"{scale}.stride1", "==", 1)
+        yield Condition(f"{scale}.stride0", "==", -(-problem.k // 512) * 4)
 
 
 class _Chosen:
@@ -80,63 +115,38 @@ class _Chosen:
 
     def __init__(self, problem: Problem, data: bytes, workspace_bytes: int) -> None:
         self._problem, self._data, self._workspace_bytes = problem, data, workspace_bytes
-        family = family_of(problem)
-        self._stock = family.default(problem)
-        self._out = torch_dtype(problem.out_dtype)
-        self._weights = [o.name for o in family.operands if o.weight]
-        self._activations = [o.name for o in family.operands if not o.weight and not o.result]
 
     def bind(self, *weights: Tensor) -> Run:
-        problem, data, size, names = self._problem, self._data, self._workspace_bytes, self._activations
-        bound = dict(zip(self._weights, weights, strict=True))
-        stock, w = self._stock.bind(*weights), weights[0]
+        """As gemmtuned.kernels.backends.launched.bound."""
+        problem, data, size = self._problem, self._data, self._workspace_bytes
 
-        def run(*activations: Tensor | None) -> Tensor:
-            tensors = {name: t for name, t in zip(names, activations, strict=True) if t is not None} | bound
-            if not _takes(problem, tensors):
-                return stock(*activations)
-            x = tensors["x"]
-            y = torch.empty((*x.shape[:-1], w.shape[-1]), dtype=self._out, device=x.device)
+        def launch(operands: dict[str, Any]) -> None:
+            x = operands["x"]
             space = torch.empty(size, dtype=torch.uint8, device=x.device)
             cublaslt.matmul(
                 problem if x.shape[-2] == problem.m else problem.with_m(x.shape[-2]),
                 data,
-                tensors | {"y": y},
+                {name: t for name, t in operands.items() if t is not None} | {"w": weights[0]},
                 workspace=space.data_ptr(),
                 workspace_bytes=size,
                 stream=torch.cuda.current_stream().cuda_stream,
             )
-            return y
 
-        return run
-
-
-def _takes(problem: Problem, tensors: Mapping[str, Tensor]) -> bool:
-    """Whether operands lie as the library was told when it named the algorithm."""
-    multiple = _ld_multiple(problem)
-    letters = {"x": problem.layout[0], "w": problem.layout[1], "c": "n"}
-    for name, t in tensors.items():
-        if t.data_ptr() % cublaslt.POINTER_ALIGN:
-            return False
-        if name == "bias" and t.stride(0) != 1:
-            return False
-        if name in letters:
-            unit, lead = (-1, -2) if letters[name] == "n" else (-2, -1)
-            if t.stride(unit) != 1 and t.shape[unit] > 1:
-                return False
-            if t.shape[lead] > 1 and (t.stride(lead) % multiple or t.stride(lead) < t.shape[unit]):
-                return False
-    return True
+        return bound(problem, weights, record_of(problem, data, size).conditions, launch)
 
 
 def _ld_multiple(problem: Problem) -> int:
     """Leading dimensions keep this alignment in elements, which the heuristic saw: that of all dense operands."""
-    most = cublaslt.POINTER_ALIGN // int(DTYPE_BYTES[problem.dtype])
+    most = _most_apart(problem.dtype)
     leading = [
         problem.m if problem.layout[0] == "t" else problem.k,
         problem.k if problem.layout[1] == "t" else problem.n,
     ]
     return min(most, *(size & -size for size in leading))
+
+
+def _most_apart(dtype: str) -> int:
+    return cublaslt.POINTER_ALIGN // int(DTYPE_BYTES[dtype])
 
 
 @lru_cache(256)

@@ -14,13 +14,15 @@ import torch
 from torch import Tensor
 
 from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.launch import KernelLaunch
+from gemmtuned.configs.launch_values import arguments_of, grid_of
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, kernel_stamps
 from gemmtuned.kernels import catalog
 from gemmtuned.kernels.arch import is_among
 from gemmtuned.kernels.backends.base import COMPILED, Kernel, Run
-from gemmtuned.kernels.backends.launched import WARP_SIZE, bound, launch_text
-from gemmtuned.kernels.cuda import driver, nvrtc, one_shot
+from gemmtuned.kernels.backends.launched import bound
+from gemmtuned.kernels.cuda import driver, nvrtc
 from gemmtuned.kernels.device import current_cuda_device
 from gemmtuned.kernels.own_kernel import Offer
 
@@ -64,22 +66,15 @@ class Cuda:
         own, found = catalog.record_of(candidate, problem)
         data = own.compile(found).data
         torch.cuda.current_stream()  # the context is torch's
-        kernel = driver.Kernel(
-            data, own.name, threads=WARP_SIZE * found.warps, shared=found.shared,
-            cluster=found.parts,
-        )  # fmt: skip
-        return _Launched(kernel, found)
+        launch = found.launch
+        kernel = driver.Kernel(data, own.name, threads=launch.threads, shared=launch.shared, cluster=launch.cluster)
+        return _Launched(kernel, launch, problem)
 
     def launch_of(self, candidate: Candidate, problem: Problem) -> tuple[str, bytes]:
         """As CompiledBackend.launch_of."""
         own, found = catalog.record_of(candidate, problem)
         data = own.compile(found).data
-        text = launch_text(
-            binary=sha256(data).hexdigest(), name=own.name, shared=found.shared, warps=found.warps,
-            cluster=found.parts, grid=(("n", found.rows), ("m", found.tokens), ("", 1)), arguments=found.arguments,
-            ld_multiple=one_shot.LD_MULTIPLE, max_m=found.m,
-        )  # fmt: skip
-        return text, data
+        return replace(found.launch, binary=sha256(data).hexdigest(), name=own.name).text(), data
 
     def holds(self, candidate: Candidate, problem: Problem) -> bool:
         """As CompiledBackend.holds."""
@@ -96,22 +91,18 @@ class Cuda:
 class _Launched:
     """A loaded kernel, for the M of its problem and every smaller one."""
 
-    def __init__(self, kernel: driver.Kernel, found: one_shot.OneShot) -> None:
-        self._kernel, self._found = kernel, found
+    def __init__(self, kernel: driver.Kernel, launch: KernelLaunch, problem: Problem) -> None:
+        self._kernel, self._launch, self._problem = kernel, launch, problem
 
     def bind(self, *weights: Tensor) -> Run:
         """As gemmtuned.kernels.backends.launched.bound."""
-        kernel = self._kernel
-        grids: dict[int, tuple[int, int]] = {}
+        kernel, record = self._kernel, self._launch
 
-        def launch(x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor) -> None:
-            pointers = [t.data_ptr() for t in (x, w, bias, y) if t is not None]
-            m = x.shape[0]
-            if m not in grids:
-                grids[m] = replace(self._found, m=m).grid
-            kernel(torch.cuda.current_stream().cuda_stream, pointers, (m, x.stride(0), w.stride(0)), grids[m])
+        def launch(operands: dict[str, Tensor]) -> None:
+            stream = torch.cuda.current_stream().cuda_stream
+            kernel(stream, record.arguments, arguments_of(record, operands), grid_of(record.grid, operands))
 
-        return bound(weights[0], one_shot.LD_MULTIPLE, launch)
+        return bound(self._problem, weights, record.checked, launch)
 
 
 BACKENDS: Final = (Cuda(),)

@@ -1,77 +1,45 @@
-"""What the backends of our compiled kernels share: the record of a launch, and calls that torch takes over."""
+"""What the backends of our compiled kernels share: calls by a launch record, or by torch where that refuses them."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.launch import Condition
+from gemmtuned.configs.launch_values import checker
+from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.backends.base import Run
-from gemmtuned.kernels.families.dense import linear
-from gemmtuned.kernels.operands import check_operands
-from gemmtuned.kernels.own_kernel import POINTER_ALIGN
+from gemmtuned.kernels.dtypes import torch_dtype
+from gemmtuned.kernels.families import family_of
 
 WARP_SIZE: Final = 32
 
 
-def launch_text(
-    *,
-    binary: str,
-    name: str,
-    shared: int,
-    warps: int,
-    cluster: int,
-    grid: Iterable[tuple[str, int]],
-    arguments: Iterable[str],
-    ld_multiple: int,
-    max_m: int,
-    null_pointers: int = 0,
-    partials_offset: int = 0,
-    counters_bytes: int = 0,
-    workspace_bytes: int = 0,
-) -> str:
-    """The launch record of a binary as canonical JSON; configs/launch.py says what its fields mean.
+def bound(
+    problem: Problem, weights: tuple[Tensor, ...], conditions: Iterable[Condition],
+    launch: Callable[[dict[str, Any]], object],
+) -> Run:  # fmt: skip
+    """run(*activations) for these weights, by launch(operands by slot, as a launch record has them, with a new y).
 
-    grid: (over, block) of each axis.
+    Operands that do not meet the conditions go to torch, as they do in a running program.
     """
-    facts = {
-        "binary": binary,
-        "name": name,
-        "shared": shared,
-        "warps": warps,
-        "warp_size": WARP_SIZE,
-        "cluster": cluster,
-        "grid": [{"over": over, "block": block} for over, block in grid],
-        "arguments": list(arguments),
-        "null_pointers": null_pointers,
-        "ld_multiple": ld_multiple,
-        "max_m": max_m,
-        "partials_offset": partials_offset,
-        "counters_bytes": counters_bytes,
-        "workspace_bytes": workspace_bytes,
-        "pointer_align": POINTER_ALIGN,
-    }
-    return json.dumps(facts, sort_keys=True, separators=(",", ":"))
+    family, takes = family_of(problem), checker(conditions)
+    stock = family.default(problem).bind(*weights)
+    names = [o.name for o in family.operands if o.weight]
+    kept = {name: t.mT if t.dim() > 1 else t for name, t in zip(names, weights, strict=True)}
+    given = [o.name for o in family.operands if not o.weight and not o.result]
+    columns, dtype = weights[0].shape[-1], torch_dtype(problem.out_dtype)
 
-
-def bound(w: Tensor, ld_multiple: int, launch: Callable[[Tensor, Tensor, Tensor | None, Tensor], object]) -> Run:
-    """run(x, bias) for this W [K, N], by launch(x, rows, bias, y) with its rows [N, K] and a new y.
-
-    Operands that the binary was not compiled for go to torch, as they do in a running program.
-    """
-    rows = w.t()
-
-    def run(x: Tensor, bias: Tensor | None) -> Tensor:
-        try:
-            check_operands(ld_multiple, x, rows, bias)
-        except CandidateFailed:
-            return linear(x, w, bias)
-        y = torch.empty(x.shape[0], rows.shape[0], dtype=x.dtype, device=x.device)
-        launch(x, rows, bias, y)
+    def run(*activations: Tensor | None) -> Tensor:
+        operands: dict[str, Any] = {**kept, **dict(zip(given, activations, strict=False))}
+        if not takes(operands):
+            return stock(*activations)
+        x = operands["x"]
+        y = operands["y"] = torch.empty(*x.shape[:-1], columns, dtype=dtype, device=x.device)
+        launch(operands)
         return y
 
     return run

@@ -20,10 +20,13 @@ import torch
 from torch import Tensor
 
 from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.launch_values import checker, of_operands
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.kernels.backends.base import Kernel, Run, StatelessKernel
 from gemmtuned.kernels.families.dense import linear
+
+_takes = checker(of_operands("onednn"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ class _PackedKernel:
 
 def _linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     rows = w.t()
-    if rows.is_contiguous() and x.is_contiguous() and (bias is None or bias.is_contiguous()):
+    if _takes({"x": x, "w": rows, "bias": bias}):
         return _pointwise()(x, rows, bias, "none", [], "")
     return linear(x, w, bias)
 

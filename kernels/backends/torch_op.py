@@ -17,7 +17,6 @@ it is served where it has that operator itself, in the same version.  docs/exten
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,11 +28,12 @@ import torch
 from torch import Tensor
 
 from gemmtuned.configs.errors import CandidateFailed
-from gemmtuned.configs.launch import OPERANDS
+from gemmtuned.configs.launch import OPERANDS, TURNED, Condition, OperatorLaunch
+from gemmtuned.configs.launch_values import checker
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.kernels.backends.base import Kernel, StatelessKernel
-from gemmtuned.kernels.families.dense import linear
+from gemmtuned.kernels.families import family_of
 
 OTHERS: Final = 60  # `order` of a backend that says nothing: after torch's own libraries, before what we compile
 
@@ -80,14 +80,18 @@ class OperatorBackend:
         """Raises CandidateFailed for what does not suit, and where the operator is not registered."""
         if candidate != Candidate(self.name) or not self.suits(problem):
             raise CandidateFailed(f"{candidate} does not run {problem}")
-        function, arguments, contiguous = self._function, self.arguments, self.contiguous
+        function, arguments, takes = self._function, self.arguments, checker(self._conditions)
+        family = family_of(problem)
+        stock, names = family.default(problem).call, [o.name for o in family.operands if not o.result]
 
-        def run(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-            operands = {"x": x, "b": w, "w": w.mT, "bias": bias}
-            checked = (operands[name] for name in contiguous)
-            if any(t is not None and not t.is_contiguous() for t in checked):
-                return linear(x, w, bias)
-            y: Tensor = function(*(operands[x] if isinstance(x, str) else x for x in arguments))
+        def run(*tensors: Tensor | None) -> Tensor:
+            given: dict[str, Any] = {"alpha": 1, "beta": 1, **dict(zip(names, tensors, strict=False))}
+            for as_torch, slot in TURNED.items():  # a record has them by rows of W
+                t = given[as_torch] = given.get(slot)
+                given[slot] = t.mT if t is not None and t.dim() > 1 else t
+            if not takes(given):
+                return stock(*tensors)
+            y: Tensor = function(*(given.get(a) if isinstance(a, str) else a for a in arguments))
             return y
 
         return StatelessKernel(run)
@@ -95,16 +99,16 @@ class OperatorBackend:
     def launch_of(self, candidate: Candidate, problem: Problem) -> tuple[str, bytes | None]:
         """As LaunchedBackend.launch_of: what the native hook calls, and what must be equal there."""
         self.prepare(candidate, problem)
-        facts = {
-            "operator": self.operator,
-            "schema": str(self._function._schema),
-            "arguments": list(self.arguments),
-            "contiguous": list(self.contiguous),
-            "package": self.package,
-            "version": version(self.package),
-            "max_m": problem.m,
-        }
-        return json.dumps(facts, sort_keys=True, separators=(",", ":")), None
+        record = OperatorLaunch(
+            operator=self.operator, schema=str(self._function._schema), arguments=self.arguments,
+            package=self.package, version=version(self.package),
+            conditions=(Condition("x.size0", "<=", problem.m), *self._conditions),
+        )  # fmt: skip
+        return record.text(), None
+
+    @property
+    def _conditions(self) -> tuple[Condition, ...]:
+        return tuple(Condition(f"{name}.contiguous", "==", 1) for name in self.contiguous)
 
     @cached_property
     def _function(self) -> Any:

@@ -7,7 +7,7 @@ import Triton: a machine without it only lacks the candidates.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +18,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, kernel_stamps
 from gemmtuned.kernels import catalog
 from gemmtuned.kernels.backends.base import COMPILED, Kernel, Run
-from gemmtuned.kernels.backends.launched import bound, launch_text
+from gemmtuned.kernels.backends.launched import WARP_SIZE, bound
 from gemmtuned.kernels.device import current_cuda_device
 from gemmtuned.kernels.own_kernel import Offer
 from gemmtuned.kernels.triton.source import kernel_hashes
@@ -71,7 +71,7 @@ class Triton:
         arch = self._device().arch
         if not is_interpreted(kernel.function):
             compile_record(record, arch)  # refuses what spills
-        return _Launched(record, launcher(kernel.function, record, arch))
+        return _Launched(record, launcher(kernel.function, record, arch), problem)
 
     def launch_of(self, candidate: Candidate, problem: Problem) -> tuple[str, bytes]:
         """As CompiledBackend.launch_of."""
@@ -79,14 +79,12 @@ class Triton:
 
         _, record = catalog.record_of(candidate, problem)
         binary = compile_record(record, self._device().arch)
-        text = launch_text(
-            binary=binary.sha256, name=binary.name, shared=binary.shared_bytes, warps=binary.num_warps,
-            cluster=record.cluster, grid=((axis.over, axis.block) for axis in record.grid), arguments=record.arguments,
-            ld_multiple=record.ld_multiple, max_m=record.max_m, null_pointers=binary.null_pointers,
-            partials_offset=record.partials_offset, counters_bytes=record.counters_bytes,
-            workspace_bytes=record.workspace_bytes,
+        launch = record.launch
+        launch = replace(
+            launch, binary=binary.sha256, name=binary.name, shared=binary.shared_bytes,
+            threads=WARP_SIZE * binary.num_warps, arguments=(*launch.arguments, *("null",) * binary.null_pointers),
         )  # fmt: skip
-        return text, binary.data
+        return launch.text(), binary.data
 
     def holds(self, candidate: Candidate, problem: Problem) -> bool:
         """As CompiledBackend.holds."""
@@ -103,8 +101,8 @@ class Triton:
 class _Launched:
     """A loaded kernel with one workspace: its launches must follow one another, as those of one stream do."""
 
-    def __init__(self, record: LaunchRecord, launch: Any) -> None:
-        self._record, self._launch = record, launch
+    def __init__(self, record: LaunchRecord, launch: Any, problem: Problem) -> None:
+        self._record, self._launch, self._problem = record, launch, problem
         self._space: Tensor | None = None
 
     def bind(self, *weights: Tensor) -> Run:
@@ -117,7 +115,7 @@ class _Launched:
         elif record.workspace_bytes:  # a partial sum that is read before it is written shall show
             self._space[record.partials_offset :].fill_(0xFF)
         space = self._space
-        return bound(weights[0], record.ld_multiple, lambda x, w, bias, y: launch(x, w, bias, y, space))
+        return bound(self._problem, weights, record.launch.checked, lambda operands: launch(operands, space))
 
 
 TRITON: Final = Triton()

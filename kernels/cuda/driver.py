@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, Final
 
 from gemmtuned.configs.errors import CandidateFailed
-from gemmtuned.configs.launch import PORTABLE_CLUSTER
+from gemmtuned.configs.launch import PORTABLE_CLUSTER, is_number
 
 _CLUSTER: Final = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 _DYNAMIC_SHARED, _LARGE_CLUSTERS = 8, 14  # CUfunction_attribute
@@ -44,6 +44,7 @@ class Kernel:
         self._allow(_DYNAMIC_SHARED, shared)
         if cluster > PORTABLE_CLUSTER:
             self._allow(_LARGE_CLUSTERS, 1)
+        self._cluster = cluster
         self._attribute = _Attribute(_CLUSTER, 0, (c_uint * 16)(cluster, 1, 1))
         attributes = ctypes.pointer(self._attribute) if cluster > 1 else None
         self._config = _Config(
@@ -53,13 +54,15 @@ class Kernel:
     def _allow(self, attribute: int, value: int) -> None:
         _check(_driver().cuFuncSetAttribute(self._function, attribute, value), "more than a kernel may have here")
 
-    def __call__(self, stream: int, pointers: Sequence[int], numbers: Sequence[int], grid: tuple[int, int]) -> None:
-        """Launch it with these pointers, and then these 32-bit numbers; grid: programs along the first two axes."""
-        values = [*(c_void_p(p) for p in pointers), *(c_int(n) for n in numbers)]
-        arguments = (c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+    def __call__(
+        self, stream: int, arguments: Sequence[str], values: Sequence[Any], grid: tuple[int, int, int]
+    ) -> None:
+        """Launch it with values for the arguments of a launch record; grid: along the first axis clusters."""
+        values = [c_int(v) if is_number(a) else c_void_p(v) for a, v in zip(arguments, values, strict=True)]
+        addresses = (c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         self._config.stream = stream
-        self._config.grid[0], self._config.grid[1] = grid
-        _check(_driver().cuLaunchKernelEx(byref(self._config), self._function, arguments, None), "it is not launched")
+        self._config.grid[:] = (grid[0] * self._cluster, *grid[1:])
+        _check(_driver().cuLaunchKernelEx(byref(self._config), self._function, addresses, None), "it is not launched")
 
 
 @cache

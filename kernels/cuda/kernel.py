@@ -17,7 +17,7 @@ class CudaKernel(OwnKernel):
     """A kernel in CUDA C++.
 
     target: what NVRTC compiles for.  samples: the sources of a few configs, which together hold all that is compiled.
-    record gives one configuration for one problem, with source(), warps, shared, grid and arguments.
+    record gives one configuration for one problem: source() is what NVRTC compiles, launch how that is launched.
     """
 
     target: str

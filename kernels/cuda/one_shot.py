@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Final
 
 from gemmtuned.configs.errors import CandidateFailed
-from gemmtuned.configs.launch import MAX_CLUSTER
+from gemmtuned.configs.launch import MAX_CLUSTER, Axis, KernelLaunch
 from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.arch import filled, shared_limit
 from gemmtuned.kernels.cuda.kernel import CudaKernel
-from gemmtuned.kernels.own_kernel import Config, Parameter, by_size, check_plain_dense
+from gemmtuned.kernels.own_kernel import PARAMETERS, Config, Parameter, by_size, check_plain_dense, rows_apart
 
 NAME: Final = "one_shot"  # also of the function in the source
 ARCH: Final = "sm_90"  # wgmma is of this one alone
@@ -131,9 +131,15 @@ class OneShot:
         )
 
     @property
-    def arguments(self) -> tuple[str, ...]:
-        """What the binary takes, in its order."""
-        return ("x", "w", *(("bias",) if self.bias else ()), "y", "m", "ldx", "ldw")
+    def launch(self) -> KernelLaunch:
+        """How it is launched, for every M up to this one."""
+        parameters = ("x", "w", *(("bias",) if self.bias else ()), "y", "m", "ldx", "ldw")
+        return KernelLaunch(
+            shared=self.shared, threads=32 * self.warps, cluster=self.parts,
+            grid=(Axis("w.size0", self.rows), Axis("x.size0", self.tokens), Axis("", 1)),
+            arguments=tuple(PARAMETERS[name] for name in parameters),
+            conditions=rows_apart(parameters, LD_MULTIPLE, self.m),
+        )  # fmt: skip
 
     def source(self) -> str:
         """What NVRTC compiles."""

@@ -15,10 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from gemmtuned.configs import launch as configs
 from gemmtuned.configs.errors import CandidateFailed
-from gemmtuned.configs.launch import ARGUMENTS, PORTABLE_CLUSTER
 from gemmtuned.configs.problem import Problem
-from gemmtuned.kernels.own_kernel import check_plain_dense
+from gemmtuned.kernels.own_kernel import PARAMETERS, check_plain_dense, rows_apart
 
 MAX_GRID_YZ: Final = 65535
 COUNTERS_BYTES: Final = 1 << 16
@@ -96,6 +96,18 @@ class LaunchRecord:
     partials_offset: int = 0
     workspace_bytes: int = 0
 
+    @property
+    def launch(self) -> configs.KernelLaunch:
+        """The same in the words of configs/launch.py, but for what the compiler tells."""
+        over = {"m": "x.size0", "n": "w.size0", "": ""}
+        x, y, z = (configs.Axis(over[axis.over], axis.block) for axis in self.grid)
+        return configs.KernelLaunch(
+            shared=0, threads=32 * self.num_warps, cluster=self.cluster, grid=(x, y, z),
+            arguments=tuple(PARAMETERS[name] for name in self.arguments),
+            conditions=rows_apart(self.arguments, self.ld_multiple, self.max_m), counters_bytes=self.counters_bytes,
+            partials_offset=self.partials_offset, workspace_bytes=self.workspace_bytes,
+        )  # fmt: skip
+
     def grid_size(self, m: int) -> tuple[int, int, int]:
         """The launch grid for this many rows of X; along its first axis it counts clusters, where there are any."""
         n = self.constants["N"]
@@ -130,8 +142,9 @@ def make_record(
     x, y, z = (axis.size(m, n) for axis in grid)
     if y > MAX_GRID_YZ or z > MAX_GRID_YZ:
         raise CandidateFailed(f"{problem} {kernel}: grid {x}x{y}x{z} is larger than a device takes")
-    if exchange and not 1 < split <= PORTABLE_CLUSTER:
-        raise CandidateFailed(f"{problem} {kernel}: a cluster of {split} programs, expected 2 to {PORTABLE_CLUSTER}")
+    most = configs.PORTABLE_CLUSTER
+    if exchange and not 1 < split <= most:
+        raise CandidateFailed(f"{problem} {kernel}: a cluster of {split} programs, expected 2 to {most}")
     in_memory = split > 1 and not exchange
     absent = {*drop, *(() if problem.bias else ("bias",)), *(() if in_memory else ("partials", "counters"))}
     counters_bytes = 4 * x * z if in_memory else 0
@@ -146,7 +159,7 @@ def make_record(
         num_warps=num_warps,
         num_stages=num_stages,
         constants={"N": n, "K": k, **constants, "SPLIT": split, "CLUSTER": cluster},
-        arguments=tuple(name for name in ARGUMENTS if name not in absent),
+        arguments=tuple(name for name in PARAMETERS if name not in absent),
         ld_multiple=min(8, k & -k),  # 8 values of 2 bytes are the widest load
         max_m=m,
         cluster=cluster,

@@ -12,8 +12,8 @@ from typing import Any, Final
 import torch
 
 from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.launch_values import Operands, arguments_of, grid_of, holds
 from gemmtuned.configs.problem import Problem
-from gemmtuned.kernels.operands import check_operands
 from gemmtuned.kernels.own_kernel import Config
 from gemmtuned.kernels.triton.launch import LaunchRecord
 
@@ -42,8 +42,8 @@ def new_workspace(record: LaunchRecord, device: torch.device | str) -> torch.Ten
 
 def launcher(
     kernel: Any, record: LaunchRecord, arch: str | None = None
-) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor | None], None]:
-    """A function (x, w, bias, y, workspace) that launches on the current stream; it checks nothing.
+) -> Callable[[Operands, torch.Tensor | None], None]:
+    """A function (operands by slot, workspace) that launches on the current stream; it checks nothing.
 
     arch None: the current device's.  Raises CandidateFailed when it does not compile or load.
     """
@@ -59,24 +59,22 @@ def launcher(
             compiled._init_handles()
         except Exception as err:  # out of resources, or the driver refuses the binary
             raise CandidateFailed(f"{record.kernel} {record.constants}: does not load: {err}") from err
-    taken = [name if name in record.arguments else None for name in names]
-    offset, counters = record.partials_offset, record.counters_bytes
+    offset, counters, as_launched = record.partials_offset, record.counters_bytes, record.launch
     constants = [record.constants.get(name) for name in names]
 
-    def launch(
-        x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor, space: torch.Tensor | None
-    ) -> None:
-        values: dict[str, Any] = {"x": x, "w": w, "bias": bias, "y": y, "m": x.shape[0]}
-        values["ldx"], values["ldw"] = x.stride(0), w.stride(0)
+    def launch(operands: Operands, space: torch.Tensor | None) -> None:
+        scratch: dict[str, Any] = {}
         if space is not None:
-            values["counters"] = space[:counters].view(torch.int32)
-            values["partials"] = space[offset:].view(torch.float32)
-        grid = record.grid_size(x.shape[0])
+            scratch["counters"] = space[:counters].view(torch.int32)
+            scratch["partials"] = space[offset:].view(torch.float32)
+        found = arguments_of(as_launched, operands, pointer=lambda operand: operand, **scratch)
+        values = dict(zip(record.arguments, found, strict=True))
+        grid = grid_of(as_launched.grid, operands)
         if interpreted:
-            arguments = {n: values.get(n) if t else None for n, t in zip(names, taken, strict=True) if n not in options}
+            arguments = {name: values.get(name) for name in names if name not in options}
             kernel[grid](**arguments, **options, num_warps=record.num_warps, num_stages=record.num_stages)
         else:
-            compiled[grid](*[values[t] if t else c for t, c in zip(taken, constants, strict=True)])
+            compiled[grid](*[values.get(name, constant) for name, constant in zip(names, constants, strict=True)])
 
     return launch
 
@@ -101,7 +99,9 @@ def run(
     """
     problem = problem_of(x, w, bias)
     record: LaunchRecord = module.launch_record(config, problem)
-    check_operands(record.ld_multiple, x, w, bias)
+    operands = {"x": x, "w": w, "bias": bias}
+    if not holds(record.launch.checked, operands):
+        raise CandidateFailed(f"{problem}: {record.kernel} does not take operands of these strides or alignment")
     key = (record.kernel, problem, tuple(sorted(config.items())), x.device)
     if key not in _compiled:
         _compiled[key] = launcher(module.KERNEL.function, record)
@@ -110,7 +110,7 @@ def run(
     elif workspace.numel() < record.workspace_bytes:
         raise CandidateFailed(f"workspace has {workspace.numel()} bytes, {problem} needs {record.workspace_bytes}")
     y = torch.empty(problem.m, problem.n, dtype=x.dtype, device=x.device)
-    _compiled[key](x, w, bias, y, workspace)
+    _compiled[key]({**operands, "y": y}, workspace)
     return y
 
 

@@ -1,7 +1,8 @@
 // A CUDA driver without a device, as far as the native hook calls it: memory is the host's, a launch multiplies at once.
 //
 // Written from the driver's documentation. `fake_set(name, code)` has a function fail, `fake_calls(name)` counts its calls.
-// Arguments of a launch: X, W, Y, rows, ldx, ldw and, with scratch memory, counters; N and K are told by fake_shape.
+// Arguments of a launch: X, W, Y, rows, ldx, ldw and, with scratch memory, counters; N and K are told by fake_shape. The
+// kernel 0x3001 takes X and W in e4m3, Y in bf16 and, before Y, the scales of the rows of both.
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
@@ -10,6 +11,8 @@
 #include <mutex>
 #include <string>
 #include <vector>
+
+#include "cublaslt.h"
 
 namespace {
 std::mutex g_mutex;
@@ -40,7 +43,22 @@ int said(const char* name) {
   return code == g_codes.end() ? 0 : code->second;
 }
 
-int multiply(void** a) {
+int multiply_scaled(void** a) {
+  const auto pointer = [&](int i) { return *static_cast<const char**>(a[i]); };
+  const auto number = [&](int i) { return *static_cast<int*>(a[i]); };
+  for (int m = 0; m < number(5); ++m)
+    for (int n = 0; n < g_n; ++n) {
+      float sum = 0;
+      for (int k = 0; k < g_k; ++k)
+        sum += fake::value(fake::E4M3, pointer(0), m * number(6) + k) * fake::value(fake::E4M3, pointer(1), n * number(7) + k);
+      const float scale = fake::value(fake::FP32, pointer(2), m) * fake::value(fake::FP32, pointer(3), n);
+      fake::put(fake::BF16, const_cast<char*>(pointer(4)), m * g_n + n, sum * scale * g_times);
+    }
+  return 0;
+}
+
+int multiply(void* function, void** a) {
+  if (function == reinterpret_cast<void*>(0x3001)) return multiply_scaled(a);
   const float* x = *static_cast<const float**>(a[0]);
   const float* w = *static_cast<const float**>(a[1]);
   float* y = *static_cast<float**>(a[2]);
@@ -87,18 +105,18 @@ int cuCtxSetCurrent(void* context) { return t_context = context, said(__func__);
 int cuModuleLoadData(void** module, const void*) { return *module = reinterpret_cast<void*>(0x2000), said(__func__); }
 int cuModuleGetFunction(void** f, void*, const char*) { return *f = reinterpret_cast<void*>(0x3000), said(__func__); }
 int cuFuncSetAttribute(void*, int, int) { return said(__func__); }
-int cuLaunchKernel(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void* stream, void** a,
+int cuLaunchKernel(void* f, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void* stream, void** a,
                    void**) {
   const int code = said(__func__);
   const auto capture = g_capturing.find(stream);
   if (code) return code;
   if (capture != g_capturing.end() && capture->second.state == 2) return 901;  // STREAM_CAPTURE_INVALIDATED
-  return multiply(a);
+  return multiply(f, a);
 }
 #ifndef FAKE_LESS  // an interposer that lacks one
-int cuLaunchKernelEx(const void*, void*, void** a, void**) {
+int cuLaunchKernelEx(const void*, void* f, void** a, void**) {
   const int code = said(__func__);
-  return code ? code : multiply(a);
+  return code ? code : multiply(f, a);
 }
 #endif
 int cuMemAlloc_v2(unsigned long long* memory, size_t bytes) {
@@ -160,18 +178,9 @@ int cuGraphRetainUserObject(void* graph, void* object, unsigned, unsigned) {
 }
 #endif
 
-// cuBLASLt, whose products fail with the code that is set.
-size_t cublasLtGetVersion() { return 130002; }
-int cublasLtCreate(void** handle) { return *handle = reinterpret_cast<void*>(1), 0; }
-int cublasLtMatmulDescCreate(void** desc, int, int) { return *desc = reinterpret_cast<void*>(1), 0; }
-int cublasLtMatmulDescDestroy(void*) { return 0; }
-int cublasLtMatmulDescSetAttribute(void*, int, const void*, size_t) { return 0; }
-int cublasLtMatrixLayoutCreate(void** layout, int, uint64_t, uint64_t, int64_t) {
-  return *layout = reinterpret_cast<void*>(1), 0;
-}
-int cublasLtMatrixLayoutDestroy(void*) { return 0; }
-int cublasLtMatmul(void*, void*, const void*, const void*, void*, const void*, void*, const void*, const void*, void*, void*,
-                   void*, const void*, void*, size_t, void*) {
-  return said("cublasLtMatmul");
+int cublasLtMatmul(void*, void* desc, const void* alpha, const void* a, void* of_a, const void* b, void* of_b, const void* beta,
+                   const void* c, void* of_c, void* d, void* of_d, const void*, void*, size_t, void*) {
+  if (const int code = said("cublasLtMatmul")) return code;
+  return fake::matmul(desc, alpha, {a, of_a}, {b, of_b}, beta, {c, of_c}, {d, of_d});
 }
 }

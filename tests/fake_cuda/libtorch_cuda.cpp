@@ -3,6 +3,7 @@
 // torch's own kernels are told apart from others by the file they are registered in, so ours here name such a file.
 #include <ATen/ATen.h>
 #include <ATen/ops/addmm_cpu_dispatch.h>
+#include <ATen/ops/bmm_cpu_dispatch.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/mm_cpu_dispatch.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -55,6 +56,10 @@ Tensor strided(const Tensor& t, at::SymIntArrayRef size, at::SymIntArrayRef stri
   const auto from = offset ? std::optional<int64_t>(offset->expect_int()) : std::nullopt;
   return at::native::as_strided_tensorimpl(t, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride), from);
 }
+Tensor& copied(Tensor& to, const Tensor& from, bool) {
+  on_host(to).copy_(on_host(from));
+  return to;
+}
 }  // namespace
 
 namespace at::cuda {
@@ -70,6 +75,34 @@ Tensor mm(const Tensor& a, const Tensor& b, at::ScalarType type) {
 Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
   return on_gpu(at::cpu::addmm(on_host(c), on_host(a), on_host(b), beta, alpha));
 }
+Tensor& addmm_(Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
+  Tensor host = on_host(c);
+  at::cpu::addmm_(host, on_host(a), on_host(b), beta, alpha);
+  return c;
+}
+Tensor bmm(const Tensor& a, const Tensor& b) { return on_gpu(at::cpu::bmm(on_host(a), on_host(b))); }
+Tensor& bmm_out(Tensor& out, const Tensor& a, const Tensor& b) {
+  Tensor host = on_host(out);
+  at::cpu::bmm_out(host, on_host(a), on_host(b));
+  return out;
+}
+Tensor _scaled_mm(const Tensor& a, const Tensor& b, const Tensor& sa, const Tensor& sb, const std::optional<Tensor>&,
+                  const std::optional<Tensor>&, std::optional<at::ScalarType> type, bool) {
+  const auto wide = [](const Tensor& t, const Tensor& s) { return on_host(t).to(at::kFloat) * on_host(s); };
+  return on_gpu(at::cpu::mm(wide(a, sa), wide(b, sb)).to(type.value_or(a.scalar_type())));
+}
+Tensor& _scaled_mm_out(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& sa, const Tensor& sb,
+                       const std::optional<Tensor>& bias, const std::optional<Tensor>& sr, std::optional<at::ScalarType>,
+                       bool fast) {
+  Tensor host = on_host(out);
+  host.copy_(on_host(at::cuda::_scaled_mm(a, b, sa, sb, bias, sr, out.scalar_type(), fast)));
+  return out;
+}
+Tensor _scaled_mm_v2(const Tensor& a, const Tensor& b, at::TensorList sa, at::IntArrayRef, at::IntArrayRef, at::TensorList sb,
+                     at::IntArrayRef, at::IntArrayRef, const std::optional<Tensor>& bias, std::optional<at::ScalarType> type,
+                     at::IntArrayRef, bool fast) {
+  return at::cuda::_scaled_mm(a, b, sa[0], sb[0], bias, std::nullopt, type, fast);
+}
 }  // namespace at::cuda
 
 namespace {
@@ -78,6 +111,19 @@ Tensor& stock_mm_out(const Tensor& a, const Tensor& b, Tensor& out) { return at:
 Tensor stock_mm_dtype(const Tensor& a, const Tensor& b, at::ScalarType type) { return at::cuda::mm(a, b, type); }
 Tensor stock_addmm(const Tensor& c, const Tensor& a, const Tensor& b, const at::Scalar& beta, const at::Scalar& alpha) {
   return at::cuda::addmm(c, a, b, beta, alpha);
+}
+Tensor& stock_addmm_(Tensor& c, const Tensor& a, const Tensor& b, const at::Scalar& beta, const at::Scalar& alpha) {
+  return at::cuda::addmm_(c, a, b, beta, alpha);
+}
+Tensor stock_bmm(const Tensor& a, const Tensor& b) { return at::cuda::bmm(a, b); }
+Tensor& stock_bmm_out(const Tensor& a, const Tensor& b, Tensor& out) { return at::cuda::bmm_out(out, a, b); }
+Tensor stock_scaled(const Tensor& a, const Tensor& b, const Tensor& sa, const Tensor& sb, const std::optional<Tensor>& bias,
+                    const std::optional<Tensor>& sr, std::optional<at::ScalarType> type, bool fast) {
+  return at::cuda::_scaled_mm(a, b, sa, sb, bias, sr, type, fast);
+}
+Tensor& stock_scaled_out(const Tensor& a, const Tensor& b, const Tensor& sa, const Tensor& sb, const std::optional<Tensor>& bias,
+                         const std::optional<Tensor>& sr, std::optional<at::ScalarType> type, bool fast, Tensor& out) {
+  return at::cuda::_scaled_mm_out(out, a, b, sa, sb, bias, sr, type, fast);
 }
 }  // namespace
 
@@ -96,9 +142,16 @@ void fake_register() {
                                           "/fake/aten/src/ATen/RegisterCUDA_0.cpp", 1);
   aten.impl("empty.memory_format", TORCH_FN(empty));
   aten.impl("as_strided", TORCH_FN(strided));
+  aten.impl("copy_", TORCH_FN(copied));
   aten.impl("mm", TORCH_FN(stock_mm));
   aten.impl("mm.out", TORCH_FN(stock_mm_out));
   aten.impl("mm.dtype", TORCH_FN(stock_mm_dtype));
   aten.impl("addmm", TORCH_FN(stock_addmm));
+  aten.impl("addmm_", TORCH_FN(stock_addmm_));
+  aten.impl("bmm", TORCH_FN(stock_bmm));
+  aten.impl("bmm.out", TORCH_FN(stock_bmm_out));
+  aten.impl("_scaled_mm", TORCH_FN(stock_scaled));
+  aten.impl("_scaled_mm.out", TORCH_FN(stock_scaled_out));
+  aten.impl("_scaled_mm_v2", TORCH_FN(at::cuda::_scaled_mm_v2));
 }
 }

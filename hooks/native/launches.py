@@ -1,0 +1,191 @@
+"""What the native hook is given of a launch record: configs/launch.py's words as the structures of its headers.
+
+W and its scale lie in the hook as torch takes them, [K, N], so dimensions of `w` and `scale_w` are exchanged here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from typing import Any, Final
+
+from gemmtuned.configs.launch import (
+    MAX_ARGUMENTS,
+    MAX_OPERATOR_ARGUMENTS,
+    OPS,
+    PLAIN,
+    SLOTS,
+    TURNED,
+    WHATS,
+    Axis,
+    Condition,
+    KernelLaunch,
+    LibraryLaunch,
+    OperatorLaunch,
+    quantity,
+)
+from gemmtuned.kernels.cublaslt import COMPUTES, DATA_TYPES, SCALE_MODES
+
+_NO_SLOT: Final = len(SLOTS)
+_OPERAND: Final = 0  # ArgumentKind
+_AS_TORCH, _ALPHA, _BETA, _NOTHING, _INTEGER, _REAL, _TRUTH = 16, 32, 33, 34, 35, 36, 37  # OperandKind
+
+
+class Cond(ctypes.Structure):
+    """`Cond` of slots.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint8) for name in ("slot", "what", "dim", "op", "of_slot", "of_dim")),
+        ("spare", ctypes.c_uint16), ("value", ctypes.c_int32),
+    )  # fmt: skip
+
+
+class Argument(ctypes.Structure):
+    """`cuda::Argument` of cuda_launch.h."""
+
+    _fields_ = tuple((name, ctypes.c_uint8) for name in ("kind", "slot", "what", "dim"))
+
+
+class GridAxis(ctypes.Structure):
+    """`cuda::Axis` of cuda_launch.h."""
+
+    _fields_ = (
+        ("block", ctypes.c_int32),
+        ("slot", ctypes.c_uint8),
+        ("dim", ctypes.c_uint8),
+        ("spare", ctypes.c_uint16),
+    )
+
+
+class Launch(ctypes.Structure):
+    """How the native hook launches one kernel: `cuda::Launch` of cuda_launch.h."""
+
+    _fields_ = (
+        ("function", ctypes.c_void_p), ("partials_offset", ctypes.c_int64), ("workspace_bytes", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("threads", "shared", "cluster", "count")),
+        ("grid", GridAxis * 3), ("arguments", Argument * MAX_ARGUMENTS),
+    )  # fmt: skip
+
+
+class LtLaunch(ctypes.Structure):
+    """How the native hook has cuBLASLt run one algorithm: `cuda::LtLaunch` of cublaslt.h."""
+
+    _fields_ = (
+        ("algo", ctypes.c_uint64 * 8), ("workspace_bytes", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("compute_type", "type_x", "type_w", "type_y", "type_bias")),
+        *((name, ctypes.c_int32) for name in ("scale_x", "scale_w")),
+        *((name, ctypes.c_uint8) for name in ("x_turned", "w_turned", "fast")),
+    )  # fmt: skip
+
+
+class OperatorCall(ctypes.Structure):
+    """How the native hook calls a registered operator: `OperatorLaunch` of operator_call.h."""
+
+    _fields_ = (
+        ("integer", ctypes.c_int64 * MAX_OPERATOR_ARGUMENTS), ("real", ctypes.c_double * MAX_OPERATOR_ARGUMENTS),
+        ("kind", ctypes.c_uint8 * MAX_OPERATOR_ARGUMENTS), ("count", ctypes.c_uint8),
+        ("name", ctypes.c_char * 256), ("overload", ctypes.c_char * 128), ("schema", ctypes.c_char * 2048),
+    )  # fmt: skip
+
+
+class RowBlocks(ctypes.Structure):
+    """How the native hook cuts a product into blocks of rows: `RowBlocks` of routes.h."""
+
+    _fields_ = (("kernel", ctypes.c_int32), ("block", ctypes.c_int32), ("grain", ctypes.c_int32))
+
+
+MIRRORED: Final = (
+    ("Cond", Cond), ("Argument", Argument), ("Axis", GridAxis), ("Launch", Launch), ("LtLaunch", LtLaunch),
+    ("OperatorLaunch", OperatorCall), ("RowBlocks", RowBlocks),
+)  # fmt: skip
+Packed = Launch | LtLaunch | OperatorCall | RowBlocks
+
+
+def conditions(given: Iterable[Condition], rank: int) -> list[Cond]:
+    """rank: of X and W, 3 with a batch."""
+    found = []
+    for of, op, value in given:
+        slot, what, dim = quantity(of)
+        packed = Cond(_slot(slot), _what(slot, what), _dim(slot, dim, rank), OPS.index(op), _NO_SLOT)
+        if isinstance(value, int):
+            packed.value = value
+        else:
+            other = quantity(value)
+            packed.of_slot, packed.of_dim = _slot(other.slot), _dim(other.slot, other.dim, rank)
+        found.append(packed)
+    return found
+
+
+def kernel_launch(record: KernelLaunch, function: int, rank: int) -> Launch:
+    """function: the handle of the loaded kernel."""
+    launch = Launch(
+        function=function, partials_offset=record.partials_offset, workspace_bytes=record.workspace_bytes,
+        threads=record.threads, shared=record.shared, cluster=record.cluster, count=len(record.arguments),
+    )  # fmt: skip
+    for i, axis in enumerate(record.grid):
+        launch.grid[i] = _axis(axis, rank)
+    for i, argument in enumerate(record.arguments):
+        if argument in PLAIN:
+            launch.arguments[i] = Argument(1 + PLAIN.index(argument))
+        else:
+            slot, what, dim = quantity(argument.removesuffix("?"))
+            launch.arguments[i] = Argument(_OPERAND, _slot(slot), _what(slot, what), _dim(slot, dim, rank))
+    return launch
+
+
+def library_launch(record: LibraryLaunch) -> LtLaunch:
+    """A cuBLASLt algorithm."""
+    types = {f"type_{name}": DATA_TYPES[record.types[name]] for name in ("x", "w", "y", "bias")}
+    return LtLaunch(
+        algo=(ctypes.c_uint64 * 8).from_buffer_copy(bytes.fromhex(record.algo)), **types,
+        workspace_bytes=record.workspace_bytes, compute_type=COMPUTES[record.compute],
+        scale_x=SCALE_MODES.get(record.scale_x, 0), scale_w=SCALE_MODES.get(record.scale_w, 0),
+        x_turned=record.layout[0] == "t", w_turned=record.layout[1] == "t", fast=record.fast,
+    )  # fmt: skip
+
+
+def operator_call(record: OperatorLaunch) -> OperatorCall:
+    """An operator; the native hook looks it up when it gets it."""
+    name, _, overload = record.operator.partition(".")
+    call = OperatorCall(
+        count=len(record.arguments), name=name.encode(), overload=overload.encode(), schema=record.schema.encode()
+    )
+    for i, argument in enumerate(record.arguments):
+        call.kind[i] = _operand_kind(argument)
+        if isinstance(argument, int):
+            call.integer[i] = argument
+        elif isinstance(argument, float):
+            call.real[i] = argument
+    return call
+
+
+def _operand_kind(argument: Any) -> int:
+    if argument in ("alpha", "beta"):
+        return _ALPHA if argument == "alpha" else _BETA
+    if isinstance(argument, str):
+        return _slot(argument) + (_AS_TORCH if argument in TURNED else 0)
+    if argument is None:
+        return _NOTHING
+    return _TRUTH if isinstance(argument, bool) else _INTEGER if isinstance(argument, int) else _REAL
+
+
+def _axis(axis: Axis, rank: int) -> GridAxis:
+    if not axis.of:
+        return GridAxis(axis.block, _NO_SLOT)
+    slot, _, dim = quantity(axis.of)
+    return GridAxis(axis.block, _slot(slot), _dim(slot, dim, rank))
+
+
+def _slot(name: str) -> int:
+    return SLOTS.index(TURNED.get(name, name))
+
+
+def _dim(slot: str, dim: int, rank: int) -> int:
+    """Of the tensor in the hook's slot."""
+    turns = slot in TURNED.values() and dim < rank and dim >= rank - 2
+    return 2 * rank - 3 - dim if turns else dim
+
+
+def _what(slot: str, what: str) -> int:
+    """`contiguous` of w is that of a turned tensor there."""
+    return WHATS.index(what) + (what == "contiguous" and slot in TURNED.values())

@@ -1,0 +1,220 @@
+"""The native hook's CUDA half on a driver that is a fake: products with scales, a whole C, a batch or a wider result.
+
+What the fake of cuBLASLt computes comes from the descriptors that it is given, and the kernel's from its arguments.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_cuda_build import build_fakes
+from hooked import Home
+from test_hooks_fake_cuda import PRELUDE
+
+OPERANDS = """
+    from dataclasses import replace
+    from itertools import count
+    from gemmtuned.configs.launch import LibraryLaunch
+    idents = count(7)
+
+    def served(problem, record, code, launch, more=()):
+        hook.install()
+        rows = [native.Row(p, "exact", "eager", next(idents), c, "cuda:0", one, packed.conditions(r.checked, rank),
+                           scales_sums=c == 6)
+                for p, r, c, one in [(problem, record, code, launch), *more]
+                for rank in [3 if p.family == "batched" else 2]]
+        hook.load(rows, 1)
+        hook.set_mode(native.CAPTURE | native.DISPATCH)
+
+    def library(problem, *conditions, **more):
+        types = dict(x=problem.dtype, w=problem.wdtype, y=problem.out_dtype, bias=problem.out_dtype)
+        record = LibraryLaunch(library="cublaslt", algo="00" * 64, layout="nt", types=types, **more,
+                               conditions=tuple(Condition(*c) for c in conditions))
+        record.check_for(problem)
+        return record, 6, packed.library_launch(record)
+
+    def host(t):
+        return torch.ops.fake.on_host(t)
+
+    def outcomes():
+        return sorted(f"{s.problem.family} {s.outcome} {s.calls}" for s in hook.drain() if s.place != "cpu")
+"""
+SCALED = """
+    x8 = torch.randint(-2, 3, (4, 16)).to(torch.float8_e4m3fn)
+    w8 = torch.randint(-2, 3, (8, 16)).to(torch.float8_e4m3fn)
+    sx, sw = torch.exp2(torch.randint(-2, 3, (4, 1)).float()), torch.exp2(torch.randint(-2, 3, (8, 1)).float())
+    right = ((x8.float() * sx) @ (w8.float() * sw).t()).bfloat16()
+    gx8, gw8, gsx, gsw = to_gpu(x8, w8, sx, sw)
+    problem = Problem(family="scaled", m=4, n=8, k=16, dtype="fp8_e4m3", wdtype="fp8_e4m3", out_dtype="bf16",
+                      scale="row", wscale="row", scale_dtype="fp32", wscale_dtype="fp32", math_mode="ieee")
+    sizes = (("scale_x.numel", "==", 4), ("scale_w.numel", "==", 8), ("scale_x.contiguous", "==", 1),
+             ("scale_w.contiguous", "==", 1), ("x.stride1", "==", 1), ("w.stride1", "==", 1))
+
+    def of_v1(**more):
+        return torch._scaled_mm(gx8, gw8.t(), gsx, gsw.t(), out_dtype=torch.bfloat16, **more)
+
+    def of_v2():
+        kind = [0 if gsx.numel() == 1 else 1]
+        return torch.ops.aten._scaled_mm_v2(gx8, gw8.t(), [gsx], kind, [], [gsw.t()], kind, [], None, torch.bfloat16)
+
+    def check(calls):
+        out = torch.ops.fake.on_gpu(torch.zeros(4, 8, dtype=torch.bfloat16))
+        wide = torch.ops.fake.on_gpu(torch.zeros(4, 16, dtype=torch.bfloat16))[:, ::2]  # not written into by a kernel
+        made = [of_v1(), of_v2(), of_v1(out=out), of_v1(out=wide)]
+        same = all(torch.equal(host(y), right) for y in made)
+        told = [made[0].dtype == torch.bfloat16, made[0].stride() == (8, 1), made[2].data_ptr() == out.data_ptr()]
+        return [same, told, outcomes(), calls(), hook.failures()]
+"""
+
+
+@pytest.fixture(scope="module")
+def fakes(native_cache: Path) -> Path:
+    return build_fakes(native_cache)
+
+
+@pytest.fixture
+def run(home: Home, fakes: Path) -> Any:
+    def program(*code: str) -> Any:
+        return home.run(PRELUDE + "".join(code), str(fakes), ".", GEMMTUNED="0", AITER_TUNE_GEMM="0").said
+
+    return program
+
+
+def test_a_kernel_serves_scaled_products_of_every_form(run: Any) -> None:
+    said = run(
+        OPERANDS,
+        SCALED,
+        """
+    record = KernelLaunch(
+        shared=0, threads=32, grid=(Axis("w.size0", 8), Axis("x.size0", 64), Axis("", 1)),
+        arguments=("x.ptr", "w.ptr", "scale_x.ptr", "scale_w.ptr", "y.ptr", "x.size0", "x.stride0", "w.stride0"),
+        conditions=tuple(Condition(*c) for c in sizes),
+    )
+    record.check_for(problem)
+    served(problem, record, 5, packed.kernel_launch(record, 0x3001, 2))
+    print(json.dumps(check(lambda: calls("cuLaunchKernel"))))
+    """,
+    )
+    assert said == [True, [True, True, True], ["scaled exact 4"], 4, []]
+
+
+def test_cublaslt_is_given_both_scales_and_their_modes(run: Any) -> None:
+    said = run(
+        OPERANDS,
+        SCALED,
+        """
+    served(problem, *library(problem, *sizes, scale_x="row", scale_w="row"))
+    said = check(lambda: calls("cublasLtMatmul"))
+    # One scale a tensor is another problem; a result that torch scales is torch's
+    right = ((x8.float() * 2) @ (w8.float() * 4).t()).bfloat16()
+    [gsx, gsw] = to_gpu(torch.tensor([[2.0]]), torch.tensor([[4.0]]))
+    tensor = replace(problem, scale="tensor", wscale="tensor")
+    served(tensor, *library(tensor, ("scale_x.numel", "==", 1), scale_x="tensor", scale_w="tensor"))
+    said += check(lambda: calls("cublasLtMatmul"))
+    [one] = to_gpu(torch.tensor(1.0))
+    of_v1(scale_result=one)
+    print(json.dumps([said, outcomes()]))
+    """,
+    )
+    [rows, tensor], last = [said[0][:5], said[0][5:]], said[1]
+    assert rows == [True, [True, True, True], ["scaled exact 4"], 4, []]
+    assert tensor == [True, [True, True, True], ["scaled exact 4"], 8, []]
+    assert last == ["scaled miss 1"]
+
+
+def test_scales_of_another_form_than_the_record_names_are_torchs(run: Any) -> None:
+    said = run(
+        OPERANDS,
+        SCALED,
+        """
+    served(problem, *library(problem, *sizes, ("scale_x.ptr", "%", 16), scale_x="row", scale_w="row"))
+    apart = torch.ops.fake.on_gpu(torch.zeros(5)[1:].unsqueeze(1).copy_(sx))  # four bytes past a boundary
+    y = torch._scaled_mm(gx8, gw8.t(), apart, gsw.t(), out_dtype=torch.bfloat16)
+    print(json.dumps([torch.equal(host(y), right), outcomes(), calls("cublasLtMatmul"), hook.failures()]))
+    """,
+    )
+    assert said == [True, ["scaled miss 1"], 0, []]
+
+
+def test_a_whole_c_with_any_alpha_and_beta_goes_to_cublaslt(run: Any) -> None:
+    said = run(
+        OPERANDS,
+        """
+    problem = replace(problem, family="dense_add")
+    served(problem, *library(problem, ("c.stride1", "==", 1)))
+    c = torch.randn(4, 8)
+    [gc, row, turned] = to_gpu(c, c[:1].clone(), c.t().contiguous())
+    close = lambda y, want: torch.allclose(host(y), want, atol=1e-4)
+    said = [close(torch.addmm(gc, gx, gw.t()), c + right)]
+    said.append(close(torch.addmm(gc, gx, gw.t(), beta=0.5, alpha=-2), 0.5 * c - 2 * right))
+    said.append(close(torch.addmm(gc, gx, gw.t(), beta=0), right))
+    said.append(outcomes())
+    said.append(close(torch.addmm(row, gx, gw.t(), beta=2), 2 * c[:1] + right))  # torch makes it whole first
+    said.append(close(torch.addmm(turned.t(), gx, gw.t()), c + right))
+    said.append(outcomes())
+    where, want = gc.data_ptr(), 3 * c + right
+    gc.addmm_(gx, gw.t(), beta=3)
+    said += [close(gc, want), gc.data_ptr() == where, outcomes(), calls("cublasLtMatmul"), hook.failures()]
+    print(json.dumps(said))
+    """,
+    )
+    assert said[:4] == [True, True, True, ["dense_add exact 3"]]
+    assert said[4:7] == [True, True, ["dense_add miss 2"]]
+    assert said[7:] == [True, True, ["dense_add exact 1"], 4, []]
+
+
+def test_a_kernel_is_never_given_a_c_that_it_does_not_take(run: Any) -> None:
+    said = run(
+        OPERANDS,
+        """
+    problem = replace(problem, family="dense_add")
+    served(problem, replace(record, arguments=(*record.arguments, "c.ptr")), 5, launch)
+    [gc] = to_gpu(torch.zeros(4, 8))
+    y = torch.addmm(gc, gx, gw.t(), alpha=2)
+    print(json.dumps([torch.allclose(host(y), 2 * right, atol=1e-4), outcomes(), calls("cuLaunchKernel")]))
+    """,
+    )
+    assert said == [True, ["dense_add miss 1"], 0]
+
+
+def test_a_batch_goes_to_cublaslt_by_its_strides_and_one_of_1_is_dense(run: Any) -> None:
+    said = run(
+        OPERANDS,
+        """
+    batched = replace(problem, family="batched", batch=3)
+    served(batched, *library(batched, ("x.stride2", "==", 1), ("w.stride2", "==", 1)),
+           more=[(problem, record, 5, launch)])
+    x3, w3 = torch.randn(3, 6, 16)[:, :4], torch.randn(3, 8, 20)[:, :, :16]
+    right3 = x3 @ w3.mT
+    x3, w3 = to_gpu(x3, w3)
+    out = torch.ops.fake.on_gpu(torch.zeros(3, 4, 8))
+    made = [torch.bmm(x3, w3.mT), torch.bmm(x3, w3.mT, out=out)]
+    said = [all(torch.allclose(host(y), right3, atol=1e-4) for y in made), made[0].stride(), outcomes()]
+    turned = torch.ops.fake.on_gpu(torch.randn(3, 16, 4)).mT
+    torch.bmm(turned, w3.mT)
+    said.append(outcomes())
+    one = torch.bmm(gx.unsqueeze(0), gw.t().unsqueeze(0))
+    said += [torch.allclose(host(one)[0], right, atol=1e-4), list(one.shape), outcomes()]
+    print(json.dumps([*said, calls("cublasLtMatmul"), calls("cuLaunchKernel"), hook.failures()]))
+    """,
+    )
+    assert said[:4] == [True, [32, 8, 1], ["batched exact 2"], ["batched miss 1"]]
+    assert said[4:] == [True, [1, 4, 8], ["dense exact 1"], 2, 1, []]
+
+
+def test_a_wider_result_is_routed_too(run: Any) -> None:
+    said = run(
+        OPERANDS,
+        """
+    problem = replace(problem, dtype="bf16", wdtype="bf16", out_dtype="fp32", math_mode="reduced")
+    served(problem, *library(problem))
+    xb, wb = x.bfloat16(), w.bfloat16()
+    gxb, gwb = to_gpu(xb, wb)
+    y = torch.mm(gxb, gwb.t(), out_dtype=torch.float32)
+    near = torch.allclose(host(y), xb.float() @ wb.float().t(), atol=1e-4)
+    print(json.dumps([near, str(y.dtype), y.stride(), outcomes(), calls("cublasLtMatmul"), hook.failures()]))
+    """,
+    )
+    assert said == [True, "torch.float32", [8, 1], ["dense exact 1"], 1, []]
