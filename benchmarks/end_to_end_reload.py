@@ -123,7 +123,7 @@ def main() -> None:
     assert solutions, "nothing is published: run end_to_end.py's other part first"
     hook = activate(settings)
     assert hook.path == "native", hook.note
-    stamp = hook.environment("cuda:0" if device == "cuda" else "cpu").stamps["torch"]
+    stamp = hook.where.environment("cuda:0" if device == "cuda" else "cpu").stamps["torch"]
     own = {"backend": "torch", "config": "{}", "launch": "", "stamp": stamp, "state": "default_best"}
     tables = [[s.to_row() for s in solutions], [replace(s, **own).to_row() for s in solutions]]
     (folder.parent / "tables.json").write_text(json.dumps(tables))

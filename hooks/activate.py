@@ -140,9 +140,9 @@ def describe() -> dict[str, Any]:
         **facts,
         "rows": len(_hook.table),
         "refused": dict(_hook.table.refused),
-        "overridden": _hook.overridden(anew=True),
+        "overridden": _hook.patches.overridden(anew=True),
         "capture": _hook.settings.capture,
-        "dispatch": _hook.dispatches,
+        "dispatch": _hook.patches.dispatches,
         "polling": _hook.watcher.polling,
     }
 

@@ -34,12 +34,12 @@ def reload_group(hook: Hook | None, group: torch.distributed.ProcessGroup) -> No
 
     box: list[Any] = [None]
     if dist.get_rank(group) == 0 and hook is not None:
-        loaded = hook.loader.load(newer_than=0)
-        if loaded is not None and not hook.refuses(loaded[0]):
+        loaded = hook.tables.loader.load(newer_than=0)
+        if loaded is not None and not hook.tables.refuses(loaded[0]):
             box = [(loaded[0], [s.to_row() for s in loaded[1]])]
     dist.broadcast_object_list(box, group=group, group_src=0)
     if box[0] is not None and hook is not None:
-        hook.take_rows(*box[0])
+        hook.tables.take_rows(*box[0])
 
 
 def _distributed() -> Any:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gemmtuned.configs.errors import TableError
-from gemmtuned.configs.say import tell
+from gemmtuned.configs.say import Once, tell
 from gemmtuned.configs.settings import UserTables
 from gemmtuned.configs.solution import Solution
 from gemmtuned.hooks.imports import importing
@@ -38,7 +38,7 @@ class UserLoader:
         self.taken: frozenset[Solution] = frozenset()  # what is in use of them, as `usable` said last
         self._good: dict[tuple[str, Path], _Rows] = {}
         self._signatures: dict[Path, Signature] | None = None
-        self._told: set[str] = set()
+        self._told = Once()
 
     def load(self) -> bool:
         """Read the files if one of them changed since the last time; True when they were read."""
@@ -89,8 +89,7 @@ class UserLoader:
         return rows
 
     def _tell(self, what: str) -> None:
-        if what not in self._told:
-            self._told.add(what)
+        if self._told.is_new(what):
             tell(log, logging.WARNING, "table not taken reason=%s", what)
 
 

@@ -19,7 +19,7 @@ from typing import Final
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.manifest import MANIFEST, TableFile, read_manifest, read_table
 from gemmtuned.configs.real import allocate_lock
-from gemmtuned.configs.say import tell
+from gemmtuned.configs.say import Once, tell
 from gemmtuned.configs.solution import Solution
 from gemmtuned.hooks.inotify import Events
 from gemmtuned.hooks.pace import in_slices
@@ -91,7 +91,7 @@ class Loader:
         self.refused = ""  # why the newest table is not in use; empty when it is
         self.complaints: list[str] = []  # rows not taken, of the newest table
         self._files: dict[TableFile, tuple[list[Solution], list[str]]] = {}
-        self._told: set[str] = set()
+        self._told = Once()
 
     def load(self, newer_than: int) -> tuple[int, list[Solution]] | None:
         """(generation, published solutions), or None when nothing newer is there or it cannot be used (said once)."""
@@ -124,8 +124,7 @@ class Loader:
         self._tell(why)
 
     def _tell(self, what: str) -> None:
-        if what not in self._told:
-            self._told.add(what)
+        if self._told.is_new(what):
             tell(log, logging.WARNING, "table not taken reason=%s", what)
 
 

@@ -769,7 +769,7 @@ def everything(out: Path, *, on: bool) -> None:
         said["counted"], said["routes"] = calls("miss"), plant()
     said["second"] = {name: outcome(run) for name, run in PROGRAMS.items()}
     if on:
-        said["served"], said["failed"] = calls("exact"), activate.current()._failed  # type: ignore[union-attr]
+        said["served"], said["failed"] = calls("exact"), activate.current().tables.failed  # type: ignore[union-attr]
     torch.save(said, out)
 
 

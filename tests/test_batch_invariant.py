@@ -198,7 +198,7 @@ def test_the_native_hook_makes_the_same_blocks_as_the_proof_saw(home: Home) -> N
                     y = torch.nn.functional.linear(x[:m], w)
                 hook.native.set_mode(0)
                 expected = kernel.bind(w.t())(x[:m], None)
-                hook.native.set_mode(hook._set_mode)
+                hook.native.set_mode(hook.patches.mode)
                 if not torch.equal(y, expected) or y.stride() != expected.stride():
                     bad.append([str(solution.candidate), m])
         hits = sorted({(s.outcome, s.problem.batch_invariant) for s in hook.native.drain()})
@@ -246,7 +246,7 @@ def test_an_engines_mode_counts_such_problems_and_leaves_the_engines_kernels(hom
     with torch.no_grad():
         torch.nn.functional.linear(torch.randn(4, 16), torch.randn(8, 16))
         torch.bmm(torch.randn(1, 4, 16), torch.randn(1, 16, 8))
-    print(json.dumps([sorted([str(s.problem), s.outcome] for s in hook.native.drain()), hook._note()]))
+    print(json.dumps([sorted([str(s.problem), s.outcome] for s in hook.native.drain()), hook.session().note]))
     """
     engines = home.run(code, VLLM_BATCH_INVARIANT="1").said
     assert [str(asked), "miss"] in engines[0]

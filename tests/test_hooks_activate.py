@@ -253,8 +253,8 @@ def test_a_child_forked_before_the_library_came_takes_it_up_too(home: Home, tmp_
         """
         import json, os, shutil, sys, torch, gemmtuned
         from hooked import wait_for
-        from gemmtuned.hooks import hook
-        hook.LOOK_S = 0.1
+        from gemmtuned.hooks import patches
+        patches.LOOK_S = 0.1
         gemmtuned.enable()
         pid = os.fork()
         if not pid:
@@ -284,8 +284,8 @@ def test_a_library_that_comes_late_is_taken_up_and_recompiles_nothing(home: Home
         """
         import json, os, shutil, sys, torch, gemmtuned
         from hooked import wait_for
-        from gemmtuned.hooks import hook
-        hook.LOOK_S = 0.1
+        from gemmtuned.hooks import patches
+        patches.LOOK_S = 0.1
         gemmtuned.enable()
         f = torch.compile(lambda x, w: torch.nn.functional.linear(x, w).relu(), backend="eager", fullgraph=True)
         x, w = torch.ones(4, 16), torch.ones(8, 16)

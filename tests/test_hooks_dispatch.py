@@ -180,7 +180,7 @@ def test_a_failing_route_is_served_by_torch_reported_once_and_never_taken_again(
         right = (x.unsqueeze(1) * w).sum(-1)
         same = [torch.allclose(torch.mm(x, w.t()), right) for _ in range(5)]
         hook = activate.current()
-        wait_for(lambda: hook._failed)
+        wait_for(lambda: hook.tables.failed)
         same += [torch.allclose(torch.nn.functional.linear(x, w), right) for _ in range(5)]
         torch.mm(x.float(), w.float().t())
         hook.flusher.flush()

@@ -65,7 +65,7 @@ def test_an_override_that_comes_later_wins_and_is_told_once(home: Home) -> None:
     before = gemmtuned.status()["overridden"]
     lib.impl("mm", theirs, "CPU")
     y = torch.mm(x, w)
-    wait_for(lambda: hook.overridden())
+    wait_for(lambda: hook.patches.overridden())
     time.sleep(0.3)
     print(json.dumps([before, y.unique().tolist(), list(gemmtuned.status()["overridden"]), gemmtuned.status()["note"]]))
     """
@@ -204,7 +204,7 @@ def test_what_raises_is_off_here_and_reported_for_the_daemon_to_run(home: Home) 
         from gemmtuned.hooks import activate
         wait_for(lambda: gemmtuned.generation() == 1)
         torch.mm(torch.randn(4, 16).double(), torch.randn(8, 16).double().t())
-        wait_for(lambda: activate.current()._failed)
+        wait_for(lambda: activate.current().tables.failed)
         """
     )
     with sqlite3.connect(home.path / "tune.db") as conn:
@@ -264,9 +264,9 @@ def test_the_live_check_finds_a_wrong_kernel_keeps_torchs_result_and_reports_it(
     near = [torch.allclose({form}, right, atol=1e-5) for _ in range(400)]
     """
         + """
-    wait_for(lambda: hook._failed)
+    wait_for(lambda: hook.tables.failed)
     first = near.index(True)
-    print(json.dumps([first, all(near[first:]), list(hook._failed.values())]))
+    print(json.dumps([first, all(near[first:]), list(hook.tables.failed.values())]))
     """,
         GEMMTUNED_LIVE_CHECK="20",
     )

@@ -79,15 +79,15 @@ def hook(tmp_path: Path, gpus: Gpus) -> Hook:
     settings = Settings(capture=True, home=home, db=home / "tune.db", config_dir=home / "configs", cache=home / "cache")
     hook = Hook(settings)
     library: Any = CudaLibrary()
-    hook.native, hook.routes = library, Routes(library, settings.config_dir)
-    hook.probation.pages = library
-    hook._environments |= {f"cuda:{index}": GPU for index in range(8)}
+    hook.library.native, hook.library.routes = library, Routes(library, settings.config_dir)
+    hook.tables.probation.pages = library
+    hook.where.environments |= {f"cuda:{index}": GPU for index in range(8)}
     return hook
 
 
 def on_trial(hook: Hook) -> list[int]:
     """Generations that this process is on trial with."""
-    return [hook.probation.generation] if hook.probation.generation is not None else []
+    return [hook.tables.probation.generation] if hook.tables.probation.generation is not None else []
 
 
 def served(hook: Hook) -> list[str]:
@@ -96,10 +96,10 @@ def served(hook: Hook) -> list[str]:
 
 
 def test_a_process_takes_up_solutions_only_for_gpus_that_it_uses(hook: Hook, gpus: Gpus) -> None:
-    assert hook.places() == ("cpu",)
+    assert hook.where.in_use() == ("cpu",)
     gpus.initialised = True
-    assert hook.places() == ("cpu", "cuda:3")
-    hook.use(7, [SOLUTION])
+    assert hook.where.in_use() == ("cpu", "cuda:3")
+    hook.tables.use(7, [SOLUTION])
     assert served(hook) == ["cuda:3"]
 
     gpus.mine.add(5)
@@ -113,33 +113,33 @@ def test_a_torch_that_cannot_tell_contexts_is_asked_for_its_memory(
     monkeypatch.delattr(torch._C, "_cuda_hasPrimaryContext")
     gpus.initialised, gpus.mine = True, {2, 6}
 
-    assert hook.places() == ("cpu", "cuda:2", "cuda:6")
+    assert hook.where.in_use() == ("cpu", "cuda:2", "cuda:6")
 
 
 def test_a_table_is_on_trial_once_its_rows_serve_calls_and_again_for_each_gpu(hook: Hook, gpus: Gpus) -> None:
-    hook.use(7, [SOLUTION])
+    hook.tables.use(7, [SOLUTION])
     assert on_trial(hook) == []  # no row of it serves this process yet
 
     for used in ({3}, {3, 5}):
         gpus.initialised, gpus.mine = True, used
         hook.tick()
         assert on_trial(hook) == [7]
-        hook.probation.turn(time.monotonic())
-        hook.probation.turn(time.monotonic() + TRIAL_S)
+        hook.tables.probation.turn(time.monotonic())
+        hook.tables.probation.turn(time.monotonic() + TRIAL_S)
         assert on_trial(hook) == []
 
     hook.tick()
-    hook.use(7, [replace(SOLUTION)])
+    hook.tables.use(7, [replace(SOLUTION)])
     assert on_trial(hook) == []  # nothing new
-    hook.use(7, [replace(SOLUTION), replace(SOLUTION, covers="fine")])
+    hook.tables.use(7, [replace(SOLUTION), replace(SOLUTION, covers="fine")])
     assert on_trial(hook) == [7]
 
 
 def test_rows_of_the_users_own_put_no_generation_on_trial(hook: Hook) -> None:
     own = published(LINEAR, "torch_swap")  # tried in a process of its own before
-    hook.user_tables.solutions = {own: Path("mine.csv")}
-    hook.verdicts.answer(own, "")
-    hook.use(7, [])
+    hook.tables.user_tables.solutions = {own: Path("mine.csv")}
+    hook.tables.verdicts.answer(own, "")
+    hook.tables.use(7, [])
 
     assert served(hook) == ["cpu"]
     assert on_trial(hook) == []
@@ -149,7 +149,7 @@ def test_calls_on_a_device_that_we_do_not_know_end_no_drain(hook: Hook) -> None:
     settings = replace(hook.settings, dispatch=True, log_tuned=True)
     hook = Hook(settings)
     for place in ("xpu:0", "cpu"):
-        hook.op_counts.add(LINEAR, place)
+        hook.account.op_counts.add(LINEAR, place)
 
     assert sorted(sighting.place for sighting in hook.drain()) == ["cpu", "xpu:0"]
 
@@ -170,12 +170,13 @@ def test_a_table_is_on_trial_again_when_the_native_hook_takes_over(home: Home, t
         hook = activate.current()
         publish(hook.settings.config_dir, [published(LINEAR, "torch_swap")], 1)
         wait_for(lambda: gemmtuned.generation() == 1)
-        said = [gemmtuned.status()["path"], hook.probation.generation]
+        said = [gemmtuned.status()["path"], hook.tables.probation.generation]
         shutil.copyfile(sys.argv[1][:-3] + ".json", sys.argv[2][:-3] + ".json")
         shutil.copyfile(sys.argv[1], sys.argv[2] + ".part")
         os.rename(sys.argv[2] + ".part", sys.argv[2])
-        hook._look_again(time.monotonic() + 60)
-        said += [gemmtuned.status()["path"], hook.probation.generation]
+        hook.patches.look_at_s = 0.0
+        hook.tick()
+        said += [gemmtuned.status()["path"], hook.tables.probation.generation]
         print(json.dumps(said))
         """,
         str(built),

@@ -329,13 +329,13 @@ def test_a_generation_is_condemned_by_deaths_in_its_kernels_alone(home: Home, en
 FAULTY = """
     from gemmtuned.hooks import activate
     hook = activate.current()
-    page = hook.probation._state()
+    page = hook.tables.probation._state()
     if page is not None:
         page.launched = 1  # as a kernel on a GPU does
         ours = next(iter(hook.table.items()))[2]
-        from gemmtuned.hooks import hook as hooks
+        from gemmtuned.hooks import account
         hook.native.fault = lambda: ({fault}, [3])
-        hooks.solution_of = lambda ident: ours
+        account.solution_of = lambda ident: ours
     raise RuntimeError("CUDA error")
 """
 

@@ -82,9 +82,9 @@ def test_a_program_waits_for_the_table_of_a_device_that_has_just_come(home: Home
         hook = activate.current()
         first = [gemmtuned.ready(60), gemmtuned.generation()]
         time.sleep(0.3)
-        before = hook.active_us
-        hook.environment = lambda place, known=hook.environment: known("cpu")
-        hook.places = lambda: ("cpu", "cuda:0")
+        before = hook.tables.active_us
+        hook.where.environment = lambda place, known=hook.where.environment: known("cpu")
+        hook.where.in_use = lambda: ("cpu", "cuda:0")
         was = hook._is_current()
         began = time.monotonic()
         hook.ready.before_capture()
@@ -92,7 +92,7 @@ def test_a_program_waits_for_the_table_of_a_device_that_has_just_come(home: Home
         again = time.monotonic()
         hook.ready.before_capture()
         quick = time.monotonic() - again < 0.5
-        print(json.dumps([first, was, hook._built_for, hook.active_us > before, took < 5, quick]))
+        print(json.dumps([first, was, hook.tables.built_for, hook.tables.active_us > before, took < 5, quick]))
         """,
         GEMMTUNED_FLUSH_S="1000",
     )
@@ -105,24 +105,24 @@ def test_in_a_forked_child_a_capture_is_served_by_the_childs_own_thread(home: Ho
     done = home.run(
         """
         import json, os, time, torch, gemmtuned
-        from gemmtuned.hooks import activate, hook as hooks
+        from gemmtuned.hooks import activate, patches
         hook = activate.current()
         gemmtuned.ready(60)
 
         class Graph:
             def capture_begin(self):
-                self.built_for = hook._built_for
+                self.built_for = hook.tables.built_for
             def replay(self):
                 pass
 
         torch.cuda.CUDAGraph = Graph
         library = hook.native
         type(library).has_cuda = property(lambda self: True)
-        hook.graphs = hooks._watch_graphs(library, hook.settings, lambda: hook.ready.before_capture())
+        hook.patches.graphs = patches.watch_graphs(library, hook.settings, lambda: hook.ready.before_capture())
         read, write = os.pipe()
         if (child := os.fork()) == 0:
-            hook.environment = lambda place, known=hook.environment: known("cpu")
-            hook.places = lambda: ("cpu", "cuda:0")  # the child has made a context
+            hook.where.environment = lambda place, known=hook.where.environment: known("cpu")
+            hook.where.in_use = lambda: ("cpu", "cuda:0")  # the child has made a context
             graph = Graph()
             graph.capture_begin()
             os.write(write, json.dumps(graph.built_for).encode())

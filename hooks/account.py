@@ -1,0 +1,134 @@
+"""What this process has counted, and what it says of itself: failures, its row in the session table, one line."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.say import say_line, tell
+from gemmtuned.hooks import frozen_layers, ranks
+from gemmtuned.hooks.dispatch import solution_of
+from gemmtuned.hooks.flush import new_session
+from gemmtuned.hooks.op_counts import OpCounts
+
+if TYPE_CHECKING:
+    from gemmtuned.configs.settings import Settings
+    from gemmtuned.configs.sighting import Session, Sighting
+    from gemmtuned.hooks.flush import Flusher
+    from gemmtuned.hooks.patches import Patches
+    from gemmtuned.hooks.selections import Selections
+    from gemmtuned.hooks.tables import Library, Tables
+    from gemmtuned.hooks.where import Where
+
+
+log = logging.getLogger("gemmtuned.hooks")
+
+
+class Account:
+    """selections: told of what each call was served by, where the user asked for that."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        library: Library,
+        tables: Tables,
+        patches: Patches,
+        where: Where,
+        selections: Selections | None,
+    ) -> None:
+        self._settings, self._library, self._tables, self._patches = settings, library, tables, patches
+        self._where, self._selections = where, selections
+        self.op_counts = OpCounts()
+        self.started_us = time.time_ns() // 1000
+        self._stale = ""  # of frozen weights
+        self._announced = False
+
+    def after_fork(self) -> None:
+        """In a forked child: it starts from nothing."""
+        self.op_counts.reset()
+        self.started_us = time.time_ns() // 1000
+
+    def drain(self) -> Iterator[Sighting]:
+        """What was counted since the last time, under aten and by our ops themselves."""
+        for path in (self._library.native, self.op_counts):
+            for sighting in path.drain() if path is not None else ():
+                if self._selections is not None and self._settings.dispatch:
+                    with suppress(CandidateFailed):  # on a device that we do not know: nothing is selected there
+                        device = self._where.environment(sighting.place).device
+                        self._selections.note(sighting, self._tables.table, device)
+                yield sighting
+
+    def session(self, flusher: Flusher) -> Session:
+        """This process for the store's session table."""
+        native, tables = self._library.native, self._tables
+        dropped = (native.dropped if native is not None else 0) + self.op_counts.dropped
+        return new_session(
+            self._settings,
+            path=self._patches.path,
+            started_us=self.started_us,
+            generation=tables.table.generation,
+            active_us=tables.active_us,
+            calls=flusher.calls,
+            dropped=dropped + flusher.dropped,
+            errors=len(tables.failed),
+            reload_failures=tables.loader.failures,
+            rank=ranks.rank() if self._settings.rank is None else self._settings.rank,
+            note=self._note(flusher.complaint),
+        )
+
+    def report_failures(self, flusher: Flusher) -> int:
+        """Quarantine the routes that failed since the last time; how many."""
+        failures = self._library.native.failures() if self._library.native is not None else []
+        for ident, how, reason in failures:
+            solution = solution_of(ident)
+            self._tables.failed[ident] = reason
+            what = "route %s problem=%s backend=%s served=torch reason=%s"
+            tell(log, logging.WARNING, what, how, solution.problem, solution.backend, reason)
+            flusher.report_failure(solution, reason, how)
+        return len(failures)
+
+    def report_fault(self, flusher: Flusher) -> None:
+        """A kernel has broken a GPU while the table is on trial: tell the daemon which of the table's ran there."""
+        if self._library.native is None or not self._tables.probation.has_launched():
+            return
+        fault, idents = self._library.native.fault()
+        if not fault:
+            return
+        self._tables.probation.note_fault(fault)
+        for solution in map(solution_of, idents):
+            flusher.report_failure(solution, f"launched in a process whose GPU had a fault later (CUDA {fault})")
+        what = "the GPU has a fault, and generation %d is new: the daemon runs its kernels again kernels=%d fault=%d"
+        tell(log, logging.WARNING, what, self._tables.table.generation, len(idents), fault)
+
+    def look_at_layers(self) -> None:
+        """Note frozen layers whose weights have changed."""
+        self._stale = "; ".join(filter(None, (note() for note in frozen_layers.notes)))
+
+    def _note(self, complaint: str) -> str:
+        patches, tables = self._patches, self._tables
+        off = patches.switched_off() or patches.invariant_note()
+        refused = tables.refused or tables.loader.refused
+        notes = (off, patches.breaker.note, refused, patches.note, self._stale, complaint, patches.others_note())
+        return next(filter(None, notes), "")
+
+    def announce(self) -> None:
+        """Say once that it is on; not in children of multiprocessing, whose parent has said it."""
+        settings, path = self._settings, self._patches.path
+        if self._announced or settings.quiet or path == "off" or self._patches.switched_off():
+            return
+        self._announced = True
+        process = sys.modules.get("multiprocessing.process")
+        if process is not None and process.parent_process() is not None:
+            return
+        version = sys.modules["gemmtuned"].__version__
+        what = "" if settings.dispatch else ", counting only" if settings.capture else ""
+        table = self._tables.table
+        say_line(
+            f"gemmtuned {version}: {path}{what}, generation {table.generation}, {len(table)} rows, home "
+            f"{settings.home} (GEMMTUNED_QUIET=1 silences this)"
+        )

@@ -1,0 +1,187 @@
+"""What the hook puts in torch: the native operators, as soon as their library is there, and what they may do.
+
+    native    our operators stand in front of aten's GEMMs (hooks/native)
+    off       nothing is patched: switched off, or the native library is not there yet
+
+The library is never built here: that takes child processes and CPU time, which are the program's.  Until it is there
+the process counts nothing, says so, and looks for it now and then.  Registering operators later recompiles nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.say import Once, tell
+from gemmtuned.configs.settings import BATCH_INVARIANT, Settings, batch_invariance
+from gemmtuned.hooks import native
+from gemmtuned.hooks.breaker import Breaker
+from gemmtuned.hooks.compiled import Compiled
+from gemmtuned.hooks.graphs import GraphCounts
+from gemmtuned.hooks.native import build as native_build
+from gemmtuned.hooks.routes import Routes
+from gemmtuned.hooks.tables import Library, Tables
+
+log = logging.getLogger("gemmtuned.hooks")
+LOOK_S: Final = 5.0  # between two looks for a library that was not there at the start
+
+
+class Patches:
+    """counts: whether calls are counted at all.  before_capture: called before a CUDA graph is captured."""
+
+    def __init__(
+        self, settings: Settings, library: Library, tables: Tables, *, counts: bool, before_capture: Callable[[], None]
+    ) -> None:
+        self._settings, self._library, self._tables = settings, library, tables
+        self._counts, self._before_capture = counts, before_capture
+        self.path = "off"
+        self.note = ""  # why
+        self.graphs: GraphCounts | None = None
+        self.compiled = Compiled()
+        self.breaker = Breaker()
+        self.look_at_s: float | None = None  # when to look again for the library; of time.monotonic()
+        self.mode = native.OFF  # as it is set
+        self._invariant = ""  # who asks for kernels that are the same for every M
+        self._told_others = Once()
+
+    def install(self) -> None:
+        """Patch torch, or say why not."""
+        if self._settings.capture:
+            self.compiled.install()
+        if self._settings.native:
+            self._take_library()
+            if self.note:
+                tell(log, logging.WARNING, "%s", self.note)
+        else:
+            self.note = "GEMMTUNED_NATIVE=0: nothing is counted or routed"
+
+    def remove(self) -> None:
+        """Take every patch back."""
+        self.compiled.remove()
+        if self.graphs is not None:
+            self.graphs.remove()
+        if self._library.native is not None:
+            self._library.native.set_mode(native.OFF)  # and never deregistered, see hooks/native/install.h
+        self.path = "off"
+
+    def look_again(self, now_s: float) -> bool:
+        """Look for a library that was not there, now and then; True when it is served by from now on."""
+        if self.look_at_s is None or now_s < self.look_at_s:
+            return False
+        self._take_library()
+        return self.path == "native"
+
+    def _take_library(self) -> None:
+        """Serve by the native library if it is there; else note why not, and when to look again."""
+        self.look_at_s = time.monotonic() + LOOK_S
+        try:
+            found = native_build.find_built(self._settings.cache)
+            if found is None:
+                self.note = native_build.missing(self._settings.cache)
+                return
+            self.look_at_s = None
+            with self._tables.swap:  # the table must not change between giving it to the library and using that
+                self._install(native.Native(found))
+            self.note = ""
+        except (GemmtunedError, OSError) as err:
+            self.note = f"nothing is counted or routed: {err}"
+
+    def _install(self, library: native.Native) -> None:
+        routes = Routes(library, self._settings.config_dir)
+        self._tables.give_to(library, routes)
+        library.set_mode(native.OFF)
+        library.install()
+        library.live_check(self._settings.live_check)
+        if self._settings.capture or self._settings.dispatch:
+            self.graphs = watch_graphs(library, self._settings, self._before_capture)
+        self.mode = self._wanted()
+        library.set_mode(self.mode)
+        self._library.native, self._library.routes, self.path = library, routes, "native"
+
+    # ---- what they may do
+
+    @property
+    def dispatches(self) -> bool:
+        """Whether calls are routed now: False once the switch, or the breaker, has taken effect."""
+        return bool(self.mode & native.DISPATCH)
+
+    @property
+    def counts(self) -> bool:
+        """Whether calls are counted now."""
+        return bool(self.mode & native.CAPTURE)
+
+    def follow_mode(self) -> None:
+        """Do what switches and the breaker say now; a mode of batch-invariant kernels is told."""
+        before, mode = self._invariant, self._wanted()
+        if mode != self.mode and self._library.native is not None:
+            self._library.native.set_mode(mode)
+            self.mode = mode
+        if self._invariant != before and self.invariant_note():
+            tell(log, logging.WARNING, "%s", self.invariant_note())
+
+    def _wanted(self) -> int:
+        if self.switched_off():
+            return native.OFF
+        self._invariant = batch_invariance()
+        asked = not self._invariant or self._invariant == BATCH_INVARIANT  # of an engine: its own kernels stay
+        dispatch = native.DISPATCH if self._settings.dispatch and not self.breaker.open and asked else 0
+        return (native.CAPTURE if self._counts else 0) | dispatch | (native.INVARIANT if self._invariant else 0)
+
+    def switched_off(self) -> str:
+        """By what the user has switched it off; "" when it is on."""
+        if self._settings.disabled:
+            return "switched off by GEMMTUNED_DISABLE or AITER_BYPASS_TUNE_CONFIG"
+        if self._settings.switched_off:
+            return f"switched off: {self._settings.kill_switch} exists"
+        return ""
+
+    def invariant_note(self) -> str:
+        """What a mode of batch-invariant kernels leaves of dispatch; "" without one."""
+        if not self._invariant or not self._settings.dispatch:
+            return ""
+        if self._invariant == BATCH_INVARIANT:
+            return f"{BATCH_INVARIANT}: dense products by kernels proven batch-invariant alone, all else by torch"
+        return (
+            f"dispatch is off, capture is on: {self._invariant} asks for one kernel whatever the batch "
+            f"({BATCH_INVARIANT}=1 has those served that are proven so)"
+        )
+
+    # ---- kernels of others
+
+    def overridden(self, *, anew: bool = False) -> dict[str, str]:
+        """Operators whose calls do not reach us: name -> where the kernel that serves them was registered."""
+        return self._library.native.overridden(anew=anew) if self._library.native is not None else {}
+
+    def others_note(self) -> str:
+        """One line on operators that somebody else serves; "" without any."""
+        return _of_others(self.overridden())
+
+    def tell_of_others(self) -> None:
+        """Say it of each once."""
+        new = {name: place for name, place in self.overridden().items() if self._told_others.is_new(name)}
+        if new:
+            tell(log, logging.WARNING, "%s", _of_others(new))
+
+
+def watch_graphs(library: native.Native, settings: Settings, before: Callable[[], None]) -> GraphCounts | None:
+    """Count what is captured in CUDA graphs, and call `before` each capture; None without CUDA."""
+    if not library.has_cuda:
+        return None
+    import torch
+
+    graphs = GraphCounts(
+        library, torch.cuda.CUDAGraph, torch.cuda.current_device, before=before, replays=settings.capture
+    )
+    graphs.install()
+    return graphs
+
+
+def _of_others(overridden: dict[str, str]) -> str:
+    if not overridden:
+        return ""
+    served = ", ".join(f"{operator} ({place})" for operator, place in list(overridden.items())[:3])
+    more = f" and {len(overridden) - 3} more" if len(overridden) > 3 else ""
+    return f"kernels of others are left alone and their calls not counted: {served}{more}"

@@ -1,0 +1,184 @@
+"""The table in use: published solutions and the user's own rows, given to the native library whole, on probation first.
+
+One change at a time, under `swap`: the hook's thread makes them, and who calls gemmtuned.reload() or load_config.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from gemmtuned.configs.real import allocate_lock
+from gemmtuned.configs.say import tell
+from gemmtuned.configs.settings import Settings, UserTables
+from gemmtuned.configs.solution import DEFAULT_BACKEND, Solution
+from gemmtuned.configs.verdicts import Verdicts
+from gemmtuned.hooks import ranks
+from gemmtuned.hooks.dispatch import Table, build_table
+from gemmtuned.hooks.pace import in_slices
+from gemmtuned.hooks.probation import Probation
+from gemmtuned.hooks.routes import Routes
+from gemmtuned.hooks.user_tables import UserLoader, usable
+from gemmtuned.hooks.watch import Loader
+
+if TYPE_CHECKING:
+    from gemmtuned.hooks.native import Native
+    from gemmtuned.hooks.where import Where
+
+log = logging.getLogger("gemmtuned.hooks")
+_UNCHECKED: Final = "the user's table, not checked yet: gemmtuned run or the daemon does"
+
+
+@dataclass
+class Library:
+    """The native library and what makes its rows, once they are there."""
+
+    native: Native | None = None
+    routes: Routes | None = None
+
+
+class Tables:
+    """What is in use, and how it changes. tables: the user's.  changed: called when another table is in use."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        tables: Iterable[UserTables],
+        library: Library,
+        where: Where,
+        changed: Callable[[], None],
+    ) -> None:
+        self._settings, self._library, self._where, self._changed = settings, library, where, changed
+        self.table = Table()
+        self.active_us = 0  # since when it is in use
+        self.built_for: tuple[str, ...] = ()  # the places
+        self.failed: dict[int, str] = {}  # routes, by id, and why
+        self.refused = ""  # why the newest generation is not used
+        self.loader = Loader(settings.config_dir)
+        self.probation = Probation(settings.home / "probation", settings.run)
+        self.verdicts = Verdicts(settings.home)  # on rows of the user's tables
+        self.user_tables = UserLoader(tuple(tables))
+        self.swap = allocate_lock()
+        self._newest: tuple[int, list[Solution]] | None = None  # as it was published
+        self._asked_for = tuple(tables)
+        self._unchecked: list[Solution] = []
+
+    def after_fork(self) -> None:
+        """In a forked child: what its parent's threads held is not held."""
+        self.swap = allocate_lock()
+        self.loader = Loader(self._settings.config_dir)
+        self.probation.after_fork()
+
+    def give_to(self, native: Native, routes: Routes) -> None:
+        """Have the library serve the table; the caller holds `swap`."""
+        self.probation.pages = native
+        self._put_on_trial(self.table)
+        native.load(routes.rows(self.table), self.table.generation)
+
+    def is_built(self) -> bool:
+        """Whether the newest table that we know of is in use wherever this process has a context."""
+        return self._newest is None or self._where.in_use() == self.built_for
+
+    def follow_places(self) -> None:
+        """Serve devices that came into use since."""
+        if self._newest is not None and not self.is_built():
+            with self.swap:
+                self.use(*self._newest)
+
+    def reload(self) -> int | None:
+        """Take up the newest table; its generation, or None when there was nothing newer."""
+        with self.swap:
+            loaded = self.loader.load(newer_than=self.table.generation)
+            if loaded is not None and self.refuses(loaded[0]):
+                loaded = None
+            generation = self.use(*loaded) if loaded is not None else None
+        if self.user_tables.load() or any(self.verdicts.of(s) is not None for s in self._unchecked):
+            with self.swap:
+                generation = self.use(*(self._newest or (self.table.generation, [])))
+        return generation
+
+    def add(self, table: UserTables) -> None:
+        """Know of one more table of the user's; it is read with the next reload."""
+        self._asked_for = (*self._asked_for, table)
+        self.user_tables = UserLoader(self._asked_for)
+
+    def take_rows(self, generation: int, rows: list[dict[str, Any]]) -> None:
+        """Take up what another rank has read."""
+        with self.swap:
+            if generation > self.table.generation:
+                self.use(generation, [Solution.from_row(row) for row in rows])
+
+    def refuses(self, generation: int) -> bool:
+        """Whether too many processes of this run have died of this generation; says so once."""
+        note = self.probation.note(generation) if self.probation.refuses(generation) else ""
+        if note and note != self.refused:
+            tell(log, logging.WARNING, "table not taken reason=%s", note)
+        self.refused = note
+        return bool(note)
+
+    def follow_probation(self) -> None:
+        """Put the table down when others of this run died of it, as our own workers: the next ones have it from us.
+
+        Ranks change tables together: they keep it.
+        """
+        self.probation.turn(time.monotonic())
+        generation = self.probation.generation
+        if generation is None or not self.probation.refuses(generation):
+            return
+        if (self._settings.reload_by_ranks and ranks.several()) or not self.refuses(generation):
+            return
+        self.probation.give_up()
+        with self.swap:
+            self.use(0, [])
+
+    def use(self, generation: int, solutions: list[Solution]) -> int:
+        """Make these solutions the table in use; the caller holds `swap`."""
+        places = self._where.in_use()
+        users, refused = usable(self.user_tables, solutions, check=self._holds_here)
+        self._unchecked = [s for s in self.user_tables.solutions if self._holds_here(s) == _UNCHECKED]
+        self.verdicts.ask(self._unchecked)
+        table = build_table(
+            in_slices([*solutions, *users]),
+            {place: self._where.environment(place) for place in places},
+            generation=generation,
+            failed=frozenset(self.failed),
+        )
+        table.refused += refused
+        self._put_on_trial(table, known=self.table if generation == self.table.generation else None)
+        native, routes = self._library.native, self._library.routes
+        if native is not None and routes is not None:
+            native.load(in_slices(routes.rows(table)), table.generation)
+        self.table, self._newest, self.built_for = table, (generation, solutions), places
+        self.active_us = time.time_ns() // 1000
+        self._changed()
+        what = "table active generation=%d rows=%d refused=%d"
+        tell(log, logging.INFO, what, table.generation, len(table), table.refused.total())
+        return table.generation
+
+    def _put_on_trial(self, table: Table, *, known: Table | None = None) -> None:
+        """Begin the generation's probation if it routes anything that it did not as `known`: rows, or GPUs they serve.
+
+        The user's own rows have no part in it: they were tried in another process, and come with every generation.
+        """
+        own = set(map(id, self.user_tables.solutions))
+        served = {(place, key): solution for place, key, solution in in_slices(known.items() if known else ())}
+        for place, key, solution in in_slices(table.items()):
+            routed = solution.backend != DEFAULT_BACKEND and id(solution) not in own
+            if routed and served.get((place, key)) != solution:
+                self.probation.begin(table.generation)
+                return
+
+    def _holds_here(self, solution: Solution) -> str:
+        """Why a solution of the user's tables must not be used; "" when it may."""
+        if self._settings.reload_by_ranks and (self._settings.reload == "start" or ranks.several()):
+            return "the user's table: ranks of one program change tables together, and so use published ones alone"
+        environment = self._where.environment("cpu")
+        if solution.launch or solution.device != environment.device.key:
+            return "the user's table, made for another device: a seed for the search"
+        if not environment.accepts(solution.backend, solution.stamp):
+            return f"the user's table, backend {solution.backend} of another version: a seed for the search"
+        verdict = self.verdicts.of(solution)
+        return _UNCHECKED if verdict is None else verdict

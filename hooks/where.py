@@ -1,0 +1,52 @@
+"""The devices on which this process runs GEMMs, and what holds there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from gemmtuned.hooks.imports import importing
+
+if TYPE_CHECKING:
+    from gemmtuned.configs.solution import Environment
+
+
+class Where:
+    """Asked by the hook's thread alone, but for `in_use`. has_cuda: whether we stand before CUDA operators."""
+
+    def __init__(self, has_cuda: Callable[[], bool]) -> None:
+        self._has_cuda = has_cuda
+        self.environments: dict[str, Environment] = {}
+
+    def environment(self, place: str) -> Environment:
+        """Device and versions of a place (`cpu`, `cuda:0`) in this process; needs torch fully imported."""
+        if place not in self.environments:
+            with importing():  # the backends import their libraries
+                from gemmtuned.kernels.backends import environment
+                from gemmtuned.kernels.device import device_at
+
+                self.environments[place] = environment(device_at(place))
+        return self.environments[place]
+
+    def in_use(self) -> tuple[str, ...]:
+        """Where this process may run GEMMs; each GPU only once it uses that one itself: we never initialise CUDA.
+
+        A kernel is loaded for each place, and the first on a GPU makes a context there: 0.5 GiB, which eight ranks of
+        one host would each take on every GPU that they see.
+        """
+        if not self._has_cuda():
+            return ("cpu",)
+        import torch
+
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return ("cpu",)
+        return ("cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()) if _has_context(i)))
+
+
+def _has_context(index: int) -> bool:
+    """Whether this process has a context on a GPU; asking makes none. For a process that has CUDA initialised."""
+    import torch
+
+    if hasattr(torch._C, "_cuda_hasPrimaryContext"):
+        return bool(torch._C._cuda_hasPrimaryContext(index))
+    return torch.cuda.memory_reserved(index) > 0  # the current device is no answer: each thread has its own, and ours 0
