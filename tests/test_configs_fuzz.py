@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
+import sys
 import time
 import tracemalloc
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -120,3 +124,51 @@ def test_the_canary_would_show(tmp_path: Path) -> None:
     exec(CODE.decode())
     assert CANARY.exists()
     CANARY.unlink()
+
+
+WATCHED = ("exec", "compile", "os.", "subprocess.", "socket.", "ctypes.", "pty.", "shutil.")
+_audited: list[str] | None = None  # a hook stays for as long as the process: it writes down what happens while this is
+
+
+def _audit(event: str, args: tuple[object, ...]) -> None:
+    opened = event == "open" and not isinstance(args[0], int)  # a number: what was opened before
+    if _audited is not None and (opened or event.startswith(WATCHED)):
+        _audited.append(f"{event} {args[0] if args else ''}")
+
+
+@cache
+def _listen() -> None:
+    sys.addaudithook(_audit)
+
+
+@pytest.mark.parametrize("name", sorted(CONTENT))
+def test_reading_a_hostile_table_runs_no_code_and_opens_no_other_file(name: str, tmp_path: Path) -> None:
+    global _audited
+    _listen()
+    dice = random.Random(name)
+    path = tmp_path / name
+    data = CONTENT[name]
+    with suppress(TableError):  # so that what is imported late is
+        path.write_bytes(data)
+        read_any(path)
+    for token in TOKENS[:3]:  # code, in three forms
+        path.write_bytes(mutate(data, [("replace", dice.random(), 1, token), ("insert", dice.random(), 1, token)]))
+        _audited = []
+        try:
+            with suppress(TableError):
+                read_any(path)
+        finally:
+            said, _audited = _audited, None
+        assert [line for line in said if not line.startswith(f"open {path}")] == [], token
+
+
+def test_the_audit_would_show(tmp_path: Path) -> None:
+    global _audited
+    _listen()
+    _audited = []
+    try:
+        exec("1")
+        (tmp_path / "other").touch()
+    finally:
+        said, _audited = _audited, None
+    assert any(line.startswith("exec") for line in said) and len(said) >= 2
