@@ -56,6 +56,12 @@ def reference(page: str) -> str:
     return (ROOT / "docs/reference" / f"{page}.md").read_text()
 
 
+def test_users_read_plain_english() -> None:
+    done = subprocess.run([sys.executable, str(ROOT / "docs/prose.py")], capture_output=True, text=True)
+
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+
+
 def test_every_public_function_exists_and_says_what_it_does() -> None:
     for name in gemmtuned.__all__:
         assert (getattr(gemmtuned, name).__doc__ or "").strip(), name
