@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
+import html
+import json
 import re
 import subprocess
 import sys
@@ -60,6 +62,16 @@ def test_users_read_plain_english() -> None:
     done = subprocess.run([sys.executable, str(ROOT / "docs/prose.py")], capture_output=True, text=True)
 
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+
+
+def test_the_picture_shows_what_the_commands_printed() -> None:
+    picture = html.unescape((ROOT / "docs/images/demo.svg").read_text()).replace("\xa0", " ")
+    result = json.loads(max((ROOT / "benchmarks/results").glob("picture-*.json")).read_text())
+    said = [re.sub(r"\x1b\[[0-9;]*m", "", f"{command}\n{screen}") for command, screen in result["screens"]]
+    words = {word for text in said for word in re.findall(r"[\w.,:=%-]*\w[\w.,:=%-]*", text)}
+
+    assert len(words) > 60
+    assert {word for word in words if word not in picture} == set(), "run: python docs/picture.py --draw"
 
 
 def test_every_public_function_exists_and_says_what_it_does() -> None:
