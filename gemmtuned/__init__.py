@@ -33,7 +33,7 @@ __all__ = [
     "status",
     "unfreeze",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _root = _Path(__file__).resolve().parent.parent
 if (_root / "pyproject.toml").is_file() and not (_root / "gemmtuned" / "daemon").is_dir():

@@ -74,6 +74,16 @@ def test_the_picture_shows_what_the_commands_printed() -> None:
     assert {word for word in words if word not in picture} == set(), "run: python docs/picture.py --draw"
 
 
+def test_the_version_is_said_once_and_the_changelog_has_it() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    released = re.findall(r"^## \[(\d+\.\d+\.\d+)\] - 20\d\d-\d\d-\d\d$", changelog, re.MULTILINE)
+    kinds = re.findall(r"^### (.+)$", changelog, re.MULTILINE)
+
+    assert changelog.index("## [Unreleased]") < changelog.index(f"## [{released[0]}]")
+    assert released[0] == gemmtuned.__version__ and set(kinds) <= {"Added", "Changed", "Fixed", "Removed", "Security"}
+    assert not re.search(r"^version *= *\"", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+
+
 def test_every_public_function_exists_and_says_what_it_does() -> None:
     for name in gemmtuned.__all__:
         assert (getattr(gemmtuned, name).__doc__ or "").strip(), name
