@@ -325,12 +325,6 @@ def as_by_default(problem: Problem, *, gpu: bool) -> Problem:
     return replace(problem, math_mode="reduced") if reduces and problem.math_mode == "ieee" else problem
 
 
-def can_tune(problem: Problem) -> bool:
-    """Whether the search has a family for it."""
-    plain = problem.weight_state == "plain" and problem.scale == "none"
-    return problem.family in ("dense", "batched") and plain and problem.dtype == problem.wdtype == problem.out_dtype
-
-
 COLUMNS: Final = tuple(f.name for f in fields(Problem))
 _DEFAULTS: Final = {f.name: f.default for f in fields(Problem)}
 _IMPLIED: Final[dict[str, Callable[[Problem], str]]] = {  # what "" becomes; one after the other, in this order

@@ -18,9 +18,10 @@ from gemmtuned.configs.formats import read_any
 from gemmtuned.configs.formats.model import MODEL, is_model, read_model
 from gemmtuned.configs.hint import Imported
 from gemmtuned.configs.manifest import MANIFEST, check_owner
-from gemmtuned.configs.problem import Problem, as_by_default, can_tune
+from gemmtuned.configs.problem import Problem, as_by_default
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import LIVE_STATES, Environment, Solution, cpu_device
+from gemmtuned.configs.tunable import can_tune
 from gemmtuned.reports.render import Column, Report, Table, complain, count, several, show
 
 MOST_REASONS: Final = 5  # in the text form

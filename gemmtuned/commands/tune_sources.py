@@ -20,8 +20,9 @@ from gemmtuned.configs.formats import read_any, tunableop
 from gemmtuned.configs.hint import Imported
 from gemmtuned.configs.model_shapes import NSETS, Plan, plan, problems, read_config
 from gemmtuned.configs.padding import COVERS, padded_m
-from gemmtuned.configs.problem import Problem, as_by_default, can_tune, known_problems
+from gemmtuned.configs.problem import Problem, as_by_default, known_problems
 from gemmtuned.configs.settings import Settings
+from gemmtuned.configs.tunable import can_tune
 from gemmtuned.reports.explain import matching
 from gemmtuned.reports.problem_list import Shape, read_list, shape_or_problem, spelled
 from gemmtuned.reports.render import complain, several

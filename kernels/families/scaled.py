@@ -22,13 +22,13 @@ from torch import Tensor
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.tunable import SCALED_OUTPUTS as OUTPUTS
+from gemmtuned.configs.tunable import SCALED_TYPES as TYPES
+from gemmtuned.configs.tunable import SCALES
 from gemmtuned.kernels.dtypes import torch_dtype, wide
 from gemmtuned.kernels.families.base import Family, normal, shape_activations
 from gemmtuned.kernels.families.operand import Inputs, Operand, Sample, spread_out
 
-TYPES: Final = (("fp8_e4m3", "fp8_e4m3"), ("fp8_e4m3", "fp8_e5m2"), ("fp8_e5m2", "fp8_e4m3"))
-OUTPUTS: Final = ("bf16", "fp16", "fp32")
-SCALES: Final = (("tensor", "tensor"), ("row", "row"), ("1x128", "128x128"), ("1x128", "1x128"), ("128x128", "1x128"))
 ON_CPUS: Final = SCALES[:2]  # what torch has there
 _OWN_WEIGHTS: Final = ("one_sign", "apart", "integers")
 

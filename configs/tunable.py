@@ -1,0 +1,30 @@
+"""Which problems the search has a family for, told without torch; kernels/families says the same of what it makes.
+
+A worker says for its own device what it can tune (Environment.tunable); this is for what is asked for before there is
+one: rows of other tools' tables.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gemmtuned.configs.problem import Problem
+
+SCALED_TYPES: Final = (("fp8_e4m3", "fp8_e4m3"), ("fp8_e4m3", "fp8_e5m2"), ("fp8_e5m2", "fp8_e4m3"))
+SCALED_OUTPUTS: Final = ("bf16", "fp16", "fp32")
+SCALES: Final = (("tensor", "tensor"), ("row", "row"), ("1x128", "128x128"), ("1x128", "1x128"), ("128x128", "1x128"))
+_PLAIN: Final = ("dense", "batched", "dense_add", "batched_add", "grouped")
+
+
+def can_tune(problem: Problem) -> bool:
+    """Whether the search has a family for it, on some device."""
+    p = problem
+    if p.weight_state != "plain":
+        return False
+    if p.family == "scaled":
+        types, scales = (p.dtype, p.wdtype), (p.scale, p.wscale)
+        if types not in SCALED_TYPES or p.out_dtype not in SCALED_OUTPUTS or scales not in SCALES or p.batch != 1:
+            return False
+        on_cpu = scales in SCALES[:2] or not p.threads  # torch has no blocks of scales there
+        return on_cpu and {p.scale_dtype, p.wscale_dtype} == {"fp32"}
+    return p.family in _PLAIN and p.scale == "none" and p.dtype == p.wdtype == p.out_dtype
