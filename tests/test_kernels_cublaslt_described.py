@@ -130,7 +130,8 @@ def test_scales_are_told_by_their_modes_and_operands_change_places(
 ) -> None:
     problem = Problem(
         family="scaled", m=16, n=256, k=512, dtype="fp8_e4m3", wdtype="fp8_e5m2", out_dtype="bf16", bias=True,
-        scale=scale, wscale=wscale, scale_layout="col", math_mode="reduced" if fast else "ieee",
+        scale=scale, wscale=wscale, scale_layout="col", wscale_layout="col" if wscale == "1x128" else "row",
+        math_mode="reduced" if fast else "ieee",
     )  # fmt: skip
     said, operands = called(library, problem)
     desc = said["desc"]

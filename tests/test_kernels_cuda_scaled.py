@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,15 @@ import torch
 
 pytest.importorskip("triton")  # ptx.py needs it
 
+import own_kernels
 import ptx
 import ptx_cuda
 
 from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.launch import read_launch
+from gemmtuned.configs.launch_values import arguments_of, grid_of, holds
 from gemmtuned.configs.problem import Problem
+from gemmtuned.kernels import catalog
 from gemmtuned.kernels.cuda import nvrtc
 from gemmtuned.kernels.cuda import scaled_one_shot as kernel
 from gemmtuned.kernels.cuda.scaled_one_shot import ScaledOneShot
@@ -86,6 +91,16 @@ def scales(one: ScaledOneShot) -> tuple[torch.Tensor, torch.Tensor, int, int, to
     return sx, sw, ldsx, ldsw, x, w
 
 
+def as_given(one: ScaledOneShot, sx: torch.Tensor, sw: torch.Tensor, ldsx: int, ldsw: int) -> dict[str, torch.Tensor]:
+    """The scales as a launch record names them: a row for each row, or block of rows, of X and W."""
+    if one.kind == "TENSOR":
+        return {"scale_x": sx, "scale_w": sw}
+    if one.kind == "ROW":
+        return {"scale_x": sx[:, None], "scale_w": sw[:, None]}
+    steps, across = -(-one.k // 128), -(-one.n // 128)
+    return {"scale_x": sx.as_strided((one.m, steps), (1, ldsx)), "scale_w": sw.as_strided((across, steps), (ldsw, 1))}
+
+
 def run(one: ScaledOneShot, *, change: tuple[str, str] = ("", ""), **turns: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """(Y, what it should be); change: of the kernel's source."""
     x = whole_numbers(one.m, one.k, apart=16, seed=1)
@@ -94,16 +109,18 @@ def run(one: ScaledOneShot, *, change: tuple[str, str] = ("", ""), **turns: Any)
     bias = torch.arange(one.n).remainder(7).to(OUT[one.out])
     y = torch.full((one.m, one.n), torch.nan, dtype=OUT[one.out])
     exact = (x.double() * of_x) @ (w.double() * of_w).T + (bias.double() if one.bias else 0)
-    values = {
-        "x": x, "w": w, "bias": bias, "sx": sx, "sw": sw, "y": y, "m": one.m, "ldx": x.stride(0), "ldw": w.stride(0),
-        "ldsx": ldsx, "ldsw": ldsw,
-    }  # fmt: skip
+    operands = {"x": x, "w": w, "bias": bias, "y": y, **as_given(one, sx, sw, ldsx, ldsw)}
+    launch, memory = one.launch, {id(operands["scale_x"]): sx, id(operands["scale_w"]): sw}
+    assert holds(launch.checked, operands)
+    programs = grid_of(launch.grid, operands)
+    assert (programs[0] * launch.cluster, *programs[1:]) == (*one.grid, 1)
+    values = arguments_of(launch, operands, pointer=lambda t: memory.get(id(t), t))
     source = one.source()
     assert change[0] in source
 
     how = ptx_cuda.Launch(one.grid, ptx.WARP * one.warps, one.shared, one.parts)
-    text = nvrtc.ptx(source.replace(*change), kernel.SCALED_ONE_SHOT.target)
-    ptx_cuda.run(text, how, [values[name] for name in one.arguments], **turns)
+    text = nvrtc.ptx(source.replace(*change), kernel.KERNEL.target)
+    ptx_cuda.run(text, how, values, **turns)
 
     return y, exact.to(OUT[one.out])
 
@@ -190,16 +207,14 @@ def test_what_is_offered_compiles_without_spills(m: int, n: int, k: int, kind: d
 
     assert len(best) >= 4
     assert best[0][0] == min(us for us, _ in best)
-    assert not nvrtc.compiled(
-        kernel.scaled_one_shot(best[0][1], asked).source(), kernel.SCALED_ONE_SHOT.target
-    ).spill_bytes
+    assert not nvrtc.compiled(kernel.scaled_one_shot(best[0][1], asked).source(), kernel.KERNEL.target).spill_bytes
 
 
 @pytest.mark.parametrize("kind", [{}, {"math_mode": "ieee"}, {"scale": "1x128", "scale_layout": "col"}], ids=str)
 def test_products_of_a_step_are_under_way_while_the_one_before_is_added(kind: dict[str, str], tmp_path: Path) -> None:
     asked = problem(1, 2112, 7168, **kind)
     one = kernel.scaled_one_shot({"rows": 72, "parts": 4, "tokens": 16, "halves": 1}, asked)
-    text = ptx.disassembled(nvrtc.compiled(one.source(), kernel.SCALED_ONE_SHOT.target).data, tmp_path)
+    text = ptx.disassembled(nvrtc.compiled(one.source(), kernel.KERNEL.target).data, tmp_path)
 
     # where the compiler cannot tell sums apart it waits after each product, and says so nowhere else
     assert text.count("QGMMA") == 4 * text.count("WARPGROUP.ARRIVE") > 0
@@ -230,5 +245,45 @@ def test_what_it_is_not_written_for_is_refused(other: dict[str, Any]) -> None:
 )
 def test_a_config_that_is_none_is_refused(config: dict[str, int]) -> None:
     values = {"rows": 16, "parts": 2, "tokens": 16, "halves": 1} | config
-    with pytest.raises(CandidateFailed, match="is no configuration"):
+    with pytest.raises(CandidateFailed, match="scaled_one_shot"):
         kernel.scaled_one_shot(values, problem(8, 4096, 7168, math_mode="ieee"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_its_launch_is_a_record_that_refuses_scales_of_another_kind(kind: tuple[str, bool]) -> None:
+    one = config(17, 320, 640, 16, 2, 32, 1, 0, kind=kind[0], promoted=kind[1])
+    text = replace(one.launch, binary="0" * 64, name=kernel.NAME).text()
+    assert read_launch(text).text() == text
+    x, w = (torch.zeros(rows, 640).to(torch.float8_e4m3fn) for rows in (17, 320))
+    plain = {"x": x, "w": w, "bias": torch.zeros(320).bfloat16()}
+    given = {
+        name: as_given(config(17, 320, 640, 16, 2, 32, 1, 0, kind=name, promoted=True), *scales_of(name))
+        for name in ("TENSOR", "ROW", "BLOCK")
+    }
+    for name, both in given.items():
+        assert holds(one.launch.checked, plain | both) == (name == kind[0]), name
+    if kind[0] != "TENSOR":
+        turned = {name: t.mT.contiguous().mT if kind[0] == "BLOCK" else t.mT for name, t in given[kind[0]].items()}
+        turned["scale_x"] = turned["scale_x"].contiguous()  # the steps of one token side by side
+        assert not holds(one.launch.checked, plain | turned)
+
+
+def scales_of(kind: str) -> tuple[torch.Tensor, torch.Tensor, int, int]:
+    return {
+        "TENSOR": (torch.ones(1), torch.ones(1), 0, 0), "ROW": (torch.ones(17), torch.ones(320), 0, 0),
+        "BLOCK": (torch.ones(5 * 17), torch.ones(3 * 8), 17, 8),
+    }[kind]  # fmt: skip
+
+
+def test_it_is_offered_for_scaled_products_of_its_architecture_alone() -> None:
+    here = own_kernels.device("sm_90")
+    for scale in ("tensor", "row", "1x128"):
+        asked = problem(16, 4096, 7168, scale=scale, scale_layout="col")
+        found = catalog.candidates(asked, here)
+        assert len(found["cuda"]) >= 8 and {c.kernel for c in found["cuda"]} == {"scaled_one_shot"}
+        assert all(catalog.record_of(c, asked)[1].launch.check_for(asked) is None for c in found["cuda"])
+        assert not any(catalog.candidates(asked, own_kernels.device("sm_80")).values())
+    assert not any(
+        c.kernel == "scaled_one_shot" for c in catalog.candidates(Problem(m=16, n=4096, k=7168), here)["cuda"]
+    )
+    assert not catalog.candidates(problem(16, 4096, 7168, scale="row", threads=2), here)["cuda"]

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Final
 
 from gemmtuned.configs.errors import CandidateFailed
-from gemmtuned.configs.launch import MAX_CLUSTER
+from gemmtuned.configs.launch import MAX_CLUSTER, Axis, Condition, KernelLaunch
 from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.arch import filled, shared_limit
 from gemmtuned.kernels.cuda.kernel import CudaKernel
-from gemmtuned.kernels.own_kernel import Config, Parameter
+from gemmtuned.kernels.own_kernel import Config, Parameter, rows_apart
 
 NAME: Final = "scaled_one_shot"
 ARCH: Final = "sm_90"  # wgmma is of this one alone
@@ -118,10 +118,34 @@ class ScaledOneShot:
         return steps + max(self.received * _UNIT_BYTES + 8 + 8 * depth, past_the_last_token)
 
     @property
-    def arguments(self) -> tuple[str, ...]:
-        """What the binary takes, in its order; sx and sw are the scales of X and W."""
-        bias = ("bias",) if self.bias else ()
-        return ("x", "w", *bias, "sx", "sw", "y", "m", "ldx", "ldw", "ldsx", "ldsw")
+    def launch(self) -> KernelLaunch:
+        """How it is launched, for every M up to this one. Its parameters are x, w, bias, sx, sw, y, m and distances."""
+        bias = ("bias.ptr",) if self.bias else ()
+        apart = ("scale_x.stride1", "scale_w.stride0") if self.kind == "BLOCK" else ("null", "null")
+        arguments = (
+            "x.ptr", "w.ptr", *bias, "scale_x.ptr", "scale_w.ptr", "y.ptr", "x.size0", "x.stride0", "w.stride0", *apart,
+        )  # fmt: skip
+        return KernelLaunch(
+            shared=self.shared, threads=32 * self.warps, cluster=self.parts,
+            grid=(Axis("w.size0", self.rows), Axis("x.size0", self.tokens), Axis("", 1)), arguments=arguments,
+            conditions=(
+                *rows_apart(("x", "w", *(("bias",) if self.bias else ())), K_MULTIPLE, self.m), *self._of_scales
+            ),
+        )  # fmt: skip
+
+    @property
+    def _of_scales(self) -> tuple[Condition, ...]:
+        if self.kind == "TENSOR":
+            return tuple(Condition(f"scale_{side}.numel", "==", 1) for side in "xw")
+        found = [Condition(f"scale_{side}.dim", "==", 2) for side in "xw"]
+        found.append(Condition("scale_x.size0", "==", "x.size0"))
+        if self.kind == "ROW":
+            found += [Condition(f"scale_{side}.numel", "==", f"{side}.size0") for side in "xw"]
+            return (*found, *(Condition(f"scale_{side}.contiguous", "==", 1) for side in "xw"))
+        steps, across = -(-self.k // STEP_K), -(-self.n // STEP_K)
+        found += [Condition(f"scale_{side}.size1", ">=", steps) for side in "xw"]
+        found += [Condition("scale_w.size0", "==", across), Condition("scale_w.stride1", "==", 1)]
+        return (*found, Condition("scale_x.stride0", "==", 1))
 
     def source(self) -> str:
         """What NVRTC compiles."""
@@ -146,8 +170,10 @@ def check(problem: Problem) -> None:
     if (p.scale, p.wscale) not in KINDS or {p.scale_dtype, p.wscale_dtype} != {"fp32"}:
         kinds = ", ".join(f"{x} by {w}" for x, w in KINDS)
         raise CandidateFailed(f"{p} {NAME}: its scales are fp32 and {kinds}")
-    if p.scale == "1x128" and p.scale_layout not in ("col", "padded"):
-        raise CandidateFailed(f"{p} {NAME}: scales of X lie with the tokens next to each other")
+    if p.scale == "1x128" and (
+        not p.scale_layout.startswith("col" if p.m > 1 else ("row", "col")) or not p.wscale_layout.startswith("row")
+    ):
+        raise CandidateFailed(f"{p} {NAME}: scales of X lie with the tokens next to each other, of W with those of K")
     if p.m > MAX_M or p.k % K_MULTIPLE or p.k > _MAX_K or p.n % 2:
         raise CandidateFailed(
             f"{p} {NAME}: it runs M up to {MAX_M}, K in multiples of {K_MULTIPLE} up to {_MAX_K}, N in multiples of 2"
@@ -157,7 +183,7 @@ def check(problem: Problem) -> None:
 def scaled_one_shot(config: Config, problem: Problem) -> ScaledOneShot:
     """This config for this problem. Raises CandidateFailed when it cannot run it."""
     check(problem)
-    found = _configured(problem, **SCALED_ONE_SHOT.checked(config))
+    found = _configured(problem, **KERNEL.checked(config))
     if found is None:
         raise CandidateFailed(f"{problem} {NAME}: {dict(config)} is no configuration that it has, or does not fit")
     return found
@@ -259,8 +285,7 @@ def _of_type(out: str, rows: int) -> str:
     )
 
 
-# Not yet KERNEL, so not offered: launches have no place for scales so far
-SCALED_ONE_SHOT: Final = CudaKernel(
+KERNEL: Final = CudaKernel(
     name="scaled_one_shot",
     families=("scaled",),
     archs=("sm_90",),
