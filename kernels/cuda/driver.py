@@ -16,6 +16,7 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.launch import PORTABLE_CLUSTER, is_number
 
 _CLUSTER: Final = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+_EARLY: Final = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _DYNAMIC_SHARED, _LARGE_CLUSTERS = 8, 14  # CUfunction_attribute
 
 
@@ -33,11 +34,13 @@ class _Config(ctypes.Structure):
 class Kernel:
     """One kernel of a binary, loaded in the current context for the life of the process.
 
-    shared: bytes of dynamic shared memory a program.  Raises CandidateFailed
-    when the driver refuses.
+    shared: bytes of dynamic shared memory of a thread block.  early: it may begin once the launch before lets it
+    (griddepcontrol), and waits for it by itself.  Raises CandidateFailed when the driver refuses.
     """
 
-    def __init__(self, data: bytes, name: str, *, threads: int, shared: int, cluster: int) -> None:
+    def __init__(
+        self, data: bytes, name: str, *, threads: int, shared: int, cluster: int = 1, early: bool = False
+    ) -> None:
         module, self._function = c_void_p(), c_void_p()
         _check(_driver().cuModuleLoadData(byref(module), data), "it does not load")
         _check(_driver().cuModuleGetFunction(byref(self._function), module, name.encode()), f"it has no {name}")
@@ -45,10 +48,11 @@ class Kernel:
         if cluster > PORTABLE_CLUSTER:
             self._allow(_LARGE_CLUSTERS, 1)
         self._cluster = cluster
-        self._attribute = _Attribute(_CLUSTER, 0, (c_uint * 16)(cluster, 1, 1))
-        attributes = ctypes.pointer(self._attribute) if cluster > 1 else None
+        chosen = [_Attribute(_CLUSTER, 0, (c_uint * 16)(cluster, 1, 1))] if cluster > 1 else []
+        chosen += [_Attribute(_EARLY, 0, (c_uint * 16)(1))] if early else []
+        self._attributes = (_Attribute * len(chosen))(*chosen)
         self._config = _Config(
-            (c_uint * 3)(1, 1, 1), (c_uint * 3)(threads, 1, 1), shared, None, attributes, 1 if cluster > 1 else 0
+            (c_uint * 3)(1, 1, 1), (c_uint * 3)(threads, 1, 1), shared, None, self._attributes, len(chosen)
         )
 
     def _allow(self, attribute: int, value: int) -> None:

@@ -1,0 +1,130 @@
+"""A fused mixture of experts at decode sizes in two launches (moe_decode.cu): sm_90, up to some 64 tokens.
+
+Y[T, D] = sum over a token's TOPK experts e of weight * act(X Wg[e]^T, X Wu[e]^T) W2[e]^T, H rounded to X's type between
+the two.  X, H and Y are bf16 or fp16; weights are of that type, e4m3, or 4 bits (int4 in groups, MXFP4), with scales in
+fp32 (tensor, row, 128x128), of X's type (groups) or e8m0 (MXFP4).  Weights are decoded in registers, activations are
+not quantised: an op that quantises them first has more error than this.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from gemmtuned.configs.errors import CandidateFailed
+
+UP: Final = "moe_up"
+DOWN: Final = "moe_down"
+SOURCE: Final = Path(__file__).with_name("moe_decode.cu")
+TARGET: Final = "sm_90a"
+MAX_PAIRS: Final = 1024  # of a token and one of its experts
+MAX_EXPERTS: Final = 1024
+SHARED_BYTES: Final = 227 << 10  # of a multiprocessor
+WEIGHTS: Final = {"bf16": 0, "fp16": 1, "fp8_e4m3": 2, "int4": 3, "mxfp4": 4}
+PER_LANE: Final = {"bf16": 8, "fp16": 8, "fp8_e4m3": 16, "int4": 32, "mxfp4": 32}  # values of K in 16 bytes
+SCALES: Final = {"none": 0, "tensor": 1, "row": 2, "128x128": 3, "group": 4}
+ACTS: Final = {"silu": 0, "gelu": 1, "swiglu_clamped": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """The layer: sizes, types, activation.
+
+    width: of X and Y (D).  inter: columns of H.  weight: a key of WEIGHTS.  scales: a key of SCALES.  group: values of K
+    that share a scale in `group`.  act: a key of ACTS; `swiglu_clamped` is gpt-oss's, with rows of gate and up in turns.
+    """
+
+    width: int
+    inter: int
+    experts: int
+    topk: int
+    dtype: str = "bf16"
+    weight: str = "bf16"
+    scales: str = "none"
+    group: int = 0
+    act: str = "silu"
+    bias: bool = False
+    weight_first: bool = False
+    long_ids: bool = False
+
+    def check(self) -> None:
+        """Raise CandidateFailed where the kernels are not written for this layer."""
+        per_lane = PER_LANE.get(self.weight, 0)
+        if self.dtype not in ("bf16", "fp16") or not per_lane or (per_lane == 8 and self.weight != self.dtype):
+            raise CandidateFailed(f"{self}: X is bf16 or fp16, weights are of X's type or {', '.join(WEIGHTS)}")
+        if self.scales not in SCALES or self.act not in ACTS:
+            raise CandidateFailed(f"{self}: scales are {', '.join(SCALES)}; activations {', '.join(ACTS)}")
+        if (self.scales == "none") != (per_lane == 8) or (self.scales == "group") != (per_lane == 32):
+            raise CandidateFailed(f"{self}: {self.weight} weights do not have scales of kind {self.scales}")
+        if self.scales == "group" and (
+            self.group % 32 or not self.group or self.width % self.group or self.inter % self.group
+        ):
+            raise CandidateFailed(f"{self}: groups are multiples of 32 and divide both sizes")
+        if self.width % per_lane or self.inter % per_lane or not 1 <= self.topk <= self.experts <= MAX_EXPERTS:
+            raise CandidateFailed(f"{self}: both sizes are multiples of {per_lane}, with up to {MAX_EXPERTS} experts")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """How one launch is configured.
+
+    warps: of a thread block.  depth: pieces of 128 bytes of each row that a warp has on their way.  tiles: of 16 columns of the result (in `up`
+    each is 16 rows of gate and 16 of up).
+    """
+
+    warps: int
+    depth: int
+    tiles: int
+
+
+def source(layer: Experts, stage: int, how: Stage, *, most_pairs: int, early: bool = True) -> str:
+    """What NVRTC compiles; stage: 1 (up) or 2 (down). Raises CandidateFailed for a layer or size that is none."""
+    layer.check()
+    if (
+        not 0 < most_pairs <= MAX_PAIRS
+        or not 1 <= how.warps <= 16
+        or not 1 <= how.depth <= 8
+        or not 1 <= how.tiles <= 4
+    ):
+        raise CandidateFailed(f"{how} for {most_pairs} pairs is no configuration")
+    needed = shared_bytes(stage, how, most_pairs // layer.topk) + _routing_bytes(layer, stage, how, most_pairs)
+    if needed > SHARED_BYTES:
+        raise CandidateFailed(f"{how} for {most_pairs} pairs: takes {needed} bytes of shared memory of {SHARED_BYTES}")
+    values = {
+        "STAGE": stage, "D": layer.width, "INTER": layer.inter, "EXPERTS": layer.experts, "TOPK": layer.topk,
+        "MOST_PAIRS": most_pairs, "WARPS": how.warps, "DEPTH": how.depth, "TILES": how.tiles,
+        "DTYPE": WEIGHTS[layer.dtype], "WEIGHTS": WEIGHTS[layer.weight], "SCALES": SCALES[layer.scales],
+        "GROUP": layer.group or 32, "ACT": ACTS[layer.act], "BIAS": int(layer.bias),
+        "WEIGHT_FIRST": int(layer.weight_first), "EARLY": int(early), "NAME": UP if stage == 1 else DOWN,
+        "ID": "long long" if layer.long_ids else "int",
+    }  # fmt: skip
+    return "".join(f"#define {name} {value}\n" for name, value in values.items()) + _text()
+
+
+def grid(layer: Experts, stage: int, how: Stage, tokens: int, units: int) -> tuple[int, int]:
+    """Thread blocks; those of `up` deal out what there is, as many as a device of so many multiprocessors holds."""
+    if stage == 1:
+        needed = shared_bytes(stage, how, tokens) + _routing_bytes(layer, stage, how, tokens * layer.topk)
+        held = max(1, min(SHARED_BYTES // needed, 2048 // (32 * how.warps)))
+        return min(units * held, tokens * layer.topk * -(-layer.inter // (16 * how.tiles))), 1
+    return -(-layer.width // (16 * how.tiles)), 1
+
+
+def shared_bytes(stage: int, how: Stage, tokens: int) -> int:
+    """Dynamic shared memory of a thread block: rings, and sums of each warp."""
+    rows = 16 * how.tiles * (2 if stage == 1 else 1)
+    sums = how.warps * tokens * rows * 4 if stage == 2 else 0
+    return how.warps * how.depth * rows * 128 + sums
+
+
+def _routing_bytes(layer: Experts, stage: int, how: Stage, most_pairs: int) -> int:
+    """Static shared memory of a thread block, at most: who is routed where, and in `up` the sums of two items."""
+    sums = 2 * how.warps * 2 * how.tiles * 16 * 8 * 4 if stage == 1 else 0
+    return 4 * layer.experts + 2 * max(256, most_pairs) + 7 * most_pairs + sums + 1024
+
+
+@cache
+def _text() -> str:
+    return SOURCE.read_text()
