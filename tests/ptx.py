@@ -204,9 +204,9 @@ class Code:
                 piece = re.sub(r"^[\s{}]+", "", piece[label.end() :])
             if not piece.strip():
                 continue
-            if (array := re.match(r"\.shared \.align 16 \.b32 (\w+)\[(\d+)\]", piece)) is not None:
-                self.steps.append(("", ("array",), [array[1], self.static_bytes]))
-                self.static_bytes += -(-4 * int(array[2]) // 16) * 16
+            if (array := re.match(r"\.shared \.align \d+ \.b(8|32) (\w+)\[(\d+)\]", piece)) is not None:
+                self.steps.append(("", ("array",), [array[2], self.static_bytes]))
+                self.static_bytes += -(-int(array[1]) // 8 * int(array[3]) // 128) * 128
                 continue
             found = re.match(r"(?:@(!?%?\w+)\s+)?([a-z][\w.:]*)\s*(.*)$", piece, re.DOTALL)
             if found is None:

@@ -34,9 +34,18 @@ class Launch:
 
 
 def run(
-    text: str, how: Launch, arguments: list[torch.Tensor | int], *, turns: int = 0, last_first: bool = False
+    text: str,
+    how: Launch,
+    arguments: list[torch.Tensor | int],
+    *,
+    turns: int = 0,
+    last_first: bool = False,
+    kind: type[Program] | None = None,
 ) -> None:
-    """Every program of the kernel in this PTX, cluster after cluster; turns, last_first: as of ptx.Program."""
+    """Every program of the kernel in this PTX, cluster after cluster; turns, last_first: as of ptx.Program.
+
+    kind: what knows the instructions, WarpGroups where it is None.
+    """
     code = Code(text)
     _check_launch(code, how)
     memory = Memory()
@@ -44,7 +53,7 @@ def run(
     for y, first in itertools.product(range(how.grid[1]), range(0, how.grid[0], how.cluster)):
         cluster: list[Program] = []
         for rank in range(how.cluster):
-            program = WarpGroups(
+            program = (kind or WarpGroups)(
                 code, how.threads, values, memory, rank, cluster, how.shared, turns=turns, last_first=last_first
             )
             program.place(**{"%ctaid.x": first + rank, "%ctaid.y": y, "%ctaid.z": 0})

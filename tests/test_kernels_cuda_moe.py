@@ -12,6 +12,7 @@ pytest.importorskip("triton")  # ptx.py needs it
 
 import ptx
 import ptx_cuda
+from ptx_warps import Warps
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.kernels.cuda import moe_decode as moe
@@ -34,10 +35,10 @@ def weights_of(layer: Experts, rows: int, k: int, seed: int) -> tuple[torch.Tens
     shape = (layer.experts, rows, k)
 
     def powers(*size: int) -> torch.Tensor:
-        return torch.exp2(torch.randint(-2, 3, size, generator=random).double())
+        return torch.exp2(torch.randint(-5, -1, size, generator=random).double())
 
     if layer.weight in TYPES:
-        w = torch.randint(-2, 3, shape, generator=random).double()
+        w = torch.randint(-2, 3, shape, generator=random).double() / 8
         return w.to(TYPES[layer.weight]), None, w
     if layer.weight == "fp8_e4m3":
         w = torch.randint(-3, 4, shape, generator=random).double()
@@ -96,7 +97,7 @@ def run(
         )
         scales = s if s is not None else torch.zeros(1)
         arguments = [given, chosen, weights, w.view(torch.uint8), scales, bias, to, pairs, ld]
-        ptx_cuda.run(nvrtc.ptx(text, moe.TARGET), launch, arguments, **turns)
+        ptx_cuda.run(nvrtc.ptx(text, moe.TARGET), launch, arguments, kind=Warps, **turns)
     exact_h = torch.zeros(pairs, layer.inter, dtype=torch.float64)
     exact_y = torch.zeros(tokens, layer.width, dtype=torch.float64)
     for pair in range(pairs):
@@ -122,13 +123,142 @@ def is_right(layer: Experts, ids: torch.Tensor, up: Stage, down: Stage, **how: A
 
 
 SMALL = Stage(warps=2, depth=2, tiles=1)
-KINDS = [
-    Experts(width=96, inter=32, experts=5, topk=2),
-    Experts(width=128, inter=64, experts=5, topk=2, weight="fp8_e4m3", scales="128x128"),
-]
+LAYERS = {
+    "bf16": Experts(width=96, inter=40, experts=5, topk=2),
+    "fp16": Experts(width=64, inter=32, experts=3, topk=1, dtype="fp16", weight="fp16", act="gelu"),
+    "tensor": Experts(width=160, inter=32, experts=5, topk=2, weight="fp8_e4m3", scales="tensor"),
+    "row": Experts(width=144, inter=48, experts=4, topk=2, weight="fp8_e4m3", scales="row", dtype="fp16"),
+    "block": Experts(width=256, inter=144, experts=3, topk=2, weight="fp8_e4m3", scales="128x128"),
+    "int4": Experts(width=320, inter=64, experts=4, topk=2, weight="int4", scales="group", group=32),
+    "int4 in 64": Experts(width=128, inter=64, experts=4, topk=2, weight="int4", scales="group", group=64, dtype="fp16"),
+    "gpt-oss": Experts(
+        width=64, inter=96, experts=4, topk=2, weight="mxfp4", scales="group", group=32, act="swiglu_clamped", bias=True
+    ),
+    "mxfp4": Experts(width=288, inter=32, experts=3, topk=1, weight="mxfp4", scales="group", group=32, dtype="fp16"),
+}
 
 
-@pytest.mark.parametrize("layer", KINDS, ids=str)
-def test_right(layer: Experts) -> None:
-    ids = torch.tensor([[0, 3], [3, 4], [1, 3]])
-    assert is_right(layer, ids, SMALL, SMALL)
+def drawn(layer: Experts, tokens: int, seed: int = 3) -> torch.Tensor:
+    """Each token's experts, all different."""
+    random = torch.Generator().manual_seed(seed)
+    return torch.rand(tokens, layer.experts, generator=random).topk(layer.topk, 1).indices
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_right(name: str) -> None:
+    layer = LAYERS[name]
+    assert is_right(layer, drawn(layer, 3), SMALL, Stage(warps=3, depth=1, tiles=1))
+
+
+def few(**more: Any) -> Experts:
+    return Experts(width=32, inter=24, experts=5, topk=2, **more)
+
+
+ROUTED = {
+    "one token": [[4, 0]],
+    "all to the same": [[2, 1]] * 11,
+    "an expert named twice": [[3, 3], [0, 3], [3, 3]],
+    "not ours": [[-1, 2], [-1, -1], [1, 7]],
+    "in many tiles": [[i % 2, 2 + i % 3] for i in range(40)],
+}
+
+
+@pytest.mark.parametrize("name", ROUTED)
+def test_every_routing(name: str) -> None:
+    layer, ids = few(long_ids=len(name) % 2 == 0), torch.tensor(ROUTED[name])
+    assert is_right(layer, ids, Stage(warps=1, depth=2, tiles=1), Stage(warps=2, depth=2, tiles=1))
+
+
+def test_the_weight_before_the_activation() -> None:
+    layer = few(weight_first=True)
+    assert is_right(layer, torch.tensor([[3, 3], [0, 1]]), SMALL, SMALL)
+
+
+def test_more_tiles_of_rows_and_the_last_warp_first() -> None:
+    layer = Experts(width=80, inter=56, experts=4, topk=2)
+    wide = Stage(warps=2, depth=3, tiles=2)
+    assert is_right(layer, drawn(layer, 5), wide, wide, turns=ptx.WARP, last_first=True)
+
+
+def test_a_scale_that_the_type_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2^125 times 6 is beyond neither fp32 nor bf16, but is beyond the scale that the fast way multiplies by."""
+    layer = Experts(width=32, inter=32, experts=1, topk=1, weight="mxfp4", scales="group", group=32)
+    usual = weights_of
+
+    def far(*how: Any) -> Any:
+        w, s, exact = usual(*how)
+        assert s is not None
+        return w, s + 10, exact * 2.0**10
+
+    monkeypatch.setitem(globals(), "weights_of", far)
+    h, exact_h, _, _ = run(layer, torch.tensor([[0]]), SMALL, SMALL)
+    assert torch.allclose(h.double(), exact_h, rtol=2.0**-7)
+
+
+def test_nan_of_a_weight_is_nan_of_its_result() -> None:
+    layer = Experts(width=64, inter=16, experts=2, topk=1, weight="fp8_e4m3", scales="tensor")
+    text = moe.source(layer, 2, SMALL, most_pairs=2, early=False)
+    w = torch.ones(2, layer.width, layer.inter).to(torch.float8_e4m3fn)
+    w.view(torch.uint8)[1, 5, 3] = 0x7F
+    h, y = torch.ones(2, layer.inter, dtype=torch.bfloat16), torch.zeros(2, layer.width, dtype=torch.bfloat16)
+    ids, weights = torch.tensor([[0], [1]], dtype=torch.int32), torch.ones(2, 1)
+    launch = ptx_cuda.Launch(
+        moe.grid(layer, 2, SMALL, 2, 3), 32 * SMALL.warps, moe.shared_bytes(2, SMALL, 2), 1
+    )  # fmt: skip
+    arguments = [h, ids, weights, w.view(torch.uint8), torch.ones(2), torch.zeros(1), y, 2, layer.width]
+    ptx_cuda.run(nvrtc.ptx(text, moe.TARGET), launch, arguments, kind=Warps)
+    assert y[1, 5].isnan()
+    y[1, 5] = layer.inter
+    assert (y == layer.inter).all()
+
+
+PLANTED = {
+    "another chunk": ("(part + q) ^ g", "(part + (1 - q)) ^ g"),
+    "the K tail is read": ("step * STEP + chunk * PER_QUAD < K", "true"),
+    "no wait for the ring": ('"n"(DEPTH - 1)', '"n"(DEPTH)'),
+    "warps do not meet": ("      wait_for_oldest();\n      __syncwarp();", "      wait_for_oldest();"),
+    "a scale of the row before": ("+ row) * SCALES_K", "+ row - row % 2) * SCALES_K"),
+    "gate and up in halves": ("2 * of + side : of + side * INTER", "of + side * INTER : of + side * INTER"),
+    "no limit": ("gate = gate > 7.0f ? 7.0f : gate", "gate = gate"),
+    "the bias of each part": ("if (BIAS && part == 0)", "if (BIAS)"),
+    "no bias": ("if (BIAS) sum += value", "if (false) sum += value"),
+    "the weight of another pair": ("WEIGHT_FIRST ? 1.0f : weights[pair]", "WEIGHT_FIRST ? 1.0f : weights[pair ^ 1]"),
+    "sums of a warp are lost": ("for (int v = 0; v < WARPS; v++) sum += partial", "for (int v = 1; v < WARPS; v++) sum += partial"),
+    "the token of another pair": ("min(g, many - 1)] / TOPK", "0] / TOPK"),
+    "high codes first": ("of % 2 ? 0x7632 : 0x5410", "of % 2 ? 0x5410 : 0x7632"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_fault_shows(name: str) -> None:
+    layer, change = LAYERS["gpt-oss"], PLANTED[name]
+    if name == "the bias of each part":  # needs as many parts of K as warps
+        layer = Experts(width=32, inter=136, experts=2, topk=1, bias=True)
+    assert any(change[0] in moe.source(layer, stage, SMALL, most_pairs=8) for stage in (1, 2))
+    try:
+        seen = is_right(layer, drawn(layer, 2), SMALL, Stage(warps=8, depth=1, tiles=1), change=change)
+    except ptx.Wrong:
+        return
+    assert not seen
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        Experts(width=100, inter=32, experts=4, topk=2),
+        Experts(width=64, inter=32, experts=4, topk=5),
+        Experts(width=64, inter=32, experts=4, topk=2, weight="fp8_e4m3"),
+        Experts(width=64, inter=32, experts=4, topk=2, weight="fp16"),
+        Experts(width=96, inter=64, experts=4, topk=2, weight="int4", scales="group", group=64),
+        Experts(width=64, inter=32, experts=4, topk=2, act="tanh"),
+    ],
+    ids=str,
+)
+def test_what_they_are_not_written_for(layer: Experts) -> None:
+    with pytest.raises(CandidateFailed):
+        moe.source(layer, 1, SMALL, most_pairs=8)
+
+
+def test_what_does_not_fit() -> None:
+    with pytest.raises(CandidateFailed, match="shared memory"):
+        moe.source(LAYERS["block"], 1, Stage(warps=16, depth=8, tiles=2), most_pairs=8)

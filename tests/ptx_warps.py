@@ -1,0 +1,152 @@
+"""What moe_decode uses besides ptx.py: votes and matches of a warp, pairs of 16-bit numbers, bytes picked, exponentials.
+
+Written from the PTX ISA (8.7).  What one lane has copied or stored the others of its warp may read behind bar.warp.sync.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from ptx import _ALL, _NOBODY, _TOGETHER, WARP, Array, Wrong
+from ptx_cuda import WarpGroups
+
+_FLOATS = {"f32": np.float32, "f16": np.float16}
+_UNORDERED = {"ltu": "lt", "leu": "le", "gtu": "gt", "geu": "ge", "neu": "ne", "equ": "eq"}
+
+
+class Warps(WarpGroups):
+    """A program that also votes, matches, shuffles upwards, and computes with pairs."""
+
+    def _together(self, operation: Any) -> int | None:
+        if operation[0] in ("vote", "match") or operation[:2] == ("bar", "warp"):
+            return WARP
+        return _TOGETHER.get(operation[0])
+
+    def _bar(self, operation: Any, operands: Any, mask: Array) -> None:
+        if operation[1] != "warp":
+            super()._bar(operation, operands, mask)
+            return
+        for warp in np.flatnonzero(mask[::WARP]):
+            mine = (self._by != -1) & (self._by // WARP == warp)
+            self._by[mine] = -1
+            self._unseen[mine] = _ALL & ~_NOBODY & ~(np.uint32(1) << np.uint32(warp))
+
+    def _vote(self, operation: Any, operands: Any, mask: Array) -> None:
+        to, what, _ = operands
+        said = self._by_lane(~self._get(what[1:], "pred") if what.startswith("!") else self._get(what, "pred"))
+        if operation[2] == "ballot":
+            bits = (said.astype(np.uint64) << np.arange(WARP, dtype=np.uint64)).sum(1)
+            self._set(to, np.repeat(bits, WARP), mask, "u32")
+        elif operation[2] == "any":
+            self._set(to, np.repeat(said.any(1), WARP), mask, "pred")
+        else:
+            raise Wrong(f"{'.'.join(operation)}: not written")
+
+    def _match(self, operation: Any, operands: Any, mask: Array) -> None:
+        if operation[1] != "any":
+            raise Wrong(f"{'.'.join(operation)}: not written")
+        values = self._by_lane(self._get(operands[1], "u32"))
+        same = (values[:, :, None] == values[:, None, :]).astype(np.uint64) << np.arange(WARP, dtype=np.uint64)
+        self._set(operands[0], same.sum(2).reshape(-1), mask, "u32")
+
+    def _shfl(self, operation: Any, operands: Any, mask: Array) -> None:
+        to, _, predicate = operands[0].partition("|")
+        if operation[2] != "up":
+            super()._shfl(operation, [to, *operands[1:]], mask)
+            return
+        by = self._by_lane(self._get(operands[2], "u32")).astype(np.int64)
+        lanes = np.broadcast_to(np.arange(WARP), by.shape) - by
+        inside = lanes >= 0
+        values = self._by_lane(self._bits(operands[1]))
+        taken = np.take_along_axis(values, np.where(inside, lanes, np.arange(WARP)), 1)
+        self._set(to, taken.reshape(-1), mask, "u32")
+        if predicate:
+            self._set(predicate, inside.reshape(-1), mask, "pred")
+
+    def _popc(self, operation: Any, operands: Any, mask: Array) -> None:
+        bits = self._get(operands[1], "u32")
+        self._set(operands[0], sum((bits >> np.uint32(i)) & np.uint32(1) for i in range(32)), mask, "u32")
+
+    def _prmt(self, operation: Any, operands: Any, mask: Array) -> None:
+        """Each of four selectors picks one of eight bytes, or, with its upper bit, that byte's sign eight times."""
+        to, low, high, selector = operands
+        both = self._get(low, "u32").astype(np.uint64) | self._get(high, "u32").astype(np.uint64) << np.uint64(32)
+        chosen = self._get(selector, "u32").astype(np.uint64)
+        done = np.zeros_like(both)
+        for i in range(4):
+            one = chosen >> np.uint64(4 * i)
+            byte = both >> (np.uint64(8) * (one & np.uint64(7))) & np.uint64(0xFF)
+            signs = np.where(byte >> np.uint64(7), np.uint64(0xFF), np.uint64(0))
+            done |= np.where(one & np.uint64(8), signs, byte) << np.uint64(8 * i)
+        self._set(to, done, mask, "u32")
+
+    def _bfi(self, operation: Any, operands: Any, mask: Array) -> None:
+        """The lower `length` bits of the first, put into the second at a place."""
+        to, what, into, at, length = operands
+        place, wide = self._get(at, "u32").astype(np.uint64), int(length)
+        bits = np.uint64((1 << wide) - 1) << place
+        done = self._get(into, "u32").astype(np.uint64) & ~bits | self._get(what, "u32").astype(np.uint64) << place & bits
+        self._set(to, done, mask, "u32")
+
+    # numbers
+
+    def _two(self, operation: Any, operands: Any, mask: Array, act: Any) -> None:
+        kind = operation[-1]
+        if kind not in ("bf16x2", "f16x2"):
+            super()._two(operation, operands, mask, act)
+            return
+        to, *values = operands
+        halves = []
+        for i in (0, 1):
+            parts = []
+            for value in values:
+                self._registers["$half"] = self._get(value, "b32").astype(np.uint64) >> np.uint64(16 * i)
+                parts.append(self._get("$half", kind[:-2]).astype(np.float64))
+            with np.errstate(all="ignore"):
+                self._set("$half", act(*parts), self._all(1) > 0, kind[:-2])
+            halves.append(self._registers["$half"])
+        self._set(to, halves[0] | halves[1] << np.uint64(16), mask, "b32")
+
+    def _cvt(self, operation: Any, operands: Any, mask: Array) -> None:
+        if operation[-1] == "e4m3x2":  # the upper byte is the upper half
+            bits = self._get(operands[1], "b16").view(np.uint8).reshape(-1, 2)
+            values = torch.from_numpy(bits.copy()).view(torch.float8_e4m3fn).to(torch.float16)
+            self._set(operands[0], values.view(torch.int16).numpy().view(np.uint32)[:, 0], mask, "b32")
+            return
+        super()._cvt(operation, operands, mask)
+
+    def _setp(self, operation: Any, operands: Any, mask: Array) -> None:
+        if operation[1] not in _UNORDERED:
+            super()._setp(operation, operands, mask)
+            return
+        to, a, b = operands
+        super()._setp(("setp", _UNORDERED[operation[1]], operation[2]), operands, mask)
+        left, right = self._get(a, operation[2]), self._get(b, operation[2])
+        unordered = (left != left) | (right != right)
+        self._set(to, (self._registers[to] != 0) | unordered, mask, "pred")
+
+    def _one(self, operation: Any, operands: Any, mask: Array, act: Any) -> None:
+        with np.errstate(all="ignore"):
+            value = act(self._get(operands[1], "f32").astype(np.float64)).astype(np.float32)
+        self._set(operands[0], value, mask, "f32")
+
+    def _ex2(self, operation: Any, operands: Any, mask: Array) -> None:
+        self._one(operation, operands, mask, np.exp2)
+
+    def _abs(self, operation: Any, operands: Any, mask: Array) -> None:
+        self._one(operation, operands, mask, np.abs)
+
+    def _copysign(self, operation: Any, operands: Any, mask: Array) -> None:
+        """The sign of the first, the size of the second."""
+        sign, size = self._get(operands[1], "f32"), self._get(operands[2], "f32")
+        self._set(operands[0], np.copysign(size, sign), mask, "f32")
+
+    def _div(self, operation: Any, operands: Any, mask: Array) -> None:
+        if operation[-1] != "f32":
+            super()._div(operation, operands, mask)
+            return
+        with np.errstate(all="ignore"):
+            value = self._get(operands[1], "f32").astype(np.float64) / self._get(operands[2], "f32")
+            self._set(operands[0], value.astype(np.float32), mask, "f32")
