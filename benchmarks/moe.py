@@ -4,8 +4,8 @@
     python benchmarks/moe.py --out FOLDER [--layers dsv3,qwen3-235b,... --tokens 1,8,64 --seconds 240]
 
 Layers as one GPU has them (TP given).  Weights are cold: each launch in a graph has a routing of its own, drawn anew.
-All candidates and the floor (bytes of the experts that are really used, at --bandwidth, and 2.7 us) are of one run; every
-result is compared with fp64 on dequantised weights first.
+All candidates and the floor (bytes of the experts that are really used, at --bandwidth, and 2.7 us) are of one run;
+every result is compared with fp64 on dequantised weights first.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ LAYERS: Final = {
     "kimi-k2": Experts(width=7168, inter=256, experts=384, topk=8, weight="int4", scales="group", group=32),  # TP 8
 }
 ROUTINGS: Final = 24
+ARGUMENTS: Final = ("x.ptr",) * 7 + ("x.size0",) * 2  # seven addresses and two numbers
 UNITS: Final = cuda_device(0).units
 RIGHT: Final = {"fp8_e4m3": 5e-2}  # the usual one quantises X and H, so it is as wrong as that
 E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -117,16 +118,9 @@ class Ours:
         for (kernel, grid), given, w, s, to, width in zip(
             self.kernels, (x, self.h), (w13, w2), (s13, s2), (self.h, self.y), (self.layer.width,) * 2, strict=True
         ):
-            pointers = [
-                given.data_ptr(),
-                ids.data_ptr(),
-                weights.data_ptr(),
-                w.data_ptr(),
-                s.data_ptr() if s is not None else 0,
-                0,
-                to.data_ptr(),
-            ]
-            kernel(stream, pointers, (pairs, width), grid)
+            tensors = (given, ids, weights, w, s, None, to)
+            pointers = [t.data_ptr() if t is not None else 0 for t in tensors]
+            kernel(stream, ARGUMENTS, (*pointers, pairs, width), (*grid, 1))
         return self.y
 
 

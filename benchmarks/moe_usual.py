@@ -182,20 +182,22 @@ class Usual:
             a, s = self.q, self.qs
         blocks = min(pairs, layer.experts + pairs // self.bm)
         group = layer.group or 32
-        for (bm, bn, bk, warps, stages), n, k, given, scale, w, ws, to, from_pair in (
-            (self.first, 2 * layer.inter, layer.width, a, s, w13, s13, self.both, False),
-            (self.second, layer.width, layer.inter, *((self.hq, self.hqs) if self.kind == 1 else (self.h, self.h)), w2, s2, self.y_pairs, True),
-        ):  # fmt: skip
+        h, hs = (self.hq, self.hqs) if self.kind == 1 else (self.h, self.h)
+        first = (self.first, 2 * layer.inter, layer.width, a, s, w13, s13, self.both)
+        second = (self.second, layer.width, layer.inter, h, hs, w2, s2, self.y_pairs)
+        for (bm, bn, bk, warps, stages), n, k, given, scale, w, ws, to in (first, second):
+            is_second = to is self.y_pairs
             grouped[(-(-n // bn), blocks)](
-                given, scale, w, ws if ws is not None else w, to, self.order, self.block_expert, self.many, weights, pairs,
-                N=n, K=k, GROUP=group, TOPK=layer.topk, FROM_PAIR=from_pair, WEIGHTED=from_pair, KIND=self.kind,
+                given, scale, w, ws if ws is not None else w, to, self.order, self.block_expert, self.many, weights,
+                pairs, N=n, K=k, GROUP=group, TOPK=layer.topk, FROM_PAIR=is_second, WEIGHTED=is_second, KIND=self.kind,
                 BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
             )  # fmt: skip
-            if not from_pair:
+            if not is_second:
                 b = 128 if self.kind == 1 else 1024
+                act = 2 if layer.act == "swiglu_clamped" else 0
                 activate[(pairs, -(-layer.inter // b))](
                     self.both, self.h, getattr(self, "hq", self.h), getattr(self, "hqs", self.h), INTER=layer.inter,
-                    ACT=2 if layer.act == "swiglu_clamped" else 0, QUANTISE=self.kind == 1, B=b, num_warps=1 if b == 128 else 4,
+                    ACT=act, QUANTISE=self.kind == 1, B=b, num_warps=1 if b == 128 else 4,
                 )  # fmt: skip
         add_up[(self.tokens, -(-layer.width // 1024))](self.y_pairs, self.y, D=layer.width, TOPK=layer.topk, B=1024)
         return self.y

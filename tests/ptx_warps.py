@@ -1,6 +1,6 @@
-"""What moe_decode uses besides ptx.py: votes and matches of a warp, pairs of 16-bit numbers, bytes picked, exponentials.
+"""What moe_decode uses besides ptx.py: votes and matches of a warp, pairs of 16-bit numbers, exponentials.
 
-Written from the PTX ISA (8.7).  What one lane has copied or stored the others of its warp may read behind bar.warp.sync.
+Written from the PTX ISA (8.7).  What one lane has copied the others of its warp may read behind bar.warp.sync.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ class Warps(WarpGroups):
         to, what, into, at, length = operands
         place, wide = self._get(at, "u32").astype(np.uint64), int(length)
         bits = np.uint64((1 << wide) - 1) << place
-        done = self._get(into, "u32").astype(np.uint64) & ~bits | self._get(what, "u32").astype(np.uint64) << place & bits
+        done = (
+            self._get(into, "u32").astype(np.uint64) & ~bits | self._get(what, "u32").astype(np.uint64) << place & bits
+        )
         self._set(to, done, mask, "u32")
 
     # numbers

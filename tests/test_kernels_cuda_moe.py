@@ -130,7 +130,9 @@ LAYERS = {
     "row": Experts(width=144, inter=48, experts=4, topk=2, weight="fp8_e4m3", scales="row", dtype="fp16"),
     "block": Experts(width=256, inter=144, experts=3, topk=2, weight="fp8_e4m3", scales="128x128"),
     "int4": Experts(width=320, inter=64, experts=4, topk=2, weight="int4", scales="group", group=32),
-    "int4 in 64": Experts(width=128, inter=64, experts=4, topk=2, weight="int4", scales="group", group=64, dtype="fp16"),
+    "int4 in 64": Experts(
+        width=128, inter=64, experts=4, topk=2, weight="int4", scales="group", group=64, dtype="fp16"
+    ),
     "gpt-oss": Experts(
         width=64, inter=96, experts=4, topk=2, weight="mxfp4", scales="group", group=32, act="swiglu_clamped", bias=True
     ),
@@ -223,7 +225,7 @@ PLANTED = {
     "the bias of each part": ("if (BIAS && part == 0)", "if (BIAS)"),
     "no bias": ("if (BIAS) sum += value", "if (false) sum += value"),
     "the weight of another pair": ("WEIGHT_FIRST ? 1.0f : weights[pair]", "WEIGHT_FIRST ? 1.0f : weights[pair ^ 1]"),
-    "sums of a warp are lost": ("for (int v = 0; v < WARPS; v++) sum += partial", "for (int v = 1; v < WARPS; v++) sum += partial"),
+    "sums of a warp are lost": ("v = 0; v < WARPS; v++) sum += partial", "v = 1; v < WARPS; v++) sum += partial"),
     "the token of another pair": ("min(g, many - 1)] / TOPK", "0] / TOPK"),
     "high codes first": ("of % 2 ? 0x7632 : 0x5410", "of % 2 ? 0x5410 : 0x7632"),
 }  # fmt: skip

@@ -32,8 +32,8 @@ ACTS: Final = {"silu": 0, "gelu": 1, "swiglu_clamped": 2}
 class Experts:
     """The layer: sizes, types, activation.
 
-    width: of X and Y (D).  inter: columns of H.  weight: a key of WEIGHTS.  scales: a key of SCALES.  group: values of K
-    that share a scale in `group`.  act: a key of ACTS; `swiglu_clamped` is gpt-oss's, with rows of gate and up in turns.
+    width: of X and Y (D).  inter: columns of H.  weight: a key of WEIGHTS.  scales: a key of SCALES.  group: values of
+    K that share a scale in `group`.  act: a key of ACTS; `swiglu_clamped` is gpt-oss's, rows of gate and up in turns.
     """
 
     width: int
@@ -70,8 +70,8 @@ class Experts:
 class Stage:
     """How one launch is configured.
 
-    warps: of a thread block.  depth: pieces of 128 bytes of each row that a warp has on their way.  tiles: of 16 columns of the result (in `up`
-    each is 16 rows of gate and 16 of up).
+    warps: of a thread block.  depth: pieces of 128 bytes of each row that a warp has on their way.  tiles: of 16
+    columns of the result (in `up` each is 16 rows of gate and 16 of up).
     """
 
     warps: int
