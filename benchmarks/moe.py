@@ -10,6 +10,7 @@ every result is compared with fp64 on dequantised weights first.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import statistics
@@ -25,6 +26,7 @@ import torch
 from moe_usual import Usual
 from timing import CudaTimer
 
+from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.kernels.cuda import moe_decode as moe
 from gemmtuned.kernels.cuda import nvrtc
 from gemmtuned.kernels.cuda.driver import Kernel
@@ -214,9 +216,13 @@ def measure(name: str, layer: Experts, operands: Any, tokens: int, bandwidth: fl
         return us_of(call)
 
     pairs = tokens * layer.topk
+
+    def compiled(one: tuple[int, Stage]) -> None:
+        with contextlib.suppress(CandidateFailed):  # does not fit: the search finds that out by itself
+            nvrtc.compiled(moe.source(layer, *one, most_pairs=pairs), moe.TARGET)
+
     with ThreadPoolExecutor(16) as pool:  # what the search asks for is there then
-        list(pool.map(lambda one: nvrtc.compiled(moe.source(layer, *one, most_pairs=pairs), moe.TARGET),
-                      itertools.product((1, 2), our_stages(layer, tokens))))  # fmt: skip
+        list(pool.map(compiled, itertools.product((1, 2), our_stages(layer, tokens))))
     best: dict[str, Any] = {}
 
     def search(kind: str, build, choices) -> None:
