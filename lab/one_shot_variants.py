@@ -22,6 +22,8 @@ import record
 import torch
 from timing import CudaTimer, floor_launches
 
+from gemmtuned.configs.launch import KernelLaunch
+from gemmtuned.configs.launch_values import arguments_of, grid_of
 from gemmtuned.configs.problem import Problem
 from gemmtuned.daemon.child.measure import Bench
 from gemmtuned.kernels.cuda import nvrtc, one_shot
@@ -117,16 +119,14 @@ def measure(problem: Problem, built: dict[tuple[one_shot.OneShot, str], bytes]) 
         x = torch.randn(m, k, device="cuda").bfloat16()
         exact = x.double() @ weights[0].double().T
         for (one, variant), data in built.items():
-            launch = Kernel(
-                data, one_shot.NAME, grid=one.grid, threads=32 * one.warps, shared=one.shared,
-                cluster=one.parts,
-            )  # fmt: skip
+            launch = Kernel(data, one_shot.NAME, threads=32 * one.warps, shared=one.shared, cluster=one.parts)
+            how = one.launch
             y = torch.full((m, n), math.nan, device="cuda").bfloat16()
 
-            def call(i: int, launch: Kernel = launch, y: torch.Tensor = y) -> None:
-                w = weights[i % len(weights)]
+            def call(i: int, launch: Kernel = launch, how: KernelLaunch = how, y: torch.Tensor = y) -> None:
+                operands = {"x": x, "w": weights[i % len(weights)], "y": y}
                 stream = torch.cuda.current_stream().cuda_stream
-                launch(stream, (x.data_ptr(), w.data_ptr(), y.data_ptr()), (m, x.stride(0), w.stride(0)))
+                launch(stream, how.arguments, arguments_of(how, operands), grid_of(how.grid, operands))
 
             call(0)
             error = float((y.double() - exact).norm() / exact.norm())

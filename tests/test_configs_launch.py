@@ -144,6 +144,14 @@ def test_a_record_of_version_2_with_a_wrong_field_is_refused_by_name(change: dic
         read_launch(json.dumps({**V2, **change}))
 
 
+def test_the_record_of_the_docs_is_one() -> None:
+    page = (Path(__file__).parent.parent / "docs/extending.md").read_text()
+    launch = read_launch(page.split("```json\n", 1)[1].split("```", 1)[0])
+
+    assert isinstance(launch, KernelLaunch) and launch.at_most("x.size0") == 64
+    launch.check_for(Problem(m=8, n=256, k=1024, bias=True))
+
+
 def test_a_version_that_is_not_ours_costs_the_row_with_one_line() -> None:
     with pytest.raises(TableError, match="this one reads versions 1 and 2"):
         Solution.from_row(row(json.dumps({"v": 7, "kernel": "of a later version"})))

@@ -12,6 +12,7 @@ pytest.importorskip("triton")  # ptx.py needs it
 import ptx
 import ptx_cuda
 
+from gemmtuned.configs.launch_values import arguments_of
 from gemmtuned.kernels.cuda import nvrtc, one_shot
 
 pytestmark = pytest.mark.skipif(nvrtc.version() is None, reason="needs NVRTC")
@@ -43,14 +44,14 @@ def run(
     w = whole_numbers(one.n, one.k, apart=2 * apart, dtype=dtype, seed=2)
     bias = whole_numbers(1, one.n, apart=0, dtype=dtype, seed=3)[0]
     y = torch.full((one.m, one.n), float("nan"), dtype=dtype)
-    values = {"x": x, "w": w, "bias": bias, "y": y, "m": one.m, "ldx": x.stride(0), "ldw": w.stride(0)}
+    values = arguments_of(one.launch, {"x": x, "w": w, "bias": bias, "y": y}, pointer=lambda operand: operand)
     exact = x.double() @ w.double().T + (bias.double() if one.bias else 0)
     source = one.source()
     assert change[0] in source
 
     text = nvrtc.ptx(source.replace(*change), one_shot.KERNEL.target)
     how = ptx_cuda.Launch(one.grid, ptx.WARP * one.warps, one.shared, one.parts)
-    ptx_cuda.run(text, how, [values[name] for name in one.arguments], **turns)
+    ptx_cuda.run(text, how, values, **turns)
 
     return y, exact.to(dtype)
 
