@@ -164,8 +164,9 @@ class Probation:
                 if _parent(path) == os.getpid():
                     with suppress(OSError):
                         path.unlink()
-        with suppress(OSError):  # the last one
+        with suppress(OSError):  # empty, and so is the one above
             pages_of(self._folder).rmdir()
+            pages_of(self._folder).parent.rmdir()
 
     def after_fork(self) -> None:
         """In a forked child: the page is the parent's, and the trial begins anew with the child's first routed call."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.child.cpu_wait import CpuWait
 from gemmtuned.hooks.native.build import build
+from gemmtuned.hooks.probation import pages_of
 
 HERE = str(Path(__file__).resolve().parent)
 if HERE not in sys.path:
@@ -79,9 +81,11 @@ def beside_others(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
 
 
 @pytest.fixture
-def home(tmp_path: Path, native_cache: Path, fork_server: ForkServer) -> Home:
-    """A home of its own for hooked programs."""
-    return Home(tmp_path / "home", native_cache, fork_server)
+def home(tmp_path: Path, native_cache: Path, fork_server: ForkServer) -> Iterator[Home]:
+    """A home of its own for hooked programs; what those that were killed have left in /dev/shm goes."""
+    home = Home(tmp_path / "home", native_cache, fork_server)
+    yield home
+    shutil.rmtree(pages_of(home.path / "probation"), ignore_errors=True)
 
 
 @pytest.fixture(scope="module")

@@ -124,6 +124,7 @@ def test_figures_name_a_run_that_goes_without(tmp_path: Path, command: str) -> N
     )  # fmt: skip
 
     assert "serve goes without generation 7 until" in done.stdout
+    shutil.rmtree(pages_of(tmp_path / "probation"))
 
 
 def test_a_wait_that_ends_on_another_day_is_told_with_the_day(folder: Path) -> None:

@@ -129,10 +129,6 @@ class Trial {
     if (space_ && (stat("/proc/self/ns/pid", &there) != 0 || there.st_ino != space_)) return nullptr;
     rlimit files{};  // a file beyond this limit ends the process by a signal
     if (getrlimit(RLIMIT_FSIZE, &files) != 0 || files.rlim_cur < kPage) return nullptr;
-    mkdir(base_.c_str(), 0700);
-    if (lstat(base_.c_str(), &there) != 0 || !S_ISDIR(there.st_mode) || there.st_uid != geteuid() || there.st_mode & 022)
-      return nullptr;
-    mkdir(folder_.c_str(), 0700);
     timespec now{};
     clock_gettime(CLOCK_REALTIME, &now);
     path_.clear();
@@ -140,7 +136,15 @@ class Trial {
           << static_cast<uint64_t>(getppid()) << "-"
           << static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
     if (!path_.fits()) return nullptr;
-    const int file = open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    int file = -1;
+    for (int tries = 0; file < 0 && tries < 3; ++tries) {  // another process that ends takes empty folders away
+      mkdir(base_.c_str(), 0700);
+      if (lstat(base_.c_str(), &there) == 0 &&
+          (!S_ISDIR(there.st_mode) || there.st_uid != geteuid() || there.st_mode & 022))
+        return nullptr;
+      mkdir(folder_.c_str(), 0700);
+      file = open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    }
     if (file < 0) return nullptr;
     struct statfs system{};
     void* address = MAP_FAILED;
