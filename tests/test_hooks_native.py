@@ -75,7 +75,7 @@ def test_routes_are_bit_equal_to_the_python_backends(home: Home) -> None:
         from gemmtuned.configs.solution import Candidate
         from gemmtuned.hooks import activate, native
         from gemmtuned.kernels.backends import BACKENDS
-        from gemmtuned.kernels.dtypes import torch_dtype
+        from gemmtuned.kernels.families import family_of
 
         hook = activate.current()
         hook.stop()
@@ -86,22 +86,20 @@ def test_routes_are_bit_equal_to_the_python_backends(home: Home) -> None:
                 for dtype in ("fp32", "bf16"):
                     for bias in (False, True):
                         cases.append(Problem(m=m, n=n, k=k, dtype=dtype, bias=bias, threads=2))
-                cases.append(Problem(family="batched", batch=3, m=m, n=n, k=k, dtype="fp32", layout="nn", threads=2))
+                for family in ("batched", "dense_add", "batched_add"):
+                    batch = 3 if family.startswith("batched") else 1
+                    cases.append(Problem(family=family, batch=batch, m=m, n=n, k=k, dtype="fp32", threads=2))
             cases = [p for p in cases if tuple(BACKENDS[backend].candidates(p))]
             generation += 1
             publish(hook.settings.config_dir, [published(p, backend) for p in cases], generation)
             assert gemmtuned.reload() == generation
             for p in cases:
-                dtype = torch_dtype(p.dtype)
-                shape = (p.batch,) if p.family == "batched" else ()
-                a = torch.randn(*shape, p.m, p.k).to(dtype)
-                b = torch.randn(*shape, p.k, p.n).to(dtype) if shape else torch.randn(p.n, p.k).to(dtype).t()
-                bias = torch.randn(p.n).to(dtype) if p.bias else None
+                inputs = family_of(p).make(p, kind="randn", seed=1, device=torch.device("cpu"))
                 list(hook.native.drain())
-                y = torch.matmul(a, b) if bias is None else torch.addmm(bias, a, b)
+                y = inputs.run(family_of(p).default(p))
                 (seen,) = hook.native.drain()
                 hook.native.set_mode(native.OFF)
-                z = BACKENDS[backend].prepare(Candidate(backend), p).bind(b)(a, *(() if shape else (bias,)))
+                z = inputs.run(BACKENDS[backend].prepare(Candidate(backend), p))
                 hook.native.set_mode(native.CAPTURE | native.DISPATCH)
                 tried += 1
                 # a vector is both row- and column-major: its layout is the look-up's business

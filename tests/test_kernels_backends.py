@@ -66,9 +66,12 @@ def test_packed_weights_give_the_same_result(dtype, bias, m):
 
 
 @pytest.mark.parametrize("family", ["dense_add", "batched_add"])
-def test_a_full_c_is_left_to_torch(family):
-    problem = Problem(family=family, batch=3 if family == "batched_add" else 1, m=5, n=6, k=7, dtype="fp32", threads=2)
-    assert names(problem) == ["torch"]
+@pytest.mark.parametrize("layout", ["nt", "tn"])
+@pytest.mark.parametrize("m", [1, 5])
+def test_a_full_c_is_added_with_operands_swapped_too(family, layout, m):
+    batch = 3 if family == "batched_add" else 1
+    problem = Problem(family=family, batch=batch, m=m, n=6, k=7, dtype="fp32", layout=layout, threads=2)
+    assert names(problem) == ["torch", "torch_swap"]
     check_all(problem)
 
 

@@ -239,7 +239,7 @@ def check_repeats(case: Case, kernel: Kernel) -> None:
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Bitwise equal, NaN included."""
-    return a.numel() == 0 or torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+    return a.numel() == 0 or torch.equal(*(t.contiguous().flatten().view(torch.uint8) for t in (a, b)))
 
 
 class Watch:

@@ -7,7 +7,7 @@ torch_mv     matrix times vector for M = 1 in fp32
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -54,14 +54,14 @@ class TorchSwap(_TorchBackend):
     """Operands swapped, result turned back."""
 
     def candidates(self, problem: Problem) -> Iterator[Candidate]:
-        """dense and batched in the usual float dtypes, on CPUs: a GPU's library swaps by itself."""
-        if problem.threads and problem.family in ("dense", "batched") and problem.dtype in _FLOATS:
+        """dense and batched, with a full C or not, in the usual floats on CPUs: a GPU's library swaps by itself."""
+        if problem.threads and problem.family in _SWAPPED and problem.dtype in _FLOATS:
             yield Candidate(self.name)
 
     def prepare(self, candidate: Candidate, problem: Problem) -> Kernel:
         """Raises CandidateFailed where candidates() has nothing."""
         self._check(candidate, problem)
-        return StatelessKernel(_batched_swapped if problem.family == "batched" else _dense_swapped)
+        return StatelessKernel(_SWAPPED[problem.family])
 
 
 class TorchMv(_TorchBackend):
@@ -81,18 +81,13 @@ class TorchMv(_TorchBackend):
 
 def _dense_swapped(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     # The bias goes in as a column, so that it is added before the one rounding, as addmm does
-    y = torch.mm(w.t(), x.t()) if bias is None else torch.addmm(bias.unsqueeze(1), w.t(), x.t())
-    n, m = y.shape
-    if m == 1 or n == 1:
-        return y.view(m, n)  # y.t() would count as contiguous, with strides that stock torch never gives
-    return y.t().contiguous()
+    return _turned(torch.mm(w.t(), x.t()) if bias is None else torch.addmm(bias.unsqueeze(1), w.t(), x.t()))
 
 
-def _batched_swapped(x: Tensor, w: Tensor) -> Tensor:
-    y = torch.bmm(w.mT, x.mT)
-    batch, n, m = y.shape
+def _turned(y: Tensor) -> Tensor:
+    *batch, n, m = y.shape
     if m == 1 or n == 1:
-        return y.view(batch, m, n)
+        return y.view(*batch, m, n)  # y.mT would count as contiguous, with strides that stock torch never gives
     return y.mT.contiguous()
 
 
@@ -101,5 +96,11 @@ def _mv(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     return y.unsqueeze(0)
 
 
+_SWAPPED: Final[dict[str, Callable[..., Tensor]]] = {
+    "dense": _dense_swapped,
+    "batched": lambda x, w: _turned(torch.bmm(w.mT, x.mT)),
+    "dense_add": lambda x, w, c: _turned(torch.addmm(c.t(), w.t(), x.t())),
+    "batched_add": lambda x, w, c: _turned(torch.baddbmm(c.mT, w.mT, x.mT)),
+}
 TORCH: Final = TorchDefault(DEFAULT_BACKEND, 0)
 BACKENDS: Final = (TORCH, TorchSwap("torch_swap", 10), TorchMv("torch_mv", 20))

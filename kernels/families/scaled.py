@@ -61,7 +61,7 @@ class Scaled(Family):
         """As Family.kinds."""
         slow = ("one_sign",) if problem.math_mode != "reduced" else ()
         by_row = ("huge_row",) if problem.scale in ("row", "1x128") else ()
-        return ("randn", "apart", *slow, "integers", "tail", "outliers", *by_row)
+        return ("randn", "tail", "outliers", *by_row, "apart", *slow, "integers")  # those of equal weights together
 
     def is_exact(self, kind: str) -> bool:
         """As Family.is_exact."""
