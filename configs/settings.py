@@ -12,79 +12,7 @@ from typing import Final
 
 from gemmtuned.configs.errors import SettingError
 
-
-@dataclass(frozen=True, slots=True)
-class Variable:
-    """One line of the table in README and `gemmtuned doctor`."""
-
-    name: str
-    default: str
-    meaning: str
-
-
-_VARIABLES: Final = (
-    Variable("GEMMTUNED", "0", "1: capture and dispatch; 0 or unset: nothing is patched"),
-    Variable("AITER_TUNE_GEMM", "0", "1: the same, AITER's name; GEMMTUNED decides where both are set"),
-    Variable("GEMMTUNED_DISPATCH", "unset", "1: dispatch without capture; 0 beside GEMMTUNED=1: capture only"),
-    Variable("GEMMTUNED_DISABLE", "0", "1: everything goes to the default"),
-    Variable("AITER_BYPASS_TUNE_CONFIG", "0", "1: the same, AITER's name"),
-    Variable(
-        "GEMMTUNED_RELOAD", "auto", "auto, start or manual: when new tables are taken up; start for several ranks"
-    ),
-    Variable("GEMMTUNED_HOME", "user state folder", "home of database, tables and locks"),
-    Variable("GEMMTUNED_DB", "$GEMMTUNED_HOME/tune.db", "the database"),
-    Variable("GEMMTUNED_CONFIG_DIR", "$GEMMTUNED_HOME/configs", "published tables, watched"),
-    Variable(
-        "GEMMTUNED_CACHE",
-        "user cache folder",
-        "where the native hook is kept, built once per torch, and kernels in CUDA C++",
-    ),
-    Variable("GEMMTUNED_RUN", "program name", "label of this workload in coverage reports"),
-    Variable(
-        "GEMMTUNED_DEVICE_LOCKS",
-        "/run/lock/gemmtuned, else /run/lock, else /tmp",
-        "locks by which daemons share GPUs: one folder for all users and containers",
-    ),
-    Variable(
-        "GEMMTUNED_TRUST", "unset", "a user (name or number) besides root and you whose published tables are used"
-    ),
-    Variable("GEMMTUNED_IDLE_S", "10", "clear seconds before a device counts as idle"),
-    Variable("GEMMTUNED_FLUSH_S", "1", "seconds between two flushes of counts to the database"),
-    Variable("GEMMTUNED_NATIVE", "1", "0: never build or load the native hook: nothing is counted or routed"),
-    Variable(
-        "GEMMTUNED_BATCH_INVARIANT",
-        "0",
-        "1: dense products by kernels proven to give a row the same bits in every batch, all else by torch",
-    ),
-    Variable("GEMMTUNED_LIVE_CHECK", "0", "N: one routed call in N, by chance, is also computed by torch and compared"),
-    Variable("GEMMTUNED_GRAPH_WAIT_S", "5", "seconds the first capture of a CUDA graph may wait for the tuned table"),
-    Variable("GEMMTUNED_QUIET", "0", "1: a program does not say at its start that gemmtuned is on"),
-)
 RELOADS: Final = ("auto", "start", "manual")
-# AITER's variables for tables of the user's own, and the family of the tables (configs/aiter_headers.py)
-AITER_CONFIGS: Final = {
-    "AITER_CONFIG_GEMM_BF16": "bf16",
-    "AITER_CONFIG_GEMM_A8W8": "a8w8",
-    "AITER_CONFIG_GEMM_A8W8_BPRESHUFFLE": "a8w8_bpreshuffle",
-    "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE": "a8w8_blockscale",
-    "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE": "a8w8_blockscale_bpreshuffle",
-    "AITER_CONFIG_GEMM_A4W4": "a4w4_blockscale",
-    "AITER_CONFIG_A8W8_BATCHED_GEMM": "batched_a8w8",
-    "AITER_CONFIG_BF16_BATCHED_GEMM": "batched_bf16",
-    "AITER_CONFIG_BATCHED_GEMM_A8W8_BLOCKSCALE_MXSCALE": "batched_mxscale",
-    "AITER_CONFIG_FMOE": "fmoe",
-    "AITER_CONFIG_FHMOE": "fhmoe",
-    "AITER_CONFIG_GROUPED_FMOE": "grouped_fmoe",
-    "AITER_CONFIG_GDN_K5_OPT": "gdn",
-}
-VARIABLES: Final = (
-    *_VARIABLES,
-    *(
-        Variable(name, "unset", f"tuned tables of family {family}, colon separated")
-        for name, family in AITER_CONFIGS.items()
-    ),
-    Variable("AITER_LOG_TUNED_CONFIG", "0", "1: log each selection once, in AITER's wording"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +84,7 @@ class Settings:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
-        """Read the variables of `VARIABLES`. Raises SettingError that names each wrong variable and its value."""
+        """Read what configs/variables.py lists. Raises SettingError that names each wrong variable and its value."""
         env = os.environ if env is None else env
         try:
             return cls._read(env)
@@ -205,6 +133,8 @@ def wants_activation(env: Mapping[str, str] | None = None) -> bool:
 def wrong_variables(env: Mapping[str, str] | None = None) -> dict[str, str]:
     """Variables of ours whose value cannot be used, each with what is wrong about it."""
     env = os.environ if env is None else env
+    from gemmtuned.configs.variables import VARIABLES  # a program that is switched off needs none of it
+
     wrong = {}
     for name in (variable.name for variable in VARIABLES if variable.name in env):
         alone = {"GEMMTUNED_HOME": "/", name: env[name]}  # not its own fault: that this user has no home folder
@@ -221,6 +151,8 @@ def unknown_variables(env: Mapping[str, str] | None = None) -> dict[str, str]:
 
     AITER has variables of its own: of those named AITER_*, only what is very near one of our switches.
     """
+    from gemmtuned.configs.variables import AITER_CONFIGS, VARIABLES
+
     names = os.environ if env is None else env
     known = {variable.name.partition("_")[2]: variable.name for variable in VARIABLES if "_" in variable.name}
     switches = [part for part, name in known.items() if name.startswith("AITER_") and name not in AITER_CONFIGS]
@@ -380,6 +312,8 @@ def _expanded(text: str) -> Path:
 
 def _tables(env: Mapping[str, str]) -> tuple[UserTables, ...]:
     """What the AITER_CONFIG_* variables name; paths in one are parted as in PATH."""
+    from gemmtuned.configs.variables import AITER_CONFIGS
+
     found = []
     for variable, family in AITER_CONFIGS.items():
         texts = [text for text in env.get(variable, "").split(os.pathsep) if text.strip()]

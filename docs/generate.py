@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from gemmtuned import cli
 from gemmtuned.configs import errors
-from gemmtuned.configs.settings import AITER_CONFIGS, VARIABLES
+from gemmtuned.configs.variables import AITER_CONFIGS, VARIABLES
 from gemmtuned.db import migrations, queries
 
 ROOT: Final = Path(__file__).resolve().parents[1]

@@ -23,7 +23,6 @@ EXCEPTIONS: Final = {
 }
 TODAY: Final = {
     "configs/launch.py": 401,
-    "configs/settings.py": 445,
     "daemon/child/search.py": 625,
     "daemon/child/search.py:_Contest": 472,
     "daemon/seats/seat.py": 432,
@@ -35,6 +34,7 @@ TODAY: Final = {
     "db/ingest.py": 423,
     "db/leases.py": 456,
     "db/queries.py": 625,
+    "kernels/cuda/moe_decode.cu": 505,
 }
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import gemmtuned
 from gemmtuned.cli import COMMANDS
-from gemmtuned.configs.settings import AITER_CONFIGS, VARIABLES
+from gemmtuned.configs.variables import AITER_CONFIGS, VARIABLES
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()

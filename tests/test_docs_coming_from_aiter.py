@@ -17,7 +17,7 @@ import typer.main
 from gemmtuned.cli import build
 from gemmtuned.commands.aiter_flags import NO_EFFECT, translate
 from gemmtuned.configs.model_layers import MODELS
-from gemmtuned.configs.settings import VARIABLES
+from gemmtuned.configs.variables import VARIABLES
 from gemmtuned.shim import _modules
 
 ROOT = Path(__file__).resolve().parents[1]

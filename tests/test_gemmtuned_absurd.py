@@ -22,7 +22,8 @@ from typer.testing import CliRunner
 
 from gemmtuned.cli import build
 from gemmtuned.configs.errors import GemmtunedError, SettingError
-from gemmtuned.configs.settings import VARIABLES, Settings, trusted_uid, watchdog_s
+from gemmtuned.configs.settings import Settings, trusted_uid, watchdog_s
+from gemmtuned.configs.variables import VARIABLES
 from gemmtuned.daemon.notice import Notice, read_notice, write_notice
 from gemmtuned.daemon.service.main import Tuned
 from gemmtuned.daemon.service.rules import Rules, moment, paused_until

@@ -21,9 +21,10 @@ import typer
 from gemmtuned.cli import COMMANDS, build
 from gemmtuned.configs.manifest import read_manifest
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.settings import VARIABLES, unknown_variables
+from gemmtuned.configs.settings import unknown_variables
 from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import Device, Environment, Solution
+from gemmtuned.configs.variables import VARIABLES
 from gemmtuned.reports import checks_host
 
 DEVICE = Device(key="cpu-test-0", kind="cpu", name="test", arch="x86_64", units=2)

@@ -16,7 +16,8 @@ from store_cases import NEW, problem, saw
 from gemmtuned._testing import faults
 from gemmtuned.cli import build
 from gemmtuned.configs.errors import StoreError, TryLater
-from gemmtuned.configs.settings import VARIABLES, Settings
+from gemmtuned.configs.settings import Settings
+from gemmtuned.configs.variables import VARIABLES
 from gemmtuned.daemon.seats.request import Request
 from gemmtuned.daemon.seats.worker import Worker
 from gemmtuned.daemon.service import main

@@ -21,9 +21,9 @@ from gemmtuned.configs.formats import read_any
 from gemmtuned.configs.merge import merge
 from gemmtuned.configs.padding import padded_m
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.settings import VARIABLES
 from gemmtuned.configs.sighting import Sighting
 from gemmtuned.configs.solution import Candidate, Device, Environment, Solution
+from gemmtuned.configs.variables import VARIABLES
 from gemmtuned.db import queries
 from gemmtuned.db.leases import Work
 from gemmtuned.db.store import Store

@@ -25,8 +25,9 @@ from gemmtuned.configs.aiter_csv import read_file
 from gemmtuned.configs.aiter_headers import FAMILIES
 from gemmtuned.configs.aiter_rows import problem_of, solution_of
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.settings import VARIABLES, Settings
+from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import Device, Environment, Solution, cpu_device
+from gemmtuned.configs.variables import VARIABLES
 from gemmtuned.daemon.device.devices import CpuMonitor, find_monitors
 from gemmtuned.daemon.seats.request import Request
 from gemmtuned.daemon.service.main import UNTRIED, Tuned

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Final
 
-from gemmtuned.configs.settings import AITER_CONFIGS, VARIABLES, Settings
+from gemmtuned.configs.settings import Settings
+from gemmtuned.configs.variables import AITER_CONFIGS, VARIABLES
 from gemmtuned.reports import checks_hook, checks_host, checks_room, checks_store, checks_tables
 from gemmtuned.reports.checks import FAIL, PASS, WARN, Check
 from gemmtuned.reports.render import Column, Report, Table
