@@ -41,8 +41,7 @@ template <class Run>
 void guarded(const Run& run) noexcept {
   try {
     run();
-  } catch (...) {
-  }
+  } catch (...) {}
 }
 
 // The same with the reason, in words, in `error`.
@@ -154,7 +153,8 @@ void* gt_load_kernel(int device, const void* image, const char* name, int shared
 int gt_at_first_count(ThreadBody body) noexcept { return g_at_first_count.exchange(body) != nullptr; }
 
 // The table that is about to be used is on probation: see Trial::begin.
-void gt_trial_begin(const char* base, const char* folder, uint64_t generation, const char* facts, uint64_t space) noexcept {
+void gt_trial_begin(const char* base, const char* folder, uint64_t generation, const char* facts,
+                    uint64_t space) noexcept {
   guarded([&] { begin_trial(base, folder, generation, facts, space); });
 }
 

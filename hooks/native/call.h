@@ -65,18 +65,17 @@ void judge(Route& route, const Problem& p) {
            c10::elementSize(static_cast<at::ScalarType>(dtype));
   };
   constexpr size_t kRoom = 16 << 20;
-  const size_t most = Device::on_host ? 4 * (bytes(p.dtype, p.m, p.k) + bytes(p.wdtype, p.k, p.n) +
-                                             bytes(p.out_dtype, p.m, p.n)) + kRoom
-                                      : 0;
+  const size_t most =
+      Device::on_host
+          ? 4 * (bytes(p.dtype, p.m, p.k) + bytes(p.wdtype, p.k, p.n) + bytes(p.out_dtype, p.m, p.n)) + kRoom
+          : 0;
   try {
     if (blame(route, most)) g_epoch.fetch_add(1);
   } catch (...) {  // no memory to look at the error: nobody is blamed
   }
 }
 
-inline uint64_t now_ns() {
-  return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
-}
+inline uint64_t now_ns() { return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count()); }
 
 // The result of a route as stock would have returned it; throws when it is something else.
 inline Tensor as_stock(const Tensor& y, const Problem& p, const Tensor& a) {
@@ -161,8 +160,8 @@ void run_route_into(const Route& route, const Problem& p, Slots slots, int flags
 // where that is the caller's. A call that stock served though it had a route is counted as a miss.
 // `reference`: what a live check compares with, torch's own result; `stock`, where that is no route of another problem.
 template <class Device, class Stock, class Reference>
-auto call(const Problem& key, const Slots& slots, int flags, const Stock& stock, Tensor* out, const Reference& reference)
-    -> decltype(stock()) {
+auto call(const Problem& key, const Slots& slots, int flags, const Stock& stock, Tensor* out,
+          const Reference& reference) -> decltype(stock()) {
   constexpr bool into = std::is_reference_v<decltype(stock())>;
   ThreadCounters* thread = this_thread();
   if (!thread || thread->depth) return stock();
@@ -229,7 +228,8 @@ auto call(const Problem& key, const Slots& slots, int flags, const Stock& stock,
 }
 
 template <class Device, class Stock>
-auto call(const Problem& key, const Slots& slots, int flags, const Stock& stock, Tensor* out = nullptr) -> decltype(stock()) {
+auto call(const Problem& key, const Slots& slots, int flags, const Stock& stock, Tensor* out = nullptr)
+    -> decltype(stock()) {
   return call<Device>(key, slots, flags, stock, out, stock);
 }
 

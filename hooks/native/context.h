@@ -19,7 +19,7 @@ using OptionalTensor = std::optional<Tensor>;
 enum Mode : int { OFF = 0, CAPTURE = 1, DISPATCH = 2, INVARIANT = 4 };
 inline std::atomic<int> g_mode{OFF};
 inline std::atomic<const RouteTable*> g_table{new RouteTable(0)};
-inline std::atomic<uint64_t> g_epoch{1};  // raised after every swap of g_table or change of mode
+inline std::atomic<uint64_t> g_epoch{1};      // raised after every swap of g_table or change of mode
 inline Counters& g_counters = *new Counters;  // never destroyed: threads outlive static destructors
 inline Captures& g_captures = *new Captures;
 

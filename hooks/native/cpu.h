@@ -25,8 +25,7 @@ namespace gemmtuned {
 inline Tensor onednn_linear(const Tensor& x, const Tensor& w, const OptionalTensor& bias) {
   using Sig = Tensor(const Tensor&, const Tensor&, const OptionalTensor&, std::string_view,
                      c10::List<std::optional<Scalar>>, std::optional<std::string_view>);
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("mkldnn::_linear_pointwise", "").typed<Sig>();
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("mkldnn::_linear_pointwise", "").typed<Sig>();
   return op.call(x, w, bias, "none", c10::List<std::optional<Scalar>>(), "");
 }
 
@@ -67,7 +66,8 @@ struct Cpu {
     Route plain{-1, rows.kernel};
     Tensor y;
     for (int64_t first = 0; first < m; first += rows.block) {
-      const int64_t some = std::min<int64_t>(rows.block, m - first), padded = (some + rows.grain - 1) / rows.grain * rows.grain;
+      const int64_t some = std::min<int64_t>(rows.block, m - first),
+                    padded = (some + rows.grain - 1) / rows.grain * rows.grain;
       Tensor part = some == m ? x : x.narrow(0, first, some);
       if (padded != some) {
         Tensor wide = at::zeros({padded, x.size(1)}, x.options());
@@ -87,15 +87,15 @@ struct Cpu {
     const Tensor &a = slots.x(), &b = slots.w();
     const OptionalTensor bias = slots.bias() ? OptionalTensor(*slots.bias()) : std::nullopt;
     switch (code) {
-      case STOCK:
-        return bias ? at::cpu::addmm(*bias, a, b) : at::cpu::mm(a, b);
+      case STOCK: return bias ? at::cpu::addmm(*bias, a, b) : at::cpu::mm(a, b);
       case SWAP: {
         const Tensor bt = b.transpose(-2, -1), at_ = a.transpose(-2, -1);
         if (slots.c()) {
           const Tensor ct = slots.c()->transpose(-2, -1);
           const Scalar beta = slots.beta, alpha = slots.alpha;
           return (a.dim() == 3 ? at::cpu::baddbmm(ct, bt, at_, beta, alpha) : at::cpu::addmm(ct, bt, at_, beta, alpha))
-              .transpose(-2, -1).contiguous();
+              .transpose(-2, -1)
+              .contiguous();
         }
         if (a.dim() == 3) return at::cpu::bmm(bt, at_).transpose(-2, -1).contiguous();
         const Tensor yt = bias ? at::cpu::addmm(bias->unsqueeze(1), bt, at_) : at::cpu::mm(bt, at_);
@@ -105,12 +105,9 @@ struct Cpu {
         const Tensor x = a.select(0, 0), w = b.t();
         return (bias ? at::addmv(*bias, w, x) : at::mv(w, x)).unsqueeze(0);
       }
-      case ONEDNN:
-        return onednn_linear(a, b.t(), bias);
-      case ONEDNN_PACKED:
-        return onednn_linear(a, *slots.packed, bias);
-      case OPERATOR:
-        return (*route.op)(slots);
+      case ONEDNN: return onednn_linear(a, b.t(), bias);
+      case ONEDNN_PACKED: return onednn_linear(a, *slots.packed, bias);
+      case OPERATOR: return (*route.op)(slots);
     }
     TORCH_CHECK(false, "route code ", code, " is not known to this build");
   }
@@ -125,16 +122,16 @@ struct Cpu {
   static uint8_t math_mode(at::ScalarType dtype) {
     const auto& context = at::globalContext();
     if (dtype == at::kFloat) {
-  #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 10
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 10
       switch (context.float32Precision(at::Float32Backend::MKLDNN, at::Float32Op::MATMUL)) {
         case at::Float32Precision::TF32: return TF32;
         case at::Float32Precision::BF16: return BF16_INSIDE;
         default: return IEEE;
       }
-  #else
+#else
       const auto precision = context.float32Precision("mkldnn", "matmul");
       return precision == "tf32" ? TF32 : precision == "bf16" ? BF16_INSIDE : IEEE;
-  #endif
+#endif
     }
     return dtype == at::kHalf && context.allowFP16ReductionCPU() ? REDUCED : IEEE;
   }

@@ -143,7 +143,8 @@ class LtDescribed {
   void layout(int i, int type, const Tensor& t, bool turned) {
     constexpr int kBatchCount = 5, kBatchStride = 6;
     const LtMatrix m(t, turned);
-    lt_.check(lt_.cublasLtMatrixLayoutCreate(&layouts[i], type, m.rows, m.columns, m.leading), "cublasLtMatrixLayoutCreate");
+    lt_.check(lt_.cublasLtMatrixLayoutCreate(&layouts[i], type, m.rows, m.columns, m.leading),
+              "cublasLtMatrixLayoutCreate");
     if (t.dim() < 3) return;
     const auto batch = static_cast<int32_t>(t.sizes()[0]);
     const int64_t stride = t.strides()[0];
@@ -160,8 +161,18 @@ class LtDescribed {
 
 // Asynchronously on the current stream, into y of `slots`.
 inline void launch(const LtLaunch& l, const Slots& slots) {
-  enum { kTransA = 3, kTransB = 4, kEpilogue = 7, kBiasPointer = 8, kScaleA = 17, kScaleB = 18, kFast = 25, kBiasType = 26,
-         kScaleModeA = 31, kScaleModeB = 32 };
+  enum {
+    kTransA = 3,
+    kTransB = 4,
+    kEpilogue = 7,
+    kBiasPointer = 8,
+    kScaleA = 17,
+    kScaleB = 18,
+    kFast = 25,
+    kBiasType = 26,
+    kScaleModeA = 31,
+    kScaleModeB = 32
+  };
   constexpr int32_t kEpilogueBias = 4;
   const LtLibrary& lt = LtLibrary::get();
   const Tensor &x = slots.x(), &w = slots.w(), &y = *slots.t[SLOT_Y];
@@ -190,13 +201,13 @@ inline void launch(const LtLaunch& l, const Slots& slots) {
   const at::Tensor space = l.workspace_bytes ? scratch(device, l.workspace_bytes, x.options()) : at::Tensor();
   const float alpha = static_cast<float>(slots.alpha), beta = slots.c() ? static_cast<float>(slots.beta) : 0.0f;
   void* const out = y.mutable_data_ptr();
-  lt.check_on(stream,
-              lt.cublasLtMatmul(lt.handle(device), own.desc, &alpha, w.const_data_ptr(), own.layouts[0],
-                                x.const_data_ptr(), own.layouts[1], &beta, slots.c() ? c.const_data_ptr() : out,
-                                own.layouts[2], out, own.layouts[slots.c() ? 3 : 2], l.algo,
-                                space.defined() ? space.mutable_data_ptr() : nullptr,
-                                static_cast<size_t>(l.workspace_bytes), stream),
-              "cublasLtMatmul");
+  lt.check_on(
+      stream,
+      lt.cublasLtMatmul(lt.handle(device), own.desc, &alpha, w.const_data_ptr(), own.layouts[0], x.const_data_ptr(),
+                        own.layouts[1], &beta, slots.c() ? c.const_data_ptr() : out, own.layouts[2], out,
+                        own.layouts[slots.c() ? 3 : 2], l.algo, space.defined() ? space.mutable_data_ptr() : nullptr,
+                        static_cast<size_t>(l.workspace_bytes), stream),
+      "cublasLtMatmul");
 }
 
 }  // namespace gemmtuned::cuda

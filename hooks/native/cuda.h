@@ -113,7 +113,8 @@ struct Cuda {
     return Operators<Cuda>::product(BATCHED, a, b, type, [&] { return at::cuda::bmm(a, b, type); });
   }
   template <class T>
-  static Tensor addmm_dtype(const T& c, const T& a, const T& b, at::ScalarType type, const Scalar& beta, const Scalar& alpha) {
+  static Tensor addmm_dtype(const T& c, const T& a, const T& b, at::ScalarType type, const Scalar& beta,
+                            const Scalar& alpha) {
     const auto stock = [&] { return at::cuda::addmm(c, a, b, type, beta, alpha); };
     return Operators<Cuda>::sum(DENSE_ADD, c, a, b, type, beta, alpha, stock);
   }
@@ -135,7 +136,8 @@ struct Cuda {
   }
   template <class T>
   static Tensor& scaled_mm_out(const T& a, const T& b, const T& scale_a, const T& scale_b, const OptionalTensor& bias,
-                               const OptionalTensor& scale_result, std::optional<at::ScalarType> type, bool fast, T& out) {
+                               const OptionalTensor& scale_result, std::optional<at::ScalarType> type, bool fast,
+                               T& out) {
     const auto stock = [&]() -> Tensor& {
       return at::cuda::_scaled_mm_out(out, a, b, scale_a, scale_b, bias, scale_result, type, fast);
     };
@@ -149,10 +151,10 @@ struct Cuda {
     using Scales = at::TensorList;
     using Ints = at::IntArrayRef;
     using Type = std::optional<at::ScalarType>;
-    using Plain = Tensor(const Tensor&, const Tensor&, Scales, Ints, Ints, Scales, Ints, Ints, const OptionalTensor&, Type,
-                         Ints, bool);
-    using Out = Tensor&(const Tensor&, const Tensor&, Scales, Ints, Ints, Scales, Ints, Ints, const OptionalTensor&, Type,
-                        Ints, bool, Tensor&);
+    using Plain = Tensor(const Tensor&, const Tensor&, Scales, Ints, Ints, Scales, Ints, Ints, const OptionalTensor&,
+                         Type, Ints, bool);
+    using Out = Tensor&(const Tensor&, const Tensor&, Scales, Ints, Ints, Scales, Ints, Ints, const OptionalTensor&,
+                        Type, Ints, bool, Tensor&);
 
     template <Plain* Stock>
     static Tensor plain(const Tensor& a, const Tensor& b, Scales scale_a, Ints recipe_a, Ints swizzle_a, Scales scale_b,
@@ -168,7 +170,8 @@ struct Cuda {
 
     template <Out* Stock>
     static Tensor& out(const Tensor& a, const Tensor& b, Scales scale_a, Ints recipe_a, Ints swizzle_a, Scales scale_b,
-                       Ints recipe_b, Ints swizzle_b, const OptionalTensor& bias, Type type, Ints dims, bool fast, Tensor& y) {
+                       Ints recipe_b, Ints swizzle_b, const OptionalTensor& bias, Type type, Ints dims, bool fast,
+                       Tensor& y) {
       const auto stock = [&]() -> Tensor& {
         return Stock(a, b, scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b, bias, type, dims, fast, y);
       };
@@ -209,7 +212,8 @@ struct Cuda {
   static auto scaled(const ScaledCall& c, const Scales& scales, const Stock& stock, Tensor* out = nullptr)
       -> decltype(stock()) {
     Problem p;
-    if (off() || !gemmtuned::describe<Cuda>(p, SCALED, c.a, c.b, c.type) || !describe_scaled(p, scales(), c.a, c.bias, c.fast))
+    if (off() || !gemmtuned::describe<Cuda>(p, SCALED, c.a, c.b, c.type) ||
+        !describe_scaled(p, scales(), c.a, c.bias, c.fast))
       return stock();
     Slots slots = slots_of(c.a, c.b, c.bias ? &*c.bias : nullptr);
     slots.t[SLOT_SCALE_X] = &c.scale_a, slots.t[SLOT_SCALE_W] = &c.scale_b;
@@ -275,12 +279,9 @@ struct Cuda {
 #else
         return context.float32Precision("cuda", "matmul") == "tf32" ? TF32 : IEEE;
 #endif
-      case at::kHalf:
-        return full(context.allowFP16ReductionCuBLAS()) ? IEEE : REDUCED;
-      case at::kBFloat16:
-        return full(context.allowBF16ReductionCuBLAS()) ? IEEE : REDUCED;
-      default:
-        return IEEE;
+      case at::kHalf: return full(context.allowFP16ReductionCuBLAS()) ? IEEE : REDUCED;
+      case at::kBFloat16: return full(context.allowBF16ReductionCuBLAS()) ? IEEE : REDUCED;
+      default: return IEEE;
     }
   }
 };

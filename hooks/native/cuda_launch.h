@@ -9,7 +9,12 @@
 
 namespace gemmtuned::cuda {
 
-enum ArgumentKind : uint8_t { OPERAND, PARTIALS, COUNTERS, NOTHING_PASSED };  // PLAIN of configs/launch.py, in its order
+enum ArgumentKind : uint8_t {
+  OPERAND,
+  PARTIALS,
+  COUNTERS,
+  NOTHING_PASSED
+};  // PLAIN of configs/launch.py, in its order
 
 constexpr int kArguments = 24;
 
@@ -48,8 +53,9 @@ inline void fill(const Launch& l, const Slots& slots, Address workspace, Value* 
   for (int i = 0; i < l.count; ++i) {
     const Argument& a = l.arguments[i];
     if (a.kind != OPERAND) {
-      values[i].address = a.kind == PARTIALS ? workspace + static_cast<Address>(l.partials_offset)
-                          : a.kind == COUNTERS ? workspace : 0;
+      values[i].address = a.kind == PARTIALS   ? workspace + static_cast<Address>(l.partials_offset)
+                          : a.kind == COUNTERS ? workspace
+                                               : 0;
       continue;
     }
     const Tensor* const t = slots.t[a.slot];
@@ -63,8 +69,9 @@ inline void launch(const Launch& l, const Slots& slots) {
   const Driver& d = Driver::get();
   const int device = slots.x().device().index();
   const Handle stream = current_stream(device);
-  const Address workspace = l.workspace_bytes
-      ? Workspaces::get().find(device, stream, capture_of(stream), static_cast<size_t>(l.workspace_bytes)) : 0;
+  const Address workspace = l.workspace_bytes ? Workspaces::get().find(device, stream, capture_of(stream),
+                                                                       static_cast<size_t>(l.workspace_bytes))
+                                              : 0;
   Value values[kArguments];
   void* arguments[kArguments];
   fill(l, slots, workspace, values);

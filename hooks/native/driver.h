@@ -186,7 +186,8 @@ inline Capture capture_of(Handle stream) {
   int state = 0;
   if (d.cuStreamIsCapturing(stream, &state) != 0 || state == 0) return {};
   Capture capture;
-  d.check(d.cuStreamGetCaptureInfo_v2(stream, &state, &capture.id, &capture.graph, nullptr, nullptr), "cuStreamGetCaptureInfo");
+  d.check(d.cuStreamGetCaptureInfo_v2(stream, &state, &capture.id, &capture.graph, nullptr, nullptr),
+          "cuStreamGetCaptureInfo");
   return capture;
 }
 

@@ -44,7 +44,7 @@ inline std::vector<int64_t> frozen_stamp(const Tensor& w) {
 // A linear layer whose weight is also held packed (gemmtuned.freeze): its own problem first, then the plain one. A weight
 // that is not what it was when it was packed is served plain.
 inline Tensor frozen_linear(const Tensor& x, const Tensor& w, const Tensor& packed, const OptionalTensor& bias,
-                     at::IntArrayRef stamp) {
+                            at::IntArrayRef stamp) {
   if (x.dim() == 0 || w.dim() != 2 || w.size(1) == 0 || x.size(-1) != w.size(1) ||
       (bias && (bias->dim() != 1 || bias->size(0) != w.size(0))))
     return at::linear(x, w, bias);  // torch has the right error
@@ -81,7 +81,8 @@ inline Tensor frozen_linear(const Tensor& x, const Tensor& w, const Tensor& pack
   Problem p;
   const bool same = w.scalar_type() == packed.scalar_type() && (!bias || bias->scalar_type() == w.scalar_type()) &&
                     std::ranges::equal(stamp, stamp_of(w));
-  const Tensor y = off() || invariant() || !same || !describe<Cpu>(p, DENSE, a, b, a.scalar_type()) ? plain() : frozen(p);
+  const Tensor y =
+      off() || invariant() || !same || !describe<Cpu>(p, DENSE, a, b, a.scalar_type()) ? plain() : frozen(p);
   auto sizes = x.sizes().vec();
   sizes.back() = w.size(0);
   return y.reshape(sizes);
@@ -92,7 +93,7 @@ using FrozenSignature = Tensor(const Tensor&, const Tensor&, const Tensor&, cons
 // Above the kernel, for calls that come here by other ways than freeze.py, as from compiled code: what derives or maps over
 // examples gets plain F.linear, which has formulas for that.
 inline Tensor frozen_autograd(const Tensor& x, const Tensor& w, const Tensor& packed, const OptionalTensor& bias,
-                       at::IntArrayRef stamp) {
+                              at::IntArrayRef stamp) {
   const auto derived = [](const Tensor& t) {
     return (at::GradMode::is_enabled() && t.requires_grad()) || t._fw_grad(0).defined();
   };
@@ -103,7 +104,8 @@ inline Tensor frozen_autograd(const Tensor& x, const Tensor& w, const Tensor& pa
   return op.call(x, w, packed, bias, stamp);
 }
 
-inline Tensor frozen_batched(const Tensor& x, const Tensor& w, const Tensor&, const OptionalTensor& bias, at::IntArrayRef) {
+inline Tensor frozen_batched(const Tensor& x, const Tensor& w, const Tensor&, const OptionalTensor& bias,
+                             at::IntArrayRef) {
   return at::linear(x, w, bias);
 }
 

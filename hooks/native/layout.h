@@ -3,8 +3,7 @@
 #include <cstddef>
 #include <string>
 
-#define GEMMTUNED_FIELD(Struct, member) \
-  { #Struct "." #member, offsetof(Struct, member), sizeof(Struct::member) }
+#define GEMMTUNED_FIELD(Struct, member) {#Struct "." #member, offsetof(Struct, member), sizeof(Struct::member)}
 
 namespace gemmtuned {
 

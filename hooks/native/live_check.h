@@ -32,7 +32,10 @@ inline bool live_check_due() {
 inline double live_cap(const Problem& p) {
   const auto out = static_cast<at::ScalarType>(p.out_dtype);
   const bool half = out == at::kHalf, bf16 = out == at::kBFloat16, is_double = out == at::kDouble;
-  const double u_out = half ? std::ldexp(1.0, -11) : bf16 ? std::ldexp(1.0, -8) : is_double ? std::ldexp(1.0, -53) : std::ldexp(1.0, -24);
+  const double u_out = half        ? std::ldexp(1.0, -11)
+                       : bf16      ? std::ldexp(1.0, -8)
+                       : is_double ? std::ldexp(1.0, -53)
+                                   : std::ldexp(1.0, -24);
   const double u_sum = std::min(u_out, std::ldexp(1.0, -24));
   const double floor = std::hypot(0.5 * std::sqrt(static_cast<double>(p.k)) * u_sum, u_out / 2);
   const bool tf32 = static_cast<at::ScalarType>(p.dtype) == at::kFloat && p.math == TF32;
@@ -69,8 +72,9 @@ inline std::string live_mismatch(const Problem& p, const Slots& slots, const at:
   const double r_limit = 2 * live_cap(p), m_limit = 4 * live_cap(p) * reach;
   if (r <= r_limit && m <= m_limit) return "";
   char text[200];
-  snprintf(text, sizeof text, "live check: off from torch's result by RMS %.2e and at most %.2e of its RMS, allowed %.2e and %.2e",
-           r, m, r_limit, m_limit);
+  snprintf(text, sizeof text,
+           "live check: off from torch's result by RMS %.2e and at most %.2e of its RMS, allowed %.2e and %.2e", r, m,
+           r_limit, m_limit);
   return text;
 }
 

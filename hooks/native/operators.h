@@ -43,8 +43,9 @@ struct Operators {
 
   // alpha x w + beta c, where c may be a bias that is added to every row.
   template <class Stock>
-  static auto sum(Family family, const Tensor& c, const Tensor& a, const Tensor& b, at::ScalarType type, const Scalar& beta,
-                  const Scalar& alpha, const Stock& stock, Tensor* out = nullptr) -> decltype(stock()) {
+  static auto sum(Family family, const Tensor& c, const Tensor& a, const Tensor& b, at::ScalarType type,
+                  const Scalar& beta, const Scalar& alpha, const Stock& stock, Tensor* out = nullptr)
+      -> decltype(stock()) {
     Problem p;
     if (off() || c.device() != a.device()) return stock();  // torch has the right error
     const bool bias = family == DENSE_ADD && is_bias(c, b, beta, alpha);
@@ -96,7 +97,8 @@ struct Operators {
     return sum(DENSE_ADD, c, a, b, c.scalar_type(), beta, alpha, stock, &c);
   }
   static Tensor baddbmm(const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
-    return sum(BATCHED_ADD, c, a, b, c.scalar_type(), beta, alpha, [&] { return Device::baddbmm(c, a, b, beta, alpha); });
+    return sum(BATCHED_ADD, c, a, b, c.scalar_type(), beta, alpha,
+               [&] { return Device::baddbmm(c, a, b, beta, alpha); });
   }
   static Tensor& baddbmm_out(const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha,
                              Tensor& out) {
@@ -108,9 +110,10 @@ struct Operators {
     return sum(BATCHED_ADD, c, a, b, c.scalar_type(), beta, alpha, stock, &c);
   }
 
-  static Tensor addmm_activation(const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha,
-                                 bool gelu) {
-    return count(DENSE_ADD, c.scalar_type(), a, b, [&] { return Device::addmm_activation(c, a, b, beta, alpha, gelu); });
+  static Tensor addmm_activation(const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta,
+                                 const Scalar& alpha, bool gelu) {
+    return count(DENSE_ADD, c.scalar_type(), a, b,
+                 [&] { return Device::addmm_activation(c, a, b, beta, alpha, gelu); });
   }
   static Tensor& addmm_activation_out(const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta,
                                       const Scalar& alpha, bool gelu, Tensor& out) {

@@ -12,9 +12,9 @@ namespace gemmtuned {
 
 // The key, byte by byte, that a scaled product has on a GPU but for the device: to look at where there is none. Without
 // recipes it is _scaled_mm's, with them _scaled_mm_v2's; empty where the product is not counted.
-inline std::vector<int64_t> scaled_key(const Tensor& a, const Tensor& b, at::TensorList scale_a, at::IntArrayRef recipe_a,
-                                at::IntArrayRef swizzle_a, at::TensorList scale_b, at::IntArrayRef recipe_b,
-                                at::IntArrayRef swizzle_b, at::ScalarType out_dtype) {
+inline std::vector<int64_t> scaled_key(const Tensor& a, const Tensor& b, at::TensorList scale_a,
+                                       at::IntArrayRef recipe_a, at::IntArrayRef swizzle_a, at::TensorList scale_b,
+                                       at::IntArrayRef recipe_b, at::IntArrayRef swizzle_b, at::ScalarType out_dtype) {
   Problem p;
   if (!describe<Cpu>(p, SCALED, a, b, out_dtype)) return {};
   const BothScales both = recipe_a.empty()

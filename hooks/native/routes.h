@@ -13,7 +13,7 @@
 namespace gemmtuned::cuda {
 struct Launch;
 struct LtLaunch;
-}
+}  // namespace gemmtuned::cuda
 
 namespace gemmtuned {
 
@@ -24,7 +24,17 @@ enum Outcome : uint8_t { MISS, EXACT_HIT, PADDED_HIT };  // order of OUTCOMES in
 enum Failing : int32_t { FAILED, WRONG };
 
 // How a route runs. Codes of kernels/backends; hooks/dispatch.py holds the same list.
-enum Code : int32_t { STOCK = 0, SWAP = 1, MV = 2, ONEDNN = 3, ONEDNN_PACKED = 4, LAUNCH = 5, CUBLASLT = 6, OPERATOR = 7, ROWS = 8 };
+enum Code : int32_t {
+  STOCK = 0,
+  SWAP = 1,
+  MV = 2,
+  ONEDNN = 3,
+  ONEDNN_PACKED = 4,
+  LAUNCH = 5,
+  CUBLASLT = 6,
+  OPERATOR = 7,
+  ROWS = 8
+};
 
 // A product made of calls of at most `block` rows, each padded to a multiple of `grain` (kernels/backends/rows.py).
 // Mirrored in hooks/native/records.py.
@@ -35,20 +45,20 @@ struct RowBlocks {
 
 // One way to run a problem. Interned: lives as long as the process, so that a call may hold it across a reload.
 struct Route {
-  int32_t id;    // names the solution on the Python side
-  int32_t code;  // which implementation, see Device::run; 0 is stock
+  int32_t id;              // names the solution on the Python side
+  int32_t code;            // which implementation, see Device::run; 0 is stock
   int64_t chain_rows = 0;  // of a batch-invariant problem, of which it serves every M: so many rows of X at a time
   std::atomic<bool> failed{false};
   std::atomic<bool> launched{false};  // on a GPU, while its table was on probation
-  bool scales_sums = false;  // takes any alpha and beta, else 1 and 1 alone
+  bool scales_sums = false;           // takes any alpha and beta, else 1 and 1 alone
   std::vector<Cond> conditions{};
   std::unique_ptr<const cuda::Launch> launch{};  // what a code of LAUNCH needs
   std::unique_ptr<const cuda::LtLaunch> lt{};    // what a code of CUBLASLT needs
   std::unique_ptr<const OperatorCall> op{};      // what a code of OPERATOR needs
   std::unique_ptr<const RowBlocks> rows{};       // what a code of ROWS needs
 
-  Failing how{};           // of a route that failed, like what follows; written before it is one of `untold`
-  char* why = nullptr;     // null where there was no memory for it
+  Failing how{};        // of a route that failed, like what follows; written before it is one of `untold`
+  char* why = nullptr;  // null where there was no memory for it
   Route* next = nullptr;
 
   // Switches it off, and has it told. Comes in the middle of a call: takes no lock, throws nothing.
@@ -61,15 +71,13 @@ inline std::atomic<Route*> untold{nullptr};
 inline void Route::fail(Failing how_it_did, const char* reason) noexcept {
   if (failed.exchange(true)) return;
   how = how_it_did, why = strdup(reason), next = untold.load(std::memory_order_relaxed);
-  while (!untold.compare_exchange_weak(next, this, std::memory_order_release, std::memory_order_relaxed)) {
-  }
+  while (!untold.compare_exchange_weak(next, this, std::memory_order_release, std::memory_order_relaxed)) {}
 }
 
 // Takes the newest off the list; null when all are told. One thread at a time.
 inline Route* next_untold() noexcept {
   Route* first = untold.load(std::memory_order_acquire);
-  while (first && !untold.compare_exchange_weak(first, first->next, std::memory_order_acquire)) {
-  }
+  while (first && !untold.compare_exchange_weak(first, first->next, std::memory_order_acquire)) {}
   return first;
 }
 

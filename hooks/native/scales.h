@@ -56,14 +56,14 @@ struct Scaled {
   bool of_rows() const {
     return is_float() && s.dim() == 2 && s.size(0) == rows() && s.size(1) == 1 && s.is_contiguous();
   }
-  bool of_blocks(int64_t block) const {  // of `block` rows and 128 of K; torch lets the number of these be a multiple of 4
+  bool of_blocks(
+      int64_t block) const {  // of `block` rows and 128 of K; torch lets the number of these be a multiple of 4
     if (!is_float() || s.dim() != 2 || s.size(0) != blocks_of(rows(), block)) return false;
     const int64_t cols = blocks_of(k, 128);
     return s.size(1) == cols || (block == 128 && s.size(1) == blocks_of(cols, 4) * 4);
   }
   bool swizzled(int64_t block, at::ScalarType type) const {  // in tiles of 128 rows and 4 blocks of K
-    return s.scalar_type() == type &&
-           s.numel() == blocks_of(rows(), 128) * 128 * blocks_of(blocks_of(k, block), 4) * 4;
+    return s.scalar_type() == type && s.numel() == blocks_of(rows(), 128) * 128 * blocks_of(blocks_of(k, block), 4) * 4;
   }
 
   ScaleOf as(Scale kind) const {

@@ -31,7 +31,9 @@ inline std::unique_ptr<Route> made_route(const GtRow& row) {
     case LAUNCH: copy(route->launch); break;
     case CUBLASLT: copy(route->lt); break;
     case ROWS: copy(route->rows); break;
-    case OPERATOR: route->op = std::make_unique<const OperatorCall>(*static_cast<const OperatorLaunch*>(row.launch)); break;
+    case OPERATOR:
+      route->op = std::make_unique<const OperatorCall>(*static_cast<const OperatorLaunch*>(row.launch));
+      break;
   }
   return route;
 }

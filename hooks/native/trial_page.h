@@ -23,7 +23,7 @@
 
 namespace gemmtuned {
 
-struct TrialPage {  // hooks/probation.py reads it; behind it, up to the end of the page, is JSON
+struct TrialPage {                 // hooks/probation.py reads it; behind it, up to the end of the page, is JSON
   std::atomic<int32_t> going_on;   // routed calls
   std::atomic<uint32_t> launched;  // 1 once a route has run on a GPU, whose faults come later
   std::atomic<uint32_t> fault;     // the GPU's, a code of is_fault
@@ -31,7 +31,7 @@ struct TrialPage {  // hooks/probation.py reads it; behind it, up to the end of 
 };
 static_assert(sizeof(TrialPage) == 16, "the facts begin there");
 
-inline TrialPage g_unborn;  // stands for a page that the next routed call makes
+inline TrialPage g_unborn;                        // stands for a page that the next routed call makes
 inline std::atomic<TrialPage*> g_trial{nullptr};  // null while no table is on probation
 
 // Text put together in memory of its own; what does not fit makes it useless, and `fits` says so.
@@ -120,9 +120,7 @@ class Trial {
   Text<kPage - sizeof(TrialPage) - 64> facts_;
   uint64_t generation_ = 0, space_ = 0;
 
-  void forget() {
-    mmap(page_, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
-  }
+  void forget() { mmap(page_, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0); }
 
   TrialPage* made() {
     struct stat there;

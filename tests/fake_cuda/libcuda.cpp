@@ -50,7 +50,8 @@ int multiply_scaled(void** a) {
     for (int n = 0; n < g_n; ++n) {
       float sum = 0;
       for (int k = 0; k < g_k; ++k)
-        sum += fake::value(fake::E4M3, pointer(0), m * number(6) + k) * fake::value(fake::E4M3, pointer(1), n * number(7) + k);
+        sum += fake::value(fake::E4M3, pointer(0), m * number(6) + k) *
+               fake::value(fake::E4M3, pointer(1), n * number(7) + k);
       const float scale = fake::value(fake::FP32, pointer(2), m) * fake::value(fake::FP32, pointer(3), n);
       fake::put(fake::BF16, const_cast<char*>(pointer(4)), m * g_n + n, sum * scale * g_times);
     }
@@ -105,8 +106,8 @@ int cuCtxSetCurrent(void* context) { return t_context = context, said(__func__);
 int cuModuleLoadData(void** module, const void*) { return *module = reinterpret_cast<void*>(0x2000), said(__func__); }
 int cuModuleGetFunction(void** f, void*, const char*) { return *f = reinterpret_cast<void*>(0x3000), said(__func__); }
 int cuFuncSetAttribute(void*, int, int) { return said(__func__); }
-int cuLaunchKernel(void* f, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void* stream, void** a,
-                   void**) {
+int cuLaunchKernel(void* f, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void* stream,
+                   void** a, void**) {
   const int code = said(__func__);
   const auto capture = g_capturing.find(stream);
   if (code) return code;
@@ -141,7 +142,8 @@ int cuStreamIsCapturing(void* stream, int* state) {
 }
 int cuStreamGetCaptureInfo_v2(void* stream, int* state, unsigned long long* id, void** graph, const void***, size_t*) {
   const auto capture = g_capturing.find(stream);
-  if (capture != g_capturing.end()) *state = capture->second.state, *id = capture->second.id, *graph = capture->second.graph;
+  if (capture != g_capturing.end())
+    *state = capture->second.state, *id = capture->second.id, *graph = capture->second.graph;
   return said(__func__);
 }
 int cuThreadExchangeStreamCaptureMode(int*) { return said(__func__); }
@@ -178,8 +180,9 @@ int cuGraphRetainUserObject(void* graph, void* object, unsigned, unsigned) {
 }
 #endif
 
-int cublasLtMatmul(void*, void* desc, const void* alpha, const void* a, void* of_a, const void* b, void* of_b, const void* beta,
-                   const void* c, void* of_c, void* d, void* of_d, const void*, void*, size_t, void*) {
+int cublasLtMatmul(void*, void* desc, const void* alpha, const void* a, void* of_a, const void* b, void* of_b,
+                   const void* beta, const void* c, void* of_c, void* d, void* of_d, const void*, void*, size_t,
+                   void*) {
   if (const int code = said("cublasLtMatmul")) return code;
   return fake::matmul(desc, alpha, {a, of_a}, {b, of_b}, beta, {c, of_c}, {d, of_d});
 }

@@ -92,15 +92,15 @@ Tensor _scaled_mm(const Tensor& a, const Tensor& b, const Tensor& sa, const Tens
   return on_gpu(at::cpu::mm(wide(a, sa), wide(b, sb)).to(type.value_or(a.scalar_type())));
 }
 Tensor& _scaled_mm_out(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& sa, const Tensor& sb,
-                       const std::optional<Tensor>& bias, const std::optional<Tensor>& sr, std::optional<at::ScalarType>,
-                       bool fast) {
+                       const std::optional<Tensor>& bias, const std::optional<Tensor>& sr,
+                       std::optional<at::ScalarType>, bool fast) {
   Tensor host = on_host(out);
   host.copy_(on_host(at::cuda::_scaled_mm(a, b, sa, sb, bias, sr, out.scalar_type(), fast)));
   return out;
 }
-Tensor _scaled_mm_v2(const Tensor& a, const Tensor& b, at::TensorList sa, at::IntArrayRef, at::IntArrayRef, at::TensorList sb,
-                     at::IntArrayRef, at::IntArrayRef, const std::optional<Tensor>& bias, std::optional<at::ScalarType> type,
-                     at::IntArrayRef, bool fast) {
+Tensor _scaled_mm_v2(const Tensor& a, const Tensor& b, at::TensorList sa, at::IntArrayRef, at::IntArrayRef,
+                     at::TensorList sb, at::IntArrayRef, at::IntArrayRef, const std::optional<Tensor>& bias,
+                     std::optional<at::ScalarType> type, at::IntArrayRef, bool fast) {
   return at::cuda::_scaled_mm(a, b, sa[0], sb[0], bias, std::nullopt, type, fast);
 }
 }  // namespace at::cuda
@@ -117,12 +117,14 @@ Tensor& stock_addmm_(Tensor& c, const Tensor& a, const Tensor& b, const at::Scal
 }
 Tensor stock_bmm(const Tensor& a, const Tensor& b) { return at::cuda::bmm(a, b); }
 Tensor& stock_bmm_out(const Tensor& a, const Tensor& b, Tensor& out) { return at::cuda::bmm_out(out, a, b); }
-Tensor stock_scaled(const Tensor& a, const Tensor& b, const Tensor& sa, const Tensor& sb, const std::optional<Tensor>& bias,
-                    const std::optional<Tensor>& sr, std::optional<at::ScalarType> type, bool fast) {
+Tensor stock_scaled(const Tensor& a, const Tensor& b, const Tensor& sa, const Tensor& sb,
+                    const std::optional<Tensor>& bias, const std::optional<Tensor>& sr,
+                    std::optional<at::ScalarType> type, bool fast) {
   return at::cuda::_scaled_mm(a, b, sa, sb, bias, sr, type, fast);
 }
-Tensor& stock_scaled_out(const Tensor& a, const Tensor& b, const Tensor& sa, const Tensor& sb, const std::optional<Tensor>& bias,
-                         const std::optional<Tensor>& sr, std::optional<at::ScalarType> type, bool fast, Tensor& out) {
+Tensor& stock_scaled_out(const Tensor& a, const Tensor& b, const Tensor& sa, const Tensor& sb,
+                         const std::optional<Tensor>& bias, const std::optional<Tensor>& sr,
+                         std::optional<at::ScalarType> type, bool fast, Tensor& out) {
   return at::cuda::_scaled_mm_out(out, a, b, sa, sb, bias, sr, type, fast);
 }
 }  // namespace
