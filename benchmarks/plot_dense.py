@@ -1,7 +1,6 @@
 """Draw what dense.py measured: the gain over F.linear by M, and the times against the streaming floor.
 
-    python -m benchmarks plot_dense lab/results/dense-{all,m1-m16}-h200-*.json \\
-        benchmarks/results/dense-m1-m64-h200-*.json --out docs/images/dense-h200.svg
+    python -m benchmarks plot_dense {benchmarks,lab}/results/dense-*-h200-*.json --out docs/images/dense-h200.svg
 
 Needs matplotlib (`pip install '.[bench]'`).  Several result files of one device are put together; a problem measured
 twice counts as it was measured last.
