@@ -161,7 +161,8 @@ def make_table(folder: Path, *, broken: bool = False) -> list[str]:
         names.append(facts["name"])
         if broken:  # the weight's address is a number
             takes = facts["arguments"]
-            i, j = takes.index("w"), next(takes.index(a) for a in ("m", "ldw", "ldx") if a in takes)
+            numbers = ("x.size0", "w.stride0", "x.stride0")
+            i, j = takes.index("w.ptr"), next(takes.index(a) for a in numbers if a in takes)
             takes[i], takes[j] = takes[j], takes[i]
             launch = json.dumps(facts)
         row = Solution(

@@ -233,12 +233,9 @@ class LibraryLaunch(Launch):
         """As Launch.check_for; the data types and the layout must be the problem's as well."""
         p = problem
         Launch.check_for(self, p)
-        types = (self.types["x"], self.types["w"], self.types["y"])
-        kinds = tuple("" if kind == "none" else kind for kind in (p.scale, p.wscale))
-        if (types, self.layout) != ((p.dtype, p.wdtype, p.out_dtype), p.layout) or (
-            self.scale_x,
-            self.scale_w,
-        ) != kinds:
+        types = [self.types[name] for name in ("x", "w", "y")]
+        mine = (types, self.layout, self.scale_x or "none", self.scale_w or "none")
+        if mine != ([p.dtype, p.wdtype, p.out_dtype], p.layout, p.scale, p.wscale):
             raise TableError(f"its launch record is for {' '.join(types)} operands of layout {self.layout}")
 
 

@@ -430,7 +430,7 @@ def test_a_binary_that_cannot_be_used_costs_its_row_alone(
 def test_a_launch_that_fails_is_served_by_torch_and_switched_off(program: Program) -> None:
     problem, candidate = gemv(n=448)
     solution = program.solution(problem, candidate)
-    program.publish(with_launch(replace(solution, config=solution.config + " "), warps=32))
+    program.publish(with_launch(replace(solution, config=solution.config + " "), threads=1024))
     x, w = (torch.randn(rows, 1024, device="cuda", dtype=torch.bfloat16) for rows in (1, 448))
     program.outcomes()
 
@@ -486,7 +486,7 @@ def test_the_live_check_keeps_a_right_kernel_and_finds_a_wrong_one(program: Prog
     solution = program.solution(problem, candidate)
     if not right:  # it takes Y's rows for fewer than they are: what it leaves is whatever lay there
         facts = json.loads(solution.launch)
-        facts["grid"][0] = {"over": "", "block": 1}
+        facts["grid"][0] = {"block": 1}
         solution = replace(solution, launch=json.dumps(facts))
     program.hook.native.live_check(1)
     try:
