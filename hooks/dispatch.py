@@ -150,8 +150,10 @@ def _refusal(solution: Solution, environment: Environment | None, failed: frozen
     p = solution.problem
     if (p.experts, p.topk, p.inter, p.act) != (None,) * 4:
         return "mixtures of experts are not served by this version"
-    if solution.backend != DEFAULT_BACKEND and p.family not in SERVED:
-        return f"family {p.family} runs on stock torch in this version"
+    if solution.backend != DEFAULT_BACKEND and (
+        p.family not in SERVED or (p.scale != "none") != (p.family == "scaled")
+    ):
+        return f"{p.family} products (scale {p.scale}) run on stock torch in this version"
     if p.weight_state == "shuffled" or (p.weight_state == "plain" and solution.backend == "onednn_packed"):
         return f"backend {solution.backend} does not take a weight that is {p.weight_state}"
     if p.batch_invariant and solution.backend not in INVARIANT:

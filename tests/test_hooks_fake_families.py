@@ -218,3 +218,43 @@ def test_a_wider_result_is_routed_too(run: Any) -> None:
     """,
     )
     assert said == [True, "torch.float32", [8, 1], ["dense exact 1"], 1, []]
+
+
+def test_an_operator_is_given_its_operands_by_name(run: Any) -> None:
+    said = run(
+        OPERANDS,
+        SCALED,
+        """
+    from gemmtuned.configs.launch import OperatorLaunch
+    theirs = torch.library.Library("theirs", "DEF")
+    theirs.define("scaled(Tensor sx, Tensor x, Tensor w, Tensor sw) -> Tensor")
+    theirs.define("sum(Tensor c, Tensor x, Tensor b, float alpha, float beta, bool sure) -> Tensor")
+    def of_rows(sx, x, w, sw):
+        sx, x, w, sw = map(host, (sx, x, w, sw))
+        return torch.ops.fake.on_gpu(((x.float() * sx) @ (w.float() * sw).t()).bfloat16())
+    def of_sum(c, x, b, alpha, beta, sure):
+        return torch.ops.fake.on_gpu(beta * host(c) + alpha * (host(x) @ host(b)) if sure else host(c))
+    theirs.impl("scaled", of_rows, "CUDA")
+    theirs.impl("sum", of_sum, "CUDA")
+
+    def operator(problem, name, *arguments):
+        record = OperatorLaunch(operator=f"theirs::{name}", schema=str(getattr(torch.ops.theirs, name).default._schema),
+                                arguments=arguments, package="theirs", version="1")
+        record.check_for(problem)
+        hook.install()
+        row = native.Row(problem, "exact", "eager", next(idents), 7, "cuda:0", packed.operator_call(record),
+                         scales_sums="alpha" in arguments)
+        hook.load([row], next(idents))
+        hook.set_mode(native.CAPTURE | native.DISPATCH)
+
+    operator(problem, "scaled", "scale_x", "x", "w", "scale_w")
+    said = [torch.equal(host(y), right) for y in (of_v1(), of_v2())] + [outcomes()]
+    added = Problem(family="dense_add", m=4, n=8, k=16, dtype="fp32")
+    operator(added, "sum", "c", "x", "b", "alpha", "beta", True)
+    c = torch.randn(4, 8)
+    y = torch.addmm(*to_gpu(c), gx, gw.t(), beta=0.5, alpha=2)
+    said += [torch.allclose(host(y), 0.5 * c + 2 * x @ w.t(), atol=1e-4), outcomes(), hook.failures()]
+    print(json.dumps(said))
+    """,
+    )
+    assert said == [True, True, ["scaled exact 2"], True, ["dense_add exact 1"], []]

@@ -15,6 +15,7 @@ from gemmtuned.configs.solution import Device, Environment, Solution
 from gemmtuned.hooks.dispatch import NATIVE_CODES, build_table
 from gemmtuned.hooks.native import Row
 from gemmtuned.hooks.routes import Routes
+from gemmtuned.kernels.backends.cublaslt import record_of
 
 GPU = Environment(
     Device("cuda-x-132", "cuda", "x", "sm_90", 132), {"cublaslt": "130002/sm_90", "triton": "3.6.0/sm_90"}
@@ -73,3 +74,21 @@ def test_a_solution_published_anew_with_another_record_is_another_route() -> Non
 
     assert rows(SOLUTION)[0][0].ident != rows(again)[0][0].ident
     assert rows(SOLUTION)[0][0].ident == rows(replace(SOLUTION, us=0.5))[0][0].ident
+
+
+def test_a_record_that_leaves_an_operand_out_is_none_of_its_problem() -> None:
+    problem = replace(
+        SOLUTION.problem, family="scaled", dtype="fp8_e4m3", wdtype="fp8_e4m3", out_dtype="bf16", scale="row",
+        wscale="row", scale_dtype="fp32", wscale_dtype="fp32",
+    )  # fmt: skip
+    scaled = json.loads(record_of(problem, bytes(64), 0).text())
+    [row], refused = rows(replace(SOLUTION, problem=problem, launch=json.dumps(scaled)))
+
+    launch: Any = row.launch
+    assert refused == {} and (launch.type_x, launch.type_w, launch.type_y) == (28, 28, 14)
+    assert (launch.scale_x, launch.scale_w, launch.fast) == (3, 3, 0)
+    for wrong in ({"scale_x": "", "scale_w": ""}, {"scale_w": "tensor"}, {"types": {**scaled["types"], "w": "bf16"}}):
+        assert rows(replace(SOLUTION, problem=problem, launch=json.dumps({**scaled, **wrong})))[0] == []
+    plain = record_of(SOLUTION.problem, bytes(64), 0).text()
+    assert rows(replace(SOLUTION, problem=problem, launch=plain))[0] == []
+    assert rows(replace(SOLUTION, launch=json.dumps(scaled)))[0] == []
