@@ -7,12 +7,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+from noise import NoisyClock
+from planted_kernels import Planted
 from torch import Tensor
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.solution import Candidate, cpu_device
+from gemmtuned.configs.solution import Candidate, Environment, cpu_device
+from gemmtuned.daemon.child import last_check, search
 from gemmtuned.daemon.child.verify import verify
+from gemmtuned.daemon.protocol.wire import Trial
+from gemmtuned.kernels import backends as registry
 from gemmtuned.kernels.backends import BACKENDS, candidates, environment
 from gemmtuned.kernels.dtypes import torch_dtype
 from gemmtuned.kernels.families import family_of, tunable
@@ -200,6 +205,32 @@ def test_which_kinds_can_be_tuned_depends_on_the_device() -> None:
 def test_what_the_family_has_not_is_refused_by_name(p: Problem) -> None:
     with pytest.raises(CandidateFailed, match="family scaled has"):
         family_of(p)
+
+
+@pytest.mark.parametrize("p", [ROW, TENSOR], ids=str)
+@pytest.mark.parametrize("fault", ["", "keeps the scales of W"])
+def test_a_search_publishes_a_right_kernel_that_is_faster(
+    p: Problem, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = kernel(p)
+
+    class KeepsScales:
+        def bind(self, w: Tensor, scale_w: Tensor) -> Callable[..., Tensor]:
+            return right.bind(w, scale_w.clone())
+
+    found = {"torch": BACKENDS["torch"], "fast": Planted("fast", KeepsScales() if fault else right)}
+    monkeypatch.setattr(registry, "BACKENDS", found)
+    monkeypatch.setattr(search, "BACKENDS", found)
+    monkeypatch.setattr(last_check, "OFTEN_S", 0.02)
+    clock = NoisyClock({"fast": 150.0}, jitter=0.01, drift=0.002, burst=0.0, second=0.0)
+    said: list[Trial] = []
+    solution, *_ = search.tune_modes(
+        (p,), "exact", p, Environment(cpu_device(), dict.fromkeys(found, "1")), mode="eager", skip=(), emit=said.append,
+        clock=clock, seed=1,
+    )  # fmt: skip
+    assert (solution.backend, solution.state) == (("torch", "default_best") if fault else ("fast", "published"))
+    if fault:
+        assert any(t.outcome == "wrong" and "scale of w edited" in t.note for t in said)
 
 
 def test_backends_offer_scaled_problems_on_a_cpu() -> None:

@@ -258,3 +258,18 @@ def test_an_operator_is_given_its_operands_by_name(run: Any) -> None:
     """,
     )
     assert said == [True, True, ["scaled exact 2"], True, ["dense_add exact 1"], []]
+
+
+def test_the_record_of_our_own_kernel_takes_the_calls_it_is_for(run: Any) -> None:
+    said = run(
+        OPERANDS,
+        SCALED,
+        """
+    from gemmtuned.kernels.cuda.scaled_one_shot import scaled_one_shot
+    record = scaled_one_shot({"rows": 8, "parts": 1, "tokens": 16, "halves": 1}, problem).launch
+    record.check_for(problem)
+    served(problem, record, 5, packed.kernel_launch(record, 0x3001, 2))
+    print(json.dumps(check(lambda: calls("cuLaunchKernel"))))
+    """,
+    )
+    assert said == [True, [True, True, True], ["scaled exact 4"], 4, []]
