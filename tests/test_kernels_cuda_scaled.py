@@ -287,3 +287,20 @@ def test_it_is_offered_for_scaled_products_of_its_architecture_alone() -> None:
         c.kernel == "scaled_one_shot" for c in catalog.candidates(Problem(m=16, n=4096, k=7168), here)["cuda"]
     )
     assert not catalog.candidates(problem(16, 4096, 7168, scale="row", threads=2), here)["cuda"]
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "kind"),
+    [
+        (57344, 8192, {"scale": "row", "math_mode": "ieee"}),
+        (28672, 4096, {"scale": "row", "math_mode": "ieee"}),
+        (24576, 1536, {"scale": "1x128", "scale_layout": "col"}),
+    ],
+    ids=str,
+)
+def test_a_weight_with_more_rows_than_fit_at_once_takes_turns(n: int, k: int, kind: dict[str, Any]) -> None:
+    asked = problem(16, n, k, **kind)
+    found = [kernel.scaled_one_shot(values, asked) for _, values in kernel.scored(asked, 132)]
+    assert len(found) >= 4
+    assert all(132 < one.grid[0] <= kernel.MOST_TURNS * 132 for one in found)
+    assert all(one.grid[0] * one.rows >= n * one.parts for one in found)
