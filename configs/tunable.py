@@ -13,6 +13,8 @@ from gemmtuned.configs.problem import Problem
 SCALED_TYPES: Final = (("fp8_e4m3", "fp8_e4m3"), ("fp8_e4m3", "fp8_e5m2"), ("fp8_e5m2", "fp8_e4m3"))
 SCALED_OUTPUTS: Final = ("bf16", "fp16", "fp32")
 SCALES: Final = (("tensor", "tensor"), ("row", "row"), ("1x128", "128x128"), ("1x128", "1x128"), ("128x128", "1x128"))
+WIDENED: Final = ("bf16", "fp16")  # operands' types whose result may be fp32
+_WITH_WIDENED: Final = ("dense", "batched")
 _PLAIN: Final = ("dense", "batched", "dense_add", "batched_add", "grouped")
 
 
@@ -27,4 +29,10 @@ def can_tune(problem: Problem) -> bool:
             return False
         on_cpu = scales in SCALES[:2] or not p.threads  # torch has no blocks of scales there
         return on_cpu and {p.scale_dtype, p.wscale_dtype} == {"fp32"}
-    return p.family in _PLAIN and p.scale == "none" and p.dtype == p.wdtype == p.out_dtype
+    wider = p.family in _WITH_WIDENED and widens(p) and not p.bias and not p.threads
+    return p.family in _PLAIN and p.scale == "none" and p.dtype == p.wdtype and (p.out_dtype == p.dtype or wider)
+
+
+def widens(problem: Problem) -> bool:
+    """Whether the result is fp32 where the operands are of 16 bits: torch.mm(..., out_dtype=torch.float32)."""
+    return problem.dtype == problem.wdtype and problem.dtype in WIDENED and problem.out_dtype == "fp32"

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.tunable import widens
 
 DATA_TYPES: Final = {"fp32": 0, "fp16": 2, "bf16": 14, "fp8_e4m3": 28, "fp8_e5m2": 29}  # cudaDataType
 SCALE_MODES: Final = {"tensor": 0, "row": 3, "1x128": 4, "128x128": 5}  # cublasLtMatmulMatrixScale_t, sm_90's
@@ -266,7 +267,7 @@ def check_problem(problem: Problem) -> None:
         raise CandidateFailed(f"{p}: cuBLASLt is asked for plain operands without gaps, on a GPU")
     if p.scale == "none":
         known = p.family in ("dense", "dense_add", "batched", "batched_add") and p.dtype in ("fp32", "fp16", "bf16")
-        if not known or not p.dtype == p.wdtype == p.out_dtype:
+        if not known or not (p.dtype == p.wdtype == p.out_dtype or widens(p)):
             raise CandidateFailed(f"{p}: cuBLASLt is asked for dense and batched products of fp32, fp16 or bf16")
     elif p.family != "scaled" or p.layout != "nt" or p.scale not in SCALE_MODES or p.wscale not in SCALE_MODES:
         raise CandidateFailed(f"{p}: cuBLASLt is asked for scaled products of layout nt, scales {list(SCALE_MODES)}")

@@ -172,6 +172,11 @@ def test_products_of_a_batch_are_told_how_far_apart_they_lie(library: Library, l
     assert library.asked[-1]["b"][6] == x.stride(0)
 
 
+def test_a_result_may_be_wider_than_operands(library: Library) -> None:
+    said, _ = called(library, Problem(family="batched", batch=3, m=16, n=64, k=32, dtype="bf16", out_dtype="fp32"))
+    assert [said[name]["type"] for name in "abcd"] == [BF16, BF16, FP32, FP32]
+
+
 def test_reductions_in_fewer_bits_are_not_what_fast_sums_allow(library: Library) -> None:
     fast = Problem(
         family="scaled", m=16, n=256, k=512, dtype="fp8_e4m3", out_dtype="bf16", scale="row", math_mode="reduced"
@@ -186,7 +191,7 @@ def test_reductions_in_fewer_bits_are_not_what_fast_sums_allow(library: Library)
     [
         Problem(family="scaled", m=16, n=32, k=64, dtype="fp8_e4m3", out_dtype="bf16", scale="row", layout="nn"),
         Problem(family="scaled", m=16, n=32, k=64, dtype="fp8_e4m3", out_dtype="bf16", scale="1x32"),
-        Problem(m=16, n=32, k=64, dtype="bf16", out_dtype="fp32"),
+        Problem(m=16, n=32, k=64, dtype="bf16", out_dtype="fp16"),
         Problem(m=16, n=32, k=64, dtype="bf16", threads=2),
         Problem(family="grouped", batch=2, m=16, n=32, k=64, dtype="bf16"),
     ],

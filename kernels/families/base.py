@@ -20,6 +20,7 @@ from torch import Tensor
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.tunable import WIDENED, widens
 from gemmtuned.kernels.dtypes import UNIT_ROUNDOFF, torch_dtype, wide
 from gemmtuned.kernels.families.operand import Inputs, Operand, Sample, bits, lay_out
 from gemmtuned.kernels.kernel import StatelessKernel
@@ -44,10 +45,13 @@ class Family:
     stock: Callable[[Problem], Callable[..., Tensor]]
     weight_states: tuple[str, ...] = ("plain",)
     pad: int = 3  # leading dimensions and offsets are then odd
+    widens: bool = False  # 16-bit operands may have a result in fp32, as torch.mm(..., out_dtype=) gives on GPUs
 
     def check(self, problem: Problem) -> None:
         """Raises CandidateFailed for a problem whose inputs this family cannot make."""
-        if problem.wdtype != problem.dtype or problem.out_dtype != problem.dtype or problem.scale != "none":
+        widened = self.widens and not problem.bias and not problem.threads and widens(problem)
+        alike = problem.wdtype == problem.dtype and (problem.out_dtype == problem.dtype or widened)
+        if not alike or problem.scale != "none":
             raise CandidateFailed(f"{problem}: mixed dtypes and scales are not supported by family {self.name}")
         if torch_dtype(problem.dtype).is_floating_point and torch_dtype(problem.dtype).itemsize == 1:
             raise CandidateFailed(f"{problem}: dtype {problem.dtype} has scales, which family {self.name} has not")
@@ -57,6 +61,8 @@ class Family:
         for dtype in UNIT_ROUNDOFF:
             for state in self.weight_states:
                 yield Problem(family=self.name, m=1, n=1, k=1, dtype=dtype, weight_state=state).operands
+        for dtype in WIDENED if self.widens and device_kind != "cpu" else ():
+            yield Problem(family=self.name, m=1, n=1, k=1, dtype=dtype, out_dtype="fp32").operands
 
     def default(self, problem: Problem) -> StatelessKernel:
         """Torch's own call as a kernel."""

@@ -19,7 +19,16 @@ def _add(x: Tensor, w: Tensor, c: Tensor) -> Tensor:
     return torch.baddbmm(c, x, w)
 
 
-BATCHED: Final = Family("batched", operands=(_X, _W, _Y), stock=lambda problem: torch.bmm)
+def _wider(x: Tensor, w: Tensor) -> Tensor:
+    return torch.bmm(x, w, out_dtype=torch.float32)
+
+
+BATCHED: Final = Family(
+    "batched",
+    operands=(_X, _W, _Y),
+    stock=lambda problem: torch.bmm if problem.out_dtype == problem.dtype else _wider,
+    widens=True,
+)
 BATCHED_ADD: Final = Family(
     "batched_add", operands=(_X, _W, Operand("c", "bmn", added=True), _Y), stock=lambda problem: _add
 )

@@ -20,6 +20,10 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     return torch.mm(x, w) if bias is None else torch.addmm(bias, x, w)
 
 
+def _wider(x: Tensor, w: Tensor, bias: None) -> Tensor:
+    return torch.mm(x, w, out_dtype=torch.float32)
+
+
 def _add(x: Tensor, w: Tensor, c: Tensor) -> Tensor:
     return torch.addmm(c, x, w)
 
@@ -27,8 +31,9 @@ def _add(x: Tensor, w: Tensor, c: Tensor) -> Tensor:
 DENSE: Final = Family(
     "dense",
     operands=(_X, _W, Operand("bias", "n", optional=True, added=True), _Y),
-    stock=lambda problem: linear,
+    stock=lambda problem: linear if problem.out_dtype == problem.dtype else _wider,
     weight_states=("plain", "packed"),  # gemmtuned.freeze packs linear layers
+    widens=True,
 )
 DENSE_ADD: Final = Family(
     "dense_add", operands=(_X, _W, Operand("c", "mn", added=True), _Y), stock=lambda problem: _add

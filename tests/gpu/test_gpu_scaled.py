@@ -139,11 +139,13 @@ def test_a_published_solution_serves_the_call(program: Program, p: Problem, back
         Problem(family="batched", batch=16, m=8, n=512, k=128, math_mode="reduced"),
         Problem(family="batched", batch=4, m=64, n=256, k=512, dtype="fp32", layout="nn"),
         Problem(family="dense_add", m=64, n=1024, k=512, math_mode="reduced"),
+        Problem(m=24, n=1024, k=512, out_dtype="fp32", math_mode="reduced"),
+        Problem(family="batched", batch=3, m=24, n=512, k=256, dtype="fp16", out_dtype="fp32", math_mode="reduced"),
         Problem(family="dense_add", m=16, n=256, k=1024, dtype="fp32"),
     ],
     ids=str,
 )
-def test_batched_and_added_products_have_candidates_that_pass_and_serve(program: Program, p: Problem) -> None:
+def test_batched_added_and_widened_products_have_candidates_that_pass_and_serve(program: Program, p: Problem) -> None:
     found = list(BACKENDS["cublaslt"].candidates(p))
     assert found
     assert {outcome(p, c) for c in found[:3]} == {"ok"}
