@@ -15,6 +15,8 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Environment, cpu_device
 from gemmtuned.daemon.child import last_check, search
+from gemmtuned.daemon.child.checks import case_of
+from gemmtuned.daemon.child.measure import Arm
 from gemmtuned.daemon.child.verify import verify
 from gemmtuned.daemon.protocol.wire import Trial
 from gemmtuned.kernels import backends as registry
@@ -231,6 +233,33 @@ def test_a_search_publishes_a_right_kernel_that_is_faster(
     assert (solution.backend, solution.state) == (("torch", "default_best") if fault else ("fast", "published"))
     if fault:
         assert any(t.outcome == "wrong" and "scale of w edited" in t.note for t in said)
+
+
+@pytest.mark.parametrize("torch_refuses_too", [True, False])
+def test_a_size_of_a_bucket_that_torch_refuses_too_is_no_fault(torch_refuses_too: bool) -> None:
+    p = BLOCK.with_m(16)
+
+    def refusing(at_1: bool) -> StatelessKernel:
+        right = kernel(p)
+
+        def call(x: Tensor, *others: Tensor) -> Tensor:
+            if at_1 and x.shape[0] == 1:
+                raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED")
+            return right.call(x, *others)
+
+        return StatelessKernel(call)
+
+    candidate, backend, default = Candidate("x"), Planted("x", refusing(True)), refusing(torch_refuses_too)
+    inputs = family_of(p).make(p, kind="randn", seed=1, device=CPU)
+    case = case_of(p, default, inputs, family_of(p).sample(p, seed=1, device=CPU))
+    won = last_check.Winner(
+        p, p, "fine", candidate, backend, backend.kernel, default, Arm("x", []), inputs, [inputs.weights]
+    )
+    if torch_refuses_too:
+        last_check._check_sizes(won, case, CPU, [16])
+    else:
+        with pytest.raises(RuntimeError, match="NOT_SUPPORTED"):
+            last_check._check_sizes(won, case, CPU, [16])
 
 
 def test_backends_offer_scaled_problems_on_a_cpu() -> None:
