@@ -1,6 +1,6 @@
-"""The public GEMM ops, named and called as AITER's are.
+"""The public ops, named and called as AITER's are.
 
-    from gemmtuned.ops import gemm_a16w16, gemm_a16w16_atomic, shuffle_weight, TunedGemm, tgemm
+    from gemmtuned.ops import fused_moe, gemm_a16w16, gemm_a16w16_atomic, shuffle_weight, TunedGemm, tgemm
 
 They run what is known to be best and fall back to torch: a miss never fails.  Inside torch.compile they are torch's own
 calls, which the hook serves below.
@@ -14,13 +14,17 @@ import torch
 from torch import Tensor
 
 from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.ops.fused_moe import ActivationType, QuantType, fused_moe
 from gemmtuned.ops.shuffle import PRESHUFFLE_M_THRESHOLD, ShuffleError, shuffle_weight, unshuffle_weight
 from gemmtuned.ops.tuned_gemm import TunedGemm, tgemm
 
 __all__ = [
     "PRESHUFFLE_M_THRESHOLD",
+    "ActivationType",
+    "QuantType",
     "ShuffleError",
     "TunedGemm",
+    "fused_moe",
     "gemm_a16w16",
     "gemm_a16w16_atomic",
     "shuffle_weight",

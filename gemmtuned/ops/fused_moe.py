@@ -1,0 +1,206 @@
+"""`fused_moe`: a mixture of experts in AITER's two stages, with AITER's names and flags.
+
+Small batches on sm_90 run as two launches (kernels/cuda/moe_decode.cu), everything else by torch's own calls
+(kernels/mixture.py).  Activations are never quantised here, so results are as exact as weights allow.  Inside
+torch.compile it is the operator gemmtuned::fused_moe.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import IntEnum
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from gemmtuned.configs.aiter_columns import torch_name
+from gemmtuned.configs.errors import GemmtunedError, ProblemError
+from gemmtuned.configs.problem import DTYPES, Problem, as_by_default
+from gemmtuned.hooks import activate
+from gemmtuned.kernels.cuda.moe_decode import MAX_PAIRS
+from gemmtuned.kernels.mixture import How, Operands, run, without_others
+from gemmtuned.ops.moe_arguments import how_of, operands_of
+from gemmtuned.ops.plans import place_of
+
+_DTYPES: Final = {torch_name(short): short for short in DTYPES}
+_WEIGHT: Final = {"mxfp4": "fp4_e2m1", "int4": "i4"}  # dtypes of weights that lie in bytes
+_SCALE: Final = {"none": "none", "tensor": "tensor", "row": "row", "128x128": "128x128", "mxfp4": "1x32", "int4": "row"}
+
+
+class ActivationType(IntEnum):
+    """AITER's, with its numbers; its own members and names in text do as well."""
+
+    Silu = 0
+    Gelu = 1
+    Swiglu = 2
+
+
+class QuantType(IntEnum):
+    """AITER's, with its numbers, and per_Group: int4 (code - 8) with a scale for so many of K as the sizes say."""
+
+    No = 0
+    per_Tensor = 1
+    per_Token = 2
+    per_1x32 = 3
+    per_1x128 = 4
+    per_128x128 = 5
+    per_Group = 100
+
+
+def fused_moe(
+    hidden_states: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    topk_weight: Tensor,
+    topk_ids: Tensor,
+    expert_mask: Tensor | None = None,
+    activation: Any = ActivationType.Silu,
+    quant_type: Any = QuantType.No,
+    doweight_stage1: bool = False,
+    w1_scale: Tensor | None = None,
+    w2_scale: Tensor | None = None,
+    a1_scale: Tensor | None = None,
+    a2_scale: Tensor | None = None,
+    block_size_M: int | None = None,
+    num_local_tokens: Tensor | None = None,
+    moe_sorting_dispatch_policy: int = 0,
+    dtype: torch.dtype | None = None,
+    hidden_pad: int = 0,
+    intermediate_pad: int = 0,
+    bias1: Tensor | None = None,
+    bias2: Tensor | None = None,
+    splitk: int = 0,
+    *,
+    interleaved: bool = False,
+) -> Tensor:
+    """Y[T, D]: for each token the sum over its experts e of weight * (act(X W1[e]^T + bias1) W2[e]^T + bias2).
+
+    hidden_states: [T, D], bf16, fp16 or fp32; in fp8 with a1_scale [1], [T, 1] or [T, D / 128], and dtype.
+    w1: [E, 2 I, D], gate above up, or [E, I, D] without a gate.  w2: [E, D, I].  Weights of 4 bits: uint8 (or torch's
+    float4) with half as many columns, the lower half of a byte first.
+    topk_weight: [T, topk], used in fp32.  topk_ids: [T, topk], int32 or int64; -1, or any number that is no expert,
+    adds nothing, and no weight is read for it.  A shared expert is one more id in each row.
+    expert_mask: one number for each expert of all ranks, 1 where it lies here; topk_ids then count all of them.
+    activation: Silu, Gelu (exact), Swiglu (gpt-oss's, clamped to 7).  interleaved: rows of gate and up take turns, as
+    in gpt-oss's checkpoints.  doweight_stage1: topk_weight multiplies the first product instead of the second.
+    quant_type and w1_scale, w2_scale, which multiply: per_Tensor [E], per_Token [E, rows], per_1x128 and per_128x128
+    [E, rows / 128, columns / 128], per_1x32 (MXFP4) e8m0 [E, rows, columns / 32], per_Group [E, rows, columns / group].
+    num_local_tokens: how many rows are real; the others become zeros.  dtype: of Y, hidden_states' unless given.
+    a2_scale, block_size_M, moe_sorting_dispatch_policy, splitk choose among AITER's kernels: taken and not used.
+
+    Raises GemmtunedError for sizes, types and devices that do not fit each other, shuffled weights, and paddings
+    (hidden_pad, intermediate_pad): weights are taken at their real sizes.
+    """
+    if hidden_pad or intermediate_pad:
+        raise GemmtunedError("hidden_pad and intermediate_pad are not done here: hand weights of the real sizes")
+    how = how_of(activation, quant_type, w1, w2, weighted=doweight_stage1, interleaved=interleaved)
+    if torch.compiler.is_compiling():
+        y: Tensor = _operator(
+            hidden_states, w1, w2, topk_weight, topk_ids, expert_mask, how.act, how.gated, interleaved, how.weighted,
+            how.quant, w1_scale, w2_scale, a1_scale, num_local_tokens, dtype, bias1, bias2,
+        )  # fmt: skip
+        return y
+    found = operands_of(
+        hidden_states, w1, w2, topk_weight, topk_ids, w1_scale, w2_scale, a1_scale, bias1, bias2, how=how, dtype=dtype
+    )
+    return _run(found, how, expert_mask, num_local_tokens).to(dtype or found.x.dtype)
+
+
+def _run(o: Operands, how: How, mask: Tensor | None, tokens: Tensor | None) -> Tensor:
+    if not len(o.x):
+        return torch.empty_like(o.x)
+    o = without_others(o, mask, tokens)
+    _count(o, how)
+    return _launched(o, how) if _is_small(o) and not _wants_derivatives(o) else run(o, how)
+
+
+def _launched(o: Operands, how: How) -> Tensor:
+    """By the two launches where they take it."""
+    from gemmtuned.kernels.cuda import moe_run
+
+    if not moe_run.runs_here(o.x.device):
+        return run(o, how)
+    o = replace(o, x=o.x.contiguous())
+    layer = moe_run.layer_of(o, how)
+    if layer is None:
+        return run(o, how)
+    most = moe_run.most_tokens(len(o.x), layer.topk)
+    launches = moe_run.loaded(layer, most, None, o.x.get_device())
+    return launches(o) if launches is not None else run(o, how)
+
+
+def problem_of(o: Operands, how: How) -> Problem | None:
+    """The key of a call, under which it is counted; None for types that no key has.
+
+    Activations are not quantised, so X has its own type and only weights have scales, whatever AITER's key says.
+    """
+    act = how.act + "_gated" * how.gated + "_interleaved" * how.interleaved + "_weighted" * how.weighted
+    tokens, width = o.x.shape
+    try:
+        problem = Problem(
+            family="moe", m=tokens, n=width, k=width, inter=o.w2.shape[2] * (2 if how.quant in _WEIGHT else 1),
+            experts=len(o.w1), topk=o.ids.shape[1], act=act, bias=o.bias1 is not None or o.bias2 is not None,
+            dtype=_DTYPES[str(o.x.dtype)], wdtype=_WEIGHT.get(how.quant) or _DTYPES[str(o.w1.dtype)],
+            wscale=_SCALE[how.quant], deterministic=torch.are_deterministic_algorithms_enabled(),
+            threads=0 if o.x.is_cuda else torch.get_num_threads(),
+        )  # fmt: skip
+    except (KeyError, ProblemError):
+        return None
+    reduces = getattr(torch.backends.cuda.matmul, f"allow_{problem.dtype}_reduced_precision_reduction", False)
+    return as_by_default(problem, gpu=o.x.is_cuda) if reduces else problem
+
+
+def _count(o: Operands, how: How) -> None:
+    """A call of ours, which aten sees only in parts."""
+    hook: Any = activate.current()
+    if hook is None:
+        return
+    problem = problem_of(o, how)
+    if problem is not None:
+        hook.count_op(problem, place_of(o.x.device))
+
+
+def _is_small(o: Operands) -> bool:
+    return o.x.is_cuda and 0 < o.ids.numel() <= MAX_PAIRS
+
+
+def _wants_derivatives(o: Operands) -> bool:
+    given = (o.x, o.w1, o.w2, o.weights, o.scale1, o.scale2, o.bias1, o.bias2)
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
+
+
+@torch.library.custom_op("gemmtuned::fused_moe", mutates_args=())
+def _operator(
+    x: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    mask: Tensor | None,
+    act: str,
+    gated: bool,
+    interleaved: bool,
+    weighted: bool,
+    quant: str,
+    scale1: Tensor | None,
+    scale2: Tensor | None,
+    scale_x: Tensor | None,
+    tokens: Tensor | None,
+    dtype: torch.dtype | None,
+    bias1: Tensor | None,
+    bias2: Tensor | None,
+) -> Tensor:
+    how = How(act=act, gated=gated, interleaved=interleaved, weighted=weighted, quant=quant)
+    found = operands_of(x, w1, w2, weights, ids, scale1, scale2, scale_x, bias1, bias2, how=how, dtype=dtype)
+    return _run(found, how, mask, tokens).to(dtype or found.x.dtype)
+
+
+@_operator.register_fake
+def _fake(
+    x: Tensor, w1: Tensor, w2: Tensor, weights: Tensor, ids: Tensor, mask: Tensor | None, act: str, gated: bool,
+    interleaved: bool, weighted: bool, quant: str, scale1: Tensor | None, scale2: Tensor | None,
+    scale_x: Tensor | None, tokens: Tensor | None, dtype: torch.dtype | None, bias1: Tensor | None,
+    bias2: Tensor | None,
+) -> Tensor:  # fmt: skip
+    return x.new_empty((x.shape[0], w2.shape[1]), dtype=dtype or x.dtype)

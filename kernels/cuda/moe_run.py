@@ -1,0 +1,158 @@
+"""The two launches of moe_decode as a function of tensors: compiled and loaded once, called from any thread and stream.
+
+The memory between the launches comes from torch's allocator at every call, so each stream and CUDA graph has its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.kernels.cuda import moe_decode, nvrtc
+from gemmtuned.kernels.cuda.driver import Kernel
+from gemmtuned.kernels.cuda.moe_decode import MAX_PAIRS, Experts, Stage
+from gemmtuned.kernels.device import cuda_device
+from gemmtuned.kernels.mixture import How, Operands
+
+ARGUMENTS: Final = ("x.ptr",) * 7 + ("x.size0",) * 2  # seven addresses and two numbers
+ALIGNMENT: Final = 16  # bytes, of X and weights
+# (warps, depth, tiles), the likely ones first: benchmarks/moe.py has how they compare
+SHAPES: Final = (
+    (8, 4, 1), (8, 2, 1), (4, 4, 1), (8, 3, 2), (4, 6, 1), (4, 4, 2), (8, 6, 1), (4, 8, 1), (16, 2, 1), (16, 3, 1),
+    (4, 2, 1), (2, 2, 1),
+)  # fmt: skip
+STAGES: Final = tuple(Stage(warps=w, depth=d, tiles=t) for w, d, t in SHAPES)
+_TYPES: Final = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+_QUANTS: Final = {  # as moe_decode names them: weights, scales
+    "tensor": ("fp8_e4m3", "tensor"), "row": ("fp8_e4m3", "row"), "128x128": ("fp8_e4m3", "128x128"),
+    "mxfp4": ("mxfp4", "group"), "int4": ("int4", "group"),
+}  # fmt: skip
+
+
+def layer_of(o: Operands, how: How) -> Experts | None:
+    """What the kernels are to be compiled for; None for operands that they do not take."""
+    dtype = _TYPES.get(o.x.dtype, "")
+    weight, scales = _QUANTS.get(how.quant, (dtype, "none"))
+    interleaved = how.act == "swiglu"
+    if not dtype or not how.gated or how.interleaved != interleaved or (o.bias1 is None) != (o.bias2 is None):
+        return None
+    if how.quant == "none" and {o.w1.dtype, o.w2.dtype} != {o.x.dtype}:
+        return None
+    if weight == "fp8_e4m3" and {o.w1.dtype, o.w2.dtype} != {torch.float8_e4m3fn}:
+        return None
+    width = o.x.shape[1]
+    group = width // o.scale1.shape[-1] if scales == "group" and o.scale1 is not None else 0
+    if scales == "group" and (o.scale2 is None or o.scale2.shape[-1] * group != o.w2.shape[2] * 2):
+        return None
+    layer = Experts(
+        width=width, inter=o.w1.shape[1] // 2, experts=len(o.w1), topk=o.ids.shape[1], dtype=dtype, weight=weight,
+        scales=scales, group=group, act="swiglu_clamped" if interleaved else how.act, bias=o.bias1 is not None,
+        weight_first=how.weighted, long_ids=o.ids.dtype == torch.int64,
+    )  # fmt: skip
+    try:
+        layer.check()
+    except CandidateFailed:
+        return None
+    return layer if _lies_well(o, scales, weight) else None
+
+
+def _lies_well(o: Operands, scales: str, weight: str) -> bool:
+    whole = (o.w1, o.w2, o.scale1, o.scale2, o.bias1, o.bias2)
+    if any(t is not None and not t.is_contiguous() for t in whole):
+        return False
+    if any(t.data_ptr() % ALIGNMENT for t in (o.x, o.w1, o.w2)):
+        return False
+    wanted = {"none": None, "group": torch.uint8 if weight == "mxfp4" else o.x.dtype}.get(scales, torch.float32)
+    if wanted is not None and any(s is None or s.dtype != wanted for s in (o.scale1, o.scale2)):
+        return False
+    return all(b is None or b.dtype == o.x.dtype for b in (o.bias1, o.bias2))
+
+
+def most_tokens(tokens: int, topk: int) -> int:
+    """The size that a kernel for so many tokens is compiled for: the next power of two, as far as pairs allow it."""
+    return min(1 << (tokens - 1).bit_length(), MAX_PAIRS // topk)
+
+
+def runs_here(device: torch.device) -> bool:
+    """Whether this is a GPU that the kernels are written for, and a compiler is there."""
+    if device.type != "cuda" or torch.version.hip is not None or nvrtc.version() is None:
+        return False
+    return torch.cuda.get_device_capability(device) == (9, 0)
+
+
+def stages_that_fit(layer: Experts, stage: int, most: int) -> Iterator[Stage]:
+    """Configurations of a launch for up to `most` tokens, the likely ones first."""
+    for how in STAGES:
+        try:
+            moe_decode.source(layer, stage, how, most_pairs=most * layer.topk)
+        except CandidateFailed:
+            continue
+        yield how
+
+
+class Launches:
+    """Both launches of a layer for up to `most` tokens, loaded on the current device.
+
+    Raises CandidateFailed where one does not compile, or keeps values of a thread in memory.
+    """
+
+    def __init__(self, layer: Experts, most: int, up: Stage, down: Stage) -> None:
+        self.layer, self._how = layer, (up, down)
+        self._lock = threading.Lock()  # a launch is prepared in memory of the kernel's
+        self._units = cuda_device(torch.cuda.current_device()).units
+        torch.cuda.current_stream()  # the context is torch's
+        self._kernels = []
+        for stage, how, name in ((1, up, moe_decode.UP), (2, down, moe_decode.DOWN)):
+            made = nvrtc.compiled(moe_decode.source(layer, stage, how, most_pairs=most * layer.topk), moe_decode.TARGET)
+            if made.spill_bytes:
+                raise CandidateFailed(f"{how} of {name}: spills {made.spill_bytes} bytes a thread")
+            shared = moe_decode.shared_bytes(stage, how, most)
+            self._kernels.append(Kernel(made.data, name, threads=32 * how.warps, shared=shared, early=stage == 2))
+
+    def __call__(self, o: Operands) -> Tensor:
+        """Y [T, D]; the operands are those that layer_of took."""
+        layer, tokens = self.layer, len(o.x)
+        x, ids, weights = o.x.contiguous(), o.ids.contiguous(), o.weights.contiguous()
+        h = torch.empty(tokens * layer.topk, layer.inter, dtype=x.dtype, device=x.device)
+        y = torch.empty_like(x)
+        stream = torch.cuda.current_stream(x.device).cuda_stream
+        calls = ((x, o.w1, o.scale1, o.bias1, h), (h, o.w2, o.scale2, o.bias2, y))
+        with self._lock:
+            for stage, (given, w, scale, bias, to) in enumerate(calls):
+                tensors = (given, ids, weights, w, scale, bias, to)
+                pointers = [0 if t is None else t.data_ptr() for t in tensors]
+                grid = moe_decode.grid(layer, stage + 1, self._how[stage], tokens, self._units)
+                self._kernels[stage](stream, ARGUMENTS, (*pointers, tokens * layer.topk, layer.width), (*grid, 1))
+        return y
+
+
+def loaded(layer: Experts, most: int, stages: tuple[Stage, Stage] | None, device: int) -> Launches | None:
+    """Made once a process and device; None where nothing fits. Without stages: the likeliest ones that fit.
+
+    While a CUDA graph is captured only what has run before is given: loading is not allowed then.
+    """
+    key = layer, most, stages, device
+    if key not in _loaded and not torch.cuda.is_current_stream_capturing():
+        with _making:
+            if key not in _loaded:
+                _loaded[key] = _made(layer, most, stages, device)
+    return _loaded.get(key)
+
+
+def _made(layer: Experts, most: int, stages: tuple[Stage, Stage] | None, device: int) -> Launches | None:
+    try:
+        with torch.cuda.device(device):
+            chosen = stages or tuple(next(stages_that_fit(layer, stage, most), None) for stage in (1, 2))
+            up, down = chosen
+            return Launches(layer, most, up, down) if up is not None and down is not None else None
+    except CandidateFailed:
+        return None
+
+
+_loaded: dict[tuple[Experts, int, tuple[Stage, Stage] | None, int], Launches | None] = {}
+_making = threading.Lock()

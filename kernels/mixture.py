@@ -1,0 +1,186 @@
+"""A mixture of experts by torch's own calls: what every way to run one has to give, and what runs where none is known.
+
+    H[pair] = act(X[token] W1[e]^T + b1[e])         for each pair of a token and one of its experts e, rounded as X is
+    Y[token] = sum over its pairs of weight[pair] (H[pair] W2[e]^T + b2[e])
+
+A pair whose expert is not in 0 .. E - 1 adds nothing: a token without experts gets zeros, and experts without tokens
+are not read.  No sum is made with atomics, so equal calls give equal bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+ACTS: Final = ("silu", "gelu", "swiglu")
+QUANTS: Final = ("none", "tensor", "row", "128x128", "mxfp4", "int4")
+LIMIT, ALPHA = 7.0, 1.702  # of gpt-oss's swiglu
+_E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class How:
+    """act: one of ACTS.  gated: the first product has gate and up halves; interleaved: they take turns row by row.
+
+    weighted: the routing weights multiply the first product instead of the second.  quant: how weights are kept, one
+    of QUANTS: as they are; in 8 bits with a scale an expert, a row, 128x128; e2m1 with an e8m0 scale for 32; int4.
+    """
+
+    act: str = "silu"
+    gated: bool = True
+    interleaved: bool = False
+    weighted: bool = False
+    quant: str = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operands:
+    """x [T, D], w1 [E, 2 I or I, D], w2 [E, D, I], weights, ids [T, topk], scales [E, ...], biases [E, N].
+
+    weights: in fp32.  Of 4 bits two stand in a byte, the lower first: the last side of w1 and w2 is half as long.
+    """
+
+    x: Tensor
+    w1: Tensor
+    w2: Tensor
+    weights: Tensor
+    ids: Tensor
+    scale1: Tensor | None = None
+    scale2: Tensor | None = None
+    bias1: Tensor | None = None
+    bias2: Tensor | None = None
+
+
+def run(o: Operands, how: How) -> Tensor:
+    """Y [T, D] in X's type, by the form that can run here: the grouped one, else expert after expert."""
+    if how.quant == "none" and grouped_runs(o):
+        return grouped(o, how)
+    return every_expert(o, how) if _is_captured(o.x) else by_expert(o, how)
+
+
+def by_expert(o: Operands, how: How) -> Tensor:
+    """Expert after expert, each with the rows that visit it; it waits for a GPU to say which do."""
+    flat, topk = o.ids.flatten(), o.ids.shape[1]
+    parts = o.x.new_zeros(len(flat), o.w2.shape[1])
+    weights = o.weights.flatten()
+    for e in torch.unique(flat).tolist():
+        if 0 <= e < len(o.w1):
+            pairs = (flat == e).nonzero()[:, 0]
+            found = _expert(o, how, e, o.x[pairs // topk], weights[pairs])
+            parts = parts.index_copy(0, pairs, found)  # not in place, for the sake of derivatives
+    return _added(o, how, parts)
+
+
+def every_expert(o: Operands, how: How) -> Tensor:
+    """Each expert on all rows: the form without a wait that runs everywhere, for CUDA graphs. Slow."""
+    flat = o.ids.flatten()
+    rows = o.x.repeat_interleave(o.ids.shape[1], 0)
+    parts = o.x.new_zeros(len(flat), o.w2.shape[1])
+    for e in range(len(o.w1)):
+        found = _expert(o, how, e, rows, o.weights.flatten())
+        parts = torch.where((flat == e)[:, None], found, parts)
+    return _added(o, how, parts)
+
+
+def grouped_runs(o: Operands) -> bool:
+    """Whether torch's grouped product takes these, without a wait on GPUs: bf16 of sizes that are multiples of 8."""
+    if o.x.dtype != torch.bfloat16 or o.x.shape[1] % 8 or o.w2.shape[2] % 8 or not o.x.shape[0]:
+        return False
+    if not (o.w1.is_contiguous() and o.w2.is_contiguous()):
+        return False
+    return o.x.is_cuda and torch.version.hip is None and torch.cuda.get_device_capability(o.x.device) >= (9, 0)
+
+
+def grouped(o: Operands, how: How) -> Tensor:
+    """Pairs sorted by expert, and two of torch._grouped_mm; weights as they are."""
+    flat, topk, experts = o.ids.flatten(), o.ids.shape[1], len(o.w1)
+    e = torch.where((flat >= 0) & (flat < experts), flat, experts)  # nobody's pairs come last
+    order = e.argsort(stable=True)
+    at = e[order]
+    ends = torch.searchsorted(at, torch.arange(experts, device=at.device, dtype=at.dtype), right=True).int()
+    mine = at.clamp(max=experts - 1).long()
+    sums = torch._grouped_mm(o.x[order // topk], o.w1.mT, offs=ends)
+    h = hidden(how, sums, o.weights.flatten()[order], None if o.bias1 is None else o.bias1[mine]).to(o.x.dtype)
+    y = torch._grouped_mm(h, o.w2.mT, offs=ends)
+    if o.bias2 is not None:
+        y = y + o.bias2[mine]
+    parts = torch.where((at < experts)[:, None], y, 0)  # nobody wrote the rows behind the last group
+    return _added(o, how, torch.empty_like(parts).index_copy(0, order, parts))
+
+
+def hidden(how: How, sums: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
+    """act of the first product's rows [P, N], in fp32, or fp64 where they are; weights [P], bias [N] or [P, N]."""
+    sums = sums if sums.dtype == torch.float64 else sums.float()
+    if how.weighted:
+        sums = sums * weights[:, None]
+    if bias is not None:
+        sums = sums + bias
+    if not how.gated:
+        return F.silu(sums) if how.act == "silu" else F.gelu(sums)
+    gate, up = (sums[:, 0::2], sums[:, 1::2]) if how.interleaved else sums.chunk(2, -1)
+    if how.act == "swiglu":
+        gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)
+        return gate * torch.sigmoid(ALPHA * gate) * (up + 1)
+    return (F.silu(gate) if how.act == "silu" else F.gelu(gate)) * up
+
+
+def dequantised(w: Tensor, scale: Tensor | None, quant: str, dtype: torch.dtype) -> Tensor:
+    """The values [rows, K] of one expert's weight in this dtype."""
+    if quant == "none" or scale is None:
+        return w.to(dtype)
+    exact = dtype if dtype == torch.float64 else torch.float32
+    if quant in ("tensor", "row"):
+        return (w.to(exact) * scale.to(exact).reshape(-1, 1)).to(dtype)
+    if quant == "128x128":
+        spread = scale.to(exact).repeat_interleave(128, 0)[: w.shape[0]].repeat_interleave(128, 1)[:, : w.shape[1]]
+        return (w.to(exact) * spread).to(dtype)
+    codes = torch.stack([w & 15, w >> 4], -1).flatten(-2).long()
+    if quant == "mxfp4":
+        table = torch.tensor([*_E2M1, *(-v for v in _E2M1)], dtype=exact, device=w.device)
+        values, factors = table[codes], torch.exp2(scale.to(exact) - 127)
+        factors = torch.where(scale == 255, torch.nan, factors)
+    else:
+        values, factors = (codes - 8).to(exact), scale.to(exact)
+    return (values * factors.repeat_interleave(codes.shape[1] // scale.shape[1], 1)).to(dtype)
+
+
+def without_others(o: Operands, mask: Tensor | None, tokens: Tensor | None) -> Operands:
+    """The same with local numbers of experts, -1 for others'. mask: 1 for each global expert that is here, in order.
+
+    tokens: how many of the rows are real.
+    """
+    ids = o.ids
+    if mask is not None:
+        here = mask.flatten() > 0
+        local = torch.where(here, here.cumsum(0) - 1, -1)
+        known = (ids >= 0) & (ids < len(here))
+        ids = torch.where(known, local[torch.where(known, ids, 0).long()], -1).to(ids.dtype)
+    if tokens is not None:
+        rows = torch.arange(len(ids), device=ids.device)
+        ids = torch.where((rows < tokens.reshape(()))[:, None], ids, -1)
+    return replace(o, ids=ids)
+
+
+def _expert(o: Operands, how: How, e: int, rows: Tensor, weights: Tensor) -> Tensor:
+    scale1, scale2 = (s[e] if s is not None else None for s in (o.scale1, o.scale2))
+    sums = rows @ dequantised(o.w1[e], scale1, how.quant, rows.dtype).t()
+    h = hidden(how, sums, weights, None if o.bias1 is None else o.bias1[e]).to(rows.dtype)
+    y = h @ dequantised(o.w2[e], scale2, how.quant, rows.dtype).t()
+    return y if o.bias2 is None else (y + o.bias2[e]).to(rows.dtype)
+
+
+def _added(o: Operands, how: How, parts: Tensor) -> Tensor:
+    tokens, topk = o.ids.shape
+    wide = parts.to(torch.float64 if parts.dtype == torch.float64 else torch.float32).view(tokens, topk, -1)
+    if not how.weighted:
+        here = ((o.ids >= 0) & (o.ids < len(o.w1)))[..., None]
+        wide = torch.where(here, wide * o.weights[..., None], 0)
+    return wide.sum(1).to(parts.dtype)
+
+
+def _is_captured(x: Tensor) -> bool:
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
