@@ -1,8 +1,27 @@
-"""What the estimates of our kernels have in common. Their constants are fitted to timings by benchmarks/fit.py."""
+"""What the estimates of our kernels have in common.
+
+An estimate is a formula in a kernel's file and constants in the JSON file beside it, which `python -m lab fit` writes
+from timings.  The file names where they come from; `fits` has the constants by name, of each kind of config its own.
+For the fit, a kernel's file has
+    FITS                                         what `fits` gives
+    fit_of(config)                               the name of the constants for a config
+    estimate(fit, m, n, k, units, config, arch=) device time in us, units: multiprocessors of the device
+"""
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
+
+def fits(file: str, kind: type[_T]) -> dict[str, _T]:
+    """The constants in the JSON file beside a kernel's file, by name."""
+    found = json.loads(Path(file).with_suffix(".json").read_text())["fits"]
+    return {name: kind(**constants) for name, constants in found.items()}
 
 
 def largest(*times: float) -> float:

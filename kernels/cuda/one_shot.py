@@ -18,7 +18,22 @@ from gemmtuned.configs.launch import MAX_CLUSTER, Axis, KernelLaunch
 from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.arch import filled, shared_limit
 from gemmtuned.kernels.cuda.kernel import CudaKernel
+from gemmtuned.kernels.estimates import fits
 from gemmtuned.kernels.own_kernel import PARAMETERS, Config, Parameter, by_size, check_plain_dense, rows_apart
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Of the estimate, in us: of a byte of W read by 132 multiprocessors; of a KB of W, and of sums, that comes into a
+    thread block; of 1000 cycles of its shared memory.
+    """
+
+    start_us: float
+    byte_us: float
+    w_kb_us: float
+    sums_kb_us: float
+    shared_kcycle_us: float
+
 
 NAME: Final = "one_shot"  # also of the function in the source
 ARCH: Final = "sm_90"  # wgmma is of this one alone
@@ -39,6 +54,7 @@ _LEAST_FILLED: Final = 0.6  # part of the units
 _UNIT_BYTES: Final = 512  # of sums
 _FEW_ROWS: Final = 64  # of X; with more, where there is so much of Y for each unit, the library's large tiles lead
 _MOST_OF_Y: Final = 4096
+FITS: Final = fits(__file__, Costs)
 _TYPES: Final = {"bf16": "bf16", "fp16": "f16"}
 
 
@@ -190,7 +206,8 @@ def scored(m: int, n: int, k: int, units: int, *, arch: str = ARCH) -> list[tupl
                 one = OneShot(m, n, k, False, "bf16", rows, parts, tokens)
                 if rows > MAX_ROWS or one.fitting < min(one.most, _LEAST_DEPTH) or one.programs < _LEAST_FILLED * units:
                     continue
-                found.append((estimate_us(one, units), {"rows": rows, "parts": parts, "tokens": tokens}))
+                config = {"rows": rows, "parts": parts, "tokens": tokens}
+                found.append((estimate(FITS[fit_of(config)], m, n, k, units, config), config))
     return sorted(found, key=lambda item: item[0])
 
 
@@ -199,14 +216,23 @@ def _tiles_of_tokens(m: int) -> list[int]:
     return sorted({-(-m // (16 * many)) * 16 for many in range(-(-m // MAX_TOKENS), -(-m // GROUP_TOKENS) + 1)})
 
 
-def estimate_us(one: OneShot, units: int) -> float:
-    """A guess for an H200 with cold weights; others order alike.
+def fit_of(config: Config) -> str:
+    """As estimates.py says."""
+    return "all"
 
-    What goes through a program's shared memory decides, and the sums that come to it. Fitted to timings of 20 shapes at
-    M = 16, 64 and 256 by benchmarks/fit_one_shot.py.
-    """
+
+def estimate(costs: Costs, m: int, n: int, k: int, units: int, config: Config, *, arch: str = ARCH) -> float:
+    """A guess for cold weights: what goes through a thread block's shared memory decides, and the sums that come."""
+    one = OneShot(m, n, k, False, "bf16", config["rows"], config["parts"], config["tokens"])
     w, sums = one.takes_kb
-    return 2.1 + 2.4e-7 * one.n * one.k * 132 / units + 0.0061 * w + 0.037 * sums + 0.39 * one.shared_kcycles
+    read = costs.byte_us * one.n * one.k * 132 / units
+    return (
+        costs.start_us
+        + read
+        + costs.w_kb_us * w
+        + costs.sums_kb_us * sums
+        + costs.shared_kcycle_us * one.shared_kcycles
+    )
 
 
 def _worth_trying(m: int, n: int, k: int, units: int, *, arch: str) -> list[tuple[float, dict[str, int]]]:

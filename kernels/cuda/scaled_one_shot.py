@@ -19,8 +19,25 @@ from gemmtuned.configs.launch import MAX_CLUSTER, Axis, Condition, KernelLaunch
 from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.arch import filled, shared_limit
 from gemmtuned.kernels.cuda.kernel import CudaKernel
+from gemmtuned.kernels.estimates import fits
 from gemmtuned.kernels.own_kernel import Config, Parameter, rows_apart
 
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Of the estimate, in us: of a MB of W; of a KB of sums that comes into a thread block; of 1000 cycles of its
+    shared memory; of 1000 rows of a step that are promoted; of ten steps with scales.
+    """
+
+    start_us: float
+    read_mb_us: float
+    sums_kb_us: float
+    shared_kcycle_us: float
+    promotion_us: float
+    scales_us: float
+
+
+FITS: Final = fits(__file__, Costs)
 NAME: Final = "scaled_one_shot"
 ARCH: Final = "sm_90"  # wgmma is of this one alone
 SOURCE: Final = Path(__file__).with_name("scaled_one_shot.cu")
@@ -258,18 +275,17 @@ def estimate_us(one: ScaledOneShot, turns: int = 1) -> float:
     """A guess in microseconds for an H200 with cold weights; others order alike.
 
     turns: of a multiprocessor, which has a thread block at a time. More than one were not timed for this.
-
-    Fitted to 2,509 timings of eight shapes at M = 1 to 256 by an earlier form of this kernel; of eight candidates by
-    it the fastest is at most 3 % slower than the fastest of all up to M = 64, 6 % at M = 256.
     """
+    costs = FITS["all"]
     given = one.groups * one.halves * 4 * (GROUP_TOKENS + one.rows / one.halves) * 32 / 128
     shared = one.most * (one.rows + one.tokens + given) / 1000  # thousands of cycles of shared memory
     promotion = one.most * one.rows / one.halves * one.groups / 1000 if one.promoted else 0.0
     scales = one.most / 10 if one.kind == "BLOCK" else 0.0
     sums = one.received * _UNIT_BYTES / 1024
     read = one.n * one.k / 1e6
-    work = 0.0278 * sums + 0.594 * shared + 0.22 * promotion + 0.411 * scales
-    return 2.53 + 0.177 * read + turns * work + (turns - 1) * TURN_US
+    work = costs.sums_kb_us * sums + costs.shared_kcycle_us * shared
+    work += costs.promotion_us * promotion + costs.scales_us * scales
+    return costs.start_us + costs.read_mb_us * read + turns * work + (turns - 1) * TURN_US
 
 
 def _samples() -> Iterator[str]:

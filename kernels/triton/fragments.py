@@ -33,6 +33,7 @@ import triton.language as tl
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
+from gemmtuned.kernels.estimates import fits
 from gemmtuned.kernels.own_kernel import Config, Parameter, by_size
 from gemmtuned.kernels.triton import to_registers
 from gemmtuned.kernels.triton.cluster import (
@@ -52,10 +53,7 @@ from gemmtuned.kernels.triton.to_registers import STEP_K, Fit, begun, check_regi
 MAX_M: Final = 16
 ROWS: Final = (8, 16, 32)
 _FEW: Final = 8  # rows of X
-FITTED: Final = Fit(  # to 1,468 timings at M = 4, 8 and 16, eight shapes, on an H200 (screen-fragments-registers)
-    bandwidth=4.906e6, latency_us=0.1707, start_us=1.291, wait_us=0.07158, round_us=0.06539, beyond_us=0.3951,
-    token_us=0.08274, load_us=0.0,
-)  # fmt: skip
+FITS: Final = fits(__file__, Fit)
 _STEP_K = tl.constexpr(STEP_K)
 
 
@@ -287,7 +285,7 @@ def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[t
         return {"rows": rows, "tokens": tokens, "split": split, "warps": warps, "ahead": ahead, "chains": chains}
 
     return to_registers.scored(
-        n, k, units, arch=arch, rows=ROWS, config_of=config_of, registers_of=registers_of, fit=FITTED
+        n, k, units, arch=arch, rows=ROWS, config_of=config_of, registers_of=registers_of, fit=FITS["all"]
     )
 
 
@@ -297,6 +295,16 @@ def registers_of(k: int, config: Mapping[str, int]) -> int:
     steps = -(-k // (STEP_K * config["warps"] * config["split"]))
     sums = rows * tokens // 4 * config["chains"]
     return 22 + (rows + tokens) * ahead + rows // 2 + (sums if steps > ahead else sums // 2)
+
+
+def fit_of(config: Mapping[str, int]) -> str:
+    """As estimates.py says."""
+    return "all"
+
+
+def estimate(fit: Fit, m: int, n: int, k: int, units: int, config: Mapping[str, int], *, arch: str = "sm_90") -> float:
+    """As estimates.py says."""
+    return to_registers.estimate_us(n, k, units, config, config["registers"] or registers_of(k, config), fit)
 
 
 KERNEL: Final = TritonKernel(

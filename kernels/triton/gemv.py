@@ -14,14 +14,15 @@ for some before it issues the others: with 1 those of W and x, with 2 those of W
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 import triton
 import triton.language as tl
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
-from gemmtuned.kernels.estimates import even_steps, largest
+from gemmtuned.kernels.estimates import even_steps, fits, largest
 from gemmtuned.kernels.own_kernel import Config, Parameter, by_size
 from gemmtuned.kernels.triton.diagonal import (
     VALUES,
@@ -37,15 +38,19 @@ from gemmtuned.kernels.triton.load_barrier import issued
 from gemmtuned.kernels.triton.split_k import arrived_last, reset
 from gemmtuned.kernels.triton.thread_access import load_first, store_first
 
-_BANDWIDTH: Final = 4.76e6  # bytes a us
 _VALUES = tl.constexpr(VALUES)
 _MOST_WARPS = tl.constexpr(max(WARPS_ADDED_UP))
 
 
-class _Costs(NamedTuple):
-    """In us.  latency: bytes in flight over it are the rate.  load: of a value that a thread reads at once.  beyond: of
-    each part of K read beyond its end.  whole: where all steps are at once."""
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """In us; bandwidth in bytes a us.
 
+    latency: bytes in flight over it are the rate.  load: of a value that a thread reads at once.  beyond: of each part
+    of K read beyond its end.  whole: where all steps are at once.
+    """
+
+    bandwidth: float
     start: float
     latency: float
     load: float
@@ -55,9 +60,7 @@ class _Costs(NamedTuple):
     whole: float
 
 
-_ORDINARY: Final = _Costs(2.386, 0.731, 0.00503, -0.0283, 0.0225, 0.203, -0.606)
-_HELD: Final = _Costs(1.919, 0.702, 0.00255, 0.058, -0.00994, 0.913, -0.23)
-_BY_TENSOR_CORE: Final = _Costs(2.021, 0.635, 0.00117, 0.0244, -0.0113, 1.04, -0.179)
+FITS: Final = fits(__file__, Costs)
 
 
 @triton.jit
@@ -207,10 +210,10 @@ def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[t
     """(estimated us, config) of the candidates for a device with this many units, the fastest first."""
     if m != 1:
         return []
-    lanes = 64 if arch.startswith("gfx") else 32
+    lanes = _lanes(arch)
     found = list(_held(n, k, units)) if has_diagonal(arch) and k % 8 == 0 else []
     found = found or list(_ordinary(n, k, units, lanes))  # also where a warp's load is much more than all of K
-    costs = [(_estimate_us(n, k, units, config, lanes), config) for config in found]
+    costs = [(estimate(FITS[fit_of(config)], m, n, k, units, config, arch=arch), config) for config in found]
     return sorted(costs, key=lambda item: item[0])
 
 
@@ -252,14 +255,19 @@ def _unrolls(steps: int, a_thread: int, loads: Sequence[int]) -> list[int]:
     return sorted({even_steps(steps, max(1, 8 * count // a_thread)) for count in loads})
 
 
-def _estimate_us(n: int, k: int, units: int, config: dict[str, int], lanes: int) -> float:
-    """As to_shared.estimate_us, for loads that go to registers.
+def _lanes(arch: str) -> int:
+    return 64 if arch.startswith("gfx") else 32
 
-    Constants from 4,500 timings at 20 shapes on an H200 (benchmarks/fit_gemv.py), with 540 of an order of loads that is
-    gone.  Without these the fit is another by a few percent, and a list by it as good (1.0213 times the floor).
-    """
+
+def fit_of(config: Config) -> str:
+    """As estimates.py says."""
+    return "tensor_core" if config.get("mma") else "held" if config.get("hold") else "ordinary"
+
+
+def estimate(costs: Costs, m: int, n: int, k: int, units: int, config: Config, *, arch: str = "sm_90") -> float:
+    """As to_shared.estimate_us, for loads that go to registers."""
     rows, block_k, split, warps, unroll = (config[key] for key in ("rows", "block_k", "split", "warps", "unroll"))
-    costs = _BY_TENSOR_CORE if config.get("mma") else _HELD if config.get("hold") else _ORDINARY
+    lanes = _lanes(arch)
     a_thread = rows * block_k // (warps * lanes)
     steps = -(-k // (block_k * split))
     at_once = min(unroll, steps)
@@ -267,8 +275,8 @@ def _estimate_us(n: int, k: int, units: int, config: dict[str, int], lanes: int)
     sums = 8 * rows if config.get("mma") else a_thread
     registers = 24 + sums + (a_thread + a_thread // rows) * unroll // 2  # and W and X on their way
     here = min(busiest, 32, 64 // warps, max(1, 2048 // (warps * min(registers, 255))))
-    memory = n * k * 2 / _BANDWIDTH
-    rate = min(1.15 * _BANDWIDTH / units, here * rows * min(block_k, k) * 2 * at_once / costs.latency)
+    memory = n * k * 2 / costs.bandwidth
+    rate = min(1.15 * costs.bandwidth / units, here * rows * min(block_k, k) * 2 * at_once / costs.latency)
     loads = busiest * rows * k / split * 2 / rate
     beyond = steps * block_k * split / k - 1
     other = costs.load * a_thread * unroll + costs.row * rows + costs.warp * warps + costs.beyond * beyond

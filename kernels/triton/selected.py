@@ -28,6 +28,7 @@ import triton.language as tl
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
+from gemmtuned.kernels.estimates import fits
 from gemmtuned.kernels.own_kernel import Config, Parameter, by_size
 from gemmtuned.kernels.triton import to_registers
 from gemmtuned.kernels.triton.cluster import (
@@ -58,10 +59,7 @@ MIN_M: Final = 9
 MAX_M: Final = 16
 ROWS: Final = (8, 16)
 _MANY: Final = 4  # steps ahead: from here on a barrier holds the loads of every group together
-FITTED: Final = Fit(  # to 222 timings at M = 16, twenty shapes, on an H200 (screen-selected-held, screen-searches-m16)
-    bandwidth=5.168e6, latency_us=0.02092, start_us=1.69, wait_us=0.1711, round_us=0.6011, beyond_us=1.046,
-    token_us=0.0, load_us=0.02426,
-)  # fmt: skip
+FITS: Final = fits(__file__, Fit)
 _STEP_K = tl.constexpr(STEP_K)
 _TOKENS = tl.constexpr(MAX_M)
 
@@ -303,7 +301,7 @@ def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[t
     if not MIN_M <= m <= MAX_M or k % 8 or not has_diagonal(arch):
         return []
     return to_registers.scored(
-        n, k, units, arch=arch, rows=ROWS, config_of=_config, registers_of=registers_of, fit=FITTED
+        n, k, units, arch=arch, rows=ROWS, config_of=_config, registers_of=registers_of, fit=FITS["all"]
     )
 
 
@@ -314,6 +312,16 @@ def _config(rows: int, split: int, warps: int, ahead: int) -> dict[str, int]:
 def registers_of(_k: int, config: Mapping[str, int]) -> int:
     """Of a thread, about: loads on their way, and sums."""
     return 28 + (config["rows"] + MAX_M) * config["ahead"] + config["rows"]
+
+
+def fit_of(config: Mapping[str, int]) -> str:
+    """As estimates.py says."""
+    return "all"
+
+
+def estimate(fit: Fit, m: int, n: int, k: int, units: int, config: Mapping[str, int], *, arch: str = "sm_90") -> float:
+    """As estimates.py says."""
+    return to_registers.estimate_us(n, k, units, config, config["registers"] or registers_of(k, config), fit)
 
 
 KERNEL: Final = TritonKernel(

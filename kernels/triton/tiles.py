@@ -17,6 +17,7 @@ import triton.language as tl
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.arch import shared_limit
+from gemmtuned.kernels.estimates import fits
 from gemmtuned.kernels.own_kernel import Config, Parameter, by_size
 from gemmtuned.kernels.triton.cluster import add_up_and_store, begin
 from gemmtuned.kernels.triton.kernel import TritonKernel
@@ -26,14 +27,7 @@ from gemmtuned.kernels.triton.to_shared import Constants, Tile, cuts, estimate_u
 
 _SMALL_M: Final = 64  # up to here one tile holds all rows of X, and reading W is the work
 _RING_BYTES: Final = (24 << 10, 36 << 10, 48 << 10, 64 << 10, 96 << 10)
-_FITTED_16: Final = Constants(  # to timings at 16 tokens a tile
-    bandwidth=4.82e6, latency=1.06, unit_l2=382e3, start=2.49, step=0.124, reduce=0.971, partial_mb=0.545,
-    tail_10kb=0.0952, exchange=0.639, sent_10kb=0.0, stage=0.0, reread=10.3, masked=0.0, mma=1.24, warp=0.0,
-)  # fmt: skip
-_FITTED_64: Final = Constants(  # at 64; orders those at 128 and 256 rows of X as well
-    bandwidth=4.54e6, latency=0.887, unit_l2=137e3, start=2.77, step=0.0749, reduce=0.808, partial_mb=0.482,
-    tail_10kb=0.133, exchange=0.318, sent_10kb=0.845, stage=0.0141, reread=1.18, masked=0.27, mma=0.0999, warp=0.247,
-)  # fmt: skip
+FITS: Final = fits(__file__, Constants)
 
 
 @triton.jit
@@ -169,33 +163,50 @@ def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[t
     """(estimated us, config) of the candidates for a device with this many units, the fastest first."""
     tokens = max(16, min(1 << (m - 1).bit_length(), _SMALL_M))
     found = []
-    fitted = _FITTED_16 if tokens < _SMALL_M else _FITTED_64
     for rows, wide_tokens, swap, warp_choices in _shapes(m, tokens):
         tiles_mn = -(-n // rows) * -(-m // wide_tokens)
         for block_k in (64, 128, 256) if rows <= 32 else (64, 128):
             w_bytes, shared_bytes = rows * block_k * 2, (rows + wide_tokens) * block_k * 2
             for split, cluster in cuts(tiles_mn, k, block_k, units, arch=arch):
                 steps = -(-k // (block_k * split))
-                exchange = _exchange(rows, wide_tokens, swap).bytes(split) if cluster else 0
                 for stages in ring_stages(
                     _RING_BYTES, w_bytes=w_bytes, shared_bytes=shared_bytes, steps=steps, programs=tiles_mn * split,
                     units=units, arch=arch, most=8,
                 ):  # fmt: skip
                     for warps in warp_choices:
-                        group_mma = bool(swap) and warps >= 4
-                        shared = (stages if group_mma else stages - 1) * shared_bytes + exchange
-                        if shared > shared_limit(arch):
-                            continue
-                        config = {"rows": rows, "tokens": wide_tokens, "block_k": block_k, "split": split}
-                        tile = Tile(
-                            **config, groups=1, warps=warps, stages=stages, steps=steps, shared=shared, wide=group_mma,
-                            cluster=bool(cluster),
-                        )  # fmt: skip
-                        cost = estimate_us(m, n, k, units, tile, fitted, arch=arch)
-                        config |= {"group": 1, "swap": swap, "warps": warps, "stages": stages}
-                        found.append((cost, config | ({"cluster": 1} if cluster else {})))
+                        config = {"rows": rows, "tokens": wide_tokens, "block_k": block_k, "split": split, "group": 1}
+                        config |= {"swap": swap, "warps": warps, "stages": stages}
+                        config |= {"cluster": 1} if cluster else {}
+                        if _tile(k, config).shared <= shared_limit(arch):
+                            found.append((estimate(FITS[fit_of(config)], m, n, k, units, config, arch=arch), config))
     found.sort(key=lambda item: item[0])
     return found
+
+
+def fit_of(config: Config) -> str:
+    """As estimates.py says."""
+    return "few" if config["tokens"] < _SMALL_M else "many"
+
+
+def estimate(fit: Constants, m: int, n: int, k: int, units: int, config: Config, *, arch: str = "sm_90") -> float:
+    """As estimates.py says."""
+    return estimate_us(m, n, k, units, _tile(k, config), fit, arch=arch)
+
+
+def _tile(k: int, config: Config) -> Tile:
+    """As the estimate sees a config for this K."""
+    rows, tokens, block_k, split, swap, warps, stages = (
+        config[key] for key in ("rows", "tokens", "block_k", "split", "swap", "warps", "stages")
+    )
+    cluster = bool(config.get("cluster"))
+    group_mma = bool(swap) and warps >= 4
+    shared = (stages if group_mma else stages - 1) * (rows + tokens) * block_k * 2
+    if cluster:
+        shared += _exchange(rows, tokens, swap).bytes(split)
+    return Tile(
+        rows=rows, tokens=tokens, block_k=block_k, groups=1, split=split, warps=warps, stages=stages,
+        steps=-(-k // (block_k * split)), shared=shared, wide=group_mma, cluster=cluster,
+    )  # fmt: skip
 
 
 def _shapes(m: int, tokens: int) -> tuple[tuple[int, int, int, tuple[int, ...]], ...]:

@@ -3,7 +3,7 @@
 Loads of several steps are kept on their way together, the addresses of sums are made meanwhile.  Candidates: rows of W
 a thread block has, warps and thread blocks that cut K, steps ahead, and a limit on registers where without one not all
 thread blocks of a multiprocessor would be there at once.  The estimate has the form of to_shared.estimate_us, for loads
-that hold registers instead of shared memory; its constants are fitted to timings (benchmarks/fit_fragments.py).
+that hold registers instead of shared memory; its constants are fitted to timings (lab/fit.py).
 """
 # mypy: disable-error-code="misc,untyped-decorator,no-untyped-def,no-untyped-call,assignment"
 # ruff: noqa: RUF005  (Triton knows no unpacking)
@@ -11,7 +11,7 @@ that hold registers instead of shared memory; its constants are fitted to timing
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -211,7 +211,7 @@ def _registers_for(warps: int) -> int:
     return min(255, 512 // max(1, -(-warps // 4)) // 8 * 8)
 
 
-def busiest(n: int, units: int, config: Config) -> int:
+def busiest(n: int, units: int, config: Mapping[str, int]) -> int:
     """Programs of the busiest unit, with room for all."""
     at_once = filled(units, config["split"])
     return -(-(-(-n // config["rows"]) * config["split"]) // at_once)
@@ -223,7 +223,7 @@ def room(registers: int, warps: int) -> int:
     return max(1, min(32, 4 * (512 // each) // warps))
 
 
-def estimate_us(n: int, k: int, units: int, config: Config, registers: int, fit: Fit) -> float:
+def estimate_us(n: int, k: int, units: int, config: Mapping[str, int], registers: int, fit: Fit) -> float:
     """Device time of a config whose threads take so many registers."""
     rows, split, warps, ahead = (config[key] for key in ("rows", "split", "warps", "ahead"))
     step_k = STEP_K * warps * split

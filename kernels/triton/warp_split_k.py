@@ -18,6 +18,7 @@ import triton.language as tl
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.arch import shared_limit
+from gemmtuned.kernels.estimates import fits
 from gemmtuned.kernels.own_kernel import Config, Parameter, by_size
 from gemmtuned.kernels.triton.cluster import add_up_and_store, begin
 from gemmtuned.kernels.triton.kernel import TritonKernel
@@ -27,10 +28,7 @@ from gemmtuned.kernels.triton.to_shared import Constants, Tile, cuts, estimate_u
 
 MAX_M: Final = 32
 _RING_BYTES: Final = (20 << 10, 30 << 10, 44 << 10, 56 << 10, 80 << 10)
-_FITTED: Final = Constants(
-    bandwidth=4.73e6, latency=0.82, unit_l2=210e3, start=2.14, step=0.0571, reduce=0.766, partial_mb=1.32,
-    tail_10kb=0.129, exchange=0.0, sent_10kb=0.715, stage=0.0, reread=4.53, masked=0.0, mma=6.96, warp=2.18,
-)  # fmt: skip
+FITS: Final = fits(__file__, Constants)
 
 
 @triton.jit
@@ -144,32 +142,42 @@ def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[t
                 continue  # more registers than a thread has
             w_bytes, shared_bytes = warps * rows * block_k * 2, warps * (rows + tokens) * block_k * 2
             for split, cluster in cuts(tiles, k, block_k * warps, units, arch=arch):
-                exchange = Exchange(rows, tokens, warps).bytes(split) if cluster else 0
                 steps = -(-k // (block_k * warps * split))
                 for stages in ring_stages(
                     _RING_BYTES, w_bytes=w_bytes, shared_bytes=shared_bytes, steps=steps, programs=tiles * split,
                     units=units, arch=arch, most=12,
                 ):  # fmt: skip
-                    shared = (stages - 1) * shared_bytes + exchange
-                    if shared > shared_limit(arch):
-                        continue
                     config = {"rows": rows, "tokens": tokens, "block_k": block_k, "split": split, "warps": warps}
-                    tile = Tile(
-                        rows=rows,
-                        tokens=tokens,
-                        block_k=block_k,
-                        groups=warps,
-                        split=split,
-                        warps=warps,
-                        stages=stages,
-                        steps=steps,
-                        shared=shared,
-                        cluster=bool(cluster),
-                    )
-                    cost = estimate_us(m, n, k, units, tile, _FITTED, arch=arch)
-                    found.append((cost, config | {"stages": stages} | ({"cluster": 1} if cluster else {})))
+                    config |= {"stages": stages} | ({"cluster": 1} if cluster else {})
+                    if _tile(k, config).shared <= shared_limit(arch):
+                        found.append((estimate(FITS[fit_of(config)], m, n, k, units, config, arch=arch), config))
     found.sort(key=lambda item: item[0])
     return found
+
+
+def fit_of(config: Config) -> str:
+    """As estimates.py says."""
+    return "all"
+
+
+def estimate(fit: Constants, m: int, n: int, k: int, units: int, config: Config, *, arch: str = "sm_90") -> float:
+    """As estimates.py says."""
+    return estimate_us(m, n, k, units, _tile(k, config), fit, arch=arch)
+
+
+def _tile(k: int, config: Config) -> Tile:
+    """As the estimate sees a config for this K."""
+    rows, tokens, block_k, split, warps, stages = (
+        config[key] for key in ("rows", "tokens", "block_k", "split", "warps", "stages")
+    )
+    cluster = bool(config.get("cluster"))
+    shared = (stages - 1) * warps * (rows + tokens) * block_k * 2
+    if cluster:
+        shared += Exchange(rows, tokens, warps).bytes(split)
+    return Tile(
+        rows=rows, tokens=tokens, block_k=block_k, groups=warps, split=split, warps=warps, stages=stages,
+        steps=-(-k // (block_k * warps * split)), shared=shared, cluster=cluster,
+    )  # fmt: skip
 
 
 KERNEL: Final = TritonKernel(
