@@ -62,6 +62,7 @@ _SCALE_DTYPES: Final = {"1x32": "e8m0", "1x16": "fp8_e4m3", "1x16+tensor": "fp8_
 MAX_DIM: Final = 2**31 - 1
 CHAIN_M: Final = 256  # what stands for every M in a batch-invariant problem; its solution is proven at each M up to it
 _WORD: Final = re.compile(r"[a-z0-9_]{1,40}")
+OTHERS_FAMILY: Final = re.compile(r"[a-z][a-z0-9_]{0,39}\.[a-z0-9_]{1,40}")  # of another package: package.family
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +121,10 @@ class Problem:
         for name, of in _IMPLIED.items():
             if not getattr(self, name):
                 object.__setattr__(self, name, of(self))
+        if self.family not in FAMILIES and not (isinstance(self.family, str) and OTHERS_FAMILY.fullmatch(self.family)):
+            raise ProblemError(
+                f"family is {self.family!r}, expected one of {', '.join(FAMILIES)}, or package.family of another's"
+            )
         for name, allowed in _CLOSED.items():
             if getattr(self, name) not in allowed:
                 raise ProblemError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(allowed)}")
@@ -343,7 +348,6 @@ REST_OF_0_1_0: Final = (
     "deterministic", "threads", "experts", "topk", "inter", "act",
 )  # fmt: skip
 _CLOSED: Final = {
-    "family": FAMILIES,
     "dtype": tuple(DTYPES),
     "wdtype": tuple(DTYPES),
     "out_dtype": tuple(DTYPES),
@@ -378,6 +382,6 @@ SPELLED: Final = {  # a column, and what str() calls it
 }
 _LONG: Final = {short: name for name, short in SPELLED.items()}
 _SPELLING: Final = re.compile(
-    r"(?:(?P<family>[a-z_]+):)?(?P<dtype>[a-z][a-z0-9_]*)(?:/(?P<wdtype>[a-z0-9_]+))?(?:>(?P<out>[a-z0-9_]+))?"
+    r"(?:(?P<family>[a-z_]+|[a-z][a-z0-9_]*\.[a-z0-9_]+):)?(?P<dtype>[a-z][a-z0-9_]*)(?:/(?P<wdtype>[a-z0-9_]+))?(?:>(?P<out>[a-z0-9_]+))?"
     r":(?P<dims>[0-9]{1,10}(?:x[0-9]{1,10}){2,3})(?P<bias>\+bias)?(?P<rest>(?:,[a-z]+=[A-Za-z0-9_+]{1,40})*)"
 )

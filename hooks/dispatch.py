@@ -15,7 +15,7 @@ from typing import Final
 from gemmtuned.configs.errors import GemmtunedError, ProblemError
 from gemmtuned.configs.launch import OperatorLaunch, read_launch
 from gemmtuned.configs.padding import COVERS, padded_m
-from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.problem import FAMILIES, Problem
 from gemmtuned.configs.real import allocate_lock
 from gemmtuned.configs.rows import ROWS
 from gemmtuned.configs.solution import DEFAULT_BACKEND, LIVE_STATES, Environment, Solution
@@ -150,6 +150,8 @@ def _refusal(solution: Solution, environment: Environment | None, failed: frozen
     p = solution.problem
     if (p.experts, p.topk, p.inter, p.act) != (None,) * 4:
         return "mixtures of experts are not served by this version"
+    if solution.backend != DEFAULT_BACKEND and p.family not in FAMILIES:
+        return f"family {p.family} is of another package, whose operator runs it"
     if solution.backend != DEFAULT_BACKEND and (
         p.family not in SERVED or (p.scale != "none") != (p.family == "scaled")
     ):

@@ -13,11 +13,14 @@ import pytest
 import torch
 from hooked import Home
 
-from gemmtuned.configs.errors import TableError
+from gemmtuned.configs.errors import ProblemError, TableError
 from gemmtuned.configs.launch import OperatorLaunch, read_launch
+from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import cpu_device
 from gemmtuned.db import queries
 from gemmtuned.hooks import dispatch
+from gemmtuned.kernels import families
+from gemmtuned.kernels.families.base import Family
 
 PROGRAM = """
 import sys, time, torch, outside_gemm, gemmtuned
@@ -31,6 +34,33 @@ want = (x.double()[:, None, :] * w.double()).sum(-1) + bias.double()  # no GEMM:
 print(float((y.double() - want).abs().max() / want.abs().max()), gemmtuned.status()["path"])
 """
 PROBLEM = "fp16:64x256x256+bias,threads=1"
+CONTRACTS = """
+import outside_family
+import outside_gemm
+from gemmtuned.configs.problem import Problem
+from gemmtuned.kernels import families
+from gemmtuned.testing import BackendContract, FamilyContract
+
+families.add_others()
+SCORES = tuple(map(Problem.parse, ("outside.scores:fp32:9x40x72,threads=1", "outside.scores:fp32:64x33x16,threads=1")))
+
+
+class TestOutside(BackendContract):
+    backend = outside_gemm.BACKEND
+    problems = (Problem.parse("fp16:9x40x72+bias,threads=1"), Problem.parse("fp16:1x16x64,threads=1"))
+    others = (Problem.parse("bf16:9x40x72,threads=1"), *SCORES)
+
+
+class TestScores(FamilyContract):
+    family = families.FAMILIES["outside.scores"]
+    problems = SCORES
+
+
+class TestScoresBackend(BackendContract):
+    backend = outside_family.BACKEND
+    problems = SCORES
+    others = TestOutside.problems
+"""
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +125,44 @@ def test_it_is_captured_tuned_published_and_served_natively_under_its_name(home:
     assert home.counts()[(PROBLEM, "miss")] == 40
 
 
+def test_a_family_of_another_package_is_tuned_with_its_own_operator_and_published(home: Home) -> None:
+    problem = "outside.scores:fp32:512x512x16,threads=1"
+    for _ in range(6):
+        tuned = command(home, "tune", problem)
+        if tuned.returncode != 75:  # else others use the CPU: no times can be taken
+            break
+    else:
+        pytest.skip(f"the machine is in use: {tuned.stdout}")
+
+    assert tuned.returncode == 0, tuned.stderr + tuned.stdout
+    (row,) = queries.solutions(home.path / "tune.db")
+    assert (row["problem"], row["backend"], row["stamp"]) == (problem, "outside_scores", "1.2.0")
+    assert "outside_scores" in command(home, "gains").stdout
+    for unknown in ("outside.score:fp32:8x8x8,threads=1", "bool:8x8x8,threads=1"):
+        told = command(home, "tune", unknown)
+        assert told.returncode == 1 and "this version cannot tune it" in told.stdout, "and it ends"
+
+
+def test_what_it_adds_keeps_the_contracts(home: Home, tmp_path: Path) -> None:
+    (tmp_path / "test_outside.py").write_text(CONTRACTS)
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
+    done = subprocess.run(
+        [*words, "test_outside.py"], env=home.environment(AITER_TUNE_GEMM="0"), cwd=tmp_path, capture_output=True,
+        text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0 and "passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_family_that_takes_a_name_in_use_is_left_out() -> None:
+    assert families._objection(Family("dense", (), lambda problem: torch.mm)) == (
+        "its name is 'dense', expected package.family in small letters, digits and _"
+    )
+    assert not families._objection(Family("a.b", (), lambda problem: torch.mm))
+    with pytest.raises(ProblemError, match=r"family is 'dnese', expected one of dense"):
+        Problem.parse("dnese:bf16:8x8x8")
+    assert str(Problem.parse("a.b:bf16:8x8x8")) == "a.b:bf16:8x8x8"
+
+
 def test_a_record_of_an_operator_is_checked_field_by_field() -> None:
     good = (
         '{"arguments":["x","w","bias",1.0],"contiguous":["x"],"max_m":8,"operator":"a::b","package":"p",'
@@ -127,4 +195,5 @@ def test_the_page_shows_the_very_files_of_this_package() -> None:
     page = (here.parent / "docs/extending.md").read_text()
 
     assert (here / "outside/outside_gemm.py").read_text().rstrip() in page
+    assert (here / "outside/outside_family.py").read_text().rstrip() in page and CONTRACTS.strip() in page
     assert (here / "outside/pyproject.toml").read_text().partition("[project]")[2].rstrip() in page

@@ -134,11 +134,12 @@ def load(search: str, device: str) -> tuple[Search, Environment]:
     """The search function and the environment: ours, or those of the file a test named."""
     if not search:
         from gemmtuned.daemon.child.search import tune_modes
-        from gemmtuned.kernels.backends import add_others
+        from gemmtuned.kernels import backends, families
         from gemmtuned.kernels.backends import environment as environment_of
         from gemmtuned.kernels.families import tunable
 
-        add_others()
+        families.add_others()
+        backends.add_others()
         here = device_of(device)
         return tune_modes, replace(environment_of(here), tunable=tunable(here.kind))
     path, _, name = search.rpartition(":")

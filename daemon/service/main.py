@@ -238,7 +238,7 @@ def _until_done(
         if seat.environment is not None:
             with contextlib.suppress(StoreError):  # asked again at the next turn
                 states = daemon.store.states(wanted, seat.environment, now_s=now_s)
-        ended = ("failed", "waiting") if request.again else ("solved", "failed", "waiting")
+        ended = {"failed", "waiting", "untunable"} | (set() if request.again else {"solved"})
         done = sum(1 for p in wanted if p in request.settled or (p in states and states[p].state in ended))
         notice = seat.notice()
         if notice.state == "tuning":

@@ -6,20 +6,18 @@ Other packages are imported by `add_others` alone, which workers call and progra
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator
 from importlib import import_module
-from importlib.metadata import entry_points
 from pkgutil import iter_modules
 from typing import Final
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import NAME, Candidate, Device, Environment
+from gemmtuned.kernels import other_packages
 from gemmtuned.kernels.backends.base import Backend, OfferingBackend
 from gemmtuned.kernels.budget import deal
 from gemmtuned.kernels.own_kernel import Offer
 
-logger = logging.getLogger("gemmtuned.kernels")
 GROUP: Final = "gemmtuned.backends"
 
 
@@ -37,20 +35,17 @@ BACKENDS: Final[dict[str, Backend]] = _in_order(_built_in())
 
 def add_others() -> None:
     """Import the backends that other packages offer. One that does not load, or takes a name in use, is left out."""
-    found = list(BACKENDS.values())
-    for point in entry_points(group=GROUP):
-        try:
-            backend: Backend = point.load()
-            if not NAME.fullmatch(backend.name) or "." in backend.name:
-                raise ValueError(f"its name is {backend.name!r}, expected letters, digits, _ and -")
-            if BACKENDS.get(backend.name, backend) is not backend:
-                raise ValueError(f"there is a backend {backend.name} already")
-            found.append(backend)
-        except Exception as err:  # noqa: PERF203  other people's code may raise anything
-            logger.warning("backend left out entry_point=%r reason=%r", point.value, f"{type(err).__name__}: {err}")
-    ordered = _in_order(found)
+    ordered = _in_order([*BACKENDS.values(), *other_packages.found(GROUP, "backend", _objection)])
     BACKENDS.clear()
     BACKENDS.update(ordered)
+
+
+def _objection(backend: Backend) -> str:
+    if not NAME.fullmatch(backend.name) or "." in backend.name:
+        return f"its name is {backend.name!r}, expected letters, digits, _ and -"
+    if BACKENDS.get(backend.name, backend) is not backend:
+        return f"there is a backend {backend.name} already"
+    return ""
 
 
 def complexity(name: str) -> int:

@@ -1,0 +1,62 @@
+"""A family of another package, all of it: attention scores, Q @ K.T / sqrt(width), and a faster way to make them."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from gemmtuned.configs.problem import Problem
+
+_library = torch.library.Library("outside_family", "DEF")
+_library.define("scores(Tensor q, Tensor k) -> Tensor")
+
+
+def _scores(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return torch.addmm(q.new_zeros(1), q, k.t(), beta=0, alpha=1 / math.sqrt(q.shape[1]))
+
+
+_library.impl("scores", _scores, "CPU")
+
+
+def _as_programs_write_it(q: torch.Tensor, k_turned: torch.Tensor) -> torch.Tensor:
+    return torch.mm(q, k_turned) / math.sqrt(q.shape[1])
+
+
+def _suits(problem: Problem) -> bool:
+    return problem.family == "outside.scores" and problem.dtype == "fp32" and problem.layout == "nt"
+
+
+def __getattr__(name: str) -> object:
+    """FAMILY and BACKEND, made when gemmtuned asks for them."""
+    if name == "FAMILY":
+        from gemmtuned.kernels.families.base import Family
+        from gemmtuned.kernels.families.operand import Operand
+
+        class Scores(Family):
+            def reference(self, problem, inputs, sample, w64=None):  # type: ignore[no-untyped-def]
+                return super().reference(problem, inputs, sample, w64) / math.sqrt(problem.k)
+
+        return Scores(
+            "outside.scores",
+            operands=(
+                Operand("x", "mk", layout=0),
+                Operand("w", "kn", layout=1, weight=True),
+                Operand("y", "mn", result=True),
+            ),
+            stock=lambda problem: _as_programs_write_it,
+        )
+    if name == "BACKEND":
+        from gemmtuned.kernels.backends.torch_op import OperatorBackend
+
+        return OperatorBackend(
+            name="outside_scores",
+            package="outside-gemm",
+            operator="outside_family::scores",
+            arguments=("x", "w"),
+            suits=_suits,
+            kinds=("cpu",),
+        )
+    raise AttributeError(name)

@@ -1,0 +1,80 @@
+"""Every backend, family and kernel of ours keeps the contract that others' must (gemmtuned.testing)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gemmtuned.configs.problem import CHAIN_M, Problem
+from gemmtuned.configs.solution import Device, cpu_device
+from gemmtuned.kernels import catalog
+from gemmtuned.kernels.backends import BACKENDS
+from gemmtuned.kernels.families import FAMILIES
+from gemmtuned.testing import BackendContract, FamilyContract, KernelContract
+
+pytestmark = pytest.mark.usefixtures("own_compiler_cache")
+H200 = Device("cuda-nvidia-h200-132", "cuda", "NVIDIA H200", "sm_90", 132)
+
+
+def problems(*texts: str) -> tuple[Problem, ...]:
+    return tuple(map(Problem.parse, texts))
+
+
+LINEAR = problems("fp32:3x40x72,threads=1", "bf16:5x24x136+bias,threads=1")
+OF_BACKEND = {  # on a CPU; those of GPUs are run by tests/gpu
+    "torch": LINEAR + problems("batched:fp32:2x3x8x16,layout=nn,threads=1"),
+    "torch_swap": LINEAR,
+    "torch_mv": problems("fp32:1x40x72,threads=1"),
+    "onednn": problems("fp32:3x40x72,threads=1"),
+    "onednn_packed": problems("fp32:3x40x72,weight=packed,threads=1"),
+    "rows": problems(f"fp32:{CHAIN_M}x40x72,invariant=1,threads=1"),
+}
+OF_FAMILY = {
+    "dense": LINEAR + problems("fp16:9x16x64,layout=tn"),
+    "dense_add": problems("dense_add:fp32:3x40x72"),
+    "batched": problems("batched:fp32:2x3x8x16,layout=nn"),
+    "batched_add": problems("batched_add:fp32:2x3x8x16,layout=nn"),
+}
+OF_KERNEL = {
+    "gemv": problems("bf16:1x576x7168", "fp16:1x1000x1032+bias"),
+    "fragments": problems("bf16:4x576x7168", "fp16:8x1000x1032+bias"),
+    "selected": problems("bf16:16x576x7168", "fp16:12x1000x1032+bias"),
+    "warp_split_k": problems("bf16:8x576x7168", "fp16:32x1000x1032+bias"),
+    "tiles": problems("bf16:64x576x7168", "fp16:200x1000x1032+bias"),
+    "one_shot": problems("bf16:64x576x7168", "fp16:16x1536x1024+bias"),
+    "scaled_one_shot": problems(
+        "scaled:fp8_e4m3>bf16:16x576x1024,scale=row", "scaled:fp8_e4m3>bf16:64x512x2048+bias,scale=tensor"
+    ),
+}
+ALL: list[tuple[str, type, dict[str, Any]]] = [
+    *(
+        (f"Backend_{name}", BackendContract, {"backend": BACKENDS.get(name), "problems": p})
+        for name, p in OF_BACKEND.items()
+    ),
+    *(
+        (f"Family_{name}", FamilyContract, {"family": FAMILIES.get(name), "problems": p})
+        for name, p in OF_FAMILY.items()
+    ),
+    *(
+        (
+            f"Kernel_{name}",
+            KernelContract,
+            {"kernel": kernel, "backend": backend, "problems": OF_KERNEL.get(name), "device": H200},
+        )
+        for backend in catalog.FOLDERS
+        if catalog.has_compiler(backend, H200)
+        for name, kernel in catalog.kernels(backend).items()
+    ),
+]
+for _name, _contract, _members in ALL:
+    globals()[f"Test{_name}"] = type(f"Test{_name}", (_contract,), _members)
+
+
+def test_every_backend_family_and_kernel_of_ours_is_here() -> None:
+    kernels = {name for backend in catalog.FOLDERS for name in catalog.kernels(backend)}
+    of_gpus = {name for name, one in BACKENDS.items() if not one.stamps(cpu_device())}
+
+    assert set(OF_KERNEL) == kernels
+    assert set(OF_FAMILY) | {"scaled", "grouped"} == set(FAMILIES), "those two have tests of their own: no CPU runs all"
+    assert set(OF_BACKEND) == set(BACKENDS) - of_gpus
