@@ -53,7 +53,7 @@ def deal(problem: Problem, device: Device, offers: Mapping[str, Iterable[Offer]]
     """What of each backend's offers gets a place for this problem, the best first; backends in the order given."""
     found = {name: list(offered) for name, offered in offers.items()}
     shares = shares_for(problem, device, {offer.kernel for offered in found.values() for offer in offered})
-    return {name: _chosen(offered, shares, shares.of_backend(name)) for name, offered in found.items()}
+    return {name: chosen_of(offered, shares, shares.of_backend(name)) for name, offered in found.items()}
 
 
 def in_turns(lists: Iterable[Iterable[_T]]) -> Iterator[_T | None]:
@@ -62,21 +62,28 @@ def in_turns(lists: Iterable[Iterable[_T]]) -> Iterator[_T | None]:
 
 
 def shares_for(problem: Problem, device: Device, kernels: Iterable[str]) -> Shares:
+    """Those of `row_for`."""
+    table, row = _table(), row_for(problem, device, kernels)
+    return Shares(row["backends"], row["kernels"], table["alike"], table["unmeasured"])
+
+
+def row_for(problem: Problem, device: Device, kernels: Iterable[str]) -> dict[str, Any]:
     """The first row of budget.json that is about this many rows of X, this device and kernels that offer something."""
-    table, there = _table(), set(kernels)
-    for row in table["rows"]:
+    there = set(kernels)
+    for row in _table()["rows"]:
         if (
             problem.m <= row["up_to_m"]
             and row.get("clusters", has_clusters(device.arch)) == has_clusters(device.arch)
             and ("with" not in row or row["with"] in there)
             and ("without" not in row or row["without"] not in there)
         ):
-            return Shares(row["backends"], row["kernels"], table["alike"], table["unmeasured"])
+            found: dict[str, Any] = row
+            return found
     raise AssertionError("the last row of budget.json is about every problem")
 
 
-def _chosen(offered: list[Offer], shares: Shares, places: int) -> list[Candidate]:
-    """Offers with an estimate in its order, others in their own."""
+def chosen_of(offered: list[Offer], shares: Shares, places: int) -> list[Candidate]:
+    """At most `places` of these: offers with an estimate in its order, others in their own."""
     taken: Counter[object] = Counter()
     chosen: list[Offer] = []
     passed: list[Offer] = []
