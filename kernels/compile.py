@@ -36,7 +36,7 @@ class Binary:
     """A compiled kernel: what a driver loads, and what is known of it.
 
     name: the symbol in `data` (cubin or hsaco).  shared_bytes: dynamic shared memory of a launch.
-    threads: of a program.  registers: a thread.  spill_bytes: stack a thread, 0 when all is in registers.
+    threads: of a thread block.  registers: a thread.  spill_bytes: stack a thread, 0 when all is in registers.
     These two are None when no tool could tell.  null_pointers: how many null pointers it takes after the record's own
     arguments (Triton's scratch memories, which our kernels do not use; their number changes with its version).
     """
@@ -138,9 +138,9 @@ def _reason(err: BaseException) -> str:
 
 
 def _give_room_to_exchange(kernel: Any, record: LaunchRecord, arch: str) -> None:
-    """Make Triton launch clusters, with shared memory for what their programs send one another.
+    """Make Triton launch clusters, with shared memory for what their thread blocks send one another.
 
-    Raises CandidateFailed when a program would send more or less than the others wait for.
+    Raises CandidateFailed when a thread block would send more or less than the others wait for.
     """
     assert record.exchange is not None
     sends = re.findall(r"st\.async[^;]*?bytes(\.v2)?\.f32", kernel.asm.get("ptx", ""))  # .v2: a pair

@@ -180,7 +180,7 @@ def test_a_kernels_stamp_changes_with_what_it_is_made_of_and_with_nothing_else(
     for name, old, new, changed in (
         ("gemv", "return 64 if arch", "return 32 if arch", set()),
         ("gemv", "total = tl.sum(acc, 1)", "total = tl.sum(acc, 1) * 2", {"gemv"}),
-        ("load_barrier", "which a program knows", "which it knows", set()),  # a docstring
+        ("load_barrier", "known to a thread block", "known", set()),  # a docstring
         ("split_k", "tl.atomic_add", "tl.atomic_max", {"gemv", "tiles", "warp_split_k"}),  # of those that import it
         ("diagonal", "bar.sync 0;", "", {"gemv"}),  # in what a text of PTX is made by
         ("diagonal", "WARPS_ADDED_UP: Final = (2, 4, 8)", "WARPS_ADDED_UP: Final = (2, 4)", {"gemv"}),

@@ -1,7 +1,7 @@
-"""One shot, M up to 256 on sm_90: a program's part of W and X on its way at once, sums over a cluster (one_shot.cu).
+"""One shot, M up to 256 on sm_90: a thread block's part of W and X on its way at once, sums over a cluster.
 
 What goes through a unit's shared memory decides: so clusters are large and tiles as low as one wave allows.
-Above 64 tokens a program takes a tile of them, and has a warp group for each 64.
+Above 64 tokens a thread block takes a tile of them, and has a warp group for each 64.
 """
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ MIN_M, MAX_M = 9, 256  # below, kernels that read X fewer times are faster
 BLOCK_K: Final = 64  # of K: a row of 128 bytes, which is also how wide the swizzle is
 MAX_ROWS: Final = 256  # of wgmma
 GROUP_TOKENS: Final = 64  # of its other operand: a warp group takes as many
-MAX_TOKENS: Final = 128  # of a program
+MAX_TOKENS: Final = 128  # of a thread block
 GROUP_WARPS: Final = 4
 LD_MULTIPLE: Final = 8  # copies of 16 bytes
 _MAX_K: Final = 1 << 24  # bytes of a row are counted in 32 bits
 _MOST_DEPTH: Final = 80  # more blocks of 8 rows and 16 tokens than shared memory has room for
-_LEAST_DEPTH: Final = 4  # blocks that have to fit, where a program has more
-_RING: Final = 6  # blocks of a ring at least, and
-_ON_THEIR_WAY: Final = 80 << 10  # bytes of W in it: with more, programs hold each other up; with fewer, memory idles
+_LEAST_DEPTH: Final = 4  # blocks that have to fit, where a thread block has more
+_RING: Final = 6  # blocks of a ring at least
+# Bytes of W in it: with more, thread blocks hold each other up; with fewer, memory idles
+_ON_THEIR_WAY: Final = 80 << 10
 _LEAST_FILLED: Final = 0.6  # part of the units
 _UNIT_BYTES: Final = 512  # of sums
 _FEW_ROWS: Final = 64  # of X; with more, where there is so much of Y for each unit, the library's large tiles lead
@@ -62,8 +63,8 @@ _TYPES: Final = {"bf16": "bf16", "fp16": "f16"}
 class OneShot:
     """One configuration for one problem.
 
-    rows: of W, that a program takes.  parts: of K, as many programs a cluster has.  tokens: of X, that a program takes
-    at most; warps of the tensor core's instruction have 16 each.
+    rows: of W, that a thread block takes.  parts: of K, as many thread blocks a cluster has.  tokens: of X, that a
+    thread block takes at most; warps of the tensor core's instruction have 16 each.
     """
 
     m: int
@@ -77,17 +78,17 @@ class OneShot:
 
     @property
     def groups(self) -> int:
-        """Warp groups of a program."""
+        """Warp groups of a thread block."""
         return -(-self.tokens // GROUP_TOKENS)
 
     @property
     def warps(self) -> int:
-        """Of a program."""
+        """Of a thread block."""
         return GROUP_WARPS * self.groups
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Programs: a whole cluster for each tile of W, along the first axis; tiles of tokens along the second."""
+        """Thread blocks: a whole cluster for each tile of W, along the first axis; tiles of tokens along the second."""
         return -(-self.n // self.rows) * self.parts, -(-self.m // self.tokens)
 
     @property
@@ -97,18 +98,18 @@ class OneShot:
 
     @property
     def most(self) -> int:
-        """Blocks of K of a program; some have one less."""
+        """Blocks of K of a thread block; some have one less."""
         return -(-(self.k // BLOCK_K) // self.parts)
 
     @property
     def received(self) -> int:
-        """Units of sums that come to a program at most, its own among them; of 16 tokens x 8 rows each."""
+        """Units of sums that come to a thread block at most, its own among them; of 16 tokens x 8 rows each."""
         units = self.tokens // 16 * (self.rows // 8)
         return self.parts * -(-units // self.parts) if self.parts > 1 else 0
 
     @property
     def takes_kb(self) -> tuple[float, float]:
-        """What comes into a program, in units of 1024 bytes: of W, and of sums."""
+        """What comes into a thread block, in units of 1024 bytes: of W, and of sums."""
         return self.most * BLOCK_K * 2 * self.rows / 1024, self.received * _UNIT_BYTES / 1024
 
     @property
@@ -135,7 +136,7 @@ class OneShot:
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory of a program."""
+        """Bytes of shared memory of a thread block."""
         return self._bytes(self.depth)
 
     def _bytes(self, depth: int) -> int:

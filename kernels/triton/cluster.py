@@ -1,14 +1,14 @@
-"""Split-K inside one cluster (NVIDIA, sm_90 and later): programs of a tile put their sums into each other's memory.
+"""Split-K inside one cluster (NVIDIA, sm_90 on): thread blocks of a tile put their sums into each other's memory.
 
-The programs of a cluster are on the device at the same time, and each can write to the others' shared memory, so that
-no sum goes through the device's memory.  Each program owns some lines of the tile: it gets their sums from all, adds
-them up in the order of the slices of K, so that results are bitwise equal from run to run, and stores them.
+The thread blocks of a cluster are on the device at the same time, and each can write to the others' shared memory, so
+that no sum goes through the device's memory.  Each thread block owns some lines of the tile: it gets their sums from
+all, adds them up in the order of the slices of K, so that results are bitwise equal from run to run, and stores them.
 
-Triton has no words for this, so it is PTX (ISA 8.1: mapa, st.async, mbarrier).  A program's barrier counts the bytes
-that have come, which makes them visible without a fence over the whole device; how many will come is known before the
-launch, and compile.py checks that no more and no fewer are sent.  A cluster runs whole or not at all.  The sums and the
-barrier lie behind the shared memory that Triton has allotted, at the end of what the kernel is launched with
-(launch.py: Exchange).  The cluster is SPLIT programs along the grid's first axis.
+Triton has no words for this, so it is PTX (ISA 8.1: mapa, st.async, mbarrier).  A thread block's barrier counts the
+bytes that have come, which makes them visible without a fence over the whole device; how many will come is known before
+the launch, and compile.py checks that no more and no fewer are sent.  A cluster runs whole or not at all.  The sums and
+the barrier lie behind the shared memory that Triton has allotted, at the end of what the kernel is launched with
+(launch.py: Exchange).  The cluster is SPLIT thread blocks along the grid's first axis.
 """
 # mypy: disable-error-code="misc,untyped-decorator,no-untyped-def,no-untyped-call"
 
@@ -26,9 +26,9 @@ _BEGINS = tl.constexpr(SHARED_BEGINS)
 
 @triton.jit
 def _end(ALONE: tl.constexpr):
-    """Where this program's shared memory ends.  ALONE: Triton has allotted none, and so has no name for its begin.
+    """Where this thread block's shared memory ends.  ALONE: Triton has allotted none, and so has no name for its begin.
 
-    An address names the program that it belongs to: a barrier of one's own, too, is reached by no other.
+    An address names the thread block that it belongs to: a barrier of one's own, too, is reached by no other.
     """
     if ALONE:
         return tl.inline_asm_elementwise(
@@ -50,7 +50,7 @@ def _end(ALONE: tl.constexpr):
 
 @triton.jit
 def _of(address, rank):
-    """The same address in the shared memory of the cluster's program `rank`."""
+    """The same address in the shared memory of the cluster's thread block `rank`."""
     return tl.inline_asm_elementwise(
         "mapa.shared::cluster.u32 $0, $1, $2;", "=r,r,r", [address, rank], dtype=tl.int32, is_pure=True, pack=1
     )
@@ -65,7 +65,7 @@ def begin(
     COPIES: tl.constexpr,
     ALONE: tl.constexpr = False,
 ):
-    """Before anything is sent: set up this program's barrier, and say so."""
+    """Before anything is sent: set up this thread block's barrier, and say so."""
     EACH: tl.constexpr = (LINES + SPLIT - 1) // SPLIT
     mine = tl.maximum(tl.minimum(LINES - part * EACH, EACH), 0)
     tl.inline_asm_elementwise(
@@ -86,7 +86,7 @@ def begin(
 
 @triton.jit
 def _send(address, barrier, values):
-    """Pairs of fp32 values that are neighbours in `values` and at their addresses in another program's memory."""
+    """Pairs of fp32 values that are neighbours in `values` and at their addresses in another thread block's memory."""
     tl.inline_asm_elementwise(
         "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [$2], {$6, $7}, [$4]; "
         "mov.u32 $0, 0; mov.u32 $1, 0;",
@@ -117,7 +117,7 @@ def _read(address):
 
 @triton.jit
 def _slots(LINES: tl.constexpr, WIDE: tl.constexpr, SPLIT: tl.constexpr, COPIES: tl.constexpr, ALONE: tl.constexpr):
-    """Where the sums that come to this program begin; its barrier lies behind them."""
+    """Where the sums that come to this thread block begin; its barrier lies behind them."""
     EACH: tl.constexpr = (LINES + SPLIT - 1) // SPLIT
     return _end(ALONE) - (SPLIT * COPIES * EACH * (WIDE + _PAD) * 4 + _BARRIER)
 
@@ -134,7 +134,7 @@ def place_of(
     COPIES: tl.constexpr,
     ALONE: tl.constexpr = False,
 ):
-    """The address of a sum, in the memory of the program that adds up its line."""
+    """The address of a sum, in the memory of the thread block that adds up its line."""
     STRIDE: tl.constexpr = (WIDE + _PAD) * 4
     EACH: tl.constexpr = (LINES + SPLIT - 1) // SPLIT
     SLOT: tl.constexpr = EACH * STRIDE
@@ -145,20 +145,20 @@ def place_of(
 
 @triton.jit
 def barrier_of(line, LINES: tl.constexpr, SPLIT: tl.constexpr, ALONE: tl.constexpr = False):
-    """The barrier of that program."""
+    """The barrier of that thread block."""
     EACH: tl.constexpr = (LINES + SPLIT - 1) // SPLIT
     return _of(_end(ALONE) - _BARRIER, line // EACH)
 
 
 @triton.jit
 def own_place(OWN: tl.constexpr, LINES: tl.constexpr, WIDE: tl.constexpr, SPLIT: tl.constexpr, ALONE: tl.constexpr):
-    """The address of the OWN values that a program keeps for itself; it sends one copy of its sums."""
+    """The address of the OWN values that a thread block keeps for itself; it sends one copy of its sums."""
     return _slots(LINES, WIDE, SPLIT, 1, ALONE) - OWN * 4
 
 
 @triton.jit
 def all_have_begun(ALONE: tl.constexpr = False):
-    """Wait until the cluster's other programs can be sent to."""
+    """Wait until the cluster's other thread blocks can be sent to."""
     tl.inline_asm_elementwise(
         "barrier.cluster.wait.aligned; mov.u32 $0, $1;", "=r,r", [_end(ALONE)], dtype=tl.int32, is_pure=False, pack=1
     )
@@ -180,7 +180,7 @@ def collect_and_store(
     COPIES: tl.constexpr,
     ALONE: tl.constexpr = False,
 ):
-    """Add up what has been sent of this program's own lines, and store it in y."""
+    """Add up what has been sent of this thread block's own lines, and store it in y."""
     STRIDE: tl.constexpr = (WIDE + _PAD) * 4
     EACH: tl.constexpr = (LINES + SPLIT - 1) // SPLIT
     SLOT: tl.constexpr = EACH * STRIDE
@@ -221,7 +221,7 @@ def add_up_and_store(
     SPLIT: tl.constexpr,
     COPIES: tl.constexpr,
 ):
-    """Add up LINES x WIDE `sums` over the cluster's programs, and over COPIES that each has; store them in y.
+    """Add up LINES x WIDE `sums` over the cluster's thread blocks, and over COPIES that each has; store them in y.
 
     line, place, copy: indices of `sums`, shaped to be broadcast.  line_is_row: of W, else it is a token.
     """

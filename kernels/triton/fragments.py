@@ -14,11 +14,12 @@ in front: they come from nearer, and loads return in order.  Each warp takes its
 > 1 cuts K over the thread blocks of a cluster, too (cluster.py).  An instruction waits for the one that adds to the
 same sums: `chains` takes turns among so many.
 
-Loads are the first thing that a program does.  Rows of X past M read the last one again, for a masked load needs zeros
-in its registers first; the cluster's barrier is set up behind the loads, and the addresses of the sums are made while
-they are on their way.  `registers` holds the compiler to what lets all programs of a unit be there at once, 0 does not;
-then, or with more than eight rows of X, a barrier holds the loads of every group together.  Else only those of the
-first in a cluster, and of programs that have no other: with a limit the compiler has little to move loads behind.
+Loads are the first thing that a thread block does.  Rows of X past M read the last one again, for a masked load needs
+zeros in its registers first; the cluster's barrier is set up behind the loads, and the addresses of the sums are made
+while they are on their way.  `registers` holds the compiler to what lets all thread blocks of a unit be there at once,
+0 does not; then, or with more than eight rows of X, a barrier holds the loads of every group together.  Else only those
+of the first in a cluster, and of thread blocks that have no other: with a limit the compiler has little to move loads
+behind.
 """
 # mypy: disable-error-code="misc,untyped-decorator,no-untyped-def,no-untyped-call,assignment,var-annotated"
 # ruff: noqa: RUF005  (Triton knows no unpacking)

@@ -1,9 +1,9 @@
 """M = 1: dot products, on the ordinary FMA units or (`mma` 1) by the tensor core; reading W is most of the work.
 
-y[1, N] = x[1, K] @ W[N, K].T + bias.  A program owns `rows` rows of W and walks K in steps of `block_k`, each thread
-with 16-byte loads straight to registers: nothing is shared between threads until the final sum.  `split` > 1 cuts K
-where N alone has too few rows for all units, and the last program adds up.  The tensor core (diagonal.py) takes a tenth
-of the instructions for the products, which shows where all data arrive at about the same time.
+y[1, N] = x[1, K] @ W[N, K].T + bias.  A thread block owns `rows` rows of W and walks K in steps of `block_k`, each
+thread with 16-byte loads straight to registers: nothing is shared between threads until the final sum.  `split` > 1
+cuts K where N alone has too few rows for all units, and the last thread block adds up.  The tensor core (diagonal.py)
+takes a tenth of the instructions for the products, which shows where all data arrive at about the same time.
 
 `hold` 1 and 2 keep the loads of `unroll` steps on their way together (load_barrier.py), where the compiler would wait
 for some before it issues the others: with 1 those of W and x, with 2 those of W, then those of x.

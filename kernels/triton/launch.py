@@ -24,7 +24,7 @@ MAX_GRID_YZ: Final = 65535
 COUNTERS_BYTES: Final = 1 << 16
 EXCHANGE_PAD: Final = 8  # values behind each line: what a warp sends at once lies in different banks
 BARRIER_BYTES: Final = 16
-SHARED_BEGINS: Final = 1024  # address of a program's shared memory from sm_90 on: the system's lies before
+SHARED_BEGINS: Final = 1024  # address of a thread block's shared memory from sm_90 on: the system's lies before
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Axis:
     block: int
 
     def size(self, m: int, n: int) -> int:
-        """Programs, or clusters, along this axis for this shape."""
+        """Thread blocks, or clusters, along this axis for this shape."""
         if not self.over:
             return self.block
         return -(-(m if self.over == "m" else n) // self.block)
@@ -45,8 +45,8 @@ class Axis:
 class Exchange:
     """The sums of a tile that meet in the shared memory of a cluster (cluster.py).
 
-    Each program sends `copies` of lines x wide fp32 values, and gets those of its own lines from all.  own: values that
-    it keeps for itself, in front of those.
+    Each thread block sends `copies` of lines x wide fp32 values, and gets those of its own lines from all.  own: values
+    that it keeps for itself, in front of those.
     """
 
     lines: int
@@ -56,11 +56,11 @@ class Exchange:
 
     @property
     def values(self) -> int:
-        """What a program sends."""
+        """What a thread block sends."""
         return self.lines * self.wide * self.copies
 
     def bytes(self, split: int) -> int:
-        """Shared memory of a program in a cluster of `split`: for the sums, and for its barrier."""
+        """Shared memory of a thread block in a cluster of `split`: for the sums, and for its barrier."""
         sent = -(-self.lines // split) * (self.wide + EXCHANGE_PAD) * split * self.copies
         return (sent + self.own) * 4 + BARRIER_BYTES
 
@@ -72,8 +72,8 @@ class LaunchRecord:
     arguments: names of what the binary takes, in its order; `m`, `ldx`, `ldw` are int32 (leading dimensions in
     elements), the others pointers.
     ld_multiple: leading dimensions must be a multiple of this; pointers of POINTER_ALIGN bytes.
-    cluster: programs that a tile's slices of K are cut over in one cluster, along the grid's first axis, which then
-    has that many times the programs; 1 without.  exchange: what they send one another there.
+    cluster: thread blocks that a tile's slices of K are cut over in one cluster, along the grid's first axis, which
+    then has that many times the thread blocks; 1 without.  exchange: what they send one another there.
     own_ptx: it has products or barriers written in PTX (mma.m16n8k16, bar.red).
     max_registers: of a thread, for the compiler to keep to; 0: it chooses.
     counters_bytes: of the counters in use.  partials_offset, workspace_bytes: for an M up to `max_m`.
@@ -132,8 +132,8 @@ def make_record(
 ) -> LaunchRecord:
     """LaunchRecord for a problem of layout nt; `drop` names arguments this kernel does not have.
 
-    tile_values: values of Y a program makes, so the size of its partial sum.  exchange: None when slices of K meet in
-    the workspace.
+    tile_values: values of Y a thread block makes, so the size of its partial sum.  exchange: None when slices of K meet
+    in the workspace.
 
     Raises CandidateFailed when no kernel of ours can run the problem.
     """

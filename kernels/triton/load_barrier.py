@@ -14,7 +14,7 @@ import triton.language as tl
 
 @triton.jit
 def issued():
-    """0.0, which a program knows only when all its threads have issued their loads up to here; none has waited for one.
+    """0.0, known to a thread block only when all its threads have issued their loads up to here; none has waited.
 
     To be added to what the products are added to.
     """

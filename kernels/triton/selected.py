@@ -11,8 +11,9 @@ bytes of one row of W: of its own row and its neighbour's it loads one half each
 then give each other what is not theirs.
 
 The rest is as in `fragments`: no operand in shared memory, the loads of `ahead` steps on their way together, those of X
-in front, a share of K for each warp, `split` > 1 programs of a cluster that cut K (sm_90), a limit on `registers`.  But
-warps add up their sums in the program's own memory, where they have enough of them, before they send them to others.
+in front, a share of K for each warp, `split` > 1 thread blocks of a cluster that cut K (sm_90), a limit on `registers`.
+But warps add up their sums in the thread block's own memory, where they have enough of them, before they send them to
+others.
 """
 # mypy: disable-error-code="misc,untyped-decorator,no-untyped-def,no-untyped-call,assignment,var-annotated"
 # ruff: noqa: RUF005  (Triton knows no unpacking)
@@ -190,7 +191,7 @@ def selected(
     WHOLE: tl.constexpr = K == STEP * STEPS * SPLIT and STEPS % AHEAD == 0
     BLOCKS: tl.constexpr = BLOCK_N // 8  # of eight rows of W
     VALUES: tl.constexpr = 4 * BLOCKS  # sums of a lane
-    SIZE: tl.constexpr = _TOKENS * BLOCK_N  # of a program, for each thread EACH
+    SIZE: tl.constexpr = _TOKENS * BLOCK_N  # of a thread block, for each thread EACH
     EACH: tl.constexpr = SIZE // (32 * WARPS)
     tile = tl.program_id(0) // CLUSTER
     part = tl.program_id(0) % CLUSTER

@@ -1,8 +1,8 @@
-"""Split-K inside one launch: the last program of a tile adds up what all of them left in the workspace.
+"""Split-K inside one launch: the last thread block of a tile adds up what all of them left in the workspace.
 
-No program waits for another, so nothing can hang whatever order the device runs them in.  The partial sums
-are added in the order of the slices, so results are bitwise equal from run to run.  Where programs can be in a cluster
-they need not go through memory: cluster.py.
+No thread block waits for another, so nothing can hang whatever order the device runs them in.  The partial sums
+are added in the order of the slices, so results are bitwise equal from run to run.  Where thread blocks can be in a
+cluster they need not go through memory: cluster.py.
 """
 # mypy: disable-error-code="misc,untyped-decorator,no-untyped-def,no-untyped-call"
 
@@ -14,9 +14,9 @@ import triton.language as tl
 
 @triton.jit
 def arrived_last(counters, tile, SPLIT: tl.constexpr):
-    """Count this program in for its tile; true in the one that arrives last, which must call `reset`.
+    """Count this thread block in for its tile; true in the one that arrives last, which must call `reset`.
 
-    The barrier puts all threads' stores before the one atomic; acq_rel makes them visible to the last program.
+    The barrier puts all threads' stores before the one atomic; acq_rel makes them visible to the last thread block.
     """
     tl.debug_barrier()
     return tl.atomic_add(counters + tile, 1, sem="acq_rel", scope="gpu") == SPLIT - 1

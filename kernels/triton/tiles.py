@@ -1,10 +1,10 @@
-"""Any M, N, K: plain tiles of the tensor core, with K cut over programs where there are too few tiles.
+"""Any M, N, K: plain tiles of the tensor core, with K cut over thread blocks where there are too few tiles.
 
 Y[M, N] = X[M, K] @ W[N, K].T + bias.  `swap` puts rows of W on the long side of the matrix instruction and tokens on
 the short one (16 tokens then still use the warp-group instruction of sm_90); without it rows of X are on the long
-side.  `split` > 1 cuts K: with `cluster` 1 programs put their sums into each other's memory (cluster.py), without it
-the last program of a tile adds up (split_k.py).  `group` is Triton's GROUP_SIZE_M: the search leaves it at 1, seeds
-from other tools' tables have more.
+side.  `split` > 1 cuts K: with `cluster` 1 thread blocks put their sums into each other's memory (cluster.py), without
+it the last thread block of a tile adds up (split_k.py).  `group` is Triton's GROUP_SIZE_M: the search leaves it at 1,
+seeds from other tools' tables have more.
 """
 # mypy: disable-error-code="misc,untyped-decorator,no-untyped-def,no-untyped-call"
 

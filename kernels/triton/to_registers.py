@@ -25,7 +25,8 @@ from gemmtuned.kernels.estimates import even_steps, largest
 
 STEP_K: Final = 64  # values of K that a warp takes in a step: 128 bytes of each row
 _WASTE: Final = 1.35  # at most this part of K is computed in vain, if not read, at the end of the last slice
-_MOST: Final = 32  # warps on a unit, where programs or warps share K; where there are enough, each has one at least
+# Warps on a unit, where thread blocks or warps share K; where there are enough, each has one at least
+_MOST: Final = 32
 _REGISTERS: Final = 240  # of a thread
 MOST_TOKENS: Final = 16  # rows of X in the products of a warp
 _SQUEEZED: Final = 8  # so many more than there are can the compiler do without
@@ -38,9 +39,9 @@ Config = dict[str, int]
 class Fit:
     """Constants of one kernel's estimate: bytes a us of the device, else us.
 
-    latency_us: bytes in flight over it are a unit's rate.  wait_us: of each group of loads, in each round of programs;
-    round_us: of each more of them.  beyond_us: of each part of K computed beyond its end.  token_us: of a row of X.
-    load_us: of each load of a thread that is on its way at once with others.
+    latency_us: bytes in flight over it are a unit's rate.  wait_us: of each group of loads, in each round of thread
+    blocks; round_us: of each more of them.  beyond_us: of each part of K computed beyond its end.  token_us: of a row
+    of X.  load_us: of each load of a thread that is on its way at once with others.
     """
 
     bandwidth: float
@@ -86,7 +87,7 @@ _KEEPS = tl.constexpr({values: _keeps(values) for values in (4, 8)})
 
 @triton.jit
 def keep_first(address, sums, VALUES: tl.constexpr):
-    """Put the first VALUES of each thread's eight sums, pairs that lie side by side, into this program's memory."""
+    """Put the first VALUES of each thread's eight sums, pairs side by side, into this thread block's memory."""
     tl.inline_asm_elementwise(
         _KEEPS[VALUES], "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r,r,r,r,r,f,f,f,f,f,f,f,f", [address, sums],
         dtype=tl.int32, is_pure=False, pack=8,
@@ -212,13 +213,13 @@ def _registers_for(warps: int) -> int:
 
 
 def busiest(n: int, units: int, config: Mapping[str, int]) -> int:
-    """Programs of the busiest unit, with room for all."""
+    """Thread blocks of the busiest unit, with room for all."""
     at_once = filled(units, config["split"])
     return -(-(-(-n // config["rows"]) * config["split"]) // at_once)
 
 
 def room(registers: int, warps: int) -> int:
-    """Programs of so many warps, and registers a thread, that a unit holds at once."""
+    """Thread blocks of so many warps, and registers a thread, that a unit holds at once."""
     each = -(-registers // 8) * 8
     return max(1, min(32, 4 * (512 // each) // warps))
 

@@ -1,10 +1,10 @@
 """Which tile parameters are worth trying, and a guess of the time each will take.
 
 Rules make the space small, read off some 10,000 timings on an H200 (20 weights, M = 1 to 64).  K is split so that the
-programs fill one, two or three waves of the device: a third of a wave more costs a whole one.  In clusters more cuts
-are worth trying, for one costs less and no size of a cluster fills a device in the same way as another.  The ring of
-loads holds 20 to 96 KiB of W a unit: less cannot hide the latency of memory, more fills slower than it helps.  What is
-left, some 15 to 310 candidates, is ordered by the estimate, whose constants were fitted to the same timings.
+thread blocks fill one, two or three waves of the device: a third of a wave more costs a whole one.  In clusters more
+cuts are worth trying, for one costs less and no size of a cluster fills a device in the same way as another.  The ring
+of loads holds 20 to 96 KiB of W a unit: less cannot hide the latency of memory, more fills slower than it helps.  What
+is left, some 15 to 310 candidates, is ordered by the estimate, whose constants were fitted to the same timings.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WAVES: Final = (1, 2, 3)
 MAX_SPLIT: Final = 16
 _CLUSTER_WAVES: Final = (0.6, 3.0)
 _WASTE: Final = 1.1  # at most this part of K is computed in vain at the end of the last slice
-_EVEN: Final = 0.85  # an even split needs no mask in the loop: worth this many programs fewer
+_EVEN: Final = 0.85  # an even split needs no mask in the loop: worth this many thread blocks fewer
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Constants:
     reread: weight of X in L2 traffic.  step: of the loop, but for what the warp-group instruction does by itself;
     mma: its growth with a thread's share of the products.  reduce, partial_mb, tail_10kb: of the sum over slices, by
     bytes of all partial sums, and of one tile's.  exchange, sent_10kb: of the sum in a cluster, and by the
-    bytes that a program sends.  stage, warp: of each more.  masked: loss of a masked loop, in 3 %.
+    bytes that a thread block sends.  stage, warp: of each more.  masked: loss of a masked loop, in 3 %.
     """
 
     bandwidth: float
@@ -54,9 +54,9 @@ class Constants:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """One candidate as the estimate sees it: a program reads rows x block_k of W `groups` times a step.
+    """One candidate as the estimate sees it: a thread block reads rows x block_k of W `groups` times a step.
 
-    groups: warps that have a share of K of their own, else 1.  shared: bytes of a program.
+    groups: warps that have a share of K of their own, else 1.  shared: bytes of a thread block.
     """
 
     rows: int
@@ -73,7 +73,7 @@ class Tile:
 
 
 def splits(tiles: int, k: int, step_k: int, units: int) -> list[int]:
-    """How many slices of K fill WAVES waves of `units` programs with this many tiles of Y; step_k: K of one step."""
+    """Slices of K that fill WAVES waves of `units` thread blocks with this many tiles of Y; step_k: K of one step."""
     found = []
     for waves in WAVES:
         allowed = [1]
@@ -88,7 +88,7 @@ def splits(tiles: int, k: int, step_k: int, units: int) -> list[int]:
 
 
 def cuts(tiles: int, k: int, step_k: int, units: int, *, arch: str) -> list[tuple[int, int]]:
-    """(split, cluster) worth trying: K cut over the programs of a cluster, over memory where clusters do not fit."""
+    """(split, cluster) worth trying: K cut over the blocks of a cluster, over memory where clusters do not fit."""
     over_memory = splits(tiles, k, step_k, units)
     if not has_clusters(arch):
         return [(split, 0) for split in over_memory]
@@ -118,8 +118,8 @@ def ring_stages(
 ) -> list[int]:
     """Numbers of stages whose loads of W on a unit add up to each of ring_bytes, as far as shared memory allows.
 
-    w_bytes, shared_bytes: W, and W and X, that a program loads in one step.  most: stages.  One stage is computed on
-    while the others are loaded.  AMD's pipeline has no more than two.
+    w_bytes, shared_bytes: W, and W and X, that a thread block loads in one step.  most: stages.  One stage is computed
+    on while the others are loaded.  AMD's pipeline has no more than two.
     """
     if arch.startswith("gfx"):
         return [2]
@@ -139,7 +139,7 @@ def estimate_us(m: int, n: int, k: int, units: int, tile: Tile, c: Constants, *,
     programs = -(-n // tile.rows) * -(-m // tile.tokens) * tile.split
     resident = max(1, min(16, shared_limit(arch) // (tile.shared + 1024), 64 // tile.warps))
     at_once = filled(units, tile.split) if tile.cluster else units
-    busiest = -(-programs // at_once)  # programs of the busiest unit
+    busiest = -(-programs // at_once)  # thread blocks of the busiest unit
     here = min(busiest, resident)
     read = tile.groups * tile.rows * tile.block_k * 2  # bytes of W in a step
     whole_k = tile.steps * tile.block_k * tile.groups * tile.split

@@ -1,10 +1,10 @@
-"""M <= 32: each warp of a program takes its own share of K, and tensor cores do the dot products.
+"""M <= 32: each warp of a thread block takes its own share of K, and tensor cores do the dot products.
 
 Y[M, N] = X[M, K] @ W[N, K].T + bias.  Rows of W lie on the long side of the matrix instruction and the few tokens on
 the short one.  The three-dimensional dot puts `warps` on its batch axis, so that a tile of 16 or 32 rows still
 keeps all warps busy with a deep ring of loads each; their sums meet once at the end.  `split` > 1 cuts K over
-programs too: with `cluster` 1 they put their sums into each other's memory (cluster.py), with 0 the last program of a
-tile adds up (split_k.py).
+thread blocks too: with `cluster` 1 they put their sums into each other's memory (cluster.py), with 0 the last thread
+block of a tile adds up (split_k.py).
 """
 # mypy: disable-error-code="misc,untyped-decorator,no-untyped-def,no-untyped-call"
 
