@@ -19,7 +19,7 @@ ACTS: Final = (
     "", *(f"{name}{gated}{weighted}" for name in ("silu", "gelu", "relu", "swiglu") for gated in ("", "_gated")
           for weighted in ("", "_weighted")),
 )  # fmt: skip
-PACKINGS: Final = ("", "16x16", "marlin", "humming")
+PACKINGS: Final = ("", "16x16", "marlin", "humming", "opaque")  # opaque: known to an engine's operator alone
 _NAMES: Final = {number: name for name, number in DTYPES.items()}
 
 
@@ -126,6 +126,7 @@ def header() -> str:
         assert len(constants) == len(_LISTS[name]), f"{name} has other members than its list in configs/problem.py"
         lines.append(f"enum {name} : uint8_t {{ {', '.join(constants)} }};")
     lines.append(f"constexpr uint32_t kChainM = {CHAIN_M};  // m of a batch-invariant problem, whatever was called")
+    lines.append(f"constexpr uint8_t kOpaque = {PACKINGS.index('opaque')};  // packing")
     lines.append(f"enum Flag : uint8_t {{ {', '.join(f'{name} = {bit}' for name, bit in FLAGS.items())} }};")
     lines += ["", "struct ProblemFields {"]
     for field in FIELDS:

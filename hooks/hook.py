@@ -277,6 +277,7 @@ class Hook:
         self.tables.follow_places()
         opened = self.patches.breaker.turn(now_s, self.account.report_failures(self.flusher))
         self.patches.follow_mode()
+        self.patches.look_for_foreign()
         self.patches.tell_of_others()
         if opened:
             tell(log, logging.WARNING, "dispatch switched off reason=%s", self.patches.breaker.note)

@@ -20,6 +20,7 @@ from gemmtuned.configs.settings import BATCH_INVARIANT, Settings, batch_invarian
 from gemmtuned.hooks import native
 from gemmtuned.hooks.breaker import Breaker
 from gemmtuned.hooks.compiled import Compiled
+from gemmtuned.hooks.foreign import ForeignOperators
 from gemmtuned.hooks.graphs import GraphCounts
 from gemmtuned.hooks.native import build as native_build
 from gemmtuned.hooks.routes import Routes
@@ -46,6 +47,7 @@ class Patches:
         self.mode = native.OFF  # as it is set
         self._invariant = ""  # who asks for kernels that are the same for every M
         self._told_others = Once()
+        self.foreign = ForeignOperators()
 
     def install(self) -> None:
         """Patch torch, or say why not."""
@@ -150,6 +152,11 @@ class Patches:
         )
 
     # ---- kernels of others
+
+    def look_for_foreign(self) -> None:
+        """Have engines' own operators counted that have come since the last look."""
+        if self._library.native is not None and self.counts:
+            self.foreign.look(self._library.native)
 
     def overridden(self, *, anew: bool = False) -> dict[str, str]:
         """Operators whose calls do not reach us: name -> where the kernel that serves them was registered."""

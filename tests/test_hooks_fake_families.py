@@ -273,3 +273,29 @@ def test_the_record_of_our_own_kernel_takes_the_calls_it_is_for(run: Any) -> Non
     """,
     )
     assert said == [True, [True, True, True], ["scaled exact 4"], 4, []]
+
+
+def test_an_engines_operator_is_routed_into_its_own_result(run: Any) -> None:
+    """What torch's own product with fast sums is served by, `_C::cutlass_scaled_mm` is, too: the same key."""
+    said = run(
+        OPERANDS,
+        SCALED,
+        """
+    from gemmtuned.hooks.foreign import FORMS, OPERATORS
+    engine, stock = torch.library.Library("_C", "FRAGMENT"), []
+    engine.define("cutlass_scaled_mm(Tensor! out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, "
+                  "Tensor? bias) -> ()")
+    engine.impl("cutlass_scaled_mm", lambda *operands: stock.append(len(operands)), "CUDA")
+    problem = replace(problem, math_mode="reduced")
+    served(problem, *library(problem, *sizes, scale_x="row", scale_w="row", fast=True))
+    [one] = [operator for operator in OPERATORS if operator.name == "_C::cutlass_scaled_mm"]
+    stands = [hook.stand_before(one.name, one.schema, one.arguments, FORMS.index(one.form)) for _ in range(2)]
+    out = torch.ops.fake.on_gpu(torch.zeros(4, 8, dtype=torch.bfloat16))
+    f = torch.ops._C.cutlass_scaled_mm
+    gave = [f(out, gx8, gw8.t(), gsx, gsw.t(), None) for _ in range(3)]
+    same = torch.equal(host(out), right)
+    f(out, gx8[:2], gw8.t(), gsx[:2], gsw.t(), None)  # another size: the engine's own
+    print(json.dumps([stands, gave, same, stock, outcomes(), calls("cublasLtMatmul"), hook.failures()]))
+    """,
+    )
+    assert said == [[True, False], [None] * 3, True, [6], ["scaled exact 3", "scaled miss 1"], 3, []]

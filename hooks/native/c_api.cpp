@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <type_traits>
 
+#include "foreign.h"
 #include "install.h"
 #include "mirrored.h"
 #include "own_operators.h"
@@ -23,6 +24,12 @@ namespace {
 
 struct Quiet : c10::WarningHandler {  // torch warns once when a kernel is overridden; that is what we are here for
   void process(const c10::Warning&) override {}
+};
+
+struct WithHandler {
+  explicit WithHandler(c10::WarningHandler& one) { c10::WarningUtils::set_warning_handler(&one); }
+  ~WithHandler() { c10::WarningUtils::set_warning_handler(before); }
+  c10::WarningHandler* before = c10::WarningUtils::get_warning_handler();
 };
 
 bool g_cuda = false;  // the CUDA half is in use
@@ -119,15 +126,33 @@ int gt_install(size_t number, char* error, size_t room) noexcept {
   return guarded(error, room, -1, [&] {
     if (number >= installables().size() || installables()[number].done) return 0;
     Installable& it = installables()[number];
-    struct Before {
-      c10::WarningHandler* handler = c10::WarningUtils::get_warning_handler();
-      ~Before() { c10::WarningUtils::set_warning_handler(handler); }
-    } const before;
-    c10::WarningUtils::set_warning_handler(&quiet);
+    const WithHandler silent(quiet);
     auto* library = new torch::Library(torch::Library::IMPL, "aten", it.key, GEMMTUNED_REGISTERED, __LINE__);
     it.add(*library, it.operation);
     it.done = true;
     return 0;
+  });
+}
+
+// Has an operator of somebody else's counted. arguments: which is y, x, w, the scale of x, of w, the bias, and the
+// result's type. 1 when it is from now on; 0 where it is not there yet, or was already; -1 with the reason in `error`.
+int gt_stand_before(const char* name, const char* schema, const int8_t* arguments, int form, char* error,
+                    size_t room) noexcept {
+  static Quiet quiet;
+  return guarded(error, room, -1, [&]() -> int {
+#ifdef GEMMTUNED_FOREIGN
+    const WithHandler silent(quiet);
+    const int8_t* const a = arguments;
+    const ForeignFacts facts{a[0], a[1], a[2], a[3], a[4], a[5], a[6], static_cast<uint8_t>(form)};
+    bool stands = stand_before<Cpu>(name, schema, facts);
+#ifdef GEMMTUNED_CUDA
+    if (g_cuda) stands |= stand_before<Cuda>(name, schema, facts);
+#endif
+    return stands;
+#else
+    (void)name, (void)schema, (void)arguments, (void)form;
+    return 0;
+#endif
   });
 }
 

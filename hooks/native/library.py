@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -64,6 +64,16 @@ SIGNATURES: Final = (
         ctypes.c_uint64,
         ctypes.c_char_p,
         ctypes.c_uint64,
+    ),
+    (
+        "gt_stand_before",
+        ctypes.c_int,
+        ctypes.c_char_p,
+        ctypes.c_char_p,
+        ctypes.POINTER(ctypes.c_int8),
+        ctypes.c_int,
+        ctypes.c_char_p,
+        ctypes.c_size_t,
     ),
     ("gt_trial_end", None, ctypes.c_int),
     ("gt_trial_page", ctypes.c_void_p, ctypes.c_int),
@@ -141,6 +151,19 @@ class Native:
             raise NativeError(f"no operator is torch's own any more: {self.left}")
         self._watch = Watch(ours)
         self.overridden(anew=True)
+
+    def stand_before(self, name: str, schema: str, arguments: Sequence[int], form: int) -> bool:
+        """Have an operator of somebody else's counted; False where it is not there yet, or was already.
+
+        arguments: which is y, x, w, the scale of x, of w, the bias, the result's type; -1: none.  form: of W, an
+        index of hooks/foreign.FORMS.  Raises NativeError for one with another schema.
+        """
+        error = ctypes.create_string_buffer(500)
+        where = (ctypes.c_int8 * 7)(*arguments)
+        done = self._lib.gt_stand_before(name.encode(), schema.encode(), where, form, error, len(error))
+        if done < 0:
+            raise NativeError(error.value.decode(errors="replace"))
+        return bool(done)
 
     def overridden(self, *, anew: bool = False) -> dict[str, str]:
         """Operators whose calls do not reach us, with the place of the kernel that serves them, or the reason.

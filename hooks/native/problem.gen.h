@@ -10,6 +10,7 @@ enum Covers : uint8_t { EXACT, FINE, COARSE };
 enum Scale : uint8_t { UNSCALED, PER_TENSOR, PER_ROW, BY_1X32, BY_1X128, BY_128X128, BY_1X16, BY_1X16_TWICE };
 enum ScaleLayout : uint8_t { SCALES_BY_ROW, SCALES_BY_COL, SCALES_BY_ROW_PADDED, SCALES_BY_COL_PADDED, SCALES_SWIZZLED, SCALES_OTHERWISE };
 constexpr uint32_t kChainM = 256;  // m of a batch-invariant problem, whatever was called
+constexpr uint8_t kOpaque = 4;  // packing
 enum Flag : uint8_t { BIAS = 1, DETERMINISTIC = 2, GRAPH = 4, PACKED = 8, SHUFFLED = 16, BATCH_INVARIANT = 32 };
 
 struct ProblemFields {
