@@ -7,10 +7,12 @@ is imported only when there is something for it to do: its kernels' names and pa
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any, Final
 
@@ -29,12 +31,14 @@ FOLDERS: Final = ("triton", "cuda")  # each is a backend, and whose candidates i
 def kernels(backend: str) -> Mapping[str, Any]:
     """The KERNEL of each file of the backend's folder, by its name; imports Triton for those of `triton`."""
     folder = import_module(f"gemmtuned.kernels.{backend}")
-    files = [module.name for module in iter_modules(folder.__path__)]
-    if backend == "triton":
-        files = [name for name in files if name in source.kernel_files()]  # others may import what is not here
-    modules = (import_module(f"{folder.__name__}.{name}") for name in files)
-    found = [module.KERNEL for module in modules if isinstance(getattr(module, "KERNEL", None), OwnKernel)]
+    files = [module.name for module in iter_modules(folder.__path__) if _has_kernel(folder.__path__[0], module.name)]
+    found: list[OwnKernel] = [import_module(f"{folder.__name__}.{name}").KERNEL for name in files]
     return {kernel.name: kernel for kernel in found}
+
+
+def _has_kernel(folder: str, name: str) -> bool:
+    """Whether this file ends with a KERNEL: no other is imported, for it may need torch, or what is not here."""
+    return re.search(r"^KERNEL\b", (Path(folder) / f"{name}.py").read_text(), re.MULTILINE) is not None
 
 
 def parameters() -> dict[str, tuple[Parameter, ...]]:

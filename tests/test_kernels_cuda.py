@@ -44,7 +44,9 @@ def cached() -> list[Path]:
 
 def test_its_solutions_hold_for_one_compiler_and_one_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvrtc, "version", lambda: "13.0")
-    assert BACKENDS["cuda"].stamps(H200) == {"cuda.one_shot": f"one_shot/13.0/sm_90/{one_shot.KERNEL.source_hash()}"}
+    assert BACKENDS["cuda"].stamps(H200) == {
+        f"cuda.{name}": f"{name}/13.0/sm_90/{kernel.source_hash()}" for name, kernel in catalog.kernels("cuda").items()
+    }
     assert "cuda" not in environment(cpu_device()).backends
     assert BACKENDS["cuda"].stamps(replace(H200, arch="sm_100")) == {}
     assert BACKENDS["cuda"].stamps(replace(H200, kind="rocm", arch="gfx942")) == {}

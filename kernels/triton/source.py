@@ -27,12 +27,6 @@ def kernel_hashes() -> dict[str, str]:
     return {file.kernel: _hash(stem, files) for stem, file in files.items() if file.kernel}
 
 
-@cache
-def kernel_files() -> dict[str, str]:
-    """The kernel's name of each file that holds one, by the file's name."""
-    return {stem: file.kernel for stem, file in _files().items() if file.kernel}
-
-
 def parameters() -> dict[str, tuple[Parameter, ...]]:
     """The parameters of each kernel's configs, by the kernel's name."""
     return {file.kernel: file.parameters() for file in _files().values() if file.kernel}
