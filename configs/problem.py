@@ -169,12 +169,12 @@ class Problem:
     def flops(self) -> int:
         """Multiply-adds counted as two; the bias is not counted."""
         if self.family == "moe":  # AITER's rule: every token visits topk experts, two products each
-            return 2 * self.m * self.k * (self.topk or 1) * (self._first_width + (self.inter or 1))
+            return 2 * self.m * self.k * (self.topk or 1) * (self.first_width + (self.inter or 1))
         times = 1 if self.family == "grouped" else self.batch  # a row of X visits one group
         return 2 * times * self.m * self.n * self.k
 
     @property
-    def _first_width(self) -> int:
+    def first_width(self) -> int:
         """Columns of a mixture's first product: gate and up lie side by side."""
         return (self.inter or 1) * (2 if "_gated" in (self.act or "") else 1)
 
@@ -185,7 +185,7 @@ class Problem:
         Scales are not counted: at most 1/32 of what they scale.
         """
         if self.family == "moe":  # the weights of all experts, whichever are used
-            weights = (self._first_width + (self.inter or 1)) * self.k * (self.experts or 1) * DTYPE_BYTES[self.wdtype]
+            weights = (self.first_width + (self.inter or 1)) * self.k * (self.experts or 1) * DTYPE_BYTES[self.wdtype]
             tokens = self.m * self.k * (DTYPE_BYTES[self.dtype] + DTYPE_BYTES[self.out_dtype])
             return int(weights + tokens)
         rows = 1 if self.family == "grouped" else self.batch  # the rows of all groups together are m

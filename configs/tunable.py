@@ -15,6 +15,13 @@ SCALED_OUTPUTS: Final = ("bf16", "fp16", "fp32")
 SCALES: Final = (("tensor", "tensor"), ("row", "row"), ("1x128", "128x128"), ("1x128", "1x128"), ("128x128", "1x128"))
 WIDENED: Final = ("bf16", "fp16")  # operands' types whose result may be fp32
 _WITH_WIDENED: Final = ("dense", "batched")
+MOE_TYPES: Final = ("bf16", "fp32", "fp16")
+MOE_ACTS: Final = tuple(
+    act + more
+    for act in ("silu", "silu_gated", "silu_gated_interleaved", "gelu", "gelu_gated", "gelu_gated_interleaved",
+                "swiglu_gated", "swiglu_gated_interleaved")
+    for more in ("", "_weighted")
+)  # fmt: skip
 _PLAIN: Final = ("dense", "batched", "dense_add", "batched_add", "grouped")
 
 
@@ -30,7 +37,11 @@ def can_tune(problem: Problem) -> bool:
         on_cpu = scales in SCALES[:2] or not p.threads  # torch has no blocks of scales there
         return on_cpu and {p.scale_dtype, p.wscale_dtype} == {"fp32"}
     wider = p.family in _WITH_WIDENED and widens(p) and not p.bias and not p.threads
-    return p.family in _PLAIN and p.scale == "none" and p.dtype == p.wdtype and (p.out_dtype == p.dtype or wider)
+    if p.family == "moe" and (p.act not in MOE_ACTS or p.dtype not in MOE_TYPES or p.n != p.k):
+        return False
+    return (
+        p.family in (*_PLAIN, "moe") and p.scale == "none" and p.dtype == p.wdtype and (p.out_dtype == p.dtype or wider)
+    )
 
 
 def widens(problem: Problem) -> bool:

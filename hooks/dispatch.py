@@ -27,6 +27,7 @@ NATIVE_CODES: Final = {
     ROWS: 8,
 }  # fmt: skip
 
+BY_OPS: Final = ("moe_grouped", "moe_decode")  # that gemmtuned.ops.fused_moe runs by itself: there is no native code
 OPERATOR_CODE: Final = 7  # an operator that some package registered with torch: any backend whose record names one
 
 INVARIANT: Final = (ROWS, "triton", "cuda")  # backends that batch-invariant problems are proven with
@@ -148,11 +149,14 @@ def _refusal(solution: Solution, environment: Environment | None, failed: frozen
     if solution.state not in LIVE_STATES:
         return f"state is {solution.state}"
     p = solution.problem
-    if (p.experts, p.topk, p.inter, p.act) != (None,) * 4:
+    if p.family == "moe":
+        if solution.backend not in (*BY_OPS, DEFAULT_BACKEND):
+            return f"backend {solution.backend} is not known to this version"
+    elif (p.experts, p.topk, p.inter, p.act) != (None,) * 4:
         return "mixtures of experts are not served by this version"
-    if solution.backend != DEFAULT_BACKEND and p.family not in FAMILIES:
+    elif solution.backend != DEFAULT_BACKEND and p.family not in FAMILIES:
         return f"family {p.family} is of another package, whose operator runs it"
-    if solution.backend != DEFAULT_BACKEND and (
+    elif solution.backend != DEFAULT_BACKEND and (
         p.family not in SERVED or (p.scale != "none") != (p.family == "scaled")
     ):
         return f"{p.family} products (scale {p.scale}) run on stock torch in this version"
@@ -164,7 +168,7 @@ def _refusal(solution: Solution, environment: Environment | None, failed: frozen
         return f"backend {solution.backend} is for batch-invariant problems"
     if environment is None:
         return f"made for another device ({solution.device})"
-    if solution.backend not in NATIVE_CODES:
+    if solution.backend not in NATIVE_CODES and solution.backend not in BY_OPS:
         reason = _operator_refusal(solution)
         if reason:
             return reason

@@ -33,7 +33,7 @@ Switch = Callable[[], AbstractContextManager[object]]
 def surroundings(problem: Problem, default: Kernel, case: Case) -> Iterator[Callable[[Kernel], None]]:
     """The checks, one at a time: some edit operands for as long as theirs is the turn."""
     inputs = case.inputs
-    if inputs["w"].numel() <= MOST_COPIED:
+    if sum(t.numel() for t in inputs.weights) <= MOST_COPIED:
         with torch.inference_mode(False):
             own = in_one_storage(inputs)
         bound = Bound(own.weights)
@@ -55,7 +55,8 @@ def surroundings(problem: Problem, default: Kernel, case: Case) -> Iterator[Call
 
 def _can_be_a_part(problem: Problem, inputs: Inputs) -> bool:
     """Squares are added up: of one sign, which shorter sums of scaled products are not judged by."""
-    alike = problem.layout == "nt" and problem.dtype == problem.wdtype and inputs["w"].dim() == 2
+    weight = inputs.tensors.get("w")
+    alike = problem.layout == "nt" and problem.dtype == problem.wdtype and weight is not None and weight.dim() == 2
     shorter = problem.scale != "none" and problem.math_mode == "reduced"
     return alike and problem.m <= problem.n and not shorter
 

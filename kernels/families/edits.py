@@ -90,12 +90,15 @@ def edits(problem: Problem, inputs: Inputs, *, seed: int, thorough: bool) -> Ite
     lines = {o.name: o.lines(t).shape[-2] for o, t in present}
     for o, _ in present:
         yield Edit(f"{called(o)} edited in place", {o.name: torch.full((lines[o.name],), -1.0).double()}, seed)
+    for o, _ in inputs:
+        if plain and o.weight and not o.line_axis and not o.scale_of:
+            yield Edit(f"{called(o)} edited in place", {o.name: torch.full((1,), -1.0).double()}, seed)
     draw = random.Random(seed)  # noqa: S311
     factors = [(o, t) for o, t in present if not o.added]
     for o, t in factors:
         what = f"{'rows' if o.line_axis == 'm' else 'columns'} of {called(o, 'the ')}"
         everywhere = thorough and t.numel() <= _EVERYWHERE
-        count, values = lines[o.name], (0.0, *_magnitudes(problem, t))
+        count, values = lines[o.name], (0.0, *(() if o.bent else _magnitudes(problem, t)))
         for marks in _shared_out(values, count, draw, everywhere=everywhere):
             yield Edit(f"{what} zero, large and small", {o.name: marks}, draw.getrandbits(32), bare=True)
         for marks in _shared_out(_special(t), count, draw, everywhere=everywhere):
@@ -114,7 +117,7 @@ def edits(problem: Problem, inputs: Inputs, *, seed: int, thorough: bool) -> Ite
     for o, t in factors if thorough else ():
         if t.numel() > _EVERYWHERE:
             continue
-        for mark in (0.0, *_magnitudes(problem, t)):
+        for mark in (0.0, *(() if o.bent else _magnitudes(problem, t))):
             marks = torch.full((lines[o.name],), mark, dtype=torch.float64)
             yield Edit(f"{called(o)} times {mark:.0e}", {o.name: marks}, seed, bare=mark != 0)
 

@@ -45,6 +45,7 @@ M_FACTOR: Final = 2.0
 SURE: Final = 6.0  # standard deviations that chance is allowed
 # Largest r whatever the default does. bf16 outputs round to 1.7e-3; tf32 and bf16 are what fp32 inputs are cut to.
 CAPS: Final = {"fp64": 1e-12, "fp32": 1e-5, "tf32": 2e-3, "fp16": 5e-3, "bf16": 5e-3, "c128": 1e-12, "c64": 1e-5}
+_MIXTURE: Final = 3.0**0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,8 @@ def limits(problem: Problem, default: Error, results: Spread) -> Error:
     cut = problem.math_mode if problem.dtype == "fp32" and problem.math_mode in CAPS else problem.out_dtype
     if problem.scale != "none":  # shorter sums of the tensor core, whatever they are rounded to
         cut = "bf16"
-    cap = max(CAPS[cut], floor.r)
+    # A mixture rounds both first products, H and both second ones before Y: some three times the square of one rounding
+    cap = max(CAPS[cut] * (_MIXTURE if problem.family == "moe" else 1.0), floor.r)
     return Error(
         min(max(R_FACTOR * default.r, floor.r), cap),
         min(max(M_FACTOR * default.m, floor.m), 2 * cap * max(results.largest, 3.0)),

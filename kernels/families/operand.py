@@ -24,11 +24,13 @@ SCALED_BLOCKS: Final[dict[str, tuple[int | None, int | None]]] = {
 class Operand:
     """One operand of a family's call, or its result.
 
-    axes: letters of b (batch), m, n, k, one for each axis, in the order in which torch's call takes them.
+    axes: letters of b (batch), m, n, k, and in mixtures e (experts), t (top-k), h (rows of the first weight) and i
+    (inter), one for each axis, in the order in which torch's call takes them.
     dtype: the problem's column that names it, or a dtype.  layout: which letter of the problem's layout tells how it
     lies; row-major where it is None.  weight: it stays the same from call to call, so it is bound, and cold in races.
     optional: there when the problem has a bias.  scale_of: the operand that its values are to be multiplied with.
-    added: to the product.  result: what the call gives.
+    added: to the product.  result: what the call gives.  index: it says where, not how much.  bent: the result is not
+    in proportion to it.
     """
 
     name: str
@@ -40,6 +42,8 @@ class Operand:
     scale_of: str = ""
     added: bool = False
     result: bool = False
+    index: bool = False
+    bent: bool = False
 
     def is_in(self, problem: Problem) -> bool:
         """Whether the problem has it."""
@@ -51,7 +55,12 @@ class Operand:
 
     def shape(self, problem: Problem) -> tuple[int, ...]:
         """Its sizes in this problem."""
-        sizes = tuple({"b": problem.batch, "m": problem.m, "n": problem.n, "k": problem.k}[x] for x in self.axes)
+        p = problem
+        known = {
+            "b": p.batch, "m": p.m, "n": p.n, "k": p.k, "e": p.experts or 1, "t": p.topk or 1, "i": p.inter or 1,
+            "h": p.first_width,
+        }  # fmt: skip
+        sizes = tuple(known[x] for x in self.axes)
         if not self.scale_of:
             return sizes
         steps = self.steps(problem)
@@ -68,9 +77,9 @@ class Operand:
     def line_axis(self) -> str:
         """The axis along which lines of it decide over lines of the result: m or n, m where it has both.
 
-        Empty for an operand that is no factor and is not added: it says where, not how much.
+        Empty for an operand that says where and not how much, and for one whose lines touch all of the result.
         """
-        return next((axis for axis in "mn" if axis in self.axes), "")
+        return "" if self.index else next((axis for axis in "mn" if axis in self.axes), "")
 
     def lines(self, t: Tensor) -> Tensor:
         """A view [..., lines, values] of it: what is in one line touches one line of the result."""
@@ -112,7 +121,7 @@ class Inputs:
     @property
     def weights(self) -> tuple[Tensor, ...]:
         """What `bind` takes."""
-        return tuple(self.tensors[o.name] for o in self.operands if o.weight)
+        return tuple(self.tensors[o.name] for o in self.operands if o.weight and o.name in self.tensors)
 
     @property
     def activations(self) -> tuple[Tensor | None, ...]:

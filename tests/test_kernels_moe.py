@@ -1,0 +1,151 @@
+"""Family moe: its exact result, its kinds of inputs, what the gate takes and what it sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Candidate, Device
+from gemmtuned.configs.tunable import can_tune
+from gemmtuned.daemon.child.verify import verify
+from gemmtuned.kernels import mixture
+from gemmtuned.kernels.backends import BACKENDS
+from gemmtuned.kernels.families import family_of
+from gemmtuned.kernels.families.moe import MOE, MixtureKernel, how_of, touched_bytes
+from gemmtuned.kernels.mixture import Operands
+
+CPU = torch.device("cpu")
+GROUPED = Candidate("moe_grouped")
+
+
+def moe(text: str = "fp32:3x64x64", act: str = "silu_gated", experts: int = 6, threads: int = 2) -> Problem:
+    return Problem.parse(f"moe:{text},threads={threads},experts={experts},topk=2,inter=40,act={act}")
+
+
+@pytest.mark.parametrize("act", ["silu_gated", "gelu_weighted", "swiglu_gated_interleaved"])
+@pytest.mark.parametrize("bias", ["", "+bias"])
+def test_the_exact_result_is_the_formula(act: str, bias: str) -> None:
+    """Written out pair by pair, on every kind of inputs."""
+    problem = moe(f"fp32:3x32x32{bias}", act)
+    how = how_of(problem)
+    for kind in MOE.kinds(problem):
+        inputs = MOE.make(problem, kind=kind, seed=1, device=CPU)
+        expected = torch.zeros(3, 32, dtype=torch.float64)
+        for token, slot in ((t, s) for t in range(3) for s in range(2)):
+            e, gate = int(inputs["ids"][token, slot]), inputs["gates"][token, slot].double()
+            if e < 0:
+                continue
+            s = (inputs["w1"][e].double() @ inputs["x"][token].double()) * (gate if how.weighted else 1)
+            s = s + (inputs["bias1"][e].double() if bias else 0)
+            if act == "silu_gated":
+                h = s[:40] / (1 + torch.exp(-s[:40])) * s[40:]
+            elif act == "gelu_weighted":
+                h = 0.5 * s * (1 + torch.erf(s / 2**0.5))
+            else:
+                g, u = s[0::2].clamp(max=7), s[1::2].clamp(-7, 7)
+                h = g / (1 + torch.exp(-1.702 * g)) * (u + 1)
+            y = inputs["w2"][e].double() @ h.float().double() + (inputs["bias2"][e].double() if bias else 0)
+            expected[token] += y * (1 if how.weighted else gate)
+        sample = MOE.sample(problem, seed=1, device=CPU)
+        assert torch.allclose(MOE.reference(problem, inputs, sample), expected, rtol=1e-6, atol=1e-7), kind
+
+
+def test_the_kinds_of_routings_are_what_they_are_called() -> None:
+    problem = moe("fp32:40x32x32", experts=16)
+    ids = {kind: MOE.make(problem, kind=kind, seed=2, device=CPU)["ids"] for kind in MOE.kinds(problem)}
+    assert all(t.dtype == torch.int32 and t.shape == (40, 2) for t in ids.values())
+    assert all(len(set(row)) == 2 for row in ids["randn"].tolist())
+    assert ids["skewed"].flatten().bincount(minlength=16).max() > 1.5 * ids["randn"].flatten().bincount().max()
+    assert len(ids["together"].unique()) == 2
+    assert any(a == b for a, b in ids["twice"].tolist())
+    assert (ids["nobody"][0] == -1).all() and (ids["nobody"] >= 0).any()
+    unvisited = MOE.make(problem, kind="unvisited", seed=2, device=CPU)
+    assert unvisited["w1"][8:].isnan().all() and not unvisited["w1"][:8].isnan().any()
+    assert int(unvisited["ids"].max()) < 8
+
+
+@pytest.mark.parametrize("text", ["fp32:3x64x64+bias", "bf16:4x96x96", "fp16:1x64x64"])
+def test_the_grouped_form_passes_the_gate(text: str) -> None:
+    problem = moe(text)
+    kernel = BACKENDS["moe_grouped"].prepare(GROUPED, problem)
+    verdict = verify(problem, {GROUPED: kernel}, MOE.default(problem), device=CPU)[GROUPED]
+    assert verdict.outcome == "ok", verdict.note
+
+
+def shifted(o: Operands) -> Operands:
+    return replace(o, ids=torch.where(o.ids == -1, 0, o.ids))
+
+
+FAULTS: dict[str, Callable[[Operands, Problem], Tensor]] = {
+    "-1 is expert 0": lambda o, p: mixture.run(shifted(o), how_of(p)),
+    "the last of K is dropped": lambda o, p: mixture.run(
+        replace(o, x=torch.cat([o.x[:, :-1], torch.zeros_like(o.x[:, :1])], 1)), how_of(p)
+    ),
+    "an expert named twice counts once": lambda o, p: mixture.run(
+        replace(o, ids=torch.where((o.ids == o.ids[:, :1]) & (torch.arange(2) > 0), -1, o.ids)), how_of(p)
+    ),
+    "every expert is read": lambda o, p: mixture.run(o, how_of(p)) + 0 * o.w1.sum().to(o.x.dtype),
+    "no weight of the routing": lambda o, p: mixture.run(
+        replace(o, weights=torch.full_like(o.weights, 0.5)), how_of(p)
+    ),
+    "a neighbour's weight": lambda o, p: mixture.run(replace(o, weights=o.weights.flip(1)), how_of(p)),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_gate_sees_a_planted_fault(name: str) -> None:
+    problem = moe("bf16:4x64x64")
+    kernel = MixtureKernel(lambda o: FAULTS[name](o, problem))
+    assert verify(problem, {GROUPED: kernel}, MOE.default(problem), device=CPU)[GROUPED].outcome == "wrong"
+
+
+def test_a_copy_of_either_weight_is_seen() -> None:
+    problem = moe()
+
+    class Keeps(MixtureKernel):
+        def bind(self, *weights: Tensor):  # type: ignore[no-untyped-def]
+            kept = [w.clone() if number == self.call(None) else w for number, w in enumerate(weights)]
+            return MOE.default(problem).bind(*kept)
+
+    for number in (0, 1):
+        kernel = Keeps(lambda o, number=number: number)  # type: ignore[misc]
+        verdict = verify(problem, {GROUPED: kernel}, MOE.default(problem), device=CPU)[GROUPED]
+        assert verdict.outcome == "wrong" and f"w{number + 1} edited" in verdict.note
+
+
+def test_what_it_has_no_inputs_for_is_said() -> None:
+    for text, match in (
+        ("fp32:3x64x32", "n = k"), ("bf16/fp8_e4m3>bf16:3x64x64,wscale=row", "weights of X's type"),
+        ("i8:3x64x64", "weights of X's type"),
+    ):  # fmt: skip
+        with pytest.raises(CandidateFailed, match=match):
+            family_of(moe(text))
+        assert not can_tune(moe(text))
+    with pytest.raises(CandidateFailed, match="visits 2 of 1"):
+        family_of(moe(experts=1))
+    assert can_tune(moe())
+    assert moe().operands in MOE.tunable("cpu")
+
+
+def test_the_floor_is_made_of_visited_experts() -> None:
+    problem = moe("bf16:3x64x64", experts=6)
+    assert MOE.weight_bytes(problem) == 6 * 3 * 40 * 64 * 2
+    assert touched_bytes(problem, torch.tensor([[0, 5], [5, -1]])) == 2 * 3 * 40 * 64 * 2
+
+
+def test_the_two_launches_are_offered_on_sm_90_alone() -> None:
+    backend = BACKENDS["moe_decode"]
+    gpu = moe("bf16:8x2048x2048", experts=128, threads=0)
+    found = list(backend.candidates(gpu))
+    assert len(found) > 20 and found[0] == Candidate.of("moe_decode", up="8.2.1", down="8.2.1")
+    assert not list(backend.candidates(moe("bf16:8x2048x2048", experts=128)))  # a CPU's
+    assert not list(backend.candidates(gpu.with_m(600)))  # too many pairs
+    assert not backend.stamps(Device("cpu-x", "cpu", "x", "x86_64", 2))
+    with pytest.raises(CandidateFailed, match="does not run"):
+        backend.prepare(Candidate("moe_decode"), moe())
