@@ -1,8 +1,8 @@
 """One shot for 8-bit operands with scales, M up to 256 on sm_90 (scaled_one_shot.cu).
 
-Runs fp8_e4m3 by fp8_e4m3 into bf16 or fp16, with one scale a tensor, one a row, or one for each block of 128.  Where
-the problem does not allow the tensor core's shorter sums (`math_mode` is not `reduced`), products are summed up in fp32
-every 128 of K.
+Runs fp8_e4m3 by fp8_e4m3 into bf16 or fp16, with one scale a tensor, one a row, or one for each block of 128.  Products
+are summed up in fp32 every 128 of K; only where the problem allows the tensor core's shorter sums (`math_mode` is
+`reduced`) and a tile has more rows than there are registers for two sums, they are not.
 """
 
 from __future__ import annotations
@@ -253,7 +253,9 @@ def _config_of(one: ScaledOneShot) -> dict[str, int]:
 def _configured(problem: Problem, *, rows: int, parts: int, tokens: int, halves: int) -> ScaledOneShot | None:
     """None for what is no configuration, or does not fit into shared memory or registers."""
     p, kind = problem, KINDS[problem.scale, problem.wscale]
-    promoted = kind == "BLOCK" or p.math_mode != "reduced"
+    # also where the problem allows the tensor core's own sums: promotion costs little, and torch's kernel, which the
+    # gate compares with, may promote as well; only what would spill registers goes without
+    promoted = kind == "BLOCK" or p.math_mode != "reduced" or rows // halves <= MAX_PROMOTED
     if not 1 <= halves <= 2 or not 8 <= rows <= MAX_ROWS or rows % (8 * halves):
         return None
     if not 1 <= parts <= min(MAX_CLUSTER, -(-p.k // STEP_K)) or not 16 <= tokens <= MAX_TOKENS or tokens % 16:

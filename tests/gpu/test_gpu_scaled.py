@@ -5,6 +5,7 @@ Run it in a process of its own: `pytest tests/gpu/test_gpu_scaled.py`.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate
 from gemmtuned.daemon.child.verify import verify
 from gemmtuned.kernels.backends import BACKENDS
+from gemmtuned.kernels.cuda.scaled_one_shot import scaled_one_shot
 from gemmtuned.kernels.families import family_of
 from gemmtuned.kernels.families.operand import Inputs
 from gemmtuned.kernels.torch_flags import as_called
@@ -113,7 +115,10 @@ def test_our_kernel_passes_the_gate(program: Program, p: Problem) -> None:
     call(p)
     found = [c for c in BACKENDS["cuda"].candidates(p) if c.kernel == "scaled_one_shot"]
     assert found, "it is not offered"
-    said = {str(c): outcome(p, c) for c in (found[0], found[-1])}
+    # those without sums in fp32 are as good as torch's own only where that has none either
+    configs = {c: {k: v for k, v in json.loads(c.config).items() if k != "kernel"} for c in found}
+    exact = [c for c in found if scaled_one_shot(configs[c], p).promoted]
+    said = {str(c): outcome(p, c) for c in (exact[0], exact[-1])}
     assert all(text == "ok" for text in said.values()), said
 
 
