@@ -175,6 +175,15 @@ def test_short_sums_are_refused_where_the_problem_does_not_allow_them_and_taken_
     assert judge(allowed, better, kernel(allowed, fast)) == "ok: "  # better than torch's is not wrong
 
 
+def test_a_sum_near_zero_may_be_of_either_sign_under_an_infinite_scale() -> None:
+    """Seen on an H200: of some 10^4 sums a few change their sign by being added up more exactly than torch's own."""
+    many = replace(ROW, k=1024, m=64, n=320, math_mode="reduced")
+    better = kernel(many, lambda x, w, sx, sw: x @ w * sx[:, :1] * sw[:1])
+    assert judge(many, better, kernel(many, fast)) == "ok: "
+    flipped = kernel(many, lambda x, w, sx, sw: x @ w * torch.where(sx.isinf(), sx.abs(), sx)[:, :1] * sw[:1])
+    assert judge(many, flipped, kernel(many, fast)).startswith("wrong: ")  # not where the sum is clear
+
+
 def test_whole_numbers_have_one_right_result_bit_for_bit() -> None:
     def one_bit_off(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor) -> Tensor:
         y = (x * sx) @ (w * sw)

@@ -116,10 +116,13 @@ def check_form(y: object, stock: Tensor) -> None:
         raise Wrong(f"strides are {y.stride()}, torch gives {stock.stride()}")
 
 
-def check_near(y: Tensor, stock: Tensor, apart: float, what: str, unit: Tensor | None = None) -> None:
+def check_near(
+    y: Tensor, stock: Tensor, apart: float, what: str, unit: Tensor | None = None, unclear: Tensor | None = None
+) -> None:
     """Every element near the default's: one wrong element outside the sampled rows shows here only.
 
-    unit: where results are of very different sizes, how many times `apart` each of them may be off.
+    unit: where results are of very different sizes, how many times `apart` each of them may be off.  unclear: elements
+    that may be Inf of either sign, or NaN, where the default's is one of them: a sum near 0 times an infinite scale.
     """
     check_form(y, stock)
     if unit is not None or y.dtype == torch.float64:
@@ -128,6 +131,8 @@ def check_near(y: Tensor, stock: Tensor, apart: float, what: str, unit: Tensor |
         distance = (y.float() - stock.float()).abs_()
     # 0 where both are the same Inf or both NaN; `not <=` keeps a NaN that only one of them has
     distance[(y == stock) | (y.isnan() & stock.isnan())] = 0
+    if unclear is not None:
+        distance[unclear & ~y.isfinite() & ~stock.isfinite()] = 0
     if unit is not None:
         distance /= unit
     bad = ~(distance <= apart)
@@ -222,10 +227,18 @@ def check_beside_result(case: Case, kernel: Kernel) -> None:
 
 
 def check_same_closure(
-    inputs: Inputs, stock: Tensor, apart: float, bound: Bound, kernel: Kernel, *, what: str, unit: Tensor | None = None
+    inputs: Inputs,
+    stock: Tensor,
+    apart: float,
+    bound: Bound,
+    kernel: Kernel,
+    *,
+    what: str,
+    unit: Tensor | None = None,
+    unclear: Tensor | None = None,
 ) -> None:
     """A closure that has run before, on what the inputs hold now: it may keep nothing of what they held."""
-    check_near(bound.run(kernel)(*inputs.activations), stock, apart, what, unit)
+    check_near(bound.run(kernel)(*inputs.activations), stock, apart, what, unit, unclear)
 
 
 def check_repeats(case: Case, kernel: Kernel) -> None:

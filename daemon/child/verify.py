@@ -170,10 +170,15 @@ def _single_checks(problem: Problem, default: Kernel, case: Case, device: torch.
     other = other_inputs(problem, inputs, seed=11)
     yield partial(check_same_closure, other, other.run(default), case.apart, bound, what="other X and bias, elsewhere")
     for edit in edits(problem, inputs, seed=inputs.seed, thorough=problem.flops <= THOROUGH_FLOPS):
+        unclear = None
+        if (plain := edit.without_inf(inputs.operands)) is not None:
+            with plain.applied(inputs):
+                unclear = inputs.run(default).abs() <= case.apart
         with edit.applied(inputs):
             stock = inputs.run(default)
             unit = edit.unit(stock, problem, inputs.operands)
-            yield partial(check_same_closure, inputs, stock, case.apart, bound, what=edit.what, unit=unit)
+            on = partial(check_same_closure, inputs, stock, case.apart, bound)
+            yield partial(on, what=edit.what, unit=unit, unclear=unclear)
     for what, values in patterns(inputs["x"], seed=inputs.seed):
         with holding(inputs["x"], values):
             stock = inputs.run(default)

@@ -12,7 +12,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -57,6 +57,20 @@ class Edit:
                     scale = scale.clamp(min=1.0)
                 size = size * (scale[:, None] if o.line_axis == "m" else scale)
         return size
+
+    def without_inf(self, operands: Sequence[Operand]) -> Edit | None:
+        """The same with each infinite scale left as it is and nothing added: what that scale multiplies.
+
+        None where no scale is infinite: only then is the sign of an infinite result that of a sum, and not clear where
+        the sum is near 0.
+        """
+        infinite = [
+            o.name for o in operands if o.scale_of and o.name in self.marks and self.marks[o.name].isinf().any()
+        ]
+        if not infinite:
+            return None
+        marks = {name: torch.where(m.isinf(), 1.0, m) if name in infinite else m for name, m in self.marks.items()}
+        return replace(self, marks=marks, bare=True)
 
     @contextmanager
     def applied(self, inputs: Inputs) -> Iterator[None]:
