@@ -291,7 +291,7 @@ class Places:
                     raise RuntimeError("out of memory")
                 super().__init__(*args)
                 places.held.append(sum(one() is not None for one in places._made))
-                places.weights.append({w.data_ptr() for w in self.weights})
+                places.weights.append({t.data_ptr() for weights in self.weights for t in weights})
                 places._made.append(weakref.ref(self))
 
             def arm(self, *args: Any) -> Arm:

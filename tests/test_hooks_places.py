@@ -52,6 +52,9 @@ class CudaLibrary:
     def overridden(self, *, anew: bool = False) -> dict[str, str]:
         return {}
 
+    def stand_before(self, *_: object) -> bool:
+        return False  # there is no engine
+
     def failures(self) -> list[tuple[int, str]]:
         return []
 
