@@ -101,9 +101,13 @@ class Flusher:
         """Last flush; returns after EXIT_S at the latest, EXIT_BUSY_S while others hold the store."""
         self._due_s = math.inf
         began_s = time.monotonic()
-        if not self._lock.acquire(timeout=max(began_s + EXIT_S - time.monotonic(), 0.05)):
-            tell(log, WARNING, "counts of the last interval were lost reason=a flush did not end within %g s", EXIT_S)
-            return
+        if not self._lock.acquire(timeout=EXIT_S):
+            # A flush goes on. One that is in the store waits for others or writes: many programs end at one moment
+            more_s = EXIT_BUSY_S - EXIT_S if self.in_store else 0.0
+            if not more_s or not self._lock.acquire(timeout=more_s):
+                reason = f"a flush did not end within {EXIT_S + more_s:g} s"
+                tell(log, WARNING, "counts of the last interval were lost reason=%s", reason)
+                return
         try:
             while not self._flush(last=True) and time.monotonic() + BUSY_S <= began_s + EXIT_BUSY_S:
                 pass  # others end at the same moment
