@@ -52,8 +52,8 @@ ODDS = (
 )
 
 
-def search_each() -> None:
-    """The role of one revision: problems as JSON lines in, times out."""
+def search_each(now: bool) -> None:
+    """The role of one revision: problems as JSON lines in, times out. now: it must have a last check of winners."""
     from gemmtuned.configs.problem import Problem
     from gemmtuned.configs.solution import cpu_device
     from gemmtuned.kernels.backends import environment
@@ -63,7 +63,7 @@ def search_each() -> None:
     except ImportError:  # the revision that is compared with had these files elsewhere
         from gemmtuned.daemon import cpu_wait, measure, search  # type: ignore[attr-defined, no-redef]
 
-    spent = [0.0, 0.0]
+    spent, called = [0.0, 0.0], set[str]()
 
     def timed(name: str) -> None:
         inner = getattr(search, name, None)
@@ -71,6 +71,7 @@ def search_each() -> None:
             return
 
         def call(*args: Any, **options: Any) -> Any:
+            called.add(name)
             began, used = time.perf_counter(), time.process_time()
             try:
                 return inner(*args, **options)
@@ -94,10 +95,14 @@ def search_each() -> None:
     for line in sys.stdin:
         text, win[0] = json.loads(line)
         problem, spent[:] = Problem.parse(text), [0.0, 0.0]
+        called.clear()
         began = time.perf_counter()
         found, *_ = search.tune_modes(
             (problem,), "exact", problem, here, mode="eager", skip=(), emit=lambda trial: None, seed=1
         )
+        needed = {"verify", "last_check"} if now and found.backend != "torch" else {"verify"}
+        if missed := needed - called:
+            sys.exit(f"search.py calls no {' and no '.join(sorted(missed))} by that name: its time would be missing")
         answer = {
             "search_s": time.perf_counter() - began,
             "gate_s": spent[0],
@@ -188,11 +193,11 @@ def revision(folder: Path, name: str) -> Path:
     return folder
 
 
-def role(tree: Path) -> subprocess.Popen[str]:
+def role(name: str, tree: Path) -> subprocess.Popen[str]:
     import os
 
     return subprocess.Popen(
-        [sys.executable, str(HERE), "--role"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [sys.executable, str(HERE), "--role", name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": str(tree)},
     )  # fmt: skip
 
@@ -201,13 +206,19 @@ def ask(process: subprocess.Popen[str], text: str, win: bool) -> dict[str, Any]:
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(json.dumps([text, win]) + "\n")
     process.stdin.flush()
-    return dict(json.loads(process.stdout.readline()))
+    answer = process.stdout.readline()
+    if not answer:
+        sys.exit("a revision ended without an answer; what it said is above")
+    return dict(json.loads(answer))
 
 
 def compare(before: str, rounds: int) -> list[dict[str, Any]]:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        arms = {"before": role(revision(Path(folder), before)), "now": role(HERE.parent.parent)}
+        arms = {
+            "before": role("before", revision(Path(folder), before)),
+            "now": role("now", HERE.parent.parent),
+        }
         for win in (False, True):
             for text in PROBLEMS:
                 seen: dict[str, list[dict[str, Any]]] = {"before": [], "now": []}
@@ -233,10 +244,10 @@ def main() -> None:
     parser = record.arguments(__doc__)
     parser.add_argument("--before", default="b8de2c0", help="revision to compare with")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--role", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--role", choices=("before", "now"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.role:
-        search_each()
+        search_each(now=args.role == "now")
         return
     rows = compare(args.before, args.rounds)
     summary = {}
