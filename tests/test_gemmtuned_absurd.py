@@ -327,3 +327,15 @@ def test_explain_says_with_how_many_threads_there_is_a_solution(run: Run, home: 
     assert f"{problem(threads=4)} has a solution with 2 threads: one for 4 is another" in said
     assert "has a solution with" not in run("explain", str(problem()))
     assert "with 2 threads" in " ".join(run("explain", "fp32:8x1024x512,threads=7", codes=(1,)).split())
+
+
+def test_coverage_says_with_how_many_threads_the_same_shapes_are_tuned(run: Run, home: Path) -> None:
+    fill(home)
+    assert "OMP_NUM_THREADS" not in run("coverage")
+    store = open_store(home)
+    store.add_sightings("serve", NEW, [saw(problem(threads=4), 3), saw(problem(77, threads=4), 3)], now_s=time.time())
+    store.close()
+    for by in ("family", "problem", "layer"):
+        said = " ".join(run("coverage", "--by", by).split())
+        assert "With 4 threads, stock torch runs for 1 problem whose shape is tuned at 2 threads" in said, said
+        assert "gemmtuned tune --threads 4" in said

@@ -14,6 +14,7 @@ from gemmtuned.reports.coverage import GROUPS, SHOWN, WEIGHTS, report
 from gemmtuned.reports.published import notes, standing
 from gemmtuned.reports.render import Report, show
 from gemmtuned.reports.source import no_database, of_database
+from gemmtuned.reports.threads import threads_notes
 from gemmtuned.reports.why import why_nothing, why_off
 from gemmtuned.reports.without import without_notes
 
@@ -47,7 +48,10 @@ def coverage(
         show(_without_database(here, by, weight, since), as_json=as_json)
         return
     from gemmtuned.db import queries
+    from gemmtuned.db.other_threads import other_threads
 
+    warnings = [*notes(standing(here)), *without_notes(here.home)]
+    warnings += threads_notes(other_threads(here.db, since_s=since))
     off = why_off(here)
     if by == "layer":
         served = queries.served(here.db, since_s=since)
@@ -56,7 +60,7 @@ def coverage(
             since_s=since,
             compiled=queries.compiled(here.db, since_s=since),
             frozen=queries.frozen(here.db, since_s=since),
-            notes=[*notes(standing(here)), *without_notes(here.home)],
+            notes=warnings,
         )
         show(of_database(replace(answer, lines=[*off, *answer.lines]), here), as_json=as_json)
         return
@@ -72,7 +76,7 @@ def coverage(
         since_s=since,
         compiled=compiled,
         frozen=frozen,
-        warnings=[*notes(standing(here)), *without_notes(here.home)],
+        warnings=warnings,
     )
     off = off or ([] if rows else why_nothing(here))
     show(of_database(replace(answer, lines=[*off, *answer.lines]), here), as_json=as_json)
