@@ -53,20 +53,13 @@ def coverage(
     warnings = [*notes(standing(here)), *without_notes(here.home)]
     warnings += threads_notes(other_threads(here.db, since_s=since))
     off = why_off(here)
+    compiled, frozen = queries.compiled(here.db, since_s=since), queries.frozen(here.db, since_s=since)
     if by == "layer":
         served = queries.served(here.db, since_s=since)
-        answer = layers.report(
-            served,
-            since_s=since,
-            compiled=queries.compiled(here.db, since_s=since),
-            frozen=queries.frozen(here.db, since_s=since),
-            notes=warnings,
-        )
+        answer = layers.report(served, since_s=since, compiled=compiled, frozen=frozen, notes=warnings)
         show(of_database(replace(answer, lines=[*off, *answer.lines]), here), as_json=as_json)
         return
     rows = queries.coverage(here.db, by=by, since_s=since, weight=weight)
-    compiled = queries.compiled(here.db, since_s=since)
-    frozen = queries.frozen(here.db, since_s=since)
     shown = limit if limit is not None or as_json else SHOWN
     answer = report(
         rows,
