@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from gemmtuned.configs.real import allocate_lock
 from gemmtuned.configs.say import tell
 from gemmtuned.configs.settings import Settings, UserTables
+from gemmtuned.configs.sighting import OUTCOMES
 from gemmtuned.hooks import frozen_layers, ranks
 from gemmtuned.hooks.account import Account
 from gemmtuned.hooks.background import Background, Fork, thread_body
@@ -297,10 +298,10 @@ class Hook:
         self.tables.add(table)
         self.reload()
 
-    def count_op(self, problem: Problem, place: str) -> None:
-        """A call of one of our ops that aten did not see."""
+    def count_op(self, problem: Problem, place: str, outcome: str = OUTCOMES[0], *, graph: bool = False) -> None:
+        """A call of one of our ops that aten did not see; outcome, graph: as of a Sighting."""
         if self.patches.counts:
-            self.account.op_counts.add(problem, place)
+            self.account.op_counts.add(problem, place, outcome, graph=graph)
             if not self.background.alive:  # in a forked child
                 with suppress(OSError):
                     self.start()

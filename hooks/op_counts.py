@@ -21,23 +21,24 @@ class OpCounts:
 
     def __init__(self) -> None:
         self.dropped = 0
-        self._calls: Counter[tuple[Problem, str]] = Counter()
+        self._calls: Counter[tuple[Problem, str, str, bool]] = Counter()
         self._lock = allocate_lock()
 
-    def add(self, problem: Problem, place: str) -> None:
-        """One call that torch or another library served."""
+    def add(self, problem: Problem, place: str, outcome: str = OUTCOMES[0], *, graph: bool = False) -> None:
+        """One call; outcome, graph: as of a Sighting."""
+        key = problem, place, outcome, graph
         with self._lock:
-            if len(self._calls) >= MAX_PROBLEMS and (problem, place) not in self._calls:
+            if len(self._calls) >= MAX_PROBLEMS and key not in self._calls:
                 self.dropped += 1
             else:
-                self._calls[problem, place] += 1
+                self._calls[key] += 1
 
     def drain(self) -> Iterator[Sighting]:
         """All since the last time."""
         with self._lock:
             calls, self._calls = self._calls, Counter()
-        for (problem, place), count in calls.items():
-            yield Sighting(problem, OUTCOMES[0], count, place=place)
+        for (problem, place, outcome, graph), count in calls.items():
+            yield Sighting(problem, outcome, count, graph=graph, place=place)
 
     def reset(self) -> None:
         """Forget all: a forked child starts empty, and its lock may have been held."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gemmtuned.configs.errors import GemmtunedError
-from gemmtuned.ops.fused_moe import ActivationType, QuantType, fused_moe
+from gemmtuned.ops.moe import ActivationType, QuantType, fused_moe
 from gemmtuned.ops.shuffle import PRESHUFFLE_M_THRESHOLD, ShuffleError, shuffle_weight, unshuffle_weight
 from gemmtuned.ops.tuned_gemm import TunedGemm, tgemm
 

@@ -9,23 +9,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from gemmtuned.configs.aiter_columns import torch_name
-from gemmtuned.configs.errors import GemmtunedError, ProblemError
+from gemmtuned.configs.errors import CandidateFailed, GemmtunedError, ProblemError
 from gemmtuned.configs.problem import DTYPES, Problem, as_by_default
+from gemmtuned.configs.sighting import OUTCOMES
 from gemmtuned.hooks import activate
 from gemmtuned.kernels.cuda.moe_decode import MAX_PAIRS
 from gemmtuned.kernels.mixture import How, Operands, run, without_others
 from gemmtuned.ops.moe_arguments import how_of, operands_of
+from gemmtuned.ops.moe_table import Serving, give_up, serving
 from gemmtuned.ops.plans import place_of
 
 _DTYPES: Final = {torch_name(short): short for short in DTYPES}
 _WEIGHT: Final = {"mxfp4": "fp4_e2m1", "int4": "i4"}  # dtypes of weights that lie in bytes
 _SCALE: Final = {"none": "none", "tensor": "tensor", "row": "row", "128x128": "128x128", "mxfp4": "1x32", "int4": "row"}
+_UNKNOWN: Final = Serving(OUTCOMES[0])
 
 
 class ActivationType(IntEnum):
@@ -111,7 +115,12 @@ def _run(o: Operands, how: How, mask: Tensor | None, tokens: Tensor | None) -> T
     if not len(o.x):
         return torch.empty_like(o.x)
     o = without_others(o, mask, tokens)
-    _count(o, how)
+    found = _found(o, how)
+    if found.call is not None:
+        try:
+            return found.call(o)
+        except (RuntimeError, CandidateFailed) as err:
+            give_up(found, err)
     return _launched(o, how) if _is_small(o) and not _wants_derivatives(o) else run(o, how)
 
 
@@ -135,30 +144,45 @@ def problem_of(o: Operands, how: How) -> Problem | None:
 
     Activations are not quantised, so X has its own type and only weights have scales, whatever AITER's key says.
     """
+    if (o.bias1 is None) != (o.bias2 is None):
+        return None
+    problem = _problem(
+        o.x.shape, o.w1.shape, o.w2.shape, o.ids.shape[1], how, o.bias1 is not None, o.x.dtype, o.w1.dtype,
+        torch.are_deterministic_algorithms_enabled(), 0 if o.x.is_cuda else torch.get_num_threads(),
+    )  # fmt: skip
+    if problem is None or problem.dtype not in ("bf16", "fp16") or not o.x.is_cuda:
+        return problem
+    reduces = getattr(torch.backends.cuda.matmul, f"allow_{problem.dtype}_reduced_precision_reduction", False)
+    return as_by_default(problem, gpu=True) if reduces else problem
+
+
+@lru_cache(4096)
+def _problem(
+    x: torch.Size, w1: torch.Size, w2: torch.Size, topk: int, how: How, bias: bool, dtype: torch.dtype,
+    wdtype: torch.dtype, deterministic: bool, threads: int,
+) -> Problem | None:  # fmt: skip
     act = how.act + "_gated" * how.gated + "_interleaved" * how.interleaved + "_weighted" * how.weighted
-    tokens, width = o.x.shape
     try:
-        problem = Problem(
-            family="moe", m=tokens, n=width, k=width, inter=o.w2.shape[2] * (2 if how.quant in _WEIGHT else 1),
-            experts=len(o.w1), topk=o.ids.shape[1], act=act, bias=o.bias1 is not None or o.bias2 is not None,
-            dtype=_DTYPES[str(o.x.dtype)], wdtype=_WEIGHT.get(how.quant) or _DTYPES[str(o.w1.dtype)],
-            wscale=_SCALE[how.quant], deterministic=torch.are_deterministic_algorithms_enabled(),
-            threads=0 if o.x.is_cuda else torch.get_num_threads(),
+        return Problem(
+            family="moe", m=x[0], n=x[1], k=x[1], inter=w2[2] * (2 if how.quant in _WEIGHT else 1), experts=w1[0],
+            topk=topk, act=act, bias=bias, dtype=_DTYPES[str(dtype)], wscale=_SCALE[how.quant],
+            wdtype=_WEIGHT.get(how.quant) or _DTYPES[str(wdtype)], deterministic=deterministic, threads=threads,
         )  # fmt: skip
     except (KeyError, ProblemError):
         return None
-    reduces = getattr(torch.backends.cuda.matmul, f"allow_{problem.dtype}_reduced_precision_reduction", False)
-    return as_by_default(problem, gpu=o.x.is_cuda) if reduces else problem
 
 
-def _count(o: Operands, how: How) -> None:
-    """A call of ours, which aten sees only in parts."""
+def _found(o: Operands, how: How) -> Serving:
+    """What the table in use has for the call, which is counted: aten sees only parts of it."""
     hook: Any = activate.current()
-    if hook is None:
-        return
-    problem = problem_of(o, how)
-    if problem is not None:
-        hook.count_op(problem, place_of(o.x.device))
+    problem = problem_of(o, how) if hook is not None else None
+    if problem is None:
+        return _UNKNOWN
+    place = place_of(o.x.device)
+    captured = o.x.is_cuda and torch.cuda.is_current_stream_capturing()
+    found = _UNKNOWN if _wants_derivatives(o) else serving(hook, problem, place, captured=captured)
+    hook.count_op(problem, place, found.outcome, graph=captured)
+    return found
 
 
 def _is_small(o: Operands) -> bool:
