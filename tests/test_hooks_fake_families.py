@@ -295,7 +295,18 @@ def test_an_engines_operator_is_routed_into_its_own_result(run: Any) -> None:
     gave = [f(out, gx8, gw8.t(), gsx, gsw.t(), None) for _ in range(3)]
     same = torch.equal(host(out), right)
     f(out, gx8[:2], gw8.t(), gsx[:2], gsw.t(), None)  # another size: the engine's own
+    biased = replace(problem, bias=True)
+    served(biased, *library(biased, *sizes, scale_x="row", scale_w="row", fast=True))
+    f(out, gx8, gw8.t(), gsx, gsw.t(), torch.ops.fake.on_gpu(torch.ones(8)))  # a bias of another type as well
     print(json.dumps([stands, gave, same, stock, outcomes(), calls("cublasLtMatmul"), hook.failures()]))
     """,
     )
-    assert said == [[True, False], [None] * 3, True, [6], ["scaled exact 3", "scaled miss 1"], 3, []]
+    assert said == [
+        [True, False],
+        [None] * 3,
+        True,
+        [6, 6],
+        ["scaled exact 3", "scaled miss 1", "scaled miss 1"],
+        3,
+        [],
+    ]

@@ -129,7 +129,11 @@ void foreign_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   if (!describe<Device>(p, SCALED, x, b, out)) return stock();
   if (!describe_scaled(p, scales_by_number(x, b, scale_x, scale_w), x, bias, true)) return stock();
   slots.t[SLOT_W] = &b, slots.t[SLOT_SCALE_X] = &scale_x, slots.t[SLOT_SCALE_W] = &scale_w;
-  const bool routable = !it->returns && y.dim() == 2 && y.size(0) == x.size(0) && y.size(1) == b.size(1);
+  // what torch's own operator would refuse, and the engine's perhaps takes, is the engine's
+  const bool plain_bias = !bias || (bias->dim() == 1 && bias->size(0) == b.size(1) && bias->scalar_type() == out);
+  const bool fits_y =
+      y.defined() && y.dim() == 2 && y.size(0) == x.size(0) && y.size(1) == b.size(1) && y.device() == x.device();
+  const bool routable = !it->returns && plain_bias && fits_y;
   call<Device>(p, slots, routable ? ROUTABLE : COUNTED_ONLY, counted, &y);
   if (!is_done) torch::jit::drop(*stack, it->arguments);  // the route wrote into y
 }
