@@ -18,11 +18,15 @@ PROGRAM = """
     folder, rounds = Settings.from_env().config_dir, int(sys.argv[1])
     x, w = torch.ones(4, 16), torch.ones(8, 16)
 
+    def descriptors():  # the fewest of some looks: a flush has the store open, again and again
+        time.sleep(0.005)
+        return len(os.listdir("/proc/self/fd"))
+
     def held():
         gc.collect()
         facts = Path("/proc/self/status").read_text()
         return [
-            len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")),
+            len(os.listdir("/proc/self/task")), min(descriptors() for _ in range(20)),
             int(facts.split("VmRSS:")[1].split()[0]), len(Path("/proc/self/maps").read_text().splitlines()),
         ]
 
