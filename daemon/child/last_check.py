@@ -267,6 +267,9 @@ def check_often(subject: Subject, seconds: float) -> int:
     return calls
 
 
+_tracing = threading.Lock()  # Python refuses a trace function while another thread installs one
+
+
 def check_threads(subject: Subject, seconds: float) -> None:
     """Two threads at a time: first with one closure, then with two closures of two weights."""
     kernel, weights = subject.kernel, subject.weights
@@ -299,11 +302,13 @@ def _caller(run: Run, known: _Known, apart: float, seconds: float, name: str, li
         with torch.inference_mode():  # a thread's own switch
             while calls < 3 or not span.is_over():
                 calls += 1
-                sys.settrace(give_way if lines_yield else None)
+                with _tracing:
+                    sys.settrace(give_way if lines_yield else None)
                 try:
                     y = run(*known.inputs.activations)
                 finally:
-                    sys.settrace(None)
+                    with _tracing:
+                        sys.settrace(None)
                 watch.look(y, name)
 
     return call
