@@ -17,6 +17,7 @@ class Sighting:
     outcome: what the look-up gave at the call.  graph: the call was recorded into a CUDA graph.
     sampled_calls, sampled_us: calls whose duration was taken on the way (CPU only), and their sum.
     place: the device of this process it ran on, `cpu` or `cuda:0`.
+    phase: what part of the program's life it was, such as `warm-up`; "" for the traffic of its users.
     """
 
     problem: Problem
@@ -26,6 +27,7 @@ class Sighting:
     sampled_calls: int = 0
     sampled_us: float = 0.0
     place: str = "cpu"
+    phase: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,7 +53,9 @@ DELETE FROM work WHERE state = 'failed' AND cause IN ('withdrawn', 'rolled_back'
 _LISTED: Final = 10  # generations, in the message that there is none of a number
 _OF_THESE: Final = "problem_id IN (SELECT value FROM json_each(:ids))"
 _TRACES: Final = {
-    **dict.fromkeys(("sighting_before", "demand", "trial", "work", "quarantine", "compiled_gemm"), _OF_THESE),
+    **dict.fromkeys(
+        ("sighting_before", "demand", "trial", "work", "quarantine", "compiled_gemm", "phase_call"), _OF_THESE
+    ),
     "sighting": f"hour IN ({HOURS}) AND {_OF_THESE}",  # its key begins with the hour
 }
 

@@ -127,6 +127,7 @@ def _move(conn: sqlite3.Connection, now: _Pass, hour: int, gone: set[int]) -> bo
 def _forget(conn: sqlite3.Connection, label: int) -> None:
     """Drop a label unless something was counted under it meanwhile, which SQLite finds out by a look at all rows."""
     conn.execute("UPDATE OR REPLACE compiled_gemm SET run_id = ? WHERE run_id = ?", (run_id_of(conn, EARLIER), label))
+    conn.execute("DELETE FROM phase_call WHERE run_id = ?", (label,))
     try:
         conn.execute("DELETE FROM run WHERE id = ?", (label,))
     except sqlite3.IntegrityError:

@@ -43,9 +43,8 @@ VIEWS: Final = (
     "trials",
     "sessions",
     "compiled",
-    "hints",
-    "frozen",
-)
+    "hints", "frozen", "phases",
+)  # fmt: skip
 WEIGHTS: Final = {"calls": "calls", "flops": "flops", "time": "time_us"}
 DAY_S: Final = 86_400.0
 

@@ -57,8 +57,8 @@ class RollUp(Labels):
         """Merge what is old enough, slice by slice, for so many seconds; None: to the end. True when it is all done.
 
         A slice that has begun is finished.  Then run labels beyond their bound are dropped; at the end, sessions not
-        heard of for two weeks are forgotten.  Raises StoreBusy and StoreError as every call does; what earlier slices
-        did stays done.
+        heard of for two weeks and phases of four weeks ago are forgotten.  Raises StoreBusy and StoreError as every
+        call does; what earlier slices did stays done.
         """
         until_s = None if for_s is None else time.monotonic() + for_s
         while True:
@@ -70,6 +70,9 @@ class RollUp(Labels):
         old = "SELECT 1 FROM session WHERE beat_us < ? LIMIT 1"
         if self._db.read(lambda conn: conn.execute(old, (before_us,)).fetchone()):
             self._write(lambda conn: conn.execute("DELETE FROM session WHERE beat_us < ?", (before_us,)))
+        hour = us(now_s) // 3_600_000_000 - KEEP_DAYS * 24
+        if self._db.read(lambda conn: conn.execute("SELECT 1 FROM phase_call WHERE hour < ?", (hour,)).fetchone()):
+            self._write(lambda conn: conn.execute("DELETE FROM phase_call WHERE hour < ?", (hour,)))
         return True
 
     def _slice(self, now_hour: int) -> bool:

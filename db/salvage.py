@@ -20,7 +20,7 @@ _ROWS: Final = 500  # between two beats
 TABLES: Final = (
     "problem", "device", "environment", "environment_stamp", "run", "publication",
     "sighting", "sighting_before", "demand", "taken", "ingest_file", "ingest_row", "ingest_new",
-    "compiled_gemm", "work", "trial", "solution", "quarantine", "session", "hint", "tunable",
+    "compiled_gemm", "phase_call", "work", "trial", "solution", "quarantine", "session", "hint", "tunable",
 )  # fmt: skip
 
 

@@ -68,6 +68,11 @@ INSERT INTO compiled_gemm (problem_id, environment_id, run_id, kernel, first_see
 VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET last_seen_us = max(last_seen_us, excluded.last_seen_us)
 """
+_ADD_PHASE: Final = """
+INSERT INTO phase_call (problem_id, environment_id, run_id, phase, hour, calls, last_seen_us)
+VALUES (?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET calls = calls + excluded.calls, last_seen_us = max(last_seen_us, excluded.last_seen_us)
+"""
 _HITS: Final = (("exact", 0), ("padded", 0), ("exact", 1), ("padded", 1))  # outcome and graph, as the columns of demand
 
 
@@ -75,7 +80,7 @@ class Sightings(Part):
     """The part of the store that programs write."""
 
     def add_sightings(self, run: str, environment: Environment, sightings: Iterable[Sighting], *, now_s: float) -> None:
-        """Add the calls of these sightings to what is there, all or nothing.
+        """Add the calls of these sightings to what is there, all or nothing; those of a phase apart from the traffic.
 
         Raises StoreBusy or StoreError; then nothing was added, and the same batch can be given again later.
         """
@@ -87,24 +92,16 @@ class Sightings(Part):
             environment_id = self._environment_id(conn, environment, now_us)
             run_id = run_id_of(conn, run)
             ids = self._problem_ids(conn, [s.problem for s in batch])
-            count(
-                conn,
-                [
-                    (
-                        i,
-                        environment_id,
-                        run_id,
-                        hour,
-                        s.outcome,
-                        int(s.graph),
-                        s.calls,
-                        s.sampled_calls,
-                        s.sampled_us,
-                        now_us,
-                    )
-                    for i, s in zip(ids, batch, strict=True)
-                ],
-            )
+            place = (environment_id, run_id)
+            seen = list(zip(ids, batch, strict=True))
+            traffic = [
+                (i, *place, hour, s.outcome, int(s.graph), s.calls, s.sampled_calls, s.sampled_us, now_us)
+                for i, s in seen
+                if not s.phase
+            ]
+            count(conn, traffic)
+            phases = [(i, *place, plain(s.phase, 60), hour, s.calls, now_us) for i, s in seen if s.phase and s.calls]
+            conn.executemany(_ADD_PHASE, phases)
 
         self._write(work)
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import torch
 
+    from gemmtuned.hooks.phase import Phase
     from gemmtuned.reports.of_model import ModelLayers
 
 __all__ = [
@@ -28,8 +29,10 @@ __all__ = [
     "is_enabled",
     "layers",
     "on_reload",
+    "phase",
     "ready",
     "reload",
+    "set_phase",
     "status",
     "unfreeze",
 ]
@@ -104,6 +107,25 @@ def on_reload(callback: Callable[[int], None]) -> Callable[[], None]:
     from gemmtuned.hooks.watch import subscribe
 
     return subscribe(callback)
+
+
+def phase(name: str) -> Phase:
+    """Have the calls of a block left out of what is worth tuning: `with gemmtuned.phase("warm-up"): ...`.
+
+    For warm-ups and profile runs, whose shapes no user asks for.  It holds for the whole process; of blocks inside each
+    other the innermost counts.  The calls are served as ever, and `gemmtuned coverage` says how many were left out.
+    Raises TypeError for a name that is no text, ValueError for an empty one.
+    """
+    from gemmtuned.hooks.phase import Phase
+
+    return Phase(name)
+
+
+def set_phase(name: str) -> None:
+    """As `phase`, for all calls from now on outside of such blocks; "" ends it."""
+    from gemmtuned.hooks.phase import set_phase as put
+
+    put(name)
 
 
 def graph_replayed(graph: torch.cuda.CUDAGraph, times: int = 1) -> None:

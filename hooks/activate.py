@@ -15,7 +15,7 @@ from gemmtuned.configs.say import after_fork as say_after_fork
 from gemmtuned.configs.say import say
 from gemmtuned.configs.settings import Settings, UserTables, autoload_enabled, wants_activation
 from gemmtuned.configs.sighting import Session
-from gemmtuned.hooks import imports, ranks, watch
+from gemmtuned.hooks import imports, phase, ranks, watch
 from gemmtuned.hooks.hook import Hook
 from gemmtuned.hooks.notice import speak_up
 
@@ -217,6 +217,7 @@ def _after_fork() -> None:
     imports.after_fork()
     say_after_fork()
     watch.after_fork()
+    phase.after_fork()
     if _hook is not None:
         try:
             _hook.after_fork(paused=_forking.flusher is not None)

@@ -13,7 +13,8 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gemmtuned.configs.errors import GemmtunedError, StoreBusy
@@ -24,6 +25,7 @@ from gemmtuned.configs.say import Once, tell
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import Environment, Solution
+from gemmtuned.hooks import phase
 from gemmtuned.hooks.imports import importing
 from gemmtuned.hooks.native import HOW
 from gemmtuned.hooks.pace import in_slices
@@ -43,7 +45,7 @@ EXIT_S: Final = 0.5  # at interpreter exit we are gone by then,
 EXIT_BUSY_S: Final = 2.0  # or by then when other programs hold the store: a batch is worth more than a second
 FORK_S: Final = 2.0  # a fork waits for so long: the first flush of a process makes a database
 
-Key = tuple[Problem, str, bool, str]
+Key = tuple[Problem, str, bool, str, str]
 T = TypeVar("T")
 _no_store = ""  # why this process, and all that it forks, must never touch SQLite
 
@@ -74,6 +76,8 @@ class Flusher:
         self._pending: dict[Key, list[float]] = {}
         self._quarantine: list[tuple[Solution, str, str]] = []
         self._compiled: dict[tuple[Problem, str, str], None] = {}
+        self._aside: list[Sighting] = []  # of phases that have ended since the last flush
+        self._draining = allocate_lock()  # around a drain and the change of the phase
         self._lock = allocate_lock()  # one flush at a time: the thread's or the one at exit
         self._due_s = time.monotonic() + self._pause_s()
         self._has_session = False  # our row is in the store
@@ -129,6 +133,23 @@ class Flusher:
         with self._lock:
             self._flush()
 
+    def between_phases(self, change: Callable[[], None]) -> None:
+        """Make `change`, by which another phase begins; what was counted until now belongs to the one before."""
+        with self._draining:
+            try:
+                if len(self._aside) < MAX_PENDING:  # else nobody flushes: it goes with what comes
+                    self._aside = list(self._drained())
+            finally:
+                change()
+
+    def _drained(self) -> Iterator[Sighting]:
+        """What was counted since it was last called, under the phases that it was counted in."""
+        aside, self._aside = self._aside, []
+        yield from aside
+        now = phase.current()
+        for s in self._drain():
+            yield replace(s, phase=now) if now else s
+
     def pause(self, timeout_s: float = FORK_S, *, for_fork: bool = False) -> bool:
         """Wait until no flush is going on and let none begin; False when that took too long.
 
@@ -170,12 +191,12 @@ class Flusher:
 
     def _flush(self, *, last: bool = False) -> bool:
         """False when it should be tried again at once if there is no later."""
-        if _no_store:
-            for s in self._drain():
-                self.dropped += s.calls
-            return True
-        for s in in_slices(self._drain()):
-            self._remember(s)
+        with self._draining:
+            if _no_store:
+                self.dropped += sum(s.calls for s in self._drained())
+                return True
+            for s in in_slices(self._drained()):
+                self._remember(s)
         for note in self._take_compiled():
             if len(self._compiled) < MAX_COMPILED:
                 self._compiled[note] = None
@@ -214,7 +235,7 @@ class Flusher:
             if environment is None:
                 self.dropped += int(sum(sums[0] for sums in counts.values()))
             else:
-                sightings = [Sighting(*k[:2], int(c[0]), k[2], int(c[1]), c[2], place) for k, c in counts.items()]
+                sightings = [Sighting(*k[:2], int(c[0]), k[2], int(c[1]), c[2], *k[3:]) for k, c in counts.items()]
                 self._at(store.add_sightings, self._settings.run, environment, sightings, now_s=now_s)
             self._pending = {key: sums for key, sums in self._pending.items() if key[3] != place}
         for place in {note[2] for note in self._compiled}:
@@ -252,7 +273,7 @@ class Flusher:
 
     def _remember(self, s: Sighting) -> None:
         self.calls += s.calls
-        key = (s.problem, s.outcome, s.graph, s.place)
+        key = (s.problem, s.outcome, s.graph, s.place, s.phase)
         sums = self._pending.get(key)
         if sums is None:
             if not self._keep or len(self._pending) >= MAX_PENDING:

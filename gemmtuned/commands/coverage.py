@@ -11,6 +11,7 @@ from gemmtuned.commands.options import MOST_ROWS, Json, Since, choice, settings
 from gemmtuned.configs.settings import Settings
 from gemmtuned.reports import layers
 from gemmtuned.reports.coverage import GROUPS, SHOWN, WEIGHTS, report
+from gemmtuned.reports.phases import phase_notes
 from gemmtuned.reports.published import notes, standing
 from gemmtuned.reports.render import Report, show
 from gemmtuned.reports.source import no_database, of_database
@@ -49,9 +50,12 @@ def coverage(
         return
     from gemmtuned.db import queries
     from gemmtuned.db.other_threads import other_threads
+    from gemmtuned.db.phases import phases
 
     warnings = [*notes(standing(here)), *without_notes(here.home)]
     warnings += threads_notes(other_threads(here.db, since_s=since))
+    apart = phases(here.db, since_s=since)
+    warnings += phase_notes(apart, since)
     off = why_off(here)
     compiled, frozen = queries.compiled(here.db, since_s=since), queries.frozen(here.db, since_s=since)
     if by == "layer":
@@ -71,6 +75,7 @@ def coverage(
         frozen=frozen,
         warnings=warnings,
     )
+    answer = replace(answer, facts={**answer.facts, "phases": [dict(row) for row in apart]})
     off = off or ([] if rows else why_nothing(here))
     show(of_database(replace(answer, lines=[*off, *answer.lines]), here), as_json=as_json)
 
@@ -85,6 +90,7 @@ def _without_database(here: Settings, by: str, weight: str, since_s: float) -> R
         "compiled_problems": 0,
         "compiled_cpp_problems": 0,
         "frozen_problems": 0,
+        "phases": [],
     }
     answer = no_database("coverage", here, "rows", **facts)
     return replace(answer, lines=[*(why_off(here) or why_nothing(here)), *answer.lines])

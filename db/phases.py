@@ -1,0 +1,21 @@
+"""Calls that programs made under a phase, such as a warm-up: counted, and no traffic."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from gemmtuned.db.queries import DAY_S, ask
+from gemmtuned.db.rows import us
+
+_PHASES: Final = """
+SELECT phase, count(DISTINCT problem_id) AS problems, sum(calls) AS calls FROM phase_call
+WHERE hour >= ? AND last_seen_us >= ? GROUP BY phase ORDER BY calls DESC, phase
+"""
+
+
+def phases(path: Path, *, since_s: float = DAY_S, now_s: float | None = None) -> list[dict[str, Any]]:
+    """Of the last since_s seconds: phase, problems, calls; most calls first. Hours are counted whole, as `coverage`."""
+    since = us((time.time() if now_s is None else now_s) - since_s)
+    return ask(path, _PHASES, (since // 3_600_000_000, since))

@@ -1,0 +1,84 @@
+"""What part of a program's life its calls belong to: traffic of a warm-up or a profile is no traffic of users.
+
+Calls under a phase are counted with its name, kept beside the traffic, and left out of all that says what is worth
+tuning.  A phase holds for the whole process and costs its calls nothing: what was counted is drained where a phase
+begins or ends, so the native hook need not know.  A forked child begins under none.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final
+
+from gemmtuned.configs.real import allocate_lock
+
+LONGEST: Final = 60  # characters of a name that are kept
+
+_lock = allocate_lock()
+_set = ""  # by set_phase
+_open: list[Phase] = []  # blocks that are open now, in any thread, the newest last
+
+
+def current() -> str:
+    """The phase of calls that are made now; "" under none."""
+    return _open[-1].name if _open else _set
+
+
+class Phase:
+    """See gemmtuned.phase. The newest open block names the phase of the whole process, whichever thread opened it."""
+
+    def __init__(self, name: str) -> None:
+        if not _text(name):
+            raise ValueError("a phase needs a name: gemmtuned.phase('warm-up')")
+        self.name = name[:LONGEST]
+
+    def __enter__(self) -> Phase:
+        _change(lambda: _open.append(self))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, err: BaseException | None, at: TracebackType | None) -> None:
+        _change(lambda: _close(self))
+
+
+def set_phase(name: str) -> None:
+    """See gemmtuned.set_phase."""
+    text = _text(name)[:LONGEST]
+
+    def put() -> None:
+        global _set
+        _set = text
+
+    _change(put)
+
+
+def after_fork() -> None:
+    """In a forked child: who opened a block is not here."""
+    global _lock, _set
+    _lock, _set = allocate_lock(), ""
+    _open.clear()
+
+
+def _text(name: str) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a phase is a text, not {name!r}")
+    return name
+
+
+def _close(block: Phase) -> None:
+    for at in range(len(_open) - 1, -1, -1):
+        if _open[at] is block:
+            del _open[at]
+            return
+
+
+def _change(make: Callable[[], None]) -> None:
+    """Make a change after all that was counted until now has its phase."""
+    with _lock:
+        activate = sys.modules.get("gemmtuned.hooks.activate")
+        hook = None if activate is None else activate.current()
+        if hook is None:
+            make()
+        else:
+            hook.flusher.between_phases(make)
