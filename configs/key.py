@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.padding import COVERS
 from gemmtuned.configs.problem import CHAIN_M, DTYPES, FAMILIES, LAYOUTS, MATH_MODES, SCALE_LAYOUTS, SCALES, Problem
+from gemmtuned.configs.real import allocate_lock
 
 MAX_BYTES: Final = 48
 PLACES: Final = ("cpu", "cuda")  # index = device type
@@ -20,6 +21,9 @@ ACTS: Final = (
           for weighted in ("", "_weighted")),
 )  # fmt: skip
 PACKINGS: Final = ("", "16x16", "marlin", "humming", "opaque")  # opaque: known to an engine's operator alone
+OTHERS_FROM: Final = 128  # codes of other packages' families, in the order in which a process meets them
+_others: Final[list[str]] = []
+_new_family = allocate_lock()
 _NAMES: Final = {number: name for name, number in DTYPES.items()}
 
 
@@ -56,6 +60,23 @@ _LISTS: Final = {
 }  # fmt: skip
 
 
+def family_code(family: str) -> int:
+    """The code of a family in the keys of this process. Raises ProblemError where there is no room for one more."""
+    if family in FAMILIES:
+        return FAMILIES.index(family)
+    if family not in _others:
+        with _new_family:
+            if family not in _others:
+                if OTHERS_FROM + len(_others) > 255:
+                    raise ProblemError(f"family {family}: a process knows {len(_others)} of other packages at most")
+                _others.append(family)
+    return OTHERS_FROM + _others.index(family)
+
+
+def _family_of(code: int) -> str:
+    return FAMILIES[code] if code < OTHERS_FROM else _others[code - OTHERS_FROM]
+
+
 def values_of(problem: Problem, *, covers: str = "exact", graph: bool = False, place: str = "cpu") -> dict[str, int]:
     """The members of a problem's key by name. Raises ProblemError for what has no place in it."""
     kind, _, index = place.partition(":")
@@ -67,7 +88,7 @@ def values_of(problem: Problem, *, covers: str = "exact", graph: bool = False, p
     try:
         values = {
             "m": problem.m, "n": problem.n, "k": problem.k, "batch": problem.batch, "inter": problem.inter or 0,
-            "experts": problem.experts or 0, "threads": problem.threads, "family": FAMILIES.index(problem.family),
+            "experts": problem.experts or 0, "threads": problem.threads, "family": family_code(problem.family),
             "dtype": DTYPES[problem.dtype], "wdtype": DTYPES[problem.wdtype], "out_dtype": DTYPES[problem.out_dtype],
             "layout": LAYOUTS.index(problem.layout), "math": MATH_MODES.index(problem.math_mode),
             "flags": sum(FLAGS[name] for name, on in flags.items() if on), "covers": COVERS.index(covers),
@@ -94,7 +115,7 @@ def problem_of(values: dict[str, int]) -> Problem:
     flags = values["flags"]
     try:
         return Problem(
-            family=FAMILIES[values["family"]], batch=values["batch"], m=values["m"], n=values["n"], k=values["k"],
+            family=_family_of(values["family"]), batch=values["batch"], m=values["m"], n=values["n"], k=values["k"],
             bias=bool(flags & FLAGS["BIAS"]), dtype=_NAMES[values["dtype"]], wdtype=_NAMES[values["wdtype"]],
             out_dtype=_NAMES[values["out_dtype"]], scale=SCALES[values["scale"]], wscale=SCALES[values["wscale"]],
             scale_dtype=_NAMES[values["scale_dtype"]] if values["scale"] else "",

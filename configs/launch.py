@@ -269,7 +269,7 @@ def slots_of(problem: Problem) -> frozenset[str]:
     found = {"x", "w", "y"}
     if problem.bias:
         found.add("bias")
-    if problem.family.endswith("_add"):
+    if problem.family in ("dense_add", "batched_add"):
         found.add("c")
     if problem.scale != "none":
         found |= {"scale_x", "scale_w"}

@@ -154,8 +154,9 @@ def _refusal(solution: Solution, environment: Environment | None, failed: frozen
             return f"backend {solution.backend} is not known to this version"
     elif (p.experts, p.topk, p.inter, p.act) != (None,) * 4:
         return "mixtures of experts are not served by this version"
-    elif solution.backend != DEFAULT_BACKEND and p.family not in FAMILIES:
-        return f"family {p.family} is of another package, whose operator runs it"
+    elif p.family not in FAMILIES:
+        if solution.backend in NATIVE_CODES and solution.backend != DEFAULT_BACKEND:
+            return f"family {p.family} is of another package: only registered operators run it"
     elif solution.backend != DEFAULT_BACKEND and (
         p.family not in SERVED or (p.scale != "none") != (p.family == "scaled")
     ):

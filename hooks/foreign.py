@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gemmtuned.configs.say import tell
+from gemmtuned.hooks.declared import Declaration, Declared
 from gemmtuned.hooks.native.library import Native, NativeError
 
 log = logging.getLogger("gemmtuned.hooks")
@@ -103,6 +104,9 @@ class ForeignOperators:
 
     def __init__(self, operators: tuple[Operator, ...] = OPERATORS) -> None:
         self._left = list(operators)
+        self._declared = Declared()
+        self._announced: list[Declaration] = []  # whose operator, or its kernel for the device, is not there yet
+        self._looked_at: set[str] = set()
         self.seen: list[str] = []
         self.changed: dict[str, str] = {}  # name -> why it is left alone
 
@@ -119,3 +123,27 @@ class ForeignOperators:
                 self.changed[operator.name] = str(err)
                 tell(log, logging.WARNING, "calls of %s are not counted: %s", operator.name, err)
             self._left.remove(operator)
+        self._announced += self._declared.new()
+        for declared in [*self._announced]:
+            if declared.is_registered:
+                self._looked_at.add(declared.name)
+                if self._listen(library, declared):
+                    self._announced.remove(declared)
+
+    def is_behind(self) -> bool:
+        """Whether an operator that a package declares has come since the last look."""
+        return self._declared.has_new() or any(
+            declared.is_registered for declared in self._announced if declared.name not in self._looked_at
+        )
+
+    def _listen(self, library: Native, declared: Declaration) -> bool:
+        """Whether that is done with: it is listened to, or cannot be."""
+        name, form = declared.name, FORMS.index(declared.form)
+        try:
+            if not library.stand_before(name, "", declared.arguments(), form, declared.code):
+                return False
+            self.seen.append(name)
+        except (NativeError, ValueError) as err:
+            self.changed[name] = str(err)
+            tell(log, logging.WARNING, "calls of %s are not counted: %s", name, err)
+        return True

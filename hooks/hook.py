@@ -172,12 +172,13 @@ class Hook:
             return True
         if self._watches and not self.watcher.begun:
             return False
-        return self.tables.is_built()
+        return self.tables.is_built() and not self.patches.foreign.is_behind()
 
     def _make_current(self) -> None:
         if self._watches and not self.watcher.begun:
             self.watcher.turn()
         self.tables.follow_places()
+        self.patches.look_for_foreign()
 
     def _hurry(self) -> None:
         if not self.background.alive:  # a forked child that has counted nothing yet

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 OURS: Final = "gemmtuned/hooks/native/c_api.cpp"  # GEMMTUNED_REGISTERED of c_api.cpp
 _ROUTER: Final = (
@@ -35,6 +35,17 @@ def registered_at(operator: str) -> str:
         if at == key:
             return rest.partition(" :: ")[0]
     return ""
+
+
+def schema_of(operator: str) -> Any:
+    """Torch's schema of `namespace::name` or `namespace::name.overload`; None while the program has none such."""
+    import torch
+
+    name, _, overload = operator.partition(".")
+    try:
+        return torch._C._get_schema(name, overload)
+    except RuntimeError:
+        return None
 
 
 def is_torchs(place: str) -> bool:

@@ -154,8 +154,8 @@ class Patches:
     # ---- kernels of others
 
     def look_for_foreign(self) -> None:
-        """Have engines' own operators counted that have come since the last look."""
-        if self._library.native is not None and self.counts:
+        """Have engines' and other packages' own operators counted that have come since the last look."""
+        if self._library.native is not None and self.mode != native.OFF:
             self.foreign.look(self._library.native)
 
     def overridden(self, *, anew: bool = False) -> dict[str, str]:

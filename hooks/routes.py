@@ -21,10 +21,15 @@ from gemmtuned.configs.solution import Solution
 from gemmtuned.hooks.dispatch import NATIVE_CODES, OPERATOR_CODE, Table, ident_of
 from gemmtuned.hooks.native import Native, Row
 from gemmtuned.hooks.native.launches import RowBlocks, conditions, kernel_launch, library_launch, operator_call
+from gemmtuned.hooks.overrides import schema_of
 
 log = logging.getLogger("gemmtuned.hooks")
 # Backends of ours whose routes need a record, and of which kind. Others' are registered operators
 LAUNCHED: Final[dict[str, type[Launch]]] = {"triton": KernelLaunch, "cuda": KernelLaunch, "cublaslt": LibraryLaunch}
+
+
+class OperatorMissing(Exception):
+    """The program has no operator of this name, not yet."""
 
 
 class Routes:
@@ -33,9 +38,11 @@ class Routes:
     def __init__(self, native: Native, folder: Path) -> None:
         self._native, self._folder = native, folder
         self._kernels: dict[tuple[int, str, str], int] = {}
+        self.missing: set[str] = set()  # operators of the last table that the program has not registered
 
     def rows(self, table: Table) -> Iterator[Row]:
         """The rows as `Native.load` takes them; one whose kernel does not load costs that row and a warning."""
+        self.missing = set()
         for place, (problem, covers, mode), solution in table.items():
             if problem.family == "moe":  # gemmtuned.ops.fused_moe asks the table itself
                 continue
@@ -44,6 +51,9 @@ class Routes:
             )
             try:
                 yield self._complete(row, solution, int(place.partition(":")[2] or 0))
+            except OperatorMissing as err:  # it may come with a module that the program imports later
+                self.missing.add(str(err))
+                table.refused["the program has not registered its operator"] += 1
             except Exception as err:  # a launch record can hold anything
                 table.refused["its kernel does not load"] += 1
                 tell(
@@ -75,6 +85,8 @@ class Routes:
         chain_rows = record.at_most("x.size0") or 0 if problem.batch_invariant else 0
         row = row._replace(conditions=conditions(record.checked, rank), chain_rows=chain_rows)
         if isinstance(record, OperatorLaunch):
+            if schema_of(record.operator) is None:
+                raise OperatorMissing(record.operator)
             called = operator_call(record)
             self._native.check_operator(called)
             return row._replace(launch=called, scales_sums={"alpha", "beta"} <= set(record.arguments))

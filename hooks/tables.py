@@ -18,6 +18,7 @@ from gemmtuned.configs.solution import DEFAULT_BACKEND, Solution
 from gemmtuned.configs.verdicts import Verdicts
 from gemmtuned.hooks import ranks
 from gemmtuned.hooks.dispatch import Table, build_table
+from gemmtuned.hooks.overrides import schema_of
 from gemmtuned.hooks.pace import in_slices
 from gemmtuned.hooks.probation import Probation
 from gemmtuned.hooks.routes import Routes
@@ -79,11 +80,17 @@ class Tables:
         native.load(routes.rows(self.table), self.table.generation)
 
     def is_built(self) -> bool:
-        """Whether the newest table that we know of is in use wherever this process has a context."""
-        return self._newest is None or self._where.in_use() == self.built_for
+        """Whether the newest table that we know of is in use wherever this process has a context.
+
+        Not while a row lacks an operator that the program has registered since.
+        """
+        if self._newest is None:
+            return True
+        missing = self._library.routes.missing if self._library.routes is not None else ()
+        return self._where.in_use() == self.built_for and not any(map(schema_of, missing))
 
     def follow_places(self) -> None:
-        """Serve devices that came into use since."""
+        """Serve devices that came into use since, and by operators that were registered since."""
         if self._newest is not None and not self.is_built():
             with self.swap:
                 self.use(*self._newest)

@@ -33,6 +33,18 @@ with torch.inference_mode():
 want = (x.double()[:, None, :] * w.double()).sum(-1) + bias.double()  # no GEMM: only those above are counted
 print(float((y.double() - want).abs().max() / want.abs().max()), gemmtuned.status()["path"])
 """
+SCORES = """
+import torch, gemmtuned
+torch.manual_seed(0)
+import outside_family
+q, k = torch.randn(512, 16), torch.randn(512, 16)
+assert gemmtuned.ready(20)
+with torch.inference_mode():
+    y = [torch.ops.outside_family.scores(q, k) for _ in range(20)][-1]
+want = (q.double()[:, None, :] * k.double()).sum(-1) / 4  # no GEMM: only those above are counted
+print(float((y.double() - want).abs().max() / want.abs().max()), *gemmtuned.status()["engine_operators"])
+"""
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 PROBLEM = "fp16:64x256x256+bias,threads=1"
 CONTRACTS = """
 import outside_family
@@ -85,7 +97,7 @@ def home(tmp_path: Path, native_cache: Path, site: Path, monkeypatch: pytest.Mon
 
 
 def command(home: Home, *arguments: str) -> subprocess.CompletedProcess[str]:
-    env = home.environment(AITER_TUNE_GEMM="0", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    env = home.environment(AITER_TUNE_GEMM="0", **ONE_THREAD)
     words = [sys.executable, "-P", "-m", "gemmtuned", *arguments]
     return subprocess.run(words, env=env, capture_output=True, text=True, timeout=110, check=False)
 
@@ -95,7 +107,7 @@ def command(home: Home, *arguments: str) -> subprocess.CompletedProcess[str]:
     bool(torch.ops.mkldnn._is_mkldnn_fp16_supported()), reason="this CPU has instructions for fp16: oneDNN is faster"
 )
 def test_it_is_captured_tuned_published_and_served_natively_under_its_name(home: Home) -> None:
-    counted = home.run(PROGRAM.replace("gemmtuned.ready(20)", ""), fresh=True, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    counted = home.run(PROGRAM.replace("gemmtuned.ready(20)", ""), fresh=True, **ONE_THREAD)
     assert counted.code == 0, counted.err
     assert home.counts() == {(PROBLEM, "miss"): 20}
 
@@ -105,7 +117,7 @@ def test_it_is_captured_tuned_published_and_served_natively_under_its_name(home:
             break
     else:
         pytest.skip(f"the machine is in use: {tuned.stdout}")
-    served = home.run(PROGRAM, fresh=True, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    served = home.run(PROGRAM, fresh=True, **ONE_THREAD)
 
     assert tuned.returncode == 0, tuned.stderr + tuned.stdout
     assert served.code == 0, served.err
@@ -119,16 +131,21 @@ def test_it_is_captured_tuned_published_and_served_natively_under_its_name(home:
     assert row["saved_us"] > 0 and "outside" in command(home, "gains").stdout
 
     # A program without that operator: torch serves it, and nothing is imported for it
-    without = home.run(PROGRAM.replace("outside_gemm, ", ""), fresh=True, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    without = home.run(PROGRAM.replace("outside_gemm, ", ""), fresh=True, **ONE_THREAD)
 
     assert without.code == 0 and float(without.out.split()[0]) < 2e-3
     assert home.counts()[(PROBLEM, "miss")] == 40
 
 
-def test_a_family_of_another_package_is_tuned_with_its_own_operator_and_published(home: Home) -> None:
+@pytest.mark.timeout(300)
+def test_a_family_of_another_package_is_captured_tuned_published_and_served(home: Home) -> None:
     problem = "outside.scores:fp32:512x512x16,threads=1"
+    counted = home.run(SCORES, fresh=True, **ONE_THREAD)
+    assert counted.code == 0, counted.err
+    assert home.counts() == {(problem, "miss"): 20}, "what its own operator calls inside is not counted beside it"
+
     for _ in range(6):
-        tuned = command(home, "tune", problem)
+        tuned = command(home, "tune")
         if tuned.returncode != 75:  # else others use the CPU: no times can be taken
             break
     else:
@@ -138,6 +155,15 @@ def test_a_family_of_another_package_is_tuned_with_its_own_operator_and_publishe
     (row,) = queries.solutions(home.path / "tune.db")
     assert (row["problem"], row["backend"], row["stamp"]) == (problem, "outside_scores", "1.2.0")
     assert "outside_scores" in command(home, "gains").stdout
+
+    served = home.run(SCORES, fresh=True, **ONE_THREAD)
+    assert served.code == 0, served.err
+    error, *operators = served.out.split()
+    assert float(error) < 1e-5 and operators == ["outside_family::scores"]
+    assert home.counts() == {(problem, "miss"): 20, (problem, "exact"): 20}
+    (row,) = queries.solutions(home.path / "tune.db")
+    assert row["hit_calls"] == 20
+
     for unknown in ("outside.score:fp32:8x8x8,threads=1", "bool:8x8x8,threads=1"):
         told = command(home, "tune", unknown)
         assert told.returncode == 1 and "this version cannot tune it" in told.stdout, "and it ends"

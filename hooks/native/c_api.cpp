@@ -12,6 +12,7 @@
 
 #include "foreign.h"
 #include "install.h"
+#include "listened.h"
 #include "mirrored.h"
 #include "own_operators.h"
 #include "tables.h"
@@ -135,22 +136,24 @@ int gt_install(size_t number, char* error, size_t room) noexcept {
 }
 
 // Has an operator of somebody else's counted. arguments: which is y, x, w, the scale of x, of w, the bias, and the
-// result's type. 1 when it is from now on; 0 where it is not there yet, or was already; -1 with the reason in `error`.
-int gt_stand_before(const char* name, const char* schema, const int8_t* arguments, int form, char* error,
+// result's type. family: its code where it is one of another package's, else 0.
+// 1 when it is from now on; 0 where it is not there yet, or was already; -1 with the reason in `error`.
+int gt_stand_before(const char* name, const char* schema, const int8_t* arguments, int form, int family, char* error,
                     size_t room) noexcept {
   static Quiet quiet;
   return guarded(error, room, -1, [&]() -> int {
 #ifdef GEMMTUNED_FOREIGN
     const WithHandler silent(quiet);
     const int8_t* const a = arguments;
-    const ForeignFacts facts{a[0], a[1], a[2], a[3], a[4], a[5], a[6], static_cast<uint8_t>(form)};
+    const ForeignFacts facts{a[0], a[1], a[2], a[3], a[4], a[5], a[6], static_cast<uint8_t>(form),
+                             static_cast<uint8_t>(family)};
     bool stands = stand_before<Cpu>(name, schema, facts);
 #ifdef GEMMTUNED_CUDA
     if (g_cuda) stands |= stand_before<Cuda>(name, schema, facts);
 #endif
     return stands;
 #else
-    (void)name, (void)schema, (void)arguments, (void)form;
+    (void)name, (void)schema, (void)arguments, (void)form, (void)family;
     return 0;
 #endif
   });

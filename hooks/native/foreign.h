@@ -24,6 +24,7 @@ struct ForeignFacts {  // numbers of arguments, -1: there is none
   int8_t y, x, w, scale_x, scale_w, bias;
   int8_t out;  // the result's ScalarType, where there is no y
   uint8_t form;
+  uint8_t family;  // of another package, whose operator it is; 0: it is an engine's
 };
 
 struct Foreign {
@@ -138,6 +139,9 @@ void foreign_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   if (!is_done) torch::jit::drop(*stack, it->arguments);  // the route wrote into y
 }
 
+template <class Device>
+void listened_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);  // listened.h
+
 // Types and names of arguments and results, without the letters that say what is written to.
 inline std::string schema_text(const c10::FunctionSchema& schema) {
   std::ostringstream text;
@@ -151,14 +155,18 @@ inline std::string schema_text(const c10::FunctionSchema& schema) {
   return text.str();
 }
 
-// Stands in front of this operator from now on, for the life of the process. False where the operator or its kernel for
-// the device is not there (yet), or ours is. Throws where its schema is another.
+// Stands in front of this operator, `namespace::name` or `namespace::name.overload`, for the life of the process. False where
+// the operator or its kernel for the device is not there (yet), or ours is. Throws where its schema is another, unless
+// `schema` is empty.
 template <class Device>
 bool stand_before(const std::string& name, const std::string& schema, const ForeignFacts& facts) {
-  const auto op = c10::Dispatcher::singleton().findSchema({name, ""});
-  if (!op || !op->hasKernelForDispatchKey(Device::key) || foreign_of<Device>(*op)) return false;
+  const size_t dot = std::min(name.find('.'), name.size());
+  const auto op = c10::Dispatcher::singleton().findSchema({name.substr(0, dot), name.substr(std::min(dot + 1, name.size()))});
+  const auto has_kernel = [&](c10::DispatchKey key) { return op->hasKernelForDispatchKey(key); };
+  if (!op || foreign_of<Device>(*op)) return false;
+  if (!has_kernel(Device::key) && !has_kernel(c10::DispatchKey::CompositeExplicitAutograd)) return false;
   const std::string found = schema_text(op->schema());
-  TORCH_CHECK(found == schema, "it is ", found, ", expected ", schema);
+  TORCH_CHECK(schema.empty() || found == schema, "it is ", found, ", expected ", schema);
   const size_t at = foreign_count<Device>.load(), arguments = op->schema().arguments().size();
   TORCH_CHECK(at < kMostForeign, "there are too many operators");
   foreigns<Device>[at] = new Foreign{facts, *op, op->getComputedKernelForDispatchKey(Device::key), arguments,
@@ -167,7 +175,8 @@ bool stand_before(const std::string& name, const std::string& schema, const Fore
   const std::string space = name.substr(0, name.find("::"));
   auto* library = new torch::Library(torch::Library::IMPL, space, Device::key, __FILE__, __LINE__);
   library->impl(name.substr(space.size() + 2).c_str(),
-                torch::CppFunction::makeFromBoxedFunction<&foreign_kernel<Device>>());
+                facts.family ? torch::CppFunction::makeFromBoxedFunction<&listened_kernel<Device>>()
+                             : torch::CppFunction::makeFromBoxedFunction<&foreign_kernel<Device>>());
   return true;
 }
 

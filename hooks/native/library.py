@@ -72,6 +72,7 @@ SIGNATURES: Final = (
         ctypes.c_char_p,
         ctypes.POINTER(ctypes.c_int8),
         ctypes.c_int,
+        ctypes.c_int,
         ctypes.c_char_p,
         ctypes.c_size_t,
     ),
@@ -152,15 +153,16 @@ class Native:
         self._watch = Watch(ours)
         self.overridden(anew=True)
 
-    def stand_before(self, name: str, schema: str, arguments: Sequence[int], form: int) -> bool:
+    def stand_before(self, name: str, schema: str, arguments: Sequence[int], form: int, family: int = 0) -> bool:
         """Have an operator of somebody else's counted; False where it is not there yet, or was already.
 
         arguments: which is y, x, w, the scale of x, of w, the bias, the result's type; -1: none.  form: of W, an
-        index of hooks/foreign.FORMS.  Raises NativeError for one with another schema.
+        index of hooks/foreign.FORMS.  family: code of another package's family (configs/key.family_code), whose calls
+        are routed as well.  Raises NativeError for one with another schema; "" is any.
         """
         error = ctypes.create_string_buffer(500)
         where = (ctypes.c_int8 * 7)(*arguments)
-        done = self._lib.gt_stand_before(name.encode(), schema.encode(), where, form, error, len(error))
+        done = self._lib.gt_stand_before(name.encode(), schema.encode(), where, form, family, error, len(error))
         if done < 0:
             raise NativeError(error.value.decode(errors="replace"))
         return bool(done)

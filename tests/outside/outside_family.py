@@ -12,17 +12,27 @@ if TYPE_CHECKING:
 
 _library = torch.library.Library("outside_family", "DEF")
 _library.define("scores(Tensor q, Tensor k) -> Tensor")
+_library.define("scaled_inside(Tensor q, Tensor k) -> Tensor")
 
 
 def _scores(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return torch.mm(q, k.t()) / math.sqrt(q.shape[1])
+
+
+def _scaled_inside(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     return torch.addmm(q.new_zeros(1), q, k.t(), beta=0, alpha=1 / math.sqrt(q.shape[1]))
 
 
 _library.impl("scores", _scores, "CPU")
+_library.impl("scaled_inside", _scaled_inside, "CPU")
+
+# What programs call: its calls are counted as this family's, and served by what is published for it
+OPERATORS = ({"operator": "outside_family::scores", "family": "outside.scores", "x": "q", "w": "k", "form": "nk"},)
 
 
-def _as_programs_write_it(q: torch.Tensor, k_turned: torch.Tensor) -> torch.Tensor:
-    return torch.mm(q, k_turned) / math.sqrt(q.shape[1])
+def _as_programs_call_it(q: torch.Tensor, k_turned: torch.Tensor) -> torch.Tensor:
+    y: torch.Tensor = torch.ops.outside_family.scores(q, k_turned.t())
+    return y
 
 
 def _suits(problem: Problem) -> bool:
@@ -46,7 +56,7 @@ def __getattr__(name: str) -> object:
                 Operand("w", "kn", layout=1, weight=True),
                 Operand("y", "mn", result=True),
             ),
-            stock=lambda problem: _as_programs_write_it,
+            stock=lambda problem: _as_programs_call_it,
         )
     if name == "BACKEND":
         from gemmtuned.kernels.backends.torch_op import OperatorBackend
@@ -54,7 +64,7 @@ def __getattr__(name: str) -> object:
         return OperatorBackend(
             name="outside_scores",
             package="outside-gemm",
-            operator="outside_family::scores",
+            operator="outside_family::scaled_inside",
             arguments=("x", "w"),
             suits=_suits,
             kinds=("cpu",),
