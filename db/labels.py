@@ -66,8 +66,9 @@ class Labels(Part):
         if now.hours:
             self._look_at_labels(now, now_us // 3_600_000_000)
         elif now.dropped:
-            label = now.dropped.pop()
+            label = next(iter(now.dropped))
             self._write(lambda conn: _forget(conn, label) if now.opened == self._db.opened else None)
+            now.dropped.discard(label)
         else:
             self._label_pass, self._labels_again_us = None, now_us + AGAIN_US
         return True
@@ -98,11 +99,12 @@ class Labels(Part):
         gone = there - now.kept
         now.dropped |= gone
 
-        def move(conn: sqlite3.Connection) -> bool:
-            return now.opened == self._db.opened and _move(conn, now, hour, gone)
+        def move(conn: sqlite3.Connection) -> _Key | None:
+            return _move(conn, hour, now.after, gone) if now.opened == self._db.opened else None
 
-        more = self._write(move) if gone else False
-        if more:
+        moved_to = self._write(move) if gone else None
+        if moved_to is not None:
+            now.after = moved_to
             return
         now.hours.pop()
         now.after = _START
@@ -112,16 +114,17 @@ class Labels(Part):
             now.dropped |= ids - now.kept
 
 
-def _move(conn: sqlite3.Connection, now: _Pass, hour: int, gone: set[int]) -> bool:
-    """Put some rows of these labels under the one of all earlier runs; True when there may be more in this hour."""
+def _move(conn: sqlite3.Connection, hour: int, after: _Key, gone: set[int]) -> _Key | None:
+    """Put some rows of these labels under the one of all earlier runs; after which to go on, None: this hour is done.
+
+    The caller remembers it once this is committed: a transaction that is rolled back, or done twice, has moved nothing.
+    """
     earlier = run_id_of(conn, EARLIER)
-    rows = conn.execute(_OF_LABELS, (hour, *now.after, json.dumps(sorted(gone)), PIECE)).fetchall()
+    rows = conn.execute(_OF_LABELS, (hour, *after, json.dumps(sorted(gone)), PIECE)).fetchall()
     for problem, environment, label, outcome, graph, calls, seen_us in rows:
         conn.execute(_TAKE, (hour, problem, environment, label, outcome, graph))
         conn.execute(_ADD, (hour, problem, environment, earlier, outcome, graph, calls, seen_us))
-    if rows:
-        now.after = tuple(rows[-1][:5])
-    return len(rows) == PIECE
+    return tuple(rows[-1][:5]) if len(rows) == PIECE else None
 
 
 def _forget(conn: sqlite3.Connection, label: int) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from store_cases import DAY, HOUR, NEW, OLD, open_store, problem, saw
 
+from gemmtuned._testing import faults
+from gemmtuned.configs.errors import StoreError
 from gemmtuned.db import labels
 from gemmtuned.db.labels import EARLIER
 from gemmtuned.db.store import Store
@@ -65,6 +67,21 @@ def test_old_labels_go_and_no_sum_changes(store: Store) -> None:
     assert store.check() == []
     store.roll_up(now_s=T + 2 * DAY)
     assert {name for (name,) in ask(store, "SELECT name FROM run")} == names
+
+
+@pytest.mark.parametrize("every", [2, 3, 5])
+def test_transactions_that_fail_skip_no_row_and_no_label(store: Store, every: int) -> None:
+    before, failed = ask(store, SUMS), 0
+    for _ in range(2000):
+        try:
+            with faults.armed(f"store.commit={every}:ENOSPC"):
+                if store.roll_up(now_s=T):
+                    break
+        except StoreError:
+            failed += 1
+    assert failed > 10
+    assert len(ask(store, "SELECT name FROM run")) == 25, "each label was dropped in this pass, not in that of tomorrow"
+    assert ask(store, SUMS) == before
 
 
 def test_what_was_seen_in_the_last_four_weeks_stays_however_many(store: Store) -> None:
