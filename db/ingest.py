@@ -16,7 +16,7 @@ import json
 import logging
 import sqlite3
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
@@ -43,6 +43,7 @@ MORE_A_DAY: Final = {"environment": 100, "run": 1000, "session": 10_000, "report
 FURTHER_RUNS: Final = "(further runs)"  # whose calls are those of runs beyond the limit
 EARLIEST_US: Final = -1 << 63
 OTHERS_AT_ONCE: Final = 1000  # sessions, and reports
+FIRST_SESSION: Final = ("", 0, 0)  # host, pid, started_us
 _MARK: Final = 2  # `graph` is 0 or 1
 
 _REPORT_KEY: Final = ("device", "mode", "covers", "backend", "config", "stamp")
@@ -112,7 +113,7 @@ class Ingest(Sightings):
         None,
         0,
     )  # at which state of the file we last found nothing new, and on which UTC day
-    _sessions_after: tuple[Any, ...] = ("", 0, 0)
+    _sessions_after: tuple[Any, ...] = FIRST_SESSION
 
     def take_from(self, path: Path, *, now_s: float, limit_s: float = float("inf")) -> int:
         """Add what is new in this file to ours; returns how many calls. 0 when there is no such file yet.
@@ -147,6 +148,7 @@ class Ingest(Sightings):
         try:
             file = MembersFile(aside, aside=True)
             try:
+                self._take_others(file, now_us)  # what was written between our last look at it and the move
                 calls, is_over = (0, True) if file.born is None else self._pages(file, now_us, until_s)
             finally:
                 file.close()
@@ -166,14 +168,12 @@ class Ingest(Sightings):
         file = MembersFile(path)
         try:
             if file.born is None:  # programs have said that they are there, and nothing else
-                if not file.is_empty:
-                    self._take_others(file, 0, now_us)
+                self._take_others(file, now_us)
                 return 0, True, file.is_older
-            since_us = self._db.read(lambda conn: _progress(conn, file, now_us)).since_us
+            self._take_others(file, now_us)
             calls, is_over = self._pages(file, now_us, until_s)
             if not is_over:
                 return calls, False, False
-            self._take_others(file, since_us, now_us)
             progress = self._db.read(lambda conn: _progress(conn, file, now_us))
             size = file.bytes()
             over = file.is_older or abs(now_us - progress.opened_us) >= DAY_US
@@ -216,6 +216,7 @@ class Ingest(Sightings):
         now_us: int,
     ) -> int:
         """One transaction: what is new of these rows is added, and how far we are is remembered."""
+        progress = replace(progress)  # the transaction may be rolled back, or done anew on a mended file
         room, before = _Room(conn, now_us), _Before(conn, progress.born)
         ours = _Ours(self, conn, room, now_us)
         new: list[tuple[Any, ...]] = []
@@ -267,15 +268,19 @@ class Ingest(Sightings):
         if next_ is None:
             conn.execute("DELETE FROM taken")  # of the version before; see migrations/0013
 
-    def _take_others(self, file: MembersFile, since_us: int, now_us: int) -> None:
-        """Programs that live, and reports of routes that failed."""
+    def _take_others(self, file: MembersFile, now_us: int) -> None:
+        """Programs that live, and reports of routes that failed, since the last pass began.
+
+        Before the pages of a pass: with the last one the next pass begins, and what was not taken by then would never
+        be read again.
+        """
+        since_us = None if file.is_empty else self._db.read(lambda conn: _others_since(conn, file))
+        if since_us is None:
+            return
         sessions = file.sessions(since_us, now_us + SOON_US, self._sessions_after, OTHERS_AT_ONCE)
-        if len(sessions) == OTHERS_AT_ONCE:
-            self._sessions_after = tuple(sessions[-1][name] for name in ("host", "pid", "started_us"))
-        else:
-            self._sessions_after = ("", 0, 0)  # from the beginning next time
         reports = file.reports(since_us, 0, OTHERS_AT_ONCE)
         if not sessions and not reports:
+            self._sessions_after = FIRST_SESSION
             return
 
         def work(conn: sqlite3.Connection) -> None:
@@ -287,6 +292,10 @@ class Ingest(Sightings):
             room.keep()
 
         self._write(work)
+        if len(sessions) == OTHERS_AT_ONCE:
+            self._sessions_after = tuple(sessions[-1][name] for name in ("host", "pid", "started_us"))
+        else:
+            self._sessions_after = FIRST_SESSION
 
     def _take_session(self, conn: sqlite3.Connection, row: dict[str, Any], room: _Room, now_us: int) -> None:
         session = session_of(row, now_us)
@@ -406,6 +415,14 @@ def _progress(conn: sqlite3.Connection, file: MembersFile, now_us: int) -> _Prog
         new.opened_us = found.opened_us
         return new
     return new if found.aside and not file.aside else found  # a new file that looks like the one before
+
+
+def _others_since(conn: sqlite3.Connection, file: MembersFile) -> int | None:
+    """From when on its sessions and reports are to be read; None: a file moved aside, of which all were."""
+    row = conn.execute("SELECT since_us, aside FROM ingest_file WHERE born = ?", (file.born,)).fetchone()
+    if row is None or (row[1] and not file.aside):  # a new file that looks like the one before
+        return 0
+    return None if row[1] else int(row[0])
 
 
 def _marked(row: tuple[Any, ...], part: int) -> tuple[Any, ...]:

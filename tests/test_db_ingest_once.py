@@ -211,6 +211,46 @@ def test_the_disk_refuses_to_move_it_and_counts_go_on(two: Two, monkeypatch: pyt
     assert two.take(T + 1) == 0 and total(two) == 10
 
 
+def say(two: Two, at: float) -> None:
+    """A program of theirs counts, says that it is there, and reports a route that failed."""
+    two.theirs.add_sightings("serve", NEW, [saw(problem(m), 10) for m in range(1, 10)], now_s=at)
+    two.theirs.beat(Session(host="h", pid=7, started_us=1, run="theirs", path="native", generation=1), now_s=at)
+    two.theirs.add_quarantine(found(problem()), "boom", run="theirs", now_s=at)
+
+
+@pytest.mark.parametrize("commit", range(1, 5))
+def test_a_write_that_fails_loses_no_program_and_no_report(
+    two: Two, monkeypatch: pytest.MonkeyPatch, commit: int
+) -> None:
+    monkeypatch.setattr(ingest, "AT_ONCE", 4)  # three pages
+    two.ours.install(None, [found(problem())], environment=NEW, now_s=T)
+    say(two, T)
+    two.theirs.add_sightings("serve", NEW, [saw(problem(), 10)], now_s=T + 100)  # beyond what passes overlap
+    with faults.armed(f"store.commit={commit}:ENOSPC"), pytest.raises(StoreError):
+        two.take(T + 100)
+    two.take(T + 400)
+    assert total(two) == 100
+    assert two.rows("SELECT run FROM session") == [("theirs",)]
+    assert two.rows("SELECT reports FROM quarantine") == [(1,)]
+
+
+def test_what_is_said_just_before_a_file_is_moved_out_is_heard(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    two.ours.install(None, [found(problem())], environment=NEW, now_s=T)
+    two.theirs.add_sightings("serve", NEW, [saw(problem(), 10)], now_s=T)
+    two.take(T)
+    real = ingest.set_aside
+
+    def late(path: Path, aside: Path) -> bool:
+        say(two, T + DAY)
+        return real(path, aside)
+
+    monkeypatch.setattr(ingest, "set_aside", late)
+    two.take(T + DAY)
+    assert not two.path.exists() and total(two) == 100
+    assert two.rows("SELECT run FROM session") == [("theirs",)]
+    assert two.rows("SELECT reports FROM quarantine") == [(1,)]
+
+
 def test_a_turn_with_nothing_new_does_not_open_the_file(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     two.theirs.add_sightings("serve", NEW, [saw(problem(), 10)], now_s=T)
     two.take()
