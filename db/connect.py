@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 MIN_SQLITE: Final = (3, 37)  # STRICT tables; RETURNING came in 3.35
 FORK_WAIT_S: Final = 0.05  # for each of two locks; a fork may ask twice
-MAX_WAL_BYTES: Final = 16 << 20  # above this a writer checkpoints; else only the daemon does
+MAX_WAL_BYTES: Final = 4 << 20  # above this a writer checkpoints, for some 15 ms; else only the daemon does
 
 
 class Connection:
@@ -357,6 +357,9 @@ class Connection:
                     if migrations.pending(conn, self.path):
                         failpoints.point("store.migrate")
                         migrations.apply(conn, self.path, upgrade=self._upgrade)
+                        self._checkpoint_if_large(
+                            conn
+                        )  # what an upgrade wrote: now, and not after somebody's next write
                     if journal_mode(conn) != "wal":
                         conn.execute("PRAGMA journal_mode = WAL").fetchall()
                 finally:

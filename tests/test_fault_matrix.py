@@ -288,7 +288,7 @@ def test_a_day_of_churn(tmp_path: Path, native_cache: Path, fork_server: ForkSer
         f"descriptors {max(descriptors)}, log {max(logs)} bytes",
         file=sys.stderr,
     )
-    assert grew < 4096 and max(logs) <= 16 << 20
+    assert grew < 4096 and max(logs) <= 8 << 20
     assert max(threads[half:]) <= max(threads[:half]) and max(descriptors[half:]) <= max(descriptors[:half]) + 2
     with closing(sqlite3.connect(home.path / "tune.db")) as conn:
         assert conn.execute("PRAGMA integrity_check").fetchone() == ("ok",)
