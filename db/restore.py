@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from gemmtuned.configs.manifest import line
+from gemmtuned.configs.manifest import Manifest, line
 from gemmtuned.configs.published import Published, solutions_in
 from gemmtuned.configs.solution import Device, Environment, Solution
 from gemmtuned.db import faults, migrations
@@ -26,6 +26,8 @@ from gemmtuned.db.leases import current_generation
 from gemmtuned.db.rows import SOLUTION_SELECT, Part, current_stamps, rows, us
 from gemmtuned.db.solutions import INSERT, LIVE, RETIRE, raise_generation, solutions_of
 
+T = TypeVar("T")
+
 _KNOWN: Final = "SELECT published_us FROM publication WHERE generation = ?"
 # The row that a published line shows, live or not: it says why it went
 _ACCOUNTED: Final = """
@@ -33,6 +35,7 @@ SELECT 1 FROM problem p JOIN solution s ON s.problem_id = p.id JOIN device h ON 
 WHERE p.rest = ? AND p.m = ? AND h.key = ? AND s.mode = ? AND s.covers = ? AND s.backend = ? AND s.config = ?
     AND s.stamp = ? AND s.generation = ? LIMIT 1
 """
+_ALL_LIVE: Final = "FROM solution WHERE retired_generation IS NULL"
 _LIVED: Final = """
 SELECT count(*) FROM solution
 WHERE generation <= :at AND (retired_generation IS NULL OR retired_generation > :at)
@@ -111,12 +114,9 @@ class Restore(Part):
         """
 
         def once(conn: sqlite3.Connection) -> list[str] | None:
-            if current_generation(conn) != generation or conn.execute(_KNOWN, (generation,)).fetchone() != (store_us,):
+            if not _is_newest(conn, generation, store_us, solutions):
                 return None
-            live = "FROM solution WHERE retired_generation IS NULL"
-            if conn.execute(f"SELECT count(*) {live}").fetchone()[0] != solutions:
-                return None
-            return [text for (text,) in conn.execute(f"SELECT DISTINCT launch {live} AND launch != ''")]
+            return [text for (text,) in conn.execute(f"SELECT DISTINCT launch {_ALL_LIVE} AND launch != ''")]
 
         return self._db.read(once)
 
@@ -207,6 +207,13 @@ def standing(conn: sqlite3.Connection, published: Published | None) -> Standing:
     return state if published is None else _beside(conn, published, state)
 
 
+def _is_newest(conn: sqlite3.Connection, generation: int, store_us: int, solutions: int) -> bool:
+    """Whether this is the newest publication, and so many solutions are live."""
+    if current_generation(conn) != generation or conn.execute(_KNOWN, (generation,)).fetchone() != (store_us,):
+        return False
+    return bool(conn.execute(f"SELECT count(*) {_ALL_LIVE}").fetchone()[0] == solutions)
+
+
 def is_behind(conn: sqlite3.Connection, published: Published) -> bool:
     """Within a transaction: whether the store does not know what is published."""
     if published.manifest is None or not published.store_us:
@@ -270,12 +277,22 @@ def look(path: Path, published: Published | None) -> Standing | None:
 
     Raises StoreError.
     """
+    return _looked(path, lambda conn: standing(conn, published), None)
+
+
+def shows(path: Path, manifest: Manifest) -> bool:
+    """At a glance: the database's newest publication is this one, with as many solutions. Raises StoreError."""
+    solutions = sum(file.rows for file in manifest.files)
+    return _looked(path, lambda conn: _is_newest(conn, manifest.generation, manifest.store_us, solutions), False)
+
+
+def _looked(path: Path, ask: Callable[[sqlite3.Connection], T], nothing: T) -> T:
     conn = connect_read_only(path)
     try:
         if migrations.identity(conn) == (0, 0):
-            return None
+            return nothing
         conn.execute("BEGIN")
-        return standing(conn, published)
+        return ask(conn)
     except (sqlite3.Error, UnicodeDecodeError) as err:
         raise faults.store_error(err, path) from err
     finally:

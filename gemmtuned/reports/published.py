@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from gemmtuned.configs.errors import StoreError
+from gemmtuned.configs.errors import GemmtunedError, StoreError
+from gemmtuned.configs.manifest import is_whole, read_manifest
 from gemmtuned.configs.published import Published, read_published
 from gemmtuned.configs.settings import Settings
 from gemmtuned.reports.checks import FAIL, WARN, Check
@@ -17,6 +18,8 @@ TAKE_BACK: Final = "gemmtuned db publish takes them back into it (gemmtuned daem
 
 def standing(settings: Settings) -> Check | None:
     """What is to be said where the two differ; None where they agree, nothing is published, or it cannot be told."""
+    if _agrees_at_a_glance(settings):
+        return None
     published = read_published(settings.config_dir)
     if published is None:
         return None
@@ -52,6 +55,19 @@ def standing(settings: Settings) -> Check | None:
         )
         return Check(NAME, WARN, found, "gemmtuned db publish (a running daemon does it within seconds)")
     return None
+
+
+def _agrees_at_a_glance(settings: Settings) -> bool:
+    """As a publisher finds that it has nothing to do: the same publication, as many rows, every file whole."""
+    from gemmtuned.db.restore import shows
+
+    try:
+        manifest = read_manifest(settings.config_dir)
+        if manifest is None or not manifest.store_us or not settings.db.exists():
+            return False
+        return shows(settings.db, manifest) and all(is_whole(settings.config_dir, file) for file in manifest.files)
+    except GemmtunedError:
+        return False
 
 
 def notes(found: Check | None) -> Sequence[str]:
