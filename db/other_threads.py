@@ -6,36 +6,62 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from gemmtuned.configs.padding import COVERS, padded_m
+from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import LIVE_STATES
 from gemmtuned.db.queries import DAY_S, ask
 from gemmtuned.db.rows import us
 
-_SAME: Final = " AND ".join(
-    f'b."{name}" IS p."{name}"'
-    for name in (
-        "family", "batch", "n", "k", "bias", "dtype", "wdtype", "out_dtype", "scale", "layout", "weight_state",
-        "math_mode", "deterministic", "experts", "topk", "inter", "act", "batch_invariant",
-    )
-)  # fmt: skip
-_TUNED_ELSEWHERE: Final = f"""
-WITH missed AS MATERIALIZED (
-    SELECT DISTINCT d.problem_id, e.device_id
-    FROM demand d JOIN environment e ON e.id = d.environment_id
-    WHERE d.solution_id IS NULL AND d.last_seen_us >= ?
-),
+# All that decides but m and the number of threads: columns that later steps bring are in it
+_BUT_THREADS: Final = "replace(',' || rest || ',', ',threads=' || threads || ',', ',')"
+_TUNED: Final = f"""
 tuned AS MATERIALIZED (
-    SELECT p.*, s.covers, s.device_id FROM solution s JOIN problem p ON p.id = s.problem_id
+    SELECT p.m, p.threads, s.covers, s.device_id, {_BUT_THREADS} AS but_threads
+    FROM solution s JOIN problem p ON p.id = s.problem_id
     WHERE p.threads > 0 AND s.state IN ({", ".join(f"'{state}'" for state in LIVE_STATES)})
 )
+"""  # noqa: S608
+_ELSEWHERE: Final = f"""
+WITH missed AS MATERIALIZED (
+    SELECT DISTINCT p.id, p.m, p.m_fine, p.m_coarse, p.threads, e.device_id, {_BUT_THREADS} AS but_threads
+    FROM demand d JOIN environment e ON e.id = d.environment_id JOIN problem p ON p.id = d.problem_id
+    WHERE d.solution_id IS NULL AND d.last_seen_us >= ? AND p.threads > 0
+),
+{_TUNED}
 SELECT p.threads, b.threads AS tuned_threads, count(DISTINCT p.id) AS problems
-FROM missed d JOIN problem p ON p.id = d.problem_id JOIN tuned b ON b.device_id = d.device_id AND {_SAME}
-WHERE p.threads > 0 AND b.threads <> p.threads
+FROM missed p JOIN tuned b ON b.but_threads = p.but_threads AND b.device_id = p.device_id AND b.threads <> p.threads
     AND b.m = CASE b.covers WHEN 'fine' THEN p.m_fine WHEN 'coarse' THEN p.m_coarse ELSE p.m END
 GROUP BY p.threads, b.threads ORDER BY problems DESC, p.threads, b.threads
+"""  # noqa: S608
+_OF_ONE: Final = f"""
+WITH seen AS (
+    SELECT e.device_id FROM problem p
+    JOIN demand d ON d.problem_id = p.id JOIN environment e ON e.id = d.environment_id
+    WHERE p.rest = :rest AND p.m = :exact
+),
+{_TUNED}
+SELECT DISTINCT b.threads FROM tuned b
+WHERE b.but_threads = :but_threads AND b.threads <> :threads
+    AND b.m = CASE b.covers WHEN 'fine' THEN :fine WHEN 'coarse' THEN :coarse ELSE :exact END
+    AND (NOT EXISTS (SELECT 1 FROM seen) OR b.device_id IN (SELECT device_id FROM seen))
+ORDER BY b.threads
 """  # noqa: S608
 
 
 def other_threads(path: Path, *, since_s: float = DAY_S, now_s: float | None = None) -> list[dict[str, Any]]:
     """Of problems called in the last since_s seconds that no solution serves: threads, tuned_threads, problems (n)."""
     since = us((time.time() if now_s is None else now_s) - since_s)
-    return ask(path, _TUNED_ELSEWHERE, (since,))
+    return ask(path, _ELSEWHERE, (since,))
+
+
+def tuned_with(path: Path, problem: Problem) -> list[int]:
+    """With which other numbers of threads the same product is tuned, by itself or by its bucket.
+
+    On the devices where this problem was seen; on any when it never was.
+    """
+    if not problem.threads:
+        return []
+    values = {covers: padded_m(problem.m, problem.n, covers) for covers in COVERS}
+    but_threads = f",{problem.rest},".replace(f",threads={problem.threads},", ",")
+    of = {"rest": problem.rest, "but_threads": but_threads, "threads": problem.threads}
+    return [row["threads"] for row in ask(path, _OF_ONE, {**values, **of})]

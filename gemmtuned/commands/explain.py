@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +9,6 @@ import typer
 from gemmtuned.commands.options import Json, choice, problems, seen, settings
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import DTYPES, FAMILIES, LAYOUTS, WEIGHT_STATES, Problem
-from gemmtuned.configs.settings import Settings
 from gemmtuned.reports.explain import MOST, matching, report
 from gemmtuned.reports.problem_list import Shape, shape_or_problem
 from gemmtuned.reports.render import show
@@ -51,6 +49,7 @@ def explain(
         show(no_database("explain", here, "rows", "hints", problems=[]), as_json=as_json)
         return
     from gemmtuned.db import queries
+    from gemmtuned.db.other_threads import tuned_with
 
     found = problems([exact], here) if exact else matching(seen(here, Shape(**shape)), given)
     steps = [(problem, queries.explain(here.db, problem)) for problem in found]
@@ -58,20 +57,11 @@ def explain(
     unseen = [problem for problem, rows in steps if not rows]
     filed = {str(p.with_m(padded_m(p.m, p.n, covers))) for p in unseen for covers in COVERS}
     solutions = queries.solutions(here.db, problems=filed) if unseen else []
-    elsewhere = {
-        problem: _other_threads(here, problem) for problem, rows in steps if not any(r["chosen"] for r in rows)
-    }
+    missed = [problem for problem, rows in steps[:MOST] if not any(row["chosen"] for row in rows)]
+    elsewhere = {problem: tuned_with(here.db, problem) for problem in missed}
     show(of_database(report(steps, solutions, hints, elsewhere, asked=" ".join(what)), here), as_json=as_json)
     if not any(rows for _, rows in steps):
         raise typer.Exit(1)
-
-
-def _other_threads(here: Settings, problem: Problem) -> list[int]:
-    """With how many CPU threads the same product has a solution, where it has none with its own number."""
-    from gemmtuned.db import queries
-
-    alike = [one for one in queries.spelled_like(here.db, problem) if one == replace(problem, threads=one.threads)]
-    return sorted(one.threads for one in alike if any(row["chosen"] for row in queries.explain(here.db, one)))
 
 
 def _asked(what: list[str], given: dict[str, Any]) -> tuple[str, dict[str, Any]]:
