@@ -22,7 +22,7 @@ from store_cases import NEW, look_over, open_store, problem, saw
 
 from gemmtuned.configs.errors import StoreBusy, StoreError
 from gemmtuned.configs.sighting import Session
-from gemmtuned.db import connect, migrations, queries
+from gemmtuned.db import handle, migrations, queries
 from gemmtuned.db.guest import GuestStore
 from gemmtuned.db.lockfile import LockFile
 from gemmtuned.db.store import Store, check
@@ -176,7 +176,7 @@ def test_a_large_log_is_cut_by_its_writer_and_by_a_checkpoint(store: Store, monk
     store.checkpoint()
     assert wal.stat().st_size == 0
 
-    monkeypatch.setattr(connect, "MAX_WAL_BYTES", 200_000)
+    monkeypatch.setattr(handle, "MAX_WAL_BYTES", 200_000)
     for _ in range(200):
         add(store)
         assert wal.stat().st_size < 250_000
@@ -187,7 +187,7 @@ def test_a_reader_in_the_way_of_a_checkpoint_is_not_waited_for(store: Store, mon
     reader = sqlite3.connect(store.path, isolation_level=None)
     reader.execute("BEGIN")
     reader.execute("SELECT * FROM sighting").fetchall()
-    monkeypatch.setattr(connect, "MAX_WAL_BYTES", 0)
+    monkeypatch.setattr(handle, "MAX_WAL_BYTES", 0)
 
     start = time.monotonic()
     add(store)
@@ -297,14 +297,14 @@ def test_a_fork_while_another_thread_opens_the_database_keeps_the_child_away(
 ) -> None:
     open_store(tmp_path).close()
     opening, forked = threading.Event(), threading.Event()
-    real = connect.journal_mode
+    real = handle.journal_mode
 
     def waits(conn: sqlite3.Connection) -> str:
         opening.set()
         forked.wait(20)
         return real(conn)
 
-    monkeypatch.setattr(connect, "journal_mode", waits)
+    monkeypatch.setattr(handle, "journal_mode", waits)
     stores: list[Store] = []
     thread = threading.Thread(target=lambda: stores.append(open_store(tmp_path)))
     thread.start()

@@ -22,7 +22,7 @@ from gemmtuned.configs.manifest import read_table
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Device, Environment, Solution
 from gemmtuned.daemon.publishing.publish import publish
-from gemmtuned.db import connect, migrations, queries
+from gemmtuned.db import handle, migrations, queries
 from gemmtuned.db.guest import GuestStore
 from gemmtuned.db.store import Store
 from gemmtuned.hooks.dispatch import build_table
@@ -55,7 +55,7 @@ def test_the_log_of_an_upgrade_is_not_left_for_the_next_write(home: Path, monkey
     with sqlite3.connect(home / "tune.db") as conn:
         conn.execute("PRAGMA journal_mode = WAL")
     conn.close()
-    monkeypatch.setattr(connect, "MAX_WAL_BYTES", 20_000)
+    monkeypatch.setattr(handle, "MAX_WAL_BYTES", 20_000)
     store = Store(home / "tune.db", locks=home / "locks")
     assert (home / "tune.db-wal").stat().st_size == 0
     store.close()

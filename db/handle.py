@@ -1,0 +1,204 @@
+"""The SQLite handle of a database: opened, opened anew where another file lies there by now, given up, mended.
+
+One file has one handle in a process.  `Connection` (connect.py) decides when each of this is done, and holds its
+thread's lock meanwhile; what closes or checkpoints holds the lock file, too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from gemmtuned._testing import faults as failpoints
+from gemmtuned.configs.errors import StoreError
+from gemmtuned.configs.say import tell
+from gemmtuned.db import faults, migrations
+from gemmtuned.db.files import connect, identity, journal_mode, leave_log, make, refuse_network, salvage_is_finished
+from gemmtuned.db.lockfile import LockFile
+
+if TYPE_CHECKING:
+    from gemmtuned.db.mend import Report
+
+Beat = Callable[[], None]
+log = logging.getLogger(__name__)
+MAX_WAL_BYTES: Final = 4 << 20  # above this a writer checkpoints, for some 15 ms; else only the daemon does
+inherited: set[Path] = set()  # databases that were open when this process was forked
+
+
+class Handle:
+    """create: make a missing file. upgrade: bring an older schema up to date. beat: called while a file is mended.
+
+    conn: None while it is closed.  file: (st_dev, st_ino) of what conn writes to, or could not be opened.  opened:
+    rises with every open: what was remembered of the file before is void.
+    """
+
+    def __init__(
+        self, path: Path, lock: LockFile, *, timeout_s: float, create: bool, upgrade: bool, beat: Beat
+    ) -> None:
+        self.path, self.lock, self.timeout_s = path, lock, timeout_s
+        self.conn: sqlite3.Connection | None = None
+        self.file: tuple[int, int] | None = None
+        self.opened = 0
+        self._create, self._upgrade, self._beat = create, upgrade, beat
+        self._handles = 0  # of SQLite, open or half open: conn, and those that could not be closed
+
+    def acquire(self) -> None:
+        """Take the lock file. Raises StoreBusy when others held it for all of timeout_s."""
+        if not self.lock.acquire(self.timeout_s):
+            raise faults.busy(self.path, self.timeout_s)
+
+    def ready(self, *, locked: bool = False) -> sqlite3.Connection:
+        """The connection to the file that now lies at path, opened or opened again."""
+        if self.path in inherited:
+            raise StoreError(
+                f"{self.path}: open when this process was forked, so it cannot be used safely here. "
+                "Fork by os.fork or multiprocessing while nothing is written, or start processes anew (spawn)"
+            )
+        found = identity(self.path)
+        if self.conn is not None and found == self.file:
+            return self.conn
+        self.drop(locked=locked)
+        if salvage_is_finished(self.path):
+            self._finish_salvage(locked=locked)
+            found = identity(self.path)
+        if found is None:
+            if not self._create:
+                raise StoreError(
+                    f"{self.path}: no such database. Run a program with GEMMTUNED=1 first, or set GEMMTUNED_DB"
+                )
+            make(self.path)
+            found = identity(self.path)
+        self.file = found
+        refuse_network(self.path)
+        self._handles += 1
+        try:
+            failpoints.point("store.open")
+            conn = connect(self.path, self.timeout_s)
+            if not self._upgrade:
+                leave_log(conn)
+        except BaseException:
+            self._handles -= 1
+            raise
+        try:
+            if migrations.pending(conn, self.path) or journal_mode(conn) != "wal":
+                if not locked:
+                    self.acquire()
+                try:
+                    if migrations.pending(conn, self.path):
+                        failpoints.point("store.migrate")
+                        migrations.apply(conn, self.path, upgrade=self._upgrade)
+                        self.checkpoint_if_large(conn)  # of an upgrade: now, and not after somebody's next write
+                    if journal_mode(conn) != "wal":
+                        conn.execute("PRAGMA journal_mode = WAL").fetchall()
+                finally:
+                    if not locked:
+                        self.lock.release()
+        except BaseException:
+            self.close(conn)
+            raise
+        self.conn = conn
+        self.opened += 1
+        return conn
+
+    def drop(self, *, locked: bool = False) -> None:
+        """Close it under the lock, which `locked` says is held; never closed when the lock cannot be had."""
+        conn, self.conn = self.conn, None
+        self.file = None
+        if conn is None:
+            return
+        if locked:
+            self.close(conn)
+            return
+        try:
+            held = self.lock.acquire(self.timeout_s)
+        except OSError:
+            held = False
+        if not held:  # closing without the lock could checkpoint into somebody's write: never close it
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(conn))
+            return
+        try:
+            self.close(conn)
+        except sqlite3.Error as err:
+            tell(log, logging.DEBUG, "close failed path=%s reason=%s", self.path, err)
+        finally:
+            self.lock.release()
+
+    def close(self, conn: sqlite3.Connection) -> None:
+        """Close this handle, under the lock."""
+        conn.close()
+        self._handles -= 1
+
+    def leak(self) -> None:
+        """In a forked child: keep the parent's handle for ever, which must not even be closed here."""
+        conn, self.conn = self.conn, None
+        if conn is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(conn))  # never freed, so never closed
+        if self._handles:
+            inherited.add(self.path)
+
+    def checkpoint_if_large(self, conn: sqlite3.Connection) -> None:
+        """Under the lock: bring the log into the database when it has grown beyond MAX_WAL_BYTES."""
+        try:
+            size = os.stat(f"{self.path}-wal").st_size  # noqa: PTH116  (on the flush path; a Path costs more than the call)
+        except OSError:
+            return
+        if size <= MAX_WAL_BYTES:
+            return
+        conn.execute("PRAGMA busy_timeout = 0")  # a reader in the way is not waited for
+        try:
+            conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        except sqlite3.DatabaseError as err:
+            tell(log, logging.WARNING, "checkpoint failed path=%s reason=%s", self.path, err)
+        finally:
+            conn.execute(f"PRAGMA busy_timeout = {int(self.timeout_s * 1000)}")
+
+    def rebuild(self, reason: str, of: tuple[int, int] | None) -> None:
+        """Salvage what can be read into a new file, put it in the place of the damaged one, and open that."""
+        from gemmtuned.db import mend  # rarely needed, and programs import this module
+
+        damaged = (
+            of or self.file or identity(self.path)
+        )  # of what we have open: another process may have mended what lies there by now
+        self.drop()
+        self.acquire()
+        try:
+            if identity(self.path) != damaged:
+                return  # another process was faster
+            faults.refuse_strange(self.path)
+            tell(
+                log,
+                logging.WARNING,
+                "store is damaged path=%s reason=%r: what can be read is salvaged",
+                self.path,
+                reason,
+            )
+            self._say(mend.rebuild(self.path, reason=reason, beat=self._beat))
+            self.ready(locked=True)
+        finally:
+            self.lock.release()
+
+    def _finish_salvage(self, *, locked: bool) -> None:
+        """End what a killed process had begun."""
+        from gemmtuned.db import mend
+
+        if not locked:
+            self.acquire()
+        try:
+            report = mend.finish(self.path)
+            if report is not None:
+                self._say(report)
+        finally:
+            if not locked:
+                self.lock.release()
+
+    def _say(self, report: Report) -> None:
+        tell(
+            log, logging.WARNING,
+            "store was damaged path=%s reason=%r set_aside=%s salvaged_rows=%d lost_calls=%d",
+            self.path, report.reason, self.path.with_name(report.set_aside), report.salvaged_rows, report.lost_calls,
+        )  # fmt: skip
