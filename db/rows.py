@@ -106,6 +106,13 @@ class Part:
         conn.executemany(_INSERT, new)
         return [known or self._fresh[p] for p, known in zip(problems, ids, strict=True)]
 
+    def _is_known(self, conn: sqlite3.Connection, problem: Problem) -> bool:
+        """Whether this problem is stored; none is added."""
+        if problem in self._problems or problem in self._fresh:
+            return True
+        found = conn.execute("SELECT 1 FROM problem WHERE rest = ? AND m = ?", (problem.rest, problem.m)).fetchone()
+        return found is not None
+
     def _known_problems(self, conn: sqlite3.Connection, problems: Sequence[Problem]) -> list[int]:
         """Numbers of those of these problems that are stored; none is added."""
         found = (conn.execute(_FIND, (p.rest, p.m)).fetchone() for p in dict.fromkeys(problems))

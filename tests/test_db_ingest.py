@@ -19,7 +19,7 @@ from gemmtuned.configs.errors import SettingError, StoreError
 from gemmtuned.configs.manifest import read_manifest, write_tables
 from gemmtuned.configs.settings import Settings, trusted_uid
 from gemmtuned.configs.sighting import Session
-from gemmtuned.db import ingest, queries
+from gemmtuned.db import ingest, members_limits, queries
 from gemmtuned.db.store import Store
 from gemmtuned.reports.checks_host import _home
 
@@ -106,7 +106,7 @@ def test_nonsense_is_left_out_and_the_rest_is_taken(two: Two) -> None:
 
 
 def test_one_user_cannot_flood_the_queue(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingest, "NEW_A_DAY", 10)
+    monkeypatch.setattr(members_limits, "NEW_A_DAY", 10)
     two.theirs.add_sightings("serve", NEW, [saw(problem(n=64 + i), 1) for i in range(50)], now_s=T)
     assert two.take() == 10
     assert two.take() == 0

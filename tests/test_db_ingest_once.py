@@ -21,7 +21,7 @@ from gemmtuned._testing import faults
 from gemmtuned.configs.errors import GemmtunedError, StoreError
 from gemmtuned.configs.sighting import Session
 from gemmtuned.configs.solution import Environment
-from gemmtuned.db import ingest, members_file
+from gemmtuned.db import ingest, members_file, members_limits, members_progress
 from gemmtuned.db.members_rows import Named
 from gemmtuned.db.rows import PROBLEM_COLUMNS
 
@@ -276,7 +276,7 @@ def test_what_the_version_before_has_taken_is_not_taken_again(two: Two) -> None:
     two.theirs.add_sightings("serve", NEW, [saw(problem(10), 7)], now_s=T - 30 * DAY)  # taken, and forgotten since
     edit(two, _BEFORE, "DELETE FROM sighting")
     row, named = (0, 0, 0, int(T // 3600), "miss", 0), Named(problem(), NEW, "serve")
-    values = ("1:2", ingest._hash(row, named), 6, 0, 0.0, int(T * 1e6))
+    values = ("1:2", members_progress._hash(row, named), 6, 0, 0.0, int(T * 1e6))
     two.ours._write(lambda conn: conn.execute("INSERT INTO taken VALUES (?, ?, ?, ?, ?, ?)", values))
     two.theirs.add_sightings("serve", NEW, [saw(problem(), 5), saw(problem(11), 2)], now_s=T + 60)
     assert two.take(T + 61) == (15 - 6) + 5 + 2
@@ -432,7 +432,7 @@ def test_values_that_cannot_be_are_left_out_and_the_rest_is_taken(two: Two) -> N
 
 
 def test_names_environments_runs_and_sessions_have_a_limit_a_day(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingest, "MORE_A_DAY", {"environment": 3, "run": 5, "session": 4, "report": 2})
+    monkeypatch.setattr(members_limits, "MORE_A_DAY", {"environment": 3, "run": 5, "session": 4, "report": 2})
     for i in range(20):
         two.theirs.add_sightings(f"job {i} " + "x" * 400, NEW, [saw(problem(), 1)], now_s=T)
         session = Session(host=f"h{i}", pid=7, started_us=1, run="r", path="native", generation=1, note="n" * 9000)
