@@ -9,7 +9,7 @@ from typing import Any, Final
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import LIVE_STATES
-from gemmtuned.db.queries import DAY_S, ask
+from gemmtuned.db.ask import DAY_S, ask
 from gemmtuned.db.rows import us
 
 # All that decides but m and the number of threads: columns that later steps bring are in it

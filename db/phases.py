@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from gemmtuned.db.queries import DAY_S, ask
+from gemmtuned.db.ask import DAY_S, ask
 from gemmtuned.db.rows import us
 
 _PHASES: Final = """

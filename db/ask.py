@@ -1,0 +1,102 @@
+"""One question on one read-only connection: opened, answered as a list of rows, closed.
+
+Nothing here waits for writers or keeps them waiting.  A database of a newer schema is read as it is, since the views
+are promises; one of an older schema, which nobody has brought up to date, in a copy in memory.  All raise StoreError
+when there is no database or it cannot be read.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from gemmtuned.configs.errors import StoreError
+from gemmtuned.configs.problem import COLUMNS
+from gemmtuned.db import faults, migrations
+from gemmtuned.db.files import connect_read_only
+from gemmtuned.db.rows import rows
+from gemmtuned.db.sightings import HOURS
+
+T = TypeVar("T")
+DAY_S: Final = 86_400.0
+PROBLEM: Final = ", ".join(f'p."{name}"' for name in COLUMNS)
+
+
+def ask(path: Path, sql: str, values: tuple[Any, ...] | dict[str, Any] = ()) -> list[dict[str, Any]]:
+    """One question on one read-only connection."""
+    return on(path, lambda conn: rows(conn, sql, values), [])
+
+
+class _Copy(sqlite3.Connection):
+    """A copy in memory, of which the next question is asked, too."""
+
+    def close(self) -> None:
+        """Stay: a command asks several questions, and a copy of a year takes seconds."""
+
+
+_copies: dict[tuple[object, ...], _Copy] = {}
+
+
+def open_to_read(path: Path) -> sqlite3.Connection:
+    """The database to read: as it is, or a copy in memory brought up to our schema where nobody has done that yet."""
+    conn = connect_read_only(path)
+    try:
+        application, version = migrations.identity(conn)
+        if application != migrations.APPLICATION_ID or not 0 < version < migrations.SCHEMA:
+            return conn
+        state = (path, threading.get_ident(), *_state(path), *_state(path.with_name(path.name + "-wal")))
+        newer = _copies.get(state)
+        if newer is None:
+            _copies.clear()
+            newer = sqlite3.connect(":memory:", isolation_level=None, factory=_Copy)
+            conn.backup(newer)
+            migrations.apply(newer)
+            _copies[state] = newer
+    except (sqlite3.Error, UnicodeDecodeError) as err:
+        conn.close()
+        raise faults.store_error(err, path) from err
+    conn.close()
+    return newer
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    """What changes when somebody writes to this file."""
+    try:
+        facts = path.stat()
+    except OSError:
+        return ()
+    return facts.st_ino, facts.st_size, facts.st_mtime_ns
+
+
+def on(path: Path, look: Callable[[sqlite3.Connection], T], nothing: T) -> T:
+    """Several questions on one read-only connection; `nothing` for a database that is not yet filled."""
+    conn = open_to_read(path)
+    try:
+        if migrations.identity(conn) == (0, 0):  # made, but not yet filled: a program is starting
+            return nothing
+        return look(conn)
+    except (sqlite3.Error, UnicodeDecodeError) as err:
+        raise faults.store_error(err, path) from err
+    except OverflowError as err:
+        raise StoreError(f"{path}: asked for a number that SQLite cannot hold ({err})") from err
+    finally:
+        conn.close()
+
+
+def of_window(path: Path, sql: str, since_us: int, texts: dict[str, str] | None = None) -> list[dict[str, Any]]:
+    """A question about sightings since then, which names their table {sightings}.
+
+    A row that stands for a day or a block of four weeks is in when the window touches it, as one of an hour is.
+    """
+    values = {"since": since_us, "hour": since_us // 3_600_000_000}
+
+    def look(conn: sqlite3.Connection) -> list[dict[str, Any]]:
+        before = conn.execute("SELECT EXISTS (SELECT 1 FROM sighting_before)").fetchone()[0]  # as a union it is slower
+        first = next((h for (h,) in conn.execute(HOURS).fetchall()[::-1] if h <= values["hour"]), values["hour"])
+        sightings = "every_sighting" if before else "sighting"
+        return rows(conn, sql.format(sightings=sightings, **(texts or {})), {**values, "hour": first})
+
+    return on(path, look, [])

@@ -1,0 +1,157 @@
+"""Questions about a window of time: what was called in it, how much of that is covered, and what serves it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from gemmtuned.configs.errors import SettingError
+from gemmtuned.db.ask import DAY_S, PROBLEM, ask, of_window
+from gemmtuned.db.rows import us
+
+WEIGHTS: Final = {"calls": "calls", "flops": "flops", "time": "time_us"}
+# by: (columns named, grouped by); the views coverage* say the same for the last 24 h
+_GROUPS: Final = {
+    "family": ("p.family, h.key AS device", "p.family, h.id"),
+    "device": ("h.key AS device", "h.id"),
+    "run": ("r.name AS run, h.key AS device", "t.run_id, h.id"),
+    "problem": (f"p.text AS problem, {PROBLEM}, h.key AS device", "t.problem_id, h.id"),
+}
+_COVERAGE: Final = """
+WITH recent AS (
+    SELECT problem_id, environment_id, {run_id} AS run_id, sum(calls) AS calls,
+        sum(calls * (outcome = 'exact')) AS exact_calls,
+        sum(calls * (outcome = 'padded')) AS padded_calls,
+        sum(calls * (outcome = 'miss')) AS missed_calls,
+        sum(calls * graph) AS graph_calls,
+        min(hour) AS first_hour, max(hour) AS last_hour
+    FROM {sightings} WHERE hour >= :hour AND last_seen_us >= :since
+    GROUP BY problem_id, environment_id, {run_id}
+),
+known AS MATERIALIZED (
+    SELECT t.*, c.us, c.roofline_us, c.solution_id IS NOT NULL AS covered,
+        c.solution_id IS NULL AND NOT d.tunable AS untunable
+    FROM recent t JOIN problem_cost c ON c.environment_id = t.environment_id AND c.problem_id = t.problem_id
+    JOIN demand d ON d.environment_id = t.environment_id AND d.problem_id = t.problem_id
+)
+SELECT {columns},
+    count(DISTINCT t.problem_id) AS problems,
+    count(DISTINCT CASE WHEN t.covered THEN t.problem_id END) AS tuned_problems,
+    sum(t.calls) AS calls, sum(t.exact_calls) AS exact_calls, sum(t.padded_calls) AS padded_calls,
+    sum(t.missed_calls) AS missed_calls,
+    sum(t.calls * p.flops) AS flops, sum(t.calls * t.us) AS time_us,
+    sum(t.calls * t.covered) AS covered_calls,
+    sum(t.calls * p.flops * t.covered) AS covered_flops,
+    sum(t.calls * t.us * t.covered) AS covered_time_us,
+    count(DISTINCT CASE WHEN t.untunable THEN t.problem_id END) AS untunable_problems,
+    sum(t.calls * t.untunable) AS untunable_calls,
+    sum(t.calls * t.us * (t.us = t.roofline_us)) AS estimated_time_us,
+    sum(t.graph_calls) AS graph_calls,
+    min(t.first_hour) * 3600000000 AS first_hour, max(t.last_hour) * 3600000000 AS last_hour
+FROM known t
+JOIN problem p ON p.id = t.problem_id
+JOIN environment e ON e.id = t.environment_id
+JOIN device h ON h.id = e.device_id
+LEFT JOIN run r ON r.id = t.run_id
+GROUP BY {group}
+ORDER BY {weight} DESC
+"""
+_COVERED_TIME: Final = """
+WITH recent AS (
+    SELECT problem_id, environment_id, sum(calls) AS calls FROM {sightings}
+    WHERE hour >= :hour AND last_seen_us >= :since GROUP BY problem_id, environment_id
+)
+SELECT total(t.calls * c.us * (c.solution_id IS NOT NULL)) AS covered_us, total(t.calls * c.us) AS time_us
+FROM recent t JOIN problem_cost c ON c.environment_id = t.environment_id AND c.problem_id = t.problem_id
+"""
+_FROZEN: Final = """
+SELECT p.text AS problem, {problem}, h.key AS device, r.name AS run, sum(g.calls) AS calls, s.generation,
+    max(g.last_seen_us) AS last_seen
+FROM {sightings} g
+JOIN demand d ON d.problem_id = g.problem_id AND d.environment_id = g.environment_id
+JOIN solution s ON s.id = d.solution_id
+JOIN problem p ON p.id = g.problem_id
+JOIN run r ON r.id = g.run_id
+JOIN environment e ON e.id = g.environment_id
+JOIN device h ON h.id = e.device_id
+WHERE g.hour >= :hour AND g.last_seen_us >= :since AND g.graph = 1 AND g.outcome = 'miss'
+    AND s.state <> 'default_best' AND g.last_seen_us > s.published_us + 10000000
+GROUP BY g.problem_id, g.environment_id, g.run_id ORDER BY calls DESC
+"""
+_SERVED: Final = f"""
+WITH recent AS (
+    SELECT problem_id, environment_id, sum(calls) AS calls
+    FROM every_sighting WHERE hour >= :hour AND last_seen_us >= :since
+    GROUP BY problem_id, environment_id
+),
+known AS MATERIALIZED (
+    SELECT t.*, c.us, c.solution_id
+    FROM recent t JOIN problem_cost c ON c.environment_id = t.environment_id AND c.problem_id = t.problem_id
+)
+SELECT p.text AS problem, {PROBLEM}, h.key AS device, sum(t.calls) AS calls, sum(t.calls * t.us) AS time_us,
+    s.backend, s.config, s.covers, s.state, s.baseline_us / s.us AS gain
+FROM known t
+JOIN problem p ON p.id = t.problem_id
+JOIN environment e ON e.id = t.environment_id
+JOIN device h ON h.id = e.device_id
+LEFT JOIN solution s ON s.id = t.solution_id
+GROUP BY t.problem_id, h.id, s.id
+ORDER BY time_us DESC
+"""  # noqa: S608
+_TRAFFIC: Final = """
+WITH cost AS MATERIALIZED (SELECT problem_id, environment_id, us FROM problem_cost)
+SELECT s.hour, sum(s.calls * c.us) AS time_us, sum(s.calls * c.us * (s.outcome <> 'miss')) AS hit_us
+FROM every_sighting s JOIN cost c ON c.problem_id = s.problem_id AND c.environment_id = s.environment_id
+WHERE s.hour >= :hour GROUP BY s.hour ORDER BY s.hour
+"""
+
+
+def coverage(
+    path: Path, *, by: str = "family", since_s: float = DAY_S, weight: str = "time", now_s: float | None = None
+) -> list[dict[str, Any]]:
+    """Coverage by family, device, run or problem over the last since_s seconds, heaviest first.
+
+    Columns as in the views coverage*, with graph calls and hour range always, and estimated_time_us: of problems that
+    were neither tuned nor timed, whose time is by their size alone.  Hours are counted whole: an hour is in when the
+    window touches it and something was seen in it since.
+    """
+    if by not in _GROUPS:
+        raise SettingError(f"coverage by {by!r}: expected one of {', '.join(_GROUPS)}")
+    if weight not in WEIGHTS:
+        raise SettingError(f"weight {weight!r}: expected one of {', '.join(WEIGHTS)}")
+    columns, group = _GROUPS[by]
+    since = us((time.time() if now_s is None else now_s) - since_s)
+    run_id = "run_id" if by == "run" else "NULL"
+    texts = {"columns": columns, "group": group, "run_id": run_id, "weight": WEIGHTS[weight]}
+    return of_window(path, _COVERAGE, since, texts)
+
+
+def covered_time(path: Path, *, since_s: float = DAY_S, now_s: float | None = None) -> tuple[float, float]:
+    """(GEMM time covered now, all of it) of the last since_s seconds, in microseconds, as `coverage` has it."""
+    found = of_window(path, _COVERED_TIME, us((time.time() if now_s is None else now_s) - since_s))
+    return (found[0]["covered_us"], found[0]["time_us"]) if found else (0.0, 0.0)
+
+
+def served(path: Path, *, since_s: float = DAY_S, now_s: float | None = None) -> list[dict[str, Any]]:
+    """Every problem called in the last since_s seconds, and what serves it, by device; the heaviest first.
+
+    Columns: the problem's, device, calls, time_us (on stock torch); then of the solution that the look-up finds, for
+    this M or for its bucket, and None where there is none: backend, config, covers, state, gain (over stock torch).
+    """
+    since = us((time.time() if now_s is None else now_s) - since_s)
+    return ask(path, _SERVED, {"since": since, "hour": since // 3_600_000_000})
+
+
+def traffic(path: Path, *, since_s: float = DAY_S, now_s: float | None = None) -> list[dict[str, Any]]:
+    """GEMM time by hour: hour (since 1970), time_us (on stock torch), hit_us (of calls that a solution served)."""
+    since = us((time.time() if now_s is None else now_s) - since_s)
+    return ask(path, _TRAFFIC, {"hour": since // 3_600_000_000})
+
+
+def frozen(path: Path, *, since_s: float = DAY_S) -> list[dict[str, Any]]:
+    """Tuned problems that programs go on replaying with their old kernels, out of graphs captured before the publish.
+
+    As the view of that name, of the last since_s seconds; those called most first.
+    """
+    return of_window(path, _FROZEN, us(time.time() - since_s), {"problem": PROBLEM})
