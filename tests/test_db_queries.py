@@ -42,6 +42,7 @@ PROMISED = {
     ],
     "compiled": [*COLUMNS, "device", "run", "kernel", "first_seen", "last_seen"],
     "frozen": [*COLUMNS, "device", "run", "calls", "generation", "last_seen"],
+    "phases": ["phase", "problem", "device", "run", "calls", "last_seen"],
     "hints": [
         *COLUMNS, "kind", "backend", "config", "arch", "units", "us", "format", "source", "line", "row", "imported",
     ],
