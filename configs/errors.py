@@ -8,6 +8,7 @@
     |   +-- StoreBusy              75   it is locked by others longer than we wait
     |   +-- StoreInterrupted       143  we were told to stop meanwhile
     +-- CandidateFailed            1    a backend refuses a problem, or its result is wrong
+    |   +-- Declined               1    it cannot run now, for a reason that is not its own
     +-- WorkerFailed               1    the tuning process broke its protocol or cannot be started
     |   +-- WorkerDied             1    it ended by itself: crash, out of memory, killed by others
     |   |   +-- WorkerKilled       1    by SIGKILL
@@ -65,6 +66,10 @@ class StoreInterrupted(StoreError):
 
 class CandidateFailed(GemmtunedError):
     """A candidate cannot run the problem, or ran and gave a wrong result."""
+
+
+class Declined(CandidateFailed):
+    """A candidate cannot run now, and is not to blame: no memory, or a device, stream or capture that is broken."""
 
 
 class WorkerFailed(GemmtunedError):

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.say import say_line, tell
 from gemmtuned.hooks import frozen_layers, ranks
-from gemmtuned.hooks.dispatch import solution_of
+from gemmtuned.hooks.dispatch import ident_of, solution_of
 from gemmtuned.hooks.flush import new_session
+from gemmtuned.hooks.native import HOW
 from gemmtuned.hooks.op_counts import OpCounts
 
 if TYPE_CHECKING:
     from gemmtuned.configs.settings import Settings
     from gemmtuned.configs.sighting import Session, Sighting
+    from gemmtuned.configs.solution import Solution
     from gemmtuned.hooks.flush import Flusher
     from gemmtuned.hooks.patches import Patches
     from gemmtuned.hooks.selections import Selections
@@ -46,11 +48,13 @@ class Account:
         self.op_counts = OpCounts()
         self.started_us = time.time_ns() // 1000
         self._stale = ""  # of frozen weights
+        self._op_failures: list[tuple[Solution, str]] = []  # each solution once, at most
         self._announced = False
 
     def after_fork(self) -> None:
         """In a forked child: it starts from nothing."""
         self.op_counts.reset()
+        self._op_failures = []
         self.started_us = time.time_ns() // 1000
 
     def drain(self) -> Iterator[Sighting]:
@@ -81,9 +85,15 @@ class Account:
             note=self._note(flusher.complaint),
         )
 
+    def fail_op(self, solution: Solution, reason: str) -> None:
+        """Note that a solution failed in one of our ops, which uses it no more."""
+        self._op_failures.append((solution, reason))
+
     def report_failures(self, flusher: Flusher) -> int:
-        """Quarantine the routes that failed since the last time; how many."""
+        """Quarantine the solutions that failed since the last time, in routes and in our ops; how many."""
         failures = self._library.native.failures() if self._library.native is not None else []
+        ops, self._op_failures = self._op_failures, []
+        failures += [(ident_of(solution), HOW[0], reason) for solution, reason in ops]
         for ident, how, reason in failures:
             solution = solution_of(ident)
             self._tables.failed[ident] = reason

@@ -36,6 +36,7 @@ from gemmtuned.hooks.where import Where
 if TYPE_CHECKING:
     from gemmtuned.configs.problem import Problem
     from gemmtuned.configs.sighting import Session, Sighting
+    from gemmtuned.configs.solution import Solution
     from gemmtuned.hooks.dispatch import Table
     from gemmtuned.hooks.graphs import GraphCounts
     from gemmtuned.hooks.native import Native
@@ -208,6 +209,7 @@ class Hook:
         if self._parts is None and nothing_counted:  # a forked child, or one that never began
             return
         self.background.end(EXIT_S)
+        self.account.report_failures(self.flusher)
         self.account.report_fault(self.flusher)
         self.flusher.stop()
         if self.selections is not None:
@@ -306,6 +308,10 @@ class Hook:
             if not self.background.alive:  # in a forked child
                 with suppress(OSError):
                     self.start()
+
+    def fail_op(self, solution: Solution, reason: str) -> None:
+        """A solution failed in one of our ops, which uses it no more: the daemon is told with the next flush."""
+        self.account.fail_op(solution, reason)
 
 
 def _selections(settings: Settings, tables: Tables) -> Selections | None:

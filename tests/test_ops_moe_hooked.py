@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
 import torch
 from hooked import HERE, Home, publish, published
 
+from gemmtuned.configs.errors import CandidateFailed, Declined
 from gemmtuned.configs.problem import Problem
+from gemmtuned.kernels.backends import BACKENDS
+from gemmtuned.kernels.cuda import moe_run
+from gemmtuned.kernels.cuda.moe_decode import Experts
 from gemmtuned.kernels.mixture import How, Operands
+from gemmtuned.ops import fused_moe
 from gemmtuned.ops import moe as op
 
 LAYER = Problem.parse("moe:fp32:4x64x64,threads=2,experts=4,topk=2,inter=32,act=silu_gated")
@@ -31,6 +39,12 @@ print(json.dumps([float(found[0].double().sum()), all(torch.equal(found[0], y) f
 """
 
 
+def reported(home: Home) -> list[str]:
+    """Why solutions failed, as the daemon is told."""
+    with closing(sqlite3.connect(home.path / "tune.db")) as conn:
+        return [reason for (reason,) in conn.execute("SELECT reason FROM quarantine")]
+
+
 def test_calls_are_counted_under_their_key_and_served_by_the_table(home: Home) -> None:
     stock = home.run(PROGRAM, "0").said
     assert home.counts()[str(LAYER), "miss"] == 5
@@ -47,6 +61,98 @@ def test_a_row_that_does_not_run_costs_itself_alone(home: Home) -> None:
     done = home.run(PROGRAM, "1")
     assert done.said[1] and done.err.count("route failed") == 1
     assert home.counts()[str(LAYER), "miss"] == 5
+    assert len(reported(home)) == 1 and "does not run" in reported(home)[0]
+
+
+FAILING = (
+    """
+import torch
+from gemmtuned.kernels import mixture
+usual, calls = mixture.grouped, []
+def grouped(o, how):
+    calls.append(how)
+    if len(calls) == 2:
+        raise ERROR
+    return usual(o, how)
+mixture.grouped = grouped
+"""
+    + PROGRAM
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "outcomes", "reports"),
+    [
+        ("torch.OutOfMemoryError('CUDA out of memory')", {"exact": 4, "miss": 1}, []),
+        ("MemoryError()", {"exact": 4, "miss": 1}, []),
+        ("RuntimeError('CUDA error: an illegal memory access was encountered')", {"exact": 4, "miss": 1}, []),
+        ("RuntimeError('it is broken')", {"exact": 1, "miss": 4}, ["it is broken"]),
+    ],
+)  # fmt: skip
+def test_a_failure_is_reported_once_and_a_shortage_is_nobodys_fault(
+    home: Home, error: str, outcomes: dict[str, int], reports: list[str]
+) -> None:
+    publish(home.path / "configs", [published(LAYER, "moe_grouped")], 1)
+    done = home.run(FAILING.replace("ERROR", error), "1")
+    assert done.said[1]
+    assert {outcome: n for (text, outcome), n in home.counts().items() if text == str(LAYER)} == outcomes
+    assert reported(home) == reports and done.err.count("route failed") == len(reports)
+
+
+class Launches:
+    """What stands in for two launches on a GPU, which cannot be here."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error, self.calls = error, 0
+
+    def __call__(self, o: Operands) -> torch.Tensor:
+        self.calls += 1
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "calls"),
+    [(CandidateFailed("no"), 1), (Declined("no memory"), 2), (torch.OutOfMemoryError("out of memory"), 2)],
+    ids=str,
+)  # fmt: skip
+def test_launches_that_fail_are_served_by_torch(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, calls: int
+) -> None:
+    """Those that are to blame are not tried again; others are."""
+    made = Launches(error)
+    monkeypatch.setattr(moe_run, "runs_here", lambda device: True)
+    monkeypatch.setattr(op, "_is_small", lambda o: True)
+    monkeypatch.setattr(moe_run, "_made", lambda *key: made)
+    monkeypatch.setattr(moe_run, "_loaded", {})
+    x, w1, w2 = (torch.randn(size).bfloat16() for size in ((3, 64), (4, 64, 64), (4, 64, 32)))
+    given = x, w1, w2, torch.rand(3, 2), torch.tensor([[0, 1], [2, 3], [3, -1]])
+    with torch.no_grad():
+        found = [fused_moe(*given) for _ in range(2)]
+    monkeypatch.undo()
+    assert made.calls == calls
+    assert all(torch.equal(y, fused_moe(*given)) for y in found)
+
+
+def test_ids_of_64_bits_have_kernels_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A solution was raced with ids of 32 bits: the same configuration, compiled for the others, serves those."""
+    problem = Problem.parse("moe:bf16:3x64x64,experts=4,topk=2,inter=32,act=silu_gated")
+    candidate = next(BACKENDS["moe_decode"].candidates(problem))
+    asked: list[Experts] = []
+
+    def loaded(layer: Experts, *rest: object) -> Callable[[Operands], torch.Tensor]:
+        asked.append(layer)
+        return lambda o: o.x
+
+    monkeypatch.setattr(moe_run, "loaded", loaded)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)  # as a tensor on the CPU says it is
+    kernel = BACKENDS["moe_decode"].prepare(candidate, problem)
+    x, w1, w2 = (torch.randn(size).bfloat16() for size in ((3, 64), (4, 64, 64), (4, 64, 32)))
+    o = Operands(x=x, w1=w1, w2=w2, weights=torch.rand(3, 2), ids=torch.tensor([[0, 1], [2, 3], [3, -1]]))
+    for ids in (o.ids, o.ids.int()):
+        y = kernel.served(replace(o, ids=ids))
+        assert y is not None and torch.equal(y, x) and asked[-1].long_ids == (ids.dtype == torch.int64)
+    assert kernel.served(replace(o, ids=o.ids[:, :1], weights=o.weights[:, :1])) is None  # another layer
+    assert kernel.served(replace(o, w1=w1.mT.contiguous().mT)) is None
 
 
 def test_the_whole_loop_from_a_count_to_a_verdict(home: Home) -> None:

@@ -7,6 +7,7 @@ torch.compile it is the operator gemmtuned::fused_moe.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from enum import IntEnum
 from functools import lru_cache
@@ -16,20 +17,20 @@ import torch
 from torch import Tensor
 
 from gemmtuned.configs.aiter_columns import torch_name
-from gemmtuned.configs.errors import CandidateFailed, GemmtunedError, ProblemError
+from gemmtuned.configs.errors import GemmtunedError, ProblemError
 from gemmtuned.configs.problem import DTYPES, Problem, as_by_default
-from gemmtuned.configs.sighting import OUTCOMES
 from gemmtuned.hooks import activate
 from gemmtuned.kernels.cuda.moe_decode import MAX_PAIRS
 from gemmtuned.kernels.mixture import How, Operands, run, without_others
+from gemmtuned.ops.blame import FAILURES, is_to_blame
 from gemmtuned.ops.moe_arguments import how_of, operands_of
-from gemmtuned.ops.moe_table import Serving, give_up, serving
+from gemmtuned.ops.moe_table import MISS, give_up, serving
 from gemmtuned.ops.plans import place_of
 
 _DTYPES: Final = {torch_name(short): short for short in DTYPES}
 _WEIGHT: Final = {"mxfp4": "fp4_e2m1", "int4": "i4"}  # dtypes of weights that lie in bytes
 _SCALE: Final = {"none": "none", "tensor": "tensor", "row": "row", "128x128": "128x128", "mxfp4": "1x32", "int4": "row"}
-_UNKNOWN: Final = Serving(OUTCOMES[0])
+log = logging.getLogger("gemmtuned.ops")
 
 
 class ActivationType(IntEnum):
@@ -115,28 +116,51 @@ def _run(o: Operands, how: How, mask: Tensor | None, tokens: Tensor | None) -> T
     if not len(o.x):
         return torch.empty_like(o.x)
     o = without_others(o, mask, tokens)
-    found = _found(o, how)
-    if found.call is not None:
+    y = _by_table(o, how)
+    if y is None and _is_small(o) and not _wants_derivatives(o):
+        y = _launched(o, how)
+    return run(o, how) if y is None else y
+
+
+def _by_table(o: Operands, how: How) -> Tensor | None:
+    """By the solution of the table in use, where there is one; the call is counted: aten sees only parts of it."""
+    hook: Any = activate.current()
+    problem = problem_of(o, how) if hook is not None else None
+    if problem is None:
+        return None
+    place = place_of(o.x.device)
+    captured = o.x.is_cuda and torch.cuda.is_current_stream_capturing()
+    found = MISS if _wants_derivatives(o) else serving(hook, problem, place, captured=captured)
+    y = None
+    if found.call is not None and found.solution is not None:
         try:
-            return found.call(o)
-        except (RuntimeError, CandidateFailed) as err:
-            give_up(found, err)
-    return _launched(o, how) if _is_small(o) and not _wants_derivatives(o) else run(o, how)
+            y = found.call(o)
+        except FAILURES as err:
+            if is_to_blame(err):
+                give_up(hook, found.solution, err)
+    hook.count_op(problem, place, (found if y is not None else MISS).outcome, graph=captured)
+    return y
 
 
-def _launched(o: Operands, how: How) -> Tensor:
-    """By the two launches where they take it."""
+def _launched(o: Operands, how: How) -> Tensor | None:
+    """By the two launches; None where they do not take it."""
     from gemmtuned.kernels.cuda import moe_run
 
     if not moe_run.runs_here(o.x.device):
-        return run(o, how)
+        return None
     o = replace(o, x=o.x.contiguous())
     layer = moe_run.layer_of(o, how)
     if layer is None:
-        return run(o, how)
-    most = moe_run.most_tokens(len(o.x), layer.topk)
-    launches = moe_run.loaded(layer, most, None, o.x.get_device())
-    return launches(o) if launches is not None else run(o, how)
+        return None
+    launches = None
+    try:
+        launches = moe_run.loaded(layer, moe_run.most_tokens(len(o.x), layer.topk), None, o.x.get_device())
+        return launches(o) if launches is not None else None
+    except FAILURES as err:
+        if is_to_blame(err) and launches is not None:
+            moe_run.refuse(launches)
+            log.warning("launch failed layer=%s served=torch reason=%s", layer, err)
+    return None
 
 
 def problem_of(o: Operands, how: How) -> Problem | None:
@@ -170,19 +194,6 @@ def _problem(
         )  # fmt: skip
     except (KeyError, ProblemError):
         return None
-
-
-def _found(o: Operands, how: How) -> Serving:
-    """What the table in use has for the call, which is counted: aten sees only parts of it."""
-    hook: Any = activate.current()
-    problem = problem_of(o, how) if hook is not None else None
-    if problem is None:
-        return _UNKNOWN
-    place = place_of(o.x.device)
-    captured = o.x.is_cuda and torch.cuda.is_current_stream_capturing()
-    found = _UNKNOWN if _wants_derivatives(o) else serving(hook, problem, place, captured=captured)
-    hook.count_op(problem, place, found.outcome, graph=captured)
-    return found
 
 
 def _is_small(o: Operands) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,15 +9,15 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.errors import CandidateFailed, Declined
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.sighting import OUTCOMES
 from gemmtuned.configs.solution import Solution
 from gemmtuned.kernels.mixture import Operands
 
-log = logging.getLogger("gemmtuned.ops")
 REMEMBERED: Final = 4096  # problems
-Call = Callable[[Operands], Tensor]
+MODES: Final = ("graph", "eager")
+Call = Callable[[Operands], "Tensor | None"]  # None: it does not take these operands
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,7 @@ class Serving:
     solution: Solution | None = None
 
 
-_MISS: Final = Serving(OUTCOMES[0])
+MISS: Final = Serving(OUTCOMES[0])
 _known: dict[tuple[Problem, str, bool], tuple[Any, Serving]] = {}  # with the table that it was found in
 _failed: set[Solution] = set()
 
@@ -38,45 +37,47 @@ _failed: set[Solution] = set()
 def serving(hook: Any, problem: Problem, place: str, *, captured: bool) -> Serving:
     """By the table of this hook; captured: a CUDA graph is, for which other solutions may be best."""
     if not hook.patches.dispatches:
-        return _MISS
+        return MISS
     key, table = (problem, place, captured), hook.table
     known = _known.get(key)
     if known is not None and known[0] is table:
         return known[1]
-    found = _look_up(table, problem, place, captured=captured)
-    if found is None:  # while a graph is captured nothing can be loaded: the next call looks again
-        return _MISS
+    try:
+        found = {mode: _look_up(hook, table, problem, place, captured=mode) for mode in _loaded_now(place, captured)}
+    except Declined:  # nothing can be loaded now: the next call looks again
+        return MISS
     if len(_known) >= REMEMBERED:
         _known.clear()
-    _known[key] = table, found
-    return found
+    for mode, one in found.items():
+        _known[problem, place, mode] = table, one
+    return found[captured]
 
 
-def give_up(serving: Serving, err: Exception) -> None:
-    """Never use this solution again in this process; says so once."""
-    assert serving.solution is not None
-    _failed.add(serving.solution)
-    _known.clear()
-    log.warning(
-        "route failed problem=%s backend=%s served=torch reason=%r",
-        serving.solution.problem,
-        serving.solution.backend,
-        str(err),
-    )
+def give_up(hook: Any, solution: Solution, err: Exception) -> None:
+    """Never use this solution again in this process; the daemon is told."""
+    if solution not in _failed:
+        _failed.add(solution)
+        _known.clear()
+        hook.fail_op(solution, str(err))
 
 
-def _look_up(table: Any, problem: Problem, place: str, *, captured: bool) -> Serving | None:
-    for mode in ("graph", "eager") if captured else ("eager",):
+def _loaded_now(place: str, captured: bool) -> tuple[bool, ...]:
+    """Captures that are looked up at this call: before a graph is captured what it will use is loaded, too."""
+    return (captured,) if captured or place == "cpu" else (False, True)
+
+
+def _look_up(hook: Any, table: Any, problem: Problem, place: str, *, captured: bool) -> Serving:
+    for mode in MODES if captured else MODES[1:]:
         outcome, solution = table.find(problem, mode, place)
         if solution is None or solution in _failed:
             continue
         try:
             return Serving(outcome, _call_of(solution, place), solution)
+        except Declined:
+            raise
         except CandidateFailed as err:
-            if captured:
-                return None
-            give_up(Serving(outcome, None, solution), err)
-    return _MISS
+            give_up(hook, solution, err)
+    return MISS
 
 
 def _call_of(solution: Solution, place: str) -> Call:
@@ -88,5 +89,5 @@ def _call_of(solution: Solution, place: str) -> Call:
     else:
         with torch.cuda.device(place):
             kernel = backend.prepare(solution.candidate, solution.problem)
-    call: Call = kernel.call
+    call: Call = kernel.served
     return call

@@ -87,21 +87,29 @@ class MoeDecode:
             yield Candidate.of(self.name, up=_text(up), down=_text(down))
 
     def prepare(self, candidate: Candidate, problem: Problem) -> MixtureKernel:
-        """Compiled and loaded. Raises CandidateFailed where it cannot run the problem."""
+        """Compiled and loaded. Raises CandidateFailed where it cannot run the problem, Declined where it cannot now."""
         layer = _layer(problem)
         if layer is None:
             raise CandidateFailed(f"{candidate} does not run {problem}")
         most, how = moe_run.most_tokens(problem.m, layer.topk), how_of(problem)
-        launches = moe_run.loaded(layer, most, stages_of(candidate), torch.cuda.current_device())
-        if launches is None:
+        stages, device = stages_of(candidate), torch.cuda.current_device()
+        if moe_run.loaded(layer, most, stages, device) is None:
             raise CandidateFailed(f"{candidate} does not compile for {problem}, or takes too much of the device")
 
-        def call(o: Operands) -> Tensor:
+        def takes(o: Operands) -> Tensor | None:
+            """Ids of 64 bits are read by a form of their own, which is loaded when they are first seen."""
             o = replace(o, x=o.x.contiguous())
-            fits = len(o.x) <= most and moe_run.layer_of(o, how) == layer
-            return launches(o) if fits else mixture.run(o, how)
+            found = moe_run.layer_of(o, how) if len(o.x) <= most and o.x.get_device() == device else None
+            if found is None or replace(found, long_ids=False) != layer:
+                return None
+            launches = moe_run.loaded(found, most, stages, device)
+            return launches(o) if launches is not None else None
 
-        return MixtureKernel(call)
+        def call(o: Operands) -> Tensor:
+            y = takes(o)
+            return mixture.run(o, how) if y is None else y
+
+        return MixtureKernel(call, takes)
 
 
 def stages_of(candidate: Candidate) -> tuple[Stage, Stage]:

@@ -12,12 +12,17 @@ from ctypes import byref, c_char_p, c_int, c_uint, c_void_p
 from functools import cache
 from typing import Any, Final
 
-from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.errors import CandidateFailed, Declined
 from gemmtuned.configs.launch import PORTABLE_CLUSTER, is_number
 
 _CLUSTER: Final = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 _EARLY: Final = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _DYNAMIC_SHARED, _LARGE_CLUSTERS = 8, 14  # CUfunction_attribute
+_RELAXED: Final = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+# CUresult: no memory; then what tells of the process, its device, a stream or a capture (hooks/native/driver.h has why)
+_NOT_OURS: Final = frozenset(
+    (2, 3, 4, 46, 100, 101, 201, 214, 220, 400, 700, 702, 709, 710, *range(714, 721), *range(900, 910))
+)
 
 
 class _Attribute(ctypes.Structure):
@@ -31,11 +36,47 @@ class _Config(ctypes.Structure):
     )  # fmt: skip
 
 
+class OnDevice:
+    """The primary context of a device, which is torch's, is current in this thread for a scope.
+
+    A thread that has not used CUDA yet has none, and keeps this one; any other context comes back.
+    """
+
+    def __init__(self, device: int) -> None:
+        self._device, self._before = device, c_void_p()
+
+    def __enter__(self) -> None:
+        driver, context = _driver(), _primary_context(self._device)
+        _check(driver.cuCtxGetCurrent(byref(self._before)), "there is no current context")
+        if self._before.value != context:
+            _check(driver.cuCtxSetCurrent(c_void_p(context)), f"the context of device {self._device} is not to be had")
+        else:
+            self._before.value = None
+
+    def __exit__(self, *error: object) -> None:
+        if self._before.value is not None:
+            _driver().cuCtxSetCurrent(self._before)
+
+
+class RelaxedCapture:
+    """For a scope this thread may load binaries while some stream of the process is being captured."""
+
+    def __init__(self) -> None:
+        self._mode = c_int(_RELAXED)
+
+    def __enter__(self) -> None:
+        _driver().cuThreadExchangeStreamCaptureMode(byref(self._mode))
+
+    def __exit__(self, *error: object) -> None:
+        _driver().cuThreadExchangeStreamCaptureMode(byref(self._mode))
+
+
 class Kernel:
     """One kernel of a binary, loaded in the current context for the life of the process.
 
     shared: bytes of dynamic shared memory of a thread block.  early: it may begin once the launch before lets it
-    (griddepcontrol), and waits for it by itself.  Raises CandidateFailed when the driver refuses.
+    (griddepcontrol), and waits for it by itself.  Raises CandidateFailed when the driver refuses, Declined when that
+    says nothing about the kernel.
     """
 
     def __init__(
@@ -77,8 +118,16 @@ def _driver() -> Any:
         raise CandidateFailed(f"there is no CUDA driver here: {err}") from err
 
 
+@cache
+def _primary_context(device: int) -> int | None:
+    context = c_void_p()
+    _check(_driver().cuDevicePrimaryCtxRetain(byref(context), device), f"device {device} has no context")
+    return context.value
+
+
 def _check(error: int, what: str) -> None:
     if error:
         name = c_char_p()
         _driver().cuGetErrorName(error, byref(name))
-        raise CandidateFailed(f"{what}: {name.value.decode() if name.value else f'CUDA error {error}'}")
+        said = f"{what}: {name.value.decode() if name.value else f'CUDA error {error}'}"
+        raise Declined(said) if error in _NOT_OURS else CandidateFailed(said)

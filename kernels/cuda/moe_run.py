@@ -1,6 +1,8 @@
 """The two launches of moe_decode as a function of tensors: compiled and loaded once, called from any thread and stream.
 
-The memory between the launches comes from torch's allocator at every call, so each stream and CUDA graph has its own.
+A call runs on the device of its operands and on the stream that is current there, whatever device is current, also in a
+thread that has not used CUDA before.  The memory between the launches comes from torch's allocator at every call, so
+each stream and CUDA graph has its own.
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.errors import CandidateFailed, Declined
 from gemmtuned.kernels.cuda import moe_decode, nvrtc
-from gemmtuned.kernels.cuda.driver import Kernel
+from gemmtuned.kernels.cuda.driver import Kernel, OnDevice, RelaxedCapture
 from gemmtuned.kernels.cuda.moe_decode import MAX_PAIRS, Experts, Stage
 from gemmtuned.kernels.device import cuda_device
 from gemmtuned.kernels.mixture import How, Operands
@@ -105,7 +107,6 @@ class Launches:
         self.layer, self._how = layer, (up, down)
         self._lock = threading.Lock()  # a launch is prepared in memory of the kernel's
         self._units = cuda_device(torch.cuda.current_device()).units
-        torch.cuda.current_stream()  # the context is torch's
         self._kernels = []
         for stage, how, name in ((1, up, moe_decode.UP), (2, down, moe_decode.DOWN)):
             made = nvrtc.compiled(moe_decode.source(layer, stage, how, most_pairs=most * layer.topk), moe_decode.TARGET)
@@ -115,7 +116,15 @@ class Launches:
             self._kernels.append(Kernel(made.data, name, threads=32 * how.warps, shared=shared, early=stage == 2))
 
     def __call__(self, o: Operands) -> Tensor:
-        """Y [T, D]; the operands are those that layer_of took."""
+        """Y [T, D]; the operands are those that layer_of took, on the device that this was loaded on.
+
+        Raises CandidateFailed when the driver refuses, Declined when that says nothing about the kernels.
+        """
+        device = o.x.get_device()
+        with torch.cuda.device(device), OnDevice(device):
+            return self._run(o)
+
+    def _run(self, o: Operands) -> Tensor:
         layer, tokens = self.layer, len(o.x)
         x, ids, weights = o.x.contiguous(), o.ids.contiguous(), o.weights.contiguous()
         h = torch.empty(tokens * layer.topk, layer.inter, dtype=x.dtype, device=x.device)
@@ -132,24 +141,34 @@ class Launches:
 
 
 def loaded(layer: Experts, most: int, stages: tuple[Stage, Stage] | None, device: int) -> Launches | None:
-    """Made once a process and device; None where nothing fits. Without stages: the likeliest ones that fit.
+    """Made once a process and device; None where nothing fits, or where these have failed.
 
-    While a CUDA graph is captured only what has run before is given: loading is not allowed then.
+    Without stages: the likeliest ones that fit.  Raises Declined where it is not to be had now, for lack of memory say.
     """
     key = layer, most, stages, device
-    if key not in _loaded and not torch.cuda.is_current_stream_capturing():
+    if key not in _loaded:
         with _making:
             if key not in _loaded:
                 _loaded[key] = _made(layer, most, stages, device)
-    return _loaded.get(key)
+    return _loaded[key]
+
+
+def refuse(launches: Launches) -> None:
+    """They have failed, and are not given again in this process."""
+    with _making:
+        for key, made in _loaded.items():
+            if made is launches:
+                _loaded[key] = None
 
 
 def _made(layer: Experts, most: int, stages: tuple[Stage, Stage] | None, device: int) -> Launches | None:
     try:
-        with torch.cuda.device(device):
+        with torch.cuda.device(device), OnDevice(device), RelaxedCapture():
             chosen = stages or tuple(next(stages_that_fit(layer, stage, most), None) for stage in (1, 2))
             up, down = chosen
             return Launches(layer, most, up, down) if up is not None and down is not None else None
+    except Declined:
+        raise
     except CandidateFailed:
         return None
 

@@ -37,7 +37,17 @@ ROUTINGS: Final = ("skewed", "together", "twice", "nobody", "unvisited")
 
 @dataclass(frozen=True, slots=True)
 class MixtureKernel(StatelessKernel):
-    """A kernel that is nothing but a function of the operands; call: (operands) -> y."""
+    """A kernel that is nothing but a function of the operands; call: (operands) -> y.
+
+    takes: the same for fused_moe, whose operands are of more kinds than a problem says; None for those that it leaves.
+    """
+
+    takes: Callable[[Operands], Tensor | None] | None = None
+
+    @property
+    def served(self) -> Callable[[Operands], Tensor | None]:
+        """How fused_moe runs it."""
+        return self.takes or self.call
 
     def bind(self, *weights: Tensor) -> Run:
         """Weights: w1, w2, then both biases where the problem has them. Activations: x, routing weights, ids."""

@@ -1,0 +1,27 @@
+"""Whose fault it is when a kernel of ours fails in a call of an op: hooks/native/blame.h in Python.
+
+A shortage of memory, a fault that an earlier kernel left on the device, a capture that the program broke say nothing
+about the kernel: the call is served by torch, nothing is switched off and nobody is told.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from gemmtuned.configs.errors import CandidateFailed, Declined
+
+FAILURES: Final = (RuntimeError, MemoryError, CandidateFailed)  # of a kernel; the program's own errors are others
+_SHORTAGE: Final = (
+    "DefaultCPUAllocator", "not enough memory", "can't allocate memory", "Cannot allocate memory", "out of memory",
+    "could not create a memory object", "bad_alloc", "ENOMEM",
+)  # fmt: skip
+_DEVICE: Final = ("CUDA error", "CUDA driver error", "HIP error")  # how torch's own calls fail after a fault
+
+
+def is_to_blame(err: Exception) -> bool:
+    """Whether this error is evidence against the kernel in whose call it came up."""
+    if isinstance(err, Declined | MemoryError | NotImplementedError | torch.OutOfMemoryError):
+        return False
+    return not any(part in str(err) for part in (*_SHORTAGE, *_DEVICE))
