@@ -115,9 +115,7 @@ class Launches:
     [(CandidateFailed("no"), 1), (Declined("no memory"), 2), (torch.OutOfMemoryError("out of memory"), 2)],
     ids=str,
 )  # fmt: skip
-def test_launches_that_fail_are_served_by_torch(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, calls: int
-) -> None:
+def test_launches_that_fail_are_served_by_torch(monkeypatch: pytest.MonkeyPatch, error: Exception, calls: int) -> None:
     """Those that are to blame are not tried again; others are."""
     made = Launches(error)
     monkeypatch.setattr(moe_run, "runs_here", lambda device: True)
