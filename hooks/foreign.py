@@ -3,15 +3,18 @@
 vLLM, SGLang and others call operators of their own for 8-bit and packed weights, which aten never sees.  Each is
 listed here with the schema that it had when this was written, which of its arguments is what, and the form of its
 weight.  The hook's thread looks for those that are not there yet: an engine loads its extension long after torch, and
-whoever registers last is called.  One whose schema has changed is left alone and named.
+whoever registers last is called.  One whose schema has changed is left alone and named.  Where the kernel beneath ours
+is destroyed, ours is taken back with the next call, and the look after that stands before what is there then.
 """
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
+from gemmtuned.configs.real import allocate_lock
 from gemmtuned.configs.say import tell
 from gemmtuned.hooks.declared import Declaration, Declared
 from gemmtuned.hooks.native.library import Native, NativeError
@@ -20,7 +23,7 @@ log = logging.getLogger("gemmtuned.hooks")
 FORMS: Final = ("kn", "nk", "opaque")  # index: Form of foreign.h
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Operator:
     """schema: types and names of its arguments and results, without aliases.  y to bias: names of its arguments, ""
     where it has none; y is written into, and is the result where it is "".  out: the argument with the result's type.
@@ -38,12 +41,12 @@ class Operator:
     out: str = ""
     form: str = "opaque"
 
-    @property
+    @cached_property
     def name(self) -> str:
         """With its namespace: `_C::cutlass_scaled_mm`."""
         return self.schema.partition("(")[0]
 
-    @property
+    @cached_property
     def arguments(self) -> tuple[int, ...]:
         """Their numbers, as Native.stand_before takes them."""
         inside = self.schema.partition("(")[2].rpartition(") ->")[0]
@@ -103,32 +106,34 @@ class ForeignOperators:
     """Those that are seen in this process."""
 
     def __init__(self, operators: tuple[Operator, ...] = OPERATORS) -> None:
-        self._left = list(operators)
+        self._operators = operators
+        self._looking = allocate_lock()
         self._declared = Declared()
-        self._announced: list[Declaration] = []  # whose operator, or its kernel for the device, is not there yet
+        self._announced: list[Declaration] = []
         self._looked_at: set[str] = set()
         self.seen: list[str] = []
         self.changed: dict[str, str] = {}  # name -> why it is left alone
 
     def look(self, library: Native) -> None:
-        """Stand in front of what has come since the last look."""
-        for operator in [*self._left]:
-            try:
-                if not library.stand_before(
-                    operator.name, operator.schema, operator.arguments, FORMS.index(operator.form)
-                ):
-                    continue
-                self.seen.append(operator.name)
-            except NativeError as err:
-                self.changed[operator.name] = str(err)
-                tell(log, logging.WARNING, "calls of %s are not counted: %s", operator.name, err)
-            self._left.remove(operator)
-        self._announced += self._declared.new()
-        for declared in [*self._announced]:
-            if declared.is_registered:
-                self._looked_at.add(declared.name)
-                if self._listen(library, declared):
-                    self._announced.remove(declared)
+        """Stand in front of what has come since the last look, or has come again; some 30 us."""
+        if not self._looking.acquire(False):  # another thread looks, and before a capture nobody waits for long
+            return
+        try:
+            stands = {one.name: self._stand(library, one) for one in self._operators if one.name not in self.changed}
+            self._announced += self._declared.new()
+            for declared in self._announced:
+                if declared.is_registered:
+                    self._looked_at.add(declared.name)
+                    if declared.name not in self.changed:
+                        stands[declared.name] = self._listen(library, declared)
+            self.seen = [name for name, where in stands.items() if where]
+            library.watch(operator for where in stands.values() for operator in where)
+        finally:
+            self._looking.release()
+
+    def after_fork(self) -> None:
+        """In a forked child, whose parent may have been looking."""
+        self._looking = allocate_lock()
 
     def is_behind(self) -> bool:
         """Whether an operator that a package declares has come since the last look."""
@@ -136,14 +141,19 @@ class ForeignOperators:
             declared.is_registered for declared in self._announced if declared.name not in self._looked_at
         )
 
-    def _listen(self, library: Native, declared: Declaration) -> bool:
-        """Whether that is done with: it is listened to, or cannot be."""
-        name, form = declared.name, FORMS.index(declared.form)
+    def _stand(self, library: Native, one: Operator) -> list[str]:
         try:
-            if not library.stand_before(name, "", declared.arguments(), form, declared.code):
-                return False
-            self.seen.append(name)
+            return library.stand_before(one.name, one.schema, one.arguments, FORMS.index(one.form))
+        except NativeError as err:
+            return self._leave(one.name, err)
+
+    def _listen(self, library: Native, one: Declaration) -> list[str]:
+        try:
+            return library.stand_before(one.name, "", one.arguments(), FORMS.index(one.form), one.code)
         except (NativeError, ValueError) as err:
-            self.changed[name] = str(err)
-            tell(log, logging.WARNING, "calls of %s are not counted: %s", name, err)
-        return True
+            return self._leave(one.name, err)
+
+    def _leave(self, name: str, why: Exception) -> list[str]:
+        self.changed[name] = str(why)
+        tell(log, logging.WARNING, "calls of %s are not counted: %s", name, why)
+        return []

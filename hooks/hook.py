@@ -245,6 +245,7 @@ class Hook:
         self._making = allocate_lock()
         self.tables.after_fork()
         self.account.after_fork()
+        self.patches.foreign.after_fork()
         if parents is None:
             return
         _parents.append(parents)
@@ -282,7 +283,7 @@ class Hook:
         opened = self.patches.breaker.turn(now_s, self.account.report_failures(self.flusher))
         self.patches.follow_mode()
         self.patches.look_for_foreign()
-        self.patches.tell_of_others()
+        self.patches.tell_of_others(now_s)
         if opened:
             tell(log, logging.WARNING, "dispatch switched off reason=%s", self.patches.breaker.note)
 

@@ -57,9 +57,20 @@ class Watch:
     """Tells of kernels that went on top of ours, since it was made, for these operators."""
 
     def __init__(self, operators: Iterable[str]) -> None:
-        self._operators = tuple(operators)
+        self._of_aten = self._operators = tuple(operators)
         self._known = self._impls()
         self._over: dict[str, str] = {}
+
+    def add(self, operator: str) -> None:
+        """Tell of this one as well."""
+        self._of_aten = (*self._of_aten, operator)
+        self._operators = (*self._operators, operator)
+
+    def others(self, operators: Iterable[str]) -> None:
+        """Tell of these as well, engines' own that we stand before now; another list takes the place of the last."""
+        now = (*self._of_aten, *operators)
+        if now != self._operators:
+            self._operators, self._known = now, frozenset()
 
     def look(self, *, anew: bool = False) -> dict[str, str]:
         """Operator -> where the kernel on top of ours was registered.
@@ -71,14 +82,14 @@ class Watch:
             self._known = known
             places = {operator: registered_at(operator) for operator in self._operators}
             self._over = {
-                o: place for o, place in places.items() if not place.startswith(OURS) and _ROUTER not in place
+                o: place for o, place in places.items() if place and not place.startswith(OURS) and _ROUTER not in place
             }
         return self._over
 
     def _impls(self) -> frozenset[str]:
-        """What Python has registered for our operators, as torch.library keeps it: "aten/mm/CPU"."""
+        """What Python has registered for these operators, as torch.library keeps it: "aten/mm/CPU"."""
         import torch
 
         impls = getattr(torch.library, "_impls", ())
         parts = (operator.partition(" ") for operator in self._operators)
-        return frozenset(f"aten/{name.removeprefix('aten::')}/{key}" for key, _, name in parts).intersection(impls)
+        return frozenset(f"{name.replace('::', '/')}/{key}" for key, _, name in parts).intersection(impls)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from gemmtuned.configs.errors import GemmtunedError
@@ -28,6 +29,7 @@ from gemmtuned.hooks.tables import Library, Tables
 
 log = logging.getLogger("gemmtuned.hooks")
 LOOK_S: Final = 5.0  # between two looks for a library that was not there at the start
+ANEW_S: Final = 30.0  # between two looks at all that torch's dispatcher has of our operators: a millisecond or two
 
 
 class Patches:
@@ -47,6 +49,7 @@ class Patches:
         self.mode = native.OFF  # as it is set
         self._invariant = ""  # who asks for kernels that are the same for every M
         self._told_others = Once()
+        self._look_anew_s = 0.0  # of time.monotonic()
         self.foreign = ForeignOperators()
 
     def install(self) -> None:
@@ -98,7 +101,7 @@ class Patches:
         library.install()
         library.live_check(self._settings.live_check)
         if self._settings.capture or self._settings.dispatch:
-            self.graphs = watch_graphs(library, self._settings, self._before_capture)
+            self.graphs = watch_graphs(library, self._settings, self.before_graph)
         self.mode = self._wanted()
         library.set_mode(self.mode)
         self._library.native, self._library.routes, self.path = library, routes, "native"
@@ -166,9 +169,21 @@ class Patches:
         """One line on operators that somebody else serves; "" without any."""
         return _of_others(self.overridden())
 
-    def tell_of_others(self) -> None:
-        """Say it of each once."""
-        new = {name: place for name, place in self.overridden().items() if self._told_others.is_new(name)}
+    def before_graph(self) -> None:
+        """Of what has come with an extension a moment ago, launches in the graph are counted too."""
+        with suppress(Exception):  # the program's thread
+            self.look_for_foreign()
+        self._before_capture()
+
+    def tell_of_others(self, now_s: float) -> None:
+        """Say it of each once. What C++ has registered is looked at now and then."""
+        anew = now_s >= self._look_anew_s
+        if anew:
+            self._look_anew_s = now_s + ANEW_S
+            if self._library.native is not None:
+                self._library.native.take_freed()
+        overridden = self.overridden(anew=anew)
+        new = {name: place for name, place in overridden.items() if self._told_others.is_new(name)}
         if new:
             tell(log, logging.WARNING, "%s", _of_others(new))
 

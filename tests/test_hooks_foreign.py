@@ -43,19 +43,21 @@ ENGINE = """
 
     import gemmtuned
     from gemmtuned.hooks import activate
-    until = time.monotonic() + 20
-    while len(gemmtuned.status()["engine_operators"]) < 3 and time.monotonic() < until:
-        time.sleep(0.05)
-
     fp8 = torch.float8_e4m3fn
     a, w = torch.ones(6, 256).to(fp8), torch.ones(64, 256).to(fp8)
     out = torch.zeros(6, 64, dtype=torch.bfloat16)
     one, rows, columns = torch.tensor([2.0]), torch.full((6, 1), 2.0), torch.full((1, 64), 0.5)
 """
 
+FOUND_BY_THE_THREAD = """
+    until = time.monotonic() + 20
+    while len(gemmtuned.status()["engine_operators"]) < 3 and time.monotonic() < until:
+        time.sleep(0.05)
+"""
+
 
 def seen_in(home: Home, code: str) -> dict[str, int]:
-    done = home.run(ENGINE + code + "\n    print(json.dumps(sys.exit_value))\n")
+    done = home.run(ENGINE + FOUND_BY_THE_THREAD + code + "\n    print(json.dumps(sys.exit_value))\n")
     assert done.said is True, done
     return {problem: calls for (problem, _), calls in home.counts().items()}
 
@@ -110,10 +112,231 @@ def test_another_schema_is_left_alone_and_named(home: Home) -> None:
     torch.ops._C.weight_packed_linear(out, out, out, None, 1)
     sys.exit_value = sorted(gone) == ["_C::cutlass_scaled_mm", "_C::onednn_mm", "sgl_kernel::fp8_scaled_mm"]
     """
-    done = home.run(ENGINE + code + "\n    print(json.dumps(sys.exit_value))\n")
+    done = home.run(ENGINE + FOUND_BY_THE_THREAD + code + "\n    print(json.dumps(sys.exit_value))\n")
 
     assert done.said is True
     assert any("weight_packed_linear" in line and "int is_vnni" in line for line in done.ours), done.ours
+
+
+ORDERS = """
+    import itertools, json, sys, threading
+    import gemmtuned
+    import torch
+    from torch.library import Library
+
+    torch.set_num_threads(1)
+    torch.mm(torch.ones(4, 16), torch.ones(16, 8))
+    from gemmtuned.hooks import activate
+    hook = activate.current()
+    definition = Library("_C", "FRAGMENT")
+    definition.define("onednn_mm(Tensor! c, Tensor a, Tensor? bias, Tensor handler_tensor) -> ()")
+    definition.define("int8_scaled_mm_with_quant(Tensor mat1, Tensor mat2, Tensor scales2, Tensor? bias, "
+                      "ScalarType out_dtype, bool is_vnni) -> Tensor")
+    c, a = torch.zeros(2, 8), torch.ones(2, 16)
+    there = {}
+
+    def look():
+        if hook is not None:
+            hook.patches.look_for_foreign()
+
+    def put(name, value, keeps=False):
+        # a library of its own, as each engine or user has it; `keeps`: it calls the kernel that it found for the rest
+        kept = torch.library.get_kernel("_C::onednn_mm", "CPU") if keeps else None
+        library = Library("_C", "IMPL")
+
+        def into(keys, c, a, bias, handler):
+            c.fill_(value)
+            if kept is not None:
+                kept.call_boxed(keys, c, a, bias, handler)
+                c.add_(100)
+
+        library.impl("onednn_mm", into, "CPU", with_keyset=True, allow_override=True)
+        library.impl("int8_scaled_mm_with_quant", lambda *operands: torch.full((2, 8), value), "CPU",
+                     allow_override=True)
+        there[name] = library
+
+    def take(name):
+        there.pop(name)._destroy()
+
+    def call():
+        gave = []
+        for f in (lambda: torch.ops._C.onednn_mm(c, a, None, a), lambda: c.copy_(
+            torch.ops._C.int8_scaled_mm_with_quant(a, a, a, None, torch.float, False))):
+            try:
+                f()
+                gave.append(c.unique().tolist())
+            except Exception as err:
+                gave.append(type(err).__name__ + ": " + str(err).split(" registered at ")[0].split(". ")[0][:100])
+        return gave
+"""
+
+
+@pytest.mark.parametrize("keeps", [False, True], ids=["plain", "keeping-what-was-there"])
+def test_kernels_that_go_leave_calls_as_they_end_without_us(home: Home, keeps: bool) -> None:
+    """The engine's, one put over it before ours and one after: gone in every order, looked at in between or not."""
+    code = (
+        ORDERS
+        + f"""
+    keeps = {keeps}
+    story = []
+    for gone in itertools.permutations("EBA"):
+        for looks in itertools.product([False, True], repeat=3):
+            put("E", 1.0), put("B", 2.0, keeps), look(), story.append(call())
+            put("A", 3.0, keeps), story.append(call())
+            for name, looked in zip(gone, looks):
+                take(name)
+                story.append(call())
+                if looked:
+                    look(), story.append(call())
+            put("E", 4.0), story.append(call())
+            look(), story.append(call()), take("E"), story.append(call())
+    print(json.dumps(story))
+    """
+    )
+    ours, without = home.run(code).said, home.run(code, GEMMTUNED="0", AITER_TUNE_GEMM="0").said
+
+    assert ours == without
+    assert [[1.0], [1.0]] in ours, "the engine's, after those over it"
+
+
+def test_what_is_destroyed_in_the_middle_of_threads_ends_their_calls_as_torch_does(home: Home) -> None:
+    """Counts stay exact with a kernel that takes the place of the one that went, and nothing is told."""
+    done = home.run(
+        ORDERS
+        + """
+    put("E", 1.0), put("B", 2.0), look(), call()
+    seen = [gemmtuned.status()["engine_operators"]]
+    take("B")
+    results = []
+
+    def calls():
+        mine = torch.zeros(2, 8)
+        for _ in range(200):
+            torch.ops._C.onednn_mm(mine, a, None, a)
+            results.append(float(mine[0, 0]))
+
+    workers = [threading.Thread(target=calls) for _ in range(4)]
+    [w.start() for w in workers]
+    [w.join() for w in workers]
+    first = sum(s.calls for s in hook.native.drain() if s.problem.packing == "opaque")
+    look(), calls()
+    again = sum(s.calls for s in hook.native.drain() if s.problem.packing == "opaque")
+    take("E"), call(), look()
+    seen.append(gemmtuned.status()["engine_operators"])
+    print(json.dumps([sorted(set(results)), len(results), first, again, seen, gemmtuned.status()["overridden"]]))
+    """,
+        GEMMTUNED_FLUSH_S="1000",
+    )
+    values, number, first, again, seen, overridden = done.said
+
+    assert (values, number) == ([1.0], 1000)
+    assert 2 + 1 <= first <= 2 + 800, "the two before and the call that found the kernel gone"
+    assert again == 200
+    assert seen == [["_C::onednn_mm", "_C::int8_scaled_mm_with_quant"], []]
+    assert overridden == {}
+    assert done.ours == []
+
+
+def test_another_put_over_an_engines_operator_is_told(home: Home) -> None:
+    done = home.run(
+        ORDERS
+        + """
+    put("E", 1.0), look(), call(), put("A", 3.0)
+    counted = call()
+    over = gemmtuned.status()["overridden"]
+    hook.tick(), hook.tick()
+    took = take("A")
+    call()
+    print(json.dumps([counted, sorted(over), gemmtuned.status()["overridden"]]))
+    """,
+        GEMMTUNED_FLUSH_S="1000",
+    )
+    counted, over, after = done.said
+
+    assert counted == [[3.0], [3.0]]
+    assert over == ["CPU _C::int8_scaled_mm_with_quant", "CPU _C::onednn_mm"]
+    assert after == {}
+    assert len([line for line in done.ours if "_C::onednn_mm" in line and "left alone" in line]) == 1
+
+
+def test_a_product_that_returns_its_result_is_timed_and_its_inside_not_counted(home: Home) -> None:
+    done = home.run(
+        ENGINE
+        + """
+    hook = activate.current()
+    inside = torch.ones(400, 400)
+
+    def product(mat1, mat2, scales2, bias, out_dtype, is_vnni):
+        torch.mm(inside, inside), time.sleep(0.002)
+        return torch.ones(6, 64)
+
+    vllm.define("int8_scaled_mm_with_quant(Tensor mat1, Tensor mat2, Tensor scales2, Tensor? bias, "
+                "ScalarType out_dtype, bool is_vnni) -> Tensor")
+    vllm.impl("int8_scaled_mm_with_quant", product, "CPU")
+    hook.patches.look_for_foreign()
+    list(hook.native.drain())
+    for _ in range(130):
+        torch.ops._C.int8_scaled_mm_with_quant(a, w, one, None, torch.float, False)
+    print(json.dumps([[str(s.problem), s.calls, s.sampled_calls, s.sampled_us] for s in hook.native.drain()]))
+    """,
+        GEMMTUNED_FLUSH_S="1000",
+    )
+    [[problem, calls, sampled, time_us]] = done.said
+
+    assert "packing=opaque" in problem
+    assert (calls, sampled) == (130, 3)
+    assert time_us >= sampled * 2000
+
+
+def test_an_operator_that_came_a_moment_ago_is_counted_in_a_graph(home: Home) -> None:
+    done = home.run(
+        ORDERS
+        + """
+    from gemmtuned.hooks import patches
+
+    class Graph:
+        def capture_begin(self):
+            pass
+        def replay(self):
+            pass
+
+    torch.cuda.CUDAGraph = Graph
+    type(hook.native).has_cuda = property(lambda self: True)
+    hook.patches.graphs = patches.watch_graphs(hook.native, hook.settings, hook.patches.before_graph)
+    put("E", 1.0)
+    Graph().capture_begin()
+    call()
+    print(json.dumps(sum(s.calls for s in hook.native.drain() if s.problem.packing == "opaque")))
+    """,
+        GEMMTUNED_FLUSH_S="1000",
+    )
+    assert done.said == 2
+
+
+def test_what_scales_stand_for_is_told_by_both_of_them(home: Home) -> None:
+    """Every kind on a grid of sizes; with K = 16384 a weight has as many blocks as rows."""
+    code = """
+    f, seen = torch.ops._C.cutlass_scaled_mm, []
+    hook = activate.current()
+    hook.patches.look_for_foreign()
+    list(hook.native.drain())
+
+    def some(dtype, *shape):
+        return torch.empty(1, dtype=dtype).as_strided(shape, (0, 0))
+
+    for m, n, k in ((m, n, k) for m in (1, 2, 128) for n in (2, 128, 256, 16384) for k in (128, 256, 16384)):
+        a, w, out, of_k, of_n = some(fp8, m, k), some(fp8, k, n), some(torch.bfloat16, m, n), k // 128, -(-n // 128)
+        for kind, sa, sb in (("tensor tensor", (1,), (1,)), ("row row", (m, 1), (1, n)),
+                             ("1x128 128x128", (m, of_k), (of_k, of_n))):
+            f(out, a, w, torch.ones(sa), torch.ones(sb), None)
+            seen.append([m, n, k, kind, [f"{s.problem.scale} {s.problem.wscale}" for s in hook.native.drain()]])
+    print(json.dumps(seen))
+    """
+    engine = ENGINE.replace("out.copy_(scaled(a, b, sa, sb, bias))", "pass")
+    for m, n, k, kind, found in home.run(engine + code, GEMMTUNED_FLUSH_S="1000").said:
+        if kind == "1x128 128x128" and k == 128 and n <= 128:  # a block is a row here, or all of W: the same product
+            kind = "tensor tensor" if m == 1 else "row tensor"
+        assert found == [kind], (m, n, k)
 
 
 def test_switched_off_they_are_as_without_us(home: Home) -> None:

@@ -77,6 +77,44 @@ def test_an_override_that_comes_later_wins_and_is_told_once(home: Home) -> None:
     assert len([line for line in done.ours if "left alone" in line]) == 1
 
 
+def test_an_override_that_goes_leaves_torchs_product_and_it_is_counted(home: Home) -> None:
+    """One that was there before us and one that came later, gone in either order: no call meets a dead kernel."""
+    done = home.run(
+        USERS_OWN
+        + """
+    import itertools
+    right, story = (x.unsqueeze(-1) * w).sum(1), []
+    for first, *_ in itertools.permutations("BA", 2):
+        libraries = {"B": torch.library.Library("aten", "IMPL")}
+        libraries["B"].impl("mm", theirs, "CPU", allow_override=True)
+        gemmtuned.enable()
+        left = sorted(gemmtuned.status()["overridden"])
+        libraries["A"] = torch.library.Library("aten", "IMPL")
+        libraries["A"].impl("mm", lambda a, b: torch.full((a.size(0), b.size(1)), 7.0), "CPU", allow_override=True)
+        values = [torch.mm(x, w).unique().tolist()]
+        for name in (first, "BA".replace(first, "")):
+            libraries.pop(name)._destroy()
+            y = torch.mm(x, w)
+            values.append("right" if torch.allclose(y, right, atol=1e-5) else y.unique().tolist())
+        hook = activate.current()
+        list(hook.native.drain())
+        hook.patches.tell_of_others(float("inf"))
+        torch.mm(x, w)
+        story.append([left, values, sum(s.calls for s in hook.native.drain()), gemmtuned.status()["overridden"]])
+    print(json.dumps(story))
+    """,
+        GEMMTUNED="0",
+        AITER_TUNE_GEMM="0",
+        GEMMTUNED_FLUSH_S="1000",
+    )
+    mm = ["CPU aten::mm"]
+
+    assert done.said == [
+        [mm, [[7.0], [7.0], "right"], 1, {}],
+        [mm, [[7.0], [42.0], "right"], 1, {}],
+    ], "the second time ours is in front of torch's, and the override on top of it"
+
+
 def test_a_kernel_that_kept_ours_outlives_disable_and_is_counted_again_after_enable(home: Home) -> None:
     done = home.run(
         USERS_OWN

@@ -17,9 +17,6 @@
 #include "own_operators.h"
 #include "tables.h"
 
-// What torch's dump of an operator names as the place of our kernels; hooks/overrides.py knows them by it.
-#define GEMMTUNED_REGISTERED "gemmtuned/hooks/native/c_api.cpp"
-
 namespace gemmtuned {
 namespace {
 
@@ -137,7 +134,8 @@ int gt_install(size_t number, char* error, size_t room) noexcept {
 
 // Has an operator of somebody else's counted. arguments: which is y, x, w, the scale of x, of w, the bias, and the
 // result's type. family: its code where it is one of another package's, else 0.
-// 1 when it is from now on; 0 where it is not there yet, or was already; -1 with the reason in `error`.
+// Where it is from now on, or was already: 1 for the CPU, 2 for CUDA, 3 for both; 0 where it is not there yet; -1 with the
+// reason in `error`.
 int gt_stand_before(const char* name, const char* schema, const int8_t* arguments, int form, int family, char* error,
                     size_t room) noexcept {
   static Quiet quiet;
@@ -147,9 +145,9 @@ int gt_stand_before(const char* name, const char* schema, const int8_t* argument
     const int8_t* const a = arguments;
     const ForeignFacts facts{a[0], a[1], a[2], a[3], a[4], a[5], a[6], static_cast<uint8_t>(form),
                              static_cast<uint8_t>(family)};
-    bool stands = stand_before<Cpu>(name, schema, facts);
+    int stands = stand_before<Cpu>(name, schema, facts) ? 1 : 0;
 #ifdef GEMMTUNED_CUDA
-    if (g_cuda) stands |= stand_before<Cuda>(name, schema, facts);
+    if (g_cuda && stand_before<Cuda>(name, schema, facts)) stands |= 2;
 #endif
     return stands;
 #else

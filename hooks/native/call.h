@@ -233,4 +233,25 @@ auto call(const Problem& key, const Slots& slots, int flags, const Stock& stock,
   return call<Device>(key, slots, flags, stock, out, stock);
 }
 
+// For a product of x that only its result tells all of: `describe` gives its key once stock has returned, null without one.
+template <class Device, class Stock, class Describe>
+void call_then_describe(const Tensor& x, const Stock& stock, const Describe& describe) {
+  ThreadCounters* thread = this_thread();
+  if (!thread || thread->depth) return stock();
+  const uint64_t start = Device::timed ? now_ns() : 0;
+  {
+    Depth inside(*thread);
+    stock();
+  }
+  try {
+    const Problem* key = describe();
+    Cell* cell = key ? g_counters.cell(*thread, *key) : nullptr;
+    if (!cell) return;
+    if (Device::timed && cell->due()) cell->add_sample(now_ns() - start);
+    cell->add(MISS);
+    if (key->flags & GRAPH) g_captures.add(Device::capture_id(x), *key, MISS);
+  } catch (...) {  // the call has been made
+  }
+}
+
 }  // namespace gemmtuned

@@ -13,6 +13,9 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include <memory>
+#include <thread>
+
 #include "call.h"
 #include "scales.h"
 
@@ -27,50 +30,96 @@ struct ForeignFacts {  // numbers of arguments, -1: there is none
   uint8_t family;  // of another package, whose operator it is; 0: it is an engine's
 };
 
+// STANDS: ours is registered. LEAVING: one thread takes it back. GONE: it has.
+enum Standing : uint8_t { STANDS, LEAVING, GONE };
+
+// An operator that we stand before, and the kernel beneath. Never freed: a call may be in it. What made that kernel may
+// go at any time (a torch.library.Library is destroyed), and torch then refuses to call it.
 struct Foreign {
   ForeignFacts facts;
   c10::OperatorHandle op;
   c10::SafeKernelFunction stock;
   size_t arguments;
   bool returns;
+  bool is_alone;  // no other kernel was beneath, that somebody has put another in front of
+  std::unique_ptr<torch::Library> library{};
+  std::atomic<Standing> standing{STANDS};
 };
 constexpr size_t kMostForeign = 64;  // operators of a device
 template <class Device>
-inline std::array<Foreign*, kMostForeign> foreigns{};
+inline std::array<std::atomic<Foreign*>, kMostForeign> foreigns{};
 template <class Device>
 inline std::atomic<size_t> foreign_count{0};
 
+// The newest of this operator; null where there has been none.
 template <class Device>
 Foreign* foreign_of(const c10::OperatorHandle& op) {
   const size_t count = foreign_count<Device>.load(std::memory_order_acquire);
-  for (size_t i = 0; i < count; ++i)
-    if (foreigns<Device>[i]->op == op) return foreigns<Device>[i];
+  for (size_t i = 0; i < count; ++i) {
+    Foreign* const it = foreigns<Device>[i].load(std::memory_order_acquire);
+    if (it->op == op) return it;
+  }
   return nullptr;
 }
 
-// What scales stand for where an operator tells it by how many there are: one, one a row, or one for each block of 128.
-inline BothScales scales_by_number(const Tensor& x, const Tensor& b, const Tensor& scale_x, const Tensor& of_w) {
-  const Tensor scale_w = of_w.dim() == 2 && of_w.size(0) == blocks_of(x.size(1), 128) ? of_w.t() : of_w;  // by N first
+// Takes our kernel back, so that torch finds what it would without us. False where somebody has put another in front of
+// ours: that one called the kernel that it had found, which without us would be the dead one, too.
+template <class Device>
+bool take_back(Foreign& it) {
+  Standing was = STANDS;
+  if (!it.standing.compare_exchange_strong(was, LEAVING)) {
+    while (it.standing.load(std::memory_order_acquire) == LEAVING) std::this_thread::yield();
+    return it.standing.load(std::memory_order_acquire) == GONE;
+  }
+  const bool ours_is_called = it.op.hasSchema() && it.op.getComputedKernelForDispatchKey(Device::key).debug().find(
+                                                       GEMMTUNED_REGISTERED) != std::string::npos;
+  if (ours_is_called) it.library.reset();
+  it.standing.store(ours_is_called ? GONE : STANDS, std::memory_order_release);
+  return ours_is_called;
+}
+
+// Whether torch has refused to call the kernel beneath, before anything of it ran.
+inline bool is_refused(const c10::Error& error, const Foreign& it) {
+  const std::string text = error.what_without_backtrace();
+  return text.find("SafeKernelFunction has been invalidated") != std::string::npos &&
+         text.find(it.stock.debug()) != std::string::npos;
+}
+
+// The call as it ends without us.
+template <class Device>
+void call_stock(Foreign& it, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  if (C10_LIKELY(it.standing.load(std::memory_order_acquire) == STANDS)) {
+    const size_t size = stack->size();
+    try {
+      return it.stock.callBoxed(it.op, keys, stack);
+    } catch (const c10::Error& error) {
+      if (stack->size() != size || !is_refused(error, it) || !take_back<Device>(it)) throw;
+    }
+  }
+  it.op.redispatchBoxed(keys, stack);
+}
+
+// What scales stand for where an operator tells it by how many of both there are: one, one a row, or one for each block of
+// 128. The number of one scale says nothing alone: with K = 16384, W has as many blocks as rows.
+inline BothScales scales_by_number(const Tensor& x, const Tensor& b, const Tensor& scale_x, const Tensor& scale_w) {
   if (scale_x.scalar_type() != at::kFloat || scale_w.scalar_type() != at::kFloat) return {};
-  const int64_t m = x.size(0), n = b.size(1), blocks = blocks_of(x.size(1), 128);
-  const auto of = [](uint8_t kind, const Tensor& s, int64_t rows, int64_t cols) {
-    const uint8_t layout = s.dim() == 2 && s.size(0) == rows && s.size(1) == cols ? layout_of(s, rows, cols)
-                                                                                  : static_cast<uint8_t>(SCALES_BY_ROW);
-    return ScaleOf{kind, static_cast<uint8_t>(at::kFloat),
-                   kind >= BY_1X32 ? layout : static_cast<uint8_t>(SCALES_BY_ROW)};
+  const int64_t m = x.size(0), n = b.size(1), k_blocks = blocks_of(x.size(1), 128), n_blocks = blocks_of(n, 128);
+  const int64_t of_x = scale_x.numel(), of_w = scale_w.numel();
+  const auto of = [](Scale kind, uint8_t layout) {
+    return ScaleOf{kind, static_cast<uint8_t>(at::kFloat), layout};
   };
-  BothScales both;
-  const int64_t given_w = scale_w.numel(), given_x = scale_x.numel();
-  if (given_w == n && (n > 1 || given_x == m)) both.w = of(PER_ROW, scale_w, n, 1);
-  else if (given_w == 1) both.w = of(PER_TENSOR, scale_w, 1, 1);
-  else if (given_w == blocks * blocks_of(n, 128)) both.w = of(BY_128X128, scale_w, blocks_of(n, 128), blocks);
-  else return {};
-  if (both.w.kind == BY_128X128 && given_x == m * blocks) both.x = of(BY_1X128, scale_x, m, blocks);
-  else if (given_x == m && (m > 1 || both.w.kind == PER_ROW)) both.x = of(PER_ROW, scale_x, m, 1);
-  else if (given_x == 1) both.x = of(PER_TENSOR, scale_x, 1, 1);
-  else return {};
-  both.known = true;
-  return both;
+  if ((of_x == 1 || of_x == m) && (of_w == 1 || of_w == n)) {
+    const bool rows = of_x != 1 || of_w != 1;
+    return {of(rows && of_x == m ? PER_ROW : PER_TENSOR, SCALES_BY_ROW),
+            of(rows && of_w == n ? PER_ROW : PER_TENSOR, SCALES_BY_ROW), true};
+  }
+  if (of_x != m * k_blocks || of_w != k_blocks * n_blocks) return {};
+  const auto layout = [](const Tensor& s, int64_t rows, int64_t cols) -> uint8_t {
+    return s.dim() == 2 && s.size(0) == rows && s.size(1) == cols ? layout_of(s, rows, cols) : SCALES_BY_ROW;
+  };
+  const bool by_k = scale_w.dim() == 2 && scale_w.size(0) == k_blocks;  // W's blocks, else by N first
+  return {of(BY_1X128, layout(scale_x, m, k_blocks)),
+          of(BY_128X128, layout(by_k ? scale_w.t() : scale_w, n_blocks, k_blocks)), true};
 }
 
 // The key of a product whose weight is nobody's but the operator's; false where there is none.
@@ -91,8 +140,8 @@ bool describe_opaque(Problem& p, const Tensor& x, const Tensor& y, bool bias) {
 template <class Device>
 void foreign_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   Foreign* const it = foreign_of<Device>(op);
-  const auto stock = [&] { it->stock.callBoxed(op, keys, stack); };
-  if (off()) return stock();
+  const auto stock = [&] { call_stock<Device>(*it, keys, stack); };
+  if (off() || stack->size() < it->arguments) return stock();
   const ForeignFacts& f = it->facts;
   const auto argument = [&](int8_t at) -> const c10::IValue& {
     static const c10::IValue none;
@@ -111,14 +160,16 @@ void foreign_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
     is_done = true;
     return y;
   };
+  if (f.form == OPAQUE && it->returns)  // what comes out says how many columns it has
+    return call_then_describe<Device>(x, stock, [&] {
+      return stack->back().isTensor() && describe_opaque<Device>(p, x, stack->back().toTensor(), given_bias.defined())
+                 ? &p
+                 : nullptr;
+    });
   if (f.form == OPAQUE) {
-    if (it->returns) {  // what comes out says how many columns it has
-      counted();
-      y = stack->back().isTensor() ? stack->back().toTensor() : Tensor();
-    }
     if (y.defined() && describe_opaque<Device>(p, x, y, given_bias.defined()))
       call<Device>(p, slots, COUNTED_ONLY, counted, &y);
-    counted();
+    else stock();
     return;
   }
   const bool has_all = w.defined() && x.dim() == 2 && w.dim() == 2 && scale_x.defined() && scale_w.defined();
@@ -134,7 +185,7 @@ void foreign_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   const bool plain_bias = !bias || (bias->dim() == 1 && bias->size(0) == b.size(1) && bias->scalar_type() == out);
   const bool fits_y =
       y.defined() && y.dim() == 2 && y.size(0) == x.size(0) && y.size(1) == b.size(1) && y.device() == x.device();
-  const bool routable = !it->returns && plain_bias && fits_y;
+  const bool routable = !it->returns && it->is_alone && plain_bias && fits_y;
   call<Device>(p, slots, routable ? ROUTABLE : COUNTED_ONLY, counted, &y);
   if (!is_done) torch::jit::drop(*stack, it->arguments);  // the route wrote into y
 }
@@ -155,28 +206,35 @@ inline std::string schema_text(const c10::FunctionSchema& schema) {
   return text.str();
 }
 
-// Stands in front of this operator, `namespace::name` or `namespace::name.overload`, for the life of the process. False where
-// the operator or its kernel for the device is not there (yet), or ours is. Throws where its schema is another, unless
-// `schema` is empty.
+// Stands in front of this operator, `namespace::name` or `namespace::name.overload`, from now on, until the kernel beneath is
+// gone. True where it does, also from before; false where the operator or its kernel for the device is not there (yet).
+// Throws where its schema is another, unless `schema` is empty.
 template <class Device>
 bool stand_before(const std::string& name, const std::string& schema, const ForeignFacts& facts) {
   const size_t dot = std::min(name.find('.'), name.size());
   const auto op = c10::Dispatcher::singleton().findSchema({name.substr(0, dot), name.substr(std::min(dot + 1, name.size()))});
   const auto has_kernel = [&](c10::DispatchKey key) { return op->hasKernelForDispatchKey(key); };
-  if (!op || foreign_of<Device>(*op)) return false;
-  if (!has_kernel(Device::key) && !has_kernel(c10::DispatchKey::CompositeExplicitAutograd)) return false;
+  if (!op || (!has_kernel(Device::key) && !has_kernel(c10::DispatchKey::CompositeExplicitAutograd))) return false;
+  if (const Foreign* it = foreign_of<Device>(*op); it && it->standing.load(std::memory_order_acquire) != GONE)
+    return true;
   const std::string found = schema_text(op->schema());
   TORCH_CHECK(schema.empty() || found == schema, "it is ", found, ", expected ", schema);
-  const size_t at = foreign_count<Device>.load(), arguments = op->schema().arguments().size();
+  size_t at = 0;
+  const size_t count = foreign_count<Device>.load(), arguments = op->schema().arguments().size();
+  while (at < count && !(foreigns<Device>[at].load()->op == *op)) ++at;
   TORCH_CHECK(at < kMostForeign, "there are too many operators");
-  foreigns<Device>[at] = new Foreign{facts, *op, op->getComputedKernelForDispatchKey(Device::key), arguments,
-                                     !op->schema().returns().empty()};
-  foreign_count<Device>.store(at + 1, std::memory_order_release);
+  const bool alone = op->dumpState().find(std::string(c10::toString(Device::key)) + " (inactive)") == std::string::npos;
   const std::string space = name.substr(0, name.find("::"));
-  auto* library = new torch::Library(torch::Library::IMPL, space, Device::key, __FILE__, __LINE__);
-  library->impl(name.substr(space.size() + 2).c_str(),
-                facts.family ? torch::CppFunction::makeFromBoxedFunction<&listened_kernel<Device>>()
-                             : torch::CppFunction::makeFromBoxedFunction<&foreign_kernel<Device>>());
+  auto library = std::make_unique<torch::Library>(torch::Library::IMPL, space, Device::key, GEMMTUNED_REGISTERED,
+                                                  __LINE__);
+  auto* const ours = new Foreign{facts,     *op,   op->getComputedKernelForDispatchKey(Device::key),
+                                 arguments, !op->schema().returns().empty(),
+                                 alone,     std::move(library)};
+  foreigns<Device>[at].store(ours, std::memory_order_release);
+  if (at == count) foreign_count<Device>.store(at + 1, std::memory_order_release);
+  ours->library->impl(name.substr(space.size() + 2).c_str(),
+                      facts.family ? torch::CppFunction::makeFromBoxedFunction<&listened_kernel<Device>>()
+                                   : torch::CppFunction::makeFromBoxedFunction<&foreign_kernel<Device>>());
   return true;
 }
 

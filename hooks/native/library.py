@@ -153,8 +153,18 @@ class Native:
         self._watch = Watch(ours)
         self.overridden(anew=True)
 
-    def stand_before(self, name: str, schema: str, arguments: Sequence[int], form: int, family: int = 0) -> bool:
-        """Have an operator of somebody else's counted; False where it is not there yet, or was already.
+    def take_freed(self) -> None:
+        """Stand in front of those too that somebody else served and that are torch's own again."""
+        error = ctypes.create_string_buffer(500)
+        for number, operator in enumerate(self.operators() if self.left else ()):
+            if operator not in self.left or not is_torchs(registered_at(operator)):
+                continue
+            if self._lib.gt_install(number, error, len(error)) == 0 and self._watch is not None:
+                self._watch.add(operator)
+            self.left = {name: place for name, place in self.left.items() if name != operator}
+
+    def stand_before(self, name: str, schema: str, arguments: Sequence[int], form: int, family: int = 0) -> list[str]:
+        """Have an operator of somebody else's counted; where it is, from now on or already: "CPU _C::onednn_mm".
 
         arguments: which is y, x, w, the scale of x, of w, the bias, the result's type; -1: none.  form: of W, an
         index of hooks/foreign.FORMS.  family: code of another package's family (configs/key.family_code), whose calls
@@ -165,7 +175,12 @@ class Native:
         done = self._lib.gt_stand_before(name.encode(), schema.encode(), where, form, family, error, len(error))
         if done < 0:
             raise NativeError(error.value.decode(errors="replace"))
-        return bool(done)
+        return [f"{key} {name}" for bit, key in ((1, "CPU"), (2, "CUDA")) if done & bit]
+
+    def watch(self, operators: Iterable[str]) -> None:
+        """Tell of these too when somebody puts a kernel on top of ours: see `overridden`."""
+        if self._watch is not None:
+            self._watch.others(operators)
 
     def overridden(self, *, anew: bool = False) -> dict[str, str]:
         """Operators whose calls do not reach us, with the place of the kernel that serves them, or the reason.

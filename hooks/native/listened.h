@@ -18,10 +18,10 @@ void listened_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
   const ForeignFacts& f = it->facts;
   bool is_done = false;
   const auto stock = [&] {
-    it->stock.callBoxed(op, keys, stack);
+    call_stock<Device>(*it, keys, stack);
     is_done = true;
   };
-  if (off()) return stock();
+  if (off() || stack->size() < it->arguments) return stock();
   const auto argument = [&](int8_t at) {
     return at < 0 ? c10::IValue() : (*stack)[stack->size() - it->arguments + static_cast<size_t>(at)];
   };
@@ -44,6 +44,7 @@ void listened_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
   p.family = f.family;
   if (bias.defined()) p.flags |= BIAS;
   const bool plain_bias = !bias.defined() || (bias.dim() == 1 && bias.size(0) == p.n && bias.device() == x.device());
+  const int flags = it->is_alone && plain_bias ? ROUTABLE : COUNTED_ONLY;
   const Slots slots = slots_of(x, b, bias.defined() ? &bias : nullptr);
   if (y.defined()) {
     const bool fits = given_x.dim() == 2 && y.dim() == 2 && y.size(0) == p.m && y.size(1) == p.n &&
@@ -52,7 +53,7 @@ void listened_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
       stock();
       return y;
     };
-    call<Device>(p, slots, plain_bias && fits ? ROUTABLE : COUNTED_ONLY, written, &y);
+    call<Device>(p, slots, fits ? flags : COUNTED_ONLY, written, &y);
     if (is_done) return;
     torch::jit::drop(*stack, it->arguments);
     if (it->returns) stack->emplace_back(y);
@@ -64,7 +65,7 @@ void listened_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
     at::AutoDispatchBelowADInplaceOrView below;
     return made.dim() > 2 && made.is_contiguous() && made.numel() == p.m * int64_t{p.n} ? made.view({p.m, p.n}) : made;
   };
-  const Tensor made = call<Device>(p, slots, plain_bias ? ROUTABLE : COUNTED_ONLY, returned);
+  const Tensor made = call<Device>(p, slots, flags, returned);
   if (is_done) return;
   torch::jit::drop(*stack, it->arguments);
   auto sizes = given_x.sizes().vec();
