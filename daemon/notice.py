@@ -35,6 +35,7 @@ class SeatNotice:
     problem: str = ""
     candidate: str = ""
     worker_pid: int | None = None
+    pids: list[int] = field(default_factory=list)  # that the driver names there, without our worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +91,7 @@ def read_notice(home: Path) -> dict[str, Any] | None:
     from gemmtuned.daemon.seats.work_queue import is_dead, is_of_here
 
     try:
-        notice = _checked(json.loads(read_small(home / FILE, MOST_BYTES)))
+        notice = checked(json.loads(read_small(home / FILE, MOST_BYTES)))
         # of one whose process cannot be looked at only its word counts, for as long as its leases
         heard = is_of_here(notice["owner"]) or time.time() - notice["updated_s"] < STALE_NOTICE_S
         running = notice["state"] != "stopped" and not is_dead(notice["owner"]) and heard
@@ -99,7 +100,7 @@ def read_notice(home: Path) -> dict[str, Any] | None:
     return {**notice, "running": running}
 
 
-def _checked(found: Any) -> dict[str, Any]:
+def checked(found: Any) -> dict[str, Any]:
     """What was read, when it is a notice as we write it. Raises KeyError, TypeError or ValueError for anything else."""
     notice = _typed(Notice, found)
     notice["seats"] = [_typed(SeatNotice, seat) for seat in notice["seats"]]
@@ -113,8 +114,8 @@ def _typed(kind: type[Notice] | type[SeatNotice], found: Any) -> dict[str, Any]:
     allowed: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
     known = dict(found)
     for one in fields(kind):
-        if one.name not in known and one.default is not MISSING:  # of a version that did not say it yet
-            known[one.name] = one.default
+        if one.name not in known:  # of a version that did not say it yet
+            known[one.name] = one.default_factory() if one.default_factory is not MISSING else one.default
         wanted = str(one.type).removesuffix(" | None")
         types = allowed.get(wanted, (list,)) + ((type(None),) if str(one.type).endswith("None") else ())
         value = known[one.name]

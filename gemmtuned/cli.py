@@ -45,6 +45,7 @@ COMMANDS: Final = {
     "trials": _Command("trials", "trials", "What was measured, newest first.", _SHAPES),
     "explain": _Command("explain", "explain", "Why a problem runs what it runs.", _SHAPES),
     "status": _Command("status", "status", "What goes on: daemon, programs, generations."),
+    "top": _Command("top", "top", "Watch daemon, devices and programs."),
     "doctor": _Command("doctor", "doctor", "Check this installation, name what mends it."),
     "compare": _Command("compare", "compare", "Measure what is gained by one of your programs.", wraps=True),
     "tune": _Command("tune", "tune", "Tune problems now, in the foreground.", "aiter_flags:AiterCommand"),

@@ -34,6 +34,7 @@ class FakeMonitor:
 
     device = DEVICE
     conditions = ""
+    pids: tuple[int, ...] = ()
     limits = Limits(clear=0.1, busy=0.25)
 
     def __init__(

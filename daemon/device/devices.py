@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -45,6 +45,10 @@ class Monitor(Protocol):
     def limits(self) -> Limits:
         """What counts as clear and as busy on it."""
 
+    @property
+    def pids(self) -> Sequence[int]:
+        """The processes that the driver named there last; none where it names none, and for the CPU."""
+
     def read(self, now_s: float, own: OwnUse | None = None) -> Reading:
         """What others did since the reading before, stamped with now_s; own: our worker, if one is there.
 
@@ -70,6 +74,7 @@ class CpuMonitor:
 
     id = name = "cpu"
     conditions = ""
+    pids: Sequence[int] = ()
 
     def __init__(self, sample: Callable[[], CpuSample] | None = None, *, cores: int | None = None) -> None:
         self._sample = sample or _Counters()

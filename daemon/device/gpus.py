@@ -7,7 +7,7 @@ others', decides attribution.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Final
 
@@ -40,6 +40,7 @@ class GpuMonitor:
         self._attribution = Attribution(share_resident=share_resident, neighbours=neighbours)
         self._mps = mps
         self._last_s: float | None = None
+        self.pids: Sequence[int] = ()
         self.id = str(facts["uuid"])
         kind = facts.get("prefix", "cuda")
         self.name = f"{kind}:{facts['index']}"
@@ -68,6 +69,7 @@ class GpuMonitor:
         if facts is None:
             self._last_s = None
             return Reading(now_s, now_s, None, None, self._sampler.error or f"{self.id} is gone")
+        self.pids = sorted(int(pid) for pid in pids(facts) if pid.isdigit())
         forbidden = self._forbidden(facts)
         if forbidden:
             others, note = None, forbidden

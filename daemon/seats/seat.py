@@ -201,6 +201,7 @@ class Seat:
             problem=str(self.work.problem) if self.work else "",
             candidate=str(self._trying.candidate) if self._trying else "",
             worker_pid=self.worker.pid if self.worker else None,
+            pids=list(self.monitor.pids),
         )
 
     # --- the device
@@ -427,6 +428,4 @@ class Seat:
         self._forget_work()
 
     def _forget_work(self) -> None:
-        self.work = None
-        self._tuning = False
-        self._trying = None
+        self.work, self._tuning, self._trying = None, False, None

@@ -37,6 +37,7 @@ from gemmtuned.daemon.service.only_one import AnotherRuns, only_daemon
 from gemmtuned.daemon.service.rules import Rules
 from gemmtuned.daemon.service.sd_notify import ServiceManager
 from gemmtuned.daemon.service.service import Daemon
+from gemmtuned.daemon.watch.server import Watch
 
 if TYPE_CHECKING:
     from gemmtuned.daemon.service.metrics import Metrics
@@ -90,7 +91,7 @@ def run_daemon(
                 manager.ready("looking for an idle device")
                 _patiently(daemon.resume, told)
                 logger.info("started pid=%d home=%s idle_s=%g", os.getpid(), settings.home, settings.idle_s)
-                return _loop(daemon, told, manager, metrics, once=once, wait_s=wait_s)
+                return _loop(daemon, told, _Listeners(settings, manager, metrics), once=once, wait_s=wait_s)
         except AnotherRuns as err:
             if once:
                 raise TryLater(str(err)) from err
@@ -172,15 +173,13 @@ def tune_now(
         )
 
 
-def _loop(
-    daemon: Daemon, told: _Told, manager: ServiceManager, metrics: Metrics | None, *, once: bool, wait_s: float | None
-) -> int:
+def _loop(daemon: Daemon, told: _Told, listeners: _Listeners, *, once: bool, wait_s: float | None) -> int:
     code = 1
     try:
         while not told.code:
             now_s = time.time()
             daemon.turn(now_s)
-            _tell_others(daemon, manager, metrics, now_s)
+            listeners.tell(daemon, now_s)
             if once:
                 if daemon.is_finished(now_s):
                     logger.info("finished solved=%d", daemon.solved)
@@ -200,19 +199,32 @@ def _loop(
         code = err.exit_code
         raise
     finally:
-        manager.stopping()
+        listeners.stopping()
         daemon.stop(time.time())
         logger.info("stopped exit_code=%d solved=%d", code, daemon.solved)
 
 
-def _tell_others(daemon: Daemon, manager: ServiceManager, metrics: Metrics | None, now_s: float) -> None:
-    notice, solved = daemon.last_notice, daemon.take_solved()
-    if notice is None:
-        return
-    manager.alive(time.monotonic(), f"{notice.state}: {notice.reason}" if notice.reason else notice.state)
-    if metrics is not None:
-        metrics.tell(notice, used_today_s=daemon.rules.used_s(now_s))
-        metrics.solved(solved)
+class _Listeners:
+    """Who hears of each turn: systemd, Prometheus, `gemmtuned top`."""
+
+    def __init__(self, settings: Settings, manager: ServiceManager, metrics: Metrics | None) -> None:
+        self._manager = manager
+        self._metrics = metrics
+        self._watch = Watch(settings.home, settings.db)
+
+    def tell(self, daemon: Daemon, now_s: float) -> None:
+        notice, solved = daemon.last_notice, daemon.take_solved()
+        if notice is None:
+            return
+        self._manager.alive(time.monotonic(), f"{notice.state}: {notice.reason}" if notice.reason else notice.state)
+        self._watch.tell(notice, used_today_s=daemon.rules.used_s(now_s))
+        if self._metrics is not None:
+            self._metrics.tell(notice, used_today_s=daemon.rules.used_s(now_s))
+            self._metrics.solved(solved)
+
+    def stopping(self) -> None:
+        self._manager.stopping()
+        self._watch.close()
 
 
 def _until_done(

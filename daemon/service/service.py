@@ -369,12 +369,7 @@ class Daemon:
         states = {seat.state for seat in seats}
         first = ("tuning", "waiting", "stuck", "ready")
         state = state or ("paused" if forbidden else next((s for s in first if s in states), "waiting"))
-        told = (state, self.solved, [(s.state, s.problem) for s in seats])
-        if told == self._told and _waits(self._notice_at_s, now_s):
-            return
-        self._told, self._notice_at_s = told, now_s + NOTICE_S
-        self._log_waiting(now_s, [seat for seat in seats if seat.state in ("waiting", "stuck") and seat.reason])
-        notice = Notice(
+        self.last_notice = Notice(
             owner=self.owner,
             pid=os.getpid(),
             started_s=self._started_s,
@@ -387,9 +382,13 @@ class Daemon:
             seats=seats,
             elsewhere=self._elsewhere,
         )
-        self.last_notice = notice
+        told = (state, self.solved, [(s.state, s.problem) for s in seats])
+        if told == self._told and _waits(self._notice_at_s, now_s):
+            return
+        self._told, self._notice_at_s = told, now_s + NOTICE_S
+        self._log_waiting(now_s, [seat for seat in seats if seat.state in ("waiting", "stuck") and seat.reason])
         if not self._quiet:
-            write_notice(self.settings.home, notice)
+            write_notice(self.settings.home, self.last_notice)
 
 
 def _waits(until_s: float, now_s: float) -> bool:

@@ -1,0 +1,1 @@
+"""The daemon's socket, on which it says what it does now: `server` answers, `ask` asks, `looks` and `users` gather."""

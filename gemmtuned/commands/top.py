@@ -1,0 +1,35 @@
+"""`gemmtuned top`: what goes on now, on a screen that renews itself."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.util import find_spec
+
+from gemmtuned.commands.options import Json, settings
+from gemmtuned.configs.errors import SettingError
+
+
+def top(as_json: Json = False) -> None:
+    """Watch daemon, devices and programs.
+
+    Asks the daemon twice a second, over a socket in the home; the database is not read. Keys: p pauses and resumes, e
+    explains the problem of the line, w withdraws its solution, q ends. Needs Textual: pip install 'gemmtuned[top]'.
+    """
+    from gemmtuned.daemon.watch.ask import ask
+
+    here = settings()
+    if as_json:
+        print(json.dumps(ask(here.home)))
+        return
+    if find_spec("textual") is None:
+        raise SettingError("gemmtuned top needs Textual: pip install 'gemmtuned[top]'. Without it: gemmtuned status")
+    if not sys.stdout.isatty() or not sys.stdin.isatty():
+        raise SettingError("gemmtuned top draws on a terminal. In a pipe: gemmtuned status, or gemmtuned top --json")
+    from gemmtuned.top import actions, picture
+    from gemmtuned.top.app import Top
+
+    def look() -> picture.Picture:
+        return picture.of(ask(here.home), switched_off=str(here.kill_switch) if here.switched_off else "")
+
+    Top(look, actions.run).run()
