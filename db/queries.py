@@ -76,6 +76,7 @@ VIEWS: Final = (
     "hints",
     "frozen",
     "phases",
+    "traffic",
 )
 
 _ANY_SHAPE: Final = {"m": None, "n": None, "k": None}

@@ -3,7 +3,7 @@
     python docs/generate.py            # writes the pages
     python docs/generate.py --check    # ends with 1 and names the pages that differ; `make check` runs it
 
-Nothing under docs/reference/ is edited by hand but columns.json, which says what each column of a view holds.
+Nothing under docs/reference/ is edited by hand; what each column of a view holds says gemmtuned/reports/columns.json.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from gemmtuned import cli
 from gemmtuned.configs import errors
 from gemmtuned.configs.variables import AITER_CONFIGS, VARIABLES
 from gemmtuned.db import migrations, queries
+from gemmtuned.reports.questions import QUESTIONS, meaning_of
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 FOLDER: Final = ROOT / "docs/reference"
 _FOUND: Final = "..."  # stands for what is known at run time alone
-COLUMNS: Final = FOLDER / "columns.json"
+COLUMNS: Final = ROOT / "gemmtuned/reports/columns.json"
 _MADE: Final = "\n\n<!-- Written by docs/generate.py: edit the code that it reads, then run it again. -->"
 
 
@@ -37,6 +38,7 @@ def pages() -> dict[str, str]:
         "commands.md": _commands(),
         "views.md": _views(),
         "messages.md": _messages(),
+        "../database.md": _database(),
     }
 
 
@@ -103,7 +105,8 @@ def _views() -> str:
         "# Views of the database" + _MADE,
         "The database is a SQLite file, `tune.db` in the home. Read it with these views: tables may change from "
         'version to version, and a view keeps its columns. `gemmtuned.frame("coverage")` gives one as a DataFrame. '
-        "Times of day are microseconds since 1970 (UTC).",
+        "Times of day are microseconds since 1970 (UTC); the columns that end in `_at` say the same as text. "
+        "[database.md](../database.md) has questions with their answers in SQL, sqlite-utils, datasette and pandas.",
     ]
     key = list(meanings["problem columns"])
     parts += [
@@ -127,11 +130,55 @@ def _views() -> str:
 
 
 def _meaning(meanings: dict[str, dict[str, str]], view: str, column: str) -> str:
-    for name in (f"{view}.{column}", column):
-        for part in ("columns", "problem columns"):
-            if name in meanings[part]:
-                return meanings[part][name]
-    raise SystemExit(f"column {column} of view {view} has no meaning: add it to {COLUMNS.relative_to(ROOT)}")
+    said = meaning_of(meanings, view, column)
+    if not said:
+        raise SystemExit(f"column {column} of view {view} has no meaning: add it to {COLUMNS.relative_to(ROOT)}")
+    return said
+
+
+def _database() -> str:
+    parts = [
+        "# The database" + _MADE,
+        "Everything that gemmtuned knows is in one SQLite file, `tune.db` in the home (`gemmtuned db path`). "
+        "Read it with whatever reads SQLite, while programs write: readers and writers do not wait for each other. Its "
+        "*views* are promises, tables are not: [every view and column](reference/views.md). Do not write to it.",
+        _table(
+            ("with", "how it is opened", "needs"),
+            [
+                ("sqlite-utils", '`sqlite-utils tables --views "$(gemmtuned db path)"`', "comes with gemmtuned"),
+                (
+                    "datasette",
+                    '`gemmtuned db datasette > gemmtuned.json`, then `datasette "$(gemmtuned db path)" -m '
+                    "gemmtuned.json`",
+                    "`pip install 'datasette<1'`",
+                ),
+                ("pandas", '`gemmtuned.frame("coverage")`', "comes with gemmtuned"),
+                ("a notebook", "`gemmtuned.coverage()`, `gemmtuned.gains()`, `gemmtuned.layers(model)`", ""),
+                ("SQL", '`sqlite3 -readonly "$(gemmtuned db path)"`', "the `sqlite3` program"),
+            ],
+        ),
+        "`gemmtuned db datasette` writes what each view and column is for, the units of the numbers, and the questions "
+        "below as canned queries: datasette lists them on the database's first page.",
+        "Times end in `_us` (microseconds) or, for times of day, in `_at` (UTC, as SQLite's `datetime` writes it). The "
+        "views `coverage*` are of the last 24 hours; `traffic` is for every other window.",
+        "# Ten questions",
+    ]
+    for one in QUESTIONS:
+        words = f"rows tune.db {one.sqlite_utils}" if one.sqlite_utils else f'tune.db "{_wrapped(one.sql)}"'
+        imports = "import pandas as pd\n\nimport gemmtuned\n\n" if "pd." in one.pandas else "import gemmtuned\n\n"
+        parts += [
+            f"## {one.title}",
+            f"```sql\n{_wrapped(one.sql)}\n```",
+            f"```sh\nsqlite-utils {words} --table\n```",
+            f"```python\n{imports}{one.pandas}\n```",
+            f"With datasette: the canned query `{one.name}` (`/tune/{one.name}`).",
+        ]
+    return "\n\n".join(parts)
+
+
+def _wrapped(sql: str) -> str:
+    """One clause a line."""
+    return re.sub(r" (FROM|WHERE|GROUP BY|ORDER BY|LIMIT) ", r"\n\1 ", sql)
 
 
 def _messages() -> str:

@@ -17,13 +17,16 @@ if TYPE_CHECKING:
     import torch
 
     from gemmtuned.hooks.phase import Phase
+    from gemmtuned.reports.notebook import Answer
     from gemmtuned.reports.of_model import ModelLayers
 
 __all__ = [
+    "coverage",
     "disable",
     "enable",
     "frame",
     "freeze",
+    "gains",
     "generation",
     "graph_replayed",
     "is_enabled",
@@ -179,6 +182,30 @@ def layers(model: torch.nn.Module, since_s: float = 7 * 86_400.0) -> ModelLayers
     from gemmtuned.reports.of_model import of_model
 
     return of_model(model, served(Settings.from_env().db, since_s=since_s))
+
+
+def coverage(by: str = "family", since_s: float = 86_400.0, weight: str = "time") -> Answer:
+    """How much of the traffic is tuned, by family, device, run, problem or layer: what `gemmtuned coverage` shows.
+
+    since_s: traffic of so many seconds.  weight: time, calls or flops.  A table when printed, and in notebooks;
+    `.frame()` is a DataFrame.  Raises GemmtunedError when there is no database, or for a word that is none of these.
+    """
+    from gemmtuned.configs.settings import Settings
+    from gemmtuned.reports.ask import coverage as ask
+
+    return ask(Settings.from_env().db, by=by, since_s=since_s, weight=weight)
+
+
+def gains(limit: int = 50) -> Answer:
+    """What was gained, solution by solution: what `gemmtuned gains` shows; limit: rows, 0 for all.
+
+    Shows as a table when printed, and in notebooks; `.frame()` is a DataFrame.  Raises GemmtunedError when there is no
+    database.
+    """
+    from gemmtuned.configs.settings import Settings
+    from gemmtuned.reports.ask import gains as ask
+
+    return ask(Settings.from_env().db, limit=limit)
 
 
 def frame(view: str) -> pd.DataFrame:

@@ -24,7 +24,7 @@ from gemmtuned.db.store import Store
 
 _COVERAGE = [
     "problems", "tuned_problems", "calls", "exact_calls", "padded_calls", "missed_calls", "flops", "time_us",
-    "covered_calls", "covered_flops", "covered_time_us",
+    "covered_calls", "covered_flops", "covered_time_us", "covered_percent", "covered_calls_percent", "hit_percent",
 ]  # fmt: skip
 PROMISED = {
     "coverage": ["family", "device", *_COVERAGE],
@@ -41,8 +41,12 @@ PROMISED = {
         "last_seen",
     ],
     "compiled": [*COLUMNS, "device", "run", "kernel", "first_seen", "last_seen"],
+    "phases": ["phase", "problem", "device", "run", "calls", "last_seen", "last_seen_at"],
+    "traffic": [
+        *COLUMNS, "hour", "hour_at", "run", "device", "outcome", "graph", "calls", "flops", "time_us", "now_us",
+        "answer", "backend", "config", "covers", "gain", "generation", "last_seen", "last_seen_at",
+    ],
     "frozen": [*COLUMNS, "device", "run", "calls", "generation", "last_seen"],
-    "phases": ["phase", "problem", "device", "run", "calls", "last_seen"],
     "hints": [
         *COLUMNS, "kind", "backend", "config", "arch", "units", "us", "format", "source", "line", "row", "imported",
     ],
@@ -78,6 +82,7 @@ def test_the_views_of_coverage_say_what_the_questions_say(store: Store) -> None:
 
     for view, by in (("coverage", "family"), ("coverage_by_run", "run"), ("coverage_by_problem", "problem")):
         theirs = queries.ask(store.path, f"SELECT * FROM {view}")
+        theirs = [{n: v for n, v in row.items() if not n.endswith(("_percent", "_at"))} for row in theirs]  # for people
         ours = [{name: row[name] for name in theirs[0]} for row in queries.coverage(store.path, by=by)]
         for rows in (theirs, ours):
             rows.sort(key=lambda row: (row.get("run"), row.get("m")))

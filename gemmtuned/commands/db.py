@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Annotated
@@ -9,12 +10,13 @@ from typing import Annotated
 import typer
 
 from gemmtuned.commands.options import Json, settings
+from gemmtuned.reports.questions import of_views
 from gemmtuned.reports.render import Column, Report, Table, show, size
-from gemmtuned.reports.source import curator, no_database, put_in_use, writer
+from gemmtuned.reports.source import curator, no_database, put_in_use, refuse_none, writer
 
 app = typer.Typer(
     name="db",
-    help="Look after the database: check, backup, vacuum, publish.",
+    help="Look after the database: check, backup, vacuum, publish; open it elsewhere: path, datasette.",
     no_args_is_help=True,
     rich_markup_mode=None,
     add_completion=False,
@@ -37,6 +39,23 @@ def check(as_json: Json = False) -> None:
     show(Report("db.check", [table], facts={"database": str(here.db), "ok": not found}), as_json=as_json)
     if found:
         raise typer.Exit(1)
+
+
+@app.command()
+def path() -> None:
+    """Print where the database lies, for other programs: sqlite-utils tables --views "$(gemmtuned db path)"."""
+    print(settings().db)
+
+
+@app.command()
+def datasette() -> None:
+    """Print metadata for datasette: what views and columns mean, units, and ten canned queries.
+
+    gemmtuned db datasette > gemmtuned.json && datasette "$(gemmtuned db path)" -m gemmtuned.json
+    """
+    here = settings()
+    refuse_none(here)
+    print(json.dumps(of_views(here.db), indent=1))
 
 
 @app.command()
