@@ -132,6 +132,13 @@ def _merge(conn: sqlite3.Connection, found: list[Row], now_hour: int) -> None:
     conn.executemany(_MERGE, [(*key, *values) for key, values in sums.items()])
 
 
+def hours_of(hour: int, now_hour: int) -> int:
+    """How many hours a row of this hour stands for once all is merged that is old enough: 1, a day's or a block's."""
+    if hour % BLOCK_HOURS == 0 and hour + BLOCK_HOURS <= now_hour - KEEP_DAYS * 24:
+        return BLOCK_HOURS
+    return 24 if hour % 24 == 0 and hour + 24 <= now_hour - KEEP_HOURS else 1
+
+
 def _place(hour: int, now_hour: int) -> int | None:
     """The first hour of the day or block that a row of this hour belongs to now; None: it stays as it is."""
     block = hour // BLOCK_HOURS * BLOCK_HOURS

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 import time
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from store_cases import HOUR, NEW, found, open_store, problem, saw
+from store_cases import DAY, HOUR, NEW, found, open_store, problem, saw
 from typer.testing import CliRunner
 
 from gemmtuned._testing import faults
 from gemmtuned.cli import build
+from gemmtuned.db.timeline import timeline
 from gemmtuned.reports.page import collect, render
 
 NOW_S = time.time()
@@ -47,7 +49,7 @@ class _Reader(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
-        if tag not in ("meta", "br", "rect", "line", "polygon", "polyline"):
+        if tag not in ("meta", "br", "line", "polygon", "polyline"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -106,3 +108,49 @@ def test_a_full_disk_leaves_the_page_of_before(tmp_path: Path, monkeypatch: pyte
     assert done.exit_code == 1 and "No space left on device" in done.stderr
     assert out.read_text() == "the page of before"
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".tmp")] == []
+
+
+def test_the_floor_is_the_best_rate_of_the_device_and_type(page: str) -> None:
+    """Both take 5 us; M = 80 moves 2,588,672 bytes in it and computes ten times as much, M = 8 moves 2,146,304."""
+    rows = re.findall(r"<tr><td class=\"l\">(fp32:\S+)</td><td class=\"l\">(?:exact|fine)</td>.*?</tr>", page)
+    floors = dict(zip(rows, re.findall(r"<td>([\d.]+)x</td><td>[\d,]+</td><td>[^<]*</td></tr>", page), strict=True))
+
+    assert floors[str(problem(m=80))] == "1.00"
+    assert float(floors[str(problem())]) == pytest.approx(2_588_672 / 2_146_304, abs=0.006)
+
+
+def test_what_was_tried_and_found_lies_in_time(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.add_sightings("serve", NEW, [saw(problem(), 9)], now_s=NOW_S)
+    store.install(None, [found(problem())], environment=NEW, now_s=NOW_S - 60)
+    store.close()
+    with sqlite3.connect(tmp_path / "tune.db") as conn:
+        conn.execute(
+            "INSERT INTO trial (problem_id, environment_id, mode, backend, config, phase, outcome, note, started_us, "
+            "owner, stamp) VALUES (1, 1, 'eager', 'onednn', '{}', 'race', 'ok', '', ?, 'h', '')",
+            (round((NOW_S - 12 * HOUR) * 1e6),),
+        )
+    conn.close()
+    made = timeline(tmp_path / "tune.db", slots=24, since_s=24 * HOUR, now_s=NOW_S)
+
+    assert list(made) == ["cpu-test"]
+    assert [i for i, slot in enumerate(made["cpu-test"]) if slot["trials"]] == [pytest.approx(11, abs=1)]
+    assert made["cpu-test"][-1] == {"trials": 0, "problems": 0, "faster": 1, "best": 0}
+    page = render(collect(tmp_path / "tune.db", since_s=86400, now_s=NOW_S))
+    assert "What was tuned when" in page and "1 trials of 1 problems" in page
+
+
+def test_the_page_has_a_dark_form_a_narrow_one_and_one_for_paper(page: str) -> None:
+    for rule in ("prefers-color-scheme: dark", "@media print", 'name="viewport"', "overflow-x: auto"):
+        assert rule in page
+
+
+def test_a_year_that_was_merged_has_a_curve_without_holes(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    for ago in range(0, 200, 2):
+        store.add_sightings("serve", NEW, [saw(problem(), 9)], now_s=NOW_S - ago * DAY)
+    store.roll_up(now_s=NOW_S)
+    store.close()
+    page = render(collect(tmp_path / "tune.db", since_s=365 * DAY, now_s=NOW_S))
+
+    assert page.count('<polyline class="line"') == 1

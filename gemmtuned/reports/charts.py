@@ -6,7 +6,7 @@ own units; the page scales a drawing to the column it stands in.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Final
@@ -35,6 +35,16 @@ class Bar:
     before: float
     after: float
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """One row over time. text: of a stretch, by its number, shown when one points at it."""
+
+    name: str
+    values: Sequence[float]
+    text: Callable[[int], str]
+    style: str = "after"
 
 
 def shares(parts: Sequence[Part]) -> str:
@@ -111,6 +121,39 @@ def area(values: Sequence[float | None], names: Sequence[str], *, label: str) ->
     drawn.append(f'<text class="name" x="{_WIDTH}" y="{height - 6}" text-anchor="end">{_text(names[-1])}</text>')
     return (
         f'<svg class="chart" viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{_text(label)}">'
+        f"{''.join(drawn)}</svg>"
+    )
+
+
+def strips(rows: Sequence[Strip], names: Sequence[str], *, label: str) -> str:
+    """A strip for each row, one column for each stretch of time, as high as its value beside the largest of all.
+
+    names: of the first and the last stretch.
+    """
+    most = max((value for row in rows for value in row.values), default=0.0)
+    if not most:
+        return ""
+    room, high = _WIDTH - _LABEL, 34
+    drawn = []
+    for i, row in enumerate(rows):
+        bottom = i * (high + 10) + high
+        wide = room / len(row.values)
+        drawn.append(f'<line class="grid" x1="{_LABEL}" x2="{_WIDTH}" y1="{bottom}" y2="{bottom}"/>')
+        drawn.append(
+            f'<text class="name" x="{_LABEL - 8}" y="{bottom - 12}" text-anchor="end">{_text(_short(row.name))}'
+            f"<title>{_text(row.name)}</title></text>"
+        )
+        drawn += [
+            f'<rect class="{row.style}" x="{_LABEL + j * wide:.1f}" y="{bottom - tall:.1f}" '
+            f'width="{max(wide - 1, 1):.1f}" height="{tall:.1f}"><title>{_text(row.text(j))}</title></rect>'
+            for j, value in enumerate(row.values)
+            if (tall := max(value / most * high, 2.0) if value else 0.0)
+        ]
+    bottom = len(rows) * (high + 10) + 8
+    drawn.append(f'<text class="name" x="{_LABEL}" y="{bottom}">{_text(names[0])}</text>')
+    drawn.append(f'<text class="name" x="{_WIDTH}" y="{bottom}" text-anchor="end">{_text(names[-1])}</text>')
+    return (
+        f'<svg class="chart" viewBox="0 0 {_WIDTH} {bottom + 6}" role="img" aria-label="{_text(label)}">'
         f"{''.join(drawn)}</svg>"
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +17,8 @@ from typing import Any, Final
 from gemmtuned import __version__
 from gemmtuned.configs.solution import LIVE_STATES
 from gemmtuned.db import queries
+from gemmtuned.db.rollup import hours_of
+from gemmtuned.db.timeline import timeline
 from gemmtuned.reports import charts
 from gemmtuned.reports.layers import BEST, answer, gain_of_all
 from gemmtuned.reports.layers import layers as by_layer
@@ -26,6 +28,7 @@ LAYERS: Final = 15
 PROBLEMS: Final = 200
 WAITING: Final = 50
 POINTS: Final = 120  # of the curve over time
+SLOTS: Final = 90  # of the tuning timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,8 @@ class Data:
     compiled: Sequence[dict[str, Any]]
     frozen: Sequence[dict[str, Any]]
     publications: Sequence[dict[str, Any]]
+    timeline: Mapping[str, Sequence[Mapping[str, int]]]
+    sessions: Sequence[dict[str, Any]]
 
 
 def collect(database: Path, *, since_s: float, now_s: float) -> Data:
@@ -59,6 +64,8 @@ def collect(database: Path, *, since_s: float, now_s: float) -> Data:
         compiled=queries.compiled(database, since_s=since_s),
         frozen=queries.frozen(database, since_s=since_s),
         publications=queries.publications(database, limit=20),
+        timeline=timeline(database, slots=SLOTS, since_s=since_s, now_s=now_s),
+        sessions=queries.sessions(database),
     )
 
 
@@ -105,12 +112,15 @@ def _figures(data: Data) -> dict[str, Any]:
         "runs": sorted(data.runs, key=lambda row: -row["time_us"]),
         "solutions": sorted(faster, key=lambda row: -(row["saved_us"] or 0))[:PROBLEMS],
         "solutions_left": max(len(faster) - PROBLEMS, 0),
-        "best_gb_s": _best_rate(live),
+        "floor": _floor(live),
         "untuned": data.untuned[:WAITING],
         "untuned_left": len(data.untuned) > WAITING,
         "compiled": len({row["problem"] for row in data.compiled}),
         "frozen": _by_run(data.frozen),
+        "untunable": (sum(r["untunable_problems"] for r in data.runs), sum(r["untunable_calls"] for r in data.runs)),
+        "notes": dict(_notes(data.sessions)),
         "publications": data.publications,
+        "timeline": _timeline(data),
     }
 
 
@@ -138,20 +148,71 @@ def _curve(data: Data) -> str:
     each = max(math.ceil((last - first + 1) / POINTS), 1)
     sums: dict[int, list[float]] = {}
     for row in data.hours:
-        point = sums.setdefault((row["hour"] - first) // each, [0.0, 0.0])
-        point[0] += row["hit_us"]
-        point[1] += row["time_us"]
+        long = hours_of(row["hour"], int(data.now_s // 3600))
+        over = sorted({(hour - first) // each for hour in range(row["hour"], min(row["hour"] + long, last + 1))})
+        for slot in over:  # a day or a block of four weeks lies over several
+            point = sums.setdefault(slot, [0.0, 0.0])
+            point[0] += row["hit_us"] / len(over)
+            point[1] += row["time_us"] / len(over)
     values = [sums[i][0] / sums[i][1] if i in sums and sums[i][1] else None for i in range((last - first) // each + 1)]
     names = [_moment(hour * 3.6e9) for hour in (first, last)]
     return charts.area(values, names, label="Share of GEMM time that ran on a tuned solution, over time")
 
 
-def _best_rate(solutions: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """By device the highest rate in GB/s at which any solution moves its operands, as a mark for the others."""
-    best: dict[str, float] = {}
+def _floor(solutions: Sequence[dict[str, Any]]) -> Callable[[Mapping[str, Any]], float]:
+    """How many times the floor a solution takes: the time for its bytes and its operations at the device's best rates.
+
+    The best rates are the highest in GB/s and in TFLOPS that any solution of that device and data type has here, so
+    the best of them is at the floor, and a device that nothing was well tuned on looks better than it is.
+    """
+    best: dict[tuple[str, str], tuple[float, float]] = {}
     for row in solutions:
-        best[row["device"]] = max(best.get(row["device"], 0.0), row["gb_s"] or 0.0)
-    return best
+        key = row["device"], row["dtype"]
+        gb_s, tflops = best.get(key, (0.0, 0.0))
+        best[key] = max(gb_s, row["gb_s"] or 0.0), max(tflops, row["tflops"] or 0.0)
+
+    def times(row: Mapping[str, Any]) -> float:
+        gb_s, tflops = best[row["device"], row["dtype"]]
+        parts = [own / most for own, most in ((row["gb_s"], gb_s), (row["tflops"], tflops)) if own and most]
+        return 1.0 / max(parts) if parts else 1.0
+
+    return times
+
+
+def _timeline(data: Data) -> str:
+    """What was tried on each device, and the verdicts that came of it, over the window."""
+
+    def strips() -> Iterator[charts.Strip]:
+        for device, slots in sorted(data.timeline.items()):
+
+            def tried(i: int, slots: Sequence[Mapping[str, int]] = slots) -> str:
+                return f"{at(i)}: {count(slots[i]['trials'])} trials of {count(slots[i]['problems'])} problems"
+
+            def found(i: int, slots: Sequence[Mapping[str, int]] = slots) -> str:
+                return f"{at(i)}: {slots[i]['faster']} faster, {slots[i]['best']} best on torch"
+
+            trials = [slot["trials"] for slot in slots]
+            verdicts = [slot["faster"] + slot["best"] for slot in slots]
+            yield charts.Strip(f"{device}: tried", _of_most(trials), tried, "before")
+            yield charts.Strip("verdicts", _of_most(verdicts), found, "after")
+
+    def at(i: int) -> str:
+        return _moment((data.now_s - data.since_s * (SLOTS - 1 - i) / SLOTS) * 1e6)
+
+    return charts.strips(list(strips()), (at(0), at(SLOTS - 1)), label="What was tuned when, by device")
+
+
+def _of_most(values: Sequence[int]) -> list[float]:
+    """As shares of the largest: each strip has a scale of its own."""
+    most = max(values, default=0)
+    return [value / most if most else 0.0 for value in values]
+
+
+def _notes(sessions: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """What programs that run now have to say: why calls of theirs are not seen, or not routed."""
+    for row in sessions:
+        if row["state"] == "live" and row["note"]:
+            yield row["run"], row["note"]
 
 
 def _by_run(rows: Sequence[dict[str, Any]]) -> dict[str, int]:
