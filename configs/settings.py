@@ -50,6 +50,10 @@ class Settings:
     quiet: bool = False
     live_check: int = 0  # one routed call in so many; 0: none
     graph_wait_s: float = 5.0
+    sync: str = ""  # the URL that the daemon shares results at
+    sync_name: str = ""
+    sync_key: Path | None = None
+    sync_hosts: tuple[str, ...] = ()
 
     @property
     def locks(self) -> Path:
@@ -121,6 +125,10 @@ class Settings:
             quiet=_flag(env, "GEMMTUNED_QUIET"),
             live_check=_count(env, "GEMMTUNED_LIVE_CHECK"),
             graph_wait_s=_seconds(env, "GEMMTUNED_GRAPH_WAIT_S", 5.0),
+            sync=env.get("GEMMTUNED_SYNC", "").strip(),
+            sync_name=env.get("GEMMTUNED_SYNC_NAME", ""),
+            sync_key=_path(env, "GEMMTUNED_SYNC_KEY"),
+            sync_hosts=tuple(env.get("GEMMTUNED_SYNC_HOSTS", "").replace(",", " ").split()),
         )
 
 

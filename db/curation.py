@@ -54,7 +54,8 @@ _LISTED: Final = 10  # generations, in the message that there is none of a numbe
 _OF_THESE: Final = "problem_id IN (SELECT value FROM json_each(:ids))"
 _TRACES: Final = {
     **dict.fromkeys(
-        ("sighting_before", "demand", "trial", "work", "quarantine", "compiled_gemm", "phase_call"), _OF_THESE
+        ("sighting_before", "demand", "trial", "work", "quarantine", "compiled_gemm", "phase_call", "fleet_result"),
+        _OF_THESE,
     ),
     "sighting": f"hour IN ({HOURS}) AND {_OF_THESE}",  # its key begins with the hour
 }

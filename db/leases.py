@@ -10,11 +10,11 @@ import json
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.solution import Candidate, Environment
+from gemmtuned.configs.solution import Environment
 from gemmtuned.db.rows import (
     LOOK_UP_AGAIN,
     PROBLEM_COLUMNS,
@@ -24,14 +24,14 @@ from gemmtuned.db.rows import (
     problem_of,
     rows,
     stamp_rows,
-    stamps_here,
     us,
 )
 
+if TYPE_CHECKING:
+    from gemmtuned.db.fleet import Gate
+
 MAX_ATTEMPTS: Final = 3
 BACKOFF_S: Final = 60.0  # times 4^attempt: 4 minutes after the first failure, 16 after the second, none after the third
-DEADLY: Final = 2  # problems on which a candidate killed its worker: with this source and these versions it is poison
-FAILED_OUTCOMES: Final = ("crash", "hang", "killed", "wrong", "refused")  # trials that are not repeated
 LOOK_AT: Final = 32  # units that are ranked, and tried one after another until one can be held
 TRIES: Final = 2  # when all of them went to others meanwhile
 DAY_US: Final = 86_400_000_000
@@ -57,9 +57,10 @@ waiting AS (
     WHERE d.environment_id = :environment AND d.tunable AND (d.solution_id IS NULL OR :again)
         AND (d.asked_us IS NOT NULL OR d.last_seen_us >= :stale)
         AND (:only IS NULL OR d.problem_id IN (SELECT value FROM json_each(:only)))
+        AND (:never IS NULL OR d.problem_id NOT IN (SELECT value FROM json_each(:never)))
     GROUP BY coalesce(b.first_id, d.problem_id)
     ORDER BY family = :after, worth DESC, calls DESC, member
-    LIMIT {LOOK_AT} + (SELECT count(*) FROM work WHERE environment_id = :environment)
+    LIMIT :look_at + (SELECT count(*) FROM work WHERE environment_id = :environment)
 )
 SELECT {PROBLEM_COLUMNS}, r.unit_m, r.covers, r.calls, r.worth
 FROM waiting r
@@ -70,7 +71,7 @@ LEFT JOIN work w ON w.problem_id = b.id AND w.environment_id = :environment
 WHERE w.state IS NULL OR (w.state = 'open' AND w.retry_us <= :now
     AND (w.owner IS NULL OR w.lease_until_us <= :now OR w.leased_us > :now + :slack))
 ORDER BY r.family = :after, r.worth DESC, r.calls DESC, r.member
-LIMIT {LOOK_AT}
+LIMIT :look_at
 """  # noqa: S608
 # Whether a unit still has a member without a verdict
 _IS_OPEN: Final = """
@@ -127,30 +128,6 @@ _UNASK_CALLED: Final = """
 UPDATE demand SET asked_us = NULL WHERE asked_us >= ?
     AND problem_id IN (SELECT id FROM problem WHERE text IN (SELECT value FROM json_each(?)))
 """
-_TRIAL: Final = """
-INSERT INTO trial (problem_id, environment_id, mode, backend, config, phase, us, err, outcome, note, owner, started_us,
-    stamp)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT DO UPDATE SET us = excluded.us, err = excluded.err, outcome = excluded.outcome, note = excluded.note,
-    owner = excluded.owner, started_us = excluded.started_us, stamp = excluded.stamp
-"""
-_FAILED: Final = """
-SELECT t.backend, t.config FROM trial t
-    WHERE t.problem_id = :problem AND t.environment_id = :environment
-        AND t.outcome IN ('crash', 'hang', 'killed', 'wrong', 'refused')
-        AND (t.backend || ' ' || t.stamp) IN (SELECT value FROM json_each(:stamps))
-UNION
-SELECT q.backend, q.config FROM quarantine q
-    WHERE q.problem_id = :problem AND q.how = 'wrong'
-        AND (q.backend || ' ' || q.stamp) IN (SELECT value FROM json_each(:stamps))
-UNION
-SELECT t.backend, t.config FROM trial t
-    JOIN environment e ON e.id = t.environment_id
-    JOIN environment f ON f.id = :environment AND f.device_id = e.device_id
-    WHERE t.outcome IN ('crash', 'hang')
-        AND (t.backend || ' ' || t.stamp) IN (SELECT value FROM json_each(:stamps))
-    GROUP BY t.backend, t.config HAVING count(DISTINCT t.problem_id) >= :deadly
-"""
 
 
 @dataclass(frozen=True)
@@ -196,24 +173,27 @@ class Leases(Part):
         problems: Sequence[Problem] | None = None,
         again: bool = False,
         after: str = "",
+        gate: Gate | None = None,
     ) -> Work | None:
         """Hold for owner the free unit worth most among what was seen under an equal environment, or return None.
 
         `problems` restricts it to units that hold one of these, which count as seen from now on.  Renew before hold_s
         runs out.  again: what has a verdict already, too.  after: a family that had its share, all others come first.
+        gate: what a fleet leaves to us; who asks for problems by name is not bound by it.
         """
-        only: str | None = None
+        only, never = (None, None) if gate is None else (gate.only, gate.never)
         self._settle(environment, us(now_s))
         if problems is not None:
-            only = json.dumps(self._ask_for(problems, environment, us(now_s)))
+            only, never = json.dumps(self._ask_for(problems, environment, us(now_s))), None
         now_us = us(now_s)
         facts: dict[str, Any] = {
             "now": now_us, "day": now_us // DAY_US, "until": us(now_s + hold_s), "slack": CLOCK_SLACK_US,
-            "stale": now_us - STALE_US, "owner": owner, "mode": "eager", "only": only, "again": again, "after": after,
+            "stale": now_us - STALE_US, "owner": owner, "mode": "eager", "only": only, "never": never,
+            "again": again, "after": after, "look_at": LOOK_AT,
         }  # fmt: skip
         for _ in range(TRIES):
             # Ranked on a snapshot, outside the lock: programs must not wait for it. The claim checks what changed.
-            ranked = self._db.read(lambda conn: _rank(conn, environment, facts))
+            ranked = self._db.read(lambda conn: rank(conn, environment, facts))
             if not ranked:
                 return None
             claimed = self._claim(ranked, environment, facts)
@@ -275,49 +255,6 @@ class Leases(Part):
         """What is left to do here; all but `failed` at 0 means that every captured problem has its verdict."""
         values = {"key": environment.key, "mode": "eager", "now": us(now_s), "stale": us(now_s) - STALE_US}
         return Remaining(**self._db.read(lambda conn: rows(conn, _REMAINING, values))[0])
-
-    def add_trial(
-        self, work: Work, problem: Problem, candidate: Candidate, *, phase: str, us: float | None, err: float | None,
-        outcome: str, note: str, started_us: int,
-    ) -> None:  # fmt: skip
-        """Keep what one run of a candidate gave, at once; the newest of its problem, candidate and phase stays.
-
-        problem: the member that was run.  outcome: `ok`, one of FAILED_OUTCOMES, or any other word.
-        """
-
-        def keep(conn: sqlite3.Connection) -> None:
-            key = (self._problem_id(conn, problem), self._environment_id(conn, work.environment, started_us), work.mode)
-            what = (
-                candidate.backend,
-                candidate.config,
-                phase,
-                us,
-                err,
-                outcome,
-                plain(note, 4096),
-                work.owner,
-                started_us,
-                work.environment.stamp_of(candidate) or "",
-            )
-            conn.execute(_TRIAL, (*key, *what))
-
-        self._write(keep)
-
-    def failed_candidates(self, problem: Problem, environment: Environment) -> set[Candidate]:
-        """Candidates not to be tried: they crashed, hung, were wrong or refused here, or failed inside a program.
-
-        So are those that crashed or hung on two problems on such a device under the stamp they have here: the
-        stamp holds the kernel's source and the versions, so an upgrade gives them another chance.
-        """
-
-        def ask(conn: sqlite3.Connection) -> set[Candidate]:
-            ids = _known_ids(conn, problem, environment)
-            if not ids:
-                return set()
-            values = {**ids, "deadly": DEADLY, "stamps": stamps_here(environment)}
-            return {Candidate(*row) for row in conn.execute(_FAILED, values).fetchall()}
-
-        return self._db.read(ask)
 
     def _ask_for(self, problems: Sequence[Problem], environment: Environment, now_us: int) -> list[int]:
         def work(conn: sqlite3.Connection) -> list[int]:
@@ -403,7 +340,7 @@ def _changes(conn: sqlite3.Connection, environment_id: int, environment: Environ
 
 def lease_key(conn: sqlite3.Connection, work: Work) -> tuple[Any, ...] | None:
     """Values for the condition that a row of `work` is this lease."""
-    ids = _known_ids(conn, work.problem, work.environment)
+    ids = known_ids(conn, work.problem, work.environment)
     return (ids["problem"], ids["environment"], work.covers, work.mode, work.owner, work.attempt) if ids else None
 
 
@@ -414,7 +351,7 @@ def drop_lease(conn: sqlite3.Connection, work: Work) -> None:
         conn.execute(f"DELETE FROM work WHERE {_MINE}", mine)  # noqa: S608
 
 
-def _known_ids(conn: sqlite3.Connection, problem: Problem, environment: Environment) -> dict[str, int] | None:
+def known_ids(conn: sqlite3.Connection, problem: Problem, environment: Environment) -> dict[str, int] | None:
     found = conn.execute(
         "SELECT p.id, e.id FROM problem p, environment e WHERE p.rest = ? AND p.m = ? AND e.key = ?",
         (problem.rest, problem.m, environment.key),
@@ -422,7 +359,7 @@ def _known_ids(conn: sqlite3.Connection, problem: Problem, environment: Environm
     return {"problem": int(found[0]), "environment": int(found[1])} if found else None
 
 
-def _rank(conn: sqlite3.Connection, environment: Environment, facts: dict[str, Any]) -> list[dict[str, Any]]:
+def rank(conn: sqlite3.Connection, environment: Environment, facts: dict[str, Any]) -> list[dict[str, Any]]:
     found = conn.execute("SELECT id FROM environment WHERE key = ?", (environment.key,)).fetchone()
     if found is None:
         return []

@@ -21,6 +21,7 @@ TABLES: Final = (
     "problem", "device", "environment", "environment_stamp", "run", "publication",
     "sighting", "sighting_before", "demand", "taken", "ingest_file", "ingest_row", "ingest_new",
     "compiled_gemm", "phase_call", "work", "trial", "solution", "quarantine", "session", "hint", "tunable",
+    "fleet", "fleet_position", "fleet_claim", "fleet_listed", "fleet_result", "fleet_shared",
 )  # fmt: skip
 
 

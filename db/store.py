@@ -1,8 +1,9 @@
 """The store as programs and the daemon use it: one object over one SQLite file.
 
 sightings.py holds what programs write and ingest.py what those of others left; leases.py, recheck.py and resume.py how
-daemons share work, hints.py imported tables, solutions.py the verdicts, curation.py what operators make of them,
-restore.py how they come back from what is published;
+daemons share work, fleet.py and fleet_sync.py how hosts do; trials.py what single runs gave, hints.py imported tables,
+solutions.py the verdicts, curation.py what operators make of them, restore.py how they come back from what is
+published;
 rollup.py what keeps the file small, connect.py how it is opened, locked and mended.  Reading for people is queries.py.
 """
 
@@ -14,6 +15,8 @@ from gemmtuned.db import upkeep
 from gemmtuned.db.connect import Beat, Connection
 from gemmtuned.db.curation import Curation
 from gemmtuned.db.files import folder_of_salvage
+from gemmtuned.db.fleet import Fleet
+from gemmtuned.db.fleet_sync import FleetSync
 from gemmtuned.db.hints import Hints
 from gemmtuned.db.ingest import Ingest
 from gemmtuned.db.leases import Remaining, Work
@@ -22,12 +25,13 @@ from gemmtuned.db.restore import Restore
 from gemmtuned.db.resume import Resume, State
 from gemmtuned.db.rollup import RollUp
 from gemmtuned.db.solutions import Solutions
+from gemmtuned.db.trials import Trials
 from gemmtuned.db.upkeep import check
 
 __all__ = ["Remaining", "State", "Store", "Work", "check"]
 
 
-class Store(Ingest, Hints, Recheck, Resume, RollUp, Solutions, Curation, Restore):
+class Store(Ingest, Hints, Recheck, Resume, RollUp, Solutions, Curation, Restore, Trials, Fleet, FleetSync):
     """Read and write one database. Threads may share it; a forked child goes on with a connection of its own.
 
     locks: the folder of the lock file, the same for all who use this database.  timeout_s: how long any call waits for

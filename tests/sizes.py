@@ -28,7 +28,6 @@ TODAY: Final = {
     "daemon/seats/seat.py:Seat": 380,
     "daemon/service/service.py:Daemon": 338,
     "daemon/service/service.py:Daemon.__init__": 63,
-    "db/leases.py": 456,
     "kernels/cuda/moe_decode.cu": 505,
 }
 

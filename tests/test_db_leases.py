@@ -285,7 +285,7 @@ def test_a_lease_ends_while_others_publish_without_end(
     store: Store, other: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.add_sightings("r", NEW, [saw(problem(k=64 * n)) for n in range(1, 40)], now_s=T)
-    real, ranked = leases._rank, []
+    real, ranked = leases.rank, []
 
     def rank(*args: Any) -> list[dict[str, Any]]:
         found_rows = real(*args)
@@ -293,7 +293,7 @@ def test_a_lease_ends_while_others_publish_without_end(
         other.install(None, [found(problem(n=4096))], environment=NEW, now_s=T)  # a generation of somebody else's
         return found_rows
 
-    monkeypatch.setattr(leases, "_rank", rank)
+    monkeypatch.setattr(leases, "rank", rank)
     assert store.lease_next("a:1", NEW, now_s=T, hold_s=60) is not None
     assert ranked == [32]
 
@@ -302,7 +302,7 @@ def test_of_units_that_all_went_to_others_two_tries_give_none(
     store: Store, other: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.add_sightings("r", NEW, [saw(problem())], now_s=T)
-    real, ranked = leases._rank, []
+    real, ranked = leases.rank, []
 
     def rank(*args: Any) -> list[dict[str, Any]]:
         found_rows = real(*args)
@@ -311,7 +311,7 @@ def test_of_units_that_all_went_to_others_two_tries_give_none(
             lease(other, "b:2", now_s=T)
         return found_rows
 
-    monkeypatch.setattr(leases, "_rank", rank)
+    monkeypatch.setattr(leases, "rank", rank)
     assert store.lease_next("a:1", NEW, now_s=T, hold_s=60) is None
     assert len(ranked) == 3  # ours, the other's, ours again
 
@@ -321,14 +321,14 @@ def test_a_verdict_that_came_between_rank_and_claim_is_seen(
 ) -> None:
     dear, cheap = problem(k=4096), problem(k=64)
     store.add_sightings("r", NEW, [saw(dear, 10, us=500), saw(cheap, 10, us=5)], now_s=T)
-    real = leases._rank
+    real = leases.rank
 
     def rank(*args: Any) -> list[dict[str, Any]]:
         found_rows = real(*args)
         other.install(None, [found(dear)], environment=NEW, now_s=T)
         return found_rows
 
-    monkeypatch.setattr(leases, "_rank", rank)
+    monkeypatch.setattr(leases, "rank", rank)
     assert lease(store, now_s=T).problem == cheap
 
 

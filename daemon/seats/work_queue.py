@@ -22,6 +22,7 @@ from gemmtuned.configs.processes import life_of, pid_namespace
 from gemmtuned.configs.solution import CROWDED, DEFAULT_BACKEND, Candidate, Environment, Solution
 from gemmtuned.daemon.protocol.options import SearchOptions
 from gemmtuned.daemon.protocol.wire import Order, Trial
+from gemmtuned.daemon.seats.fleet_check import Check
 from gemmtuned.daemon.seats.request import Request
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class WorkQueue:
         self._store = store
         self._owner = owner
         self._request = request
+        self._shared: Work | None = None  # leased while hosts share their work: somebody may have a result for it
+        self._check: Check | None = None  # the worker is to check a result of another host
         self._conditions = conditions
         self._recheck = recheck and request is None
         self._only_asked = only_asked
@@ -92,9 +95,15 @@ class WorkQueue:
         after = had_most if self._leases % FAIR_TURN == 0 else ""
         first = ASKED if self._only_asked else FIRST
         work = self._again(environment, first, now_s) if self._recheck else None
-        work = work or self._store.lease_next(
-            self._owner, environment, now_s=now_s, hold_s=HOLD_S, problems=problems, again=again, after=after
-        )
+        if work is None:
+            gate = self._store.fleet_gate(environment, now_s=now_s) if asked is None else None
+            work = self._store.lease_next(
+                self._owner, environment, now_s=now_s, hold_s=HOLD_S, problems=problems, again=again, after=after,
+                gate=gate,
+            )  # fmt: skip
+            self._shared = work if gate is not None else None
+            if gate is not None and gate.only is not None:
+                self._store.fleet_ask(environment, now_s=now_s)
         if work is None and self._recheck and not self._only_asked:
             work = self._again(environment, LAST, now_s)
         self._leased_s = now_s
@@ -122,6 +131,10 @@ class WorkQueue:
             options = self._request.options
             skip |= {candidate for problem, candidate in self._request.too_slow if problem in work.members}
         options = replace(options, seeds=self._store.seeds(work))
+        if work is self._shared:
+            self._check = Check.of(work, self._store.fleet_results(work))
+        if self._check is not None and self._check.work is work:
+            options = replace(options, only=self._check.candidates, seeds=self._check.candidates)
         skip.discard(Candidate(DEFAULT_BACKEND))  # without it nothing can be judged: each attempt tries it anew
         return Order(work.members, work.covers, work.problem, work.mode, tuple(sorted(skip, key=str)), options)
 
@@ -143,6 +156,8 @@ class WorkQueue:
             work, trial.problem, trial.candidate, phase=trial.phase, us=trial.us, err=trial.err,
             outcome=trial.outcome, note=trial.note, started_us=trial.started_us,
         )  # fmt: skip
+        if self._check is not None and self._check.work is work:
+            self._check.note(trial)
         level = logging.DEBUG if trial.outcome in ("ok", "slower") else logging.INFO
         logger.log(
             level, "trial phase=%s problem=%s candidate=%s outcome=%s us=%s err=%s note=%r",
@@ -161,6 +176,10 @@ class WorkQueue:
         is raced again by the next daemon that finds the device idle.
         """
         solution, asked = found[0], self._request
+        check = self._check if self._check is not None and self._check.work is work else None
+        if check is not None and check.against(solution):
+            self._refuse(check, check.against(solution), now_s)
+            return self._store.generation()
         final = asked is None or solution.backend != DEFAULT_BACKEND or not asked.left_out(work.members)
         if not final:
             self._store.release(work, now_s=now_s, counted=False)
@@ -170,6 +189,9 @@ class WorkQueue:
                 work, found, environment=work.environment, now_s=now_s, conditions=self._conditions,
                 others=others, again=asked is not None,
             )  # fmt: skip
+        if check is not None:
+            self._store.fleet_judge(check.result.path, "")
+            logger.info("checked here problem=%s host=%s", work.problem, check.result.host)
         family = work.problem.family
         self._spent_s[family] = self._spent_s.get(family, 0.0) + min(max(now_s - self._leased_s, 0.0), 3600.0)
         logger.info(
@@ -195,13 +217,24 @@ class WorkQueue:
             self._request.settle(work.problem, work.covers, None, put_off=reason)
 
     def give_up(self, work: Work, reason: str, now_s: float) -> None:
-        """This attempt failed: again after a while, or never."""
+        """This attempt failed: again after a while, or never; another host's result is refused for it."""
+        if self._check is not None and self._check.work is work:
+            self._refuse(self._check, reason, now_s)
+            return
         retry_s = self._store.fail(work, reason, now_s=now_s)
         if self._request is not None:
             self._request.settle(work.problem, work.covers, None)
         logger.warning(
             "tuning failed problem=%s attempt=%d retry_s=%s reason=%r",
             work.problem, work.attempt, "never" if retry_s is None else f"{retry_s:g}", reason,
+        )  # fmt: skip
+
+    def _refuse(self, check: Check, reason: str, now_s: float) -> None:
+        """Another host's result does not hold here: the unit is free again, for a search of our own."""
+        self._store.fleet_judge(check.result.path, reason)
+        self._store.release(check.work, now_s=now_s, counted=False)
+        logger.warning(
+            "refused a result problem=%s host=%s reason=%r", check.work.problem, check.result.host, reason
         )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -98,8 +98,12 @@ def _monitors(devices: str, *, share_resident: bool) -> list[Monitor]:
 
 @contextmanager
 def _beside(here: Settings) -> Iterator[None]:
-    """What the daemon has done for programs meanwhile: the native hook is built, rows of users' tables are checked."""
-    beside = (native_library.Beside(here), spot_checking.Beside(here))
+    """What goes on meanwhile: the native hook is built, rows of users' tables are checked, other hosts are asked."""
+    beside: list[Any] = [native_library.Beside(here), spot_checking.Beside(here)]
+    if here.sync:
+        from gemmtuned.fleet import beside as fleet
+
+        beside.append(fleet.Beside(here, here.sync))
     try:
         yield
     finally:

@@ -1,0 +1,258 @@
+"""What a sync (gemmtuned/fleet) reads and writes of the store: positions, claims, results of others and our own."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gemmtuned.configs.solution import Environment, Solution
+from gemmtuned.db.fleet import ForeignResult, Unit
+from gemmtuned.db.leases import CLOCK_SLACK_US, DAY_US, STALE_US, rank
+from gemmtuned.db.rows import PROBLEM_COLUMNS, Part, problem_of, rows, solution_of, us
+
+_CLAIM: Final = """
+INSERT INTO fleet_claim (problem_id, environment_id, covers, ours, path, until_us) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET ours = excluded.ours, path = excluded.path, until_us = excluded.until_us
+"""
+_RESULT: Final = """
+INSERT INTO fleet_result (path, problem_id, environment_id, covers, host, state, reason, text, seen_us)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING
+"""
+_UNSHARED: Final = f"""
+SELECT {PROBLEM_COLUMNS}, s.id, h.key AS device, s.mode, s.covers, s.backend, s.config, s.stamp, s.us,
+    s.baseline_us, s.gain_low, s.err, s.baseline_err, s.state, 0 AS generation, '' AS launch,
+    s.conditions, s.others, s.published_us, s.problem_id
+FROM solution s JOIN problem p ON p.id = s.problem_id JOIN device h ON h.id = s.device_id
+WHERE s.retired_generation IS NULL AND s.environment_id = :environment AND s.state IN ('published', 'default_best')
+    AND NOT EXISTS (SELECT 1 FROM fleet_shared x WHERE x.solution_id = s.id)
+ORDER BY s.problem_id, s.covers, s.mode
+"""  # noqa: S608
+_TRIALS: Final = """
+SELECT backend, config, phase, mode, us, err, outcome FROM trial
+WHERE problem_id = :problem AND environment_id = :environment AND us IS NOT NULL
+ORDER BY us LIMIT 32
+"""
+_COUNTS: Final = f"""
+SELECT {PROBLEM_COLUMNS}, d.calls, c.us, d.last_seen_us, d.solution_id IS NOT NULL AS covered,
+    d.exact_calls + d.padded_calls AS hits,
+    0.3 * c.us * d.recent / (1 << min(max(:day - d.recent_day, 0), 62)) AS worth
+FROM demand d JOIN problem p ON p.id = d.problem_id
+JOIN problem_cost c ON c.environment_id = d.environment_id AND c.problem_id = d.problem_id
+WHERE d.environment_id = :environment AND d.tunable ORDER BY d.calls * c.us DESC, p.id LIMIT :limit
+"""  # noqa: S608
+
+
+@dataclass(frozen=True)
+class Unshared:
+    """Verdicts of one unit that nobody else has from us. measured: what is known of how; ids: of their rows."""
+
+    solutions: tuple[Solution, ...]
+    measured: dict[str, Any]
+    trials: list[dict[str, Any]]
+    ids: tuple[int, ...]
+
+
+class FleetSync(Part):
+    """The part of the store that a sync reads and writes."""
+
+    def fleet_begin(self, url: str, *, live_until_s: float | None) -> None:
+        """Share with this URL; what is known of another one is forgotten.
+
+        live_until_s: by our clock, until when daemons lease only what is claimed; 0: what they like; None: as it is.
+        """
+
+        def begin(conn: sqlite3.Connection) -> None:
+            found = conn.execute("SELECT url FROM fleet").fetchone()
+            if found is not None and found[0] != url:
+                for table in ("fleet_position", "fleet_claim", "fleet_listed", "fleet_result", "fleet_shared", "fleet"):
+                    conn.execute(f"DELETE FROM {table}")  # noqa: S608
+            conn.execute("INSERT OR IGNORE INTO fleet VALUES (1, ?, 0, 0)", (url,))
+            if live_until_s is not None:
+                conn.execute("UPDATE fleet SET live_until_us = ?", (us(live_until_s),))
+
+        self._write(begin)
+
+    def fleet_seen(self, *, now_s: float | None = None) -> float:
+        """When our counts were written last, in seconds; now_s: they are written now."""
+        if now_s is not None:
+            self._write(lambda conn: conn.execute("UPDATE fleet SET seen_us = ?", (us(now_s),)))
+        found = self._db.read(lambda conn: conn.execute("SELECT seen_us FROM fleet").fetchone())
+        return found[0] / 1e6 if found else 0.0
+
+    def fleet_asked(self) -> list[str]:
+        """Keys of environments whose worker waits for claims."""
+        sql = (
+            "SELECT key FROM fleet_position f JOIN environment e ON e.id = f.environment_id WHERE asked_us IS NOT NULL"
+        )
+        return self._db.read(lambda conn: [str(row[0]) for row in conn.execute(sql).fetchall()])
+
+    def fleet_position(self, environment: Environment) -> tuple[str, float]:
+        """(up to which name results are known, when all names were listed last)."""
+        sql = "SELECT after, full_us FROM fleet_position JOIN environment ON id = environment_id WHERE key = ?"
+        found = self._db.read(lambda conn: conn.execute(sql, (environment.key,)).fetchone())
+        return (str(found[0]), found[1] / 1e6) if found else ("", 0.0)
+
+    def fleet_move(
+        self, environment: Environment, after: str, listed: Mapping[str, str], *, full_s: float
+    ) -> list[str]:
+        """Results are known up to this name. listed: names, each with its unit's hash; those that are new come back."""
+
+        def move(conn: sqlite3.Connection) -> list[str]:
+            here = self._environment_id(conn, environment, us(full_s))
+            insert = "INSERT OR IGNORE INTO fleet_listed VALUES (?, ?, ?)"
+            new = [path for path, unit in listed.items() if conn.execute(insert, (here, unit, path)).rowcount]
+            conn.execute(
+                "INSERT INTO fleet_position (environment_id, after, full_us) VALUES (?, ?, ?) "
+                "ON CONFLICT DO UPDATE SET after = excluded.after, full_us = excluded.full_us",
+                (here, after, us(full_s)),
+            )
+            return new
+
+        return self._write(move)
+
+    def fleet_open(self, environment: Environment, *, now_s: float, limit: int) -> list[Unit]:
+        """Units without a verdict that are free here, worth most first: what a daemon would lease if it were alone."""
+        facts: dict[str, Any] = {
+            "now": us(now_s), "day": us(now_s) // DAY_US, "slack": CLOCK_SLACK_US, "stale": us(now_s) - STALE_US,
+            "mode": "eager", "only": None, "never": None, "again": False, "after": "", "look_at": limit,
+        }  # fmt: skip
+        found = self._db.read(lambda conn: rank(conn, environment, facts))
+        return [Unit(problem_of(row).with_m(row["unit_m"]), row["covers"], row["worth"]) for row in found]
+
+    def fleet_new(self, environment: Environment, units: Iterable[str]) -> list[str]:
+        """Names of results for these units that were listed and never fetched, oldest first."""
+        sql = """
+            SELECT l.path FROM fleet_listed l JOIN environment e ON e.id = l.environment_id AND e.key = :key
+            WHERE l.unit IN (SELECT value FROM json_each(:units))
+                AND NOT EXISTS (SELECT 1 FROM fleet_result r WHERE r.path = l.path)
+            ORDER BY l.path
+        """
+        values = {"key": environment.key, "units": json.dumps(list(units))}
+        return self._db.read(lambda conn: [str(row[0]) for row in conn.execute(sql, values).fetchall()])
+
+    def fleet_take(self, environment: Environment, found: Sequence[ForeignResult], *, now_s: float) -> None:
+        """Keep what was fetched: it waits for a check here, or is remembered as what cannot be read."""
+
+        def take(conn: sqlite3.Connection) -> None:
+            here = self._environment_id(conn, environment, us(now_s))
+            for one in found:
+                unit: tuple[object, ...] = (None, None, None)
+                if one.unit is not None:
+                    unit = (self._problem_id(conn, one.unit.problem), here, one.unit.covers)
+                state = "refused" if one.reason else "waiting"
+                text = json.dumps([solution.to_row() for solution in one.solutions])
+                conn.execute(
+                    _RESULT, (one.path, *unit, one.host[:200], state, one.reason[:4096], text, us(now_s))
+                )  # fmt: skip
+
+        self._write(take)
+
+    def fleet_waiting(self, environment: Environment) -> list[Unit]:
+        """Units for which a result of another host waits for a check here."""
+        sql = f"""
+            SELECT DISTINCT {PROBLEM_COLUMNS}, f.covers FROM fleet_result f JOIN problem p ON p.id = f.problem_id
+            JOIN environment e ON e.id = f.environment_id WHERE e.key = ? AND f.state = 'waiting'
+        """  # noqa: S608
+        found = self._db.read(lambda conn: rows(conn, sql, (environment.key,)))
+        return [Unit(problem_of(row), row["covers"]) for row in found]
+
+    def fleet_intend(self, environment: Environment, claims: Iterable[tuple[Unit, str]], *, now_s: float) -> None:
+        """We are about to claim these, by these names: who is killed in between finds out by them what it won."""
+
+        def put(conn: sqlite3.Connection) -> None:
+            here = self._environment_id(conn, environment, us(now_s))
+            for unit, path in claims:
+                conn.execute(_CLAIM, (self._problem_id(conn, unit.problem), here, unit.covers, 1, path, 0))
+
+        self._write(put)
+
+    def fleet_claims(
+        self, environment: Environment, claims: Iterable[tuple[Unit, bool, str, float]], *, now_s: float
+    ) -> None:
+        """Who tunes what, in place of what was known: (unit, whether it is ours, name, until when by our clock).
+
+        Claims of ours that are not named stay until they lapse.  The daemon may ask for more again.
+        """
+
+        def put(conn: sqlite3.Connection) -> None:
+            here = self._environment_id(conn, environment, us(now_s))
+            gone = "DELETE FROM fleet_claim WHERE environment_id = ? AND (ours = 0 OR until_us <= ?)"
+            conn.execute(gone, (here, us(now_s)))
+            for unit, ours, path, until_s in claims:
+                number = self._problem_id(conn, unit.problem)
+                conn.execute(_CLAIM, (number, here, unit.covers, int(ours), path, us(until_s)))
+            conn.execute("UPDATE fleet_position SET asked_us = NULL WHERE environment_id = ?", (here,))
+
+        self._write(put)
+
+    def fleet_ours(self, environment: Environment) -> list[tuple[Unit, str, float]]:
+        """What this host has claimed: (unit, name, until when by our clock; 0: it may have been won by another)."""
+        sql = f"""
+            SELECT {PROBLEM_COLUMNS}, f.covers, f.path, f.until_us FROM fleet_claim f
+            JOIN problem p ON p.id = f.problem_id JOIN environment e ON e.id = f.environment_id
+            WHERE f.ours = 1 AND e.key = ?
+        """  # noqa: S608
+        found = self._db.read(lambda conn: rows(conn, sql, (environment.key,)))
+        return [(Unit(problem_of(row), row["covers"]), row["path"], row["until_us"] / 1e6) for row in found]
+
+    def fleet_drop(self, environment: Environment, units: Iterable[Unit]) -> None:
+        """These units are not ours any more."""
+
+        def drop(conn: sqlite3.Connection) -> None:
+            for unit in units:
+                conn.execute(
+                    "DELETE FROM fleet_claim WHERE problem_id = ? AND covers = ? AND ours = 1 AND environment_id = "
+                    "(SELECT id FROM environment WHERE key = ?)",
+                    (self._problem_id(conn, unit.problem), unit.covers, environment.key),
+                )
+
+        self._write(drop)
+
+    def fleet_unshared(self, environment: Environment) -> list[Unshared]:
+        """Verdicts found here that no other host has from us, by unit."""
+
+        def ask(conn: sqlite3.Connection) -> list[Unshared]:
+            place = conn.execute("SELECT id FROM environment WHERE key = ?", (environment.key,)).fetchone()
+            if place is None:
+                return []
+            units: dict[tuple[int, str], list[dict[str, Any]]] = {}
+            for row in rows(conn, _UNSHARED, {"environment": place[0]}):
+                units.setdefault((row["problem_id"], row["covers"]), []).append(row)
+            return [_unshared(conn, place[0], number, found) for (number, _), found in units.items()]
+
+        return [one for one in self._db.read(ask) if one.solutions]
+
+    def fleet_shared(self, ids: Sequence[int]) -> None:
+        """These solutions are with the others now."""
+        self._write(lambda conn: conn.executemany("INSERT OR IGNORE INTO fleet_shared VALUES (?)", [(i,) for i in ids]))
+
+    def fleet_solved(self, environment: Environment, *, since_s: float) -> int:
+        """How many verdicts came since then, found or checked here."""
+        sql = (
+            "SELECT count(*) FROM solution s JOIN environment e ON e.id = s.environment_id "
+            "WHERE e.key = ? AND s.published_us > ?"
+        )
+        return self._db.read(lambda conn: int(conn.execute(sql, (environment.key, us(since_s))).fetchone()[0]))
+
+    def fleet_counts(self, environment: Environment, *, now_s: float, limit: int) -> list[dict[str, Any]]:
+        """What programs called here, dearest first: problem, calls, us a call, hits, covered, worth, last_seen_us."""
+
+        def ask(conn: sqlite3.Connection) -> list[dict[str, Any]]:
+            place = conn.execute("SELECT id FROM environment WHERE key = ?", (environment.key,)).fetchone()
+            facts = {"environment": place[0] if place else 0, "day": us(now_s) // DAY_US, "limit": limit}
+            return rows(conn, _COUNTS, facts)
+
+        found = self._db.read(ask)
+        names = ("calls", "us", "hits", "covered", "worth", "last_seen_us")
+        return [{"problem": str(problem_of(row)), **{name: row[name] for name in names}} for row in found]
+
+
+def _unshared(conn: sqlite3.Connection, environment: int, problem: int, found: list[dict[str, Any]]) -> Unshared:
+    solutions = tuple(s for s in map(solution_of, found) if s is not None)
+    first = found[0]
+    measured = {name: first[name] for name in ("conditions", "others", "published_us")}
+    trials = rows(conn, _TRIALS, {"problem": problem, "environment": environment})
+    return Unshared(solutions, measured, trials, tuple(row["id"] for row in found))

@@ -1,0 +1,66 @@
+"""Who tunes what, without a coordinator: a claim is an object that can be created once.
+
+The first to create `<unit>.0` has the unit for LEASE_S.  After that anybody may create `<unit>.1`, and so on: of any
+number of hosts that try at once the store lets one win, so no claim is ever taken by replacing or deleting another's.
+How old a claim is, the store says (when it was written, against when a host's own object was just written): no clock
+of a host is asked, so a host whose clock is an hour wrong claims like any other.  A claim that is lost or ignored
+costs only work: whatever is found is checked where it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from gemmtuned.fleet.layout import CLAIMS, claim_parts, claim_path
+from gemmtuned.fleet.objects import Objects
+
+LEASE_S: Final = 1800.0
+MAX_NUMBER: Final = 999_999
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The newest claim of a unit: its number, and for how many seconds it still holds (0 or less: it lapsed)."""
+
+    number: int
+    left_s: float
+
+
+def read(objects: Objects, environment: str, *, clock_s: float, lease_s: float = LEASE_S) -> dict[str, Claim]:
+    """The newest claim of each unit. clock_s: the store's own time."""
+    newest: dict[str, Claim] = {}
+    for entry in objects.list(f"{CLAIMS}/{environment}"):
+        parts = claim_parts(entry.path)
+        if parts is None:
+            continue
+        unit, number = parts
+        if unit not in newest or number > newest[unit].number:
+            newest[unit] = Claim(number, min(entry.modified_s + lease_s - clock_s, lease_s))
+    return newest
+
+
+def take(
+    objects: Objects, environment: str, units: Iterable[str], known: Mapping[str, Claim], *, host: str, most: int
+) -> dict[str, str]:
+    """Claim the first `most` of these units that nobody holds; the name of each claim that is ours now.
+
+    A unit that somebody else has claimed meanwhile is passed over.
+    """
+    won: dict[str, str] = {}
+    for unit in units:
+        if len(won) >= most:
+            break
+        held = known.get(unit)
+        if held is not None and (held.left_s > 0 or held.number >= MAX_NUMBER):
+            continue
+        path = claim_path(environment, unit, 0 if held is None else held.number + 1)
+        if objects.create(path, host.encode()):
+            won[unit] = path
+    return won
+
+
+def done(objects: Objects, paths: Iterable[str]) -> None:
+    """These claims are not needed any more: their results are there, or the work is left to others."""
+    objects.delete(paths)

@@ -1,0 +1,26 @@
+"""The store of objects that a URL names."""
+
+from __future__ import annotations
+
+from typing import Final
+from urllib.parse import urlsplit
+
+from gemmtuned.configs.errors import SettingError
+from gemmtuned.fleet.buckets import BucketObjects
+from gemmtuned.fleet.hugging_face import HubObjects
+from gemmtuned.fleet.objects import Objects
+
+SCHEMES: Final = ("file", "s3", "gs", "az", "hf")
+
+
+def open_objects(url: str) -> Objects:
+    """The store of this URL. Raises SettingError for a URL that is none, or without the extra that it needs."""
+    parts = urlsplit(url)
+    if parts.scheme not in SCHEMES or (parts.scheme != "file" and not parts.netloc) or parts.query or parts.fragment:
+        raise SettingError(
+            f"{url!r} is not a URL to share results at, expected file:///folder, s3://bucket/folder, gs://, az:// or "
+            "hf://datasets/owner/name"
+        )
+    if parts.scheme == "hf":
+        return HubObjects(url)
+    return BucketObjects(url)

@@ -1,0 +1,89 @@
+"""What goes from the store of a fleet: old results, more of one unit or host than anybody needs, lapsed claims.
+
+Anybody may do it at any time: results are immutable, so one that is needed again is found again and sent again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Final
+
+from gemmtuned import __version__
+from gemmtuned.fleet.claims import LEASE_S
+from gemmtuned.fleet.layout import CLAIMS, HOSTS, RESULTS, claim_parts, result_parts
+from gemmtuned.fleet.objects import Entry, Objects
+
+OF_A_UNIT: Final = 3  # the newest results that stay for one unit
+MOST: Final = 200_000  # results of one environment: what is over goes, oldest first
+HOSTS_S: Final = 30 * 86_400.0  # a host that wrote nothing for so long is gone
+STRAYS_S: Final = 86_400.0  # objects of no name of ours are left for so long: somebody may be at something
+
+
+def prune(
+    objects: Objects, *, now_s: float, keep_s: float, dry_run: bool, most: int = MOST, lease_s: float = LEASE_S
+) -> dict[str, tuple[str, list[str]]]:
+    """Remove what is old; by kind, why and the names. dry_run: remove nothing. Raises TryLater."""
+    clock_s = now_s
+    if objects.can_claim and not dry_run:
+        objects.put(f"{HOSTS}/prune", __version__.encode())
+        clock_s = objects.clock_s(f"{HOSTS}/prune")
+    gone = {
+        "result": (
+            f"older than {keep_s / 86400:.3g} days, or more than are needed",
+            _results(objects, clock_s, keep_s, most),
+        ),
+        "claim": ("lapsed", _claims(objects, clock_s, lease_s)),
+        "host": (f"silent for {HOSTS_S / 86400:.0f} days", _hosts(objects, clock_s)),
+    }
+    if not dry_run:
+        for _, paths in gone.values():
+            objects.delete(paths)
+    return gone
+
+
+def _results(objects: Objects, clock_s: float, keep_s: float, most: int) -> list[str]:
+    by_unit: dict[tuple[str, str], list[Entry]] = defaultdict(list)
+    by_environment: dict[str, list[Entry]] = defaultdict(list)
+    gone = set()
+    for entry in objects.list(RESULTS):
+        parts = result_parts(entry.path)
+        if parts is None:
+            continue
+        by_unit[parts[:2]].append(entry)
+        by_environment[parts[0]].append(entry)
+        if clock_s - entry.modified_s > keep_s:
+            gone.add(entry.path)
+    for entries in by_unit.values():
+        gone.update(entry.path for entry in sorted(entries, key=_age)[:-OF_A_UNIT])
+    for entries in by_environment.values():
+        left = sorted((entry for entry in entries if entry.path not in gone), key=_age)
+        gone.update(entry.path for entry in left[: max(len(left) - most, 0)])
+    return sorted(gone)
+
+
+def _claims(objects: Objects, clock_s: float, lease_s: float) -> list[str]:
+    """All but the newest of each unit, and that one, too, when it lapsed twice over: nobody waits for it any more."""
+    newest: dict[tuple[str, str], tuple[int, Entry]] = {}
+    gone = []
+    for entry in objects.list(CLAIMS):
+        parts = claim_parts(entry.path)
+        if parts is None:
+            continue
+        key = (entry.path.rpartition("/")[0], parts[0])
+        before = newest.get(key)
+        if before is not None and before[0] > parts[1]:
+            gone.append(entry.path)
+            continue
+        if before is not None:
+            gone.append(before[1].path)
+        newest[key] = (parts[1], entry)
+    gone += [entry.path for _, entry in newest.values() if clock_s - entry.modified_s > 2 * lease_s]
+    return sorted(gone)
+
+
+def _hosts(objects: Objects, clock_s: float) -> list[str]:
+    return [entry.path for entry in objects.list(HOSTS) if clock_s - entry.modified_s > HOSTS_S]
+
+
+def _age(entry: Entry) -> tuple[float, str]:
+    return entry.modified_s, entry.path

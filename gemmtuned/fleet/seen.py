@@ -1,0 +1,140 @@
+"""What a host tells of itself: what its programs called and what its verdicts gain, one whole file, its own writer.
+
+People read it (coverage --fleet), and those who tune for many (fleet tune).  Counts only ever grow.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from gemmtuned import __version__
+from gemmtuned.configs.errors import GemmtunedError, TableError
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Environment
+from gemmtuned.fleet.host import Trust
+from gemmtuned.fleet.layout import HOSTS, host_of, seen_path
+from gemmtuned.fleet.objects import Objects
+from gemmtuned.fleet.record import canonical, check_environment, check_number, check_text, has, sign
+
+if TYPE_CHECKING:
+    from gemmtuned.db.store import Store
+
+SCHEMA: Final = 1
+MAX_BYTES: Final = 16 << 20
+MAX_COUNTS: Final = 20_000  # problems of one environment, dearest first
+_FILE: Final = {"schema", "host", "gemmtuned", "updated_us", "environments"}
+_ENVIRONMENT: Final = {"environment", "counts", "figures"}
+_COUNT: Final = {"problem", "calls", "us", "hits", "covered", "worth", "last_seen_us"}
+_FIGURE: Final = {"problem", "mode", "covers", "backend", "config", "us", "baseline_us", "state"}
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One environment of one host.
+
+    counts: of each problem its calls, microseconds a call, hits, whether it is covered, worth (microseconds a day) and
+    when it was called last.  figures: of each verdict in use there what it takes, and what torch took.
+    """
+
+    host: str
+    updated_us: int
+    environment: Environment
+    counts: list[dict[str, Any]]
+    figures: list[dict[str, Any]]
+
+
+def put(store: Store, objects: Objects, host: str, trust: Trust, *, now_s: float) -> None:
+    """Write our own file. Counts of problems that are still known here never fall below what was there."""
+    before = {}
+    for one in _earlier(objects, host, trust):
+        before.update({(one.environment.key, row["problem"]): row["calls"] for row in one.counts})
+    environments = []
+    for environment in store.known_environments():
+        counts = store.fleet_counts(environment, now_s=now_s, limit=MAX_COUNTS)
+        for row in counts:
+            row["calls"] = max(row["calls"], before.get((environment.key, row["problem"]), 0))
+        described = {"device": asdict(environment.device), "stamps": dict(environment.stamps)}
+        figures = _figures(store, environment)
+        if counts or figures:
+            environments.append({"environment": described, "counts": counts, "figures": figures})
+    record = {
+        "schema": SCHEMA, "host": host, "gemmtuned": __version__, "updated_us": round(now_s * 1e6),
+        "environments": environments,
+    }  # fmt: skip
+    objects.put(seen_path(host), canonical({"record": record, "signature": sign(record, trust.key)}))
+
+
+def read_all(objects: Objects, trust: Trust) -> tuple[list[Seen], list[str]]:
+    """(what all hosts tell, why some are left out)."""
+    found: list[Seen] = []
+    refused: list[str] = []
+    for entry in list(objects.list(HOSTS)):
+        host = host_of(entry.path)
+        if host is None:
+            continue
+        try:
+            if not trust.allows(host):
+                raise TableError(f"{entry.path}: the host is not in GEMMTUNED_SYNC_HOSTS")
+            data = objects.get(entry.path, limit=MAX_BYTES)
+            found += [] if data is None else read(entry.path, data, host, trust)
+        except TableError as err:
+            refused.append(str(err))
+    return found, refused
+
+
+def read(path: str, data: bytes, host: str, trust: Trust) -> list[Seen]:
+    """What this file says. Raises TableError that names it and what is wrong."""
+    try:
+        whole = json.loads(data)
+        has(whole, {"record", "signature"}, "the object")
+        record = whole["record"]
+        if trust.key and sign(record, trust.key) != whole["signature"]:
+            raise TableError("its signature is not by the key of this fleet (GEMMTUNED_SYNC_KEY)")
+        has(record, _FILE, "the record")
+        if record["schema"] != SCHEMA or record["host"] != host:
+            raise TableError(f"it is of schema {str(record['schema'])[:20]}, by host {str(record['host'])[:80]!r}")
+        updated_us = int(check_number(record["updated_us"], "updated_us") or 0)
+        return [_one(row, host, updated_us) for row in record["environments"]]
+    except TableError as err:
+        raise TableError(f"{path}: {err}") from err
+    except (GemmtunedError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
+        raise TableError(f"{path}: not a host's file ({type(err).__name__}: {str(err)[:200]})") from err
+
+
+def _one(row: Any, host: str, updated_us: int) -> Seen:
+    has(row, _ENVIRONMENT, "an environment")
+    for one in row["counts"]:
+        has(one, _COUNT, "a count")
+        Problem.parse(check_text(one["problem"], "problem", 512))
+        for name in _COUNT - {"problem"}:
+            check_number(int(one[name]) if isinstance(one[name], bool) else one[name], name)
+    for one in row["figures"]:
+        has(one, _FIGURE, "a figure")
+        Problem.parse(check_text(one["problem"], "problem", 512))
+        for name in ("mode", "covers", "backend", "config", "state"):
+            check_text(one[name], name, 4096)
+        for name in ("us", "baseline_us"):
+            if not check_number(one[name], name):
+                raise TableError(f"{name} is {str(one[name])[:40]!r}, expected a time")
+    return Seen(host, updated_us, check_environment(row["environment"]), row["counts"], row["figures"])
+
+
+def _earlier(objects: Objects, host: str, trust: Trust) -> list[Seen]:
+    try:
+        data = objects.get(seen_path(host), limit=MAX_BYTES)
+        return [] if data is None else read(seen_path(host), data, host, trust)
+    except TableError:  # it is written anew
+        return []
+
+
+def _figures(store: Store, environment: Environment) -> list[dict[str, Any]]:
+    return list(_figure_rows(store, environment))[:MAX_COUNTS]
+
+
+def _figure_rows(store: Store, environment: Environment) -> Iterator[dict[str, Any]]:
+    for one in store.published([environment.device.key])[1]:
+        if environment.accepts(one.backend, one.stamp):
+            yield {"problem": str(one.problem), **{name: getattr(one, name) for name in _FIGURE - {"problem"}}}

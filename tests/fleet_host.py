@@ -1,0 +1,57 @@
+"""A host of a fleet as a process: HOME URL, a real daemon on a planted device with the real exchange beside it.
+
+Its environment names it (GEMMTUNED_SYNC_NAME).  --search: another planted search; --once; --skew S: its clock is wrong
+by so many seconds, in its own process and in the child that exchanges.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from fakes import FakeMonitor  # noqa: E402
+
+from gemmtuned.configs.errors import GemmtunedError  # noqa: E402
+from gemmtuned.configs.settings import Settings  # noqa: E402
+from gemmtuned.daemon.seats.worker import Worker  # noqa: E402
+from gemmtuned.daemon.service.main import run_daemon  # noqa: E402
+from gemmtuned.fleet.beside import Beside, Pace  # noqa: E402
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("home")
+    parser.add_argument("url")
+    parser.add_argument("--search", default="planted_search.py")
+    parser.add_argument("--once", action="store_true")
+    parser.add_argument("--lease-s", type=float, default=600.0)
+    parser.add_argument("--live-s", type=float, default=5.0)
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    settings = Settings.from_env({**os.environ, "GEMMTUNED_HOME": args.home, "GEMMTUNED_IDLE_S": "0"})
+    monitor = FakeMonitor(lambda now_s: 0.0)
+    monitor.read(time.time())
+    make_worker = partial(Worker, nice=0, search=f"{HERE / args.search}:tune")
+    pace = Pace(every_s=2.0, soonest_s=0.2, look_s=0.1, lease_s=args.lease_s, live_s=args.live_s)
+    beside = Beside(settings, args.url, pace)
+    try:
+        code = run_daemon(settings, once=args.once, monitors=[monitor], make_worker=make_worker)
+    except GemmtunedError as err:
+        print(err, file=sys.stderr)
+        code = err.exit_code
+    finally:
+        beside.stop()
+    print("imported in the parent:", sorted({"torch", "obstore", "huggingface_hub"} & set(sys.modules)))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,29 @@
+"""Hosts that share results: real daemons, stores and objects, a folder or an S3 server between; planted devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fleets import Host, problem, running, searches, until_covered
+
+pytest.importorskip("obstore", reason="the extra [fleet] is not installed")
+
+
+def test_a_second_host_takes_over_what_the_first_found_after_a_check_of_its_own(tmp_path: Path) -> None:
+    url = (tmp_path / "shared").as_uri()
+    one, two = Host(tmp_path / "one", url), Host(tmp_path / "two", url)
+    problems = [problem(i) for i in range(3)]
+    with running([one, two]):
+        one.see(*problems)
+        one.start()
+        until_covered([one], problems, 40)
+        one.exchange().run(now_s=__import__("time").time())
+        two.see(*problems)
+        two.start()
+        until_covered([two], problems, 40)
+
+    assert set(searches([one, two]).values()) == {1}
+    assert two.searched() == set()
+    assert {s.backend for s in two.solved().values()} == {"fast"}
+    assert "imported in the parent: []" in two.log.read_text()
