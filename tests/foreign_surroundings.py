@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import inspect
+import json
 import operator
 import os
-import pickle
+import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from foreign_running import ROWS, K, N, arrive, aten, coarse_program, mlp, program, rows, step
+from foreign_running import K, N, arrive, aten, coarse_program, mlp, program, rows, step
 from torch import Tensor
+
+from gemmtuned.hooks import activate
 
 # ---- extensions of torch
 
@@ -113,55 +117,13 @@ def threads_that_train():
 
 @program
 def server_that_forks_its_workers():
-    """As gunicorn: the master loads the model, forks, reaps, and ends its workers with a signal.
-
-    They end as multiprocessing ends its children: where the master has used torch's profiler, the end of the whole
-    interpreter in a fork of it waits for a thread that did not come along, and torch aborts.
-    """
-    import signal
-    import socket
-
-    model = mlp().eval()
-    model(rows())
-    listening = socket.socket()
-    listening.bind(("127.0.0.1", 0))
-    listening.listen(16)
-
-    def worker():
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
-        torch.set_num_threads(1)  # the threads of OpenMP did not come along
-        while True:
-            connection, _ = listening.accept()
-            seed = connection.recv(8)[0]
-            with torch.no_grad():
-                y = model(torch.full((ROWS, K), float(seed)))
-            connection.sendall(pickle.dumps(y.tolist()))
-            connection.close()
-
-    workers = []
-    for _ in range(3):
-        pid = os.fork()
-        if pid == 0:
-            try:
-                worker()
-            except SystemExit as end:
-                os._exit(int(str(end.code)))
-            os._exit(1)
-        workers.append(pid)
-    answers = []
-    for seed in range(9):
-        with socket.create_connection(listening.getsockname(), timeout=20) as connection:
-            connection.sendall(bytes([seed]))
-            answers.append(torch.tensor(pickle.loads(b"".join(iter(lambda: connection.recv(65536), b"")))))
-        if seed == 4:
-            arrive()
-    for pid in workers:
-        os.kill(pid, signal.SIGTERM)
-    ends = sorted(os.waitstatus_to_exitcode(os.wait()[1]) for _ in workers)
-    try:
-        os.wait()
-        ends.append("one child more")
-    except ChildProcessError:
-        pass
-    listening.close()
-    return answers, ends
+    """In an interpreter of its own: after all that ran here, MKL can hold a lock that a fork never gets, stock too."""
+    environment = {**os.environ, "AITER_TUNE_GEMM": "0" if activate.current() is None else "1"}
+    command = [sys.executable, "-P", str(Path(__file__).with_name("foreign_server.py"))]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, env=environment, text=True, **pipes) as server:
+        half = server.stdout.readline()
+        arrive()
+        out, err = server.communicate("on\n")
+    said = json.loads(out.splitlines()[-1]) if out else {"answers": [], "ends": []}
+    return half, torch.tensor(said["answers"]), said["ends"], server.returncode, err

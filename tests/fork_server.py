@@ -10,6 +10,7 @@ Speaks JSON lines on its standard input and output: {code, args, env, out, err} 
 import json
 import os
 import sys
+from contextlib import suppress
 
 import torch  # noqa: F401  what it is all about
 
@@ -18,6 +19,8 @@ def main() -> None:
     for line in sys.stdin:
         order = json.loads(line)
         pid = os.fork()
+        with suppress(OSError):
+            os.setpgid(pid, pid)  # by both, whoever is first: at a timeout the group is killed with all in it
         if pid == 0:
             become(order)
             return

@@ -67,7 +67,7 @@ class ForkServer:
         order = {"code": textwrap.dedent(code), "args": [*args], "env": env, "out": str(out), "err": str(err)}
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
-        timer = threading.Timer(timeout_s, os.kill, (self._answer("pid"), signal.SIGKILL))
+        timer = threading.Timer(timeout_s, kill_group, (self._answer("pid"),))
         timer.start()
         status = self._answer("status")
         timer.cancel()
@@ -110,7 +110,7 @@ class Home:
         return {**rest, "PYTHONPATH": path, **ours, **env}
 
     def start(self, code: str, *args: str, **env: str) -> subprocess.Popen[str]:
-        """Start a program."""
+        """Start a program, in a group of processes of its own."""
         return subprocess.Popen(
             [sys.executable, "-P", "-c", textwrap.dedent(code), *args],
             env=self.environment(**env),
@@ -119,17 +119,22 @@ class Home:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         )
 
     def run(self, code: str, *args: str, timeout_s: float = 90, fresh: bool = False, **env: str) -> Done:
-        """Run a program to its end; fresh: in a process that imports torch itself."""
+        """Run a program to its end; fresh: in a process that imports torch itself.
+
+        When the time is over it is killed with all that it has started, so that nothing of it slows the next test.
+        """
         if self.server is not None and not fresh:
             return self.server.run(code, args, self.environment(**env), timeout_s)
         process = self.start(code, *args, **env)
         try:
             out, err = process.communicate(timeout=timeout_s)
-        finally:
-            process.kill()
+        except BaseException:
+            kill_group(process.pid)
+            raise
         return Done(process.returncode, out, err)
 
     def run_ranks(self, count: int, code: str, *args: str, timeout_s: float = 90, **env: str) -> list[Done]:
@@ -140,9 +145,10 @@ class Home:
         processes = [self.start(code, *args, RANK=str(rank), **env) for rank in range(count)]
         try:
             said = [process.communicate(timeout=timeout_s) for process in processes]
-        finally:
+        except BaseException:
             for process in processes:
-                process.kill()
+                kill_group(process.pid)
+            raise
         return [Done(process.returncode, *texts) for process, texts in zip(processes, said, strict=True)]
 
     def counts(self) -> dict[tuple[str, str], int]:
@@ -161,6 +167,12 @@ class Home:
     def calls(self) -> int:
         """All calls in the database."""
         return sum(self.counts().values())
+
+
+def kill_group(leader: int) -> None:
+    """Kill a program and all that it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 def solution(problem: Problem, backend: str, device: str, stamp: str, **columns: Any) -> Solution:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import signal
+import subprocess
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,7 @@ import pytest
 import torch
 from foreign_programs import PROGRAMS
 from foreign_running import K
-from hooked import HERE, LINEAR, ForkServer, Home, publish, published
+from hooked import HERE, LINEAR, ForkServer, Home, publish, published, wait_for
 from torch.utils._pytree import tree_flatten
 
 from gemmtuned.kernels.families.error import SURE
@@ -124,6 +127,28 @@ def test_a_difference_is_seen(off: Any, on: Any, word: str) -> None:
 @pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
 def test_torchao_is_among_them() -> None:
     assert sum(name.startswith("torchao") for name in PROGRAMS) == 2
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_program_whose_time_is_over_is_killed_with_its_children(home: Home, tmp_path: Path, fresh: bool) -> None:
+    left = tmp_path / "child"
+    code = """
+        import os, sys, time
+        if os.fork() == 0:
+            with open(sys.argv[1], "w") as file:
+                file.write(str(os.getpid()))
+        time.sleep(600)
+        """
+    with suppress(subprocess.TimeoutExpired):  # where it is not the fork server that ends it
+        assert home.run(code, str(left), fresh=fresh, timeout_s=1.0, AITER_TUNE_GEMM="0").code == -signal.SIGKILL
+    wait_for(lambda: not lives(int(left.read_text())))
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 # ---- gevent
