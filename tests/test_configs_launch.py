@@ -14,10 +14,21 @@ from cases import LAUNCH as GOOD
 from cases import LIBRARY_LAUNCH
 
 from gemmtuned.configs.errors import TableError
-from gemmtuned.configs.launch import OPS, PLAIN, SLOTS, WHATS, KernelLaunch, LibraryLaunch, read_launch
+from gemmtuned.configs.launch import (
+    OPS,
+    PLAIN,
+    SLOTS,
+    VERSION,
+    WHATS,
+    KernelLaunch,
+    LibraryLaunch,
+    OperatorLaunch,
+    read_launch,
+)
 from gemmtuned.configs.manifest import BINARIES, read_binary, write_binary
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Solution
+from gemmtuned.hooks.native.launches import operator_call
 
 V2: dict[str, Any] = {
     "v": 2, "binary": "0a" * 32, "name": "warp_split_k", "shared": 65536, "threads": 128, "cluster": 1,
@@ -142,6 +153,20 @@ def test_a_record_takes_every_operand_of_its_problem_and_no_other() -> None:
 def test_a_record_of_version_2_with_a_wrong_field_is_refused_by_name(change: dict[str, Any], named: str) -> None:
     with pytest.raises(TableError, match=named):
         read_launch(json.dumps({**V2, **change}))
+
+
+@pytest.mark.parametrize("number", [1 << 63, -(1 << 63) - 1, 10**40, (1 << 63) - 1, -(1 << 63), -1, True])
+def test_an_operators_integer_is_one_of_64_bits(number: int) -> None:
+    facts = {
+        "v": VERSION, "operator": "aten::mm", "schema": "aten::mm(Tensor self)", "arguments": ["x", number],
+        "conditions": [], "package": "torch", "version": "2.13.0",
+    }  # fmt: skip
+    if not -(1 << 63) <= number < 1 << 63:
+        with pytest.raises(TableError, match=r"integer of \d+ bits"):
+            read_launch(json.dumps(facts))
+        return
+    record = read_launch(json.dumps(facts))
+    assert isinstance(record, OperatorLaunch) and operator_call(record).integer[1] == number
 
 
 def test_the_record_of_the_docs_is_one() -> None:
