@@ -82,8 +82,9 @@ class Routes:
         if type(record) is not LAUNCHED.get(backend, OperatorLaunch):
             raise TableError(f"its launch record is not one of backend {backend}")
         record.check_for(problem)
-        chain_rows = record.at_most("x.size0") or 0 if problem.batch_invariant else 0
-        row = row._replace(conditions=conditions(record.checked, rank), chain_rows=chain_rows)
+        if problem.batch_invariant and not isinstance(record, KernelLaunch):  # X is cut to fit a binary alone
+            raise TableError(f"backend {backend} has no binary, which batch-invariant products run by")
+        row = row._replace(conditions=conditions(record.checked, rank))
         if isinstance(record, OperatorLaunch):
             if schema_of(record.operator) is None:
                 raise OperatorMissing(record.operator)
@@ -100,4 +101,5 @@ class Routes:
         if key not in self._kernels:
             image = read_binary(self._folder, record.binary)
             self._kernels[key] = self._native.load_kernel(device, image, record.name, record.shared, record.cluster)
-        return row._replace(launch=kernel_launch(record, self._kernels[key], rank))
+        chain_rows = record.at_most("x.size0") or 0 if problem.batch_invariant else 0
+        return row._replace(launch=kernel_launch(record, self._kernels[key], rank), chain_rows=chain_rows)

@@ -8,11 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from cases import LAUNCH, LIBRARY_LAUNCH
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Device, Environment, Solution
-from gemmtuned.hooks.dispatch import NATIVE_CODES, build_table
+from gemmtuned.hooks.dispatch import NATIVE_CODES, Table, build_table
 from gemmtuned.hooks.native import Row
 from gemmtuned.hooks.routes import Routes
 from gemmtuned.kernels.backends.cublaslt import record_of
@@ -27,6 +28,10 @@ SOLUTION = Solution(
     config="{}", stamp="130002/sm_90", us=1.0, baseline_us=2.0, gain_low=1.5, err=1e-3, baseline_err=1e-3,
     state="published", launch=json.dumps(LIBRARY_LAUNCH),
 )  # fmt: skip
+OPERATOR = {
+    "v": 2, "operator": "aten::mm", "schema": "aten::mm(Tensor self, Tensor mat2) -> Tensor", "arguments": ["x", "b"],
+    "conditions": [["x.contiguous", "==", 1]], "package": "torch", "version": "2.13.0",
+}  # fmt: skip
 
 
 def rows(*solutions: Solution, folder: Path = Path("/nowhere")) -> tuple[list[Row], dict[str, int]]:
@@ -67,6 +72,21 @@ def test_a_record_that_is_not_its_solutions_costs_the_row() -> None:
         replace(SOLUTION, stamp=OTHER.stamps["cublaslt"]),
     ):
         assert rows(wrong) == ([], {"its kernel does not load": 1})
+
+
+@pytest.mark.parametrize("backend", ["cublaslt", "others"])
+def test_batch_invariant_products_run_by_binaries_alone(backend: str) -> None:
+    """X is cut into rows and laid out for a binary; a library or an operator would get it as it lies."""
+    record = LIBRARY_LAUNCH if backend == "cublaslt" else OPERATOR
+    problem = replace(SOLUTION.problem, batch_invariant=True)
+    solution = replace(SOLUTION, backend=backend, problem=problem, launch=json.dumps(record))
+    native: Any = SimpleNamespace(cublaslt_version=130002, check_operator=lambda facts: None)
+    table = Table(1, {"cuda:1": {(problem, "exact", "graph"): solution}})  # as if it had been taken for proven
+
+    assert list(Routes(native, Path("/nowhere")).rows(table)) == []
+    assert table.refused == {"its kernel does not load": 1}
+    plain = replace(solution, problem=SOLUTION.problem)
+    assert list(Routes(native, Path("/nowhere")).rows(Table(1, {"cuda:1": {(plain.problem, "exact", "graph"): plain}})))
 
 
 def test_a_solution_published_anew_with_another_record_is_another_route() -> None:
