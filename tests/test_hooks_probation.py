@@ -19,12 +19,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hooked import LINEAR, Home, publish, published
+from hooked import HERE, LINEAR, Home, publish, published
 
 from gemmtuned.configs.processes import life_of, pid_namespace
 from gemmtuned.configs.settings import Settings
 from gemmtuned.db.store import Store
-from gemmtuned.hooks import probation
+from gemmtuned.hooks import native, probation
+from gemmtuned.hooks.native.build import compiler
 from gemmtuned.hooks.probation import DEATHS, STEPS_S, TRIAL_S, Probation, pages_of
 from gemmtuned.reports import checks_host
 
@@ -483,3 +484,16 @@ def test_a_page_is_made_in_memory_of_our_own_alone_and_leaves_nothing(home: Home
         others.pop(2)
     assert others == [[False, False, [], 0]] * len(others)
     assert closed
+
+
+def test_a_call_that_lasts_longer_than_its_probation_is_not_counted_for_the_next(tmp_path: Path) -> None:
+    cxx = compiler()
+    assert cxx is not None
+    program, pages = tmp_path / "late_calls", pages_of(tmp_path / "probation")
+    sources = ["-I", str(Path(native.__file__).parent), str(HERE / "late_calls.cpp")]
+    subprocess.run([cxx, "-std=c++20", "-O1", "-pthread", *sources, "-o", str(program)], check=True)
+    try:
+        done = subprocess.run([program, pages, "500"], capture_output=True, text=True, check=True)
+    finally:
+        shutil.rmtree(pages, ignore_errors=True)
+    assert done.stdout == "0 1\n", "pages that hold a call of another; the address that is used again"

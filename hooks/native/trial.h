@@ -10,31 +10,27 @@ namespace gemmtuned {
 inline bool is_fault(int code) { return code == 700 || (code >= 714 && code <= 718); }
 
 inline void note_fault(int code) {
-  TrialPage* page = g_trial.load(std::memory_order_relaxed);
-  if (page && is_fault(code)) page->fault.store(static_cast<uint32_t>(code), std::memory_order_relaxed);
+  if (!is_fault(code)) return;
+  if (const HeldPage page(HeldPage::NONE); page)
+    page->fault.store(static_cast<uint32_t>(code), std::memory_order_relaxed);
 }
 
 // While a routed call is going on.
-struct OnTrial {
-  TrialPage* const page;
-  OnTrial(Route& route, bool on_host) : page(current()) {
-    if (!page) return;
-    page->going_on.fetch_add(1, std::memory_order_relaxed);
+class OnTrial {
+ public:
+  OnTrial(Route& route, bool on_host) : page_(HeldPage::MADE) {
+    if (C10_LIKELY(!page_)) return;
+    page_->going_on.fetch_add(1, std::memory_order_relaxed);
     if (on_host) return;
-    page->launched.store(1, std::memory_order_relaxed);
+    page_->launched.store(1, std::memory_order_relaxed);
     route.launched.store(true, std::memory_order_relaxed);
   }
   ~OnTrial() {
-    if (page) page->going_on.fetch_sub(1, std::memory_order_relaxed);
+    if (C10_UNLIKELY(static_cast<bool>(page_))) page_->going_on.fetch_sub(1, std::memory_order_relaxed);
   }
-  OnTrial(const OnTrial&) = delete;
-  OnTrial& operator=(const OnTrial&) = delete;
 
  private:
-  static TrialPage* current() {
-    TrialPage* const page = g_trial.load(std::memory_order_relaxed);
-    return C10_LIKELY(page != &g_unborn) ? page : Trial::get().page();
-  }
+  const HeldPage page_;
 };
 
 }  // namespace gemmtuned

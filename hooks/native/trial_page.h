@@ -33,6 +33,7 @@ static_assert(sizeof(TrialPage) == 16, "the facts begin there");
 
 inline TrialPage g_unborn;                        // stands for a page that the next routed call makes
 inline std::atomic<TrialPage*> g_trial{nullptr};  // null while no table is on probation
+inline std::atomic<int64_t> g_holders{0};         // of a page; those of a fork's parent never let go in the child
 
 // Text put together in memory of its own; what does not fit makes it useless, and `fits` says so.
 template <size_t Room>
@@ -93,9 +94,8 @@ class Trial {
     std::lock_guard<std::mutex> hold(mutex_);
     g_trial.store(nullptr);
     if (!page_) return;
-    const bool quiet = page_->going_on.load() == 0;
     forget();
-    spare_ = quiet ? page_ : nullptr;  // no call of before can spoil the count of the next
+    spare_ = g_holders.load() == 0 ? page_ : nullptr;  // no call of before can spoil the count of the next
     page_ = nullptr;
     if (!keep) unlink(path_.c_str());
   }
@@ -182,6 +182,31 @@ class Trial {
     std::memcpy(room, began.data(), began.size());
     return {room, began.size()};
   }
+};
+
+// The page, null without a probation, which keeps its address from the page of the next one as long as this lives: whoever is
+// not counted yet when `end` looks finds no page any more. On probation alone it costs more than one load.
+class HeldPage {
+ public:
+  enum Unborn { MADE, NONE };  // what it is while no call has needed the page yet
+
+  explicit HeldPage(Unborn unborn) {
+    if (g_trial.load(std::memory_order_relaxed) == nullptr) return;
+    g_holders.fetch_add(1);
+    page_ = g_trial.load();
+    if (page_ == &g_unborn) page_ = unborn == MADE ? Trial::get().page() : nullptr;
+    if (!page_) g_holders.fetch_sub(1);
+  }
+  ~HeldPage() {
+    if (page_) g_holders.fetch_sub(1);
+  }
+  HeldPage(const HeldPage&) = delete;
+  HeldPage& operator=(const HeldPage&) = delete;
+  TrialPage* operator->() const { return page_; }
+  explicit operator bool() const { return page_; }
+
+ private:
+  TrialPage* page_ = nullptr;
 };
 
 }  // namespace gemmtuned
