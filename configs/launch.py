@@ -387,9 +387,8 @@ def _check_operator(facts: dict[str, Any]) -> None:
     )
     if not known or len(arguments) > MAX_OPERATOR_ARGUMENTS or "x" not in arguments:
         raise TableError(f"launch.arguments is {str(arguments)[:200]}, expected operands of {OPERANDS} and constants")
-    for x in arguments:
-        if isinstance(x, int) and not -(1 << 63) <= x < 1 << 63:
-            raise TableError(f"launch.arguments has an integer of {x.bit_length()} bits, operators take 64 with a sign")
+    for x in (x for x in arguments if isinstance(x, int) and not -(1 << 63) <= x < 1 << 63):
+        raise TableError(f"launch.arguments has an integer of {x.bit_length()} bits, operators take 64 with a sign")
     facts["arguments"] = tuple(arguments)
 
 

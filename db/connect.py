@@ -183,7 +183,7 @@ class Connection:
                 return
             held = self.lock.acquire(FORK_WAIT_S)
             try:
-                if held or identity(self.path) == self._handle.file:
+                if not self._handle.is_cut_off() and (held or identity(self.path) == self._handle.file):
                     self._handle.conn = self._handle.file = None
                     self._handle.close(conn)
             finally:
@@ -247,18 +247,18 @@ class Connection:
         self._handle.ready()
         self._handle.acquire()
         try:
+            failpoints.point("store.begin")
             conn = self._handle.ready(locked=True)  # again: it may have been set aside while we waited
             if durable:
                 conn.execute("PRAGMA synchronous = FULL")
-            failpoints.point("store.begin")
             conn.execute("BEGIN IMMEDIATE")
             try:
                 self._refuse_newer(conn)
                 result = work(conn)
                 failpoints.point("store.commit")
-                conn.execute("COMMIT")
+                self._handle.commit(conn)
             except BaseException:
-                if conn.in_transaction:
+                if conn is self._handle.conn and conn.in_transaction:
                     conn.execute("ROLLBACK")
                 if durable:
                     with contextlib.suppress(sqlite3.Error):

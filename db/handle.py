@@ -18,6 +18,7 @@ from gemmtuned._testing import faults as failpoints
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.say import tell
 from gemmtuned.db import faults, migrations
+from gemmtuned.db.descriptors import Descriptors
 from gemmtuned.db.files import connect, identity, journal_mode, leave_log, make, refuse_network, salvage_is_finished
 from gemmtuned.db.lockfile import LockFile
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 Beat = Callable[[], None]
 log = logging.getLogger(__name__)
 MAX_WAL_BYTES: Final = 4 << 20  # above this a writer checkpoints, for some 15 ms; else only the daemon does
-inherited: set[Path] = set()  # databases that were open when this process was forked
+_untouchable: dict[Path, str] = {}  # databases that this process must not use any more, and why
 
 
 class Handle:
@@ -45,6 +46,7 @@ class Handle:
         self.file: tuple[int, int] | None = None
         self.opened = 0
         self._create, self._upgrade, self._beat = create, upgrade, beat
+        self._descriptors: Descriptors | None = None  # of conn, in a program that is not ours
         self._handles = 0  # of SQLite, open or half open: conn, and those that could not be closed
 
     def acquire(self) -> None:
@@ -54,11 +56,7 @@ class Handle:
 
     def ready(self, *, locked: bool = False) -> sqlite3.Connection:
         """The connection to the file that now lies at path, opened or opened again."""
-        if self.path in inherited:
-            raise StoreError(
-                f"{self.path}: open when this process was forked, so it cannot be used safely here. "
-                "Fork by os.fork or multiprocessing while nothing is written, or start processes anew (spawn)"
-            )
+        self.refuse_untouchable()
         found = identity(self.path)
         if self.conn is not None and found == self.file:
             return self.conn
@@ -76,6 +74,7 @@ class Handle:
         self.file = found
         refuse_network(self.path)
         self._handles += 1
+        descriptors = None if self._upgrade else Descriptors(self.path)
         try:
             failpoints.point("store.open")
             conn = connect(self.path, self.timeout_s)
@@ -84,29 +83,65 @@ class Handle:
         except BaseException:
             self._handles -= 1
             raise
+        self.conn, self._descriptors = conn, descriptors
         try:
             if migrations.pending(conn, self.path) or journal_mode(conn) != "wal":
-                if not locked:
-                    self.acquire()
-                try:
-                    if migrations.pending(conn, self.path):
-                        failpoints.point("store.migrate")
-                        migrations.apply(conn, self.path, upgrade=self._upgrade)
-                        self.checkpoint_if_large(conn)  # of an upgrade: now, and not after somebody's next write
-                    if journal_mode(conn) != "wal":
-                        conn.execute("PRAGMA journal_mode = WAL").fetchall()
-                finally:
-                    if not locked:
-                        self.lock.release()
+                self._set_up(conn, locked=locked)
+            elif descriptors is not None:
+                descriptors.find()
         except BaseException:
-            self.close(conn)
+            if conn is self.conn and not self.is_cut_off():
+                self.conn = None
+                self.close(conn)
             raise
-        self.conn = conn
         self.opened += 1
         return conn
 
+    def _set_up(self, conn: sqlite3.Connection, *, locked: bool) -> None:
+        """Make the schema of a new file, or bring an older one up to date."""
+        if not locked:
+            self.acquire()
+        try:
+            pending = migrations.pending(conn, self.path)
+            if journal_mode(conn) != "wal":
+                conn.execute("PRAGMA journal_mode = WAL").fetchall()
+            if self._descriptors is not None:
+                self._descriptors.find()
+            if pending:
+                failpoints.point("store.migrate")
+                migrations.apply(conn, self.path, upgrade=self._upgrade, check=self.refuse_untouchable)
+                self.checkpoint_if_large(conn)  # of an upgrade: now, and not after somebody's next write
+        finally:
+            if not locked:
+                self.lock.release()
+
+    def commit(self, conn: sqlite3.Connection) -> None:
+        """End a transaction, if what it is written into is still ours."""
+        self.refuse_untouchable()
+        conn.execute("COMMIT")
+
+    def refuse_untouchable(self) -> None:
+        """Raise StoreError for a database that this process must not use: a write, or its close, could harm others."""
+        if self.path in _untouchable or self.is_cut_off():
+            raise StoreError(f"{self.path}: {_untouchable[self.path]}")
+
+    def is_cut_off(self) -> bool:
+        """Whether the program has closed what SQLite has open here: then the handle is leaked, and is the last one.
+
+        Another one would share the memory and the locks that SQLite takes for its own.
+        """
+        conn = self.conn
+        if conn is None or self._descriptors is None or self._descriptors.are_there():
+            return False
+        _leak(conn)
+        self.conn = self.file = self._descriptors = None
+        _untouchable[self.path] = "the program closed its descriptors while counts were written, so it is let alone"
+        return True
+
     def drop(self, *, locked: bool = False) -> None:
         """Close it under the lock, which `locked` says is held; never closed when the lock cannot be had."""
+        if self.is_cut_off():
+            return
         conn, self.conn = self.conn, None
         self.file = None
         if conn is None:
@@ -119,7 +154,7 @@ class Handle:
         except OSError:
             held = False
         if not held:  # closing without the lock could checkpoint into somebody's write: never close it
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(conn))
+            _leak(conn)
             return
         try:
             self.close(conn)
@@ -137,9 +172,12 @@ class Handle:
         """In a forked child: keep the parent's handle for ever, which must not even be closed here."""
         conn, self.conn = self.conn, None
         if conn is not None:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(conn))  # never freed, so never closed
+            _leak(conn)
         if self._handles:
-            inherited.add(self.path)
+            _untouchable[self.path] = (
+                "open when this process was forked, so it cannot be used safely here. "
+                "Fork by os.fork or multiprocessing while nothing is written, or start processes anew (spawn)"
+            )
 
     def checkpoint_if_large(self, conn: sqlite3.Connection) -> None:
         """Under the lock: bring the log into the database when it has grown beyond MAX_WAL_BYTES."""
@@ -161,6 +199,7 @@ class Handle:
         """Salvage what can be read into a new file, put it in the place of the damaged one, and open that."""
         from gemmtuned.db import mend  # rarely needed, and programs import this module
 
+        self.refuse_untouchable()  # it was the program's file that was read
         damaged = (
             of or self.file or identity(self.path)
         )  # of what we have open: another process may have mended what lies there by now
@@ -202,3 +241,8 @@ class Handle:
             "store was damaged path=%s reason=%r set_aside=%s salvaged_rows=%d lost_calls=%d",
             self.path, report.reason, self.path.with_name(report.set_aside), report.salvaged_rows, report.lost_calls,
         )  # fmt: skip
+
+
+def _leak(conn: sqlite3.Connection) -> None:
+    """Never freed, so never closed."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(conn))

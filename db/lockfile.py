@@ -17,6 +17,7 @@ from pathlib import Path
 
 from gemmtuned._testing import faults
 from gemmtuned.configs.real import allocate_lock, sleep
+from gemmtuned.db.descriptors import identity_of
 
 
 class LockFile:
@@ -29,6 +30,7 @@ class LockFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd: int | None = None
+        self._which: tuple[int, int] | None = None  # the file it is, as long as it is ours
         self._thread = allocate_lock()
 
     def acquire(self, timeout_s: float) -> bool:
@@ -37,8 +39,9 @@ class LockFile:
         if not self._thread.acquire(timeout=max(timeout_s, 0)):
             return False
         try:
-            if self._fd is None:
+            if self._fd is None or not self._is_open():
                 self._fd = open_lock(self.path)
+                self._which = identity_of(self._fd)
             pause_s = 0.0005
             while True:
                 try:
@@ -59,8 +62,8 @@ class LockFile:
     def release(self) -> None:
         """Give it back; only its holder may call this. Never fails: what it guarded was done."""
         try:
-            if self._fd is not None:
-                faults.point("lock.release")
+            faults.point("lock.release")
+            if self._fd is not None and self._is_open():
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
         except OSError:
             with contextlib.suppress(OSError):
@@ -70,9 +73,13 @@ class LockFile:
 
     def close(self) -> None:
         """Give the descriptor back. The lock must not be held."""
-        fd, self._fd = self._fd, None
-        if fd is not None:
-            os.close(fd)
+        if self._fd is not None and self._is_open():
+            os.close(self._fd)
+        self._fd = None
+
+    def _is_open(self) -> bool:
+        """Whether the descriptor is still ours: the program we are in may have closed it, and opened a file there."""
+        return self._fd is not None and identity_of(self._fd) == self._which
 
     def after_fork(self) -> None:
         """In the child: forget what the parent holds. Closing a copy does not free the parent's lock."""

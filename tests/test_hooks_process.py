@@ -237,6 +237,8 @@ def test_what_programs_do_with_threads_children_signals_and_descriptors(home: Ho
             return True
 
     torch.mm(torch.ones(4, 16), torch.ones(16, 8))
+    while not os.path.exists(os.environ["GEMMTUNED_HOME"] + "/tune.db-wal"):
+        time.sleep(0.01)
     time.sleep(0.4)
     {ENDS[how]}
     torch.mm(torch.ones(4, 16), torch.ones(16, 8))
@@ -248,6 +250,52 @@ def test_what_programs_do_with_threads_children_signals_and_descriptors(home: Ho
     out, err = process.communicate(timeout=60)
 
     assert (process.returncode, out) == (0, "right\n"), err
+
+
+STEPS = ("store.open", "store.migrate", "store.begin", "store.commit", "store.committed", "lock.release")
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_who_closes_all_descriptors_in_the_middle_of_a_flush_finds_nothing_in_its_files(
+    home: Home, tmp_path: Path, step: str
+) -> None:
+    log = tmp_path / "passed"
+    done = home.run(
+        """
+        import json, os, sys, tempfile, time
+        import gemmtuned, torch
+        from gemmtuned._testing import faults
+        from gemmtuned.hooks import activate
+
+        def passed():
+            return open(log).read().split().count(step) if os.path.exists(log) else 0
+
+        def call():
+            torch.mm(torch.ones(4, 16), torch.ones(16, 8))
+            time.sleep(0.01)
+
+        step, log = sys.argv[1:]
+        while passed() == 0:
+            call()
+        os.closerange(3, 1024)
+        mine = [tempfile.TemporaryFile() for _ in range(9)]
+        time.sleep(0.5)
+        counted = gemmtuned.status()["calls"]
+        until = time.monotonic() + 20
+        while gemmtuned.status()["calls"] < counted + 20 and time.monotonic() < until:  # some flushes more
+            call()
+        assert gemmtuned.status()["calls"] >= counted + 20
+        print(json.dumps([f.seek(0, os.SEEK_END) for f in mine]))
+        """,
+        step,
+        str(log),
+        GEMMTUNED_FAILPOINTS=f"{step}=sleep 0.3",
+        GEMMTUNED_FAILPOINTS_LOG=str(log),
+        fresh=True,
+    )
+
+    assert done.said == [0] * 9
+    assert all("the program closed its descriptors" in line for line in done.ours), done.err
 
 
 def test_a_limit_on_threads_leaves_the_program_its_own(home: Home) -> None:

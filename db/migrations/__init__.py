@@ -68,12 +68,16 @@ def identity(conn: sqlite3.Connection) -> tuple[int, int]:
     return application, int(conn.execute("PRAGMA user_version").fetchone()[0])
 
 
-def apply(conn: sqlite3.Connection, path: Path = Path("a copy"), *, upgrade: bool = True) -> None:
+def apply(
+    conn: sqlite3.Connection, path: Path = Path("a copy"), *, upgrade: bool = True, check: Callable[[], object] = bool
+) -> None:
     """Apply what is pending. The caller holds the lock file and has asked `pending` under it.
 
     A new file gets all steps at once, by SQLite alone: a program that is not ours imports nothing for it.  Raises
-    StoreError for a file of an older version unless `upgrade`.
+    StoreError for a file of an older version unless `upgrade`.  check: raises StoreError where SQLite must not write
+    any more, not even to take anything back.
     """
+    check()
     old = conn.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if old and not upgrade:
         raise StoreError(
@@ -88,7 +92,10 @@ def apply(conn: sqlite3.Connection, path: Path = Path("a copy"), *, upgrade: boo
             make(conn)
         conn.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         conn.execute(f"PRAGMA user_version = {SCHEMA}")
+        check()
         conn.execute("COMMIT")
+    except StoreError:  # of check
+        raise
     except BaseException:
         if conn.in_transaction:
             conn.execute("ROLLBACK")
