@@ -30,6 +30,7 @@ import year_store
 from gemmtuned.configs.settings import child_env
 from gemmtuned.configs.solution import Environment
 from gemmtuned.daemon.publishing.publish import publish
+from gemmtuned.db.other_threads import other_threads
 from gemmtuned.db.store import Store
 
 RUNS: Final = 3
@@ -81,10 +82,21 @@ def main() -> None:
         result["after"] |= _in_the_daemon(home)
         here = Path(__file__).resolve().parents[1]
         result["after"] |= {"seconds": _timed(home, here), "database_mb": _mb(home)}
-        seconds = result["after"]["seconds"]
-        result["kept"] = {name: seconds[name][0] < limit for name, limit in LIMITS.items()}
+        result["kept"] = _kept(result)
         _print(result)
         print(record.save(f"year-{arguments.labels}-label", result, arguments.out))
+
+
+def _kept(result: dict[str, Any]) -> dict[str, list[bool]]:
+    """Whether each limit is kept: [on the clock, by the CPU], of which the second says more beside other programs."""
+    up, after = result["upgrade"], result["after"]
+    seconds = {name: [value < limit for value in after["seconds"][name]] for name, limit in LIMITS.items()}
+    return seconds | {
+        "lease < 50 ms": [after["lease_ms"][1] < 50, after["lease_ms"][0] < 50],
+        "slice of an upgrade < 100 ms": [up["slice_max_ms"] < 100, up["slice_cpu_max_ms"] < 100],
+        "slice of a day < 100 ms": [after["roll_up_of_a_day"][name][1] < 100 for name in ("slice_ms", "slice_cpu_ms")],
+        "database < 200 MB": [after["database_mb"] < 200] * 2,
+    }
 
 
 def _timed(home: Path, checkout: Path) -> dict[str, list[float]]:
@@ -94,9 +106,12 @@ def _timed(home: Path, checkout: Path) -> dict[str, list[float]]:
     env = child_env(GEMMTUNED_HOME=str(home), GEMMTUNED_DB=None, GEMMTUNED_CONFIG_DIR=None)
     found = {}
     for name, words in {"--help": ("--help",), **COMMANDS}.items():
-        slow = words[0] in ("db", "doctor", "withdraw", "retune")
         took, used = [], []
-        for _ in range(1 if slow or checkout != Path(__file__).resolve().parents[1] else RUNS):
+        for run in range(
+            1 if words[0] in ("db", "doctor") or checkout != Path(__file__).resolve().parents[1] else RUNS
+        ):
+            if words[0] in ("withdraw", "retune"):  # each time what is there
+                words = (words[0], str(year_store.ROWS[1 + run]), *words[2:])
             began_s, cpu_s = time.monotonic(), _children_cpu_s()
             done = subprocess.run(
                 [command, "-m", "gemmtuned", *words], cwd=checkout, env=env, capture_output=True, check=False
@@ -168,6 +183,7 @@ def _in_the_daemon(home: Path) -> dict[str, Any]:
         "take_quarantined": lambda: store.take_quarantined(now_s=now_s),
         "dearest": lambda: store.dearest(here.device.key, now_s=now_s, limit=64),
         "roll_up with nothing to do": lambda: store.roll_up(now_s=now_s),
+        "other_threads (of coverage)": lambda: other_threads(home / "tune.db", now_s=now_s),
         "publish (in a thread)": lambda: publish(store, home / "configs", home / "locks", now_s=now_s),
     }
     for name, call in calls.items():
