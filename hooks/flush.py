@@ -101,15 +101,15 @@ class Flusher:
     def _pause_s(self) -> float:
         return max(self._settings.flush_s, MIN_FLUSH_S) * random.uniform(0.8, 1.2)  # noqa: S311  jitter
 
-    def stop(self) -> None:
-        """Last flush; returns after EXIT_S at the latest, EXIT_BUSY_S while others hold the store."""
+    def stop(self, began_s: float | None = None) -> None:
+        """Last flush; returns EXIT_S after began_s (now) at the latest, EXIT_BUSY_S while others hold the store."""
         self._due_s = math.inf
-        began_s = time.monotonic()
-        if not self._lock.acquire(timeout=EXIT_S):
+        began_s = time.monotonic() if began_s is None else began_s
+        if not self._lock.acquire(timeout=max(began_s + EXIT_S - time.monotonic(), 0.05)):
             # A flush goes on. One that is in the store waits for others or writes: many programs end at one moment
-            more_s = EXIT_BUSY_S - EXIT_S if self.in_store else 0.0
-            if not more_s or not self._lock.acquire(timeout=more_s):
-                reason = f"a flush did not end within {EXIT_S + more_s:g} s"
+            until_s = began_s + EXIT_BUSY_S if self.in_store else 0.0
+            if not until_s or not self._lock.acquire(timeout=max(until_s - time.monotonic(), 0.0)):
+                reason = f"a flush did not end within {EXIT_BUSY_S if until_s else EXIT_S:g} s"
                 tell(log, WARNING, "counts of the last interval were lost reason=%s", reason)
                 return
         try:
