@@ -1,4 +1,5 @@
 # make install | demo | test | check | soak        (PY=python3.12 make install: another interpreter)
+# SOAK="test_daemon_gate --again" make soak: a part of the long tests, see tests/soak.py
 PY ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -22,7 +23,7 @@ test: install
 	$(BIN)/python -m pytest -q -m 'alone and not soak and not gpu'
 
 soak: install
-	$(BIN)/python -m pytest -q -m soak
+	$(BIN)/python tests/soak.py $(SOAK)
 
 check: install
 	$(BIN)/ruff format --check .
@@ -35,4 +36,4 @@ check: install
 	$(BIN)/python tests/sizes.py
 
 clean:
-	rm -rf .venv .demo .foreign build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .demo .foreign .soak build *.egg-info .mypy_cache .ruff_cache .pytest_cache
