@@ -1,12 +1,13 @@
 """The configurations of one of our kernels, timed on one GPU: what a fit of its estimate needs, and where it wins.
 
     python -m lab screen KERNEL --out FOLDER [--m 4,8 --shapes eight|all|NxK,... --most 100 --also chains=1
-        --before lab/results/dense-all-h200-*.json --seconds 480 --resume FOLDER/screen-KERNEL.jsonl]
+        --before lab/results/dense-all-h200-*.json --seconds 480 --resume FOLDER/screen-KERNEL.jsonl --scales row,block]
 
 For each problem the kernel's space (`scored`) is screened as the search does it, half of `most` from the head of the
 estimates and the rest at random; `also` adds each once more with another value of a parameter.  Then the fastest five,
 as far as the numeric gate lets them through, take turns with torch, with what an earlier result of dense.py found
-(`before`) and with kernels that only read the weight.  The kernel needs no share in kernels/budget.json.
+(`before`) and with kernels that only read the weight.  The kernel needs no share in kernels/budget.json.  `scales`: of
+8-bit problems (kinds of benchmarks/families.py) instead of bf16 ones.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import dense
+import families
 import record
 import torch
 
@@ -65,7 +67,13 @@ def winners(paths: list[Path], device: str) -> dict[tuple[int, int, int], Candid
 
 
 def measure(problem: Problem, here: Any, candidates: list[Candidate], before: Candidate | None) -> dict[str, Any]:
-    row: dict[str, Any] = {"m": problem.m, "n": problem.n, "k": problem.k, "dtype": problem.dtype}
+    row: dict[str, Any] = {
+        "m": problem.m,
+        "n": problem.n,
+        "k": problem.k,
+        "dtype": problem.dtype,
+        "scale": problem.scale,
+    }
     try:
         found = dense.tune(problem, here, SearchOptions(only=tuple(candidates)))
         screened = {t.candidate: t.us for t in found["trials"] if t.phase == "screen" and t.us}
@@ -73,7 +81,11 @@ def measure(problem: Problem, here: Any, candidates: list[Candidate], before: Ca
         verdicts = checked(problem, fastest)
         best = [c for c in fastest if verdicts[c].outcome == "ok"]
         against = [dense.DEFAULT, before or dense.DEFAULT]
-        times = dense.take_turns(problem, (*against, *best), floor=True)
+        if problem.family == "dense":
+            times = dense.take_turns(problem, (*against, *best), floor=True)
+        else:
+            series, floor_us = families.turns_on_gpu(problem, (*against, *best))
+            times = [*series, [floor_us] * len(series[0])]
     except GemmtunedError as err:
         return {**row, "failed": str(err)}
     raced = times[2 : 2 + len(best)]
@@ -121,6 +133,7 @@ def main() -> None:
     parser.add_argument("kernel", choices=tuple(KERNELS))
     parser.add_argument("--m", default="4,8", help="rows of X, in this order")
     parser.add_argument("--shapes", default="eight", help="eight, all, or NxK,NxK,...")
+    parser.add_argument("--scales", default="", help=f"of {','.join(families.KINDS)}: 8-bit problems")
     parser.add_argument("--most", type=int, default=100, help="configurations of a problem")
     parser.add_argument("--also", action="append", default=[], metavar="NAME=VALUE", help="another value, too")
     parser.add_argument("--before", type=Path, nargs="*", default=[], help="results of dense.py on the same device")
@@ -133,7 +146,17 @@ def main() -> None:
     units, arch = here.device.units, here.device.arch
     before = winners(args.before, here.device.name)
     rows = dense.read_lines(args.resume)
-    problems = dense.left_to_do(rows, args.m, dense.shapes_of(args.shapes), "bf16")
+    sizes = dense.shapes_of(args.shapes)
+    problems = dense.left_to_do(rows, args.m, sizes, "bf16")
+    if args.scales:
+        done = {(row["m"], row["n"], row["k"], row["scale"]) for row in rows}
+        problems = [
+            families.problem_of(kind, m, n, k)
+            for m in map(int, args.m.split(","))
+            for n, k in sizes
+            for kind in args.scales.split(",")
+            if (m, n, k, families.KINDS[kind]["scale"]) not in done
+        ]
     table = {p: offered(args.kernel, p, units, arch, args.most, also) for p in problems}
     ahead = dense.Ahead(problems, here, lambda problem: table[problem])
 

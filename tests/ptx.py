@@ -680,7 +680,7 @@ class Program:
         to, what, way, *_ = operands
         lanes = np.broadcast_to(np.arange(32), (self._threads // 32, 32))
         chosen = self._by_lane(self._get(way, "u32")).astype(np.int64)
-        taken = {"bfly": lanes ^ chosen, "idx": chosen % 32}[operation[2]]
+        taken = {"bfly": lanes ^ chosen % 32, "idx": chosen % 32}[operation[2]]
         self._set(to, np.take_along_axis(self._by_lane(self._bits(what)), taken, 1).reshape(-1), mask, "u32")
 
     def _bar(self, operation: Any, operands: Any, mask: Array) -> None:

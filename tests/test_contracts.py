@@ -46,6 +46,9 @@ OF_KERNEL = {
     "scaled_one_shot": problems(
         "scaled:fp8_e4m3>bf16:16x576x1024,scale=row", "scaled:fp8_e4m3>bf16:64x512x2048+bias,scale=tensor"
     ),
+    "scaled_fragments": problems(
+        "scaled:fp8_e4m3>bf16:1x576x1024,scale=row", "scaled:fp8_e4m3>bf16:9x512x2048+bias,scale=tensor"
+    ),
 }
 ALL: list[tuple[str, type, dict[str, Any]]] = [
     *(

@@ -184,6 +184,19 @@ def test_a_sum_near_zero_may_be_of_either_sign_under_an_infinite_scale() -> None
     assert judge(many, flipped, kernel(many, fast)).startswith("wrong: ")  # not where the sum is clear
 
 
+def test_an_infinite_scale_may_meet_parts_of_a_sum_of_both_signs() -> None:
+    """A kernel that scales two halves of K before it adds them up has NaN where torch's has Inf."""
+    many = replace(ROW, k=1024, m=64, n=320, math_mode="reduced")
+
+    def halves(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor) -> Tensor:
+        first, second = ((x[:, half] @ w[half]) * sx[:, :1] * sw[:1] for half in (slice(512), slice(512, None)))
+        return first + second
+
+    assert judge(many, kernel(many, halves), kernel(many, fast)) == "ok: "
+    spread = kernel(many, lambda x, w, sx, sw: x @ w * torch.where(sx.isinf().any(), torch.nan, sx)[:, :1] * sw[:1])
+    assert judge(many, spread, kernel(many, fast)).startswith("wrong: ")
+
+
 def test_whole_numbers_have_one_right_result_bit_for_bit() -> None:
     def one_bit_off(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor) -> Tensor:
         y = (x * sx) @ (w * sw)

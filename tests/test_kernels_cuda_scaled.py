@@ -13,11 +13,11 @@ pytest.importorskip("triton")  # ptx.py needs it
 
 import own_kernels
 import ptx
-import ptx_cuda
+from scaled_operands import as_given, problem, run
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.launch import read_launch
-from gemmtuned.configs.launch_values import arguments_of, grid_of, holds
+from gemmtuned.configs.launch_values import holds
 from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels import catalog
 from gemmtuned.kernels.cuda import nvrtc
@@ -26,7 +26,6 @@ from gemmtuned.kernels.cuda.scaled_one_shot import ScaledOneShot
 
 pytestmark = pytest.mark.skipif(nvrtc.version() is None, reason="needs NVRTC")
 LAST_WARP = {"turns": ptx.WARP, "last_first": True}
-OUT = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # m, n, k, rows, parts, tokens, halves, depth (0: as the kernel takes by itself)
 SHAPES = [
     (16, 8, 128, 8, 1, 16, 1, 0),
@@ -57,74 +56,6 @@ def config(
     return form(m, n, k, bias, out, kind, promoted, rows, parts, tokens, halves)
 
 
-def whole_numbers(rows: int, columns: int, *, apart: int, seed: int) -> torch.Tensor:
-    """[rows, columns] of e4m3 whose products have exact sums in fp32; NaN between rows, no memory past the last."""
-    ld = columns + apart
-    flat = torch.full(((rows - 1) * ld + columns,), float("nan")).to(torch.float8_e4m3fn)
-    values = torch.randint(-3, 4, (rows, columns), generator=torch.Generator().manual_seed(seed)).float()
-    flat.as_strided((rows, columns), (ld, 1)).copy_(values.to(torch.float8_e4m3fn))
-    return flat.as_strided((rows, columns), (ld, 1))
-
-
-def powers(*shape: int, seed: int) -> torch.Tensor:
-    """Scales by which whole numbers stay exact, neighbours far apart, some negative."""
-    found = torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(seed))
-    return torch.exp2(found.float()) * torch.where(found % 3 == 0, -1.0, 1.0)
-
-
-def scales(one: ScaledOneShot) -> tuple[torch.Tensor, torch.Tensor, int, int, torch.Tensor, torch.Tensor]:
-    """(sx and sw as they lie in memory, ldsx, ldsw, the factor of each value of X, of W)."""
-    if one.kind == "TENSOR":
-        sx, sw = powers(1, seed=4), powers(1, seed=5)
-        return sx, sw, 0, 0, sx.double(), sw.double()
-    if one.kind == "ROW":
-        sx, sw = powers(one.m, seed=4), powers(one.n, seed=5)
-        return sx, sw, 0, 0, sx.double()[:, None], sw.double()[:, None]
-    steps, across = -(-one.k // 128), -(-one.n // 128)
-    ldsx, ldsw = one.m + 3, steps + 1
-    sx, sw = torch.full((steps * ldsx - 3,), torch.nan), torch.full((across * ldsw - 1,), torch.nan)
-    of_x, of_w = sx.as_strided((one.m, steps), (1, ldsx)), sw.as_strided((across, steps), (ldsw, 1))
-    of_x.copy_(powers(one.m, steps, seed=4))
-    of_w.copy_(powers(across, steps, seed=5))
-    x = of_x.double().repeat_interleave(128, 1)[:, : one.k]
-    w = of_w.double().repeat_interleave(128, 0)[: one.n].repeat_interleave(128, 1)[:, : one.k]
-    return sx, sw, ldsx, ldsw, x, w
-
-
-def as_given(one: ScaledOneShot, sx: torch.Tensor, sw: torch.Tensor, ldsx: int, ldsw: int) -> dict[str, torch.Tensor]:
-    """The scales as a launch record names them: a row for each row, or block of rows, of X and W."""
-    if one.kind == "TENSOR":
-        return {"scale_x": sx, "scale_w": sw}
-    if one.kind == "ROW":
-        return {"scale_x": sx[:, None], "scale_w": sw[:, None]}
-    steps, across = -(-one.k // 128), -(-one.n // 128)
-    return {"scale_x": sx.as_strided((one.m, steps), (1, ldsx)), "scale_w": sw.as_strided((across, steps), (ldsw, 1))}
-
-
-def run(one: ScaledOneShot, *, change: tuple[str, str] = ("", ""), **turns: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """(Y, what it should be); change: of the kernel's source."""
-    x = whole_numbers(one.m, one.k, apart=16, seed=1)
-    w = whole_numbers(one.n, one.k, apart=32, seed=2)
-    sx, sw, ldsx, ldsw, of_x, of_w = scales(one)
-    bias = torch.arange(one.n).remainder(7).to(OUT[one.out])
-    y = torch.full((one.m, one.n), torch.nan, dtype=OUT[one.out])
-    exact = (x.double() * of_x) @ (w.double() * of_w).T + (bias.double() if one.bias else 0)
-    operands = {"x": x, "w": w, "bias": bias, "y": y, **as_given(one, sx, sw, ldsx, ldsw)}
-    launch, memory = one.launch, {id(operands["scale_x"]): sx, id(operands["scale_w"]): sw}
-    assert holds(launch.checked, operands)
-    programs = grid_of(launch.grid, operands)
-    assert (programs[0] * launch.cluster, *programs[1:]) == (*one.grid, 1)
-    values = arguments_of(launch, operands, pointer=lambda t: memory.get(id(t), t))
-    source = one.source()
-    assert change[0] in source
-
-    how = ptx_cuda.Launch(one.grid, ptx.WARP * one.warps, one.shared, one.parts)
-    text = nvrtc.ptx(source.replace(*change), kernel.KERNEL.target)
-    ptx_cuda.run(text, how, values, **turns)
-
-    return y, exact.to(OUT[one.out])
-
-
 def each_shape_once() -> list[Any]:
     """Every shape with every kind in the soak; in a quick run each shape with one kind, and each kind with some."""
     cases = []
@@ -139,7 +70,7 @@ def each_shape_once() -> list[Any]:
 def test_sums_are_right_and_nothing_else_is_read_or_written(shape: tuple[int, ...], kind: str, promoted: bool) -> None:
     out = ("bf16", "fp16")[sum(shape) % 2]
     one = config(*shape, kind=kind, promoted=promoted, bias=sum(shape) % 3 != 0, out=out)
-    y, exact = run(one)
+    y, exact = run(one, kernel.KERNEL)
     assert torch.equal(y, exact), one
 
 
@@ -148,7 +79,7 @@ def test_sums_are_right_and_nothing_else_is_read_or_written(shape: tuple[int, ..
 @pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[6], SHAPES[8], SHAPES[11]], ids=str)
 def test_warps_may_run_ahead(shape: tuple[int, ...], kind: str, promoted: bool) -> None:
     for turns in ({"turns": ptx.WARP}, LAST_WARP):
-        y, exact = run(config(*shape, kind=kind, promoted=promoted), **turns)
+        y, exact = run(config(*shape, kind=kind, promoted=promoted), kernel.KERNEL, **turns)
         assert torch.equal(y, exact)
 
 
@@ -175,7 +106,7 @@ def test_a_fault_is_seen(fault: str) -> None:
     shape, what, instead = FAULTS[fault]
     one = config(*shape, kind="BLOCK", promoted=True)
     with pytest.raises(ptx.Wrong):
-        y, exact = run(one, change=(what, instead))
+        y, exact = run(one, kernel.KERNEL, change=(what, instead))
         if not torch.equal(y, exact):
             raise ptx.Wrong("far off")
 
@@ -190,13 +121,8 @@ ROW_FAULTS = {
 @pytest.mark.parametrize("fault", ROW_FAULTS)
 def test_a_fault_in_scales_of_rows_is_seen(fault: str) -> None:
     one = config(*SHAPES[9], kind="ROW", promoted=False)
-    y, exact = run(one, change=ROW_FAULTS[fault])
+    y, exact = run(one, kernel.KERNEL, change=ROW_FAULTS[fault])
     assert not torch.equal(y, exact)
-
-
-def problem(m: int, n: int, k: int, **columns: Any) -> Problem:
-    values = {"dtype": "fp8_e4m3", "out_dtype": "bf16", "scale": "row", "math_mode": "reduced", **columns}
-    return Problem(family="scaled", m=m, n=n, k=k, **values)
 
 
 @pytest.mark.parametrize("kind", [{}, {"math_mode": "ieee"}, {"scale": "1x128", "scale_layout": "col"}], ids=str)
@@ -280,12 +206,10 @@ def test_it_is_offered_for_scaled_products_of_its_architecture_alone() -> None:
     for scale in ("tensor", "row", "1x128"):
         asked = problem(16, 4096, 7168, scale=scale, scale_layout="col")
         found = catalog.candidates(asked, here)
-        assert len(found["cuda"]) >= 8 and {c.kernel for c in found["cuda"]} == {"scaled_one_shot"}
+        assert sum(c.kernel == kernel.NAME for c in found["cuda"]) >= 8
         assert all(catalog.record_of(c, asked)[1].launch.check_for(asked) is None for c in found["cuda"])
         assert not any(catalog.candidates(asked, own_kernels.device("sm_80")).values())
-    assert not any(
-        c.kernel == "scaled_one_shot" for c in catalog.candidates(Problem(m=16, n=4096, k=7168), here)["cuda"]
-    )
+    assert not any(c.kernel == kernel.NAME for c in catalog.candidates(Problem(m=16, n=4096, k=7168), here)["cuda"])
     assert not catalog.candidates(problem(16, 4096, 7168, scale="row", threads=2), here)["cuda"]
 
 

@@ -116,13 +116,25 @@ def check_form(y: object, stock: Tensor) -> None:
         raise Wrong(f"strides are {y.stride()}, torch gives {stock.stride()}")
 
 
+@dataclass(frozen=True, slots=True)
+class Infinite:
+    """What infinite scales make of results.
+
+    unclear: elements that may be Inf of either sign, or NaN, where the default's is one of them: a sum near 0 times
+    such a scale.  scaled: elements that may be NaN where the default's is Inf: the default multiplies a sum by such a
+    scale, and parts of the sum, or the operands themselves, multiplied by it are infinities of both signs.
+    """
+
+    unclear: Tensor
+    scaled: Tensor
+
+
 def check_near(
-    y: Tensor, stock: Tensor, apart: float, what: str, unit: Tensor | None = None, unclear: Tensor | None = None
+    y: Tensor, stock: Tensor, apart: float, what: str, unit: Tensor | None = None, infinite: Infinite | None = None
 ) -> None:
     """Every element near the default's: one wrong element outside the sampled rows shows here only.
 
-    unit: where results are of very different sizes, how many times `apart` each of them may be off.  unclear: elements
-    that may be Inf of either sign, or NaN, where the default's is one of them: a sum near 0 times an infinite scale.
+    unit: where results are of very different sizes, how many times `apart` each of them may be off.
     """
     check_form(y, stock)
     if unit is not None or y.dtype == torch.float64:
@@ -131,8 +143,9 @@ def check_near(
         distance = (y.float() - stock.float()).abs_()
     # 0 where both are the same Inf or both NaN; `not <=` keeps a NaN that only one of them has
     distance[(y == stock) | (y.isnan() & stock.isnan())] = 0
-    if unclear is not None:
-        distance[unclear & ~y.isfinite() & ~stock.isfinite()] = 0
+    if infinite is not None:
+        distance[infinite.unclear & ~y.isfinite() & ~stock.isfinite()] = 0
+        distance[infinite.scaled & y.isnan() & stock.isinf()] = 0
     if unit is not None:
         distance /= unit
     bad = ~(distance <= apart)
@@ -235,10 +248,10 @@ def check_same_closure(
     *,
     what: str,
     unit: Tensor | None = None,
-    unclear: Tensor | None = None,
+    infinite: Infinite | None = None,
 ) -> None:
     """A closure that has run before, on what the inputs hold now: it may keep nothing of what they held."""
-    check_near(bound.run(kernel)(*inputs.activations), stock, apart, what, unit, unclear)
+    check_near(bound.run(kernel)(*inputs.activations), stock, apart, what, unit, infinite)
 
 
 def check_repeats(case: Case, kernel: Kernel) -> None:

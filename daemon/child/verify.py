@@ -28,6 +28,7 @@ from gemmtuned.configs.solution import Candidate
 from gemmtuned.daemon.child.checks import (
     Bound,
     Case,
+    Infinite,
     Rejected,
     Wrong,
     case_of,
@@ -170,15 +171,17 @@ def _single_checks(problem: Problem, default: Kernel, case: Case, device: torch.
     other = other_inputs(problem, inputs, seed=11)
     yield partial(check_same_closure, other, other.run(default), case.apart, bound, what="other X and bias, elsewhere")
     for edit in edits(problem, inputs, seed=inputs.seed, thorough=problem.flops <= THOROUGH_FLOPS):
-        unclear = None
+        finite = infinite = None
         if (plain := edit.without_inf(inputs.operands)) is not None:
             with plain.applied(inputs):
-                unclear = inputs.run(default).abs() <= case.apart
+                finite = inputs.run(default)
         with edit.applied(inputs):
             stock = inputs.run(default)
             unit = edit.unit(stock, problem, inputs.operands)
+            if finite is not None:
+                infinite = Infinite(finite.abs() <= case.apart, finite.isfinite() & stock.isinf())
             on = partial(check_same_closure, inputs, stock, case.apart, bound)
-            yield partial(on, what=edit.what, unit=unit, unclear=unclear)
+            yield partial(on, what=edit.what, unit=unit, infinite=infinite)
     for what, values in patterns(inputs["x"], seed=inputs.seed):
         with holding(inputs["x"], values):
             stock = inputs.run(default)

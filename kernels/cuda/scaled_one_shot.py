@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Final
 
 from gemmtuned.configs.errors import CandidateFailed
-from gemmtuned.configs.launch import MAX_CLUSTER, Axis, Condition, KernelLaunch
+from gemmtuned.configs.launch import MAX_CLUSTER, Axis, KernelLaunch
 from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.arch import filled, shared_limit
+from gemmtuned.kernels.cuda import scaled
 from gemmtuned.kernels.cuda.kernel import CudaKernel
+from gemmtuned.kernels.cuda.scaled import KINDS, OUTPUTS, STEP_K
 from gemmtuned.kernels.estimates import fits
-from gemmtuned.kernels.own_kernel import Config, Parameter, rows_apart
+from gemmtuned.kernels.own_kernel import Config, Parameter
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +44,12 @@ NAME: Final = "scaled_one_shot"
 ARCH: Final = "sm_90"  # wgmma is of this one alone
 SOURCE: Final = Path(__file__).with_name("scaled_one_shot.cu")
 MAX_M: Final = 256
-STEP_K: Final = 128  # of K: a row of 128 bytes, which is also how wide the swizzle is
-K_MULTIPLE: Final = 16  # copies of 16 bytes; also what the leading dimensions must be a multiple of
 MAX_ROWS: Final = 256  # of W in a tile
 MAX_ROWS_OF_BLOCKS: Final = 128  # a tile meets two scales of W at most
 MAX_PROMOTED: Final = 96  # rows of a warp group where sums are kept twice more: else registers spill
 GROUP_TOKENS: Final = 64  # of wgmma
 MAX_TOKENS: Final = 128  # of a thread block
 MAX_GROUPS: Final = 4  # warp groups of a thread block
-KINDS: Final = {("tensor", "tensor"): "TENSOR", ("row", "row"): "ROW", ("1x128", "128x128"): "BLOCK"}
-OUTPUTS: Final = {"bf16": "bf16", "fp16": "f16"}
-_MAX_K: Final = 1 << 24  # bytes of a row are counted in 32 bits
 _LEAST_DEPTH: Final = 4  # steps that have to fit, where a thread block has more
 _RING: Final = 6  # steps of a ring at least, and
 _ON_THEIR_WAY: Final = (
@@ -139,32 +136,12 @@ class ScaledOneShot:
     @property
     def launch(self) -> KernelLaunch:
         """How it is launched, for every M up to this one. Its parameters are x, w, bias, sx, sw, y, m and distances."""
-        bias = ("bias.ptr",) if self.bias else ()
-        apart = ("scale_x.stride1", "scale_w.stride0") if self.kind == "BLOCK" else ("null", "null")
-        arguments = (
-            "x.ptr", "w.ptr", *bias, "scale_x.ptr", "scale_w.ptr", "y.ptr", "x.size0", "x.stride0", "w.stride0", *apart,
-        )  # fmt: skip
         return KernelLaunch(
             shared=self.shared, threads=32 * self.warps, cluster=self.parts,
-            grid=(Axis("w.size0", self.rows), Axis("x.size0", self.tokens), Axis("", 1)), arguments=arguments,
-            conditions=(
-                *rows_apart(("x", "w", *(("bias",) if self.bias else ())), K_MULTIPLE, self.m), *self._of_scales
-            ),
+            grid=(Axis("w.size0", self.rows), Axis("x.size0", self.tokens), Axis("", 1)),
+            arguments=scaled.arguments(self.kind, bias=self.bias),
+            conditions=scaled.conditions(self.kind, self.m, self.n, self.k, bias=self.bias),
         )  # fmt: skip
-
-    @property
-    def _of_scales(self) -> tuple[Condition, ...]:
-        if self.kind == "TENSOR":
-            return tuple(Condition(f"scale_{side}.numel", "==", 1) for side in "xw")
-        found = [Condition(f"scale_{side}.dim", "==", 2) for side in "xw"]
-        found.append(Condition("scale_x.size0", "==", "x.size0"))
-        if self.kind == "ROW":
-            found += [Condition(f"scale_{side}.numel", "==", f"{side}.size0") for side in "xw"]
-            return (*found, *(Condition(f"scale_{side}.contiguous", "==", 1) for side in "xw"))
-        steps, across = -(-self.k // STEP_K), -(-self.n // STEP_K)
-        found += [Condition(f"scale_{side}.size1", ">=", steps) for side in "xw"]
-        found += [Condition("scale_w.size0", "==", across), Condition("scale_w.stride1", "==", 1)]
-        return (*found, Condition("scale_x.stride0", "==", 1))
 
     def source(self) -> str:
         """What NVRTC compiles."""
@@ -181,22 +158,9 @@ class ScaledOneShot:
 
 def check(problem: Problem) -> None:
     """Raise CandidateFailed when the kernel is not written for this problem."""
-    p = problem
-    if p.family != "scaled" or p.layout != "nt" or p.weight_state != "plain" or p.batch != 1:
-        raise CandidateFailed(f"{p} {NAME}: it runs scaled problems of layout nt with plain weights")
-    if (p.dtype, p.wdtype) != ("fp8_e4m3", "fp8_e4m3") or p.out_dtype not in OUTPUTS:
-        raise CandidateFailed(f"{p} {NAME}: it runs fp8_e4m3 by fp8_e4m3 into {' or '.join(OUTPUTS)}")
-    if (p.scale, p.wscale) not in KINDS or {p.scale_dtype, p.wscale_dtype} != {"fp32"}:
-        kinds = ", ".join(f"{x} by {w}" for x, w in KINDS)
-        raise CandidateFailed(f"{p} {NAME}: its scales are fp32 and {kinds}")
-    if p.scale == "1x128" and (
-        not p.scale_layout.startswith("col" if p.m > 1 else ("row", "col")) or not p.wscale_layout.startswith("row")
-    ):
-        raise CandidateFailed(f"{p} {NAME}: scales of X lie with the tokens next to each other, of W with those of K")
-    if p.m > MAX_M or p.k % K_MULTIPLE or p.k > _MAX_K or p.n % 2:
-        raise CandidateFailed(
-            f"{p} {NAME}: it runs M up to {MAX_M}, K in multiples of {K_MULTIPLE} up to {_MAX_K}, N in multiples of 2"
-        )
+    scaled.check(problem, NAME, MAX_M)
+    if problem.n % 2:
+        raise CandidateFailed(f"{problem} {NAME}: it stores two columns at a time, N is no multiple of 2")
 
 
 def scaled_one_shot(config: Config, problem: Problem) -> ScaledOneShot:
@@ -307,19 +271,11 @@ def _of_type(out: str, rows: int) -> str:
     n = rows // 2
     registers = ", ".join(f"%{i}" for i in range(n))
     values = ", ".join(f'"+f"(sums[{i}])' for i in range(n))
-    as_float = {
-        "bf16": "f = __uint_as_float((u32)bits << 16);",
-        "f16": 'asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(bits));',
-    }
     return (
         "__device__ __forceinline__ void mma(float* sums, u64 a, u64 b, bool add) {\n"
         f'  asm volatile("{{.reg .pred add; setp.ne.u32 add, %{n + 2}, 0; '
         f'wgmma.mma_async.sync.aligned.m64n{rows}k32.f32.e4m3.e4m3 {{{registers}}}, %{n}, %{n + 1}, add, 1, 1;}}"\n'
-        f'               : {values} : "l"(a), "l"(b), "r"((u32)add));\n}}\n'
-        "__device__ __forceinline__ u32 pair_of(float first, float second) {\n  u32 pair;\n"
-        f'  asm("cvt.rn.{out}x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));\n  return pair;\n}}\n'
-        "__device__ __forceinline__ float value(unsigned short bits) {\n  float f;\n"
-        f"  {as_float[out]}\n  return f;\n}}"
+        f'               : {values} : "l"(a), "l"(b), "r"((u32)add));\n}}\n' + scaled.numbers_of(out)
     )
 
 

@@ -1,0 +1,79 @@
+"""What our kernels for scaled problems have in common: what they run, how they are launched, numbers of outputs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.launch import Condition
+from gemmtuned.configs.problem import Problem
+from gemmtuned.kernels.own_kernel import rows_apart
+
+KINDS: Final = {("tensor", "tensor"): "TENSOR", ("row", "row"): "ROW", ("1x128", "128x128"): "BLOCK"}
+OUTPUTS: Final = {"bf16": "bf16", "fp16": "f16"}
+STEP_K: Final = 128  # of K: bytes of a row that are read together, and as far as a scale of a block holds
+K_MULTIPLE: Final = 16  # loads and copies of 16 bytes; also what the leading dimensions must be a multiple of
+_MAX_K: Final = 1 << 24  # bytes of a row are counted in 32 bits
+
+
+def check(problem: Problem, name: str, max_m: int) -> None:
+    """Raise CandidateFailed unless it is fp8_e4m3 by fp8_e4m3 into bf16 or fp16, with scales of KINDS, up to max_m.
+
+    name: of the kernel, for the message.
+    """
+    p = problem
+    if p.family != "scaled" or p.layout != "nt" or p.weight_state != "plain" or p.batch != 1:
+        raise CandidateFailed(f"{p} {name}: it runs scaled problems of layout nt with plain weights")
+    if (p.dtype, p.wdtype) != ("fp8_e4m3", "fp8_e4m3") or p.out_dtype not in OUTPUTS:
+        raise CandidateFailed(f"{p} {name}: it runs fp8_e4m3 by fp8_e4m3 into {' or '.join(OUTPUTS)}")
+    if (p.scale, p.wscale) not in KINDS or {p.scale_dtype, p.wscale_dtype} != {"fp32"}:
+        kinds = ", ".join(f"{x} by {w}" for x, w in KINDS)
+        raise CandidateFailed(f"{p} {name}: its scales are fp32 and {kinds}")
+    if p.scale == "1x128" and (
+        not p.scale_layout.startswith("col" if p.m > 1 else ("row", "col")) or not p.wscale_layout.startswith("row")
+    ):
+        raise CandidateFailed(f"{p} {name}: scales of X lie with the tokens next to each other, of W with those of K")
+    if p.m > max_m or p.k % K_MULTIPLE or p.k > _MAX_K:
+        raise CandidateFailed(f"{p} {name}: it runs M up to {max_m} and K in multiples of {K_MULTIPLE} up to {_MAX_K}")
+
+
+def arguments(kind: str, *, bias: bool) -> tuple[str, ...]:
+    """Of a kernel with the parameters x, w, bias, sx, sw, y, m, and the distances between rows of x, w, sx and sw."""
+    apart = ("scale_x.stride1", "scale_w.stride0") if kind == "BLOCK" else ("null", "null")
+    of_bias = ("bias.ptr",) if bias else ()
+    return (
+        "x.ptr", "w.ptr", *of_bias, "scale_x.ptr", "scale_w.ptr", "y.ptr", "x.size0", "x.stride0", "w.stride0", *apart,
+    )  # fmt: skip
+
+
+def conditions(kind: str, m: int, n: int, k: int, *, bias: bool) -> tuple[Condition, ...]:
+    """What such a kernel takes: at most m rows of X without gaps, scales of this kind for all of N and K."""
+    return (*rows_apart(("x", "w", *(("bias",) if bias else ())), K_MULTIPLE, m), *_of_scales(kind, n, k))
+
+
+def _of_scales(kind: str, n: int, k: int) -> tuple[Condition, ...]:
+    if kind == "TENSOR":
+        return tuple(Condition(f"scale_{side}.numel", "==", 1) for side in "xw")
+    found = [Condition(f"scale_{side}.dim", "==", 2) for side in "xw"]
+    found.append(Condition("scale_x.size0", "==", "x.size0"))
+    if kind == "ROW":
+        found += [Condition(f"scale_{side}.numel", "==", f"{side}.size0") for side in "xw"]
+        return (*found, *(Condition(f"scale_{side}.contiguous", "==", 1) for side in "xw"))
+    steps, across = -(-k // STEP_K), -(-n // STEP_K)
+    found += [Condition(f"scale_{side}.size1", ">=", steps) for side in "xw"]
+    found += [Condition("scale_w.size0", "==", across), Condition("scale_w.stride1", "==", 1)]
+    return (*found, Condition("scale_x.stride0", "==", 1))
+
+
+def numbers_of(out: str) -> str:
+    """CUDA C++: `pair_of`, two sums as a pair of this type, the first below; `value`, one number of it as fp32."""
+    as_float = {
+        "bf16": "f = __uint_as_float((u32)bits << 16);",
+        "f16": 'asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(bits));',
+    }
+    return (
+        "__device__ __forceinline__ u32 pair_of(float first, float second) {\n  u32 pair;\n"
+        f'  asm("cvt.rn.{out}x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));\n  return pair;\n}}\n'
+        "__device__ __forceinline__ float value(unsigned short bits) {\n  float f;\n"
+        f"  {as_float[out]}\n  return f;\n}}"
+    )

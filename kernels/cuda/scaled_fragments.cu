@@ -1,0 +1,286 @@
+// Y = (X sx) (W sw)^T + bias with 8-bit X and W, for up to 16 tokens, on sm_90 and later.
+//
+// W and X go from memory straight into the registers that the tensor core multiplies; only sums pass through shared
+// memory. The tensor core's 8-bit products add with few bits and want 64 rows at least, so e4m3 numbers become f16 on
+// the way, which is exact, and mma.m16n8k16 adds them up in fp32.
+//
+// Lane 4 g + t of a warp holds values of rows g and g + 8 of mma's A and of column g of its B. Which k stands where is
+// free as long as both agree, so that 16 bytes of a row are a lane's share of four products. Two groups of lanes share a
+// row: g is row g / 2 and part g % 2 of 128 bytes of K, for W and X alike. Of the result only what is of one part in
+// both counts: half of what the tensor core does, and it has time.
+//
+// A thread block takes ROWS rows of W and TOKENS tokens. Its warps take turns at steps of 128 of K, and the PARTS thread
+// blocks of a cluster cut K. Each warp keeps the loads of AHEAD steps on their way. Sums are added up over warps in shared
+// memory, then over the cluster by those thread blocks that own them, in the order of the parts, so results are bitwise
+// equal from run to run.
+//
+// Scales are those of scaled_one_shot.cu:
+//   TENSOR  sx[0] and sw[0]
+//   ROW     sx[token] and sw[row of W]
+//   BLOCK   sx[step * ldsx + token] and sw[row of W / 128 * ldsw + step]
+//
+// scaled_fragments.py defines N, K (a multiple of 16), ROWS (8, 16 or 32), TOKENS (a multiple of 4), PARTS, WARPS, AHEAD,
+// RESIDENT (thread blocks of a multiprocessor at least), SCALES, BIAS, NAME, CLUSTER and, in place of OF_THIS_TYPE,
+// `pair_of` and `value`. NVRTC compiles this without any header. PTX ISA 7.8.
+#define TENSOR 0
+#define ROW 1
+#define BLOCK 2
+typedef unsigned int u32;
+typedef unsigned long long u64;
+struct Quad { u32 v[4]; };
+
+constexpr int STEPS = (K + 127) / 128;                             // of K, 128 bytes of a row each
+constexpr int MOST = ((STEPS + PARTS - 1) / PARTS + WARPS - 1) / WARPS;  // of a warp
+constexpr bool EVEN = STEPS % (PARTS * WARPS) == 0;                // every warp has as many
+constexpr int TAIL = K % 128;                                      // of K in the last step; 0 when it is whole
+constexpr int BLOCKS = ROWS / 8, SIDES = TOKENS / 4;               // of eight rows of W, of four tokens
+constexpr int CHAINS = BLOCKS * SIDES <= 2 && SCALES != BLOCK ? 2 : 1;  // sums that products take turns at
+constexpr int THREADS = 32 * WARPS;
+constexpr int VALUES = ROWS * TOKENS;                              // that a thread block sums up, row after row of a token
+constexpr int EACH = (VALUES + PARTS - 1) / PARTS;                 // of them that a thread block owns
+constexpr int OWN = (EACH + THREADS - 1) / THREADS;                // of a thread
+
+OF_THIS_TYPE
+
+__device__ __forceinline__ u32 in_block(u32 address, u32 rank) {  // the same address in another block of the cluster
+  u32 there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+__device__ __forceinline__ Quad read_once(const char* from, bool there) {  // zeros where it is not
+  Quad q;
+  if (EVEN && TAIL == 0)
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(q.v[0]), "=r"(q.v[1]), "=r"(q.v[2]), "=r"(q.v[3]) : "l"(from));
+  else
+    asm volatile("{.reg .pred there; setp.ne.u32 there, %5, 0; mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; mov.u32 %3, 0; "
+                 "@there ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];}"
+                 : "=&r"(q.v[0]), "=&r"(q.v[1]), "=&r"(q.v[2]), "=&r"(q.v[3]) : "l"(from), "r"((u32)there));
+  return q;
+}
+__device__ __forceinline__ Quad read(const char* from, bool there) {  // what other thread blocks read as well
+  Quad q;
+  if (EVEN && TAIL == 0)
+    asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(q.v[0]), "=r"(q.v[1]), "=r"(q.v[2]), "=r"(q.v[3]) : "l"(from));
+  else
+    asm volatile("{.reg .pred there; setp.ne.u32 there, %5, 0; mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; mov.u32 %3, 0; "
+                 "@there ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];}"
+                 : "=&r"(q.v[0]), "=&r"(q.v[1]), "=&r"(q.v[2]), "=&r"(q.v[3]) : "l"(from), "r"((u32)there));
+  return q;
+}
+__device__ __forceinline__ float read_scale(const float* from, bool there) {
+  float f;
+  asm volatile("{.reg .pred there; setp.ne.u32 there, %2, 0; mov.f32 %0, 0f00000000; @there ld.global.nc.f32 %0, [%1];}"
+               : "=&f"(f) : "l"(from), "r"((u32)there));
+  return f;
+}
+__device__ __forceinline__ void widen(const Quad& q, u32* pairs) {  // 16 e4m3 become eight pairs of f16
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; cvt.rn.f16x2.e4m3x2 %1, high;}"
+        : "=r"(pairs[2 * i]), "=r"(pairs[2 * i + 1]) : "r"(q.v[i]));
+}
+__device__ __forceinline__ void multiply(float* sums, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// What a lane reads, and the steps of its warp: number i is step `first + i WARPS` of the thread block's part of K.
+struct Loads {
+  const char *w, *x;
+  const float *sw, *sx;
+  u64 w_rows[2 * BLOCKS], x_rows[SIDES];
+  int token[SIDES];
+  int many, last;  // steps of this warp; which of them ends K, if any
+  int ldsx;
+  bool in_tail;    // this lane's bytes of the step that ends K are there
+};
+struct Step {
+  Quad w[2 * BLOCKS], x[SIDES];
+  float sw, sx[SIDES];
+};
+__device__ __forceinline__ void load(Step& to, const Loads& my, int i) {
+  const bool mine = EVEN || i < my.many, there = mine && (TAIL == 0 || i != my.last || my.in_tail);
+  const int at = i * WARPS * 128;
+#pragma unroll
+  for (int side = 0; side < SIDES; side++) to.x[side] = read(my.x + my.x_rows[side] + at, there);
+#pragma unroll
+  for (int row = 0; row < 2 * BLOCKS; row++) to.w[row] = read_once(my.w + my.w_rows[row] + at, there);
+  if (SCALES == BLOCK) {
+    to.sw = read_scale(my.sw + i * WARPS, mine);
+#pragma unroll
+    for (int side = 0; side < SIDES; side++)
+      to.sx[side] = read_scale(my.sx + (long long)i * WARPS * my.ldsx + my.token[side], mine);
+  }
+}
+// sums += a step. Of a pair of sums the first is of part 0 of K, the second of part 1: `value_of` takes what counts.
+__device__ __forceinline__ void grow(float (&sums)[CHAINS][BLOCKS][SIDES][4], const Step& step) {
+  u32 w[2 * BLOCKS][8];
+#pragma unroll
+  for (int row = 0; row < 2 * BLOCKS; row++) widen(step.w[row], w[row]);
+#pragma unroll
+  for (int side = 0; side < SIDES; side++) {
+    u32 x[8];
+    widen(step.x[side], x);
+#pragma unroll
+    for (int b = 0; b < BLOCKS; b++) {
+      const u32 *even = w[2 * b], *odd = w[2 * b + 1];
+      if (SCALES == BLOCK) {
+        float of_step[4] = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+        for (int i = 0; i < 8; i += 2) multiply(of_step, even[i], odd[i], even[i + 1], odd[i + 1], x[i], x[i + 1]);
+        const float scale = step.sx[side] * step.sw;
+#pragma unroll
+        for (int i = 0; i < 4; i++) sums[0][b][side][i] += of_step[i] * scale;
+      } else {
+#pragma unroll
+        for (int i = 0; i < 8; i += 2)
+          multiply(sums[i / 2 % CHAINS][b][side], even[i], odd[i], even[i + 1], odd[i + 1], x[i], x[i + 1]);
+      }
+    }
+  }
+}
+
+struct Factors { float sx, sw, bias; };  // of one value of Y
+__device__ __forceinline__ Factors factors_of(int value, const char* bias, const float* sx, const float* sw, int tile, int m) {
+  Factors f = {1.f, 1.f, 0.f};
+  const int token = min(value / ROWS, m - 1), row = min(tile * ROWS + value % ROWS, N - 1);
+  if (SCALES == TENSOR) f.sx = sx[0], f.sw = sw[0];
+  if (SCALES == ROW) f.sx = sx[token], f.sw = sw[row];
+#if BIAS
+  f.bias = ::value(((const unsigned short*)bias)[row]);
+#endif
+  return f;
+}
+__device__ __forceinline__ void store(char* y, int i, int tile, int m, float sum, const Factors& f) {
+  const int token = i / ROWS, row = tile * ROWS + i % ROWS;
+  if (row >= N || token >= m) return;
+  sum = sum * f.sw * f.sx;
+#if BIAS
+  sum += f.bias;
+#endif
+  ((unsigned short*)y)[(u64)token * N + row] = (unsigned short)pair_of(sum, 0.f);
+}
+
+extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, RESIDENT)
+    NAME(const char* x, const char* w,
+#if BIAS
+         const char* bias,
+#endif
+         const float* sx, const float* sw, char* y, int m, int ldx, int ldw, int ldsx, int ldsw) {
+#if !BIAS
+  const char* bias = nullptr;
+#endif
+  extern __shared__ __align__(16) char memory[];
+  float* partial = (float*)memory;                       // [warp][value]
+  float* received = partial + WARPS * VALUES;            // [part][value of its own]
+  const u32 others = (u32)__cvta_generic_to_shared(received), all_sums = others + (PARTS * EACH + 1) / 2 * 8;  // a barrier
+  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, g = lane / 4, t = lane % 4;
+  const int tile = blockIdx.x / PARTS, part = blockIdx.x % PARTS;
+  const int first_step = part * STEPS / PARTS, steps = (part + 1) * STEPS / PARTS - first_step;
+  const int from = first_step + warp, byte = g % 2 * 64 + t * 16;
+
+  Loads my;
+  my.w = w + (u64)from * 128 + byte, my.x = x + (u64)from * 128 + byte;
+#pragma unroll
+  for (int i = 0; i < 2 * BLOCKS; i++) {
+    const int row = tile * ROWS + i / 2 * 8 + i % 2 * 4 + g / 2;  // past the last row the last one is read again
+    my.w_rows[i] = (u64)(N % ROWS == 0 ? row : min(row, N - 1)) * ldw;
+  }
+#pragma unroll
+  for (int i = 0; i < SIDES; i++) my.x_rows[i] = (u64)min(i * 4 + g / 2, m - 1) * ldx, my.token[i] = min(i * 4 + t, m - 1);
+  my.many = (steps - warp + WARPS - 1) / WARPS;
+  my.last = (STEPS - 1 - from) % WARPS == 0 ? (STEPS - 1 - from) / WARPS : -1;
+  my.in_tail = byte < TAIL, my.ldsx = ldsx;
+  if (SCALES == BLOCK) my.sx = sx + (long long)from * ldsx, my.sw = sw + (long long)(tile * ROWS / 128) * ldsw + from;
+
+  Step coming[AHEAD];
+#pragma unroll
+  for (int u = 0; u < AHEAD && u < MOST; u++) load(coming[u], my, u);
+  Factors mine[OWN];
+#pragma unroll
+  for (int i = 0; i < OWN; i++)
+    mine[i] = factors_of(min(part * EACH + thread + i * THREADS, VALUES - 1), bias, sx, sw, tile, m);
+  if (PARTS > 1) {
+    if (thread == 0) {
+      const int own = min(max(VALUES - part * EACH, 0), EACH);
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(all_sums), "r"(1 + THREADS) : "memory");
+      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+                   ::"r"(all_sums), "r"(own * (PARTS - 1) * 4) : "memory");
+      asm volatile("fence.mbarrier_init.release.cluster;");
+    }
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;");
+  }
+  // Zero, known only when all threads have issued their loads up to here; none has waited for one. Without it the compiler
+  // moves loads behind products that wait for earlier ones.
+  u32 nothing;
+  asm volatile("{.reg .pred never; setp.gt.u32 never, %1, 99; bar.red.popc.u32 %0, 0, never;}"
+               : "=r"(nothing) : "r"(lane) : "memory");
+  float sums[CHAINS][BLOCKS][SIDES][4];
+#pragma unroll
+  for (int i = 0; i < CHAINS * BLOCKS * SIDES * 4; i++) (&sums[0][0][0][0])[i] = (float)nothing;
+
+#pragma unroll 1
+  for (int base = 0; base < MOST; base += AHEAD) {
+#pragma unroll
+    for (int u = 0; u < AHEAD; u++) {
+      if (MOST % AHEAD == 0 || base + u < MOST) {
+        if (EVEN || base + u < my.many) grow(sums, coming[u]);
+        if (base + u + AHEAD < MOST) load(coming[u], my, base + u + AHEAD);
+      }
+    }
+  }
+
+  // A lane keeps one sum of each eight rows and four tokens, over both parts of K: groups of lanes with part 0 that of
+  // their even row, those with part 1 that of the odd one.
+#pragma unroll
+  for (int b = 0; b < BLOCKS; b++)
+#pragma unroll
+    for (int side = 0; side < SIDES; side++) {
+      float* all = sums[0][b][side];
+#pragma unroll
+      for (int chain = 1; chain < CHAINS; chain++)
+        for (int i = 0; i < 4; i++) all[i] += sums[chain][b][side][i];
+      const bool second = g % 2;
+      const float even = second ? all[1] : all[0], odd = second ? all[3] : all[2];
+      const float of_other = __shfl_xor_sync(~0u, second ? even : odd, 4);
+      partial[warp * VALUES + (side * 4 + t) * ROWS + b * 8 + (second ? 4 : 0) + g / 2] = (second ? odd : even) + of_other;
+    }
+  if (PARTS > 1) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");  // the others can be sent to
+  __syncthreads();
+
+#pragma unroll
+  for (int i = 0; i < (VALUES + THREADS - 1) / THREADS; i++) {
+    const int at = thread + i * THREADS;
+    if (VALUES % THREADS != 0 && at >= VALUES) break;
+    float sum = partial[at];
+#pragma unroll
+    for (int other = 1; other < WARPS; other++) sum += partial[other * VALUES + at];
+    if (PARTS == 1) {
+      store(y, at, tile, m, sum, mine[i]);
+    } else {
+      const int owner = at / EACH, place = part * EACH + at - owner * EACH;
+      if (owner == part) {
+        received[place] = sum;
+      } else {
+        const u32 there = in_block(others, owner);
+        asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];"
+                     ::"r"(there + place * 4), "f"(sum), "r"(there + (all_sums - others)) : "memory");
+      }
+    }
+  }
+  if (PARTS == 1) return;
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(all_sums) : "memory");
+  asm volatile("{.reg .pred done; again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0; "
+               "@!done bra again;}" ::"r"(all_sums) : "memory");
+#pragma unroll
+  for (int i = 0; i < OWN; i++) {
+    const int at = thread + i * THREADS;
+    if (at >= EACH || part * EACH + at >= VALUES) break;
+    float sum = 0.f;
+#pragma unroll
+    for (int p = 0; p < PARTS; p++) sum += received[p * EACH + at];
+    store(y, part * EACH + at, tile, m, sum, mine[i]);
+  }
+}

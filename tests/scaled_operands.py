@@ -1,0 +1,91 @@
+"""Operands and launches of our kernels for scaled problems, on the CPU, as PTX."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ptx
+import ptx_cuda
+import torch
+
+from gemmtuned.configs.launch_values import arguments_of, grid_of, holds
+from gemmtuned.configs.problem import Problem
+from gemmtuned.kernels.cuda import nvrtc
+from gemmtuned.kernels.cuda.kernel import CudaKernel
+
+OUT = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def whole_numbers(rows: int, columns: int, *, apart: int, seed: int) -> torch.Tensor:
+    """[rows, columns] of e4m3 whose products have exact sums in fp32; NaN between rows, no memory past the last."""
+    ld = columns + apart
+    flat = torch.full(((rows - 1) * ld + columns,), float("nan")).to(torch.float8_e4m3fn)
+    values = torch.randint(-3, 4, (rows, columns), generator=torch.Generator().manual_seed(seed)).float()
+    flat.as_strided((rows, columns), (ld, 1)).copy_(values.to(torch.float8_e4m3fn))
+    return flat.as_strided((rows, columns), (ld, 1))
+
+
+def powers(*shape: int, seed: int) -> torch.Tensor:
+    """Scales by which whole numbers stay exact, neighbours far apart, some negative."""
+    found = torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(seed))
+    return torch.exp2(found.float()) * torch.where(found % 3 == 0, -1.0, 1.0)
+
+
+def scales(one: Any) -> tuple[torch.Tensor, torch.Tensor, int, int, torch.Tensor, torch.Tensor]:
+    """(sx and sw as they lie in memory, ldsx, ldsw, the factor of each value of X, of W)."""
+    if one.kind == "TENSOR":
+        sx, sw = powers(1, seed=4), powers(1, seed=5)
+        return sx, sw, 0, 0, sx.double(), sw.double()
+    if one.kind == "ROW":
+        sx, sw = powers(one.m, seed=4), powers(one.n, seed=5)
+        return sx, sw, 0, 0, sx.double()[:, None], sw.double()[:, None]
+    steps, across = -(-one.k // 128), -(-one.n // 128)
+    ldsx, ldsw = one.m + 3, steps + 1
+    sx, sw = torch.full((steps * ldsx - 3,), torch.nan), torch.full((across * ldsw - 1,), torch.nan)
+    of_x, of_w = sx.as_strided((one.m, steps), (1, ldsx)), sw.as_strided((across, steps), (ldsw, 1))
+    of_x.copy_(powers(one.m, steps, seed=4))
+    of_w.copy_(powers(across, steps, seed=5))
+    x = of_x.double().repeat_interleave(128, 1)[:, : one.k]
+    w = of_w.double().repeat_interleave(128, 0)[: one.n].repeat_interleave(128, 1)[:, : one.k]
+    return sx, sw, ldsx, ldsw, x, w
+
+
+def as_given(one: Any, sx: torch.Tensor, sw: torch.Tensor, ldsx: int, ldsw: int) -> dict[str, torch.Tensor]:
+    """The scales as a launch record names them: a row for each row, or block of rows, of X and W."""
+    if one.kind == "TENSOR":
+        return {"scale_x": sx, "scale_w": sw}
+    if one.kind == "ROW":
+        return {"scale_x": sx[:, None], "scale_w": sw[:, None]}
+    steps, across = -(-one.k // 128), -(-one.n // 128)
+    return {"scale_x": sx.as_strided((one.m, steps), (1, ldsx)), "scale_w": sw.as_strided((across, steps), (ldsw, 1))}
+
+
+def run(
+    one: Any, kernel: CudaKernel, *, change: tuple[str, str] = ("", ""), **turns: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(Y, what it should be) of a configuration of this kernel; change: of its source."""
+    x = whole_numbers(one.m, one.k, apart=16, seed=1)
+    w = whole_numbers(one.n, one.k, apart=32, seed=2)
+    sx, sw, ldsx, ldsw, of_x, of_w = scales(one)
+    bias = torch.arange(one.n).remainder(7).to(OUT[one.out])
+    y = torch.full((one.m, one.n), torch.nan, dtype=OUT[one.out])
+    exact = (x.double() * of_x) @ (w.double() * of_w).T + (bias.double() if one.bias else 0)
+    operands = {"x": x, "w": w, "bias": bias, "y": y, **as_given(one, sx, sw, ldsx, ldsw)}
+    launch, memory = one.launch, {id(operands["scale_x"]): sx, id(operands["scale_w"]): sw}
+    assert holds(launch.checked, operands)
+    programs = grid_of(launch.grid, operands)
+    assert (programs[0] * launch.cluster, *programs[1:]) == (*one.grid, 1)
+    values = arguments_of(launch, operands, pointer=lambda t: memory.get(id(t), t))
+    source = one.source()
+    assert change[0] in source
+
+    how = ptx_cuda.Launch(one.grid, ptx.WARP * one.warps, one.shared, one.parts)
+    text = nvrtc.ptx(source.replace(*change), kernel.target)
+    ptx_cuda.run(text, how, values, **turns)
+
+    return y, exact.to(OUT[one.out])
+
+
+def problem(m: int, n: int, k: int, **columns: Any) -> Problem:
+    values = {"dtype": "fp8_e4m3", "out_dtype": "bf16", "scale": "row", "math_mode": "reduced", **columns}
+    return Problem(family="scaled", m=m, n=n, k=k, **values)
