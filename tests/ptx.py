@@ -557,6 +557,9 @@ class Program:
     def _createpolicy(self, operation: Any, operands: Any, mask: Array) -> None:
         self._set(operands[0], self._all(0), mask)
 
+    def _prefetch(self, operation: Any, operands: Any, mask: Array) -> None:
+        self._places(("global",), operands[0], mask, 1)  # of what is there alone
+
     # memory
 
     def _where(self, operand: Any) -> Array:

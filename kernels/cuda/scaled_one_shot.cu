@@ -119,6 +119,9 @@ __device__ __forceinline__ void load(const Copies& my, const char* w, const char
   }
 }
 
+__device__ __forceinline__ void ask_for(const void* at) {  // what is read at the very end
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(at));
+}
 __device__ __forceinline__ void store(char* y, const char* bias, const float* sx, const float* sw, int token, int row,
                                       int m, float first, float second) {  // of this row and the next one
   if (row >= N || token >= m) return;
@@ -170,6 +173,15 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
   const int edge = (128 - tile * ROWS % 128) / 8 - half * (MINE / 8);  // units of this half before the next scale of W
 
   load(my, w, x, ws, xs, ss, 0, last_step == 0);
+  if (SCALES != BLOCK || BIAS) {  // lines of 128 bytes, while the first step comes in
+    const int row = min(tile * ROWS + thread * 32, N - 1);
+    if (SCALES == TENSOR && thread == 0) ask_for(sw), ask_for(sx);
+    if (SCALES == ROW && thread <= ROWS / 32) ask_for(sw + row);
+    if (SCALES == ROW && thread <= TOKENS / 32) ask_for(sx + min(thread * 32, m - 1));
+#if BIAS
+    if (thread <= ROWS / 32) ask_for(bias + row * 2);
+#endif
+  }
   if (thread == 0) {
     for (int i = 0; i < DEPTH && i < steps; i++) expect(loaded + 8 * i, THREADS);
     if (PARTS > 1) {
