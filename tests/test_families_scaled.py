@@ -177,7 +177,7 @@ def test_short_sums_are_refused_where_the_problem_does_not_allow_them_and_taken_
 
 def test_a_sum_near_zero_may_be_of_either_sign_under_an_infinite_scale() -> None:
     """Seen on an H200: of some 10^4 sums a few change their sign by being added up more exactly than torch's own."""
-    many = replace(ROW, k=1024, m=64, n=320, math_mode="reduced")
+    many = replace(ROW, k=512, m=64, n=320, math_mode="reduced")
     better = kernel(many, lambda x, w, sx, sw: x @ w * sx[:, :1] * sw[:1])
     assert judge(many, better, kernel(many, fast)) == "ok: "
     flipped = kernel(many, lambda x, w, sx, sw: x @ w * torch.where(sx.isinf(), sx.abs(), sx)[:, :1] * sw[:1])
@@ -186,15 +186,15 @@ def test_a_sum_near_zero_may_be_of_either_sign_under_an_infinite_scale() -> None
 
 def test_an_infinite_scale_may_meet_parts_of_a_sum_of_both_signs() -> None:
     """A kernel that scales two halves of K before it adds them up has NaN where torch's has Inf."""
-    many = replace(ROW, k=1024, m=64, n=320, math_mode="reduced")
+    many = replace(ROW, k=512, m=64, n=320, math_mode="reduced")
 
     def halves(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor) -> Tensor:
-        first, second = ((x[:, half] @ w[half]) * sx[:, :1] * sw[:1] for half in (slice(512), slice(512, None)))
+        first, second = ((x[:, half] @ w[half]) * sx[:, :1] * sw[:1] for half in (slice(256), slice(256, None)))
         return first + second
 
     assert judge(many, kernel(many, halves), kernel(many, fast)) == "ok: "
-    spread = kernel(many, lambda x, w, sx, sw: x @ w * torch.where(sx.isinf().any(), torch.nan, sx)[:, :1] * sw[:1])
-    assert judge(many, spread, kernel(many, fast)).startswith("wrong: ")
+    finite = kernel(many, lambda x, w, sx, sw: x @ w * torch.where(sx.isinf(), 1.0, sx)[:, :1] * sw[:1])
+    assert judge(many, finite, kernel(many, fast)).startswith("wrong: ")
 
 
 def test_whole_numbers_have_one_right_result_bit_for_bit() -> None:

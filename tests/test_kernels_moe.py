@@ -105,6 +105,18 @@ def test_the_gate_sees_a_planted_fault(name: str) -> None:
     assert verify(problem, {GROUPED: kernel}, MOE.default(problem), device=CPU)[GROUPED].outcome == "wrong"
 
 
+def test_an_expert_near_zero_may_be_of_either_sign_under_an_infinite_weight() -> None:
+    """Seen on an H200: 2 of 4,096 results were infinities of the other sign."""
+    problem = moe("bf16:4x64x64")
+
+    def flipped(o: Operands) -> Tensor:
+        y = mixture.run(o, how_of(problem))
+        return torch.where(o.weights.isinf().any(1, keepdim=True) & y.isinf(), -y, y)
+
+    verdicts = verify(problem, {GROUPED: MixtureKernel(flipped)}, MOE.default(problem), device=CPU)
+    assert verdicts[GROUPED].outcome == "ok", verdicts[GROUPED].note
+
+
 def test_a_copy_of_either_weight_is_seen() -> None:
     problem = moe()
 

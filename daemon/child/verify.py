@@ -178,7 +178,10 @@ def _single_checks(problem: Problem, default: Kernel, case: Case, device: torch.
         with edit.applied(inputs):
             stock = inputs.run(default)
             unit = edit.unit(stock, problem, inputs.operands)
-            if finite is not None:
+            if (lines := edit.unclear_lines(problem, inputs.operands)) is not None:
+                unclear = lines.to(stock.device).expand(stock.shape)
+                infinite = Infinite(unclear, unclear)
+            elif finite is not None:
                 infinite = Infinite(finite.abs() <= case.apart, finite.isfinite() & stock.isinf())
             on = partial(check_same_closure, inputs, stock, case.apart, bound)
             yield partial(on, what=edit.what, unit=unit, infinite=infinite)

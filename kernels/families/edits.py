@@ -72,6 +72,13 @@ class Edit:
         marks = {name: torch.where(m.isinf(), 1.0, m) if name in infinite else m for name, m in self.marks.items()}
         return replace(self, marks=marks, bare=True)
 
+    def unclear_lines(self, problem: Problem, operands: Sequence[Operand]) -> Tensor | None:
+        """Which rows of the result have an infinite factor of sums, any of which may be near 0; None if none has."""
+        for o in operands:
+            if o.of_sums and o.name in self.marks and self.marks[o.name].isinf().any():
+                return o.per_line(self.marks[o.name].isinf(), problem)[:, None]
+        return None
+
     @contextmanager
     def applied(self, inputs: Inputs) -> Iterator[None]:
         """The inputs are so inside, and as they were outside."""

@@ -196,7 +196,7 @@ MOE: Final = Moe(
         Operand("x", "mk", layout=0, bent=True),
         Operand("w1", "ehk", dtype="wdtype", weight=True),
         Operand("w2", "eni", dtype="wdtype", weight=True),
-        Operand("gates", "mt", dtype="fp32", bent=True),
+        Operand("gates", "mt", dtype="fp32", bent=True, of_sums=True),
         Operand("ids", "mt", dtype="i32", index=True),
         Operand("bias1", "eh", optional=True, weight=True),
         Operand("bias2", "en", optional=True, weight=True, added=True),

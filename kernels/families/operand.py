@@ -30,7 +30,7 @@ class Operand:
     lies; row-major where it is None.  weight: it stays the same from call to call, so it is bound, and cold in races.
     optional: there when the problem has a bias.  scale_of: the operand that its values are to be multiplied with.
     added: to the product.  result: what the call gives.  index: it says where, not how much.  bent: the result is not
-    in proportion to it.
+    in proportion to it.  of_sums: what it multiplies are sums of products, and the sign of one near 0 is not clear.
     """
 
     name: str
@@ -44,6 +44,7 @@ class Operand:
     result: bool = False
     index: bool = False
     bent: bool = False
+    of_sums: bool = False
 
     def is_in(self, problem: Problem) -> bool:
         """Whether the problem has it."""
