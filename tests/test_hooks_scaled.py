@@ -73,6 +73,11 @@ CALLS = [
          "scale=1x128,scalelayout=col,wscalelayout=row_padded"),
     Call(16, N, K, BLOCKS_A, f32(L, N, strides=(N, 1)), "scale=1x128,wscale=1x128,scalelayout=col,wscalelayout=col"),
     Call(16, N, K, BLOCKS_A, f32(L, N, strides=(1, L)), "scale=1x128,wscale=1x128,scalelayout=col"),
+    Call(1, N, K, f32(1, L), f32(L, N, strides=(N, 1)), "scale=1x128,wscale=1x128,wscalelayout=col"),
+    Call(1, N, K, f32(1, L), f32(L, N, strides=(1, L)), "scale=1x128,wscale=1x128"),
+    Call(1, N, 640, f32(1, 8, strides=(8, 1)), f32(5, N, strides=(N, 1)),
+         "scale=128x128,wscale=1x128,scalelayout=row_padded,wscalelayout=col"),
+    Call(2, N, K, f32(1, L), f32(L, N, strides=(N, 1)), "scale=128x128,wscale=1x128,wscalelayout=col"),
     Call(256, N, K, f32(2, L, strides=(L, 1)), f32(L, N, strides=(N, 1)),
          "scale=128x128,wscale=1x128,wscalelayout=col"),
     # e8m0 for each 32, e4m3 for each 16
@@ -91,6 +96,7 @@ CALLS = [
     Call(1, N, K, f32(1, L), BLOCKS_B, "scale=1x128", (BLOCK_128, SQUARE)),
     Call(16, N, K, BLOCKS_A, f32(L, N, strides=(1, L)), "scale=1x128,wscale=1x128,scalelayout=col",
          (BLOCK_128, BLOCK_128)),
+    Call(1, N, K, f32(1, L), f32(L, N), "scale=1x128,wscale=1x128,wscalelayout=col", (BLOCK_128, BLOCK_128)),
     Call(256, N, K, f32(2, L), f32(L, N), "scale=128x128,wscale=1x128,wscalelayout=col", (SQUARE, BLOCK_128)),
     Call(16, N, K, mx(16, K, 32, E8M0), mx(N, K, 32, E8M0), "scale=1x32,scalelayout=swizzled,wscalelayout=swizzled",
          (BLOCK_32, BLOCK_32), True),
@@ -139,8 +145,8 @@ def test_each_call_has_the_key_of_its_scales(hook: native.Native, call: Call) ->
     assert str(key_of(call)) == f"scaled:{types}>bf16:{call.m}x{call.n}x{call.k},{call.said}"
 
 
-def test_forty_calls_are_in_the_table_and_no_two_kinds_share_a_key(hook: native.Native) -> None:
-    assert len(CALLS) == 40
+def test_45_calls_are_in_the_table_and_no_two_kinds_share_a_key(hook: native.Native) -> None:
+    assert len(CALLS) == 45
     keys = {(call.m, call.n, call.k, call.said): key_of(call) for call in CALLS}
     assert len(set(keys.values())) == len(keys)
 

@@ -212,7 +212,8 @@ inline std::string schema_text(const c10::FunctionSchema& schema) {
 template <class Device>
 bool stand_before(const std::string& name, const std::string& schema, const ForeignFacts& facts) {
   const size_t dot = std::min(name.find('.'), name.size());
-  const auto op = c10::Dispatcher::singleton().findSchema({name.substr(0, dot), name.substr(std::min(dot + 1, name.size()))});
+  const auto op =
+      c10::Dispatcher::singleton().findSchema({name.substr(0, dot), name.substr(std::min(dot + 1, name.size()))});
   const auto has_kernel = [&](c10::DispatchKey key) { return op->hasKernelForDispatchKey(key); };
   if (!op || (!has_kernel(Device::key) && !has_kernel(c10::DispatchKey::CompositeExplicitAutograd))) return false;
   if (const Foreign* it = foreign_of<Device>(*op); it && it->standing.load(std::memory_order_acquire) != GONE)

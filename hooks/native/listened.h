@@ -35,7 +35,7 @@ void listened_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
   const Tensor x = as_rows(given_x), b = f.form == SCALED_NK ? w.t() : w;
   if (!x.defined()) return stock();
   const c10::IValue told = argument(f.out);
-  const auto out = y.defined() ? y.scalar_type()
+  const auto out = y.defined()    ? y.scalar_type()
                    : told.isInt() ? static_cast<at::ScalarType>(told.toInt())
                                   : x.scalar_type();
   Problem p;

@@ -21,10 +21,21 @@ inline bool is_bias(const Tensor& c, const Tensor& b, const Scalar& beta, const 
          is_one(alpha);
 }
 
-// A whole C: one that torch need not broadcast or convert.
+// A whole C: one that torch need not broadcast.
 inline bool is_full(const Tensor& c, const Problem& p, const Tensor& a) {
-  return c.scalar_type() == static_cast<at::ScalarType>(p.out_dtype) && c.dim() == a.dim() && c.size(-1) == p.n &&
-         c.size(-2) == a.size(-2) && (a.dim() == 2 || c.size(0) == a.size(0));
+  return c.dim() == a.dim() && c.size(-1) == p.n && c.size(-2) == a.size(-2) &&
+         (a.dim() == 2 || c.size(0) == a.size(0));
+}
+
+// C as torch broadcasts it, without copying; undefined where it refuses to.
+inline Tensor spread(const Tensor& c, const Problem& p, const Tensor& a) {
+  auto sizes = a.sizes().vec();
+  sizes.back() = p.n;
+  if (c.dim() > a.dim()) return {};
+  for (int64_t d = 1; d <= c.dim(); ++d)
+    if (c.size(-d) != 1 && c.size(-d) != sizes[sizes.size() - static_cast<size_t>(d)]) return {};
+  at::AutoDispatchBelowADInplaceOrView below;
+  return c.expand(sizes);
 }
 
 template <class Device>
@@ -54,12 +65,17 @@ struct Operators {
       p.flags |= BIAS;
       return call<Device>(p, slots_of(a, b, &c), !out || fits(*out, p, a) ? ROUTABLE : COUNTED_ONLY, stock, out);
     }
-    const bool numbers = !beta.isComplex() && !alpha.isComplex();
-    if (p.family != family || !numbers || !is_full(c, p, a) || (out && !fits(*out, p, a)))
+    Tensor whole;
+    const bool numbers = !beta.isComplex() && !alpha.isComplex(), full = is_full(c, p, a);
+    if (numbers && !full) whole = spread(c, p, a);
+    if (!numbers || (!full && !whole.defined()) || (out && !fits(*out, p, a)))
       return call<Device>(p, slots_of(a, b), COUNTED_ONLY, stock, out);
     Slots slots = slots_of(a, b);
-    slots.t[SLOT_C] = &c, slots.alpha = alpha.toDouble(), slots.beta = beta.toDouble();
-    return call<Device>(p, slots, ROUTABLE, stock, out);
+    slots.t[SLOT_C] = full ? &c : &whole, slots.alpha = alpha.toDouble(), slots.beta = beta.toDouble();
+    if (C10_LIKELY(p.family == family)) return call<Device>(p, slots, ROUTABLE, stock, out);
+    const Tensor x = a.squeeze(0), w = b.squeeze(0), of_batch = slots.c()->squeeze(0);  // a batch of 1, as in product
+    slots.t[SLOT_X] = &x, slots.t[SLOT_W] = &w, slots.t[SLOT_C] = &of_batch;
+    return call<Device>(p, slots, ROUTABLE | NO_BATCH, stock, out);
   }
 
   // With a function of the sum behind it, which no route has; and whole numbers.

@@ -87,7 +87,8 @@ inline BothScales scales_of(const Tensor& a, const Tensor& b, const Tensor& scal
   const Scaled x{a, scale_a, k}, y{w, of_w, k};
   if (x.of_tensor() && y.of_tensor()) return {x.as(PER_TENSOR), y.as(PER_TENSOR), true};
   if (x.of_rows() && y.of_rows()) return {x.as(PER_ROW), y.as(PER_ROW), true};
-  if (x.of_blocks(128) && y.of_blocks(1)) return {x.as(BY_128X128), y.as(BY_1X128), true};
+  // with M = 1 the one row of blocks is that row's, as it is for every other M, and not of 128 rows, as torch has it
+  if (x.of_blocks(128) && y.of_blocks(1) && !x.of_blocks(1)) return {x.as(BY_128X128), y.as(BY_1X128), true};
   if (x.of_blocks(1) && y.of_blocks(128)) return {x.as(BY_1X128), y.as(BY_128X128), true};
   if (x.of_blocks(1) && y.of_blocks(1)) return {x.as(BY_1X128), y.as(BY_1X128), true};
   if (x.swizzled(32, at::kFloat8_e8m0fnu) && y.swizzled(32, at::kFloat8_e8m0fnu))
