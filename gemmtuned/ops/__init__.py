@@ -1,6 +1,6 @@
 """The public ops, named and called as AITER's are.
 
-    from gemmtuned.ops import fused_moe, gemm_a16w16, gemm_a16w16_atomic, shuffle_weight, TunedGemm, tgemm
+    from gemmtuned.ops import fused_moe, gemm_a16w16, gemm_a8w8, gemm_a8w8_blockscale, shuffle_weight, TunedGemm, tgemm
 
 They run what is known to be best and fall back to torch: a miss never fails.  Inside torch.compile they are torch's own
 calls, which the hook serves below.
@@ -15,6 +15,16 @@ from torch import Tensor
 
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.ops.moe import ActivationType, QuantType, fused_moe
+from gemmtuned.ops.quantised import (
+    batched_gemm_a8w8,
+    batched_gemm_bf16,
+    gemm_a4w4,
+    gemm_a8w8,
+    gemm_a8w8_blockscale,
+    gemm_a8w8_bpreshuffle,
+    gemm_a16w4,
+    gemm_a16w8,
+)
 from gemmtuned.ops.shuffle import PRESHUFFLE_M_THRESHOLD, ShuffleError, shuffle_weight, unshuffle_weight
 from gemmtuned.ops.tuned_gemm import TunedGemm, tgemm
 
@@ -24,7 +34,15 @@ __all__ = [
     "QuantType",
     "ShuffleError",
     "TunedGemm",
+    "batched_gemm_a8w8",
+    "batched_gemm_bf16",
     "fused_moe",
+    "gemm_a4w4",
+    "gemm_a8w8",
+    "gemm_a8w8_blockscale",
+    "gemm_a8w8_bpreshuffle",
+    "gemm_a16w4",
+    "gemm_a16w8",
     "gemm_a16w16",
     "gemm_a16w16_atomic",
     "shuffle_weight",

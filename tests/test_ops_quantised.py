@@ -1,0 +1,208 @@
+"""The ops of 8-bit and 4-bit operands on CPUs: right against fp64, compiled and eager; bad operands are named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gemmtuned import ops
+from gemmtuned.configs.errors import GemmtunedError
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
+ROUNDING = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 2**-20}
+RANDOM = torch.Generator().manual_seed(3)
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=RANDOM)
+
+
+def eight(*shape: int, dtype: torch.dtype = E4M3) -> Tensor:
+    if dtype == torch.int8:
+        return torch.randint(-8, 9, shape, dtype=dtype, generator=RANDOM)  # fp16 ends at 65504
+    return normal(*shape).to(dtype)
+
+
+def scales(*shape: int) -> Tensor:
+    """Far apart, so that a neighbour's shows; some are negative."""
+    found = torch.randint(-3, 4, shape, generator=RANDOM)
+    return torch.exp2(found.float()) * torch.where(found == 2, -1.0, 1.0)
+
+
+def is_near(y: Tensor, exact: Tensor, size: Tensor, dtype: torch.dtype) -> bool:
+    """size: the sum of the products' magnitudes, which rounding is measured by."""
+    assert y.dtype == dtype and y.shape == exact.shape
+    return bool(((y.double() - exact).abs() <= ROUNDING[dtype] * exact.abs() + 2**-16 * size + 1e-30).all())
+
+
+def product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    added = 0 if bias is None else bias.double()
+    return x @ w.mT + added, x.abs() @ w.abs().mT + abs(added)
+
+
+SHAPES = [(1, 48, 64), (5, 40, 256), (33, 7, 9), (0, 16, 32)]
+
+
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+@pytest.mark.parametrize("eights", [E4M3, E5M2, torch.int8], ids=str)
+@pytest.mark.parametrize("kind", ["tensor", "row", "mixed"])
+@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
+def test_a8w8(m: int, n: int, k: int, kind: str, eights: torch.dtype, dtype: torch.dtype) -> None:
+    x, w = eight(m, k, dtype=eights), eight(n, k, dtype=eights)
+    of_x = scales(1) if kind == "tensor" else scales(m, 1)
+    of_w = scales(1, n) if kind == "row" else scales(1)
+    for bias in (None, normal(n).to(dtype)):
+        exact, size = product(x.double() * of_x.double(), w.double() * of_w.double().reshape(-1, 1), bias)
+        assert is_near(ops.gemm_a8w8(x, w, of_x, of_w, bias, dtype), exact, size, dtype)
+
+
+def test_a8w8_of_integers_is_exact_however_large_the_sums_are() -> None:
+    x, w = torch.full((3, 4096), 127, dtype=torch.int8), torch.full((8, 4096), -128, dtype=torch.int8)
+    w[0, 0] = -127
+    y = ops.gemm_a8w8(x, w, torch.ones(1), torch.ones(1), dtype=torch.float32)
+    assert torch.equal(y.double(), (x.double() @ w.double().t()).float().double())
+
+
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 128, 256), (5, 300, 400), (17, 64, 128), (0, 16, 128)])
+def test_a8w8_blockscale(m: int, n: int, k: int, dtype: torch.dtype) -> None:
+    x, w = eight(m, k), eight(n, k)
+    of_x, of_w = scales(m, -(-k // 128)), scales(-(-n // 128), -(-k // 128))
+    wide_x = x.double() * of_x.double().repeat_interleave(128, 1)[:, :k]
+    wide_w = w.double() * of_w.double().repeat_interleave(128, 0)[:n].repeat_interleave(128, 1)[:, :k]
+    assert is_near(ops.gemm_a8w8_blockscale(x, w, of_x, of_w, dtype), *product(wide_x, wide_w), dtype)
+
+
+def test_a_shuffled_weight_is_taken_by_one_op_and_refused_by_the_others() -> None:
+    x, w, one = eight(3, 64), eight(32, 64), torch.ones(1)
+    shuffled = ops.shuffle_weight(w)
+    assert torch.equal(ops.gemm_a8w8_bpreshuffle(x, shuffled, one, one), ops.gemm_a8w8(x, w, one, one))
+    with pytest.raises(GemmtunedError, match="not marked as shuffled"):
+        ops.gemm_a8w8_bpreshuffle(x, w, one, one)
+    with pytest.raises(GemmtunedError, match="shuffled"):
+        ops.gemm_a8w8(x, shuffled, one, one)
+    with pytest.raises(GemmtunedError, match="shuffled"):
+        ops.gemm_a16w8(normal(3, 64).bfloat16(), shuffled.t().t(), one)
+
+
+def four(rows: int, k: int) -> tuple[Tensor, Tensor]:
+    """(bytes, codes)."""
+    codes = torch.randint(0, 16, (rows, k), generator=RANDOM)
+    return (codes[:, 0::2] | codes[:, 1::2] << 4).to(torch.uint8), codes
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a4w4_reads_every_code_and_power(dtype: torch.dtype) -> None:
+    (a, codes_a), (b, codes_b) = four(5, 96), four(24, 96)
+    of_a, of_b = (torch.randint(122, 131, (rows, 3), generator=RANDOM).to(torch.uint8) for rows in (5, 24))
+    exact, size = product(
+        E2M1[codes_a] * torch.exp2(of_a.double() - 127).repeat_interleave(32, 1),
+        E2M1[codes_b] * torch.exp2(of_b.double() - 127).repeat_interleave(32, 1),
+    )
+    assert is_near(ops.gemm_a4w4(a, b, of_a, of_b, dtype=dtype), exact, size, dtype)
+    of_b[3, 1] = 255  # NaN
+    y = ops.gemm_a4w4(a, b, of_a, of_b, dtype=dtype)
+    assert y[:, 3].isnan().all() and not y[:, :3].isnan().any()
+
+
+@pytest.mark.parametrize("kind", ["tensor", "row", "block", "int8"])
+def test_a16w8(kind: str) -> None:
+    x = normal(2, 3, 256).bfloat16()
+    w = eight(160, 256, dtype=torch.int8 if kind == "int8" else E4M3)
+    of_w = {"tensor": scales(1), "block": scales(2, 2)}.get(kind, scales(160, 1))
+    wide = of_w.double() if kind != "block" else of_w.double().repeat_interleave(128, 0)[:160].repeat_interleave(128, 1)
+    bias = normal(160)
+    exact, size = product(x.double(), (w.double() * wide).float().bfloat16().double(), bias.bfloat16())
+    assert is_near(ops.gemm_a16w8(x, w, of_w, bias), exact, size, torch.bfloat16)
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("zeros", [False, True])
+def test_a16w4_of_integers(group: int, zeros: bool) -> None:
+    x, (w, codes) = normal(4, 256).half(), four(20, 256)
+    of_w = scales(20, 256 // group)
+    zero = torch.randint(0, 16, of_w.shape, generator=RANDOM).to(torch.uint8) if zeros else torch.full_like(of_w, 8)
+    wide = (codes - zero.double().repeat_interleave(group, 1)) * of_w.double().repeat_interleave(group, 1)
+    y = ops.gemm_a16w4(x, w, of_w, zero if zeros else None)
+    assert is_near(y, *product(x.double(), wide), torch.float16)
+
+
+def test_a16w4_of_mxfp4() -> None:
+    x, (w, codes) = normal(1, 64).bfloat16(), four(8, 64)
+    of_w = torch.tensor([[127, 120]] * 8, dtype=torch.uint8)
+    wide = E2M1[codes] * torch.exp2(of_w.double() - 127).repeat_interleave(32, 1)
+    assert is_near(ops.gemm_a16w4(x, w, of_w), *product(x.double(), wide), torch.bfloat16)
+
+
+def test_batched() -> None:
+    x, w, bias = normal(3, 4, 32).bfloat16(), normal(3, 8, 32).bfloat16(), normal(3, 1, 8).bfloat16()
+    assert is_near(ops.batched_gemm_bf16(x, w, bias), *product(x.double(), w.double(), bias), torch.bfloat16)
+    a, b, of_a, of_b = eight(3, 4, 32), eight(3, 8, 32), scales(3, 4, 1), scales(3, 1, 8)
+    exact, size = product(a.double() * of_a.double(), b.double() * of_b.double().mT, bias)
+    assert is_near(ops.batched_gemm_a8w8(a, b, of_a, of_b, bias), exact, size, torch.bfloat16)
+    assert ops.batched_gemm_a8w8(a[:0], b[:0], of_a[:0], of_b[:0]).shape == (0, 4, 8)
+
+
+def test_not_a_number_stays_one_and_no_operand_is_changed() -> None:
+    x, w, of_x = eight(3, 64), eight(16, 64), scales(3, 1)
+    x[1, 5], of_x[2] = torch.nan, torch.inf
+    before = [t.clone() for t in (x.view(torch.uint8), w.view(torch.uint8), of_x)]
+    y = ops.gemm_a8w8(x, w, of_x, torch.ones(16))
+    assert not y[0].isnan().any() and y[1].isnan().all() and not y[2].isfinite().any()
+    assert all(torch.equal(a, b) for a, b in zip(before, (x.view(torch.uint8), w.view(torch.uint8), of_x), strict=True))
+
+
+CALLS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
+    "a8w8 fp8": (ops.gemm_a8w8, (eight(4, 64), eight(32, 64), scales(4, 1), scales(1, 32))),
+    "a8w8 int8": (
+        ops.gemm_a8w8, (eight(4, 64, dtype=torch.int8), eight(32, 64, dtype=torch.int8), scales(1), scales(32)),
+    ),
+    "blockscale": (ops.gemm_a8w8_blockscale, (eight(4, 256), eight(32, 256), scales(4, 2), scales(1, 2))),
+    "a4w4": (ops.gemm_a4w4, (four(4, 64)[0], four(32, 64)[0], *(torch.full((n, 2), 126).byte() for n in (4, 32)))),
+    "a16w8": (ops.gemm_a16w8, (normal(4, 64).bfloat16(), eight(32, 64), scales(32, 1))),
+    "a16w4": (ops.gemm_a16w4, (normal(4, 64).bfloat16(), four(32, 64)[0], scales(32, 2))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_compiled_in_one_graph_is_eager(name: str) -> None:
+    op, operands = CALLS[name]
+    compiled = torch.compile(op, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(*operands), op(*operands))
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert op(*map(mode.from_tensor, operands)).shape == (4, 32)
+
+
+X, W, ONE = eight(4, 64), eight(32, 64), torch.ones(1)
+BAD: dict[str, tuple[Callable[[], Any], str]] = {
+    "K differs": (lambda: ops.gemm_a8w8(X, W[:, :32], ONE, ONE), r"\(4, 64\) and w \(32, 32\)"),
+    "a scale too many": (lambda: ops.gemm_a8w8(X, W, torch.ones(5), ONE), r"x_scale is \(5,\).* one float or 4"),
+    "a scale of another type": (lambda: ops.gemm_a8w8(X, W, torch.ones(4).int(), ONE), "x_scale is .*int32"),
+    "types differ": (lambda: ops.gemm_a8w8(X, W.float().to(torch.int8), ONE, ONE), "int8 twice, or fp8"),
+    "three dimensions": (lambda: ops.gemm_a8w8(X[None], W, ONE, ONE), r"expected \[M, K\]"),
+    "a result of 8 bits": (lambda: ops.gemm_a8w8(X, W, ONE, ONE, None, E4M3), "dtype is torch.float8"),
+    "bias": (lambda: ops.gemm_a8w8(X, W, ONE, ONE, torch.ones(31)), r"bias is \(31,\), expected \[32\]"),
+    "block scales": (lambda: ops.gemm_a8w8_blockscale(X, W, torch.ones(4, 2), ONE[None]), r"expected \[4, 1\]"),
+    "blocks of int8": (
+        lambda: ops.gemm_a8w8_blockscale(X.float().char(), W.float().char(), ONE, ONE), "expected an fp8",
+    ),
+    "4-bit type": (lambda: ops.gemm_a4w4(X, W, ONE, ONE), "of torch.uint8"),
+    "4-bit scale": (
+        lambda: ops.gemm_a4w4(four(4, 64)[0], four(8, 64)[0], torch.ones(4, 2), ONE), r"\[4, 64 / 32\] of bytes",
+    ),
+    "16-bit K": (lambda: ops.gemm_a16w4(normal(3, 62).half(), four(8, 64)[0], torch.ones(8, 2)), "K = 64"),
+    "groups": (lambda: ops.gemm_a16w4(normal(3, 64).half(), four(8, 64)[0], torch.ones(8, 3)), r"\[8, 64 / group\]"),
+    "batches": (lambda: ops.batched_gemm_bf16(normal(2, 3, 4), normal(3, 5, 4)), r"\[B, M, K\]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_operands_are_named(name: str) -> None:
+    call, message = BAD[name]
+    with pytest.raises(GemmtunedError, match=message):
+        call()
