@@ -16,7 +16,7 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gemmtuned.configs.real import allocate_lock
@@ -306,9 +306,25 @@ class Hook:
         """A call of one of our ops that aten did not see; outcome, graph: as of a Sighting."""
         if self.patches.counts:
             self.account.op_counts.add(problem, place, outcome, graph=graph)
+            if graph and self.native is not None:
+                self.native.op_captured(problem, outcome, place)
             if not self.background.alive:  # in a forked child
                 with suppress(OSError):
                     self.start()
+
+    @contextmanager
+    def own_op(self, routed: str) -> Iterator[None]:
+        """While one of our ops runs, which counts itself: what it calls under aten is not counted.
+
+        routed: the place where a kernel of the table serves it, "" where none does.
+        """
+        native = self.native
+        on_trial = native.op_begins(routed) if native is not None else None
+        try:
+            yield
+        finally:
+            if native is not None:
+                native.op_ends(on_trial)
 
     def fail_op(self, solution: Solution, reason: str) -> None:
         """A solution failed in one of our ops, which uses it no more: the daemon is told with the next flush."""

@@ -382,3 +382,77 @@ def test_a_fault_on_the_gpu_is_known_with_the_routes_that_ran_there_on_trial(run
     assert launched == [*([code, [7]] for code in FAULTS), *([0, [7]] for _ in NO_FAULTS)]
     assert refused == [[0, 1, 0, 0], [0, 1, 0, 0], [0, 1, 715, 0]]  # a launch that fails notes it at once
     assert said[1] == 0
+
+
+MIXTURE = "moe:bf16:8x64x64,math=reduced,experts=4,topk=2,inter=32,act=silu_gated"
+
+
+def test_products_inside_an_op_that_counts_itself_are_torchs_and_not_counted(run: Any) -> None:
+    """In its own thread alone, and after it they are counted again; that it ended twice does no harm."""
+    said = run(
+        """
+    begin()
+    said = [call()]
+    for routed in ("", "cuda:0"):
+        on_trial = hook.op_begins(routed)
+        inner = hook.op_begins("")
+        hook.op_ends(inner)
+        launched = calls("cuLaunchKernel")
+        said.append([call(), calls("cuLaunchKernel") - launched, on_trial])
+        other = threading.Thread(target=lambda: said.append(call()))
+        other.start()
+        other.join()
+        hook.op_ends(on_trial)
+        hook.op_ends(None)
+        said.append(call())
+    print(json.dumps(said))
+    """
+    )
+    inside = [[], 0, None]
+    assert said == [["exact"], inside, ["exact"], ["exact"], inside, ["exact"], ["exact"]]
+
+
+def test_a_replay_counts_for_the_ops_that_count_themselves(run: Any) -> None:
+    said = run(
+        f"""
+    mixture = Problem.parse({MIXTURE!r})
+    begin()
+    cuda.fake_capture(0x5000, 7, 1, 0x100007)
+    number = hook.capture_begun(0)
+    for outcome in ("exact", "exact", "miss"):
+        hook.op_captured(mixture, outcome, "cuda:0")
+    cuda.fake_capture(0x5000, 0, 0, 0)
+    hook.op_captured(mixture, "exact", "cuda:0")  # no capture: nothing is replayed
+    said = [list(hook.drain())]
+    hook.graph_replayed(number, 3)
+    said.append(sorted((str(s.problem), s.outcome, s.calls, s.graph, s.place) for s in hook.drain()))
+    print(json.dumps([number, *said]))
+    """
+    )
+    assert said == [7, [], [[MIXTURE, "exact", 6, True, "cuda:0"], [MIXTURE, "miss", 3, True, "cuda:0"]]]
+
+
+def test_a_kernel_of_an_op_is_noted_on_trial_as_a_routes_is(run: Any) -> None:
+    said = run(
+        """
+    folder = Path(f"/dev/shm/test-{os.getpid()}/pages")
+
+    def page():
+        address = hook.trial_page()
+        return list((ctypes.c_uint32 * 4).from_address(address)) if address else None
+
+    begin()
+    said = []
+    for routed in ("", "cpu", "cuda:0"):
+        hook.begin_trial(folder, 1, b'{"run": "x", "start": ', 0)
+        on_trial = hook.op_begins(routed)
+        said.append(page())
+        hook.op_ends(on_trial)
+        said.append(page())
+        hook.end_trial(keep=False)
+    folder.rmdir()
+    folder.parent.rmdir()
+    print(json.dumps(said))
+    """
+    )
+    assert said == [None, None, [1, 0, 0, 0], [0, 0, 0, 0], [1, 1, 0, 0], [0, 1, 0, 0]]

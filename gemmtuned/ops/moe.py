@@ -116,30 +116,34 @@ def _run(o: Operands, how: How, mask: Tensor | None, tokens: Tensor | None) -> T
     if not len(o.x):
         return torch.empty_like(o.x)
     o = without_others(o, mask, tokens)
-    y = _by_table(o, how)
-    if y is None and _is_small(o) and not _wants_derivatives(o):
-        y = _launched(o, how)
-    return run(o, how) if y is None else y
-
-
-def _by_table(o: Operands, how: How) -> Tensor | None:
-    """By the solution of the table in use, where there is one; the call is counted: aten sees only parts of it."""
     hook: Any = activate.current()
     problem = problem_of(o, how) if hook is not None else None
-    if problem is None:
-        return None
+    return _usual(o, how) if problem is None else _counted(hook, problem, o, how)
+
+
+def _counted(hook: Any, problem: Problem, o: Operands, how: How) -> Tensor:
+    """By the solution of the table in use, where there is one; counted as one call, its products under aten are not."""
     place = place_of(o.x.device)
     captured = o.x.is_cuda and torch.cuda.is_current_stream_capturing()
     found = MISS if _wants_derivatives(o) else serving(hook, problem, place, captured=captured)
-    y = None
-    if found.call is not None and found.solution is not None:
-        try:
-            y = found.call(o)
-        except FAILURES as err:
-            if is_to_blame(err):
-                give_up(hook, found.solution, err)
-    hook.count_op(problem, place, (found if y is not None else MISS).outcome, graph=captured)
+    served = None
+    with hook.own_op("" if found.call is None else place):
+        if found.call is not None and found.solution is not None:
+            try:
+                served = found.call(o)
+            except FAILURES as err:
+                if is_to_blame(err):
+                    give_up(hook, found.solution, err)
+        y = _usual(o, how) if served is None else served
+    hook.count_op(problem, place, (MISS if served is None else found).outcome, graph=captured)
     return y
+
+
+def _usual(o: Operands, how: How) -> Tensor:
+    """What serves where nothing is tuned."""
+    small = o.x.is_cuda and 0 < o.ids.numel() <= MAX_PAIRS and not _wants_derivatives(o)
+    y = _launched(o, how) if small else None
+    return run(o, how) if y is None else y
 
 
 def _launched(o: Operands, how: How) -> Tensor | None:
@@ -194,10 +198,6 @@ def _problem(
         )  # fmt: skip
     except (KeyError, ProblemError):
         return None
-
-
-def _is_small(o: Operands) -> bool:
-    return o.x.is_cuda and 0 < o.ids.numel() <= MAX_PAIRS
 
 
 def _wants_derivatives(o: Operands) -> bool:

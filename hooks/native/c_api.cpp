@@ -231,6 +231,40 @@ uint64_t gt_capture_begun(int device) noexcept {
 #endif
 }
 
+// A call of an op that counts itself, which went into the capture that its device's current stream is part of: replays count.
+void gt_op_captured(const Problem* key, int outcome) noexcept {
+#ifdef GEMMTUNED_CUDA
+  guarded([&] {
+    const uint64_t id = cuda::capture_of(cuda::current_stream(key->device_index)).id;
+    g_captures.add(id, *key, static_cast<Outcome>(outcome));
+  });
+#else
+  (void)key, (void)outcome;
+#endif
+}
+
+// A call of such an op begins in this thread: GEMMs that it runs under aten are torch's, and not counted. routed: a kernel of
+// the table serves it, 1 on the host, 2 on a GPU; 0 for none.  Gives what gt_op_ends takes.
+TrialPage* gt_op_begins(int routed) noexcept {
+  return guarded(nullptr, [&]() -> TrialPage* {
+    if (ThreadCounters* const thread = this_thread()) ++thread->depth;
+    if (!routed) return nullptr;
+    HeldPage page(HeldPage::MADE);
+    if (C10_LIKELY(!page)) return nullptr;
+    page->going_on.fetch_add(1, std::memory_order_relaxed);
+    if (routed != 1) page->launched.store(1, std::memory_order_relaxed);
+    return page.keep();
+  });
+}
+
+void gt_op_ends(TrialPage* page) noexcept {
+  ThreadCounters* const thread = t_slot.counters;
+  if (thread && thread->depth) --thread->depth;  // there was no memory for one when it began
+  if (!page) return;
+  page->going_on.fetch_sub(1, std::memory_order_relaxed);
+  HeldPage::let_go(page);
+}
+
 void gt_graph_replayed(uint64_t capture, uint64_t times) noexcept {
   guarded([&] { g_captures.replayed(capture, times); });
 }

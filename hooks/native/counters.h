@@ -57,7 +57,7 @@ struct Record {  // what drain() hands out; mirrored in hooks/native/records.py
 
 class Counters;
 
-// One thread's counters. `depth` keeps GEMMs that a GEMM calls inside from being counted again.
+// One thread's counters. `depth` keeps GEMMs that a GEMM, or an op that counts itself, calls inside from being counted again.
 struct ThreadCounters {
   int depth = 0;
   std::atomic<const RouteTable*> reading{nullptr};  // hazard pointer of a look-up in progress

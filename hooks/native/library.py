@@ -84,6 +84,9 @@ SIGNATURES: Final = (
     ("gt_drain", ctypes.c_size_t, ctypes.POINTER(Record), ctypes.c_size_t),
     ("gt_capture_begun", ctypes.c_uint64, ctypes.c_int),
     ("gt_cublaslt_version", ctypes.c_uint64),
+    ("gt_op_captured", None, ctypes.POINTER(PackedProblem), ctypes.c_int),
+    ("gt_op_begins", ctypes.c_void_p, ctypes.c_int),
+    ("gt_op_ends", None, ctypes.c_void_p),
     ("gt_graph_replayed", None, ctypes.c_uint64, ctypes.c_uint64),
     ("gt_graph_gone", None, ctypes.c_uint64),
     (
@@ -297,6 +300,22 @@ class Native:
         Its launches are kept from here on until `graph_gone`.
         """
         return int(self._lib.gt_capture_begun(device))
+
+    def op_captured(self, problem: Problem, outcome: str, place: str) -> None:
+        """A call that an op counts itself went into a graph capture: replays of the graph count for it."""
+        self._lib.gt_op_captured(ctypes.byref(pack(problem, graph=True, place=place)), OUTCOMES.index(outcome))
+
+    def op_begins(self, routed: str) -> int | None:
+        """A call of an op that counts itself begins in this thread: GEMMs that it runs under aten are not counted.
+
+        routed: `cpu` or `cuda:0` where a kernel of the table serves it there, else "".  Gives what `op_ends` takes.
+        """
+        on_trial: int | None = self._lib.gt_op_begins(0 if not routed else 1 if routed == "cpu" else 2)
+        return on_trial
+
+    def op_ends(self, on_trial: int | None) -> None:
+        """It has ended, well or not."""
+        self._lib.gt_op_ends(on_trial)
 
     def graph_replayed(self, capture: int, times: int) -> None:
         """Count the launches of a captured graph `times` times more."""

@@ -20,6 +20,7 @@
 #include <cstring>
 #include <mutex>
 #include <string_view>
+#include <utility>
 
 namespace gemmtuned {
 
@@ -204,6 +205,8 @@ class HeldPage {
   HeldPage& operator=(const HeldPage&) = delete;
   TrialPage* operator->() const { return page_; }
   explicit operator bool() const { return page_; }
+  TrialPage* keep() { return std::exchange(page_, nullptr); }  // until let_go of it
+  static void let_go(TrialPage*) { g_holders.fetch_sub(1); }
 
  private:
   TrialPage* page_ = nullptr;
