@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,9 +17,11 @@ from gemmtuned.configs.tunable import can_tune
 from gemmtuned.daemon.child.verify import verify
 from gemmtuned.kernels import mixture
 from gemmtuned.kernels.backends import BACKENDS
+from gemmtuned.kernels.dtypes import UNIT_ROUNDOFF
 from gemmtuned.kernels.families import family_of
+from gemmtuned.kernels.families.error import CAPS, R_FACTOR, Error, Spread, limits, measure_error, roundings
 from gemmtuned.kernels.families.moe import MOE, MixtureKernel, how_of, touched_bytes
-from gemmtuned.kernels.mixture import Operands
+from gemmtuned.kernels.mixture import How, Operands
 
 CPU = torch.device("cpu")
 GROUPED = Candidate("moe_grouped")
@@ -80,6 +83,46 @@ def test_the_grouped_form_passes_the_gate(text: str) -> None:
 
 def shifted(o: Operands) -> Operands:
     return replace(o, ids=torch.where(o.ids == -1, 0, o.ids))
+
+
+@pytest.mark.parametrize("act", ["silu_gated", "gelu_gated", "swiglu_gated_interleaved"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_the_cap_is_what_rounding_everywhere_gives(dtype: str, act: str) -> None:
+    """Torch's own form rounds everywhere: its error is the formula's, one rounding being 0.42 u on normal numbers."""
+    problem = moe(f"{dtype}:16x512x512", act)
+    one = UNIT_ROUNDOFF[dtype] / 2
+    right = math.sqrt(roundings(problem)) * one
+    for seed in (1, 2):
+        inputs = MOE.make(problem, kind="randn", seed=seed, device=CPU)
+        sample = MOE.sample(problem, seed=seed, device=CPU)
+        exact = MOE.reference(problem, inputs, sample)
+        found = measure_error(sample.of(inputs.run(MOE.default(problem))), exact)
+        assert 0.7 * right < found.r < right
+        limit = limits(problem, Error(1.0, 1.0), Spread.of(exact, inputs["x"])).r
+        assert limit == pytest.approx(max(CAPS[dtype], R_FACTOR * right))
+        assert found.r < limit < 4 * found.r or dtype == "fp16"
+
+
+def test_a_mixture_that_adds_in_16_bits_is_over_the_cap_whatever_the_default_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = moe("bf16:16x512x512")
+    inputs = MOE.make(problem, kind="randn", seed=1, device=CPU)
+    sample = MOE.sample(problem, seed=1, device=CPU)
+    exact = MOE.reference(problem, inputs, sample)
+
+    def product(a: Tensor, w: Tensor) -> Tensor:
+        """In pieces of an eighth of K."""
+        pieces = [x @ v.t() for x, v in zip(a.chunk(8, 1), w.chunk(8, 1), strict=True)]
+        return sum(pieces[1:], pieces[0])
+
+    def expert(o: Operands, how: How, e: int, rows: Tensor, weights: Tensor) -> Tensor:
+        h = mixture.hidden(how, product(rows, o.w1[e]), weights, None).to(rows.dtype)
+        return product(h, o.w2[e])
+
+    monkeypatch.setattr(mixture, "_expert", expert)
+    found = measure_error(sample.of(inputs.run(MOE.default(problem))), exact)
+    assert not found.within(limits(problem, Error(1.0, 100.0), Spread.of(exact, inputs["x"])))
 
 
 FAULTS: dict[str, Callable[[Operands, Problem], Tensor]] = {
