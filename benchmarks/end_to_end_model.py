@@ -68,7 +68,7 @@ class Switch:
 
     def to(self, arm: str) -> None:
         assert self.hook.native is not None
-        graphs = self.hook.graphs
+        graphs = self.hook.patches.graphs
         if arm in ("stock", "again"):
             self.hook.native.set_mode(native.OFF)  # its operators stay, and pass calls on
             if graphs is not None:

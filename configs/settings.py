@@ -269,6 +269,17 @@ def autoload_enabled(env: Mapping[str, str] | None = None) -> bool:
     return (os.environ if env is None else env).get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1"
 
 
+def is_given(name: str, env: Mapping[str, str] | None = None) -> bool:
+    """Whether a variable has a value."""
+    return bool((os.environ if env is None else env).get(name))
+
+
+def allows_plugin(variable: str, plugin: str, env: Mapping[str, str] | None = None) -> bool:
+    """Whether an engine's variable lets this plugin in: it names it among others, by commas, or is not set."""
+    names = (os.environ if env is None else env).get(variable)
+    return not names or plugin in names.split(",")
+
+
 def _switch(env: Mapping[str, str]) -> bool:
     return _flag(env, "GEMMTUNED", default=_flag(env, "AITER_TUNE_GEMM"))
 

@@ -39,6 +39,7 @@ class Session:
     note: why it is not native, or why dispatch is off; empty when all is well.
     rank: which of several ranks it is; None when it is not one of several, or does not know yet.
     namespace: within which pid is unique (processes.pid_namespace); None where that cannot be known.
+    role: what it does for a serving engine, such as `worker`; empty for a program of one process.
     """
 
     host: str
@@ -55,3 +56,4 @@ class Session:
     note: str = ""
     rank: int | None = None
     namespace: str | None = None
+    role: str = ""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.say import say_line, tell
-from gemmtuned.hooks import frozen_layers, ranks
+from gemmtuned.hooks import engines, frozen_layers, ranks
 from gemmtuned.hooks.dispatch import ident_of, solution_of
 from gemmtuned.hooks.flush import new_session
 from gemmtuned.hooks.native import HOW
@@ -47,9 +47,14 @@ class Account:
         self._where, self._selections = where, selections
         self.op_counts = OpCounts()
         self.started_us = time.time_ns() // 1000
+        self.role = ""  # what the process does for a serving engine
         self._stale = ""  # of frozen weights
         self._op_failures: list[tuple[Solution, str]] = []  # each solution once, at most
         self._announced = False
+
+    def label(self, settings: Settings, role: str) -> None:
+        """From now on this process is known as `settings.run`, and as this part of it."""
+        self._settings, self.role = settings, role
 
     def after_fork(self) -> None:
         """In a forked child: it starts from nothing."""
@@ -83,6 +88,7 @@ class Account:
             reload_failures=tables.loader.failures,
             rank=ranks.rank() if self._settings.rank is None else self._settings.rank,
             note=self._note(flusher.complaint),
+            role=self.role,
         )
 
     def fail_op(self, solution: Solution, reason: str) -> None:
@@ -134,6 +140,8 @@ class Account:
         self._announced = True
         process = sys.modules.get("multiprocessing.process")
         if process is not None and process.parent_process() is not None:
+            return
+        if engines.speak():
             return
         version = sys.modules["gemmtuned"].__version__
         what = "" if settings.dispatch else ", counting only" if settings.capture else ""

@@ -179,8 +179,8 @@ def reload_now(group: torch.distributed.ProcessGroup | None = None) -> int:
 
 def graph_replayed(graph: torch.cuda.CUDAGraph, times: int) -> None:
     """See gemmtuned.graph_replayed."""
-    if _hook is not None and _hook.graphs is not None:
-        _hook.graphs.replayed(graph, times)
+    if _hook is not None and _hook.patches.graphs is not None:
+        _hook.patches.graphs.replayed(graph, times)
 
 
 def _last_flush() -> None:

@@ -71,6 +71,7 @@ class Flusher:
         compiled: Callable[[], Iterable[tuple[Problem, str, str]]] = tuple,
     ) -> None:
         self._settings, self._drain, self._environment, self._session = settings, drain, environment, session
+        self.run = settings.run  # the label that all is counted under
         self._tick, self._keep, self._take_compiled = tick, keep, compiled
         self._store: GuestStore | None = None
         self._pending: dict[Key, list[float]] = {}
@@ -214,7 +215,7 @@ class Flusher:
             self._give(store, now_s)
             while self._quarantine:
                 solution, reason, how = self._quarantine[0]
-                self._at(store.add_quarantine, solution, reason, how=how, run=self._settings.run, now_s=now_s)
+                self._at(store.add_quarantine, solution, reason, how=how, run=self.run, now_s=now_s)
                 self._quarantine.pop(0)
             if beat or last:
                 self._at(store.end_session if last else store.beat, self._session(), now_s=now_s)
@@ -236,13 +237,13 @@ class Flusher:
                 self.dropped += int(sum(sums[0] for sums in counts.values()))
             else:
                 sightings = [Sighting(*k[:2], int(c[0]), k[2], int(c[1]), c[2], *k[3:]) for k, c in counts.items()]
-                self._at(store.add_sightings, self._settings.run, environment, sightings, now_s=now_s)
+                self._at(store.add_sightings, self.run, environment, sightings, now_s=now_s)
             self._pending = {key: sums for key, sums in self._pending.items() if key[3] != place}
         for place in {note[2] for note in self._compiled}:
             gemms = [note[:2] for note in self._compiled if note[2] == place]
             environment = self._environment_of(place)
             if environment is not None:
-                self._at(store.add_compiled, self._settings.run, environment, gemms, now_s=now_s)
+                self._at(store.add_compiled, self.run, environment, gemms, now_s=now_s)
             self._compiled = {note: None for note in self._compiled if note[2] != place}
 
     def _environment_of(self, place: str) -> Environment | None:

@@ -17,6 +17,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gemmtuned.configs.real import allocate_lock
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from gemmtuned.configs.sighting import Session, Sighting
     from gemmtuned.configs.solution import Solution
     from gemmtuned.hooks.dispatch import Table
-    from gemmtuned.hooks.graphs import GraphCounts
     from gemmtuned.hooks.native import Native
     from gemmtuned.hooks.selections import Selections
 
@@ -90,11 +90,6 @@ class Hook:
     def table(self) -> Table:
         """The table in use."""
         return self.tables.table
-
-    @property
-    def graphs(self) -> GraphCounts | None:
-        """What counts CUDA graphs, where there are any."""
-        return self.patches.graphs
 
     @property
     def path(self) -> str:
@@ -329,6 +324,15 @@ class Hook:
     def fail_op(self, solution: Solution, reason: str) -> None:
         """A solution failed in one of our ops, which uses it no more: the daemon is told with the next flush."""
         self.account.fail_op(solution, reason)
+
+
+def label(hook: Hook, run: str, role: str) -> None:
+    """Have it count under this label from now on, "" for the one of before; role: as of a Session."""
+    hook.settings = replace(hook.settings, run=run[:200] or hook.settings.run)
+    hook.account.label(hook.settings, role[:60])
+    if hook._parts is not None:
+        hook.flusher.run = hook.settings.run
+        hook.flusher.beat_soon()
 
 
 def _selections(settings: Settings, tables: Tables) -> Selections | None:

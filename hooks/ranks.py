@@ -10,7 +10,11 @@ torch.distributed is initialised.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.manifest import MANIFEST, read_manifest
 
 if TYPE_CHECKING:
     import torch
@@ -40,6 +44,60 @@ def reload_group(hook: Hook | None, group: torch.distributed.ProcessGroup) -> No
     dist.broadcast_object_list(box, group=group, group_src=0)
     if box[0] is not None and hook is not None:
         hook.tables.take_rows(*box[0])
+
+
+class Together:
+    """All ranks of a group change tables at one step of the program, without a word of the program's.
+
+    Each calls `step` at every step; after so many, all learn from the first rank which generation is the newest, a
+    number over the group's network, and take it up there and then.  hook: this process's, None where it is off.
+    """
+
+    def __init__(self, group: torch.distributed.ProcessGroup, *, hook: Callable[[], Hook | None], every: int) -> None:
+        self._group, self._hook, self._every = group, hook, every
+        self._steps = 0
+        self._known = 0
+        self._looked: tuple[int, int] | None = None
+
+    def step(self) -> None:
+        """One step has begun. Collective at every so many."""
+        self._steps += 1
+        if self._steps % self._every == 0:
+            self.look()
+
+    def look(self) -> None:
+        """Take up what is newest now. Collective."""
+        import torch
+        import torch.distributed as dist
+
+        first = dist.get_rank(self._group) == 0
+        newest = torch.tensor([self._newest() if first else 0])
+        dist.broadcast(newest, group=self._group, group_src=0)
+        if int(newest) != self._known:
+            self._known = int(newest)
+            reload_group(self._hook(), self._group)
+
+    def _newest(self) -> int:
+        """Of the published table, as this rank sees it; what is known where it cannot be read."""
+        hook = self._hook()
+        if hook is None:
+            return self._known
+        try:
+            facts = (hook.settings.config_dir / MANIFEST).stat()
+            if (facts.st_ino, facts.st_mtime_ns) != self._looked:
+                self._looked = facts.st_ino, facts.st_mtime_ns
+                manifest = read_manifest(hook.settings.config_dir)
+                return self._known if manifest is None else manifest.generation
+        except (OSError, GemmtunedError):
+            pass
+        return self._known
+
+
+def size_of(group: torch.distributed.ProcessGroup) -> int:
+    """How many ranks it has."""
+    import torch.distributed as dist
+
+    return int(dist.get_world_size(group))
 
 
 def _distributed() -> Any:

@@ -113,9 +113,9 @@ class Tables:
         self.user_tables = UserLoader(self._asked_for)
 
     def take_rows(self, generation: int, rows: list[dict[str, Any]]) -> None:
-        """Take up what another rank has read."""
+        """Take up what another rank has read: that one, even if a newer one was read here."""
         with self.swap:
-            if generation > self.table.generation:
+            if generation != self.table.generation:
                 self.use(generation, [Solution.from_row(row) for row in rows])
 
     def refuses(self, generation: int) -> bool:

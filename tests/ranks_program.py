@@ -1,11 +1,11 @@
 """One rank of an expert-parallel program: every rank computes the router for itself, and all must decide alike.
 
-    RANK=.. RENDEZVOUS=FILE python tests/ranks_program.py WORLD_SIZE own|group|auto|none
+    RANK=.. RENDEZVOUS=FILE python tests/ranks_program.py WORLD_SIZE own|group|together|auto|none
 
 Router weights are one row in different orders and every token has equal features, so all experts score alike but for
 the order of the additions: which kernel ran decides.  Generation 1 is there at the start; rank 0 publishes 2 at step 2.
 own: each rank reloads by itself, at a step of its own.  group: all in gemmtuned.reload(group) at step 5.
-auto: all wait, at step 3, until they have it by themselves.
+together: each has a Together take a step.  auto: all wait, at step 3, until they have it by themselves.
 Printed: {"apart": [tokens on which the ranks disagree, by step], "generations": [...]}.
 """
 
@@ -23,6 +23,7 @@ from hooked import publish, published, wait_for
 import gemmtuned
 from gemmtuned.configs.problem import Problem
 from gemmtuned.hooks import activate
+from gemmtuned.hooks.ranks import Together
 
 TOKENS, EXPERTS, K, STEPS = 32, 8, 512, 12
 ROUTER = Problem(m=TOKENS, n=EXPERTS, k=K, dtype="fp32", threads=1)
@@ -41,8 +42,9 @@ def main() -> None:
     weight = torch.stack([row[torch.randperm(K)] for _ in range(EXPERTS)])
     tokens = torch.rand(TOKENS, 1).expand(TOKENS, K).contiguous()
     apart, generations = [], []
+    together = Together(group, hook=activate.current, every=1)
     for step in range(STEPS):
-        if step == 2:
+        if step == 2 and how != "together":
             if rank == 0:
                 hook = activate.current()
                 assert hook is not None
@@ -54,6 +56,12 @@ def main() -> None:
             dist.barrier()
         if how == "own" and step == 4 + 2 * rank:
             gemmtuned.reload()
+        if how == "together":
+            if rank == step % size:  # at another moment on each rank, and never where all stand still
+                hook = activate.current()
+                assert hook is not None
+                publish(hook.settings.config_dir, [published(ROUTER, ("onednn", "torch_swap")[step % 2])], step + 2)
+            together.step()
         if how == "group" and step == 5:
             gemmtuned.reload(group)
         choice = torch.nn.functional.linear(tokens, weight).argmax(1)

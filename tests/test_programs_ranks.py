@@ -47,6 +47,14 @@ def test_reload_of_the_group_changes_all_ranks_at_one_step(home: Home, ranks: Ra
     assert rows == [(rank, "test", 2, STEPS) for rank in range(3)]
 
 
+def test_ranks_that_step_together_hold_one_generation_at_every_step_whenever_one_is_published(ranks: Ranks) -> None:
+    first, second = (done.said for done in ranks(2, "together"))
+
+    assert first["generations"] == second["generations"]
+    assert len(set(first["generations"])) > 3  # publishes came in between, at moments of either rank
+    assert first["apart"] == second["apart"] == [0] * STEPS
+
+
 @pytest.mark.parametrize(("reload", "how", "first", "change"), [("manual", "group", 0, 5), ("auto", "auto", 1, 3)])
 def test_a_program_of_several_ranks_may_choose_otherwise(
     ranks: Ranks, reload: str, how: str, first: int, change: int

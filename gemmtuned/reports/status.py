@@ -145,6 +145,7 @@ def _session_columns(now_s: float) -> tuple[Column, ...]:
         Column("run", "program", right=False),
         Column("host", "host", right=False),
         Column("pid", "pid"),
+        Column("role", "part", lambda role: role or "", right=False),
         Column("rank", "rank"),
         Column("path", "path", right=False),
         Column("generation", "generation", count),

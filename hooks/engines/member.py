@@ -1,0 +1,72 @@
+"""One process of a serving engine: the label that it counts under, its part in the engine, and one line in its log."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from gemmtuned.configs.settings import is_given
+from gemmtuned.hooks import activate, ranks
+from gemmtuned.hooks.hook import label
+from gemmtuned.hooks.phase import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+READY_S: Final = 10.0  # how long an engine's start waits for the table
+EVERY: Final = 128  # steps of a model between two looks of several ranks for a table
+
+
+def join(run: str, role: str) -> bool:
+    """Count under this label from now on, unless the user gave one (GEMMTUNED_RUN). False when the hook is off.
+
+    role: what the process does for the engine, such as `worker`.
+    """
+    hook = activate.current()
+    if hook is None:
+        return False
+    label(hook, "" if is_given("GEMMTUNED_RUN") else run, role)
+    return True
+
+
+def role() -> str:
+    """What this process is known to do for an engine; "" as long as nobody has said."""
+    hook = activate.current()
+    return "" if hook is None else hook.account.role
+
+
+def announce(log: logging.Logger) -> None:
+    """One INFO line in the engine's own log, in its own form."""
+    hook = activate.current()
+    if hook is None or hook.settings.quiet:
+        return
+    session = hook.session()
+    state = f"{session.path} hook" if session.path != "off" else f"off: {session.note}"
+    note = f", {session.note}" if session.note and session.path != "off" else ""
+    log.info(
+        "gemmtuned %s: %s, counting as %s (%s), generation %d, %d rows%s, home %s",
+        sys.modules["gemmtuned"].__version__, state, session.run, session.role or "program", hook.table.generation,
+        len(hook.table), note, hook.settings.home,
+    )  # fmt: skip
+
+
+def take_table(group: torch.distributed.ProcessGroup | None) -> None:
+    """Have the published table active now, the same on all ranks of the group; collective where there is one."""
+    if group is not None and ranks.size_of(group) > 1:
+        ranks.reload_group(activate.current(), group)
+    if activate.current() is not None:
+        activate.ready(READY_S)
+
+
+def during(phase: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call` under a phase."""
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        with Phase(phase):
+            return call(*args, **kwargs)
+
+    wrapped.__wrapped__ = call  # type: ignore[attr-defined]
+    return wrapped
