@@ -113,13 +113,13 @@ class Recheck(Part):
 
         return self._write(work)
 
-    def ask_again(self, problems: Sequence[Problem]) -> int:
+    def ask_again(self, problems: Sequence[Problem], *, dry_run: bool = False) -> int:
         """Have the solutions that serve these raced again, before all else; how many there are."""
 
         def work(conn: sqlite3.Connection) -> int:
             return conn.execute(_ASK, (look_up_keys(problems),)).rowcount
 
-        return self._write(work)
+        return self._would(work) if dry_run else self._write(work)
 
     def lease_recheck(
         self, owner: str, environment: Environment, kinds: Sequence[str], *, now_s: float, hold_s: float

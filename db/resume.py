@@ -120,12 +120,14 @@ class Resume(Part):
         found = self._db.read(lambda conn: rows(conn, _STATES, values))
         return {problem_of(row): State(row["state"], row["reason"], row["owner"]) for row in found}
 
-    def retry_now(self, problems: Sequence[Problem]) -> int:
+    def retry_now(self, problems: Sequence[Problem], *, dry_run: bool = False) -> int:
         """Forget that these failed or were withdrawn by hand: somebody asks for them now. Returns how many had."""
         texts = json.dumps([str(p) for p in problems])
-        return self._write(lambda conn: conn.execute(_RETRY, (texts,)).rowcount)
+        do = self._would if dry_run else self._write
+        return do(lambda conn: conn.execute(_RETRY, (texts,)).rowcount)
 
-    def ask_for_seen(self, problems: Sequence[Problem], *, now_s: float) -> int:
+    def ask_for_seen(self, problems: Sequence[Problem], *, now_s: float, dry_run: bool = False) -> int:
         """Have those of these tuned that were seen and have no verdict, wherever, stale or not; how many there are."""
         values = us(now_s), json.dumps([str(p) for p in problems])
-        return self._write(lambda conn: conn.execute(_ASK_FOR_SEEN, values).rowcount)
+        do = self._would if dry_run else self._write
+        return do(lambda conn: conn.execute(_ASK_FOR_SEEN, values).rowcount)

@@ -53,6 +53,14 @@ def look_up_keys(problems: Iterable[Problem]) -> str:
     return json.dumps(list(dict.fromkeys(keys)))
 
 
+class _NotKept(Exception):
+    """Rolls a transaction back, and is no error."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self.result = result
+
+
 class Part:
     """What the parts of a Store share: the connection, and the numbers of rows already known."""
 
@@ -83,6 +91,17 @@ class Part:
         finally:
             self._fresh.clear()
             self._new_environments.clear()
+
+    def _would(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """What work gives; nothing of it is kept."""
+
+        def once(conn: sqlite3.Connection) -> T:
+            raise _NotKept(work(conn))
+
+        try:
+            return self._write(once)
+        except _NotKept as undone:
+            return undone.result  # type: ignore[no-any-return]
 
     def _problem_id(self, conn: sqlite3.Connection, problem: Problem) -> int:
         """Number of this problem, stored when new. Within `_write` only."""

@@ -286,8 +286,7 @@ def test_json_has_the_same_keys_in_every_state(run: Run, home: Path, words: tupl
     ask("newer schema")
 
     assert all(found_keys == keys["some"] for found_keys in keys.values()), keys
-    if words[0] != "doctor":
-        assert (none["database"], some["database"]) == (None, str(name))
+    assert (none["database"], some["database"]) == (None, str(name))
 
 
 def test_a_dry_run_and_an_unknown_problem_write_nothing(run: Run, home: Path) -> None:

@@ -467,12 +467,18 @@ def test_pin_forget_retune_and_rollback_reach_the_published_tables(call: Cli, ho
     assert call("pin", str(TUNED), "--off").returncode == 0
     assert _states(home) == both
 
+    would = json.loads(call("retune", str(EVEN), str(WAITING), "--dry-run", "--json").stdout)
+    assert would["dry_run"] and (would["solutions"], would["asked_for"]) == (1, 1)
+    assert json.loads(call("status", "--json").stdout)["asked_again"] == 0
     retuned = json.loads(call("retune", str(EVEN), "--json").stdout)
     assert (retuned["schema"], retuned["solutions"]) == ("gemmtuned.retune/1", 1)
     assert call("retune", "fp32:7x7x7,threads=1").returncode == 1
     for spelled in (["9", "2048", "1024"], ["9x2048x1024", str(EVEN)]):
         assert json.loads(call("retune", *spelled, "--json").stdout)["solutions"] == 1
     assert call("retune", "9", "2048", "7").returncode == 1
+    for large in ("9" * 20, "9" * 5000):
+        told = call("retune", "9", "2048", large)
+        assert told.returncode == 2 and "M, N and K are 2147483647 at most" in told.stderr
     assert call("pin", "9", "2048", "1024", "--dry-run").stdout.splitlines()[-1] == "1 would be pinned"
 
     dry = json.loads(call("forget", str(EVEN), "--dry-run", "--json").stdout)

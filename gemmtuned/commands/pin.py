@@ -74,7 +74,7 @@ def forget(problem: ProblemTexts, dry_run: DryRun = False, as_json: Json = False
         raise typer.Exit(1)
 
 
-def retune(problem: ProblemTexts, as_json: Json = False) -> None:
+def retune(problem: ProblemTexts, dry_run: DryRun = False, as_json: Json = False) -> None:
     """Have the daemon tune these problems again, before all else.
 
     What is in use stays until the new verdict; failures and withdrawals by hand are forgiven. `gemmtuned daemon --once`
@@ -83,13 +83,15 @@ def retune(problem: ProblemTexts, as_json: Json = False) -> None:
     here = settings()
     wanted = named(problem, here)
     with writer(here) as store:
-        asked, forgiven = store.ask_again(wanted), store.retry_now(wanted)
-        queued = store.ask_for_seen(wanted, now_s=time.time())
+        asked = store.ask_again(wanted, dry_run=dry_run)
+        forgiven = store.retry_now(wanted, dry_run=dry_run)
+        queued = store.ask_for_seen(wanted, now_s=time.time(), dry_run=dry_run)
+    would = "would" if dry_run else "will"
     notes = [
-        f"{several(asked, 'solution')} will be raced again, {several(forgiven, 'failure or withdrawal', _FORGIVEN)} "
+        f"{several(asked, 'solution')} {would} be raced again, {several(forgiven, 'failure or withdrawal', _FORGIVEN)} "
         f"forgiven, {several(queued, 'problem')} without a solution asked for"
     ]
-    facts = {"solutions": asked, "forgiven": forgiven, "asked_for": queued}
+    facts = {"dry_run": dry_run, "solutions": asked, "forgiven": forgiven, "asked_for": queued}
     show(Report("retune", [], facts, notes=notes), as_json=as_json)
     if not asked and not forgiven and not queued:
         raise typer.Exit(1)

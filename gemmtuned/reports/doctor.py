@@ -51,7 +51,8 @@ def examine(settings: Settings, *, quick: bool, wrong: Mapping[str, str], deep: 
     tables = [Table("checks", columns, rows), _settings(settings)]
     verdict = f"{failed} failed, {warned} warned, {len(found) - failed - warned} passed"
     result = FAIL if failed else WARN if warned else PASS
-    return Report("doctor", tables, facts={"result": result}, notes=[verdict]), failed > 0
+    facts = {"result": result, "database": str(settings.db) if settings.db.exists() else None}
+    return Report("doctor", tables, facts=facts, notes=[verdict]), failed > 0
 
 
 def _settings(settings: Settings) -> Table:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from gemmtuned.configs.aiter_csv import is_header
 from gemmtuned.configs.aiter_rows import Untuned, read_untuned
 from gemmtuned.configs.errors import ProblemError
-from gemmtuned.configs.problem import Problem, as_by_default
+from gemmtuned.configs.problem import MAX_DIM, Problem, as_by_default
 
 _NUMBER: Final = re.compile(r"-?[0-9]{1,10}")
 _SHAPE: Final = re.compile(r"-?[0-9]{1,10}x-?[0-9]{1,10}x-?[0-9]{1,10}")
@@ -54,6 +54,9 @@ def shape_or_problem(words: Sequence[str]) -> list[Shape | str]:
         if numbers:
             break
         found.append(_shape([int(size) for size in word.split("x")]) if _SHAPE.fullmatch(word) else word)
+    large = next((word for word in words if word.isdecimal() and (len(word) > 10 or int(word) > MAX_DIM)), None)
+    if large is not None:
+        raise ProblemError(f"{large[:40]}: M, N and K are {MAX_DIM} at most")
     if numbers:
         raise ProblemError(
             f"{' '.join(words)!r}: a shape is three numbers, M N K. Write 8 2048 512, 8x2048x512 or a problem, "
