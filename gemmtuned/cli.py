@@ -51,7 +51,7 @@ COMMANDS: Final = {
     "tune": _Command("tune", "tune", "Tune problems now, in the foreground.", "aiter_flags:AiterCommand"),
     "import": _Command("import_", "import_", "Keep what other tools' tables say."),
     "export": _Command("export", "export", "Write what was found in the form that another tool reads."),
-    "sync": _Command("sync", "sync", "Share results with other hosts through a folder or an object store."),
+    "sync": _Command("sync", "sync", "Share results with other hosts: a folder or an object store."),
     "pause": _Command("pause", "pause", "Stop tuning until `gemmtuned resume`."),
     "resume": _Command("pause", "resume", "Tune again after `gemmtuned pause`."),
     "withdraw": _Command("withdraw", "withdraw", "Take solutions out of use.", _SHAPES),

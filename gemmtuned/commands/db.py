@@ -16,7 +16,7 @@ from gemmtuned.reports.source import curator, no_database, put_in_use, refuse_no
 
 app = typer.Typer(
     name="db",
-    help="Look after the database: check, backup, vacuum, publish; open it elsewhere: path, datasette.",
+    help="Look after the database: check, backup, vacuum, publish.\n\nOpen it elsewhere: path, datasette.",
     no_args_is_help=True,
     rich_markup_mode=None,
     add_completion=False,

@@ -30,7 +30,7 @@ def sync(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Share results with other hosts through a folder or an object store.
+    """Share results with other hosts: a folder or an object store.
 
     What was found here goes up; what others found for problems that wait here comes down, to be checked and raced by
     the daemon before any of it is used. Without URL that of GEMMTUNED_SYNC. A daemon started with GEMMTUNED_SYNC does
