@@ -40,6 +40,7 @@ class Session:
     rank: which of several ranks it is; None when it is not one of several, or does not know yet.
     namespace: within which pid is unique (processes.pid_namespace); None where that cannot be known.
     role: what it does for a serving engine, such as `worker`; empty for a program of one process.
+    operators: an engine's paths to products (hooks/foreign.py: known); "" where it has none.
     """
 
     host: str
@@ -57,3 +58,4 @@ class Session:
     rank: int | None = None
     namespace: str | None = None
     role: str = ""
+    operators: str = ""

@@ -46,15 +46,15 @@ WITH RECURSIVE at(hour) AS (
 """
 _SESSION: Final = """
 INSERT INTO session (host, pid, started_us, run, path, generation, active_us, calls, dropped, errors,
-    reload_failures, note, sqlite_version, store_dev, store_ino, beat_us, ended_us, rank, namespace, role)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    reload_failures, note, sqlite_version, store_dev, store_ino, beat_us, ended_us, rank, namespace, role, operators)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET run = excluded.run, path = excluded.path, generation = excluded.generation,
     active_us = excluded.active_us,
     calls = excluded.calls, dropped = excluded.dropped, errors = excluded.errors,
     reload_failures = excluded.reload_failures, note = excluded.note, sqlite_version = excluded.sqlite_version,
     store_dev = excluded.store_dev, store_ino = excluded.store_ino,
     beat_us = max(beat_us, excluded.beat_us), ended_us = excluded.ended_us, rank = excluded.rank,
-    namespace = excluded.namespace, role = excluded.role
+    namespace = excluded.namespace, role = excluded.role, operators = excluded.operators
 """
 ADD_QUARANTINE: Final = """
 INSERT INTO quarantine (problem_id, device, mode, covers, backend, config, stamp, reason, run, how,
@@ -163,9 +163,8 @@ class Sightings(Part):
         )
         device, inode = self._db.file()
         file = (device, inode & (1 << 63) - 1)  # inode numbers are unsigned, SQLite's integers are not
-        conn.execute(
-            _SESSION, (*key, *state, sqlite3.sqlite_version, *file, beat_us, ended_us, s.rank, where, plain(s.role, 60))
-        )
+        more = (beat_us, ended_us, s.rank, where, plain(s.role, 60), plain(s.operators, 8192))
+        conn.execute(_SESSION, (*key, *state, sqlite3.sqlite_version, *file, *more))
 
 
 def count(conn: sqlite3.Connection, seen: Sequence[tuple[int, int, int, int, str, int, int, int, float, int]]) -> None:

@@ -89,6 +89,7 @@ class Account:
             rank=ranks.rank() if self._settings.rank is None else self._settings.rank,
             note=self._note(flusher.complaint),
             role=self.role,
+            operators=self._patches.foreign.known(self._patches.overridden()),
         )
 
     def fail_op(self, solution: Solution, reason: str) -> None:

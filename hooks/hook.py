@@ -307,23 +307,24 @@ class Hook:
                 with suppress(OSError):
                     self.start()
 
-    @contextmanager
-    def own_op(self, routed: str) -> Iterator[None]:
-        """While one of our ops runs, which counts itself: what it calls under aten is not counted.
-
-        routed: the place where a kernel of the table serves it, "" where none does.
-        """
-        native = self.native
-        on_trial = native.op_begins(routed) if native is not None else None
-        try:
-            yield
-        finally:
-            if native is not None:
-                native.op_ends(on_trial)
-
     def fail_op(self, solution: Solution, reason: str) -> None:
         """A solution failed in one of our ops, which uses it no more: the daemon is told with the next flush."""
         self.account.fail_op(solution, reason)
+
+
+@contextmanager
+def own_op(hook: Hook, routed: str) -> Iterator[None]:
+    """While one of our ops runs, which counts itself: what it calls under aten is not counted.
+
+    routed: the place where a kernel of the table serves it, "" where none does.
+    """
+    native = hook.native
+    on_trial = native.op_begins(routed) if native is not None else None
+    try:
+        yield
+    finally:
+        if native is not None:
+            native.op_ends(on_trial)
 
 
 def label(hook: Hook, run: str, role: str) -> None:

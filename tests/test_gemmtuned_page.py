@@ -93,7 +93,7 @@ def test_the_three_answers_are_told_apart(page: str) -> None:
 def test_a_store_without_traffic_says_how_to_begin(tmp_path: Path) -> None:
     open_store(tmp_path).close()
 
-    assert "No GEMM was called" in render(collect(tmp_path / "tune.db", since_s=86400, now_s=NOW_S))
+    assert "No GEMM was recorded" in render(collect(tmp_path / "tune.db", since_s=86400, now_s=NOW_S))
 
 
 @pytest.mark.parametrize("fails", ["publish.write", "publish.fsync", "publish.rename"])

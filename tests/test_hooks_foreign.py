@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+from hashlib import sha256
+from pathlib import Path
+
 import pytest
 from hooked import Home
 
-from gemmtuned.hooks.foreign import OPERATORS
+from gemmtuned.db.queries import sessions
+from gemmtuned.hooks.engine_operators import OPERATORS
+from gemmtuned.hooks.native import build
 
 ENGINE = """
     import json, sys, threading, time
@@ -348,18 +356,241 @@ def test_switched_off_they_are_as_without_us(home: Home) -> None:
     assert not [p for p in seen_in(home, code) if p.startswith("scaled")]
 
 
+EXACT = [operator for operator in OPERATORS if operator.is_exact]
+
+
 def test_the_table_names_arguments_that_its_schemas_have() -> None:
-    for operator in OPERATORS:
+    for operator in EXACT:
         y, x, *_ = operator.arguments
         assert x >= 0
-        assert operator.form == "opaque" or min(operator.arguments[2:5]) >= 0
+        assert operator.form.startswith("opaque") or min(operator.arguments[2:5]) >= 0
         assert y >= 0 or operator.schema.endswith("-> (Tensor)")
+        assert y >= 0 or not operator.routed
     assert len({operator.name for operator in OPERATORS}) == len(OPERATORS)
 
 
-@pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
+@pytest.mark.parametrize("operator", EXACT, ids=lambda operator: operator.name)
 def test_schemas_are_spelled_as_torch_spells_them(operator: object) -> None:
     import torch
 
     schema = torch._C.parse_schema(operator.schema)  # type: ignore[attr-defined]
     assert [a.name for a in schema.arguments]
+
+
+STAND_INS = """
+    import json, re, threading
+    import torch
+    from torch.library import Library
+    from gemmtuned.hooks import activate
+    from gemmtuned.hooks.engine_operators import OPERATORS
+
+    hook = activate.current()
+    m, n, k, fp8, bf16 = 4, 128, 256, torch.float8_e4m3fn, torch.bfloat16
+    kept = {}
+
+    def fragment(space):
+        return kept.setdefault(space, Library(space, "FRAGMENT"))
+
+    def operands(one, names):
+        # as the operator takes them, by name; what only it knows is a number of the right type
+        x = torch.ones(m, k).to(bf16 if one.form.startswith("opaque") else fp8)
+        w = torch.ones(n, k).to(fp8)
+        known = {one.x: x, one.y: torch.zeros(m, n, dtype=bf16), one.w: w.t() if one.form == "kn" else w,
+                 one.scale_x: torch.ones(m, 2), one.scale_w: torch.ones(1, 2), one.out: 15}
+        if one.form == "kn":
+            known[one.scale_w] = torch.ones(2, 1)
+        if one.form == "opaque batched":
+            known |= {one.x: torch.ones(3, m, k).to(bf16), one.y: torch.zeros(3, m, n, dtype=bf16)}
+        return [known.get(name, default(kind)) for kind, name in names]
+
+    def default(kind):
+        return None if kind.endswith("?") else {
+            "Tensor": torch.ones(1), "int": 0, "int[]": [128, 128], "bool": False, "str": ""}[kind]
+
+    def stand_in(one, names):
+        at = [name for _, name in names].index(one.y) if one.y else None
+
+        def kernel(*given):
+            if at is None:
+                return torch.full((m, n), 2.0, dtype=bf16)
+            given[at].fill_(2.0)
+
+        return kernel
+"""
+
+
+def test_every_operator_of_the_table_is_counted_under_its_own_problem(home: Home) -> None:
+    """Stand-ins that Python registered, with the table's schemas: counts, values and keys."""
+    done = home.run(
+        STAND_INS
+        + """
+    story = []
+    for one in OPERATORS:
+        text = one.schema if one.is_exact else one.name + "(Tensor a, Tensor sfa, Tensor d, int[3]? recipe=None) -> ()"
+        space, _, rest = text.partition("::")
+        names = [tuple(part.split()[:2]) for part in rest[rest.index("(") + 1:rest.index(") ->")].split(", ")]
+        names = [(kind.replace("int[3]", "int[]"), name.partition("=")[0]) for kind, name in names]
+        fragment(space).define(rest.replace(f"Tensor {one.y},", f"Tensor! {one.y},") if one.y else rest)
+        short = rest.partition("(")[0]
+        fragment(space).impl(short, stand_in(one, names), "CPU")
+        hook.patches.look_for_foreign()
+        list(hook.native.drain())
+        given = operands(one, names)
+        made = [getattr(getattr(torch.ops, space), short)(*given) for _ in range(3)]
+        y = given[[name for _, name in names].index(one.y)] if one.y else made[0]
+        counted = [[str(s.problem), s.calls] for s in hook.native.drain()]
+        story.append([one.name, one.form, y.unique().tolist(), counted])
+    print(json.dumps([story, hook.patches.foreign.changed]))
+    """,
+        GEMMTUNED_FLUSH_S="1000",
+    )
+    story, changed = done.said
+
+    assert changed == {}
+    assert len(story) == len(OPERATORS)
+    for name, form, values, counted in story:
+        assert values == [2.0], name
+        [[problem, calls]] = counted
+        assert calls == 3, name
+        shape = "3x4x128x256" if form == "opaque batched" else "4x128x256"
+        family = "batched" if form == "opaque batched" else "dense" if form == "opaque" else "scaled"
+        assert problem.startswith(f"{family}:" if family != "dense" else "bf16:"), (name, problem)
+        assert f":{shape}," in problem, (name, problem)
+        said = "scale=1x128" if family == "scaled" else "packing=opaque"
+        assert said in problem, (name, problem)
+
+
+def test_what_is_no_scaled_product_of_ours_is_counted_as_opaque(home: Home) -> None:
+    """Scales in another type or form than we have a name for: never the key of another product."""
+    done = home.run(
+        STAND_INS
+        + """
+    one = next(one for one in OPERATORS if one.name == "vllm::fp8_gemm_nt_op")
+    fragment("vllm").define(one.schema.partition("::")[2].replace("Tensor output", "Tensor! output"))
+    fragment("vllm").impl("fp8_gemm_nt_op", lambda q, qs, w, ws, y, e8m0: None, "CPU")
+    hook.patches.look_for_foreign()
+    list(hook.native.drain())
+    x, w, y = torch.ones(m, k).to(fp8), torch.ones(n, k).to(fp8), torch.zeros(m, n, dtype=bf16)
+    scales = [(torch.ones(m, 2), torch.ones(1, 2)), (torch.ones(m, 1, dtype=torch.int32), torch.ones(n, 1).int()),
+              (torch.ones(2, m).t(), torch.ones(1, 2)), (torch.ones(2, m), torch.ones(1, 2)),
+              (torch.ones(m * 2), torch.ones(1, 2)), (torch.ones(m, 4), torch.ones(1, 4))]
+    found = []
+    for sx, sw in scales:
+        torch.ops.vllm.fp8_gemm_nt_op(x, sx, w, sw, y, False)
+        found += [str(s.problem) for s in hook.native.drain()]
+    print(json.dumps(found))
+    """,
+        GEMMTUNED_FLUSH_S="1000",
+    )
+    kinds = ["opaque" if "packing=opaque" in problem else problem.partition("scale=")[2] for problem in done.said]
+
+    assert [kind.startswith("1x128") for kind in kinds] == [True, False, True, False, False, False], done.said
+    assert kinds[0] != kinds[2], "one by row, one by column"
+    assert [kind for kind in kinds if not kind.startswith("1x128")] == ["opaque"] * 4
+
+
+@pytest.fixture(scope="module")
+def extension(native_cache: Path) -> Path:
+    """An engine's extension against torch's stable ABI, kept in the user's cache by the hash of what goes into it."""
+    source, torch, cxx = Path(__file__).parent / "engine" / "engine.cpp", build.torch_folder(), build.compiler()
+    assert torch is not None and cxx is not None
+    digest = sha256(build.torch_version(torch).encode() + source.read_bytes()).hexdigest()[:12]
+    file = native_cache / "engine" / f"{digest}.so"
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        made = file.with_suffix(f".{os.getpid()}")
+        uses = [f"-I{torch / 'include'}", f"-I{torch / 'include/torch/csrc/api/include'}", f"-L{torch / 'lib'}"]
+        command = [cxx, "-std=c++20", "-O1", "-fPIC", "-shared", *uses, str(source), "-lc10", "-ltorch_cpu", "-o", made]
+        done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        made.replace(file)
+    return file
+
+
+def test_an_extension_of_the_stable_abi_is_counted_eager_compiled_and_in_threads(home: Home, extension: Path) -> None:
+    done = home.run(
+        """
+    import json, sys, threading
+    import torch
+    from torch.library import Library, register_fake
+    from gemmtuned.hooks import activate
+
+    torch.set_num_threads(1)
+    torch.mm(torch.ones(4, 16), torch.ones(16, 8))
+    hook = activate.current()
+    torch.ops.load_library(sys.argv[1])  # long after us
+    hook.patches.look_for_foreign()
+    list(hook.native.drain())
+    register_fake("_C::onednn_mm", lambda c, a, bias, handler: None)
+    register_fake("_C::awq_gemm", lambda a, *rest: torch.empty_like(a))
+    a, handler = torch.ones(6, 64), torch.ones(1)
+    fp8 = torch.float8_e4m3fn
+    x, w, out = torch.ones(6, 256).to(fp8), torch.ones(64, 256).to(fp8), torch.zeros(6, 64, dtype=torch.bfloat16)
+    ops, wrong = torch.ops._C, []
+
+    def calls(times):
+        c = torch.zeros(6, 64)
+        for _ in range(times):
+            ops.onednn_mm(c, a, None, handler)
+            y = ops.awq_gemm(a, a, a, a, 1)
+            if float(c.sum()) != 2 * 384 or float(y.sum()) != 7 * 384:
+                wrong.append((c, y))
+
+    def step(a):
+        c = torch.zeros(6, 64)
+        ops.onednn_mm(c, a, a[0], handler)
+        return c + ops.awq_gemm(a, a, a, a, 1)
+
+    calls(10)
+    workers = [threading.Thread(target=calls, args=(50,)) for _ in range(4)]
+    [w.start() for w in workers]
+    [w.join() for w in workers]
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
+    made = [compiled(a).unique().tolist() for _ in range(5)]
+    for _ in range(4):
+        ops.cutlass_scaled_mm(out, x, w.t(), torch.ones(6, 1), torch.ones(1, 64), None)
+    found = {}
+    for s in hook.native.drain():  # each thread has its own
+        found[str(s.problem)] = found.get(str(s.problem), 0) + s.calls
+    print(json.dumps([found, made, out.unique().tolist(), len(wrong), hook.patches.foreign.seen]))
+    """,
+        str(extension),
+        GEMMTUNED_FLUSH_S="1000",
+    )
+    found, made, out, wrong, seen = done.said
+
+    assert (made, out, wrong) == ([[10.0]] * 5, [5.0], 0)
+    assert seen == ["_C::cutlass_scaled_mm", "_C::awq_gemm", "_C::onednn_mm"]
+    assert found == {
+        "fp32:6x64x64,weight=packed,packing=opaque,threads=1": 210 + 210 + 5,
+        "fp32:6x64x64+bias,weight=packed,packing=opaque,threads=1": 5,
+        "scaled:fp8_e4m3>bf16:6x64x256,scale=row,math=reduced,threads=1": 4,
+    }
+
+
+def test_a_process_says_which_ways_to_products_it_has(home: Home) -> None:
+    """Into the store: counted, left alone and why, and what no dispatcher sees."""
+    done = home.run(
+        ORDERS
+        + """
+    put("E", 1.0), look()
+    definition.define("machete_mm(Tensor A, Tensor B, int extra) -> Tensor")
+    there["machete"] = Library("_C", "IMPL")
+    there["machete"].impl("machete_mm", lambda A, B, extra: A, "CPU")
+    library = Library("_C", "IMPL")
+    library.impl("onednn_mm", lambda *operands: None, "CPU", allow_override=True)
+    import types
+    sys.modules["flashinfer"] = types.ModuleType("flashinfer")
+    look(), hook.flusher.flush()
+    print(hook.session().operators)
+    """,
+    )
+    known = done.said
+
+    assert known["counted"] == ["_C::int8_scaled_mm_with_quant"]
+    assert list(known["left"]) == ["_C::machete_mm", "_C::onednn_mm"]
+    assert "int extra" in known["left"]["_C::machete_mm"]
+    assert known["left"]["_C::onednn_mm"].startswith("served by")
+    assert known["unseen"] == ["FlashInfer's functions"]
+    [row] = sessions(home.path / "tune.db")
+    assert json.loads(row["operators"]) == known

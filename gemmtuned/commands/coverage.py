@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,9 +15,10 @@ from gemmtuned.reports import layers
 from gemmtuned.reports.coverage import GROUPS, SHOWN, WEIGHTS, report
 from gemmtuned.reports.phases import phase_notes
 from gemmtuned.reports.published import notes, standing
-from gemmtuned.reports.render import Report, show
+from gemmtuned.reports.render import Report, Row, show
 from gemmtuned.reports.source import no_database, of_database
 from gemmtuned.reports.threads import threads_notes
+from gemmtuned.reports.unseen import engine_paths, unseen_notes
 from gemmtuned.reports.why import why_nothing, why_off
 from gemmtuned.reports.without import without_notes
 
@@ -56,28 +59,27 @@ def coverage(
     warnings += threads_notes(other_threads(here.db, since_s=since))
     apart = phases(here.db, since_s=since)
     warnings += phase_notes(apart, since)
-    off = why_off(here)
     compiled, frozen = queries.compiled(here.db, since_s=since), queries.frozen(here.db, since_s=since)
+    sessions = queries.sessions(here.db)
+    engines = engine_paths(sessions, since_us=(time.time() - since) * 1e6)
+    warnings += map(str, engines)
     if by == "layer":
-        served = queries.served(here.db, since_s=since)
-        answer = layers.report(served, since_s=since, compiled=compiled, frozen=frozen, notes=warnings)
-        show(of_database(replace(answer, lines=[*off, *answer.lines]), here), as_json=as_json)
-        return
-    rows = queries.coverage(here.db, by=by, since_s=since, weight=weight)
-    shown = limit if limit is not None or as_json else SHOWN
-    answer = report(
-        rows,
-        limit=shown or None,
-        by=by,
-        weight=weight,
-        since_s=since,
-        compiled=compiled,
-        frozen=frozen,
-        warnings=warnings,
-    )
-    answer = replace(answer, facts={**answer.facts, "phases": [dict(row) for row in apart]})
-    off = off or ([] if rows else why_nothing(here))
-    show(of_database(replace(answer, lines=[*off, *answer.lines]), here), as_json=as_json)
+        rows = queries.served(here.db, since_s=since)
+        answer = layers.report(rows, since_s=since, compiled=compiled, frozen=frozen, notes=warnings)
+    else:
+        rows = queries.coverage(here.db, by=by, since_s=since, weight=weight)
+        shown = limit if limit is not None or as_json else SHOWN
+        how: dict[str, Any] = {"by": by, "weight": weight, "since_s": since, "limit": shown or None}
+        answer = report(rows, **how, compiled=compiled, frozen=frozen, warnings=warnings)
+    off = why_off(here) or ([] if rows else _nothing(here, sessions, since))
+    facts = {"phases": [dict(row) for row in apart], "engine_paths": [paths.facts for paths in engines]}
+    answer = replace(answer, facts={**answer.facts, **facts}, lines=[*off, *answer.lines])
+    show(of_database(answer, here), as_json=as_json)
+
+
+def _nothing(here: Settings, sessions: Sequence[Row], since_s: float) -> list[str]:
+    """What is said of a window in which nothing was recorded."""
+    return [*why_nothing(here), *unseen_notes(sessions, since_us=(time.time() - since_s) * 1e6)]
 
 
 def _without_database(here: Settings, by: str, weight: str, since_s: float) -> Report:
@@ -91,6 +93,7 @@ def _without_database(here: Settings, by: str, weight: str, since_s: float) -> R
         "compiled_cpp_problems": 0,
         "frozen_problems": 0,
         "phases": [],
+        "engine_paths": [],
     }
     answer = no_database("coverage", here, "rows", **facts)
     return replace(answer, lines=[*(why_off(here) or why_nothing(here)), *answer.lines])

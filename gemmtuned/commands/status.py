@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from gemmtuned.commands.options import Json, settings
 from gemmtuned.configs.errors import TableError
@@ -19,7 +20,7 @@ def status(as_json: Json = False) -> None:
     """What goes on: daemon, programs, generations."""
     here = settings()
     if not here.db.exists():
-        nothing = {
+        nothing: dict[str, Any] = {
             "generation": 0,
             "published_generation": None,
             "published_differs": None,
@@ -29,6 +30,7 @@ def status(as_json: Json = False) -> None:
             "frozen_problems": 0,
             "asked_again": 0,
             "untunable_problems": 0,
+            "engine_paths": [],
         }
         tables = ("devices", "sessions", "environments")
         off = here.switched_off

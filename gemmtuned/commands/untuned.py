@@ -7,7 +7,9 @@ import time
 from gemmtuned.commands.options import Json, Limit, settings
 from gemmtuned.reports.render import show
 from gemmtuned.reports.source import no_database, of_database
+from gemmtuned.reports.unseen import unseen_notes
 from gemmtuned.reports.untuned import report
+from gemmtuned.reports.why import why_nothing
 
 
 def untuned(limit: Limit = 50, as_json: Json = False) -> None:
@@ -17,9 +19,11 @@ def untuned(limit: Limit = 50, as_json: Json = False) -> None:
     """
     here = settings()
     if not here.db.exists():
-        show(no_database("untuned", here, "rows", total=0, states={}), as_json=as_json)
+        show(no_database("untuned", here, "rows", total=0, states={}, recorded=0), as_json=as_json)
         return
     from gemmtuned.db import queries
 
-    answer = report(queries.untuned(here.db), limit=limit, now_s=time.time())
+    recorded = sum(row["problems"] for row in queries.environments(here.db))
+    unseen = [] if recorded else [*why_nothing(here), *unseen_notes(queries.sessions(here.db))]
+    answer = report(queries.untuned(here.db), limit=limit, now_s=time.time(), recorded=recorded, unseen=unseen)
     show(of_database(answer, here), as_json=as_json)

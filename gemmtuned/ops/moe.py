@@ -20,6 +20,7 @@ from gemmtuned.configs.aiter_columns import torch_name
 from gemmtuned.configs.errors import GemmtunedError, ProblemError
 from gemmtuned.configs.problem import DTYPES, Problem, as_by_default
 from gemmtuned.hooks import activate
+from gemmtuned.hooks.hook import own_op
 from gemmtuned.kernels.cuda.moe_decode import MAX_PAIRS
 from gemmtuned.kernels.mixture import How, Operands, run, without_others
 from gemmtuned.ops.blame import FAILURES, is_to_blame
@@ -127,7 +128,7 @@ def _counted(hook: Any, problem: Problem, o: Operands, how: How) -> Tensor:
     captured = o.x.is_cuda and torch.cuda.is_current_stream_capturing()
     found = MISS if _wants_derivatives(o) else serving(hook, problem, place, captured=captured)
     served = None
-    with hook.own_op("" if found.call is None else place):
+    with own_op(hook, "" if found.call is None else place):
         if found.call is not None and found.solution is not None:
             try:
                 served = found.call(o)

@@ -13,6 +13,7 @@ from gemmtuned.daemon.notice import STALE_NOTICE_S, read_notice
 from gemmtuned.db import queries
 from gemmtuned.reports.checks import FAIL, PASS, WARN, Check
 from gemmtuned.reports.render import age, several, size
+from gemmtuned.reports.unseen import engine_paths
 from gemmtuned.reports.why import advice
 
 # Before it, a checkpoint that overlaps a write can lose commits ("WAL-reset bug", sqlite.org/wal.html)
@@ -156,5 +157,7 @@ def _programs(settings: Settings) -> Iterator[Check]:
             yield Check("programs", WARN, f"{name}: {row['note']}")
         else:
             well += 1
+    for paths in engine_paths(rows, since_us=(time.time() - queries.DAY_S) * 1e6):
+        yield Check("engines", WARN if paths.left or paths.unseen else PASS, str(paths))
     silent = sum(row["state"] in ("silent", "gone") for row in rows)
     yield Check("programs", PASS, f"live and well: {well}; killed, or without their database: {silent}")

@@ -60,7 +60,7 @@ def report(
     inside = len({row["problem"] for row in compiled})
     return Report(
         "coverage",
-        [Table("rows", _columns(by, weight), shown, empty=f"No GEMM was called in the last {window}.")],
+        [Table("rows", _columns(by, weight), shown, empty=f"No GEMM was recorded in the last {window}.")],
         facts={
             "by": by,
             "weight": weight,

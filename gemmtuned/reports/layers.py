@@ -77,7 +77,7 @@ def report(
     )
     window = f"{since_s / 3600:g} h"
     lines = [f"GEMM time of the last {window}: {factor(gain_of_all(rows))} faster than on stock torch"] if rows else []
-    table = Table("rows", columns, rows, empty=f"No GEMM was called in the last {window}.")
+    table = Table("rows", columns, rows, empty=f"No GEMM was recorded in the last {window}.")
     facts = {
         "by": "layer",
         "weight": "time",

@@ -8,10 +8,12 @@ from typing import Any, Final
 from gemmtuned.configs.moment import moment
 from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.service.rules import paused_until
+from gemmtuned.db.queries import DAY_S
 from gemmtuned.reports.checks import Check
 from gemmtuned.reports.coverage import frozen_notes
 from gemmtuned.reports.places import abridged
 from gemmtuned.reports.render import Column, Report, Row, Table, age, count, duration, percent, several
+from gemmtuned.reports.unseen import engine_paths, unseen_notes
 from gemmtuned.reports.why import advice, why_off
 from gemmtuned.reports.without import without_notes
 
@@ -53,11 +55,7 @@ def report(
     short = abridged(
         filter(None, (daemon["environment"], *(row["environment"] for row in (*environments, *elsewhere))))
     )
-    tables = [
-        Table("devices", _SEATS, _with_advice(daemon["seats"]), title="Devices:"),
-        Table("sessions", _session_columns(now_s), running, title="Programs:", empty="No hooked program is running."),
-        Table("environments", _ENVIRONMENTS, _places(environments, short), title=_SEEN),
-    ]
+    tables = _tables(daemon["seats"], running, _places(environments, short), now_s)
     facts: dict[str, Any] = {
         "database": str(settings.db),
         "generation": generation,
@@ -71,11 +69,23 @@ def report(
         "untunable_problems": sum(row.get("untunable", 0) for row in environments),
         "switched_off": settings.switched_off,
     }
-    notes = [f"{check.found}. To mend it: {check.fix}" for check in salvages]
-    notes += _notes(running, elsewhere, short) + _put_off_notes(environments, short) + frozen_notes(frozen)
-    notes += without_notes(settings.home)
+    notes = [f"{check.found}. To mend it: {check.fix}" for check in salvages] + _notes(running, elsewhere, short)
+    notes += _put_off_notes(environments, short) + frozen_notes(frozen) + without_notes(settings.home)
+    if share is None:
+        notes += unseen_notes(sessions, since_us=(now_s - DAY_S) * 1e6)
+    engines = engine_paths(sessions, since_us=(now_s - DAY_S) * 1e6)
+    notes += map(str, engines)
+    facts["engine_paths"] = [paths.facts for paths in engines]
     notes += _of_queue(int(facts["untunable_problems"]), asked_again)
     return Report("status", tables, facts=facts, lines=lines, notes=notes)
+
+
+def _tables(seats: Sequence[Row], running: Sequence[Row], places: Sequence[Row], now_s: float) -> list[Table]:
+    return [
+        Table("devices", _SEATS, _with_advice(seats), title="Devices:"),
+        Table("sessions", _session_columns(now_s), running, title="Programs:", empty="No hooked program is running."),
+        Table("environments", _ENVIRONMENTS, places, title=_SEEN),
+    ]
 
 
 _NO_DAEMON: Final[Mapping[str, Any]] = {"seats": [], "elsewhere": [], "environment": ""}
@@ -95,7 +105,7 @@ def _places(environments: Sequence[Row], short: Mapping[str, str]) -> list[Row]:
 
 def _covered_line(share: float | None) -> str:
     if share is None:
-        return "No GEMM was called in the last 24 h."
+        return "No GEMM was recorded in the last 24 h."
     return f"covered now: {percent(share)} of the GEMM time of the last 24 h (gemmtuned coverage)"
 
 

@@ -10,8 +10,11 @@ from gemmtuned.reports.render import Column, Report, Row, Table, age, count, dur
 _STATES: Final = ("queued", "leased", "failed", "stale", "untunable")
 
 
-def report(rows: Sequence[Row], *, limit: int, now_s: float) -> Report:
-    """rows: of the view `untuned`. limit: how many to show, 0 for all."""
+def report(rows: Sequence[Row], *, limit: int, now_s: float, recorded: int, unseen: Sequence[str] = ()) -> Report:
+    """rows: of the view `untuned`. limit: how many to show, 0 for all. recorded: how many problems were, ever.
+
+    unseen: what is to be said of programs of which nothing was recorded, where nothing is.
+    """
     ordered = sorted(rows, key=lambda row: -row["worth"])
     shown = ordered[:limit] if limit else ordered
     columns = (
@@ -41,9 +44,11 @@ def report(rows: Sequence[Row], *, limit: int, now_s: float) -> Report:
             f"{count(states['failed'])} of them only after gemmtuned retune PROBLEM: failed, or taken out by hand "
             "(why: the last column)"
         )
+    empty = "Everything that was recorded has a verdict." if recorded else "Nothing was recorded yet, so nothing waits."
     return Report(
         "untuned",
-        [Table("rows", columns, shown, empty="Everything that was called has a verdict.")],
-        facts={"total": len(ordered), "states": states},
+        [Table("rows", columns, shown, empty=empty)],
+        facts={"total": len(ordered), "states": states, "recorded": recorded},
+        lines=[] if recorded else [*unseen],
         notes=notes,
     )

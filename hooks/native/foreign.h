@@ -16,17 +16,19 @@
 #include <memory>
 #include <thread>
 
-#include "call.h"
-#include "scales.h"
+#include "foreign_keys.h"
 
 namespace gemmtuned {
 
-enum Form : uint8_t { SCALED_KN, SCALED_NK, OPAQUE };  // of W: [K, N] as torch takes it, [N, K], or not to be seen
+// Of W: [K, N] as torch takes it, [N, K], or not to be seen; BATCHED: one for each of a batch.
+enum Form : uint8_t { SCALED_KN, SCALED_NK, OPAQUE, OPAQUE_BATCHED };
+constexpr int kRouted = 16;  // or-ed to a form
 
 struct ForeignFacts {  // numbers of arguments, -1: there is none
   int8_t y, x, w, scale_x, scale_w, bias;
   int8_t out;  // the result's ScalarType, where there is no y
   uint8_t form;
+  bool routed;     // into y, where the product is torch's own
   uint8_t family;  // of another package, whose operator it is; 0: it is an engine's
 };
 
@@ -99,44 +101,6 @@ void call_stock(Foreign& it, c10::DispatchKeySet keys, torch::jit::Stack* stack)
   it.op.redispatchBoxed(keys, stack);
 }
 
-// What scales stand for where an operator tells it by how many of both there are: one, one a row, or one for each block of
-// 128. The number of one scale says nothing alone: with K = 16384, W has as many blocks as rows.
-inline BothScales scales_by_number(const Tensor& x, const Tensor& b, const Tensor& scale_x, const Tensor& scale_w) {
-  if (scale_x.scalar_type() != at::kFloat || scale_w.scalar_type() != at::kFloat) return {};
-  const int64_t m = x.size(0), n = b.size(1), k_blocks = blocks_of(x.size(1), 128), n_blocks = blocks_of(n, 128);
-  const int64_t of_x = scale_x.numel(), of_w = scale_w.numel();
-  const auto of = [](Scale kind, uint8_t layout) {
-    return ScaleOf{kind, static_cast<uint8_t>(at::kFloat), layout};
-  };
-  if ((of_x == 1 || of_x == m) && (of_w == 1 || of_w == n)) {
-    const bool rows = of_x != 1 || of_w != 1;
-    return {of(rows && of_x == m ? PER_ROW : PER_TENSOR, SCALES_BY_ROW),
-            of(rows && of_w == n ? PER_ROW : PER_TENSOR, SCALES_BY_ROW), true};
-  }
-  if (of_x != m * k_blocks || of_w != k_blocks * n_blocks) return {};
-  const auto layout = [](const Tensor& s, int64_t rows, int64_t cols) -> uint8_t {
-    return s.dim() == 2 && s.size(0) == rows && s.size(1) == cols ? layout_of(s, rows, cols) : SCALES_BY_ROW;
-  };
-  const bool by_k = scale_w.dim() == 2 && scale_w.size(0) == k_blocks;  // W's blocks, else by N first
-  return {of(BY_1X128, layout(scale_x, m, k_blocks)),
-          of(BY_128X128, layout(by_k ? scale_w.t() : scale_w, n_blocks, k_blocks)), true};
-}
-
-// The key of a product whose weight is nobody's but the operator's; false where there is none.
-template <class Device>
-bool describe_opaque(Problem& p, const Tensor& x, const Tensor& y, bool bias) {
-  const int64_t k = x.dim() ? x.size(-1) : 0, m = k ? x.numel() / k : 0, n = y.dim() ? y.size(-1) : 0;
-  if (m <= 0 || n <= 0 || std::max({m, n, k}) > INT32_MAX) return false;
-  p = Problem{};
-  p.batch = 1, p.m = static_cast<uint32_t>(m), p.n = static_cast<uint32_t>(n), p.k = static_cast<uint32_t>(k);
-  p.family = DENSE, p.dtype = p.wdtype = static_cast<uint8_t>(x.scalar_type());
-  p.out_dtype = static_cast<uint8_t>(y.scalar_type());
-  p.layout = 1;  // nt, as a linear layer has it
-  p.flags = bias ? PACKED | BIAS : PACKED, p.packing = kOpaque;
-  Device::describe(p, x);
-  return true;
-}
-
 template <class Device>
 void foreign_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   Foreign* const it = foreign_of<Device>(op);
@@ -149,45 +113,50 @@ void foreign_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   };
   const auto tensor = [&](int8_t at) { return argument(at).isTensor() ? argument(at).toTensor() : Tensor(); };
   const Tensor x = tensor(f.x), w = tensor(f.w), scale_x = tensor(f.scale_x), scale_w = tensor(f.scale_w);
-  const Tensor given_bias = tensor(f.bias);
+  const Tensor bias = tensor(f.bias);
   Tensor y = tensor(f.y);
   if (!x.defined()) return stock();
   Problem p;
-  Slots slots = slots_of(x, x, given_bias.defined() ? &given_bias : nullptr);
+  Slots slots = slots_of(x, x, bias.defined() ? &bias : nullptr);
   bool is_done = false;
   const auto counted = [&]() -> Tensor& {
-    if (!is_done) stock();
+    stock();
     is_done = true;
     return y;
   };
-  if (f.form == OPAQUE && it->returns)  // what comes out says how many columns it has
-    return call_then_describe<Device>(x, stock, [&] {
-      return stack->back().isTensor() && describe_opaque<Device>(p, x, stack->back().toTensor(), given_bias.defined())
-                 ? &p
-                 : nullptr;
-    });
-  if (f.form == OPAQUE) {
-    if (y.defined() && describe_opaque<Device>(p, x, y, given_bias.defined()))
+  const bool is_plain = w.defined() && w.dim() == 2 && x.dim() == 2 && scale_x.defined() && scale_w.defined() &&
+                        (y.defined() || argument(f.out).isInt());
+  const Tensor b = is_plain && f.form == SCALED_NK ? w.t() : w;
+  const OptionalTensor given_bias = bias.defined() ? OptionalTensor(bias) : std::nullopt;
+  const auto describe_plain = [&] {
+    const auto out = y.defined() ? y.scalar_type() : static_cast<at::ScalarType>(argument(f.out).toInt());
+    return describe<Device>(p, SCALED, x, b, out) &&
+           describe_scaled(p, scales_by_number(x, b, scale_x, scale_w, f.form == SCALED_KN), x, given_bias, true);
+  };
+  if (is_plain && describe_plain()) {
+    slots.t[SLOT_W] = &b, slots.t[SLOT_SCALE_X] = &scale_x, slots.t[SLOT_SCALE_W] = &scale_w;
+    // what torch's own operator would refuse, and the engine's perhaps takes, is the engine's
+    const bool plain_bias = !bias.defined() || (bias.dim() == 1 && bias.size(0) == b.size(1) && y.defined() &&
+                                                bias.scalar_type() == y.scalar_type());
+    const bool fits_y =
+        y.defined() && y.dim() == 2 && y.size(0) == x.size(0) && y.size(1) == b.size(1) && y.device() == x.device();
+    const bool routable = f.routed && it->is_alone && !it->returns && plain_bias && fits_y;
+    call<Device>(p, slots, routable ? ROUTABLE : COUNTED_ONLY, counted, &y);
+    if (!is_done) torch::jit::drop(*stack, it->arguments);  // the route wrote into y
+    return;
+  }
+  const bool batched = f.form == OPAQUE_BATCHED;
+  if (y.defined()) {
+    if (describe_opaque<Device>(p, x, y, bias.defined(), batched))
       call<Device>(p, slots, COUNTED_ONLY, counted, &y);
     else stock();
     return;
   }
-  const bool has_all = w.defined() && x.dim() == 2 && w.dim() == 2 && scale_x.defined() && scale_w.defined();
-  const auto out = y.defined() ? y.scalar_type()
-                               : static_cast<at::ScalarType>(argument(f.out).isInt() ? argument(f.out).toInt() : -1);
-  if (!has_all || (!y.defined() && !argument(f.out).isInt())) return stock();
-  const Tensor b = f.form == SCALED_NK ? w.t() : w;
-  const OptionalTensor bias = given_bias.defined() ? OptionalTensor(given_bias) : std::nullopt;
-  if (!describe<Device>(p, SCALED, x, b, out)) return stock();
-  if (!describe_scaled(p, scales_by_number(x, b, scale_x, scale_w), x, bias, true)) return stock();
-  slots.t[SLOT_W] = &b, slots.t[SLOT_SCALE_X] = &scale_x, slots.t[SLOT_SCALE_W] = &scale_w;
-  // what torch's own operator would refuse, and the engine's perhaps takes, is the engine's
-  const bool plain_bias = !bias || (bias->dim() == 1 && bias->size(0) == b.size(1) && bias->scalar_type() == out);
-  const bool fits_y =
-      y.defined() && y.dim() == 2 && y.size(0) == x.size(0) && y.size(1) == b.size(1) && y.device() == x.device();
-  const bool routable = !it->returns && it->is_alone && plain_bias && fits_y;
-  call<Device>(p, slots, routable ? ROUTABLE : COUNTED_ONLY, counted, &y);
-  if (!is_done) torch::jit::drop(*stack, it->arguments);  // the route wrote into y
+  if (!it->returns) return stock();
+  call_then_describe<Device>(x, stock, [&] {  // what comes out says how many columns it has
+    const c10::IValue& made = stack->back();
+    return made.isTensor() && describe_opaque<Device>(p, x, made.toTensor(), bias.defined(), batched) ? &p : nullptr;
+  });
 }
 
 template <class Device>

@@ -43,6 +43,7 @@ SIGNATURES: Final = (
     ("gt_is_installed", ctypes.c_int, ctypes.c_size_t),
     ("gt_has_cuda", ctypes.c_int),
     ("gt_live_check", None, ctypes.c_uint32),
+    ("gt_live_cap", ctypes.c_double, ctypes.POINTER(PackedProblem), ctypes.c_double),
     (
         "gt_load_kernel",
         ctypes.c_void_p,
@@ -203,6 +204,10 @@ class Native:
     def live_check(self, every: int) -> None:
         """Compare one routed call in `every` with stock torch; 0: none."""
         self._lib.gt_live_check(every)
+
+    def live_cap(self, problem: Problem, count: int) -> float:
+        """The C++ twin of kernels.families.error.cap for `count` results; 0 where none are compared."""
+        return float(self._lib.gt_live_cap(ctypes.byref(pack(problem)), float(count)))
 
     def begin_trial(self, folder: Path, generation: int, facts: bytes, namespace: int) -> None:
         """Have the first routed call from now on make a page that routed calls are noted in (native/trial_page.h).

@@ -103,23 +103,36 @@ class Spread:
 def limits(problem: Problem, default: Error, results: Spread) -> Error:
     """The largest error a candidate may have where the default has `default`."""
     u_out = UNIT_ROUNDOFF[problem.out_dtype]
-    u_sum = min(u_out, UNIT_ROUNDOFF["fp32"])  # products of 16-bit numbers are added in fp32
-    terms = (2 if problem.dtype in ("c64", "c128") else 1) * problem.k + 1
-    reference = 2.0 if u_sum == UNIT_ROUNDOFF["fp64"] else 1.0
-    adding = math.sqrt(reference * terms / 3) * u_sum
+    adding = _adding(problem)
     largest = max(results.largest, 3.0 * results.expected)
-    floor = Error(
-        math.hypot(adding * results.expected * (1 + SURE / math.sqrt(results.count)), u_out / 2),
-        SURE * adding * largest + u_out * results.largest,
+    floor = Error(_floor(problem, results), SURE * adding * largest + u_out * results.largest)
+    most = cap(problem, results)
+    return Error(
+        min(max(R_FACTOR * default.r, floor.r), most),
+        min(max(M_FACTOR * default.m, floor.m), 2 * most * max(results.largest, 3.0)),
     )
+
+
+def cap(problem: Problem, results: Spread) -> float:
+    """The largest r whatever the default does. The live check of the hook has the same: hooks/native/live_check.h."""
     cut = problem.math_mode if problem.dtype == "fp32" and problem.math_mode in CAPS else problem.out_dtype
     if problem.scale != "none":  # shorter sums of the tensor core, whatever they are rounded to
         cut = "bf16"
-    cap = max(CAPS[cut], floor.r, R_FACTOR * math.sqrt(roundings(problem)) * u_out / 2)
-    return Error(
-        min(max(R_FACTOR * default.r, floor.r), cap),
-        min(max(M_FACTOR * default.m, floor.m), 2 * cap * max(results.largest, 3.0)),
-    )
+    rounded = R_FACTOR * math.sqrt(roundings(problem)) * UNIT_ROUNDOFF[problem.out_dtype] / 2
+    return max(CAPS[cut], _floor(problem, results), rounded)
+
+
+def _adding(problem: Problem) -> float:
+    """RMS of what adding the products in any order does, as a share of RMS(Y)."""
+    u_sum = min(UNIT_ROUNDOFF[problem.out_dtype], UNIT_ROUNDOFF["fp32"])  # 16-bit numbers are added in fp32
+    terms = (2 if problem.dtype in ("c64", "c128") else 1) * problem.k + 1
+    reference = 2.0 if u_sum == UNIT_ROUNDOFF["fp64"] else 1.0
+    return math.sqrt(reference * terms / 3) * u_sum
+
+
+def _floor(problem: Problem, results: Spread) -> float:
+    chance = results.expected * (1 + SURE / math.sqrt(results.count))
+    return math.hypot(_adding(problem) * chance, UNIT_ROUNDOFF[problem.out_dtype] / 2)
 
 
 def roundings(problem: Problem) -> float:

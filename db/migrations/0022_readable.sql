@@ -1,4 +1,4 @@
--- 0021_readable: what people who open the file read first: percents, times of day as text, and `traffic`, which has every
+-- 0022_readable: what people who open the file read first: percents, times of day as text, and `traffic`, which has every
 -- count beside what serves it now, so that any window of time can be asked for. The views are as before, with more columns.
 
 DROP VIEW coverage;

@@ -1,5 +1,6 @@
--- 0022_role: what a process does for the serving engine that it is part of, by the engine's plugin: `worker`, `engine`.
-ALTER TABLE session ADD COLUMN role TEXT NOT NULL DEFAULT '' CHECK (length(role) <= 60);
+-- 0025_operators: what a hooked process has of an engine's own ways to products, as JSON: counted, left, unseen.
+-- Before this, an engine whose products reach no operator that we count looked like a program without any.
+ALTER TABLE session ADD COLUMN operators TEXT NOT NULL DEFAULT '' CHECK (length(operators) <= 8192);
 
 DROP VIEW sessions;
 CREATE VIEW sessions AS
@@ -14,6 +15,6 @@ SELECT host, pid, run, path, generation, active_us, calls, dropped, errors, relo
         WHEN beat_us >= (CAST(strftime('%s', 'now') AS INTEGER) - 30) * 1000000 THEN 'live'
         ELSE 'silent' END AS state,
     started_us AS started, beat_us AS last_seen, ended_us AS ended, sqlite_version, store_dev, store_ino, rank, namespace,
-    role
+    role, operators
 FROM session
 );

@@ -1,4 +1,4 @@
--- 0022_fleet: what hosts that share their results know of each other (docs/fleet.md).
+-- 0023_fleet: what hosts that share their results know of each other (docs/fleet.md).
 -- Before this every host tuned by itself, and ten hosts of one card tuned the same problems ten times.
 CREATE TABLE fleet (
     one INTEGER PRIMARY KEY CHECK (one = 1),

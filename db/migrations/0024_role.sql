@@ -1,0 +1,19 @@
+-- 0024_role: what a process does for the serving engine that it is part of, by the engine's plugin: `worker`, `engine`.
+ALTER TABLE session ADD COLUMN role TEXT NOT NULL DEFAULT '' CHECK (length(role) <= 60);
+
+DROP VIEW sessions;
+CREATE VIEW sessions AS
+SELECT *,
+    datetime(nullif(active_us, 0) / 1000000, 'unixepoch') AS active_at,
+    datetime(started / 1000000, 'unixepoch') AS started_at,
+    datetime(last_seen / 1000000, 'unixepoch') AS last_seen_at,
+    datetime(ended / 1000000, 'unixepoch') AS ended_at
+FROM (
+SELECT host, pid, run, path, generation, active_us, calls, dropped, errors, reload_failures, note,
+    CASE WHEN ended_us IS NOT NULL THEN 'ended'
+        WHEN beat_us >= (CAST(strftime('%s', 'now') AS INTEGER) - 30) * 1000000 THEN 'live'
+        ELSE 'silent' END AS state,
+    started_us AS started, beat_us AS last_seen, ended_us AS ended, sqlite_version, store_dev, store_ino, rank, namespace,
+    role
+FROM session
+);

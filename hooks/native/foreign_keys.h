@@ -1,0 +1,54 @@
+// The keys of products that others' operators make: of plain operands as of torch's own, else of a weight of their own form.
+#pragma once
+#include <algorithm>
+
+#include "call.h"
+#include "scales.h"
+
+namespace gemmtuned {
+
+// What scales stand for where an operator tells it by how many of both there are: one, one a row, or one for each block of
+// 128. The number of one scale says nothing alone: with K = 16384, W has as many blocks as rows. by_k: blocks of W are given
+// by K first where its scale could be read either way.
+inline BothScales scales_by_number(const Tensor& x, const Tensor& b, const Tensor& scale_x, const Tensor& scale_w,
+                                   bool by_k) {
+  if (scale_x.scalar_type() != at::kFloat || scale_w.scalar_type() != at::kFloat) return {};
+  const int64_t m = x.size(0), n = b.size(1), k_blocks = blocks_of(x.size(1), 128), n_blocks = blocks_of(n, 128);
+  const int64_t of_x = scale_x.numel(), of_w = scale_w.numel();
+  const auto of = [](Scale kind, uint8_t layout) {
+    return ScaleOf{kind, static_cast<uint8_t>(at::kFloat), layout};
+  };
+  if ((of_x == 1 || of_x == m) && (of_w == 1 || of_w == n)) {
+    const bool rows = of_x != 1 || of_w != 1;
+    return {of(rows && of_x == m ? PER_ROW : PER_TENSOR, SCALES_BY_ROW),
+            of(rows && of_w == n ? PER_ROW : PER_TENSOR, SCALES_BY_ROW), true};
+  }
+  const auto is = [](const Tensor& s, int64_t rows, int64_t cols) {
+    return s.dim() == 2 && s.size(0) == rows && s.size(1) == cols;
+  };
+  const bool k_first = is(scale_w, k_blocks, n_blocks) && (by_k || !is(scale_w, n_blocks, k_blocks));
+  if (!is(scale_x, m, k_blocks) || (!k_first && !is(scale_w, n_blocks, k_blocks))) return {};
+  return {of(BY_1X128, layout_of(scale_x, m, k_blocks)),
+          of(BY_128X128, layout_of(k_first ? scale_w.t() : scale_w, n_blocks, k_blocks)), true};
+}
+
+// The key of a product whose weight is nobody's but the operator's; false where there is none. `batched`: x and y have a
+// batch in front, and each of it a weight of its own.
+template <class Device>
+bool describe_opaque(Problem& p, const Tensor& x, const Tensor& y, bool bias, bool batched) {
+  if (x.dim() < 1 || y.dim() < 1 || (batched && (x.dim() != 3 || y.dim() != 3))) return false;
+  const int64_t batch = batched ? x.size(0) : 1, k = x.size(-1), n = y.size(-1);
+  const int64_t m = k && batch ? x.numel() / k / batch : 0;
+  if (m <= 0 || n <= 0 || std::max({batch, m, n, k}) > INT32_MAX) return false;
+  p = Problem{};
+  p.batch = static_cast<uint32_t>(batch), p.m = static_cast<uint32_t>(m), p.n = static_cast<uint32_t>(n);
+  p.k = static_cast<uint32_t>(k);
+  p.family = batch == 1 ? DENSE : BATCHED, p.dtype = p.wdtype = static_cast<uint8_t>(x.scalar_type());
+  p.out_dtype = static_cast<uint8_t>(y.scalar_type());
+  p.layout = 1;  // nt, as a linear layer has it
+  p.flags = bias ? PACKED | BIAS : PACKED, p.packing = kOpaque;
+  Device::describe(p, x);
+  return true;
+}
+
+}  // namespace gemmtuned
