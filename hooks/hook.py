@@ -37,7 +37,6 @@ from gemmtuned.hooks.where import Where
 if TYPE_CHECKING:
     from gemmtuned.configs.problem import Problem
     from gemmtuned.configs.sighting import Session, Sighting
-    from gemmtuned.configs.solution import Solution
     from gemmtuned.hooks.dispatch import Table
     from gemmtuned.hooks.native import Native
     from gemmtuned.hooks.selections import Selections
@@ -306,10 +305,6 @@ class Hook:
             if not self.background.alive:  # in a forked child
                 with suppress(OSError):
                     self.start()
-
-    def fail_op(self, solution: Solution, reason: str) -> None:
-        """A solution failed in one of our ops, which uses it no more: the daemon is told with the next flush."""
-        self.account.fail_op(solution, reason)
 
 
 @contextmanager

@@ -58,7 +58,7 @@ def give_up(hook: Any, solution: Solution, err: Exception) -> None:
     if solution not in _failed:
         _failed.add(solution)
         _known.clear()
-        hook.fail_op(solution, str(err))
+        hook.account.fail_op(solution, str(err))  # the daemon is told with the next flush
 
 
 def _loaded_now(place: str, captured: bool) -> tuple[bool, ...]:
