@@ -86,12 +86,14 @@ def on(path: Path, look: Callable[[sqlite3.Connection], T], nothing: T) -> T:
         conn.close()
 
 
-def of_window(path: Path, sql: str, since_us: int, texts: dict[str, str] | None = None) -> list[dict[str, Any]]:
+def of_window(
+    path: Path, sql: str, since_us: int, texts: dict[str, str] | None = None, **more: Any
+) -> list[dict[str, Any]]:
     """A question about sightings since then, which names their table {sightings}.
 
     A row that stands for a day or a block of four weeks is in when the window touches it, as one of an hour is.
     """
-    values = {"since": since_us, "hour": since_us // 3_600_000_000}
+    values = {"since": since_us, "hour": since_us // 3_600_000_000, **more}
 
     def look(conn: sqlite3.Connection) -> list[dict[str, Any]]:
         before = conn.execute("SELECT EXISTS (SELECT 1 FROM sighting_before)").fetchone()[0]  # as a union it is slower

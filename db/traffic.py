@@ -27,12 +27,15 @@ WITH recent AS (
         sum(calls * graph) AS graph_calls,
         min(hour) AS first_hour, max(hour) AS last_hour
     FROM {sightings} WHERE hour >= :hour AND last_seen_us >= :since
+        AND (:run IS NULL OR run_id IN (SELECT id FROM run WHERE name = :run))
     GROUP BY problem_id, environment_id, {run_id}
 ),
 known AS MATERIALIZED (
     SELECT t.*, c.us, c.roofline_us, c.solution_id IS NOT NULL AS covered,
-        c.solution_id IS NULL AND NOT d.tunable AS untunable
+        c.solution_id IS NULL AND NOT d.tunable AS untunable,
+        s.state IS NOT NULL AND s.state <> 'default_best' AS faster, coalesce(s.baseline_us / s.us, 1.0) AS gain
     FROM recent t JOIN problem_cost c ON c.environment_id = t.environment_id AND c.problem_id = t.problem_id
+    LEFT JOIN solution s ON s.id = c.solution_id
     JOIN demand d ON d.environment_id = t.environment_id AND d.problem_id = t.problem_id
 )
 SELECT {columns},
@@ -44,6 +47,7 @@ SELECT {columns},
     sum(t.calls * t.covered) AS covered_calls,
     sum(t.calls * p.flops * t.covered) AS covered_flops,
     sum(t.calls * t.us * t.covered) AS covered_time_us,
+    sum(t.calls * t.us * t.faster) AS faster_time_us, sum(t.calls * t.us / t.gain) AS now_time_us,
     count(DISTINCT CASE WHEN t.untunable THEN t.problem_id END) AS untunable_problems,
     sum(t.calls * t.untunable) AS untunable_calls,
     sum(t.calls * t.us * (t.us = t.roofline_us)) AS estimated_time_us,
@@ -83,6 +87,7 @@ _SERVED: Final = f"""
 WITH recent AS (
     SELECT problem_id, environment_id, sum(calls) AS calls
     FROM every_sighting WHERE hour >= :hour AND last_seen_us >= :since
+        AND (:run IS NULL OR run_id IN (SELECT id FROM run WHERE name = :run))
     GROUP BY problem_id, environment_id
 ),
 known AS MATERIALIZED (
@@ -108,12 +113,19 @@ WHERE s.hour >= :hour GROUP BY s.hour ORDER BY s.hour
 
 
 def coverage(
-    path: Path, *, by: str = "family", since_s: float = DAY_S, weight: str = "time", now_s: float | None = None
+    path: Path,
+    *,
+    by: str = "family",
+    since_s: float = DAY_S,
+    weight: str = "time",
+    run: str | None = None,
+    now_s: float | None = None,
 ) -> list[dict[str, Any]]:
-    """Coverage by family, device, run or problem over the last since_s seconds, heaviest first.
+    """Coverage by family, device, run or problem over the last since_s seconds, heaviest first; run: of this one alone.
 
-    Columns as in the views coverage*, with graph calls and hour range always, and estimated_time_us: of problems that
-    were neither tuned nor timed, whose time is by their size alone.  Hours are counted whole: an hour is in when the
+    Columns as in the views coverage*, with graph calls and hour range always, and estimated_time_us: of problems
+    neither tuned nor timed, whose time is by their size alone; faster_time_us: of those that a kernel other than
+    torch's own serves; now_time_us: with what serves them today.  Hours are counted whole: an hour is in when the
     window touches it and something was seen in it since.
     """
     if by not in _GROUPS:
@@ -124,7 +136,7 @@ def coverage(
     since = us((time.time() if now_s is None else now_s) - since_s)
     run_id = "run_id" if by == "run" else "NULL"
     texts = {"columns": columns, "group": group, "run_id": run_id, "weight": WEIGHTS[weight]}
-    return of_window(path, _COVERAGE, since, texts)
+    return of_window(path, _COVERAGE, since, texts, run=run)
 
 
 def covered_time(path: Path, *, since_s: float = DAY_S, now_s: float | None = None) -> tuple[float, float]:
@@ -133,14 +145,18 @@ def covered_time(path: Path, *, since_s: float = DAY_S, now_s: float | None = No
     return (found[0]["covered_us"], found[0]["time_us"]) if found else (0.0, 0.0)
 
 
-def served(path: Path, *, since_s: float = DAY_S, now_s: float | None = None) -> list[dict[str, Any]]:
+def served(
+    path: Path, *, since_s: float = DAY_S, run: str | None = None, now_s: float | None = None
+) -> list[dict[str, Any]]:
     """Every problem called in the last since_s seconds, and what serves it, by device; the heaviest first.
+
+    run: by programs of this label alone.
 
     Columns: the problem's, device, calls, time_us (on stock torch); then of the solution that the look-up finds, for
     this M or for its bucket, and None where there is none: backend, config, covers, state, gain (over stock torch).
     """
     since = us((time.time() if now_s is None else now_s) - since_s)
-    return ask(path, _SERVED, {"since": since, "hour": since // 3_600_000_000})
+    return ask(path, _SERVED, {"since": since, "hour": since // 3_600_000_000, "run": run})
 
 
 def traffic(path: Path, *, since_s: float = DAY_S, now_s: float | None = None) -> list[dict[str, Any]]:

@@ -227,7 +227,6 @@ def test_a_size_below_1_is_told_as_that(call: Cli) -> None:
         ["withdraw"],
         ["pin"],
         ["forget", "nonsense"],
-        ["rollback"],
         ["rollback", "--generation", "-1"],
         ["pause", "--for", "soon"],
         ["daemon", "--hours", "late"],

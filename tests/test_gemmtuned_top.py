@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import html
+import importlib.util
 import json
 import re
 import subprocess
@@ -215,7 +216,8 @@ def test_shares_fill_the_bar_and_none_is_hidden() -> None:
 
 
 def test_without_textual_one_sentence_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gemmtuned.commands.top.find_spec", lambda name: None)
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *of: None if name == "textual" else find(name, *of))
     done = CliRunner().invoke(build(), ["top"])
 
     assert done.exit_code == 2

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import tempfile
 import textwrap
 import time
+from contextlib import ExitStack
+from dataclasses import replace
+from statistics import median
 from typing import IO, Annotated, Final
 
 import typer
@@ -26,6 +30,7 @@ _SWITCHES: Final = {
     "capture": {"GEMMTUNED": "1", "GEMMTUNED_DISPATCH": "0"},
     "on": {"GEMMTUNED": "1", "GEMMTUNED_DISPATCH": "1"},
 }
+SHORT_S: Final = 20.0  # of wall time: importing torch is a tenth of it
 _TAIL_BYTES: Final = 1 << 20  # of a program's output, where its figure is looked for
 
 
@@ -89,8 +94,8 @@ def compare(
     """Measure what is gained by one of your programs.
 
     Runs it off, capture only and on, in turns. Says "within noise" when that is all it is. The program's own output
-    is kept back; the runs are counted in reports under the label "compare" unless GEMMTUNED_RUN says otherwise.
-    It takes 3 runs a round, and one to warm up.
+    is kept back, and its calls are in no report. Rounds in which other programs used much of the CPU are left out
+    where enough others remain, and it says how busy the machine was. It takes 3 runs a round, and one to warm up.
 
     Example: gemmtuned compare --figure 'tokens/s: ([0-9.]+)' -- python bench.py
     """
@@ -100,30 +105,53 @@ def compare(
     argv = program(command)
     build_before(argv, settings())
     figures: dict[str, list[float]] = {arm: [] for arm in ARMS}
+    others: list[float] = []  # of each round: the most of the machine that others used in one of its runs
     total = rounds * len(ARMS) + warm_up
     if not as_json:
-        name = textwrap.shorten(" ".join(command), 80, placeholder=" ...")
-        complain(f"{total} runs of {name}: {rounds} of each arm{', one to warm up' * warm_up}")
-    with progress(quiet=as_json, steady=True) as tell:
+        complain(f"{total} runs of {_short(command)}: {rounds} of each arm{', one to warm up' * warm_up}")
+    with ExitStack() as scratch, progress(quiet=as_json, steady=True) as tell:
+        counts = scratch.enter_context(tempfile.TemporaryDirectory(prefix="gemmtuned-compare-"))
         if warm_up:
             tell(0, total, "warm-up")
-            _run(argv, "on", where, timeout_s)
+            _run(argv, "on", where, timeout_s, counts)
         for turn in range(rounds):
-            # each arm comes first, second and last equally often, so that none is always the one after another
-            for place in range(len(ARMS)):
-                arm = ARMS[(turn + place) % len(ARMS)]
+            shares = []
+            for place, arm in enumerate(_in_order(turn)):
                 tell(turn * len(ARMS) + place + warm_up, total, f"round {turn + 1}: {arm}")
-                figures[arm].append(_run(argv, arm, where, timeout_s))
+                value, share = _run(argv, arm, where, timeout_s, counts)
+                figures[arm].append(value)
+                shares.append(share)
+            others.append(max(shares))
     unit = "s" if where is None else key or "figure"
     better = where is not None and not lower_is_better
-    show(report(command, figures, unit=unit, higher_is_better=better), as_json=as_json)
+    answer = report(command, figures, unit=unit, higher_is_better=better, others=others)
+    if where is None and median(figures["off"]) < SHORT_S:
+        answer = replace(answer, notes=[*answer.notes, _SHORT_RUN])
+    show(answer, as_json=as_json)
 
 
-def _run(argv: list[str], arm: str, figure: re.Pattern[str] | _Key | None, timeout_s: float) -> float:
-    """One run of the program; its wall time in seconds, or the figure it printed."""
-    env = child_env(TORCH_DEVICE_BACKEND_AUTOLOAD="1", **_SWITCHES[arm])
-    env.setdefault("GEMMTUNED_RUN", "compare")
+_SHORT_RUN: Final = "much of so short a run is start-up: compare the program's own figure with --figure or --key"
+
+
+def _short(command: list[str]) -> str:
+    return textwrap.shorten(" ".join(command), 80, placeholder=" ...")
+
+
+def _in_order(turn: int) -> list[str]:
+    """Each arm comes first, second and last equally often, so that none is always the one after another."""
+    return [ARMS[(turn + place) % len(ARMS)] for place in range(len(ARMS))]
+
+
+def _run(
+    argv: list[str], arm: str, figure: re.Pattern[str] | _Key | None, timeout_s: float, counts: str
+) -> tuple[float, float]:
+    """(wall time in seconds or the figure it printed, share of the CPU that others used) of one run of the program.
+
+    counts: folder of the database that the run's calls go to; they are no traffic.
+    """
+    env = child_env(TORCH_DEVICE_BACKEND_AUTOLOAD="1", GEMMTUNED_DB=f"{counts}/tune.db", **_SWITCHES[arm])
     with tempfile.TemporaryFile() as out:
+        others = _Others()
         start = time.perf_counter()
         child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=env)
         try:
@@ -135,12 +163,13 @@ def _run(argv: list[str], arm: str, figure: re.Pattern[str] | _Key | None, timeo
                 child.kill()
                 child.wait()
         wall_s = time.perf_counter() - start
+        share = others.share()
         text = _tail(out)
     if code != 0:
         last = " | ".join(text.strip().splitlines()[-3:])
         raise _ProgramFailed(f"{argv[0]} ({arm}) ended with {code}. It wrote last: {clean(last) or 'nothing'}")
     if figure is None:
-        return wall_s
+        return wall_s, share
     found = figure.findall(text)
     try:
         value = float(found[-1])
@@ -149,7 +178,27 @@ def _run(argv: list[str], arm: str, figure: re.Pattern[str] | _Key | None, timeo
         raise _ProgramFailed(f"{argv[0]} ({arm}): {what} for {figure.pattern!r}") from err
     if not 0 < value < float("inf"):
         raise _ProgramFailed(f"{argv[0]} ({arm}): figure is {value:g}, expected a number above 0")
-    return value
+    return value, share
+
+
+class _Others:
+    """How much of the machine's CPU others use, from now on."""
+
+    def __init__(self) -> None:
+        self._at_s, self._before_s = time.monotonic(), self._used_s()
+
+    def share(self) -> float:
+        """0 to 1; our own children's, which have ended, is left out."""
+        span_s = max(time.monotonic() - self._at_s, 1e-3) * (os.cpu_count() or 1)
+        return min(max(self._used_s() - self._before_s, 0.0) / span_s, 1.0)
+
+    @staticmethod
+    def _used_s() -> float:
+        import psutil
+
+        every, own = psutil.cpu_times(), os.times()
+        busy_s = every.user + every.nice + every.system
+        return float(busy_s - own.user - own.system - own.children_user - own.children_system)
 
 
 def _tail(out: IO[bytes]) -> str:

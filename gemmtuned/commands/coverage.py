@@ -9,13 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
-from gemmtuned.commands.options import MOST_ROWS, Json, Since, choice, settings
+from gemmtuned.commands.options import MOST_ROWS, Json, Run, Since, choice, settings
 from gemmtuned.configs.settings import Settings
 from gemmtuned.reports import layers
 from gemmtuned.reports.coverage import GROUPS, SHOWN, WEIGHTS, report
+from gemmtuned.reports.own_time import with_own_time
 from gemmtuned.reports.phases import phase_notes
 from gemmtuned.reports.published import notes, standing
-from gemmtuned.reports.render import Report, Row, show
+from gemmtuned.reports.render import Report, Row, complain, percent, show
 from gemmtuned.reports.source import no_database, of_database
 from gemmtuned.reports.threads import threads_notes
 from gemmtuned.reports.unseen import engine_paths, unseen_notes
@@ -40,6 +41,11 @@ def coverage(
         int | None,
         typer.Option(min=0, max=MOST_ROWS, help=f"Rows to show; 0 for all. Without it {SHOWN}, with --json all."),
     ] = None,
+    run: Run = None,
+    fail_under: Annotated[
+        float | None,
+        typer.Option(min=0, max=100, metavar="PERCENT", help="End with 1 where less than this is covered: for CI."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """How much of the traffic is tuned.
@@ -50,31 +56,52 @@ def coverage(
     here = settings()
     if not here.db.exists():
         show(_without_database(here, by, weight, since), as_json=as_json)
+        _end(0.0, fail_under)
         return
     from gemmtuned.db import queries
-    from gemmtuned.db.other_threads import other_threads
+    from gemmtuned.db.of_runs import called_by, own_time
     from gemmtuned.db.phases import phases
 
-    warnings = [*notes(standing(here)), *without_notes(here.home)]
-    warnings += threads_notes(other_threads(here.db, since_s=since))
+    if run is not None:
+        called_by(here.db, run)  # a label that there is not is an error, not an empty table
+    warnings = _warnings(here, since)
     apart = phases(here.db, since_s=since)
     warnings += phase_notes(apart, since)
     compiled, frozen = queries.compiled(here.db, since_s=since), queries.frozen(here.db, since_s=since)
-    sessions = queries.sessions(here.db)
-    engines = engine_paths(sessions, since_us=(time.time() - since) * 1e6)
+    engines = engine_paths(sessions := queries.sessions(here.db), since_us=(time.time() - since) * 1e6)
     warnings += map(str, engines)
     if by == "layer":
-        rows = queries.served(here.db, since_s=since)
+        rows = queries.served(here.db, since_s=since, run=run)
         answer = layers.report(rows, since_s=since, compiled=compiled, frozen=frozen, notes=warnings)
     else:
-        rows = queries.coverage(here.db, by=by, since_s=since, weight=weight)
+        rows = queries.coverage(here.db, by=by, since_s=since, weight=weight, run=run)
+        if by == "run":
+            rows = with_own_time(rows, own_time(here.db, since_s=since))
         shown = limit if limit is not None or as_json else SHOWN
         how: dict[str, Any] = {"by": by, "weight": weight, "since_s": since, "limit": shown or None}
         answer = report(rows, **how, compiled=compiled, frozen=frozen, warnings=warnings)
     off = why_off(here) or ([] if rows else _nothing(here, sessions, since))
     facts = {"phases": [dict(row) for row in apart], "engine_paths": [paths.facts for paths in engines]}
-    answer = replace(answer, facts={**answer.facts, **facts}, lines=[*off, *answer.lines])
-    show(of_database(answer, here), as_json=as_json)
+    show(
+        of_database(replace(answer, facts={**answer.facts, **facts}, lines=[*off, *answer.lines]), here),
+        as_json=as_json,
+    )
+    _end(answer.facts["total"]["covered_share"], fail_under)
+
+
+def _warnings(here: Settings, since_s: float) -> list[str]:
+    """Why today's tables are not what programs use."""
+    from gemmtuned.db.other_threads import other_threads
+
+    apart = threads_notes(other_threads(here.db, since_s=since_s))
+    return [*notes(standing(here)), *without_notes(here.home), *apart]
+
+
+def _end(share: float | None, fail_under: float | None) -> None:
+    """End with 1 where less than --fail-under percent is covered; what was not called at all is not covered."""
+    if fail_under is not None and 100.0 * (share or 0.0) < fail_under:
+        complain(f"{percent(share or 0.0)} is covered, less than --fail-under {fail_under:g}")
+        raise typer.Exit(1)
 
 
 def _nothing(here: Settings, sessions: Sequence[Row], since_s: float) -> list[str]:

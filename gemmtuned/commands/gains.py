@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
-from gemmtuned.commands.options import Json, Limit, settings
+from gemmtuned.commands.options import Json, Limit, Run, choice, settings
+from gemmtuned.configs.solution import LIVE_STATES
+from gemmtuned.reports import grouped
 from gemmtuned.reports.gains import report
 from gemmtuned.reports.render import show
 from gemmtuned.reports.source import no_database, of_database
@@ -22,6 +24,10 @@ def gains(
     unused: Annotated[
         bool, typer.Option("--unused", help="Only what no program has looked up for a day or more.")
     ] = False,
+    by: Annotated[
+        str, typer.Option(parser=choice(("solution", "layer")), metavar="solution|layer", help="One row for each.")
+    ] = "solution",
+    run: Run = None,
     limit: Limit = 50,
     as_json: Json = False,
 ) -> None:
@@ -34,8 +40,17 @@ def gains(
         show(no_database("gains", here, "rows", saved_us=0.0, faster=0, default_best=0, unused=0), as_json=as_json)
         return
     from gemmtuned.db import queries
+    from gemmtuned.db.of_runs import called_by, filed_for
 
     rows = queries.solutions(here.db, live=False)
+    if run is not None:
+        wanted = filed_for(called_by(here.db, run))
+        rows = [row for row in rows if (row["problem"], row["covers"]) in wanted]
     answer = report(rows, every=every, limit=limit, now_us=time.time_ns() // 1000, unused=unused)
+    if by == "layer":
+        live = [row for row in rows if row["state"] in LIVE_STATES]
+        answer = grouped.gains(live, limit=limit, notes=answer.notes, facts=answer.facts)
+    if run is not None:
+        answer = replace(answer, notes=[*answer.notes, "calls and time saved are those of all programs"])
     answer = replace(answer, notes=[*answer.notes, *without_notes(here.home)])
     show(of_database(answer, here), as_json=as_json)

@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 
 from gemmtuned.commands.options import DryRun, Json, ProblemTexts, named, settings
+from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import Solution
-from gemmtuned.reports.render import Column, Report, Table, factor, several, show
-from gemmtuned.reports.source import curator, left_undone, put_in_use, writer
+from gemmtuned.reports.render import Column, Report, Table, age, count, factor, several, show
+from gemmtuned.reports.source import curator, left_undone, no_database, put_in_use, writer
 
 _COLUMNS = (
     Column("problem", "problem", right=False),
@@ -98,7 +99,9 @@ def retune(problem: ProblemTexts, dry_run: DryRun = False, as_json: Json = False
 
 
 def rollback(
-    generation: Annotated[int, typer.Option("--generation", min=0, help="`gemmtuned status` says the newest.")],
+    generation: Annotated[
+        int | None, typer.Option("--generation", min=0, help="Which; without it the newest ones are listed.")
+    ] = None,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -106,9 +109,12 @@ def rollback(
 
     It becomes a new generation, which programs take up like any other. Problems that had no solution then stay with
     stock torch until `gemmtuned retune` or `tune`; what was pinned stays. `gemmtuned rollback --generation N --dry-run`
-    shows what would change; a number that is too large is answered with the newest ones, and when they came.
+    shows what would change; without a number it lists the newest generations, when they came and what they brought.
     """
     here = settings()
+    if generation is None:
+        _list_generations(here, as_json=as_json)
+        return
     with curator(here) as store:
         done = store.roll_back(generation, now_s=time.time(), dry_run=dry_run)
         now = store.generation() if dry_run else put_in_use(store, here, f"rolled back to {generation}")[0]
@@ -122,6 +128,25 @@ def rollback(
     notes = [f"{len(done.gone)} go, {len(done.back)} come back" + ("" if dry_run else f": generation {now}")]
     empty = f"Nothing has changed since generation {generation}."
     show(Report("rollback", [Table("rows", columns, rows, empty=empty)], facts, notes=notes), as_json=as_json)
+
+
+def _list_generations(here: Settings, *, as_json: bool) -> None:
+    """The newest publications."""
+    if not here.db.exists():
+        show(no_database("rollback", here, "rows"), as_json=as_json)
+        return
+    from gemmtuned.db import queries
+
+    now_s = time.time()
+    columns = (
+        Column("generation", "generation"),
+        Column("published_us", "published", lambda us: age(now_s - us / 1e6)),
+        Column("installed", "verdicts in", count),
+        Column("retired", "out", count),
+        Column("note", "note", right=False),
+    )
+    table = Table("rows", columns, queries.publications(here.db, limit=50), empty="Nothing is published yet.")
+    show(Report("rollback", [table], facts={"database": str(here.db)}), as_json=as_json)
 
 
 def _rows(found: Sequence[Solution]) -> list[dict[str, object]]:

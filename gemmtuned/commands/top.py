@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from importlib.util import find_spec
+from importlib import util
 
 from gemmtuned.commands.options import Json, settings
 from gemmtuned.configs.errors import SettingError
@@ -22,9 +22,9 @@ def top(as_json: Json = False) -> None:
     if as_json:
         print(json.dumps(ask(here.home)))
         return
-    if find_spec("textual") is None:
+    if util.find_spec("textual") is None:
         raise SettingError("gemmtuned top needs Textual: pip install 'gemmtuned[top]'. Without it: gemmtuned status")
-    if not sys.stdout.isatty() or not sys.stdin.isatty():
+    if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):  # Textual draws on the last
         raise SettingError("gemmtuned top draws on a terminal. In a pipe: gemmtuned status, or gemmtuned top --json")
     from gemmtuned.top import actions, picture
     from gemmtuned.top.app import Top

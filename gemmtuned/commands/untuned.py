@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import time
+from typing import Annotated
 
-from gemmtuned.commands.options import Json, Limit, settings
+import typer
+
+from gemmtuned.commands.options import Json, Limit, Run, choice, settings
+from gemmtuned.reports import grouped
 from gemmtuned.reports.render import show
 from gemmtuned.reports.source import no_database, of_database
 from gemmtuned.reports.unseen import unseen_notes
@@ -12,7 +16,14 @@ from gemmtuned.reports.untuned import report
 from gemmtuned.reports.why import why_nothing
 
 
-def untuned(limit: Limit = 50, as_json: Json = False) -> None:
+def untuned(
+    by: Annotated[
+        str, typer.Option(parser=choice(("problem", "layer")), metavar="problem|layer", help="One row for each.")
+    ] = "problem",
+    run: Run = None,
+    limit: Limit = 50,
+    as_json: Json = False,
+) -> None:
     """What waits to be tuned, worth most first.
 
     Problems that were called and have no verdict where they were called: queued, being tuned (leased), or failed.
@@ -22,8 +33,16 @@ def untuned(limit: Limit = 50, as_json: Json = False) -> None:
         show(no_database("untuned", here, "rows", total=0, states={}, recorded=0), as_json=as_json)
         return
     from gemmtuned.db import queries
+    from gemmtuned.db.of_runs import called_by
 
     recorded = sum(row["problems"] for row in queries.environments(here.db))
     unseen = [] if recorded else [*why_nothing(here), *unseen_notes(queries.sessions(here.db))]
-    answer = report(queries.untuned(here.db), limit=limit, now_s=time.time(), recorded=recorded, unseen=unseen)
+    rows = queries.untuned(here.db)
+    if run is not None:
+        called = called_by(here.db, run)
+        rows = [row for row in rows if row["problem"] in called]
+    shown = limit if by == "problem" else 0
+    answer = report(rows, limit=shown, now_s=time.time(), recorded=recorded, unseen=unseen)
+    if by == "layer":
+        answer = grouped.untuned(rows, limit=limit, notes=answer.notes, facts=answer.facts)
     show(of_database(answer, here), as_json=as_json)

@@ -13,10 +13,12 @@ from math import comb
 from statistics import median
 from typing import Any, Final
 
-from gemmtuned.reports.render import Column, Report, Table, factor
+from gemmtuned.reports.render import Column, Report, Table, factor, percent
 
 ARMS: Final = ("off", "capture", "on")
 MEANING: Final = {"off": "off", "capture": "capture only", "on": "on"}
+DISTURBED: Final = 0.25  # of the machine's CPU, used by others in one run of a round
+FEWEST: Final = 5  # rounds that must be left
 ENOUGH: Final = 0.9  # below this confidence no verdict is given: fewer than 5 rounds
 
 
@@ -55,10 +57,23 @@ def _confidence(rounds: int, cut: int) -> float:
     return 1 - 2 * outside / float(2**rounds)
 
 
+def undisturbed(others: Sequence[float]) -> list[int]:
+    """The rounds in which others used little of the CPU; all of them where fewer than FEWEST are left."""
+    quiet = [i for i, share in enumerate(others) if share <= DISTURBED]
+    return quiet if len(quiet) >= FEWEST else list(range(len(others)))
+
+
 def report(
-    command: Sequence[str], figures: Mapping[str, Sequence[float]], *, unit: str, higher_is_better: bool
+    command: Sequence[str],
+    figures: Mapping[str, Sequence[float]],
+    *,
+    unit: str,
+    higher_is_better: bool,
+    others: Sequence[float] = (),
 ) -> Report:
-    """The report for figures[arm][round]."""
+    """The report for figures[arm][round]. others: of each round, the share of the CPU that other programs used."""
+    kept = undisturbed(others) if others else list(range(len(figures["off"])))
+    figures = {arm: [figures[arm][i] for i in kept] for arm in ARMS}
     rows: list[dict[str, Any]] = []
     for arm in ARMS:
         values = figures[arm]
@@ -85,10 +100,29 @@ def report(
     return Report(
         "compare",
         [Table("arms", columns, rows)],
-        facts={"command": list(command), "rounds": rounds, "unit": unit, "higher_is_better": higher_is_better},
+        facts={
+            "command": list(command),
+            "rounds": rounds,
+            "unit": unit,
+            "higher_is_better": higher_is_better,
+            "others": list(others),
+            "left_out": len(others) - rounds if others else 0,
+        },
         lines=[f"{rounds} rounds of {' '.join(command)}; {better} {unit} is better"],
-        notes=[_sentence(on, rounds)],
+        notes=[_sentence(on, rounds), *_busy(others, rounds)],
     )
+
+
+def _busy(others: Sequence[float], rounds: int) -> list[str]:
+    if not others:
+        return []
+    said = [f"other programs used {percent(median(others))} of the CPU meanwhile, {percent(max(others))} at most"]
+    left_out = len(others) - rounds
+    if left_out:
+        said.append(f"{left_out} of {len(others)} rounds left out: others used more than {DISTURBED:.0%} in them")
+    elif max(others) > DISTURBED:
+        said.append(f"others used more than {DISTURBED:.0%} in too many rounds to leave them out: try a quieter time")
+    return said
 
 
 def _sentence(on: Mapping[str, Any], rounds: int) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from gemmtuned.hooks.compiled import CPP_WRAPPER
-from gemmtuned.reports.render import Column, Report, Row, Table, count, duration, flops, percent, several
+from gemmtuned.reports.own_time import COLUMNS
+from gemmtuned.reports.render import Column, Report, Row, Table, count, duration, factor, flops, percent, several
 
 WEIGHTS: Final = ("time", "calls", "flops")
 SHOWN: Final = 50  # rows, unless told otherwise
@@ -43,7 +44,12 @@ def report(
     ]
     more = [f"{count(len(rows) - len(shown))} more: --limit 0 shows all"] if len(shown) < len(rows) else []
     calls, hits = sum(row["calls"] for row in rows), sum(_hits(row) for row in rows)
+    time_us = sum(row["time_us"] for row in rows)
+    faster_us, now_us = sum(row["faster_time_us"] for row in rows), sum(row["now_time_us"] for row in rows)
     total = {
+        "faster_share": _share(faster_us, time_us),
+        "best_share": _share(sum(row["covered_time_us"] for row in rows) - faster_us, time_us),
+        "gain": _share(time_us, now_us),
         "covered_share": _share(sum(row[covered] for row in rows), sum(row[amount] for row in rows)),
         "hit_share": _share(hits, calls),
         "calls": calls,
@@ -54,6 +60,7 @@ def report(
         "untunable_calls": sum(row.get("untunable_calls", 0) for row in rows),
         "estimated_share": _share(sum(row["estimated_time_us"] for row in rows), sum(row["time_us"] for row in rows)),
     }
+    more += _of_runs(shown) if by == "run" else []
     window = f"{since_s / 3600:g} h"
     wrapped = [row for row in compiled if row["kernel"] == CPP_WRAPPER]
     compiled = [row for row in compiled if row["kernel"] != CPP_WRAPPER]
@@ -75,6 +82,20 @@ def report(
     )
 
 
+def _of_runs(shown: Sequence[Row]) -> list[str]:
+    """What the columns of runs' own time mean."""
+    if not shown:
+        return []
+    found = [
+        "of it GEMM: of the time on stock torch; program's gain: 1 / (1 - s + s/g) with that share s and gain g of its "
+        "GEMMs. Both are estimates from the calls that were timed"
+    ]
+    bounded = ", ".join(row["run"] for row in shown if row.get("bounded"))
+    return found + (
+        [f"{bounded}: the estimated GEMM time is more than the time it ran, so all of that"] if bounded else []
+    )
+
+
 def _columns(by: str, weight: str) -> tuple[Column, ...]:
     amount, _, spell, name = _WEIGHED[weight]
     return (
@@ -85,6 +106,7 @@ def _columns(by: str, weight: str) -> tuple[Column, ...]:
         *(() if weight == "calls" else (Column(amount, name, spell),)),
         Column("covered_share", "covered now", percent),
         Column("hit_share", "hits at the call", percent),
+        *(COLUMNS if by == "run" else ()),
     )
 
 
@@ -93,6 +115,9 @@ def _lines(total: Row, weight: str, window: str) -> list[str]:
     name = _WEIGHED[weight][-1]
     lines = [
         f"covered now: {percent(total['covered_share'] or 0)} of the {name} of the last {window} has a verdict",
+        f"of the GEMM time {percent(total['faster_share'] or 0)} runs faster, for {percent(total['best_share'] or 0)} "
+        f"torch's own is best, {percent(max(1 - (total['faster_share'] or 0) - (total['best_share'] or 0), 0))} has no "
+        f"verdict; all together {factor(total['gain'] or 1)} faster than stock torch",
         f"observed: {percent(total['hit_share'] or 0)} of {several(total['calls'], 'call')} hit a solution at the time "
         f"({count(total['exact_calls'])} exact, {count(total['padded_calls'])} padded)",
     ]

@@ -23,7 +23,7 @@ def layers(served: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     sizes: dict[tuple[Any, ...], set[int]] = {}
     for row in served:
         key = tuple(row[name] for name in _KEY)
-        layer = found.setdefault(key, {**dict(zip(_KEY, key, strict=True)), "layer": _name(row), "calls": 0, **_ZERO})
+        layer = found.setdefault(key, {**dict(zip(_KEY, key, strict=True)), "layer": name_of(row), "calls": 0, **_ZERO})
         sizes.setdefault(key, set()).add(row["m"])
         layer["calls"] += row["calls"]
         layer["stock_us"] += row["time_us"]
@@ -82,14 +82,25 @@ def report(
         "by": "layer",
         "weight": "time",
         "since_s": since_s,
-        "total": {"stock_us": total, "now_us": sum(row["now_us"] for row in rows), "gain": gain_of_all(rows)},
+        "total": {
+            "covered_share": _covered(rows),
+            "stock_us": total,
+            "now_us": sum(row["now_us"] for row in rows),
+            "gain": gain_of_all(rows),
+        },
         "compiled_problems": len({row["problem"] for row in compiled}),
         "frozen_problems": len({row["problem"] for row in frozen}),
     }
     return Report("coverage", [table], facts=facts, lines=lines, notes=[*notes, *frozen_notes(frozen)])
 
 
-def _name(row: Mapping[str, Any]) -> str:
+def _covered(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    total = sum(row["stock_us"] for row in rows)
+    return sum(row["stock_us"] * (1 - row["none"]) for row in rows) / total if total else None
+
+
+def name_of(row: Mapping[str, Any]) -> str:
+    """The name of a row's layer; row: with the columns of a problem."""
     family = "" if row["family"] == "dense" else f"{row['family']} "
     batch = "" if row["batch"] == 1 else f"{row['batch']}x"
     types = row["dtype"] if row["wdtype"] == row["dtype"] else f"{row['dtype']}/{row['wdtype']}"

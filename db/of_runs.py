@@ -1,0 +1,48 @@
+"""What belongs to one run label: how long its programs ran, and which problems they called."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from gemmtuned.configs.errors import SettingError
+from gemmtuned.configs.padding import COVERS, padded_m
+from gemmtuned.configs.problem import known_problems
+from gemmtuned.db.ask import DAY_S, ask
+from gemmtuned.db.rows import us
+
+_OWN_TIME: Final = """
+SELECT run, count(*) AS processes,
+    sum(max(coalesce(ended_us, beat_us) - max(started_us, :since), 0)) AS wall_us
+FROM session WHERE coalesce(ended_us, beat_us) >= :since GROUP BY run
+"""
+_CALLED: Final = """
+SELECT p.text AS problem FROM problem p WHERE p.id IN (
+    SELECT problem_id FROM every_sighting WHERE run_id IN (SELECT id FROM run WHERE name = ?)
+)
+"""
+
+
+def own_time(path: Path, *, since_s: float = DAY_S, now_s: float | None = None) -> dict[str, dict[str, Any]]:
+    """By run: processes and wall_us, the time that they ran in the last since_s seconds, all together."""
+    since = us((time.time() if now_s is None else now_s) - since_s)
+    return {row.pop("run"): row for row in ask(path, _OWN_TIME, {"since": since})}
+
+
+def called_by(path: Path, run: str) -> set[str]:
+    """Problems that programs of this label called. Raises SettingError when there is no such label."""
+    runs = [row["name"] for row in ask(path, "SELECT name FROM run ORDER BY name")]
+    if run not in runs:
+        known = ", ".join(runs[:20]) or "none yet"
+        raise SettingError(f"no program called {run!r} was counted; there are: {known}")
+    return {row["problem"] for row in ask(path, _CALLED, (run,))}
+
+
+def filed_for(problems: set[str]) -> set[tuple[str, str]]:
+    """(problem, covers) under which solutions for these problems are filed: as themselves, and as their buckets."""
+    return {
+        (str(one.with_m(padded_m(one.m, one.n, covers))), covers)
+        for one in known_problems({"problem": text} for text in problems)
+        for covers in COVERS
+    }

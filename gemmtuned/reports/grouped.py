@@ -1,0 +1,93 @@
+"""`--by layer` of `untuned` and `gains`: one row for each weight's N and K, all its M together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from gemmtuned.reports.layers import BEST, name_of
+from gemmtuned.reports.render import Column, Report, Row, Table, count, duration, factor
+
+
+def untuned(rows: Sequence[Row], *, limit: int, notes: Sequence[str], facts: Mapping[str, Any]) -> Report:
+    """rows: of the view `untuned`; notes, facts: what the report by problem says below its table."""
+    found = []
+    for layer, of_it in _layers(rows):
+        sizes = sorted({row["m"] for row in of_it})
+        found.append(
+            {
+                "layer": layer, "device": of_it[0]["device"], "problems": len(of_it), "m": _range(sizes),
+                "calls": sum(row["calls"] for row in of_it),
+                "est_time_us": sum(row["est_time_us"] for row in of_it),
+                "est_saving_us": sum(row["est_saving_us"] for row in of_it),
+                "worth": sum(row["worth"] for row in of_it),
+                "states": ", ".join(sorted({row["state"] for row in of_it})),
+            }
+        )  # fmt: skip
+    found.sort(key=lambda row: -row["worth"])
+    columns = (
+        Column("layer", "layer (N x K)", right=False),
+        Column("m", "M", right=False),
+        Column("problems", "problems", count),
+        Column("calls", "calls", count),
+        Column("est_time_us", "est. time", duration),
+        Column("est_saving_us", "may save", duration),
+        Column("states", "state", right=False),
+    )
+    return _report("untuned", columns, found, limit, notes, facts, "Everything that was called has a verdict.")
+
+
+def gains(rows: Sequence[Row], *, limit: int, notes: Sequence[str], facts: Mapping[str, Any]) -> Report:
+    """rows: live ones of the view `solutions`; gain: of all calls so far, else of the races where there were none."""
+    found = []
+    for layer, of_it in _layers(rows):
+        faster = [row for row in of_it if row["state"] != BEST]
+        weighed = [(row["hit_calls"] or 0, row) for row in of_it]
+        if not any(weight for weight, _ in weighed):
+            weighed = [(1, row) for row in of_it]
+        stock_us = sum(weight * row["baseline_us"] for weight, row in weighed)
+        now_us = sum(weight * row["us"] for weight, row in weighed)
+        found.append(
+            {
+                "layer": layer, "device": of_it[0]["device"], "faster": len(faster), "best": len(of_it) - len(faster),
+                "hit_calls": sum(row["hit_calls"] or 0 for row in of_it), "speedup": stock_us / now_us,
+                "saved_us": sum(row["saved_us"] or 0.0 for row in of_it),
+            }
+        )  # fmt: skip
+    found.sort(key=lambda row: (-row["saved_us"], -row["speedup"]))
+    columns = (
+        Column("layer", "layer (N x K)", right=False),
+        Column("device", "device", right=False),
+        Column("faster", "faster", count),
+        Column("best", "torch is best", count),
+        Column("hit_calls", "calls", count),
+        Column("speedup", "gain", factor),
+        Column("saved_us", "saved", duration),
+    )
+    return _report("gains", columns, found, limit, notes, facts, "No solution is in use yet.")
+
+
+def _report(
+    command: str,
+    columns: tuple[Column, ...],
+    found: Sequence[Row],
+    limit: int,
+    notes: Sequence[str],
+    facts: Mapping[str, Any],
+    empty: str,
+) -> Report:
+    shown = found[:limit] if limit else found
+    more = [f"{len(found) - len(shown)} more: --limit 0 shows all"] if len(shown) < len(found) else []
+    table = Table("rows", columns, shown, empty=empty)
+    return Report(command, [table], facts={**facts, "by": "layer"}, notes=[*more, *notes])
+
+
+def _layers(rows: Iterable[Row]) -> list[tuple[str, list[Row]]]:
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        found.setdefault((name_of(row), row["device"]), []).append(row)
+    return [(layer, of_it) for (layer, _), of_it in found.items()]
+
+
+def _range(sizes: Sequence[int]) -> str:
+    return str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]} ({len(sizes)} sizes)"

@@ -1,0 +1,94 @@
+"""Reports of one program, by layer, for CI: --run, --by layer, --fail-under, and the share of a program's own time."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from store_cases import HOUR, NEW, found, open_store, problem, saw
+from typer.testing import CliRunner, Result
+
+from gemmtuned.cli import build
+from gemmtuned.reports.comparison import report, undisturbed
+from gemmtuned.reports.own_time import with_own_time
+
+NOW_S = time.time()
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """serve calls a product that is twice as fast and one that waits; "o'train {x}" only the one that waits."""
+    store = open_store(tmp_path)
+    store.add_sightings(
+        "serve", NEW, [saw(problem(), 100, us=10.0), saw(problem(n=64), 50, us=4.0)], now_s=NOW_S - HOUR
+    )
+    store.add_sightings("o'train {x}", NEW, [saw(problem(n=64), 50, us=4.0)], now_s=NOW_S - HOUR)
+    store.install(None, [found(problem())], environment=NEW, now_s=NOW_S - 60)
+    store.close()
+    monkeypatch.setenv("GEMMTUNED_HOME", str(tmp_path))
+    return tmp_path
+
+
+def call(*words: str) -> Result:
+    return CliRunner().invoke(build(), list(words))
+
+
+def rows(*words: str) -> list[dict]:
+    return json.loads(call(*words, "--json").stdout)["rows"]
+
+
+def test_a_run_is_reported_alone(home: Path) -> None:
+    assert [row["calls"] for row in rows("coverage", "--run", "serve")] == [150]
+    assert [row["calls"] for row in rows("coverage", "--run", "o'train {x}")] == [50]
+    assert [row["calls"] for row in rows("coverage", "--by", "layer", "--run", "o'train {x}")] == [50]
+    assert [row["problem"] for row in rows("gains", "--run", "serve")] == [str(problem())]
+    assert rows("gains", "--run", "o'train {x}") == []
+    assert [row["problem"] for row in rows("untuned", "--run", "serve")] == [str(problem(n=64))]
+    wrong = call("coverage", "--run", "nobody")
+    assert wrong.exit_code == 2 and "there are: o'train {x}, serve" in wrong.stderr
+
+
+def test_by_layer_is_one_row_for_each_n_and_k(home: Path) -> None:
+    assert [row["layer"] for row in rows("untuned", "--by", "layer")] == ["64x512 fp32, 2 threads"]
+    layer = rows("gains", "--by", "layer")[0]
+    assert (layer["layer"], layer["faster"], layer["speedup"]) == ("1024x512 fp32, 2 threads", 1, 2.0)
+
+
+def test_ci_fails_under_a_share(home: Path) -> None:
+    share = json.loads(call("coverage", "--json").stdout)["total"]["covered_share"]
+    assert call("coverage", "--fail-under", str(100 * share - 1)).exit_code == 0
+    assert call("coverage", "--fail-under", str(100 * share + 1)).exit_code == 1
+    assert call("coverage", "--by", "layer", "--fail-under", "99").exit_code == 1
+
+
+def test_the_three_answers_are_one_whole(home: Path) -> None:
+    said = call("coverage").stdout
+    total = json.loads(call("coverage", "--json").stdout)["total"]
+
+    assert total["faster_share"] == pytest.approx(1000 / 1400) and total["best_share"] == 0
+    assert "runs faster" in said and "has no verdict" in said
+
+
+def test_a_programs_gain_is_bounded_by_the_time_it_ran() -> None:
+    row = {"run": "serve", "time_us": 200.0, "now_time_us": 100.0}
+    half = with_own_time([row], {"serve": {"wall_us": 200.0}})[0]
+    assert half["gemm_share"] == pytest.approx(2 / 3) and half["program_gain"] == pytest.approx(1.5)
+    more = with_own_time([row], {"serve": {"wall_us": 50.0}})[0]
+    assert more["bounded"] and more["gemm_share"] == 1.0 and more["program_gain"] == pytest.approx(2.0)
+    assert with_own_time([row], {})[0]["program_gain"] is None
+
+
+def test_disturbed_rounds_are_left_out_where_enough_remain() -> None:
+    others = [0.0, 0.9, 0.1, 0.0, 0.0, 0.0]
+    assert undisturbed(others) == [0, 2, 3, 4, 5]
+    assert undisturbed([0.9] * 6) == list(range(6))
+    figures = {arm: [1.0, 9.0, 1.0, 1.0, 1.0, 1.0] for arm in ("off", "capture", "on")}
+    said = report(["x"], figures, unit="s", higher_is_better=False, others=others)
+    assert said.facts["rounds"] == 5 and said.facts["left_out"] == 1
+    assert any("1 of 6 rounds left out" in note for note in said.notes)
+
+
+def test_generations_are_listed(home: Path) -> None:
+    assert [row["generation"] for row in rows("rollback")] == [1]
