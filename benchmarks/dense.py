@@ -34,7 +34,7 @@ from timing import CudaTimer, floor_launches
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Environment, Solution
-from gemmtuned.daemon.child import search
+from gemmtuned.daemon.child import races, search
 from gemmtuned.daemon.child.compile_ahead import Compilers
 from gemmtuned.daemon.child.measure import Arm, Bench, signed_rank_interval
 from gemmtuned.daemon.child.measure_cuda import GraphClock, cuda_graphs
@@ -148,7 +148,7 @@ def race_again(problem: Problem, solution: Solution) -> dict[str, Any]:
     The same once more, without the floor, on a device that was kept busy.
     """
     us = take_turns(problem, (DEFAULT, solution.candidate), floor=True)
-    busy = take_turns(problem, (DEFAULT, solution.candidate), floor=False, busy_s=search.BUSY_S)
+    busy = take_turns(problem, (DEFAULT, solution.candidate), floor=False, busy_s=races.BUSY_S)
     seen = ratio("", us[0], us[1]) | ratio("busy_", busy[0], busy[1])
     return seen | {"floor_us": min(statistics.median(series) for series in us[2:])}
 

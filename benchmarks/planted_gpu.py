@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Environment
-from gemmtuned.daemon.child import search
+from gemmtuned.daemon.child import offers, screening, search
 from gemmtuned.daemon.child.worker_main import device_of
 from gemmtuned.kernels import backends
 from gemmtuned.kernels.backends.base import Kernel, Run
@@ -179,7 +179,7 @@ class Planted:
         return _Faulty(TRITON.prepare(right, problem), FAULTS[self.name]())
 
 
-search.FINALISTS = search.MOST = 1000  # type: ignore[misc]
+screening.FINALISTS = offers.MOST = 1000  # type: ignore[misc]
 for _name in FAULTS:
     backends.BACKENDS[_name] = Planted(_name)
 

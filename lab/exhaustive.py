@@ -25,7 +25,7 @@ import record
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Environment
-from gemmtuned.daemon.child import search
+from gemmtuned.daemon.child import screening
 from gemmtuned.daemon.protocol.options import SearchOptions
 from gemmtuned.kernels import catalog
 from gemmtuned.kernels.backends import BACKENDS, environment
@@ -51,7 +51,7 @@ def measure(problem: Problem, here: Environment, compile_s: float) -> dict[str, 
     row["compile_s"] = round(compile_s, 2)
     try:
         short = dense.tune(problem, here)
-        with patch.object(search, "FINALISTS", 6):
+        with patch.object(screening, "FINALISTS", 6):
             whole = dense.tune(problem, here, SearchOptions(only=tuple(whole_space(problem, here))))
         picks = [one["solution"].candidate for one in (short, whole)]
         torch_us, short_us, whole_us = (statistics.median(us) for us in dense.take_turns(

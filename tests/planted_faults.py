@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Environment
-from gemmtuned.daemon.child import search
+from gemmtuned.daemon.child import measure, screening, search
 from gemmtuned.daemon.child.worker_main import device_of
 from gemmtuned.kernels import backends
 from gemmtuned.kernels.backends.base import Kernel, StatelessKernel
@@ -88,9 +88,9 @@ for _name in set(backends.BACKENDS) - {"torch"}:  # what is under test is how fa
     del backends.BACKENDS[_name]
 for _name in FAULTS:
     backends.BACKENDS[_name] = _Planted(_name)
-search._HOPELESS = 0.0  # type: ignore[misc]  all are promising, however slow the fault makes them
-search.FINALISTS = 99  # type: ignore[misc]
-search.WallClock.waited_s = lambda self: None  # type: ignore[method-assign]  and the machine may be in use
+screening._HOPELESS = 0.0  # type: ignore[misc]  all are promising, however slow the fault makes them
+screening.FINALISTS = 99  # type: ignore[misc]
+measure.WallClock.waited_s = lambda self: None  # type: ignore[method-assign]  and the machine may be in use
 
 
 def environment(device: str) -> Environment:

@@ -22,8 +22,6 @@ EXCEPTIONS: Final = {
     "gemmtuned/commands/tune.py:tune": "its signature is the list of options, AITER's among them",
 }
 TODAY: Final = {
-    "daemon/child/search.py": 625,
-    "daemon/child/search.py:_Contest": 472,
     "daemon/seats/seat.py": 432,
     "daemon/seats/seat.py:Seat": 380,
     "daemon/service/service.py:Daemon": 338,

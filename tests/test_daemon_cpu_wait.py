@@ -18,6 +18,7 @@ from gemmtuned.configs.errors import TryLater
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Environment, Solution, cpu_device
 from gemmtuned.daemon.child import cpu_wait, search
+from gemmtuned.daemon.child import races as races_module
 from gemmtuned.daemon.child.cpu_wait import CpuWait
 from gemmtuned.daemon.child.measure import Arm, WallClock
 from gemmtuned.daemon.protocol.wire import Trial
@@ -126,8 +127,8 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     slept: list[float] = []
     monkeypatch.setattr(registry, "BACKENDS", backends)
     monkeypatch.setattr(search, "BACKENDS", backends)
-    monkeypatch.setattr(search.time, "sleep", lambda s: slept.append(s) if s >= 1 else None)
-    monkeypatch.setattr(search, "SOON_S", 0.0)
+    monkeypatch.setattr(races_module.time, "sleep", lambda s: slept.append(s) if s >= 1 else None)
+    monkeypatch.setattr(races_module, "SOON_S", 0.0)
     yield slept
 
 
@@ -147,7 +148,7 @@ def test_a_race_in_which_threads_waited_is_run_again(pauses: list[float], races:
 
     assert (solution.backend, solution.baseline_us) == ("fast", pytest.approx(200, rel=0.05))
     assert all(trial.us is None or trial.us < 250 for trial in told)
-    assert pauses == [search.COOL_S] * races
+    assert pauses == [races_module.COOL_S] * races
 
 
 def test_on_a_cpu_that_stays_in_use_there_is_no_verdict_and_no_time_is_told(pauses: list[float]) -> None:
@@ -161,7 +162,7 @@ def test_on_a_cpu_that_stays_in_use_there_is_no_verdict_and_no_time_is_told(paus
         )
 
     assert {trial.phase for trial in told} == {"start"}
-    assert pauses == [search.COOL_S] * 2
+    assert pauses == [races_module.COOL_S] * 2
 
 
 def test_more_threads_than_cpus_wait_for_each_other_and_count(pauses: list[float]) -> None:

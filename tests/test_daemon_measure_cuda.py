@@ -19,7 +19,9 @@ from gemmtuned.configs.errors import CandidateFailed, TryLater
 from gemmtuned.configs.manifest import read_binary
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Environment, Solution
-from gemmtuned.daemon.child import last_check, measure, search
+from gemmtuned.daemon.child import arms as arms_module
+from gemmtuned.daemon.child import last_check, measure, screening, search
+from gemmtuned.daemon.child import races as races_module
 from gemmtuned.daemon.child.checks import Watch
 from gemmtuned.daemon.child.measure import Arm, Bench
 from gemmtuned.daemon.child.measure_cuda import CHECK_EVERY, LONG_ENOUGH_US, MIN_LAUNCHES, MOST_GRAPHS, GraphClock
@@ -188,7 +190,7 @@ class Table:
         patch.setattr(registry, "BACKENDS", self.backends)
         patch.setattr(search, "BACKENDS", self.backends)
         patch.setattr(search, "_compilers", self)
-        patch.setattr(search, "REST_S", 0.0)
+        patch.setattr(races_module, "REST_S", 0.0)
         patch.setattr(last_check, "OFTEN_S", 0.02)
         patch.setattr(last_check, "check_threads", lambda *a: None)  # for CPUs, which this is in truth
         patch.setattr(search, "torch_device", lambda device: torch.device("cpu"))
@@ -299,7 +301,7 @@ class Places:
                 places._of[id(found)] = next(i for i, one in enumerate(places._made) if one() is self)
                 return found
 
-        patch.setattr(search, "Bench", Placed)
+        patch.setattr(arms_module, "Bench", Placed)
 
     def clock(self, at: Sequence[float]) -> PlantedClock:
         of = self._of
@@ -372,7 +374,7 @@ def test_a_race_on_a_slowed_device_is_run_again_and_the_clock_stands_in_the_tria
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table.backends["triton"] = Compiled("triton", right)
-    monkeypatch.setattr(search, "COOL_S", 0.0)
+    monkeypatch.setattr(races_module, "COOL_S", 0.0)
     clock = PlantedClock({"triton": 15.0}, {})
     graphs: Any = clock._graphs
     graphs.conditions = [(900, 0x20), (1200, 0x4 | 0x40), (1755, 0x4), (None, None)]
@@ -386,7 +388,7 @@ def test_on_a_device_that_stays_slowed_no_verdict_is_given_and_nobody_is_blamed(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table.backends["triton"] = Compiled("triton", right)
-    monkeypatch.setattr(search, "COOL_S", 0.0)
+    monkeypatch.setattr(races_module, "COOL_S", 0.0)
     clock = PlantedClock({"triton": 15.0}, {})
     graphs: Any = clock._graphs
     graphs.conditions = [(900, 0x20 | 0x80)] * 3
@@ -435,8 +437,8 @@ def test_a_winner_must_win_on_a_rested_gpu_and_one_with_a_small_gain_on_a_busy_o
 ) -> None:
     table.backends["triton"] = Compiled("triton", right)
     clock = Loaded(*us)
-    monkeypatch.setattr(search, "REST_S", 1.5)
-    monkeypatch.setattr(search.time, "sleep", clock.sleep)
+    monkeypatch.setattr(races_module, "REST_S", 1.5)
+    monkeypatch.setattr(races_module.time, "sleep", clock.sleep)
 
     found = table.tune({}, clock=clock)
 
@@ -445,7 +447,7 @@ def test_a_winner_must_win_on_a_rested_gpu_and_one_with_a_small_gain_on_a_busy_o
     assert found["graph"].state == ("published" if races[-1].endswith("ok") else "default_best")
     assert [s for s in clock.pauses if s != last_check.PAUSE_S] == [1.5]  # the rest; the last check pauses, too
     graphs: Any = clock._graphs
-    assert graphs.kept_busy == ([(2, search.BUSY_S)] if "busy" in races[-1] else [])
+    assert graphs.kept_busy == ([(2, races_module.BUSY_S)] if "busy" in races[-1] else [])
 
 
 @pytest.mark.parametrize(("min_gain", "races"), [(1.02, 2), (1.2, 3)])
@@ -499,7 +501,7 @@ def test_a_place_with_fewer_copies_of_the_weights_is_not_taken(table: Table, mon
 
 
 def test_a_candidates_timeout_leaves_room_for_every_pause_of_a_race() -> None:
-    assert 3 * max(search.REST_S, search.BUSY_S) + 2 * search.COOL_S < _PAUSES_S
+    assert 3 * max(races_module.REST_S, races_module.BUSY_S) + 2 * races_module.COOL_S < _PAUSES_S
 
 
 def test_where_the_best_does_not_win_again_the_next_best_may(table: Table) -> None:
@@ -528,7 +530,7 @@ def test_a_reading_is_of_many_calls_and_counts_as_long_as_it_takes(table: Table)
 
     pairs = [int(t.note.split("pairs=")[1].split()[0]) for t in table.told if t.phase == "confirm"]
     reading_s = 20e-6 * clock.launches(clock_arm(clock, "torch"))
-    assert pairs[0] == max(6, int(search.RACE_S / (2 * reading_s))) and pairs[1] < pairs[0] < 60
+    assert pairs[0] == max(6, int(races_module.RACE_S / (2 * reading_s))) and pairs[1] < pairs[0] < 60
 
 
 def clock_arm(clock: GraphClock, name: str) -> Arm:
@@ -543,4 +545,4 @@ def test_what_screens_close_together_is_screened_again(table: Table) -> None:
 
     again = {trial.candidate.backend for trial in table.told if trial.phase == "screen" and "of two" in trial.note}
     assert again == {"b0", "b1", "b2", "b3"}
-    assert len({trial.candidate for trial in table.told if trial.phase == "verify"}) == search.FINALISTS
+    assert len({trial.candidate for trial in table.told if trial.phase == "verify"}) == screening.FINALISTS

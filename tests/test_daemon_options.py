@@ -140,8 +140,8 @@ def test_seeds_take_the_place_of_the_least_likely_where_there_would_be_too_many(
     backends: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = [Candidate("fast", f'{{"tile":{i}}}') for i in range(4)]
-    monkeypatch.setattr("gemmtuned.daemon.child.search.candidates", lambda problem, environment: iter(own))
-    monkeypatch.setattr("gemmtuned.daemon.child.search.MOST", 5)
+    monkeypatch.setattr("gemmtuned.daemon.child.offers.candidates", lambda problem, environment: iter(own))
+    monkeypatch.setattr("gemmtuned.daemon.child.offers.MOST", 5)
     seeds = (Candidate("fast", '{"tile":64}'), own[2], Candidate("fast", '{"tile":65}'))
 
     tried = screened_once(search(backends, SearchOptions(seeds=seeds))[1])
@@ -153,8 +153,8 @@ def test_seeds_that_are_among_our_own_or_cannot_be_tried_take_nobodys_place(
     backends: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = [Candidate("torch"), *(Candidate("fast", f'{{"tile":{i}}}') for i in range(6))]
-    monkeypatch.setattr("gemmtuned.daemon.child.search.candidates", lambda problem, environment: iter(own))
-    monkeypatch.setattr("gemmtuned.daemon.child.search.MOST", 4)
+    monkeypatch.setattr("gemmtuned.daemon.child.offers.candidates", lambda problem, environment: iter(own))
+    monkeypatch.setattr("gemmtuned.daemon.child.offers.MOST", 4)
     seeds = (Candidate("asm"), own[6], Candidate("torch"))
 
     tried = screened_once(search(backends, SearchOptions(seeds=seeds))[1])
@@ -181,7 +181,7 @@ def test_a_candidate_of_a_bucket_holds_the_rows_of_all_its_members(
     sizes = [replace(PROBLEM, m=m) for m in (5, 6, 16)]
     backends["fast"] = Sized("fast", planted.right)
     monkeypatch.setattr(
-        "gemmtuned.daemon.child.search.candidates",
+        "gemmtuned.daemon.child.offers.candidates",
         lambda problem, environment: iter(Candidate.of("fast", tokens=t) for t in (problem.m, 8 * problem.m)),
     )
     monkeypatch.setattr("gemmtuned.daemon.child.search._compilers.run", lambda *args, **options: {})

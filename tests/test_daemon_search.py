@@ -14,7 +14,8 @@ from gemmtuned.configs.solution import Candidate, Environment, Solution, cpu_dev
 from gemmtuned.daemon.child import last_check
 from gemmtuned.daemon.child.measure import Race
 from gemmtuned.daemon.child.outcome import Entrant, preferred
-from gemmtuned.daemon.child.search import SCREEN_PAIRS, tune_modes
+from gemmtuned.daemon.child.races import SCREEN_PAIRS
+from gemmtuned.daemon.child.search import tune_modes
 from gemmtuned.daemon.protocol.wire import Trial
 from gemmtuned.kernels import backends as registry
 from gemmtuned.kernels.backends import BACKENDS

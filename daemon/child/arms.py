@@ -1,0 +1,102 @@
+"""CHILD side: the operands of a contest, at several places in memory, and every candidate's calls of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Candidate
+from gemmtuned.daemon.child.checks import Watch
+from gemmtuned.daemon.child.measure import Arm, Bench, Clock
+from gemmtuned.daemon.child.measure_cuda import GraphClock
+from gemmtuned.daemon.child.verify import REFUSALS
+from gemmtuned.kernels.backends.base import Kernel
+
+
+class Arms:
+    """main: the most called member.  default: torch's own kernel of every member."""
+
+    def __init__(self, main: Problem, default: dict[Problem, Kernel], device: torch.device, clock: Clock) -> None:
+        self.main, self.default = main, default
+        self.place = 0  # of the operands in use
+        self.apart: dict[Problem, float] = {}  # how far from torch's a result may be
+        self._device, self._clock = device, clock
+        self._benches = [Bench(main, device)]  # operands, at one place in memory each
+        self._arms: dict[Candidate, Arm] = {}
+        self._stock: dict[Problem, Tensor] = {}  # torch's own on the operands of the place in use
+
+    def __getitem__(self, candidate: Candidate) -> Arm:
+        """That of a candidate at the most called member, once it was made."""
+        return self._arms[candidate]
+
+    @property
+    def bench(self) -> Bench:
+        """The operands in use."""
+        return self._benches[self.place]
+
+    def arm(self, candidate: Candidate, kernel: Kernel, member: Problem) -> Arm:
+        """Made once at the most called member; at others again for every race, so that packed weights do not add up."""
+        arm = self._arms.get(candidate) if member == self.main else None
+        if arm is None:
+            arm = self.bench.arm(str(candidate), kernel, member)
+            if member == self.main:
+                self._arms[candidate] = arm
+        return arm
+
+    def watch(self, member: Problem, arms: Iterable[Arm]) -> None:
+        """Both arms are looked at alike, so that it costs both of them the same."""
+        stock = self.stock_at(member)
+        for arm in arms:
+            if arm.watch is None:  # the gate saw other inputs of this kind: twice what it allowed there
+                arm.watch = Watch(stock, 2 * self.apart.get(member, math.inf))
+
+    def stock_at(self, member: Problem) -> Tensor:
+        """Torch's own result on what all arms of the member read."""
+        if member not in self._stock:
+            inputs = self.bench.inputs(member)
+            self._stock[member] = inputs.run(self.default[member])
+        return self._stock[member]
+
+    def move(self, place: int) -> None:
+        """On a GPU, take the operands at this place in memory; the last one, where no more have room.
+
+        All are kept to the end of the contest: else their memory would be handed out again.
+        """
+        if not isinstance(self._clock, GraphClock):
+            return
+        with suppress(*REFUSALS):
+            while len(self._benches) <= place:
+                self._forget_all()  # what graphs hold may be what operands need
+                bench = Bench(self.main, self._device)
+                if len(bench.weights) < len(self._benches[0].weights):  # so few might be warm
+                    break
+                self._benches.append(bench)
+        self._take(min(place, len(self._benches) - 1))
+
+    def step_back(self) -> None:
+        """Give the operands in use away and take those of the place before."""
+        del self._benches[self.place :]
+        self._take(self.place - 1)
+
+    def _take(self, place: int) -> None:
+        if place != self.place:
+            self.place = place
+            self._stock.clear()
+            self._forget_all()
+
+    def forget(self, candidate: Candidate) -> None:
+        """It is not timed again: its graph's memory is free for others."""
+        arm = self._arms.pop(candidate, None)
+        if arm is not None:
+            self._clock.forget(arm)
+
+    def _forget_all(self) -> None:
+        for candidate in list(self._arms):
+            self.forget(candidate)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()

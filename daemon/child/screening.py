@@ -1,0 +1,98 @@
+"""CHILD side: a short race of every candidate with torch's own kernel, after which the promising ones are left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Final
+
+from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Candidate
+from gemmtuned.daemon.child.arms import Arms
+from gemmtuned.daemon.child.checks import Watch, Wrong
+from gemmtuned.daemon.child.measure import Arm
+from gemmtuned.daemon.child.outcome import DEFAULT, Entrant
+from gemmtuned.daemon.child.races import Races
+from gemmtuned.daemon.child.trials import Trials, now_us
+from gemmtuned.daemon.child.verify import REFUSALS, first_line
+from gemmtuned.kernels.backends.base import Backend
+
+FINALISTS: Final = 3
+NEAR: Final = 1.03  # what screens this near to the best is screened once more, NEAR_MOST at most: noise is as large
+NEAR_MOST: Final = 8
+_ROUGHLY: Final = 2.0**-5  # of the largest value: no rounding is so far off
+_HOPELESS: Final = 0.97  # screened gain below which a candidate cannot be worth it; not below FAR
+
+
+class Screening:
+    """Of one contest."""
+
+    def __init__(
+        self, members: Sequence[Problem], arms: Arms, races: Races, trials: Trials, backends: Mapping[str, Backend]
+    ) -> None:
+        self.default_us = 0.0
+        self.wrong_at_first: dict[Candidate, str] = {}
+        self._members, self._arms, self._races, self._trials = members, arms, races, trials
+        self._backends = backends
+
+    def run(self, offered: Sequence[Candidate]) -> list[Entrant]:
+        """A short race of every candidate at the most called member; the promising ones, best first."""
+        started = now_us()
+        try:
+            baseline = self._arms.arm(DEFAULT, self._arms.default[self._arms.main], self._arms.main)
+            self.default_us = self._races.undisturbed(lambda: self._races.time_alone(baseline))
+        except REFUSALS as err:
+            raise CandidateFailed(f"{self._arms.main}: torch's own kernel fails: {first_line(err)}") from err
+        self._trials.report(DEFAULT, "screen", "ok", started, us=self.default_us)
+        promising = []
+        for candidate in offered:
+            started = self._trials.start(candidate)
+            try:
+                kernels = {m: self._backends[candidate.backend].prepare(candidate, m) for m in self._members}
+                arm = self._arms.arm(candidate, kernels[self._arms.main], self._arms.main)
+                self._look_at_first(candidate, arm)
+                run = self._races.undisturbed(partial(self._races.short, baseline, arm, self.default_us))
+            except REFUSALS as err:
+                self._trials.report(candidate, "screen", "refused", started, note=first_line(err))
+                self._arms.forget(candidate)
+                continue
+            good = run.gain > _HOPELESS
+            self._trials.report(
+                candidate, "screen", "ok" if good else "slower", started, us=run.us, note=f"gain={run.gain:.3f}"
+            )
+            if good:
+                promising.append(Entrant(candidate, kernels, run.gain))
+            else:
+                self._arms.forget(candidate)
+        promising.sort(key=lambda e: e.gain, reverse=True)
+        near = [e for e in promising if e.gain * NEAR > promising[0].gain][:NEAR_MOST]
+        if len(near) > FINALISTS:
+            promising = self._screen_again(baseline, near)
+        return promising[:FINALISTS]
+
+    def _look_at_first(self, candidate: Candidate, arm: Arm) -> None:
+        """A program's first call counts as well, and this is the only first one that there will be."""
+        stock = self._arms.stock_at(self._arms.main)
+        try:
+            Watch(stock, _ROUGHLY * float(stock.abs().max())).look(arm.calls[0](), "its first call")
+        except Wrong as err:
+            self.wrong_at_first[candidate] = str(err)
+
+    def _screen_again(self, baseline: Arm, near: list[Entrant]) -> list[Entrant]:
+        """Those that one short race cannot tell apart, best first after another, twice as long."""
+        looked = []
+        for entrant in near:
+            started = self._trials.start(entrant.candidate)
+            try:
+                arm = self._arms[entrant.candidate]
+                run = self._races.undisturbed(partial(self._races.longer, baseline, arm, self.default_us))
+            except REFUSALS as err:
+                self._trials.report(entrant.candidate, "screen", "refused", started, note=first_line(err))
+                self._arms.forget(entrant.candidate)
+                continue
+            entrant.gain = (entrant.gain * run.gain**2) ** (1 / 3)
+            looked.append(entrant)
+            note = f"gain={entrant.gain:.3f} of two"
+            self._trials.report(entrant.candidate, "screen", "ok", started, us=run.us, note=note)
+        return sorted(looked, key=lambda e: e.gain, reverse=True)

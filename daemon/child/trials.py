@@ -1,0 +1,51 @@
+"""CHILD side: what the parent is told of each candidate's trials."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Candidate
+from gemmtuned.daemon.protocol.wire import COMPILING, Trial
+
+Emit = Callable[[Trial], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Trials:
+    """problem: under which they are reported."""
+
+    problem: Problem
+    emit: Emit
+
+    def compiling(self, candidate: Candidate) -> None:
+        """It is being compiled."""
+        self.emit(Trial(self.problem, candidate, "start", None, None, "ok", COMPILING, now_us()))
+
+    def start(self, candidate: Candidate) -> int:
+        """It is tried from now on, which is what is returned: if the worker dies, it died of this one."""
+        started = now_us()
+        self.emit(Trial(self.problem, candidate, "start", None, None, "ok", "", started))
+        return started
+
+    def report(
+        self,
+        candidate: Candidate,
+        phase: str,
+        outcome: str,
+        started_us: int,
+        *,
+        us: float | None = None,
+        err: float | None = None,
+        note: str = "",
+        err_ratio: float | None = None,
+    ) -> None:
+        """What a trial gave."""
+        self.emit(Trial(self.problem, candidate, phase, us, err, outcome, note, started_us, err_ratio))
+
+
+def now_us() -> int:
+    """UTC microseconds."""
+    return time.time_ns() // 1000
