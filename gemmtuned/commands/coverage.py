@@ -23,16 +23,18 @@ from gemmtuned.reports.unseen import engine_paths, unseen_notes
 from gemmtuned.reports.why import why_nothing, why_off
 from gemmtuned.reports.without import without_notes
 
+By = Annotated[
+    str,
+    typer.Option(
+        parser=choice((*GROUPS, "layer")),
+        metavar="|".join((*GROUPS, "layer")),
+        help="One row for each; a layer is an N and K with all its M.",
+    ),
+]
+
 
 def coverage(
-    by: Annotated[
-        str,
-        typer.Option(
-            parser=choice((*GROUPS, "layer")),
-            metavar="|".join((*GROUPS, "layer")),
-            help="One row for each; a layer is an N and K with all its M.",
-        ),
-    ] = "family",
+    by: By = "family",
     weight: Annotated[
         str, typer.Option(parser=choice(WEIGHTS), metavar="|".join(WEIGHTS), help="Share of what.")
     ] = "time",
