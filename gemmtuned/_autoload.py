@@ -1,6 +1,6 @@
 """What torch calls at the end of `import torch` (entry point group `torch.backends`).
 
-Switched off it reads two environment variables and returns: no torch, no sqlite, nothing patched.  It never raises:
+Switched off it reads three environment variables and returns: no torch, no sqlite, nothing patched.  It never raises:
 an exception here would make `import torch` itself fail.
 """
 

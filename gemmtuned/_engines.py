@@ -1,6 +1,6 @@
 """What serving engines call by their plugin entry points, in each of their processes.
 
-Switched off it reads two environment variables and returns.  It never raises: the engine would not start.
+Switched off it reads three environment variables and returns.  It never raises: the engine would not start.
 """
 
 from __future__ import annotations

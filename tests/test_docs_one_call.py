@@ -6,6 +6,7 @@ import ast
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,10 +42,18 @@ def test_each_step_is_a_function_of_its_file(step: tuple[str, str, str, str]) ->
 QUESTIONS = json.loads((ROOT / "tests/data/where_does.json").read_text())
 
 
-@pytest.mark.parametrize("asked", QUESTIONS, ids=lambda asked: asked["function"])
-def test_the_answers_to_the_readers_questions_are_right_still(asked: dict[str, str]) -> None:
-    """What somebody new is asked about the code."""
-    assert exists(asked["function"], ROOT / asked["file"])
+@pytest.mark.parametrize("asked", QUESTIONS, ids=lambda asked: asked["answers"][0]["function"])
+def test_the_answers_to_the_readers_questions_are_right_still(asked: dict[str, Any]) -> None:
+    """What somebody new is asked about the code; where several functions share the work, each of them is right."""
+    for answer in asked["answers"]:
+        assert exists(answer["function"], ROOT / answer["file"]), answer
+
+
+def test_the_questions_do_not_copy_the_page() -> None:
+    told = [set(re.findall(r"[a-z]{5,}", text.lower())) for *_, text in STEPS]
+    for asked in QUESTIONS:
+        words = set(re.findall(r"[a-z]{5,}", asked["question"].lower()))
+        assert max(len(words & row) for row in told) <= len(words) / 2, asked["question"]
 
 
 def test_a_name_that_is_not_there_is_noticed() -> None:
