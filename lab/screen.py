@@ -30,7 +30,7 @@ import torch
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
-from gemmtuned.daemon.child.verify import Verdict, verify
+from gemmtuned.daemon.child.verify import Checked, verify
 from gemmtuned.daemon.protocol.options import SearchOptions
 from gemmtuned.kernels import catalog
 from gemmtuned.kernels.backends import BACKENDS, environment
@@ -105,7 +105,7 @@ def measure(problem: Problem, here: Any, candidates: list[Candidate], before: Ca
 
 
 @torch.inference_mode()
-def checked(problem: Problem, candidates: list[Candidate]) -> dict[Candidate, Verdict]:
+def checked(problem: Problem, candidates: list[Candidate]) -> dict[Candidate, Checked]:
     """The numeric gate's verdicts."""
     with as_called(problem):
         kernels = {c: BACKENDS[c.backend].prepare(c, problem) for c in candidates}

@@ -11,7 +11,7 @@ from fake_gpu import CONTEXT, MIB, Card, FakeSampler
 from gemmtuned.configs.settings import mps_pipe
 from gemmtuned.daemon.device.attribution import LAUNCHING, TICKING, Attribution, OwnUse
 from gemmtuned.daemon.device.gpus import GpuMonitor
-from gemmtuned.daemon.device.idle import judge, must_yield
+from gemmtuned.daemon.device.idle import idleness_of, must_yield
 from gemmtuned.daemon.device.mps import Mps
 from gemmtuned.daemon.device.neighbours import Neighbours
 
@@ -318,7 +318,7 @@ def test_modes_in_which_we_must_stay_away(facts: dict[str, Any], mps: bool, word
     card = Card(more=facts)
     monitor = GpuMonitor(FakeSampler(card), card.facts(), mps=lambda: mps)  # type: ignore[arg-type]
     readings = [monitor.read(1000.0 + i / 10) for i in range(20)]
-    verdict = judge(readings, now_s=1001.9, window_s=1.0, limits=monitor.limits)
+    verdict = idleness_of(readings, now_s=1001.9, window_s=1.0, limits=monitor.limits)
     assert verdict.state == "busy" and words in verdict.reason
     assert words in must_yield(readings, now_s=1001.9, limits=monitor.limits)
 
@@ -361,7 +361,7 @@ def test_bursts_never_start_tuning(told_by: str, hertz: float, sample_s: float) 
         card.more = {"util": sample(0), "peak": max(last_second) if told_by == "samples" else None}
         server.share = max(last_second) if told_by == "processes" else 0.0
         readings.append(monitor.read(now_s))
-        verdict = judge(readings[-30:], now_s=now_s, window_s=10.0, limits=monitor.limits)
+        verdict = idleness_of(readings[-30:], now_s=now_s, window_s=10.0, limits=monitor.limits)
         assert verdict.state != "idle", tick
     assert hertz > 0.2 or any(reading.others == 0 for reading in readings)
 

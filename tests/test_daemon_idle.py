@@ -5,7 +5,7 @@ from collections import deque
 
 import pytest
 
-from gemmtuned.daemon.device.idle import Limits, Mean, Reading, judge, must_yield
+from gemmtuned.daemon.device.idle import Limits, Mean, Reading, idleness_of, must_yield
 
 LIMITS = Limits(clear=0.1, busy=0.25, free_bytes=1000)
 
@@ -17,7 +17,7 @@ def readings(
 
 
 def state(rs: list[Reading], *, now_s: float | None = None, window_s: float = 10.0) -> str:
-    return judge(rs, now_s=rs[-1].at_s if now_s is None else now_s, window_s=window_s, limits=LIMITS).state
+    return idleness_of(rs, now_s=rs[-1].at_s if now_s is None else now_s, window_s=window_s, limits=LIMITS).state
 
 
 def test_a_device_is_idle_only_after_a_whole_clear_window() -> None:
@@ -37,7 +37,7 @@ def test_one_busy_reading_starts_the_window_again() -> None:
 
 
 def test_unknown_is_busy() -> None:
-    assert judge([], now_s=0, window_s=0, limits=LIMITS).state == "busy"
+    assert idleness_of([], now_s=0, window_s=0, limits=LIMITS).state == "busy"
     assert state(readings(*[0.0] * 30, None)) == "busy"
     assert state(readings(*[0.0] * 10, None, *[0.0] * 19)) == "clearing"
     assert must_yield(readings(0.0, None), now_s=1.0, limits=LIMITS)
@@ -99,7 +99,7 @@ def test_an_hour_of_bursts_never_looks_idle(hertz: float) -> None:
             next_burst_s += rng.uniform(0.5, 1.0) / hertz
         seen.append(Reading(now_s, end_s, min(used_s / 0.5, 1.0)))
         now_s = end_s
-        assert judge(seen, now_s=now_s, window_s=10.0, limits=LIMITS).state != "idle"
+        assert idleness_of(seen, now_s=now_s, window_s=10.0, limits=LIMITS).state != "idle"
 
 
 def test_what_others_used_is_a_mean_over_time_of_readings_that_say_something() -> None:

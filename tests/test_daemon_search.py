@@ -380,10 +380,10 @@ def test_the_same_kernel_in_both_arms_is_published_at_most_once_in_400_trials(ta
 
 
 def planted_verdicts():
-    from gemmtuned.daemon.child.verify import Verdict
+    from gemmtuned.daemon.child.verify import Checked
 
     def passed(problem, kernels, default, *, device, before, options):
-        return {c: Verdict("ok", 1e-7, 1e-7) for c in kernels}
+        return {c: Checked("ok", 1e-7, 1e-7) for c in kernels}
 
     return passed
 

@@ -12,7 +12,7 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate
 from gemmtuned.daemon.child import verify as verify_module
-from gemmtuned.daemon.child.verify import Verdict, default_error, verify
+from gemmtuned.daemon.child.verify import Checked, default_error, verify
 from gemmtuned.kernels.backends import BACKENDS
 from gemmtuned.kernels.backends.base import StatelessKernel
 from gemmtuned.kernels.torch_flags import as_called
@@ -22,7 +22,7 @@ PROBLEM = Problem(m=9, n=24, k=200, dtype="fp32", bias=True, threads=2)
 CANDIDATE = Candidate("planted")
 
 
-def verdict(kernel, problem: Problem = PROBLEM) -> Verdict:
+def verdict(kernel, problem: Problem = PROBLEM) -> Checked:
     kernel = kernel if hasattr(kernel, "bind") else StatelessKernel(kernel)
     default = BACKENDS["torch"].prepare(Candidate("torch"), problem)
     with as_called(problem):

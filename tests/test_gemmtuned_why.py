@@ -9,7 +9,7 @@ from fake_gpu import MIB, Card, FakeSampler
 
 from gemmtuned.daemon.device.attribution import Attribution
 from gemmtuned.daemon.device.gpus import GpuMonitor
-from gemmtuned.daemon.device.idle import Limits, Reading, judge
+from gemmtuned.daemon.device.idle import Limits, Reading, idleness_of
 from gemmtuned.kernels.cuda import nvrtc
 from gemmtuned.reports import checks_host
 from gemmtuned.reports.checks_host import _gpus
@@ -19,7 +19,7 @@ LIMITS = Limits(clear=0.1, busy=0.25, free_bytes=512 * MIB)
 
 
 def reason(*readings: Reading, now_s: float = 10.0) -> str:
-    return judge(readings, now_s=now_s, window_s=10.0, limits=LIMITS).reason
+    return idleness_of(readings, now_s=now_s, window_s=10.0, limits=LIMITS).reason
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Candidate, Environment, Solution
 from gemmtuned.daemon.child.measure import Race
-from gemmtuned.daemon.child.verify import Verdict
+from gemmtuned.daemon.child.verify import Checked
 from gemmtuned.daemon.protocol.options import DEFAULTS
 from gemmtuned.kernels.backends import complexity
 from gemmtuned.kernels.backends.base import Backend, Kernel, LaunchedBackend
@@ -36,7 +36,7 @@ class Entrant:
     candidate: Candidate
     kernels: dict[Problem, Kernel]
     gain: float
-    verdict: Verdict = field(default_factory=lambda: Verdict("ok", None, 0.0))
+    verdict: Checked = field(default_factory=lambda: Checked("ok", None, 0.0))
     races: dict[Problem, Race] = field(default_factory=dict)
     launch: str = ""
 

@@ -64,7 +64,7 @@ REFUSALS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Checked:
     """outcome: ok, wrong, refused (it raised) or rejected (outside the tolerance asked for); note says why.
 
     err: largest r seen; baseline_err: the default's.  err_ratio: largest share of elements outside AITER's tolerance.
@@ -90,16 +90,16 @@ def verify(
     device: torch.device,
     before: Callable[[Candidate], object] = lambda candidate: None,
     options: SearchOptions = DEFAULTS,
-) -> dict[Candidate, Verdict]:
+) -> dict[Candidate, Checked]:
     """A verdict on every candidate; `before` is called with it whenever it is the next one to run.
 
     Runs under the caller's switches (kernels/torch_flags.py).  Raises CandidateFailed when the default itself fails.
     """
     if problem.out_dtype not in UNIT_ROUNDOFF:
         return {
-            c: Verdict("refused", None, 0.0, f"{problem} {c}: no error limits for {problem.out_dtype}") for c in kernels
+            c: Checked("refused", None, 0.0, f"{problem} {c}: no error limits for {problem.out_dtype}") for c in kernels
         }
-    verdicts: dict[Candidate, Verdict] = {}
+    verdicts: dict[Candidate, Checked] = {}
     worst, mismatch = dict.fromkeys(kernels, 0.0), dict.fromkeys(kernels, 0.0)
     baseline, apart = 0.0, 0.0
     announced: Candidate | None = None
@@ -120,16 +120,16 @@ def verify(
                         mismatch[candidate] = max(mismatch[candidate], found[1])
                 except Wrong as err:
                     outcome = "rejected" if isinstance(err, Rejected) else "wrong"
-                    verdicts[candidate] = Verdict(outcome, None, baseline, f"{problem} {candidate}: {err}")
+                    verdicts[candidate] = Checked(outcome, None, baseline, f"{problem} {candidate}: {err}")
                 except REFUSALS as err:
-                    verdicts[candidate] = Verdict(
+                    verdicts[candidate] = Checked(
                         "refused", None, baseline, f"{problem} {candidate}: {first_line(err)}"
                     )
             if len(verdicts) == len(kernels):
                 break
     except REFUSALS as err:
         raise CandidateFailed(f"{problem}: torch's own kernel fails: {first_line(err)}") from err
-    return {c: verdicts.get(c) or Verdict("ok", worst[c], baseline, "", mismatch[c], apart) for c in kernels}
+    return {c: verdicts.get(c) or Checked("ok", worst[c], baseline, "", mismatch[c], apart) for c in kernels}
 
 
 def default_error(problem: Problem, default: Kernel, *, device: torch.device) -> float:

@@ -64,7 +64,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Idleness:
     """state: `busy`, `clearing` (clear, not yet for long enough) or `idle`. reason: for people, empty when idle."""
 
     state: Literal["busy", "clearing", "idle"]
@@ -72,19 +72,19 @@ class Verdict:
     reason: str = ""
 
 
-def judge(readings: Sequence[Reading], *, now_s: float, window_s: float, limits: Limits) -> Verdict:
+def idleness_of(readings: Sequence[Reading], *, now_s: float, window_s: float, limits: Limits) -> Idleness:
     """May tuning start?  `readings` are in order of time; more than the window's worth does no harm."""
     if not readings:
-        return Verdict("busy", 0.0, "no reading yet")
+        return Idleness("busy", 0.0, "no reading yet")
     newest = readings[-1]
     if not -STALE_S <= now_s - newest.at_s <= STALE_S:
-        return Verdict("busy", 0.0, f"no reading for {now_s - newest.at_s:.0f} s")
+        return Idleness("busy", 0.0, f"no reading for {now_s - newest.at_s:.0f} s")
     trouble = _trouble(newest, limits)
     if trouble:
-        return Verdict("busy", 0.0, trouble)
+        return Idleness("busy", 0.0, trouble)
     if newest.free_bytes is not None and newest.free_bytes < limits.free_bytes:
         free, need = newest.free_bytes >> 20, limits.free_bytes >> 20
-        return Verdict("busy", 0.0, f"{free} MiB of memory free, {need} MiB are needed")
+        return Idleness("busy", 0.0, f"{free} MiB of memory free, {need} MiB are needed")
     start_s = newest.since_s
     for reading in islice(reversed(readings), 1, None):
         if _trouble(reading, limits) or not 0 <= start_s - reading.at_s <= 1e-3 or newest.at_s - start_s >= window_s:
@@ -92,8 +92,8 @@ def judge(readings: Sequence[Reading], *, now_s: float, window_s: float, limits:
         start_s = reading.since_s
     clear_s = newest.at_s - start_s
     if clear_s < window_s:
-        return Verdict("clearing", clear_s, f"clear for {clear_s:.1f} s of {window_s:g} s")
-    return Verdict("idle", clear_s)
+        return Idleness("clearing", clear_s, f"clear for {clear_s:.1f} s of {window_s:g} s")
+    return Idleness("idle", clear_s)
 
 
 def must_yield(readings: Sequence[Reading], *, now_s: float, limits: Limits) -> str:

@@ -21,7 +21,7 @@ from gemmtuned.configs.solution import DEFAULT_BACKEND, Candidate, Environment, 
 from gemmtuned.daemon.device.attribution import OwnUse
 from gemmtuned.daemon.device.device_lock import DeviceLock
 from gemmtuned.daemon.device.devices import Monitor
-from gemmtuned.daemon.device.idle import Mean, Reading, Verdict, judge, must_yield
+from gemmtuned.daemon.device.idle import Idleness, Mean, Reading, idleness_of, must_yield
 from gemmtuned.daemon.notice import SeatNotice
 from gemmtuned.daemon.protocol.wire import Failed, Found, Message, Trial
 from gemmtuned.daemon.seats.keeper import Keeper
@@ -81,7 +81,7 @@ class Seat:
         self._always = always
         self._readings: deque[Reading] = deque()
         self._to_write = Outbox()
-        self._verdict = Verdict("busy", 0.0, "no reading yet")
+        self._idleness = Idleness("busy", 0.0, "no reading yet")
         self._tuning = False  # the worker has the order
         self._meanwhile = Mean()  # what others used since it has
         self._trying: Trial | None = None  # started and not finished: to blame if the worker dies
@@ -123,16 +123,16 @@ class Seat:
         self.keeper.retire(now_s, needed=self.work is not None)
         if self._tuning:
             return
-        verdict = self._verdict
+        idleness = self._idleness
         if self._wait_until_s - LONGEST_WAIT_S <= now_s < self._wait_until_s:
             return
-        if self.in_use or verdict.state == "idle":
+        if self.in_use or idleness.state == "idle":
             self.in_use = True
             if self._prepare(now_s):
                 self._begin(now_s)
-        elif verdict.state == "clearing" and verdict.clear_s >= self._window_s / 2:
+        elif idleness.state == "clearing" and idleness.clear_s >= self._window_s / 2:
             self._prepare(now_s)  # starting a worker takes seconds, niced; it is ready when the window is over
-        elif verdict.state == "busy" and self.work is not None:
+        elif idleness.state == "busy" and self.work is not None:
             self._give_back()
 
     def stop(self, now_s: float) -> None:
@@ -173,8 +173,8 @@ class Seat:
 
     def notice(self) -> SeatNotice:
         """For `gemmtuned status`."""
-        verdict = self._verdict
-        state, reason = "waiting", verdict.reason
+        idleness = self._idleness
+        state, reason = "waiting", idleness.reason
         trouble = self.store_trouble or self.keeper.trouble
         if trouble:
             state, reason = "stuck", trouble
@@ -182,13 +182,13 @@ class Seat:
             state, reason = "tuning", ""
         elif self._forbidden:
             reason = self._forbidden
-        elif self.out_of_work and (self.in_use or verdict.state == "idle"):
+        elif self.out_of_work and (self.in_use or idleness.state == "idle"):
             state, reason = "ready", "nothing to tune"
         elif self.keeper.taken:
             reason = self.keeper.taken
         elif self.in_use:
             reason = "the worker is starting"
-        elif self._fruitless > 1 and verdict.state == "idle":
+        elif self._fruitless > 1 and idleness.state == "idle":
             reason = f"gave way {self._fruitless} times in a row without a result: waits longer"
         return SeatNotice(
             id=self.monitor.id,
@@ -197,7 +197,7 @@ class Seat:
             state=state,
             reason=reason,
             others=self._readings[-1].others if self._readings else None,
-            clear_s=round(verdict.clear_s, 2),
+            clear_s=round(idleness.clear_s, 2),
             problem=str(self.work.problem) if self.work else "",
             candidate=str(self._trying.candidate) if self._trying else "",
             worker_pid=self.worker.pid if self.worker else None,
@@ -219,10 +219,10 @@ class Seat:
         while len(self._readings) > 1 and not now_s - self._window_s - 5 <= self._readings[0].at_s <= now_s + 5:
             self._readings.popleft()  # too old to matter, or from before the clock was set back
         if self._always:
-            self._verdict = Verdict("idle", self._window_s)
+            self._idleness = Idleness("idle", self._window_s)
         else:
             limits = self.monitor.limits
-            self._verdict = judge(self._readings, now_s=now_s, window_s=self._window_s, limits=limits)
+            self._idleness = idleness_of(self._readings, now_s=now_s, window_s=self._window_s, limits=limits)
 
     def _must_yield(self, now_s: float) -> str:
         if self._always or not (self.in_use or self.worker or self.work):
@@ -251,7 +251,7 @@ class Seat:
 
     def _prepare(self, now_s: float) -> bool:
         """One step towards a leased problem and a worker that knows its environment; True when both are there."""
-        if self.work is None and not self._is_waited_for(now_s):
+        if self.work is None and not self._lease_or_ask(now_s):
             return False
         if self.worker is None:
             self.keeper.start(now_s)
@@ -259,7 +259,7 @@ class Seat:
             return False
         return self.work is not None and self.worker.environment is not None
 
-    def _is_waited_for(self, now_s: float) -> bool:
+    def _lease_or_ask(self, now_s: float) -> bool:
         """Lease what is worth most; while no worker has said what it can do, whether anything waits at all."""
         if self._ask_at_s - 30.0 <= now_s < self._ask_at_s:
             return self.environment is None and not self.out_of_work
