@@ -19,7 +19,6 @@ from torch import Tensor
 ACTS: Final = ("silu", "gelu", "swiglu")
 QUANTS: Final = ("none", "tensor", "row", "128x128", "mxfp4", "int4")
 LIMIT, ALPHA = 7.0, 1.702  # of gpt-oss's swiglu
-_E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,12 +139,24 @@ def dequantised(w: Tensor, scale: Tensor | None, quant: str, dtype: torch.dtype)
         return (w.to(exact) * spread).to(dtype)
     codes = torch.stack([w & 15, w >> 4], -1).flatten(-2).long()
     if quant == "mxfp4":
-        table = torch.tensor([*_E2M1, *(-v for v in _E2M1)], dtype=exact, device=w.device)
-        values, factors = table[codes], torch.exp2(scale.to(exact) - 127)
-        factors = torch.where(scale == 255, torch.nan, factors)
+        values, factors = _of_e2m1(codes).to(exact), _of_e8m0(scale).to(exact)
     else:
         values, factors = (codes - 8).to(exact), scale.to(exact)
     return (values * factors.repeat_interleave(codes.shape[1] // scale.shape[1], 1)).to(dtype)
+
+
+def _of_e2m1(codes: Tensor) -> Tensor:
+    """Sign, two bits of exponent, one of mantissa, in fp32; without a table, which would come from the host."""
+    mantissa, exponent = (codes & 1).float(), codes >> 1 & 3
+    size = torch.where(exponent == 0, mantissa / 2, (2 + mantissa) * (1 << exponent) / 4)
+    return torch.where(codes > 7, -size, size)
+
+
+def _of_e8m0(scale: Tensor) -> Tensor:
+    """2^(b - 127) in fp32, bit for bit: 0 is the smallest, which has an exponent of its own, and 255 is NaN."""
+    bits = scale.int()
+    powers = torch.where(bits == 0, 0x00400000, bits << 23).view(torch.float32)
+    return torch.where(bits == 255, torch.nan, powers)
 
 
 def without_others(o: Operands, mask: Tensor | None, tokens: Tensor | None) -> Operands:

@@ -23,6 +23,8 @@ GROUP_FP4: Final = 32  # values of K with one e8m0 scale
 FLOATS: Final = (torch.bfloat16, torch.float16, torch.float32)
 FP8: Final = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 _INT_MM_ROWS: Final = 17  # torch._int_mm takes no fewer on a GPU
+_BLOCK_ROWS: Final = 4  # cuBLASLt takes multiples of it with scales of blocks
+_ROW_SCALES_ON_CPUS: Final = tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 13)  # 2.11 has none
 
 
 def gemm_a8w8(
@@ -101,8 +103,9 @@ def gemm_a8w8_blockscale(
             )
     of_x, of_w = x_scale.float(), w_scale.float()
     if _torch_takes(XQ, WQ, dtype, "1x128"):
-        rows = XQ if m > 1 else XQ.expand(2, k)  # of one row torch refuses the scales
-        of_x = (of_x if m > 1 else of_x.expand(2, blocks)).t().contiguous().t()
+        more = -m % _BLOCK_ROWS
+        rows = F.pad(XQ.view(torch.uint8), (0, 0, 0, more)).view(XQ.dtype) if more else XQ
+        of_x = F.pad(of_x, (0, 0, 0, more)).t().contiguous().t()
         padded = of_w.new_zeros(across, -(-blocks // 4) * 4)  # as cuBLASLt reads them: rows four scales apart
         padded[:, :blocks] = of_w
         return _scaled_mm(rows.contiguous(), WQ, of_x, padded[:, :blocks].t(), None, dtype)[:m]
@@ -222,7 +225,8 @@ def _torch_takes(x: Tensor, w: Tensor, dtype: torch.dtype, kind: str) -> bool:
     if not x.shape[0] or not w.shape[0] or not x.shape[1]:
         return False
     if x.device.type == "cpu":
-        return kind != "1x128" and x.dtype == w.dtype == torch.float8_e4m3fn
+        known = kind == "tensor" or (kind == "row" and _ROW_SCALES_ON_CPUS)
+        return known and x.dtype == w.dtype == torch.float8_e4m3fn
     if not x.is_cuda or x.shape[1] % 16 or w.shape[0] % 16 or x.dtype == w.dtype == torch.float8_e5m2:
         return False
     major = torch.cuda.get_device_capability(x.device) if torch.version.hip is None else (0, 0)
