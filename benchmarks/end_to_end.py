@@ -48,6 +48,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "--sizes", nargs="+", default=["0.6B", "1.7B", "8B"], help="of docs/examples/decode.py, or tiny"
     )
     parser.add_argument("--layers", type=int, default=0, help="fewer layers than the model has")
+    parser.add_argument("--weights", choices=("plain", "fp8"), default="plain", help="fp8: with one scale a row")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--rounds", type=int, default=11, help="of all arms; fewer when the time is up, but 5")
@@ -117,6 +118,8 @@ def run(script: str, size: str, part: Path, args: argparse.Namespace, env: dict[
     ]
     for name in ("layers", "rounds", "steps", "tune_s"):
         command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
+    if script == "end_to_end_model.py":
+        command += ["--weights", args.weights]
     command += ["--modes", *args.modes, "--batches", *map(str, args.batches)]
     print(f"{script} {size}: {seconds:.0f} s", flush=True)
     child = subprocess.Popen(command, env={**env, "GEMMTUNED_RUN": size}, start_new_session=True)
@@ -145,9 +148,11 @@ def table(sizes: dict[str, Any]) -> str:
             cells += [interval(case["arms"][arm]) for arm in ("again", "untuned")] + [f"**{interval(tuned)}**"]
             cells += [f"{g['share']:.2f}", f"{g['gain_races']:.2f}, {g['gain_in_model']:.2f}", f"{g['promised']:.3f}"]
             lines.append("| " + " | ".join([*cells, f"{tuned['ratio'] / g['promised'] - 1:+.1%}"]) + " |")
-        dense = [row for row in part.get("coverage", []) if row["family"] == "dense" and row["time_us"]]
-        covered = ", ".join(f"{row['covered_time_us'] / row['time_us']:.1%} on {row['device']}" for row in dense)
-        notes.append(f"{size}: dense GEMM time covered: {covered or 'unknown'}")
+        timed = [row for row in part.get("coverage", []) if row["time_us"]]
+        covered = ", ".join(
+            f"{row['family']} {row['covered_time_us'] / row['time_us']:.1%} on {row['device']}" for row in timed
+        )
+        notes.append(f"{size}: GEMM time covered: {covered or 'unknown'}")
     return "\n".join([*lines, *notes])
 
 

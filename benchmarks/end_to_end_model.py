@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import fp8_linear
 import record
 import torch
 
@@ -256,6 +257,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--size", choices=example.SIZES, required=True)
     parser.add_argument("--part", type=Path, required=True, help="where the result goes")
     parser.add_argument("--layers", type=int, default=0)
+    parser.add_argument("--weights", choices=("plain", "fp8"), default="plain")
     parser.add_argument("--modes", nargs="+", required=True)
     parser.add_argument("--batches", type=int, nargs="+", required=True)
     parser.add_argument("--rounds", type=int, required=True)
@@ -278,6 +280,9 @@ def main() -> None:
         torch.set_num_threads(1)
     result: dict[str, Any] = {**record.facts(), "size": args.size, "done": False, "cases": []}
     model = example.build(args.size, args.layers, device, torch.bfloat16 if device == "cuda" else torch.float32)
+    if args.weights == "fp8":
+        say(f"{fp8_linear.quantise(model)} linear layers in fp8, one scale a row")
+    result |= {"weights": args.weights, "layers": args.layers}
     cases = []
     compile_s = COMPILE_S if device == "cuda" else 20.0
     for mode, batch in ((mode, batch) for mode in args.modes for batch in args.batches):
