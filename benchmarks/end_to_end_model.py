@@ -29,6 +29,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.hooks import native
 from gemmtuned.hooks.activate import current
 from gemmtuned.hooks.hook import Hook
+from gemmtuned.kernels import catalog
 from gemmtuned.kernels.triton.source import kernel_hashes
 from gemmtuned.reports.comparison import ratio
 
@@ -44,9 +45,8 @@ COMPILE_S, TUNE_S, LAST_S = (
     15.0,
 )  # time kept free: for a compilation before one was timed, to tune, to profile
 # Kernels that multiply matrices, of torch and of ours; attention's own kernels have split-K in their names too
-GEMMS = re.compile(
-    rf"gemm|gemv|nvjet|cutlass|xmma|cublas|split_?k|dot_kernel|triton_tem|^({'|'.join(kernel_hashes())})$", re.I
-)
+OURS = "|".join((*kernel_hashes(), *catalog.kernels("cuda")))
+GEMMS = re.compile(rf"gemm|gemv|nvjet|cutlass|xmma|cublas|split_?k|dot_kernel|triton_tem|^({OURS})$", re.I)
 NO_GEMMS = re.compile(r"fmha|flash|attention|softmax|^triton_(?!tem)", re.I)
 CPU_GEMMS = frozenset(
     {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mv", "mkldnn::_linear_pointwise"}
