@@ -143,8 +143,16 @@ int gt_stand_before(const char* name, const char* schema, const int8_t* argument
 #ifdef GEMMTUNED_FOREIGN
     const WithHandler silent(quiet);
     const int8_t* const a = arguments;
-    const ForeignFacts facts{a[0], a[1], a[2], a[3], a[4], a[5], a[6], static_cast<uint8_t>(form & 15),
-                             (form & kRouted) != 0, static_cast<uint8_t>(family)};
+    const ForeignFacts facts{a[0],
+                             a[1],
+                             a[2],
+                             a[3],
+                             a[4],
+                             a[5],
+                             a[6],
+                             static_cast<uint8_t>(form & 15),
+                             (form & kRouted) != 0,
+                             static_cast<uint8_t>(family)};
     int stands = stand_before<Cpu>(name, schema, facts) ? 1 : 0;
 #ifdef GEMMTUNED_CUDA
     if (g_cuda && stand_before<Cuda>(name, schema, facts)) stands |= 2;

@@ -73,8 +73,9 @@ bool take_back(Foreign& it) {
     while (it.standing.load(std::memory_order_acquire) == LEAVING) std::this_thread::yield();
     return it.standing.load(std::memory_order_acquire) == GONE;
   }
-  const bool ours_is_called = it.op.hasSchema() && it.op.getComputedKernelForDispatchKey(Device::key).debug().find(
-                                                       GEMMTUNED_REGISTERED) != std::string::npos;
+  const bool ours_is_called =
+      it.op.hasSchema() &&
+      it.op.getComputedKernelForDispatchKey(Device::key).debug().find(GEMMTUNED_REGISTERED) != std::string::npos;
   if (ours_is_called) it.library.reset();
   it.standing.store(ours_is_called ? GONE : STANDS, std::memory_order_release);
   return ours_is_called;
@@ -147,8 +148,7 @@ void foreign_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   }
   const bool batched = f.form == OPAQUE_BATCHED;
   if (y.defined()) {
-    if (describe_opaque<Device>(p, x, y, bias.defined(), batched))
-      call<Device>(p, slots, COUNTED_ONLY, counted, &y);
+    if (describe_opaque<Device>(p, x, y, bias.defined(), batched)) call<Device>(p, slots, COUNTED_ONLY, counted, &y);
     else stock();
     return;
   }
@@ -195,11 +195,15 @@ bool stand_before(const std::string& name, const std::string& schema, const Fore
   TORCH_CHECK(at < kMostForeign, "there are too many operators");
   const bool alone = op->dumpState().find(std::string(c10::toString(Device::key)) + " (inactive)") == std::string::npos;
   const std::string space = name.substr(0, name.find("::"));
-  auto library = std::make_unique<torch::Library>(torch::Library::IMPL, space, Device::key, GEMMTUNED_REGISTERED,
-                                                  __LINE__);
-  auto* const ours = new Foreign{facts,     *op,   op->getComputedKernelForDispatchKey(Device::key),
-                                 arguments, !op->schema().returns().empty(),
-                                 alone,     std::move(library)};
+  auto library =
+      std::make_unique<torch::Library>(torch::Library::IMPL, space, Device::key, GEMMTUNED_REGISTERED, __LINE__);
+  auto* const ours = new Foreign{facts,
+                                 *op,
+                                 op->getComputedKernelForDispatchKey(Device::key),
+                                 arguments,
+                                 !op->schema().returns().empty(),
+                                 alone,
+                                 std::move(library)};
   foreigns<Device>[at].store(ours, std::memory_order_release);
   if (at == count) foreign_count<Device>.store(at + 1, std::memory_order_release);
   ours->library->impl(name.substr(space.size() + 2).c_str(),

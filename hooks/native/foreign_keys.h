@@ -15,9 +15,7 @@ inline BothScales scales_by_number(const Tensor& x, const Tensor& b, const Tenso
   if (scale_x.scalar_type() != at::kFloat || scale_w.scalar_type() != at::kFloat) return {};
   const int64_t m = x.size(0), n = b.size(1), k_blocks = blocks_of(x.size(1), 128), n_blocks = blocks_of(n, 128);
   const int64_t of_x = scale_x.numel(), of_w = scale_w.numel();
-  const auto of = [](Scale kind, uint8_t layout) {
-    return ScaleOf{kind, static_cast<uint8_t>(at::kFloat), layout};
-  };
+  const auto of = [](Scale kind, uint8_t layout) { return ScaleOf{kind, static_cast<uint8_t>(at::kFloat), layout}; };
   if ((of_x == 1 || of_x == m) && (of_w == 1 || of_w == n)) {
     const bool rows = of_x != 1 || of_w != 1;
     return {of(rows && of_x == m ? PER_ROW : PER_TENSOR, SCALES_BY_ROW),
