@@ -54,6 +54,7 @@ class Settings:
     sync_name: str = ""
     sync_key: Path | None = None
     sync_hosts: tuple[str, ...] = ()
+    recapture: str = "off"
 
     @property
     def locks(self) -> Path:
@@ -99,14 +100,14 @@ class Settings:
     def _read(cls, env: Mapping[str, str]) -> Settings:
         tune = _switch(env)
         home = _path(env, "GEMMTUNED_HOME") or _default_home(env)
-        reload = env.get("GEMMTUNED_RELOAD") or ("start" if _ranks(env) > 1 else "auto")
-        if reload not in RELOADS:
-            raise SettingError(f"GEMMTUNED_RELOAD must be one of {', '.join(RELOADS)}, got {reload!r}")
+        for name, words in (("GEMMTUNED_RELOAD", RELOADS), ("GEMMTUNED_RECAPTURE", ("idle", "off"))):
+            if env.get(name, "") not in ("", *words):
+                raise SettingError(f"{name} must be one of {', '.join(words)}, got {env[name]!r}")
         return cls(
             capture=tune,
             dispatch=_flag(env, "GEMMTUNED_DISPATCH", default=tune),
             disabled=_flag(env, "GEMMTUNED_DISABLE") or _flag(env, "AITER_BYPASS_TUNE_CONFIG"),
-            reload=reload,
+            reload=env.get("GEMMTUNED_RELOAD") or ("start" if _ranks(env) > 1 else "auto"),
             reload_by_ranks=not env.get("GEMMTUNED_RELOAD"),
             rank=_number(env, "RANK") if _ranks(env) > 1 else None,
             home=home,
@@ -129,6 +130,7 @@ class Settings:
             sync_name=env.get("GEMMTUNED_SYNC_NAME", ""),
             sync_key=_path(env, "GEMMTUNED_SYNC_KEY"),
             sync_hosts=tuple(env.get("GEMMTUNED_SYNC_HOSTS", "").replace(",", " ").split()),
+            recapture=env.get("GEMMTUNED_RECAPTURE") or "off",
         )
 
 

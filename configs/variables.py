@@ -55,6 +55,11 @@ _VARIABLES: Final = (
     Variable("GEMMTUNED_SYNC_NAME", "the machine's name", "what this host is called there"),
     Variable("GEMMTUNED_SYNC_KEY", "unset", "file with the secret by which results there are signed"),
     Variable("GEMMTUNED_SYNC_HOSTS", "all", "names or patterns of the hosts whose results are looked at"),
+    Variable(
+        "GEMMTUNED_RECAPTURE",
+        "off",
+        "idle: vLLM captures its graphs anew, when idle, for a new table; or off",
+    ),
     Variable("GEMMTUNED_QUIET", "0", "1: a program does not say at its start that gemmtuned is on"),
 )
 # AITER's variables for tables of the user's own, and the family of the tables (configs/aiter_headers.py)

@@ -208,7 +208,7 @@ class Hook:
         self.flusher.stop()
         if self.selections is not None:
             self.selections.finish()
-        self.tables.probation.leave()
+        self.tables.leave()
 
     # ---- forks
 

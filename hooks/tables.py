@@ -17,6 +17,7 @@ from gemmtuned.configs.settings import Settings, UserTables
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Solution
 from gemmtuned.configs.verdicts import Verdicts
 from gemmtuned.hooks import ranks
+from gemmtuned.hooks.beats import Beats
 from gemmtuned.hooks.dispatch import Table, build_table
 from gemmtuned.hooks.overrides import schema_of
 from gemmtuned.hooks.pace import in_slices
@@ -60,6 +61,7 @@ class Tables:
         self.refused = ""  # why the newest generation is not used
         self.loader = Loader(settings.config_dir)
         self.probation = Probation(settings.home / "probation", settings.run)
+        self.beats = Beats()
         self.verdicts = Verdicts(settings.home)  # on rows of the user's tables
         self.user_tables = UserLoader(tuple(tables))
         self.swap = allocate_lock()
@@ -69,9 +71,15 @@ class Tables:
 
     def after_fork(self) -> None:
         """In a forked child: what its parent's threads held is not held."""
+        self.beats.after_fork()
         self.swap = allocate_lock()
         self.loader = Loader(self._settings.config_dir)
         self.probation.after_fork()
+
+    def leave(self) -> None:
+        """The process ends in good order."""
+        self.probation.leave()
+        self.beats.hide()
 
     def give_to(self, native: Native, routes: Routes) -> None:
         """Have the library serve the table; the caller holds `swap`."""
@@ -91,6 +99,7 @@ class Tables:
 
     def follow_places(self) -> None:
         """Serve devices that came into use since, and by operators that were registered since."""
+        self.beats.follow(self._library.native, self.built_for)
         if self._newest is not None and not self.is_built():
             with self.swap:
                 self.use(*self._newest)

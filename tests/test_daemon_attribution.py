@@ -425,11 +425,11 @@ def test_a_holder_of_the_gpu_that_uses_the_cpu_works_and_one_that_sleeps_does_no
         now_s[0] += 0.1
         used[8] += 0.04
         seen.append((watch.busy(TICKING), watch.busy(LAUNCHING)))
-    assert "process 8" in str(seen[-1][0]) and seen[-1][1] == ""
+    assert "8, which holds the GPU" in str(seen[-1][0]) and seen[-1][1] == ""
     for _ in range(3):
         now_s[0] += 0.1
         used[8] += 0.09
-    assert "process 8" in str(watch.busy(LAUNCHING))
+    assert "8, which" in str(watch.busy(LAUNCHING))
     used.clear()
     now_s[0] += 0.1
     assert watch.busy(TICKING) is None
@@ -481,7 +481,7 @@ def test_a_server_that_idles_along_does_not_work_however_seldom_it_is_looked_at(
     for after_s in (0.1, 0.5, 0.1, 2.0, 6.0, 0.5):
         assert look(after_s, 0.02) == ""
     for after_s in (1.2, 3.0, 0.5):
-        assert "process 7" in str(look(after_s, 1.0))
+        assert "7, which holds the GPU" in str(look(after_s, 1.0))
 
 
 def test_beside_programs_of_other_gpus_alone_nobody_is_known_here() -> None:

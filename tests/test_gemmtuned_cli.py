@@ -584,6 +584,23 @@ print("tokens/s: 1"); print(f"tokens/s: {150 if on else 100}")
 """
 
 
+@pytest.mark.parametrize("installed", [True, False])
+def test_where_aiter_is_installed_run_sets_our_switch_alone_and_doctor_says_why(
+    cli: Cli, tmp_path: Path, installed: bool
+) -> None:
+    if installed:
+        (tmp_path / "aiter").mkdir()
+        (tmp_path / "aiter/__init__.py").write_text("raise ImportError('never imported by us')")
+    program = tmp_path / "program.py"
+    program.write_text("import os; print(os.environ['GEMMTUNED'], os.environ.get('AITER_TUNE_GEMM'))")
+    ran = cli("run", "--", sys.executable, str(program), AITER_TUNE_GEMM="1", PYTHONPATH=str(tmp_path))
+    checked = cli("doctor", "--quick", AITER_TUNE_GEMM="1", PYTHONPATH=str(tmp_path))
+
+    assert ran.stdout.split() == (["1", "None"] if installed else ["1", "1"])
+    assert ("AITER is installed" in ran.stderr) == installed
+    assert ("AITER is installed" in checked.stdout) == installed
+
+
 def test_compare_reads_the_figure_a_program_prints(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "bench.py").write_text(FAKE)
 

@@ -288,6 +288,36 @@ def test_a_graph_holds_its_memory_and_gives_it_to_the_next_when_it_is_gone(run: 
     assert said == [1 << 20, 5 << 20, []]
 
 
+def test_launches_of_graphs_that_a_newer_table_would_serve_are_told_until_they_are_captured_anew(run: Any) -> None:
+    said = run(
+        """
+    def capture(number):
+        cuda.fake_capture(0x5000, number, 1, 0x100000 + number)
+        assert hook.capture_begun(0) == number
+        product()
+        product()
+        cuda.fake_capture(0x5000, 0, 0, 0)
+
+    hook.install()
+    hook.set_mode(native.CAPTURE | native.DISPATCH)
+    stale = [hook.stale_launches()]
+    fake.fake_stream(0x5000)
+    capture(1)
+    stale.append(hook.stale_launches())
+    begin()
+    stale.append(hook.stale_launches())
+    capture(2)
+    stale.append(hook.stale_launches())
+    hook.graph_gone(1)
+    stale.append(hook.stale_launches())
+    list(hook.drain())
+    hook.load([], 2)  # withdrawn: what is captured has a kernel still
+    print(json.dumps([*stale, hook.stale_launches()]))
+    """
+    )
+    assert said == [0, 0, 2, 2, 0, 0]
+
+
 def test_a_driver_that_holds_nothing_for_graphs_has_time_in_its_place(run: Any) -> None:
     said = run(
         CAPTURES.replace("201", "21")

@@ -83,3 +83,31 @@ def take_place() -> dict[str, ModuleType]:
     made = modules()
     sys.modules.update(made)
     return made
+
+
+class Runner:
+    """A worker's model runner: captures graphs, or fails to."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.did: list[str] = []
+        self.fails = fails
+        self.cudagraph_dispatcher = self
+
+    def capture_model(self) -> int:
+        self.did.append("capture")
+        if self.fails:
+            raise RuntimeError("out of memory")
+        return 0
+
+    def initialize_cudagraph_keys(self, mode: object) -> None:
+        self.did.append(f"keys {mode}")
+
+
+class Manager:
+    """Of vLLM's second runner."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+
+    def release_graphs(self) -> None:
+        self.runner.did.append("release")

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gemmtuned.daemon.device.sampler import Facts
+from gemmtuned.daemon.device.who import named
 
 CONTEXT_BYTES: Final = 1 << 30  # the most a CUDA context with torch's libraries takes (seen: 0.5 GiB on an H200)
 LEAST_CONTEXT_BYTES: Final = 256 << 20  # less was not our context alone: somebody gave memory back meanwhile
@@ -127,7 +128,11 @@ class Attribution:
         if _is_resident(facts):
             if not self._share:
                 held = facts["used_bytes"] >> 20
-                return None, f"others hold {held} MiB of its memory (--share-resident tunes beside a quiet program)"
+                who = f", {', '.join(map(named, sorted(pids(facts))[:3]))}" if pids(facts) else ""
+                return (
+                    None,
+                    f"others hold {held} MiB of its memory{who} (--share-resident tunes beside a quiet program)",
+                )
             if busy:
                 return 1.0, busy
             if busy is None and not (pids(facts) and facts["by_pid"] is not None):
@@ -246,8 +251,8 @@ class Attribution:
                 if self._touched_s is None or now_s < self._touched_s:
                     self._touched_s = now_s
                 if now_s - self._touched_s < (TOUCHES_S if about_us else TOUCH_S):
-                    return 0.0, f"process {pid} touches it"
-            return share, f"process {pid} computes, {share:.0%}" if share else ""
+                    return 0.0, f"{named(pid)} touches it"
+            return share, f"{named(pid)} computes, {share:.0%}" if share else ""
         if not facts["util"] or not 0 <= now_s - self._worked_s < REST_S:
             return facts["util"], f"utilisation {facts['util']:.0%}" if facts["util"] else ""
         if sum(used > 0 for used in by_pid.values()) > 1:
@@ -268,4 +273,4 @@ def _is_resident(facts: Facts) -> bool:
 
 
 def _named(new: set[str]) -> str:
-    return f"process {', '.join(sorted(new))} came to the GPU"
+    return f"{', '.join(map(named, sorted(new)))} came to the GPU"

@@ -18,6 +18,7 @@ import psutil
 from gemmtuned.configs.solution import Device, cpu_device
 from gemmtuned.daemon.device.attribution import OwnUse
 from gemmtuned.daemon.device.idle import Limits, Reading
+from gemmtuned.daemon.device.who import Busiest
 
 SHORTEST_S: Final = 0.08  # the kernel counts CPU time in ticks of 10 ms; below 8 of them a share is mostly rounding
 
@@ -82,6 +83,7 @@ class CpuMonitor:
         self._last: CpuSample | None = None
         self._reading: Reading | None = None
         self._device = cpu_device()
+        self._busiest = Busiest()
 
     @property
     def device(self) -> Device:
@@ -123,7 +125,8 @@ class CpuMonitor:
         if not now_s - span_s - 0.5 <= since_s <= now_s:  # now_s jumped against the monotonic clock
             since_s = now_s - span_s
         share = min(others_s / span_s / self._cores, 1.0)
-        self._reading = Reading(since_s, now_s, share, sample.free_bytes)
+        note = self._busiest.look() if share > self.limits.clear else ""
+        self._reading = Reading(since_s, now_s, share, sample.free_bytes, note)
         return self._reading
 
 

@@ -1,6 +1,7 @@
 """Programs that hold a GPU open, and whether they use the CPU: a sign of life where the driver names no processes.
 
-A server cannot launch GPU work without CPU time, and a quiet one takes next to none.  Seen are the processes whose
+A server cannot launch GPU work without CPU time, and a quiet one takes next to none.  Some poll the CPU: of a hooked
+program its own word decides, once it has said that it runs products (beats.py).  Seen are the processes whose
 open files we may list: our own user's, all of them for root, and never those of another container.
 """
 
@@ -14,6 +15,9 @@ from pathlib import Path
 from typing import Final
 
 import psutil
+
+from gemmtuned.daemon.device.beats import beats_of
+from gemmtuned.daemon.device.who import named
 
 SPAN_S: Final = 0.2  # CPU time is counted in ticks of 10 ms
 LOOK_S: Final = 1.0  # twice a second while nothing is tuned; whoever asks more seldom sees averages
@@ -36,10 +40,13 @@ class Neighbours:
         holders: Callable[[], Iterator[int | None]] | None = None,
         *,
         cpu_s: Callable[[int], float | None] | None = None,
+        beats: Callable[[int], int | None] = beats_of,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._holders = holders or gpu_holders
         self._cpu_s = cpu_s or _cpu_s
+        self._beats = beats
+        self._beaten: dict[int, int] = {}  # what each of those that say so had run at the last look
         self._clock = clock
         self._known: dict[int, deque[tuple[float, float]]] = {}
         self._walk: Iterator[int | None] | None = None
@@ -68,9 +75,24 @@ class Neighbours:
             if str(pid) in elsewhere:
                 continue
             here = True
-            if used_s - seen[0][1] > least * (SPAN_S if span_s <= LOOK_S else span_s) + 1e-6:
-                said = f"process {pid}, which holds the GPU, works"
+            ran = self._ran(pid)
+            if ran is not None:
+                said = f"{named(pid)}, which holds the GPU, runs products" if ran else said
+            elif used_s - seen[0][1] > least * (SPAN_S if span_s <= LOOK_S else span_s) + 1e-6:
+                said = f"{named(pid)}, which holds the GPU, works"
         return said if here else None
+
+    def _ran(self, pid: int) -> bool | None:
+        """Whether it ran products since the last look, by its own word; None where it has never said that it does.
+
+        An engine whose products we do not see says nothing, and neither does a program at the first look.
+        """
+        beats = self._beats(pid)
+        last = self._beaten.get(pid)
+        if not beats:
+            return None
+        self._beaten[pid] = beats
+        return None if last is None else beats != last
 
     def _scan(self, now_s: float) -> None:
         if self._walk is None:
@@ -84,6 +106,7 @@ class Neighbours:
                 return
         self._walk = None
         self._known = {pid: self._known.get(pid, deque()) for pid in self._found}
+        self._beaten = {pid: beats for pid, beats in self._beaten.items() if pid in self._found}
         self._scan_at_s = now_s + _SCAN_S
 
 

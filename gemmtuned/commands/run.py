@@ -13,6 +13,7 @@ import typer
 from gemmtuned.commands.native_library import build_before, say
 from gemmtuned.commands.options import settings
 from gemmtuned.commands.spot_checking import check_tables
+from gemmtuned.configs.beside_aiter import aiter_captures
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.settings import Settings, child_env
 
@@ -32,8 +33,12 @@ def run(
     this command: gemmtuned doctor --build, then GEMMTUNED=1 python serve.py
     """
     argv = program(command)
+    aiters = aiter_captures()
+    if aiters:
+        say(f"AITER_TUNE_GEMM is not passed on: {aiters}")
     env = child_env(
         GEMMTUNED="1",
+        **({"AITER_TUNE_GEMM": None} if aiters else {}),
         TORCH_DEVICE_BACKEND_AUTOLOAD="1",  # some launchers set 0, and torch then never calls us
         **({"GEMMTUNED_RUN": run_label} if run_label else {}),
         **({"GEMMTUNED_DISPATCH": "0"} if capture_only else {}),

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import Any, Final
 
+from gemmtuned.configs.beside_aiter import aiter_captures
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.settings import Settings, autoload_enabled, child_env, unknown_variables
 from gemmtuned.reports.checks import FAIL, PASS, WARN, Check
@@ -36,6 +37,9 @@ def checks(settings: Settings, *, quick: bool) -> Iterator[Check]:
     for name, meant in unknown_variables().items():
         fix = f"unset {name}" + (f", or set {meant} if that is what you mean" if meant else "; the table below has all")
         yield Check("variables", WARN, f"{name} is set, and no variable of gemmtuned's: it changes nothing", fix)
+    aiters = aiter_captures()
+    if aiters:
+        yield Check("AITER", WARN, aiters, "unset AITER_TUNE_GEMM; export GEMMTUNED=1")
     if not quick:
         yield _effective()
 

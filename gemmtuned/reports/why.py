@@ -19,7 +19,7 @@ _ADVICE: Final = (
     (r"nobody here can say", "run the daemon where it sees that program (same container or host, same user or root)"),
     (
         r"which holds the GPU, works",
-        "nothing, if it serves; a server that polls the CPU all the time counts as working",
+        "nothing, if it serves; if it only polls the CPU, start it with GEMMTUNED=1: then its calls decide",
     ),
     (r"MIG is on", "use another GPU: slices are not tuned on"),
     (r"exclusive mode|prohibited mode", "nvidia-smi -c DEFAULT, if the machine's owner agrees"),
@@ -43,6 +43,7 @@ _ADVICE: Final = (
     (r"schema \d+, this gemmtuned knows", "upgrade gemmtuned here and restart the daemon"),
     (r"damaged", "restart gemmtuned daemon: it looks at every page, sets the file aside and salvages it"),
     (r"store not written|database|locked|disk|schema", "gemmtuned doctor, gemmtuned db check"),
+    (r"runs products", WAIT),
     (r"others use|utilisation|another process computes|two processes compute|came to the GPU|others took", WAIT),
     (r"clear for|worker is starting", WAIT),
     (r"nothing to tune", "run a program with GEMMTUNED=1"),

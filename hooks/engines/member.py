@@ -70,3 +70,12 @@ def during(phase: str, call: Callable[..., Any]) -> Callable[..., Any]:
 
     wrapped.__wrapped__ = call  # type: ignore[attr-defined]
     return wrapped
+
+
+def quietly(log: logging.Logger, do: Callable[..., object], *args: Any) -> None:
+    """Call it; what it raises is one line, for an engine of another version serves on without it."""
+    try:
+        do(*args)
+    except Exception as err:
+        name = getattr(do, "__name__", "a part").strip("_")
+        log.info("gemmtuned: %s is left out with this version: %s: %s", name, type(err).__name__, err)

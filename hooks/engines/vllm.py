@@ -1,7 +1,7 @@
 """vLLM's plugin (entry point `vllm.general_plugins`), loaded in each of its processes before there is a model.
 
     server    builds the configuration: the label is known from there on
-    engine    the scheduler's process
+    engine    the scheduler's process: it has graphs captured anew where the user wants that (recapture.py)
     worker    runs the model: the table is active before the profile run, warm-ups are counted apart, and ranks that
               work on one model change tables at one step
 
@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from gemmtuned.configs.settings import is_given
 from gemmtuned.hooks import activate, ranks
-from gemmtuned.hooks.engines import member
+from gemmtuned.hooks.engines import member, recapture
 
 log: Final = logging.getLogger("vllm.gemmtuned")  # vLLM's own form and level
 _PHASES: Final = {"determine_available_memory": "profile", "compile_or_warm_up_model": "warm-up"}  # methods of a worker
@@ -57,6 +57,7 @@ def _server(config: Any) -> None:
 def _engine(engine: Any, *_: Any) -> None:
     if member.join(label_of(engine.vllm_config), "engine"):
         member.announce(log)
+        recapture.watch_vllm(engine, log)
 
 
 def _worker(wrapper: Any) -> None:
@@ -66,6 +67,7 @@ def _worker(wrapper: Any) -> None:
     member.take_table(group)  # collective: it comes before all that may go wrong in one rank alone
     if group is not None and ranks.size_of(group) > 1 and not is_given("GEMMTUNED_RELOAD"):
         _step_together(worker, group)
+    worker.gemmtuned_recapture = functools.partial(recapture.recapture_vllm, worker, group, log)
     for name, phase in _PHASES.items():
         method = getattr(worker, name, None)
         if callable(method):
@@ -102,7 +104,7 @@ def _after(of: type, name: str, do: Callable[[Any], object]) -> None:
     @functools.wraps(method)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = method(self, *args, **kwargs)
-        _quietly(do, self)
+        member.quietly(log, do, self)
         return result
 
     setattr(wrapped, _OURS, True)
@@ -117,15 +119,8 @@ def _before(of: type, name: str, do: Callable[..., object]) -> None:
 
     @functools.wraps(method)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _quietly(do, self, *args)
+        member.quietly(log, do, self, *args)
         return method(self, *args, **kwargs)
 
     setattr(wrapped, _OURS, True)
     setattr(of, name, wrapped)
-
-
-def _quietly(do: Callable[..., object], *args: Any) -> None:
-    try:
-        do(*args)
-    except Exception as err:  # another version of vLLM: it serves on without this
-        log.info("gemmtuned: %s is left out with this vLLM: %s: %s", do, type(err).__name__, err)

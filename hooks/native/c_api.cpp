@@ -277,7 +277,10 @@ void gt_op_ends(TrialPage* page) noexcept {
 }
 
 void gt_graph_replayed(uint64_t capture, uint64_t times) noexcept {
-  guarded([&] { g_captures.replayed(capture, times); });
+  guarded([&] {
+    beat(0);
+    g_captures.replayed(capture, times);
+  });
 }
 
 void gt_graph_gone(uint64_t capture) noexcept {
@@ -285,6 +288,19 @@ void gt_graph_gone(uint64_t capture) noexcept {
     g_captures.forget(capture);
     cuda::Workspaces::get().release(capture);
   });
+}
+
+// How many launches in captured graphs run by torch, and would be served by the table of now.
+uint64_t gt_stale_launches() noexcept {
+  return guarded(0, []() -> uint64_t {
+    ThreadCounters* thread = this_thread();
+    return thread ? g_captures.stale([&](const Problem& key) { return look_up(*thread, key); }) : 0;
+  });
+}
+
+// Count the calls in a page at this path, too, which others may look at. Whether there is one.
+int gt_show_beats(const char* path) noexcept {
+  return guarded(0, [&]() -> int { return show_beats(path); });
 }
 
 // Version of the cuBLASLt that launches call, 130002 for 13.0.2; 0 without one.

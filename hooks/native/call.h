@@ -174,6 +174,7 @@ auto call(const Problem& key, const Slots& slots, int flags, const Stock& stock,
     cell->epoch = epoch;
   }
   Depth inside(*thread);
+  beat(thread->place);
   const auto count = [&](Outcome seen) {
     cell->add(seen);
     if (C10_LIKELY(!(key.flags & GRAPH))) return;

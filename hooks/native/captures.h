@@ -44,6 +44,17 @@ class Captures {
     if (found != captures_.end()) found->second.gone = true;
   }
 
+  // How many launches of graphs that live missed when they were captured, and would be served by what `look_up` finds now.
+  template <class LookUp>
+  uint64_t stale(const LookUp& look_up) {
+    std::lock_guard<std::mutex> hold(mutex_);
+    uint64_t launches = 0;
+    for (const auto& [id, capture] : captures_)
+      for (const Entry& e : capture.entries)
+        if (!capture.gone && e.outcome == MISS && look_up(e.key).outcome != MISS) launches += e.launches;
+    return launches;
+  }
+
   // As Counters::drain.
   size_t drain(Record* out, size_t room) {
     std::lock_guard<std::mutex> hold(mutex_);

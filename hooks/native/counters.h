@@ -11,6 +11,7 @@
 #include <new>
 #include <vector>
 
+#include "beat.h"
 #include "first_count.h"
 #include "problem.h"
 #include "routes.h"
@@ -60,6 +61,7 @@ class Counters;
 // One thread's counters. `depth` keeps GEMMs that a GEMM, or an op that counts itself, calls inside from being counted again.
 struct ThreadCounters {
   int depth = 0;
+  const unsigned place = g_next_place.fetch_add(1, std::memory_order_relaxed);  // in the page of beats
   std::atomic<const RouteTable*> reading{nullptr};  // hazard pointer of a look-up in progress
   Segment* current;
 

@@ -90,6 +90,8 @@ SIGNATURES: Final = (
     ("gt_op_ends", None, ctypes.c_void_p),
     ("gt_graph_replayed", None, ctypes.c_uint64, ctypes.c_uint64),
     ("gt_graph_gone", None, ctypes.c_uint64),
+    ("gt_stale_launches", ctypes.c_uint64),
+    ("gt_show_beats", ctypes.c_int, ctypes.c_char_p),
     (
         "gt_load",
         ctypes.c_int,
@@ -226,10 +228,7 @@ class Native:
         return self._lib.gt_trial_page(make)  # type: ignore[no-any-return]
 
     def fault(self) -> tuple[int, list[int]]:
-        """(a fault that a kernel has left on a GPU, 0 without one; ids of routes that ran there while on trial).
-
-        The fault is a CUresult: illegal or misaligned address, illegal instruction.  Waits for nothing.
-        """
+        """(the CUresult of a fault that a kernel has left on a GPU, else 0; ids of routes that ran there on trial)."""
         ids, count = (ctypes.c_int32 * 256)(), ctypes.c_size_t()
         fault = int(self._lib.gt_fault(ids, len(ids), ctypes.byref(count)))
         return fault, ids[: count.value]
@@ -329,6 +328,14 @@ class Native:
     def graph_gone(self, capture: int) -> None:
         """Forget a capture whose graph no longer exists, once its replays are drained."""
         self._lib.gt_graph_gone(capture)
+
+    def stale_launches(self) -> int:
+        """How many launches in captured graphs run by torch, and would be served by the table of now."""
+        return int(self._lib.gt_stale_launches())
+
+    def show_beats(self, path: Path) -> bool:
+        """Count calls in a page at this path, too, for others to see (native/beat.h). False where none can be."""
+        return bool(self._lib.gt_show_beats(os.fsencode(path)))
 
     @property
     def cublaslt_version(self) -> int:

@@ -100,6 +100,7 @@ inline void after_fork_in_parent() noexcept {
 }
 
 inline void after_fork_in_child() noexcept {
+  g_beats.store(&g_unseen);  // the page is the parent's
   Trial::get().after_fork_in_child();
   g_captures.after_fork_in_child();
   cuda::Workspaces::get().after_fork_in_child();

@@ -1,0 +1,20 @@
+"""Where a hooked process counts its products for others to see: one page in /dev/shm (hooks/native/beat.h)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+PLACE_BYTES: Final = 64  # one thread's, of which the first 8 count
+SIZE_BYTES: Final = 4096
+_MEMORY: Final = Path("/dev/shm")  # noqa: S108  a folder of our own in it, which nobody else may write
+
+
+def folder_of(uid: int) -> Path:
+    """Where all pages of a user's processes lie."""
+    return _MEMORY / f"gemmtuned-{uid}"
+
+
+def page_of(pid: int, uid: int) -> Path:
+    """The page of a process, by its number in its own PID namespace."""
+    return folder_of(uid) / f"beats-{pid}"

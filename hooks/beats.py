@@ -1,0 +1,74 @@
+"""The page in which this process says that it runs products: made once it uses a GPU, gone when it ends.
+
+The daemon tunes beside a loaded program only while that is quiet.  By this page it sees that an engine which polls the
+CPU without a request is quiet, and at once when it no longer is.  Without a page it goes by CPU time.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gemmtuned.configs.beats import folder_of, page_of
+from gemmtuned.configs.processes import life_of
+
+if TYPE_CHECKING:
+    from gemmtuned.hooks.native import Native
+
+
+class Beats:
+    """This process's page."""
+
+    def __init__(self) -> None:
+        self._page: Path | None = None
+        self._tried = False
+
+    def follow(self, native: Native | None, places: tuple[str, ...]) -> None:
+        """Have a page from when a GPU is in use. Tried once."""
+        if native is not None and not self._tried and any(place != "cpu" for place in places):
+            self.show(native)
+
+    def show(self, native: Native) -> bool:
+        """Have a page now; False where none can be made."""
+        self._tried = True
+        uid = os.geteuid()
+        folder, page = folder_of(uid), page_of(os.getpid(), uid)
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            facts = folder.lstat()
+            if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != uid or facts.st_mode & 0o022:
+                return False
+            _sweep(folder)
+            page.unlink(missing_ok=True)  # of a process that had our number before
+            if native.show_beats(page):
+                self._page = page
+        except OSError:
+            pass
+        return self._page is not None
+
+    def hide(self) -> None:
+        """Take the page away; calls may still count in it."""
+        if self._page is not None:
+            with suppress(OSError):
+                self._page.unlink()
+        self._page = None
+
+    def after_fork(self) -> None:
+        """In a forked child: the page is the parent's."""
+        self._page, self._tried = None, False
+
+
+def _sweep(folder: Path) -> None:
+    """Take pages away that killed processes have left."""
+    for page in folder.glob("beats-*"):
+        number = page.name.removeprefix("beats-")
+        with suppress(OSError, IndexError):
+            try:
+                over = number.isdigit() and life_of(int(number))[0]
+            except FileNotFoundError:
+                over = True
+            if over:
+                page.unlink()

@@ -1,0 +1,177 @@
+"""A program that polls the CPU is quiet as long as it runs no product, and people are told who holds a device."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hooked import Home, wait_for
+
+from gemmtuned.configs.beats import page_of
+from gemmtuned.daemon.device.beats import beats_of
+from gemmtuned.daemon.device.neighbours import Neighbours
+from gemmtuned.daemon.device.who import Busiest, name_of, named
+
+# polls as an engine without a request does, and answers on each line
+ENGINE = """
+import os, sys, threading, torch, gemmtuned
+from gemmtuned.hooks import activate
+x, w = torch.randn(4, 16), torch.randn(16, 8)
+if sys.argv[1] == "tells":
+    assert activate.current().tables.beats.show(activate.current().native)
+def poll():
+    while True:
+        pass
+threading.Thread(target=poll, daemon=True).start()
+print("ready", flush=True)
+for line in sys.stdin:
+    if line.strip() == "work":
+        x @ w
+    elif line.strip() == "child" and os.fork() == 0:
+        x @ w
+        os._exit(0)
+    elif line.strip() == "end":
+        break
+    print("done", flush=True)
+gemmtuned.disable()
+"""
+
+
+@pytest.fixture
+def engine(home: Home, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
+    process = home.start(ENGINE, request.param)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n", process.communicate()[1]
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+        page_of(process.pid, os.geteuid()).unlink(missing_ok=True)
+
+
+def ask(process: subprocess.Popen[str], what: str) -> None:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(f"{what}\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "done\n"
+
+
+def busy(watch: Neighbours, looks: int = 6) -> set[str]:
+    """What so many looks say that the daemon takes, of which the first knows nothing yet."""
+    said = []
+    for _ in range(looks):
+        time.sleep(0.1)
+        said.append(watch.busy(0.15) or "")
+    return set(said)
+
+
+@pytest.mark.parametrize("engine", ["tells"], indirect=True)
+def test_a_hooked_program_that_polls_is_quiet_until_it_runs_a_product(engine: subprocess.Popen[str]) -> None:
+    assert beats_of(engine.pid) == 0
+    ask(engine, "work")
+    assert beats_of(engine.pid) == 1
+    watch = Neighbours(lambda: iter([engine.pid]))
+    busy(watch, 3)
+    assert busy(watch) == {""}
+
+    ask(engine, "work")
+    said = watch.busy(0.15)
+    assert said
+    assert said.endswith("which holds the GPU, runs products")
+    assert busy(watch) == {""}
+    ask(engine, "child")  # another process, which has said nothing
+    assert beats_of(engine.pid) == 2
+
+
+@pytest.mark.parametrize("engine", ["tells", "silent"], indirect=True)
+def test_one_that_says_nothing_of_its_products_goes_by_its_cpu_time(engine: subprocess.Popen[str]) -> None:
+    watch = Neighbours(lambda: iter([engine.pid]))
+    ask(engine, "other")
+    busy(watch, 3)
+    wait_for(lambda: any("works" in said for said in busy(watch, 2)))
+
+
+@pytest.mark.parametrize("engine", ["tells"], indirect=True)
+def test_the_page_is_gone_when_the_program_ends_and_after_a_kill_the_next_sweeps(
+    engine: subprocess.Popen[str], home: Home
+) -> None:
+    page = page_of(engine.pid, os.geteuid())
+    assert page.stat().st_mode & 0o777 == 0o600
+    assert engine.stdin is not None
+    engine.stdin.write("end\n")
+    engine.stdin.flush()
+    engine.wait(20)
+    assert not page.exists()
+    killed = subprocess.Popen([sys.executable, "-c", "pass"])
+    killed.wait()
+    left = page_of(killed.pid, os.geteuid())
+    left.write_bytes(bytes(4096))
+    other = home.start(ENGINE, "tells")
+    assert other.stdout is not None
+    assert other.stdout.readline() == "ready\n"
+    assert not left.exists()
+    other.kill()
+    other.communicate()
+    page_of(other.pid, os.geteuid()).unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("content", [b"", bytes(10), bytes(8192), None])
+def test_a_page_that_is_none_says_nothing(tmp_path: Path, content: bytes | None) -> None:
+    inside = tmp_path / "77/root/dev/shm"
+    page = inside / page_of(5, os.geteuid()).relative_to("/dev/shm")
+    page.parent.mkdir(parents=True)
+    (tmp_path / "77/status").write_text("Name:\tx\nNSpid:\t77\t5\n")
+    if content is None:
+        page.symlink_to("/etc/passwd")
+    else:
+        page.write_bytes(content)
+    assert beats_of(77, tmp_path) is None
+    page.unlink()
+    page.write_bytes((3).to_bytes(8, sys.byteorder) + bytes(56) + (4).to_bytes(8, sys.byteorder) + bytes(4096 - 72))
+    assert beats_of(77, tmp_path) == 7  # found by the number that it has in its own container
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["/usr/bin/python3.11", "-m", "pytest", "-q"], "pytest"),
+        (["python", "-X", "dev", "-u", "/srv/serve.py", "--port"], "serve.py"),
+        (["/venv/bin/python", "/venv/bin/vllm", "serve"], "vllm"),
+        (["VLLM::Worker_TP0"], "VLLM::Worker_TP0"),
+        (["sglang::scheduler_TP1 rest"], "sglang::scheduler_TP1"),
+        (["/usr/lib/gcc/cc1plus", "-quiet"], "cc1plus"),
+        (["python3"], "python3"),
+        (["python3", "-c", "secret words"], "python3 -c"),
+        ([], ""),
+    ],
+)
+def test_a_program_is_called_as_people_call_it(command: list[str], name: str) -> None:
+    assert name_of(command) == name
+
+
+def test_a_process_that_is_gone_is_a_number() -> None:
+    gone = subprocess.Popen([sys.executable, "-c", "pass"])
+    gone.wait()
+    assert named(gone.pid) == f"process {gone.pid}"
+    assert named("no number") == "process no number"
+
+
+def test_those_who_use_the_cpu_most_are_named_and_ours_are_not() -> None:
+    now_s, used = [100.0], {os.getpid(): 5.0, 11: 1.0, 12: 50.0, 13: 7.0}
+    who = Busiest(os.getpid(), times=lambda: used.items(), clock=lambda: now_s[0], name=lambda pid: f"program {pid}")
+    assert who.look() == ""
+    now_s[0] += 2.0
+    used.update({os.getpid(): 7.0, 11: 1.9, 12: 51.9, 13: 7.01, 14: 0.5})
+    assert who.look() == "program 12, program 11"
+    now_s[0] += 0.5
+    used[13] = 9.0
+    assert who.look() == "program 12, program 11"  # all processes are looked at now and then alone
+    now_s[0] += 100.0
+    assert who.look() == ""  # too long ago to say who it is now
