@@ -100,7 +100,11 @@ class Declared:
     def new(self) -> Iterator[Declaration]:
         """Declarations that have come since the last look; what is wrong with one is said once, and it is left out."""
         if self._waiting is None:
-            named = (point.value.partition(":") for point in entry_points(group=GROUP))
+            try:
+                named = [point.value.partition(":") for point in entry_points(group=GROUP)]
+            except Exception:
+                self._waiting = []  # packages with broken metadata are asked once
+                raise
             self._waiting = [(module.strip(), attribute.strip()) for module, _, attribute in named]
         for place in [*self._waiting]:
             there = _there(*place)

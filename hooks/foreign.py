@@ -24,6 +24,7 @@ from gemmtuned.hooks.overrides import schema_of
 
 log = logging.getLogger("gemmtuned.hooks")
 _REASON: Final = 200  # characters of one
+_MOST_TEXT: Final = 8000  # of all of it; the database takes a little more
 
 
 class ForeignOperators:
@@ -68,7 +69,10 @@ class ForeignOperators:
             "left": {name: why[:_REASON] for name, why in left.items()},
             "unseen": [what for module, what in UNSEEN.items() if module in sys.modules],
         }
-        return json.dumps(found) if any(found.values()) else ""
+        text = json.dumps(found)
+        if len(text) > _MOST_TEXT:  # better without reasons than cut in the middle
+            text = json.dumps({**found, "left": dict.fromkeys(left, "")})
+        return text if any(found.values()) else ""
 
     def after_fork(self) -> None:
         """In a forked child, whose parent may have been looking."""

@@ -30,9 +30,9 @@ class Phase:
     """See gemmtuned.phase. The newest open block names the phase of the whole process, whichever thread opened it."""
 
     def __init__(self, name: str) -> None:
-        if not _text(name):
+        self.name = _text(name)[:LONGEST]
+        if not self.name:
             raise ValueError("a phase needs a name: gemmtuned.phase('warm-up')")
-        self.name = name[:LONGEST]
 
     def __enter__(self) -> Phase:
         _change(lambda: _open.append(self))
@@ -63,7 +63,7 @@ def after_fork() -> None:
 def _text(name: str) -> str:
     if not isinstance(name, str):
         raise TypeError(f"the name of a phase is a text, not {name!r}")
-    return name
+    return "".join(c for c in name if c.isprintable())  # SQLite's texts end at a NUL, terminals obey escapes
 
 
 def _close(block: Phase) -> None:

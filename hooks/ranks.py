@@ -85,8 +85,8 @@ class Together:
         try:
             facts = (hook.settings.config_dir / MANIFEST).stat()
             if (facts.st_ino, facts.st_mtime_ns) != self._looked:
-                self._looked = facts.st_ino, facts.st_mtime_ns
                 manifest = read_manifest(hook.settings.config_dir)
+                self._looked = facts.st_ino, facts.st_mtime_ns  # only now: what could not be read is read again
                 return self._known if manifest is None else manifest.generation
         except (OSError, GemmtunedError):
             pass

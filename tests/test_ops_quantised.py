@@ -68,6 +68,26 @@ def test_a8w8_of_integers_is_exact_however_large_the_sums_are() -> None:
     assert torch.equal(y.double(), (x.double() @ w.double().t()).float().double())
 
 
+@pytest.mark.parametrize("form", ["expanded", "turned", "K = 1", "gaps"])
+def test_a8w8_of_integers_whatever_their_strides(form: str) -> None:
+    x, w = eight(4, 64, dtype=torch.int8), eight(24, 64, dtype=torch.int8)
+    if form == "expanded":
+        x = x[:1].expand(4, 64)
+    elif form == "turned":
+        x, w = x[0].reshape(64, 1).t(), w[:1]
+    elif form == "K = 1":
+        x, w = x[:, :1].contiguous(), w[:, :1].contiguous()
+    else:
+        x, w = eight(4, 128, dtype=torch.int8)[:, ::2], eight(64, 24, dtype=torch.int8).t()
+    y = ops.gemm_a8w8(x, w, torch.ones(1), torch.ones(1), dtype=torch.float32)
+    assert torch.equal(y.double(), x.double() @ w.double().t())
+
+
+def test_scales_that_may_be_of_rows_or_of_blocks_are_refused() -> None:
+    with pytest.raises(GemmtunedError, match="one for each row or for each block"):
+        ops.gemm_a16w8(normal(2, 256).bfloat16(), eight(2, 256), scales(1, 2))
+
+
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 128, 256), (5, 300, 400), (17, 64, 128), (0, 16, 128)])
 def test_a8w8_blockscale(m: int, n: int, k: int, dtype: torch.dtype) -> None:

@@ -58,6 +58,14 @@ def canonical(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
+def as_utf8(value: object) -> None:
+    """Raises TableError for text that is none, half a surrogate pair: neither files nor SQLite can hold it."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as err:
+        raise TableError("it holds text that is not Unicode") from err
+
+
 def sign(record: object, key: bytes | None) -> str:
     """HMAC-SHA256 over the canonical record; "" without a key."""
     return hmac.new(key, canonical(record), sha256).hexdigest() if key else ""
@@ -81,7 +89,7 @@ def read(path: str, data: bytes, *, key: bytes | None) -> Result:
         return _read(path, data, key)
     except TableError as err:
         raise TableError(f"{path}: {err}") from err
-    except (GemmtunedError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
+    except (GemmtunedError, ValueError, KeyError, TypeError, AttributeError, RecursionError, ArithmeticError) as err:
         raise TableError(f"{path}: not a result ({type(err).__name__}: {str(err)[:200]})") from err
 
 
@@ -94,6 +102,7 @@ def _read(path: str, data: bytes, key: bytes | None) -> Result:
     if sha256(data).hexdigest() != parts[2]:
         raise TableError("its content is not what its name says: cut short, or changed")
     whole = json.loads(data)
+    as_utf8(whole)
     has(whole, {"record", "signature"}, "the object")
     if canonical(whole) != data:
         raise TableError("it is not canonical JSON")

@@ -17,7 +17,7 @@ from gemmtuned.configs.solution import Environment
 from gemmtuned.fleet.host import Trust
 from gemmtuned.fleet.layout import HOSTS, host_of, seen_path
 from gemmtuned.fleet.objects import Objects
-from gemmtuned.fleet.record import canonical, check_environment, check_number, check_text, has, sign
+from gemmtuned.fleet.record import as_utf8, canonical, check_environment, check_number, check_text, has, sign
 
 if TYPE_CHECKING:
     from gemmtuned.db.store import Store
@@ -89,6 +89,7 @@ def read(path: str, data: bytes, host: str, trust: Trust) -> list[Seen]:
     """What this file says. Raises TableError that names it and what is wrong."""
     try:
         whole = json.loads(data)
+        as_utf8(whole)
         has(whole, {"record", "signature"}, "the object")
         record = whole["record"]
         if trust.key and sign(record, trust.key) != whole["signature"]:
@@ -100,7 +101,7 @@ def read(path: str, data: bytes, host: str, trust: Trust) -> list[Seen]:
         return [_one(row, host, updated_us) for row in record["environments"]]
     except TableError as err:
         raise TableError(f"{path}: {err}") from err
-    except (GemmtunedError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
+    except (GemmtunedError, ValueError, KeyError, TypeError, AttributeError, RecursionError, ArithmeticError) as err:
         raise TableError(f"{path}: not a host's file ({type(err).__name__}: {str(err)[:200]})") from err
 
 

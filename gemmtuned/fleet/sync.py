@@ -7,9 +7,9 @@ worker check and race it, and only that makes a solution of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
 from gemmtuned import __version__
 from gemmtuned.configs.errors import TableError
@@ -54,6 +54,11 @@ class Synced:
     claimed: int = 0
     theirs: int = 0
     refused: list[str] = field(default_factory=list)
+    put: list[Sequence[int]] = field(default_factory=list)  # numbers of the solutions sent, until they are there
+
+    def facts(self) -> dict[str, Any]:
+        """What people are told."""
+        return {name: value for name, value in asdict(self).items() if name != "put"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +91,11 @@ class Exchange:
         due = not 0 <= now_s - self.store.fleet_seen() < SEEN_S
         if due or not self.claim:
             seen.put(self.store, self.objects, self.host, self.trust, now_s=now_s)
+        self.objects.flush()  # what is only queued until then is sent again if this fails
+        for ids in done.put:
+            self.store.fleet_shared(ids)
+        if due or not self.claim:
             self.store.fleet_seen(now_s=now_s)
-        self.objects.flush()
         if self.claim and self.objects.can_claim:
             self.store.fleet_begin(self.url, live_until_s=now_s + self.live_s)
         return done
@@ -192,7 +200,7 @@ class Exchange:
                 self.objects.put(result_path(name, result.unit, digest, clock_s), data)
                 done.sent += 1
                 sent.add(result.unit)
-            self.store.fleet_shared(one.ids)
+            done.put.append(one.ids)
         return sent
 
     # --- who tunes what

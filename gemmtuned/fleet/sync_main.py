@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import asdict
 
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.priority import give_way
@@ -28,7 +27,7 @@ def main(url: str, lease_s: float = LEASE_S, live_s: float = LIVE_S) -> int:
     except GemmtunedError as err:
         sys.stderr.write(f"{err}\n")
         return err.exit_code
-    sys.stdout.write(json.dumps(asdict(done)) + "\n")
+    sys.stdout.write(json.dumps(done.facts()) + "\n")
     return 0
 
 

@@ -148,6 +148,11 @@ def gemm_a16w8(x: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None = None
     if w.dtype not in (torch.int8, *FP8) or x.dtype not in FLOATS:
         raise GemmtunedError(f"gemm_a16w8: x is {x.dtype} and w {w.dtype}, expected 16-bit floats and int8 or fp8")
     n, k = w.shape
+    if n > 1 and tuple(w_scale.shape) == (1, n) == (1, -(-k // BLOCK)) and n <= BLOCK:
+        raise GemmtunedError(
+            f"gemm_a16w8: w_scale is {tuple(w_scale.shape)}, which may be one for each row or for each block of K: "
+            f"hand scales of rows as [{n}] or [{n}, 1]; for those of blocks turn the weight into numbers"
+        )
     if w_scale.shape == (-(-n // BLOCK), -(-k // BLOCK)) and w_scale.numel() not in (1, n):
         values = dequantised(w, w_scale, "128x128", x.dtype)
     else:
@@ -227,7 +232,12 @@ def _torch_takes(x: Tensor, w: Tensor, dtype: torch.dtype, kind: str) -> bool:
     if x.device.type == "cpu":
         known = kind == "tensor" or (kind == "row" and _ROW_SCALES_ON_CPUS)
         return known and x.dtype == w.dtype == torch.float8_e4m3fn
-    if not x.is_cuda or x.shape[1] % 16 or w.shape[0] % 16 or x.dtype == w.dtype == torch.float8_e5m2:
+    if not x.is_cuda or x.shape[1] % 16 or w.shape[0] % 16:
+        return False
+    if torch.version.hip is None and not (
+        x.dtype == w.dtype == torch.float8_e4m3fn
+        or (kind == "tensor" and {x.dtype, w.dtype} == {torch.float8_e4m3fn, torch.float8_e5m2})
+    ):
         return False
     major = torch.cuda.get_device_capability(x.device) if torch.version.hip is None else (0, 0)
     if kind == "1x128":
@@ -253,12 +263,19 @@ def _int_product(x: Tensor, w: Tensor) -> Tensor:
     n = w.shape[0]
     if not m or not n or not k:
         return x.new_zeros(m, n, dtype=torch.int32)
-    if x.device.type == "cpu":
-        return torch._int_mm(x, w.t())
-    if k % 8 or n % 8:
+    if (
+        x.device.type == "cpu" and k > 1
+    ):  # for K = 1, and for strides that are not those of plain rows, it gives garbage
+        return torch._int_mm(_rows(x), _rows(w).t())
+    if x.device.type == "cpu" or k % 8 or n % 8:
         return (x.double() @ w.double().t()).to(torch.int32)
     rows = x if m >= _INT_MM_ROWS else F.pad(x, (0, 0, 0, _INT_MM_ROWS - m))
-    return torch._int_mm(rows.contiguous(), w.contiguous().t())[:m]
+    return torch._int_mm(_rows(rows), _rows(w).t())[:m]
+
+
+def _rows(t: Tensor) -> Tensor:
+    """Row after row without gaps; `contiguous()` leaves the strides of sides of one element as they are."""
+    return t if t.stride() == (t.shape[1], 1) else torch.empty(t.shape, dtype=t.dtype, device=t.device).copy_(t)
 
 
 def _check(op: str, x: Tensor, w: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:

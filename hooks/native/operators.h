@@ -61,14 +61,16 @@ struct Operators {
     if (off() || c.device() != a.device()) return stock();  // torch has the right error
     const bool bias = family == DENSE_ADD && is_bias(c, b, beta, alpha);
     if (!describe<Device>(p, bias ? DENSE : family, a, b, type)) return stock();
+    const bool alike = c.scalar_type() == type;  // torch also takes C in X's type where the result is wider
     if (bias) {
       p.flags |= BIAS;
-      return call<Device>(p, slots_of(a, b, &c), !out || fits(*out, p, a) ? ROUTABLE : COUNTED_ONLY, stock, out);
+      const bool routable = alike && (!out || fits(*out, p, a));
+      return call<Device>(p, slots_of(a, b, &c), routable ? ROUTABLE : COUNTED_ONLY, stock, out);
     }
     Tensor whole;
     const bool numbers = !beta.isComplex() && !alpha.isComplex(), full = is_full(c, p, a);
     if (numbers && !full) whole = spread(c, p, a);
-    if (!numbers || (!full && !whole.defined()) || (out && !fits(*out, p, a)))
+    if (!alike || !numbers || (!full && !whole.defined()) || (out && !fits(*out, p, a)))
       return call<Device>(p, slots_of(a, b), COUNTED_ONLY, stock, out);
     Slots slots = slots_of(a, b);
     slots.t[SLOT_C] = full ? &c : &whole, slots.alpha = alpha.toDouble(), slots.beta = beta.toDouble();
