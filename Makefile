@@ -38,7 +38,7 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror $$(ls hooks/native/*.h hooks/native/*.cpp tests/fake_cuda/*.cpp | grep -v gen.h)
+	$(BIN)/clang-format --dry-run -Werror $$(ls hooks/native/*.h hooks/native/*.cpp tests/fake_cuda/*.cpp tests/engine/*.cpp | grep -v gen.h)
 	$(BIN)/python docs/generate.py --check
 	$(BIN)/python docs/prose.py
 	$(BIN)/codespell

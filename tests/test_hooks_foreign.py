@@ -275,7 +275,7 @@ def test_a_product_that_returns_its_result_is_timed_and_its_inside_not_counted(h
     inside = torch.ones(400, 400)
 
     def product(mat1, mat2, scales2, bias, out_dtype, is_vnni):
-        torch.mm(inside, inside), time.sleep(0.002)
+        torch.mm(inside, inside), time.sleep(0.001)
         return torch.ones(6, 64)
 
     vllm.define("int8_scaled_mm_with_quant(Tensor mat1, Tensor mat2, Tensor scales2, Tensor? bias, "
@@ -283,7 +283,7 @@ def test_a_product_that_returns_its_result_is_timed_and_its_inside_not_counted(h
     vllm.impl("int8_scaled_mm_with_quant", product, "CPU")
     hook.patches.look_for_foreign()
     list(hook.native.drain())
-    for _ in range(130):
+    for _ in range(320):
         torch.ops._C.int8_scaled_mm_with_quant(a, w, one, None, torch.float, False)
     print(json.dumps([[str(s.problem), s.calls, s.sampled_calls, s.sampled_us] for s in hook.native.drain()]))
     """,
@@ -292,8 +292,9 @@ def test_a_product_that_returns_its_result_is_timed_and_its_inside_not_counted(h
     [[problem, calls, sampled, time_us]] = done.said
 
     assert "packing=opaque" in problem
-    assert (calls, sampled) == (130, 3)
-    assert time_us >= sampled * 2000
+    assert calls == 320
+    assert 3 <= sampled <= 7, "one in 64"
+    assert time_us >= sampled * 1000
 
 
 def test_an_operator_that_came_a_moment_ago_is_counted_in_a_graph(home: Home) -> None:

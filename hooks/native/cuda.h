@@ -213,7 +213,7 @@ struct Cuda {
       -> decltype(stock()) {
     Problem p;
     if (off() || !gemmtuned::describe<Cuda>(p, SCALED, c.a, c.b, c.type) ||
-        !describe_scaled(p, scales(), c.a, c.bias, c.fast))
+        !describe_scaled(p, scales(), c.a, c.bias.has_value(), c.fast))
       return stock();
     Slots slots = slots_of(c.a, c.b, c.bias ? &*c.bias : nullptr);
     slots.t[SLOT_SCALE_X] = &c.scale_a, slots.t[SLOT_SCALE_W] = &c.scale_b;

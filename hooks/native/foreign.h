@@ -47,21 +47,25 @@ struct Foreign {
   std::unique_ptr<torch::Library> library{};
   std::atomic<Standing> standing{STANDS};
 };
-constexpr size_t kMostForeign = 64;  // operators of a device
+constexpr size_t kMostForeign = 64;  // operators of a device, in a table of twice as many slots
 template <class Device>
-inline std::array<std::atomic<Foreign*>, kMostForeign> foreigns{};
+inline std::array<std::atomic<Foreign*>, 2 * kMostForeign> foreigns{};
 template <class Device>
-inline std::atomic<size_t> foreign_count{0};
+inline size_t foreign_count = 0;
 
-// The newest of this operator; null where there has been none.
+// Where the newest of this operator is; an empty slot where there has been none.
+template <class Device>
+std::atomic<Foreign*>& slot_of(const c10::OperatorHandle& op) {
+  for (size_t at = std::hash<c10::OperatorHandle>{}(op) >> 4;; ++at) {  // what lies beneath is the address of a node
+    std::atomic<Foreign*>& slot = foreigns<Device>[at % (2 * kMostForeign)];
+    const Foreign* const it = slot.load(std::memory_order_acquire);
+    if (!it || it->op == op) return slot;
+  }
+}
+
 template <class Device>
 Foreign* foreign_of(const c10::OperatorHandle& op) {
-  const size_t count = foreign_count<Device>.load(std::memory_order_acquire);
-  for (size_t i = 0; i < count; ++i) {
-    Foreign* const it = foreigns<Device>[i].load(std::memory_order_acquire);
-    if (it->op == op) return it;
-  }
-  return nullptr;
+  return slot_of<Device>(op).load(std::memory_order_acquire);
 }
 
 // Takes our kernel back, so that torch finds what it would without us. False where somebody has put another in front of
@@ -112,13 +116,24 @@ void foreign_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
     static const c10::IValue none;
     return at < 0 ? none : (*stack)[stack->size() - it->arguments + static_cast<size_t>(at)];
   };
-  const auto tensor = [&](int8_t at) { return argument(at).isTensor() ? argument(at).toTensor() : Tensor(); };
-  const Tensor x = tensor(f.x), w = tensor(f.w), scale_x = tensor(f.scale_x), scale_w = tensor(f.scale_w);
-  const Tensor bias = tensor(f.bias);
+  static const Tensor absent;
+  const auto tensor = [&](int8_t at) -> const Tensor& {
+    const c10::IValue& given = argument(at);
+    if (!given.isTensor()) return absent;
+    return given.toTensor();
+  };
+  const Tensor x = tensor(f.x);
   Tensor y = tensor(f.y);
   if (!x.defined()) return stock();
+  Tensor own[4];  // stock takes its arguments off the stack: what a live check looks at after it is held here
+  const bool held = f.routed && g_live_every.load(std::memory_order_relaxed);
+  const int8_t others[] = {f.w, f.scale_x, f.scale_w, f.bias};
+  for (int i = 0; held && i < 4; ++i) own[i] = tensor(others[i]);
+  const auto other = [&](int i) -> const Tensor& { return held ? own[i] : tensor(others[i]); };
+  const Tensor &w = other(0), &scale_x = other(1), &scale_w = other(2), &bias = other(3);
+  const bool has_bias = bias.defined();
   Problem p;
-  Slots slots = slots_of(x, x, bias.defined() ? &bias : nullptr);
+  Slots slots = slots_of(x, x, has_bias ? &bias : nullptr);
   bool is_done = false;
   const auto counted = [&]() -> Tensor& {
     stock();
@@ -127,35 +142,35 @@ void foreign_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   };
   const bool is_plain = w.defined() && w.dim() == 2 && x.dim() == 2 && scale_x.defined() && scale_w.defined() &&
                         (y.defined() || argument(f.out).isInt());
-  const Tensor b = is_plain && f.form == SCALED_NK ? w.t() : w;
-  const OptionalTensor given_bias = bias.defined() ? OptionalTensor(bias) : std::nullopt;
+  const Tensor turned = is_plain && f.form == SCALED_NK ? w.t() : Tensor();
+  const Tensor& b = turned.defined() ? turned : w;
   const auto describe_plain = [&] {
     const auto out = y.defined() ? y.scalar_type() : static_cast<at::ScalarType>(argument(f.out).toInt());
     return describe<Device>(p, SCALED, x, b, out) &&
-           describe_scaled(p, scales_by_number(x, b, scale_x, scale_w, f.form == SCALED_KN), x, given_bias, true);
+           describe_scaled(p, scales_by_number(x, b, scale_x, scale_w, f.form == SCALED_KN), x, has_bias, true);
   };
   if (is_plain && describe_plain()) {
     slots.t[SLOT_W] = &b, slots.t[SLOT_SCALE_X] = &scale_x, slots.t[SLOT_SCALE_W] = &scale_w;
     // what torch's own operator would refuse, and the engine's perhaps takes, is the engine's
-    const bool plain_bias = !bias.defined() || (bias.dim() == 1 && bias.size(0) == b.size(1) && y.defined() &&
-                                                bias.scalar_type() == y.scalar_type());
+    const bool plain_bias = !has_bias || (bias.dim() == 1 && bias.size(0) == b.size(1) && y.defined() &&
+                                          bias.scalar_type() == y.scalar_type());
     const bool fits_y =
         y.defined() && y.dim() == 2 && y.size(0) == x.size(0) && y.size(1) == b.size(1) && y.device() == x.device();
     const bool routable = f.routed && it->is_alone && !it->returns && plain_bias && fits_y;
-    call<Device>(p, slots, routable ? ROUTABLE : COUNTED_ONLY, counted, &y);
+    call<Device>(p, slots, !routable ? COUNTED_ONLY : held ? ROUTABLE : ROUTABLE | UNCHECKED, counted, &y);
     if (!is_done) torch::jit::drop(*stack, it->arguments);  // the route wrote into y
     return;
   }
   const bool batched = f.form == OPAQUE_BATCHED;
   if (y.defined()) {
-    if (describe_opaque<Device>(p, x, y, bias.defined(), batched)) call<Device>(p, slots, COUNTED_ONLY, counted, &y);
+    if (describe_opaque<Device>(p, x, y, has_bias, batched)) call<Device>(p, slots, COUNTED_ONLY, counted, &y);
     else stock();
     return;
   }
   if (!it->returns) return stock();
   call_then_describe<Device>(x, stock, [&] {  // what comes out says how many columns it has
     const c10::IValue& made = stack->back();
-    return made.isTensor() && describe_opaque<Device>(p, x, made.toTensor(), bias.defined(), batched) ? &p : nullptr;
+    return made.isTensor() && describe_opaque<Device>(p, x, made.toTensor(), has_bias, batched) ? &p : nullptr;
   });
 }
 
@@ -189,10 +204,9 @@ bool stand_before(const std::string& name, const std::string& schema, const Fore
     return true;
   const std::string found = schema_text(op->schema());
   TORCH_CHECK(schema.empty() || found == schema, "it is ", found, ", expected ", schema);
-  size_t at = 0;
-  const size_t count = foreign_count<Device>.load(), arguments = op->schema().arguments().size();
-  while (at < count && !(foreigns<Device>[at].load()->op == *op)) ++at;
-  TORCH_CHECK(at < kMostForeign, "there are too many operators");
+  std::atomic<Foreign*>& slot = slot_of<Device>(*op);
+  const bool is_new = !slot.load();
+  TORCH_CHECK(!is_new || foreign_count<Device> < kMostForeign, "there are too many operators");
   const bool alone = op->dumpState().find(std::string(c10::toString(Device::key)) + " (inactive)") == std::string::npos;
   const std::string space = name.substr(0, name.find("::"));
   auto library =
@@ -200,12 +214,12 @@ bool stand_before(const std::string& name, const std::string& schema, const Fore
   auto* const ours = new Foreign{facts,
                                  *op,
                                  op->getComputedKernelForDispatchKey(Device::key),
-                                 arguments,
+                                 op->schema().arguments().size(),
                                  !op->schema().returns().empty(),
                                  alone,
                                  std::move(library)};
-  foreigns<Device>[at].store(ours, std::memory_order_release);
-  if (at == count) foreign_count<Device>.store(at + 1, std::memory_order_release);
+  slot.store(ours, std::memory_order_release);
+  foreign_count<Device> += is_new;
   ours->library->impl(name.substr(space.size() + 2).c_str(),
                       facts.family ? torch::CppFunction::makeFromBoxedFunction<&listened_kernel<Device>>()
                                    : torch::CppFunction::makeFromBoxedFunction<&foreign_kernel<Device>>());

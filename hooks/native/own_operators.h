@@ -20,7 +20,7 @@ inline std::vector<int64_t> scaled_key(const Tensor& a, const Tensor& b, at::Ten
   const BothScales both = recipe_a.empty()
                               ? scales_of(a, b, scale_a[0], scale_b[0])
                               : scales_of(a, b, scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b);
-  if (!describe_scaled(p, both, a, std::nullopt, false)) return {};
+  if (!describe_scaled(p, both, a, false, false)) return {};
   p.threads = 0;
   const auto* bytes = reinterpret_cast<const uint8_t*>(&p);
   return {bytes, bytes + sizeof p};

@@ -131,14 +131,13 @@ inline BothScales scales_of(const Tensor& a, const Tensor& b, at::TensorList sca
 }
 
 // Completes the key of a scaled product; false when torch has the right error, or we have no name for it.
-inline bool describe_scaled(Problem& p, const BothScales& both, const Tensor& a, const std::optional<Tensor>& bias,
-                            bool fast) {
+inline bool describe_scaled(Problem& p, const BothScales& both, const Tensor& a, bool has_bias, bool fast) {
   if (!both.known) return false;
   p.k = static_cast<uint32_t>(values_of_k(a));
   p.scale = both.x.kind, p.scale_dtype = both.x.dtype, p.scale_layout = both.x.layout;
   p.wscale = both.w.kind, p.wscale_dtype = both.w.dtype, p.wscale_layout = both.w.layout;
   p.math = fast ? REDUCED : IEEE;
-  if (bias) p.flags |= BIAS;
+  if (has_bias) p.flags |= BIAS;
   return true;
 }
 

@@ -26,10 +26,10 @@ Tensor awq_gemm(const Tensor& in, const Tensor& kernel, const Tensor& scales, co
 
 STABLE_TORCH_LIBRARY_FRAGMENT(_C, ops) {
   ops.def("onednn_mm(Tensor! c, Tensor a, Tensor? bias, Tensor handler_tensor) -> ()");
+  ops.def("cutlass_scaled_mm(Tensor! out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor? bias) -> ()");
   ops.def(
-      "cutlass_scaled_mm(Tensor! out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor? bias) -> ()");
-  ops.def(
-      "awq_gemm(Tensor _in_feats, Tensor _kernel, Tensor _scaling_factors, Tensor _zeros, SymInt split_k_iters) -> Tensor");
+      "awq_gemm(Tensor _in_feats, Tensor _kernel, Tensor _scaling_factors, Tensor _zeros, SymInt split_k_iters) -> "
+      "Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(_C, CPU, ops) {
