@@ -18,7 +18,7 @@ from gemmtuned.configs.settings import Settings, unhooked_env
 from gemmtuned.hooks.native.build import BuildFailed, build, find_built, may_try
 
 log = logging.getLogger("gemmtuned.daemon")
-BUILDING: Final = "building the native hook for this torch, once, about 15 s"
+BUILDING: Final = "building the native hook for this torch, once, about 15 s on an idle machine"
 
 
 def build_before(argv: list[str], settings: Settings) -> None:
