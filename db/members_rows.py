@@ -93,12 +93,14 @@ def session_of(row: dict[str, Any], now_us: int) -> Session | None:
     """The session in a row; None where a value is none that a program would write."""
     known = {f.name: row[f.name] for f in fields(Session) if row.get(f.name) is not None}
     for name, value in known.items():
-        if not isinstance(value, str if name in ("host", "run", "path", "note", "namespace", "operators") else int):
+        if not isinstance(
+            value, str if name in ("host", "run", "path", "note", "namespace", "role", "operators") else int
+        ):
             return None
         if isinstance(value, int) and not 0 <= value < 1 << 53:
             return None
         if isinstance(value, str):
-            known[name] = plain(value, {"note": 4096, "operators": 8192}.get(name, 200))
+            known[name] = plain(value, {"note": 4096, "role": 60, "operators": 8192}.get(name, 200))
     if known["started_us"] > now_us + SOON_US:
         return None
     known["active_us"] = min(known.get("active_us", 0), now_us)

@@ -191,6 +191,6 @@ def test_an_empty_database_is_a_sentence_in_a_notebook(tmp_path: Path, monkeypat
 
     open_store(tmp_path).close()
     monkeypatch.setenv("GEMMTUNED_HOME", str(tmp_path))
-    assert "No GEMM was called" in str(gemmtuned.coverage())
-    assert "No GEMM was called" in gemmtuned.coverage()._repr_html_()
+    assert "No GEMM was recorded" in str(gemmtuned.coverage())
+    assert "No GEMM was recorded" in gemmtuned.coverage()._repr_html_()
     assert "No solution is in use yet." in str(gemmtuned.gains())
