@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import json
 import random
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from statistics import geometric_mean
 from typing import Final
@@ -29,10 +28,11 @@ from gemmtuned.daemon.child.compile_ahead import Compilers
 from gemmtuned.daemon.child.last_check import Winner, last_check
 from gemmtuned.daemon.child.measure import Arm, Bench, Clock, Race, pairs_for, race
 from gemmtuned.daemon.child.measure_cuda import GraphClock
+from gemmtuned.daemon.child.offers import distinct
 from gemmtuned.daemon.child.outcome import DEFAULT, Default, Entrant, Question, keep_binary, solution_of
+from gemmtuned.daemon.child.trials import Emit, Trials, now_us
 from gemmtuned.daemon.child.verify import REFUSALS, first_line, verify
 from gemmtuned.daemon.protocol.options import SearchOptions
-from gemmtuned.daemon.protocol.wire import COMPILING, Trial
 from gemmtuned.kernels.backends import BACKENDS, candidates
 from gemmtuned.kernels.backends.base import CompiledBackend, Kernel
 from gemmtuned.kernels.budget import in_turns
@@ -52,7 +52,7 @@ def tune_chain(
     *,
     mode: str,
     skip: Collection[Candidate],
-    emit: Callable[[Trial], None],
+    emit: Emit,
     options: SearchOptions,
     clock: Clock | None = None,
     seed: int | None = None,
@@ -81,13 +81,14 @@ class _ChainSearch:
         environment: Environment,
         device: torch.device,
         skip: Collection[Candidate],
-        emit: Callable[[Trial], None],
+        emit: Emit,
         options: SearchOptions,
         clock: Clock,
         seed: int | None,
     ) -> None:
         self._target, self._environment, self._device = target, environment, device
-        self._skip, self._emit, self._options, self._clock = skip, emit, options, clock
+        self._skip, self._options, self._clock = skip, options, clock
+        self._trials = Trials(target, emit)
         self._coin = random.Random(seed)  # noqa: S311
         self._largest = target.at(CHAIN_M)
         self._sizes = [target.at(m) for m in SIZES]
@@ -112,7 +113,7 @@ class _ChainSearch:
         return None
 
     def _default(self) -> Kernel:
-        self._start(DEFAULT)
+        self._trials.start(DEFAULT)
         try:
             return BACKENDS[DEFAULT_BACKEND].prepare(DEFAULT, self._largest)
         except REFUSALS as err:
@@ -123,11 +124,7 @@ class _ChainSearch:
         asked = self._options
         own = (candidates(p, self._environment) for p in (self._target, *self._sizes))
         listed = chain(asked.seeds, asked.only) if asked.only is not None else in_turns(own)
-        seen = {DEFAULT, *self._skip}
-        for candidate in listed:
-            if candidate is not None and candidate not in seen and self._can_be_tried(candidate):
-                seen.add(candidate)
-                yield candidate
+        return distinct(listed, self._skip, self._can_be_tried)
 
     def _can_be_tried(self, candidate: Candidate) -> bool:
         if self._environment.stamp_of(candidate) is None or not self._options.allows(candidate):
@@ -139,15 +136,15 @@ class _ChainSearch:
 
     def _compile_ahead(self, offered: Sequence[Candidate]) -> Collection[Candidate]:
         todo = [c for c in offered if isinstance(BACKENDS[c.backend], CompiledBackend)]
-        started = _now_us()
-        failed = _compilers.run(todo, self._largest, self._environment.device, before=self._compiling) if todo else {}
+        started, before = now_us(), self._trials.compiling
+        failed = _compilers.run(todo, self._largest, self._environment.device, before=before) if todo else {}
         for candidate, reason in failed.items():
-            self._report(candidate, "screen", "refused", started, note=reason)
+            self._trials.report(candidate, "screen", "refused", started, note=reason)
         return failed
 
     def _screen(self, default: Kernel, candidate: Candidate) -> list[Entrant]:
         """The candidate with its gain over torch's own (below 1: it costs), if it passes a few numbers of rows."""
-        started = self._start(candidate)
+        started = self._trials.start(candidate)
         try:
             kernel = BACKENDS[candidate.backend].prepare(candidate, self._largest)
             prove(kernel, self._target, device=self._device, sizes=A_FEW)
@@ -155,11 +152,11 @@ class _ChainSearch:
             self._time(default, entrant, SHORT_S)
         except (Wrong, *REFUSALS) as err:
             outcome = "wrong" if isinstance(err, Wrong) else "refused"
-            self._report(candidate, "screen", outcome, started, note=first_line(err))
+            self._trials.report(candidate, "screen", outcome, started, note=first_line(err))
             return []
         entrant.gain = entrant.races[self._target].gain
         us = entrant.races[self._target].us
-        self._report(candidate, "screen", "ok", started, us=us, note=f"gain={entrant.gain:.3f} over M={SIZES}")
+        self._trials.report(candidate, "screen", "ok", started, us=us, note=f"gain={entrant.gain:.3f} over M={SIZES}")
         return [entrant]
 
     def _time(self, default: Kernel, entrant: Entrant, budget_s: float) -> None:
@@ -183,9 +180,9 @@ class _ChainSearch:
     def _is_proven(self, default: Kernel, entrant: Entrant) -> bool:
         """The whole proof, the gate at each of SIZES and the last check; then its binary is kept."""
         candidate, kernel = entrant.candidate, entrant.kernels[self._largest]
-        started = self._start(candidate)
+        started = self._trials.start(candidate)
         try:
-            rows = prove(kernel, self._target, device=self._device, before=lambda: self._start(candidate))
+            rows = prove(kernel, self._target, device=self._device, before=lambda: self._trials.start(candidate))
             self._pass_gate(default, entrant)
             self._time(default, entrant, LONG_S)
             proved = self._last_check(default, entrant)
@@ -194,19 +191,19 @@ class _ChainSearch:
             raise TryLater(str(err)) from err
         except (Wrong, *REFUSALS) as err:
             outcome = "wrong" if isinstance(err, Wrong) else "refused"
-            self._report(candidate, "verify", outcome, started, note=first_line(err))
+            self._trials.report(candidate, "verify", outcome, started, note=first_line(err))
             return False
         run = entrant.races[self._target]
         note = f"{rows} rows alike at every M from 1 to {CHAIN_M}; {proved}"
-        self._report(candidate, "verify", "ok", started, err=entrant.verdict.err, note=note)
-        self._report(candidate, "confirm", "ok", started, us=run.us, note=_by_size(entrant, self._sizes))
+        self._trials.report(candidate, "verify", "ok", started, err=entrant.verdict.err, note=note)
+        self._trials.report(candidate, "confirm", "ok", started, us=run.us, note=_by_size(entrant, self._sizes))
         return True
 
     def _pass_gate(self, default: Kernel, entrant: Entrant) -> None:
         for size in self._sizes:
             verdict = verify(
-                size, {entrant.candidate: entrant.kernels[size]}, default, device=self._device, before=self._start,
-                options=self._options,
+                size, {entrant.candidate: entrant.kernels[size]}, default, device=self._device,
+                before=self._trials.start, options=self._options,
             )[entrant.candidate]  # fmt: skip
             if verdict.outcome != "ok":
                 raise Wrong(verdict.note)
@@ -222,20 +219,6 @@ class _ChainSearch:
         )  # fmt: skip
         proved = last_check(asked, device=self._device, call_us=entrant.races[size].us, options=self._options)
         return str(proved)
-
-    def _compiling(self, candidate: Candidate) -> None:
-        self._emit(Trial(self._target, candidate, "start", None, None, "ok", COMPILING, _now_us()))
-
-    def _start(self, candidate: Candidate) -> int:
-        started = _now_us()
-        self._emit(Trial(self._target, candidate, "start", None, None, "ok", "", started))
-        return started
-
-    def _report(
-        self, candidate: Candidate, phase: str, outcome: str, started_us: int, *, us: float | None = None,
-        err: float | None = None, note: str = "",
-    ) -> None:  # fmt: skip
-        self._emit(Trial(self._target, candidate, phase, us, err, outcome, note, started_us, None))
 
 
 def _is_needless(candidate: Candidate, passed: Iterable[Entrant]) -> bool:
@@ -256,7 +239,3 @@ def _together(races: Sequence[Race]) -> Race:
 def _by_size(entrant: Entrant, sizes: Iterable[Problem]) -> str:
     times = (f"M={p.m} {entrant.races[p].baseline_us:.1f} to {entrant.races[p].us:.1f} us" for p in sizes)
     return f"torch's own to batch-invariant: {', '.join(times)}"
-
-
-def _now_us() -> int:
-    return time.time_ns() // 1000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 
 from gemmtuned.configs.problem import Problem
@@ -43,11 +43,7 @@ class Offers:
         return islice(self._distinct(chain(seeds, in_turns(lists.values()))), MOST)
 
     def _distinct(self, offered: Iterable[Candidate | None]) -> Iterator[Candidate]:
-        seen = {DEFAULT, *self._skip}
-        for candidate in offered:
-            if candidate is not None and candidate not in seen and self._can_be_tried(candidate):
-                seen.add(candidate)
-                yield candidate
+        return distinct(offered, self._skip, self._can_be_tried)
 
     def _can_be_tried(self, candidate: Candidate) -> bool:
         if self._environment.stamp_of(candidate) is None or not self._options.allows(candidate):
@@ -56,3 +52,14 @@ class Offers:
         if isinstance(backend, CompiledBackend) and self._options.only is None:  # who asks for it is told why not
             return all(backend.holds(candidate, member) for member in self._members)
         return backend is not None
+
+
+def distinct(
+    offered: Iterable[Candidate | None], skip: Collection[Candidate], can_be_tried: Callable[[Candidate], bool]
+) -> Iterator[Candidate]:
+    """Each once of those that can be tried; not torch's own, which is in every race, nor those to skip."""
+    seen = {DEFAULT, *skip}
+    for candidate in offered:
+        if candidate is not None and candidate not in seen and can_be_tried(candidate):
+            seen.add(candidate)
+            yield candidate
