@@ -24,6 +24,10 @@ TORCH_DTYPES: Final[dict[str, torch.dtype]] = {
     "fp8_e5m2": torch.float8_e5m2,
 }
 
+FLOATS: Final = (torch.bfloat16, torch.float16, torch.float32)  # of the results of our ops
+FP8: Final = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
+PACKED_FP4: Final = getattr(torch, "float4_e2m1fn_x2", torch.uint8)  # two numbers a byte; younger than our oldest torch
+
 # Half the distance from 1 to the next number: the largest relative error of one rounding.
 UNIT_ROUNDOFF: Final[dict[str, float]] = {
     "fp64": 2.0**-53, "fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8, "c128": 2.0**-53, "c64": 2.0**-24,

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.kernels.dtypes import FLOATS, FP8, PACKED_FP4
 from gemmtuned.kernels.mixture import How, Operands
 from gemmtuned.ops.shuffle import is_shuffled
 
-FLOATS: Final = (torch.bfloat16, torch.float16, torch.float32)
-_FP8: Final = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
-_BYTES: Final = (*_FP8, torch.int8)
+_BYTES: Final = (*FP8, torch.int8)
 _ACTS: Final = {"silu": "silu", "gelu": "gelu", "swiglu": "swiglu"}
 _ACT_NUMBERS: Final = ("silu", "gelu", "swiglu")
 _QUANTS: Final = {  # AITER's names, in small letters; the place is its number
@@ -121,8 +120,7 @@ def _weight(name: str, w: Tensor, scale: Tensor | None, dtype: torch.dtype, quan
     if scale is None:
         raise GemmtunedError(f"{name}_scale is needed with this quant_type")
     if quant in ("mxfp4", "int4"):
-        float4 = getattr(torch, "float4_e2m1fn_x2", torch.uint8)
-        if w.dtype not in (torch.uint8, float4) or (quant == "int4" and w.dtype != torch.uint8):
+        if w.dtype not in (torch.uint8, PACKED_FP4) or (quant == "int4" and w.dtype != torch.uint8):
             raise GemmtunedError(f"{name} is {w.dtype}, expected torch.uint8, two numbers a byte")
         columns *= 2
         w = w.view(torch.uint8)

@@ -15,13 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.kernels.dtypes import FLOATS, FP8, PACKED_FP4
 from gemmtuned.kernels.mixture import dequantised
 from gemmtuned.ops.shuffle import is_shuffled, is_view_of_shuffled, unshuffle_weight
 
 BLOCK: Final = 128  # of a block's scale, along N and K
 GROUP_FP4: Final = 32  # values of K with one e8m0 scale
-FLOATS: Final = (torch.bfloat16, torch.float16, torch.float32)
-FP8: Final = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 _INT_MM_ROWS: Final = 17  # torch._int_mm takes no fewer on a GPU
 _BLOCK_ROWS: Final = 4  # cuBLASLt takes multiples of it with scales of blocks
 _ROW_SCALES_ON_CPUS: Final = tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 13)  # 2.11 has none
@@ -108,7 +107,7 @@ def gemm_a8w8_blockscale(
         of_x = F.pad(of_x, (0, 0, 0, more)).t().contiguous().t()
         padded = of_w.new_zeros(across, -(-blocks // 4) * 4)  # as cuBLASLt reads them: rows four scales apart
         padded[:, :blocks] = of_w
-        return _scaled_mm(rows.contiguous(), WQ, of_x, padded[:, :blocks].t(), None, dtype)[:m]
+        return _scaled_mm(rows, WQ, of_x, padded[:, :blocks].t(), None, dtype)[:m]
     spread = of_x.repeat_interleave(BLOCK, 1)[:, :k]
     w = dequantised(WQ, of_w, "128x128", torch.float32)
     return ((XQ.float() * spread) @ w.t()).to(dtype)
@@ -246,10 +245,10 @@ def _torch_takes(x: Tensor, w: Tensor, dtype: torch.dtype, kind: str) -> bool:
 
 
 def _scaled_mm(x: Tensor, w: Tensor, of_x: Tensor, of_w: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    added = bias if bias is None or dtype == torch.float32 else bias.to(dtype)
-    if dtype == torch.float32 and bias is not None:  # torch takes no bias with it
-        return torch._scaled_mm(x, w.t(), of_x, of_w, out_dtype=dtype) + bias
-    return torch._scaled_mm(x.contiguous(), w.contiguous().t(), of_x, of_w, bias=added, out_dtype=dtype)
+    late = bias if dtype == torch.float32 else None  # torch takes no bias with a result of fp32
+    added = None if bias is None or late is not None else bias.to(dtype)
+    y = torch._scaled_mm(_rows(x), _rows(w).t(), of_x, of_w, bias=added, out_dtype=dtype)
+    return y if late is None else y + late
 
 
 def _by_values(x: Tensor, w: Tensor, of_x: Tensor, of_w: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -330,8 +329,7 @@ def _scale(name: str, scale: Tensor, of: Tensor, many: int) -> Tensor:
 
 def _codes(what: str, packed: Tensor) -> Tensor:
     """[rows, K/2] of bytes."""
-    float4 = getattr(torch, "float4_e2m1fn_x2", torch.uint8)
-    if packed.dim() != 2 or packed.dtype not in (torch.uint8, float4):
+    if packed.dim() != 2 or packed.dtype not in (torch.uint8, PACKED_FP4):
         raise GemmtunedError(f"{what} is {tuple(packed.shape)} of {packed.dtype}, expected [rows, K/2] of torch.uint8")
     return packed.view(torch.uint8)
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from gemmtuned.configs.errors import GemmtunedError
-
-_FP8: Final = frozenset({torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz})
+from gemmtuned.kernels.dtypes import FP8
 
 
 def as_weight(weight: Tensor, k: int) -> Tensor:
@@ -35,7 +32,7 @@ def stock_gemm(
     F.linear, or _scaled_mm for fp8 operands.  The product is rounded to x's dtype before it becomes otype, as AITER's
     torch path does it.
     """
-    if x.dtype in _FP8:
+    if x.dtype in FP8:
         return _scaled(x, w, bias, scale_a, scale_b, otype)
     if scale_a is None and scale_b is None:
         y = F.linear(x, w, bias)
