@@ -13,7 +13,14 @@ from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.db.store import Store
 
 ALL_WELL = "has a verdict"
-COMMANDS = (("untuned",), ("coverage",), ("coverage", "--by", "layer"), ("status",), ("gains",))
+COMMANDS = (
+    ("untuned",),
+    ("untuned", "--by", "layer"),
+    ("coverage",),
+    ("coverage", "--by", "layer"),
+    ("status",),
+    ("gains",),
+)
 
 
 def session(run: str, pid: int = 7, **more: object) -> Session:

@@ -49,7 +49,7 @@ def gains(
     answer = report(rows, every=every, limit=limit, now_us=time.time_ns() // 1000, unused=unused)
     if by == "layer":
         live = [row for row in rows if row["state"] in LIVE_STATES]
-        answer = grouped.gains(live, limit=limit, notes=answer.notes, facts=answer.facts)
+        answer = grouped.gains(live, answer, limit=limit)
     if run is not None:
         answer = replace(answer, notes=[*answer.notes, "calls and time saved are those of all programs"])
     answer = replace(answer, notes=[*answer.notes, *without_notes(here.home)])

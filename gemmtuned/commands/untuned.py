@@ -44,5 +44,5 @@ def untuned(
     shown = limit if by == "problem" else 0
     answer = report(rows, limit=shown, now_s=time.time(), recorded=recorded, unseen=unseen)
     if by == "layer":
-        answer = grouped.untuned(rows, limit=limit, notes=answer.notes, facts=answer.facts)
+        answer = grouped.untuned(rows, answer, limit=limit)
     show(of_database(answer, here), as_json=as_json)

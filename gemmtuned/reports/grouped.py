@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from gemmtuned.reports.layers import BEST, name_of
 from gemmtuned.reports.render import Column, Report, Row, Table, count, duration, factor
 
 
-def untuned(rows: Sequence[Row], *, limit: int, notes: Sequence[str], facts: Mapping[str, Any]) -> Report:
-    """rows: of the view `untuned`; notes, facts: what the report by problem says below its table."""
+def untuned(rows: Sequence[Row], each: Report, *, limit: int) -> Report:
+    """rows: of the view `untuned`; each: the report of them by problem."""
     found = []
     for layer, of_it in _layers(rows):
         sizes = sorted({row["m"] for row in of_it})
@@ -34,11 +34,14 @@ def untuned(rows: Sequence[Row], *, limit: int, notes: Sequence[str], facts: Map
         Column("est_saving_us", "may save", duration),
         Column("states", "state", right=False),
     )
-    return _report("untuned", columns, found, limit, notes, facts, "Everything that was called has a verdict.")
+    return _report(each, columns, found, limit)
 
 
-def gains(rows: Sequence[Row], *, limit: int, notes: Sequence[str], facts: Mapping[str, Any]) -> Report:
-    """rows: live ones of the view `solutions`; gain: of all calls so far, else of the races where there were none."""
+def gains(rows: Sequence[Row], each: Report, *, limit: int) -> Report:
+    """rows: live ones of the view `solutions`; each: the report of them by solution.
+
+    gain: of all calls so far, else of the races where there were none.
+    """
     found = []
     for layer, of_it in _layers(rows):
         faster = [row for row in of_it if row["state"] != BEST]
@@ -64,22 +67,15 @@ def gains(rows: Sequence[Row], *, limit: int, notes: Sequence[str], facts: Mappi
         Column("speedup", "gain", factor),
         Column("saved_us", "saved", duration),
     )
-    return _report("gains", columns, found, limit, notes, facts, "No solution is in use yet.")
+    return _report(each, columns, found, limit)
 
 
-def _report(
-    command: str,
-    columns: tuple[Column, ...],
-    found: Sequence[Row],
-    limit: int,
-    notes: Sequence[str],
-    facts: Mapping[str, Any],
-    empty: str,
-) -> Report:
+def _report(each: Report, columns: tuple[Column, ...], found: Sequence[Row], limit: int) -> Report:
+    """What it says around its table is what the report of single rows says."""
     shown = found[:limit] if limit else found
     more = [f"{len(found) - len(shown)} more: --limit 0 shows all"] if len(shown) < len(found) else []
-    table = Table("rows", columns, shown, empty=empty)
-    return Report(command, [table], facts={**facts, "by": "layer"}, notes=[*more, *notes])
+    table = Table("rows", columns, shown, empty=each.tables[0].empty)
+    return replace(each, tables=[table], facts={**each.facts, "by": "layer"}, notes=[*more, *each.notes])
 
 
 def _layers(rows: Iterable[Row]) -> list[tuple[str, list[Row]]]:
