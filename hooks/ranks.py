@@ -17,6 +17,8 @@ from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.manifest import MANIFEST, read_manifest
 
 if TYPE_CHECKING:
+    from typing import TypeGuard
+
     import torch
 
     from gemmtuned.hooks.hook import Hook
@@ -67,14 +69,9 @@ class Together:
 
     def look(self) -> None:
         """Take up what is newest now. Collective."""
-        import torch
-        import torch.distributed as dist
-
-        first = dist.get_rank(self._group) == 0
-        newest = torch.tensor([self._newest() if first else 0])
-        dist.broadcast(newest, group=self._group, group_src=0)
-        if int(newest) != self._known:
-            self._known = int(newest)
+        newest = of_first(self._newest, self._group)
+        if newest != self._known:
+            self._known = newest
             reload_group(self._hook(), self._group)
 
     def _newest(self) -> int:
@@ -93,11 +90,21 @@ class Together:
         return self._known
 
 
-def size_of(group: torch.distributed.ProcessGroup) -> int:
-    """How many ranks it has."""
+def is_shared(group: torch.distributed.ProcessGroup | None) -> TypeGuard[torch.distributed.ProcessGroup]:
+    """Whether there is a group, and more than one rank in it."""
     import torch.distributed as dist
 
-    return int(dist.get_world_size(group))
+    return group is not None and dist.get_world_size(group) > 1
+
+
+def of_first(number: Callable[[], int], group: torch.distributed.ProcessGroup) -> int:
+    """What the group's first rank, which alone asks, finds. Collective."""
+    import torch
+    import torch.distributed as dist
+
+    box = torch.tensor([number() if dist.get_rank(group) == 0 else 0])
+    dist.broadcast(box, group=group, group_src=0)
+    return int(box)
 
 
 def _distributed() -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmtuned.configs.settings import is_given
@@ -32,6 +33,25 @@ def join(run: str, role: str) -> bool:
     return True
 
 
+def label_of(engine: str, model: str, split: int) -> str:
+    """`vllm:<name that the model is served under>`, and how it is split: one rank's products have other sizes."""
+    return f"{engine}:{model}" + (f" tp{split}" if split > 1 else "")
+
+
+def group_of(package: str, split: int) -> Any:
+    """Of the ranks that share the layers of one model; None where there is one rank."""
+    if split <= 1:
+        return None
+    return import_module(f"{package}.distributed.parallel_state").get_tp_group().cpu_group
+
+
+def together(group: torch.distributed.ProcessGroup | None) -> ranks.Together | None:
+    """What changes tables on all ranks at one step; None for one rank, and where GEMMTUNED_RELOAD says when."""
+    if not ranks.is_shared(group) or is_given("GEMMTUNED_RELOAD"):
+        return None
+    return ranks.Together(group, hook=activate.current, every=EVERY)
+
+
 def role() -> str:
     """What this process is known to do for an engine; "" as long as nobody has said."""
     hook = activate.current()
@@ -55,7 +75,7 @@ def announce(log: logging.Logger) -> None:
 
 def take_table(group: torch.distributed.ProcessGroup | None) -> None:
     """Have the published table active now, the same on all ranks of the group; collective where there is one."""
-    if group is not None and ranks.size_of(group) > 1:
+    if ranks.is_shared(group):
         ranks.reload_group(activate.current(), group)
     if activate.current() is not None:
         activate.ready(READY_S)

@@ -70,9 +70,10 @@ def _when_idle(engine: Any, queue: Any, callbacks: list[Any], wake: Any, log: lo
 
 def recapture_vllm(worker: Any, group: Any, log: logging.Logger) -> float:
     """Capture this worker's graphs anew if they miss rows; seconds, 0.0 when there was nothing to do. Collective."""
-    if group is not None and ranks.size_of(group) > 1:
+    shared = ranks.is_shared(group)
+    if shared:
         ranks.reload_group(activate.current(), group)
-    missing = _agreed(stale.launches(), group)
+    missing = ranks.of_first(stale.launches, group) if shared else stale.launches()  # ranks capture together
     if not missing:
         return 0.0
     began_s = time.monotonic()
@@ -87,18 +88,6 @@ def recapture_vllm(worker: Any, group: Any, log: logging.Logger) -> float:
     what = "gemmtuned: graphs captured anew for generation %d took_s=%.1f launches=%d left=%d"
     log.info(what, activate.generation(), took_s, missing, stale.launches())
     return took_s
-
-
-def _agreed(found: int, group: Any) -> int:
-    """What the first rank found: ranks that capture do so together."""
-    if group is None or ranks.size_of(group) <= 1:
-        return found
-    import torch
-    import torch.distributed as dist
-
-    box = torch.tensor([found])
-    dist.broadcast(box, group=group, group_src=0)
-    return int(box)
 
 
 def _capture(worker: Any) -> None:

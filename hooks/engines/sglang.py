@@ -16,8 +16,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Final
 
-from gemmtuned.configs.settings import is_given
-from gemmtuned.hooks import activate, ranks
+from gemmtuned.hooks import ranks
 from gemmtuned.hooks.engines import member
 from gemmtuned.hooks.phase import Phase
 
@@ -49,9 +48,8 @@ def install() -> None:
 
 
 def label_of(arguments: Any) -> str:
-    """`sglang:<name that the model is served under>`, and how it is split: one rank's products have other sizes."""
-    split = int(arguments.tp_size)
-    return f"sglang:{arguments.served_model_name or arguments.model_path}" + (f" tp{split}" if split > 1 else "")
+    """As member.label_of."""
+    return member.label_of("sglang", arguments.served_model_name or arguments.model_path, int(arguments.tp_size))
 
 
 def _server(_: object, arguments: Any, *__: Any, **___: Any) -> None:
@@ -65,10 +63,11 @@ def _model(original: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any)
 
 
 def _prepare(runner: Any) -> None:
-    group = _group(runner)
+    group = member.group_of("sglang.srt", int(runner.server_args.tp_size))
     member.take_table(group)  # collective: it comes before all that may go wrong in one rank alone
-    if group is not None and ranks.size_of(group) > 1 and not is_given("GEMMTUNED_RELOAD") and not _together:
-        _together.append(ranks.Together(group, hook=activate.current, every=member.EVERY))
+    together = member.together(group)
+    if together is not None and not _together:
+        _together.append(together)
     _join(runner.server_args, f"scheduler rank {ranks.rank() or 0}")
 
 
@@ -76,13 +75,6 @@ def _join(arguments: Any, role: str) -> None:
     """Once in a process: a draft model has a runner of its own."""
     if not member.role() and member.join(label_of(arguments), role):
         member.announce(log)
-
-
-def _group(runner: Any) -> Any:
-    """Of the ranks that share the layers of one model; None where there is one rank."""
-    if int(runner.server_args.tp_size) <= 1:
-        return None
-    return import_module("sglang.srt.distributed.parallel_state").get_tp_group().cpu_group
 
 
 def _step(*_: Any, **__: Any) -> None:

@@ -18,8 +18,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, Final
 
-from gemmtuned.configs.settings import is_given
-from gemmtuned.hooks import activate, ranks
+from gemmtuned.hooks import ranks
 from gemmtuned.hooks.engines import member, recapture
 
 log: Final = logging.getLogger("vllm.gemmtuned")  # vLLM's own form and level
@@ -30,22 +29,21 @@ _OURS: Final = "_gemmtuned"  # mark of a function that is wrapped
 def install() -> None:
     """Patch what this process has of vLLM. A second call changes nothing."""
     with suppress(Exception):
-        _after(import_module("vllm.config").VllmConfig, "__post_init__", _server)
+        _around(import_module("vllm.config").VllmConfig, "__post_init__", after=_server)
     with suppress(Exception):
         wrappers = import_module("vllm.v1.worker.worker_base").WorkerWrapperBase
-        _after(wrappers, "init_device", _worker)
+        _around(wrappers, "init_device", after=_worker)
     with suppress(Exception):
         core = sys.modules.get("vllm.v1.engine.core")
         if core is not None:  # else this is not the engine's process
-            _before(core.EngineCore, "_initialize_kv_caches", _engine)
+            _around(core.EngineCore, "_initialize_kv_caches", before=_engine)
 
 
 def label_of(config: Any) -> str:
-    """`vllm:<name that the model is served under>`, and how it is split: one rank's products have other sizes."""
+    """As member.label_of."""
     model = config.model_config
     name = model.served_model_name if isinstance(model.served_model_name, str) else model.model
-    split = config.parallel_config.tensor_parallel_size
-    return f"vllm:{name}" + (f" tp{split}" if split > 1 else "")
+    return member.label_of("vllm", name, config.parallel_config.tensor_parallel_size)
 
 
 def _server(config: Any) -> None:
@@ -63,10 +61,11 @@ def _engine(engine: Any, *_: Any) -> None:
 def _worker(wrapper: Any) -> None:
     """The device and the groups of ranks are there, the model is not."""
     worker, config = wrapper.worker, wrapper.vllm_config
-    group = _group(config)
+    group = member.group_of("vllm", config.parallel_config.tensor_parallel_size)
     member.take_table(group)  # collective: it comes before all that may go wrong in one rank alone
-    if group is not None and ranks.size_of(group) > 1 and not is_given("GEMMTUNED_RELOAD"):
-        _step_together(worker, group)
+    together = member.together(group)
+    if together is not None:
+        _step_together(worker, together)
     worker.gemmtuned_recapture = functools.partial(recapture.recapture_vllm, worker, group, log)
     for name, phase in _PHASES.items():
         method = getattr(worker, name, None)
@@ -76,16 +75,8 @@ def _worker(wrapper: Any) -> None:
         member.announce(log)
 
 
-def _group(config: Any) -> Any:
-    """Of the ranks that share the layers of one model; None where there is one rank."""
-    if config.parallel_config.tensor_parallel_size <= 1:
-        return None
-    return import_module("vllm.distributed.parallel_state").get_tp_group().cpu_group
-
-
-def _step_together(worker: Any, group: Any) -> None:
+def _step_together(worker: Any, together: ranks.Together) -> None:
     """Every rank is told to run the model equally often."""
-    together = ranks.Together(group, hook=activate.current, every=member.EVERY)
     run = worker.execute_model
 
     def execute_model(*args: Any, **kwargs: Any) -> Any:
@@ -95,32 +86,22 @@ def _step_together(worker: Any, group: Any) -> None:
     worker.execute_model = execute_model
 
 
-def _after(of: type, name: str, do: Callable[[Any], object]) -> None:
-    """Have `do(self)` follow each call of a method, whatever becomes of it."""
+def _around(
+    of: type, name: str, *, before: Callable[..., object] | None = None, after: Callable[[Any], object] | None = None
+) -> None:
+    """Have `before(self, *args)` precede each call of a method, or `after(self)` follow it, whatever becomes of it."""
     method = getattr(of, name)
     if hasattr(method, _OURS):
         return
 
     @functools.wraps(method)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if before is not None:
+            member.quietly(log, before, self, *args)
         result = method(self, *args, **kwargs)
-        member.quietly(log, do, self)
+        if after is not None:
+            member.quietly(log, after, self)
         return result
-
-    setattr(wrapped, _OURS, True)
-    setattr(of, name, wrapped)
-
-
-def _before(of: type, name: str, do: Callable[..., object]) -> None:
-    """Have `do` precede each call of a method, with its arguments."""
-    method = getattr(of, name)
-    if hasattr(method, _OURS):
-        return
-
-    @functools.wraps(method)
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        member.quietly(log, do, self, *args)
-        return method(self, *args, **kwargs)
 
     setattr(wrapped, _OURS, True)
     setattr(of, name, wrapped)
