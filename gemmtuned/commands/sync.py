@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -69,7 +70,7 @@ def _once(here: Settings, url: str, *, dry_run: bool) -> Report:
     lines += [f"refused: {reason}" for reason in done.refused[:8]]
     if len(done.refused) > 8:
         lines.append(f"refused: {len(done.refused) - 8} more (--json has them all)")
-    facts: dict[str, Any] = {"url": url, "host": host, "dry_run": dry_run, **done.facts()}
+    facts: dict[str, Any] = {"url": url, "host": host, "dry_run": dry_run, **asdict(done)}
     return Report("sync", [], facts, lines=lines)
 
 

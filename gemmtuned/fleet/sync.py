@@ -8,8 +8,8 @@ worker check and race it, and only that makes a solution of it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
 from gemmtuned import __version__
 from gemmtuned.configs.errors import TableError
@@ -54,11 +54,6 @@ class Synced:
     claimed: int = 0
     theirs: int = 0
     refused: list[str] = field(default_factory=list)
-    put: list[Sequence[int]] = field(default_factory=list)  # numbers of the solutions sent, until they are there
-
-    def facts(self) -> dict[str, Any]:
-        """What people are told."""
-        return {name: value for name, value in asdict(self).items() if name != "put"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,16 +79,16 @@ class Exchange:
         if not self.dry_run:
             self.store.fleet_begin(self.url, live_until_s=None)
         clock_s = self._clock(now_s)
+        sent: list[int] = []  # numbers of solutions
         for environment in self.store.known_environments():
-            self._environment(environment, done, now_s=now_s, clock_s=clock_s)
+            sent += self._environment(environment, done, now_s=now_s, clock_s=clock_s)
         if self.dry_run:
             return done
         due = not 0 <= now_s - self.store.fleet_seen() < SEEN_S
         if due or not self.claim:
             seen.put(self.store, self.objects, self.host, self.trust, now_s=now_s)
         self.objects.flush()  # what is only queued until then is sent again if this fails
-        for ids in done.put:
-            self.store.fleet_shared(ids)
+        self.store.fleet_shared(sent)
         if due or not self.claim:
             self.store.fleet_seen(now_s=now_s)
         if self.claim and self.objects.can_claim:
@@ -108,7 +103,8 @@ class Exchange:
         self.objects.put(path, __version__.encode())
         return self.objects.clock_s(path)
 
-    def _environment(self, environment: Environment, done: Synced, *, now_s: float, clock_s: float) -> None:
+    def _environment(self, environment: Environment, done: Synced, *, now_s: float, clock_s: float) -> Sequence[int]:
+        """Numbers of the solutions that were sent."""
         name = environment_name(environment)
         known: dict[str, claims.Claim] = {}
         if self.claim and self.objects.can_claim:
@@ -119,11 +115,12 @@ class Exchange:
         if self.dry_run:
             done.fetched += sum(unit in open_units for unit in listed.values())
             done.sent += len(self.store.fleet_unshared(environment))
-            return
+            return ()
         self._fetch(environment, open_units, done, now_s=now_s)
-        sent = self._send(environment, name, done, clock_s=clock_s)
+        ids, sent = self._send(environment, name, done, clock_s=clock_s)
         if self.claim and self.objects.can_claim:
             self._claim(environment, name, open_units, known, sent, done, now_s=now_s, clock_s=clock_s)
+        return ids
 
     # --- down
 
@@ -187,8 +184,9 @@ class Exchange:
 
     # --- up
 
-    def _send(self, environment: Environment, name: str, done: Synced, *, clock_s: float) -> set[str]:
-        """What was found here and nobody has from us; the units of it."""
+    def _send(self, environment: Environment, name: str, done: Synced, *, clock_s: float) -> tuple[list[int], set[str]]:
+        """What was found here and nobody has from us: its numbers, and the units of it."""
+        ids: list[int] = []
         sent = set()
         for one in self.store.fleet_unshared(environment):
             result = Result(
@@ -200,8 +198,8 @@ class Exchange:
                 self.objects.put(result_path(name, result.unit, digest, clock_s), data)
                 done.sent += 1
                 sent.add(result.unit)
-            done.put.append(one.ids)
-        return sent
+            ids += one.ids
+        return ids, sent
 
     # --- who tunes what
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import asdict
 
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.priority import give_way
@@ -27,7 +28,7 @@ def main(url: str, lease_s: float = LEASE_S, live_s: float = LIVE_S) -> int:
     except GemmtunedError as err:
         sys.stderr.write(f"{err}\n")
         return err.exit_code
-    sys.stdout.write(json.dumps(done.facts()) + "\n")
+    sys.stdout.write(json.dumps(asdict(done)) + "\n")
     return 0
 
 
