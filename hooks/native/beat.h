@@ -1,7 +1,7 @@
 // A page that says to others whether products run here: the daemon looks at it (daemon/device/beats.py).
 //
-// Each thread adds to a place of its own with a plain store, so a call costs nothing more and waits for nobody; two threads may
-// share a place and lose a count, for all that is asked of the page is whether it changes. It lies in /dev/shm: a page of a disk
+// Each thread adds to a place of its own with a plain load and store, so a call waits for nobody; two threads may share a place
+// and lose a count, for all that is asked of the page is whether it changes. It lies in /dev/shm: a page of a disk
 // could keep a call waiting.
 #pragma once
 #include <fcntl.h>

@@ -220,9 +220,14 @@ bool stand_before(const std::string& name, const std::string& schema, const Fore
                                  std::move(library)};
   slot.store(ours, std::memory_order_release);
   foreign_count<Device> += is_new;
-  ours->library->impl(name.substr(space.size() + 2).c_str(),
-                      facts.family ? torch::CppFunction::makeFromBoxedFunction<&listened_kernel<Device>>()
-                                   : torch::CppFunction::makeFromBoxedFunction<&foreign_kernel<Device>>());
+  try {
+    ours->library->impl(name.substr(space.size() + 2).c_str(),
+                        facts.family ? torch::CppFunction::makeFromBoxedFunction<&listened_kernel<Device>>()
+                                     : torch::CppFunction::makeFromBoxedFunction<&foreign_kernel<Device>>());
+  } catch (...) {
+    ours->standing.store(GONE, std::memory_order_release);  // it was in its slot already, for calls come at once
+    throw;
+  }
   return true;
 }
 
