@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -64,7 +64,7 @@ class Busiest:
         name: Callable[[int], str] = named,
     ) -> None:
         self._ours = os.getpid() if ours is None else ours
-        self._times, self._clock, self._name = times or _times, clock, name
+        self._times, self._clock, self._name = times or cpu_seconds, clock, name
         self._last: tuple[float, dict[int, float]] | None = None
         self._again_s = float("-inf")
         self._said = ""
@@ -97,7 +97,8 @@ def _descends(pid: int, root: int) -> bool:
         return False
 
 
-def _times() -> Iterable[tuple[int, float]]:
+def cpu_seconds() -> Iterator[tuple[int, float]]:
+    """(number, seconds of CPU) of each process that we may see."""
     for process in psutil.process_iter(["pid", "cpu_times"]):
         times = process.info["cpu_times"]
         if times is not None:

@@ -10,6 +10,7 @@ from typing import Any, Final
 import psutil
 
 from gemmtuned.daemon.device.neighbours import gpu_holders
+from gemmtuned.daemon.device.who import cpu_seconds
 from gemmtuned.daemon.notice import SeatNotice
 
 MOST: Final = 5  # names for each device
@@ -44,13 +45,7 @@ class Users:
         return found
 
     def _shares(self, ours: set[int]) -> dict[int, float]:
-        now_s, used_s = time.monotonic(), {}
-        for process in psutil.process_iter():
-            try:
-                times = process.cpu_times()
-            except psutil.Error:  # it has ended, or is not ours to see
-                continue
-            used_s[process.pid] = float(times.user + times.system)
+        now_s, used_s = time.monotonic(), dict(cpu_seconds())
         span_s = now_s - self._at_s if self._at_s is not None else 0.0
         before, self._used_s, self._at_s = self._used_s, used_s, now_s
         if span_s <= 0:
