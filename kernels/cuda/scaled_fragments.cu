@@ -47,28 +47,21 @@ __device__ __forceinline__ u32 in_block(u32 address, u32 rank) {  // the same ad
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
   return there;
 }
-__device__ __forceinline__ Quad read_once(const char* from, bool there) {  // zeros where it is not
-  Quad q;
-  if (EVEN && TAIL == 0)
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(q.v[0]), "=r"(q.v[1]), "=r"(q.v[2]), "=r"(q.v[3]) : "l"(from));
-  else
-    asm volatile("{.reg .pred there; setp.ne.u32 there, %5, 0; mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; mov.u32 %3, 0; "
-                 "@there ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];}"
-                 : "=&r"(q.v[0]), "=&r"(q.v[1]), "=&r"(q.v[2]), "=&r"(q.v[3]) : "l"(from), "r"((u32)there));
-  return q;
-}
-__device__ __forceinline__ Quad read(const char* from, bool there) {  // what other thread blocks read as well
-  Quad q;
-  if (EVEN && TAIL == 0)
-    asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(q.v[0]), "=r"(q.v[1]), "=r"(q.v[2]), "=r"(q.v[3]) : "l"(from));
-  else
-    asm volatile("{.reg .pred there; setp.ne.u32 there, %5, 0; mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; mov.u32 %3, 0; "
-                 "@there ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];}"
-                 : "=&r"(q.v[0]), "=&r"(q.v[1]), "=&r"(q.v[2]), "=&r"(q.v[3]) : "l"(from), "r"((u32)there));
-  return q;
-}
+// 16 bytes, or zeros where they are not there. Those of X stay in the first cache, for other thread blocks read them too.
+#define READER(NAME_OF_IT, LOAD)                                                                                           \
+  __device__ __forceinline__ Quad NAME_OF_IT(const char* from, bool there) {                                               \
+    Quad q;                                                                                                                \
+    if (EVEN && TAIL == 0)                                                                                                 \
+      asm volatile(LOAD " {%0, %1, %2, %3}, [%4];"                                                                         \
+                   : "=r"(q.v[0]), "=r"(q.v[1]), "=r"(q.v[2]), "=r"(q.v[3]) : "l"(from));                                  \
+    else                                                                                                                   \
+      asm volatile("{.reg .pred there; setp.ne.u32 there, %5, 0; mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; "            \
+                   "mov.u32 %3, 0; @there " LOAD " {%0, %1, %2, %3}, [%4];}"                                               \
+                   : "=&r"(q.v[0]), "=&r"(q.v[1]), "=&r"(q.v[2]), "=&r"(q.v[3]) : "l"(from), "r"((u32)there));             \
+    return q;                                                                                                              \
+  }
+READER(read_w, "ld.global.nc.L1::no_allocate.v4.u32")
+READER(read_x, "ld.global.nc.v4.u32")
 __device__ __forceinline__ float read_scale(const float* from, bool there) {
   float f;
   asm volatile("{.reg .pred there; setp.ne.u32 there, %2, 0; mov.f32 %0, 0f00000000; @there ld.global.nc.f32 %0, [%1];}"
@@ -104,9 +97,9 @@ __device__ __forceinline__ void load(Step& to, const Loads& my, int i) {
   const bool mine = EVEN || i < my.many, there = mine && (TAIL == 0 || i != my.last || my.in_tail);
   const int at = i * WARPS * 128;
 #pragma unroll
-  for (int side = 0; side < SIDES; side++) to.x[side] = read(my.x + my.x_rows[side] + at, there);
+  for (int side = 0; side < SIDES; side++) to.x[side] = read_x(my.x + my.x_rows[side] + at, there);
 #pragma unroll
-  for (int row = 0; row < 2 * BLOCKS; row++) to.w[row] = read_once(my.w + my.w_rows[row] + at, there);
+  for (int row = 0; row < 2 * BLOCKS; row++) to.w[row] = read_w(my.w + my.w_rows[row] + at, there);
   if (SCALES == BLOCK) {
     to.sw = read_scale(my.sw + i * WARPS, mine);
 #pragma unroll
