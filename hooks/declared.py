@@ -109,8 +109,10 @@ class Declared:
         for place in [*self._waiting]:
             there = _there(*place)
             if there is not None:
-                self._waiting.remove(place)
-                yield from _declarations(":".join(place), there)
+                try:
+                    yield from _declarations(":".join(place), there)
+                finally:  # last of all: until then another thread that asks has_new is told so
+                    self._waiting.remove(place)
 
     def has_new(self) -> bool:
         """Whether there are some, or nobody has looked yet; reads no entry points."""

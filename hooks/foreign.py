@@ -48,9 +48,11 @@ class ForeignOperators:
             self._announced += self._declared.new()
             for declared in self._announced:
                 if declared.is_registered:
-                    self._looked_at.add(declared.name)
-                    if declared.name not in self.changed:
-                        stands[declared.name] = self._listen(library, declared)
+                    try:
+                        if declared.name not in self.changed:
+                            stands[declared.name] = self._listen(library, declared)
+                    finally:  # not before ours stands there: `ready` asks from another thread
+                        self._looked_at.add(declared.name)
             self.seen = [name for name, where in stands.items() if where]
             library.watch(operator for where in stands.values() for operator in where)
         finally:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
+import types
+from collections import UserDict
+from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,7 +19,9 @@ from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.launch import Condition, OperatorLaunch
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND
+from gemmtuned.hooks import declared
 from gemmtuned.hooks.declared import Declaration
+from gemmtuned.hooks.foreign import ForeignOperators
 from gemmtuned.hooks.native.records import pack, unpack
 
 ENTRY_POINTS = "[gemmtuned.operators]\nours = declared_here:OPERATORS\nnobody = never_imported:OPERATORS\n"
@@ -193,3 +200,40 @@ def test_families_of_others_have_codes_of_their_own_in_the_key(monkeypatch: pyte
         key.family_code(f"b.f{number}")
     with pytest.raises(ProblemError, match="knows 128 of other packages at most"):
         key.family_code("b.more")
+
+
+def test_nobody_is_told_that_ours_stands_there_while_it_is_still_put_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`ready` asks from the program's thread while the hook's own looks: a call too early would pass uncounted."""
+    library = torch.library.Library("declared_between", "DEF")
+    library.define("twice(Tensor x, Tensor w) -> Tensor")
+    behind = []
+
+    class Asked(UserDict[str, str]):
+        """The declaration, whose reader asks what another thread would ask at that moment."""
+
+        def keys(self):  # type: ignore[no-untyped-def]
+            behind.append(operators.is_behind())
+            return super().keys()
+
+    class Native:
+        def stand_before(self, *_: object) -> list[str]:
+            behind.append(operators.is_behind())
+            return ["CPU declared_between::twice"]
+
+        def watch(self, _: object) -> None: ...
+
+    module = types.ModuleType("declared_between")
+    module.OPERATORS = (  # type: ignore[attr-defined]
+        Asked(operator="declared_between::twice", family="declared.between", x="x", w="w"),
+    )
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    point = EntryPoint("between", "declared_between:OPERATORS", declared.GROUP)
+    monkeypatch.setattr(declared, "entry_points", lambda group: [point])
+    operators = ForeignOperators(())
+    before = operators.is_behind()
+    operators.look(cast("Any", Native()))
+
+    assert before and len(behind) >= 2 and all(behind)
+    assert not operators.is_behind() and operators.seen == ["declared_between::twice"]
