@@ -17,6 +17,7 @@ from gemmtuned.configs.aiter_csv import Row, read_lines, write_lines
 from gemmtuned.configs.aiter_headers import FAMILIES, OURS, AiterFamily, gfx_of_units
 from gemmtuned.configs.errors import GemmtunedError, ProblemError, TableError
 from gemmtuned.configs.hint import plain_case
+from gemmtuned.configs.numbers import decimal, signed, whole
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND, NAME, Candidate, Device, Solution
 
@@ -138,8 +139,7 @@ def gfx_of(row: Row, *, here: str = "") -> str:
 
 def units_of(row: Row) -> int:
     """Its compute units; 0 when it does not say."""
-    text = row["cu_num"].partition(".")[0]
-    return int(text) if text.isdigit() else 0
+    return whole(row["cu_num"].partition(".")[0]) or 0
 
 
 def time_of(row: Row) -> float | None:
@@ -148,10 +148,7 @@ def time_of(row: Row) -> float | None:
         return row.us
     if row.header.family.name == "guide":
         m, n, k = row.key
-        try:
-            tflops = float(row["tflops"])
-        except ValueError:
-            return None
+        tflops = decimal(row["tflops"]) or 0.0
         return 2 * m * n * k / (tflops * 1e6) if 0 < tflops < 1e9 else None
     return None
 
@@ -165,11 +162,9 @@ def candidate_of(row: Row) -> Candidate | None:
     if solution is not None:
         return solution.candidate
     kernels = {name: row[name] for name in ("kernelName", "kernelName1", "kernelName2", "kernel_name") if row[name]}
-    numbers = {
-        name: int(row[name].partition(".")[0])
-        for name in ("kernelId", "solidx", "algo_index", "splitK", "block_m", "ksplit")
-        if row[name].lstrip("-").partition(".")[0].isdigit()
-    }
+    columns = ("kernelId", "solidx", "algo_index", "splitK", "block_m", "ksplit")
+    read = {name: signed(row[name].partition(".")[0]) for name in columns}
+    numbers = {name: number for name, number in read.items() if number is not None}
     backend = library_of(row)
     if not backend or not NAME.fullmatch(backend):
         return None

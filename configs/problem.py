@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from gemmtuned.configs.errors import ProblemError
+from gemmtuned.configs.numbers import whole
 
 # Our short names with torch's ScalarType numbers: the native table packs the number, everything else uses the name.
 DTYPES: Final[dict[str, int]] = {
@@ -60,6 +61,7 @@ _SCALE_OF_W: Final = {"1x128": "128x128"}
 _SCALE_DTYPES: Final = {"1x32": "e8m0", "1x16": "fp8_e4m3", "1x16+tensor": "fp8_e4m3"}
 
 MAX_DIM: Final = 2**31 - 1
+MAX_THREADS: Final = 32767
 CHAIN_M: Final = 256  # what stands for every M in a batch-invariant problem; its solution is proven at each M up to it
 _WORD: Final = re.compile(r"[a-z0-9_]{1,40}")
 OTHERS_FAMILY: Final = re.compile(r"[a-z][a-z0-9_]{0,39}\.[a-z0-9_]{1,40}")  # of another package: package.family
@@ -133,8 +135,8 @@ class Problem:
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise ProblemError(f"{name} is {getattr(self, name)!r}, expected true or false")
-        if not isinstance(self.threads, int) or not 0 <= self.threads <= 32767:
-            raise ProblemError(f"threads is {self.threads!r}, expected an integer from 0 to 32767")
+        if not isinstance(self.threads, int) or not 0 <= self.threads <= MAX_THREADS:
+            raise ProblemError(f"threads is {self.threads!r}, expected an integer from 0 to {MAX_THREADS}")
         if self.packing and not (isinstance(self.packing, str) and _WORD.fullmatch(self.packing)):
             raise ProblemError(f"packing is {self.packing!r}, expected a name of small letters, digits and _")
         if self.batch_invariant:
@@ -296,9 +298,10 @@ class Problem:
             if name is None:
                 raise ProblemError(f"{text!r}: unknown part {short!r}, expected one of {', '.join(_LONG)}")
             if name in _NUMBERS:
-                if not value.isascii() or not value.isdigit():
+                number = whole(value)
+                if number is None:
                     raise ProblemError(f"{text!r}: {short} is {value!r}, expected a number")
-                values[name] = bool(int(value)) if name in _SWITCHES else int(value)
+                values[name] = bool(number) if name in _SWITCHES else number
             else:
                 values[name] = value
         return cls(**values)

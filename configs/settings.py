@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from gemmtuned.configs.errors import SettingError
+from gemmtuned.configs.numbers import decimal, whole
 
 RELOADS: Final = ("auto", "start", "manual")
 
@@ -224,8 +225,9 @@ def trusted_uid(env: Mapping[str, str] | None = None) -> int | None:
     name = (os.environ if env is None else env).get("GEMMTUNED_TRUST", "")
     if not name:
         return None
-    if name.isascii() and name.isdigit() and len(name) <= 10 and int(name) < 1 << 32:
-        return int(name)
+    number = whole(name)
+    if number is not None and number < 1 << 32:
+        return number
     import pwd
 
     try:
@@ -242,10 +244,8 @@ def notify_socket(env: Mapping[str, str] | None = None) -> str:
 def watchdog_s(env: Mapping[str, str] | None = None) -> float | None:
     """How often systemd wants a sign of life of this very process; None when it wants none."""
     env = os.environ if env is None else env
-    text, pid = env.get("WATCHDOG_USEC", ""), env.get("WATCHDOG_PID", "")
-    if not (text.isascii() and text.isdigit() and len(text) < 16) or (pid and pid != str(os.getpid())):
-        return None
-    return int(text) / 1e6 or None
+    every_us, pid = whole(env.get("WATCHDOG_USEC", "")), env.get("WATCHDOG_PID", "")
+    return every_us / 1e6 if every_us and pid in ("", str(os.getpid())) else None
 
 
 BATCH_INVARIANT: Final = "GEMMTUNED_BATCH_INVARIANT"
@@ -299,10 +299,9 @@ def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
     text = env.get(name, "")
     if text == "":
         return default
-    try:
-        value = float(text)
-    except ValueError as err:
-        raise SettingError(f"{name} must be a number of seconds, got {text!r}") from err
+    value = decimal(text)
+    if value is None:
+        raise SettingError(f"{name} must be a number of seconds, got {text!r}")
     if not 0 <= value < 1e9:
         raise SettingError(f"{name} must be 0 or more seconds and less than 1e9, got {text!r}")
     return value
@@ -352,8 +351,8 @@ def _ranks(env: Mapping[str, str]) -> int:
 
 def _number(env: Mapping[str, str], name: str) -> int | None:
     """A variable of somebody else's, which may hold anything."""
-    text = env.get(name, "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+    number = whole(env.get(name, ""))
+    return number if number is not None and number < 1_000_000_000 else None
 
 
 def _program() -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gemmtuned.configs.beats import folder_of, page_of
+from gemmtuned.configs.numbers import whole
 from gemmtuned.configs.processes import life_of
 
 if TYPE_CHECKING:
@@ -64,10 +65,10 @@ class Beats:
 def _sweep(folder: Path) -> None:
     """Take pages away that killed processes have left."""
     for page in folder.glob("beats-*"):
-        number = page.name.removeprefix("beats-")
+        pid = whole(page.name.removeprefix("beats-"))
         with suppress(OSError, IndexError):
             try:
-                over = number.isdigit() and life_of(int(number))[0]
+                over = pid is not None and life_of(pid)[0]
             except FileNotFoundError:
                 over = True
             if over:

@@ -33,8 +33,9 @@ Run = Callable[..., Any]
 ABSURD = (
     "", "-1", "99999999999999999999", "9" * 5000, "1e400", "nan", "1e18", "\u00b2", "\udcff", "a" * 5000,
     "[red]\x1b[31m", "8x8", "0x0x0", "fp32:8x8x8,threads=99999999999999999999", "bf16:9999999999x1x1", "99999999w",
-    "~nosuchuser/x",
+    "~nosuchuser/x", "\u0663", "1_0",
 )  # fmt: skip
+NO_NUMBERS = ("\u0663", "1_0", " 5", "5 ", "\u00b2", "nan", "inf", "0x8", "5\n", "9" * 5000, "--5", "1e999", "five")
 READERS = (
     ("coverage",), ("coverage", "--by", "problem"), ("coverage", "--by", "run"), ("untuned",), ("gains",),
     ("gains", "--all"), ("trials",), ("explain", "8", "1024", "512"), ("status",), ("db", "check"),
@@ -203,9 +204,52 @@ def test_a_negative_number_of_seconds_is_called_a_number() -> None:
         Settings.from_env({"GEMMTUNED_FLUSH_S": "soon"})
 
 
+NUMERIC_VARIABLES = ("GEMMTUNED_IDLE_S", "GEMMTUNED_FLUSH_S", "GEMMTUNED_LIVE_CHECK", "GEMMTUNED_GRAPH_WAIT_S")
+
+
+def test_a_variable_that_is_a_number_takes_decimal_digits_alone(home: Path) -> None:
+    """Python's own int() and float() take digits of any script, underscores and spaces."""
+    names = [name for name in (v.name for v in VARIABLES) if name in NUMERIC_VARIABLES]
+    assert len(names) == len(NUMERIC_VARIABLES)
+    for name in names:
+        assert Settings.from_env({"GEMMTUNED_HOME": str(home), name: "5"})
+        for text in NO_NUMBERS:
+            with pytest.raises(SettingError, match=name):
+                Settings.from_env({"GEMMTUNED_HOME": str(home), name: text})
+    for text in NO_NUMBERS:
+        with pytest.raises(SettingError, match="GEMMTUNED_TRUST"):
+            trusted_uid({"GEMMTUNED_TRUST": text})
+        assert watchdog_s({"WATCHDOG_USEC": text}) is None
+        here = Settings.from_env({"GEMMTUNED_HOME": str(home), "WORLD_SIZE": text, "RANK": "1"})
+        assert (here.rank, here.reload) == (None, "auto")
+
+
+@pytest.mark.parametrize("words", list(ALL), ids=" ".join)
+def test_an_option_that_is_a_number_takes_decimal_digits_alone(home: Path, words: tuple[str, ...]) -> None:
+    """Each option that takes `5` and refuses `five` is one."""
+    command = ALL[words]
+
+    def takes(option: str, text: str) -> bool:
+        try:
+            command.make_context(words[-1], [f"{option}={text}"], resilient_parsing=False)
+        except ClickException as err:
+            return "nvalid value" not in str(err.message) and "is not a" not in str(err.message)
+        except GemmtunedError:
+            return False
+        return True
+
+    for param in command.params:
+        if param.param_type_name == "argument" or getattr(param, "is_flag", False):
+            continue
+        option = param.opts[0]
+        if takes(option, "5") and not takes(option, "five"):
+            assert [text for text in NO_NUMBERS if text == text.strip() and takes(option, text)] == [], option
+
+
 FILES: tuple[bytes, ...] = (
-    b"", b"inf", b"nan", b"1e18", b"1e400", b"9" * 400, b"\xff\xfe\x00", "\u00b2".encode(), b"[" * 100_000, b"{}", b"7",
-    b'{"owner": 7}',
+    b"", b"inf", b"nan", b"1e18", b"1e400", b"9" * 400, b"9" * 5000,
+    b"\xff\xfe\x00", "\u00b2".encode(), b"[" * 100_000, b"{}", b"7",
+    b'{"owner": 7}', b'{"owner": "\xc2\xb2:\xc2\xb2:1.2.3"}', b'{"pid": ' + b"9" * 5000 + b"}",
 )  # fmt: skip
 
 

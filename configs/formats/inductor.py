@@ -19,6 +19,7 @@ from typing import Any, Final
 from gemmtuned.configs.aiter_columns import DTYPE_NAMES, torch_name
 from gemmtuned.configs.errors import ProblemError, TableError
 from gemmtuned.configs.hint import Imported
+from gemmtuned.configs.numbers import whole
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Candidate, Solution
 
@@ -89,7 +90,7 @@ def _problem(key: re.Match[str]) -> Problem | None:
 
 
 def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",") if part.strip().isdigit() and len(part) < 12]
+    return [number for part in text.split(",") if (number := whole(part.strip())) is not None]
 
 
 def _letter(size: list[int], strides: list[int]) -> str:

@@ -19,6 +19,7 @@ from typing import Any, Final
 from gemmtuned.configs.aiter_csv import MAX_BAD_ROWS, MAX_LINE, lines_of, write_file
 from gemmtuned.configs.errors import ProblemError, TableError
 from gemmtuned.configs.hint import Imported
+from gemmtuned.configs.numbers import decimal
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Candidate, Solution
 
@@ -99,10 +100,8 @@ def _add(found: Imported, number: int, fields: Sequence[str], validators: Mappin
 
 
 def _us(text: str) -> float:
-    try:
-        return float(text) * 1e3
-    except ValueError:
-        return math.nan
+    ms = decimal(text)
+    return math.nan if ms is None else ms * 1e3
 
 
 def _problem(op: re.Match[str], sizes: re.Match[str]) -> Problem | None:

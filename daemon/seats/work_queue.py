@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import psutil
 
+from gemmtuned.configs.numbers import whole
 from gemmtuned.configs.processes import life_of, pid_namespace
 from gemmtuned.configs.solution import CROWDED, DEFAULT_BACKEND, Candidate, Environment, Solution
 from gemmtuned.daemon.protocol.options import SearchOptions
@@ -275,7 +276,7 @@ def is_dead(owner: str) -> bool:
 def is_of_here(owner: str) -> bool:
     """Whether it can be known that the owner is no more: it ran on this host, before its start or with our pids."""
     host, pid, boot, _, namespace = _parts(owner)
-    if host != socket.gethostname() or not pid.isdigit() or not boot:
+    if host != socket.gethostname() or whole(pid) is None or not boot:
         return False
     return boot != _boot() or namespace == _namespace() != ""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from gemmtuned.configs.errors import SettingError
 from gemmtuned.configs.moment import moment
+from gemmtuned.configs.numbers import decimal
 from gemmtuned.daemon.notice import read_small, replace_file
 
 if TYPE_CHECKING:
@@ -125,11 +126,8 @@ def paused_until(home: Path, now_s: float) -> float | None:
         return None
     except OSError:
         return 0.0
-    try:
-        until_s = float(text)
-    except ValueError:
-        return 0.0
-    if not until_s < _LAST_S:  # no moment that could be told
+    until_s = decimal(text.strip())
+    if until_s is None or until_s >= _LAST_S:  # no moment that could be told
         return 0.0
     return until_s if until_s > now_s else None
 

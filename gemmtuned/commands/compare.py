@@ -17,7 +17,7 @@ from typing import IO, Annotated, Final
 import typer
 
 from gemmtuned.commands.native_library import build_before
-from gemmtuned.commands.options import Json, settings
+from gemmtuned.commands.options import Json, number, settings, whole_number
 from gemmtuned.commands.run import program
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.settings import child_env
@@ -71,7 +71,7 @@ class _Key:
 
 def compare(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The program, as `run` takes it.")],
-    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Runs of each arm.")] = 5,
+    rounds: Annotated[int, typer.Option(parser=whole_number(1, 1000), metavar="N", help="Runs of each arm.")] = 5,
     figure: Annotated[
         re.Pattern[str] | None,
         typer.Option(
@@ -87,7 +87,9 @@ def compare(
         ),
     ] = None,
     lower_is_better: Annotated[bool, typer.Option("--lower-is-better", help="For a figure, as for a time.")] = False,
-    timeout_s: Annotated[float, typer.Option(min=0.1, help="Longest a run may take.")] = 3600.0,
+    timeout_s: Annotated[
+        float, typer.Option(parser=number(0.1), metavar="SECONDS", help="Longest a run may take.")
+    ] = 3600.0,
     warm_up: Annotated[bool, typer.Option(help="One run before the first round, not counted.")] = True,
     as_json: Json = False,
 ) -> None:

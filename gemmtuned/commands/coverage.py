@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gemmtuned.commands.options import MOST_ROWS, Json, Run, Since, choice, settings
+from gemmtuned.commands.options import Json, Run, Since, choice, number, settings, whole_number
 from gemmtuned.configs.settings import Settings
 from gemmtuned.reports import layers
 from gemmtuned.reports.coverage import GROUPS, SHOWN, WEIGHTS, report
@@ -41,12 +41,18 @@ def coverage(
     since: Since = "24h",  # type: ignore[assignment]
     limit: Annotated[
         int | None,
-        typer.Option(min=0, max=MOST_ROWS, help=f"Rows to show; 0 for all. Without it {SHOWN}, with --json all."),
+        typer.Option(
+            parser=whole_number(),
+            metavar="N",
+            help=f"Rows to show; 0 for all. Without it {SHOWN}, with --json all.",
+        ),
     ] = None,
     run: Run = None,
     fail_under: Annotated[
         float | None,
-        typer.Option(min=0, max=100, metavar="PERCENT", help="End with 1 where less than this is covered: for CI."),
+        typer.Option(
+            parser=number(0, 100), metavar="PERCENT", help="End with 1 where less than this is covered: for CI."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gemmtuned.commands import native_library, spot_checking
-from gemmtuned.commands.options import LogFormat, LogLevel, seconds, settings, start_logging
+from gemmtuned.commands.options import LogFormat, LogLevel, number, seconds, settings, start_logging, whole_number
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.reports.progress import Tell, progress
 
@@ -31,7 +31,12 @@ def daemon(
         bool, typer.Option("--once", help="End when every problem has a verdict or failed for good, retuned ones too.")
     ] = False,
     wait_s: Annotated[
-        float | None, typer.Option(min=0, help="End with 75 when no device was idle for so long while there was work.")
+        float | None,
+        typer.Option(
+            parser=number(),
+            metavar="SECONDS",
+            help="End with 75 when no device was idle for so long while there was work.",
+        ),
     ] = None,
     idle_s: Annotated[
         float | None, typer.Option(parser=seconds, metavar="SPAN", help="Clear time before a device counts as idle.")
@@ -52,7 +57,10 @@ def daemon(
         bool, typer.Option(help="Compile for GPUs while others use them: one niced process, no device.")
     ] = True,
     metrics_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Serve Prometheus metrics on 127.0.0.1:PORT/metrics.")
+        int | None,
+        typer.Option(
+            parser=whole_number(0, 65535), metavar="PORT", help="Serve Prometheus metrics on 127.0.0.1:PORT/metrics."
+        ),
     ] = None,
     log_format: LogFormat = "text",
     log_level: LogLevel = "info",

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from gemmtuned.commands.options import Json, choice, problems, seen, settings
+from gemmtuned.commands.options import Json, choice, problems, seen, settings, whole_number
 from gemmtuned.configs.padding import COVERS, padded_m
-from gemmtuned.configs.problem import DTYPES, FAMILIES, LAYOUTS, WEIGHT_STATES, Problem
+from gemmtuned.configs.problem import DTYPES, FAMILIES, LAYOUTS, MAX_DIM, MAX_THREADS, WEIGHT_STATES, Problem
 from gemmtuned.reports.explain import MOST, matching, report
 from gemmtuned.reports.problem_list import Shape, shape_or_problem
 from gemmtuned.reports.render import show
@@ -29,8 +29,11 @@ def explain(
     bias: Annotated[bool | None, typer.Option(help="With a bias vector, or without.")] = None,
     layout: Annotated[str | None, typer.Option(parser=choice(LAYOUTS), metavar="NAME", help="nt is linear's.")] = None,
     weight_state: Annotated[str | None, typer.Option(parser=choice(WEIGHT_STATES), metavar="NAME")] = None,
-    threads: Annotated[int | None, typer.Option(min=0, help="CPU threads of the calling process.")] = None,
-    batch: Annotated[int | None, typer.Option(min=1)] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(parser=whole_number(0, MAX_THREADS), metavar="N", help="CPU threads of the calling process."),
+    ] = None,
+    batch: Annotated[int | None, typer.Option(parser=whole_number(1, MAX_DIM), metavar="N")] = None,
     as_json: Json = False,
 ) -> None:
     """Why a problem runs what it runs.

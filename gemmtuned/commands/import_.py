@@ -11,14 +11,14 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from gemmtuned.commands.options import DryRun, Json, choice, default_threads, settings
+from gemmtuned.commands.options import DryRun, Json, choice, default_threads, settings, whole_number
 from gemmtuned.configs.aiter_headers import FAMILIES
 from gemmtuned.configs.errors import ProblemError, TableError
 from gemmtuned.configs.formats import read_any
 from gemmtuned.configs.formats.model import MODEL, is_model, read_model
 from gemmtuned.configs.hint import Imported
 from gemmtuned.configs.manifest import MANIFEST, check_owner
-from gemmtuned.configs.problem import Problem, as_by_default
+from gemmtuned.configs.problem import MAX_THREADS, Problem, as_by_default
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import LIVE_STATES, Environment, Solution, cpu_device
 from gemmtuned.configs.tunable import can_tune
@@ -57,7 +57,12 @@ def import_(
         bool, typer.Option(help="Use what gemmtuned measured on this kind of CPU with these versions, once checked.")
     ] = True,
     threads: Annotated[
-        int | None, typer.Option(min=0, help="CPU threads of those problems; default: as many as torch takes.")
+        int | None,
+        typer.Option(
+            parser=whole_number(0, MAX_THREADS),
+            metavar="N",
+            help="CPU threads of those problems; default: as many as torch takes.",
+        ),
     ] = None,
     dry_run: DryRun = False,
     as_json: Json = False,

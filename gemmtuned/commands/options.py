@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand
 
 from gemmtuned.configs.errors import StoreError
+from gemmtuned.configs.numbers import decimal, signed
 from gemmtuned.configs.problem import SPELLED, Problem
 from gemmtuned.configs.settings import Settings, child_env
 from gemmtuned.hooks.notice import Stderr
@@ -63,6 +64,30 @@ def choice(allowed: tuple[str, ...]) -> Callable[[str], str]:
 def level(text: str) -> str:
     """A logging level's name."""
     return one_of(text.lower(), LEVELS)
+
+
+def whole_number(least: int = 0, most: int = MOST_ROWS) -> Callable[[str | int], int]:
+    """A reader of an option that takes a whole number from least to most."""
+
+    def read(text: str | int) -> int:  # an int is the option's default
+        value = signed(str(text))
+        if value is None or not least <= value <= most:
+            raise typer.BadParameter(f"{str(text)[:40]!r} is not a whole number from {least} to {most}")
+        return value
+
+    return read
+
+
+def number(least: float = 0.0, most: float = 1e9) -> Callable[[str | float], float]:
+    """A reader of an option that takes a decimal number from least to most."""
+
+    def read(text: str | float) -> float:
+        value = decimal(str(text))
+        if value is None or not least <= value <= most:
+            raise typer.BadParameter(f"{str(text)[:40]!r} is not a number from {least:g} to {most:g}")
+        return value
+
+    return read
 
 
 def default_threads() -> int:
@@ -187,7 +212,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done,
 Run = Annotated[
     str | None, typer.Option("--run", metavar="LABEL", help="Only what programs of this label called (GEMMTUNED_RUN).")
 ]
-Limit = Annotated[int, typer.Option(min=0, max=MOST_ROWS, help="Rows to show; 0 for all.")]
+Limit = Annotated[int, typer.Option(parser=whole_number(), metavar="N", help="Rows to show; 0 for all.")]
 Since = Annotated[float, typer.Option(parser=seconds, metavar="SPAN", help="Traffic of this long: 45m, 24h, 7d.")]
 LogFormat = Annotated[
     str, typer.Option(parser=choice(("text", "json")), metavar="FORM", help="Log lines as text or json.")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gemmtuned.commands.options import DryRun, Json, ProblemTexts, named, settings
+from gemmtuned.commands.options import DryRun, Json, ProblemTexts, named, settings, whole_number
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import Solution
 from gemmtuned.reports.render import Column, Report, Table, age, count, factor, several, show
@@ -100,7 +100,10 @@ def retune(problem: ProblemTexts, dry_run: DryRun = False, as_json: Json = False
 
 def rollback(
     generation: Annotated[
-        int | None, typer.Option("--generation", min=0, help="Which; without it the newest ones are listed.")
+        int | None,
+        typer.Option(
+            "--generation", parser=whole_number(), metavar="N", help="Which; without it the newest ones are listed."
+        ),
     ] = None,
     dry_run: DryRun = False,
     as_json: Json = False,

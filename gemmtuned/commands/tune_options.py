@@ -7,9 +7,10 @@ from typing import Annotated, Final
 
 import typer
 
-from gemmtuned.commands.options import choice
+from gemmtuned.commands.options import choice, number, whole_number
 from gemmtuned.configs.aiter_columns import DTYPE_NAMES
-from gemmtuned.configs.problem import DTYPES
+from gemmtuned.configs.numbers import whole
+from gemmtuned.configs.problem import DTYPES, MAX_DIM, MAX_THREADS
 from gemmtuned.kernels import catalog
 from gemmtuned.kernels.own_kernel import Parameter
 
@@ -39,9 +40,10 @@ def dtype(text: str) -> str:
 def sizes(text: str) -> tuple[int, ...]:
     """`1,512,1024` as numbers."""
     parts = text.replace(",", " ").split()
-    if not parts or not all(part.isascii() and part.isdigit() and 0 < int(part) < 2**31 for part in parts):
+    found = [number for number in map(whole, parts) if number is not None and 0 < number < 2**31]
+    if not found or len(found) < len(parts):
         raise typer.BadParameter(f"{text!r} is not a list of sizes: write 1,512,1024")
-    return tuple(map(int, parts))
+    return tuple(found)
 
 
 def libraries(texts: list[str], known: tuple[str, ...]) -> tuple[tuple[str, ...] | None, list[str]]:
@@ -107,9 +109,10 @@ def _check_values(
 def _value(text: str, parameter: str, value: str) -> int | str:
     if parameter == "kernel" and value:
         return value
-    if not (value.isascii() and value.isdigit()):
+    number = whole(value)
+    if number is None:
         raise typer.BadParameter(f"--space {text!r}: {value!r} is not a whole number")
-    return int(value)
+    return number
 
 
 Problems = Annotated[
@@ -134,9 +137,17 @@ ModelDir = Annotated[
         help="A Hugging Face model: the shapes follow from its config.json, and the report says how.",
     ),
 ]  # fmt: skip
-Tp = Annotated[int, typer.Option("--tp", min=1, help="With --model-dir: tensor parallel ranks.")]
+Tp = Annotated[
+    int, typer.Option("--tp", parser=whole_number(1), metavar="N", help="With --model-dir: tensor parallel ranks.")
+]
 Ep = Annotated[
-    int, typer.Option("--ep", min=1, help="With --model-dir: ranks that a mixture's experts are spread over, whole.")
+    int,
+    typer.Option(
+        "--ep",
+        parser=whole_number(1),
+        metavar="N",
+        help="With --model-dir: ranks that a mixture's experts are spread over, whole.",
+    ),
 ]
 VisionNsets = Annotated[
     str | None,
@@ -156,7 +167,12 @@ Nsets = Annotated[
 ]
 BatchSize = Annotated[
     int | None,
-    typer.Option("--batch-size", min=1, help="With --model-dir: --nsets are times this. Built-in shapes: the only M."),
+    typer.Option(
+        "--batch-size",
+        parser=whole_number(1, MAX_DIM),
+        metavar="N",
+        help="With --model-dir: --nsets are times this. Built-in shapes: the only M.",
+    ),
 ]
 Unfused = Annotated[
     bool, typer.Option("--unfused", help="With --model-dir: q, k, v, gate and up apart, as transformers runs them.")
@@ -176,7 +192,8 @@ AllBias = Annotated[bool, typer.Option("--all-bias", help="Each shape without an
 Threads = Annotated[
     int | None,
     typer.Option(
-        min=0,
+        parser=whole_number(0, MAX_THREADS),
+        metavar="N",
         help="CPU threads where nothing says; default: as many as torch takes, or 0 (the GPU) where there is one.",
     ),
 ]
@@ -195,25 +212,45 @@ Space = Annotated[
     ),
 ]  # fmt: skip
 Iters = Annotated[
-    int | None, typer.Option("--iters", help="Timed pairs of a deciding race, 6 to 2000; default: by time.")
+    int | None,
+    typer.Option(
+        "--iters",
+        parser=whole_number(1),
+        metavar="N",
+        help="Timed pairs of a deciding race, 6 to 2000; default: by time.",
+    ),
 ]
-Warmup = Annotated[int, typer.Option("--warmup", help="Untimed calls before.")]
+Warmup = Annotated[int, typer.Option("--warmup", parser=whole_number(), metavar="N", help="Untimed calls before.")]
 Timeout = Annotated[
-    float | None, typer.Option("--timeout", min=1.0, help="Seconds one candidate may take; default 120 and more.")
+    float | None,
+    typer.Option(
+        "--timeout", parser=number(1), metavar="SECONDS", help="Seconds one candidate may take; default 120 and more."
+    ),
 ]
 ErrRatio = Annotated[
     float | None,
     typer.Option(
-        "--err-ratio", "--errRatio",
+        "--err-ratio", "--errRatio", parser=number(0, 1), metavar="SHARE",
         help="Largest share of elements outside atol + rtol * |y|; on top of our own check, never instead.",
     ),
 ]  # fmt: skip
-Atol = Annotated[float | None, typer.Option("--atol", help="Default 5e-2 for bf16 results, 1e-2 for others.")]
-Rtol = Annotated[float | None, typer.Option("--rtol", help="The same. Given without --err-ratio, that is 0.")]
-MinImprovement = Annotated[
-    float | None, typer.Option("--min-improvement-pct", min=0.0, help="Gain that a solution must exceed; default 2.")
+Atol = Annotated[
+    float | None,
+    typer.Option("--atol", parser=number(), metavar="X", help="Default 5e-2 for bf16 results, 1e-2 for others."),
 ]
-Mp = Annotated[int | None, typer.Option("--mp", min=1, help="Devices to use at most; default all.")]
+Rtol = Annotated[
+    float | None,
+    typer.Option("--rtol", parser=number(), metavar="X", help="The same. Given without --err-ratio, that is 0."),
+]
+MinImprovement = Annotated[
+    float | None,
+    typer.Option(
+        "--min-improvement-pct", parser=number(), metavar="PERCENT", help="Gain that a solution must exceed; default 2."
+    ),
+]
+Mp = Annotated[
+    int | None, typer.Option("--mp", parser=whole_number(1), metavar="N", help="Devices to use at most; default all.")
+]
 
 Output = Annotated[
     Path | None,

@@ -13,6 +13,7 @@ from torch import Tensor
 from gemmtuned.configs.aiter_rows import candidate_of, solution_of
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.merge import Found
+from gemmtuned.configs.numbers import signed
 from gemmtuned.configs.padding import padded_m
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Device, Solution
@@ -59,7 +60,7 @@ def chosen(found: Found) -> tuple[Choice, Solution | None]:
     if candidate is None:
         return Choice(DEFAULT_BACKEND, padded_m=found.m), None
     texts = {name: row[name].partition(".")[0] for name in ("solidx", "splitK")}
-    numbers = {name: int(text) if text.lstrip("-").isdigit() else None for name, text in texts.items()}
+    numbers = {name: signed(text) for name, text in texts.items()}
     kernel = row["kernelName"] or row["kernel_name"]
     choice = Choice(candidate.backend, numbers["solidx"] or 0, numbers["splitK"], kernel, found.m)
     return choice, solution_of(row)
