@@ -50,7 +50,7 @@ class Account:
         self.role = ""  # what the process does for a serving engine
         self._stale = ""  # of frozen weights
         self._op_failures: list[tuple[Solution, str]] = []  # each solution once, at most
-        self._announced = False
+        self._announced = self._said_off = False
 
     def label(self, settings: Settings, role: str) -> None:
         """From now on this process is known as `settings.run`, and as this part of it."""
@@ -134,17 +134,24 @@ class Account:
         return next(filter(None, notes), "")
 
     def announce(self) -> None:
-        """Say once that it is on; not in children of multiprocessing, whose parent has said it."""
+        """Say once that it is on, or that somebody has switched it off; not in children of multiprocessing.
+
+        Their parent has said it.  Where it is off for another reason, that was said as a warning.
+        """
         settings, path = self._settings, self._patches.path
-        if self._announced or settings.quiet or path == "off" or self._patches.switched_off():
+        off = self._patches.switched_off() or ("" if settings.native else "switched off by GEMMTUNED_NATIVE=0")
+        if self._announced or settings.quiet or (path == "off" and not off) or (off and self._said_off):
             return
-        self._announced = True
+        self._announced, self._said_off = not off, True
         process = sys.modules.get("multiprocessing.process")
         if process is not None and process.parent_process() is not None:
             return
+        version = sys.modules["gemmtuned"].__version__
+        if off:
+            say_line(f"gemmtuned {version}: {off}, this program runs stock torch (GEMMTUNED_QUIET=1 silences this)")
+            return
         if engines.speak():
             return
-        version = sys.modules["gemmtuned"].__version__
         what = "" if settings.dispatch else ", counting only" if settings.capture else ""
         table = self._tables.table
         say_line(

@@ -387,7 +387,7 @@ def test_where_nothing_can_be_timed_a_foreground_run_does_not_try_all(home: Home
     assert set(done.put_off) == set(hopeless) and not done.failed
     reasons = list(done.put_off.values())
     assert reasons.count("the CPU is in use") == HOPELESS
-    assert reasons.count(f"not tried, {HOPELESS} in a row were put off: the CPU is in use") == 3
+    assert reasons.count(f"not tried, since {HOPELESS} in a row were put off") == 3
     assert not {str(problem) for problem in hopeless[HOPELESS:]} & set(tried)
     why = [row["reason"] for row in queries.untuned(home.settings.db)]  # all of them stay to be tuned
     assert (len(why), why.count("put off: the CPU is in use")) == (HOPELESS + 3, HOPELESS)

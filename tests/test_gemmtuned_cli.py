@@ -435,6 +435,22 @@ def test_explain_tells_hit_and_miss_apart(call: Cli, home: Path) -> None:
     assert "was never seen" in unseen
 
 
+def test_explain_of_what_has_no_solution_shows_no_table_of_nothing(call: Cli, home: Path) -> None:
+    text = call("explain", str(WAITING)).stdout
+    rows = json.loads(call("explain", str(WAITING), "--json").stdout)["rows"]
+
+    assert "no solution is filed for M = " in text
+    assert "nothing filed here" not in text and "Looked up in this order" not in text
+    assert [row["why"] for row in rows] == ["nothing filed here"] * 3
+
+
+def test_coverage_tells_of_a_gain_only_where_something_runs_faster(call: Cli, home: Path) -> None:
+    assert "all GEMMs together: 1." in call("coverage").stdout
+    assert call("withdraw", str(TUNED), str(EVEN)).returncode == 0
+    text = call("coverage").stdout
+    assert "0.0 % runs faster" in text and "together" not in text and "1.00x" not in text
+
+
 def test_explain_names_the_steps_by_what_they_round_to(call: Cli, home: Path) -> None:
     text = call("explain", str(TUNED)).stdout
     rows = json.loads(call("explain", str(TUNED), "--json").stdout)["rows"]
@@ -771,6 +787,18 @@ def test_doctor_reports_every_part(call: Cli, home: Path) -> None:
     parts = {"python", "torch", "entry point", "native hook", "home", "file system", "disk", "sqlite", "inotify"}
     assert parts | {"daemon", "programs"} <= set(found)
     assert {row["name"] for row in parsed["settings"]} == {variable.name for variable in VARIABLES}
+
+
+def test_doctor_shows_what_is_wrong_last_and_of_variables_those_that_are_set(call: Cli, home: Path) -> None:
+    lines = call("doctor", "--quick").stdout.splitlines()
+    every = call("doctor", "--quick", "--variables").stdout
+
+    results = [word for line in lines if (word := line[:4]) in ("PASS", "WARN", "FAIL")]
+    assert results == sorted(results, key=("PASS", "WARN", "FAIL").index) and "WARN" in results
+    assert "warned" in lines[-1] and lines[-2].startswith(results[-1])
+    named = [variable.name for variable in VARIABLES if any(line.startswith(f"{variable.name} ") for line in lines)]
+    assert "GEMMTUNED_HOME" in named and "GEMMTUNED_IDLE_S" not in named
+    assert all(variable.name in every and variable.meaning in every for variable in VARIABLES)
 
 
 def test_doctor_names_misspelled_variables_and_what_is_probably_meant(call: Cli) -> None:

@@ -34,6 +34,7 @@ from gemmtuned.daemon.service.main import UNTRIED, Tuned
 from gemmtuned.db import queries
 from gemmtuned.db.store import Store
 from gemmtuned.reports.chosen import of_table
+from gemmtuned.reports.progress import Left
 from gemmtuned.reports.render import show
 from gemmtuned.reports.tuned_files import TunedTable
 
@@ -106,6 +107,35 @@ def test_what_was_put_off_is_told_with_the_way_out_and_its_own_code(
     told = capsys.readouterr().out
     assert end.value.code == code
     assert "put off: the CPU is in use" in told and "1 put off" in told and "--idle" in told
+
+
+def test_a_reason_to_put_off_is_told_once_for_all_that_share_it(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    later = [replace(PROBLEM, n=n) for n in (32, 48, 128)]
+    reasons = [f"others use the CPU: our threads waited for it {share}% of the time" for share in (71, 83)]
+    done = Tuned(put_off=dict(zip(later, [*reasons, "the disk is full"], strict=True)))
+    monkeypatch.setattr("gemmtuned.daemon.service.main.tune_now", lambda *a, **how: done)
+    with pytest.raises(SystemExit):
+        build()(["tune", *map(str, later)], prog_name="gemmtuned")
+    told = capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        build()(["tune", *map(str, later), "--json"], prog_name="gemmtuned")
+    rows = json.loads(capsys.readouterr().out)["rows"]
+
+    assert told.count("others use the CPU") == 1 and f"2 put off: {reasons[0]}" in told
+    assert "1 put off: the disk is full" in told
+    assert [row["why"] for row in rows] == [f"put off: {why}" for why in (*reasons, "the disk is full")]
+
+
+def test_how_long_the_rest_may_take_goes_by_what_is_done() -> None:
+    now = [0.0]
+    left = Left(lambda: now[0])
+
+    assert left(2, 10) == ""  # what was done before is nobody's pace
+    now[0] = 6.0
+    assert left(4, 10) == "about 18.0 s left, "
+    assert left(10, 10) == ""
 
 
 def run(*args: str, **how: Any) -> subprocess.CompletedProcess[str]:

@@ -500,6 +500,29 @@ def test_a_start_says_once_that_it_is_on_unless_it_is_told_to_be_quiet(home: Hom
     )
 
 
+@pytest.mark.parametrize("by", ["the file", "GEMMTUNED_NATIVE"])
+def test_a_start_says_once_that_it_is_switched_off_and_by_what(home: Home, by: str) -> None:
+    home.path.mkdir()
+    publish(home.path / "configs", [published(LINEAR, "torch_swap")], 7)
+    env = {"GEMMTUNED_NATIVE": "0"} if by == "GEMMTUNED_NATIVE" else {}
+    if not env:
+        (home.path / "disabled").touch()
+    code = """
+        import torch, gemmtuned
+        from hooked import wait_for
+        wait_for(lambda: gemmtuned.generation() == 7)
+        gemmtuned.reload()
+        print(1)
+        """
+    said = home.run(code, GEMMTUNED_QUIET="0", **env).err
+
+    off = "switched off by GEMMTUNED_NATIVE=0" if env else f"switched off: {home.path / 'disabled'} exists"
+    assert said == (
+        f"gemmtuned {__import__('gemmtuned').__version__}: {off}, this program runs stock torch "
+        "(GEMMTUNED_QUIET=1 silences this)\n"
+    )
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user that nobody knows")
 def test_a_user_without_a_home_folder_runs_on_stock_torch_and_is_told_in_words() -> None:
     run = "import torch, gemmtuned; gemmtuned.enable(); print(gemmtuned.status()['note'], gemmtuned.is_enabled())"

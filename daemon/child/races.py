@@ -140,9 +140,8 @@ class Races:
                     return found
                 if ended_s > until_s:
                     break
-        raise TryLater(
-            f"the CPU is in use: our threads waited {waited:.1f} s in a second for it, such times do not count"
-        )
+        share = min(waited / self._arms.main.threads, 1.0)
+        raise TryLater(f"others use the CPU: our threads waited for it {share:.0%} of the time, so no time counts")
 
     def _pairs(self, arm: Arm, call_us: float, budget_s: float, *, least: int, most: int) -> int:
         """Of readings of an arm whose calls take so long; a GPU's readings are of many calls, but less noisy."""

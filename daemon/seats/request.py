@@ -73,4 +73,4 @@ class Request:
         if self._in_a_row == HOPELESS:
             left = self.open()
             self.settled.update(left)
-            self.put_off |= dict.fromkeys(left, f"not tried, {HOPELESS} in a row were put off: {put_off}")
+            self.put_off |= dict.fromkeys(left, f"not tried, since {HOPELESS} in a row were put off")

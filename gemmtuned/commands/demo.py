@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tempfile
@@ -33,14 +34,16 @@ def demo(
         raise typer.BadParameter(f"{folder} is not empty: name a new folder")
     build_before([sys.executable], settings())
     try:
-        result = run(folder, say=typer.echo)
+        result = run(folder, say=_say)
     except BaseException:
         if home is None:
             shutil.rmtree(folder, ignore_errors=True)
         raise
     median, low, _ = result.gain(result.after)
     typer.echo()
-    if low > 1.0:
+    if not result.verdicts:
+        typer.echo(f"Nothing could be measured: other programs use this machine{_load()}.")
+    elif low > 1.0:
         typer.echo(f"{median:.2f}x in {result.took_s:.0f} s, in processes that were never restarted.")
     else:
         typer.echo(f"No clear gain here ({median:.2f}x, and one round was slower): where torch is best it stays.")
@@ -49,5 +52,18 @@ def demo(
     for command in ("coverage", "gains", "report"):
         typer.echo(f"    GEMMTUNED_HOME={folder} gemmtuned {command}")
     typer.echo("\nYour own program:  GEMMTUNED=1 python serve.py      and beside it:  gemmtuned daemon")
-    if low <= 1.0:
+    if low <= 1.0 or not result.verdicts:
         complain("others may use this machine: run it again when it is quiet")
+
+
+def _load() -> str:
+    """How many threads want a CPU, where the system says that."""
+    try:
+        return f" (load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs)"
+    except OSError:
+        return ""
+
+
+def _say(line: str) -> None:
+    """At once, also into a file."""
+    print(line, flush=True)

@@ -22,11 +22,13 @@ def doctor(
     deep: Annotated[
         bool, typer.Option("--deep", help="Read the whole database, as gemmtuned db check does: seconds for 100 MB.")
     ] = False,
+    variables: Annotated[bool, typer.Option("--variables", help="Show every variable with its meaning.")] = False,
     as_json: Json = False,
 ) -> None:
     """Check this installation, name what mends it.
 
-    PASS, WARN or FAIL for each part. Ends with 1 when a check failed. Changes nothing but, with --build, the cache.
+    PASS, WARN or FAIL for each part, what is wrong last. Ends with 1 when a check failed. Changes nothing but, with
+    --build, the cache.
     """
     wrong = wrong_variables()
     try:
@@ -36,7 +38,7 @@ def doctor(
         here = Settings.from_env(child_env(**{**dict.fromkeys(wrong), "GEMMTUNED_HOME": NOWHERE}))
     if build:
         build_now(here)
-    report, failed = examine(here, quick=quick, wrong=wrong, deep=deep)
+    report, failed = examine(here, quick=quick, wrong=wrong, deep=deep, variables=variables)
     show(report, as_json=as_json)
     if failed:
         raise typer.Exit(1)

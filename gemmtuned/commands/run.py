@@ -16,6 +16,7 @@ from gemmtuned.commands.spot_checking import check_tables
 from gemmtuned.configs.beside_aiter import aiter_captures
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.settings import Settings, child_env
+from gemmtuned.reports.why import why_off
 
 UPGRADE_WAIT_S: Final = 5.0  # for others who hold the database
 Command = Annotated[list[str], typer.Argument(metavar="COMMAND...", help="python serve.py, or serve.py alone.")]
@@ -44,6 +45,8 @@ def run(
         **({"GEMMTUNED_DISPATCH": "0"} if capture_only else {}),
     )
     here = settings()
+    for line in why_off(here, program=True):
+        say(line)
     build_before(argv, here)
     check_tables(here)
     _bring_up_to_date(here)

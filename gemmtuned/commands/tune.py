@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from gemmtuned.daemon.service.check import Checked
     from gemmtuned.daemon.service.main import Tuned
 
+PUT_OFF: Final = "put off"  # why is below the table, once
 _PLAN = (Column("problem", "problem", right=False),)
 _DONE = (
     *_PLAN,
@@ -37,7 +40,7 @@ _DONE = (
     Column("us", "now", duration),
     Column("speedup", "gain", factor),
     Column("err", "error", small),
-    Column("why", "", lambda why: why or "", right=False),
+    Column("why", "", lambda why: PUT_OFF if (why or "").startswith(PUT_OFF) else why or "", right=False),
 )
 _CHECKED = (
     *_PLAN,
@@ -139,8 +142,10 @@ def tune(
         show(_plan(wanted), as_json=as_json)
         return
     shares = _shares(monitors, wanted.problems, mp)
-    if not named and file is None and model_dir is None:  # said before minutes of work, too
+    if not named and file is None and model_dir is None:  # said before minutes of work
         complain(" ".join(wanted.notes))
+        if not as_json:
+            wanted = replace(wanted, notes=[])
     if run_config is not None:
         _check(wanted, run_config, dtype or "bf16", options, shares, timeout, as_json=as_json)
         return
@@ -285,7 +290,7 @@ def _report(wanted: Wanted, done: Tuned, notes: list[str]) -> Report:
         solution = done.solutions.get(problem)
         if solution is None:
             later = done.put_off.get(problem)
-            why = f"put off: {later}" if later else done.failed.get(problem, "not tuned")
+            why = f"{PUT_OFF}: {later}" if later else done.failed.get(problem, "not tuned")
             rows.append({"problem": str(problem), "why": why})
             continue
         route = str(solution.candidate)
@@ -312,13 +317,23 @@ def _report(wanted: Wanted, done: Tuned, notes: list[str]) -> Report:
     if done.put_off:
         notes = [
             *notes,
-            f"{len(done.put_off)} put off: nothing is decided about them, and they stay to be tuned. Run it again when "
-            "nothing else uses the device, or with --idle, which waits for that",
+            *_reasons(done.put_off.values()),
+            "nothing is decided about what was put off, and it stays to be tuned. Run it again when nothing else uses "
+            "the device, or with --idle, which waits for that",
         ]
     said = f"{len(done.solutions)} of {len(wanted.problems)} have a verdict"
     if done.earlier:
         said += f", {len(done.earlier)} from before (--all measures them again)"
     return Report("tune", tables, facts, notes=[*wanted.notes, *notes, said])
+
+
+def _reasons(told: Iterable[str]) -> Iterator[str]:
+    """Why some were put off, each reason once with how many: those that differ in figures alone are one."""
+    alike: dict[str, list[str]] = {}
+    for reason in told:
+        alike.setdefault(re.sub(r"[0-9.]+", "0", reason), []).append(reason)
+    for reasons in alike.values():
+        yield f"{len(reasons)} put off: {reasons[0]}"
 
 
 def _check(

@@ -18,23 +18,31 @@ from pathlib import Path
 from typing import Any, Final
 
 from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.manifest import read_manifest
 from gemmtuned.configs.settings import child_env
+from gemmtuned.reports.render import several
 
 ROUNDS: Final = 9
 ROUND_S: Final = 0.5  # of decoding, each program in each round
 TUNE_S: Final = 30  # seconds for the daemon; what is not tuned by then stays as it was
+SAY_S: Final = 5.0  # between two lines while it tunes
+LOOK_S: Final = 0.1
 RELOAD_S: Final = 5.0  # a running program has taken the table up by then
 
 
 @dataclass(slots=True)
 class Result:
-    """What was seen: tokens/s of both programs before and after, the largest difference of their outputs."""
+    """What was seen: tokens/s of both programs before and after, the largest difference of their outputs.
+
+    verdicts: how many shapes have one.
+    """
 
     home: Path
     device: str
     before: dict[str, list[float]] = field(default_factory=dict)
     after: dict[str, list[float]] = field(default_factory=dict)
     difference: float = 0.0
+    verdicts: int = 0
     took_s: float = 0.0
 
     def gain(self, figures: dict[str, list[float]]) -> tuple[float, float, float]:
@@ -95,16 +103,18 @@ def run(home: Path, *, say: Callable[[str], None], rounds: int = ROUNDS, tune_s:
     began_s = time.monotonic()
     programs: list[_Program] = []
     try:
+        say("Starting two copies of a small decoder ...")
         programs += [_Program(name, home) for name in ("plain", "hooked")]
         ready = [program.answer() for program in programs]
         result = Result(home, device=f"{ready[0]['device']}, {ready[0]['threads']} threads")
         steps = _steps(programs[0])
-        say(f"Two copies of a small decoder run on {result.device}; one has GEMMTUNED=1.")
+        say(f"They run on {result.device}, and take turns; one has GEMMTUNED=1.")
         result.before, _ = _rounds(programs, steps, rounds)
         say(f"Before tuning: {_spell(result, result.before)}")
         time.sleep(1.5)  # one flush: what was called is in the database
         say(f"Tuning what the hooked one called, at most {tune_s:g} s ...")
-        _tune(home, tune_s)
+        _tune(home, tune_s, say)
+        result.verdicts = _published(home)
         time.sleep(1.0)
         _rounds(programs, steps, 1)
         result.after, result.difference = _rounds(programs, steps, rounds)
@@ -137,21 +147,38 @@ def _rounds(programs: Sequence[_Program], steps: int, count: int) -> tuple[dict[
     return speeds, difference
 
 
-def _tune(home: Path, tune_s: float) -> None:
+def _tune(home: Path, tune_s: float, say: Callable[[str], None]) -> None:
     """`gemmtuned tune` for what was called, until it is done or its time is over: what is finished is published."""
     command = [sys.executable, "-m", "gemmtuned", "tune"]
     env = child_env(GEMMTUNED_HOME=str(home), GEMMTUNED="0", GEMMTUNED_DISPATCH="0")
     with tempfile.TemporaryFile("w+") as out:
         process = subprocess.Popen(command, env=env, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
-        try:
-            code = process.wait(tune_s)
-        except subprocess.TimeoutExpired:
-            process.terminate()
-            process.wait()
-            return
+        code = _wait(process, home, tune_s, say)
         if code not in (0, 75):  # 75: the machine was busy, some problems were put off
             out.seek(0)
             raise GemmtunedError(f"gemmtuned tune ended with {code}: {' | '.join(out.read().splitlines()[-2:])}")
+
+
+def _wait(process: subprocess.Popen[bytes], home: Path, most_s: float, say: Callable[[str], None]) -> int:
+    """Its exit code; after most_s seconds it is ended, and that is 0. Meanwhile the reader is told how far it is."""
+    began_s = said_s = time.monotonic()
+    while (code := process.poll()) is None:
+        now_s = time.monotonic()
+        if now_s - said_s >= SAY_S:
+            said_s = now_s
+            say(f"  {now_s - began_s:.0f} s: {several(_published(home), 'shape has', 'shapes have')} a verdict")
+        if now_s - began_s >= most_s:
+            process.terminate()
+            process.wait()
+            return 0
+        time.sleep(LOOK_S)
+    return code
+
+
+def _published(home: Path) -> int:
+    """How many rows the published tables hold."""
+    manifest = read_manifest(home / "configs")
+    return sum(file.rows for file in manifest.files) if manifest else 0
 
 
 def _spell(result: Result, figures: dict[str, list[float]]) -> str:

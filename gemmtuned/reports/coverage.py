@@ -115,9 +115,7 @@ def _lines(total: Row, weight: str, window: str) -> list[str]:
     name = _WEIGHED[weight][-1]
     lines = [
         f"covered now: {percent(total['covered_share'] or 0)} of the {name} of the last {window} has a verdict",
-        f"of the GEMM time {percent(total['faster_share'] or 0)} runs faster, for {percent(total['best_share'] or 0)} "
-        f"torch's own is best, {percent(max(1 - (total['faster_share'] or 0) - (total['best_share'] or 0), 0))} has no "
-        f"verdict; all together {factor(total['gain'] or 1)} faster than stock torch",
+        _three_parts(total),
         f"observed: {percent(total['hit_share'] or 0)} of {several(total['calls'], 'call')} hit a solution at the time "
         f"({count(total['exact_calls'])} exact, {count(total['padded_calls'])} padded)",
     ]
@@ -132,6 +130,16 @@ def _lines(total: Row, weight: str, window: str) -> list[str]:
             f"({several(total['untunable_calls'], 'call')}; gemmtuned untuned says which)"
         )
     return lines
+
+
+def _three_parts(total: Row) -> str:
+    """Of the GEMM time what runs faster, is best with torch's own, has no verdict; and the gain, if there is one."""
+    faster, best = total["faster_share"] or 0.0, total["best_share"] or 0.0
+    said = (
+        f"of the GEMM time {percent(faster)} runs faster, for {percent(best)} torch's own is best, "
+        f"{percent(max(1 - faster - best, 0))} has no verdict"
+    )
+    return f"{said}; all GEMMs together: {factor(total['gain'] or 1)}" if faster else said
 
 
 def _hits(row: Row) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Final
 
-from gemmtuned.configs.settings import Settings
+from gemmtuned.configs.settings import Settings, is_given
 from gemmtuned.configs.variables import AITER_CONFIGS, VARIABLES
 from gemmtuned.reports import checks_hook, checks_host, checks_room, checks_store, checks_tables
 from gemmtuned.reports.checks import FAIL, PASS, WARN, Check
@@ -24,10 +24,13 @@ _FIELDS: Final = {
 }
 
 
-def examine(settings: Settings, *, quick: bool, wrong: Mapping[str, str], deep: bool = False) -> tuple[Report, bool]:
-    """(report, whether a check failed). `quick` starts no process that imports torch; `deep` reads all of the database.
+def examine(
+    settings: Settings, *, quick: bool, wrong: Mapping[str, str], deep: bool = False, variables: bool = False
+) -> tuple[Report, bool]:
+    """(report, whether a check failed). What is wrong stands last, where a terminal is read first.
 
-    wrong: variables that settings were read without, each with what is wrong about it.
+    quick: start no process that imports torch.  wrong: variables that settings were read without, each with what is
+    wrong about it.  deep: read all of the database.  variables: show all of them, not only those that are set.
     """
     host = list(checks_host.checks(settings))
     home = next(check for check in host if check.name == "home")
@@ -41,21 +44,22 @@ def examine(settings: Settings, *, quick: bool, wrong: Mapping[str, str], deep: 
     ]
     failed = sum(check.result == FAIL for check in found)
     warned = sum(check.result == WARN for check in found)
-    rows = [asdict(check) for check in found]
+    rows = [asdict(check) for check in sorted(found, key=lambda check: (PASS, WARN, FAIL).index(check.result))]
     columns = (
         Column("result", "", right=False),
         Column("name", "check", right=False),
         Column("found", "found", right=False),
         Column("fix", "to mend it", lambda fix: fix or "", right=False),
     )
-    tables = [Table("checks", columns, rows), _settings(settings)]
+    tables = [*_settings(settings, every=variables), Table("checks", columns, rows)]
     verdict = f"{failed} failed, {warned} warned, {len(found) - failed - warned} passed"
     result = FAIL if failed else WARN if warned else PASS
     facts = {"result": result, "database": str(settings.db) if settings.db.exists() else None}
     return Report("doctor", tables, facts=facts, notes=[verdict]), failed > 0
 
 
-def _settings(settings: Settings) -> Table:
+def _settings(settings: Settings, *, every: bool) -> list[Table]:
+    """The variables that are set, and in one line that there are others; `every` shows all."""
     tables = {table.variable: os.pathsep.join(map(str, table.paths)) for table in settings.tables}
     rows = []
     for variable in VARIABLES:
@@ -75,4 +79,10 @@ def _settings(settings: Settings) -> Table:
         Column("default", "default", right=False),
         Column("meaning", "meaning", right=False),
     )
-    return Table("settings", columns, rows, title="Settings of this shell:")
+    there = [row for row in rows if every or is_given(row["name"])]
+    others = [row for row in rows if row not in there]
+    said = f"{len(others)} variables are not set: gemmtuned doctor --variables lists them with what they mean."
+    return [
+        Table("settings", columns, there, title="Variables of this shell:"),
+        Table("settings", columns, others, instead=said if others else ""),
+    ]

@@ -69,7 +69,9 @@ def report(
             runs = f"runs {chosen['route']}" if chosen else "runs stock torch"
             table = [row for row in shown if row["covers"] != "queue"]
             title = f"{problem} {runs}. {queue[:1].upper()}{queue[1:]}.\n  in {short[environment]}"
-            tables.append(Table("rows", _COLUMNS, table, title=title))
+            filed = any(row["route"] for row in table)
+            nothing = f"{title}\n  no solution is filed for M = {problem.m} or for what it is rounded up to"
+            tables.append(Table("rows", _COLUMNS, table, title=title, instead="" if filed else nothing))
     notes = [f"{len(steps) - MOST} more problems match: name one as reports spell it."] if len(steps) > MOST else []
     for problem, threads in list((elsewhere or {}).items())[:MOST]:
         if threads:
@@ -83,7 +85,7 @@ def report(
             "Batch-invariant: asked for by a program that wants a row to have the same bits in every batch; one "
             "solution, proven so, serves every M, and without one torch's own runs."
         )
-    if tables and not all(problem.batch_invariant for problem, _ in steps):
+    if any(not table.instead for table in tables) and not all(problem.batch_invariant for problem, _ in steps):
         notes.append(
             "Looked up in this order: the size itself, then M rounded up to a multiple of 16 (of 32 above 256, 64 "
             "above 1024, 128 above 4096), then to a power of two; up to 16 that is the smaller step."

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from gemmtuned.reports.render import clean, complain, terminal
+from gemmtuned.reports.render import clean, complain, duration, terminal
 
 Tell = Callable[[int, int, str], None]  # (done, total, what is at work now)
 SILENT_S: Final = 30.0  # so long nothing is said of work that does not get on
@@ -28,8 +28,27 @@ def progress(*, quiet: bool = False, lines: bool = False, steady: bool = False) 
 
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=terminal(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda done, total, doing: bar.update(task, completed=done, total=total, description=clean(doing))
+        task, left = bar.add_task("", total=None), Left()
+        yield lambda done, total, doing: bar.update(
+            task, completed=done, total=total, description=clean(f"{left(done, total)}{doing}")
+        )
+
+
+class Left:
+    """How long the rest may take, from how long what was done took: as text, "" while nothing is known."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._first: tuple[float, int] | None = None  # when it was first told, and how much was done then
+
+    def __call__(self, done: int, total: int) -> str:
+        now_s = self._clock()
+        if self._first is None:
+            self._first = now_s, done
+        since_s, before = self._first
+        if done <= before or done >= total:
+            return ""
+        return f"about {duration((now_s - since_s) / (done - before) * (total - done) * 1e6)} left, "
 
 
 class _Lines:
@@ -37,13 +56,14 @@ class _Lines:
         self._steady = steady
         self._done, self._said = -1, ""
         self._since_s = time.monotonic()
+        self._left = Left()
 
     def __call__(self, done: int, total: int, doing: str) -> None:
-        now_s = time.monotonic()
+        now_s, left = time.monotonic(), self._left(done, total)
         if done != self._done:
             self._done = done
             if not self._steady:
                 self._since_s = now_s
         if now_s - self._since_s >= SILENT_S and doing != self._said:
             self._said, self._since_s = doing, now_s
-            complain(f"{done} of {total} done; now: {doing or 'nothing'}")
+            complain(f"{done} of {total} done, {left}now: {doing or 'nothing'}")

@@ -149,7 +149,8 @@ def show(report: Report, *, as_json: bool) -> None:
             console.print(_text(line), soft_wrap=True)
         for table in report.tables:
             if table.instead:
-                console.print(_text(table.instead), soft_wrap=True)
+                for line in table.instead.splitlines():
+                    console.print(_text(line), soft_wrap=True)
             elif table.rows:
                 for line in table.title.splitlines():
                     console.print(_text(line), soft_wrap=True)

@@ -142,7 +142,7 @@ _SEATS = (
 )
 _ENVIRONMENTS = (
     Column("problems", "problems", count),
-    Column("calls", "calls", count),
+    Column("calls", "calls ever", count),
     Column("waiting", "to be tuned", count),
     Column("stale", "not called for a week", count),
     Column("failed", "left out", count),
@@ -159,7 +159,7 @@ def _session_columns(now_s: float) -> tuple[Column, ...]:
         Column("rank", "rank"),
         Column("path", "path", right=False),
         Column("generation", "generation", count),
-        Column("calls", "calls", count),
+        Column("calls", "its calls", count),
         Column("state", "state", right=False),
         Column("last_seen", "heard of", lambda us: age(now_s - us / 1e6)),
         Column("note", "note", lambda note: note or "", right=False),

@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from gemmtuned.configs.errors import GemmtunedError
-from gemmtuned.configs.settings import Settings
+from gemmtuned.configs.settings import Settings, is_given
 
 WAIT: Final = "nothing: it starts by itself"
 
@@ -55,8 +55,15 @@ def advice(reason: str) -> str:
     return next((what for pattern, what in _ADVICE if re.search(pattern, reason)), "") if reason else ""
 
 
-def why_off(settings: Settings) -> list[str]:
-    """The line that begins a report while programs run stock torch because somebody said so; else none."""
+def why_off(settings: Settings, *, program: bool = False) -> list[str]:
+    """The line that begins a report while programs run stock torch because somebody said so; else none.
+
+    program: one is started from this shell, so that its variables count, too.
+    """
+    if program and (settings.disabled or not settings.native):
+        names = filter(is_given, ("GEMMTUNED_DISABLE", "AITER_BYPASS_TUNE_CONFIG"))
+        told = " and ".join(f"{name}=1" for name in names) if settings.disabled else "GEMMTUNED_NATIVE=0"
+        return [f"SWITCHED OFF: {told}, so the program runs stock torch and nothing is counted. Unset it to go on."]
     if not settings.switched_off:
         return []
     return [f"SWITCHED OFF: {settings.kill_switch} exists, every program runs stock torch. Remove it to go on."]
