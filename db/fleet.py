@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.solution import Environment, Solution
+from gemmtuned.configs.solution import Candidate, Environment, Solution
 from gemmtuned.db.leases import Work, known_ids
 from gemmtuned.db.rows import Part, rows, us
 
@@ -60,13 +60,32 @@ class Unit:
 
 @dataclass(frozen=True)
 class ForeignResult:
-    """What was read under one name. unit: None where it could not be read, and reason says why."""
+    """What was read under one name. unit: None where it could not be read, and reason says why.
+
+    seeds: the fastest that its host tried beside torch's own.
+    """
 
     path: str
     host: str = ""
     unit: Unit | None = None
     solutions: tuple[Solution, ...] = ()
+    seeds: tuple[Candidate, ...] = ()
     reason: str = ""
+
+    def text(self) -> str:
+        """Solutions and seeds as the store keeps them."""
+        rows = [solution.to_row() for solution in self.solutions]
+        return json.dumps({"solutions": rows, "seeds": [asdict(seed) for seed in self.seeds]})
+
+    @classmethod
+    def of_text(cls, path: str, host: str, unit: Unit, text: str) -> ForeignResult:
+        """What text() wrote; without solutions where this version cannot read it."""
+        try:
+            kept = json.loads(text)
+            solutions = tuple(Solution.from_row(row) for row in kept["solutions"])
+            return cls(path, host, unit, solutions, tuple(Candidate(**one) for one in kept["seeds"]))
+        except (ValueError, TypeError, KeyError, GemmtunedError):
+            return cls(path, host, unit)
 
 
 class Fleet(Part):
@@ -118,7 +137,7 @@ class Fleet(Part):
                 "AND environment_id = :environment AND covers = :covers AND state = 'waiting' ORDER BY path"
             )
             return [
-                ForeignResult(row["path"], row["host"], Unit(work.problem, work.covers), _solutions(row["text"]))
+                ForeignResult.of_text(row["path"], row["host"], Unit(work.problem, work.covers), row["text"])
                 for row in rows(conn, sql, {**ids, "covers": work.covers})
             ]
 
@@ -143,10 +162,3 @@ class Fleet(Part):
 
 def _numbers(conn: sqlite3.Connection, sql: str, facts: dict[str, int]) -> str:
     return json.dumps([row[0] for row in conn.execute(sql, facts).fetchall()])
-
-
-def _solutions(text: str) -> tuple[Solution, ...]:
-    try:
-        return tuple(Solution.from_row(row) for row in json.loads(text))
-    except (ValueError, TypeError, GemmtunedError):
-        return ()

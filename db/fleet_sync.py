@@ -27,7 +27,7 @@ SELECT {PROBLEM_COLUMNS}, s.id, h.key AS device, s.mode, s.covers, s.backend, s.
     s.conditions, s.others, s.published_us, s.problem_id
 FROM solution s JOIN problem p ON p.id = s.problem_id JOIN device h ON h.id = s.device_id
 WHERE s.retired_generation IS NULL AND s.environment_id = :environment AND s.state IN ('published', 'default_best')
-    AND NOT EXISTS (SELECT 1 FROM fleet_shared x WHERE x.solution_id = s.id)
+    AND (:every OR NOT EXISTS (SELECT 1 FROM fleet_shared x WHERE x.solution_id = s.id))
 ORDER BY s.problem_id, s.covers, s.mode
 """  # noqa: S608
 _TRIALS: Final = """
@@ -55,10 +55,31 @@ class Unshared:
     ids: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Ours:
+    """A unit that this host has claimed. path: of the claim.
+
+    is_won: False: we were about to claim it, and another host may have won.
+    is_shared: there is a verdict here by now, and the others have it.
+    is_open: there is none, and it has not failed for good: it is still to do.
+    """
+
+    unit: Unit
+    path: str
+    is_won: bool
+    is_shared: bool
+    is_open: bool
+
+
 class FleetSync(Part):
     """The part of the store that a sync reads and writes."""
 
-    def fleet_begin(self, url: str, *, live_until_s: float | None) -> None:
+    def fleet_url(self) -> str:
+        """Where this home shares its results; "" while it does not."""
+        found = self._db.read(lambda conn: conn.execute("SELECT url FROM fleet").fetchone())
+        return str(found[0]) if found else ""
+
+    def fleet_begin(self, url: str, *, live_until_s: float | None = None) -> None:
         """Share with this URL; what is known of another one is forgotten.
 
         live_until_s: by our clock, until when daemons lease only what is claimed; 0: what they like; None: as it is.
@@ -133,8 +154,19 @@ class FleetSync(Part):
         values = {"key": environment.key, "units": json.dumps(list(units))}
         return self._db.read(lambda conn: [str(row[0]) for row in conn.execute(sql, values).fetchall()])
 
-    def fleet_take(self, environment: Environment, found: Sequence[ForeignResult], *, now_s: float) -> None:
-        """Keep what was fetched: it waits for a check here, or is remembered as what cannot be read."""
+    def fleet_unknown(self, paths: Sequence[str]) -> list[str]:
+        """Those of these names under which nothing was fetched yet."""
+        sql = "SELECT value FROM json_each(?) WHERE NOT EXISTS (SELECT 1 FROM fleet_result r WHERE r.path = value)"
+        values = (json.dumps(list(paths)),)
+        return self._db.read(lambda conn: [str(row[0]) for row in conn.execute(sql, values).fetchall()])
+
+    def fleet_take(
+        self, environment: Environment, found: Sequence[ForeignResult], *, gone: Sequence[str] = (), now_s: float
+    ) -> None:
+        """Keep what was fetched: it waits for a check here, or is remembered as what cannot be read.
+
+        gone: names that were listed, and under which there is nothing any more.
+        """
 
         def take(conn: sqlite3.Connection) -> None:
             here = self._environment_id(conn, environment, us(now_s))
@@ -143,10 +175,9 @@ class FleetSync(Part):
                 if one.unit is not None:
                     unit = (self._problem_id(conn, one.unit.problem), here, one.unit.covers)
                 state = "refused" if one.reason else "waiting"
-                text = json.dumps([solution.to_row() for solution in one.solutions])
-                conn.execute(
-                    _RESULT, (one.path, *unit, one.host[:200], state, one.reason[:4096], text, us(now_s))
-                )  # fmt: skip
+                values = (one.path, *unit, one.host[:200], state, one.reason[:4096], one.text(), us(now_s))
+                conn.execute(_RESULT, values)
+            conn.executemany("DELETE FROM fleet_listed WHERE path = ?", [(path,) for path in gone])
 
         self._write(take)
 
@@ -188,15 +219,29 @@ class FleetSync(Part):
 
         self._write(put)
 
-    def fleet_ours(self, environment: Environment) -> list[tuple[Unit, str, float]]:
-        """What this host has claimed: (unit, name, until when by our clock; 0: it may have been won by another)."""
+    def fleet_ours(self, environment: Environment) -> list[Ours]:
+        """What this host has claimed, or was about to."""
+        here = (
+            "s.problem_id = f.problem_id AND s.covers = f.covers AND s.environment_id = f.environment_id "
+            "AND s.retired_generation IS NULL"
+        )
         sql = f"""
-            SELECT {PROBLEM_COLUMNS}, f.covers, f.path, f.until_us FROM fleet_claim f
-            JOIN problem p ON p.id = f.problem_id JOIN environment e ON e.id = f.environment_id
+            SELECT {PROBLEM_COLUMNS}, f.covers, f.path, f.until_us > 0 AS is_won,
+                (SELECT count(*) FROM solution s WHERE {here}) AS verdicts,
+                (SELECT count(*) FROM solution s JOIN fleet_shared x ON x.solution_id = s.id WHERE {here}) AS shared,
+                EXISTS (SELECT 1 FROM work w WHERE w.problem_id = f.problem_id AND w.covers = f.covers
+                    AND w.environment_id = f.environment_id AND w.state = 'failed') AS has_failed
+            FROM fleet_claim f JOIN problem p ON p.id = f.problem_id JOIN environment e ON e.id = f.environment_id
             WHERE f.ours = 1 AND e.key = ?
         """  # noqa: S608
         found = self._db.read(lambda conn: rows(conn, sql, (environment.key,)))
-        return [(Unit(problem_of(row), row["covers"]), row["path"], row["until_us"] / 1e6) for row in found]
+        return [
+            Ours(
+                Unit(problem_of(row), row["covers"]), row["path"], bool(row["is_won"]),
+                row["shared"] == row["verdicts"] > 0, not row["verdicts"] and not row["has_failed"],
+            )
+            for row in found
+        ]  # fmt: skip
 
     def fleet_drop(self, environment: Environment, units: Iterable[Unit]) -> None:
         """These units are not ours any more."""
@@ -211,15 +256,15 @@ class FleetSync(Part):
 
         self._write(drop)
 
-    def fleet_unshared(self, environment: Environment) -> list[Unshared]:
-        """Verdicts found here that no other host has from us, by unit."""
+    def fleet_unshared(self, environment: Environment, *, every: bool = False) -> list[Unshared]:
+        """Verdicts found here that no other host has from us, by unit. every: also those that others have."""
 
         def ask(conn: sqlite3.Connection) -> list[Unshared]:
             place = conn.execute("SELECT id FROM environment WHERE key = ?", (environment.key,)).fetchone()
             if place is None:
                 return []
             units: dict[tuple[int, str], list[dict[str, Any]]] = {}
-            for row in rows(conn, _UNSHARED, {"environment": place[0]}):
+            for row in rows(conn, _UNSHARED, {"environment": place[0], "every": every}):
                 units.setdefault((row["problem_id"], row["covers"]), []).append(row)
             return [_unshared(conn, place[0], number, found) for (number, _), found in units.items()]
 

@@ -23,7 +23,8 @@ from gemmtuned.configs.errors import GemmtunedError  # noqa: E402
 from gemmtuned.configs.settings import Settings  # noqa: E402
 from gemmtuned.daemon.seats.worker import Worker  # noqa: E402
 from gemmtuned.daemon.service.main import run_daemon  # noqa: E402
-from gemmtuned.fleet.beside import Beside, Pace  # noqa: E402
+from gemmtuned.fleet.beside import Beside  # noqa: E402
+from gemmtuned.fleet.times import Pace  # noqa: E402
 
 
 def main() -> int:
@@ -33,14 +34,18 @@ def main() -> int:
     parser.add_argument("--search", default="planted_search.py")
     parser.add_argument("--once", action="store_true")
     parser.add_argument("--lease-s", type=float, default=600.0)
-    parser.add_argument("--live-s", type=float, default=5.0)
+    parser.add_argument("--alone-s", type=float, default=6.0, help="as ALONE_S is to EVERY_S")
+    parser.add_argument("--most-s", type=float, default=60.0)
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     settings = Settings.from_env({**os.environ, "GEMMTUNED_HOME": args.home, "GEMMTUNED_IDLE_S": "0"})
     monitor = FakeMonitor(lambda now_s: 0.0)
     monitor.read(time.time())
     make_worker = partial(Worker, nice=0, search=f"{HERE / args.search}:tune")
-    pace = Pace(every_s=2.0, soonest_s=0.2, look_s=0.1, lease_s=args.lease_s, live_s=args.live_s)
+    pace = Pace(
+        every_s=2.0, soonest_s=0.2, retry_s=0.5, look_s=0.1, lease_s=args.lease_s, work_s=args.most_s / 2,
+        most_s=args.most_s, alone_s=args.alone_s,
+    )  # fmt: skip
     beside = Beside(settings, args.url, pace)
     try:
         code = run_daemon(settings, once=args.once, monitors=[monitor], make_worker=make_worker)

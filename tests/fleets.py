@@ -9,21 +9,26 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
+import planted_search
 from fakes import ENVIRONMENT
 
+from gemmtuned.configs.errors import TryLater
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Sighting
 from gemmtuned.configs.solution import Environment, Solution
+from gemmtuned.daemon.seats.work_queue import WorkQueue
 from gemmtuned.db.store import Store
-from gemmtuned.fleet.host import Trust
+from gemmtuned.fleet.host import Trust, host_name
 from gemmtuned.fleet.objects import Objects
 from gemmtuned.fleet.opening import open_objects
-from gemmtuned.fleet.sync import Exchange
+from gemmtuned.fleet.sync import Exchange, Synced
+from gemmtuned.fleet.times import Mark, Pace
 
 HERE = Path(__file__).parent
 
@@ -33,7 +38,12 @@ def problem(number: int) -> Problem:
 
 
 class Host:
-    """One home, the store in it, and the daemon that was started for it last."""
+    """One home, the store in it, and the daemon that was started for it last.
+
+    Without a process: `turn` is one exchange of a daemon, `work` what its worker does then, by a clock `skew_s` wrong.
+    """
+
+    skew_s = 0.0
 
     def __init__(self, folder: Path, url: str, **variables: str) -> None:
         self.folder, self.url, self.variables = folder, url, variables
@@ -41,6 +51,8 @@ class Host:
         self.store = Store(self.settings.db, locks=self.settings.locks)
         self.process: subprocess.Popen[str] | None = None
         self.log = folder / "log"
+        self.mark = Mark(Pace())
+        self.queue = WorkQueue(self.store, folder.name)
 
     def see(self, *problems: Problem, environment: Environment = ENVIRONMENT, calls: int = 10) -> None:
         sightings = [Sighting(p, "miss", calls) for p in problems]
@@ -75,12 +87,41 @@ class Host:
 
     def exchange(self, objects: Objects | None = None, **options: object) -> Exchange:
         """The exchange of this host in the test's own process."""
-        from gemmtuned.fleet.host import host_name
-
         return Exchange(
             store=self.store, objects=objects or open_objects(self.url), url=self.url, host=host_name(self.settings),
             trust=options.pop("trust", Trust()), **options,  # type: ignore[arg-type]
         )  # fmt: skip
+
+    def now_s(self) -> float:
+        return time.time() + self.skew_s
+
+    def turn(self, objects: Objects | None = None, **options: object) -> Synced | None:
+        """One exchange as a daemon's child does it, and what becomes of the mark; None when it failed."""
+        self.store.fleet_begin(self.url, live_until_s=self.mark.begin(self.now_s()))
+        try:
+            done = self.exchange(objects, claim=True, **options).run(now_s=self.now_s())
+        except TryLater:
+            self.store.fleet_begin(self.url, live_until_s=self.mark.failed())
+            return None
+        self.store.fleet_begin(self.url, live_until_s=self.mark.reached(self.now_s()))
+        return done
+
+    def work(
+        self, most: int = 1 << 20, *, search: Callable[..., Solution | Sequence[Solution]] = planted_search.tune,
+        environment: Environment = ENVIRONMENT,
+    ) -> int:  # fmt: skip
+        """Lease and solve as a daemon and its worker would; how many units were taken up."""
+        for number in range(most):
+            leased = self.queue.lease(environment, self.now_s())
+            if leased is None:
+                return number
+            order = self.queue.order(leased)
+            found = search(
+                order.members, order.covers, order.target, leased.environment, mode=order.mode, skip=order.skip,
+                emit=partial(self.queue.record, leased), options=order.options,
+            )  # fmt: skip
+            self.queue.install(leased, [found] if isinstance(found, Solution) else found, self.now_s())
+        return most
 
     def rows(self, sql: str, *values: object) -> list[tuple[object, ...]]:
         conn = sqlite3.connect(self.settings.db, timeout=30)

@@ -42,9 +42,8 @@ def tune(
 ) -> Solution:
     if target.n == 43:
         not_now()
-    for candidate in (TORCH, SLOW, BAD, FAST):
-        if candidate in skip or not options.allows(candidate):
-            continue
+    offered = [one for one in (SLOW, BAD, FAST) if one not in skip and options.allows(one)]
+    for candidate in (TORCH, *offered[: options.first]):
         for problem in members:
             started_us = time.time_ns() // 1000
             emit(Trial(problem, candidate, "start", None, None, "", "", started_us))
@@ -54,7 +53,7 @@ def tune(
             time.sleep(pause_s)
             outcome = "slower" if us > 100 else "ok"
             emit(Trial(problem, candidate, "screen", us, 1e-7, outcome, "", started_us))
-    won = options.allows(FAST)
+    won = FAST in offered[: options.first]
     return Solution(
         problem=target, device=environment.device.key, mode=mode, covers=covers, backend="fast" if won else "torch",
         config="{}", stamp="1", us=50.0 if won else 100.0, baseline_us=100.0, gain_low=1.9 if won else 1.0,

@@ -98,7 +98,7 @@ class _ChainSearch:
     def run(self) -> Entrant | None:
         """The cheapest that is proven, or None."""
         default = self._default()
-        offered = list(islice(self._offered(), MOST))
+        offered = list(islice(self._offered(), min(self._options.first or MOST, MOST)))
         failed = self._compile_ahead(offered)
         self._bench = Bench(self._largest, self._device)
         passed: list[Entrant] = []

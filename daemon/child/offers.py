@@ -29,7 +29,9 @@ class Offers:
         self._skip, self._backends = skip, backends
 
     def at(self, main: Problem) -> Iterator[Candidate]:
-        """Seeds first, then our own in turns of backends and sizes (the most called member, the largest), MOST in all.
+        """Seeds first, then our own in turns of backends and sizes (the most called member, the largest).
+
+        MOST in all, or as few as `first` of the options says.
 
         Those that a backend itself likes least give way.  A candidate must hold the rows of X of every member.
         """
@@ -40,7 +42,7 @@ class Offers:
         for size in dict.fromkeys((main, self._members[-1])):
             for candidate in candidates(size, self._environment):
                 lists.setdefault((candidate.backend, size), []).append(candidate)
-        return islice(self._distinct(chain(seeds, in_turns(lists.values()))), MOST)
+        return islice(self._distinct(chain(seeds, in_turns(lists.values()))), min(self._options.first or MOST, MOST))
 
     def _distinct(self, offered: Iterable[Candidate | None]) -> Iterator[Candidate]:
         return distinct(offered, self._skip, self._can_be_tried)

@@ -25,6 +25,7 @@ class SearchOptions:
     backends: try only these beside torch's default; None is all.  space: values that parameters of a config may take,
     by our names; a config without the parameter is not restricted by it.  only: try just these candidates.
     seeds: what was found best at sizes nearby, or is named by imported tables: tried before our own candidates.
+    first: no more than so many candidates, as they would be tried first; None is all.
     iters: timed pairs of a deciding race, None is as many as fit its time.  warmup: untimed calls before.
     min_gain: what the lower end of the gain must exceed.
     err_ratio: largest share of elements with |exact - y| > atol + rtol * |y|; None: no such limit beside the gate.
@@ -35,6 +36,7 @@ class SearchOptions:
     space: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
     only: tuple[Candidate, ...] | None = None
     seeds: tuple[Candidate, ...] = ()
+    first: int | None = None
     iters: int | None = None
     warmup: int = 2
     min_gain: float = 1.02  # a smaller gain is not worth another kernel's rounding
@@ -43,6 +45,7 @@ class SearchOptions:
     rtol: float | None = None
 
     def __post_init__(self) -> None:
+        _within("first", self.first, 1, 1 << 20)
         _within("iters", self.iters, MIN_ITERS, MAX_ITERS)
         _within("warmup", self.warmup, 0, MAX_ITERS)
         _within("min_gain", self.min_gain, 1.0, 100.0)
@@ -59,7 +62,7 @@ class SearchOptions:
 
         A tolerance leaves something out only where it rejects something, which its trials tell.
         """
-        left_out = self.backends is not None or self.only is not None or bool(self.space)
+        left_out = self.backends is not None or self.only is not None or bool(self.space) or self.first is not None
         return left_out or self.min_gain > DEFAULTS.min_gain
 
     def allows(self, candidate: Candidate) -> bool:

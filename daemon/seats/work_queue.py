@@ -60,7 +60,7 @@ class WorkQueue:
         self._store = store
         self._owner = owner
         self._request = request
-        self._shared: Work | None = None  # leased while hosts share their work: somebody may have a result for it
+        self._shared: Work | None = None  # leased for no request: another host may have a result for it
         self._check: Check | None = None  # the worker is to check a result of another host
         self._conditions = conditions
         self._recheck = recheck and request is None
@@ -102,7 +102,7 @@ class WorkQueue:
                 self._owner, environment, now_s=now_s, hold_s=HOLD_S, problems=problems, again=again, after=after,
                 gate=gate,
             )  # fmt: skip
-            self._shared = work if gate is not None else None
+            self._shared = work if asked is None else None
             if gate is not None and gate.only is not None:
                 self._store.fleet_ask(environment, now_s=now_s)
         if work is None and self._recheck and not self._only_asked:
@@ -135,7 +135,7 @@ class WorkQueue:
         if work is self._shared:
             self._check = Check.of(work, self._store.fleet_results(work))
         if self._check is not None and self._check.work is work:
-            options = replace(options, only=self._check.candidates, seeds=self._check.candidates)
+            options = self._check.options(options)
         skip.discard(Candidate(DEFAULT_BACKEND))  # without it nothing can be judged: each attempt tries it anew
         return Order(work.members, work.covers, work.problem, work.mode, tuple(sorted(skip, key=str)), options)
 
@@ -178,8 +178,8 @@ class WorkQueue:
         """
         solution, asked = found[0], self._request
         check = self._check if self._check is not None and self._check.work is work else None
-        if check is not None and check.against(solution):
-            self._refuse(check, check.against(solution), now_s)
+        if check is not None and (refusal := check.against(found)):
+            self._refuse(check, refusal, now_s)
             return self._store.generation()
         final = asked is None or solution.backend != DEFAULT_BACKEND or not asked.left_out(work.members)
         if not final:

@@ -15,8 +15,8 @@ from typing import Final
 
 from gemmtuned.fleet.layout import CLAIMS, claim_parts, claim_path
 from gemmtuned.fleet.objects import Objects
+from gemmtuned.fleet.times import LEASE_S
 
-LEASE_S: Final = 1800.0
 MAX_NUMBER: Final = 999_999
 
 

@@ -52,6 +52,13 @@ class Objects(Protocol):
         """Bring to the store what was put so far, where it takes many objects in one step."""
 
 
+def put_many(objects: Objects, named: Sequence[tuple[str, bytes]]) -> None:
+    """Write all of these, side by side. Raises TryLater; then some may be there and others not."""
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="gemmtuned-put") as pool:
+        for _ in pool.map(lambda one: objects.put(*one), named):
+            pass
+
+
 def get_many(objects: Objects, paths: Sequence[str], *, limit: int) -> Iterator[tuple[str, bytes | TableError | None]]:
     """(name, content) of each: None where there is none any more, the error where it is too large. Raises TryLater."""
 

@@ -9,9 +9,9 @@ from collections import defaultdict
 from typing import Final
 
 from gemmtuned import __version__
-from gemmtuned.fleet.claims import LEASE_S
 from gemmtuned.fleet.layout import CLAIMS, HOSTS, RESULTS, claim_parts, result_parts
 from gemmtuned.fleet.objects import Entry, Objects
+from gemmtuned.fleet.times import LEASE_S
 
 OF_A_UNIT: Final = 3  # the newest results that stay for one unit
 MOST: Final = 200_000  # results of one environment: what is over goes, oldest first

@@ -1,4 +1,4 @@
-"""One exchange for a running daemon, in a process of its own: python -m gemmtuned.fleet.sync_main URL [LEASE_S LIVE_S].
+"""One exchange for a running daemon, in a process of its own: python -m gemmtuned.fleet.sync_main URL [LEASE_S WORK_S].
 
 The daemon's own process never touches the network, and is neither slowed nor stopped by it.  Says in one line of JSON
 what it did, or on stderr why it could not.
@@ -14,16 +14,15 @@ from dataclasses import asdict
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.priority import give_way
 from gemmtuned.configs.settings import Settings
-from gemmtuned.fleet.claims import LEASE_S
-from gemmtuned.fleet.sync import LIVE_S
+from gemmtuned.fleet.times import LEASE_S, WORK_S
 from gemmtuned.fleet.wiring import exchange
 
 
-def main(url: str, lease_s: float = LEASE_S, live_s: float = LIVE_S) -> int:
+def main(url: str, lease_s: float = LEASE_S, work_s: float = WORK_S) -> int:
     """Exchange once, with claims. Returns the exit code."""
     give_way(10)
     try:
-        with exchange(Settings.from_env(), url, claim=True, lease_s=lease_s, live_s=live_s) as one:
+        with exchange(Settings.from_env(), url, claim=True, lease_s=lease_s, work_s=work_s) as one:
             done = one.run(now_s=time.time())
     except GemmtunedError as err:
         sys.stderr.write(f"{err}\n")

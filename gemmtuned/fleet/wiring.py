@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gemmtuned.configs.settings import Settings
-from gemmtuned.fleet.claims import LEASE_S
 from gemmtuned.fleet.host import host_name, trust
 from gemmtuned.fleet.opening import open_objects
-from gemmtuned.fleet.sync import LIVE_S, Exchange
+from gemmtuned.fleet.sync import Exchange
+from gemmtuned.fleet.times import LEASE_S
 
 
 @contextmanager
 def exchange(
     here: Settings, url: str, *, claim: bool = False, dry_run: bool = False, lease_s: float = LEASE_S,
-    live_s: float = LIVE_S,
+    work_s: float = float("inf"),
 ) -> Iterator[Exchange]:  # fmt: skip
     """For `with`: ready to run. Raises SettingError for a URL or key that cannot be used, TryLater, StoreError."""
     whom, objects = trust(here), open_objects(url)
@@ -25,7 +25,7 @@ def exchange(
     try:
         yield Exchange(
             store=store, objects=objects, url=url, host=host_name(here), trust=whom, claim=claim, dry_run=dry_run,
-            lease_s=lease_s, live_s=live_s,
+            lease_s=lease_s, work_s=work_s,
         )  # fmt: skip
     finally:
         store.close()

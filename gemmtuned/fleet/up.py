@@ -1,0 +1,65 @@
+"""What was found here goes up: one object for each unit of tuning, named by its content."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from gemmtuned import __version__
+from gemmtuned.db.fleet_sync import Unshared
+from gemmtuned.fleet import record
+from gemmtuned.fleet.layout import result_parts, result_path, unit_name
+from gemmtuned.fleet.objects import put_many
+from gemmtuned.fleet.record import Result
+
+if TYPE_CHECKING:
+    from gemmtuned.fleet.sync import Here
+
+BATCH: Final = 128  # results at once: what counts as sent if the exchange ends early; a commit where there are commits
+
+
+def unsent(here: Here, listed: Mapping[str, str]) -> list[Unshared]:
+    """What nobody has from us. A visit goes by the names that are there: what has none of them is not."""
+    found = here.exchange.store.fleet_unshared(here.environment, every=here.turn.visits)
+    if not here.turn.visits:
+        return found
+    there = {parts[2] for parts in map(result_parts, listed) if parts is not None}
+    return [one for one in found if _written(here, one)[1] not in there]
+
+
+def send(here: Here, listed: Mapping[str, str]) -> None:
+    """Send it, and note batch by batch that it is there."""
+    turn, objects = here.turn, here.exchange.objects
+    todo = unsent(here, listed)
+    sent = 0
+    while sent < len(todo) and not turn.is_over:
+        batch = todo[sent : sent + BATCH]
+        named = []
+        for one in batch:
+            data, digest = _written(here, one)
+            named.append((result_path(here.name, _unit(one), digest, turn.store_clock_s()), data))
+        put_many(objects, named)
+        objects.flush()
+        if not turn.visits:
+            here.exchange.store.fleet_shared([number for one in batch for number in one.ids])
+        sent += len(batch)
+        turn.done.sent += len(batch)
+    turn.done.left += len(todo) - sent
+
+
+def _written(here: Here, one: Unshared) -> tuple[bytes, str]:
+    """The object and its hash, with as many of its trials as there is room for."""
+    most = record.MAX_TRIALS
+    while True:
+        result = Result(
+            here.exchange.host, __version__, here.environment, one.solutions[0].covers, one.solutions, one.measured,
+            tuple(one.trials[:most]),
+        )  # fmt: skip
+        data, digest = record.write(result, here.exchange.trust.key)
+        if len(data) <= record.MAX_BYTES or not most:
+            return data, digest
+        most //= 2
+
+
+def _unit(one: Unshared) -> str:
+    return unit_name(one.solutions[0].problem, one.solutions[0].covers)

@@ -1,0 +1,86 @@
+"""Who tunes what next: claims of ours that are done with are given back, and a few new ones are made."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from hashlib import sha256
+from typing import TYPE_CHECKING, Final
+
+from gemmtuned.fleet import claims, down
+from gemmtuned.fleet.claims import Claim
+from gemmtuned.fleet.layout import claim_path, unit_name
+
+if TYPE_CHECKING:
+    from gemmtuned.db.fleet import Unit
+    from gemmtuned.db.fleet_sync import Ours
+    from gemmtuned.fleet.sync import Here
+
+BATCH: Final = (4, 64)  # units claimed at once, at least and at most: as many as two minutes took lately
+RATE_S: Final = 60.0
+SPREAD: Final = 4  # a host picks among so many times what it wants: not all of them ask for the same few
+
+
+def share_out(here: Here, known: dict[str, Claim], *, unread: Collection[str]) -> None:
+    """Bring the claims of the store, and those there, up to date; claim more when the daemon has asked for it.
+
+    known: the newest claims before results were listed.  unread: units with a result that nobody has fetched yet.
+    """
+    exchange, turn, environment = here.exchange, here.turn, here.environment
+    held = _ours(here, known)
+    mine = {unit for unit, _ in held}
+    theirs = [u for u in here.open if u not in mine and u in known and known[u].left_s > 0]
+    won: dict[str, str] = {}
+    if environment.key in exchange.store.fleet_asked() and not turn.is_over:
+        least, most = BATCH
+        lately = exchange.store.fleet_solved(environment, since_s=turn.now_s - RATE_S)
+        wanted = max(min(2 * lately, most), least) - sum(one.is_open for _, one in held)
+        waiting = {unit_name(u.problem, u.covers) for u in exchange.store.fleet_waiting(environment)}
+        taken = {*mine, *theirs, *waiting, *unread}
+        won = _claim(here, known, [u for u in here.open if u not in taken], wanted)
+    until_s = turn.now_s + exchange.lease_s
+    rows = [(here.open[u], False, "", turn.now_s + known[u].left_s) for u in theirs]
+    rows += [(here.open[u], True, path, until_s) for u, path in won.items()]
+    rows += [(one.unit, True, one.path, turn.now_s + known[unit].left_s) for unit, one in held]
+    exchange.store.fleet_claims(environment, rows, now_s=turn.now_s)
+    turn.done.claimed += len(won)
+    turn.done.theirs += len(theirs)
+
+
+def _claim(here: Here, known: dict[str, Claim], free: list[str], wanted: int) -> dict[str, str]:
+    """Claim so many of these, worth most first but for a shuffle of our own; the names of the claims that we won."""
+    exchange, environment = here.exchange, here.environment
+    if wanted <= 0:
+        return {}
+    near = free[: SPREAD * wanted]
+    near = sorted(near, key=lambda unit: sha256(f"{exchange.host} {unit}".encode()).digest())[: 2 * wanted]
+    intended = [(here.open[u], claim_path(here.name, u, known[u].number + 1 if u in known else 0)) for u in near]
+    exchange.store.fleet_intend(environment, intended, now_s=here.turn.now_s)
+    won = claims.take(exchange.objects, here.name, near, known, host=exchange.host, most=wanted)
+    if not won:
+        return {}
+    # A result may have come since results were listed: its host has dropped its own claim, and we won the next one.
+    come = set(down.listed(here).values())
+    claims.done(exchange.objects, [path for u, path in won.items() if u in come])
+    return {u: path for u, path in won.items() if u not in come}
+
+
+def _ours(here: Here, known: dict[str, Claim]) -> list[tuple[str, Ours]]:
+    """What we hold still, by unit; what is done with is given back, what we were killed at is looked up."""
+    exchange = here.exchange
+    keep: list[tuple[str, Ours]] = []
+    gone: list[str] = []
+    over: list[Unit] = []
+    for one in exchange.store.fleet_ours(here.environment):
+        unit = unit_name(one.unit.problem, one.unit.covers)
+        holds = unit in known and one.path.endswith(f".{known[unit].number}") and known[unit].left_s > 0
+        if holds and not one.is_won:
+            holds = exchange.objects.get(one.path, limit=256) == exchange.host.encode()
+        if holds and not one.is_shared:  # what the daemon found since results were sent is not
+            keep.append((unit, one))
+            continue
+        over.append(one.unit)
+        if holds:
+            gone.append(one.path)
+    claims.done(exchange.objects, gone)
+    exchange.store.fleet_drop(here.environment, over)
+    return keep
