@@ -139,8 +139,8 @@ class Case:
         end = time.monotonic() + 600  # of 7,000 solutions on a machine that others load, too
         for turn in itertools.count():
             daemon.turn(clock.pass_s(3.0))
-            looked_over = turn >= 4 and daemon._caretaker._examination is None
-            if looked_over and not daemon._publishing.runs and daemon._generation == store.generation():
+            looked_over = turn >= 4 and daemon.upkeep.caretaker._examination is None
+            if looked_over and not daemon.upkeep.publishing.runs and daemon.upkeep.generation == store.generation():
                 break  # with thousands of solutions a thread publishes, which a daemon that stops does not wait for
             assert time.monotonic() < end
             time.sleep(0.01)

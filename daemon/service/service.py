@@ -8,48 +8,32 @@ from __future__ import annotations
 
 import logging
 import os
-import re
-import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from gemmtuned.configs.errors import GemmtunedError, StoreBusy, StoreError, TableError
+from gemmtuned.configs.errors import StoreError, TableError
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.shipped import shipped
 from gemmtuned.daemon.device.device_lock import DeviceLock
 from gemmtuned.daemon.device.devices import Monitor
-from gemmtuned.daemon.notice import Notice, SeatNotice, write_notice
-from gemmtuned.daemon.publishing.beside_the_loop import Publishing
-from gemmtuned.daemon.publishing.prune import prune
 from gemmtuned.daemon.publishing.publish import take_back
 from gemmtuned.daemon.seats.request import Request
 from gemmtuned.daemon.seats.seat import Seat, Solved
 from gemmtuned.daemon.seats.work_queue import WorkQueue, is_dead, outlived_boot, owner_name
 from gemmtuned.daemon.seats.worker import Tuner
 from gemmtuned.daemon.service.ahead import AT_ONCE, Ahead
-from gemmtuned.daemon.service.caretaker import Caretaker
 from gemmtuned.daemon.service.rules import Rules
+from gemmtuned.daemon.service.telling import Telling
+from gemmtuned.daemon.service.upkeep import Upkeep
 
 if TYPE_CHECKING:
+    from gemmtuned.daemon.notice import Notice
     from gemmtuned.db.store import Store
 
 logger = logging.getLogger("gemmtuned.daemon")
 
 BUSY_TURN_S: Final = 0.1  # a worker is away half a second after others come: 0.3 s to be sure, 0.1 s to end it
 QUIET_TURN_S: Final = 0.5
-NOTICE_S: Final = 2.0
-UPKEEP_S: Final = 2.0  # routes that failed in programs, withdrawals by hand
-PRUNE_S: Final = 86_400.0
-INGEST_S: Final = 0.05  # for what members left; a page that is begun then is ended
-INGEST_AGAIN_S: Final = 60.0  # after something was wrong with it; under _waits' limit of 120 s
-RETRY_S: Final = 5.0  # after the disk refused to publish
-CHECKPOINT_S: Final = 60.0
-ROLL_UP_S: Final = 100.0  # old sightings are merged (db/rollup.py); under _waits' limit of 120 s
-ROLL_UP_FOR_S: Final = 0.1  # of a turn, when there is much of it
-OVERDUE_S: Final = 6 * 3600.0  # not merged to the end for so long: then it is done while a worker measures, too
-LOOK_AROUND_S: Final = 10.0
-WAITS_S: Final = 10.0  # without a device for this long: said in the log
-SAY_AGAIN_S: Final = 3600.0
 
 
 class Daemon:
@@ -108,21 +92,18 @@ class Daemon:
         self._newly_solved: list[Solved] = []
         self._quiet = quiet
         self.last_used_s = now_s  # when a device was last ours to use
-        self._started_s = now_s
-        self._generation = -1  # of the store, when it was last published
-        self._publishing, self._stopping = Publishing(store, settings), False
-        self._caretaker = Caretaker(store)
-        self.trouble = self._ingest_trouble = ""  # why the database cannot be written, or the tables; "" when they can
-        self._elsewhere: list[dict[str, Any]] = []
-        self._upkeep_at_s = self._publish_at_s = self._checkpoint_at_s = self._notice_at_s = self._look_at_s = float(
-            "-inf"
-        )
-        self._pruned_s = float("-inf")
-        self._roll_up_at_s = self._ingest_at_s = self._rolled_up_s = float("-inf")
-        self._told: object = None
-        self._waits_since_s = now_s
-        self._waiting_told: dict[tuple[str, str], float] = {}
-        self.last_notice: Notice | None = None
+        self.upkeep = Upkeep(store, settings, quiet=quiet)
+        self._telling = Telling(None if quiet else settings.home, self.owner, now_s=now_s)
+
+    @property
+    def last_notice(self) -> Notice | None:
+        """What it last said of itself."""
+        return self._telling.last
+
+    @property
+    def trouble(self) -> str:
+        """Why the database cannot be written, or the tables; "" when they can."""
+        return self.upkeep.trouble
 
     def resume(self, now_s: float) -> None:
         """Take over from daemons that are no more: their leases are free again at once. May raise StoreError.
@@ -133,7 +114,7 @@ class Daemon:
         """
         if not self._quiet:
             self.rules.remember(self.settings.home)
-            self._caretaker.begin(now_s)
+            self.upkeep.caretaker.begin(now_s)
         try:
             take_back(self.store, self.settings.config_dir, self.settings.locks, now_s=now_s)
         except TableError as err:
@@ -165,9 +146,10 @@ class Daemon:
             solved += seat.take_solved()
         self.solved += len(solved)
         self._newly_solved += solved
-        self._upkeep(now_s, at_once=bool(solved))
+        ours = {seat.environment.key for seat in self.seats if seat.environment is not None}
+        self.upkeep.look(now_s, at_once=bool(solved), rests=all(seat.at_rest for seat in self.seats), ours=ours)
         self._compile_ahead(now_s, forbidden)
-        self._tell(now_s, forbidden)
+        self._telling.tell(now_s, self.seats, self.upkeep, solved=self.solved, forbidden=forbidden)
 
     def take_solved(self) -> list[Solved]:
         """The verdicts of the turns since this was last asked."""
@@ -180,15 +162,13 @@ class Daemon:
             self._ahead.stop()
         for seat in self.seats:
             seat.keeper.hurry()
-        self._caretaker.stop()
+        self.upkeep.caretaker.stop()
         for seat in self.seats:
             seat.stop(now_s)
             self.solved += len(seat.take_solved())
-        self._publishing.wait()
-        self._publish_at_s, self._stopping = float("-inf"), True
-        self._upkeep(now_s, at_once=True)
+        self.upkeep.stop(now_s)
         self._keep_rules(now=True)
-        self._tell(now_s, "", "stopped")
+        self._telling.tell(now_s, self.seats, self.upkeep, solved=self.solved, forbidden="", state="stopped")
 
     @property
     def pause_s(self) -> float:
@@ -207,7 +187,7 @@ class Daemon:
         if not all(seat.at_rest for seat in self.seats):
             return False
         try:
-            if self.store.generation() != self._generation:
+            if self.store.generation() != self.upkeep.generation:
                 return False
             # What a worker could do that has not spoken yet is not known, but for its device
             silent = {seat.monitor.device.key for seat in self.seats if seat.environment is None}
@@ -234,54 +214,6 @@ class Daemon:
         if not self._quiet:  # what a person has tuned by hand is no daemon's time
             self.rules.keep(self.settings.home, now=now)
 
-    # --- after the seats had their turn
-
-    def _upkeep(self, now_s: float, *, at_once: bool) -> None:
-        """Withdraw what failed in programs, publish what changed, keep the database's log short."""
-        if not at_once and _waits(self._upkeep_at_s, now_s):
-            return
-        self._upkeep_at_s = now_s + UPKEEP_S
-        try:
-            if self._caretaker.look(now_s):
-                self._publishing.forget()
-                self._generation = -1  # compared with what is published before all else
-            self._take_ingest(now_s)
-            for gone in self.store.take_quarantined(now_s=now_s):
-                logger.warning(
-                    "withdrawn problem=%s backend=%s reason='reported by a program'", gone.problem, gone.backend
-                )
-            self._publish(now_s)
-            if all(seat.at_rest for seat in self.seats) and not _waits(self._checkpoint_at_s, now_s):
-                self._checkpoint_at_s = now_s + CHECKPOINT_S
-                self.store.checkpoint()
-            self._roll_up(now_s)
-            self._look_around(now_s)
-            self._prune(now_s)
-            self.trouble = ""
-        except GemmtunedError as err:
-            self._upkeep_at_s = now_s + RETRY_S
-            if self.trouble != str(err):
-                logger.warning("upkeep failed retry_s=%g reason=%r", RETRY_S, str(err))
-            self.trouble = str(err)
-
-    def _roll_up(self, now_s: float) -> None:
-        """Keep the database small, a little at each turn: the looks at the devices do not wait for it."""
-        rests = all(seat.at_rest for seat in self.seats)
-        overdue = not self._rolled_up_s <= now_s < self._rolled_up_s + OVERDUE_S  # a daemon may never rest
-        if _waits(self._roll_up_at_s, now_s) or not (rests or (overdue and not self._quiet)):
-            return
-        if self.store.roll_up(now_s=now_s, for_s=ROLL_UP_FOR_S):
-            self._rolled_up_s, self._roll_up_at_s = now_s, now_s + ROLL_UP_S
-        elif rests:
-            self._upkeep_at_s = now_s  # the next turn goes on
-
-    def _prune(self, now_s: float) -> None:
-        """Once a day, and soon after the start: compiled kernels that nothing names."""
-        if self._quiet or not all(seat.at_rest for seat in self.seats) or 0 <= now_s - self._pruned_s < PRUNE_S:
-            return
-        self._pruned_s = now_s
-        prune(self.store, self.settings.home, self.settings.config_dir, self.settings.locks)
-
     def _compile_ahead(self, now_s: float, forbidden: str) -> None:
         """Have kernels compiled for GPUs that others use now; nothing while one of ours measures."""
         if self._ahead is None:
@@ -296,101 +228,3 @@ class Daemon:
             except StoreError:  # it only saves time
                 return
             self._ahead.begin(device, problems, now_s)
-
-    def _take_ingest(self, now_s: float) -> None:
-        """Counts of other users' programs, where the home is shared. What they wrote must not stop us."""
-        if _waits(self._ingest_at_s, now_s):
-            return
-        began_s = time.monotonic()
-        try:
-            self.store.take_from(self.settings.ingest, now_s=now_s, limit_s=INGEST_S)
-            self._ingest_trouble = ""
-            if time.monotonic() - began_s > INGEST_S:  # there is more
-                self._upkeep_at_s = now_s
-        except StoreBusy:
-            raise
-        except StoreError as err:
-            if self._ingest_trouble != str(err):
-                logger.warning("ingest file not taken reason=%r", str(err))
-            self._ingest_trouble = str(err)
-            self._ingest_at_s = now_s + INGEST_AGAIN_S
-
-    def _publish(self, now_s: float) -> None:
-        self._take_published(now_s)
-        if self._publishing.runs:
-            self._upkeep_at_s = now_s  # looked after at the next turn
-            return
-        if self.store.generation() == self._generation:
-            return
-        if _waits(self._publish_at_s, now_s):
-            self._upkeep_at_s = self._publish_at_s
-            return
-        self._publishing.begin(now_s, here=self._stopping)
-        self._take_published(now_s)
-
-    def _take_published(self, now_s: float) -> None:
-        done = self._publishing.result()
-        if done is not None:
-            self._generation = done
-            # Tables are written whole: with thousands of solutions, several verdicts share one publication
-            self._publish_at_s = now_s + 10 * self._publishing.took_s
-
-    def _look_around(self, now_s: float) -> None:
-        """Which environments wait for a daemon started elsewhere: another torch, another CPU."""
-        ours = {seat.environment.key for seat in self.seats if seat.environment is not None}
-        if not ours or _waits(self._look_at_s, now_s):
-            return  # before the first worker has spoken, nobody knows what it can reproduce
-        self._look_at_s = now_s + LOOK_AROUND_S
-        found = [row for row in self.store.waiting(now_s=now_s) if row["environment"] not in ours]
-        for row in found:
-            if row["environment"] not in {known["environment"] for known in self._elsewhere}:
-                logger.warning(
-                    "not ours to tune problems=%d environment=%r: start a daemon with that torch on that device",
-                    row["problems"], row["environment"],
-                )  # fmt: skip
-        self._elsewhere = found
-
-    def _log_waiting(self, now_s: float, seats: Sequence[SeatNotice]) -> None:
-        """An operator who looks at the log tomorrow sees why nothing was tuned, once for each reason and hour."""
-        if any(seat.in_use for seat in self.seats):
-            self._waits_since_s = now_s
-            return
-        if now_s - self._waits_since_s < WAITS_S:
-            return
-        for seat in seats:
-            kind = re.sub(r"[\d.]+", "#", seat.reason)
-            if now_s - self._waiting_told.get((seat.id, kind), float("-inf")) >= SAY_AGAIN_S:
-                self._waiting_told[seat.id, kind] = now_s
-                level = logging.WARNING if seat.state == "stuck" else logging.INFO
-                logger.log(level, "%s device=%s reason=%r", seat.state, seat.name, seat.reason)
-
-    def _tell(self, now_s: float, forbidden: str, state: str = "") -> None:
-        seats = [seat.notice() for seat in self.seats]
-        states = {seat.state for seat in seats}
-        first = ("tuning", "waiting", "stuck", "ready")
-        state = state or ("paused" if forbidden else next((s for s in first if s in states), "waiting"))
-        self.last_notice = Notice(
-            owner=self.owner,
-            pid=os.getpid(),
-            started_s=self._started_s,
-            updated_s=now_s,
-            state=state,
-            reason=self.trouble or forbidden or "; ".join(f"{s.name}: {s.reason}" for s in seats if s.reason),
-            generation=max(self._generation, 0),
-            solved=self.solved,
-            environment=next((seat.environment.key for seat in self.seats if seat.environment is not None), ""),
-            seats=seats,
-            elsewhere=self._elsewhere,
-        )
-        told = (state, self.solved, [(s.state, s.problem) for s in seats])
-        if told == self._told and _waits(self._notice_at_s, now_s):
-            return
-        self._told, self._notice_at_s = told, now_s + NOTICE_S
-        self._log_waiting(now_s, [seat for seat in seats if seat.state in ("waiting", "stuck") and seat.reason])
-        if not self._quiet:
-            write_notice(self.settings.home, self.last_notice)
-
-
-def _waits(until_s: float, now_s: float) -> bool:
-    """Whether it is too early yet; a clock set back must not make us wait for hours."""
-    return until_s - 120.0 <= now_s < until_s

@@ -69,9 +69,13 @@ class _Key:
         return found
 
 
+Rounds = Annotated[int, typer.Option(parser=whole_number(1, 1000), metavar="N", help="Runs of each arm.")]
+TimeoutS = Annotated[float, typer.Option(parser=number(0.1), metavar="SECONDS", help="Longest a run may take.")]
+
+
 def compare(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The program, as `run` takes it.")],
-    rounds: Annotated[int, typer.Option(parser=whole_number(1, 1000), metavar="N", help="Runs of each arm.")] = 5,
+    rounds: Rounds = 5,
     figure: Annotated[
         re.Pattern[str] | None,
         typer.Option(
@@ -87,9 +91,7 @@ def compare(
         ),
     ] = None,
     lower_is_better: Annotated[bool, typer.Option("--lower-is-better", help="For a figure, as for a time.")] = False,
-    timeout_s: Annotated[
-        float, typer.Option(parser=number(0.1), metavar="SECONDS", help="Longest a run may take.")
-    ] = 3600.0,
+    timeout_s: TimeoutS = 3600.0,
     warm_up: Annotated[bool, typer.Option(help="One run before the first round, not counted.")] = True,
     as_json: Json = False,
 ) -> None:

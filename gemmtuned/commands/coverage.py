@@ -31,6 +31,12 @@ By = Annotated[
         help="One row for each; a layer is an N and K with all its M.",
     ),
 ]
+SomeRows = Annotated[
+    int | None,
+    typer.Option(
+        parser=whole_number(), metavar="N", help=f"Rows to show; 0 for all. Without it {SHOWN}, with --json all."
+    ),
+]
 
 
 def coverage(
@@ -39,14 +45,7 @@ def coverage(
         str, typer.Option(parser=choice(WEIGHTS), metavar="|".join(WEIGHTS), help="Share of what.")
     ] = "time",
     since: Since = "24h",  # type: ignore[assignment]
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            parser=whole_number(),
-            metavar="N",
-            help=f"Rows to show; 0 for all. Without it {SHOWN}, with --json all.",
-        ),
-    ] = None,
+    limit: SomeRows = None,
     run: Run = None,
     fail_under: Annotated[
         float | None,

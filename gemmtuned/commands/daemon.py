@@ -24,20 +24,25 @@ if TYPE_CHECKING:
     from gemmtuned.daemon.service.metrics import Metrics
 
 _LOOK_S = 0.5
+WaitS = Annotated[
+    float | None,
+    typer.Option(
+        parser=number(), metavar="SECONDS", help="End with 75 when no device was idle for so long while there was work."
+    ),
+]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        parser=whole_number(0, 65535), metavar="PORT", help="Serve Prometheus metrics on 127.0.0.1:PORT/metrics."
+    ),
+]
 
 
 def daemon(
     once: Annotated[
         bool, typer.Option("--once", help="End when every problem has a verdict or failed for good, retuned ones too.")
     ] = False,
-    wait_s: Annotated[
-        float | None,
-        typer.Option(
-            parser=number(),
-            metavar="SECONDS",
-            help="End with 75 when no device was idle for so long while there was work.",
-        ),
-    ] = None,
+    wait_s: WaitS = None,
     idle_s: Annotated[
         float | None, typer.Option(parser=seconds, metavar="SPAN", help="Clear time before a device counts as idle.")
     ] = None,
@@ -56,12 +61,7 @@ def daemon(
     compile_ahead: Annotated[
         bool, typer.Option(help="Compile for GPUs while others use them: one niced process, no device.")
     ] = True,
-    metrics_port: Annotated[
-        int | None,
-        typer.Option(
-            parser=whole_number(0, 65535), metavar="PORT", help="Serve Prometheus metrics on 127.0.0.1:PORT/metrics."
-        ),
-    ] = None,
+    metrics_port: MetricsPort = None,
     log_format: LogFormat = "text",
     log_level: LogLevel = "info",
 ) -> None:

@@ -37,6 +37,15 @@ _COLUMNS: Final = (
     Column("reasons", "", lambda reasons: reasons[0] if reasons else "", right=False),
 )
 
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        parser=whole_number(0, MAX_THREADS),
+        metavar="N",
+        help="CPU threads of those problems; default: as many as torch takes.",
+    ),
+]
+
 
 def import_(
     file: Annotated[
@@ -56,14 +65,7 @@ def import_(
     use: Annotated[
         bool, typer.Option(help="Use what gemmtuned measured on this kind of CPU with these versions, once checked.")
     ] = True,
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            parser=whole_number(0, MAX_THREADS),
-            metavar="N",
-            help="CPU threads of those problems; default: as many as torch takes.",
-        ),
-    ] = None,
+    threads: Threads = None,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
