@@ -41,6 +41,7 @@ def connect(path: Path, timeout_s: float) -> sqlite3.Connection:
         "wal_autocheckpoint = 0",
         f"journal_size_limit = {JOURNAL_LIMIT_BYTES}",
         "foreign_keys = ON",
+        "secure_delete = OFF",  # where it is on, as in Debian, each page that becomes free is written, too
         "trusted_schema = OFF",
         "temp_store = MEMORY",
     ):

@@ -10,6 +10,7 @@ import ctypes
 import logging
 import os
 import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -109,11 +110,22 @@ class Handle:
                 self._descriptors.find()
             if pending:
                 failpoints.point("store.migrate")
-                migrations.apply(conn, self.path, upgrade=self._upgrade, check=self.refuse_untouchable)
-                self.checkpoint_if_large(conn)  # of an upgrade: now, and not after somebody's next write
+                self._migrate(conn)
         finally:
             if not locked:
                 self.lock.release()
+
+    def _migrate(self, conn: sqlite3.Connection) -> None:
+        """Apply the pending steps of the schema, under the lock; of an older file, say so: programs wait meanwhile."""
+        _, had = migrations.identity(conn)
+        began_s = time.monotonic()
+        if had and self._upgrade:
+            mb = os.stat(self.path).st_size / 1e6  # noqa: PTH116
+            tell(log, logging.INFO, "upgrading path=%s schema=%d to=%d mb=%.0f", self.path, had, migrations.SCHEMA, mb)
+        migrations.apply(conn, self.path, upgrade=self._upgrade, check=self.refuse_untouchable)
+        self.checkpoint_if_large(conn)  # of an upgrade: now, and not after somebody's next write
+        if had:
+            tell(log, logging.INFO, "upgraded path=%s seconds=%.1f", self.path, time.monotonic() - began_s)
 
     def commit(self, conn: sqlite3.Connection) -> None:
         """End a transaction, if what it is written into is still ours."""

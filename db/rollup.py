@@ -75,6 +75,13 @@ class RollUp(Labels):
             self._write(lambda conn: conn.execute("DELETE FROM phase_call WHERE hour < ?", (hour,)))
         return True
 
+    def left_of_0_1_0(self) -> float:
+        """Which share of the problems, 0 to 1, still has rows of before step 0016: the slices go problem by problem."""
+        sql = """SELECT (SELECT min(problem_id) FROM sighting_before), (SELECT max(problem_id) FROM sighting_before),
+            (SELECT max(id) FROM problem)"""
+        low, high, count = self._db.read(lambda conn: conn.execute(sql).fetchone())
+        return 0.0 if low is None else float(high + 1 - low) / float(count)
+
     def _slice(self, now_hour: int) -> bool:
         """One small step; False when there was nothing to do. Looks without the lock, and again with it."""
         if self._db.read(lambda conn: conn.execute("SELECT 1 FROM sighting_before LIMIT 1").fetchone()):

@@ -22,7 +22,7 @@ from gemmtuned.configs.manifest import read_table
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Device, Environment, Solution
 from gemmtuned.daemon.publishing.publish import publish
-from gemmtuned.db import handle, migrations, queries
+from gemmtuned.db import files, handle, migrations, queries
 from gemmtuned.db.guest import GuestStore
 from gemmtuned.db.store import Store
 from gemmtuned.hooks.dispatch import build_table
@@ -58,6 +58,31 @@ def test_the_log_of_an_upgrade_is_not_left_for_the_next_write(home: Path, monkey
     monkeypatch.setattr(handle, "MAX_WAL_BYTES", 20_000)
     store = Store(home / "tune.db", locks=home / "locks")
     assert (home / "tune.db-wal").stat().st_size == 0
+    store.close()
+
+
+def test_an_upgrade_says_what_it_does_and_how_much_is_left(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        store = Store(home / "tune.db", locks=home / "locks")
+        before = store.left_of_0_1_0()
+    said = [record.getMessage() for record in caplog.records]
+    assert [line.split(" path=")[0] for line in said if "upgrad" in line] == ["upgrading", "upgraded"], said
+    assert 0 < before <= 1
+    assert store.roll_up(now_s=NOW_S) and store.left_of_0_1_0() == 0
+    store.close()
+
+
+def test_freed_pages_are_not_written_to_the_log(tmp_path: Path) -> None:
+    """Where SQLite overwrites what is deleted (Debian's does), an upgrade wrote a third of the file to the log."""
+    store = Store(tmp_path / "tune.db", locks=tmp_path / "locks")
+    store.generation()
+    rows = "WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < 9999) INSERT INTO t SELECT "
+    with closing(files.connect(tmp_path / "tune.db", 1.0)) as conn:
+        conn.execute("CREATE TABLE t (x)")
+        conn.execute(f"{rows} randomblob(500) FROM n")  # 5 MB
+        conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        conn.execute("DROP TABLE t")
+        assert (tmp_path / "tune.db-wal").stat().st_size < 500_000
     store.close()
 
 

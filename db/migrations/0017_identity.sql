@@ -89,7 +89,10 @@ INSERT INTO sighting_before (problem_id, environment_id, run_id, hour, outcome, 
     FROM moved m CROSS JOIN sighting_before ON environment_id = m.old WHERE m.old <> m.new GROUP BY 1, 2, 3, 4, 5, 6
 ON CONFLICT DO UPDATE SET calls = calls + excluded.calls, sampled_calls = sampled_calls + excluded.sampled_calls,
     sampled_us = sampled_us + excluded.sampled_us, last_seen_us = max(last_seen_us, excluded.last_seen_us);
-DELETE FROM sighting_before WHERE environment_id IN (SELECT old FROM moved WHERE old <> new);
+-- By their keys, for the same reason
+DELETE FROM sighting_before WHERE (problem_id, environment_id, run_id, hour, outcome, graph) IN (
+    SELECT problem_id, environment_id, run_id, hour, outcome, graph
+    FROM moved m CROSS JOIN sighting_before ON environment_id = m.old WHERE m.old <> m.new);
 INSERT INTO demand (problem_id, environment_id, calls, sampled_calls, sampled_us, first_seen_us, last_seen_us, asked_us, recent,
         recent_day, exact_calls, padded_calls, exact_graph_calls, padded_graph_calls)
     SELECT problem_id, m.new, calls, sampled_calls, sampled_us, first_seen_us, last_seen_us, asked_us, recent,
