@@ -8,7 +8,9 @@ For each problem the search runs as in the daemon's worker.  Then torch's own ca
 kernel of ours that screened best, what was published, and kernels that only read the weight (the floor) take turns in
 one run, in CUDA graphs with cold weights.  A problem where torch stays counts 1.00.  Kinds: one scale a `row` or
 `tensor`, sums in fp32 every 128 of K (torch's use_fast_accum=False), `row_fast` and `tensor_fast` with the tensor
-core's own sums, and `block`, scales of 1x128 by 128x128.  Every problem is a line of families.jsonl as it is done.
+core's own sums, `block`, scales of 1x128 by 128x128, and `grouped` and `grouped_nn`, bf16 products of --groups weights
+with M rows in all (torch._grouped_mm), whose floor reads the weights that have rows.  Every problem is a line of
+families.jsonl as it is done.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ from gemmtuned.kernels.device import cuda_device
 from gemmtuned.kernels.torch_flags import as_called
 
 FAST = {"math_mode": "reduced"}
+GROUPED = ("grouped", "grouped_nn")
 KINDS: dict[str, dict[str, str]] = {
     "row": {"scale": "row"}, "row_fast": {"scale": "row"} | FAST, "tensor": {"scale": "tensor"},
     "tensor_fast": {"scale": "tensor"} | FAST, "block": {"scale": "1x128"},
@@ -56,8 +59,13 @@ Tune = Callable[[Problem, Environment], dict[str, Any]]
 Turns = Callable[[Problem, Sequence[Candidate]], tuple[list[list[float]], float]]
 
 
-def problem_of(kind: str, m: int, n: int, k: int, *, threads: int = 0) -> Problem:
+def problem_of(kind: str, m: int, n: int, k: int, *, threads: int = 0, groups: int = 1) -> Problem:
     """The problem as the hook keys the call; block scales lie as ATen/native/cuda/ScaledBlas.cpp asks for them."""
+    if kind in GROUPED:
+        return Problem(
+            family="grouped", batch=groups, m=m, n=n, k=k, dtype="bf16", layout="nn" if kind == "grouped_nn" else "nt",
+            threads=threads, math_mode="ieee" if threads else "reduced",
+        )  # fmt: skip
     lies = {}
     if kind == "block":
         depth = -(-k // 128)
@@ -114,10 +122,19 @@ def turns_on_gpu(problem: Problem, candidates: Sequence[Candidate]) -> tuple[lis
             kernel = BACKENDS[candidate.backend].prepare(candidate, problem)
             calls = bench.arm(str(candidate), kernel, problem).calls
             runs.append(timer.prepare(lambda i, calls=calls: calls[i % len(calls)](), launches))  # type: ignore[misc]
-        floors = floor_launches(timer, [w.t().view(torch.bfloat16) for w, *_ in bench.weights], launches)
+        floors = floor_launches(timer, [_read(problem, bench, w) for w, *_ in bench.weights], launches)
         times = timer.measure([*runs, *floors], dense.ROUNDS + 2)
     us = [[t / launches for t in series[2:]] for series in times]
     return us[: len(candidates)], min(statistics.median(series) for series in us[len(candidates) :])
+
+
+def _read(problem: Problem, bench: Bench, w: torch.Tensor) -> torch.Tensor:
+    """What of a weight is read: all of it, or as many groups as have rows."""
+    if problem.family != "grouped":
+        return w.t().view(torch.bfloat16)
+    offs = bench.inputs(problem)["offs"].long()
+    used = torch.unique(torch.searchsorted(offs, torch.arange(problem.m, device=offs.device), right=True)).numel()
+    return (w.mT if problem.layout[1] == "t" else w)[:used]
 
 
 def tune_on_cpu(problem: Problem, here: Environment) -> dict[str, Any]:
@@ -143,7 +160,7 @@ def turns_on_cpu(problem: Problem, candidates: Sequence[Candidate]) -> tuple[lis
 def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """For each kind and M: geometric means of the gain over torch, of cuBLASLt's best and ours, and over the floor."""
     lines = []
-    for kind in KINDS:
+    for kind in (*KINDS, *GROUPED):
         for m in sorted({row["m"] for row in rows if row["kind"] == kind}):
             some = [row for row in rows if (row["kind"], row["m"]) == (kind, m)]
             good = [row for row in some if "failed" not in row]
@@ -166,9 +183,10 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def main() -> None:
     parser = record.arguments(__doc__)
     parser.add_argument("--name", default="families", help="of the result")
-    parser.add_argument("--kinds", default="row,tensor,block", help=f"of {','.join(KINDS)}")
+    parser.add_argument("--kinds", default="row,tensor,block", help=f"of {','.join((*KINDS, *GROUPED))}")
     parser.add_argument("--m", default="1,16,64,256,2048", help="rows of X, in this order")
     parser.add_argument("--shapes", default="short", help="short, all, or NxK,NxK,...")
+    parser.add_argument("--groups", type=int, default=128, help="of grouped products")
     parser.add_argument("--budget-s", type=float, default=480, help="start no new problem after this long")
     parser.add_argument("--resume", type=Path, help="the .jsonl of an earlier run on the same device")
     parser.add_argument("--dry-run", action="store_true", help="on this CPU, small sizes, kinds that torch has there")
@@ -186,7 +204,7 @@ def main() -> None:
     rows = dense.read_lines(args.resume)
     done = {(row["kind"], row["m"], row["n"], row["k"]) for row in rows}
     wanted = [
-        (kind, problem_of(kind, m, n, k, threads=threads))
+        (kind, problem_of(kind, m, n, k, threads=threads, groups=args.groups))
         for n, k in sizes for m in ms for kind in kinds if (kind, m, n, k) not in done
     ]  # fmt: skip
     ahead = None if args.dry_run else dense.Ahead([problem for _, problem in wanted], here)

@@ -5,7 +5,8 @@
 
 Its words are quantities of operands.  An operand is named by its slot, one of SLOTS: x [M, K], w [N, K], the scales of
 both (a row for each row or block of rows of the operand, a column for each block of K), bias [N], c (the whole C of
-addmm) and y [M, N]; batched ones have the batch in front.  `b` and `scale_b` are w and scale_w with the last two
+addmm), offs [G] (where each group's rows end) and y [M, N]; batched ones have the batch in front, w of groups is
+[G, N, K].  `b` and `scale_b` are w and scale_w with the last two
 dimensions exchanged, as torch takes them.  Of an operand there is
 
     ptr             the address            size<d>, stride<d>      of a dimension, strides in elements
@@ -54,7 +55,7 @@ from gemmtuned.configs.launch_v1 import check_number, converted
 from gemmtuned.configs.problem import MAX_DIM, SCALES, Problem
 
 VERSION: Final = 2
-SLOTS: Final = ("x", "w", "scale_x", "scale_w", "bias", "c", "y")  # enum Slot of hooks/native/slots.h
+SLOTS: Final = ("x", "w", "scale_x", "scale_w", "bias", "c", "offs", "y")  # enum Slot of hooks/native/slots.h
 TURNED: Final = {"b": "w", "scale_b": "scale_w"}
 OPERANDS: Final = (*SLOTS[:-1], *TURNED, "alpha", "beta")  # what an operator may be given
 WHATS: Final = ("ptr", "size", "stride", "dim", "numel", "contiguous")  # enum What
@@ -271,6 +272,8 @@ def slots_of(problem: Problem) -> frozenset[str]:
         found.add("bias")
     if problem.family in ("dense_add", "batched_add"):
         found.add("c")
+    if problem.family == "grouped":
+        found.add("offs")
     if problem.scale != "none":
         found |= {"scale_x", "scale_w"}
     return frozenset(found)

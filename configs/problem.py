@@ -192,7 +192,8 @@ class Problem:
             return int(weights + tokens)
         rows = 1 if self.family == "grouped" else self.batch  # the rows of all groups together are m
         x = rows * self.m * self.k * DTYPE_BYTES[self.dtype]
-        w = self.batch * self.n * self.k * DTYPE_BYTES[self.wdtype]
+        weights = min(self.batch, self.m) if self.family == "grouped" else self.batch  # of groups that can have rows
+        w = weights * self.n * self.k * DTYPE_BYTES[self.wdtype]
         y = rows * self.m * self.n * DTYPE_BYTES[self.out_dtype]
         return int(x + w + (2 if self.family.endswith("_add") else 1) * y)
 

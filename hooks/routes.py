@@ -68,7 +68,7 @@ class Routes:
     def _complete(self, row: Row, solution: Solution, device: int) -> Row:
         """The row with what its route needs."""
         problem, backend = solution.problem, solution.backend
-        rank = 3 if problem.family.startswith("batched") else 2
+        rank = 3 if problem.family.startswith(("batched", "grouped")) else 2
         if backend == ROWS:
             rows = read_rows(solution.config)
             own = conditions(of_operands(rows.kernel, but="x"), rank)

@@ -73,7 +73,7 @@ def source(record: LaunchRecord) -> ASTSource:
         raise CandidateFailed(f"{record.kernel}: no such kernel, expected one of {', '.join(known)}")
     kernel = known[record.kernel].function
     pointer = f"*{record.dtype}"
-    kinds = dict.fromkeys(_POINTERS, pointer) | {"partials": "*fp32", "counters": "*i32"}
+    kinds = dict.fromkeys(_POINTERS, pointer) | {"partials": "*fp32", "counters": "*i32", "offs": "*i32"}
     signature: dict[str, str] = {}
     constants: dict[tuple[int, ...], Any] = {}
     assumed: dict[tuple[int, ...], list[list[Any]]] = {}
@@ -83,9 +83,9 @@ def source(record: LaunchRecord) -> ASTSource:
             constants[(index,)] = record.constants.get(name)
             continue
         signature[name] = kinds.get(name, "i32")
-        if name in kinds:
+        if name in kinds and name != "offs":  # torch lets it begin anywhere
             assumed[(index,)] = [["tt.divisibility", POINTER_ALIGN]]
-        elif name in ("ldx", "ldw") and record.ld_multiple > 1:
+        elif name.startswith("ld") and record.ld_multiple > 1:
             assumed[(index,)] = [["tt.divisibility", record.ld_multiple]]
     return ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=assumed)
 

@@ -122,7 +122,7 @@ def test_a_record_takes_every_operand_of_its_problem_and_no_other() -> None:
         ({"v": 3}, "version 3"),
         ({"v": "2"}, "version 2"),
         ({"arguments": ["x.ptr", "w.ptr", "y.ptr", "x.tensor_map:64x128"]}, "tensor_map.* does not know"),
-        ({"arguments": ["x.ptr", "w.ptr", "y.ptr", "offs.ptr"]}, "offs.* does not know"),
+        ({"arguments": ["x.ptr", "w.ptr", "y.ptr", "ends.ptr"]}, "ends.* does not know"),
         ({"arguments": ["x.ptr", "w.ptr", "y.ptr", "x.size0?"]}, "null"),
         ({"arguments": ["x.ptr", "w.ptr", "y.ptr", "x.numel"]}, "arguments"),
         ({"arguments": ["x.ptr", "w.ptr", "y.ptr", "y.ptr"]}, "once"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -83,6 +84,25 @@ def test_inputs_have_an_empty_group_and_all_rows_are_dealt_out() -> None:
         assert offs.dtype == torch.int32 and offs[-1] == p.m and bool((offs[1:] >= offs[:-1]).all())
         assert bool((offs[1:] == offs[:-1]).any())
     assert copies_needed(p, 1 << 20, 1 << 40) == 2 * (1 << 20) // (5 * 24 * 40 * 2) + 1
+    assert copies_needed(p.with_m(2), 1 << 20, 1 << 40) == 256, "two of five groups are read"
+
+
+@pytest.mark.parametrize("layout", ["nt", "nn"])
+def test_copies_of_a_mixtures_weights_lie_over_each_other_and_give_one_result(layout: str) -> None:
+    p = Problem(family="grouped", batch=64, m=4, n=1536, k=2048, dtype="bf16", threads=1, layout=layout)
+    family = family_of(p)
+    copies = [w for (w,) in family.weight_copies(p, count=5, device=CPU)]
+    x, offs = family.make(p, kind="randn", seed=0, device=CPU, weights=(copies[0],)).activations
+
+    assert {w.shape for w in copies} == {(64, 2048, 1536)} and len({w.data_ptr() for w in copies}) == 5
+    assert copies[0].stride()[1:] == ((1, 2048) if layout == "nt" else (1536, 1))
+    assert copies[-1].data_ptr() - copies[0].data_ptr() == 4 * 1536 * 2048 * 2
+    results = [torch._grouped_mm(x, w, offs=offs) for w in copies]
+    assert all(torch.equal(y, results[0]) for y in results)
+    small = family.weight_copies(replace(p, n=16), count=3, device=CPU)
+    assert len({w.untyped_storage().data_ptr() for (w,) in small}) == 3 and not torch.equal(
+        small[0][0][0], small[0][0][1]
+    )
 
 
 def test_what_torch_has_not_is_refused() -> None:

@@ -310,3 +310,36 @@ def test_an_engines_operator_is_routed_into_its_own_result(run: Any) -> None:
         3,
         [],
     ]
+
+
+def test_a_kernel_serves_grouped_products_and_torch_those_it_does_not_take(run: Any) -> None:
+    said = run(
+        OPERANDS,
+        """
+    x, w = torch.randn(7, 16), torch.randn(3, 8, 16)
+    ends = torch.tensor([2, 2, 7], dtype=torch.int32)
+    right = torch.cat([x[:2] @ w[0].t(), x[2:] @ w[2].t()])
+    gx, gw, gends, gwide = to_gpu(x, w, ends, ends.repeat_interleave(2))
+    problem = Problem(family="grouped", batch=3, m=7, n=8, k=16, dtype="fp32", math_mode="ieee")
+    record = KernelLaunch(
+        shared=0, threads=32, grid=(Axis("", 1), Axis("", 7), Axis("", 1)),
+        arguments=("x.ptr", "w.ptr", "offs.ptr", "y.ptr", "x.size0", "w.size0", "x.stride0", "w.stride0", "w.stride1"),
+        conditions=(Condition("x.size0", "<=", 7), Condition("w.size0", "==", 3), Condition("offs.size0", "==", 3),
+                    Condition("offs.stride0", "==", 1), Condition("x.stride1", "==", 1),
+                    Condition("w.stride2", "==", 1)),
+    )
+    record.check_for(problem)
+    hook.install()
+    hook.load([native.Row(problem, "exact", "eager", 7, 5, "cuda:0", packed.kernel_launch(record, 0x3002, 3),
+                          packed.conditions(record.checked, 3))], 1)
+    hook.set_mode(native.CAPTURE | native.DISPATCH)
+    close = lambda y: torch.allclose(host(y), right, atol=1e-4)
+    said = [close(torch._grouped_mm(gx, gw.mT, offs=gends)), outcomes(), calls("cuLaunchKernel")]
+    said += [close(torch._grouped_mm(gx, gw.mT, offs=gwide[::2])), outcomes()]          # its ends do not lie in a row
+    [turned] = to_gpu(w.mT.contiguous())
+    said += [close(torch._grouped_mm(gx, turned, offs=gends)), outcomes(), calls("cuLaunchKernel"), hook.failures()]
+    print(json.dumps(said))
+    """,
+    )
+    assert said[:3] == [True, ["grouped exact 1"], 1]
+    assert said[3:] == [True, ["grouped miss 1"], True, ["grouped miss 1"], 1, []]

@@ -149,7 +149,7 @@ def test_kernels_pass_the_numeric_gate_in_the_interpreter() -> None:
 
     assert done.returncode == 0, done.stderr[-2000:]
     seen = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(seen) == 3 and all(outcome == "ok" for _, outcome, _ in seen), seen
+    assert len(seen) == 5 and all(outcome == "ok" for _, outcome, _ in seen), seen
 
 
 def test_the_math_mode_of_a_cuda_problem_is_set_on_hosts_whose_cpu_knows_no_fp16() -> None:

@@ -8,24 +8,30 @@ import torch
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.daemon.child.verify import verify
-from gemmtuned.kernels.backends.torch_ import TORCH
 from gemmtuned.kernels.backends.triton_ import Triton
+from gemmtuned.kernels.families import family_of
 
 DEVICE = Device("cuda-nvidia-h200-132", "cuda", "NVIDIA H200", "sm_90", 132)
 GEMV = {"kernel": "gemv", "rows": 2, "block_k": 64, "warps": 2, "unroll": 1}
 WARPS = {"kernel": "warp_split_k", "rows": 16, "tokens": 8, "block_k": 16, "warps": 2, "stages": 3}
 TILES = {"kernel": "tiles", "rows": 16, "tokens": 16, "block_k": 32, "group": 1, "swap": 1, "warps": 4, "stages": 3}
+GROUPED = {"kernel": "grouped", "rows": 16, "tokens": 16, "block_k": 32, "warps": 4, "stages": 3}
 CASES = (
     (Problem(m=1, n=20, k=208, dtype="fp16", bias=True), Candidate.of("triton", **GEMV, split=2)),
     (Problem(m=5, n=24, k=200, dtype="fp16"), Candidate.of("triton", **WARPS, split=3)),
     (Problem(m=17, n=40, k=136, dtype="fp16", bias=True), Candidate.of("triton", **TILES, split=2)),
+    (Problem(family="grouped", batch=5, m=23, n=24, k=40, dtype="fp16"), Candidate.of("triton", **GROUPED, swap=1)),
+    (
+        Problem(family="grouped", batch=9, m=5, n=40, k=72, dtype="fp16", layout="nn"),
+        Candidate.of("triton", **GROUPED, swap=0),
+    ),
 )
 
 
 def main() -> None:
     backend = Triton(device=DEVICE)
     for problem, candidate in CASES:
-        default = TORCH.prepare(Candidate("torch"), problem)
+        default = family_of(problem).default(problem)
         kernel = backend.prepare(candidate, problem)
         with torch.inference_mode():
             verdict = verify(problem, {candidate: kernel}, default, device=torch.device("cpu"))[candidate]

@@ -76,7 +76,7 @@ struct Cuda {
     if (route.op) return (*route.op)(slots);
     const auto type = static_cast<at::ScalarType>(p.out_dtype);
     const auto options = C10_LIKELY(type == a.scalar_type()) ? a.options() : a.options().dtype(type);
-    const Tensor y = a.dim() == 2 ? at::empty({a.size(0), b.size(1)}, options)
+    const Tensor y = a.dim() == 2 ? at::empty({a.size(0), b.size(-1)}, options)
                                   : at::empty({a.size(0), a.size(1), b.size(2)}, options);
     slots.t[SLOT_Y] = &y;
     launch(route, slots);
@@ -183,7 +183,7 @@ struct Cuda {
   };
 
 #ifdef GEMMTUNED_GROUPED_MM
-  // Groups of rows (2-D by 3-D) or a batch of groups; the number of groups is the batch. Counted, and served by torch.
+  // Groups of rows (2-D by 3-D); the number of groups is the batch. Other forms are torch's, uncounted.
   template <class T>
   static Tensor grouped_mm(const T& a, const T& b, const OptionalTensor& offsets, const OptionalTensor& bias,
                            std::optional<at::ScalarType> type) {
@@ -195,7 +195,11 @@ struct Cuda {
     const Tensor first = b.select(0, 0);
     if (!gemmtuned::describe<Cuda>(p, GROUPED, a, first, type.value_or(a.scalar_type()))) return stock();
     p.batch = static_cast<uint32_t>(b.size(0));
-    return call<Cuda>(p, slots_of(a, first), COUNTED_ONLY, stock);
+    Slots slots = slots_of(a, b);
+    if (offsets) slots.t[SLOT_OFFS] = &*offsets;
+    const bool routable = offsets && offsets->dim() == 1 && offsets->scalar_type() == at::kInt && !bias &&
+                          offsets->device() == a.device();
+    return call<Cuda>(p, slots, routable ? ROUTABLE : COUNTED_ONLY, stock);
   }
 #endif
 

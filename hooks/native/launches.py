@@ -102,7 +102,7 @@ Packed = Launch | LtLaunch | OperatorCall | RowBlocks
 
 
 def conditions(given: Iterable[Condition], rank: int) -> list[Cond]:
-    """rank: of X and W, 3 with a batch."""
+    """rank: of W, 3 with a batch or with groups."""
     found = []
     for of, op, value in given:
         slot, what, dim = quantity(of)

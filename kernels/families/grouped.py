@@ -18,6 +18,7 @@ from gemmtuned.kernels.families.base import Family
 from gemmtuned.kernels.families.operand import Inputs, Operand, Sample
 
 TYPES: Final = ("bf16", "fp32", "fp16")
+WHOLE_BYTES: Final = 1 << 30  # up to here all weights are copied whole
 
 
 class Grouped(Family):
@@ -49,6 +50,23 @@ class Grouped(Family):
         ends[-1] = problem.m
         found["offs"] = ends.to(device, torch.int32)
         return found
+
+    def weight_bytes(self, problem: Problem) -> int:
+        """Of the groups that can have rows: no others are read."""
+        return Family.weight_bytes(self, problem) * min(problem.m, problem.batch) // problem.batch
+
+    def weight_copies(self, problem: Problem, *, count: int, device: torch.device) -> list[tuple[Tensor, ...]]:
+        """As Family.weight_copies; large ones lie over each other, one group further each, and all groups are alike.
+
+        Where few groups have rows, those of the next copy are others in memory: as cold as whole copies, which a
+        mixture's weights leave no room for.  Which group is whose is proven on other inputs.
+        """
+        if count * Family.weight_bytes(self, problem) <= WHOLE_BYTES:
+            return Family.weight_copies(self, problem, count=count, device=device)
+        w = self.named("w")
+        alike = self.draw(problem.with_m(1), "randn", 0, device, weights=True)["w"][:1]
+        whole, _ = self.lay(problem, w, alike.expand(problem.batch + count - 1, -1, -1))
+        return [(whole[i : i + problem.batch],) for i in range(count)]
 
     def rows(self, problem: Problem, inputs: Inputs, index: Tensor) -> tuple[Tensor | None, ...]:
         """As Family.rows; the groups end with them."""

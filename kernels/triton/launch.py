@@ -12,6 +12,7 @@ one, whatever they are; launches that may run at the same time need a workspace 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -71,6 +72,8 @@ class LaunchRecord:
 
     arguments: names of what the binary takes, in its order; `m`, `ldx`, `ldw` are int32 (leading dimensions in
     elements), the others pointers.
+    words: what each of them is, in the words of configs/launch.py.  conditions: on the operands; without any, those of
+    rows_apart.
     ld_multiple: leading dimensions must be a multiple of this; pointers of POINTER_ALIGN bytes.
     cluster: thread blocks that a tile's slices of K are cut over in one cluster, along the grid's first axis, which
     then has that many times the thread blocks; 1 without.  exchange: what they send one another there.
@@ -88,6 +91,8 @@ class LaunchRecord:
     arguments: tuple[str, ...]
     ld_multiple: int
     max_m: int
+    words: Mapping[str, str] = field(default_factory=lambda: PARAMETERS, hash=False)
+    conditions: tuple[configs.Condition, ...] = ()
     cluster: int = 1
     exchange: Exchange | None = None
     own_ptx: bool = False
@@ -103,9 +108,10 @@ class LaunchRecord:
         x, y, z = (configs.Axis(over[axis.over], axis.block) for axis in self.grid)
         return configs.KernelLaunch(
             shared=0, threads=32 * self.num_warps, cluster=self.cluster, grid=(x, y, z),
-            arguments=tuple(PARAMETERS[name] for name in self.arguments),
-            conditions=rows_apart(self.arguments, self.ld_multiple, self.max_m), counters_bytes=self.counters_bytes,
-            partials_offset=self.partials_offset, workspace_bytes=self.workspace_bytes,
+            arguments=tuple(self.words[name] for name in self.arguments),
+            conditions=self.conditions or rows_apart(self.arguments, self.ld_multiple, self.max_m),
+            counters_bytes=self.counters_bytes, partials_offset=self.partials_offset,
+            workspace_bytes=self.workspace_bytes,
         )  # fmt: skip
 
     def grid_size(self, m: int) -> tuple[int, int, int]:

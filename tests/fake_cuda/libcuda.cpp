@@ -2,7 +2,8 @@
 //
 // Written from the driver's documentation. `fake_set(name, code)` has a function fail, `fake_calls(name)` counts its calls.
 // Arguments of a launch: X, W, Y, rows, ldx, ldw and, with scratch memory, counters; N and K are told by fake_shape. The
-// kernel 0x3001 takes X and W in e4m3, Y in bf16 and, before Y, the scales of the rows of both.
+// kernel 0x3001 takes X and W in e4m3, Y in bf16 and, before Y, the scales of the rows of both; 0x3002 takes where the
+// groups end before Y, and the number of groups and the distance between them.
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
@@ -58,7 +59,24 @@ int multiply_scaled(void** a) {
   return 0;
 }
 
+int multiply_groups(void** a) {
+  const float *x = *static_cast<const float**>(a[0]), *w = *static_cast<const float**>(a[1]);
+  const int* ends = *static_cast<const int**>(a[2]);
+  float* y = *static_cast<float**>(a[3]);
+  const auto number = [&](int i) { return *static_cast<int*>(a[i]); };
+  for (int m = 0, g = 0; m < number(4); ++m) {
+    while (g < number(5) && m >= ends[g]) ++g;
+    for (int n = 0; n < g_n; ++n) {
+      float sum = 0;
+      for (int k = 0; k < g_k; ++k) sum += x[m * number(6) + k] * w[g * number(7) + n * number(8) + k];
+      y[m * g_n + n] = sum * g_times;
+    }
+  }
+  return 0;
+}
+
 int multiply(void* function, void** a) {
+  if (function == reinterpret_cast<void*>(0x3002)) return multiply_groups(a);
   if (function == reinterpret_cast<void*>(0x3001)) return multiply_scaled(a);
   const float* x = *static_cast<const float**>(a[0]);
   const float* w = *static_cast<const float**>(a[1]);

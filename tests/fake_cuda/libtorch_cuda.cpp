@@ -103,6 +103,17 @@ Tensor _scaled_mm_v2(const Tensor& a, const Tensor& b, at::TensorList sa, at::In
                      std::optional<at::ScalarType> type, at::IntArrayRef, bool fast) {
   return at::cuda::_scaled_mm(a, b, sa[0], sb[0], bias, std::nullopt, type, fast);
 }
+Tensor _grouped_mm(const Tensor& a, const Tensor& b, const std::optional<Tensor>& ends, const std::optional<Tensor>&,
+                   std::optional<at::ScalarType>) {
+  const Tensor x = on_host(a), w = on_host(b), y = at::empty({x.size(0), w.size(-1)}, x.options());
+  int64_t first = 0;
+  for (int64_t g = 0; g < w.size(0); ++g) {
+    const int64_t end = on_host(*ends)[g].item<int64_t>();
+    y.narrow(0, first, end - first).copy_(at::cpu::mm(x.narrow(0, first, end - first), w[g]));
+    first = end;
+  }
+  return on_gpu(y);
+}
 }  // namespace at::cuda
 
 namespace {
@@ -154,6 +165,7 @@ void fake_register() {
   aten.impl("bmm.out", TORCH_FN(stock_bmm_out));
   aten.impl("_scaled_mm", TORCH_FN(stock_scaled));
   aten.impl("_scaled_mm.out", TORCH_FN(stock_scaled_out));
+  aten.impl("_grouped_mm", TORCH_FN(at::cuda::_grouped_mm));
   aten.impl("_scaled_mm_v2", TORCH_FN(at::cuda::_scaled_mm_v2));
 }
 }

@@ -1,0 +1,95 @@
+"""Grouped products on a real GPU: our kernel passes the gate, and serves torch._grouped_mm, eager and in a graph.
+
+Run it in a process of its own: `pytest tests/gpu/test_gpu_grouped.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).parent))
+from test_gpu_hook import Program, fresh, hooked  # noqa: F401  fresh: an autouse fixture
+
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Candidate
+from gemmtuned.daemon.child.verify import verify
+from gemmtuned.kernels.backends import BACKENDS
+from gemmtuned.kernels.families import family_of
+from gemmtuned.kernels.torch_flags import as_called
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.version.hip is not None or torch.cuda.get_device_capability() < (9, 0),
+        reason="needs an NVIDIA GPU of sm_90 or later",
+    ),
+]
+GPU = torch.device("cuda")
+
+
+def grouped(groups: int, m: int, n: int, k: int, *, layout: str = "nt", dtype: str = "bf16") -> Problem:
+    return Problem(
+        family="grouped", batch=groups, m=m, n=n, k=k, dtype=dtype, layout=layout, math_mode="reduced"
+    )  # fmt: skip
+
+
+PROBLEMS = (
+    grouped(128, 8, 1536, 2048), grouped(128, 512, 1536, 2048), grouped(32, 4, 5760, 2880, layout="nn"),
+    grouped(5, 300, 264, 136), grouped(16, 4096, 512, 1024),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory, native_cache: Path) -> Iterator[Program]:
+    yield from hooked(tmp_path_factory.mktemp("home"), native_cache)
+
+
+def ours(problem: Problem) -> list[Candidate]:
+    found = list(BACKENDS["triton"].candidates(problem))
+    assert found, "it is not offered"
+    return found
+
+
+@pytest.mark.parametrize("p", PROBLEMS, ids=str)
+def test_our_kernel_passes_the_gate(program: Program, p: Problem) -> None:
+    said = {}
+    with as_called(p):
+        for candidate in ours(p)[:4]:
+            kernel = BACKENDS["triton"].prepare(candidate, p)
+            found = verify(p, {candidate: kernel}, family_of(p).default(p), device=GPU)[candidate]
+            said[str(candidate)] = found.note or found.outcome
+    assert all(text == "ok" for text in said.values()), said
+
+
+@pytest.mark.parametrize("p", PROBLEMS[:3], ids=str)
+def test_a_published_kernel_serves_torchs_function_eager_and_in_a_graph(program: Program, p: Problem) -> None:
+    program.publish(program.solution(p, ours(p)[0]))
+    inputs = family_of(p).make(p, kind="randn", seed=5, device=GPU)
+    x, w, offs = inputs["x"], inputs["w"], inputs["offs"]
+    want = torch.cat([x[a:b].float() @ w[g].float() for g, (a, b) in enumerate(pairs(offs))])
+    program.outcomes()
+
+    y = torch._grouped_mm(x, w, offs=offs)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = torch._grouped_mm(x, w, offs=offs)
+    dealt_anew = torch.randint(0, p.m + 1, (p.batch,), device=GPU, dtype=torch.int32).sort().values
+    dealt_anew[-1] = p.m
+    again = torch.cat([x[a:b].float() @ w[g].float() for g, (a, b) in enumerate(pairs(dealt_anew))])
+    offs.copy_(dealt_anew.int())
+    graph.replay()
+
+    assert program.outcomes() == {"exact": 3}, "a call, a capture and its replay"
+    torch.testing.assert_close(y.float(), want, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(captured.float(), again, rtol=2e-2, atol=2e-2)
+    assert y.stride() == (p.n, 1) and not program.hook.native.failures()
+
+
+def pairs(offs: torch.Tensor) -> list[tuple[int, int]]:
+    ends = offs.tolist()
+    return list(zip([0, *ends], ends, strict=False))
