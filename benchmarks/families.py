@@ -152,7 +152,8 @@ def turns_on_cpu(problem: Problem, candidates: Sequence[Candidate]) -> tuple[lis
     with as_called(problem):
         bench = Bench(problem, torch.device("cpu"))
         arms = [bench.arm(str(c), BACKENDS[c.backend].prepare(c, problem), problem) for c in candidates]
-        arms.append(Arm("floor", [lambda w=w: w.view(torch.uint8).sum() for w, *_ in bench.weights]))  # type: ignore[misc]
+        read = [_read(problem, bench, w).contiguous().view(torch.uint8) for w, *_ in bench.weights]
+        arms.append(Arm("floor", [lambda w=w: w.sum() for w in read]))  # type: ignore[misc]
         us = [[clock.us(arm, (i % len(arm.calls),)) for i in range(rounds)] for arm in arms]
     return us[:-1], statistics.median(us[-1])
 

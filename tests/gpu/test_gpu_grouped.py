@@ -39,7 +39,7 @@ def grouped(groups: int, m: int, n: int, k: int, *, layout: str = "nt", dtype: s
 
 
 PROBLEMS = (
-    grouped(128, 8, 1536, 2048), grouped(128, 512, 1536, 2048), grouped(32, 4, 5760, 2880, layout="nn"),
+    grouped(128, 8, 384, 2048), grouped(128, 512, 384, 2048), grouped(32, 4, 1440, 2880, layout="nn"),
     grouped(5, 300, 264, 136), grouped(16, 4096, 512, 1024),
 )  # fmt: skip
 
@@ -59,7 +59,7 @@ def ours(problem: Problem) -> list[Candidate]:
 def test_our_kernel_passes_the_gate(program: Program, p: Problem) -> None:
     said = {}
     with as_called(p):
-        for candidate in ours(p)[:4]:
+        for candidate in ours(p)[:3]:
             kernel = BACKENDS["triton"].prepare(candidate, p)
             found = verify(p, {candidate: kernel}, family_of(p).default(p), device=GPU)[candidate]
             said[str(candidate)] = found.note or found.outcome
