@@ -31,7 +31,8 @@ BY_OPS: Final = ("moe_grouped", "moe_decode")  # that gemmtuned.ops.fused_moe ru
 OPERATOR_CODE: Final = 7  # an operator that some package registered with torch: any backend whose record names one
 
 INVARIANT: Final = (ROWS, "triton", "cuda")  # backends that batch-invariant problems are proven with
-SERVED: Final = ("dense", "batched", "dense_add", "batched_add", "scaled")  # that the hook routes; others are counted
+# Families that the hook routes; others are counted
+SERVED: Final = ("dense", "batched", "dense_add", "batched_add", "scaled", "grouped")
 
 _idents: dict[tuple[object, ...], int] = {}
 _solutions: list[Solution] = []  # by ident

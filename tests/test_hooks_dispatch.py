@@ -95,7 +95,6 @@ REFUSED = {
     "withdrawn": {"state": "withdrawn"},
     "an unknown backend": {"backend": "cutlass", "stamp": "1"},
     "a packed kernel for a plain weight": {"backend": "onednn_packed"},
-    "groups": {"problem": replace(LINEAR, family="grouped")},
     "scales": {"problem": replace(LINEAR, scale="row")},
     "experts": {"problem": replace(LINEAR, experts=8), "backend": "torch", "state": "default_best"},
     "experts that are a list": {"problem": replace(LINEAR, topk=[1])},  # type: ignore[arg-type]
