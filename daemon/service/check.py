@@ -53,7 +53,7 @@ def check(
     try:
         for problem, candidate in asked:
             if worker is None:
-                worker = _ready(make_worker())
+                worker = ready(make_worker())
             assert worker.environment is not None
             if candidate.backend not in worker.environment.backends:
                 yield Checked(problem, candidate, "not here", note=f"there is no backend {candidate.backend} here")
@@ -78,7 +78,8 @@ def check(
             worker.stop()
 
 
-def _ready(worker: Tuner) -> Tuner:
+def ready(worker: Tuner) -> Tuner:
+    """This worker, once it has said what it can do. Raises WorkerFailed when it ends before; it is gone then."""
     try:
         while worker.environment is None:
             worker.poll()

@@ -1,0 +1,83 @@
+"""A run for a fleet on one device of this host: for a batch system or a pool of pods, which start many of these.
+
+The claims at the URL share the work out among all that run, wherever they were started.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from gemmtuned.configs.errors import TableError, TryLater
+from gemmtuned.configs.settings import Settings
+from gemmtuned.daemon.device.device_lock import DeviceLock
+from gemmtuned.daemon.device.devices import Monitor, find_monitors
+from gemmtuned.daemon.seats.worker import Tuner, Worker
+from gemmtuned.fleet.bench import Answer, Bench
+from gemmtuned.fleet.demand import Wanted
+from gemmtuned.fleet.ran import Ran, Tell
+from gemmtuned.fleet.shelf import Shelf
+
+WORKER: Final = partial(Worker, nice=0)
+
+
+def device_here(settings: Settings, on: str) -> tuple[Monitor, DeviceLock | None]:
+    """The first device that nobody of ours uses, a GPU where there is one. on: any, gpu, cpu. Raises TryLater."""
+    monitors = find_monitors()
+    gpus = [monitor for monitor in monitors if monitor.device.kind != "cpu"]
+    if on == "cpu" or (on == "any" and not gpus):
+        return monitors[0], None
+    why = "this host has no GPU that is seen here. Install the extra [gpu]"
+    for monitor in gpus:
+        lock = DeviceLock(settings.device_locks, monitor.id, f"pid {os.getpid()}, gemmtuned fleet tune")
+        why = lock.take()
+        if not why:
+            return monitor, lock
+    raise TryLater(f"no GPU is free for us: {why}")
+
+
+def tune_here(
+    wanted: Sequence[Wanted], shelf: Shelf, monitor: Monitor, tell: Tell, *, lock: DeviceLock | None = None,
+    make_worker: Callable[[str], Tuner] = WORKER,
+) -> Ran:  # fmt: skip
+    """Search one unit after another, and bring each result to the URL before the next is begun.
+
+    Raises WorkerFailed when no worker can be started, TryLater when the URL cannot be reached.
+    """
+    ran = Ran()
+    with tempfile.TemporaryDirectory(prefix="gemmtuned-fleet-") as folder:
+        bench = Bench(monitor, Path(folder), make_worker, lock=lock)
+        key = bench.environment.key
+        rest = [one for one in wanted if one.environment.key == key]
+        ran.left = [(one, f"not for this device: {one.environment.key}") for one in wanted if one not in rest]
+        total = len(rest)
+        try:
+            while rest:
+                won, rest = shelf.claim(rest, 1)
+                for one in won:
+                    tell(len(ran.done) + len(shelf.passed_over), total, str(one.unit.problem))
+                    ran.done.append((one, _published(shelf, one, bench.tune(one)), monitor.name))
+                shelf.flush()
+        except (KeyboardInterrupt, SystemExit) as err:
+            ran.code = err.code if isinstance(err, SystemExit) and isinstance(err.code, int) else 130
+            known = {one.name for one, _, _ in ran.done} | {name for _, name in shelf.passed_over}
+            ran.left += [(one, "interrupted") for one in wanted if one.environment.key == key and one.name not in known]
+        finally:
+            bench.close()
+            shelf.drop_all()
+    return ran
+
+
+def _published(shelf: Shelf, unit: Wanted, answer: Answer) -> Answer:
+    if answer.state != "solved":
+        shelf.drop([unit])
+        return answer
+    try:
+        shelf.publish(unit, answer)
+    except TableError as err:
+        return Answer(answer.name, "failed", f"its result cannot be published: {err}", took_s=answer.took_s)
+    return answer

@@ -1,0 +1,137 @@
+"""What a pool does at the URL: it claims units before they are tuned and puts results there, as any one host does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from gemmtuned import __version__
+from gemmtuned.fleet import claims, record
+from gemmtuned.fleet.bench import Answer
+from gemmtuned.fleet.demand import Wanted
+from gemmtuned.fleet.host import Trust
+from gemmtuned.fleet.layout import HOSTS, RESULTS, environment_name, minute, result_parts, result_path
+from gemmtuned.fleet.objects import Objects
+from gemmtuned.fleet.record import Result
+from gemmtuned.fleet.times import LEASE_S, SLACK_S
+
+LOOK_S: Final = 30.0  # claims of others are read again after this long
+
+
+@dataclass
+class _Known:
+    """Of one environment: units with a result, up to which name they were listed, claims and when they were read."""
+
+    units: set[str] = field(default_factory=set)
+    after: str = ""
+    claims: dict[str, claims.Claim] = field(default_factory=dict)
+    read_s: float = float("-inf")
+
+
+class Shelf:
+    """See the module. All methods raise TryLater when the store cannot be reached."""
+
+    def __init__(self, objects: Objects, host: str, trust: Trust, *, lease_s: float = LEASE_S) -> None:
+        self._objects, self._host, self._trust, self._lease_s = objects, host, trust, lease_s
+        self._known: dict[str, _Known] = {}
+        self._ours: dict[str, str] = {}  # unit: name of the claim
+        self.there: set[tuple[str, str]] = set()  # (environment, unit) passed over: somebody's result is there
+        self.theirs: set[tuple[str, str]] = set()  # or somebody tunes them now
+
+    @property
+    def passed_over(self) -> set[tuple[str, str]]:
+        """Units that are not ours to tune."""
+        return self.there | self.theirs
+
+    def claim(self, wanted: Sequence[Wanted], most: int) -> tuple[list[Wanted], list[Wanted]]:
+        """Claim up to `most` of these units of one environment; (those that are ours now, those not looked at)."""
+        if not wanted:
+            return [], []
+        name = environment_name(wanted[0].environment)
+        known = self._known.setdefault(name, _Known())
+        clock_s = self._clock()
+        if self._objects.can_claim and time.monotonic() - known.read_s > LOOK_S:
+            known.claims = claims.read(self._objects, name, clock_s=clock_s, lease_s=self._lease_s)
+            known.read_s = time.monotonic()
+        self._list(name, known, clock_s)
+        won: list[Wanted] = []
+        for number, one in enumerate(wanted):
+            if len(won) == most:
+                return self._still_open(name, known, clock_s, won), list(wanted[number:])
+            if one.name in known.units:
+                self.there.add((one.environment.key, one.name))
+            elif self._take(name, known, one.name):
+                won.append(one)
+            else:
+                self.theirs.add((one.environment.key, one.name))
+        return self._still_open(name, known, clock_s, won), []
+
+    def publish(self, wanted: Wanted, answer: Answer) -> str:
+        """Put the result of a unit there; its name. Raises TableError when it is none that others would read."""
+        assert answer.environment is not None
+        trials = tuple(answer.trials)
+        while True:  # with as many of its trials as there is room for
+            result = Result(
+                self._host,
+                __version__,
+                answer.environment,
+                wanted.unit.covers,
+                answer.solutions,
+                answer.measured,
+                trials,
+            )
+            data, digest = record.write(result, self._trust.key)
+            if len(data) <= record.MAX_BYTES or not trials:
+                break
+            trials = trials[: len(trials) // 2]
+        path = result_path(environment_name(answer.environment), result.unit, digest, self._clock())
+        record.read(path, data, key=self._trust.key)
+        self._objects.put(path, data)
+        self.drop([wanted])
+        return path
+
+    def flush(self) -> None:
+        """Bring what was put there, where a store takes many objects in one step."""
+        self._objects.flush()
+
+    def drop(self, wanted: Iterable[Wanted]) -> None:
+        """These are left to others, or done."""
+        claims.done(self._objects, [self._ours.pop(one.name) for one in wanted if one.name in self._ours])
+
+    def drop_all(self) -> None:
+        """Nothing is ours any more."""
+        paths, self._ours = list(self._ours.values()), {}
+        claims.done(self._objects, paths)
+
+    def _take(self, name: str, known: _Known, unit: str) -> bool:
+        if not self._objects.can_claim:
+            return True
+        won = claims.take(self._objects, name, [unit], known.claims, host=self._host, most=1)
+        self._ours |= won
+        return bool(won)
+
+    def _still_open(self, name: str, known: _Known, clock_s: float, won: list[Wanted]) -> list[Wanted]:
+        """Those for which no result came while we claimed: its host had dropped its own claim."""
+        if won and self._objects.can_claim:
+            self._list(name, known, clock_s)
+            come = [one for one in won if one.name in known.units]
+            self.drop(come)
+            self.there |= {(one.environment.key, one.name) for one in come}
+        return [one for one in won if one.name not in known.units]
+
+    def _list(self, name: str, known: _Known, clock_s: float) -> None:
+        for entry in self._objects.list(f"{RESULTS}/{name}", after=known.after):
+            parts = result_parts(entry.path)
+            if parts is not None and parts[0] == name and entry.size <= record.MAX_BYTES:
+                known.units.add(parts[1])
+        if self._objects.can_claim:  # elsewhere names go by hosts' own clocks
+            known.after = f"{RESULTS}/{name}/{minute(clock_s - SLACK_S)}"
+
+    def _clock(self) -> float:
+        if not self._objects.can_claim:
+            return time.time()
+        path = f"{HOSTS}/{self._host}/beat"
+        self._objects.put(path, __version__.encode())
+        return self._objects.clock_s(path)

@@ -1,0 +1,196 @@
+"""Tuning for a fleet on somebody's cluster, up to where Ray begins: demand, board, claims, and a lent device."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import ENVIRONMENT, NEWER, solution
+from fleets import HERE, Host, problem
+
+from gemmtuned.configs.errors import TableError, TryLater
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.sighting import Sighting
+from gemmtuned.daemon.device.devices import CpuMonitor
+from gemmtuned.daemon.seats.worker import Worker
+from gemmtuned.db.fleet import Unit
+from gemmtuned.db.store import Store
+from gemmtuned.fleet import demand
+from gemmtuned.fleet.bench import Answer, Bench
+from gemmtuned.fleet.board import OVER, Board, Place
+from gemmtuned.fleet.demand import Wanted
+from gemmtuned.fleet.here import tune_here
+from gemmtuned.fleet.host import Trust
+from gemmtuned.fleet.opening import open_objects
+from gemmtuned.fleet.seen import Seen
+from gemmtuned.fleet.shelf import Shelf
+
+HERE_IS = Place("node a", "cpu", ENVIRONMENT.key)
+
+
+def wanted(number: int, worth: float = 1.0) -> Wanted:
+    one = problem(number)
+    return Wanted(ENVIRONMENT, Unit(one, "exact"), {one: 10}, worth, frozenset({"a"}))
+
+
+def solved(one: Wanted) -> Answer:
+    found = solution(one.unit.problem)
+    return Answer(one.name, "solved", "", ENVIRONMENT, (found,), {"conditions": "", "others": None, "published_us": 1})
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_units_of_a_host_are_those_that_its_own_database_asks_for(seed: int, tmp_path: Path) -> None:
+    choose = random.Random(seed)
+    store = Store(tmp_path / "tune.db", locks=tmp_path)
+    now_s = time.time()
+    called = {
+        Problem(m=choose.choice((1, 2, 3, 17, 18, 19, 20, 21, 40, 300, 301, 302, 303)), n=n, k=64, dtype=dtype)
+        for n in (64, 128, 256)
+        for dtype in ("bf16", "fp16")
+        for _ in range(choose.randint(1, 12))
+    } | {Problem(m=m, n=n, k=64) for m in (33, 34, 35, 36) for n in (64, 128)}
+    sightings = [Sighting(p, "miss", choose.randint(1, 99)) for p in called]
+    store.add_sightings("serve", ENVIRONMENT, sightings, now_s=now_s)
+    work = store.lease_next("me", ENVIRONMENT, now_s=now_s, hold_s=60.0)
+    assert work is not None
+    store.install(work, [solution(work.problem, covers=work.covers)], environment=ENVIRONMENT, now_s=now_s)
+
+    found = demand.wanted(demand.of_store(store, "a", now_s=now_s), now_s=now_s)
+    asked = store.fleet_open(ENVIRONMENT, now_s=now_s, limit=4096)
+    store.close()
+    assert {(one.unit.problem, one.unit.covers) for one in found} == {(u.problem, u.covers) for u in asked}
+    assert [one.worth for one in found] == pytest.approx([u.worth for u in asked])
+    assert any(one.unit.covers == "fine" for one in found)
+
+
+def test_worth_is_that_of_the_whole_fleet() -> None:
+    def told(host: str, worth: dict[int, float], **more: Any) -> Seen:
+        rows = [
+            {"problem": str(problem(n)), "calls": 5, "us": 1.0, "hits": 0, "covered": 0, "worth": w,
+             "last_seen_us": 1e15, **more}
+            for n, w in worth.items()
+        ]  # fmt: skip
+        return Seen(host, 1, ENVIRONMENT, rows, [])
+
+    hosts = [told("a", {0: 3.0, 1: 2.0}), told("b", {1: 2.0}), told("c", {2: 9.0}, covered=1)]
+    found = demand.wanted([*hosts, replace(hosts[0], host="d", environment=NEWER)], now_s=1e9)
+    assert [(one.unit.problem.n, one.worth, len(one.hosts), one.environment.key) for one in found] == [
+        (1001, 4.0, 2, ENVIRONMENT.key), (1000, 3.0, 1, ENVIRONMENT.key), (1000, 3.0, 1, NEWER.key),
+        (1001, 2.0, 1, NEWER.key),
+    ]  # fmt: skip
+    assert not demand.wanted([told("a", {0: 1.0}, last_seen_us=1)], now_s=1e9), "nobody called it for a week"
+
+
+def test_a_board_gives_each_unit_once_and_takes_back_what_a_lost_task_held() -> None:
+    board = Board("1", [ENVIRONMENT.key])
+    board.trade([wanted(0), wanted(1)], [])
+    first, second = board.next("one", HERE_IS, "1"), board.next("two", HERE_IS, "1")
+    assert isinstance(first, Wanted) and isinstance(second, Wanted) and first != second
+    assert board.next("three", HERE_IS, "1") == OVER
+    assert "gemmtuned 2" in str(board.next("four", HERE_IS, "2"))
+    assert board.take_back("one") == first and board.take_back("one") is None
+    board.answer("one", solved(first))  # it is slow, not dead: its unit is another's now
+    board.answer("two", solved(second))
+    answers, stock, places, held = board.trade([first], [ENVIRONMENT.key])
+    assert [answer.name for _, answer in answers] == [second.name]
+    assert stock == {ENVIRONMENT.key: 1} and "four" not in places and not held
+    assert board.next("five", HERE_IS, "1") == first
+    assert board.next("six", HERE_IS, "1") is None, "more is to come"
+    assert board.clear() == []
+    assert board.next("six", HERE_IS, "1") == OVER
+
+
+def test_a_shelf_leaves_out_what_others_have_or_hold_and_publishes_what_hosts_take(tmp_path: Path) -> None:
+    pytest.importorskip("obstore", reason="the extra [fleet] is not installed")
+    url = (tmp_path / "shared").as_uri()
+    objects = open_objects(url)
+    mine, other = (Shelf(objects, f"{name}-0000000{i}", Trust()) for i, name in enumerate(("mine", "other")))
+    units = [wanted(i) for i in range(5)]
+    (held,), rest = other.claim(units, 1)
+    assert held == units[0] and rest == units[1:]
+    other.publish(units[1], solved(units[1]))
+
+    won, rest = mine.claim(units, 2)
+    assert (won, rest) == ([units[2], units[3]], [units[4]])
+    assert {name for _, name in mine.there} == {units[1].name} and {name for _, name in mine.theirs} == {units[0].name}
+    mine.publish(units[2], solved(units[2]))
+    with pytest.raises(TableError):
+        mine.publish(units[3], replace(solved(units[3]), trials=({"us": "fast"},)))
+    mine.drop_all()
+    assert [path.name for path in (tmp_path / "shared" / "claims").rglob("*.0")] == [f"{units[0].name}.0"]
+
+    host = Host(tmp_path / "host", url)
+    host.see(problem(1), problem(2))
+    assert host.exchange().run(now_s=time.time()).fetched == 2
+    host.store.close()
+
+
+def test_a_lent_device_is_used_as_the_daemon_uses_its_own(tmp_path: Path) -> None:
+    """Planted: n 17 aborts at a candidate, 29 cannot be done, 43 not now; five sizes are one bucket."""
+    make_worker = partial(Worker, nice=0, search=f"{HERE / 'planted_search.py'}:tune")
+    bench = Bench(CpuMonitor(), tmp_path, make_worker)
+    assert bench.environment == ENVIRONMENT
+
+    def of(*problems: Problem, covers: str = "exact", filed: Problem | None = None) -> Wanted:
+        unit = Unit(filed or problems[0], covers)
+        return Wanted(ENVIRONMENT, unit, dict.fromkeys(problems, 10), 1.0, frozenset())
+
+    sizes = [Problem(m=m, n=500, k=64) for m in (17, 18, 19, 20, 21)]
+    try:
+        said = [bench.tune(of(Problem(m=8, n=n, k=64))) for n in (1000, 17, 29, 43)]
+        bucket = bench.tune(of(*sizes, covers="fine", filed=sizes[0].with_m(32)))
+        alone = bench.tune(of(sizes[0]))
+    finally:
+        bench.close()
+    assert [answer.state for answer in said] == ["solved", "solved", "failed", "put off"]
+    assert [answer.reason for answer in said[2:]] == ["this one cannot be done", "the CPU is in use"]
+    assert said[0].solutions[0].backend == "fast" and {one["backend"] for one in said[1].trials} == {
+        "torch", "slow", "fast",
+    }  # fmt: skip
+    assert [(s.problem.m, s.covers) for a in (bucket, alone) for s in a.solutions] == [(32, "fine"), (17, "exact")]
+
+
+def test_claims_wait_for_a_url_that_cannot_be_reached() -> None:
+    class Away:
+        can_claim = True
+
+        def put(self, path: str, data: bytes) -> None:
+            raise TryLater("it cannot be reached")
+
+    shelf = Shelf(Away(), "a-00000000", Trust())  # type: ignore[arg-type]
+    with pytest.raises(TryLater):
+        shelf.claim([wanted(0)], 1)
+    assert not shelf.passed_over
+
+
+def test_two_that_run_side_by_side_share_the_work_by_claims_alone(tmp_path: Path) -> None:
+    """`gemmtuned fleet tune URL` in a batch job: planted workers, one folder."""
+    pytest.importorskip("obstore", reason="the extra [fleet] is not installed")
+    url = (tmp_path / "shared").as_uri()
+    units = [
+        *(wanted(i) for i in range(6)),
+        Wanted(NEWER, Unit(problem(9), "exact"), {problem(9): 1}, 1.0, frozenset()),
+    ]
+    make_worker = partial(Worker, nice=0, search=f"{HERE / 'planted_search.py'}:tune")
+    other = Shelf(open_objects(url), "other-00000000", Trust())
+    other.claim(units[:2], 2)
+    said: list[str] = []
+
+    def tell(done: int, total: int, doing: str) -> None:
+        said.append(f"{done} of {total}")
+        if doing == str(units[4].unit.problem):
+            raise KeyboardInterrupt
+
+    shelf = Shelf(open_objects(url), "job-00000001", Trust())
+    ran = tune_here(units, shelf, CpuMonitor(), tell, make_worker=make_worker)
+    assert [(one.unit.problem, answer.state) for one, answer, _ in ran.done] == [
+        (problem(2), "solved"), (problem(3), "solved"),
+    ]  # fmt: skip
+    assert said == ["2 of 6", "3 of 6", "4 of 6"] and ran.code == 130
+    assert [why for _, why in ran.left] == [f"not for this device: {NEWER.key}", "interrupted", "interrupted"]
+    assert len(list((tmp_path / "shared" / "claims").rglob("*.0"))) == 2, "the other's"
