@@ -22,8 +22,6 @@ EXCEPTIONS: Final = {
     "gemmtuned/commands/tune.py:tune": "its signature is the list of options, AITER's among them",
 }
 TODAY: Final = {
-    "daemon/seats/seat.py": 432,
-    "daemon/seats/seat.py:Seat": 380,
     "kernels/cuda/moe_decode.cu": 505,
 }
 

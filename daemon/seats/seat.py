@@ -1,44 +1,35 @@
 """One device and the worker that sits at it: from clear to idle to leased to measured, and away when others come.
 
-A seat never waits.  Each turn it looks at its device, takes what the worker said since, and makes at most one step.
-What has to be written to the store is put in a row first and taken off only once written: a busy store delays it
-and loses nothing, and never keeps a worker on a device that others want.
+A seat never waits.  Each turn it looks at its device (view.py), takes what the worker said since, and makes at most one
+step with what it has leased (job.py).  What has to be written to the store is put in a row first (outbox.py) and taken
+off only once written: a busy store delays it and loses nothing, and never keeps a worker on a device that others want.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from gemmtuned.configs.errors import StoreError, WorkerFailed, WorkerHung, WorkerKilled
-from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.solution import DEFAULT_BACKEND, Candidate, Environment, Solution
+from gemmtuned.configs.errors import StoreError, WorkerFailed
+from gemmtuned.configs.solution import Environment
 from gemmtuned.daemon.device.attribution import OwnUse
 from gemmtuned.daemon.device.device_lock import DeviceLock
 from gemmtuned.daemon.device.devices import Monitor
-from gemmtuned.daemon.device.idle import Idleness, Mean, Reading, idleness_of, must_yield
 from gemmtuned.daemon.notice import SeatNotice
-from gemmtuned.daemon.protocol.wire import Failed, Found, Message, Trial
+from gemmtuned.daemon.seats.asking import Asking
+from gemmtuned.daemon.seats.job import Job, State, tell_death
 from gemmtuned.daemon.seats.keeper import Keeper
 from gemmtuned.daemon.seats.outbox import Outbox
-from gemmtuned.daemon.seats.work_queue import WorkQueue, mismatch
+from gemmtuned.daemon.seats.view import Patience, View
+from gemmtuned.daemon.seats.work_queue import WorkQueue
 from gemmtuned.daemon.seats.worker import Tuner
-
-if TYPE_CHECKING:
-    from gemmtuned.db.store import Work
 
 logger = logging.getLogger("gemmtuned.daemon")
 
-PUT_OFF_S: Final = 30.0  # after an answer that says: not now
-ASK_S: Final = 1.0  # how often an empty queue is asked again
-MAX_DEATHS: Final = 8  # workers one attempt may cost before it counts as failed
 MAX_STARTS: Final = 3  # workers in a row that never said hello, before a foreground run gives up
-LONGEST_WAIT_S: Final = 600.0  # after yields that gained nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,49 +59,41 @@ class Seat:
     ) -> None:
         self.monitor = monitor
         self.environment: Environment | None = None
-        self.work: Work | None = None  # leased
         self.in_use = False  # became idle and nobody came since: no new window between two problems
-        self.out_of_work = False
-        self._solved: list[Solved] = []
-        self._began_s = 0.0  # when the worker got its order
-        self._published_s: float | None = None
-        self.trouble = ""  # why nothing can be leased
         self.keeper = Keeper(monitor.id, make_worker, lock=lock, always=always)
-        self._queue = queue
+        self._job: Job | None = None  # what is leased
+        self._view = View(monitor, window_s=window_s, always=always)
+        self._patience = Patience(window_s)
+        self._asking = Asking(queue, monitor.device.key)
         self._window_s = window_s
         self._always = always
-        self._readings: deque[Reading] = deque()
         self._to_write = Outbox()
-        self._idleness = Idleness("busy", 0.0, "no reading yet")
-        self._tuning = False  # the worker has the order
-        self._meanwhile = Mean()  # what others used since it has
-        self._trying: Trial | None = None  # started and not finished: to blame if the worker dies
-        self._deaths = 0
-        # At what workers were killed, in which attempt: one that is given back uncounted comes again with its number
-        self._killed_at: set[tuple[Problem, int, tuple[Problem, Candidate] | None]] = set()
+        self._job_of = partial(
+            Job, queue, self._to_write, device_id=monitor.id, killed_at=set(), installed=self._installed, always=always
+        )
+        self._solved: list[Solved] = []
+        self._published_s: float | None = None
         self._away = ""  # why the device must be left now
         self._forbidden = ""  # why the operator wants nothing tuned
-        self._fruitless = 0  # yields in a row without a verdict between them
-        self._wait_until_s = float("-inf")
-        self._put_off = False  # the worker has just said: not now
-        self._ask_at_s = float("-inf")
 
     def look(self, now_s: float, *, forbidden: str = "") -> None:
         """See what goes on, and tell a worker that must leave to go, without waiting: others may have to go as well.
 
         forbidden: why the operator wants nothing tuned now.
         """
-        self._look(now_s)
+        own = None
+        if self.worker is not None:
+            own = OwnUse(self.worker.pid, self.worker.memory_bytes, self.tuning, self._published_s)
+        self._view.look(now_s, own, self._job.meanwhile if self._job is not None and self._job.is_tuning else None)
         self._listen(now_s)
-        if self._put_off:
-            self._put_off, self._wait_until_s = False, now_s + PUT_OFF_S
         self._forbidden = forbidden = "" if self._always else forbidden
         if forbidden:
-            self.trouble = ""  # nothing is asked for now, so what was in the way of it may be gone
-        self._away = forbidden or self._must_yield(now_s)
+            self._asking.trouble = ""  # nothing is asked for now, so what was in the way of it may be gone
+        sits_here = self.in_use or self.worker is not None or self._job is not None
+        self._away = forbidden or (self._view.must_yield(now_s) if sits_here else "")
         if self._away:
             if self.in_use and not forbidden:
-                self._back_off(now_s)
+                self._patience.gave_way(now_s)
             self.keeper.hurry()
 
     def act(self, now_s: float) -> None:
@@ -120,19 +103,17 @@ class Seat:
         if not self._write(now_s) or self.keeper.is_stuck(now_s) or self._away:
             return
         self._keep_lease(now_s)
-        self.keeper.retire(now_s, needed=self.work is not None)
-        if self._tuning:
+        self.keeper.retire(now_s, needed=self._job is not None)
+        if self.tuning or self._patience.waits(now_s):
             return
-        idleness = self._idleness
-        if self._wait_until_s - LONGEST_WAIT_S <= now_s < self._wait_until_s:
-            return
+        idleness = self._view.idleness
         if self.in_use or idleness.state == "idle":
             self.in_use = True
             if self._prepare(now_s):
                 self._begin(now_s)
         elif idleness.state == "clearing" and idleness.clear_s >= self._window_s / 2:
             self._prepare(now_s)  # starting a worker takes seconds, niced; it is ready when the window is over
-        elif idleness.state == "busy" and self.work is not None:
+        elif idleness.state == "busy":
             self._give_back()
 
     def stop(self, now_s: float) -> None:
@@ -154,12 +135,17 @@ class Seat:
     @property
     def tuning(self) -> bool:
         """True while the worker is at an order: device time is used."""
-        return self._tuning
+        return self._job is not None and self._job.is_tuning
 
     @property
     def at_rest(self) -> bool:
         """True when nothing is held, running or waiting to be written."""
-        return self.work is None and not self._tuning and not self._to_write
+        return self._job is None and not self._to_write
+
+    @property
+    def out_of_work(self) -> bool:
+        """True when nothing waits that could be begun here now."""
+        return self._asking.out_of_work
 
     def take_solved(self) -> list[Solved]:
         """The verdicts that were installed since this was last asked."""
@@ -169,16 +155,16 @@ class Seat:
     @property
     def store_trouble(self) -> str:
         """Why the store cannot be read or written; "" when it can."""
-        return self._to_write.trouble or self.trouble
+        return self._to_write.trouble or self._asking.trouble
 
     def notice(self) -> SeatNotice:
         """For `gemmtuned status`."""
-        idleness = self._idleness
+        idleness, job = self._view.idleness, self._job
         state, reason = "waiting", idleness.reason
         trouble = self.store_trouble or self.keeper.trouble
         if trouble:
             state, reason = "stuck", trouble
-        elif self._tuning:
+        elif self.tuning:
             state, reason = "tuning", ""
         elif self._forbidden:
             reason = self._forbidden
@@ -188,115 +174,56 @@ class Seat:
             reason = self.keeper.taken
         elif self.in_use:
             reason = "the worker is starting"
-        elif self._fruitless > 1 and idleness.state == "idle":
-            reason = f"gave way {self._fruitless} times in a row without a result: waits longer"
+        elif self._patience.fruitless > 1 and idleness.state == "idle":
+            reason = f"gave way {self._patience.fruitless} times in a row without a result: waits longer"
         return SeatNotice(
             id=self.monitor.id,
             name=self.monitor.name,
             device=self.monitor.device.key,
             state=state,
             reason=reason,
-            others=self._readings[-1].others if self._readings else None,
+            others=self._view.others,
             clear_s=round(idleness.clear_s, 2),
-            problem=str(self.work.problem) if self.work else "",
-            candidate=str(self._trying.candidate) if self._trying else "",
+            problem=str(job.work.problem) if job else "",
+            candidate=str(job.trying.candidate) if job and job.trying else "",
             worker_pid=self.worker.pid if self.worker else None,
             pids=list(self.monitor.pids),
         )
 
-    # --- the device
-
-    def _look(self, now_s: float) -> None:
-        worker = self.worker
-        own = None
-        if worker is not None:
-            own = OwnUse(worker.pid, worker.memory_bytes, self._tuning, self._published_s)
-        reading = self.monitor.read(now_s, own)
-        if not self._readings or self._readings[-1] is not reading:
-            self._readings.append(reading)
-            if self._tuning:
-                self._meanwhile.add(reading)
-        while len(self._readings) > 1 and not now_s - self._window_s - 5 <= self._readings[0].at_s <= now_s + 5:
-            self._readings.popleft()  # too old to matter, or from before the clock was set back
-        if self._always:
-            self._idleness = Idleness("idle", self._window_s)
-        else:
-            limits = self.monitor.limits
-            self._idleness = idleness_of(self._readings, now_s=now_s, window_s=self._window_s, limits=limits)
-
-    def _must_yield(self, now_s: float) -> str:
-        if self._always or not (self.in_use or self.worker or self.work):
-            return ""
-        return must_yield(self._readings, now_s=now_s, limits=self.monitor.limits)
-
-    def _back_off(self, now_s: float) -> None:
-        """A device that others take back again and again before anything is done is asked for less and less often."""
-        if self._fruitless > 1:  # once or twice is chance
-            wait_s = min(self._window_s * 2.0 ** (self._fruitless - 1), LONGEST_WAIT_S, 60 * self._window_s)
-            self._wait_until_s = now_s + wait_s
-        self._fruitless = min(self._fruitless + 1, 16)
-
     def _vacate(self, why: str) -> None:
         """Leave the device at once; the attempt does not count."""
         if self.worker is not None:
-            level = logging.INFO if self.work is not None else logging.DEBUG
-            problem = self.work.problem if self.work is not None else "none"
+            level = logging.INFO if self._job is not None else logging.DEBUG
+            problem = self._job.work.problem if self._job is not None else "none"
             logger.log(level, "yielding device=%s problem=%s reason=%r", self.monitor.id, problem, why)
-        self._end_worker()
-        if self.work is not None:
-            self._give_back()
+        self.keeper.end()
+        self._give_back()
         self.in_use = False
 
     # --- the worker
 
     def _prepare(self, now_s: float) -> bool:
         """One step towards a leased problem and a worker that knows its environment; True when both are there."""
-        if self.work is None and not self._lease_or_ask(now_s):
-            return False
+        if self._job is None:
+            work = self._asking.lease(self.environment, now_s)
+            if work is not None:
+                self._job = self._job_of(work)
+            elif self.environment is not None or self.out_of_work:
+                return False
         if self.worker is None:
             self.keeper.start(now_s)
             self.in_use = self.in_use and (self._always or not self.keeper.taken)
             return False
-        return self.work is not None and self.worker.environment is not None
-
-    def _lease_or_ask(self, now_s: float) -> bool:
-        """Lease what is worth most; while no worker has said what it can do, whether anything waits at all."""
-        if self._ask_at_s - 30.0 <= now_s < self._ask_at_s:
-            return self.environment is None and not self.out_of_work
-        began_s = time.monotonic()
-        try:
-            if self.environment is None:
-                self.out_of_work = not self._queue.is_waited_for(now_s, self.monitor.device.key)
-            else:
-                self.work = self._queue.lease(self.environment, now_s)
-                self.out_of_work = self.work is None
-                self._deaths = 0
-            self.trouble = ""
-        except StoreError as err:
-            self.out_of_work = True  # nothing that can be begun
-            self.trouble = str(err)
-        if self.work is None:  # else the next one is asked for as soon as this one is done
-            took_s = time.monotonic() - began_s
-            self._ask_at_s = now_s + min(max(ASK_S, 50 * took_s), 30.0)  # 2 % of a core, however long the queue
-        return self.work is not None or (self.environment is None and not self.out_of_work)
+        return self._job is not None and self.worker.environment is not None
 
     def _begin(self, now_s: float) -> None:
-        assert self.worker is not None and self.work is not None
+        assert self.worker is not None and self._job is not None
         try:
-            order = self._queue.order(self.work)
+            self._job.begin(self.worker, now_s)
         except StoreError as err:
-            self.trouble = str(err)
-            return
-        self._tuning, self._meanwhile, self._began_s = True, Mean(), now_s
-        try:
-            self.worker.tune(order)
+            self._asking.trouble = str(err)
         except WorkerFailed as err:
             self._worker_failed(err, now_s)
-        logger.debug("tuning problem=%s covers=%s members=%d", order.target, order.covers, len(order.members))
-
-    def _end_worker(self) -> None:
-        self._tuning = False
-        self.keeper.end()
 
     def _listen(self, now_s: float) -> None:
         if self.worker is None:
@@ -305,13 +232,14 @@ class Seat:
             messages = self.worker.poll()
         except WorkerFailed as err:
             if self.worker.environment is None:
-                self._tuning = False
                 self.keeper.failed(str(err), now_s)
             else:
                 self._worker_failed(err, now_s)
             return
         for message in messages:
-            self._hear(message)
+            if self._job is not None:
+                self._job.hear(message)
+        self._forget_if_over(now_s)
         if self.worker.environment is not None:
             self.keeper.said_hello()
             if self.environment != self.worker.environment:
@@ -320,86 +248,24 @@ class Seat:
     def _settle(self, environment: Environment) -> None:
         """The worker said what it can reproduce; a lease taken for another environment goes back."""
         self.environment = environment
-        self._ask_at_s = float("-inf")
-        if self.work is not None and self.work.environment.key != environment.key:
+        self._asking.hurry()
+        if self._job is not None and self._job.work.environment.key != environment.key:
             self._give_back()
 
-    def _hear(self, message: Message) -> None:
-        if self.work is None or not self._tuning:
-            return
-        if isinstance(message, Trial):
-            self._trying = message if message.phase == "start" else None
-            if message.phase != "start":
-                self._to_write.append(partial(self._record, self.work, message))
-        elif isinstance(message, Found):
-            found = (message.solution, *message.others)
-            wrong = mismatch(self.work, found)
-            if wrong:
-                self._to_write.append(partial(self._queue.give_up, self.work, wrong))
-            else:
-                self._to_write.append(partial(self._install, self.work, found, self._meanwhile.share))
-            self._forget_work()
-        elif isinstance(message, Failed) and message.later:
-            self._put_off = not self._always  # who waits at a terminal is told instead
-            if self._put_off:
-                logger.info("put off problem=%s for_s=%g reason=%r", self.work.problem, PUT_OFF_S, message.reason)
-            put_off = partial(self._queue.put_off, for_good=not self._put_off)
-            self._to_write.append(partial(put_off, self.work, message.reason))
-            self._forget_work()
-        elif isinstance(message, Failed):
-            self._to_write.append(partial(self._queue.give_up, self.work, message.reason))
-            self._forget_work()
-
     def _worker_failed(self, err: WorkerFailed, now_s: float) -> None:
-        """It crashed or hung: the candidate it was at is to blame, and the work goes on without that one.
-
-        Not so at first where it was killed: it is the first to go when memory runs out, whoever took it.
-        """
-        self._tuning = False
+        """It crashed or hung."""
         pid = self.worker.pid if self.worker is not None else 0
         self.keeper.lost(now_s)
-        work, trying = self.work, self._trying
-        self._trying = None
-        if work is None:
-            logger.warning(
-                "worker died device=%s pid=%d problem=none reason=%r then='a new worker starts when there is work'",
-                self.monitor.id, pid, str(err),
-            )  # fmt: skip
-            return
-        self._deaths += 1
-        at = work.problem, work.attempt, (trying.problem, trying.candidate) if trying is not None else None
-        if isinstance(err, WorkerKilled) and at not in self._killed_at and self._deaths < MAX_DEATHS:
-            self._killed_at.add(at)
-            self._tell_death(pid, work, err, "a new worker tries it again")
-            return
-        if trying is not None:
-            outcome = "hang" if isinstance(err, WorkerHung) else "killed" if isinstance(err, WorkerKilled) else "crash"
-            blamed = Trial(trying.problem, trying.candidate, "screen", None, None, outcome, str(err), trying.started_us)
-            self._to_write.append(partial(self._record, work, blamed))
-        if trying is None or trying.candidate.backend == DEFAULT_BACKEND or self._deaths >= MAX_DEATHS:
-            self._tell_death(pid, work, err, "this attempt has failed")
-            self._to_write.append(partial(self._queue.give_up, work, str(err)))
-            self._forget_work()
+        if self._job is None:
+            tell_death(self.monitor.id, pid, "none", err, "a new worker starts when there is work")
         else:
-            self._tell_death(pid, work, err, f"a new worker goes on without {trying.candidate}")
+            self._job.died(err, pid)
+            self._forget_if_over(now_s)
 
-    def _tell_death(self, pid: int, work: Work, err: WorkerFailed, then: str) -> None:
-        logger.warning(
-            "worker died device=%s pid=%d problem=%s reason=%r then=%r",
-            self.monitor.id, pid, work.problem, str(err), then,
-        )  # fmt: skip
-
-    # --- the store
-
-    def _record(self, work: Work, trial: Trial, now_s: float) -> None:
-        self._queue.record(work, trial)
-
-    def _install(self, work: Work, found: tuple[Solution, ...], others: float | None, now_s: float) -> None:
-        self._queue.install(work, found, now_s, others=others)
-        faster = any(one.backend != DEFAULT_BACKEND for one in found)
-        self._solved.append(Solved(self.monitor.name, faster, max(now_s - self._began_s, 0.0)))
+    def _installed(self, faster: bool, began_s: float, now_s: float) -> None:
+        self._solved.append(Solved(self.monitor.name, faster, max(now_s - began_s, 0.0)))
         self._published_s = now_s  # within this turn
-        self._fruitless = 0
+        self._patience.gained()
 
     def _write(self, now_s: float) -> bool:
         """Write what waits, in order; False when the store cannot take it now."""
@@ -409,23 +275,18 @@ class Seat:
         return written
 
     def _keep_lease(self, now_s: float) -> None:
-        if self.work is None:
-            return
-        try:
-            held = self._queue.keep(self.work, now_s)
-        except StoreError as err:  # it holds for most of a minute yet
-            logger.warning("lease not renewed problem=%s reason=%r", self.work.problem, str(err))
-            return
-        if not held:
-            logger.warning("lease lost problem=%s", self.work.problem)
-            if self._tuning:
-                self._end_worker()
-            self._forget_work()
+        if self._job is not None and not self._job.keep(now_s):
+            if self.tuning:
+                self.keeper.end()
+            self._job = None
 
     def _give_back(self) -> None:
-        assert self.work is not None
-        self._to_write.append(partial(self._queue.give_back, self.work))
-        self._forget_work()
+        if self._job is not None:
+            self._job.give_back()
+            self._job = None
 
-    def _forget_work(self) -> None:
-        self.work, self._tuning, self._trying = None, False, None
+    def _forget_if_over(self, now_s: float) -> None:
+        if self._job is not None and self._job.state is State.OVER:
+            if self._job.put_off:
+                self._patience.put_off(now_s)
+            self._job = None
