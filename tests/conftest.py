@@ -21,17 +21,29 @@ HERE = str(Path(__file__).resolve().parent)
 if HERE not in sys.path:
     sys.path.append(HERE)
 
+from cpu_times import CpuTimes  # noqa: E402
 from hooked import ForkServer, Home  # noqa: E402
 
 SOAK_S: Final = 3600
 # Files whose tests watch the machine or the clock: `make test` runs them by themselves, after all others side by side
 ALONE: Final = frozenset(
     (
-        "test_benchmarks_end_to_end", "test_daemon_cpu_wait", "test_daemon_devices", "test_daemon_idle",
+        "test_daemon_cpu_wait", "test_daemon_devices", "test_daemon_idle",
         "test_daemon_loop", "test_daemon_measure", "test_daemon_processes", "test_daemon_search", "test_daemon_worker",
         "test_gemmtuned_tune", "test_hooks_flush", "test_hooks_pace", "test_hooks_watch",
     )
 )  # fmt: skip
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Say what this project's runs can be asked for."""
+    parser.addoption("--cpu-times", type=Path, help="write the CPU seconds of each test to this file, as JSON lines")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Measure each test; the process that the user started writes it down, workers of xdist report to it."""
+    writes = not hasattr(config, "workerinput")
+    config.pluginmanager.register(CpuTimes(config.getoption("cpu_times") if writes else None), "cpu-times")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
