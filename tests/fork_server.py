@@ -2,41 +2,106 @@
 
 The program runs as after `import torch` under its own environment: the entry point is called as torch calls it, and
 the interpreter ends as it always does, but that the hook may take its time: on a loaded machine half a second is not
-enough to make a database.  Tests of the limits themselves start programs of their own.
+enough to make a database.
 
-Speaks JSON lines on its standard input and output: {code, args, env, out, err} in, {pid} and then {status} back.
+What the server has is frozen, so that no garbage collection of a program walks through all of torch.  Threads are
+joined and exit functions run as always; after them a program is gone at once, unless it asks for its `whole_end`: then
+the hook has no more time than anywhere, the interpreter takes all modules apart and C++ its static objects, which is
+0.2 s of CPU for all of torch's.
+
+Orders come as JSON over the socket whose number is its argument, {code, args, env, whole_end}, each with four
+descriptors: the program's three streams and a socket on which it answers {pid} and later {status, ended_s, delayed_s}:
+the monotonic clock at the end, and for how long the program was ready to run while others had the CPUs.
 """
 
+import atexit
+import gc
 import json
 import os
+import selectors
+import socket
 import sys
-from contextlib import suppress
+import time
 
-import torch  # noqa: F401  what it is all about
+_status = None  # what a program ends with, once that is known and its end is not to be a whole one
+
+
+def end_at_once() -> None:
+    """The last of all exit functions."""
+    if _status is not None:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(_status)
+
+
+atexit.register(end_at_once)
+
+import torch  # noqa: E402, F401  what it is all about
+
+import gemmtuned.db.guest  # noqa: E402  what a program with the hook imports, by the time of its first flush
+import gemmtuned.hooks.activate  # noqa: E402
+import gemmtuned.hooks.native.library  # noqa: E402
+import gemmtuned.kernels.backends  # noqa: E402, F401
+
+MOST_BYTES = 1 << 20
 
 
 def main() -> None:
-    for line in sys.stdin:
-        order = json.loads(line)
-        pid = os.fork()
-        with suppress(OSError):
-            os.setpgid(pid, pid)  # by both, whoever is first: at a timeout the group is killed with all in it
-        if pid == 0:
-            become(order)
-            return
-        print(json.dumps({"pid": pid}), flush=True)
-        print(json.dumps({"status": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}), flush=True)
+    gc.collect()
+    gc.freeze()
+    orders = socket.socket(fileno=int(sys.argv[1]))
+    waiting = selectors.DefaultSelector()
+    waiting.register(orders, selectors.EVENT_READ)
+    while True:
+        for key, _ in waiting.select():
+            if key.fileobj is orders:
+                text, fds, _, _ = socket.recv_fds(orders, MOST_BYTES, 4)
+                if not text:
+                    return
+                pid = os.fork()
+                if pid == 0:
+                    let_go(waiting)
+                    become(json.loads(text), fds[:3])
+                    return
+                answers = socket.socket(fileno=fds[3])
+                answers.send(json.dumps({"pid": pid}).encode())
+                for fd in fds[:3]:
+                    os.close(fd)
+                waiting.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, answers))
+            else:
+                pid, answers = key.data
+                waiting.unregister(key.fileobj)
+                os.close(key.fileobj)
+                end = {"ended_s": time.monotonic(), "delayed_s": delayed_s(pid)}
+                end["status"] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                try:
+                    answers.send(json.dumps(end).encode())
+                except OSError:  # nobody waits for it any more
+                    pass
+                answers.close()
 
 
-def become(order: dict) -> None:
-    for fd, path, flags in (
-        (0, "/dev/null", os.O_RDONLY),
-        (1, order["out"], os.O_WRONLY | os.O_CREAT),
-        (2, order["err"], os.O_WRONLY | os.O_CREAT),
-    ):
-        opened = os.open(path, flags)
-        os.dup2(opened, fd)
-        os.close(opened)
+def let_go(waiting: selectors.BaseSelector) -> None:
+    """Close what is the server's, in the objects that have it: they go only when the program's own files are open."""
+    for key in waiting.get_map().values():
+        if key.data is None:
+            key.fileobj.close()
+        else:
+            os.close(key.fileobj)
+            key.data[1].close()
+    waiting.close()
+
+
+def delayed_s(pid: int) -> float:
+    with open(f"/proc/{pid}/schedstat") as file:
+        return int(file.read().split()[1]) / 1e9
+
+
+def become(order: dict, streams: list[int]) -> None:
+    os.setsid()  # at a timeout the group is killed with all in it
+    for number, fd in enumerate(streams):
+        os.dup2(fd, number)
+    os.closerange(3, 1024)
     os.environ.clear()
     os.environ.update(order["env"])
     sys.path[:0] = [p for p in order["env"]["PYTHONPATH"].split(os.pathsep) if p not in sys.path]
@@ -44,10 +109,29 @@ def become(order: dict) -> None:
     from gemmtuned._autoload import autoload
 
     autoload()
-    flush = sys.modules.get("gemmtuned.hooks.flush")
-    if flush is not None:
+    if not order["whole_end"]:
+        flush = sys.modules["gemmtuned.hooks.flush"]
         flush.EXIT_S = flush.EXIT_BUSY_S = 60.0
-    exec(compile(order["code"], "<string>", "exec"), {"__name__": "__main__"})
+    run(order["code"], order["whole_end"])
+
+
+def run(code: str, whole_end: bool) -> None:
+    global _status
+    status = 0
+    try:
+        exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        raise
+    except KeyboardInterrupt:  # as `python -c` ends by it
+        status = 1
+        sys.excepthook(*sys.exc_info())
+        sys.exit(1)
+    except BaseException:
+        status = 1
+        raise
+    finally:
+        _status = None if whole_end else status & 0xFF
 
 
 if __name__ == "__main__":

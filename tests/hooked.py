@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sqlite3
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -17,11 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forked import HERE, Forked, ForkServer, kill_group
+
 from gemmtuned.configs.manifest import write_tables
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Solution
 
-HERE = Path(__file__).resolve().parent
 LINEAR = Problem(m=4, n=8, k=16, dtype="fp32", threads=2)
 
 
@@ -43,46 +42,6 @@ class Done:
     def ours(self) -> list[str]:
         """What the hook wrote on stderr."""
         return [line for line in self.err.splitlines() if line.startswith("gemmtuned:")]
-
-
-class ForkServer:
-    """Runs programs in forks of one process that has torch imported; see fork_server.py."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._process: subprocess.Popen[str] | None = None
-
-    def run(self, code: str, args: Iterable[str], env: dict[str, str], timeout_s: float) -> Done:
-        """Run a program to its end."""
-        if self._process is None:
-            unhooked = {k: v for k, v in env.items() if not k.startswith(("GEMMTUNED_", "AITER_"))}
-            command = [sys.executable, "-P", str(HERE / "fork_server.py")]
-            self._process = subprocess.Popen(
-                command, env=unhooked, cwd=HERE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
-        assert self._process.stdin is not None
-        out, err = self._folder / "out", self._folder / "err"
-        for file in (out, err):
-            file.write_text("")
-        order = {"code": textwrap.dedent(code), "args": [*args], "env": env, "out": str(out), "err": str(err)}
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
-        timer = threading.Timer(timeout_s, kill_group, (self._answer("pid"),))
-        timer.start()
-        status = self._answer("status")
-        timer.cancel()
-        return Done(status, out.read_text(), err.read_text())
-
-    def stop(self) -> None:
-        """End it; it has nothing to tidy up."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-
-    def _answer(self, name: str) -> int:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        return int(json.loads(self._process.stdout.readline())[name])
 
 
 @dataclass
@@ -109,8 +68,15 @@ class Home:
         path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
         return {**rest, "PYTHONPATH": path, **ours, **env}
 
-    def start(self, code: str, *args: str, **env: str) -> subprocess.Popen[str]:
-        """Start a program, in a group of processes of its own."""
+    def start(
+        self, code: str, *args: str, fresh: bool = False, whole_end: bool = False, **env: str
+    ) -> Forked | subprocess.Popen[str]:
+        """Start a program, in a group of processes of its own.
+
+        fresh: in a process that imports torch itself.  whole_end: it also takes torch apart in the end, as those do.
+        """
+        if self.server is not None and not fresh:
+            return self.server.start(code, args, self.environment(**env), whole_end=whole_end)
         return subprocess.Popen(
             [sys.executable, "-P", "-c", textwrap.dedent(code), *args],
             env=self.environment(**env),
@@ -122,19 +88,22 @@ class Home:
             start_new_session=True,
         )
 
-    def run(self, code: str, *args: str, timeout_s: float = 90, fresh: bool = False, **env: str) -> Done:
-        """Run a program to its end; fresh: in a process that imports torch itself.
+    def run(
+        self, code: str, *args: str, timeout_s: float = 90, fresh: bool = False, whole_end: bool = False, **env: str
+    ) -> Done:
+        """Run a program to its end; see `start`.
 
         When the time is over it is killed with all that it has started, so that nothing of it slows the next test.
         """
         if self.server is not None and not fresh:
-            return self.server.run(code, args, self.environment(**env), timeout_s)
-        process = self.start(code, *args, **env)
+            return Done(*self.server.run(code, args, self.environment(**env), timeout_s, whole_end=whole_end))
+        process = self.start(code, *args, fresh=True, **env)
         try:
             out, err = process.communicate(timeout=timeout_s)
         except BaseException:
             kill_group(process.pid)
             raise
+        assert process.returncode is not None
         return Done(process.returncode, out, err)
 
     def run_ranks(self, count: int, code: str, *args: str, timeout_s: float = 90, **env: str) -> list[Done]:
@@ -149,7 +118,7 @@ class Home:
             for process in processes:
                 kill_group(process.pid)
             raise
-        return [Done(process.returncode, *texts) for process, texts in zip(processes, said, strict=True)]
+        return [Done(process.wait(), *texts) for process, texts in zip(processes, said, strict=True)]
 
     def counts(self) -> dict[tuple[str, str], int]:
         """(problem, outcome) -> calls, as the database has it."""
@@ -167,12 +136,6 @@ class Home:
     def calls(self) -> int:
         """All calls in the database."""
         return sum(self.counts().values())
-
-
-def kill_group(leader: int) -> None:
-    """Kill a program and all that it has started."""
-    with suppress(ProcessLookupError):
-        os.killpg(leader, signal.SIGKILL)
 
 
 def solution(problem: Problem, backend: str, device: str, stamp: str, **columns: Any) -> Solution:

@@ -15,7 +15,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from hooked import ForkServer, Home
+from forked import Forked, ForkServer
+from hooked import Home
 
 pytestmark = pytest.mark.soak
 
@@ -82,28 +83,31 @@ print(time.monotonic(), open("/proc/self/schedstat").read(), flush=True)
 """
 
 
-def end_s(process: subprocess.Popen[str]) -> tuple[float, float, str]:
+def end_s(program: Forked) -> tuple[float, float, str]:
     """(seconds from the program's word to its end, the same without those in which others had the CPU, its stderr)."""
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    now_s = time.monotonic()
-    delayed_ns = int(Path(f"/proc/{process.pid}/schedstat").read_text().split()[1])
-    out, err = process.communicate(timeout=60)
+    out, err = program.communicate(timeout=60)
     began_s, _, delayed_before_ns, _ = out.split()
-    took_s = now_s - float(began_s)  # one clock for all processes of a machine
-    return took_s, took_s - (delayed_ns - int(delayed_before_ns)) / 1e9, err
+    took_s = program.ended_s - float(began_s)  # one clock for all processes of a machine
+    return took_s, took_s - (program.delayed_s - int(delayed_before_ns) / 1e9), err
+
+
+def start(home: Home, code: str, **env: str) -> Forked:
+    program = home.start(code, whole_end=True, **env)
+    assert isinstance(program, Forked)
+    return program
 
 
 def test_five_hundred_ends_of_programs(home: Home) -> None:
     """Each takes half a second longer than without us at most, says nothing, and what it counted is there."""
     seed, expected, slow, took = 13, 0, [], []
     dice = random.Random(seed)
-    unhooked = [home.start(END.format(calls=5, last=""), AITER_TUNE_GEMM="0") for _ in range(3)]
+    unhooked = [start(home, END.format(calls=5, last=""), AITER_TUNE_GEMM="0") for _ in range(3)]
     unhooked_s = max(end_s(process)[1] for process in unhooked)
     for number in range(int(os.environ.get("ENDS", "60"))):
         how = dice.choice(list(ENDS))
         last, code, word = ENDS[how]
         calls = dice.randrange(1, 30)
-        process = home.start(END.format(calls=calls, last=last), GEMMTUNED_FLUSH_S="60")
+        process = start(home, END.format(calls=calls, last=last), GEMMTUNED_FLUSH_S="60")
         wall_s, ours_s, err = end_s(process)
         expected += 0 if how in UNCOUNTED else calls
         where = f"seed={seed} end={number} {how}: {err}"

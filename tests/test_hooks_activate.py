@@ -45,7 +45,6 @@ def test_switched_off_nothing_is_patched_and_nothing_imported(home: Home, env: d
 def test_a_wrong_setting_is_named_and_the_program_runs_on_stock_torch(home: Home, env: dict[str, str]) -> None:
     done = home.run(
         "import json, torch; print(json.dumps(torch.mm(torch.ones(2, 3), torch.ones(3, 2)).sum().item()))",
-        fresh=True,
         **env,
     )
 
@@ -230,7 +229,6 @@ def test_without_a_library_nothing_is_patched_or_counted_and_one_line_says_so(
         state, stock = gemmtuned.status(), F.linear is torch._C._nn.linear
         print(json.dumps([state["path"], state["note"], stock, children, gemmtuned.is_enabled()]))
         """,
-        fresh=True,
         GEMMTUNED_CACHE=str(tmp_path / "cache"),
         **env,
     )

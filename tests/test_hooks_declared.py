@@ -119,7 +119,7 @@ def test_its_calls_are_counted_and_served_in_every_way_that_they_come(home: Home
     problem = Problem(family="declared.twice", m=4, n=8, k=16, dtype="fp32", threads=2)
     publish(home.path / "configs", [published(problem, "declared", stamp="1.0", launch=record())], generation=3)
 
-    done = home.run(PROGRAM, fresh=True, PYTHONPATH=package)
+    done = home.run(PROGRAM, PYTHONPATH=package)
 
     served, operators, errors = done.said
     assert served == [[4, 16]] * 6, "as it is, with rows in front, into out=, from Python twice, compiled"
@@ -148,7 +148,6 @@ def test_a_program_without_the_operator_that_serves_it_has_its_own(home: Home, p
 
     done = home.run(
         PROGRAM.replace("errors = []", "ops.twice(torch.ones(5, 16), w, None); errors = []"),
-        fresh=True,
         PYTHONPATH=package,
     )
 

@@ -70,13 +70,13 @@ def test_a_worker_is_labelled_has_its_table_first_and_leaves_its_warm_up_out(hom
 
 
 def test_a_label_of_the_users_own_stays(home: Home) -> None:
-    assert home.run(WORKER, fresh=True, GEMMTUNED_RUN="mine").said
+    assert home.run(WORKER, GEMMTUNED_RUN="mine").said
     assert {row["run"] for row in queries.sessions(home.path / "tune.db")} == {"mine"}
 
 
 @pytest.mark.parametrize("quiet", ["0", "1"])
 def test_the_line_stands_in_the_engines_log_alone(home: Home, quiet: str) -> None:
-    done = home.run(WORKER, fresh=True, GEMMTUNED_RUN="", GEMMTUNED_QUIET=quiet)
+    done = home.run(WORKER, GEMMTUNED_RUN="", GEMMTUNED_QUIET=quiet)
 
     assert len(done.said["lines"]) == (quiet == "0")
     assert "generation" not in done.err
@@ -98,7 +98,7 @@ print(json.dumps({"lines": lines, "status": gemmtuned.status()}))
 
 @pytest.mark.parametrize("role", ["server", "engine"])
 def test_the_processes_beside_the_worker_know_what_they_are(home: Home, role: str) -> None:
-    said = home.run(ROLES, role, fresh=True, GEMMTUNED_RUN="", GEMMTUNED_QUIET="").said
+    said = home.run(ROLES, role, GEMMTUNED_RUN="", GEMMTUNED_QUIET="").said
 
     assert (said["status"]["run"], said["status"]["role"]) == ("vllm:tiny", role)
     assert said["lines"]
@@ -129,7 +129,7 @@ print(json.dumps(gemmtuned.is_enabled()))
 
 @pytest.mark.parametrize("what", ["nothing there", "no methods", "no facts"])
 def test_another_version_of_the_engine_runs_as_without_the_plugin(home: Home, what: str) -> None:
-    assert home.run(STRANGE, what, fresh=True, GEMMTUNED_RUN="").said is True
+    assert home.run(STRANGE, what, GEMMTUNED_RUN="").said is True
 
 
 def test_what_an_engine_raises_is_what_it_raises(home: Home) -> None:
@@ -137,7 +137,7 @@ def test_what_an_engine_raises_is_what_it_raises(home: Home) -> None:
         "found =", "import traceback\ntry:\n    wrapper.determine_available_memory()\nexcept ZeroDivisionError:\n"
         "    print(json.dumps(gemmtuned.hooks.phase.current())); sys.exit()\nfound ="
     )  # fmt: skip
-    assert home.run(program, fresh=True).said == ""
+    assert home.run(program).said == ""
 
 
 def test_switched_off_the_plugin_imports_nothing(tmp_path: Path) -> None:

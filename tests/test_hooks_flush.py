@@ -241,11 +241,14 @@ WORK = """
 
 def ends(home: Home, how: str, **env: str) -> tuple[int, float, list[str]]:
     """Exit code, seconds from the program's last line to its end, what was said."""
-    process = home.start(WORK + f"\n    print('done', flush=True)\n    {how}\n", GEMMTUNED_FLUSH_S="60", **env)
+    process = home.start(
+        WORK + f"\n    print('done', flush=True)\n    {how}\n", whole_end=True, GEMMTUNED_FLUSH_S="60", **env
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "done\n"
     began_s = time.monotonic()
     _, err = process.communicate(timeout=30)
+    assert process.returncode is not None
     return process.returncode, time.monotonic() - began_s, err.splitlines()
 
 
@@ -277,7 +280,7 @@ def test_the_end_of_a_program_comes_half_a_second_later_at_most(home: Home) -> N
     activate._last_flush()
     print(json.dumps(time.monotonic() - began))
     """,
-        fresh=True,
+        whole_end=True,
         GEMMTUNED_FLUSH_S="60",
     )
 

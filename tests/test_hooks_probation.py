@@ -396,13 +396,13 @@ WORKERS = """
 @pytest.mark.parametrize("before", ["", "os.fork() or os._exit(0)"])
 def test_a_forked_worker_that_dies_in_a_routed_kernel_condemns_it_for_its_parent_too(home: Home, before: str) -> None:
     """A real SIGSEGV in a planted operator; before: another worker that routes nothing has ended."""
-    done = home.run(WORKERS.replace("{before}", before), fresh=True)
+    done = home.run(WORKERS.replace("{before}", before))
     codes, note, files = done.said
 
     assert codes == [-signal.SIGSEGV] * DEATHS + [41, 41]
     assert "generation 1 is not used before" in note
     assert files == DEATHS
-    started = home.run("import time, torch, gemmtuned; time.sleep(1); print(gemmtuned.generation())", fresh=True)
+    started = home.run("import time, torch, gemmtuned; time.sleep(1); print(gemmtuned.generation())")
     assert started.out == "0\n"
 
 
@@ -432,7 +432,7 @@ LOADER = """
 
 def test_a_worker_of_a_data_loader_that_dies_in_a_routed_kernel_condemns_it(home: Home) -> None:
     begin = WORKERS.partition("    {before}")[0].replace("(LINEAR,", "(replace(LINEAR, threads=1),")  # as workers have
-    done = home.run(begin + LOADER, fresh=True)
+    done = home.run(begin + LOADER)
 
     assert done.said == [[True, True, [512.0, 512.0]]]
 

@@ -1,5 +1,6 @@
 """What the hook changes in a process that is not ours: the cells of docs/in-your-process.md."""
 
+import itertools
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from hooked import LINEAR, Home, publish, published
+from matrices import matrix
 
 HOSTILE = (
     "watchdog", "click", "platformdirs", "pandas", "sqlite_utils", "psutil", "rich", "typer", "pluggy", "dateutil",
@@ -144,7 +146,7 @@ def test_what_nothing_becomes_of(cells: tuple[dict, dict, dict], what: str) -> N
 def test_modules_the_standard_librarys_and_ours(cells: tuple[dict, dict, dict]) -> None:
     off, on, _ = (set(cell["modules"]) for cell in cells)
 
-    assert on - off <= {*sys.stdlib_module_names, "gemmtuned", "hooked"}
+    assert on - off <= {*sys.stdlib_module_names, "gemmtuned", "hooked", "forked"}
 
 
 def test_signals_handlers_stay_and_our_thread_takes_none(cells: tuple[dict, dict, dict]) -> None:
@@ -244,6 +246,7 @@ def test_what_programs_do_with_threads_children_signals_and_descriptors(home: Ho
     torch.mm(torch.ones(4, 16), torch.ones(16, 8))
     print("right", flush=True)
     """,
+        whole_end=True,
         OMP_NUM_THREADS="1",  # a thread of OpenMP's or OpenBLAS's takes a signal as ours would have
         OPENBLAS_NUM_THREADS="1",
     )
@@ -291,7 +294,7 @@ def test_who_closes_all_descriptors_in_the_middle_of_a_flush_finds_nothing_in_it
         str(log),
         GEMMTUNED_FAILPOINTS=f"{step}=sleep 0.3",
         GEMMTUNED_FAILPOINTS_LOG=str(log),
-        fresh=True,
+        whole_end=True,
     )
 
     assert done.said == [0] * 9
@@ -331,8 +334,11 @@ def test_a_fork_finds_the_thread_asleep_or_gone_where_python_would_warn(home: Ho
     done = home.run(
         f"""
     import json, os, time, torch
-    from gemmtuned.hooks import background
+    import gemmtuned
+    from gemmtuned.hooks import background, hook
+    from hooked import wait_for
     background._WARNS_OF_THREADS = {warns}
+    hook.FORK_S = 60  # a fork waits for the thread, however loaded the machine is
 
     def look():
         links = [os.readlink(f"/proc/self/fd/{{fd}}") for fd in range(64) if os.path.islink(f"/proc/self/fd/{{fd}}")]
@@ -348,16 +354,15 @@ def test_a_fork_finds_the_thread_asleep_or_gone_where_python_would_warn(home: Ho
         return json.loads(os.read(read, 4096))
 
     torch.mm(torch.ones(4, 16), torch.ones(16, 8))
-    time.sleep(0.5)
+    wait_for(lambda: gemmtuned.status()["calls"] == 1 and look()[1] == 1)
     tasks, watches = look()
     children = [child(*os.pipe()) for _ in range(20)]
     torch.mm(torch.ones(4, 16), torch.ones(16, 8))
-    time.sleep(0.5)
+    wait_for(lambda: gemmtuned.status()["calls"] == 2 and look()[1] == 1)
     after, watches_after = look()
     seen = [[len(tasks), watches] for tasks, watches in children]
     print(json.dumps([len(tasks), watches, seen, len(after), watches_after, tasks == after]))
     """,
-        fresh=True,
         OMP_NUM_THREADS="1",
         OPENBLAS_NUM_THREADS="1",
         MKL_NUM_THREADS="1",
@@ -461,14 +466,19 @@ def test_a_forked_child_has_one_thread_whatever_begins_it(home: Home) -> None:
 
 
 def test_a_program_that_counts_nothing_leaves_nothing(home: Home) -> None:
-    done = home.run("import torch; print(1)", fresh=True, GEMMTUNED_FLUSH_S="60")
+    done = home.run("import torch; print(1)", whole_end=True, GEMMTUNED_FLUSH_S="60")
 
     assert done.said == 1 and done.err == ""
     assert not home.path.exists()
 
 
-@pytest.mark.parametrize("switch", ["1", "yes"])
-@pytest.mark.parametrize("stderr", ["closed", "a pipe that nobody reads", "full"])
+@pytest.mark.parametrize(
+    ("stderr", "switch"),
+    matrix(
+        itertools.product(["closed", "a pipe that nobody reads", "full"], ["1", "yes"]),
+        [("closed", "1"), ("a pipe that nobody reads", "yes"), ("full", "yes")],
+    ),
+)
 def test_import_torch_works_whatever_stderr_is(home: Home, tmp_path: Path, switch: str, stderr: str) -> None:
     redirect = {"closed": "2>&-", "a pipe that nobody reads": "2> >(exec true)", "full": "2>/dev/full"}[stderr]
     command = (
