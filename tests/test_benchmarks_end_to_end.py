@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
+@pytest.mark.soak
 def test_a_dry_run_measures_every_arm_once(tmp_path: Path, native_cache: Path) -> None:
     pytest.importorskip("transformers")
     command = [sys.executable, "-P", str(ROOT / "benchmarks/end_to_end.py"), "--out", str(tmp_path), "--sizes", "tiny"]

@@ -558,7 +558,7 @@ def flips(store: Store, rounds: int, seed: int) -> None:
 
 
 def test_flipped_bytes_are_harmless_or_mended(store: Store) -> None:
-    flips(store, rounds=25, seed=1)
+    flips(store, rounds=8, seed=1)
 
 
 @pytest.mark.soak

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from hooked import LINEAR, Home, publish, solution, wait_for
+from matrices import matrix
 
 from gemmtuned.configs.manifest import MANIFEST
 from gemmtuned.configs.solution import Solution
@@ -339,14 +340,16 @@ def test_a_descriptor_that_is_the_programs_by_now_is_left_alone(running: Program
 # ---- in a hooked process
 
 
-def test_every_call_is_right_while_a_hundred_tables_come_in(home: Home) -> None:
+@pytest.mark.parametrize("count", matrix([25, 100], [25]))
+def test_every_call_is_right_while_many_tables_come_in(home: Home, count: int) -> None:
     done = home.run(
         """
-        import json, threading, time, torch
+        import json, sys, threading, time, torch
         from hooked import LINEAR, publish, published, wait_for
         import gemmtuned
         from gemmtuned.hooks import activate
 
+        count = int(sys.argv[1])
         hook = activate.current()
         hook.flusher.stop()
         x, w = torch.randn(4, 16), torch.randn(8, 16)
@@ -375,11 +378,11 @@ def test_every_call_is_right_while_a_hundred_tables_come_in(home: Home) -> None:
 
         threads = [threading.Thread(target=work) for _ in range(8)]
         [t.start() for t in threads]
-        for generation in range(2, 102):
+        for generation in range(2, count + 2):
             publish(hook.settings.config_dir, table(generation), generation)
             gemmtuned.reload()
         began = time.monotonic()
-        wait_for(lambda: gemmtuned.generation() == 101, limit_s=5)
+        wait_for(lambda: gemmtuned.generation() == count + 1, limit_s=5)
         took = time.monotonic() - began
         stop.set()
         [t.join() for t in threads]
@@ -387,7 +390,8 @@ def test_every_call_is_right_while_a_hundred_tables_come_in(home: Home) -> None:
         for s in hook.native.drain():
             outcomes[s.outcome] = outcomes.get(s.outcome, 0) + s.calls
         print(json.dumps([len(wrong), outcomes == {"exact": sum(calls)}, took, hook.native.failures()]))
-        """
+        """,
+        str(count),
     )
     wrong, all_hits, took, failures = done.said
 

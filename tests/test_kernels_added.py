@@ -18,7 +18,7 @@ from gemmtuned.kernels.cuda import nvrtc
 
 ROOT = Path(__file__).resolve().parent.parent
 ASK = """
-import json
+import json, os
 from gemmtuned.commands.tune_options import space
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Device
@@ -32,7 +32,8 @@ try:
     parameters = {name: list(values) for name, values in space(["twist=2"])[0].items()}
 except Exception as err:
     parameters = str(err)
-print(json.dumps({"stamps": here.stamps, "found": found, "parameters": parameters}))
+print(json.dumps({"stamps": here.stamps, "found": found, "parameters": parameters}), flush=True)
+os._exit(0)  # taking torch apart takes half a second
 """
 
 PLAIN = Path(__file__).with_name("added") / "plain.py"

@@ -1,4 +1,4 @@
-"""Run with TRITON_INTERPRET=1: the backend's kernels through the daemon's numeric gate, one JSON line each."""
+"""Run with TRITON_INTERPRET=1 and a number: that case through the daemon's numeric gate; one JSON line."""
 
 import json
 import sys
@@ -29,13 +29,12 @@ CASES = (
 
 
 def main() -> None:
-    backend = Triton(device=DEVICE)
-    for problem, candidate in CASES:
-        default = family_of(problem).default(problem)
-        kernel = backend.prepare(candidate, problem)
-        with torch.inference_mode():
-            verdict = verify(problem, {candidate: kernel}, default, device=torch.device("cpu"))[candidate]
-        sys.stdout.write(json.dumps([str(problem), verdict.outcome, verdict.note]) + "\n")
+    problem, candidate = CASES[int(sys.argv[1])]
+    default = family_of(problem).default(problem)
+    kernel = Triton(device=DEVICE).prepare(candidate, problem)
+    with torch.inference_mode():
+        verdict = verify(problem, {candidate: kernel}, default, device=torch.device("cpu"))[candidate]
+    sys.stdout.write(json.dumps([str(problem), verdict.outcome, verdict.note]) + "\n")
 
 
 if __name__ == "__main__":
