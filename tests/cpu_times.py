@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import pytest
 
-LIMIT_S: Final = 5.0  # on a machine with as fast a CPU as CI's; a test that took half of it there was made shorter
+LIMIT_S: Final = 30.0  # to become 5
 MARKED: Final = ("slow", "soak", "gpu")
 _TICKS_A_S: Final = os.sysconf("SC_CLK_TCK")
 

@@ -4,6 +4,9 @@ The program runs as after `import torch` under its own environment: the entry po
 the interpreter ends as it always does, but that the hook may take its time: on a loaded machine half a second is not
 enough to make a database.
 
+Packages that declare backends or families are looked for when ours are imported, which is in the server: a program that
+is to find one of PYTHONPATH starts fresh.
+
 What the server has is frozen, so that no garbage collection of a program walks through all of torch.  Threads are
 joined and exit functions run as always; after them a program is gone at once, unless it asks for its `whole_end`: then
 the hook has no more time than anywhere, the interpreter takes all modules apart and C++ its static objects, which is
@@ -42,6 +45,8 @@ import gemmtuned.db.guest  # noqa: E402  what a program with the hook imports, b
 import gemmtuned.hooks.activate  # noqa: E402
 import gemmtuned.hooks.native.library  # noqa: E402
 import gemmtuned.kernels.backends  # noqa: E402, F401
+from gemmtuned._autoload import autoload  # noqa: E402
+from gemmtuned._testing import faults  # noqa: E402
 
 MOST_BYTES = 1 << 20
 
@@ -106,8 +111,7 @@ def become(order: dict, streams: list[int]) -> None:
     os.environ.update(order["env"])
     sys.path[:0] = [p for p in order["env"]["PYTHONPATH"].split(os.pathsep) if p not in sys.path]
     sys.argv = ["-c", *order["args"]]
-    from gemmtuned._autoload import autoload
-
+    faults._armed = faults._from_env()  # read when the module is imported, which was before
     autoload()
     if not order["whole_end"]:
         flush = sys.modules["gemmtuned.hooks.flush"]

@@ -191,6 +191,7 @@ def storm(home: Home, kills: int, seed: int) -> None:
     assert manifest.generation == home.store.generation()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_daemon_killed_eight_times_leaves_no_torn_table_and_tunes_nothing_twice(home: Home) -> None:
     storm(home, 8, seed=8)

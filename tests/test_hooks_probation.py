@@ -396,7 +396,7 @@ WORKERS = """
 @pytest.mark.parametrize("before", ["", "os.fork() or os._exit(0)"])
 def test_a_forked_worker_that_dies_in_a_routed_kernel_condemns_it_for_its_parent_too(home: Home, before: str) -> None:
     """A real SIGSEGV in a planted operator; before: another worker that routes nothing has ended."""
-    done = home.run(WORKERS.replace("{before}", before))
+    done = home.run(WORKERS.replace("{before}", before), fresh=True)
     codes, note, files = done.said
 
     assert codes == [-signal.SIGSEGV] * DEATHS + [41, 41]

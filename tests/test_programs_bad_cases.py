@@ -5,7 +5,9 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 
+import pytest
 from hooked import LINEAR, Home, publish, published
+from matrices import matrix
 
 from gemmtuned.configs.settings import Settings
 from gemmtuned.hooks.probation import DEATHS
@@ -139,7 +141,7 @@ def test_frozen_weights_that_were_edited_or_freed_are_served_plain_and_named(hom
 # ---- reload under load
 
 LOAD = """
-    import json, threading, torch
+    import json, sys, threading, torch
     from hooked import publish, published, wait_for
     from ranks_program import ROUTER
     import gemmtuned
@@ -166,7 +168,7 @@ LOAD = """
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     [t.start() for t in threads]
-    for generation in range(3, 103):
+    for generation in range(3, int(sys.argv[1]) + 3):
         publish(folder, [published(ROUTER, ("torch_swap", "onednn")[generation % 2])], generation)
         gemmtuned.reload()
     stop.set()
@@ -175,8 +177,9 @@ LOAD = """
     """
 
 
-def test_every_call_under_a_hundred_publishes_is_wholly_of_one_table(home: Home) -> None:
-    same, (first, second, neither), failures = home.run(LOAD, GEMMTUNED_RELOAD="manual").said
+@pytest.mark.parametrize("publishes", matrix([25, 100], [25]))
+def test_every_call_under_many_publishes_is_wholly_of_one_table(home: Home, publishes: int) -> None:
+    same, (first, second, neither), failures = home.run(LOAD, str(publishes), GEMMTUNED_RELOAD="manual").said
 
     assert not same  # the two kernels round differently, so a result tells which one made it
     assert neither == 0

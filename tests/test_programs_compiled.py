@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import sqlite3
 
+import pytest
 from hooked import Home
+
+pytestmark = pytest.mark.slow  # Inductor and a compiler of C++
 
 # Graphs are compiled anew in each test; the C++ they lead to may come from the cache
 ANEW = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
