@@ -6,8 +6,7 @@
 Its words are quantities of operands.  An operand is named by its slot, one of SLOTS: x [M, K], w [N, K], the scales of
 both (a row for each row or block of rows of the operand, a column for each block of K), bias [N], c (the whole C of
 addmm), offs [G] (where each group's rows end) and y [M, N]; batched ones have the batch in front, w of groups is
-[G, N, K].  `b` and `scale_b` are w and scale_w with the last two
-dimensions exchanged, as torch takes them.  Of an operand there is
+[G, N, K].  `b` and `scale_b` are w and scale_w with the last two dimensions exchanged, as torch takes them.  There is
 
     ptr             the address            size<d>, stride<d>      of a dimension, strides in elements
     dim, numel      as torch has them      contiguous              1 or 0
@@ -73,7 +72,6 @@ TYPES: Final = ("fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2")  # of a library'
 COMPUTES: Final = ("f32", "tf32")
 INT32_MAX: Final = (1 << 31) - 1
 _QUANTITY: Final = re.compile(r"([a-z_]+)\.(?:(ptr|dim|numel|contiguous)|(size|stride)([0-3]))")
-_GRID_SIZES: Final = (("size", "x"), ("size", "w"), ("size", "y"))
 _NUMBERS: Final = {  # field: (smallest, largest)
     "shared": (0, 1 << 20),
     "threads": (32, 1024),
@@ -292,8 +290,7 @@ def read_launch(text: str) -> Launch:
         raise TableError(f"launch is not valid JSON ({err})") from err
     if not isinstance(facts, dict):
         raise TableError(f"launch is {type(facts).__name__}, expected an object")
-    if "v" not in facts:
-        facts = converted(facts)
+    facts = facts if "v" in facts else converted(facts)
     if facts["v"] != VERSION:
         raise TableError(f"launch is of version {str(facts['v'])[:40]}, this one reads versions 1 and {VERSION}")
     kind = next((kind for word, kind in _KINDS.items() if word in facts), KernelLaunch)

@@ -154,7 +154,7 @@ def _layer(problem: Problem) -> Experts | None:
 
 @cache
 def _source_hash() -> str:
-    text = moe_decode.SOURCE.read_text() + Path(moe_run.__file__).read_text()
+    text = moe_decode.text() + Path(moe_run.__file__).read_text()
     return sha256(text.encode()).hexdigest()[:12]
 
 

@@ -8,6 +8,7 @@ not quantised: an op that quantises them first has more error than this.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ from gemmtuned.configs.errors import CandidateFailed
 UP: Final = "moe_up"
 DOWN: Final = "moe_down"
 SOURCE: Final = Path(__file__).with_name("moe_decode.cu")
+_INCLUDE: Final = re.compile(r'^#include "(\w+\.cuh)".*$', re.MULTILINE)
 TARGET: Final = "sm_90a"
 MAX_PAIRS: Final = 1024  # of a token and one of its experts
 MAX_EXPERTS: Final = 1024
@@ -100,7 +102,7 @@ def source(layer: Experts, stage: int, how: Stage, *, most_pairs: int, early: bo
         "WEIGHT_FIRST": int(layer.weight_first), "EARLY": int(early), "NAME": UP if stage == 1 else DOWN,
         "ID": "long long" if layer.long_ids else "int",
     }  # fmt: skip
-    return "".join(f"#define {name} {value}\n" for name, value in values.items()) + _text()
+    return "".join(f"#define {name} {value}\n" for name, value in values.items()) + text()
 
 
 def grid(layer: Experts, stage: int, how: Stage, tokens: int, units: int) -> tuple[int, int]:
@@ -126,5 +128,6 @@ def _routing_bytes(layer: Experts, stage: int, how: Stage, most_pairs: int) -> i
 
 
 @cache
-def _text() -> str:
-    return SOURCE.read_text()
+def text() -> str:
+    """The kernels' source, with its parts where they are included."""
+    return _INCLUDE.sub(lambda found: SOURCE.with_name(found[1]).read_text(), SOURCE.read_text())
