@@ -2,15 +2,17 @@
 
 `python tests/fleet_s3.py FOLDER` serves until it is ended; it writes its port to FOLDER/port.  While FOLDER/slow holds
 a number, each request waits for so many seconds first; while FOLDER/lose_claims is there, every second write of a claim
-is answered as done and dropped.  FOLDER/requests holds how many there were.
+is answered as done and dropped.  FOLDER/requests holds how many there were.  A Wire lies between one host and it.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -67,6 +69,56 @@ def s3_server(folder: Path) -> Iterator[dict[str, str]]:
     finally:
         process.kill()
         process.wait()
+
+
+class Wire:
+    """A port that leads to another one. While it is cut, what comes is taken and nothing ever answers."""
+
+    def __init__(self, to: int) -> None:
+        self._to = to
+        self._cut = threading.Event()
+        self._open: set[socket.socket] = set()
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port = self._server.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        self._cut.set()
+
+    def heal(self) -> None:
+        """What was taken meanwhile is closed, as a router forgets."""
+        self._cut.clear()
+        for one in list(self._open):
+            self._close(one)
+
+    def _accept(self) -> None:
+        while True:
+            here, _ = self._server.accept()
+            self._open.add(here)
+            if self._cut.is_set():
+                continue
+            there = socket.create_connection(("127.0.0.1", self._to))
+            for pair in ((here, there), (there, here)):
+                threading.Thread(target=self._pass_on, args=pair, daemon=True).start()
+
+    def _pass_on(self, here: socket.socket, there: socket.socket) -> None:
+        try:
+            while data := here.recv(1 << 16):
+                if self._cut.is_set():
+                    return  # and it stays open, without an answer
+                there.sendall(data)
+        except OSError:
+            pass
+        self._close(here)
+        self._close(there)
+
+    def _close(self, one: socket.socket) -> None:
+        self._open.discard(one)
+        try:
+            one.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        one.close()
 
 
 if __name__ == "__main__":

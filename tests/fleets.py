@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sqlite3
@@ -157,6 +158,14 @@ def until_covered(hosts: Sequence[Host], problems: Sequence[Problem], seconds: f
             f"{host.folder.name}: {host.log.read_text()[-1500:]}" for host in hosts if host.log.exists()
         )
         time.sleep(0.1)
+
+
+def note(scenario: str, *, began: float, **facts: object) -> None:
+    """Add a line about a run to the file that FLEET_RESULTS names, for benchmarks/results."""
+    if path := os.environ.get("FLEET_RESULTS"):
+        line = {"scenario": scenario, **facts, "took_s": round(time.monotonic() - began, 1)}
+        with Path(path).open("a") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 @contextmanager

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import random
+import signal
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,7 +12,8 @@ from typing import Any
 
 import planted_search
 import pytest
-from fleets import Host, problem, running, searches
+from fleet_killed import killer
+from fleets import Host, note, problem, running, searches
 
 from gemmtuned.configs.errors import TryLater
 from gemmtuned.fleet.objects import Objects
@@ -201,6 +205,48 @@ def test_an_exchange_cut_off_anywhere_loses_nothing(after: int, tmp_path: Path) 
         rounds(hosts)
         assert {len(host.solved()) for host in hosts} == {8}
         assert searches(hosts) == {str(p): 1 for p in problems}
+
+
+def killed_at(points: Iterable[int], folder: Path, number: int) -> tuple[int, int]:
+    """Two hosts, one of which is killed in the middle of its exchanges; (kills, problems that were searched twice)."""
+    one, two = hosts = fleet(folder, 2)
+    problems = [problem(i) for i in range(number)]
+    kills = 0
+    with running(hosts), killer() as kill:
+        for host in hosts:
+            host.see(*problems)
+        one.turn()
+        for point in points:
+            one.work(1)
+            kills += kill(one, point) == signal.SIGKILL
+            one.work(1)  # what it claimed while it was killed is not known here yet
+            if point % 4 == 0:
+                two.turn()
+                two.work(1)
+        rounds(hosts, most=40)
+        assert {len(host.solved()) for host in hosts} == {number}
+        assert {s.backend for host in hosts for s in host.solved().values()} == {"fast"}
+        return kills, sum(searches(hosts).values()) - number
+
+
+def test_a_host_killed_while_it_claims_finds_its_claims_again(tmp_path: Path) -> None:
+    kills, twice = killed_at(range(2, 14, 2), tmp_path, 20)
+    assert kills >= 4 and twice == 0
+
+
+@pytest.mark.soak
+def test_two_hundred_kills_lose_nothing_and_have_nothing_searched_twice(
+    tmp_path: Path,
+) -> None:
+    seed = int(os.environ.get("FLEET_SEED", time.time_ns() % 1_000_000))
+    draw = random.Random(seed)
+    kills, twice, runs, began = 0, 0, 0, time.monotonic()
+    while kills < 200:
+        points = [draw.randrange(14) for _ in range(25)]
+        more, again = killed_at(points, tmp_path / str(runs), 60)
+        kills, twice, runs = kills + more, twice + again, runs + 1
+    note("kills", url="file", seed=seed, kills=kills, problems=60 * runs, searched_twice=twice, began=began)
+    assert twice <= 0.01 * 60 * runs, f"seed {seed}"
 
 
 def test_what_one_exchange_has_no_time_for_comes_with_the_next_and_nobody_searches_it_meanwhile(
