@@ -282,6 +282,15 @@ class FleetSync(Part):
         )
         return self._db.read(lambda conn: int(conn.execute(sql, (environment.key, us(since_s))).fetchone()[0]))
 
+    def fleet_found_by(self, environment: Environment) -> dict[tuple[str, str], str]:
+        """By (problem, covers) the host whose result was checked here and taken over."""
+        sql = """
+            SELECT p.text, f.covers, f.host FROM fleet_result f JOIN problem p ON p.id = f.problem_id
+            JOIN environment e ON e.id = f.environment_id WHERE e.key = ? AND f.state = 'used'
+        """
+        found = self._db.read(lambda conn: conn.execute(sql, (environment.key,)).fetchall())
+        return {(str(text), str(covers)): str(host) for text, covers, host in found}
+
     def fleet_counts(self, environment: Environment, *, now_s: float, limit: int) -> list[dict[str, Any]]:
         """What programs called here, dearest first: problem, calls, us a call, hits, covered, worth, last_seen_us."""
 

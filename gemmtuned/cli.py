@@ -52,7 +52,7 @@ COMMANDS: Final = {
     "import": _Command("import_", "import_", "Keep what other tools' tables say."),
     "export": _Command("export", "export", "Write what was found in the form that another tool reads."),
     "sync": _Command("sync", "sync", "Share results with other hosts: a folder or an object store."),
-    "fleet": _Command("fleet", "app", "Tune what many hosts wait for."),
+    "fleet": _Command("fleet", "app", "Tune for many hosts, export what they report."),
     "pause": _Command("pause", "pause", "Stop tuning until `gemmtuned resume`."),
     "resume": _Command("pause", "resume", "Tune again after `gemmtuned pause`."),
     "withdraw": _Command("withdraw", "withdraw", "Take solutions out of use.", _SHAPES),

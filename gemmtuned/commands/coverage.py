@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
+from gemmtuned.commands import of_fleet
+from gemmtuned.commands.of_fleet import Fleet, Url
 from gemmtuned.commands.options import Json, Run, Since, choice, number, settings, whole_number
 from gemmtuned.configs.settings import Settings
 from gemmtuned.reports import layers
@@ -23,12 +25,13 @@ from gemmtuned.reports.unseen import engine_paths, unseen_notes
 from gemmtuned.reports.why import why_nothing, why_off
 from gemmtuned.reports.without import without_notes
 
+_DAY_S: Final = 86_400.0
 By = Annotated[
     str,
     typer.Option(
-        parser=choice((*GROUPS, "layer")),
-        metavar="|".join((*GROUPS, "layer")),
-        help="One row for each; a layer is an N and K with all its M.",
+        parser=choice((*GROUPS, "layer", "host")),
+        metavar="|".join((*GROUPS, "layer", "host")),
+        help="One row for each; a layer is an N and K with all its M; host: with --fleet.",
     ),
 ]
 SomeRows = Annotated[
@@ -53,18 +56,37 @@ def coverage(
             parser=number(0, 100), metavar="PERCENT", help="End with 1 where less than this is covered: for CI."
         ),
     ] = None,
+    fleet: Fleet = False,
+    url: Url = "",
     as_json: Json = False,
 ) -> None:
     """How much of the traffic is tuned.
 
     Covered now joins today's tables to the calls of the last --since; observed is what the look-ups gave when the calls
     were made. They differ while a program has not been called since something was tuned.
+    --fleet: of all hosts that share, by --by host, device, family or problem.
     """
+    if fleet:
+        of_fleet.refuse({
+            "--by run": by == "run", "--by layer": by == "layer", "--run": run is not None,
+            "--weight flops": weight == "flops", "--since": since != _DAY_S,
+        })  # fmt: skip
+        _end(_of_fleet(url, by, weight, limit, as_json=as_json), fail_under)
+        return
+    of_fleet.refuse_url(url)
+    if by == "host":
+        raise typer.BadParameter("--by host is for --fleet")
+    _end(_of_this_host(by, weight, since, limit, run, as_json=as_json), fail_under)
+
+
+def _of_this_host(
+    by: str, weight: str, since: float, limit: int | None, run: str | None, *, as_json: bool
+) -> float | None:
+    """The share that is covered, of this host's database."""
     here = settings()
     if not here.db.exists():
         show(_without_database(here, by, weight, since), as_json=as_json)
-        _end(0.0, fail_under)
-        return
+        return 0.0
     from gemmtuned.db import queries
     from gemmtuned.db.of_runs import called_by, own_time
     from gemmtuned.db.phases import phases
@@ -93,7 +115,20 @@ def coverage(
         of_database(replace(answer, facts={**answer.facts, **facts}, lines=[*off, *answer.lines]), here),
         as_json=as_json,
     )
-    _end(answer.facts["total"]["covered_share"], fail_under)
+    share: float | None = answer.facts["total"]["covered_share"]
+    return share
+
+
+def _of_fleet(url: str, by: str, weight: str, limit: int | None, *, as_json: bool) -> float | None:
+    """The share that is covered, of all hosts that share."""
+    from gemmtuned.reports import fleet
+
+    told = of_fleet.told(url)
+    shown = limit if limit is not None or as_json else SHOWN
+    answer = fleet.coverage(told.seen, by=by, weight=weight, limit=shown, now_s=time.time())
+    show(told.report(answer), as_json=as_json)
+    share: float | None = answer.facts["total"]["covered_share"]
+    return share
 
 
 def _warnings(here: Settings, since_s: float) -> list[str]:

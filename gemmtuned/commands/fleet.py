@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from gemmtuned.commands.fleet_export import export
+from gemmtuned.commands.fleet_tables import check, init
 from gemmtuned.commands.options import DryRun, Json, LogLevel, choice, settings, start_logging
 from gemmtuned.configs.errors import SettingError, TryLater
 from gemmtuned.configs.settings import Settings
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="fleet",
-    help="Tune what many hosts wait for.",
+    help="Tune for many hosts, export what they report.",
     no_args_is_help=True,
     rich_markup_mode=None,
     add_completion=False,
@@ -48,9 +50,9 @@ _DONE: Final = (
 )
 
 
-@app.callback()
-def fleet() -> None:
-    """Tune what many hosts wait for."""
+app.command(name="export")(export)
+app.command(name="init")(init)
+app.command(name="check")(check)
 
 
 @app.command()

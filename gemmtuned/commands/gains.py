@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from gemmtuned.commands import of_fleet
+from gemmtuned.commands.of_fleet import Fleet, Url
 from gemmtuned.commands.options import Json, Limit, Run, choice, settings
 from gemmtuned.configs.solution import LIVE_STATES
 from gemmtuned.reports import grouped
@@ -29,12 +31,23 @@ def gains(
     ] = "solution",
     run: Run = None,
     limit: Limit = 50,
+    fleet: Fleet = False,
+    url: Url = "",
     as_json: Json = False,
 ) -> None:
     """What was gained, solution by solution.
 
     Each one's time beside torch's own, as measured when it was tuned, and the GEMM time its calls have saved since.
+    --fleet: of all hosts that share: who found it, how much their figures differ, and whose card is slow.
     """
+    if fleet:
+        of_fleet.refuse({"--unused": unused, "--by layer": by == "layer", "--run": run is not None})
+        from gemmtuned.reports import fleet as of_all
+
+        told = of_fleet.told(url)
+        show(told.report(of_all.gains(told.seen, every=every, limit=limit, now_s=time.time())), as_json=as_json)
+        return
+    of_fleet.refuse_url(url)
     here = settings()
     if not here.db.exists():
         show(no_database("gains", here, "rows", saved_us=0.0, faster=0, default_best=0, unused=0), as_json=as_json)

@@ -27,6 +27,9 @@ def sync(
     keep: Annotated[
         float, typer.Option(parser=seconds, metavar="SPAN", help="With --prune: results younger than this stay.")
     ] = "180d",  # type: ignore[assignment]
+    propose: Annotated[
+        bool, typer.Option("--propose", help="At hf://: send results as a pull request, which its owners review.")
+    ] = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -46,7 +49,7 @@ def sync(
     while True:
         began_s = time.monotonic()
         try:
-            show(_once(here, url, dry_run=dry_run), as_json=as_json)
+            show(_once(here, url, dry_run=dry_run, propose=propose), as_json=as_json)
         except TryLater as err:
             if every is None:
                 raise
@@ -56,10 +59,10 @@ def sync(
         time.sleep(max(every - (time.monotonic() - began_s), 0.1))
 
 
-def _once(here: Settings, url: str, *, dry_run: bool) -> Report:
+def _once(here: Settings, url: str, *, dry_run: bool, propose: bool) -> Report:
     from gemmtuned.fleet.wiring import exchange
 
-    with exchange(here, url, dry_run=dry_run) as one:
+    with exchange(here, url, dry_run=dry_run, propose=propose) as one:
         done = one.run(now_s=time.time())
         host = one.host
     would = "would be " if dry_run else ""

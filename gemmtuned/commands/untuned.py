@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from gemmtuned.commands import of_fleet
+from gemmtuned.commands.of_fleet import Fleet, Url
 from gemmtuned.commands.options import Json, Limit, Run, choice, settings
 from gemmtuned.reports import grouped
 from gemmtuned.reports.render import show
@@ -22,12 +24,23 @@ def untuned(
     ] = "problem",
     run: Run = None,
     limit: Limit = 50,
+    fleet: Fleet = False,
+    url: Url = "",
     as_json: Json = False,
 ) -> None:
     """What waits to be tuned, worth most first.
 
     Problems that were called and have no verdict where they were called: queued, being tuned (leased), or failed.
+    --fleet: what any host that shares waits for, by its worth to all of them; claimed: some host tunes it.
     """
+    if fleet:
+        of_fleet.refuse({"--by layer": by == "layer", "--run": run is not None})
+        from gemmtuned.reports import fleet as of_all
+
+        told = of_fleet.told(url)
+        show(told.report(of_all.untuned(told.seen, told.objects, limit=limit, now_s=time.time())), as_json=as_json)
+        return
+    of_fleet.refuse_url(url)
     here = settings()
     if not here.db.exists():
         show(no_database("untuned", here, "rows", total=0, states={}, recorded=0), as_json=as_json)

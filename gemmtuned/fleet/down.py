@@ -29,7 +29,7 @@ def listed(here: Here) -> dict[str, str]:
     """Names of results that are new to us, each with its unit; they are known from now on. A visit knows none."""
     exchange, turn = here.exchange, here.turn
     after, full_s = ("", 0.0) if turn.visits else exchange.store.fleet_position(here.environment)
-    if not 0 <= turn.now_s - full_s < FULL_S or not exchange.objects.can_claim:  # there names go by hosts' own clocks
+    if not 0 <= turn.now_s - full_s < FULL_S or not turn.claims_hold:
         after, full_s = "", turn.now_s
     found = {}
     for entry in exchange.objects.list(f"{RESULTS}/{here.name}", after=after):

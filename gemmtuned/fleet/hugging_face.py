@@ -18,11 +18,14 @@ from gemmtuned.fleet.objects import MISSING, Entry
 
 
 class HubObjects:
-    """See the module. api: huggingface_hub.HfApi, or what stands in for it in a test."""
+    """See the module. api: huggingface_hub.HfApi, or what stands in for it in a test.
+
+    propose: what is put comes as a pull request, which its owners take over or not.
+    """
 
     can_claim = False
 
-    def __init__(self, url: str, api: Any = None) -> None:
+    def __init__(self, url: str, api: Any = None, *, propose: bool = False) -> None:
         parts = [part for part in f"{urlsplit(url).netloc}{urlsplit(url).path}".split("/") if part]
         if len(parts) < 3 or parts[0] != "datasets":
             raise SettingError(f"{url!r}: expected hf://datasets/owner/name")
@@ -32,6 +35,7 @@ class HubObjects:
             raise SettingError(f"{url}: {MISSING}") from err
         self._url, self._repo, self._folder = url, "/".join(parts[1:3]), "".join(f"{part}/" for part in parts[3:])
         self._api = self._hub.HfApi() if api is None else api
+        self._propose = propose
         self._waiting: dict[str, bytes] = {}
         self._sizes: dict[str, int] | None = None
 
@@ -65,6 +69,10 @@ class HubObjects:
     def clock_s(self, path: str) -> float:
         return time.time()
 
+    def make(self) -> None:
+        """Make the repository, for its owner alone until they publish it, where there is none."""
+        self._ask(self._api.create_repo, self._repo, repo_type="dataset", private=True, exist_ok=True)
+
     def flush(self) -> None:
         waiting, self._waiting = self._waiting, {}
         add = self._hub.CommitOperationAdd
@@ -76,7 +84,8 @@ class HubObjects:
 
     def _commit(self, operations: Sequence[Any], message: str) -> None:
         self._ask(
-            self._api.create_commit, self._repo, operations, commit_message=message, repo_type="dataset"
+            self._api.create_commit, self._repo, operations, commit_message=message, repo_type="dataset",
+            create_pr=self._propose,
         )  # fmt: skip
         self._sizes = None
 

@@ -3,6 +3,7 @@
     hosts/<host>/seen.json                                  a host's counts and figures, written by that host alone
     results/<environment>/<minute>/<unit>-<sha256>.json     a result, immutable, named by its content
     claims/<environment>/<unit>.<number>                    who tunes a unit; created once, never replaced
+    fleet.json                                              in a public repository of tables alone (tables.py)
 
 environment: of Environment.key, which is a device and a torch.  minute: by the clock of the store, so that a reader
 lists what is new and no host's clock matters.  unit: hash of a problem and whether it stands for a bucket.

@@ -13,8 +13,11 @@ from gemmtuned.fleet.objects import Objects
 SCHEMES: Final = ("file", "s3", "gs", "az", "hf")
 
 
-def open_objects(url: str) -> Objects:
-    """The store of this URL. Raises SettingError for a URL that is none, or without the extra that it needs."""
+def open_objects(url: str, *, propose: bool = False) -> Objects:
+    """The store of this URL. Raises SettingError for a URL that is none, or without the extra that it needs.
+
+    propose: for hf:// alone, where what is put is a pull request.
+    """
     parts = urlsplit(url)
     if parts.scheme not in SCHEMES or (parts.scheme != "file" and not parts.netloc) or parts.query or parts.fragment:
         raise SettingError(
@@ -22,5 +25,7 @@ def open_objects(url: str) -> Objects:
             "hf://datasets/owner/name"
         )
     if parts.scheme == "hf":
-        return HubObjects(url)
+        return HubObjects(url, propose=propose)
+    if propose:
+        raise SettingError(f"{url}: only a repository at hf:// takes proposals")
     return BucketObjects(url)

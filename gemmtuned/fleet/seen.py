@@ -1,6 +1,6 @@
 """What a host tells of itself: what its programs called and what its verdicts gain, one whole file, its own writer.
 
-People read it (coverage --fleet), and those who tune for many (fleet tune).  Counts only ever grow.
+People read it (views.py, for coverage --fleet), and those who tune for many (fleet tune).  Counts only ever grow.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Environment
 from gemmtuned.fleet.host import Trust
 from gemmtuned.fleet.layout import HOSTS, host_of, seen_path
-from gemmtuned.fleet.objects import Objects
+from gemmtuned.fleet.objects import Objects, get_many
 from gemmtuned.fleet.record import as_utf8, canonical, check_environment, check_number, check_text, has, sign
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ MAX_COUNTS: Final = 20_000  # problems of one environment, dearest first
 _FILE: Final = {"schema", "host", "gemmtuned", "updated_us", "environments"}
 _ENVIRONMENT: Final = {"environment", "counts", "figures"}
 _COUNT: Final = {"problem", "calls", "us", "hits", "covered", "worth", "last_seen_us"}
-_FIGURE: Final = {"problem", "mode", "covers", "backend", "config", "us", "baseline_us", "state"}
+_FIGURE: Final = {"problem", "mode", "covers", "backend", "config", "us", "baseline_us", "state", "found_by"}
+_OF_SOLUTION: Final = _FIGURE - {"problem", "found_by"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,8 @@ class Seen:
     """One environment of one host.
 
     counts: of each problem its calls, microseconds a call, hits, whether it is covered, worth (microseconds a day) and
-    when it was called last.  figures: of each verdict in use there what it takes, and what torch took.
+    when it was called last.  figures: of each verdict in use there what it takes, what torch took, and found_by: the
+    host whose result was checked there, "" where it was searched there.
     """
 
     host: str
@@ -71,18 +73,24 @@ def read_all(objects: Objects, trust: Trust) -> tuple[list[Seen], list[str]]:
     """(what all hosts tell, why some are left out)."""
     found: list[Seen] = []
     refused: list[str] = []
-    for entry in list(objects.list(HOSTS)):
-        host = host_of(entry.path)
-        if host is None:
-            continue
-        try:
-            if not trust.allows(host):
-                raise TableError(f"{entry.path}: the host is not in GEMMTUNED_SYNC_HOSTS")
-            data = objects.get(entry.path, limit=MAX_BYTES)
-            found += [] if data is None else read(entry.path, data, host, trust)
-        except TableError as err:
-            refused.append(str(err))
+    hosts = {entry.path: host for entry in objects.list(HOSTS) if (host := host_of(entry.path)) is not None}
+    refused += [
+        f"{path}: the host is not in GEMMTUNED_SYNC_HOSTS" for path, host in hosts.items() if not trust.allows(host)
+    ]
+    allowed = [path for path, host in hosts.items() if trust.allows(host)]
+    for path, data in get_many(objects, allowed, limit=MAX_BYTES):
+        if isinstance(data, TableError):
+            refused.append(str(data))
+        elif data is not None:
+            _add(found, refused, path, data, hosts[path], trust)
     return found, refused
+
+
+def _add(found: list[Seen], refused: list[str], path: str, data: bytes, host: str, trust: Trust) -> None:
+    try:
+        found += read(path, data, host, trust)
+    except TableError as err:
+        refused.append(str(err))
 
 
 def read(path: str, data: bytes, host: str, trust: Trust) -> list[Seen]:
@@ -115,7 +123,7 @@ def _one(row: Any, host: str, updated_us: int) -> Seen:
     for one in row["figures"]:
         has(one, _FIGURE, "a figure")
         Problem.parse(check_text(one["problem"], "problem", 512))
-        for name in ("mode", "covers", "backend", "config", "state"):
+        for name in ("mode", "covers", "backend", "config", "state", "found_by"):
             check_text(one[name], name, 4096)
         for name in ("us", "baseline_us"):
             if not check_number(one[name], name):
@@ -136,6 +144,10 @@ def _figures(store: Store, environment: Environment) -> list[dict[str, Any]]:
 
 
 def _figure_rows(store: Store, environment: Environment) -> Iterator[dict[str, Any]]:
+    hosts = store.fleet_found_by(environment)
     for one in store.published([environment.device.key])[1]:
         if environment.accepts(one.backend, one.stamp):
-            yield {"problem": str(one.problem), **{name: getattr(one, name) for name in _FIGURE - {"problem"}}}
+            found_by = hosts.get((str(one.problem), one.covers), "")
+            yield {
+                "problem": str(one.problem), "found_by": found_by, **{name: getattr(one, name) for name in _OF_SOLUTION}
+            }  # fmt: skip

@@ -17,6 +17,7 @@ from gemmtuned.fleet import claims, down, seen, up, who
 from gemmtuned.fleet.host import Trust
 from gemmtuned.fleet.layout import HOSTS, environment_name, unit_name
 from gemmtuned.fleet.objects import Objects
+from gemmtuned.fleet.tables import is_repository
 from gemmtuned.fleet.times import LEASE_S
 
 if TYPE_CHECKING:
@@ -62,23 +63,25 @@ class Exchange:
     def run(self, *, now_s: float) -> Synced:
         """Do it once. Raises TryLater when the store of objects cannot be reached, StoreError, SettingError.
 
+        A repository of tables takes results and nothing else: no counts, no claims.
         The home shares with one URL at a time, which is the daemon's.  An exchange by hand with another one is a visit:
         nothing is remembered of it but what it brought, so that neither keeps the other from what it has to do.
         """
         done = Synced()
+        claims_hold = self.objects.can_claim and not is_repository(self.objects)
         visits = not self.claim and self.store.fleet_url() not in ("", self.url)
         if not self.dry_run and not visits:
             self.store.fleet_begin(self.url)
-        turn = Turn(self, done, now_s, self._clock(now_s), visits)
+        turn = Turn(self, done, now_s, self._clock(now_s) if claims_hold else now_s, visits, claims_hold)
         for environment in self.store.known_environments():
             self._environment(turn, environment)
-        if not self.dry_run:
+        if not self.dry_run and claims_hold:
             self._tell(turn)
         return done
 
     def _clock(self, now_s: float) -> float:
         """The time by the clock of the store, which writes down when an object came."""
-        if self.dry_run or not self.objects.can_claim:
+        if self.dry_run:
             return now_s
         path = f"{HOSTS}/{self.host}/beat"
         self.objects.put(path, __version__.encode())
@@ -86,7 +89,7 @@ class Exchange:
 
     def _environment(self, turn: Turn, environment: Environment) -> None:
         here = Here(turn, environment, environment_name(environment))
-        claiming = self.claim and self.objects.can_claim
+        claiming = self.claim and turn.claims_hold
         known = {}
         if claiming:
             known = claims.read(self.objects, here.name, clock_s=turn.clock_s, lease_s=self.lease_s)
@@ -114,13 +117,17 @@ class Exchange:
 
 @dataclass(slots=True)
 class Turn:
-    """One exchange under way. began_s: by a clock that nobody sets."""
+    """One exchange under way. began_s: by a clock that nobody sets.
+
+    claims_hold: False in a repository of tables, where names go by the hosts' own clocks.
+    """
 
     exchange: Exchange
     done: Synced
     now_s: float
     clock_s: float  # of the store, when it began
     visits: bool
+    claims_hold: bool
     began_s: float = field(default_factory=time.monotonic)
 
     @property

@@ -15,10 +15,10 @@ from gemmtuned.fleet.times import LEASE_S
 @contextmanager
 def exchange(
     here: Settings, url: str, *, claim: bool = False, dry_run: bool = False, lease_s: float = LEASE_S,
-    work_s: float = float("inf"),
+    work_s: float = float("inf"), propose: bool = False,
 ) -> Iterator[Exchange]:  # fmt: skip
     """For `with`: ready to run. Raises SettingError for a URL or key that cannot be used, TryLater, StoreError."""
-    whom, objects = trust(here), open_objects(url)
+    whom, objects = trust(here), open_objects(url, propose=propose)
     from gemmtuned.db.store import Store
 
     store = Store(here.db, locks=here.locks)
