@@ -24,7 +24,7 @@ from triton.compiler.errors import CompilationError
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.kernels import catalog
 from gemmtuned.kernels.arch import has_clusters, shared_limit
-from gemmtuned.kernels.own_kernel import POINTER_ALIGN
+from gemmtuned.kernels.own_kernel import POINTER_ALIGN, symbol
 from gemmtuned.kernels.triton.diagonal import has_diagonal
 from gemmtuned.kernels.triton.launch import BARRIER_BYTES, LaunchRecord
 
@@ -71,7 +71,7 @@ def source(record: LaunchRecord) -> ASTSource:
     known = catalog.kernels("triton")
     if record.kernel not in known:
         raise CandidateFailed(f"{record.kernel}: no such kernel, expected one of {', '.join(known)}")
-    kernel = known[record.kernel].function
+    kernel = _named(known[record.kernel], record)
     pointer = f"*{record.dtype}"
     kinds = dict.fromkeys(_POINTERS, pointer) | {"partials": "*fp32", "counters": "*i32", "offs": "*i32"}
     signature: dict[str, str] = {}
@@ -88,6 +88,16 @@ def source(record: LaunchRecord) -> ASTSource:
         elif name.startswith("ld") and record.ld_multiple > 1:
             assumed[(index,)] = [["tt.divisibility", record.ld_multiple]]
     return ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=assumed)
+
+
+def _named(own: Any, record: LaunchRecord) -> Any:
+    """The kernel's function, under the name that its binary shall have.
+
+    Triton asks for the name beside the source, so neither the source's hash nor what was published before changes.
+    """
+    sizes = record.constants
+    name = symbol(own.name, sizes["N"], sizes["K"], sizes.get("BLOCK_M", own.tokens))
+    return triton.jit(own.function.fn, repr=lambda _: name)
 
 
 def compile_kernel(record: LaunchRecord, arch: str) -> Any:

@@ -86,6 +86,7 @@ class OwnKernel:
     only for its own families and architectures.
     record: (config, problem) -> how the config runs the problem; it raises CandidateFailed where it cannot.
     alike: of a config: candidates for which it is equal are tried a few at a time (budget.py).
+    tokens: rows of X of its tile, where its configs do not say: for the kernel's name in profilers.
 
     name, families, archs and parameters are written out where the object is made, without names of other values: for
     Triton's kernels they are read from the file, without importing it.
@@ -98,6 +99,7 @@ class OwnKernel:
     scored: Callable[[Problem, Device], Scored]
     record: Callable[[Config, Problem], Any]
     alike: Callable[[Config], object] = _rows_and_split
+    tokens: int = 0
 
     def offers(self, problem: Problem, device: Device, backend: str) -> list[Offer]:
         """All that is worth trying for this problem on this device, the fastest by estimate first."""
@@ -124,6 +126,14 @@ class OwnKernel:
             if not known[name].allows(value):
                 raise CandidateFailed(f"{self.name}: {name} is {value!r}, expected {known[name]}")
         return full
+
+
+def symbol(kernel: str, n: int, k: int, tokens: int) -> str:
+    """What a compiled kernel is called, as torch.profiler and Nsight show it: gemmtuned_gemv_4096x7168_m1.
+
+    tokens: rows of X of its tile.  All of it decides what is compiled, so that a compiler's cache holds it as well.
+    """
+    return f"gemmtuned_{kernel}_{n}x{k}_m{tokens}"
 
 
 def by_size(scored: Callable[..., Scored]) -> Callable[[Problem, Device], Scored]:

@@ -152,7 +152,9 @@ def test_what_it_publishes_is_a_launch_record_of_the_binary_that_is_measured(
 
     facts = read_launch(text)
     assert isinstance(facts, KernelLaunch) and facts.text() == text
-    assert facts.binary == sha256(data).hexdigest() and b"one_shot" in data
+    assert facts.binary == sha256(data).hexdigest()
+    assert facts.name == f"gemmtuned_one_shot_{n}x{k}_m{tokens}" and facts.name.encode() in data
+    assert b"one_shot\0" not in data  # the name in the source
     given = ("x.ptr", "w.ptr", *(["bias.ptr"] if bias else []), "y.ptr", "x.size0", "x.stride0", "w.stride0")
     assert facts.arguments == given
     assert facts.cluster == parts and facts.at_most("x.size0") == m

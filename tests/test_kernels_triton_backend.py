@@ -102,7 +102,9 @@ def test_what_is_published_is_the_binary_and_how_to_launch_it() -> None:
         config = json.loads(candidate.config)
         assert text == json.dumps(facts, sort_keys=True, separators=(",", ":"))
         assert facts["binary"] == sha256(binary).hexdigest() and binary[:4] == b"\x7fELF"
-        assert facts["name"] == config["kernel"] and facts["name"].encode() in binary
+        tokens = config.get("tokens", {"gemv": 1, "selected": 16}.get(config["kernel"]))
+        assert facts["name"] == f"gemmtuned_{config['kernel']}_{problem.n}x{problem.k}_m{tokens}"
+        assert facts["name"].encode() in binary
         assert facts["v"] == 2 and facts["threads"] == 32 * config["warps"]
         assert facts["grid"][0] == {"of": "w.size0", "block": config["rows"]} and len(facts["grid"]) == 3
         assert ("bias.ptr" in facts["arguments"]) == problem.bias

@@ -67,14 +67,15 @@ class Cuda:
         data = own.compile(found).data
         torch.cuda.current_stream()  # the context is torch's
         launch = found.launch
-        kernel = driver.Kernel(data, own.name, threads=launch.threads, shared=launch.shared, cluster=launch.cluster)
+        name = own.symbol(found)
+        kernel = driver.Kernel(data, name, threads=launch.threads, shared=launch.shared, cluster=launch.cluster)
         return _Launched(kernel, launch, problem)
 
     def launch_of(self, candidate: Candidate, problem: Problem) -> tuple[str, bytes]:
         """As CompiledBackend.launch_of."""
         own, found = catalog.record_of(candidate, problem)
         data = own.compile(found).data
-        return replace(found.launch, binary=sha256(data).hexdigest(), name=own.name).text(), data
+        return replace(found.launch, binary=sha256(data).hexdigest(), name=own.symbol(found)).text(), data
 
     def holds(self, candidate: Candidate, problem: Problem) -> bool:
         """As CompiledBackend.holds."""

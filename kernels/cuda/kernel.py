@@ -9,7 +9,7 @@ from typing import Any
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.kernels.cuda import nvrtc
-from gemmtuned.kernels.own_kernel import OwnKernel
+from gemmtuned.kernels.own_kernel import OwnKernel, symbol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +27,16 @@ class CudaKernel(OwnKernel):
         """Of what is compiled."""
         return sha256("".join(self.samples()).encode()).hexdigest()[:12]
 
+    def symbol(self, found: Any) -> str:
+        """What the binary of a configuration calls its kernel; not in the source, so that stamps stay as they were."""
+        return symbol(self.name, found.n, found.k, found.tokens)
+
     def compile(self, found: Any) -> nvrtc.Compiled:
         """The binary of a configuration that `record` gave.
 
         Raises CandidateFailed when it does not compile, or keeps values of a thread in memory.
         """
-        made = nvrtc.compiled(found.source(), self.target)
+        made = nvrtc.compiled(found.source(), self.target, called={self.name: self.symbol(found)})
         if made.spill_bytes:
             raise CandidateFailed(f"{found} for {self.target}: spills {made.spill_bytes} bytes a thread")
         return made

@@ -20,6 +20,7 @@ from gemmtuned.kernels.cuda.driver import Kernel, OnDevice, RelaxedCapture
 from gemmtuned.kernels.cuda.moe_decode import MAX_PAIRS, Experts, Stage
 from gemmtuned.kernels.device import cuda_device
 from gemmtuned.kernels.mixture import How, Operands
+from gemmtuned.kernels.own_kernel import symbol
 
 ARGUMENTS: Final = ("x.ptr",) * 7 + ("x.size0",) * 2  # seven addresses and two numbers
 ALIGNMENT: Final = 16  # bytes, of X and weights
@@ -109,11 +110,14 @@ class Launches:
         self._units = cuda_device(torch.cuda.current_device()).units
         self._kernels = []
         for stage, how, name in ((1, up, moe_decode.UP), (2, down, moe_decode.DOWN)):
-            made = nvrtc.compiled(moe_decode.source(layer, stage, how, most_pairs=most * layer.topk), moe_decode.TARGET)
+            text = moe_decode.source(layer, stage, how, most_pairs=most * layer.topk)
+            n, k = (layer.inter, layer.width) if stage == 1 else (layer.width, layer.inter)
+            called = symbol(name, n, k, most)
+            made = nvrtc.compiled(text, moe_decode.TARGET, called={name: called})
             if made.spill_bytes:
                 raise CandidateFailed(f"{how} of {name}: spills {made.spill_bytes} bytes a thread")
             shared = moe_decode.shared_bytes(stage, how, most)
-            self._kernels.append(Kernel(made.data, name, threads=32 * how.warps, shared=shared, early=stage == 2))
+            self._kernels.append(Kernel(made.data, called, threads=32 * how.warps, shared=shared, early=stage == 2))
 
     def __call__(self, o: Operands) -> Tensor:
         """Y [T, D]; the operands are those that layer_of took, on the device that this was loaded on.

@@ -12,7 +12,7 @@ import ctypes
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from ctypes import byref, c_char_p, c_int, c_size_t, c_void_p
 from dataclasses import dataclass
 from functools import cache
@@ -86,13 +86,16 @@ def _installed() -> tuple[Version, Path, Path] | None:
     return min(found, default=None)
 
 
-def compiled(source: str, arch: str) -> Compiled:
+def compiled(source: str, arch: str, *, called: Mapping[str, str] | None = None) -> Compiled:
     """The binary of this source for `sm_90a` or the like, from the cache when it was compiled before.
+
+    called: what names of the source are in the binary.
 
     Raises CandidateFailed with the compiler's reason, or when there is no compiler.
     """
     lib_version = _needed_version()
-    key = sha256("\n".join((lib_version, arch, *_OPTIONS, source)).encode()).hexdigest()
+    renames = [f"--define-macro={name}={of}" for name, of in (called or {}).items()]
+    key = sha256("\n".join((lib_version, arch, *_OPTIONS, *renames, source)).encode()).hexdigest()
     folder = Settings.from_env().cache / FOLDER
     path = folder / key
     with contextlib.suppress(GemmtunedError, OSError, ValueError, KeyError, TypeError):
@@ -101,7 +104,7 @@ def compiled(source: str, arch: str) -> Compiled:
         facts = json.loads(head)
         if facts["key"] == key and facts["sha256"] == sha256(data).hexdigest():
             return Compiled(data, int(facts["registers"]), int(facts["spill_bytes"]))
-    made = _compile(source, arch, lib_version)
+    made = _compile(source, arch, lib_version, renames)
     facts = {
         "key": key, "sha256": sha256(made.data).hexdigest(), "registers": made.registers,
         "spill_bytes": made.spill_bytes,
@@ -141,8 +144,8 @@ def _needed_version() -> str:
     return found
 
 
-def _compile(source: str, arch: str, of: str) -> Compiled:
-    data, log = _made(source, arch, of, "CUBIN")
+def _compile(source: str, arch: str, of: str, more: Sequence[str]) -> Compiled:
+    data, log = _made(source, arch, of, "CUBIN", more)
     registers = re.search(r"Used (\d+) registers", log)
     spills = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log)
     if registers is None or spills is None:
@@ -150,7 +153,7 @@ def _compile(source: str, arch: str, of: str) -> Compiled:
     return Compiled(data, int(registers[1]), max(int(spills[1]), int(spills[2])))
 
 
-def _made(source: str, arch: str, of: str, what: str) -> tuple[bytes, str]:
+def _made(source: str, arch: str, of: str, what: str, more: Sequence[str] = ()) -> tuple[bytes, str]:
     """(what the compiler calls `CUBIN` or `PTX`, its log)."""
     lib = library()
     if lib is None:
@@ -158,7 +161,7 @@ def _made(source: str, arch: str, of: str, what: str) -> tuple[bytes, str]:
         where = f" ({found[1]})" if found else ""
         raise CandidateFailed(f"NVRTC {of} does not load{where}: install its package (nvidia-cuda-nvrtc) anew")
     with _program(lib, source) as program:
-        options = [option.encode() for option in (f"--gpu-architecture={arch}", *_options(of))]
+        options = [option.encode() for option in (f"--gpu-architecture={arch}", *_options(of), *more)]
         error = lib.nvrtcCompileProgram(program, len(options), (c_char_p * len(options))(*options))
         log = _text(lib, "ProgramLog", program).rstrip(b"\0").decode(errors="replace")
         if error:

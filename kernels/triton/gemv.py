@@ -298,5 +298,6 @@ KERNEL: Final = TritonKernel(
         Parameter("hold", 0, 2, default=0),
     ),
     scored=by_size(scored),
+    tokens=1,
     record=launch_record,
 )

@@ -338,5 +338,6 @@ KERNEL: Final = TritonKernel(
         Parameter("registers", 0, 255),
     ),
     scored=by_size(scored),
+    tokens=MAX_M,
     record=launch_record,
 )
