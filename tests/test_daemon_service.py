@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -90,6 +92,18 @@ def test_a_problem_seen_is_tuned_on_an_idle_device_and_published(world: World) -
     manifest = read_manifest(world.settings.config_dir)
     assert manifest is not None
     assert manifest.generation == world.store.generation() == 1
+
+
+def test_the_log_says_each_minute_of_tuning_what_is_left(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.see(*(problem(n) for n in range(64, 64 + 40)))
+    world.life.trial_s = 2.0
+    with caplog.at_level(logging.INFO, logger="gemmtuned.daemon"):
+        world.run(200)
+
+    found = [re.fullmatch(r"left problems=(\d+) solved=(\d+) eta_s=(\d+)", line) for line in caplog.messages]
+    told = [tuple(map(int, one.groups())) for one in found if one]
+    assert 2 <= len(told) <= 4
+    assert all(left + solved in (39, 40) and 7 * left <= eta <= 15 * left for left, solved, eta in told), told
 
 
 def test_nothing_starts_before_the_clear_window_is_over(world: World) -> None:

@@ -22,6 +22,7 @@ from gemmtuned.daemon.seats.seat import Seat, Solved
 from gemmtuned.daemon.seats.work_queue import WorkQueue, is_dead, outlived_boot, owner_name
 from gemmtuned.daemon.seats.worker import Tuner
 from gemmtuned.daemon.service.ahead import AT_ONCE, Ahead
+from gemmtuned.daemon.service.remaining import Remaining
 from gemmtuned.daemon.service.rules import Rules
 from gemmtuned.daemon.service.telling import Telling
 from gemmtuned.daemon.service.upkeep import Upkeep
@@ -94,6 +95,7 @@ class Daemon:
         self.last_used_s = now_s  # when a device was last ours to use
         self.upkeep = Upkeep(store, settings, quiet=quiet)
         self._telling = Telling(None if quiet else settings.home, self.owner, now_s=now_s)
+        self._remaining = Remaining(store, now_s=now_s)
 
     @property
     def last_notice(self) -> Notice | None:
@@ -150,6 +152,8 @@ class Daemon:
         self.upkeep.look(now_s, at_once=bool(solved), rests=all(seat.at_rest for seat in self.seats), ours=ours)
         self._compile_ahead(now_s, forbidden)
         self._telling.tell(now_s, self.seats, self.upkeep, solved=self.solved, forbidden=forbidden)
+        if not self._quiet:
+            self._remaining.turn(now_s, self.seats, self.solved)
 
     def take_solved(self) -> list[Solved]:
         """The verdicts of the turns since this was last asked."""

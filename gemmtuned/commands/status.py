@@ -2,23 +2,48 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from typing import Any
+from typing import Annotated, Any, Final
+
+import typer
 
 from gemmtuned.commands.options import Json, settings
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.manifest import read_manifest
+from gemmtuned.configs.settings import Settings
 from gemmtuned.reports.checks import PASS
 from gemmtuned.reports.checks_store import salvages
 from gemmtuned.reports.published import standing
-from gemmtuned.reports.render import complain, show
+from gemmtuned.reports.render import Report, complain, show
 from gemmtuned.reports.source import no_database
 from gemmtuned.reports.status import report
 
+WATCH_S: Final = 2.0
 
-def status(as_json: Json = False) -> None:
+
+def status(
+    watch: Annotated[
+        bool, typer.Option("--watch", help=f"Show it again every {WATCH_S:g} s until Ctrl-C; gemmtuned top does more.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """What goes on: daemon, programs, generations."""
     here = settings()
+    while True:
+        answer = _answer(here)
+        if watch and not as_json and sys.stdout.isatty():
+            print("\x1b[H\x1b[2J", end="")
+        show(answer, as_json=as_json)
+        sys.stdout.flush()
+        if not watch:
+            return
+        time.sleep(WATCH_S)
+        if not as_json:
+            print()
+
+
+def _answer(here: Settings) -> Report:
     if not here.db.exists():
         nothing: dict[str, Any] = {
             "generation": 0,
@@ -34,8 +59,7 @@ def status(as_json: Json = False) -> None:
         }
         tables = ("devices", "sessions", "environments")
         off = here.switched_off
-        show(no_database("status", here, *tables, **nothing, switched_off=off), as_json=as_json)
-        return
+        return no_database("status", here, *tables, **nothing, switched_off=off)
     from gemmtuned.daemon.notice import read_notice
     from gemmtuned.db import queries
 
@@ -46,7 +70,7 @@ def status(as_json: Json = False) -> None:
     except TableError as err:
         complain(str(err))
     newest = queries.publications(here.db, limit=1)
-    answer = report(
+    return report(
         here,
         notice=read_notice(here.home),
         published=published,
@@ -61,4 +85,3 @@ def status(as_json: Json = False) -> None:
         salvages=[check for check in salvages(here) if check.result != PASS],
         now_s=time.time(),
     )
-    show(answer, as_json=as_json)

@@ -27,7 +27,7 @@ def checks(settings: Settings) -> Iterator[Check]:
         "kernels": [*_files(home / BINARIES), *(_files(folder / BINARIES) if folder != home else ())],
         "tables": [path for path in _files(folder) if path.suffix in (".jsonl", ".json")],
         "probation marks": _files(home / "probation"),
-        "caches": _below(settings.cache),
+        "caches": below(settings.cache),
     }
     bounds = {
         "kernels": "what no solution names goes after a week, while a daemon runs",
@@ -36,7 +36,7 @@ def checks(settings: Settings) -> Iterator[Check]:
         "caches": f"built anew when needed: rm -r {settings.cache}",
     }
     for kind, paths in found.items():
-        number, total = _size(paths)
+        number, total = size_of(paths)
         if number:
             yield Check("room", PASS, f"{kind}: {several(number, 'file')}, {size(total)}; {bounds[kind]}")
     yield from _ingest(settings)
@@ -45,7 +45,7 @@ def checks(settings: Settings) -> Iterator[Check]:
 
 def _ingest(settings: Settings) -> Iterator[Check]:
     """What members left, and what of it waits in the home."""
-    _, total = _size([settings.ingest, Path(f"{settings.ingest}-wal")])
+    _, total = size_of([settings.ingest, Path(f"{settings.ingest}-wal")])
     if total:
         text = f"counts of other users: {size(total)} in {settings.ingest}"
         fix = "start gemmtuned daemon: it takes them, and moves the file out once a day or above 16 MiB"
@@ -56,7 +56,7 @@ def _ingest(settings: Settings) -> Iterator[Check]:
         ("ingest-aside.db", "is being taken in", ""),
         ("ingest-refused.db", "held what no gemmtuned wrote, and is kept to be looked at", "rm it"),
     ):
-        number, total = _size([settings.db.with_name(name)])
+        number, total = size_of([settings.db.with_name(name)])
         if number:
             text = f"a file of other users' counts {what}: {size(total)}, {settings.db.with_name(name)}"
             yield Check("room", WARN if fix else PASS, text, fix)
@@ -83,12 +83,13 @@ def _files(folder: Path) -> list[Path]:
     return []
 
 
-def _below(folder: Path) -> Iterator[Path]:
+def below(folder: Path) -> Iterator[Path]:
+    """All files in a folder and in those in it."""
     for place, _, names in os.walk(folder):
         yield from (Path(place, name) for name in names)
 
 
-def _size(paths: Iterable[Path]) -> tuple[int, int]:
+def size_of(paths: Iterable[Path]) -> tuple[int, int]:
     """(regular files, bytes they take); a file with two names counts once."""
     seen: dict[tuple[int, int], int] = {}
     for path in paths:

@@ -1,0 +1,43 @@
+"""What a daemon's log says of the work that is left: after each minute of tuning, and how long the rest may take."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from gemmtuned.configs.errors import StoreError
+
+if TYPE_CHECKING:
+    from gemmtuned.daemon.seats.seat import Seat
+    from gemmtuned.db.store import Store
+
+logger = logging.getLogger("gemmtuned.daemon")
+
+LEFT_S: Final = 60.0  # of tuning, between two lines
+_LONGEST_TURN_S: Final = 1.0  # of which the device was ours: the machine may have slept
+
+
+class Remaining:
+    """now_s: when the daemon starts."""
+
+    def __init__(self, store: Store, *, now_s: float) -> None:
+        self._store, self._turned_s = store, now_s
+        self._tuned_s = self._said_s = 0.0  # of tuning so far; at the last line
+
+    def turn(self, now_s: float, seats: Sequence[Seat], solved: int) -> None:
+        """solved: verdicts since the daemon started, from which the time for the rest is reckoned."""
+        passed_s, self._turned_s = min(max(now_s - self._turned_s, 0.0), _LONGEST_TURN_S), now_s
+        if any(seat.tuning for seat in seats):
+            self._tuned_s += passed_s
+        if not solved or self._tuned_s - self._said_s < LEFT_S:
+            return
+        self._said_s = self._tuned_s
+        places = {seat.environment.key: seat.environment for seat in seats if seat.environment is not None}
+        try:
+            found = [self._store.remaining(place, now_s=now_s) for place in places.values()]
+        except StoreError:  # upkeep says that
+            return
+        left = sum(one.queued + one.leased for one in found)
+        if left:
+            logger.info("left problems=%d solved=%d eta_s=%.0f", left, solved, self._tuned_s / solved * left)

@@ -1,0 +1,125 @@
+"""`gemmtuned purge`: remove what gemmtuned has written on this machine for this home, before it is uninstalled."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from gemmtuned.commands.options import DryRun, Json, settings
+from gemmtuned.configs.errors import TableError, TryLater
+from gemmtuned.configs.settings import Settings
+from gemmtuned.hooks.probation import pages_of
+from gemmtuned.reports.checks_room import below, size_of
+from gemmtuned.reports.render import Column, Report, Table, several, show, size
+
+# What lies in a home: the rest there, backups among it, is somebody's own
+_OURS: Final = (
+    "configs", "bin", "locks", "probation", "checked", "ingest", "fleet", "fleet-host", "daemon.json", "daemon.sock",
+    "budget", "paused", "disabled",
+)  # fmt: skip
+_DATABASE: Final = ("", "-wal", "-shm", "-journal", ".corrupt-*")
+_TABLES: Final = ("manifest.json", "*.jsonl", "bin")  # where the published tables have a folder of their own
+_CACHE: Final = ("native", "nvrtc")
+_COLUMNS: Final = (Column("path", "file or folder", right=False), Column("bytes", "size", size))
+
+
+def purge(
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    keep_cache: Annotated[
+        bool, typer.Option("--keep-cache", help="Leave the cache: other homes of yours use it, too.")
+    ] = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Remove the database, the published tables and the cache of this home.
+
+    For good: gemmtuned db backup first keeps the counts. Refused (75) while a daemon or a hooked program runs. Backups,
+    and files that gemmtuned did not write, stay. After it, pip uninstall gemmtuned leaves nothing behind.
+    """
+    here = settings()
+    found: list[dict[str, Any]] = [
+        {"path": str(path), "bytes": _bytes_of(path)} for path in _there(here, keep_cache=keep_cache)
+    ]
+    if found and not dry_run:
+        _refuse_while_in_use(here)
+        if not yes:
+            _ask(found, here)
+        for row in found:
+            _remove(Path(str(row["path"])))
+        _remove_if_empty(here)
+    total = sum(row["bytes"] for row in found)
+    what = f"{several(len(found), 'file or folder', 'files and folders')}, {size(total)}"
+    said = f"{what} {'would be ' if dry_run else ''}removed" if found else f"nothing of gemmtuned's is at {here.home}"
+    left = sorted(path.name for path in here.home.iterdir()) if here.home.is_dir() and not dry_run else []
+    notes = [said, *([f"left at {here.home}, as gemmtuned did not write it: {', '.join(left)}"] if left else [])]
+    facts = {"home": str(here.home), "dry_run": dry_run, "bytes": total, "left": left}
+    show(Report("purge", [Table("rows", _COLUMNS, found)], facts, notes=notes), as_json=as_json)
+
+
+def _there(here: Settings, *, keep_cache: bool) -> Iterator[Path]:
+    """What there is of it, each once."""
+    places = [(here.home, _OURS), (here.db.parent, tuple(f"{here.db.name}{end}" for end in _DATABASE))]
+    places += [(here.db.parent, ("ingest-aside.db*", "ingest-refused.db*"))]
+    if here.config_dir.parent != here.home:
+        places.append((here.config_dir, _TABLES))
+    if not keep_cache:
+        places.append((here.cache, _CACHE))
+    seen = set()
+    for folder, patterns in places:
+        for pattern in patterns:
+            for path in sorted(folder.glob(pattern)) if folder.is_dir() else ():
+                if path not in seen:
+                    seen.add(path)
+                    yield path
+    pages = pages_of(here.home / "probation")
+    if pages.exists():
+        yield pages
+
+
+def _bytes_of(path: Path) -> int:
+    return size_of(below(path) if path.is_dir() else [path])[1]
+
+
+def _refuse_while_in_use(here: Settings) -> None:
+    """Raise TryLater where a daemon or a program would go on writing what is removed."""
+    from gemmtuned.daemon.notice import read_notice
+
+    notice = read_notice(here.home)
+    if notice and notice["running"]:
+        raise TryLater(f"a daemon runs for {here.home} (pid {notice['pid']}): stop it first")
+    if here.db.exists():
+        from gemmtuned.db import queries
+
+        live = [row for row in queries.sessions(here.db) if row["state"] == "live"]
+        if live:
+            names = ", ".join(f"{row['run']} (pid {row['pid']})" for row in live[:3])
+            raise TryLater(f"{several(len(live), 'hooked program')} of {here.home} still run: {names}. Stop them first")
+
+
+def _ask(found: list[dict[str, Any]], here: Settings) -> None:
+    if not sys.stdin.isatty():
+        raise typer.BadParameter("this removes files for good: say --yes, or --dry-run to see which")
+    for row in found:
+        typer.echo(f"{row['path']}  {size(row['bytes'])}", err=True)
+    typer.confirm(f"Remove all of this for {here.home}?", abort=True, err=True)
+
+
+def _remove(path: Path) -> None:
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    except OSError as err:
+        raise TableError(f"{path}: cannot be removed ({err.strerror or err})") from err
+
+
+def _remove_if_empty(here: Settings) -> None:
+    for folder in (here.home, here.cache):
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()

@@ -1,0 +1,95 @@
+"""`gemmtuned purge` removes what gemmtuned wrote and nothing else; `status --watch` shows it again and again."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from pathlib import Path
+
+import pytest
+from store_cases import NEW, found, open_store, problem, saw
+from typer.testing import CliRunner, Result
+
+from gemmtuned.cli import build
+from gemmtuned.commands import status
+from gemmtuned.configs.sighting import Session
+from gemmtuned.daemon.publishing.publish import publish
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One with a database, tables, a cache, and two files that are somebody's own."""
+    home, cache = tmp_path / "home", tmp_path / "cache"
+    for name in ("native", "mine"):
+        (cache / name).mkdir(parents=True)
+        (cache / name / "file").write_text("12345678")
+    monkeypatch.setenv("GEMMTUNED_HOME", str(home))
+    monkeypatch.setenv("GEMMTUNED_CACHE", str(cache))
+    store = open_store(home)
+    store.add_sightings("serve", NEW, [saw(problem(), 100)], now_s=time.time())
+    store.install(None, [found(problem())], environment=NEW, now_s=time.time())
+    publish(store, home / "configs", home / "locks", now_s=time.time())
+    store.backup(home / "tune-20260101T000000Z.db")
+    store.close()
+    (home / "daemon.json").write_text("{}")
+    return home
+
+
+def call(*words: str) -> Result:
+    return CliRunner().invoke(build(), list(words))
+
+
+def files(folder: Path) -> list[str]:
+    """All but what SQLite makes for a reader."""
+    found = (str(path.relative_to(folder)) for path in folder.rglob("*"))
+    return sorted(name for name in found if not name.endswith(("-wal", "-shm")))
+
+
+def test_only_what_gemmtuned_wrote_is_removed_and_only_when_it_is_asked_for(home: Path) -> None:
+    before = files(home.parent)
+    assert call("purge").exit_code == 2 and "--yes" in call("purge").stderr
+    planned = json.loads(call("purge", "--dry-run", "--json").stdout)
+    assert files(home.parent) == before and str(home / "tune.db") in [row["path"] for row in planned["rows"]]
+    assert planned["bytes"] > 8
+
+    done = call("purge", "--yes")
+
+    assert done.exit_code == 0 and "tune-20260101T000000Z.db" in done.stdout
+    assert files(home) == ["tune-20260101T000000Z.db"]
+    assert files(home.parent / "cache") == ["mine", "mine/file"]
+    assert call("purge", "--yes").exit_code == 0
+    (home / "tune-20260101T000000Z.db").unlink()
+    assert "nothing of gemmtuned's" in call("purge", "--yes").stdout
+
+
+def test_the_cache_can_stay(home: Path) -> None:
+    assert call("purge", "--yes", "--keep-cache").exit_code == 0
+    assert not (home / "tune.db").exists() and (home.parent / "cache/native/file").exists()
+
+
+def test_what_is_in_use_is_not_removed(home: Path) -> None:
+    before = files(home)
+    store = open_store(home)
+    here = Session(
+        host=platform.node(), pid=os.getpid(), started_us=int(time.time() * 1e6), run="serve", path="native",
+        generation=1,
+    )  # fmt: skip
+    store.beat(here, now_s=time.time())
+    store.close()
+    refused = call("purge", "--yes")
+    assert refused.exit_code == 75 and "serve (pid" in refused.stderr and files(home) == before
+
+
+def test_status_is_shown_again_and_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = []
+
+    def sleep(seconds: float) -> None:
+        turns.append(seconds)
+        if len(turns) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(status.time, "sleep", sleep)
+    done = call("status", "--watch")
+    assert done.exit_code == 130 and done.stdout.count("published: generation 1") == 3
