@@ -14,7 +14,7 @@ from cases import LAUNCH, LIBRARY_LAUNCH
 from fakes import ENVIRONMENT, solution
 
 from gemmtuned.configs.errors import TableError, TryLater
-from gemmtuned.configs.manifest import MANIFEST, read_binary, read_manifest, read_table, write_binary
+from gemmtuned.configs.manifest import MANIFEST, read_binary, read_manifest, read_table, write_binary, write_whole
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Solution
 from gemmtuned.daemon.publishing import publish as publish_module
@@ -162,6 +162,37 @@ def test_a_stuck_publisher_is_not_waited_for_long(
         with pytest.raises(TryLater, match="another process has been publishing"):
             publish(store, tmp_path / "configs", tmp_path / "locks", now_s=NOW)
     assert publish(store, tmp_path / "configs", tmp_path / "locks", now_s=NOW)
+
+
+def test_two_never_publish_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish_module, "WAIT_S", 0.1)
+    with (
+        publish_module.publishing(tmp_path / "locks"),
+        pytest.raises(TryLater, match="another process has been publishing"),
+        publish_module.publishing(tmp_path / "locks"),
+    ):
+        pass
+
+
+def test_a_published_file_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[tuple[str, str]] = []
+    sync, replace_file = os.fsync, Path.replace
+
+    def fsync(fd: int) -> None:
+        steps.append(("on the disk", Path(os.readlink(f"/proc/self/fd/{fd}")).suffix))
+        sync(fd)
+
+    def named(self: Path, to: Path) -> Path:
+        steps.append(("named", self.suffix))
+        return replace_file(self, to)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "replace", named)
+    write_whole(tmp_path / "t.jsonl", b"a row")
+
+    assert steps == [("on the disk", ".tmp"), ("named", ".tmp"), ("on the disk", "")]
 
 
 def test_a_disk_that_refuses_is_an_error_of_ours_and_the_old_tables_stay(

@@ -150,6 +150,25 @@ def test_a_lost_lease_changes_nothing_any_more(store: Store) -> None:
     assert store.renew(kept, now_s=T + 63, hold_s=60)
 
 
+def test_a_lease_that_lapsed_is_lost_to_a_newer_one_of_the_same_owner(store: Store) -> None:
+    """The number of the attempt is the fence: a daemon has one name, whatever its seats hold."""
+    store.add_sightings("r", NEW, [saw(problem())], now_s=T)
+    lost = lease(store, "a:1", now_s=T)
+    kept = lease(store, "a:1", now_s=T + 61)
+
+    assert not store.renew(lost, now_s=T + 62, hold_s=600)
+    store.fail(lost, "late", now_s=T + 62)
+    assert store.remaining(NEW, now_s=T + 63) == Remaining(queued=0, leased=1, waiting=0, failed=0)
+    assert store.renew(kept, now_s=T + 63, hold_s=60)
+
+
+def test_three_sizes_of_a_bucket_are_three_units(store: Store) -> None:
+    store.add_sightings("r", NEW, [saw(problem(m)) for m in (1, 3, 7)], now_s=T)
+
+    held = [lease(store, now_s=T) for _ in range(3)]
+    assert {(work.covers, work.problem.m) for work in held} == {("exact", 1), ("exact", 3), ("exact", 7)}
+
+
 def test_more_than_three_sizes_of_a_bucket_are_one_unit(store: Store) -> None:
     store.add_sightings("r", NEW, [saw(problem(m), calls) for m, calls in ((1, 2), (3, 9), (7, 3))], now_s=T)
     assert store.remaining(NEW, now_s=T).queued == 3

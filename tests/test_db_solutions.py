@@ -1,14 +1,16 @@
 """Verdicts: what is live, what replaces what, and what programs and people take back."""
 
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from store_cases import CPU, NEW, OLD, found, lease, open_store, problem, saw
 
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.solution import Candidate, Device, Environment, Solution
-from gemmtuned.db import queries
+from gemmtuned.db import queries, solutions
 from gemmtuned.db.store import Store
 
 T = 1_800_000_000.0
@@ -23,6 +25,22 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def live(store: Store) -> set[tuple[str, str, int]]:
     return {(s.backend, s.stamp, s.problem.m) for s in store.published()[1]}
+
+
+def test_a_verdict_waits_for_the_disk_and_counts_do_not(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    levels: list[int] = []
+    raised = solutions.raise_generation
+
+    def look(conn: sqlite3.Connection, *args: Any, **options: Any) -> int:
+        levels.append(conn.execute("PRAGMA synchronous").fetchone()[0])
+        return raised(conn, *args, **options)
+
+    monkeypatch.setattr(solutions, "raise_generation", look)
+    store.install(None, [found(problem())], environment=NEW, now_s=T)
+    store.withdraw([problem()], reason="wrong", now_s=T)
+
+    assert levels == [2, 2]  # FULL
+    assert store._db.write(lambda conn: conn.execute("PRAGMA synchronous").fetchone()[0]) == 1  # NORMAL
 
 
 def test_a_solution_comes_back_as_it_was_installed_with_its_generation(store: Store) -> None:
