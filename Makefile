@@ -19,7 +19,7 @@ demo: install
 	$(BIN)/python docs/examples/demo.py
 
 test: install
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not soak and not gpu and not alone'
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m 'not soak and not gpu and not alone'
 	$(BIN)/python -m pytest -q -m 'alone and not soak and not gpu'
 
 soak: install

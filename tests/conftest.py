@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import shutil
@@ -28,11 +29,13 @@ SOAK_S: Final = 3600
 # Files whose tests watch the machine or the clock: `make test` runs them by themselves, after all others side by side
 ALONE: Final = frozenset(
     (
-        "test_daemon_cpu_wait", "test_daemon_devices", "test_daemon_idle",
-        "test_daemon_loop", "test_daemon_measure", "test_daemon_processes", "test_daemon_search", "test_daemon_worker",
-        "test_gemmtuned_tune", "test_hooks_flush", "test_hooks_pace", "test_hooks_watch",
+        "test_daemon_cpu_wait",
+        "test_daemon_devices",
+        "test_daemon_processes",
+        "test_daemon_worker",
+        "test_gemmtuned_tune",
     )
-)  # fmt: skip
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,6 +56,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(SOAK_S))
         if item.path.stem in ALONE:
             item.add_marker(pytest.mark.alone)
+
+
+def pytest_collection_finish() -> None:
+    """Let no garbage collection of a test walk through thousands of tests and all of torch."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
