@@ -13,6 +13,7 @@ reader sees the old tables or the new ones and nothing between.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -79,7 +80,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     check_owner(folder)
     try:
         raw: Any = json.loads(read_trusted(path))
-    except ValueError as err:
+    except (ValueError, RecursionError) as err:
         raise TableError(f"{path}: not valid JSON ({err}). The daemon writes it anew at its next publish") from err
     if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
         found = raw.get("schema") if isinstance(raw, dict) else None
@@ -315,11 +316,14 @@ def read_trusted(path: Path) -> bytes:
     """A file that nobody but root, this user or one it trusts can have written. Raises TableError for any other."""
     try:
         faults.point("load.open")
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode):
+            os.close(fd)
+            raise OSError(errno.EINVAL, "no regular file")
     except OSError as err:
         raise TableError(f"{path}: cannot be opened ({err.strerror})") from err
     with os.fdopen(fd, "rb") as file:
-        facts = os.fstat(fd)
         _check_mode(path, facts)
         if facts.st_size > MAX_BYTES:
             raise TableError(f"{path}: {facts.st_size} bytes, at most {MAX_BYTES} are read")

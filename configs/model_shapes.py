@@ -21,11 +21,13 @@ from gemmtuned.configs.model_layers import ALIASES, MODELS, TOWERS
 from gemmtuned.configs.model_parts import Reader, Weight, ahead
 from gemmtuned.configs.model_quant import applied, rules_of
 from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.read_file import read_regular
 
 NSETS: Final = (1, 512, 1024, 2048, 3072, 4096, 8192, 16384)  # gradlib's --nsets
 BESIDE: Final = "hf_quant_config.json"  # ModelOpt's own file
 _BESIDE_KEY: Final = "hf_quant_config"  # where read_config puts what stands in it
 _NAME_KEY: Final = "folder_name"
+MOST_BYTES: Final = 64 << 20
 _VOCAB_PAD: Final = 64  # engines that split the vocabulary pad it to this first
 
 
@@ -53,7 +55,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8-sig"))
+        found = json.loads(read_regular(path, MOST_BYTES).decode("utf-8-sig"))
     except (OSError, ValueError, RecursionError) as err:
         raise ProblemError(f"{path}: not a model's {path.name} ({err})") from err
     if not isinstance(found, dict):

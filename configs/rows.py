@@ -29,7 +29,7 @@ def read_rows(config: str) -> RowsConfig:
         whole = all(isinstance(size, int) and 0 < size <= MAX_BLOCK for size in (found.block, found.grain))
         if found.kernel in KERNELS and whole and found.block % found.grain == 0:
             return found
-    except (ValueError, TypeError) as err:
+    except (ValueError, TypeError, RecursionError) as err:
         raise CandidateFailed(f"{ROWS} {config[:200]}: its config is none ({err})") from err
     raise CandidateFailed(
         f"{ROWS} {config[:200]}: expected kernel ({', '.join(KERNELS)}), block up to {MAX_BLOCK}, and grain, which "

@@ -47,7 +47,7 @@ class Candidate:
         """The kernel that its config names; "" where it names none."""
         try:
             named = json.loads(self.config)["kernel"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return ""
         return named if isinstance(named, str) else ""
 

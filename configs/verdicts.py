@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Final
 
 from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.read_file import read_small
 from gemmtuned.configs.solution import Solution
 
 MAX_QUESTIONS: Final = 4096
+MOST_BYTES: Final = 1 << 20  # of a question
 
 
 class Verdicts:
@@ -74,8 +76,8 @@ _MEASURED: Final = ("us", "baseline_us", "gain_low", "err", "baseline_err", "sta
 
 def _read(path: Path) -> tuple[Solution, str | None] | None:
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(read_small(path, MOST_BYTES))
         reason = found["reason"]
         return Solution.from_row(found["row"]), None if reason is None else str(reason)
-    except (OSError, ValueError, KeyError, TypeError, GemmtunedError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, GemmtunedError):
         return None

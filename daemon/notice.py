@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import stat
 import time
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
+
+from gemmtuned.configs.read_file import read_small
 
 FILE: Final = "daemon.json"
 MOST_BYTES: Final = 4 << 20  # of it that are read
@@ -71,17 +72,6 @@ def replace_file(path: Path, text: str) -> bool:
             temporary.unlink()
         return False
     return True
-
-
-def read_small(path: Path, limit: int = 4096) -> str:
-    """The text of a small file that anybody may have put there; cut off at so many bytes. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(f"{path}: no regular file")
-        return os.read(fd, limit).decode(errors="replace")
-    finally:
-        os.close(fd)
 
 
 def read_notice(home: Path) -> dict[str, Any] | None:

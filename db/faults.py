@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from gemmtuned.configs.errors import StoreBusy, StoreError
+from gemmtuned.configs.read_file import read_regular
 from gemmtuned.db.lockfile import what_lies_there
 
 # Primary result codes (sqlite3.h). Python 3.10 tells only the text, which SQLite keeps fixed (sqlite3ErrStr).
@@ -148,8 +149,7 @@ def _strange(path: Path) -> str:
     another name that somebody has set, only what still holds a word of our schema.
     """
     try:
-        with path.open("rb") as file:
-            start = file.read(1 << 20)
+        start = read_regular(path, 1 << 20)
     except OSError:
         return ""
     if start and b"\0" not in start[: 1 << 16]:

@@ -84,7 +84,7 @@ class ForeignResult:
             kept = json.loads(text)
             solutions = tuple(Solution.from_row(row) for row in kept["solutions"])
             return cls(path, host, unit, solutions, tuple(Candidate(**one) for one in kept["seeds"]))
-        except (ValueError, TypeError, KeyError, GemmtunedError):
+        except (ValueError, TypeError, KeyError, RecursionError, GemmtunedError):
             return cls(path, host, unit)
 
 

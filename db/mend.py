@@ -23,15 +23,18 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from gemmtuned._testing import faults
+from gemmtuned.configs.errors import StoreError
+from gemmtuned.configs.read_file import read_small
 from gemmtuned.db import salvage
 from gemmtuned.db.files import folder_of_salvage, salvage_is_finished
 
 CUT_SHORT: Final = "cut short"
 OF_AN_OLDER_VERSION: Final = "of an older version, cut short"
 SET_ASIDE: Final = "set aside"
+MOST_BYTES: Final = 1 << 20  # of a report
 KEEP: Final = 3  # files set aside; older ones are removed when another one comes
 _COPY_BYTES: Final = 4 << 20  # between two beats
 Beat = Callable[[], None]
@@ -81,7 +84,7 @@ def finish(path: Path) -> Report | None:
     folder = folder_of_salvage(path)
     if not salvage_is_finished(path):
         return None
-    source = json.loads((folder / "report.json").read_text())["source"]
+    source = _report(folder)["source"]
     now = _facts(path)
     same = now is None or (now["db"] == source["db"] and now["wal"] in (None, source["wal"]))
     if not same:
@@ -139,7 +142,7 @@ def _build(path: Path, folder: Path, reason: str, beat: Beat) -> None:
 
 def _swap(path: Path, folder: Path) -> Report:
     """The renames. Each can be done twice, and after each the next opening goes on here."""
-    raw = json.loads((folder / "report.json").read_text())
+    raw = _report(folder)
     report = Report(**{name: raw[name] for name in Report.__slots__})
     aside = path.with_name(report.set_aside)
     for end in ("-wal", "-shm"):  # before the database: a new one must not find an old log
@@ -161,14 +164,29 @@ def _swap(path: Path, folder: Path) -> Report:
     return report
 
 
+def _report(folder: Path) -> dict[str, Any]:
+    """What a salvage wrote of itself. Raises StoreError where that cannot be read: what it built is not thrown away."""
+    path = folder / "report.json"
+    try:
+        found = json.loads(read_small(path, MOST_BYTES))
+        if not {*Report.__slots__, "source"} <= found.keys() or not {"db", "wal"} <= found["source"].keys():
+            raise KeyError
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
+        raise StoreError(
+            f"{path}: cannot be read, so a salvage that was cut short cannot be ended. Move {folder} away; new.db in "
+            "it, if there is one, is what was salvaged"
+        ) from err
+    return cast("dict[str, Any]", found)
+
+
 def tidy(path: Path) -> None:
     """Put away what the last rename leaves, should a kill have come between."""
     folder = folder_of_salvage(path)
     report = folder / "report.json"
     if not report.exists() or (folder / "new.db").exists() or (folder / "build.db").exists():
         return
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        aside = json.loads(report.read_text())["set_aside"]
+    with contextlib.suppress(OSError, StoreError):
+        aside = _report(folder)["set_aside"]
         report.rename(path.with_name(f"{aside}.json"))
         _clear(folder)
         _remove_old(path)

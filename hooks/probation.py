@@ -35,12 +35,14 @@ from typing import Any, Final, NamedTuple, Protocol
 from gemmtuned._testing import faults as failpoints
 from gemmtuned.configs.moment import moment
 from gemmtuned.configs.processes import life_of, pid_namespace
+from gemmtuned.configs.read_file import read_regular
 from gemmtuned.configs.real import allocate_lock
 
 TRIAL_S: Final = 60.0
 DEATHS: Final = 2
 STEPS_S: Final = (600.0, 3600.0, 86400.0)  # how long a run goes without, after so many deaths more
 _MARK: Final = re.compile(r"(\d{1,18})-(\d+)-(\d+)-(\d{1,19})")
+MOST_BYTES: Final = 1 << 20  # of a page
 _FACTS_AT: Final = 16  # before it: _State
 _LONGEST: Final = 256  # bytes of a run's label that count
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108  a folder of our own in it, which nobody else may write
@@ -268,11 +270,11 @@ def _read(path: Path) -> _Mark | None:
     try:
         if not _is_ours(path.parent):
             return None
-        text = path.read_bytes().rstrip(b"\0")
+        text = read_regular(path, MOST_BYTES).rstrip(b"\0")
         state, facts = _State.from_buffer_copy(text.ljust(_FACTS_AT, b"\0")), json.loads(text[_FACTS_AT:])
         evidence = state.going_on > 0 or bool(state.launched and state.fault)
         return _Mark(evidence, facts, text) if isinstance(facts["run"], str) else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -21,13 +22,16 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from gemmtuned.cli import build
-from gemmtuned.configs.errors import GemmtunedError, SettingError
+from gemmtuned.configs.errors import CandidateFailed, GemmtunedError, SettingError
+from gemmtuned.configs.rows import read_rows
 from gemmtuned.configs.settings import Settings, trusted_uid, watchdog_s
+from gemmtuned.configs.solution import Candidate
 from gemmtuned.configs.variables import VARIABLES
 from gemmtuned.daemon.notice import Notice, read_notice, write_notice
 from gemmtuned.daemon.service.main import Tuned
 from gemmtuned.daemon.service.rules import Rules, moment, paused_until
 from gemmtuned.db import migrations
+from gemmtuned.reports import unseen
 
 Run = Callable[..., Any]
 ABSURD = (
@@ -70,12 +74,12 @@ def run(home: Path) -> Run:
     """Run a command in this process; what it raises, but for its end, is raised here."""
     runner, app = CliRunner(), build()
 
-    def call(*words: str, codes: tuple[int, ...] = (0, 1, 2, 75)) -> str:
+    def call(*words: str, codes: tuple[int, ...] = (0, 1, 2, 75), stderr: bool = False) -> str:
         result = runner.invoke(app, list(words))
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise AssertionError(words) from result.exception
         assert result.exit_code in codes, (words, result.output)
-        return result.stdout
+        return result.output if stderr else result.stdout
 
     return call
 
@@ -266,6 +270,74 @@ def test_small_files_of_absurd_content_are_read_or_passed_over(run: Run, home: P
     os.mkfifo(home / name)  # to open one waits for a writer
     run("status", codes=(0,))
     Rules().remember(home)
+
+
+KINDS: dict[str, Callable[[Path], object]] = {
+    "empty": Path.touch,
+    "garbage": lambda path: path.write_bytes(b'{"a": [\xff\x00' + b"9" * 6000),
+    "deep": lambda path: path.write_bytes(b"[" * 100_000),
+    "folder": Path.mkdir,
+    "loop": lambda path: path.symlink_to(path.name),
+    "dangling": lambda path: path.symlink_to("/nonexistent/x"),
+    "pipe": os.mkfifo,
+}
+PLACES = (
+    "configs/manifest.json", "tune.db", "tune.db-wal", "locks/tune.db.lock", "locks/publish.lock", "locks", "configs",
+    "configs/bin", "paused", "disabled", "budget", "daemon.json", "checked", "ingest", "ingest/ingest.db", "host",
+    ".salvage-tune.db", ".salvage-tune.db/new.db", ".salvage-tune.db/report.json",
+)  # fmt: skip
+WRITERS = (
+    ("pause",), ("resume",), ("db", "publish"), ("withdraw", "8x1024x512"), ("rollback", "--generation", "0"),
+    ("retune", "8", "1024", "512"), ("forget", "8x1024x512"), ("db", "backup", "b.db"), ("db", "vacuum"),
+    ("export", "--format", "gemmtuned", "--out", "out"), ("report", "--out", "r.html"),
+)  # fmt: skip
+
+
+def put(path: Path, make: Callable[[Path], object]) -> None:
+    """Something else in the place of what lies there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    elif os.path.lexists(path):
+        path.unlink()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    make(path)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "garbage", "deep"])
+@pytest.mark.parametrize("place", ["configs/manifest.json", ".salvage-tune.db/report.json", "daemon.json"])
+def test_what_lies_in_the_place_of_our_file_holds_nobody_up(run: Run, home: Path, place: str, kind: str) -> None:
+    """To open a pipe waits for its other end, for ever: pytest's own time limit would show it."""
+    fill(home)
+    put(home / place, KINDS[kind])
+    if place.startswith(".salvage"):
+        put(home / ".salvage-tune.db/new.db", Path.touch)
+        assert "cannot be ended. Move" in run("pin", "8x1024x512", codes=(1,), stderr=True)
+    run("status")
+
+
+def test_json_that_is_nested_too_deeply_is_none() -> None:
+    """Its error is no ValueError."""
+    deep = "[" * 4000
+    assert Candidate("triton", deep).kernel == ""
+    assert unseen._read(deep) == {}
+    with pytest.raises(CandidateFailed):
+        read_rows(deep)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_whatever_lies_in_the_place_of_any_file_of_ours_ends_no_command_in_a_traceback(
+    run: Run, home: Path, kind: str
+) -> None:
+    fill(home)
+    good = home.with_name("good")
+    home.rename(good)
+    for place in PLACES:
+        for words in (*READERS, *WRITERS):
+            shutil.copytree(good, home)
+            put(home / place, KINDS[kind])
+            run(*words)
+            shutil.rmtree(home)
 
 
 @settings(max_examples=200, deadline=None)

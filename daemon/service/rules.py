@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from gemmtuned.configs.errors import SettingError
 from gemmtuned.configs.moment import moment
 from gemmtuned.configs.numbers import decimal
-from gemmtuned.daemon.notice import read_small, replace_file
+from gemmtuned.configs.read_file import read_small
+from gemmtuned.daemon.notice import replace_file
 
 if TYPE_CHECKING:
     from gemmtuned.daemon.device.devices import Monitor

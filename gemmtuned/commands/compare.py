@@ -60,7 +60,7 @@ class _Key:
         for line in text.splitlines():
             try:
                 value = json.loads(line) if line.lstrip().startswith("{") else None
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             for name in self.pattern.split("."):
                 value = value.get(name) if isinstance(value, dict) else None

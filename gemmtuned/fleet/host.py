@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from gemmtuned.configs.errors import SettingError
+from gemmtuned.configs.read_file import read_regular, read_small
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import slug
 
@@ -49,8 +50,8 @@ def trust(settings: Settings) -> Trust:
 
 def _digits(path: Path) -> str:
     try:
-        found = path.read_text()[:8]
-    except (OSError, UnicodeDecodeError):
+        found = read_small(path, 8)
+    except OSError:
         found = ""
     if re.fullmatch("[0-9a-f]{8}", found):
         return found
@@ -60,17 +61,17 @@ def _digits(path: Path) -> str:
     try:
         os.link(new, path)  # of two that begin at once one wins
     except FileExistsError:
-        if not re.fullmatch("[0-9a-f]{8}", path.read_text(errors="replace")[:8]):
+        if not re.fullmatch("[0-9a-f]{8}", read_small(path, 8)):
             new.replace(path)
     finally:
         new.unlink(missing_ok=True)
-    return path.read_text()[:8]
+    return read_small(path, 8)
 
 
 def _key(path: Path) -> bytes:
     try:
         facts = path.stat()
-        key = path.read_bytes()[: MAX_KEY + 1].strip()
+        key = read_regular(path, MAX_KEY + 1).strip()
     except OSError as err:
         raise SettingError(f"GEMMTUNED_SYNC_KEY: {path} cannot be read ({err.strerror or err})") from err
     if facts.st_mode & (stat.S_IRWXG | stat.S_IRWXO):

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from gemmtuned.configs.errors import TableError
-from gemmtuned.configs.manifest import MANIFEST, read_manifest
+from gemmtuned.configs.manifest import MANIFEST, MAX_BYTES, read_manifest
+from gemmtuned.configs.read_file import read_regular
 
 NOTES: Final = ".gemmtuned-export.json"  # name -> SHA-256 as written; hidden, so that no tool's glob takes it up
 
@@ -61,7 +62,7 @@ class ExportFolder:
 
 def _read_notes(path: Path) -> dict[str, str]:
     try:
-        raw = json.loads(path.read_bytes())
+        raw = json.loads(read_regular(path, MAX_BYTES))
     except (OSError, ValueError, RecursionError):  # lost notes make files somebody else's, which is the safe side
         return {}
     return {str(name): str(digest) for name, digest in raw.items()} if isinstance(raw, dict) else {}
@@ -69,6 +70,6 @@ def _read_notes(path: Path) -> dict[str, str]:
 
 def _digest(path: Path) -> str:
     try:
-        return sha256(path.read_bytes()).hexdigest()
+        return sha256(read_regular(path, MAX_BYTES)).hexdigest()
     except OSError:  # a folder, or not to be read
         return ""

@@ -71,7 +71,7 @@ def engine_paths(sessions: Sequence[Row], *, since_us: float = 0) -> list[Paths]
 def _read(text: str) -> dict[str, Any]:
     try:
         known = json.loads(text) if text else {}
-    except ValueError:  # cut short
+    except (ValueError, RecursionError):  # cut short, or a member wrote it
         return {}
     fits = isinstance(known, dict) and isinstance(known.get("left", {}), dict)
     return known if fits and all(isinstance(known.get(name, []), list) for name in ("counted", "unseen")) else {}

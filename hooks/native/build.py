@@ -28,12 +28,14 @@ from typing import Any, Final
 from gemmtuned._testing import faults as failpoints
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.priority import give_way
+from gemmtuned.configs.read_file import read_small
 from gemmtuned.configs.settings import Settings
 
 SOURCES: Final = tuple(
     sorted(path.name for path in Path(__file__).resolve().parent.iterdir() if path.suffix in (".cpp", ".h"))
 )
 FLAGS: Final = ("-std=c++20", "-O3", "-fPIC", "-shared", "-fno-plt", "-fno-semantic-interposition")
+MOST_BYTES: Final = 1 << 20  # of a compiler's words that are kept
 ROOM_BYTES: Final = 32 << 20
 LASTING_S: Final = 7 * 86400.0  # how long an error of the sources is believed: a compiler may be upgraded
 RETRY_S: Final = 60.0  # after the first failure of another kind; then four times as long, up to
@@ -101,9 +103,9 @@ def find_built(cache: Path) -> Path | None:
 def is_whole(path: Path) -> bool:
     """Whether the library is what was built, to the last byte."""
     try:
-        facts = json.loads(_facts(path).read_text())
+        facts = json.loads(read_small(_facts(path)))
         return bool(facts["bytes"] == path.stat().st_size and facts["sha256"] == sha256(path.read_bytes()).hexdigest())
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
 
 
@@ -226,12 +228,12 @@ def _trouble(path: Path | None) -> dict[str, Any] | None:
     if path is None:
         return None
     try:
-        found = json.loads(_trouble_file(path).read_text())
+        found = json.loads(read_small(_trouble_file(path), MOST_BYTES))
         return {
             "reason": str(found["reason"]), "at_s": float(found["at_s"]), "tries": max(1, min(int(found["tries"]), 20)),
             "lasting": bool(found["lasting"]),
         }  # fmt: skip
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

@@ -98,7 +98,7 @@ def compiled(source: str, arch: str, *, called: Mapping[str, str] | None = None)
     key = sha256("\n".join((lib_version, arch, *_OPTIONS, *renames, source)).encode()).hexdigest()
     folder = Settings.from_env().cache / FOLDER
     path = folder / key
-    with contextlib.suppress(GemmtunedError, OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(GemmtunedError, OSError, ValueError, KeyError, TypeError, RecursionError):
         check_owner(folder)
         head, _, data = read_trusted(path).partition(b"\n")
         facts = json.loads(head)
