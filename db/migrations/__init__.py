@@ -68,6 +68,11 @@ def identity(conn: sqlite3.Connection) -> tuple[int, int]:
     return application, int(conn.execute("PRAGMA user_version").fetchone()[0])
 
 
+def load() -> None:
+    """Import what bringing an older file up to date needs; `apply` would, under the lock."""
+    import sqlite_utils  # noqa: F401
+
+
 def apply(
     conn: sqlite3.Connection, path: Path = Path("a copy"), *, upgrade: bool = True, check: Callable[[], object] = bool
 ) -> None:
