@@ -56,6 +56,7 @@ class Settings:
     sync_key: Path | None = None
     sync_hosts: tuple[str, ...] = ()
     recapture: str = "off"
+    patches: tuple[str, ...] = ()
 
     @property
     def locks(self) -> Path:
@@ -132,6 +133,7 @@ class Settings:
             sync_key=_path(env, "GEMMTUNED_SYNC_KEY"),
             sync_hosts=tuple(env.get("GEMMTUNED_SYNC_HOSTS", "").replace(",", " ").split()),
             recapture=env.get("GEMMTUNED_RECAPTURE") or "off",
+            patches=tuple(env.get("GEMMTUNED_PATCH", "").replace(",", " ").split()),
         )
 
 

@@ -60,6 +60,7 @@ _VARIABLES: Final = (
         "off",
         "idle: vLLM captures its graphs anew, when idle, for a new table; or off",
     ),
+    Variable("GEMMTUNED_PATCH", "unset", "patches to apply: transformers.moe (docs/engines.md)"),
     Variable("GEMMTUNED_QUIET", "0", "1: a program does not say at its start that gemmtuned is on"),
 )
 # AITER's variables for tables of the user's own, and the family of the tables (configs/aiter_headers.py)

@@ -32,6 +32,7 @@ __all__ = [
     "is_enabled",
     "layers",
     "on_reload",
+    "patch",
     "phase",
     "ready",
     "reload",
@@ -110,6 +111,18 @@ def on_reload(callback: Callable[[int], None]) -> Callable[[], None]:
     from gemmtuned.hooks.watch import subscribe
 
     return subscribe(callback)
+
+
+def patch(name: str) -> Callable[[], None]:
+    """Have Python code of another project run its products through gemmtuned.ops; `transformers.moe` is known.
+
+    Returns a function that takes the patch back.  GEMMTUNED_PATCH=transformers.moe does it without a change to the
+    program, about a second after it has imported the project.  Off unless asked for: results may differ by rounding.
+    Raises GemmtunedError for another name, and for a version of the project that the patch does not know.
+    """
+    from gemmtuned.patches import patch as apply
+
+    return apply(name)
 
 
 def phase(name: str) -> Phase:

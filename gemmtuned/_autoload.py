@@ -16,7 +16,11 @@ def autoload() -> None:
             return
         from gemmtuned.hooks.activate import activate
 
-        activate()
+        settings = activate().settings
+        if settings.patches:
+            from gemmtuned.patches import follow
+
+            follow(settings.patches)
     except Exception as err:
         try:
             from gemmtuned.configs.say import say

@@ -24,7 +24,7 @@ from gemmtuned.configs.real import allocate_lock
 from gemmtuned.configs.say import tell
 from gemmtuned.configs.settings import Settings, UserTables
 from gemmtuned.configs.sighting import OUTCOMES
-from gemmtuned.hooks import frozen_layers, ranks
+from gemmtuned.hooks import followers, frozen_layers, ranks
 from gemmtuned.hooks.account import Account
 from gemmtuned.hooks.background import Background, Fork, thread_body
 from gemmtuned.hooks.flush import Flusher, never_again
@@ -278,6 +278,7 @@ class Hook:
         self.patches.follow_mode()
         self.patches.look_for_foreign()
         self.patches.tell_of_others(now_s)
+        followers.turn()
         if opened:
             tell(log, logging.WARNING, "dispatch switched off reason=%s", self.patches.breaker.note)
 
