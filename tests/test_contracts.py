@@ -42,6 +42,7 @@ OF_KERNEL = {
     "selected": problems("bf16:16x576x7168", "fp16:12x1000x1032+bias"),
     "warp_split_k": problems("bf16:8x576x7168", "fp16:32x1000x1032+bias"),
     "tiles": problems("bf16:64x576x7168", "fp16:200x1000x1032+bias"),
+    "grouped": problems("grouped:bf16:8x64x576x1024", "grouped:fp16:5x23x1000x1032,layout=nn"),
     "one_shot": problems("bf16:64x576x7168", "fp16:16x1536x1024+bias"),
     "scaled_one_shot": problems(
         "scaled:fp8_e4m3>bf16:16x576x1024,scale=row", "scaled:fp8_e4m3>bf16:64x512x2048+bias,scale=tensor"

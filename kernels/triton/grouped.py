@@ -183,7 +183,7 @@ def scored(problem: Problem, device: Device) -> Scored:
     if device.arch.startswith("gfx"):  # its pipeline has no more stages
         configs = [dict(one) for one in dict.fromkeys(tuple((c | {"stages": 2}).items()) for c in configs)]
     fit = [c for c in configs if _shared_bytes(c) <= shared_limit(device.arch) and c["rows"] <= 2 * p.n]
-    return [(float(i), config) for i, config in enumerate(fit)]
+    return [(float(i), config) for i, config in enumerate(fit, 1)]
 
 
 def _shared_bytes(config: Config) -> int:
