@@ -35,6 +35,12 @@ SELECT backend, config, phase, mode, us, err, outcome FROM trial
 WHERE problem_id = :problem AND environment_id = :environment AND us IS NOT NULL
 ORDER BY us LIMIT 32
 """
+_FORGET_LISTED: Final = """
+DELETE FROM fleet_listed WHERE environment_id = ? AND path NOT IN (SELECT value FROM json_each(?))
+"""
+_FORGET_REFUSED: Final = """
+DELETE FROM fleet_result WHERE environment_id = ? AND state = 'refused' AND path NOT IN (SELECT value FROM json_each(?))
+"""
 _COUNTS: Final = f"""
 SELECT {PROBLEM_COLUMNS}, d.calls, c.us, d.last_seen_us, d.solution_id IS NOT NULL AS covered,
     d.exact_calls + d.padded_calls AS hits,
@@ -119,10 +125,18 @@ class FleetSync(Part):
     def fleet_move(
         self, environment: Environment, after: str, listed: Mapping[str, str], *, full_s: float
     ) -> list[str]:
-        """Results are known up to this name. listed: names, each with its unit's hash; those that are new come back."""
+        """Results are known up to this name. listed: names, each with its unit's hash; those that are new come back.
+
+        full_s: when all names were listed last. Where that is now, names that are not among them are forgotten.
+        """
 
         def move(conn: sqlite3.Connection) -> list[str]:
             here = self._environment_id(conn, environment, us(full_s))
+            before = conn.execute("SELECT full_us FROM fleet_position WHERE environment_id = ?", (here,)).fetchone()
+            if before is not None and before[0] != us(full_s):
+                there = json.dumps(list(listed))
+                conn.execute(_FORGET_LISTED, (here, there))
+                conn.execute(_FORGET_REFUSED, (here, there))
             insert = "INSERT OR IGNORE INTO fleet_listed VALUES (?, ?, ?)"
             new = [path for path, unit in listed.items() if conn.execute(insert, (here, unit, path)).rowcount]
             conn.execute(

@@ -16,6 +16,8 @@ from fleet_killed import killer
 from fleets import Host, note, problem, running, searches
 
 from gemmtuned.configs.errors import TryLater
+from gemmtuned.configs.settings import Settings
+from gemmtuned.fleet import wiring
 from gemmtuned.fleet.objects import Objects
 from gemmtuned.fleet.opening import open_objects
 from gemmtuned.fleet.times import ALONE_S, EVERY_S, LEASE_S, MOST_S, REQUEST_S, SLACK_S, WORK_S, Mark, Pace
@@ -205,6 +207,34 @@ def test_an_exchange_cut_off_anywhere_loses_nothing(after: int, tmp_path: Path) 
         rounds(hosts)
         assert {len(host.solved()) for host in hosts} == {8}
         assert searches(hosts) == {str(p): 1 for p in problems}
+
+
+def test_a_home_makes_one_exchange_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a daemon that was killed goes on for a while: it and the next one's would lose each other's claims."""
+    url = (tmp_path / "shared").as_uri()
+    settings = Settings.from_env({"GEMMTUNED_HOME": str(tmp_path / "home")})
+    monkeypatch.setattr(wiring, "MOST_S", 0.05)
+    with wiring.exchange(settings, url) as one:
+        with pytest.raises(TryLater, match="another exchange"), wiring.exchange(settings, url):
+            pass
+        with wiring.exchange(settings, url, dry_run=True):
+            pass
+        assert one.run(now_s=time.time()).sent == 0
+    with wiring.exchange(settings, url):
+        pass
+
+
+def test_an_exchange_that_nobody_waits_for_begins_nothing_more(tmp_path: Path) -> None:
+    one, two = hosts = fleet(tmp_path, 2)
+    with running(hosts):
+        one.see(problem(0))
+        one.work()
+        done = one.exchange(is_left=lambda: True).run(now_s=time.time())
+        assert (done.sent, done.left) == (0, 1)
+        assert one.exchange().run(now_s=time.time()).sent == 1
+        two.see(problem(0))
+        done = two.exchange(is_left=lambda: True).run(now_s=time.time())
+        assert (done.fetched, done.left) == (0, 1)
 
 
 def killed_at(points: Iterable[int], folder: Path, number: int) -> tuple[int, int]:

@@ -169,7 +169,7 @@ def test_a_host_cut_off_for_a_minute_catches_up_within_a_minute(fleet: Fleet) ->
     covered(fleet, 60)
     fleet.judge(
         "a host cut off for a minute" if fleet.kind == "s3" else "the folder gone for a minute", began,
-        most_twice=1.0, solved_while_cut_off=alone, covered_after_healing_s=round(time.monotonic() - healed, 1),
+        most_twice=2.0, solved_while_cut_off=alone, covered_after_healing_s=round(time.monotonic() - healed, 1),
     )  # fmt: skip
     assert alone > 0, "a host cut off goes on"
 

@@ -27,6 +27,9 @@ def sync(
     keep: Annotated[
         float, typer.Option(parser=seconds, metavar="SPAN", help="With --prune: results younger than this stay.")
     ] = "180d",  # type: ignore[assignment]
+    verify: Annotated[
+        bool, typer.Option("--verify", help="With --prune: read each result, and remove those that hosts refuse.")
+    ] = False,
     propose: Annotated[
         bool, typer.Option("--propose", help="At hf://: send results as a pull request, which its owners review.")
     ] = False,
@@ -43,8 +46,10 @@ def sync(
     url = url or here.sync
     if not url:
         raise SettingError("no URL: name one, or set GEMMTUNED_SYNC")
+    if verify and not prune:
+        raise typer.BadParameter("--verify is for --prune")
     if prune:
-        show(_pruned(here, url, keep_s=keep, dry_run=dry_run), as_json=as_json)
+        show(_pruned(here, url, keep_s=keep, verify=verify, dry_run=dry_run), as_json=as_json)
         return
     while True:
         began_s = time.monotonic()
@@ -77,11 +82,13 @@ def _once(here: Settings, url: str, *, dry_run: bool, propose: bool) -> Report:
     return Report("sync", [], facts, lines=lines)
 
 
-def _pruned(here: Settings, url: str, *, keep_s: float, dry_run: bool) -> Report:
+def _pruned(here: Settings, url: str, *, keep_s: float, verify: bool, dry_run: bool) -> Report:
+    from gemmtuned.fleet.host import trust
     from gemmtuned.fleet.opening import open_objects
     from gemmtuned.fleet.prune import prune
 
-    gone = prune(open_objects(url), now_s=time.time(), keep_s=keep_s, dry_run=dry_run)
+    whom = trust(here) if verify else None
+    gone = prune(open_objects(url), now_s=time.time(), keep_s=keep_s, dry_run=dry_run, verify=whom)
     would = "would be removed" if dry_run else "removed"
     lines = [f"{several(len(paths), what)} {would}: {why}" for what, (why, paths) in gone.items() if paths]
     facts = {"url": url, "dry_run": dry_run, "removed": {what: paths for what, (_, paths) in gone.items()}}

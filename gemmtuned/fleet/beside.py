@@ -24,6 +24,18 @@ from gemmtuned.fleet.times import PACE, Mark, Pace
 log = logging.getLogger("gemmtuned.daemon")
 
 
+def leave(settings: Settings) -> None:
+    """A daemon without a URL starts: what one with a URL left behind when it was killed holds nothing back."""
+    from gemmtuned.db.store import Store
+
+    store = Store(settings.db, locks=settings.locks)
+    try:
+        if url := store.fleet_url():
+            store.fleet_begin(url, live_until_s=0.0)
+    finally:
+        store.close()
+
+
 class Beside:
     """See the module. Begins at once."""
 

@@ -1,18 +1,24 @@
 """What goes from the store of a fleet: old results, more of one unit or host than anybody needs, lapsed claims.
 
 Anybody may do it at any time: results are immutable, so one that is needed again is found again and sent again.
+Names tell age and unit; whose a result is, and whether it is one, only its content does: `verify` reads it.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from gemmtuned import __version__
+from gemmtuned.configs.errors import TableError
+from gemmtuned.fleet import record
+from gemmtuned.fleet.host import Trust
 from gemmtuned.fleet.layout import CLAIMS, HOSTS, RESULTS, claim_parts, result_parts
-from gemmtuned.fleet.objects import Entry, Objects
+from gemmtuned.fleet.objects import Entry, Objects, get_many
 from gemmtuned.fleet.times import LEASE_S
 
+OF_A_HOST: Final = 50_000  # results of one host in one environment, where they are verified
 OF_A_UNIT: Final = 3  # the newest results that stay for one unit
 MOST: Final = 200_000  # results of one environment: what is over goes, oldest first
 HOSTS_S: Final = 30 * 86_400.0  # a host that wrote nothing for so long is gone
@@ -20,17 +26,26 @@ STRAYS_S: Final = 86_400.0  # objects of no name of ours are left for so long: s
 
 
 def prune(
-    objects: Objects, *, now_s: float, keep_s: float, dry_run: bool, most: int = MOST, lease_s: float = LEASE_S
-) -> dict[str, tuple[str, list[str]]]:
-    """Remove what is old; by kind, why and the names. dry_run: remove nothing. Raises TryLater."""
+    objects: Objects, *, now_s: float, keep_s: float, dry_run: bool, most: int = MOST, lease_s: float = LEASE_S,
+    verify: Trust | None = None,
+) -> dict[str, tuple[str, list[str]]]:  # fmt: skip
+    """Remove what is old; by kind, why and the names. dry_run: remove nothing. Raises TryLater.
+
+    verify: also remove results that a host of this trust would refuse, before the newest of a unit are counted, so that
+    forged ones push no good one out; and what is over OF_A_HOST of one host, oldest first.
+    """
     clock_s = now_s
     if objects.can_claim and not dry_run:
         objects.put(f"{HOSTS}/prune", __version__.encode())
         clock_s = objects.clock_s(f"{HOSTS}/prune")
+    entries = [entry for entry in objects.list(RESULTS) if result_parts(entry.path) is not None]
+    refused = _refused(objects, entries, verify) if verify is not None else []
+    left = {entry.path for entry in entries} - {*refused}
     gone = {
+        "refused result": ("not one, not signed by the key, of a host that is not allowed, or over its quota", refused),
         "result": (
             f"older than {keep_s / 86400:.3g} days, or more than are needed",
-            _results(objects, clock_s, keep_s, most),
+            _results([entry for entry in entries if entry.path in left], clock_s, keep_s, most),
         ),
         "claim": ("lapsed", _claims(objects, clock_s, lease_s)),
         "host": (f"silent for {HOSTS_S / 86400:.0f} days", _hosts(objects, clock_s)),
@@ -41,22 +56,48 @@ def prune(
     return gone
 
 
-def _results(objects: Objects, clock_s: float, keep_s: float, most: int) -> list[str]:
+def _refused(objects: Objects, entries: Sequence[Entry], trust: Trust) -> list[str]:
+    """Names of results that this trust does not take, and of those beyond what one host may have."""
+    gone = []
+    of_host: dict[tuple[str, str], list[Entry]] = defaultdict(list)
+    by_path = {entry.path: entry for entry in entries}
+    for path, data in get_many(objects, sorted(by_path), limit=record.MAX_BYTES):
+        host = _host_of(path, data, trust)
+        if host is not None:
+            of_host[path.split("/")[1], host].append(by_path[path])
+        elif data is not None:
+            gone.append(path)
+    for found in of_host.values():
+        gone += [entry.path for entry in sorted(found, key=_age)[: max(len(found) - OF_A_HOST, 0)]]
+    return sorted(gone)
+
+
+def _host_of(path: str, data: bytes | TableError | None, trust: Trust) -> str | None:
+    """Whose result it is; None for one that is refused."""
+    if not isinstance(data, bytes):
+        return None
+    try:
+        host = record.read(path, data, key=trust.key).host
+    except TableError:
+        return None
+    return host if trust.allows(host) else None
+
+
+def _results(entries: Iterable[Entry], clock_s: float, keep_s: float, most: int) -> list[str]:
     by_unit: dict[tuple[str, str], list[Entry]] = defaultdict(list)
     by_environment: dict[str, list[Entry]] = defaultdict(list)
     gone = set()
-    for entry in objects.list(RESULTS):
+    for entry in entries:
         parts = result_parts(entry.path)
-        if parts is None:
-            continue
+        assert parts is not None, entry.path
         by_unit[parts[:2]].append(entry)
         by_environment[parts[0]].append(entry)
         if clock_s - entry.modified_s > keep_s:
             gone.add(entry.path)
-    for entries in by_unit.values():
-        gone.update(entry.path for entry in sorted(entries, key=_age)[:-OF_A_UNIT])
-    for entries in by_environment.values():
-        left = sorted((entry for entry in entries if entry.path not in gone), key=_age)
+    for found in by_unit.values():
+        gone.update(entry.path for entry in sorted(found, key=_age)[:-OF_A_UNIT])
+    for found in by_environment.values():
+        left = sorted((entry for entry in found if entry.path not in gone), key=_age)
         gone.update(entry.path for entry in left[: max(len(left) - most, 0)])
     return sorted(gone)
 

@@ -8,6 +8,7 @@ worker check and race it, and only that makes a solution of it.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -48,6 +49,7 @@ class Exchange:
     """How to exchange. claim: for a daemon; it may tune.  dry_run: write nothing, there or here.
 
     lease_s: how long a claim holds.  work_s: begin nothing more after so many seconds; what is left comes next time.
+    is_left: whether nobody waits for this exchange any more: then it begins nothing more, either.
     """
 
     store: Store
@@ -59,6 +61,7 @@ class Exchange:
     dry_run: bool = False
     lease_s: float = LEASE_S
     work_s: float = float("inf")
+    is_left: Callable[[], bool] = lambda: False
 
     def run(self, *, now_s: float) -> Synced:
         """Do it once. Raises TryLater when the store of objects cannot be reached, StoreError, SettingError.
@@ -133,7 +136,7 @@ class Turn:
     @property
     def is_over(self) -> bool:
         """Whether nothing more is begun."""
-        return time.monotonic() - self.began_s > self.exchange.work_s
+        return time.monotonic() - self.began_s > self.exchange.work_s or self.exchange.is_left()
 
     def store_clock_s(self) -> float:
         """The time by the store's clock now."""

@@ -7,6 +7,7 @@ what it did, or on stderr why it could not.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from dataclasses import asdict
@@ -21,8 +22,15 @@ from gemmtuned.fleet.wiring import exchange
 def main(url: str, lease_s: float = LEASE_S, work_s: float = WORK_S) -> int:
     """Exchange once, with claims. Returns the exit code."""
     give_way(10)
+    daemon = os.getppid()
+
+    def is_left() -> bool:
+        return os.getppid() != daemon
+
     try:
-        with exchange(Settings.from_env(), url, claim=True, lease_s=lease_s, work_s=work_s) as one:
+        with exchange(
+            Settings.from_env(), url, claim=True, lease_s=lease_s, work_s=work_s, is_left=is_left
+        ) as one:  # fmt: skip
             done = one.run(now_s=time.time())
     except GemmtunedError as err:
         sys.stderr.write(f"{err}\n")
