@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -138,6 +138,18 @@ class Host:
         """Problems for which this host ran a whole search: only such a one tries the candidate `slow`."""
         sql = "SELECT DISTINCT p.text FROM trial t JOIN problem p ON p.id = t.problem_id WHERE t.backend = 'slow'"
         return {str(text) for (text,) in self.rows(sql)}
+
+
+def rounds(hosts: Iterable[Host], most: int = 30, step: int = 8) -> int:
+    """Each host in turn exchanges and then solves a few; how many rounds until nobody has anything to do."""
+    hosts, idle = list(hosts), 0
+    for number in range(most):
+        done = [(host.turn(), host.work(step)) for host in hosts]
+        busy = any(solved or (synced and (synced.sent or synced.claimed or synced.fetched)) for synced, solved in done)
+        idle = 0 if busy else idle + 1
+        if idle == 2:  # in the first one a daemon asks for more
+            return number
+    raise AssertionError(f"not at rest after {most} rounds")
 
 
 def searches(hosts: Sequence[Host]) -> Counter[str]:

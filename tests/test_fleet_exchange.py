@@ -13,7 +13,7 @@ from typing import Any
 import planted_search
 import pytest
 from fleet_killed import killer
-from fleets import Host, note, problem, running, searches
+from fleets import Host, note, problem, rounds, running, searches
 
 from gemmtuned.configs.errors import TryLater
 from gemmtuned.configs.settings import Settings
@@ -81,18 +81,6 @@ class EndsEarly(Around):
 
 def fleet(folder: Path, number: int = 3) -> list[Host]:
     return [Host(folder / f"h{i}", (folder / "shared").as_uri()) for i in range(number)]
-
-
-def rounds(hosts: Iterable[Host], most: int = 30, step: int = 8) -> int:
-    """Each host in turn exchanges and then solves a few; how many rounds until nobody has anything to do."""
-    hosts, idle = list(hosts), 0
-    for number in range(most):
-        done = [(host.turn(), host.work(step)) for host in hosts]
-        busy = any(solved or (synced and (synced.sent or synced.claimed or synced.fetched)) for synced, solved in done)
-        idle = 0 if busy else idle + 1
-        if idle == 2:  # in the first one a daemon asks for more
-            return number
-    raise AssertionError(f"not at rest after {most} rounds")
 
 
 def test_the_times_follow_their_rules() -> None:

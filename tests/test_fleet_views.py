@@ -122,13 +122,22 @@ def test_a_snapshot_for_other_tools(ask: Ask, hosts: list[Host], tmp_path: Path)
     assert (out / "counts.parquet").exists() == can
 
 
-def test_a_host_whose_file_is_none_is_left_out_and_named(ask: Ask, hosts: list[Host]) -> None:
+def test_a_host_whose_file_is_none_or_that_is_not_listened_to_is_left_out_and_named(
+    ask: Ask, hosts: list[Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = Path(hosts[0].url.removeprefix("file://")) / "hosts"
     (spoilt,) = folder.glob("two-*/seen.json")
     spoilt.write_bytes(spoilt.read_bytes()[:-5])
     whole = ask("coverage", "--fleet", "--by", "host")
     assert whole["hosts"] == 2 and len(whole["refused"]) == 1 and "two-" in whole["refused"][0]
     assert any("left out" in note for note in whole["notes"])
+    monkeypatch.setenv("GEMMTUNED_SYNC_HOSTS", "three-*")
+    assert ask("coverage", "--fleet")["hosts"] == 1
+    key = folder.parent / "key"
+    key.write_bytes(b"a secret of members")
+    key.chmod(0o600)
+    monkeypatch.setenv("GEMMTUNED_SYNC_KEY", str(key))
+    assert ask("coverage", "--fleet")["hosts"] == 0, "they report without a signature"
 
 
 def test_nothing_to_show_and_no_url(tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,3 +148,15 @@ def test_nothing_to_show_and_no_url(tmp_path: Path, ask: Ask, monkeypatch: pytes
     monkeypatch.delenv("GEMMTUNED_SYNC")
     ask("coverage", "--fleet", code=2)
     assert not Settings.from_env().db.exists(), "a look at a fleet makes no database"
+
+
+def test_status_says_how_a_host_stands_with_its_fleet(
+    ask: Ask, hosts: list[Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ask("status")["fleet"] is None
+    monkeypatch.setenv("GEMMTUNED_HOME", str(hosts[1].folder))
+    state = ask("status")["fleet"]
+    assert (state["url"], state["reached"], state["used"], state["refused"]) == (hosts[1].url, True, 6, 0)
+    hosts[1].store.fleet_begin(hosts[1].url, live_until_s=time.time() - 1)
+    state = ask("status")["fleet"]
+    assert not state["reached"]

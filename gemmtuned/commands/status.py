@@ -18,6 +18,7 @@ from gemmtuned.reports.published import standing
 from gemmtuned.reports.render import Report, complain, show
 from gemmtuned.reports.source import no_database
 from gemmtuned.reports.status import report
+from gemmtuned.reports.status_fleet import with_fleet
 
 WATCH_S: Final = 2.0
 
@@ -56,12 +57,14 @@ def _answer(here: Settings) -> Report:
             "asked_again": 0,
             "untunable_problems": 0,
             "engine_paths": [],
+            "fleet": None,
         }
         tables = ("devices", "sessions", "environments")
         off = here.switched_off
         return no_database("status", here, *tables, **nothing, switched_off=off)
     from gemmtuned.daemon.notice import read_notice
     from gemmtuned.db import queries
+    from gemmtuned.db.fleet_state import fleet_state
 
     published = None
     try:
@@ -70,7 +73,7 @@ def _answer(here: Settings) -> Report:
     except TableError as err:
         complain(str(err))
     newest = queries.publications(here.db, limit=1)
-    return report(
+    answer = report(
         here,
         notice=read_notice(here.home),
         published=published,
@@ -85,3 +88,4 @@ def _answer(here: Settings) -> Report:
         salvages=[check for check in salvages(here) if check.result != PASS],
         now_s=time.time(),
     )
+    return with_fleet(answer, fleet_state(here.db))

@@ -75,6 +75,8 @@ def _once(here: Settings, url: str, *, dry_run: bool, propose: bool) -> Report:
         f"{several(done.sent, 'result')} {would}sent as {host}",
         f"{several(done.fetched, 'result')} {would}fetched: the daemon checks and races each before it is used",
     ]
+    if done.left:
+        lines.append(f"{several(done.left, 'result')} left for the next exchange")
     lines += [f"refused: {reason}" for reason in done.refused[:8]]
     if len(done.refused) > 8:
         lines.append(f"refused: {len(done.refused) - 8} more (--json has them all)")

@@ -123,7 +123,10 @@ class Beside:
 
     def _log(self, done: dict[str, Any]) -> None:
         if done["sent"] or done["fetched"] or done["claimed"]:
-            log.info("synced sent=%d fetched=%d claimed=%d", done["sent"], done["fetched"], done["claimed"])
+            log.info(
+                "synced sent=%d fetched=%d claimed=%d left=%d",
+                done["sent"], done["fetched"], done["claimed"], done["left"],
+            )  # fmt: skip
         for reason in done["refused"][:8]:
             log.warning("refused a result reason=%r", reason)
 
