@@ -18,6 +18,7 @@ _FIELDS: Final = {
     "GEMMTUNED": "capture",
     "AITER_TUNE_GEMM": "capture",
     "GEMMTUNED_DISPATCH": "dispatch",
+    "GEMMTUNED_PATCH": "patches",
     "GEMMTUNED_DISABLE": "disabled",
     "AITER_BYPASS_TUNE_CONFIG": "disabled",
     "AITER_LOG_TUNED_CONFIG": "log_tuned",
