@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,8 @@ def test_the_times_follow_their_rules() -> None:
     waits = [Pace().wait_s(failed, asked=False) for failed in range(1, 30)]
     assert max(waits) <= EVERY_S / 2 * 1.2, "who was cut off is back within a minute"
     assert len(set(waits)) == len(waits), "hosts that started together do not go on together"
+    fruitless = [Pace().wait_s(0, asked=True, fruitless=number) for number in range(30)]
+    assert fruitless[0] <= 6.0 and min(fruitless[4:]) >= 0.8 * EVERY_S and max(fruitless) <= 1.2 * EVERY_S
 
 
 def test_an_exchange_that_lasts_is_no_cut_and_one_that_fails_is_one_after_a_while() -> None:
@@ -297,6 +300,38 @@ def test_what_one_exchange_has_no_time_for_comes_with_the_next_and_nobody_search
         two.work()
         rounds(hosts)
         assert len(two.solved()) == 7 and not two.searched()
+
+
+class Counted(Around):
+    """How often each kind of request was made."""
+
+    def __init__(self, objects: Objects) -> None:
+        super().__init__(objects)
+        self.requests: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        call = super().__getattr__(name)
+        if callable(call) and name != "flush":
+            self.requests[name] += 1
+        return call
+
+
+def test_a_fleet_at_rest_asks_little(tmp_path: Path) -> None:
+    hosts = fleet(tmp_path, 2)
+    with running(hosts):
+        for host in hosts:
+            host.see(*map(problem, range(4)))
+        rounds(hosts)
+        objects = Counted(open_objects(hosts[0].url))
+        assert hosts[0].turn(objects) is not None
+        # Its beat and the clock of the store, the mark of a repository that is not there, names of results; no claims
+        assert objects.requests == {"get": 1, "put": 1, "clock_s": 1, "list": 1}
+        hosts[0].see(problem(5))
+        objects = Counted(open_objects(hosts[0].url))
+        hosts[0].turn(objects)
+        assert (objects.requests["list"], objects.requests["create"]) == (3, 1), (
+            "claims, results, and again after a claim"
+        )
 
 
 def test_results_that_came_by_hand_are_checked_by_a_daemon_without_a_fleet(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ class Beside:
         self._done = threading.Event()
         self._process: subprocess.Popen[str] | None = None
         self._trouble = ""
+        self._fruitless = 0
         self._store = Store(settings.db, locks=settings.locks)
         self._store.fleet_begin(url, live_until_s=self._mark.begin(time.time()))
         self._thread = threading.Thread(target=self._run, name="gemmtuned-sync", daemon=True)
@@ -75,7 +76,9 @@ class Beside:
             failed = failed + 1 if trouble else 0
             self._keep(self._mark.failed() if trouble else self._mark.reached(time.time()))
             self._tell(trouble)
-            waits_s = {asked: self._pace.wait_s(failed, asked=asked) for asked in (True, False)}
+            waits_s = {
+                asked: self._pace.wait_s(failed, asked=asked, fruitless=self._fruitless) for asked in (True, False)
+            }
             while not self._done.wait(self._pace.look_s):
                 if time.monotonic() - began_s >= waits_s[False]:
                     break
@@ -102,7 +105,7 @@ class Beside:
         try:
             self._process = subprocess.Popen(
                 command, env=unhooked_env(**home), cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE, text=True, start_new_session=True,
+                stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
             )  # fmt: skip
         except OSError as err:
             return str(err)
@@ -122,7 +125,9 @@ class Beside:
         return ""
 
     def _log(self, done: dict[str, Any]) -> None:
+        self._fruitless += 1
         if done["sent"] or done["fetched"] or done["claimed"]:
+            self._fruitless = 0
             log.info(
                 "synced sent=%d fetched=%d claimed=%d left=%d",
                 done["sent"], done["fetched"], done["claimed"], done["left"],

@@ -92,7 +92,7 @@ class Exchange:
 
     def _environment(self, turn: Turn, environment: Environment) -> None:
         here = Here(turn, environment, environment_name(environment))
-        claiming = self.claim and turn.claims_hold
+        claiming = self.claim and turn.claims_hold and self._needs_claims(environment, turn.now_s)
         known = {}
         if claiming:
             known = claims.read(self.objects, here.name, clock_s=turn.clock_s, lease_s=self.lease_s)
@@ -107,6 +107,10 @@ class Exchange:
         up.send(here, listed)
         if claiming:
             who.share_out(here, known, unread=unread)
+
+    def _needs_claims(self, environment: Environment, now_s: float) -> bool:
+        """Whether there is anything to claim or to give back: a fleet at rest reads nobody's claims."""
+        return bool(self.store.fleet_open(environment, now_s=now_s, limit=1) or self.store.fleet_ours(environment))
 
     def _tell(self, turn: Turn) -> None:
         """Our own counts: each time by hand, now and then by a daemon."""

@@ -31,6 +31,8 @@ KILL_S: Final = 10.0  # what ending a child and noting it may take
 class Pace:
     """How a daemon exchanges: every every_s, after soonest_s when it has nothing left that it claimed.
 
+    An exchange that brought nothing then doubles that, up to every_s: while others tune the last problems, a thousand
+    hosts that wait for them ask once a minute.
     retry_s: after an exchange that failed, twice as long after each further one, up to every_s / 2: who waits for the
     others to be reached again waits for less than every_s.  Each wait is up to a fifth longer or shorter, so that
     hosts started together do not all ask in one second.
@@ -45,12 +47,15 @@ class Pace:
     most_s: float = MOST_S
     alone_s: float = ALONE_S
 
-    def wait_s(self, failed: int, *, asked: bool) -> float:
-        """How long after the begin of an exchange the next begins. failed: exchanges that failed since one did not."""
+    def wait_s(self, failed: int, *, asked: bool, fruitless: int = 0) -> float:
+        """How long after the begin of an exchange the next begins.
+
+        failed: exchanges that failed since one did not.  fruitless: those since one sent, fetched or claimed something.
+        """
         if failed:
             wait_s = min(self.retry_s * 2.0 ** min(failed - 1, 16), max(self.every_s / 2, self.retry_s))
         else:
-            wait_s = self.soonest_s if asked else self.every_s
+            wait_s = min(self.soonest_s * 2.0 ** min(fruitless, 16), self.every_s) if asked else self.every_s
         return wait_s * random.uniform(0.8, 1.2)  # noqa: S311
 
 
