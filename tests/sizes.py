@@ -1,7 +1,6 @@
 """How long files, classes and functions are: `python tests/sizes.py` prints what is over a limit and why.
 
-A file is readable in one sitting, a function fits a screen.  What was too long when this check came stands in TODAY
-with its length: it may shrink and never grow; nothing may join it.  EXCEPTIONS stay: at most five, each with a reason.
+A file is readable in one sitting, a function fits a screen.  EXCEPTIONS: at most five, each with a reason.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ EXCEPTIONS: Final = {
     "kernels/triton/*.py:*": "Triton compiles one function: cutting a kernel's loop changes its registers",
     "gemmtuned/commands/tune.py:tune": "its signature is the list of options, AITER's among them",
 }
-TODAY: Final[dict[str, int]] = {}
 
 
 def too_long(root: Path = ROOT) -> Iterator[tuple[str, int]]:
@@ -57,18 +55,13 @@ def _over(name: str, lines: int, limit: int) -> Iterator[tuple[str, int]]:
 
 
 def main() -> int:
-    """Print what is over a limit, then the exceptions. 1: something joined it or grew."""
+    """Print what is over a limit, then the exceptions. 1: something is too long."""
     found = dict(too_long())
-    bad = {name: lines for name, lines in found.items() if lines > TODAY.get(name, 0)}
     for name, lines in found.items():
-        print(
-            f"{name}: {lines} lines" + (f", too long: at most {TODAY[name]}" if name in TODAY and name in bad else "")
-        )
-    for name in TODAY.keys() - found.keys():
-        print(f"{name}: no longer too long, take it out of TODAY")
+        print(f"{name}: {lines} lines, too long")
     for name, reason in EXCEPTIONS.items():
         print(f"exception: {name}: {reason}")
-    return 1 if bad else 0
+    return int(bool(found))
 
 
 if __name__ == "__main__":
