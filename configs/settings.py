@@ -298,9 +298,7 @@ def _flag(env: Mapping[str, str], name: str, *, default: bool = False) -> bool:
 
 
 def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
-    text = env.get(name, "")
-    if text == "":
-        return default
+    text = env.get(name) or str(default)
     value = decimal(text)
     if value is None:
         raise SettingError(f"{name} must be a number of seconds, got {text!r}")
