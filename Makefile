@@ -4,7 +4,7 @@ PY ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo test engines check soak clean
+.PHONY: install demo test engines check soak dist package docs clean
 
 install: $(STAMP)
 
@@ -44,5 +44,20 @@ check: install
 	$(BIN)/codespell
 	$(BIN)/python tests/sizes.py
 
+# wheel and sdist, looked at as PyPI would
+dist: install
+	$(BIN)/python -m pip install -q --disable-pip-version-check --progress-bar off -c constraints.txt build twine
+	rm -rf dist
+	$(BIN)/python -m build -q
+	$(BIN)/python -m twine check --strict dist/*
+
+# the wheel alone in a clean environment: the first commands, and `gemmtuned demo`
+package: dist
+	$(BIN)/python tests/package.py --demo dist/*.whl
+
+docs: install
+	$(BIN)/python -m pip install -q --disable-pip-version-check --progress-bar off -c constraints.txt zensical
+	$(BIN)/python docs/site.py build/docs
+
 clean:
-	rm -rf .venv .demo .foreign .soak build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf dist .venv .demo .foreign .soak build *.egg-info .mypy_cache .ruff_cache .pytest_cache

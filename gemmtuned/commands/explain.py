@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from gemmtuned.commands import completing
 from gemmtuned.commands.options import Json, choice, problems, seen, settings, whole_number
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import DTYPES, FAMILIES, LAYOUTS, MAX_DIM, MAX_THREADS, WEIGHT_STATES, Problem
@@ -17,7 +18,12 @@ from gemmtuned.reports.source import no_database, of_database
 
 def explain(
     what: Annotated[
-        list[str], typer.Argument(metavar="M N K | PROBLEM", help="8 2048 512, 8x2048x512, or as reports spell it.")
+        list[str],
+        typer.Argument(
+            metavar="M N K | PROBLEM",
+            autocompletion=completing.problems,
+            help="8 2048 512, 8x2048x512, or as reports spell it.",
+        ),
     ],
     family: Annotated[
         str | None, typer.Option(parser=choice(FAMILIES), metavar="NAME", help="dense, batched ...")

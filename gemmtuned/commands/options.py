@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from typer.core import TyperCommand
 
+from gemmtuned.commands import completing
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.numbers import decimal, signed
 from gemmtuned.configs.problem import SPELLED, Problem
@@ -222,6 +223,7 @@ ProblemTexts = Annotated[
     list[str],
     typer.Argument(
         metavar="M N K | PROBLEM",
+        autocompletion=completing.problems,
         help="8 2048 512, 8x2048x512 (all problems of that shape that were seen), or as reports spell one: "
         "bf16:8x2048x1024+bias,threads=2",
     ),

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from gemmtuned.commands import completing
 from gemmtuned.commands.options import Json, Limit, Run, named, settings
 from gemmtuned.reports.render import show
 from gemmtuned.reports.source import no_database, of_database
@@ -17,7 +18,11 @@ from gemmtuned.reports.trials import report
 def trials(
     problem: Annotated[
         list[str] | None,
-        typer.Argument(metavar="M N K | PROBLEM", help="Only of these: shapes, or problems as reports spell them."),
+        typer.Argument(
+            metavar="M N K | PROBLEM",
+            autocompletion=completing.problems,
+            help="Only of these: shapes, or problems as reports spell them.",
+        ),
     ] = None,
     run: Run = None,
     limit: Limit = 50,

@@ -7,6 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
+from gemmtuned.commands import completing
 from gemmtuned.commands.options import choice, number, whole_number
 from gemmtuned.configs.aiter_columns import DTYPE_NAMES
 from gemmtuned.configs.numbers import whole
@@ -119,6 +120,7 @@ Problems = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="M N K | PROBLEM",
+        autocompletion=completing.problems,
         help="For example fp32:8x2048x1024,threads=2; a shape alone is the problems of that shape that were seen here, "
         "else one of --dtype.",
     ),

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final
 
-from gemmtuned.reports.render import clean
+from gemmtuned.reports.render import clean, percent
 
 _WIDTH: Final = 720
 _ROW: Final = 26
 _LABEL: Final = 190  # room for the name of a bar
+_FIGURE: Final = 56  # and for its figure, which stands before it: the end of a bar may lie beyond a narrow screen
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +57,10 @@ def shares(parts: Sequence[Part]) -> str:
         width = part.share * _WIDTH
         drawn.append(f'<rect class="{part.style}" x="{x:.2f}" y="0" width="{width:.2f}" height="28"/>')
         legend.append(
-            f'<span class="key"><i class="{part.style}"></i>{_text(part.name)} <b>{part.share:.1%}</b></span>'
+            f'<span class="key"><i class="{part.style}"></i>{_text(part.name)} <b>{percent(part.share)}</b></span>'
         )
         x += width
-    label = ", ".join(f"{part.name} {part.share:.1%}" for part in parts if part.share > 0)
+    label = ", ".join(f"{part.name} {percent(part.share)}" for part in parts if part.share > 0)
     return (
         f'<svg class="chart" viewBox="0 0 {_WIDTH} 28" role="img" aria-label="{_text(label)}" '
         f'preserveAspectRatio="none">{"".join(drawn)}</svg><p class="legend">{"".join(legend)}</p>'
@@ -71,7 +72,8 @@ def bars(rows: Sequence[Bar], *, label: str) -> str:
     if not rows:
         return ""
     most = max(max(row.before, row.after) for row in rows) or 1.0
-    room = _WIDTH - _LABEL - 110
+    left = _LABEL + _FIGURE
+    room = _WIDTH - left
     drawn = []
     for i, row in enumerate(rows):
         before, after = max(row.before / most * room, 1), max(row.after / most * room, 1)
@@ -79,10 +81,9 @@ def bars(rows: Sequence[Bar], *, label: str) -> str:
         drawn.append(
             f'<text class="name" x="{_LABEL - 8}" y="{y + 17}" text-anchor="end">{_text(_short(row.name))}'
             f"<title>{_text(row.name)}</title></text>"
-            f'<rect class="before" x="{_LABEL}" y="{y + 2}" width="{before:.1f}" height="10"/>'
-            f'<rect class="after" x="{_LABEL}" y="{y + 13}" width="{after:.1f}" height="10"/>'
-            f'<text class="figure" x="{_LABEL + max(before, after) + 6:.1f}" y="{y + 17}">'
-            f"{_text(row.text)}</text>"
+            f'<text class="figure" x="{_LABEL}" y="{y + 17}">{_text(row.text)}</text>'
+            f'<rect class="before" x="{left}" y="{y + 2}" width="{before:.1f}" height="10"/>'
+            f'<rect class="after" x="{left}" y="{y + 13}" width="{after:.1f}" height="10"/>'
         )
     height = len(rows) * (_ROW + 6)
     return (
@@ -94,10 +95,12 @@ def bars(rows: Sequence[Bar], *, label: str) -> str:
 def area(values: Sequence[float | None], names: Sequence[str], *, label: str) -> str:
     """Shares (0 to 1) over time as a filled line; None, where nothing was called, is a gap.
 
-    names: of the points in time, of which the first and the last are written.
+    names: of the points in time, of which the first and the last are written.  A single one fills the drawing.
     """
     if not any(value is not None for value in values):
         return ""
+    if len(values) == 1:
+        values, names = (*values, *values), (names[0], "")
     height, bottom = 150, 126
     step = (_WIDTH - 50) / max(len(values) - 1, 1)
     pieces: list[list[tuple[float, float]]] = [[]]

@@ -76,7 +76,8 @@ def report(
         Column("none", "no verdict", percent),
     )
     window = f"{since_s / 3600:g} h"
-    lines = [f"GEMM time of the last {window}: {factor(gain_of_all(rows))} faster than on stock torch"] if rows else []
+    gain = f"{factor(gain_of_all(rows))} faster than on" if any(row["faster"] for row in rows) else "as on"
+    lines = [f"GEMM time of the last {window}: {gain} stock torch"] if rows else []
     table = Table("rows", columns, rows, empty=f"No GEMM was recorded in the last {window}.")
     facts = {
         "by": "layer",
