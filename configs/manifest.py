@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from hashlib import sha256
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
 
@@ -129,7 +130,8 @@ def read_table(
     """
     solutions: list[Solution] = []
     complaints: list[str] = []
-    for number, line in enumerate(pace(read_lines(folder, file)), 1):
+    lines = (raw.decode(errors="replace") for raw in BytesIO(_content(folder, file)))  # one by one: they are megabytes
+    for number, line in enumerate(pace(lines), 1):
         try:
             solutions.append(Solution.from_row(json.loads(line)))
         except (ValueError, RecursionError, GemmtunedError) as err:  # noqa: PERF203  a bad row costs that row
@@ -139,14 +141,18 @@ def read_table(
 
 def read_lines(folder: Path, file: TableFile) -> list[str]:
     """The lines of one published file as they stand. Raises TableError as `read_table` does."""
+    return _content(folder, file).decode(errors="replace").splitlines()
+
+
+def _content(folder: Path, file: TableFile) -> bytes:
     path = folder / file.name
     data = read_trusted(path)
     if sha256(data).hexdigest() != file.sha256:
         raise TableError(f"{path}: content does not match the hash in {MANIFEST}; the old table stays in use")
-    lines = data.decode("utf-8", errors="replace").splitlines()
-    if len(lines) != file.rows or len(lines) > MAX_ROWS:
-        raise TableError(f"{path}: {len(lines)} rows, the manifest says {file.rows}")
-    return lines
+    rows = data.count(b"\n") + (bool(data) and not data.endswith(b"\n"))
+    if rows != file.rows or rows > MAX_ROWS:
+        raise TableError(f"{path}: {rows} rows, the manifest says {file.rows}")
+    return data
 
 
 def line(solution: Solution) -> str:

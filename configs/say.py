@@ -22,6 +22,18 @@ def our_thread() -> None:
     _ours.add(_thread.get_ident())
 
 
+def our_thread_is_nobody() -> None:
+    """Have `threading` forget the calling thread, ours, if code of the program's has asked it who that is.
+
+    Finalizers of the program's objects run in whichever thread the garbage collector does, and one that logs asks that.
+    What `threading` would hold is a stand-in that nobody can join.
+    """
+    threading = sys.modules.get("threading")
+    known: dict[int, object] = getattr(threading, "_active", {})
+    if type(known.get(_thread.get_ident())) is getattr(threading, "_DummyThread", None):
+        known.pop(_thread.get_ident(), None)
+
+
 def our_thread_ends() -> None:
     """Undo `our_thread`: its ident may be another thread's next."""
     _ours.discard(_thread.get_ident())

@@ -23,7 +23,7 @@ from enum import Enum
 from typing import Any, Final, Protocol
 
 from gemmtuned.configs.real import allocate_lock
-from gemmtuned.configs.say import Once, our_thread, our_thread_ends, say
+from gemmtuned.configs.say import Once, our_thread, our_thread_ends, our_thread_is_nobody, say
 
 FAULTS: Final = tuple(
     getattr(signal, name) for name in ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS", "SIGABRT")
@@ -179,6 +179,7 @@ class Background:
     def _turn(self, part: Part) -> None:
         try:
             part.turn()
+            our_thread_is_nobody()
         except BaseException as err:  # also SystemExit: it would end the thread, and nobody would know
             text = f"{type(err).__name__}: {err}"
             if self._told.is_new(text):

@@ -26,7 +26,7 @@ from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import Environment, Solution
 from gemmtuned.hooks import phase
-from gemmtuned.hooks.imports import importing
+from gemmtuned.hooks.imports import importing, require_standard
 from gemmtuned.hooks.native import HOW
 from gemmtuned.hooks.pace import in_slices
 
@@ -258,6 +258,7 @@ class Flusher:
     def _open(self) -> GuestStore:
         if self._store is None:
             with importing():
+                require_standard("sqlite3")  # the only one that torch has not imported already
                 from gemmtuned.db.guest import GuestStore
 
             path, locks = self._settings.counts

@@ -6,10 +6,14 @@ and whoever imports the module there waits for ever.  So our threads import insi
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.real import allocate_rlock
 
 WAIT_S: Final = 5.0  # imports end by themselves; but one may wait for the thread that forks, so not for ever
@@ -22,6 +26,17 @@ def importing() -> Iterator[None]:
     """Around everything in our threads that may import a module."""
     with _lock:
         yield
+
+
+def require_standard(name: str) -> None:
+    """Before a module of the standard library is imported that the program may have one of its own by the name of.
+
+    Raises GemmtunedError where that is so: the program's own must not run in our thread, nor ours take its name.
+    """
+    found = getattr(sys.modules.get(name), "__spec__", None) or importlib.util.find_spec(name)
+    origin = found.origin if found is not None else None
+    if origin is None or not origin.startswith(os.path.dirname(os.__file__) + os.sep):  # noqa: PTH120  as it stands
+        raise GemmtunedError(f"the standard library's {name} is not to be had: {origin or 'nothing'} is in its place")
 
 
 def pause() -> bool:

@@ -20,7 +20,7 @@ from gemmtuned.hooks import ranks
 from gemmtuned.hooks.beats import Beats
 from gemmtuned.hooks.dispatch import Table, build_table
 from gemmtuned.hooks.overrides import schema_of
-from gemmtuned.hooks.pace import in_slices
+from gemmtuned.hooks.pace import in_slices, let_go
 from gemmtuned.hooks.probation import Probation
 from gemmtuned.hooks.routes import Routes
 from gemmtuned.hooks.user_tables import UserLoader, usable
@@ -167,7 +167,9 @@ class Tables:
         native, routes = self._library.native, self._library.routes
         if native is not None and routes is not None:
             native.load(in_slices(routes.rows(table)), table.generation)
+        before = list(in_slices(self.table.items()))
         self.table, self._newest, self.built_for = table, (generation, solutions), places
+        let_go(before)
         self.active_us = time.time_ns() // 1000
         self._changed()
         what = "table active generation=%d rows=%d refused=%d"

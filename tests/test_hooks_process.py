@@ -1,12 +1,10 @@
-"""What the hook changes in a process that is not ours: the cells of docs/in-your-process.md."""
+"""Programs that look closely at what the hook changes in their process; the cells themselves: test_hooks_cells.py."""
 
 import itertools
 import json
 import os
-import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,189 +16,41 @@ HOSTILE = (
     "prometheus_client", "triton", "commands", "reports", "daemon", "kernels", "hooks", "db", "configs",
 )  # fmt: skip
 
-LOOK = """
-    import atexit, json, os, re, signal, sys, threading, time, warnings
-    import torch
-    import torch.nn.functional as F
-    from torch import nn
-    torch.set_num_threads(1)
-    x, w = torch.ones(4, 16), torch.ones(8, 16)
-    torch.mm(x, w.t())
-    handlers = {n: repr(signal.getsignal(n)) for n in signal.valid_signals()}
 
-    class Seen:
-        pass
-
-    FUNCTIONS = (F.linear, torch.mm, torch.addmm, torch.bmm, torch.matmul, torch._C._nn.linear, nn.Linear.forward,
-                 torch.Tensor.__matmul__, torch.Tensor.mm, os.fork, os.wait, threading.Thread.start, sys.excepthook,
-                 sys.unraisablehook, threading.excepthook, signal.signal, __import__, open, print)
-
-    def functions():
-        return (F.linear, torch.mm, torch.addmm, torch.bmm, torch.matmul, torch._C._nn.linear, nn.Linear.forward,
-                torch.Tensor.__matmul__, torch.Tensor.mm, os.fork, os.wait, threading.Thread.start, sys.excepthook,
-                sys.unraisablehook, threading.excepthook, signal.signal, __import__, open, print)
-
-    def children():
-        try:
-            os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return 0
-        return 1
-
-    def masks():
-        blocked = []
-        for task in os.listdir("/proc/self/task"):
-            text = open(f"/proc/self/task/{task}/status").read()
-            blocked.append(int(re.search(r"SigBlk:\\s*(\\w+)", text)[1], 16))
-        return sorted(blocked)
-
-    def look():
-        fds = {f: os.readlink(f"/proc/self/fd/{f}") for f in os.listdir("/proc/self/fd")
-               if os.path.exists(f"/proc/self/fd/{f}")}
-        maps = {line.split(None, 5)[5].strip() for line in open("/proc/self/maps") if line.count("/")}
-        return {
-            "threads": [len(os.listdir("/proc/self/task")), [t.name for t in threading.enumerate()]],
-            "descriptors": sorted(fds.values()),
-            "mappings": sorted(m for m in maps if "gemmtuned" in m or "tune.db" in m or "/home/" in m),
-            "children": children(),
-            "modules": sorted({m.split(".")[0] for m in sys.modules}),
-            "signals": {n: repr(signal.getsignal(n)) for n in signal.valid_signals()} == handlers,
-            "masks": masks(),
-            "atexit": atexit._ncallbacks(),
-            "environment": sorted(os.environ.items()),
-            "filters": [repr(f) for f in warnings.filters],
-            "functions": all(a is b for a, b in zip(functions(), FUNCTIONS)),
-            "dispatcher": [op for op in ("mm", "mm.out", "addmm", "bmm", "baddbmm", "linear", "add.Tensor")
-                           if "c_api.cpp" in torch._C._dispatch_dump(f"aten::{op}")],
-            "path": sys.path, "hooks": len(sys.meta_path), "trace": [sys.gettrace(), sys.getprofile()],
-            "umask": os.umask(0o22), "cwd": os.getcwd(), "threads set": torch.get_num_threads(),
-        }
-"""
-
-
-@pytest.fixture(scope="module")
-def cells(tmp_path_factory: pytest.TempPathFactory, native_cache: Path) -> tuple[dict, dict, dict]:
-    """(off, on, after disable()) of one process, between two flushes, with a table in use and counts in the store."""
-    home = Home(tmp_path_factory.mktemp("guest") / "home", native_cache)
-    home.path.mkdir()
-    publish(home.path / "configs", [published(replace(LINEAR, threads=1), "torch_swap")], 1)
-    done = home.run(
-        LOOK
-        + """
-    off = look()
-    import gemmtuned
-    from hooked import wait_for
-    gemmtuned.enable()
-    for _ in range(20):
-        torch.mm(x, w.t())
-    wait_for(lambda: gemmtuned.generation() == 1 and gemmtuned.status()["calls"] >= 20)
-    torch.mm(x, w.t())  # routed
-
-    def between_flushes():  # in which the store is open, and /proc/PID/stat for a moment
-        found = look()
-        return None if any("tune.db" in fd or fd.endswith("/stat") for fd in found["descriptors"]) else found
-
-    on = wait_for(between_flushes)
-    gemmtuned.disable()
-    print(json.dumps([off, on, look()]))
-    """,
-        AITER_TUNE_GEMM="0",
-    )
-    off, on, after = done.said
-    return off, on, after
-
-
-def test_threads_one_more_while_it_is_on_and_threading_does_not_know_it(cells: tuple[dict, dict, dict]) -> None:
-    off, on, after = (cell["threads"] for cell in cells)
-
-    assert on == [off[0] + 1, ["MainThread"]]
-    assert after == off
-
-
-def test_descriptors_one_inotify_while_it_is_on_and_nothing_of_the_store(cells: tuple[dict, dict, dict]) -> None:
-    off, on, after = (cell["descriptors"] for cell in cells)
-    more = list(on)
-    for each in off:
-        more.remove(each)
-
-    assert more == ["anon_inode:inotify"]
-    assert after == off
-
-
-def test_mappings_the_library_and_nothing_of_the_store(cells: tuple[dict, dict, dict]) -> None:
-    off, on, after = (cell["mappings"] for cell in cells)
-
-    assert off == []
-    mark = [each for each in on if each.startswith("/dev/shm/")]  # of a table that is on probation, for a minute
-    assert [Path(each).suffix for each in on if each not in mark] == [".so"] == [Path(each).suffix for each in after]
-    assert len(mark) == 1
-
-
-@pytest.mark.parametrize("what", ["children", "environment", "filters", "path", "trace", "umask", "cwd", "threads set"])
-def test_what_nothing_becomes_of(cells: tuple[dict, dict, dict], what: str) -> None:
-    off, on, after = (cell[what] for cell in cells)
-
-    assert off == on == after
-
-
-def test_modules_the_standard_librarys_and_ours(cells: tuple[dict, dict, dict]) -> None:
-    off, on, _ = (set(cell["modules"]) for cell in cells)
-
-    assert on - off <= {*sys.stdlib_module_names, "gemmtuned", "hooked", "forked"}
-
-
-def test_signals_handlers_stay_and_our_thread_takes_none(cells: tuple[dict, dict, dict]) -> None:
-    off, on, after = cells
-    assert off["signals"] and on["signals"] and after["signals"]
-    (ours,) = (mask for mask in on["masks"] if on["masks"].count(mask) > off["masks"].count(mask))
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        fault = number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS)
-        if number < 32 and not fault and number != signal.SIGABRT:
-            assert ours >> (number - 1) & 1, signal.Signals(number).name
-
-
-def test_atexit_two_functions_that_do_nothing_when_it_is_off(cells: tuple[dict, dict, dict]) -> None:
-    off, on, after = (cell["atexit"] for cell in cells)
-
-    assert off < on <= after <= off + 2
-
-
-def test_functions_are_the_same_objects(cells: tuple[dict, dict, dict]) -> None:
-    assert all(cell["functions"] for cell in cells)
-
-
-def test_dispatcher_entries_of_matrix_products_alone(cells: tuple[dict, dict, dict]) -> None:
-    off, on, _ = (cell["dispatcher"] for cell in cells)
-
-    assert off == []
-    assert on == ["mm", "mm.out", "addmm", "bmm", "baddbmm"]
-
-
-# ---- programs that look closely
-
-
-def test_names_of_modules_in_the_programs_folder_are_the_programs(home: Home, tmp_path: Path) -> None:
-    folder = tmp_path / "program"
+def run_among(home: Home, folder: Path, names: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    """A program whose folder has modules of these names, each of which ends a program that imports it."""
     folder.mkdir()
-    for name in HOSTILE:
+    for name in names:
         (folder / f"{name}.py").write_text(
-            f"import os\nos.write(2, b'RAN {name}\\n')\nopen({str(tmp_path / 'ran')!r}, 'a').write('{name}\\n')\n"
-            "raise SystemExit('of the program')\n"
+            f"import os\nos.write(2, b'RAN {name}\\n')\nraise SystemExit('of the program')\n"
         )
     (folder / "main.py").write_text(
         "import sys, time, torch\nassert sys.path[0] == sys.argv[1]\n"
         "for _ in range(8):\n    torch.mm(torch.ones(4, 16), torch.ones(16, 8)); time.sleep(0.1)\nprint('1')\n"
     )
     publish(home.path / "configs", [published(LINEAR, "onednn")], 1)
-    env = home.environment(PYTHONPATH="")
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, str(folder / "main.py"), str(folder)],
-        env=env, cwd=folder, capture_output=True, text=True, timeout=60,
+        env=home.environment(PYTHONPATH=""), cwd=folder, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
 
+
+def test_names_of_modules_in_the_programs_folder_are_the_programs(home: Home, tmp_path: Path) -> None:
+    done = run_among(home, tmp_path / "program", HOSTILE)
+
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
-    assert not (tmp_path / "ran").exists()
     assert home.calls() == 8
+
+
+def test_a_program_with_an_sqlite3_of_its_own_is_not_counted_and_told_why(home: Home, tmp_path: Path) -> None:
+    """All else that we import, torch has imported before."""
+    done = run_among(home, tmp_path / "program", ("sqlite3",))
+
+    assert (done.returncode, done.stdout) == (0, "1\n")
+    first, *rest = done.stderr.splitlines()
+    reason = f"the standard library's sqlite3 is not to be had: {tmp_path}/program/sqlite3.py is in its place"
+    assert first == f"gemmtuned: counts stay in memory reason={reason}"
+    assert rest == [f"gemmtuned: counts were lost calls=8 reason={reason}"]
 
 
 ENDS = {
@@ -508,6 +358,41 @@ def test_a_start_says_once_that_it_is_on_unless_it_is_told_to_be_quiet(home: Hom
     assert loud.err == (
         f"gemmtuned {version}: native, generation 7, 1 rows, home {home.path} (GEMMTUNED_QUIET=1 silences this)\n"
     )
+
+
+def test_finalizers_of_the_programs_that_run_in_our_thread_leave_it_unknown_to_threading(home: Home) -> None:
+    done = home.run(
+        """
+        import gc, json, logging, threading, time, torch, gemmtuned
+        from gemmtuned.hooks import activate
+        from hooked import wait_for
+
+        class Logs:
+            def __del__(self):
+                ran_in.append(threading.current_thread().name)
+                logging.getLogger("mine").error("gone")
+
+        ran_in, flusher = [], activate.current().flusher
+        drained = flusher._drain
+
+        def drain():  # in our thread: the collector runs where something is made
+            if not ran_in:
+                one = Logs()
+                one.itself = one
+                del one
+                gc.collect()
+            return drained()
+
+        flusher._drain = drain
+        torch.mm(torch.ones(4, 16), torch.ones(16, 8))
+        wait_for(lambda: ran_in)
+        time.sleep(0.3)
+        known = [thread.name for thread in threading.enumerate()]
+        print(json.dumps([ran_in[0].startswith("Dummy"), known]))
+        """,
+    )
+
+    assert done.said == [True, ["MainThread"]]
 
 
 @pytest.mark.parametrize("by", ["the file", "GEMMTUNED_NATIVE"])
