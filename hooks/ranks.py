@@ -9,12 +9,15 @@ torch.distributed is initialised.
 
 from __future__ import annotations
 
+import logging
 import sys
+import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
 
-from gemmtuned.configs.errors import GemmtunedError
-from gemmtuned.configs.manifest import MANIFEST, read_manifest
+from gemmtuned.configs.manifest import MANIFEST
+from gemmtuned.configs.say import tell
 
 if TYPE_CHECKING:
     from typing import TypeGuard
@@ -22,6 +25,12 @@ if TYPE_CHECKING:
     import torch
 
     from gemmtuned.hooks.hook import Hook
+
+log = logging.getLogger("gemmtuned.hooks")
+AGREE_S: Final = 15.0  # ranks of one program come to the same line within that time
+RETRY_S: Final = 10.0  # a table that could not be taken up is read again after that time
+
+Rows = tuple[int, list[dict[str, Any]]]  # generation, rows of the table
 
 
 def several() -> bool:
@@ -38,28 +47,65 @@ def reload_group(hook: Hook | None, group: torch.distributed.ProcessGroup) -> No
     """All ranks of the group take up the table that its first rank reads now. Collective, hook or no hook."""
     import torch.distributed as dist
 
-    box: list[Any] = [None]
-    if dist.get_rank(group) == 0 and hook is not None:
-        loaded = hook.tables.loader.load(newer_than=0)
-        if loaded is not None and not hook.tables.refuses(loaded[0]):
-            box = [(loaded[0], [s.to_row() for s in loaded[1]])]
+    _take_up(hook, group, _read(hook) if dist.get_rank(group) == 0 else None)
+
+
+def _take_up(hook: Hook | None, group: torch.distributed.ProcessGroup, table: Rows | None) -> None:
+    """All ranks of the group take up what its first rank gives. Collective."""
+    import torch.distributed as dist
+
+    box = [table]
     dist.broadcast_object_list(box, group=group, group_src=0)
     if box[0] is not None and hook is not None:
         hook.tables.take_rows(*box[0])
 
 
+def _read(hook: Hook | None) -> Rows | None:
+    """The published table as it is to be taken up; None where there is none. Never raises: the other ranks wait."""
+    try:
+        loaded = hook.tables.loader.load(newer_than=0) if hook is not None else None
+        if hook is None or loaded is None or hook.tables.refuses(loaded[0]):
+            return None
+        return loaded[0], [solution.to_row() for solution in loaded[1]]
+    except Exception as err:
+        tell(log, logging.WARNING, "table not taken reason=%s", f"{type(err).__name__}: {err}")
+        return None
+
+
+def all_agree(group: torch.distributed.ProcessGroup, said: str) -> bool:
+    """Whether every rank of the group calls this with the same words within AGREE_S; the same answer on all that do.
+
+    Not collective: a rank that never comes is not waited for in a collective, which would end with the group broken.
+    The ranks meet in the store that torch.distributed began with, and what the first of them decides there holds.
+    """
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+
+    store = PrefixStore(f"gemmtuned/{group.group_name}", _get_default_store())
+    keys = [str(rank) for rank in dist.get_process_group_ranks(group)]
+    store.set(str(dist.get_rank()), said)
+    try:
+        store.wait(keys, timedelta(seconds=AGREE_S))
+        same = all(store.get(key) == said.encode() for key in keys)
+    except RuntimeError:  # some have not come
+        same = False
+    verdict: bytes = store.compare_set("all agree", "", "yes" if same else "no")
+    return verdict == b"yes"
+
+
 class Together:
     """All ranks of a group change tables at one step of the program, without a word of the program's.
 
-    Each calls `step` at every step; after so many, all learn from the first rank which generation is the newest, a
-    number over the group's network, and take it up there and then.  hook: this process's, None where it is off.
+    Each calls `step` at every step; after so many, all learn from the first rank which generation it has read, a number
+    over the group's network, and take it up there and then.  hook: this process's, None where it is off.
     """
 
     def __init__(self, group: torch.distributed.ProcessGroup, *, hook: Callable[[], Hook | None], every: int) -> None:
         self._group, self._hook, self._every = group, hook, every
         self._steps = 0
-        self._known = 0
-        self._looked: tuple[int, int] | None = None
+        self._known = 0  # the generation that all have
+        self._looked: tuple[int, int] | None = None  # at this manifest, which was taken up
+        self._not_before_s = 0.0  # of time.monotonic()
 
     def step(self) -> None:
         """One step has begun. Collective at every so many."""
@@ -69,25 +115,31 @@ class Together:
 
     def look(self) -> None:
         """Take up what is newest now. Collective."""
-        newest = of_first(self._newest, self._group)
-        if newest != self._known:
-            self._known = newest
-            reload_group(self._hook(), self._group)
+        import torch.distributed as dist
 
-    def _newest(self) -> int:
-        """Of the published table, as this rank sees it; what is known where it cannot be read."""
+        table = self._newer() if dist.get_rank(self._group) == 0 else None
+        newest = of_first(lambda: table[0] if table is not None else self._known, self._group)
+        if newest != self._known:
+            _take_up(self._hook(), self._group, table)
+            self._known = newest  # only what has been read: what could not be is read again
+
+    def _newer(self) -> Rows | None:
+        """The published table, if it is another than all have."""
         hook = self._hook()
-        if hook is None:
-            return self._known
+        if hook is None or time.monotonic() < self._not_before_s:
+            return None
         try:
             facts = (hook.settings.config_dir / MANIFEST).stat()
-            if (facts.st_ino, facts.st_mtime_ns) != self._looked:
-                manifest = read_manifest(hook.settings.config_dir)
-                self._looked = facts.st_ino, facts.st_mtime_ns  # only now: what could not be read is read again
-                return self._known if manifest is None else manifest.generation
-        except (OSError, GemmtunedError):
-            pass
-        return self._known
+        except OSError:
+            return None
+        if (facts.st_ino, facts.st_mtime_ns) == self._looked:
+            return None
+        table = _read(hook)
+        if table is None:
+            self._not_before_s = time.monotonic() + RETRY_S
+            return None
+        self._looked = facts.st_ino, facts.st_mtime_ns
+        return table if table[0] != self._known else None
 
 
 def is_shared(group: torch.distributed.ProcessGroup | None) -> TypeGuard[torch.distributed.ProcessGroup]:
@@ -98,11 +150,17 @@ def is_shared(group: torch.distributed.ProcessGroup | None) -> TypeGuard[torch.d
 
 
 def of_first(number: Callable[[], int], group: torch.distributed.ProcessGroup) -> int:
-    """What the group's first rank, which alone asks, finds. Collective."""
+    """What the group's first rank, which alone asks, finds; 0 where that raises, for the others wait. Collective."""
     import torch
     import torch.distributed as dist
 
-    box = torch.tensor([number() if dist.get_rank(group) == 0 else 0])
+    found = 0
+    if dist.get_rank(group) == 0:
+        try:
+            found = number()
+        except Exception as err:
+            tell(log, logging.WARNING, "the first rank could not look reason=%s", f"{type(err).__name__}: {err}")
+    box = torch.tensor([found])
     dist.broadcast(box, group=group, group_src=0)
     return int(box)
 

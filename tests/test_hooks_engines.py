@@ -193,3 +193,18 @@ def test_ranks_of_one_model_hold_one_generation_at_every_step(home: Home) -> Non
     assert first["seen"][0] == 1  # before the profile run
     assert first["seen"][-1] == 13
     assert first["run"] == second["run"] == "vllm:tiny tp2"
+
+
+def test_a_rank_without_the_plugin_is_not_waited_for_and_the_others_change_no_tables(home: Home) -> None:
+    home.path.mkdir()
+    publish(home.path / "configs", [published(Problem(m=4, n=8, k=16, dtype="fp32", threads=2), "torch_swap")], 1)
+    lacking = RANKS.replace("gemmtuned._engines.vllm()\n", "if rank == 0:\n    gemmtuned._engines.vllm()\n").replace(
+        "member.EVERY = 2\n", "member.EVERY = 2\nfrom hooked import wait_for\nmember.ranks.AGREE_S = 1.0\n"
+        "wait_for(lambda: gemmtuned.generation() == 1)\n"
+    ).replace("dist.destroy", "dist.barrier()  # the group is whole\ndist.destroy")  # fmt: skip
+    first, second = (
+        done.said
+        for done in home.run_ranks(2, lacking + "assert not hasattr(worker, 'gemmtuned_recapture')", WORLD_SIZE="")
+    )
+
+    assert first["seen"] == second["seen"] == [1] * 21

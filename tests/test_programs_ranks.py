@@ -90,6 +90,86 @@ runpy.run_path({str(HERE / "ranks_program.py")!r}, run_name='__main__')
 """
 
 
+BEGIN = """
+    import json, os, time, torch, torch.distributed as dist
+    import gemmtuned
+    from hooked import publish, published, wait_for
+    from ranks_program import ROUTER
+    from gemmtuned.hooks import activate, ranks
+
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo", init_method=f"file://{os.environ['RENDEZVOUS']}", rank=rank, world_size=2)
+    """
+
+
+def test_a_table_that_cannot_be_read_at_first_is_taken_up_by_all_once_it_can(home: Home, ranks: Ranks) -> None:
+    done = home.run_ranks(
+        2,
+        BEGIN
+        + """
+    ranks.RETRY_S = 0.0
+    wait_for(lambda: gemmtuned.generation() == 1)
+    together = ranks.Together(dist.group.WORLD, hook=activate.current, every=1)
+    folder, seen = activate.current().settings.config_dir, []
+    if rank == 0:
+        publish(folder, [published(ROUTER, "onednn")], 2)
+        (table,) = (file for file in folder.glob("*.jsonl") if b"onednn" in file.read_bytes())
+        whole = table.read_bytes()
+        os.chmod(table, 0o644)
+        table.write_bytes(whole[:-20])
+    for step in range(4):
+        if rank == 0 and step == 2:
+            table.write_bytes(whole)
+        together.step()
+        seen.append(gemmtuned.generation())
+    print(json.dumps(seen))
+    """,
+    )
+
+    assert [one.said for one in done] == [[1, 1, 2, 2]] * 2
+
+
+def test_ranks_agree_whether_all_take_part_and_one_that_does_not_breaks_nothing(home: Home) -> None:
+    done = home.run_ranks(
+        2,
+        BEGIN
+        + """
+    ranks.AGREE_S = 1.0
+    group = {name: dist.new_group([0, 1]) for name in ("both", "apart", "alone", "late")}
+    said = {"both": ranks.all_agree(group["both"], "0.2.0")}
+    said["apart"] = ranks.all_agree(group["apart"], f"0.{rank}.0")
+    if rank == 0:
+        said["alone"] = ranks.all_agree(group["alone"], "0.2.0")
+        said["late"] = ranks.all_agree(group["late"], "0.2.0")
+        dist.barrier()
+    else:
+        dist.barrier()
+        said["late"] = ranks.all_agree(group["late"], "0.2.0")
+    total = torch.ones(1)
+    for each in group.values():  # each can still be used
+        dist.all_reduce(total, group=each)
+    print(json.dumps([said, total.item()]))
+    """,
+        AITER_TUNE_GEMM="0",
+    )
+
+    assert [one.said for one in done] == [
+        [{"both": True, "apart": False, "alone": False, "late": False}, 16.0],
+        [{"both": True, "apart": False, "late": False}, 16.0],
+    ]
+
+
+def test_a_first_rank_that_cannot_look_keeps_nobody_waiting(home: Home) -> None:
+    done = home.run_ranks(
+        2,
+        BEGIN + "print(json.dumps(ranks.of_first(lambda: 1 // 0, dist.group.WORLD)))",
+        AITER_TUNE_GEMM="0",
+    )  # fmt: skip
+
+    assert [one.said for one in done] == [0, 0]
+    assert "ZeroDivisionError" in done[0].err
+
+
 def test_status_says_when_the_ranks_of_a_run_hold_different_tables(home: Home) -> None:
     store = Store(home.path / "tune.db", locks=home.path / "locks")
     for rank, generation in enumerate((1, 2)):

@@ -45,6 +45,25 @@ def group_of(package: str, split: int) -> Any:
     return import_module(f"{package}.distributed.parallel_state").get_tp_group().cpu_group
 
 
+def that_agrees(group: torch.distributed.ProcessGroup | None, log: logging.Logger) -> Any:
+    """The group, if all its ranks change tables together; None for one rank, and where a rank does otherwise.
+
+    A rank without the plugin, with another version of it or another GEMMTUNED_RELOAD takes no part in our collectives,
+    and the others would wait for it for minutes.
+    """
+    if not ranks.is_shared(group):
+        return None
+    hook = activate.current()
+    asked = hook.settings.reload if hook is not None and is_given("GEMMTUNED_RELOAD") else ""
+    if ranks.all_agree(group, f"{sys.modules['gemmtuned'].__version__} every {EVERY} steps {asked}"):
+        return group
+    log.warning(
+        "gemmtuned: not all ranks have the plugin in one version and with one GEMMTUNED_RELOAD: "
+        "each takes the table that is there when it starts, and no later one"
+    )
+    return None
+
+
 def together(group: torch.distributed.ProcessGroup | None) -> ranks.Together | None:
     """What changes tables on all ranks at one step; None for one rank, and where GEMMTUNED_RELOAD says when."""
     if not ranks.is_shared(group) or is_given("GEMMTUNED_RELOAD"):

@@ -63,7 +63,7 @@ def _model(original: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any)
 
 
 def _prepare(runner: Any) -> None:
-    group = member.group_of("sglang.srt", int(runner.server_args.tp_size))
+    group = member.that_agrees(member.group_of("sglang.srt", int(runner.server_args.tp_size)), log)
     member.take_table(group)  # collective: it comes before all that may go wrong in one rank alone
     together = member.together(group)
     if together is not None and not _together:

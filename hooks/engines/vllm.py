@@ -61,12 +61,14 @@ def _engine(engine: Any, *_: Any) -> None:
 def _worker(wrapper: Any) -> None:
     """The device and the groups of ranks are there, the model is not."""
     worker, config = wrapper.worker, wrapper.vllm_config
-    group = member.group_of("vllm", config.parallel_config.tensor_parallel_size)
+    split = config.parallel_config.tensor_parallel_size
+    group = member.that_agrees(member.group_of("vllm", split), log)
     member.take_table(group)  # collective: it comes before all that may go wrong in one rank alone
     together = member.together(group)
     if together is not None:
         _step_together(worker, together)
-    worker.gemmtuned_recapture = functools.partial(recapture.recapture_vllm, worker, group, log)
+    if group is not None or split == 1:  # else ranks do not capture together
+        worker.gemmtuned_recapture = functools.partial(recapture.recapture_vllm, worker, group, log)
     for name, phase in _PHASES.items():
         method = getattr(worker, name, None)
         if callable(method):
