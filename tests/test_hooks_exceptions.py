@@ -94,6 +94,49 @@ def test_a_fork_without_memory_ends_nobody_and_the_child_counts(home: Home, prel
     assert done.said == [11, 11, 11]
 
 
+STANDS = """
+    from gemmtuned.hooks.engine_operators import FORMS
+
+    lib = torch.library.Library("mine", "FRAGMENT")
+
+    def stand(name):
+        return library.stand_before(f"mine::{name}", "", (-1, 0, 1, -1, -1, -1, -1), FORMS.index("opaque"))
+
+    def counted(product):  # of one call, which is right
+        assert torch.equal(product(x, w), x.relu() - w.relu().sum())
+        return sum(s.calls for s in library.drain())
+
+    n, failed, wrong = 0, 0, []
+    while n == 0 or seen >= n:
+        n += 1
+        lib.define(f"product{n}(Tensor x, Tensor w) -> Tensor")
+        lib.impl(f"product{n}", lambda x, w: x.relu() - w.relu().sum(), "CPU")
+        product = getattr(torch.ops.mine, f"product{n}")
+        tuple(library.drain())
+        news.news_arm(n, 0)
+        try:
+            stands = bool(stand(f"product{n}"))
+        except native.NativeError:
+            stands, failed = False, failed + 1
+        seen = news.news_seen()
+        news.news_arm(-1, 0)
+        found = counted(product), bool(stand(f"product{n}")), counted(product)
+        if found != (int(stands), True, 1):
+            wrong.append((n, stands, found))
+    print(json.dumps([failed, wrong]))
+    """
+
+
+def test_an_operator_that_there_is_no_memory_to_stand_before_is_called_as_it_was_and_can_be_later(
+    home: Home, preload: Path
+) -> None:
+    done = home.run(PROGRAM + STANDS, str(preload), fresh=True, LD_PRELOAD=str(preload))
+    failed, wrong = done.said
+
+    assert failed > 8, "its record, the library, what torch notes of both"
+    assert wrong == []
+
+
 def test_every_function_of_the_c_interface_promises_it() -> None:
     text = (Path(native.__file__).parent / "c_api.cpp").read_text()
     functions = re.findall(r"^\w[\w:<>* ]* \*?(gt_\w+)\((?:[^()]|\n)*\)( noexcept)? \{", text, re.MULTILINE)

@@ -68,6 +68,13 @@ Foreign* foreign_of(const c10::OperatorHandle& op) {
   return slot_of<Device>(op).load(std::memory_order_acquire);
 }
 
+// Whether a call of the operator comes to our kernel.
+template <class Device>
+bool is_called(const Foreign& it) {
+  return it.op.hasSchema() &&
+         it.op.getComputedKernelForDispatchKey(Device::key).debug().find(GEMMTUNED_REGISTERED) != std::string::npos;
+}
+
 // Takes our kernel back, so that torch finds what it would without us. False where somebody has put another in front of
 // ours: that one called the kernel that it had found, which without us would be the dead one, too.
 template <class Device>
@@ -77,9 +84,7 @@ bool take_back(Foreign& it) {
     while (it.standing.load(std::memory_order_acquire) == LEAVING) std::this_thread::yield();
     return it.standing.load(std::memory_order_acquire) == GONE;
   }
-  const bool ours_is_called =
-      it.op.hasSchema() &&
-      it.op.getComputedKernelForDispatchKey(Device::key).debug().find(GEMMTUNED_REGISTERED) != std::string::npos;
+  const bool ours_is_called = is_called<Device>(it);
   if (ours_is_called) it.library.reset();
   it.standing.store(ours_is_called ? GONE : STANDS, std::memory_order_release);
   return ours_is_called;
@@ -218,15 +223,18 @@ bool stand_before(const std::string& name, const std::string& schema, const Fore
                                  !op->schema().returns().empty(),
                                  alone,
                                  std::move(library)};
-  slot.store(ours, std::memory_order_release);
+  slot.store(ours, std::memory_order_release);  // first: with the registration calls come at once
   foreign_count<Device> += is_new;
   try {
     ours->library->impl(name.substr(space.size() + 2).c_str(),
                         facts.family ? torch::CppFunction::makeFromBoxedFunction<&listened_kernel<Device>>()
                                      : torch::CppFunction::makeFromBoxedFunction<&foreign_kernel<Device>>());
   } catch (...) {
-    ours->standing.store(GONE, std::memory_order_release);  // it was in its slot already, for calls come at once
-    throw;
+    if (!is_called<Device>(
+            *ours)) {  // torch may have thrown after it had registered ours, and cannot take it back then
+      ours->standing.store(GONE, std::memory_order_release);
+      throw;
+    }
   }
   return true;
 }
