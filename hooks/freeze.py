@@ -33,14 +33,20 @@ _PACKED: Final = "_gemmtuned_packed"  # attribute of a frozen layer; not a buffe
 class _Kept(NamedTuple):
     """What a layer keeps beside its weight.
 
-    stamp: of the weight as it was packed.  storage: keeps the number of the weight's storage from being another's, and
-    its memory not at all.
+    stamp: of the weight as it was packed, by which each call knows it.  No reference to the weight itself, not even a
+    weak one: torch.utils.swap_tensors refuses tensors that have any.  storage: keeps the number of the weight's storage
+    from being another's, and its memory not at all.
     """
 
-    weight: weakref.ref[torch.Tensor]
     stamp: list[int]
     packed: torch.Tensor
     storage: StorageWeakRef
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """A copy of a layer has a weight of its own, and nothing beside it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
 
 
 class FrozenLinear(nn.Linear):
@@ -55,10 +61,11 @@ class FrozenLinear(nn.Linear):
         if (
             kept is None
             or torch.is_grad_enabled()
-            or kept.weight() is not weight
             or type(input) not in _PLAIN
+            or type(weight) not in _PLAIN
             or (bias is not None and type(bias) not in _PLAIN)
             or not (input.is_cpu and weight.is_cpu)
+            or not (input.layout is weight.layout is torch.strided)
             or input.dtype is not weight.dtype
             or torch.is_autocast_enabled("cpu")
             or _somebody_looks_on()
@@ -67,6 +74,8 @@ class FrozenLinear(nn.Linear):
         return torch.ops.gemmtuned.frozen_linear(input, weight, kept.packed, bias, kept.stamp)  # type: ignore[no-any-return]
 
     def __reduce_ex__(self, protocol: Any) -> Any:  # pickled or copied, it is an nn.Linear again, not frozen
+        if type(self) is not FrozenLinear:  # parametrized meanwhile: torch has its own word on that
+            return super().__reduce_ex__(protocol)
         state = {name: value for name, value in self.__dict__.items() if name != _PACKED}
         return object.__new__, (nn.Linear,), state
 
@@ -81,6 +90,8 @@ _PLAIN: Final = (torch.Tensor, nn.Parameter)
 
 def _somebody_looks_on() -> bool:
     """Whether a mode, a transform or a tracer is on, which takes F.linear for what it is."""
+    if torch.compiler.is_exporting():  # what is exported runs where we are not
+        return True
     if torch.compiler.is_compiling():  # into compiled code goes the operator, which has kernels for these (frozen.h)
         return False
     return (
@@ -132,8 +143,7 @@ def _pack(module: nn.Module) -> int:
                     packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach())
                 except RuntimeError:  # oneDNN has no instructions for this dtype on this CPU
                     continue
-                weight = layer.weight
-                layer.__dict__[_PACKED] = _Kept(weakref.ref(weight), _stamp(weight), packed, _storage(weight))
+                layer.__dict__[_PACKED] = _Kept(_stamp(layer.weight), packed, _storage(layer.weight))
                 layer.__class__ = FrozenLinear
                 _frozen.add(layer)
                 count += 1
@@ -156,7 +166,9 @@ def _is_stale(layer: nn.Linear) -> bool:
     if kept is None:
         return False
     weight = getattr(layer, "weight", None)
-    return weight is None or kept.weight() is not weight or not weight.is_cpu or _stamp(weight) != kept.stamp
+    if weight is None or not weight.is_cpu or weight.layout is not torch.strided:
+        return True
+    return bool(_stamp(weight) != kept.stamp)
 
 
 def unfreeze(module: nn.Module) -> int:

@@ -416,3 +416,88 @@ def test_a_frozen_layer_is_linear_to_transforms_tracers_and_modes(home: Home) ->
         else:
             assert frozen == plain, name
     assert "performance drop" not in done.err
+
+
+def test_a_frozen_layer_is_linear_to_whatever_is_done_with_it(home: Home) -> None:
+    """Each of these gave another result, or an error, than the same layer that is not frozen."""
+    home.path.mkdir()
+    publish(home.path / "configs", [published(PACKED, "onednn_packed")], 1)
+    done = home.run(
+        START
+        + """
+    warnings.simplefilter("ignore")
+
+    class Triple(nn.Module):
+        def forward(self, w):
+            return 3 * w
+
+    def parametrized(net):
+        nn.utils.parametrize.register_parametrization(net[0], "weight", Triple())
+        return net
+
+    def weight(net, w):
+        net[0].weight = nn.Parameter(w, requires_grad=False)
+        return net(x)
+
+    def swapped_on_conversion(net):
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        try:
+            return net.double().float()(x)
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(False)
+
+    def swapped(net):
+        torch.utils.swap_tensors(net[0].weight, nn.Parameter(torch.ones(8, 16)))
+        return net(x)
+
+    def same_memory(net):
+        net[0].weight = nn.Parameter(net[0].weight.data)
+        before = net(x)
+        net[0].weight.mul_(2)
+        return torch.stack([before, net(x)])
+
+    def kind(run):
+        try:
+            return run()
+        except Exception as err:
+            return type(err).__name__
+
+    TRIALS = {
+        "deepcopy of a parametrized one": lambda net: copy.deepcopy(parametrized(net))(x),
+        "pickle of a parametrized one": lambda net: kind(lambda: pickle.loads(pickle.dumps(parametrized(net)))(x)),
+        "a sparse input": lambda net: net(x.to_sparse()),
+        "an input in oneDNN's form": lambda net: net(x.to_mkldnn()).to_dense(),
+        "a sparse weight": lambda net: weight(net, torch.ones(8, 16).to_sparse_csr()),
+        "a weight in oneDNN's form": lambda net: weight(net, torch.ones(8, 16).to_mkldnn()),
+        "a weight of another class": lambda net: type(weight(net, torch.ones(8, 16).as_subclass(Mine))).__name__,
+        "conversion by swapping": swapped_on_conversion,
+        "swap_tensors": swapped,
+        "another parameter of the same memory": same_memory,
+        "torch.export": lambda net: torch.export.export(net, (x,), strict=True).module()(x),
+        "what it exports": lambda net: [str(n.target) for n in torch.export.export(net, (x,), strict=True).graph.nodes],
+    }
+
+    class Mine(torch.Tensor):
+        pass
+
+    said = {}
+    with torch.no_grad():
+        for name, run in TRIALS.items():
+            m, twin = model(), model()
+            twin.load_state_dict(m.state_dict())
+            assert gemmtuned.freeze(m) == 1
+            m(x)
+            found, expected = kind(lambda: run(m)), kind(lambda: run(twin))
+            if isinstance(found, torch.Tensor) and isinstance(expected, torch.Tensor):
+                found, expected = torch.allclose(found, expected, atol=1e-5), True
+            if found != expected:
+                said[name] = [str(found), str(expected)]
+        counts()
+        m = model()
+        gemmtuned.freeze(m)
+        m(x)
+    print(json.dumps([said, counts()]))
+    """,
+        GEMMTUNED_RELOAD="manual",
+    )
+    assert done.said == [{}, {"fp32:4x8x16+bias,weight=packed exact": 1}]
