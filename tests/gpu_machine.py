@@ -83,7 +83,7 @@ class Machine:
 
     def card_clears(self) -> bool:
         """Whether a device is about to count as idle, and work waits: what comes next takes parts of a second."""
-        return any(seat._idleness.state != "busy" and not seat.out_of_work for seat in self.daemon.seats)
+        return any(seat._view.idleness.state != "busy" and not seat.out_of_work for seat in self.daemon.seats)
 
     def turn(self) -> None:
         for worker in self.life.alive:  # what the real worker says with its first word

@@ -236,7 +236,7 @@ def test_where_there_is_no_bar_work_that_does_not_get_on_is_told_once(
     with progress.progress(lines=True) as tell:
         assert told(0, 0, "others use the CPU") == ""
         assert told(progress.SILENT_S - 1, 0, "others use the CPU") == ""
-        assert told(progress.SILENT_S, 0, "others use the CPU") == "gemmtuned: 0 of 2 done; now: others use the CPU\n"
+        assert told(progress.SILENT_S, 0, "others use the CPU") == "gemmtuned: 0 of 2 done, now: others use the CPU\n"
         assert told(10 * progress.SILENT_S, 0, "others use the CPU") == ""
         assert told(10 * progress.SILENT_S, 1, "bf16:8x64x64") == ""
         assert told(10 * progress.SILENT_S + 1, 1, "bf16:8x64x128") == ""
@@ -245,7 +245,7 @@ def test_where_there_is_no_bar_work_that_does_not_get_on_is_told_once(
     with progress.progress(steady=True) as tell:
         assert told(30 * progress.SILENT_S, 0, "round 1: off") == ""
         assert told(31 * progress.SILENT_S - 1, 1, "round 1: on") == ""
-        assert told(31 * progress.SILENT_S, 2, "round 2: on") == "gemmtuned: 2 of 2 done; now: round 2: on\n"
+        assert told(31 * progress.SILENT_S, 2, "round 2: on") == "gemmtuned: 2 of 2 done, now: round 2: on\n"
         assert told(31 * progress.SILENT_S + 1, 3, "round 2: off") == ""
 
 
