@@ -28,9 +28,9 @@ _TORCH_NAMES: Final = {
     "i4": "int4", "fp8_e4m3": "float8_e4m3fn", "fp8_e4m3fnuz": "float8_e4m3fnuz", "fp8_e5m2": "float8_e5m2",
     "fp8_e5m2fnuz": "float8_e5m2fnuz", "fp4_e2m1": "float4_e2m1fn_x2", "e8m0": "float8_e8m0fnu",
 }  # fmt: skip
-# Data types of AITER's that problems of ours have no word for: rows with them are kept as they are.  fp8 is AITER's
-# word for whichever fp8 the device has, u32 for eight int4 in a word
-FOREIGN_DTYPES: Final = frozenset({"fp8", "u32", "u64", "u16", "mxfp8", "mxfp6", "mxfp4", "nvfp4", "fp6", "fp6x4"})
+# Data types that problems of ours have no word for: rows with them are kept as they are.  fp8 is AITER's word for
+# whichever fp8 the device has, u32 for eight int4 in a word
+_FOREIGN: Final = re.compile(r"(mx|nv)?(fp|bf|nf|f|uint|int|u|i|float|bfloat)[0-9]{1,3}[a-z0-9_]{0,24}")
 NOTHING: Final = frozenset({"", "none", "null", "nan", "<na>", "n/a"})
 _BOOLS: Final = {"true": True, "1": True, "false": False, "0": False}
 _INTEGER: Final = re.compile(r"-?[0-9]{1,18}(\.0+)?")
@@ -100,7 +100,7 @@ def _dtype(text: str) -> str | None:
         return None
     short = text.lower().removeprefix("aiter.").removeprefix("torch.").removeprefix("dtypes.")
     found = DTYPE_NAMES.get(short, short)
-    if found not in DTYPES and found not in FOREIGN_DTYPES:
+    if found not in DTYPES and not _FOREIGN.fullmatch(found):
         raise ValueError("is no dtype we know")
     return found
 
@@ -119,11 +119,19 @@ def _word(text: str) -> str:
     return text
 
 
+def _arch(text: str) -> str:
+    """An architecture: gfx950, sm_90. A number in its place tells that the cells stand one column off."""
+    if text[:1].isdigit():
+        raise ValueError("is no architecture")
+    return _word(text)
+
+
 CHECKED: Final[dict[str, Parse]] = {
     **dict.fromkeys(("kernelId", "solidx", "splitK", "block_m", "ksplit", "cu_num", "algo_index"), _integer),
-    **dict.fromkeys(("us", "us1", "us2", "duration", "tflops", "bw", "bandwidth_gb_s"), real),
+    **dict.fromkeys(("us", "us1", "us2", "total_us", "duration", "tflops", "bw", "bandwidth_gb_s"), real),
     **dict.fromkeys(("errRatio", "err_ratio", "err1", "err2"), _share),
-    **dict.fromkeys(("libtype", "lib", "gfx", "arch"), _word),
+    **dict.fromkeys(("libtype", "lib"), _word),
+    **dict.fromkeys(("gfx", "arch", "gfx_arch", "gpu_arch"), _arch),
 }
 _BOOL_COLUMNS: Final = frozenset({
     "bias", "scaleAB", "bpreshuffle", "use_g1u1", "doweight_stage1", "is_varlen", "use_h0", "store_fs",

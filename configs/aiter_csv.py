@@ -25,22 +25,21 @@ from typing import Any, Final, TextIO
 
 from gemmtuned.configs import aiter_headers
 from gemmtuned.configs.aiter_columns import CHECKED, NOTHING, parser, real
-from gemmtuned.configs.aiter_headers import (
-    ALIASES,
-    DEVICE,
-    EVERY,
-    FAMILIES,
-    OURS,
-    AiterFamily,
-    family_of_header,
-    kind_of,
-    named_family,
+from gemmtuned.configs.aiter_headers import ALIASES, EVERY, AiterFamily, family_of_header, kind_of, named_family
+from gemmtuned.configs.aiter_text import (
+    CONFLICT,
+    MAX_BAD_ROWS,
+    MAX_LINE,
+    Bad,
+    cells_of,
+    check_characters,
+    numbered,
+    separator_of,
+    unglued,
 )
 from gemmtuned.configs.errors import TableError
 
 MAX_BYTES: Final = 256 << 20
-MAX_LINE: Final = 64 << 10  # characters; the longest in AITER's repository has 1.1 KiB
-MAX_BAD_ROWS: Final = 10_000  # with more this is no table, and reading on is a waste
 MAX_COMPLAINTS: Final = 1000  # of them are kept; all are counted
 
 
@@ -175,16 +174,18 @@ class Reader:
         self.notes: list[str] = []
         self.rejected = 0
         self._name = name
-        self._numbered = _numbered(lines, name)
+        self._numbered = numbered(lines, name)
         number, line = next(self._numbered, (0, ""))
         if not number:
             raise TableError(f"{name}: empty, expected a header such as M,N,K")
         if not line.isprintable() and not line.replace("\t", "").strip("\r\n").isprintable():
             raise TableError(f"{name} line {number}: not a table: control characters where a header should be")
-        separator = _separator(line)
+        if line.startswith(CONFLICT):
+            raise TableError(f"{name} line {number}: a merge conflict stands in it: settle it first")
+        separator = separator_of(line)
         try:
-            columns, glued = _unglued(_cells(line, separator))
-        except _Bad as err:
+            columns, glued = unglued(cells_of(line, separator))
+        except Bad as err:
             raise TableError(f"{name} line {number}: not a table: {err}") from err
         if family is None:
             found = family_of_header(columns, name=name, ignore=ignore)
@@ -209,8 +210,8 @@ class Reader:
             if line == self._line:  # two files, one after the other
                 continue
             try:
-                cells = _cells(line, self.header.separator)
-            except _Bad as err:
+                cells = cells_of(line, self.header.separator)
+            except Bad as err:
                 self._reject(number, err)
                 continue
             if any(cells):
@@ -221,10 +222,10 @@ class Reader:
     def _row(self, reader: _RowReader, number: int, line: str, cells: list[str]) -> Iterator[Row]:
         try:
             yield reader.row(number, line, cells)
-        except _Bad as err:
+        except Bad as err:
             self._reject(number, err)
 
-    def _reject(self, number: int, err: _Bad) -> None:
+    def _reject(self, number: int, err: Bad) -> None:
         self.rejected += 1
         if len(self.complaints) < MAX_COMPLAINTS:
             self.complaints.append(f"{self._name} line {number}, {err}")
@@ -275,11 +276,7 @@ def write_table(path: Path, table: Table) -> None:
 
 def is_header(line: str) -> bool:
     """True when this line begins one of AITER's tables."""
-    return aiter_headers.is_header([column.strip() for column in line.split(_separator(line))])
-
-
-class _Bad(Exception):
-    """A row that cannot be taken; its text goes on after "file line N, "."""
+    return aiter_headers.is_header([column.strip() for column in line.split(separator_of(line))])
 
 
 class _RowReader:
@@ -296,18 +293,26 @@ class _RowReader:
         self._columns = len(header.columns)
         while self._columns and not header.columns[self._columns - 1]:
             self._columns -= 1
+        self._nameless = [place for place in range(self._columns) if strict and not header.columns[place]]
+        self._before = self._columns
 
     def row(self, number: int, line: str, cells: list[str]) -> Row:
-        """The row of these cells. Raises _Bad."""
+        """The row of these cells. Raises Bad."""
         if not line.rstrip("\n").isprintable():
-            _check_characters(line)
+            check_characters(line)
+        if line.startswith(CONFLICT):
+            raise Bad("a merge conflict stands here: settle it first")
         if "�" in line:
-            raise _Bad("not UTF-8: bytes that are no text")
+            raise Bad("not UTF-8: bytes that are no text")
         count = len(cells)
         if self._strict and count > self._columns and any(cells[self._columns :]):
-            raise _Bad(f"{count} cells, the header has {self._columns} columns: which cell is whose is not clear")
-        if count < self._columns and self._header.ends and not line.endswith("\n"):
-            raise _Bad(f"it ends after {count} of {self._columns} cells and without a line end: the file was cut there")
+            raise Bad(f"{count} cells, the header has {self._columns} columns: which cell is whose is not clear")
+        if count < self._before and self._header.ends and not line.endswith("\n"):
+            raise Bad(f"it ends after {count} of {self._columns} cells and without a line end: the file was cut there")
+        self._before = min(count, self._columns)  # rows of some files have fewer cells all through
+        for place in self._nameless:
+            if place < count and cells[place]:
+                raise Bad(f"cell {place + 1} stands under a column without a name: {cells[place][:80]!r}")
         column, text = "", ""
         try:
             key = []
@@ -319,7 +324,7 @@ class _RowReader:
                     text = cells[place]
                     parse(text)
         except ValueError as err:
-            raise _Bad(f"column {column}: {text[:80]!r} {err}") from err
+            raise Bad(f"column {column}: {text[:80]!r} {err}") from err
         us = real(cells[self._us]) if 0 <= self._us < count else None
         if us is None and self._parts[1] >= 0:
             us = self._sum(cells)
@@ -329,64 +334,3 @@ class _RowReader:
         """The time of two stages, where a table tells it in two parts."""
         first, second = (real(cells[place]) if 0 <= place < len(cells) else None for place in self._parts)
         return first + second if first and second and min(first, second) > 0 else None
-
-
-def _check_characters(line: str) -> None:
-    for place, character in enumerate(line.rstrip("\r\n")):
-        if not character.isprintable() and character != "\t":
-            raise _Bad(f"character {place + 1}: {character!r}, expected text")
-
-
-def _numbered(lines: Iterable[str], name: str) -> Iterator[tuple[int, str]]:
-    """Lines that hold anything but a remark (`#`, `//`), with their numbers; line ends stay."""
-    last = 0
-    for number, line in enumerate(lines, 1):
-        if len(line) > MAX_LINE:
-            raise TableError(f"{name} line {number}: more than {MAX_LINE} characters: not a table")
-        if line.strip(",;| \t\r\n"):
-            last = number
-            if not line.lstrip().startswith(("#", "//")):
-                yield number, line
-        elif number - last > MAX_BAD_ROWS:
-            raise TableError(f"{name} line {number}: more than {MAX_BAD_ROWS} blank lines: not a table")
-
-
-def _separator(line: str) -> str:
-    """What parts the columns of this header: a comma, unless there is none and another of the usual ones is."""
-    return "," if "," in line else next((other for other in (";", "\t", "|") if other in line), ",")
-
-
-def _cells(line: str, separator: str) -> list[str]:
-    if '"' not in line:
-        return [cell.strip() for cell in line.split(separator)]
-    try:
-        return [cell.strip() for cell in next(csv.reader([line], strict=True, delimiter=separator))]
-    except (csv.Error, StopIteration) as err:
-        raise _Bad(f"its quotes: {err}, expected them in pairs around a value") from err
-
-
-def _unglued(cells: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
-    """(columns, cells of the first row): a file may lack the line end after its header, `...,tflops,bwgfx950,256,...`.
-
-    Only where one cell in the middle is a column's name with something after it, and as many cells follow as stand
-    before.  Columns without a name at the end are none.
-    """
-    half = len(cells) // 2
-    if len(cells) % 2 and half:
-        joint = next((name for name in _NAMES if cells[half].startswith(name) and cells[half] not in _NAMES), "")
-        head = [*cells[:half], joint]
-        values = sum(name not in _NAMES for name in cells[half + 1 :])  # one may be called as a column is: k
-        if joint and all(name in _NAMES for name in head) and values >= half - 1:
-            return tuple(head), [cells[half].removeprefix(joint), *cells[half + 1 :]]
-    columns = [*cells]
-    while columns and not columns[-1]:
-        columns.pop()
-    return tuple(columns), []
-
-
-# Longest first: `outdtype` is not `outdt` and the like
-_NAMES: Final = sorted(
-    {column for family in FAMILIES.values() for column in (*family.tuned_header, *family.also)}
-    | {*DEVICE, *ALIASES, OURS, "_tag"},
-    key=lambda column: (-len(column), column),
-)  # fmt: skip

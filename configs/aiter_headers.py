@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gemmtuned.configs.aiter_remarks import is_remark
 from gemmtuned.configs.errors import HeaderError, TableError
 
 DEVICE: Final = ("gfx", "cu_num")
@@ -65,6 +66,11 @@ _ONLINE: Final = ("m", "n", "k")
 _MIXED: Final = (*_MNK, "a_dtype", "b_dtype")
 _SMALL_M: Final = ("n_sub", "k_splits", "use_hip")
 _GROUPED_MX: Final = ("use_hip", "hip_us", "triton_us", "speedup")
+# Columns of mixtures that some ages and models have; a row where they say anything is another product (aiter_rows.py)
+_MOE_ALSO: Final = (
+    "bias", "hidden_pad", "intermediate_pad", "swiglu_limit", "ep", "stage", "q_dtype", "wq_dtype",
+    "q_dtype_a2", "q_dtype_w2", "q_type2",
+)  # fmt: skip
 
 FAMILIES: Final[dict[str, AiterFamily]] = {
     family.name: family
@@ -75,18 +81,21 @@ FAMILIES: Final[dict[str, AiterFamily]] = {
         ),
         AiterFamily("a8w8", (*_MNK, "q_dtype_w"), _CK, _MNK),
         AiterFamily("a8w8_bpreshuffle", (*_MNK, "q_dtype_w"), ("libtype", *_CK), _MNK),
-        AiterFamily("a8w8_blockscale", _MNK, ("libtype", *_CK), _MNK, also=("q_dtype_w",)),
+        AiterFamily("a8w8_blockscale", _MNK, ("libtype", *_CK), _MNK, also=("q_dtype_w", "preshuffleB")),
         AiterFamily("a8w8_blockscale_bpreshuffle", _MNK, ("libtype", *_CK), _MNK, also=("q_dtype_w",)),
         AiterFamily("a4w4_blockscale", _MNK, _CK, _MNK),
         AiterFamily("a6w6_blockscale", _MNK, _CK, _MNK, text=True),
+        AiterFamily("a8w8_mxscale", (*_MNK, "q_dtype_w"), ("libtype", *_CK), _MNK, text=True),
+        AiterFamily("a8w8_bpreshuffle_mxfp8", (*_MNK, "q_dtype_w"), ("libtype", *_CK), _MNK, text=True),
         AiterFamily("mxscale_preshuffle", _MIXED, ("libtype", *_CK), _MIXED, text=True),
         AiterFamily("smallm_mxfp8", ("K", "N", "M"), ("kernel", *_SMALL_M), (*_MNK, *_SMALL_M), text=True),
         AiterFamily("grouped_mxfp8", ("case", "tp", "ep", "G", "K", "N", "M"), _GROUPED_MX, (*_MNK, *_GROUPED_MX[:3]),
                     text=True),
         AiterFamily("batched_bf16", _BMNK, _CK, _BMNK),
         AiterFamily("batched_a8w8", _BMNK, _CK, _BMNK),
+        AiterFamily("batched_a8w8_blockscale_bpreshuffle", _BMNK, ("libtype", *_CK), _BMNK, text=True),
         AiterFamily("batched_mxscale", ("b", *_ONLINE), ("libtype", *_CK), ("b", *_ONLINE), ("gfx",), text=True),
-        AiterFamily("fmoe", _MOE, _MOE_RESULT, _MOE[:5], also=("bias",)),
+        AiterFamily("fmoe", _MOE, _MOE_RESULT, _MOE[:5], also=_MOE_ALSO),
         AiterFamily("grouped_fmoe", (*_MOE, "gate_mode"), _MOE_RESULT, _MOE[:5], text=True),
         AiterFamily("fhmoe", (*_MOE, *_SHARED_EXPERT), _MOE_RESULT, _MOE[:5], text=True),
         AiterFamily("gdn", _GDN, ("BV", "us"), ("H", "Hg"), text=True),
@@ -96,35 +105,26 @@ FAMILIES: Final[dict[str, AiterFamily]] = {
     )
 }  # fmt: skip
 
+# Lists of M, N and K alone, in files whose name says no more: AITER gives them to the tuner of any family
+SHAPES: Final = AiterFamily("shapes", _MNK, (), _MNK, (), also=("q_dtype_w",))
+
 # Columns that only a tuned table has
 _RESULTS: Final = frozenset({
     "us", "us1", "kernelId", "solidx", "kernelName", "kernelName1", "libtype", "lib", "kernel_name", "algo_index", "BV",
     "tile_m", "n_sub", "use_hip",
 })  # fmt: skip
+# Parameters of kernels, which tuned tables of some ages have beside the kernel's name
+_KNOBS: Final = frozenset({
+    "block_m2", "use_non_temporal_load1", "use_non_temporal_load2", "tile_m", "tile_n", "tile_k", "lds_stage",
+    "use_cshuffle_epilog", "use_async_copy", "waves_per_eu",
+})  # fmt: skip
 # Other names of columns, in files of other ages
 ALIASES: Final = {
     "arch": "gfx", "gfx_arch": "gfx", "gpu_arch": "gfx", "cu": "cu_num", "num_cu": "cu_num", "cu_count": "cu_num",
-    "duration": "us", "time_us": "us", "latency_us": "us", "kernel_us": "us", "soltimes": "us", "errratio": "errRatio",
+    "duration": "us", "time_us": "us", "latency_us": "us", "kernel_us": "us", "soltimes": "us", "total_us": "us",
+    "errratio": "errRatio",
 }  # fmt: skip
-# Of columns that nobody knows these words say that they describe a row, or measure it, and are no part of the product
-_REMARKS: Final = frozenset({
-    "at", "by", "on", "per", "tuned",
-    "abs", "after", "atol", "author", "avg", "backend", "bandwidth", "baseline", "before", "best", "branch", "bw",
-    "calls", "checked", "comment", "comments", "commit", "cos", "cosine", "count", "counts", "created", "cuda",
-    "date", "day", "default", "desc", "description", "diff", "driver", "duration", "efficiency", "elapsed", "err",
-    "error", "errors", "errratio", "flop", "flops", "freq", "frequency", "gain", "gb", "gbps", "gbs", "gflops",
-    "gib", "hash", "hits", "host", "hostname", "improvement", "index", "info", "issue", "iters", "kernel",
-    "label", "latency", "layer", "layers", "lib", "library", "line", "link", "machine", "mb", "mean", "median",
-    "model", "models", "ms", "mse", "msec", "name", "new", "no", "note", "notes", "ns", "number", "occurrences",
-    "old", "origin", "outcome", "owner", "pct", "percent", "perf", "phase", "pr", "priority", "rank", "ratio",
-    "reason", "ref", "reference", "rel", "remark", "remarks", "rmse", "rocm", "row", "rtol", "s", "sec",
-    "seconds", "seq", "share", "snr", "sol", "solution", "source", "speedup", "state", "status", "std", "stddev",
-    "tag", "tags", "tflops", "time", "timestamp", "todo", "torch", "trials", "triton", "updated", "uplift", "url",
-    "us", "usec", "user", "util", "utilization", "valid", "verified", "version", "vs", "warmup", "weight_pct",
-    "when", "who", "worst",
-})  # fmt: skip
 _VALUE: Final = re.compile(r"-?[0-9.]+(e[+-]?[0-9]+)?%?|torch\..*|(?i:true|false|nan|none)")
-_WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
 # Parts of file names, most telling first; AITER writes a8w8_tuned_batched_gemm as well as a8w8_blockscale_..._mm2.5
 _NAMES: Final = (
@@ -134,7 +134,10 @@ _NAMES: Final = (
     ("smallm_mxfp8", "smallm_mxfp8"),
     ("asm_a8w8", "asm_a8w8"),
     ("grouped_gemm_mxfp8", "grouped_mxfp8"),
+    ("a8w8_mxscale", "a8w8_mxscale"),
     ("mxscale", "batched_mxscale"),
+    ("a8w8_blockscale_wpreshuffle", "a8w8_blockscale_bpreshuffle"),
+    ("a8w8_bpreshuffle_mxfp8", "a8w8_bpreshuffle_mxfp8"),
     ("a8w8_blockscale_bpreshuffle", "a8w8_blockscale_bpreshuffle"),
     ("a8w8_blockscale", "a8w8_blockscale"),
     ("a8w8_bpreshuffle", "a8w8_bpreshuffle"),
@@ -147,11 +150,13 @@ _NAMES: Final = (
 # Words of a file's name that tell a data type or a kind of product, and the families that they agree with
 _TELLING: Final = re.compile(
     r"[aw]\d{1,2}([aw]\d{1,2})?|(mx|nv)?(fp|f|int|i|u)\d{1,2}|bf16|fp8\w*|mx\w*|nvfp\w*|nf4|awq|gptq|marlin|quant\w*|"
-    r"\w*scale[ds]?|e\dm\d\w*|ptpc|\w*moe|batched|bmm|grouped|\w*pre?shuffled?|fp8fp4"
+    r"\w*scale[ds]?|e\dm\d\w*|ptpc|\w*moe|batched|bmm|grouped|\w*pre?shuffled?|fp8fp4|per_?(\d+x\d+|t\w+|channel|block)"
 )
 _AGREE: Final = {
     "a4w4": frozenset({"a4w4", "fp4", "mxfp4", "blockscale"}),
-    "a8w8": frozenset({"a8w8", "fp8", "f8", "int8", "i8", "ptpc", "batched", "blockscale", "bpreshuffle", "e4m3"}),
+    "a8w8": frozenset(
+        {"a8w8", "fp8", "f8", "int8", "i8", "ptpc", "batched", "blockscale", "bpreshuffle", "wpreshuffle", "e4m3"}
+    ),
     "bf16": frozenset({"bf16", "a16w16", "batched"}),
 }
 
@@ -190,7 +195,8 @@ def family_of_header(columns: Sequence[str], *, name: str, ignore: Sequence[str]
             "token,model_dim,inter_dim,expert,topk[,...] and others"
         )
     has = {column for column in columns if column not in ignore}
-    family = FAMILIES[family_of_columns(columns) or _by_name(has, name)]
+    clear = family_of_columns(columns)
+    family = FAMILIES[clear] if clear else _by_name(has, name)
     _check_columns(columns, family, name=name, ignore=ignore)
     return family
 
@@ -263,7 +269,7 @@ def _check_columns(columns: Sequence[str], family: AiterFamily, *, name: str, ig
     kernels = {column for other in FAMILIES.values() for column in other.result}
     for column in columns:
         plain = ALIASES.get(column, column)
-        if not plain or plain in own or (plain in kernels and family.name == "fmoe"):
+        if not plain or plain in own or plain in _KNOBS or (plain in kernels and family.name == "fmoe"):
             continue
         if plain in others or (plain in kernels and not is_remark(column)):
             raise TableError(
@@ -276,30 +282,26 @@ def _check_columns(columns: Sequence[str], family: AiterFamily, *, name: str, ig
             )
 
 
-def is_remark(column: str) -> bool:
-    """Whether a column that nobody knows cannot be part of what the product is, by the words of its name."""
-    words = [word.lower() for word in _WORD.findall(column)]
-    numbers = [word for word in words if word.isdigit()]  # kernelName1
-    return len(words) > len(numbers) and all(word in _REMARKS or (word.isdigit() and len(word) == 1) for word in words)
+def _by_name(has: set[str], name: str) -> AiterFamily:
+    """M, N and K with or without B, q_dtype_w and libtype: families share these headers, and the file's name decides.
 
-
-def _by_name(has: set[str], name: str) -> str:
-    """M, N and K with or without B, q_dtype_w and libtype: quantised families share these headers."""
+    Where it does not, a list of shapes is one of any family, and a tuned table is refused.
+    """
     told = family_of_name(name)
-    odd = _contradicts(told, name)
+    quantised = "q_dtype_w" in has
+    odd = _contradicts(told or ("a8w8" if quantised else ""), name)
     if "B" in has:
-        found = told if told.startswith("batched_") else f"batched_{told}" if told in ("bf16", "a8w8") else ""
-    elif "q_dtype_w" in has:
-        # a blockscale list of one model names the dtype as well
-        found = told if told.startswith("a8w8") else "a8w8_bpreshuffle" if "libtype" in has else "a8w8"
-        odd = odd if told else _contradicts("a8w8", name)
-    elif told and not told.startswith("batched_"):
-        found = told
-    else:  # gradlib's first lists were M,N,K alone
-        found = "bf16" if not told and not _RESULTS & has else ""
-    if not found or odd or not has.issuperset(FAMILIES[found].needs):
+        found = next((one for one in (told, f"batched_{told}") if one.startswith("batched_") and one in FAMILIES), "")
+    elif told:
+        family = FAMILIES[told]
+        found = told if not quantised or "q_dtype_w" in (*family.key, *family.also) else ""
+    else:
+        found = ""
+    if odd or not has.issuperset(FAMILIES[found].needs if found else SHAPES.needs):
         _ask(name, odd)
-    return found
+    if not found and (told or "B" in has or _RESULTS & has):
+        _ask(name)
+    return FAMILIES[found] if found else SHAPES
 
 
 def _contradicts(told: str, name: str) -> str:

@@ -14,11 +14,11 @@ from typing import Any, Final
 
 from gemmtuned.configs.aiter_columns import torch_name
 from gemmtuned.configs.aiter_csv import Row, read_lines, write_lines
-from gemmtuned.configs.aiter_headers import FAMILIES, OURS, AiterFamily, gfx_of_units
+from gemmtuned.configs.aiter_headers import FAMILIES, OURS, SHAPES, AiterFamily, gfx_of_units
 from gemmtuned.configs.errors import GemmtunedError, ProblemError, TableError
 from gemmtuned.configs.hint import plain_case
 from gemmtuned.configs.numbers import decimal, signed, whole
-from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.problem import DTYPES, Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND, NAME, Candidate, Device, Solution
 
 SCALES: Final = {  # aiter.QuantType
@@ -35,6 +35,13 @@ _QUANTISED: Final = {
     "a4w4_blockscale": ("1x32", "plain", "fp4_e2m1"),
     "batched_a8w8": ("row", "plain", "i8"),
 }
+_UNTOLD: Final = "neither columns nor file name say what these M, N and K multiply: --family does, for example bf16"
+_NO: Final = ("", "0", "0.0", "false")
+# Columns that some ages of mixtures have, and what they hold where they say nothing more
+_NOTHING_MORE: Final = {
+    **dict.fromkeys(("bias", "hidden_pad", "intermediate_pad", "swiglu_limit"), _NO), "ep": ("1", "1.0"),
+    **dict.fromkeys(("stage", "q_dtype", "wq_dtype"), ()),
+}  # fmt: skip
 TUNABLE: Final = ("bf16", "batched_bf16", "guide")  # families that `gemmtuned tune` takes
 _NO_NUMBER: Final = "0"  # kernel number of rows we write: our kernels have names
 # Libraries that AITER's dispatcher has a call for; a row with another would stop an AITER program
@@ -55,6 +62,8 @@ def problem_or_reason(row: Row, *, dtype: str = "bf16", threads: int = 0) -> Pro
     family = row.header.family
     values = dict(zip(family.key, row.key, strict=True))
     make = _MAKERS.get(family.name)
+    if family is SHAPES:
+        return _UNTOLD
     if make is None:
         return f"a product of family {family.name} is no problem of gemmtuned's yet"
     try:
@@ -82,6 +91,8 @@ def _batched(row: Row, values: dict[str, Any], dtype: str) -> dict[str, Any]:
 
 def _quantised(row: Row, values: dict[str, Any], dtype: str) -> dict[str, Any]:
     scale, weight_state, usual = _QUANTISED[row.header.family.name]
+    if row["preshuffleB"].lower() not in _NO:
+        weight_state = "shuffled"
     return {
         **_shape(values), "family": "scaled", "scale": scale, "weight_state": weight_state,
         "dtype": dtype_of(values.get("q_dtype_w"), row) or dtype_of(usual, row),
@@ -95,8 +106,12 @@ def _moe(row: Row, values: dict[str, Any], dtype: str) -> dict[str, Any]:
         raise ProblemError(f"column {missing[0]} is missing or empty")
     if values["topk"] is None:
         raise ProblemError("topk is -1: it does not say how many experts a token visits")
-    if row["bias"].lower() not in ("", "0", "false"):
-        raise ProblemError("a mixture with a bias")
+    for column, nothing in _NOTHING_MORE.items():
+        if row[column] and row[column].lower() not in nothing:
+            raise ProblemError(f"a mixture whose {column} is {row[column][:40]}")
+    for column in ("q_dtype_a", "q_dtype_w", "q_type"):  # of the second product, where it differs
+        if row[f"{column}2"] and row[f"{column}2"] != row[column]:
+            raise ProblemError(f"a mixture whose {column}2 is not its {column}")
     act = values["act_type"].rpartition(".")[2].lower()
     act += "_gated" if values["use_g1u1"] else ""
     act += "_weighted" if values["doweight_stage1"] else ""
@@ -118,6 +133,8 @@ def dtype_of(name: str | None, row: Row) -> str | None:
     """AITER's `fp8` is the device's own; gfx942 alone has the one without zero's sign."""
     if name == "u32":  # where torch has no int4, AITER calls eight of them by the word they lie in
         return "i4"
+    if name is not None and name != "fp8" and name not in DTYPES:
+        raise ProblemError(f"no word for data type {name}")
     if name != "fp8":
         return name
     return "fp8_e4m3fnuz" if gfx_of(row) == "gfx942" else "fp8_e4m3"
@@ -299,10 +316,16 @@ class Untuned:
 def read_untuned(lines: Iterable[str], *, name: str, dtype: str, threads: int) -> Untuned:
     """The problems of a table, tuned or not, of a family that can be tuned here; see problem_of for dtype and threads.
 
-    Raises TableError for another family, or a header that is none of AITER's.
+    A list of M, N and K alone is of `dtype`, in plain products.  Raises TableError for another family, or a header that
+    is none of AITER's.
     """
+    lines = list(lines)
     table = read_lines(lines, name=name)
+    if table.family is SHAPES and "q_dtype_w" not in table.header.at:
+        table = read_lines(lines, name=name, family="bf16")
     if table.family.name not in TUNABLE:
+        if table.family is SHAPES:
+            raise TableError(f"{name}: the file's name does not say which of AITER's families with q_dtype_w it is of")
         raise TableError(
             f"{name}: family {table.family.name} cannot be tuned yet, only {', '.join(TUNABLE)}; "
             "gemmtuned import keeps it"

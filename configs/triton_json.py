@@ -28,10 +28,12 @@ MAX_BYTES: Final = 4 << 20  # the largest of AITER's has 6 KiB
 BOUNDS: Final = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)  # M_LEQ_x is only found for these x
 CATEGORIES: Final = ("small", "medium_M32", "medium_M64", "medium_M128", "large", "xlarge")
 MOE_CATEGORIES: Final = ("small_M", "medium_M", "large_M")
-_BUCKET: Final = re.compile(r"M_(LEQ|GEQ)_([0-9]{1,9})|any|" + "|".join((*CATEGORIES, *MOE_CATEGORIES)))
+_BUCKET: Final = re.compile(r"M_(LEQ|GEQ)_([0-9]{1,9})|any|(small|medium|large|xlarge)(_M[0-9]{0,9})?")
 _FILE: Final = re.compile(
     r"(?:(?P<arch>[A-Za-z0-9_]+)-)?(?P<name>(?:FUSED-)?[A-Z_]*GEMM-.+?|FF-.+?|MOE-.+?)(?:-(?P<suffix>[A-Z0-9]+=.*))?"
 )
+_PRODUCT: Final = re.compile(r"GEMM|^FF-|^MOE-")  # in the names of kernels that multiply
+_REMARK: Final = re.compile(r"_.*|comments?|notes?", re.IGNORECASE)  # beside the buckets, for people
 _PART: Final = re.compile(r"([A-Z][A-Z0-9]*)=([0-9]{1,10})")
 _ARCHS: Final = {"MI300X": "gfx942", "MI350X": "gfx950", "R9700": "gfx1201"}  # file names once began so
 Value = int | float | str | bool | None
@@ -42,7 +44,7 @@ Config = dict[str, Value]
 class TileFile:
     """One file. sizes: what its suffix names (N, K, B ...), empty for a default file.
 
-    buckets: the configs by key, in the file's order; complaints: entries left out.
+    buckets: the configs by key, in the file's order; complaints: entries left out; notes: what is no entry.
     """
 
     path: Path
@@ -51,6 +53,7 @@ class TileFile:
     sizes: dict[str, int]
     buckets: dict[str, Config] = field(default_factory=dict)
     complaints: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def read_file(path: Path) -> TileFile:
@@ -69,12 +72,16 @@ def read_file(path: Path) -> TileFile:
     if not is_tiles(raw):
         raise TableError(f"{path}: not a tile file: expected keys M_LEQ_<x>, M_GEQ_<x>, any or small ... xlarge")
     arch, name, sizes = _told_by(path)
+    if not _PRODUCT.search(name):
+        raise TableError(f"{path}: tiles of kernel {name[:60]!r}, which is no matrix product of AITER's")
     found = TileFile(path, arch, name, sizes)
     for key, count in Counter(key for key, _ in pairs).items():
         found.complaints += [f"{path} entry {key[:40]!r}: stands {count} times, the last is taken"] * (count - 1)
     for key, config in raw.items():
         wrong = _fault(key, config)
-        if wrong:
+        if wrong and isinstance(config, str) and _REMARK.fullmatch(key):
+            found.notes.append(f"{path}: {key[:40]}: {config[:200]}")
+        elif wrong:
             found.complaints.append(f"{path} entry {key[:40]!r}: {wrong}")
         else:
             found.buckets[key] = config
@@ -194,21 +201,31 @@ def least_regret(times: Times) -> dict[str, Config]:
 
 def problem_of(file: TileFile, key: str) -> Problem | None:
     """The problem of an entry at the bound of its bucket; None for defaults, categories, and what we cannot express."""
-    kind = _KINDS.get(re.sub(r"[-_](ATOMIC|PRESHUFFLED|gated|PER_TOKEN_SCALE)$", "", file.name))
+    found = problem_or_reason(file, key)
+    return found if isinstance(found, Problem) else None
+
+
+def problem_or_reason(file: TileFile, key: str) -> Problem | str:
+    """As problem_of, or why there is none."""
+    kind = _KINDS.get(re.sub(r"[-_](ATOMIC|PRESHUFFLED)$", "", file.name))
     bound = re.fullmatch(r"M_[LG]EQ_([0-9]+)", key)
-    if kind is None or bound is None or not {"N", "K"} <= set(file.sizes):
-        return None
+    if kind is None and "A8W8" in file.name and "BLOCKSCALE" not in file.name:
+        return f"kernel {file.name} multiplies int8 or fp8, and its files do not say which"
+    if kind is None:
+        return f"kernel {file.name} is no problem of gemmtuned's yet"
+    if not {"N", "K"} <= set(file.sizes):
+        return f"a tile of kernel {file.name} for every N and K"
+    if bound is None:
+        return f"a tile of kernel {file.name} for a range of M without a bound"
     values: dict[str, Any] = {**kind, "batch": file.sizes.get("B", 1)}
     if file.name.endswith("PRESHUFFLED"):
         values["weight_state"] = "shuffled"
-    if file.name.endswith("PER_TOKEN_SCALE"):
-        values["scale"] = "row"
     if file.arch == "gfx942" and values.get("dtype") == "fp8_e4m3":
         values["dtype"] = "fp8_e4m3fnuz"
     try:
         return Problem(m=int(bound[1]), n=file.sizes["N"], k=file.sizes["K"], **values)
-    except ProblemError:
-        return None
+    except ProblemError as err:
+        return str(err)
 
 
 def candidate_of(config: Mapping[str, Value]) -> Candidate | None:
@@ -243,8 +260,6 @@ _TILES: Final[dict[str, tuple[str, int | None]]] = {
 _KINDS: Final[dict[str, dict[str, str]]] = {
     "GEMM-A16W16": {},
     "BATCHED_GEMM-A16W16": {"family": "batched"},
-    "GEMM-A8W8": {"family": "scaled", "scale": "row", "dtype": "fp8_e4m3", "out_dtype": "bf16"},
-    "BATCHED_GEMM-A8W8": {"family": "scaled", "scale": "row", "dtype": "fp8_e4m3", "out_dtype": "bf16"},
     "GEMM-A8W8_BLOCKSCALE": {"family": "scaled", "scale": "1x128", "dtype": "fp8_e4m3", "out_dtype": "bf16"},
     "GEMM-AFP4WFP4": {"family": "scaled", "scale": "1x32", "dtype": "fp4_e2m1", "out_dtype": "bf16"},
     "BATCHED_GEMM-AFP4WFP4": {"family": "scaled", "scale": "1x32", "dtype": "fp4_e2m1", "out_dtype": "bf16"},
@@ -262,7 +277,8 @@ def _fault(key: str, config: object) -> str:
         return "not a bucket, expected M_LEQ_<x>, M_GEQ_<x>, any or small ... xlarge"
     if not isinstance(config, dict) or not config:
         return f"is {type(config).__name__}, expected an object of parameters"
-    odd = [name for name, value in config.items() if not isinstance(value, (int, float, str, bool, type(None)))]
+    plain = (int, float, str, bool, type(None))
+    odd = [name for name, value in config.items() if not isinstance(value, plain) and name != "env_vars"]
     return f"parameter {odd[0][:40]} is no plain value" if odd else ""
 
 
@@ -272,8 +288,10 @@ def _told_by(path: Path) -> tuple[str, str, dict[str, int]]:
     match = _FILE.fullmatch(path.stem)
     arch = (match["arch"] if match else "") or next(iter(re.findall(r"gfx[0-9a-f]+", folders)), "")
     name = match["name"] if match else ""
-    if not match:  # DEFAULT.json in .../gemm_a8w8_blockscale
+    if not match and path.stem == "DEFAULT":  # in .../gemm_a8w8_blockscale
         name = _upper(re.sub(r"^.*?((batched_|fused_)?gemm_)", r"\1", path.parent.name))
+    elif not match:
+        name = path.stem
     sizes = {part: int(size) for part, size in _PART.findall(match["suffix"] or "")} if match else {}
     return _ARCHS.get(arch, arch), name, sizes
 
@@ -289,4 +307,4 @@ def _order(key: str) -> tuple[int, int]:
     if bound:
         return (0, int(bound[2])) if bound[1] == "LEQ" else (1, -int(bound[2]))
     names = (*CATEGORIES, *MOE_CATEGORIES, "any")
-    return 2, names.index(key)
+    return 2, names.index(key) if key in names else len(names)

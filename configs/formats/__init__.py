@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gemmtuned.configs import triton_json
-from gemmtuned.configs.aiter_csv import MAX_BYTES, open_text
+from gemmtuned.configs.aiter_csv import MAX_BYTES, lines_of, open_text
+from gemmtuned.configs.aiter_text import numbered
 from gemmtuned.configs.errors import HeaderError, TableError
 from gemmtuned.configs.formats import aiter, bundle, inductor, tunableop, vllm_moe
 from gemmtuned.configs.hint import Imported
@@ -43,6 +44,21 @@ def read_any(path: Path, *, family: str | None = None, ignore: Sequence[str] = (
         except HeaderError as err:
             raise TableError(f"{err}, or TunableOp's results, whose first word is Validator") from err
     return _read_json(path)
+
+
+def rows_in(path: Path) -> int:
+    """How many rows there are in a file that is refused as a whole: lines under a header, or entries of a JSON object.
+
+    0 for what cannot be read.
+    """
+    try:
+        if path.suffix != ".json":
+            return max(sum(1 for _ in numbered(lines_of(path), str(path))) - 1, 0)
+        with open_text(path, limit=MAX_JSON_BYTES) as file:
+            raw = json.load(file)
+        return len(raw) if isinstance(raw, (dict, list)) else 0
+    except (TableError, OSError, ValueError, RecursionError):
+        return 0
 
 
 def _read_json(path: Path) -> Imported:

@@ -11,6 +11,7 @@ from typing import Final
 from gemmtuned.configs import aiter_csv, aiter_rows, triton_json
 from gemmtuned.configs.aiter_headers import AiterFamily, canonical_name
 from gemmtuned.configs.hint import Imported
+from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Solution
 from gemmtuned.configs.triton_json import Config, TileFile
 
@@ -56,15 +57,15 @@ def read_tiles(path: Path) -> Imported:
     """A Triton tile file, one hint a bucket. Raises TableError."""
     file = triton_json.read_file(path)
     found = Imported(path=str(path), format="triton-json", family=file.name, kind="tuned")
-    found.rejected, found.reasons = len(file.complaints), list(file.complaints)
+    found.rejected, found.reasons, found.notes = len(file.complaints), list(file.complaints), list(file.notes)
     for number, (key, config) in enumerate(file.buckets.items(), 1):
-        problem = triton_json.problem_of(file, key)
+        problem = triton_json.problem_or_reason(file, key)
         candidate = triton_json.candidate_of(config) if "-A16W16" in file.name else None
         found.add(
             number,
             {"bucket": key, **{name: str(size) for name, size in file.sizes.items()}, "config": config},
-            problem=problem,
-            why=f"a tile of kernel {file.name} for every N and K" if problem is None else "",
+            problem=problem if isinstance(problem, Problem) else None,
+            why=problem if isinstance(problem, str) else "",
             candidate=candidate or _theirs(config),
             arch=file.arch,
         )

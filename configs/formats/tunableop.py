@@ -16,7 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gemmtuned.configs.aiter_csv import MAX_BAD_ROWS, MAX_LINE, lines_of, write_file
+from gemmtuned.configs.aiter_csv import lines_of, write_file
+from gemmtuned.configs.aiter_text import MAX_BAD_ROWS, MAX_LINE
 from gemmtuned.configs.errors import ProblemError, TableError
 from gemmtuned.configs.hint import Imported
 from gemmtuned.configs.numbers import decimal

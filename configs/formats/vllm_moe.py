@@ -2,6 +2,7 @@
 
     E=128,N=384,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json      {"1": {...}, "2": {...}, ...}
     N=2112,K=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json
+    N=15360,K=3840,device_name=...,dtype=fp8_w8a8_per_token,input_dtype=float8_e4m3fn,out_dtype=bfloat16.json
 
 Keys are token counts; the nearest is taken for others.  Newer files say `triton_version`, SGLang's folders are named
 `triton_3_4_0`.  With E the file is a mixture's and N the width of one expert's shard: neither the model's width nor
@@ -18,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from gemmtuned.configs.aiter_columns import DTYPE_NAMES
 from gemmtuned.configs.errors import ProblemError, TableError
 from gemmtuned.configs.hint import Imported
 from gemmtuned.configs.problem import Problem
@@ -87,18 +89,26 @@ _UNTOLD: Final = {
 
 def _problem(named: Mapping[str, str], m: int) -> Problem | str:
     """The dense product that one entry is for, or why there is none."""
-    dtype = _BLOCK_DTYPES.get(named.get("dtype", ""))
+    kind, out_dtype = named.get("dtype", ""), "bf16"
     block = re.sub(r"\s", "", named.get("block_shape", ""))
-    odd = set(named) - {"N", "K", "device_name", "dtype", "block_shape", "triton"}
+    odd = set(named) - {"N", "K", "device_name", "dtype", "block_shape", "triton", "input_dtype", "out_dtype"}
     if odd:
         return f"{min(odd)}={named[min(odd)]} in the file's name is not known"
-    if dtype is None or block != "[128,128]":
-        return f"dtype={named.get('dtype', '')} with block_shape={block} is no problem of gemmtuned's"
-    if dtype.startswith("fp8") and _NO_SIGNED_ZERO.search(named["device_name"]):
-        dtype = "fp8_e4m3fnuz"
+    if kind.endswith("_per_token") and not block and {"input_dtype", "out_dtype"} <= set(named):
+        dtype, scale = DTYPE_NAMES.get(named["input_dtype"], named["input_dtype"]), "row"
+        out_dtype = DTYPE_NAMES.get(named["out_dtype"], named["out_dtype"])
+        fits = dtype.startswith(kind.split("_", 1)[0]) or (dtype, kind) == ("i8", "int8_w8a8_per_token")
+    else:
+        dtype, scale = _BLOCK_DTYPES.get(kind, ""), "1x128"
+        fits = bool(dtype) and block == "[128,128]" and not {"input_dtype", "out_dtype"} & set(named)
+        if dtype.startswith("fp8") and _NO_SIGNED_ZERO.search(named["device_name"]):
+            dtype = "fp8_e4m3fnuz"
+    if not fits:
+        said = ",".join(f"{name}={named[name]}" for name in ("dtype", "block_shape", "input_dtype") if name in named)
+        return f"{said or 'no dtype'}: no problem of gemmtuned's"
     try:
         n, k = int(named["N"]), int(named["K"])
-        return Problem(family="scaled", m=m, n=n, k=k, dtype=dtype, out_dtype="bf16", scale="1x128")
+        return Problem(family="scaled", m=m, n=n, k=k, dtype=dtype, out_dtype=out_dtype, scale=scale)
     except (ProblemError, ValueError) as err:
         return str(err)
 

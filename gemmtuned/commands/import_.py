@@ -14,7 +14,7 @@ import typer
 from gemmtuned.commands.options import DryRun, Json, choice, default_threads, settings, whole_number
 from gemmtuned.configs.aiter_headers import FAMILIES
 from gemmtuned.configs.errors import ProblemError, TableError
-from gemmtuned.configs.formats import read_any
+from gemmtuned.configs.formats import read_any, rows_in
 from gemmtuned.configs.formats.model import MODEL, is_model, read_model
 from gemmtuned.configs.hint import Imported
 from gemmtuned.configs.manifest import MANIFEST, check_owner
@@ -116,14 +116,16 @@ def _wanted(given: Sequence[Path], family: str | None, here: Settings) -> list[t
 def _read(
     wanted: Sequence[tuple[Path, str | None]], ignore: Sequence[str]
 ) -> tuple[list[Imported], list[dict[str, Any]]]:
-    """(what the files hold, a row for each that cannot be read)."""
+    """(what the files hold, a row for each that cannot be read: all of its rows are refused, for one reason)."""
     found: list[Imported] = []
     unread: list[dict[str, Any]] = []
     for path, family in wanted:
         try:
             found.append(read_model(path) if is_model(path) else read_any(path, family=family, ignore=ignore))
         except (TableError, ProblemError) as err:  # noqa: PERF203  one bad file costs that file
-            unread.append(_row(Imported(path=str(path), format="", family="", kind=""), [str(err)]))
+            unread.append(
+                _row(Imported(path=str(path), format="", family="", kind="", rejected=rows_in(path)), [str(err)])
+            )
     return found, unread
 
 

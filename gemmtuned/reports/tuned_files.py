@@ -24,9 +24,9 @@ from gemmtuned.configs.aiter_headers import (
     FAMILIES,
     OURS,
     AiterFamily,
-    is_remark,
     named_family,
 )
+from gemmtuned.configs.aiter_remarks import is_remark
 from gemmtuned.configs.aiter_rows import (
     candidate_texts,
     columns_for,

@@ -1,0 +1,79 @@
+"""The text of AITER's tables: lines that count, cells of a line, and the header that a row may be glued to."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from gemmtuned.configs.aiter_headers import ALIASES, DEVICE, FAMILIES, OURS
+from gemmtuned.configs.errors import TableError
+
+MAX_LINE: Final = 64 << 10  # characters; the longest in AITER's repository has 1.1 KiB
+MAX_BAD_ROWS: Final = 10_000  # with more this is no table, and reading on is a waste
+CONFLICT: Final = ("<<<<<<<", "=======", ">>>>>>>", "|||||||")  # git's marks
+
+
+class Bad(Exception):
+    """A row that cannot be taken; its text goes on after "file line N, "."""
+
+
+def check_characters(line: str) -> None:
+    for place, character in enumerate(line.rstrip("\r\n")):
+        if not character.isprintable() and character != "\t":
+            raise Bad(f"character {place + 1}: {character!r}, expected text")
+
+
+def numbered(lines: Iterable[str], name: str) -> Iterator[tuple[int, str]]:
+    """Lines that hold anything but a remark (`#`, `//`), with their numbers; line ends stay."""
+    last = 0
+    for number, line in enumerate(lines, 1):
+        if len(line) > MAX_LINE:
+            raise TableError(f"{name} line {number}: more than {MAX_LINE} characters: not a table")
+        if line.strip(",;| \t\r\n"):
+            last = number
+            if not line.lstrip().startswith(("#", "//")):
+                yield number, line
+        elif number - last > MAX_BAD_ROWS:
+            raise TableError(f"{name} line {number}: more than {MAX_BAD_ROWS} blank lines: not a table")
+
+
+def separator_of(line: str) -> str:
+    """What parts the columns of this header: a comma, unless there is none and another of the usual ones is."""
+    return "," if "," in line else next((other for other in (";", "\t", "|") if other in line), ",")
+
+
+def cells_of(line: str, separator: str) -> list[str]:
+    if '"' not in line:
+        return [cell.strip() for cell in line.split(separator)]
+    try:
+        return [cell.strip() for cell in next(csv.reader([line], strict=True, delimiter=separator))]
+    except (csv.Error, StopIteration) as err:
+        raise Bad(f"its quotes: {err}, expected them in pairs around a value") from err
+
+
+def unglued(cells: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
+    """(columns, cells of the first row): a file may lack the line end after its header, `...,tflops,bwgfx950,256,...`.
+
+    Only where one cell in the middle is a column's name with something after it, and as many cells follow as stand
+    before.  Columns without a name at the end are none.
+    """
+    half = len(cells) // 2
+    if len(cells) % 2 and half:
+        joint = next((name for name in _NAMES if cells[half].startswith(name) and cells[half] not in _NAMES), "")
+        head = [*cells[:half], joint]
+        values = sum(name not in _NAMES for name in cells[half + 1 :])  # one may be called as a column is: k
+        if joint and all(name in _NAMES for name in head) and values >= half - 1:
+            return tuple(head), [cells[half].removeprefix(joint), *cells[half + 1 :]]
+    columns = [*cells]
+    while columns and not columns[-1]:
+        columns.pop()
+    return tuple(columns), []
+
+
+# Longest first: `outdtype` is not `outdt` and the like
+_NAMES: Final = sorted(
+    {column for family in FAMILIES.values() for column in (*family.tuned_header, *family.also)}
+    | {*DEVICE, *ALIASES, OURS, "_tag"},
+    key=lambda column: (-len(column), column),
+)  # fmt: skip
