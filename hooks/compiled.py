@@ -7,14 +7,17 @@ Inductor's cache on disk, or had taken another form before (a product of one row
 weights packed by freezing), is not seen; in doubt nothing is noted.
 
 With a C++ wrapper (TORCHINDUCTOR_CPP_WRAPPER, AOTInductor) the extern kernels, too, are called past the dispatcher:
-generated code calls `aoti_torch_cpu_addmm_out`, and that at::cpu::addmm_out.  They are noted in the same place, as
-CPP_WRAPPER.  A package that another process compiled is loaded without a word of its products.
+generated code calls `aoti_torch_cpu_addmm_out`, and that at::cpu::addmm_out.  Ours stands in for that function
+(native/shims.h), so that such calls are counted and routed, also those of a package that another process compiled.
+Where torch's is found first they are noted in the same place, as CPP_WRAPPER; linears whose weight freezing has
+packed (oneDNN's, MKL's) are noted in every case.
 """
 
 from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
+import math
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +28,13 @@ from gemmtuned.configs.problem import Problem
 
 SCHEDULER: Final = "torch._inductor.scheduler"
 CPP_WRAPPER: Final = "compiled C++"  # in the place of a template's name
+PACKED: Final = "packed linear"
 _PRODUCTS: Final = frozenset({"mm", "addmm", "bmm", "baddbmm"})
+_PACKED: Final = (
+    "torch.ops.mkldnn._linear_pointwise",
+    "torch.ops.mkl._mkl_linear",
+    "torch.ops.onednn.qlinear_pointwise",
+)
 MAX_WAITING: Final = 4096  # distinct ones kept until the flush thread takes them
 
 Note = tuple[Problem, str, str]  # problem, the kernel's name, place
@@ -35,6 +44,7 @@ class Compiled:
     """Stands in Inductor's scheduler between install() and remove(); `take` gives what was noted since."""
 
     def __init__(self) -> None:
+        self.counted = False  # whether the calls of a C++ wrapper are, so that there is nothing to note
         self._waiting: dict[Note, None] = {}
         self._finder = _OnImport(self._patch)
         self._ours: Any = None  # what stands in for Scheduler.codegen, and what stood there
@@ -67,7 +77,7 @@ class Compiled:
         watch = self
 
         def codegen(self: Any, *args: Any, **kwargs: Any) -> Any:
-            for note in _notes(self) if watch._ours is not None else ():
+            for note in _notes(self, counted=watch.counted) if watch._ours is not None else ():
                 if len(watch._waiting) < MAX_WAITING:
                     watch._waiting[note] = None
             return stock(self, *args, **kwargs)
@@ -111,8 +121,8 @@ class _OnImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             sys.meta_path.remove(self)
 
 
-def _notes(scheduler: Any) -> Iterator[Note]:
-    """What the templates among the scheduler's nodes multiply, and what a C++ wrapper calls by itself.
+def _notes(scheduler: Any, *, counted: bool) -> Iterator[Note]:
+    """What the templates among the scheduler's nodes multiply, and what a C++ wrapper calls, unless `counted`.
 
     Never raises: Inductor is in the middle of its work.
     """
@@ -128,9 +138,12 @@ def _notes(scheduler: Any) -> Iterator[Note]:
                 if isinstance(template, TemplateBuffer) and not isinstance(template, MultiTemplateBuffer):
                     with suppress(Exception):
                         yield _note(template, type(template).__name__.removesuffix("Buffer"))
-                elif wrapped and _operator(template) in _PRODUCTS:
+                elif wrapped and not counted and _operator(template) in _PRODUCTS:
                     with suppress(Exception):
                         yield _note(template, CPP_WRAPPER)
+                elif str(getattr(template, "python_kernel_name", None) or "").startswith(_PACKED):
+                    with suppress(Exception):
+                        yield _packed_note(template, CPP_WRAPPER if wrapped else PACKED)
 
 
 def _operator(node: Any) -> str:
@@ -172,6 +185,22 @@ def _note(template: Any, kernel: str) -> Note:
     )
     place = "cpu" if device.type == "cpu" else f"{device.type}:{device.index or 0}"
     return problem, kernel, place
+
+
+def _packed_note(node: Any, kernel: str) -> Note:
+    """The product of a linear with a packed weight: of its first input and its output. Raises whatever it likes."""
+    import torch
+
+    from gemmtuned.kernels.dtypes import TORCH_DTYPES
+
+    short = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+    x = node.inputs[0]
+    one, out = ([_size(d) for d in t.get_size()] for t in (x, node))
+    problem = Problem(
+        m=math.prod(out[:-1]), n=out[-1], k=one[-1], dtype=short[x.get_dtype()], out_dtype=short[node.get_dtype()],
+        weight_state="packed", threads=torch.get_num_threads(),
+    )  # fmt: skip
+    return problem, kernel, "cpu"
 
 
 def _size(dimension: Any) -> int:

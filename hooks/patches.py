@@ -99,6 +99,7 @@ class Patches:
         self._tables.give_to(library, routes)
         library.set_mode(native.OFF)
         library.install()
+        self.compiled.counted = library.has_shims
         library.live_check(self._settings.live_check)
         if self._settings.capture or self._settings.dispatch:
             self.graphs = watch_graphs(library, self._settings, self.before_graph)

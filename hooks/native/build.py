@@ -32,7 +32,7 @@ from gemmtuned.configs.read_file import read_small
 from gemmtuned.configs.settings import Settings
 
 SOURCES: Final = tuple(
-    sorted(path.name for path in Path(__file__).resolve().parent.iterdir() if path.suffix in (".cpp", ".h"))
+    sorted(path.name for path in Path(__file__).resolve().parent.iterdir() if path.suffix in (".cpp", ".h", ".map"))
 )
 FLAGS: Final = ("-std=c++20", "-O3", "-fPIC", "-shared", "-fno-plt", "-fno-semantic-interposition")
 MOST_BYTES: Final = 1 << 20  # of a compiler's words that are kept
@@ -170,7 +170,7 @@ def _compile(path: Path, torch: Path) -> Path:
     command = [
         cxx, *FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={_abi(torch)}",
         f"-I{torch / 'include'}", f"-I{torch / 'include/torch/csrc/api/include'}",
-        str(_here() / "c_api.cpp"), "-o", str(temporary),
+        str(_here() / "c_api.cpp"), "-o", str(temporary), f"-Wl,--version-script={_here() / 'exports.map'}",
         f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch", *_cuda_flags(torch),
     ]  # fmt: skip
     try:

@@ -15,6 +15,7 @@
 #include "listened.h"
 #include "mirrored.h"
 #include "own_operators.h"
+#include "shims.h"
 #include "tables.h"
 
 namespace gemmtuned {

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,6 +43,7 @@ SIGNATURES: Final = (
     ("gt_install", ctypes.c_int, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t),
     ("gt_is_installed", ctypes.c_int, ctypes.c_size_t),
     ("gt_has_cuda", ctypes.c_int),
+    ("gt_has_shims", ctypes.c_int),
     ("gt_live_check", None, ctypes.c_uint32),
     ("gt_live_cap", ctypes.c_double, ctypes.POINTER(PackedProblem), ctypes.c_double),
     (
@@ -124,7 +126,7 @@ class Native:
             function.restype, function.argtypes = result, arguments
         if (lib.gt_fields() or b"").decode() != LAYOUT:
             raise NativeError(f"{path} was built from other sources. Run: gemmtuned doctor --build")
-        self._lib = lib
+        self._lib, self._path = lib, path
         self.left: dict[str, str] = {}  # operators that are others', and where theirs was registered
         self._watch: Watch | None = None
         self._records = (Record * 1024)()
@@ -158,6 +160,15 @@ class Native:
             raise NativeError(f"no operator is torch's own any more: {self.left}")
         self._watch = Watch(ours)
         self.overridden(anew=True)
+        with suppress(
+            OSError
+        ):  # compiled C++ that is loaded from now on calls ours (shims.h), unless torch's come first
+            ctypes.CDLL(str(self._path), mode=ctypes.RTLD_GLOBAL | os.RTLD_NOLOAD)
+
+    @property
+    def has_shims(self) -> bool:
+        """True when products of compiled C++ that is loaded from now on are counted and routed."""
+        return bool(self._lib.gt_has_shims())
 
     def take_freed(self) -> None:
         """Stand in front of those too that somebody else served and that are torch's own again."""

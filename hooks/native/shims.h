@@ -1,0 +1,76 @@
+// Products of compiled C++: AOTInductor's packages, and torch.compile with a C++ wrapper.
+//
+//   generated code -> aoti_torch_cpu_addmm_out -> at::cpu::addmm_out          no dispatcher, and no count
+//
+// Those functions are symbols that generated code looks up when it is loaded. Ours have the same names and do the same,
+// by way of Operators (operators.h), whose stock is the very function that torch's would have called. They are found
+// first once the library's symbols are global (library.py); exports.map says which symbols those are. The types are
+// those of torch's own header, which promises never to change a function (torch/csrc/inductor/aoti_torch/c/shim.h).
+#pragma once
+#if __has_include(<torch/csrc/inductor/aoti_torch/utils.h>)
+#include <dlfcn.h>
+#include <torch/csrc/inductor/aoti_torch/utils.h>
+
+#include "install.h"
+
+namespace gemmtuned {
+
+template <class... Handles>
+auto tensors_of(Handles... handles) {
+  return std::tuple{torch::aot_inductor::resolve_tensor_dispatch_flags(handles)...};
+}
+
+}  // namespace gemmtuned
+
+#define GEMMTUNED_SHIMS(device, Device)                                                                             \
+  AOTITorchError aoti_torch_##device##_mm_out(AtenTensorHandle out, AtenTensorHandle self, AtenTensorHandle mat2) { \
+    AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({                                                                    \
+      auto [y, x, w] = gemmtuned::tensors_of(out, self, mat2);                                                      \
+      gemmtuned::Operators<Device>::mm_out(x, w, y);                                                                \
+    });                                                                                                             \
+  }                                                                                                                 \
+  AOTITorchError aoti_torch_##device##_bmm_out(AtenTensorHandle out, AtenTensorHandle self, AtenTensorHandle mat2) { \
+    AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({                                                                    \
+      auto [y, x, w] = gemmtuned::tensors_of(out, self, mat2);                                                      \
+      gemmtuned::Operators<Device>::bmm_out(x, w, y);                                                               \
+    });                                                                                                             \
+  }                                                                                                                 \
+  AOTITorchError aoti_torch_##device##_addmm_out(AtenTensorHandle out, AtenTensorHandle self, AtenTensorHandle mat1, \
+                                                 AtenTensorHandle mat2, double beta, double alpha) {                \
+    AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({                                                                    \
+      auto [y, c, x, w] = gemmtuned::tensors_of(out, self, mat1, mat2);                                             \
+      gemmtuned::Operators<Device>::addmm_out(c, x, w, beta, alpha, y);                                             \
+    });                                                                                                             \
+  }                                                                                                                 \
+  AOTITorchError aoti_torch_##device##_baddbmm_out(AtenTensorHandle out, AtenTensorHandle self,                     \
+                                                   AtenTensorHandle batch1, AtenTensorHandle batch2, double beta,   \
+                                                   double alpha) {                                                  \
+    AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({                                                                    \
+      auto [y, c, x, w] = gemmtuned::tensors_of(out, self, batch1, batch2);                                         \
+      gemmtuned::Operators<Device>::baddbmm_out(c, x, w, beta, alpha, y);                                           \
+    });                                                                                                             \
+  }                                                                                                                 \
+  AOTITorchError aoti_torch_##device##__int_mm_out(AtenTensorHandle out, AtenTensorHandle self,                     \
+                                                   AtenTensorHandle mat2) {                                         \
+    AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({                                                                    \
+      auto [y, x, w] = gemmtuned::tensors_of(out, self, mat2);                                                      \
+      gemmtuned::Operators<Device>::int_mm_out(x, w, y);                                                            \
+    });                                                                                                             \
+  }
+
+extern "C" {
+
+GEMMTUNED_SHIMS(cpu, gemmtuned::Cpu)
+#ifdef GEMMTUNED_CUDA
+GEMMTUNED_SHIMS(cuda, gemmtuned::Cuda)
+#endif
+
+// Whether code that is loaded from now on finds ours.
+int gt_has_shims() noexcept {
+  return dlsym(RTLD_DEFAULT, "aoti_torch_cpu_addmm_out") == reinterpret_cast<void*>(&aoti_torch_cpu_addmm_out);
+}
+
+}  // extern "C"
+#else
+extern "C" int gt_has_shims() noexcept { return 0; }
+#endif
