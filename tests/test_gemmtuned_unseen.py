@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from hooked import Home
 from test_gemmtuned_cli import HERE, TUNED, Cli, call, solution  # noqa: F401
 
 from gemmtuned.configs.sighting import Session, Sighting
@@ -108,3 +109,44 @@ def test_doctor_names_what_of_an_engine_is_not_seen(call: Cli, store: Store) -> 
     engines = {row["found"].partition(":")[0]: row["result"] for row in checks if row["name"] == "engines"}
 
     assert engines == {"vllm": "WARN", "sgl": "PASS"}
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_calls_that_were_not_counted_are_told_after_the_programs_end_too(call: Cli, store: Store, ended: bool) -> None:  # noqa: F811
+    now_s = time.time()
+    wide = session("wide.py", calls=131_040, dropped=94_464)
+    (store.end_session if ended else store.beat)(wide, now_s=now_s)
+    store.end_session(session("last month", pid=8, calls=1, dropped=9), now_s=now_s - 8 * 86400)
+    store.close()
+
+    for command in (("coverage",), ("coverage", "--by", "layer"), ("status",)):
+        said = " ".join(call(*command).stdout.split())
+        assert "wide.py: 94,464 calls not counted: too many problems" in said
+        assert json.loads(call(*command, "--json").stdout)["dropped_calls"] == {"wide.py": 94_464}
+    checks = json.loads(call("doctor", "--quick", "--json").stdout)["checks"]
+    said_by = [row for row in checks if row["name"] == "programs" and "calls not counted" in row["found"]]
+    assert [("wide.py" in row["found"], row["result"]) for row in said_by] == [(True, "WARN")]
+
+
+@pytest.mark.soak  # the database takes seconds for so many problems
+def test_more_problems_than_a_thread_holds_are_told_after_the_programs_end(home: Home) -> None:
+    home.run(
+        """
+        import torch
+        x, w = torch.zeros(70_000, 1), torch.zeros(1, 1)
+        for m in range(1, 70_001):
+            torch.mm(x[:m], w)
+        """
+    )
+    report = """
+        import sys
+        sys.argv[1:] = {}
+        from gemmtuned.cli import main
+        try:
+            main()
+        except SystemExit:
+            pass
+        """
+    for command in (["coverage"], ["status"], ["doctor", "--quick"]):
+        said = " ".join(home.run(report.format(command), AITER_TUNE_GEMM="0").out.split())
+        assert "4,464 calls not counted" in said, command

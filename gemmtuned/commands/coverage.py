@@ -21,7 +21,7 @@ from gemmtuned.reports.published import notes, standing
 from gemmtuned.reports.render import Report, Row, complain, percent, show
 from gemmtuned.reports.source import no_database, of_database
 from gemmtuned.reports.threads import threads_notes
-from gemmtuned.reports.unseen import engine_paths, unseen_notes
+from gemmtuned.reports.unseen import dropped_calls, dropped_notes, engine_paths, unseen_notes
 from gemmtuned.reports.why import why_nothing, why_off
 from gemmtuned.reports.without import without_notes
 
@@ -97,8 +97,10 @@ def _of_this_host(
     apart = phases(here.db, since_s=since)
     warnings += phase_notes(apart, since)
     compiled, frozen = queries.compiled(here.db, since_s=since), queries.frozen(here.db, since_s=since)
-    engines = engine_paths(sessions := queries.sessions(here.db), since_us=(time.time() - since) * 1e6)
-    warnings += map(str, engines)
+    since_us = (time.time() - since) * 1e6
+    engines = engine_paths(sessions := queries.sessions(here.db), since_us=since_us)
+    dropped = dropped_calls(sessions, since_us=since_us)
+    warnings += [*dropped_notes(dropped), *map(str, engines)]
     if by == "layer":
         rows = queries.served(here.db, since_s=since, run=run)
         answer = layers.report(rows, since_s=since, compiled=compiled, frozen=frozen, notes=warnings)
@@ -110,7 +112,11 @@ def _of_this_host(
         how: dict[str, Any] = {"by": by, "weight": weight, "since_s": since, "limit": shown or None}
         answer = report(rows, **how, compiled=compiled, frozen=frozen, warnings=warnings)
     off = why_off(here) or ([] if rows else _nothing(here, sessions, since))
-    facts = {"phases": [dict(row) for row in apart], "engine_paths": [paths.facts for paths in engines]}
+    facts = {
+        "phases": [dict(row) for row in apart],
+        "engine_paths": [paths.facts for paths in engines],
+        "dropped_calls": dropped,
+    }
     show(
         of_database(replace(answer, facts={**answer.facts, **facts}, lines=[*off, *answer.lines]), here),
         as_json=as_json,
@@ -163,6 +169,7 @@ def _without_database(here: Settings, by: str, weight: str, since_s: float) -> R
         "frozen_problems": 0,
         "phases": [],
         "engine_paths": [],
+        "dropped_calls": {},
     }
     answer = no_database("coverage", here, "rows", **facts)
     return replace(answer, lines=[*(why_off(here) or why_nothing(here)), *answer.lines])

@@ -13,7 +13,7 @@ from gemmtuned.daemon.notice import STALE_NOTICE_S, read_notice
 from gemmtuned.db import queries
 from gemmtuned.reports.checks import FAIL, PASS, WARN, Check
 from gemmtuned.reports.render import age, several, size
-from gemmtuned.reports.unseen import engine_paths
+from gemmtuned.reports.unseen import dropped_calls, dropped_notes, engine_paths
 from gemmtuned.reports.why import advice
 
 # Before it, a checkpoint that overlaps a write can lose commits ("WAL-reset bug", sqlite.org/wal.html)
@@ -157,7 +157,10 @@ def _programs(settings: Settings) -> Iterator[Check]:
             yield Check("programs", WARN, f"{name}: {row['note']}")
         else:
             well += 1
-    for paths in engine_paths(rows, since_us=(time.time() - queries.DAY_S) * 1e6):
+    since_us = (time.time() - queries.DAY_S) * 1e6
+    for note in dropped_notes(dropped_calls((row for row in rows if row["state"] != "live"), since_us=since_us)):
+        yield Check("programs", WARN, note)
+    for paths in engine_paths(rows, since_us=since_us):
         yield Check("engines", WARN if paths.left or paths.unseen else PASS, str(paths))
     silent = sum(row["state"] in ("silent", "gone") for row in rows)
     yield Check("programs", PASS, f"live and well: {well}; killed, or without their database: {silent}")

@@ -13,7 +13,7 @@ from gemmtuned.reports.checks import Check
 from gemmtuned.reports.coverage import frozen_notes
 from gemmtuned.reports.places import abridged
 from gemmtuned.reports.render import Column, Report, Row, Table, age, count, duration, percent, several
-from gemmtuned.reports.unseen import engine_paths, unseen_notes
+from gemmtuned.reports.unseen import dropped_calls, dropped_notes, engine_paths, unseen_notes
 from gemmtuned.reports.why import advice, why_off
 from gemmtuned.reports.without import without_notes
 
@@ -70,12 +70,14 @@ def report(
         "switched_off": settings.switched_off,
     }
     notes = [f"{check.found}. To mend it: {check.fix}" for check in salvages] + _notes(running, elsewhere, short)
-    notes += _put_off_notes(environments, short) + frozen_notes(frozen) + without_notes(settings.home)
+    dropped = dropped_calls(sessions, since_us=(now_s - DAY_S) * 1e6)
+    notes += dropped_notes(dropped) + _put_off_notes(environments, short)
+    notes += frozen_notes(frozen) + without_notes(settings.home)
     if share is None:
         notes += unseen_notes(sessions, since_us=(now_s - DAY_S) * 1e6)
     engines = engine_paths(sessions, since_us=(now_s - DAY_S) * 1e6)
     notes += map(str, engines)
-    facts["engine_paths"] = [paths.facts for paths in engines]
+    facts |= {"engine_paths": [paths.facts for paths in engines], "dropped_calls": dropped}
     notes += _of_queue(int(facts["untunable_problems"]), asked_again)
     return Report("status", tables, facts=facts, lines=lines, notes=notes)
 
@@ -198,7 +200,6 @@ def _put_off_notes(environments: Sequence[Row], short: Mapping[str, str]) -> lis
 def _notes(running: Sequence[Row], elsewhere: Sequence[Row], short: Mapping[str, str]) -> list[str]:
     notes = []
     for what, one, meaning in (
-        ("dropped", "call", "not counted (too many problems, or the database was locked or full)"),
         ("errors", "error", "in the hook: the calls went to stock torch"),
         ("reload_failures", "published table", "not taken up: gemmtuned doctor says why"),
     ):

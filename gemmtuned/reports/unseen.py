@@ -6,7 +6,8 @@ Silence is not to be taken for success.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -75,6 +76,24 @@ def _read(text: str) -> dict[str, Any]:
         return {}
     fits = isinstance(known, dict) and isinstance(known.get("left", {}), dict)
     return known if fits and all(isinstance(known.get(name, []), list) for name in ("counted", "unseen")) else {}
+
+
+def dropped_calls(sessions: Iterable[Row], *, since_us: float = 0) -> dict[str, int]:
+    """Calls that were not counted, by program, also of those that have ended. Arguments as for unseen_notes."""
+    found: Counter[str] = Counter()
+    for row in sessions:
+        if row["dropped"] and row["last_seen"] >= since_us:
+            found[row["run"]] += row["dropped"]
+    return dict(found)
+
+
+def dropped_notes(dropped: Mapping[str, int]) -> list[str]:
+    """One line for each program that made calls which were not counted; calls as of dropped_calls."""
+    return [
+        f"{run}: {several(calls, 'call')} not counted: too many problems (65,536 in one thread), or the database was "
+        "locked or full meanwhile"
+        for run, calls in sorted(dropped.items())
+    ]
 
 
 def unseen_notes(sessions: Sequence[Row], *, since_us: float = 0) -> list[str]:
