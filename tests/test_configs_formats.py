@@ -6,6 +6,7 @@ import json
 import re
 import time
 import tracemalloc
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,33 @@ def test_what_we_write_for_tunable_op_reads_as_the_same_problem(problem: Problem
     assert (hint.problem, hint.candidate, hint.us) == (problem, Candidate("torch"), pytest.approx(12.0))
 
 
+def taken_by_tunable_op(path: Path, required: Mapping[str, str]) -> dict[tuple[str, str], tuple[str, float]]:
+    """What TuningContext::ReadFile of torch 2.13 loads (ATen/cuda/tunable/Tunable.cpp), whose build has no CUDA here.
+
+    required: what the running torch has registered, all of which must be there and nothing else.
+    """
+    validators: dict[str, str] = {}
+    results: dict[tuple[str, str], tuple[str, float]] = {}
+    for line in path.read_bytes().decode().split("\n"):  # a carriage return would be part of the last field
+        parts = line.split(",")
+        if parts[0] == "Validator" and len(parts) >= 3:
+            validators[parts[1]] = parts[2]
+        elif len(parts) >= 3:
+            results.setdefault((parts[0], parts[1]), (parts[2], float(parts[3]) if len(parts) > 3 else 0.0))
+    return results if validators == dict(required) else {}
+
+
+@pytest.mark.parametrize("stamp", ["2.13.0", "2.13.0+cu130", "2.13.0a0+git1", "2.13.0.dev20260801+cu130"])
+def test_tunable_ops_reader_takes_what_we_write(stamp: str, tmp_path: Path) -> None:
+    line = tunableop.line_of(made(Problem(m=8, n=2048, k=1024), us=12.0, state="default_best"))
+    assert line is not None
+    tunableop.write(tmp_path / "t.csv", [line], {"PT_VERSION": tunableop.version_of(stamp)})
+
+    assert taken_by_tunable_op(tmp_path / "t.csv", {"PT_VERSION": "2.13.0"}) == {
+        ("GemmTunableOp_BFloat16_TN", "tn_2048_8_1024_ld_1024_1024_2048"): ("Default", 0.012)
+    }
+
+
 def test_tunable_op_gets_only_what_it_can_run() -> None:
     problem = Problem(m=8, n=64, k=64)
     assert tunableop.line_of(made(problem, "triton")) is None
@@ -277,6 +305,9 @@ class Kernel:
             self.operands.insert(0, torch.empty(problem.n, dtype=dtype, device="meta").expand(problem.m, problem.n))
             self._scalars = {"alpha": 1, "beta": 1}
 
+    def device(self) -> Any:
+        return self.operands[0].device
+
     def dtypes(self) -> list[Any]:
         return [one.dtype for one in self.operands]
 
@@ -301,6 +332,26 @@ def test_our_keys_are_those_that_inductor_makes(bias: bool) -> None:
         "template_id": "triton::mm", "BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 128, "GROUP_M": 8, "num_warps": 4,
         "num_stages": 3,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_inductors_own_reader_finds_what_we_write(bias: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    choices = pytest.importorskip("torch._inductor.lookup_table.choices")
+    from torch._inductor import config
+
+    problem = Problem(m=8, n=2048, k=1024, bias=bias)
+    entry = inductor.entry_of(made(problem, "triton", config=json.dumps(TILES)))
+    assert entry is not None
+    inductor.write(tmp_path / "lookup_table.json", {entry[0]: [entry[1]]})
+    monkeypatch.setattr(choices.LookupTableChoices, "_get_device_key", staticmethod(lambda device: "a GPU"))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)  # it reads no table without one
+    reader = choices.LookupTableChoices()
+    with config.patch({"lookup_table.table": json.loads((tmp_path / "lookup_table.json").read_text())}):
+        found = reader.lookup_template_configs(Kernel(problem), "addmm" if bias else "mm", ["triton::mm", "aten::mm"])
+        other = reader.lookup_template_configs(Kernel(problem.with_m(9)), "mm", ["triton::mm"])
+
+    assert found == {"triton::mm": [{name: value for name, value in entry[1].items() if name != "template_id"}]}
+    assert other == {}
 
 
 @given(problem=PLAIN)

@@ -267,7 +267,17 @@ def test_without_shapes_what_waits_here_goes_before_the_built_in_ones(
 
     assert typed()[0].problems == [dear, cheap]
     assert set(typed("--all")[0].problems) == {dear, cheap, solved, hopeless, *small}
-    assert len(typed("--dtype", "bf16")[0].problems) == len(typed("--threads", "2")[0].problems) == 40
+    assert len(typed("--dtype", "bf16")[0].problems) == len(typed("--threads", "2")[0].problems) == 40  # none of these
+    store = Store(settings.db, locks=settings.locks)
+    half = replace(PROBLEM, dtype="bf16", wdtype="bf16", out_dtype="bf16", m=3)
+    mixed, two = replace(half, out_dtype="fp32", m=5), replace(PROBLEM, threads=2, m=7)
+    store.add_sightings("r", here, [saw(p) for p in (half, mixed, two)], now_s=now_s)
+    store.close()
+    assert set(typed("--dtype", "bf16")[0].problems) == {half, mixed}
+    assert typed("--threads", "2")[0].problems == [two]
+    assert set(typed("--threads", "1")[0].problems) == {dear, cheap, half, mixed}
+    assert typed("--dtype", "bf16", "--out-dtype", "fp32")[0].problems == [mixed]
+    assert set(typed("--dtype", "fp32", "--threads", "1")[0].problems) == {dear, cheap}
 
 
 def test_a_shape_alone_is_what_was_seen_of_it_here_and_else_one_by_default(

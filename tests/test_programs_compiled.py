@@ -238,7 +238,8 @@ PACKAGE = """
 @pytest.mark.soak  # the compiler takes half a minute
 def test_a_package_that_another_process_compiled_is_counted_and_routed(home: Home, tmp_path: Path) -> None:
     path = str(tmp_path / "model.pt2")
-    home.run(PACKAGE.format(path=path), AITER_TUNE_GEMM="0")
+    home.run(PACKAGE.format(path=path), fresh=True, timeout_s=300, AITER_TUNE_GEMM="0")
+    assert Path(path).is_file()
     done = home.run(
         f"""
         import json, torch

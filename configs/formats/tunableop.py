@@ -154,6 +154,11 @@ def line_of(solution: Solution) -> tuple[str, ...] | None:
     return f"{kind}TunableOp_{name}_{w}{x}", sizes, "Default", f"{solution.us / 1e3:.6f}"
 
 
+def version_of(stamp: str) -> str:
+    """A version of torch as TunableOp compares it, without what was built: 2.13.0+cu130 is 2.13.0."""
+    return re.sub(r"^([0-9]+(?:\.[0-9]+)*).*", r"\1", stamp)
+
+
 def write(path: Path, lines: Iterable[Sequence[str]], validators: Mapping[str, str]) -> None:
     """Write a results file. Raises TableError when the disk refuses."""
     rows = [["Validator", name, value] for name, value in validators.items()]

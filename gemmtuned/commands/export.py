@@ -54,20 +54,26 @@ def _triton_json(source: _Source, left: Left, default: str) -> _Files:
 
 
 def _tunableop(source: _Source, left: Left, default: str) -> _Files:
-    found: dict[str, list[tuple[str, ...]]] = {}
+    found: dict[str, dict[tuple[str, ...], tuple[str, ...]]] = {}
     versions: dict[str, str] = {}
     for solution in source.solutions:
         device = source.devices.get(solution.device)
+        if device is not None and device.arch.startswith("gfx"):
+            left.add(solution, "TunableOp on AMD devices asks for versions of libraries that are not known here")
+            continue
         line = tunableop.line_of(solution) if device is not None and device.kind != "cpu" else None
         if line is None:
             left.add(solution, "TunableOp runs on GPUs, and knows libraries' kernels and torch's default alone")
             continue
-        found.setdefault(solution.device, []).append(line)
-        versions[solution.device] = solution.stamp
+        lines = found.setdefault(solution.device, {})
+        if line[:2] in lines:  # its reader takes the first
+            left.add(solution, "another of the same product is written")
+        lines.setdefault(line[:2], line)
+        versions[solution.device] = tunableop.version_of(solution.stamp)
     return {
         f"tunableop_results-{key}.csv": (
             len(lines),
-            partial(tunableop.write, lines=lines, validators={"PT_VERSION": versions[key]}),
+            partial(tunableop.write, lines=[*lines.values()], validators={"PT_VERSION": versions[key]}),
         )
         for key, lines in found.items()
     }
