@@ -13,9 +13,7 @@ from typing import Any, Final
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.model_parts import (
     HEAD_DIMS,
-    Layers,
     Make,
-    Reader,
     Weight,
     attention,
     gated_delta,
@@ -30,8 +28,9 @@ from gemmtuned.configs.model_parts import (
     of_heads,
     sparse_layers,
 )
+from gemmtuned.configs.model_reader import Layers, Reader
 
-__all__ = ["HEAD_DIMS", "MODELS", "TOWERS", "Reader", "Weight"]
+__all__ = ["HEAD_DIMS", "MODELS", "Reader", "Weight"]
 
 
 # --- models of one kind of layer
@@ -59,8 +58,9 @@ def _phi3(r: Reader) -> list[Weight]:
     heads = r.size("num_attention_heads")
     kv, dim = r.size("num_key_value_heads", default=heads), r.size("head_dim", default=r.hidden // heads)
     why = f"{heads} heads and twice {kv} of {dim}"
+    joint = linear("self_attn.qkv_proj", (heads + 2 * kv) * dim, r.hidden, r.all, why, split="heads", units=kv)
     return [
-        *linear("self_attn.qkv_proj", (heads + 2 * kv) * dim, r.hidden, r.all, why, split="heads", units=kv),
+        *(replace(w, repeated=2 * kv * dim) for w in joint),
         *linear("self_attn.o_proj", r.hidden, heads * dim, r.all, f"back from {heads} heads", split="rows"),
         *mlp(r, r.size("intermediate_size"), r.all, joint=True),
         *head(r),
@@ -210,22 +210,6 @@ def _mimo_v2(r: Reader) -> list[Weight]:
     ]
 
 
-def _step3p7(r: Reader) -> list[Weight]:
-    """A gate for each head of the attention beside it."""
-    experts = r.size("n_routed_experts", "num_experts", "moe_num_experts")
-    sparse = sparse_layers(r, experts)
-    heads, shared = r.size("num_attention_heads"), r.size("share_expert_dim", "share_expert_dims", default=0) or 0
-    return [
-        *attention(r, bias=r.flag("attention_bias"), o_bias=r.flag("attention_bias")),
-        *linear("self_attn.g_proj", heads, r.hidden, r.all, f"a gate for each of {heads} heads", split="heads",
-                units=heads),
-        *mlp(r, r.size("intermediate_size"), minus(r.all, sparse)),
-        *mixture(r, experts, r.size("moe_intermediate_size"), sparse),
-        *mlp(r, shared or r.size("moe_intermediate_size"), sparse, name="mlp.shared_experts"),
-        *head(r),
-    ]  # fmt: skip
-
-
 def _deepseek_v4(r: Reader) -> list[Weight]:
     """Queries through a latent, one key/value head, an output in groups, and compressed keys in most layers."""
     heads, dim, rank = r.size("num_attention_heads"), r.size("head_dim"), r.size("q_lora_rank")
@@ -303,56 +287,14 @@ def _qwen_hybrid(*, joint: bool, dense: bool) -> Make:
     return make
 
 
-def _gemma4(r: Reader) -> list[Weight]:
-    """Local and global attention of different widths, and experts beside the feed-forward part."""
-    told = r.names("layer_types")
-    full = r.of_type("full_attention") if told else tuple(range(5, r.layers, 6))
-    local = minus(r.all, full)
-    joined = r.flag("attention_k_eq_v")  # in global layers keys serve as values
-    kv = r.size("num_global_key_value_heads", default=0) if joined and r.values.get("num_global_key_value_heads") else 0
-    wide = r.size("global_head_dim", default=r.size("head_dim"))
-    bias = r.flag("attention_bias")
-    sharing = r.none_or_size("num_kv_shared_layers")
-    own = r.all[: r.layers - sharing]
-    per_layer = r.none_or_size("hidden_size_per_layer_input")
-    found = [
-        *attention(r, bias=bias, o_bias=bias, at=local),
-        *attention(r, bias=bias, o_bias=bias, at=full, dim=wide, kv_heads=kv, value=not joined),
-    ]
-    if sharing:  # the last layers take keys and values from before
-        found = [_only(w, own) if w.name.endswith(("k_proj", "v_proj")) else w for w in found]
-    double = r.all[r.layers - sharing :] if sharing and r.flag("use_double_wide_mlp") else ()
-    width = r.size("intermediate_size")
-    found += [*mlp(r, width, minus(r.all, double)), *mlp(r, 2 * width, double)]
-    if r.flag("enable_moe_block"):
-        experts = r.size("num_experts")
-        found += mixture(r, experts, r.size("moe_intermediate_size"), r.all, router="router.proj", beside=True)
-    if per_layer:
-        why = f"an input of {per_layer} for each layer"
-        vocabulary = Weight("per_layer_model_projection", r.layers * per_layer, r.hidden, 1, why)
-        found += [
-            *linear("per_layer_input_gate", per_layer, r.hidden, r.all, why),
-            *linear("per_layer_projection", r.hidden, per_layer, r.all, why),
-            vocabulary,
-        ]
-    return [*(w for w in found if w.count), *head(r)]
-
-
-def _only(w: Weight, at: Layers) -> Weight:
-    """The weight in those of its layers that are among these."""
-    there = tuple(i for i in w.at if i in at)
-    return replace(w, at=there, count=len(there))
-
-
 def _nemotron_h(r: Reader) -> list[Weight]:
     """Each layer is one thing: Mamba, attention, a feed-forward part or a mixture."""
     told = r.values.get("layers_block_type") or r.values.get("layer_types")
     pattern = r.values.get("hybrid_override_pattern")
-    kinds = told if isinstance(told, list) else [_LETTERS.get(letter, letter) for letter in str(pattern or "")]
-    if not kinds or len(kinds) < r.layers:
-        raise ProblemError(
-            f"config.json: hybrid_override_pattern names no {r.layers} layers, a {r.kind} model needs it"
-        )
+    kinds = [_LETTERS.get(one, str(one)) for one in (told if isinstance(told, list) else str(pattern or ""))]
+    if not kinds:
+        raise ProblemError(f"config.json: hybrid_override_pattern names no layers, a {r.kind} model needs it")
+    r = Reader({**r.values, "num_hidden_layers": len(kinds)}, r.kind, nested=r.nested)  # as transformers counts them
     of = {kind: tuple(i for i in r.all if kinds[i] == kind) for kind in set(_LETTERS.values())}
     odd = next((kind for kind in kinds if kind not in of), "")
     if odd:
@@ -375,7 +317,9 @@ def _nemotron_h(r: Reader) -> list[Weight]:
     return [*found, *head(r)]
 
 
-_LETTERS: Final = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+_LETTERS: Final = {
+    "M": "mamba", "*": "attention", "-": "mlp", "E": "moe", "linear_attention": "mamba", "full_attention": "attention",
+}  # fmt: skip
 
 
 def _nemotron_nas(r: Reader) -> list[Weight]:
@@ -443,58 +387,6 @@ def _kimi_linear(r: Reader) -> list[Weight]:
     ]  # fmt: skip
 
 
-# --- towers: what sees images; its M is a number of patches
-
-
-def _qwen_tower(r: Reader, text: int) -> list[Weight]:
-    hidden, width = r.size("hidden_size"), r.size("intermediate_size")
-    merged = hidden * r.size("spatial_merge_size", default=2) ** 2
-    out = r.size("out_hidden_size", default=text)
-    at, why = tuple(range(r.size("depth"))), f"vision: width {hidden}"
-    deep = tuple(r.values.get("deepstack_visual_indexes") or ())
-    return [
-        *linear("blocks.attn.qkv", 3 * hidden, hidden, at, why, bias=True),
-        *linear("blocks.attn.proj", hidden, hidden, at, why, bias=True),
-        *linear("blocks.mlp.linear_fc1", width, hidden, at, why, bias=True),
-        *linear("blocks.mlp.linear_fc2", hidden, width, at, why, bias=True),
-        *(w for name, there in (("merger", (0,)), ("deepstack_merger_list", deep)) for w in (
-            *linear(f"{name}.linear_fc1", merged, merged, there, why, bias=True),
-            *linear(f"{name}.linear_fc2", out, merged, there, why, bias=True),
-        )),
-    ]  # fmt: skip
-
-
-def _gemma4_tower(r: Reader, text: int) -> list[Weight]:
-    hidden, at = r.size("hidden_size"), tuple(range(r.layers))
-    why = f"vision: width {hidden}"
-    tower = [*attention(r, bias=False, o_bias=False, at=at), *mlp(r, r.size("intermediate_size"), at)]
-    return [
-        *linear("patch_embedder.input_proj", hidden, 3 * r.size("patch_size") ** 2, (0,), why),
-        *(replace(w, name=f"encoder.layers.{w.name}.linear", split="whole", why=why) for w in tower),
-        *linear("embedding_projection", text, hidden, (0,), why),
-    ]
-
-
-def _llama4_tower(r: Reader, text: int) -> list[Weight]:
-    hidden, width, at = r.size("hidden_size"), r.size("intermediate_size"), tuple(range(r.layers))
-    why, out = f"vision: width {hidden}", r.size("projector_output_dim")
-    inner = r.size("projector_input_dim")
-    patch = r.size("num_channels", default=3) * r.size("patch_size") ** 2
-    return [
-        *linear("patch_embedding.linear", hidden, patch, (0,), why),
-        *(
-            w
-            for part in "qkvo"
-            for w in linear(f"model.layers.self_attn.{part}_proj", hidden, hidden, at, why, bias=True)
-        ),
-        *linear("model.layers.mlp.fc1", width, hidden, at, why, bias=True),
-        *linear("model.layers.mlp.fc2", hidden, width, at, why, bias=True),
-        *linear("vision_adapter.mlp.fc1", inner, width, (0,), why),
-        *linear("vision_adapter.mlp.fc2", out, inner, (0,), why),
-        *linear("multi_modal_projector.linear_1", text, r.size("vision_output_dim"), (0,), why),
-    ]
-
-
 # model_type -> its weights; those with `_text` are the language model inside a multi-modal one
 MODELS: Final[dict[str, Make]] = {
     "llama": _llama,
@@ -529,26 +421,13 @@ MODELS: Final[dict[str, Make]] = {
     "minimax_m3_vl_text": _minimax_m3,
     "mimo_v2_flash": _mimo_v2,
     "llama4_text": _llama4,
-    "gemma4_text": _gemma4,
     "nemotron_h": _nemotron_h,
     "nemotron-nas": _nemotron_nas,
-    "step3p7": _step3p7,
-}
-# model_type of the whole -> what sees images, made of vision_config and the language model's width
-TOWERS: Final = {
-    "qwen3_vl": _qwen_tower,
-    "qwen3_vl_moe": _qwen_tower,
-    "qwen3_5": _qwen_tower,
-    "qwen3_5_moe": _qwen_tower,
-    "gemma4": _gemma4_tower,
-    "llama4": _llama4_tower,
 }
 # the same architecture under another name: of a fork, of a publisher's own file, of the whole instead of its text
 ALIASES: Final = {
-    "deepseek_ref": "deepseek_v4", "deepseek_v4_text": "deepseek_v4", "qwen3_5": "qwen3_5_text",
-    "qwen3_5_moe": "qwen3_5_moe_text", "qwen3_vl": "qwen3_vl_text", "qwen3_vl_moe": "qwen3_vl_moe_text",
-    "llama4": "llama4_text", "gemma4": "gemma4_text", "minimax_m3": "minimax_m3_vl_text",
+    "deepseek_ref": "deepseek_v4", "deepseek_v4_text": "deepseek_v4", "minimax_m3": "minimax_m3_vl_text",
     "nemotron_nas": "nemotron-nas",
-    "minimax_m3_text": "minimax_m3_vl_text", "kimi_k3": "kimi_linear", "kimi_k25": "kimi_k2", "step3p7_text": "step3p7",
+    "minimax_m3_text": "minimax_m3_vl_text", "kimi_k3": "kimi_linear",
     "mimo_v2": "mimo_v2_flash",
 }  # fmt: skip

@@ -6,13 +6,11 @@ models together from them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from gemmtuned.configs.errors import ProblemError
-
-Layers = tuple[int, ...]
+from gemmtuned.configs.model_reader import Layers, Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +19,12 @@ class Weight:
 
     name: as transformers calls it inside a decoder layer.  split: how tensor parallelism cuts it: by heads, by kv_heads
     (repeated where there are fewer than ranks), by output columns, by input rows, by groups of a batch, by vocab, or
-    not at all (whole).  units: heads in it.  batch: 1, or heads of a batched product.  experts: 0, or how many such
-    weights form a mixture.  part: `vision` or `audio` of what sees no tokens, `mtp` of the heads that guess ahead, else
-    "". dtype: of the weight, where it is quantised or kept in another dtype than the model's, as `fp8_e4m3`; "?" where
-    the rules of its publisher are not understood.  scale: of a quantised weight.  at: the decoder layers it is in. why:
-    how n and k came about.
+    not at all (whole).  units: heads in it.  repeated: of its n, the columns that are cut by units, or repeated where
+    there are fewer units than ranks, beside others that are always cut (keys and values beside queries in one weight).
+    batch: 1, or heads of a batched product.  experts: 0, or how many such weights form a mixture.  part: `vision` or
+    `audio` of what sees no tokens, `mtp` of the heads that guess ahead, else "".  dtype: of the weight, where it is
+    quantised or kept in another dtype than the model's, as `fp8_e4m3`; "?" where the rules of its publisher are not
+    understood.  scale: of a quantised weight.  at: the decoder layers it is in.  why: how n and k came about.
     """
 
     name: str
@@ -42,11 +41,17 @@ class Weight:
     dtype: str = ""
     scale: str = ""
     at: Layers = ()
+    repeated: int = 0
 
     @property
     def quantised(self) -> bool:
         """Whether its weights are not of the model's dtype."""
         return bool(self.dtype)
+
+    @property
+    def sees(self) -> str:
+        """What its M is a number of, where that is not tokens; else ""."""
+        return {"vision": "patches of images", "audio": "frames of sound"}.get(self.part, "")
 
     @property
     def left_out(self) -> str:
@@ -58,69 +63,6 @@ class Weight:
         if self.dtype == "fp32":
             return "kept in fp32 beside the model's dtype: counted in programs, not planned"
         return "its weights are quantised: counted in programs, not tuned by this version" if self.dtype else ""
-
-
-class Reader:
-    """Values of a config by name, checked."""
-
-    def __init__(self, values: Mapping[str, Any], kind: str) -> None:
-        self.values, self.kind = values, kind
-
-    def size(self, *names: str, default: int | None = None) -> int:
-        """The first of these that is there, a whole number above 0."""
-        for name in names:
-            value = self.values.get(name)
-            if value is not None:
-                if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                    raise ProblemError(f"config.json: {name} is {value!r}, expected a whole number of at least 1")
-                return value
-        if default is None:
-            raise ProblemError(f"config.json: {' or '.join(names)} is missing, a {self.kind} model needs it")
-        return default
-
-    def none_or_size(self, *names: str) -> int:
-        """As size, 0 where there is none, or 0 is said."""
-        there = next((name for name in names if self.values.get(name)), "")
-        return self.size(there) if there else 0
-
-    def flag(self, name: str, *, default: bool = False) -> bool:
-        """A switch."""
-        value = self.values.get(name)
-        return default if value is None else bool(value)
-
-    def names(self, name: str) -> list[str] | None:
-        """A list with one word for each layer; None where there is none. Raises ProblemError for another length."""
-        value = self.values.get(name)
-        if value is None:
-            return None
-        if not isinstance(value, list) or len(value) < self.layers:
-            raise ProblemError(f"config.json: {name} is no list of {self.layers} layers")
-        return [str(one) for one in value[: self.layers]]
-
-    def part(self, name: str) -> Reader | None:
-        """A config inside, such as vision_config."""
-        value = self.values.get(name)
-        return Reader(value, f"{self.kind}.{name}") if isinstance(value, Mapping) else None
-
-    @property
-    def hidden(self) -> int:
-        """The model's width."""
-        return self.size("hidden_size")
-
-    @property
-    def layers(self) -> int:
-        """Decoder layers."""
-        return self.size("num_hidden_layers")
-
-    @property
-    def all(self) -> Layers:
-        """All decoder layers."""
-        return tuple(range(self.layers))
-
-    def of_type(self, *kinds: str) -> Layers:
-        """The layers that `layer_types` says are of one of these kinds."""
-        told = self.names("layer_types")
-        return tuple(i for i, one in enumerate(told or ()) if one in kinds)
 
 
 Make = Callable[[Reader], list[Weight]]
@@ -280,7 +222,7 @@ def sparse_layers(r: Reader, experts: int) -> Layers:
     """The layers that hold a mixture: a list says so, or the first few are dense, or every so many."""
     told = r.names("mlp_layer_types")
     if told is not None:
-        return tuple(i for i, one in enumerate(told) if one == "sparse")
+        return tuple(i for i, one in enumerate(told) if one != "dense")
     freq = r.values.get("moe_layer_freq")
     if isinstance(freq, list):
         return tuple(i for i, one in enumerate(freq[: r.layers]) if one)
@@ -318,8 +260,9 @@ def mamba(r: Reader, at: Layers) -> list[Weight]:
     n = 2 * wide + 2 * groups * state + heads
     why = f"Mamba: 2 * {heads} heads of {dim} + 2 * {groups} groups of {state} + {heads}"
     bias = r.flag("use_bias")
+    inside = linear("mixer.in_proj", n, r.hidden, at, why, split="heads", units=groups, bias=bias)
     return [
-        *linear("mixer.in_proj", n, r.hidden, at, why, split="heads", units=groups, bias=bias),
+        *(replace(w, repeated=2 * groups * state) for w in inside),
         *linear("mixer.out_proj", r.hidden, wide, at, why, split="rows", bias=bias),
     ]
 

@@ -11,15 +11,19 @@ split, and AITER's shape lists of served models (tests).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
 from gemmtuned.configs.errors import ProblemError
-from gemmtuned.configs.model_layers import ALIASES, MODELS, TOWERS
-from gemmtuned.configs.model_parts import Reader, Weight, ahead
+from gemmtuned.configs.model_layers import ALIASES, MODELS
+from gemmtuned.configs.model_lines import described, make, sections
+from gemmtuned.configs.model_parts import Weight, ahead
 from gemmtuned.configs.model_quant import applied, rules_of
+from gemmtuned.configs.model_reader import TEXTS, Reader
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.read_file import read_regular
 
@@ -73,23 +77,42 @@ def dtype_of(config: Mapping[str, Any]) -> str:
 
 
 def architecture(config: Mapping[str, Any]) -> str:
-    """The entry of MODELS that this model is of.
+    """The type of those we know that this model is of.
 
     Raises ProblemError for one that we do not know, with what its config says of itself.
     """
     text = _text(config)
-    for part in (text, config):
-        kind = str(part.get("model_type") or "")
-        kind = ALIASES.get(kind, kind)
-        if kind in MODELS:
+    whole = str(config.get("model_type") or text.get("model_type") or "")
+    if described(whole):
+        return whole
+    # a whole that nobody described has parts of its own beside its text, known or not
+    kinds = [str(part.get("model_type") or "") for part in (text, config)] if _known(whole) else []
+    for kind in (ALIASES.get(kind, kind) for kind in kinds):
+        if kind in MODELS or described(kind):
             return kind
     said = [str(part.get("model_type")) for part in (config, text) if part.get("model_type")]
     classes = config.get("architectures") or text.get("architectures")
     what = f"model_type is {' and inside '.join(map(repr, dict.fromkeys(said)))}" if said else "it says no model_type"
     more = f" (architectures {', '.join(map(str, classes))})" if isinstance(classes, list) and classes else ""
-    raise ProblemError(
-        f"{what}{more}, known are {', '.join(sorted(MODELS))}. Use --from-transformers to read its layers from "
-        "transformers, or name its shapes in a CSV"
+    raise unknown(f"{what}{more}", said[0] if said else "")
+
+
+def _known(kind: str) -> bool:
+    return described(kind) or ALIASES.get(kind, kind) in MODELS
+
+
+def known() -> list[str]:
+    """The model types that are described here."""
+    return sorted({*MODELS, *sections()})
+
+
+def unknown(what: str, kind: str = "") -> ProblemError:
+    """A model, or a part of one, that nobody described. kind: its model_type."""
+    close = get_close_matches(kind, known(), 3)
+    near = f"; close are {', '.join(close)}" if close else ""
+    return ProblemError(
+        f"{what}: not among the {len(known())} that are described here (docs/models.md lists them{near}). Use "
+        "--from-transformers to read its layers from transformers, or name its shapes in a CSV"
     )
 
 
@@ -112,30 +135,96 @@ def plan(config: Mapping[str, Any], *, tp: int = 1, fused: bool = True, ep: int 
     kind = architecture(config)
     if not fused and (tp != 1 or ep != 1):
         raise ProblemError("unfused products are those of transformers on one device: --tp must be 1")
-    r = Reader(_text(config), kind)
-    weights = MODELS[kind](r)
-    weights += [replace(w, part="vision") for w in _tower(config, r)]
+    if config.get("add_cross_attention"):
+        raise unknown(f"a {kind} with attention to an encoder (add_cross_attention)")
+    task, notes = task_of(config)
+    if task == "lm" and not config.get("architectures") and Reader({}, str(config.get("model_type"))).headless:
+        task = "base"
+    if described(kind):
+        inner = config.get("model_type") != kind and _text(config) is not config
+        text = Reader(_text(config) if inner else config, kind)
+        weights = _of_lines(text, task, notes)
+        r = next((inner for name in TEXTS if (inner := text.inner(name)) is not None), text)
+    else:
+        r = Reader(_text(config), kind, nested=_text(config) is not config)
+        weights = _headed(MODELS[kind](r), task, r, config)
+        notes += _left_out(r)
+        tower = config.get("vision_config") or config.get("vision_encoder") or _text(config).get("vision_config")
+        if tower:
+            notes.append("its vision tower is not described here: --from-transformers reads it")
     if fused:  # transformers builds no heads that guess ahead
         weights += ahead(r, weights)
     rules = rules_of(config, config.get(_BESIDE_KEY), name=str(config.get(_NAME_KEY, "")))
     weights = applied(weights, rules)
-    found = Plan(kind, dtype_of(config), weights, [*rules.notes] if rules else [])
+    found = Plan(kind, dtype_of(config), weights, [*notes, *(rules.notes if rules else [])])
     if fused:
-        inside = max(tp // ep, 1)  # ranks that share an expert
-        cut = [_spread(_cut(w, inside if w.experts else tp), ep) for w in weights]
-        found.weights = _fuse(cut, r, tp)
-    tower = config.get("vision_config") or config.get("vision_encoder") or _text(config).get("vision_config")
-    if tower and not any(w.part == "vision" for w in weights):
-        found.notes.append("its vision tower is not described here: --from-transformers reads it")
+        found.weights = served(weights, r, tp=tp, ep=ep)
     if r.values.get("attn_res_block_size"):
         found.notes.append("the projections of its attention residuals (attn_res_block_size) are not described here")
     return found
 
 
-def _tower(config: Mapping[str, Any], r: Reader) -> list[Weight]:
-    make = TOWERS.get(str(config.get("model_type")))
-    inside = Reader(config, str(config.get("model_type"))).part("vision_config")
-    return make(inside, r.hidden) if make is not None and inside is not None else []
+def served(weights: Sequence[Weight], r: Reader, *, tp: int, ep: int) -> list[Weight]:
+    """What one of the ranks runs: each weight's share, and products of one input in one."""
+    return fuse(split(weights, tp=tp, ep=ep), r, tp)
+
+
+def split(weights: Sequence[Weight], *, tp: int, ep: int = 1) -> list[Weight]:
+    """One rank's share of each weight. Raises ProblemError where it cannot be split over so many ranks."""
+    inside = max(tp // ep, 1)  # ranks that share an expert
+    return [_spread(_cut(w, inside if w.experts else tp), ep) for w in weights]
+
+
+def _of_lines(r: Reader, task: str, notes: list[str], part: str = "") -> list[Weight]:
+    """The weights of a type that architectures.txt describes, and of the configs inside it."""
+    if not described(r.kind) and r.kind not in MODELS:
+        raise unknown(f"its {part or 'text'} part's model_type is {r.kind!r}", r.kind)
+    if not described(r.kind):
+        found = _headed(MODELS[r.kind](r), task, r, r.values)
+        return [replace(w, part=part) for w in found] if part else found
+    inside = sections()[r.kind].inside
+    seen = next((inner_part for _, inner_part in inside if inner_part), "")
+    found = [replace(w, part=part or seen) for w in _headed(make(r, task=task), task, r, r.values)]
+    notes += _left_out(r)
+    for name, inner_part in inside:
+        inner = r.inner(name)
+        if inner is not None:
+            found += _of_lines(inner, "base" if inner_part else task, notes, inner_part or part)
+    return [replace(w, part=w.part or part) for w in found]
+
+
+def _left_out(r: Reader) -> list[str]:
+    """A line on the sizes that a model's config.json leaves to transformers."""
+    if r.nested:
+        return []
+    told = [f"{name} {value}" if isinstance(value, int) else name for name, value in r.taken.items()
+            if not isinstance(value, bool | list) and value != 1]  # fmt: skip
+    return [f"config.json leaves out {', '.join(told)}: as transformers takes a {r.kind}'s"] if told else []
+
+
+def task_of(config: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """What the model is for, by the class that its config names: lm, base (no head) or classify; and a line on it."""
+    names = config.get("architectures")
+    name = str(names[0]) if isinstance(names, list) and names else ""
+    if re.search(r"For(SequenceClassification|SequenceClassificationWithoutHead)$", name):
+        return "classify", []
+    if name.endswith("Model") and not name.endswith(("LMHeadModel", "LMModel", "ForCausalLMModel")):
+        return "base", []
+    if "For" not in name or re.search(r"For(CausalLM|ConditionalGeneration|MaskedLM|PreTraining|Vision2Seq)", name):
+        return "lm", []
+    return "base", [f"the head of a {name} is not described here: --from-transformers reads it"]
+
+
+def _headed(weights: list[Weight], task: str, r: Reader, config: Mapping[str, Any]) -> list[Weight]:
+    """With the head that the model's class has: the vocabulary's, a classifier's or none."""
+    if task == "lm":
+        return weights
+    found = [w for w in weights if w.name != "lm_head"]
+    if task == "classify" and len(found) < len(weights):
+        labels = config.get("id2label")
+        n = len(labels) if isinstance(labels, Mapping) and labels else r.size("num_labels", default=2)
+        found.append(Weight("score", n, r.hidden, 1, f"{n} classes"))
+    return found
 
 
 def problems(
@@ -143,14 +232,14 @@ def problems(
 ) -> list[Problem]:
     """One problem for each of these M and each weight that is not left out; repeated shapes once.
 
-    vision_ms: of towers, which see patches of images and no tokens.
+    vision_ms: of towers, which see patches of images or frames of sound and no tokens.
     """
     found: dict[Problem, None] = {}
     for weight in weights:
         if weight.left_out:
             continue
         family = "dense" if weight.batch == 1 else "batched"
-        for m in vision_ms if weight.part == "vision" else ms:
+        for m in vision_ms if weight.sees else ms:
             problem = Problem(
                 family=family, batch=weight.batch, m=m, n=weight.n, k=weight.k, bias=weight.bias, dtype=dtype,
                 threads=threads,
@@ -176,6 +265,12 @@ def _cut(w: Weight, tp: int) -> Weight:
     if w.split == "vocab":
         padded = -(-w.n // _VOCAB_PAD) * _VOCAB_PAD
         return replace(w, n=-(-padded // tp), why=over)
+    if w.repeated:
+        few = tp > w.units and tp % w.units == 0
+        if (not few and w.units % tp) or (w.n - w.repeated) % tp:
+            raise ProblemError(f"--tp {tp} does not divide the {w.units} heads of {w.name}")
+        own = w.repeated // (w.units if few else tp)
+        return replace(w, n=(w.n - w.repeated) // tp + own, units=max(w.units // tp, 1), repeated=own, why=over)
     if w.split == "kv_heads" and tp % w.units == 0 and tp > w.units:
         return replace(w, n=w.n // w.units, units=1, why=f"{w.why}, one on each of {tp} ranks")
     if w.split == "groups":
@@ -204,7 +299,7 @@ _FUSED: Final = (
 )
 
 
-def _fuse(weights: list[Weight], r: Reader, tp: int) -> list[Weight]:
+def fuse(weights: list[Weight], r: Reader, tp: int) -> list[Weight]:
     """Products of one input in one, and MLA's kv_b also as decode runs it: absorbed, one product a head.
 
     Only weights of the same layers that are kept alike: a plain one is not joined to a quantised one.

@@ -6,7 +6,7 @@ The model is made on torch's meta device from its config.json; code that comes w
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from gemmtuned.configs.errors import ProblemError
@@ -14,81 +14,124 @@ from gemmtuned.configs.model_parts import Weight
 from gemmtuned.configs.model_quant import applied, rules_of
 from gemmtuned.configs.model_shapes import Plan, dtype_of
 
-_LAYER = re.compile(r"^(?P<before>.*?)(?:layers|blocks|h|layer)\.(?P<number>\d+)\.(?P<name>.+)$")
-_TOWER = re.compile(r"vis(ion|ual)|image|audio")
+# `model.layers.7.mlp.up_proj` is `mlp.up_proj` of layer 7; what stands before tells towers and decoders apart
+_LAYER = re.compile(r"^(?P<before>.*?)\b(?P<list>[A-Za-z_]+)\.(?P<number>\d+)\.(?P<name>.+)$")
+_PLAIN = re.compile(r"^(model\.)?(language_model\.)?(model\.)?(transformer\.|backbone\.|decoder\.)?$")
+_PARTS = (("audio", re.compile(r"audio|speech|sound|whisper")), ("vision", re.compile(r"vis(ion|ual)|image|img|patch")))
 
 
-def built(config: Mapping[str, Any]) -> Plan:
-    """Every linear layer, each on one device and unfused. Raises ProblemError where transformers cannot build it."""
+def built(config: Mapping[str, Any], *, tp: int = 1, ep: int = 1, fused: bool = False) -> Plan:
+    """Every linear layer, unfused on one device unless asked otherwise.
+
+    Raises ProblemError where transformers cannot build the model, or its plan for tensor parallelism is not known.
+    """
     try:
         import torch
         import transformers
     except ImportError as err:
         raise ProblemError(f"--from-transformers needs transformers ({err}): pip install transformers") from err
     kind = str(config.get("model_type") or "")
-    known = transformers.models.auto.configuration_auto.CONFIG_MAPPING
-    if kind not in known:
+    mapping = transformers.models.auto.configuration_auto.CONFIG_MAPPING
+    if kind not in mapping:
         raise ProblemError(
             f"transformers {transformers.__version__} has no model_type {kind!r} either. Name its shapes in a CSV"
         )
-    plain = {name: value for name, value in config.items() if name not in ("quantization_config", "auto_map")}
-    if isinstance(plain.get("text_config"), Mapping):
-        plain["text_config"] = {k: v for k, v in plain["text_config"].items() if k != "quantization_config"}
     try:
-        wanted = known[kind].from_dict(plain)
-        model = _made(transformers, torch, wanted)
+        wanted = mapping[kind].from_dict(_plain(config))
+        model = _made(transformers, torch, wanted, config.get("architectures"))
     except Exception as err:
-        raise ProblemError(f"transformers cannot build this model ({type(err).__name__}: {err})") from err
-    found: dict[tuple[str, int, int, bool, int, str], list[int]] = {}
-    for name, n, k, bias, experts in _linears(torch, model):
-        inside = _LAYER.match(name)
-        part = "vision" if _TOWER.search(name.rsplit(".", 1)[0]) else ""
-        short = inside["name"] if inside else name.removeprefix("model.").removeprefix("language_model.")
-        at = int(inside["number"]) if inside else -1
-        found.setdefault((short, n, k, bias, experts, part), []).append(at)
+        lines = " ".join(str(err).split())
+        raise ProblemError(f"transformers cannot build this model ({type(err).__name__}: {lines})") from err
     class_ = type(model).__name__
-    weights = [
-        Weight(
-            name, n, k, len(at), f"{class_} of transformers builds it", bias, experts=experts, part=part,
-            at=() if -1 in at else tuple(at),
-        )
-        for (name, n, k, bias, experts, part), at in found.items()
-    ]  # fmt: skip
+    weights = _weights(_linears(torch, model), f"{class_} of transformers builds it")
     rules = rules_of(config, config.get("hf_quant_config"), name=str(config.get("folder_name", "")))
     weights = applied(weights, rules)
     notes = [f"layers of {class_}, as transformers {transformers.__version__} builds them; one device, nothing fused"]
     return Plan(kind, dtype_of(config), weights, notes + (rules.notes if rules else []))
 
 
-def _made(transformers: Any, torch: Any, config: Any) -> Any:
-    """The model on the meta device: with its head where it has one."""
+def _plain(value: Any) -> Any:
+    """The config without what would load or run more than its layers, and with numbers that JSON has no word for."""
+    if isinstance(value, Mapping):
+        if set(value) == {"__float__"}:
+            return float(str(value["__float__"]))
+        left_out = ("quantization_config", "compression_config", "auto_map")
+        return {name: _plain(one) for name, one in value.items() if name not in left_out}
+    return [_plain(one) for one in value] if isinstance(value, list) else value
+
+
+def _weights(linears: Iterable[tuple[str, int, int, bool, int]], why: str) -> list[Weight]:
+    each = [(*one, _LAYER.match(one[0]), _part(one[0])) for one in linears]
+    stacks = {inside["before"] for *_, inside, part in each if inside and not part}
+    main = stacks.pop() if len(stacks) == 1 else "model."  # one stack of layers: its names need no word before them
+    found: dict[tuple[str, int, int, bool, int, str], list[int]] = {}
+    for name, n, k, bias, experts, inside, part in each:
+        short = inside["name"] if inside else name
+        if inside and inside["before"] != main and (part or not _PLAIN.match(inside["before"])):
+            short = f"{inside['before']}{inside['list']}.{short}"
+        short = re.sub(r"^(model\.)?(language_model\.)?(model\.)?", "", short)
+        at = int(inside["number"]) if inside else -1
+        found.setdefault((short, n, k, bias, experts, part), []).append(at)
+    return [
+        Weight(
+            name, n, k, len(at), why, bias, experts=experts, part=part, at=() if -1 in at else tuple(at)
+        )
+        for (name, n, k, bias, experts, part), at in found.items()
+    ]  # fmt: skip
+
+
+def _part(name: str) -> str:
+    owner = name.rpartition(".")[0]
+    return next((part for part, words in _PARTS if words.search(owner)), "")
+
+
+def _made(transformers: Any, torch: Any, config: Any, classes: Any = None) -> Any:
+    """The model on the meta device: of the class that its config names, else with its head where it has one."""
+    name = str(classes[0]) if isinstance(classes, list) and classes else ""
+    own = getattr(transformers, name, None)
+    if isinstance(own, type) and getattr(own, "config_class", None) is type(config):
+        with torch.device("meta"):
+            return own(config)
+    usual = ["AutoModelForImageTextToText", "AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM"]
+    if getattr(config, "is_encoder_decoder", False):
+        usual = ["AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq", *usual]
     trouble: Exception | None = None
-    for name in ("AutoModelForImageTextToText", "AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModel"):
-        try:
+    for name in (*usual, "AutoModel"):
+        class_ = getattr(transformers, name)
+        if type(config) in class_._model_mapping:
             with torch.device("meta"):
-                return getattr(transformers, name).from_config(config)
-        except (ValueError, AttributeError, KeyError) as err:  # noqa: PERF203  the first that has a class for it
-            trouble = trouble or err
+                return class_.from_config(config)
+    inner = config.get_text_config()
+    if inner is not config:
+        trouble = trouble or ValueError("it is made of several models, and there is no class for the whole")
     raise trouble or ValueError("no class for it")
 
 
 def _linears(torch: Any, model: Any) -> Iterator[tuple[str, int, int, bool, int]]:
     """(name, n, k, bias, experts) of linear modules, and of parameters that hold a mixture's experts or a router."""
-    linear: set[str] = set()
+    done: set[str] = set()
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):
-            linear.add(name)
+            done.add(name)
             yield name, module.out_features, module.in_features, module.bias is not None, 0
-        elif isinstance(module, torch.nn.Embedding | torch.nn.modules.conv._ConvNd):
-            linear.add(name)
-    biases = {name for name, _ in model.named_parameters() if name.endswith("bias")}
-    for name, parameter in model.named_parameters():
+        elif type(module).__name__ == "Conv1D" and hasattr(module, "nf"):  # GPT-2's: its weight lies transposed
+            done.add(name)
+            yield name, module.weight.shape[1], module.weight.shape[0], True, 0
+        elif isinstance(module, torch.nn.Embedding | torch.nn.modules.conv._ConvNd) or "Norm" in type(module).__name__:
+            done.add(name)
+    sizes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    for name, shape in sizes.items():
         owner, _, last = name.rpartition(".")
-        if owner in linear or last.endswith(("bias", "embedding", "table", "scale")) or "pos" in last:
+        if owner in done or last.endswith(("bias", "embedding", "table", "scale")) or "pos" in last:
             continue
-        if parameter.dim() == 3 and "expert" in name:
-            experts, n, k = parameter.shape
-            transposed = bool(getattr(model.get_submodule(owner), "is_transposed", False))
-            yield name, *((k, n) if transposed else (n, k)), f"{name}_bias" in biases, experts
-        elif parameter.dim() == 2 and last == "weight":
-            yield owner, *parameter.shape, f"{owner}.bias" in biases, 0
+        if len(shape) == 3 and "expert" in name:
+            experts, n, k = shape
+            down, first = sizes.get(f"{owner}.down_proj", shape), sizes.get(f"{owner}.gate_up_proj", (0, 0, n))
+            transposed = first[2] != n if last == "down_proj" else down[1] != k and down[2] == n  # as gpt-oss's lie
+            yield name, *((k, n) if transposed else (n, k)), f"{name}_bias" in sizes, experts
+        elif len(shape) == 2 and last in ("weight", "fn", "hc_fn"):
+            yield owner if last == "weight" else name, *shape, last == "weight" and f"{owner}.bias" in sizes, 0
+        elif len(shape) == 2 and last == "in_proj_weight":
+            yield name, *shape, f"{owner}.in_proj_bias" in sizes, 0
+        elif len(shape) == 2 and last.endswith("projection_weight"):  # gemma3 multiplies by it from the right
+            yield name, shape[1], shape[0], False, 0

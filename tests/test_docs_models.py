@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from test_docs_coming_from_aiter import ROOT, environment
 
+from gemmtuned.configs.model_shapes import known
+
 PAGES = {name: (ROOT / "docs" / name).read_text() for name in ("models.md", "tables.md")}
 TILE = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128}
 FILES = {
@@ -34,7 +36,7 @@ def test_what_the_page_shows_runs(page: str, tmp_path: Path, native_cache: Path)
     for name, text in FILES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    for name, kind in (("my_model", "llama"), ("odd_model", "olmo2")):
+    for name, kind in (("my_model", "llama"), ("odd_model", "doge")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps({"model_type": kind, **SMALL}))
     env = environment(tmp_path, native_cache)
@@ -50,3 +52,10 @@ def test_what_the_page_shows_runs(page: str, tmp_path: Path, native_cache: Path)
             assert done.returncode == (int(told[1]) if told else 0), f"{command}: {said}"
             for line in shown.splitlines():
                 assert line in said, f"{command}: {line!r} is not in {said}"
+
+
+def test_the_page_lists_the_types_that_are_described() -> None:
+    listed = PAGES["models.md"].partition("## The types that are described\n")[2]
+
+    assert [name.strip() for name in listed.replace("\n", " ").split(",")] == known()
+    assert f"- {len(known())} model types" in PAGES["models.md"]

@@ -176,9 +176,9 @@ def from_model(folder: Path, defaults: Defaults, how: OfModel) -> Wanted:
     patches = [m * times for m in sizes(how.vision_nsets)] if how.vision_nsets else []
     found = problems(weights, ms, dtype=dtype, threads=defaults.threads, vision_ms=patches)
     wanted = Wanted(defaults.apply(defaults.as_called(found)))
-    towers = [weight for weight in weights if weight.part == "vision"]
+    towers = [weight for weight in weights if weight.sees]
     for weight in weights:
-        unseen = "its M is the patches of images: --vision-nsets says which" if weight in towers and not patches else ""
+        unseen = f"its M is the {weight.sees}: --vision-nsets says which" if weight in towers and not patches else ""
         row = {
             "name": weight.name, "n": weight.n, "k": weight.k, "batch": weight.batch, "bias": weight.bias,
             "layers": weight.count, "experts": weight.experts, "part": weight.part or None,
