@@ -139,17 +139,18 @@ def _gpt_oss(r: Reader) -> list[Weight]:
     return [*attention(r, bias=bias, o_bias=bias), *inside, *head(r)]
 
 
-def _shared_experts(r: Reader, experts: int = 0) -> list[Weight]:
+def _shared_experts(r: Reader, experts: int = 0, *, bias: bool = False) -> list[Weight]:
     """DeepSeek's and GLM's feed-forward part: some dense layers, then experts with shared ones beside them."""
     experts, width = experts or r.size("n_routed_experts"), r.size("moe_intermediate_size")
     sparse = sparse_layers(r, experts)
     dense = minus(r.all, sparse)
-    several = r.values.get("n_shared_experts", r.values.get("num_shared_experts", 1))
+    several = r.value("n_shared_experts") if "n_shared_experts" in r.values else r.value("num_shared_experts")
+    several = 1 if several is None and "n_shared_experts" not in r.values else several
     shared = width * r.size("n_shared_experts", "num_shared_experts", default=1) if several else 0
     return [
-        *(mlp(r, r.size("intermediate_size"), dense) if dense else []),
+        *(mlp(r, r.size("intermediate_size"), dense, bias=bias) if dense else []),
         *mixture(r, experts, width, sparse),
-        *(mlp(r, shared, sparse, name="mlp.shared_experts") if shared else []),
+        *(mlp(r, shared, sparse, name="mlp.shared_experts", bias=bias) if shared else []),
         *head(r),
     ]
 
@@ -159,7 +160,7 @@ def _glm4_moe(r: Reader) -> list[Weight]:
 
 
 def _deepseek(r: Reader) -> list[Weight]:
-    return [*latent_attention(r), *_shared_experts(r)]
+    return [*latent_attention(r), *_shared_experts(r, bias=r.kind == "deepseek_v2" and r.flag("mlp_bias"))]
 
 
 def _deepseek_sparse(r: Reader) -> list[Weight]:
@@ -197,6 +198,8 @@ def _mimo_v2(r: Reader) -> list[Weight]:
     local = r.of_type("sliding_attention")
     if not local and isinstance(pattern := r.values.get("hybrid_layer_pattern"), list):
         local = tuple(i for i, one in enumerate(pattern[: r.layers]) if one)
+    elif r.names("layer_types") is None:
+        local = tuple(i for i in r.all if i and (i + 1) % 6)
     experts, dim, v_dim = r.size("n_routed_experts"), r.size("head_dim"), r.size("v_head_dim")
     sparse = sparse_layers(r, experts)
     near = r.size("swa_num_key_value_heads", default=2 * r.size("num_key_value_heads"))

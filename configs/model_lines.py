@@ -179,6 +179,8 @@ class _Values(dict[str, Any]):
     def __missing__(self, name: str) -> Any:
         if name in _GIVEN:
             return _GIVEN[name]
+        if name == "config":  # its own names, where a section has given them another meaning
+            return _Inside(self._reader)
         value = self._section.values.get(name)
         if value is not None and name not in self._open:  # `dim = dim or 64` means the config's own
             self._open.add(name)

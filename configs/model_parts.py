@@ -139,7 +139,7 @@ def latent_attention(r: Reader, at: Layers | None = None) -> list[Weight]:
     nope, rope, v = r.size("qk_nope_head_dim"), r.size("qk_rope_head_dim"), r.size("v_head_dim")
     latent = r.size("kv_lora_rank")
     why_q, heads_of = f"{heads} heads of {nope} + {rope}", of_heads(heads)
-    if r.values.get("q_lora_rank") is None:
+    if r.value("q_lora_rank") is None:
         found = linear("self_attn.q_proj", heads * (nope + rope), r.hidden, at, why_q, **heads_of)
     else:
         rank = r.size("q_lora_rank")
@@ -218,6 +218,10 @@ def head(r: Reader) -> list[Weight]:
     return [Weight("lm_head", vocab, r.hidden, 1, f"vocabulary of {vocab}", False, "vocab")]
 
 
+# Of these the first layer is dense where a config.json says nothing of it
+_FIRST_DENSE: Final = ("glm4_moe_lite", "kimi_linear", "mimo_v2_flash")
+
+
 def sparse_layers(r: Reader, experts: int) -> Layers:
     """The layers that hold a mixture: a list says so, or the first few are dense, or every so many."""
     told = r.names("mlp_layer_types")
@@ -226,9 +230,12 @@ def sparse_layers(r: Reader, experts: int) -> Layers:
     freq = r.values.get("moe_layer_freq")
     if isinstance(freq, list):
         return tuple(i for i, one in enumerate(freq[: r.layers]) if one)
-    if "first_k_dense_replace" in r.values:
-        return tuple(range(int(r.values["first_k_dense_replace"]), r.layers))
-    step, dense = r.size("decoder_sparse_step", default=1), r.values.get("mlp_only_layers") or []
+    first = r.value("first_k_dense_replace")
+    if first is None and r.kind in _FIRST_DENSE:
+        first = 1
+    if first is not None:
+        return tuple(range(int(first), r.layers))
+    step, dense = r.size("decoder_sparse_step", default=1), r.value("mlp_only_layers") or []
     return tuple(i for i in r.all if i not in dense and experts > 0 and (i + 1) % step == 0)
 
 
@@ -272,9 +279,10 @@ def ahead(r: Reader, weights: Sequence[Weight]) -> list[Weight]:
 
     vLLM and SGLang run them where speculative decoding is on; transformers does not build them.
     """
-    count = r.none_or_size("num_nextn_predict_layers", "mtp_num_hidden_layers")
-    if not count:
+    said = [name for name in ("num_nextn_predict_layers", "mtp_num_hidden_layers") if r.values.get(name)]
+    if not said:  # only what the checkpoint itself says it has
         return []
+    count = r.size(*said)
     last = tuple(range(r.layers, r.layers + count))
     why = f"{count} heads that guess ahead"
     return [

@@ -79,6 +79,11 @@ def rules_of(config: Mapping[str, Any], beside: Mapping[str, Any] | None = None,
     inner = text if isinstance(text, Mapping) else {}
     names = ("quantization_config", "compression_config")
     told = next((part[name] for part in (config, inner) for name in names if isinstance(part.get(name), Mapping)), None)
+    odd = next((part[name] for part in (config, inner) for name in names if part.get(name)), None)
+    if told is None and odd is not None:
+        return Rules(
+            "", notes=[f"quantization_config is {odd!r:.60} and no object, so how weights are kept is not known"]
+        )
     more = (beside or {}).get("quantization", beside)
     if told is None and not isinstance(more, Mapping):
         said = _NAMED.search(name)
@@ -91,7 +96,10 @@ def rules_of(config: Mapping[str, Any], beside: Mapping[str, Any] | None = None,
     both: dict[str, Any] = {**(more if isinstance(more, Mapping) else {}), **(told or {})}
     if isinstance(more, Mapping) and told is not None and more.get("quant_algo") != both.get("quant_algo"):
         both["hf"] = more
-    rules = _read(both)
+    try:
+        rules = _read(both)
+    except (AttributeError, KeyError, TypeError, ValueError) as err:
+        return Rules("", notes=[f"quantization_config is not understood ({err}): no weight is planned"])
     expert = str(config.get("expert_dtype") or inner.get("expert_dtype") or "")
     if expert:  # DeepSeek-V4: the experts are of another dtype than quantization_config says
         known = {"fp4": ("fp4_e2m1", "1x32"), "fp8": rules.kept}.get(expert)

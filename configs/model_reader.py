@@ -85,7 +85,7 @@ class Reader:
 
     def none_or_size(self, *names: str) -> int:
         """As size, 0 where there is none, or 0 is said."""
-        there = next((name for name in names if self.values.get(name)), "")
+        there = next((name for name in names if self.value(name)), "")
         return self.size(there) if there else 0
 
     def flag(self, name: str, *, default: bool = False) -> bool:

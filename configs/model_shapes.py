@@ -51,10 +51,34 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises ProblemError that names the file.
     """
     path = folder / "config.json" if folder.is_dir() else folder
+    if folder.is_dir() and not path.is_file():
+        raise ProblemError(f"{folder}: no config.json in it. {_instead(folder)}")
     config = _json(path)
     if path.name == "config.json" and (beside := path.with_name(BESIDE)).exists():
         config[_BESIDE_KEY] = _json(beside)
     return {**config, _NAME_KEY: path.absolute().parent.name}
+
+
+def _instead(folder: Path) -> str:
+    """What a folder without a config.json is, and the way out."""
+    try:
+        inside = sorted(folder.iterdir())
+    except OSError as err:
+        return f"It cannot be read ({err.strerror or err})"
+    names = {path.name for path in inside}
+    below = next((path for path in inside if path.is_dir() and (path / "config.json").is_file()), None)
+    csv = "or name its shapes in a CSV"
+    if below is not None:
+        return f"There is one in {below}: give that folder"
+    if "params.json" in names:
+        return f"Its params.json is Mistral's own form, which is not read: give the folder with the config.json, {csv}"
+    if any(name.endswith(".gguf") for name in names):
+        return f"It holds GGUF files, which are not read: give the folder of the model they were made from, {csv}"
+    if "adapter_config.json" in names:
+        return f"It holds an adapter: give the folder of the model that the adapter is for, {csv}"
+    if "model_index.json" in names:
+        return f"It is a pipeline of several models: give the folder of one of them, {csv}"
+    return f"Give the folder of a Hugging Face model, {csv}"
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -132,6 +156,14 @@ def shapes(config: Mapping[str, Any], *, tp: int = 1, fused: bool = True, ep: in
 
 def plan(config: Mapping[str, Any], *, tp: int = 1, fused: bool = True, ep: int = 1) -> Plan:
     """As shapes, with what to know of the model beside. Raises ProblemError."""
+    try:
+        return _plan(config, tp=tp, fused=fused, ep=ep)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError) as err:
+        what = f"{type(err).__name__}: {err}"
+        raise ProblemError(f"config.json: a value is of a kind that no such model has ({what})") from err
+
+
+def _plan(config: Mapping[str, Any], *, tp: int, fused: bool, ep: int) -> Plan:
     kind = architecture(config)
     if not fused and (tp != 1 or ep != 1):
         raise ProblemError("unfused products are those of transformers on one device: --tp must be 1")

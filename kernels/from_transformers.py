@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.model_parts import Weight
 from gemmtuned.configs.model_quant import applied, rules_of
-from gemmtuned.configs.model_shapes import Plan, dtype_of
+from gemmtuned.configs.model_shapes import Plan, dtype_of, split
 
 # `model.layers.7.mlp.up_proj` is `mlp.up_proj` of layer 7; what stands before tells towers and decoders apart
 _LAYER = re.compile(r"^(?P<before>.*?)\b(?P<list>[A-Za-z_]+)\.(?P<number>\d+)\.(?P<name>.+)$")
@@ -20,10 +21,10 @@ _PLAIN = re.compile(r"^(model\.)?(language_model\.)?(model\.)?(transformer\.|bac
 _PARTS = (("audio", re.compile(r"audio|speech|sound|whisper")), ("vision", re.compile(r"vis(ion|ual)|image|img|patch")))
 
 
-def built(config: Mapping[str, Any], *, tp: int = 1, ep: int = 1, fused: bool = False) -> Plan:
-    """Every linear layer, unfused on one device unless asked otherwise.
+def built(config: Mapping[str, Any], *, tp: int = 1, ep: int = 1) -> Plan:
+    """Every linear layer, unfused; one rank's share of each where there are several.
 
-    Raises ProblemError where transformers cannot build the model, or its plan for tensor parallelism is not known.
+    Raises ProblemError where transformers cannot build the model, or it cannot be split over so many ranks.
     """
     try:
         import torch
@@ -46,8 +47,48 @@ def built(config: Mapping[str, Any], *, tp: int = 1, ep: int = 1, fused: bool = 
     weights = _weights(_linears(torch, model), f"{class_} of transformers builds it")
     rules = rules_of(config, config.get("hf_quant_config"), name=str(config.get("folder_name", "")))
     weights = applied(weights, rules)
-    notes = [f"layers of {class_}, as transformers {transformers.__version__} builds them; one device, nothing fused"]
+    where = "one device" if tp == 1 else f"one of {tp} ranks"
+    notes = [f"layers of {class_}, as transformers {transformers.__version__} builds them; {where}, nothing fused"]
+    if tp > 1:
+        weights = split(_parallel(weights, wanted, notes), tp=tp, ep=ep)
     return Plan(kind, dtype_of(config), weights, notes + (rules.notes if rules else []))
+
+
+# How a rank's share is cut, by transformers' own word for it and, where its plan is silent, by the weight's name
+_STYLES: Final = {
+    "colwise": "columns", "colwise_gather_output": "columns", "packed_colwise": "columns", "packed_rowwise": "columns",
+    "rowwise": "rows", "rowwise_split_input": "rows", "mla_kv_a_proj": "whole",
+}  # fmt: skip
+_NAMES: Final = {
+    "q_proj": "heads", "k_proj": "kv_heads", "v_proj": "kv_heads", "q_b_proj": "heads", "kv_b_proj": "heads",
+    "o_proj": "rows", "out_proj": "rows", "gate_proj": "columns", "up_proj": "columns", "gate_up_proj": "columns",
+    "down_proj": "rows", "w1": "columns", "w3": "columns", "w2": "rows", "fc1": "columns", "fc2": "rows",
+    "lm_head": "vocab",
+}  # fmt: skip
+_WHOLE: Final = ("gate", "router", "q_a_proj", "kv_a_proj_with_mqa", "wk", "wq_b", "weights_proj")  # on every rank
+
+
+def _parallel(weights: list[Weight], config: Any, notes: list[str]) -> list[Weight]:
+    """The weights with how tensor parallelism cuts them. notes: gets a line on those that nothing speaks of."""
+    text = config.get_text_config()
+    told = text.base_model_tp_plan or {}
+    transposed = "packed_rowwise" in told.values()  # of experts that lie the other way round
+    heads = getattr(text, "num_attention_heads", None) or 1
+    units = {"heads": heads, "kv_heads": getattr(text, "num_key_value_heads", None) or heads}
+    found, silent = [], []
+    for w in weights:
+        last = w.name.rpartition(".")[2]
+        style = _NAMES.get(last)
+        if style not in units and not (transposed and w.experts):
+            style = _STYLES.get(told.get(f"layers.*.{w.name}", ""), style)
+        if w.part or (style in units and w.n % units[str(style)]):
+            style = "whole"
+        if style is None and last not in _WHOLE:
+            silent.append(w.name)
+        found.append(replace(w, split=style or "whole", units=units.get(style or "", 1)))
+    if silent:
+        notes.append(f"nothing says how ranks share {', '.join(silent[:6])}: taken as whole on each")
+    return found
 
 
 def _plain(value: Any) -> Any:

@@ -21,7 +21,7 @@ _SILENT = (
     "token_id", "token_index", "dropout", "pdrop", "initializer", "_eps", "epsilon", "rope", "loss", "_coef", "_act",
     "activation_function", "max_position", "use_cache", "layerdrop", "logit", "router_jitter", "topk", "router_aux",
     "begin_suppress", "suppress", "mask_", "_prob", "ctc_", "return_",
-    "output_attentions", "output_hidden_states", "output_router", "_mult", "scaling", "norm_topk",
+    "output_attentions", "output_hidden_states", "output_router", "scaling", "norm_topk",
 )  # fmt: skip
 
 

@@ -94,5 +94,5 @@ def difference(config: dict[str, Any], *, names: bool = False) -> str | None:
         ours = counted(modules(config), names=names)
     except ProblemError as err:
         said = str(err)
-        return None if "--from-transformers" in said or "is missing" in said else f"refused: {said}"
+        return None if "--from-transformers" in said or "needs it" in said else f"refused: {said}"
     return None if ours == theirs else f"ours alone {dict(ours - theirs)}, transformers' alone {dict(theirs - ours)}"

@@ -197,11 +197,9 @@ def from_model(folder: Path, defaults: Defaults, how: OfModel) -> Wanted:
 def _planned(config: Mapping[str, Any], how: OfModel) -> Plan:
     if not how.transformers:
         return plan(config, tp=how.tp, fused=not how.unfused, ep=how.ep)
-    if how.tp != 1 or how.ep != 1:
-        raise ProblemError("--from-transformers reads a model on one device: --tp and --ep must be 1")
     from gemmtuned.kernels.from_transformers import built
 
-    return built(config)
+    return built(config, tp=how.tp, ep=how.ep)
 
 
 def waiting(here: Settings, devices: Collection[str], *, again: bool, defaults: Defaults) -> Wanted:
