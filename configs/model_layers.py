@@ -356,6 +356,8 @@ def _kimi_linear(r: Reader) -> list[Weight]:
     if inside is not None:  # its layers are counted from 1
         delta = tuple(i - 1 for i in inside.values["kda_layers"] if i <= r.layers)
         heads, dim = inside.size("num_heads"), inside.size("head_dim")
+    elif r.names("layer_types") is None:
+        raise ProblemError(f"config.json: layer_types is missing, a {r.kind} model needs it")
     else:
         delta, heads, dim = r.of_type("linear_attention"), r.size("linear_num_heads"), r.size("linear_head_dim")
     full = minus(r.all, delta)

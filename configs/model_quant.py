@@ -27,7 +27,8 @@ Kept = tuple[str, str]  # dtype and scale, ("", "") for the model's own dtype
 PLAIN: Final[Kept] = ("", "")
 # What no method quantises, whether its list says so or not
 _NEVER: Final = re.compile(
-    r"(^|\.)(lm_head|mlp\.(gate|router)|feed_forward\.router|mixer\.gate|router\.proj|shared_expert_gate|"
+    r"(^|\.)(lm_head|lm_head\.\w+|score|proj_out|output_projection|mlp\.(gate|router)|feed_forward\.(gate|router)|"
+    r"block_sparse_moe\.router|router\.gate|gate\.wg|mixer\.gate|router\.proj|shared_expert_gate|"
     r"eh_proj|indexer\.weights_proj|scorer\.weights_proj|hc_head\.hc_fn|(attn|ffn)_hc\.fn)$"
 )
 # Entries that name no linear layer: norms, embeddings, tables, convolutions, parts of a module
@@ -131,7 +132,16 @@ def _read(told: Mapping[str, Any]) -> Rules:
         rules.kept, rules.experts_only = ("fp4_e2m1", "1x32"), True
     elif method in ("gptq", "awq", "auto-round", "gptq_marlin"):
         bits = told.get("bits", told.get("w_bit"))
-        rules.kept = ("i4", "group") if bits == 4 else ("i8", "group") if bits == 8 else UNKNOWN
+        rules.kept = {4: ("i4", "group"), 8: ("i8", "group")}.get(bits, UNKNOWN)
+        single = told.get(
+            "dynamic"
+        )  # GPTQModel's: `-:expression` leaves modules as they are, `+:` has bits of their own
+        for pattern, own in single.items() if isinstance(single, Mapping) else ():
+            if str(pattern).startswith("-:"):
+                rules.plain += (f"re:{pattern[2:]}",)
+            else:
+                kept = {4: ("i4", "group"), 8: ("i8", "group")}.get(dict(own).get("bits", bits), UNKNOWN)
+                rules.some += ((f"re:{str(pattern).removeprefix('+:')}", kept),)
     elif method == "bitsandbytes":
         rules.kept = (
             ("i8", "row") if told.get("load_in_8bit") else ("nf4", "group") if told.get("load_in_4bit") else UNKNOWN

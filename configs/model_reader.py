@@ -59,7 +59,7 @@ class Reader:
     def inner(self, name: str) -> Reader | None:
         """The config inside of this name, of the type that transformers reads it as; None where there is none."""
         value = self.values.get(name)
-        usual, fixed, given, optional = self._inside.get(name, ("", False, {}, True))
+        usual, fixed, given, optional, joined = self._inside.get(name, ("", False, {}, True, False))
         if not isinstance(value, Mapping):
             flat = "hidden_size" in self.values and not any(name in self.values for name in TEXTS)
             if flat and name in TEXTS:  # as older wholes are published: their text's values stand beside
@@ -68,6 +68,7 @@ class Reader:
                 return None
             self.taken[name] = usual
             return Reader(given, usual, nested=True)
+        value = {**given, **value} if joined else value
         return Reader(value, usual if fixed else str(value.get("model_type") or usual), nested=True)
 
     def size(self, *names: str, default: int | None = None) -> int:

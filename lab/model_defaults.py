@@ -45,8 +45,18 @@ def defaults(config: Any) -> dict[str, Any]:
     for name, spec in config.sub_configs_defaults.items():
         fixed = spec.config_class.__name__ != "AutoConfig"
         kind = spec.config_class.model_type if fixed else spec.model_type
-        inside[name] = [kind or "", fixed, _plain(spec.init_kwargs or {}), bool(spec.optional)]
+        given = _plain(spec.init_kwargs or {})
+        inside[name] = [kind or "", fixed, given, bool(spec.optional), _joined(config, name, kind, given)]
     return {name: one for name, one in (*found.items(), ("inside", inside)) if one}
+
+
+def _joined(config: Any, name: str, kind: str | None, given: dict[str, Any]) -> bool:
+    """Whether a whole gives its own defaults to a config inside that says something, too."""
+    try:
+        made = getattr(config(**{name: {"model_type": kind}}), name)
+    except Exception:  # a whole that asks for more than one of its parts: as the others
+        return False
+    return bool(given) and all(getattr(made, one, None) == value for one, value in given.items())
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:

@@ -72,3 +72,23 @@ def test_a_quantisation_that_is_no_object_is_said_and_nothing_is_planned_for_it(
 
     assert {w.dtype for w in found.weights} == {"?"}
     assert "quantization_config" in found.notes[0] or "not known" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("told", "wanted"),
+    [
+        ({"quant_method": "awq", "bits": 4, "modules_to_not_convert": ["k_proj"]}, {"k_proj": "", "q_proj": "i4"}),
+        ({"quant_method": "gptq", "bits": 8, "modules_to_not_convert": None}, {"k_proj": "i8", "down_proj": "i8"}),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:.*down_proj": {}, "+:.*q_proj": {"bits": 8}}},
+         {"down_proj": "", "q_proj": "i8", "k_proj": "i4"}),
+        ({"quant_method": "fp8", "weight_block_size": [64, 64]}, {"q_proj": "fp8_e4m3"}),
+        ({"quant_method": "quark"}, {"q_proj": "?"}),
+    ],
+)  # fmt: skip
+def test_each_method_has_its_own_way_to_name_layers(told: dict[str, Any], wanted: dict[str, str]) -> None:
+    found = {
+        w.name.rpartition(".")[2]: w.dtype for w in plan({**LLAMA, "quantization_config": told}, fused=False).weights
+    }
+
+    assert found["lm_head"] == ("?" if "?" in wanted.values() else "")
+    assert {name: found[name] for name in wanted} == wanted
