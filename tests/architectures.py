@@ -61,7 +61,9 @@ def changes(config: dict[str, Any], kind: str, empty: bool = True) -> Iterator[t
             for other in (2 * value, value // 2, value + 1, 3):
                 if other != value and other > 0:
                     yield f"{name}={other}", {**config, name: other}
-            yield f"no {name}", {key: one for key, one in config.items() if key != name}
+            same = mapping()[kind].attribute_map.items() if kind in mapping() else ()
+            if not any(name in pair and {*pair} <= config.keys() for pair in same):  # said twice under two names
+                yield f"no {name}", {key: one for key, one in config.items() if key != name}
     if empty and kind in mapping():
         absent = [one.name for one in dataclasses.fields(mapping()[kind]) if one.default is None]
         for name in absent:
