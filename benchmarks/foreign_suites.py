@@ -1,9 +1,10 @@
 """Other projects' own tests with the hook off, counting, and routing everything it can: the outcomes must be the same.
 
-    python -m benchmarks foreign_suites                      (fetches with pip, 300 MB; some 30 minutes on two cores)
+    python -m benchmarks foreign_suites                      (fetches 300 MB by pip and git; some 40 minutes)
     python -m benchmarks foreign_suites --suites peft --tests 200
 
-The tests come with the projects' source archives, the packages go to a folder of their own (.foreign in the checkout).
+The tests come with the projects' source archives, torchao's by git, since its archive has none; the packages go to a
+folder of their own (.foreign in the checkout).
 Of each suite every n-th test runs, so that about the number asked for is spread over all of it, three times in the same
 order: with the hook off; counting; and with a table that has a route for each problem that was counted, torch_swap,
 torch_mv and oneDNN in turn.  A test whose outcome differs runs twice more, off and routed: what comes out the same then
@@ -45,13 +46,17 @@ LIMIT_S: Final = 3000  # of one pass over a suite
 
 @dataclass(frozen=True)
 class Suite:
-    """A source archive and what its tests need beside torch, numpy, transformers and pytest."""
+    """A source archive and what its tests need beside torch, numpy, transformers and pytest.
+
+    repository: where its tests are, at the tag `v` and the version, if the archive comes without them.
+    """
 
     sdist: str
     needs: tuple[str, ...]
     paths: tuple[str, ...]
     share: float  # of the tests that are asked for
     left_out: tuple[str, ...] = ()
+    repository: str = ""
 
 
 SUITES: Final = {
@@ -80,11 +85,25 @@ SUITES: Final = {
         0.25,
         ("keops",),
     ),
+    "torchao": Suite(
+        "torchao==0.18.0",
+        ("expecttest", "parameterized"),
+        (
+            "test/quantization", "test/dtypes", "test/core", "test/test_low_bit_optim.py", "test/float8/test_base.py",
+            "test/prototype/test_int8_lut_tensor.py", "test/prototype/test_int4_opaque_tensor.py",
+            "test/prototype/test_tensor_conversion.py", "test/prototype/test_quantized_training.py",
+            "test/prototype/test_smoothquant.py", "test/prototype/test_parq.py", "test/prototype/test_awq.py",
+            "test/prototype/test_codebook_quant.py", "test/prototype/pat",
+        ),
+        0.3,
+        ("inductor_fusion",),  # minutes of compiling in each
+        "https://github.com/pytorch/ao",
+    ),
 }  # fmt: skip
 
 
 class NotFetched(Exception):
-    """pip could not bring what a suite needs."""
+    """pip or git could not bring what a suite needs."""
 
 
 # ---- fetching
@@ -96,10 +115,13 @@ def fetch(name: str, suite: Suite, folder: Path) -> Path:
     mark = sources / f"{suite.sdist}.fetched"
     if not mark.exists():
         sources.mkdir(parents=True, exist_ok=True)
-        _pip("download", "--no-deps", "--no-binary", ":all:", "-d", str(sources), suite.sdist)
         _pip("install", "--no-deps", "--upgrade", "--target", str(site), suite.sdist, *suite.needs)
-        with tarfile.open(next(sources.glob(f"{name}-*.tar.gz"))) as archive:
-            archive.extractall(sources, filter="data")
+        if suite.repository:
+            _clone(suite, sources / suite.sdist.replace("==", "-"))
+        else:
+            _pip("download", "--no-deps", "--no-binary", ":all:", "-d", str(sources), suite.sdist)
+            with tarfile.open(next(sources.glob(f"{name}-*.tar.gz"))) as archive:
+                archive.extractall(sources, filter="data")
         mark.touch()
     root = next(path for path in sources.glob(f"{name}-*") if path.is_dir())
     shutil.rmtree(root / name, ignore_errors=True)  # the installed package is tested, not the one beside its tests
@@ -109,13 +131,22 @@ def fetch(name: str, suite: Suite, folder: Path) -> Path:
     return root
 
 
+def _clone(suite: Suite, folder: Path) -> None:
+    """Bring the tests; a folder that somebody has put there is taken as it is."""
+    if not folder.exists():
+        tag = "v" + suite.sdist.partition("==")[2]
+        _fetched("git", "clone", "-q", "--depth", "1", "--branch", tag, suite.repository, str(folder))
+
+
 def _pip(*args: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", *args, "-q", "--disable-pip-version-check"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    _fetched(sys.executable, "-m", "pip", *args, "-q", "--disable-pip-version-check")
+
+
+def _fetched(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise NotFetched(f"pip {args[0]} failed: {(done.stderr.strip().splitlines() or ['it says nothing'])[-1]}")
+        said = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        raise NotFetched(f"{' '.join(command[:4])} ... failed: {said}")
 
 
 # ---- running
