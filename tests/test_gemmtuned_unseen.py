@@ -109,6 +109,8 @@ def test_doctor_names_what_of_an_engine_is_not_seen(call: Cli, store: Store) -> 
     engines = {row["found"].partition(":")[0]: row["result"] for row in checks if row["name"] == "engines"}
 
     assert engines == {"vllm": "WARN", "sgl": "PASS"}
+    (row,) = [row for row in checks if row["name"] == "not counted"]
+    assert "quantized::linear" in row["found"]
 
 
 @pytest.mark.parametrize("ended", [False, True])

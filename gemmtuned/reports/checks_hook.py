@@ -27,6 +27,7 @@ _PROBE: Final = "import json, torch, gemmtuned; print(json.dumps(gemmtuned.statu
 def checks(settings: Settings, *, quick: bool) -> Iterator[Check]:
     """Versions, entry point, native hook; unless `quick`, also a process started with the hook on."""
     yield Check("python", PASS, f"{platform.python_version()} at {sys.executable}")
+    yield Check("not counted", PASS, _NOT_COUNTED)
     yield _torch()
     yield _autoload()
     yield _entry_point()
@@ -42,6 +43,12 @@ def checks(settings: Settings, *, quick: bool) -> Iterator[Check]:
         yield Check("AITER", WARN, aiters, "unset AITER_TUNE_GEMM; export GEMMTUNED=1")
     if not quick:
         yield _effective()
+
+
+_NOT_COUNTED: Final = (
+    "mv, addmv, dot, LSTM cells, sparse products, 1x1 convolutions, quantized::linear, _weight_int8pack_mm, oneDNN's "
+    "fused linears: operators of their own (docs/architecture.md)"
+)
 
 
 def _torch() -> Check:
