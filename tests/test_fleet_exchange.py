@@ -370,3 +370,57 @@ def test_a_visit_to_another_url_leaves_what_is_known_of_the_daemons_own(tmp_path
             one.url = mine
             one.work()
             assert len(one.solved()) == 3
+
+
+class Counts(Around):
+    """What is listed, and claims that somebody else makes a moment before us."""
+
+    def __init__(self, objects: Objects, first: int = 0) -> None:
+        super().__init__(objects)
+        self.listed: list[str] = []
+        self.first = first
+
+    def list(self, prefix: str, *, after: str = "") -> Any:
+        self.listed.append(prefix.partition("/")[0])
+        return self._objects.list(prefix, after=after)
+
+    def create(self, path: str, data: bytes) -> bool:
+        if self.first:
+            self.first -= 1
+            assert self._objects.create(path, b"somebody-00000000")
+        return self._objects.create(path, data)
+
+
+def test_where_others_were_first_a_host_looks_further_at_once(tmp_path: Path) -> None:
+    (one,) = fleet(tmp_path, 1)
+    with running([one]):
+        one.see(*(problem(i) for i in range(80)))
+        one.turn()
+        one.work()  # asks for claims
+        done = one.turn(Counts(open_objects(one.url), first=8))
+        assert done is not None and done.claimed == 4, "those it tried first were all taken under its eyes"
+
+
+def test_a_host_that_has_what_it_wants_reads_no_claims(tmp_path: Path) -> None:
+    (one,) = fleet(tmp_path, 1)
+    with running([one]):
+        one.see(problem(0))
+        rounds([one])
+        idle = Counts(open_objects(one.url))
+        one.turn(idle)
+        assert idle.listed == ["results"]
+        one.see(problem(1))
+        busy = Counts(open_objects(one.url))
+        one.turn(busy)
+        assert "claims" in busy.listed
+
+
+def test_how_much_a_host_claims_goes_by_its_searches_and_not_by_its_checks(tmp_path: Path) -> None:
+    one, two = hosts = fleet(tmp_path, 2)
+    with running(hosts):
+        one.see(*(problem(i) for i in range(6)))
+        rounds([one])
+        two.see(*(problem(i) for i in range(6)))
+        rounds([two])
+        solved = [host.store.fleet_solved(planted_search.ENVIRONMENT, since_s=0.0) for host in hosts]
+        assert [len(host.solved()) for host in hosts] == [6, 6] and solved == [6, 0]

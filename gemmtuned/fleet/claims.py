@@ -10,8 +10,7 @@ costs only work: whatever is found is checked where it is used.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from gemmtuned.fleet.layout import CLAIMS, claim_parts, claim_path
 from gemmtuned.fleet.objects import Objects
@@ -20,8 +19,7 @@ from gemmtuned.fleet.times import LEASE_S
 MAX_NUMBER: Final = 999_999
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """The newest claim of a unit: its number, and for how many seconds it still holds (0 or less: it lapsed)."""
 
     number: int
@@ -37,7 +35,8 @@ def read(objects: Objects, environment: str, *, clock_s: float, lease_s: float =
             continue
         unit, number = parts
         if unit not in newest or number > newest[unit].number:
-            newest[unit] = Claim(number, min(entry.modified_s + lease_s - clock_s, lease_s))
+            left_s = entry.modified_s + lease_s - clock_s
+            newest[unit] = Claim(number, left_s if left_s < lease_s else lease_s)
     return newest
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 BATCH: Final = (4, 64)  # units claimed at once, at least and at most: as many as two minutes took lately
 RATE_S: Final = 60.0
 SPREAD: Final = 4  # a host picks among so many times what it wants: not all of them ask for the same few
+TRIES: Final = 4  # where others were first, it picks among SPREAD times as many
 
 
 def share_out(here: Here, known: dict[str, Claim], *, unread: Collection[str]) -> None:
@@ -51,17 +52,31 @@ def _claim(here: Here, known: dict[str, Claim], free: list[str], wanted: int) ->
     exchange, environment = here.exchange, here.environment
     if wanted <= 0:
         return {}
-    near = free[: SPREAD * wanted]
-    near = sorted(near, key=lambda unit: sha256(f"{exchange.host} {unit}".encode()).digest())[: 2 * wanted]
-    intended = [(here.open[u], claim_path(here.name, u, known[u].number + 1 if u in known else 0)) for u in near]
-    exchange.store.fleet_intend(environment, intended, now_s=here.turn.now_s)
-    won = claims.take(exchange.objects, here.name, near, known, host=exchange.host, most=wanted)
+    won: dict[str, str] = {}
+    for near in tries(free, wanted, exchange.host):
+        intended = [(here.open[u], claim_path(here.name, u, known[u].number + 1 if u in known else 0)) for u in near]
+        exchange.store.fleet_intend(environment, intended, now_s=here.turn.now_s)
+        won |= claims.take(exchange.objects, here.name, near, known, host=exchange.host, most=wanted - len(won))
+        if len(won) >= wanted or here.turn.is_over:
+            break
     if not won:
         return {}
     # A result may have come since results were listed: its host has dropped its own claim, and we won the next one.
     come = set(down.listed(here).values())
     claims.done(exchange.objects, [path for u, path in won.items() if u in come])
     return {u: path for u, path in won.items() if u not in come}
+
+
+def tries(free: Sequence[str], wanted: int, host: str) -> Iterator[list[str]]:
+    """Which of these units to claim, a try after another: of those worth most, and then of more and more."""
+    tried: set[str] = set()
+    for number in range(1, TRIES + 1):
+        among = [unit for unit in free[: SPREAD**number * wanted] if unit not in tried]
+        near = sorted(among, key=lambda unit: sha256(f"{host} {unit}".encode()).digest())[: 2 * wanted]
+        if not near:
+            return
+        tried.update(near)
+        yield near
 
 
 def _ours(here: Here, known: dict[str, Claim]) -> list[tuple[str, Ours]]:
