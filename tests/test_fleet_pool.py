@@ -159,6 +159,9 @@ def test_claims_wait_for_a_url_that_cannot_be_reached() -> None:
     class Away:
         can_claim = True
 
+        def get(self, path: str, *, limit: int) -> bytes | None:
+            return None
+
         def put(self, path: str, data: bytes) -> None:
             raise TryLater("it cannot be reached")
 

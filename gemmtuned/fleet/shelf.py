@@ -15,6 +15,7 @@ from gemmtuned.fleet.host import Trust
 from gemmtuned.fleet.layout import HOSTS, RESULTS, environment_name, minute, result_parts, result_path
 from gemmtuned.fleet.objects import Objects
 from gemmtuned.fleet.record import Result
+from gemmtuned.fleet.tables import is_repository
 from gemmtuned.fleet.times import LEASE_S, SLACK_S
 
 LOOK_S: Final = 30.0  # claims of others are read again after this long
@@ -35,6 +36,7 @@ class Shelf:
 
     def __init__(self, objects: Objects, host: str, trust: Trust, *, lease_s: float = LEASE_S) -> None:
         self._objects, self._host, self._trust, self._lease_s = objects, host, trust, lease_s
+        self._claims = objects.can_claim and not is_repository(objects)
         self._known: dict[str, _Known] = {}
         self._ours: dict[str, str] = {}  # unit: name of the claim
         self.there: set[tuple[str, str]] = set()  # (environment, unit) passed over: somebody's result is there
@@ -52,7 +54,7 @@ class Shelf:
         name = environment_name(wanted[0].environment)
         known = self._known.setdefault(name, _Known())
         clock_s = self._clock()
-        if self._objects.can_claim and time.monotonic() - known.read_s > LOOK_S:
+        if self._claims and time.monotonic() - known.read_s > LOOK_S:
             known.claims = claims.read(self._objects, name, clock_s=clock_s, lease_s=self._lease_s)
             known.read_s = time.monotonic()
         self._list(name, known, clock_s)
@@ -106,7 +108,7 @@ class Shelf:
         claims.done(self._objects, paths)
 
     def _take(self, name: str, known: _Known, unit: str) -> bool:
-        if not self._objects.can_claim:
+        if not self._claims:
             return True
         won = claims.take(self._objects, name, [unit], known.claims, host=self._host, most=1)
         self._ours |= won
@@ -114,7 +116,7 @@ class Shelf:
 
     def _still_open(self, name: str, known: _Known, clock_s: float, won: list[Wanted]) -> list[Wanted]:
         """Those for which no result came while we claimed: its host had dropped its own claim."""
-        if won and self._objects.can_claim:
+        if won and self._claims:
             self._list(name, known, clock_s)
             come = [one for one in won if one.name in known.units]
             self.drop(come)
@@ -126,11 +128,11 @@ class Shelf:
             parts = result_parts(entry.path)
             if parts is not None and parts[0] == name and entry.size <= record.MAX_BYTES:
                 known.units.add(parts[1])
-        if self._objects.can_claim:  # elsewhere names go by hosts' own clocks
+        if self._claims:  # elsewhere names go by hosts' own clocks
             known.after = f"{RESULTS}/{name}/{minute(clock_s - SLACK_S)}"
 
     def _clock(self) -> float:
-        if not self._objects.can_claim:
+        if not self._claims:
             return time.time()
         path = f"{HOSTS}/{self._host}/beat"
         self._objects.put(path, __version__.encode())

@@ -1,0 +1,449 @@
+"""Do claims carry a fleet of 1,000 hosts? The claim code itself; hosts and an object store that exist in numbers only.
+
+    python -m benchmarks fleet_simulated                                  1,000 hosts, 100,000 problems
+    python -m benchmarks fleet_simulated --hosts 100 --problems 10000     and less
+
+Real: taking and dropping claims (gemmtuned/fleet/claims.py), which units a host tries to claim (who.py), when it
+exchanges (times.py), what is listed.  Claims are read by the real code at one exchange in 200, and must equal what is
+kept up to date for the others.  A model: time; the store, with a latency for each request, pages of 1,000 names, and
+limits on reads and writes a second, over which a request waits; and the hosts: each waits for the same number of
+problems, drawn so that few problems are wanted by many hosts, searches what it claimed and checks what others found.
+All hosts start within a minute and see problems in one order of worth.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import random
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import islice
+from typing import Any
+
+import record
+from greenlet import greenlet
+
+from gemmtuned.configs.errors import TryLater
+from gemmtuned.db.fleet import LOW
+from gemmtuned.fleet import claims, who
+from gemmtuned.fleet.down import FETCH
+from gemmtuned.fleet.layout import CLAIMS, claim_parts, claim_path
+from gemmtuned.fleet.objects import AT_ONCE, Entry
+from gemmtuned.fleet.sync import OPEN
+from gemmtuned.fleet.times import PACE, SLACK_S
+
+ENVIRONMENT = "cuda-nvidia-h200-132-0123456789ab"
+NAME_BYTES = 420  # of a name in a page of S3's ListObjectsV2: key, date, ETag, size, class, tags
+PAGE = 1000
+TIMEOUT_S = 20.0  # buckets.py
+CHECKED = 200  # at one exchange in so many the real code reads the claims
+
+
+def parts(path: str) -> tuple[str, int]:
+    """(unit, number) of a claim."""
+    found = claim_parts(path)
+    assert found is not None
+    return found
+
+
+class Hub:
+    """Simulated time: each host and each device is a greenlet that sleeps until its time has come."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._due: list[tuple[float, int, greenlet]] = []
+        self._number = 0
+        self._main = greenlet.getcurrent()
+
+    def start(self, work: Any) -> None:
+        self._at(self.now_s, greenlet(work, self._main))
+
+    def sleep(self, seconds: float) -> None:
+        self._at(self.now_s + seconds, greenlet.getcurrent())
+        self._main.switch()
+
+    def run(self, until: Any) -> None:
+        """Until it holds, or nothing is left."""
+        while self._due and not until():
+            self.now_s, _, next_ = heapq.heappop(self._due)
+            next_.switch()
+
+    def _at(self, at_s: float, what: greenlet) -> None:
+        self._number += 1
+        heapq.heappush(self._due, (at_s, self._number, what))
+
+
+@dataclass
+class Store:
+    """Objects as a fleet knows them (gemmtuned/fleet/objects.py), in memory, in simulated time.
+
+    read_s, write_s, list_s: medians of a request's time; a page of a listing takes list_s.  reads, writes: how many a
+    second the store takes, listings among the reads.
+    """
+
+    hub: Hub
+    choose: random.Random
+    read_s: float = 0.02
+    write_s: float = 0.04
+    list_s: float = 0.12
+    reads: float = 5500.0
+    writes: float = 3500.0
+    can_claim = True
+    claimed: dict[str, Entry] = field(default_factory=dict)
+    newest: dict[str, tuple[int, float]] = field(default_factory=dict)  # of each unit: number, when it was claimed
+    results: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))  # units by minute
+    requests: Counter[str] = field(default_factory=Counter)
+    by_second: Counter[int] = field(default_factory=Counter)
+    listed_bytes: int = 0
+    refused: int = 0
+    lost_creates: int = 0
+    most_claims: int = 0
+    longest_wait_s: float = 0.0
+    _free_s: dict[str, float] = field(default_factory=lambda: {"read": 0.0, "write": 0.0})
+
+    def request(self, kind: str, median_s: float, way: str) -> None:
+        """One request: it waits for its turn, then takes its time."""
+        now_s = self.hub.now_s
+        turn_s = max(self._free_s[way], now_s)
+        wait_s = turn_s - now_s
+        self.requests[kind] += 1
+        self.by_second[int(now_s)] += 1
+        if wait_s > TIMEOUT_S:
+            self.refused += 1
+            self.hub.sleep(TIMEOUT_S)
+            raise TryLater("slow down")
+        self._free_s[way] = turn_s + 1 / (self.reads if way == "read" else self.writes)
+        self.longest_wait_s = max(self.longest_wait_s, wait_s)
+        self.hub.sleep(wait_s + median_s * self.choose.lognormvariate(0.0, 0.5))
+
+    def put(self, path: str, data: bytes) -> None:
+        self.request("put", self.write_s, "write")
+
+    def create(self, path: str, data: bytes) -> bool:
+        self.request("create", self.write_s, "write")
+        if path in self.claimed:
+            self.lost_creates += 1
+            return False
+        self.claimed[path] = Entry(path, len(data), self.hub.now_s)
+        unit, number = parts(path)
+        self.newest[unit] = max(self.newest.get(unit, (-1, 0.0)), (number, self.hub.now_s))
+        self.most_claims = max(self.most_claims, len(self.claimed))
+        return True
+
+    def get(self, path: str, *, limit: int) -> bytes | None:
+        self.request("get", self.read_s, "read")
+        return b""
+
+    def list(self, prefix: str, *, after: str = "") -> Iterator[Entry]:
+        assert prefix == f"{CLAIMS}/{ENVIRONMENT}", prefix
+        self.pages(len(self.claimed))
+        return iter(list(self.claimed.values()))
+
+    def pages(self, names: int) -> None:
+        """The requests of a listing of so many names."""
+        for _ in range(max(-(-names // PAGE), 1)):
+            self.request("list", self.list_s, "read")
+        self.listed_bytes += NAME_BYTES * names
+
+    def delete(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            self.request("delete", self.write_s, "write")
+            self.claimed.pop(path, None)
+            unit, number = parts(path)
+            if self.newest.get(unit, (-1, 0.0))[0] == number:
+                del self.newest[unit]
+                left = [n for n in range(number) if claim_path(ENVIRONMENT, unit, n) in self.claimed]
+                if left:
+                    older = claim_path(ENVIRONMENT, unit, left[-1])
+                    self.newest[unit] = (left[-1], self.claimed[older].modified_s)
+
+    def read(self, clock_s: float) -> Known:
+        """What claims.read says: by itself now and then, else from what is kept."""
+        if self.requests["put"] % CHECKED == 0:
+            read = claims.read(self, ENVIRONMENT, clock_s=clock_s)
+            known = Known(self, clock_s)
+            assert read == {unit: known[unit] for unit in self.newest}
+            return known
+        self.pages(len(self.claimed))
+        return Known(self, clock_s)
+
+    def clock_s(self, path: str) -> float:
+        self.request("head", self.read_s, "read")
+        return self.hub.now_s
+
+    def put_results(self, units: Sequence[str]) -> None:
+        """As put_many does: several side by side."""
+        self.side_by_side("put", len(units), self.write_s, "write")
+        self.results[int(self.hub.now_s // 60)].update(units)
+
+    def list_results(self, after_minute: int) -> list[set[str]]:
+        """Units of results from this minute on, minute by minute."""
+        found = [self.results[minute] for minute in range(after_minute, int(self.hub.now_s // 60) + 1)]
+        self.pages(sum(map(len, found)))
+        return found
+
+    def side_by_side(self, kind: str, count: int, median_s: float, way: str) -> None:
+        """So many requests, AT_ONCE at a time: those of one row take as long as one."""
+        for row in range(0, count, AT_ONCE):
+            more = min(AT_ONCE, count - row) - 1
+            self.requests[kind] += more
+            self.by_second[int(self.hub.now_s)] += more
+            self._free_s[way] += more / (self.reads if way == "read" else self.writes)
+            self.request(kind, median_s, way)
+
+
+class Known(dict[str, claims.Claim]):
+    """The newest claims at one time, each made when it is asked for."""
+
+    def __init__(self, store: Store, clock_s: float) -> None:
+        super().__init__()
+        self._newest, self._clock_s = dict(store.newest), clock_s
+
+    def __contains__(self, unit: object) -> bool:
+        return unit in self._newest
+
+    def __getitem__(self, unit: str) -> claims.Claim:
+        number, at_s = self._newest[unit]
+        return claims.Claim(number, min(at_s + PACE.lease_s - self._clock_s, PACE.lease_s))
+
+    def get(self, unit: str, default: Any = None) -> Any:
+        return self[unit] if unit in self._newest else default
+
+
+class Fleet:
+    """All hosts, and what became of the problems."""
+
+    def __init__(self, args: Any) -> None:
+        self.args = args
+        self.choose = random.Random(args.seed)
+        self.hub = Hub()
+        self.store = Store(self.hub, self.choose, reads=args.reads, writes=args.writes)
+        self.units = [sha256(str(n).encode()).hexdigest()[:32] for n in range(args.problems)]
+        self.searched: Counter[str] = Counter()
+        self.first_s: dict[str, float] = {}  # when a unit had its first result
+        self.exchanges_s: list[float] = []
+        self.failed = 0
+        self.covered_s: list[float] = []
+        self.hosts = [Host(self, number, wanted) for number, wanted in enumerate(self._wanted())]
+
+    def _wanted(self) -> list[list[str]]:
+        """What each host waits for, worth most first: every problem at one host at least, the first ones at many."""
+        args = self.args
+        wanted: list[set[int]] = [set() for _ in range(args.hosts)]
+        for number in range(args.problems):
+            wanted[number % args.hosts].add(number)
+        for one in wanted:
+            while len(one) < args.wanted:
+                one.add(int(args.problems * self.choose.random() ** 3))
+        return [[self.units[number] for number in sorted(one)] for one in wanted]
+
+    def run(self) -> None:
+        for host in self.hosts:
+            self.hub.start(host.exchanges)
+            self.hub.start(host.device)
+        began_s, told_s = time.monotonic(), time.monotonic()
+
+        def over() -> bool:
+            nonlocal told_s
+            if time.monotonic() - told_s > 30:
+                told_s = time.monotonic()
+                print(
+                    f"{self.hub.now_s:8.0f} s simulated, {told_s - began_s:6.0f} s here: {len(self.first_s)} results, "
+                    f"{len(self.covered_s)} hosts covered", file=sys.stderr, flush=True,
+                )  # fmt: skip
+            done = len(self.covered_s) == len(self.hosts) and len(self.first_s) == len(self.units)
+            return done or self.hub.now_s > self.args.most_s
+
+        self.hub.run(over)
+
+
+class Host:
+    """One host: a daemon that exchanges and a device that searches and checks."""
+
+    def __init__(self, fleet: Fleet, number: int, wanted: list[str]) -> None:
+        self.fleet, self.name = fleet, f"host-{number:08x}"
+        self.open = dict.fromkeys(wanted)  # worth most first
+        self.rank = {unit: place for place, unit in enumerate(wanted)}
+        self.ours: dict[str, str] = {}  # claimed: name of the claim
+        self.to_search: list[tuple[int, str]] = []
+        self.to_check: list[tuple[int, str]] = []
+        self.unread: set[str] = set()
+        self.fetched: set[str] = set()
+        self.unsent: list[str] = []
+        self.found_s: list[float] = []  # when a search ended, or with --count-checks a check, too
+        self.asked = True
+        self.after_minute = 0
+        self.failed = 0
+
+    # --- the device
+
+    def device(self) -> None:
+        fleet, hub = self.fleet, self.fleet.hub
+        while self.open:
+            search = self.to_search[0] if self.to_search else (1 << 60, "")
+            check = self.to_check[0] if self.to_check else (1 << 60, "")
+            if search == check:
+                self.asked = True
+                hub.sleep(1.0)
+                continue
+            if check < search:  # by worth, as the daemon leases
+                heapq.heappop(self.to_check)
+                hub.sleep(fleet.args.check_s)
+                self.open.pop(check[1], None)
+                if fleet.args.count_checks:
+                    self.found_s.append(hub.now_s)
+                continue
+            heapq.heappop(self.to_search)
+            if len(self.to_search) < LOW:
+                self.asked = True
+            fleet.searched[search[1]] += 1
+            hub.sleep(fleet.args.search_s * fleet.choose.uniform(0.5, 1.5))
+            self.found_s.append(hub.now_s)
+            if search[1] in self.open:
+                self.open.pop(search[1])
+                self.unsent.append(search[1])
+        fleet.covered_s.append(hub.now_s)
+
+    # --- the exchange
+
+    def exchanges(self) -> None:
+        hub, fleet = self.fleet.hub, self.fleet
+        hub.sleep(fleet.choose.uniform(0.0, fleet.args.start_s))
+        while self.open or self.unsent:
+            began_s = hub.now_s
+            try:
+                self.exchange()
+                self.failed = 0
+            except TryLater:
+                self.failed += 1
+                fleet.failed += 1
+            fleet.exchanges_s.append(hub.now_s - began_s)
+            while hub.now_s - began_s < PACE.wait_s(self.failed, asked=self.asked):
+                hub.sleep(PACE.look_s)
+
+    def exchange(self) -> None:
+        store = self.fleet.store
+        store.put("beat", b"")
+        clock_s = store.clock_s("beat")
+        known: dict[str, claims.Claim] = {}
+        if self.open or self.ours:
+            known = store.read(clock_s)
+        self._list(clock_s)
+        self._fetch()
+        self._send()
+        self._share_out(known, clock_s)
+
+    def _list(self, clock_s: float) -> list[set[str]]:
+        found = self.fleet.store.list_results(self.after_minute)
+        self.after_minute = max(int((clock_s - SLACK_S) // 60), 0)
+        for minute in found:
+            self.unread |= (self.open.keys() & minute) - self.fetched
+        return found
+
+    def _fetch(self) -> None:
+        todo = sorted(self.unread & self.open.keys(), key=self.rank.__getitem__)[:FETCH]
+        self.fleet.store.side_by_side("get", len(todo), self.fleet.store.read_s, "read")
+        for unit in todo:
+            if unit not in self.ours:
+                heapq.heappush(self.to_check, (self.rank[unit], unit))
+        self.fetched.update(todo)
+        self.unread.difference_update(todo)
+
+    def _send(self) -> None:
+        units, self.unsent = self.unsent, []
+        if units:
+            self.fleet.store.put_results(units)
+            for unit in units:
+                self.fleet.first_s.setdefault(unit, self.fleet.hub.now_s)
+            self.fetched.update(units)
+
+    def _share_out(self, known: dict[str, claims.Claim], clock_s: float) -> None:
+        store, args = self.fleet.store, self.fleet.args
+        over = [unit for unit in self.ours if unit not in self.open and unit not in self.unsent]
+        claims.done(store, [self.ours.pop(unit) for unit in over])
+        if not self.asked:
+            return
+        least, most = who.BATCH
+        lately = sum(at_s > clock_s - who.RATE_S for at_s in self.found_s[-2 * most :])
+        wanted = max(min(2 * lately, most), least) - sum(unit in self.open for unit in self.ours)
+        taken = self.ours.keys() | self.unread | self.fetched
+        free = [unit for unit in list(self.open)[:OPEN] if unit not in taken]
+        free = [unit for unit in free if unit not in known or known[unit].left_s <= 0]
+        self.asked = False
+        won: dict[str, str] = {}
+        for near in islice(who.tries(free, max(wanted, 0), self.name), 1 if args.one_try else None):
+            if len(won) >= wanted:
+                break
+            won |= claims.take(store, ENVIRONMENT, near, known, host=self.name, most=wanted - len(won))
+        if won:
+            listed = self._list(clock_s)
+            come = {unit for unit in won if any(unit in minute for minute in listed)}
+            claims.done(store, [path for unit, path in won.items() if unit in come])
+            self.ours |= {unit: path for unit, path in won.items() if unit not in come}
+            for unit in won:
+                if unit not in come:
+                    heapq.heappush(self.to_search, (self.rank[unit], unit))
+
+
+def shares(values: Sequence[float]) -> dict[str, float]:
+    """Median, 95 % and largest of these."""
+    found = sorted(values) or [float("nan")]
+    return {
+        name: round(found[int(at * (len(found) - 1))], 2) for name, at in (("median", 0.5), ("p95", 0.95), ("max", 1))
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = record.arguments(__doc__)
+    parser.add_argument("--hosts", type=int, default=1000)
+    parser.add_argument("--problems", type=int, default=100_000)
+    parser.add_argument("--wanted", type=int, default=300, help="problems that each host waits for")
+    parser.add_argument("--search-s", type=float, default=20.0)
+    parser.add_argument("--check-s", type=float, default=1.5)
+    parser.add_argument("--start-s", type=float, default=60.0)
+    parser.add_argument(
+        "--reads", type=float, default=5500.0, help="that the store takes a second (S3: for one prefix)"
+    )
+    parser.add_argument("--writes", type=float, default=3500.0)
+    parser.add_argument("--most-s", type=float, default=86_400.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--one-try", action="store_true", help="do not look further where others were first, as before")
+    parser.add_argument("--count-checks", action="store_true", help="claim as many as were checked lately, as before")
+    args = parser.parse_args(argv)
+    fleet, began_s = Fleet(args), time.monotonic()
+    fleet.run()
+    store, span_s = fleet.store, fleet.hub.now_s
+    checks = args.hosts * args.wanted - len(fleet.searched)
+    busy_s = sum(fleet.searched.values()) * args.search_s + checks * args.check_s
+    rates = [store.by_second[second] for second in range(int(span_s) + 1)]
+    result = {
+        "model": {name: value for name, value in vars(args).items() if name != "out"}
+        | {"read_s": store.read_s, "write_s": store.write_s, "list_s": store.list_s},
+        "covered": len(fleet.covered_s), "results": len(fleet.first_s),
+        "all_results_s": round(max(fleet.first_s.values(), default=0.0)), "all_hosts_s": round(span_s),
+        "half_results_s": round(sorted(fleet.first_s.values())[len(fleet.first_s) // 2]),
+        "searches": sum(fleet.searched.values()),
+        "duplicates": sum(fleet.searched.values()) - len(fleet.searched),
+        "requests": dict(store.requests), "requests_a_second": shares(rates),
+        "mean_requests_a_second": round(sum(rates) / len(rates), 1),
+        "listed_mb_a_second": round(store.listed_bytes / span_s / 1e6, 2),
+        "exchanges": len(fleet.exchanges_s), "exchange_s": shares(fleet.exchanges_s), "failed_exchanges": fleet.failed,
+        "creates_lost": store.lost_creates, "most_claims": store.most_claims,
+        "longest_wait_s": round(store.longest_wait_s, 2), "refused": store.refused,
+        "devices_at_work": round(busy_s / (args.hosts * span_s), 3),
+        "took_s": round(time.monotonic() - began_s),
+    }  # fmt: skip
+    kind = "".join(f"-{name}" for name in ("one-try", "count-checks") if getattr(args, name.replace("-", "_")))
+    path = record.save(f"fleet_simulated-{args.hosts}{kind}-{time.strftime('%Y-%m-%d')}", result, args.out)
+    print(json.dumps(result, indent=1))
+    print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
