@@ -51,7 +51,7 @@ def address() -> Iterator[str]:
         port = free.getsockname()[1]
     before = {name: os.environ.get(name) for name in RAY}
     os.environ.update(RAY)
-    ray_command("start", "--head", "--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=1",
+    ray_command("start", "--head", f"--port={port}", "--num-cpus=1",
                 "--include-dashboard=false")  # fmt: skip
     yield f"127.0.0.1:{port}"
     ray_command("stop", "--force")
