@@ -1,4 +1,4 @@
-"""Templates for SLURM and Kubernetes in docs/: checked by shellcheck and Kubernetes' own schemas, and run as far as can be.
+"""Templates for SLURM and Kubernetes in docs/: checked by shellcheck and Kubernetes' own schemas, run as far as can be.
 
 kubernetes-validate (72 MB of schemas) is no part of [dev]: without it the schemas are left out.
 """

@@ -7,20 +7,21 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fakes import ENVIRONMENT, NEWER, solution
+from fakes import ENVIRONMENT, NEWER, FakeMonitor, solution
 from fleets import HERE, Host, problem
 
-from gemmtuned.configs.errors import TableError, TryLater
+from gemmtuned.configs.errors import TableError, TryLater, WorkerFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.sighting import Sighting
 from gemmtuned.daemon.device.devices import CpuMonitor
 from gemmtuned.daemon.seats.worker import Worker
 from gemmtuned.db.fleet import Unit
 from gemmtuned.db.store import Store
-from gemmtuned.fleet import demand
+from gemmtuned.fleet import demand, ray_task
 from gemmtuned.fleet.bench import Answer, Bench
 from gemmtuned.fleet.board import OVER, Board, Place
 from gemmtuned.fleet.demand import Wanted
@@ -197,3 +198,20 @@ def test_two_that_run_side_by_side_share_the_work_by_claims_alone(tmp_path: Path
     assert said == ["2 of 6", "3 of 6", "4 of 6"] and ran.code == 130
     assert [why for _, why in ran.left] == [f"not for this device: {NEWER.key}", "interrupted", "interrupted"]
     assert len(list((tmp_path / "shared" / "claims").rglob("*.0"))) == 2, "the other's"
+
+
+@pytest.mark.parametrize(
+    ("given", "lent"),
+    [(["1"], "GPU-bbb-2"), (["GPU-aaa-1"], "GPU-aaa-1"), (["GPU-bbb"], "GPU-bbb-2"), (["7"], ""), ([], "")],
+    ids=["index", "uuid", "short-uuid", "unknown", "none"],
+)
+def test_a_task_takes_the_gpu_that_ray_gave_it(given: list[str], lent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [FakeMonitor(id=id_, name=f"cuda:{n}") for n, id_ in enumerate(("GPU-aaa-1", "GPU-bbb-2"))]
+    monkeypatch.setattr(ray_task, "find_monitors", lambda: [CpuMonitor(), *gpus])
+    context = SimpleNamespace(get_accelerator_ids=lambda: {"GPU": given, "TPU": []})
+    ray = SimpleNamespace(get_runtime_context=lambda: context)
+    if lent:
+        assert ray_task._lent(ray).id == lent
+    else:
+        with pytest.raises(WorkerFailed, match="none of that name is seen there"):
+            ray_task._lent(ray)

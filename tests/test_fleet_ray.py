@@ -51,7 +51,7 @@ def address() -> Iterator[str]:
         port = free.getsockname()[1]
     before = {name: os.environ.get(name) for name in RAY}
     os.environ.update(RAY)
-    ray_command("start", "--head", f"--port={port}", "--num-cpus=1",
+    ray_command("start", "--head", "--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=1",
                 "--include-dashboard=false")  # fmt: skip
     yield f"127.0.0.1:{port}"
     ray_command("stop", "--force")
@@ -138,7 +138,7 @@ def test_two_tasks_find_what_the_daemon_finds(address: str, second_node: int, tm
 
 
 def test_a_node_that_dies_costs_one_problem_which_is_done_elsewhere(
-    address: str, second_node: int, tmp_path: Path
+    address: str, second_node: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     host = Host(tmp_path / "host", (tmp_path / "shared").as_uri())
     problems = [problem(i) for i in range(24)]
@@ -150,6 +150,7 @@ def test_a_node_that_dies_costs_one_problem_which_is_done_elsewhere(
         killer.join()
     assert set(run.verdicts) == set(problems) and not run.ran.left
     assert len(run.ran.lost) == 1, run.ran.lost
+    assert capsys.readouterr().out == "", "Ray tells of the node, and standard output is the report's"
     assert len(nodes_of(run.ran)) == 2
     assert files(tmp_path / "shared" / "claims") == 0
 

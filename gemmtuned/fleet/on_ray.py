@@ -10,10 +10,11 @@ from __future__ import annotations
 import importlib
 import logging
 import signal
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -71,7 +72,8 @@ def cluster(address: str) -> Iterator[Any]:
     finally:
         signal.signal(signal.SIGTERM, before)  # Ray sets its own, which ends with another exit code
     try:
-        yield ray
+        with redirect_stdout(sys.stderr):  # Ray tells there of nodes that died; our own output is for programs, too
+            yield ray
     finally:
         ray.shutdown()
 
