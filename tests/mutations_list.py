@@ -258,9 +258,9 @@ MUTATIONS: Final = (
     ),
     M(
         "a route that failed is taken again",
-        "hooks/native/call.h",
-        "if (flags & ROUTABLE && !route->failed.load(std::memory_order_relaxed) &&",
-        "if (flags & ROUTABLE &&",
+        "hooks/native/routes.h",
+        "if (failed.exchange(true)) return;",
+        "if (failed.load()) return;",
         ("test_hooks_dispatch.py::test_a_failing_route_is_served_by_torch_reported_once_and_never_taken_again",),
     ),
     M(
