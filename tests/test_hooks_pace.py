@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hooked import LINEAR, Home, publish, published
+from hooked import LINEAR, publish, published
 
 from gemmtuned.configs.solution import Environment, cpu_device
 from gemmtuned.hooks.dispatch import build_table
@@ -105,45 +105,3 @@ def test_what_is_let_go_is_gone() -> None:
     let_go(items)
 
     assert items == []
-
-
-SLOWEST = """
-    import json, os, sys, time, torch, gemmtuned
-    from gemmtuned.configs.settings import Settings
-    from hooked import wait_for
-    from test_hooks_pace import rows
-    from hooked import publish
-
-    def slowest(until):  # calls of the program's, in ms, the slowest first
-        took, last = [], time.perf_counter()
-        while not until():
-            torch.mm(x, w)
-            now = time.perf_counter()
-            took.append(1e3 * (now - last))
-            last = now
-        return sorted(took, reverse=True)[:20]
-
-    x, w, folder = torch.ones(4, 16), torch.ones(16, 8), Settings.from_env().config_dir
-    generation = 0
-    rounds = []
-    for _ in range(6):
-        gemmtuned.disable()
-        until = time.monotonic() + 1
-        stock = slowest(lambda: time.monotonic() > until)
-        gemmtuned.enable()
-        generation += 1
-        publish(folder, rows(generation), generation)
-        loading = slowest(lambda: gemmtuned.generation() == generation)
-        rounds.append((stock, loading))
-    print(json.dumps(rounds))
-    """
-
-
-@pytest.mark.soak
-def test_no_call_waits_for_a_table_of_thousands_of_rows(home: Home) -> None:
-    home.path.mkdir()
-    found = home.run(SLOWEST, fresh=True, OMP_NUM_THREADS="1").said
-    stock, loading = (min(each[which][0] for each in found) for which in (0, 1))  # of the quietest round
-    print(f"slowest call: {stock:.2f} ms un-hooked, {loading:.2f} ms while {ROWS} rows load")
-
-    assert loading < max(2 * stock, 2.5)
