@@ -71,11 +71,11 @@ def cluster(address: str) -> Iterator[Any]:
         ) from err
     finally:
         signal.signal(signal.SIGTERM, before)  # Ray sets its own, which ends with another exit code
-    try:
-        with redirect_stdout(sys.stderr):  # Ray tells there of nodes that died; our own output is for programs, too
+    with redirect_stdout(sys.stderr):  # Ray tells there of nodes that died; our own output is for programs, too
+        try:
             yield ray
-    finally:
-        ray.shutdown()
+        finally:
+            ray.shutdown()
 
 
 def look_around(ray: Any) -> list[Node]:
