@@ -20,6 +20,7 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -52,20 +53,28 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     with socket.socket(fileno=args.fd) as sock:
         threading.Thread(target=_end_at_hangup, args=(args.fd,), daemon=True).start()
-        tune, environment = load(args.search, args.device)
-        if environment.device.kind == "cpu":
-            sock.sendall(encode(Hello(environment)))
-            serve(sock, tune, environment)
-        else:
-            from gemmtuned.daemon.child.worker_cuda import Speaker, cap_memory, check_device, recover
-
-            cap_memory(args.memory_cap)
-            check_device()
-            speaker = Speaker(sock)
-            speaker.start()
-            speaker.sendall(encode(Hello(environment)))
-            serve(speaker, tune, environment, after_failure=recover)
+        try:
+            _work(sock, args)
+        except Exception:
+            traceback.print_exc()  # while the socket is open: where it closes, the parent reads what was said
+            return 1
     return 0
+
+
+def _work(sock: socket.socket, args: argparse.Namespace) -> None:
+    tune, environment = load(args.search, args.device)
+    if environment.device.kind == "cpu":
+        sock.sendall(encode(Hello(environment)))
+        serve(sock, tune, environment)
+        return
+    from gemmtuned.daemon.child.worker_cuda import Speaker, cap_memory, check_device, recover
+
+    cap_memory(args.memory_cap)
+    check_device()
+    speaker = Speaker(sock)
+    speaker.start()
+    speaker.sendall(encode(Hello(environment)))
+    serve(speaker, tune, environment, after_failure=recover)
 
 
 class Line(Protocol):

@@ -69,14 +69,12 @@ def report(
         "untunable_problems": sum(row.get("untunable", 0) for row in environments),
         "switched_off": settings.switched_off,
     }
+    since_us = (now_s - DAY_S) * 1e6
     notes = [f"{check.found}. To mend it: {check.fix}" for check in salvages] + _notes(running, elsewhere, short)
-    dropped = dropped_calls(sessions, since_us=(now_s - DAY_S) * 1e6)
+    dropped, engines = dropped_calls(sessions, since_us=since_us), engine_paths(sessions, since_us=since_us)
     notes += dropped_notes(dropped) + _put_off_notes(environments, short)
     notes += frozen_notes(frozen) + without_notes(settings.home)
-    if share is None:
-        notes += unseen_notes(sessions, since_us=(now_s - DAY_S) * 1e6)
-    engines = engine_paths(sessions, since_us=(now_s - DAY_S) * 1e6)
-    notes += map(str, engines)
+    notes += [*(unseen_notes(sessions, since_us=since_us) if share is None else ()), *map(str, engines)]
     facts |= {"engine_paths": [paths.facts for paths in engines], "dropped_calls": dropped}
     notes += _of_queue(int(facts["untunable_problems"]), asked_again)
     return Report("status", tables, facts=facts, lines=lines, notes=notes)

@@ -109,6 +109,15 @@ SIGNATURES: Final = (
 )
 
 
+def _packed(row: Row, held: list[Any]) -> GtRow:
+    """The row as the library takes it; what it points at is put into `held`."""
+    key = pack(row.problem, covers=row.covers, graph=row.mode == "graph", place=row.place)
+    launch = ctypes.addressof(row.launch) if row.launch is not None else None
+    conditions = (Cond * len(row.conditions))(*row.conditions)
+    held += (row.launch, conditions)
+    return GtRow(key, row.ident, row.code, launch, conditions, len(conditions), row.scales_sums, row.chain_rows)
+
+
 class NativeError(GemmtunedError):
     """The native hook cannot be loaded or installed."""
 
@@ -279,18 +288,8 @@ class Native:
 
     def load(self, rows: Iterable[Row], generation: int) -> None:
         """Swap in a new table. Raises NativeError where there is no memory for it; the table is then that of before."""
-        packed = []
         held: list[Any] = []  # rows point at these, and the library copies them
-        for row in rows:
-            packed_key = pack(row.problem, covers=row.covers, graph=row.mode == "graph", place=row.place)
-            held.append(row.launch)
-            launch = ctypes.addressof(row.launch) if row.launch is not None else None
-            conditions = (Cond * len(row.conditions))(*row.conditions)
-            held.append(conditions)
-            count = len(conditions)
-            packed.append(
-                GtRow(packed_key, row.ident, row.code, launch, conditions, count, row.scales_sums, row.chain_rows)
-            )
+        packed = [_packed(row, held) for row in rows]
         error = ctypes.create_string_buffer(500)
         if self._lib.gt_load((GtRow * len(packed))(*packed), len(packed), generation, error, len(error)) != 0:
             raise NativeError(f"the table was not taken up: {error.value.decode(errors='replace')}")
