@@ -60,7 +60,7 @@ COMMANDS: Final = {
     "forget": _Command("pin", "forget", "Drop all about these problems, as if never seen.", _SHAPES),
     "retune": _Command("pin", "retune", "Have the daemon tune these problems again, before all else.", _SHAPES),
     "rollback": _Command("pin", "rollback", "Publish what an earlier generation had."),
-    "purge": _Command("purge", "purge", "Remove the database, the published tables and the cache of this home."),
+    "purge": _Command("purge", "purge", "Remove the database, published tables and cache of this home."),
     "db": _Command("db", "app", "Look after the database: check, backup, vacuum, publish."),
 }  # fmt: skip
 

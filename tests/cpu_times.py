@@ -23,11 +23,12 @@ import pytest
 LIMIT_S: Final = 30.0  # to become 5
 MARKED: Final = ("slow", "soak", "gpu")
 _TICKS_A_S: Final = os.sysconf("SC_CLK_TCK")
+_ME: Final = str(os.getpid())  # a test may replace os.getpid
 
 
 def used_s() -> float:
     """CPU seconds of this process, of all children that have ended, and of all descendants that run."""
-    return sum(os.times()[:4]) + sum(map(_used_s, _descendants(str(os.getpid()))))
+    return sum(os.times()[:4]) + sum(map(_used_s, _descendants(_ME)))
 
 
 def _descendants(pid: str) -> Iterator[str]:

@@ -23,6 +23,7 @@ STUB = [
     "gemmtuned._autoload",
     "gemmtuned.configs",
     "gemmtuned.configs.errors",
+    "gemmtuned.configs.numbers",
     "gemmtuned.configs.settings",
 ]
 

@@ -138,11 +138,15 @@ PROGRAM = """
     def work():
         torch.mm(x, w.t())
 
-    def between_flushes():  # in which the store is open, and /proc/PID/stat for a moment
+    def between_flushes():  # in which the store is open, and /proc/PID/stat and what is imported for a moment
         found = look()
-        opened = any("tune.db" in fd or fd.endswith("/stat") for fd in found["descriptors"])
+        opened = any("tune.db" in fd or fd.endswith(("/stat", ".py", ".pyc")) for fd in found["descriptors"])
         written = os.path.exists(os.environ["GEMMTUNED_HOME"] + "/tune.db")
-        return found if written and "gemmtuned.db.connect" in found["ours"] and not opened else None
+        if not written or opened or "sqlite3" not in found["modules"]:
+            return None
+        time.sleep(0.1)  # the first flush imports, which takes a while
+        again = look()
+        return found if found == again else None
 
     gemmtuned.enable()
     for _ in range(20):

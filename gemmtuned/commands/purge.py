@@ -36,7 +36,7 @@ def purge(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Remove the database, the published tables and the cache of this home.
+    """Remove the database, published tables and cache of this home.
 
     For good: gemmtuned db backup first keeps the counts. Refused (75) while a daemon or a hooked program runs. Backups,
     and files that gemmtuned did not write, stay. After it, pip uninstall gemmtuned leaves nothing behind.

@@ -57,6 +57,7 @@ def _answer(here: Settings) -> Report:
             "asked_again": 0,
             "untunable_problems": 0,
             "engine_paths": [],
+            "dropped_calls": {},
             "fleet": None,
         }
         tables = ("devices", "sessions", "environments")
