@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from store_cases import NEW, look_over, open_store, problem, saw
@@ -871,3 +872,22 @@ def test_a_guest_leaves_its_log_to_others_when_it_closes_last(tmp_path: Path) ->
     assert queries.ask(path, "SELECT count(*) AS n FROM session") == [{"n": 1}]
     Store(path, locks=tmp_path / "locks").close()
     assert not path.with_name("tune.db-wal").exists()
+
+
+def test_a_file_that_another_process_makes_while_we_ask_whose_it_is_is_ours(tmp_path: Path) -> None:
+    class Slow(sqlite3.Connection):
+        """Somebody is faster than its second question."""
+
+        def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
+            cursor = super().execute(sql, *args)
+            if sql == "PRAGMA application_id" and not (tmp_path / "made").exists():
+                (tmp_path / "made").touch()
+                open_store(tmp_path).close()
+            return cursor
+
+    with contextlib.closing(sqlite3.connect(tmp_path / "tune.db", factory=Slow)) as conn:
+        assert not migrations.pending(conn, tmp_path / "tune.db")
+    with contextlib.closing(sqlite3.connect(tmp_path / "other.db")) as conn:
+        conn.execute("CREATE TABLE theirs (x)")
+        with pytest.raises(StoreError, match="database of another program"):
+            migrations.pending(conn, tmp_path / "other.db")

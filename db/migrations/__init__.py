@@ -43,11 +43,14 @@ def pending(conn: sqlite3.Connection, path: Path) -> bool:
     Raises StoreError when the file is somebody else's, or was written by a newer version of us.
     """
     application, version = identity(conn)
+    filled = application != APPLICATION_ID and conn.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    if filled:  # perhaps since a moment ago, by another process of ours
+        application, version = identity(conn)
     if application == APPLICATION_ID:
         if version > SCHEMA:
             raise StoreError(too_new(path, version))
         return version < SCHEMA
-    if application != 0 or conn.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+    if application != 0 or filled:
         raise StoreError(
             f"{path}: a SQLite database of another program. Move it away, or set GEMMTUNED_DB to another file"
         )
