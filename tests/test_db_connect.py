@@ -879,11 +879,12 @@ def test_a_file_that_another_process_makes_while_we_ask_whose_it_is_is_ours(tmp_
         """Somebody is faster than its second question."""
 
         def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
-            cursor = super().execute(sql, *args)
             if sql == "PRAGMA application_id" and not (tmp_path / "made").exists():
                 (tmp_path / "made").touch()
+                (answer,) = super().execute(sql).fetchall()  # to its end, so that it holds no lock
                 open_store(tmp_path).close()
-            return cursor
+                return super().execute("SELECT ?", answer)
+            return super().execute(sql, *args)
 
     with contextlib.closing(sqlite3.connect(tmp_path / "tune.db", factory=Slow)) as conn:
         assert not migrations.pending(conn, tmp_path / "tune.db")
