@@ -64,6 +64,37 @@ def test_only_what_gemmtuned_wrote_is_removed_and_only_when_it_is_asked_for(home
     assert "nothing of gemmtuned's" in call("purge", "--yes").stdout
 
 
+def test_folders_of_somebody_with_names_of_ours_stay(home: Path, tmp_path: Path) -> None:
+    """GEMMTUNED_HOME may be set to a folder that had others' files before, a user's own for one."""
+    (home / "bin").mkdir(exist_ok=True)
+    (home / "bin/backup.sh").write_text("theirs")
+    (home / "locks").mkdir(exist_ok=True)
+    (home / "locks/door.txt").write_text("theirs")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/kept").write_text("theirs")
+    (home / "fleet").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+
+    done = call("purge", "--yes")
+
+    assert done.exit_code == 0, done.output
+    assert (home / "bin/backup.sh").exists() and (home / "locks/door.txt").exists()
+    assert (tmp_path / "elsewhere/kept").exists() and (home / "fleet").is_symlink()
+    assert not (home / "configs").exists() and "bin" in done.output
+
+
+def test_a_folder_that_was_never_a_home_stays_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("bin/deploy.sh", "configs/mine/prod.yaml", "fleet/cars.csv", "tables/train.jsonl", "tables/bin/tool"):
+        (tmp_path / "user" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "user" / name).write_text("theirs")
+    before = files(tmp_path / "user")
+    monkeypatch.setenv("GEMMTUNED_HOME", str(tmp_path / "user"))
+    monkeypatch.setenv("GEMMTUNED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("GEMMTUNED_CONFIG_DIR", str(tmp_path / "user/tables"))
+
+    assert call("purge", "--yes").exit_code == 0
+    assert files(tmp_path / "user") == before
+
+
 def test_the_cache_can_stay(home: Path) -> None:
     assert call("purge", "--yes", "--keep-cache").exit_code == 0
     assert not (home / "tune.db").exists() and (home.parent / "cache/native/file").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -25,6 +26,8 @@ _OURS: Final = (
 _DATABASE: Final = ("", "-wal", "-shm", "-journal", ".corrupt-*")
 _TABLES: Final = ("manifest.json", "*.jsonl", "bin")  # where the published tables have a folder of their own
 _CACHE: Final = ("native", "nvrtc")
+# Folders of names that others use, too, and what lies in them where they are ours: else they stay, whole
+_CONTENT: Final = {"bin": r"[0-9a-f]{64}|\..*", "configs": r"manifest\.json.*|.*\.jsonl|bin|\..*", "locks": r".*\.lock"}
 _COLUMNS: Final = (Column("path", "file or folder", right=False), Column("bytes", "size", size))
 
 
@@ -49,6 +52,7 @@ def purge(
         _refuse_while_in_use(here)
         if not yes:
             _ask(found, here)
+            _refuse_while_in_use(here)  # somebody may have started one while the question waited
         for row in found:
             _remove(Path(str(row["path"])))
         _remove_if_empty(here)
@@ -63,9 +67,12 @@ def purge(
 
 def _there(here: Settings, *, keep_cache: bool) -> Iterator[Path]:
     """What there is of it, each once."""
-    places = [(here.home, _OURS), (here.db.parent, tuple(f"{here.db.name}{end}" for end in _DATABASE))]
+    places = [
+        (here.home, _OURS if _is_home(here) else ()),
+        (here.db.parent, tuple(f"{here.db.name}{end}" for end in _DATABASE)),
+    ]
     places += [(here.db.parent, ("ingest-aside.db*", "ingest-refused.db*"))]
-    if here.config_dir.parent != here.home:
+    if here.config_dir.parent != here.home and (here.config_dir / "manifest.json").is_file():
         places.append((here.config_dir, _TABLES))
     if not keep_cache:
         places.append((here.cache, _CACHE))
@@ -73,12 +80,25 @@ def _there(here: Settings, *, keep_cache: bool) -> Iterator[Path]:
     for folder, patterns in places:
         for pattern in patterns:
             for path in sorted(folder.glob(pattern)) if folder.is_dir() else ():
-                if path not in seen:
+                if path not in seen and _is_ours(path):
                     seen.add(path)
                     yield path
     pages = pages_of(here.home / "probation")
     if pages.exists():
         yield pages
+
+
+def _is_home(here: Settings) -> bool:
+    """Whether gemmtuned has ever written there: else what lies under names of ours is somebody's."""
+    return here.db.is_file() or (here.home / "configs/manifest.json").is_file() or (here.home / "daemon.json").is_file()
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether nothing lies in it that we would not have written: a home may be set to a folder of somebody's."""
+    content = _CONTENT.get(path.name)
+    if content is None or path.is_symlink() or not path.is_dir():
+        return not path.is_symlink() or path.is_file()
+    return all(re.fullmatch(content, inside.name) for inside in path.iterdir())
 
 
 def _bytes_of(path: Path) -> int:

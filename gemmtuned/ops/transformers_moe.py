@@ -46,7 +46,7 @@ def apply(module: ModuleType) -> Callable[[], None]:
     gate = getattr(module, "_default_apply_gate", None)
 
     def forward(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        activation = _activation(experts, gate, hidden_states)
+        activation = None if top_k_weights.requires_grad else _activation(experts, gate, hidden_states)
         if activation is None:
             return stock(experts, hidden_states, top_k_index, top_k_weights)
         w1, w2 = experts.gate_up_proj.detach(), experts.down_proj.detach()
