@@ -13,6 +13,7 @@ import pytest
 from fleets import Host, problem, running
 
 from gemmtuned.cli import build
+from gemmtuned.configs.errors import SettingError
 from gemmtuned.fleet import prune as pruning
 from gemmtuned.fleet.beside import leave
 from gemmtuned.fleet.host import Trust
@@ -100,6 +101,8 @@ def test_forged_results_push_no_good_one_out_when_they_are_verified(shared: tupl
     assert one.exists()
     assert len(run(host.url, verify=Trust(hosts=("rack7-*",)), dry_run=True)["refused result"]) == 4
     assert len(run(host.url, verify=Trust(b"a key of sixteen"), dry_run=True)["refused result"]) == 4
+    with pytest.raises(SettingError, match="all 4 results there would be refused, so none is removed"):
+        run(host.url, verify=Trust(b"a key of sixteen"))
 
 
 def test_one_host_has_a_quota(shared: tuple[Path, Host], monkeypatch: pytest.MonkeyPatch) -> None:

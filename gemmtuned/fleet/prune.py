@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from gemmtuned import __version__
-from gemmtuned.configs.errors import TableError
+from gemmtuned.configs.errors import SettingError, TableError
 from gemmtuned.fleet import record
 from gemmtuned.fleet.host import Trust
 from gemmtuned.fleet.layout import CLAIMS, HOSTS, RESULTS, claim_parts, result_parts
@@ -32,7 +32,8 @@ def prune(
     """Remove what is old; by kind, why and the names. dry_run: remove nothing. Raises TryLater.
 
     verify: also remove results that a host of this trust would refuse, before the newest of a unit are counted, so that
-    forged ones push no good one out; and what is over OF_A_HOST of one host, oldest first.
+    forged ones push no good one out; and what is over OF_A_HOST of one host, oldest first.  Raises SettingError where
+    that would be all there are: the key is then rather another one.
     """
     clock_s = now_s
     if objects.can_claim and not dry_run:
@@ -41,6 +42,11 @@ def prune(
     entries = [entry for entry in objects.list(RESULTS) if result_parts(entry.path) is not None]
     refused = _refused(objects, entries, verify) if verify is not None else []
     left = {entry.path for entry in entries} - {*refused}
+    if refused and not left and not dry_run:
+        raise SettingError(
+            f"all {len(refused)} results there would be refused, so none is removed: is this the key, and the list of "
+            "hosts, that they are looked at with? (GEMMTUNED_SYNC_KEY, GEMMTUNED_SYNC_HOSTS)"
+        )
     gone = {
         "refused result": ("not one, not signed by the key, of a host that is not allowed, or over its quota", refused),
         "result": (
