@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.model_parts import (
-    HEAD_DIMS,
     Make,
     Weight,
     attention,
@@ -30,9 +29,6 @@ from gemmtuned.configs.model_parts import (
 )
 from gemmtuned.configs.model_reader import Layers, Reader
 
-__all__ = ["HEAD_DIMS", "MODELS", "Reader", "Weight"]
-
-
 # --- models of one kind of layer
 
 
@@ -42,11 +38,11 @@ def _llama(r: Reader) -> list[Weight]:
     return [*attention(r, bias=bias, o_bias=bias), *feed, *head(r)]
 
 
-def _plain(bias: bool | str, *, o_bias: bool = False, joint: bool = False, default: bool = False) -> Make:
+def _plain(bias: bool | str, *, o_bias: bool = False, joint: bool = False) -> Make:
     """Attention and one feed-forward part. bias: of q, k and v, or the config's switch that says it (o has it too)."""
 
     def make(r: Reader) -> list[Weight]:
-        on = r.flag(bias, default=default) if isinstance(bias, str) else bias
+        on = r.flag(bias) if isinstance(bias, str) else bias
         back = o_bias and on
         feed = mlp(r, r.size("intermediate_size"), r.all, joint=joint)
         return [*attention(r, bias=on, o_bias=back), *feed, *head(r)]
@@ -68,7 +64,7 @@ def _phi3(r: Reader) -> list[Weight]:
 
 
 def _seed_oss(r: Reader) -> list[Weight]:
-    bias = r.flag("attention_bias", default=True)
+    bias = r.flag("attention_bias")
     feed = mlp(r, r.size("intermediate_size"), r.all, bias=r.flag("mlp_bias"))
     return [*attention(r, bias=bias, o_bias=r.flag("attention_out_bias")), *feed, *head(r)]
 
@@ -93,7 +89,7 @@ def _qwen2_moe(r: Reader) -> list[Weight]:
     experts = r.size("num_experts")
     sparse = sparse_layers(r, experts)
     return [
-        *attention(r, bias=r.flag("qkv_bias", default=True), o_bias=False),
+        *attention(r, bias=r.flag("qkv_bias"), o_bias=False),
         *mlp(r, r.size("intermediate_size"), minus(r.all, sparse)),
         *mixture(r, experts, r.size("moe_intermediate_size"), sparse),
         *_shared_expert(r, sparse),
@@ -133,7 +129,7 @@ def _minimax_m3(r: Reader) -> list[Weight]:
 
 
 def _gpt_oss(r: Reader) -> list[Weight]:
-    bias = r.flag("attention_bias", default=True)
+    bias = r.flag("attention_bias")
     experts = r.size("num_local_experts", "num_experts")
     inside = mixture(r, experts, r.size("intermediate_size"), r.all, router="router", bias=True)
     return [*attention(r, bias=bias, o_bias=bias), *inside, *head(r)]
@@ -178,7 +174,7 @@ def _deepseek_sparse(r: Reader) -> list[Weight]:
 
 def _llama4(r: Reader) -> list[Weight]:
     """Every so many layers a mixture with a shared expert, else a plain feed-forward part."""
-    step = r.size("interleave_moe_layer_step", default=1)
+    step = r.size("interleave_moe_layer_step")
     told = r.values.get("moe_layers")
     sparse = tuple(told) if isinstance(told, list) else tuple(range(step - 1, r.layers, step))
     width, experts = r.size("intermediate_size"), r.size("num_local_experts")
@@ -401,8 +397,8 @@ MODELS: Final[dict[str, Make]] = {
     "qwen3": _plain("attention_bias", o_bias=True),
     "qwen3_vl_text": _plain("attention_bias", o_bias=True),
     "mimo": _plain(bias=True),
-    "glm": _plain("attention_bias", joint=True, default=True),
-    "glm4": _plain("attention_bias", joint=True, default=True),
+    "glm": _plain("attention_bias", joint=True),
+    "glm4": _plain("attention_bias", joint=True),
     "phi3": _phi3,
     "seed_oss": _seed_oss,
     "mixtral": _mixtral,

@@ -85,13 +85,6 @@ def minus(all_: Sequence[int], some: Sequence[int]) -> Layers:
     return tuple(i for i in all_ if i not in set(some))
 
 
-# transformers' own default where a config.json leaves head_dim out; all others divide the width by the heads
-HEAD_DIMS: Final = {
-    "qwen3": 128, "glm": 128, "glm4": 128, "gpt_oss": 64, "qwen3_vl_text": 128, "llama4_text": 128, "seed_oss": 128,
-    "qwen3_5_text": 256, "qwen3_5_moe_text": 256, "qwen3_next": 256,
-}  # fmt: skip
-
-
 def attention(
     r: Reader,
     *,
@@ -112,7 +105,7 @@ def attention(
     at = r.all if at is None else at
     heads = r.size("num_attention_heads")
     kv_heads = kv_heads or r.size("num_key_value_heads", default=heads)
-    dim = dim or r.size("head_dim", default=HEAD_DIMS.get(r.kind, r.hidden // heads))
+    dim = dim or r.size("head_dim", default=r.hidden // heads)
     v_dim = v_dim or dim
     kv = f"{kv_heads} key/value heads of {dim}"
     q = f"{heads} heads of {dim}" + (" and a gate as wide" if gated else "")

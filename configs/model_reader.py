@@ -89,10 +89,9 @@ class Reader:
         there = next((name for name in names if self.value(name)), "")
         return self.size(there) if there else 0
 
-    def flag(self, name: str, *, default: bool = False) -> bool:
-        """A switch."""
-        value = self.value(name)
-        return default if value is None else bool(value)
+    def flag(self, name: str) -> bool:
+        """A switch; off where nothing says."""
+        return bool(self.value(name))
 
     def names(self, name: str) -> list[str] | None:
         """A list with one word for each layer; None where there is none. Raises ProblemError for another length."""
