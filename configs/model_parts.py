@@ -44,11 +44,6 @@ class Weight:
     repeated: int = 0
 
     @property
-    def quantised(self) -> bool:
-        """Whether its weights are not of the model's dtype."""
-        return bool(self.dtype)
-
-    @property
     def sees(self) -> str:
         """What its M is a number of, where that is not tokens; else ""."""
         return {"vision": "patches of images", "audio": "frames of sound"}.get(self.part, "")
@@ -96,12 +91,8 @@ def attention(
     dim: int = 0,
     v_dim: int = 0,
     gated: bool = False,
-    value: bool = True,
 ) -> list[Weight]:
-    """Queries, keys, values and the way back.
-
-    gated: the queries bring a gate of their own width along.  value: False where keys serve as values.
-    """
+    """Queries, keys, values and the way back. gated: the queries bring a gate of their own width along."""
     at = r.all if at is None else at
     heads = r.size("num_attention_heads")
     kv_heads = kv_heads or r.size("num_key_value_heads", default=heads)
@@ -113,11 +104,7 @@ def attention(
     return [
         *linear(f"{name}.q_proj", heads * dim * (1 + gated), r.hidden, why=q, split="heads", units=heads, **head),
         *linear(f"{name}.k_proj", kv_heads * dim, r.hidden, why=kv, split="kv_heads", units=kv_heads, **head),
-        *(
-            linear(f"{name}.v_proj", kv_heads * v_dim, r.hidden, why=kv, split="kv_heads", units=kv_heads, **head)
-            if value
-            else []
-        ),
+        *linear(f"{name}.v_proj", kv_heads * v_dim, r.hidden, why=kv, split="kv_heads", units=kv_heads, **head),
         *linear(
             f"{name}.o_proj", r.hidden, heads * v_dim, at, f"back from {heads} heads of {v_dim}", split="rows",
             bias=o_bias,
@@ -187,21 +174,18 @@ def mixture(
     bias: bool = False,
     inner: int = 0,
     gated: bool = True,
-    beside: bool = False,
 ) -> list[Weight]:
-    """A router and its experts. inner: their own input width; beside: they stand beside the feed-forward part."""
+    """A router and its experts. inner: their own input width."""
     if not at:
         return []
     why = f"{experts} experts of width {width}"
-    group = name if not beside else ""
-    inside = "experts" if beside else f"{group}.experts"
     first = "gate_up_proj" if gated else "up_proj"
     return [
-        *linear(router if beside else f"{name}.{router}", experts, r.hidden, at, f"router over {experts} experts",
-                bias=bias),
-        Weight(f"{inside}.{first}", width * (1 + gated), inner or r.hidden, len(at), why, bias, "columns",
+        *linear(f"{name}.{router}", experts, r.hidden, at, f"router over {experts} experts", bias=bias),
+        Weight(f"{name}.experts.{first}", width * (1 + gated), inner or r.hidden, len(at), why, bias, "columns",
                experts=experts, at=at),
-        Weight(f"{inside}.down_proj", inner or r.hidden, width, len(at), why, bias, "rows", experts=experts, at=at),
+        Weight(f"{name}.experts.down_proj", inner or r.hidden, width, len(at), why, bias, "rows",
+               experts=experts, at=at),
     ]  # fmt: skip
 
 
