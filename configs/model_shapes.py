@@ -111,9 +111,8 @@ def architecture(config: Mapping[str, Any]) -> str:
         return whole
     # a whole that nobody described has parts of its own beside its text, known or not
     kinds = [str(part.get("model_type") or "") for part in (text, config)] if _known(whole) else []
-    for kind in (ALIASES.get(kind, kind) for kind in kinds):
-        if kind in MODELS or described(kind):
-            return kind
+    for kind in filter(_known, kinds):
+        return ALIASES.get(kind, kind)
     said = [str(part.get("model_type")) for part in (config, text) if part.get("model_type")]
     classes = config.get("architectures") or text.get("architectures")
     what = f"model_type is {' and inside '.join(map(repr, dict.fromkeys(said)))}" if said else "it says no model_type"
@@ -209,9 +208,9 @@ def split(weights: Sequence[Weight], *, tp: int, ep: int = 1) -> list[Weight]:
 
 def _of_lines(r: Reader, task: str, notes: list[str], part: str = "") -> list[Weight]:
     """The weights of a type that architectures.txt describes, and of the configs inside it."""
-    if not described(r.kind) and r.kind not in MODELS:
-        raise unknown(f"its {part or 'text'} part's model_type is {r.kind!r}", r.kind)
     if not described(r.kind):
+        if r.kind not in MODELS:
+            raise unknown(f"its {part or 'text'} part's model_type is {r.kind!r}", r.kind)
         found = _headed(MODELS[r.kind](r), task, r, r.values)
         return [replace(w, part=part) for w in found] if part else found
     inside = sections()[r.kind].inside
