@@ -136,16 +136,14 @@ def _made(transformers: Any, torch: Any, config: Any, classes: Any = None) -> An
     usual = ["AutoModelForImageTextToText", "AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM"]
     if getattr(config, "is_encoder_decoder", False):
         usual = ["AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq", *usual]
-    trouble: Exception | None = None
     for name in (*usual, "AutoModel"):
         class_ = getattr(transformers, name)
         if type(config) in class_._model_mapping:
             with torch.device("meta"):
                 return class_.from_config(config)
-    inner = config.get_text_config()
-    if inner is not config:
-        trouble = trouble or ValueError("it is made of several models, and there is no class for the whole")
-    raise trouble or ValueError("no class for it")
+    if config.get_text_config() is not config:
+        raise ValueError("it is made of several models, and there is no class for the whole")
+    raise ValueError("no class for it")
 
 
 def _linears(torch: Any, model: Any) -> Iterator[tuple[str, int, int, bool, int]]:
