@@ -1,7 +1,7 @@
-"""Architectures described in architectures.txt: a line for each linear layer, with its sizes as expressions.
+"""Architectures described in architectures/: a line for each linear layer, with its sizes as expressions.
 
-A section `[type ...]` describes one or more model types, `[@name]` is a block that sections take in by a line `@name`.
-In a section stand
+A section `[type ...]` describes one or more model types, `[@name]` is a block that sections take in by a line `@name`,
+of whichever file.  In a section stand
 
     name = EXPRESSION                       a value; it wins over the config's own of that name
     like TYPE                               the lines of another section, after these values
@@ -32,7 +32,7 @@ from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.model_parts import Weight
 from gemmtuned.configs.model_reader import CORE, MAX_LAYERS, Reader
 
-FILE: Final = Path(__file__).with_name("architectures.txt")
+FOLDER: Final = Path(__file__).with_name("architectures")
 _SPLITS: Final = ("heads", "kv_heads", "columns", "rows", "vocab", "groups", "whole")
 _UNITS: Final = {"heads": "heads", "kv_heads": "kv_heads"}
 _GIVEN: Final[dict[str, Any]] = {"len": len, "max": max, "min": min, "int": int, "range": range, "str": str}
@@ -85,30 +85,31 @@ def expression(text: str) -> Expression:
         if not isinstance(node, _NODES) or (isinstance(node, ast.Attribute) and node.attr.startswith("_")):
             raise ValueError(f"{type(node).__name__} in {text!r}")
     names = frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name)) - set(_GIVEN)
-    return Expression(text.strip(), compile(tree, "architectures.txt", "eval"), names)
+    return Expression(text.strip(), compile(tree, FOLDER.name, "eval"), names)
 
 
 @cache
 def sections() -> Mapping[str, Section]:
     """The descriptions by model type."""
-    return read(FILE.read_text(encoding="utf-8"))
+    return read(*(path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.txt"))))
 
 
-def read(text: str) -> dict[str, Section]:
-    """Descriptions of such a text. Raises ValueError that names the line."""
+def read(*texts: str) -> dict[str, Section]:
+    """Descriptions of such texts, which share their blocks. Raises ValueError that names the line."""
     raw: dict[str, list[str]] = {}
-    at: list[list[str]] = []
-    for number, line in enumerate(text.splitlines(), 1):
-        content = line.split("#", 1)[0].rstrip()
-        if not content:
-            continue
-        if header := re.fullmatch(r"\[(.+)\]", content):
-            at = [raw.setdefault(name, []) for name in header[1].split()]
-        elif not at:
-            raise ValueError(f"line {number} stands in no section")
-        else:
-            for lines in at:
-                lines.append(content)
+    for text in texts:
+        at: list[list[str]] = []
+        for line in text.splitlines():
+            content = line.split("#", 1)[0].rstrip()
+            if not content:
+                continue
+            if header := re.fullmatch(r"\[(.+)\]", content):
+                at = [raw.setdefault(name, []) for name in header[1].split()]
+            elif not at:
+                raise ValueError(f"{content!r} stands in no section")
+            else:
+                for lines in at:
+                    lines.append(content)
     return {name: _section(raw, name) for name in raw if not name.startswith("@")}
 
 

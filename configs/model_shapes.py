@@ -207,7 +207,7 @@ def split(weights: Sequence[Weight], *, tp: int, ep: int = 1) -> list[Weight]:
 
 
 def _of_lines(r: Reader, task: str, notes: list[str], part: str = "") -> list[Weight]:
-    """The weights of a type that architectures.txt describes, and of the configs inside it."""
+    """The weights of a type that architectures/ describes, and of the configs inside it."""
     if not described(r.kind):
         if r.kind not in MODELS:
             raise unknown(f"its {part or 'text'} part's model_type is {r.kind!r}", r.kind)

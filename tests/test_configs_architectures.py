@@ -18,7 +18,7 @@ from published import FOLDERS
 from gemmtuned.configs import model_lines
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.model_layers import MODELS
-from gemmtuned.configs.model_lines import FILE, read, sections
+from gemmtuned.configs.model_lines import FOLDER, read, sections
 from gemmtuned.configs.model_parts import Weight
 from gemmtuned.configs.model_reader import DEFAULTS
 from gemmtuned.configs.model_shapes import architecture, known, modules, read_config, split
@@ -105,7 +105,7 @@ def test_a_description_speaks_of_fields_that_its_config_has() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a  b  c", "stands in no section"),
+        ("a  b  c", "'a  b  c' stands in no section"),
         ("[x]\nw  n", "is not understood"),
         ("[x]\nw  n  k  sideways", "'sideways' of w is not understood"),
         ("[x]\nw  __import__('os').getcwd()  k", "Attribute"),
@@ -121,8 +121,14 @@ def test_a_description_that_is_more_than_arithmetic_or_misspelled_is_refused(tex
         read(text)
 
 
-def test_the_file_of_architectures_has_each_type_once() -> None:
-    headers = [name for line in FILE.read_text().splitlines() if line.startswith("[") for name in line[1:-1].split()]
+def test_no_file_goes_on_with_the_section_of_another() -> None:
+    with pytest.raises(ValueError, match=r"'w  n  k' stands in no section"):
+        read("[x]\na  b  c\n", "w  n  k\n")
+
+
+def test_the_files_of_architectures_have_each_type_and_block_once() -> None:
+    lines = [line for path in FOLDER.glob("*.txt") for line in path.read_text().splitlines()]
+    headers = [name for line in lines if line.startswith("[") for name in line[1:-1].split()]
     assert len(headers) == len(set(headers))
     assert set(sections()).isdisjoint(MODELS)
 
