@@ -17,6 +17,7 @@ from fleets import HERE, Host, problem
 from gemmtuned.configs.errors import TableError, TryLater, WorkerFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.sighting import Sighting
+from gemmtuned.configs.solution import Environment
 from gemmtuned.daemon.device.devices import CpuMonitor
 from gemmtuned.daemon.seats.worker import Worker
 from gemmtuned.db.fleet import Unit
@@ -27,6 +28,7 @@ from gemmtuned.fleet.board import OVER, Board, Place
 from gemmtuned.fleet.demand import Wanted
 from gemmtuned.fleet.here import tune_here
 from gemmtuned.fleet.host import Trust
+from gemmtuned.fleet.layout import environment_name
 from gemmtuned.fleet.opening import open_objects
 from gemmtuned.fleet.seen import Seen
 from gemmtuned.fleet.shelf import Shelf
@@ -34,9 +36,9 @@ from gemmtuned.fleet.shelf import Shelf
 HERE_IS = Place("node a", "cpu", ENVIRONMENT.key)
 
 
-def wanted(number: int, worth: float = 1.0) -> Wanted:
+def wanted(number: int, worth: float = 1.0, environment: Environment = ENVIRONMENT) -> Wanted:
     one = problem(number)
-    return Wanted(ENVIRONMENT, Unit(one, "exact"), {one: 10}, worth, frozenset({"a"}))
+    return Wanted(environment, Unit(one, "exact"), {one: 10}, worth, frozenset({"a"}))
 
 
 def solved(one: Wanted) -> Answer:
@@ -129,6 +131,16 @@ def test_a_shelf_leaves_out_what_others_have_or_hold_and_publishes_what_hosts_ta
     host.see(problem(1), problem(2))
     assert host.exchange().run(now_s=time.time()).fetched == 2
     host.store.close()
+
+
+def test_one_unit_in_two_environments_is_two(tmp_path: Path) -> None:
+    pytest.importorskip("obstore", reason="the extra [fleet] is not installed")
+    shelf = Shelf(open_objects((tmp_path / "shared").as_uri()), "mine-00000000", Trust())
+    here, newer = wanted(0), wanted(0, environment=NEWER)
+    assert shelf.claim([here], 1)[0] == [here] and shelf.claim([newer], 1)[0] == [newer]
+    shelf.drop([here])
+    (left,) = (tmp_path / "shared" / "claims").rglob("*.0")
+    assert left.parent.name == environment_name(NEWER)
 
 
 def test_a_lent_device_is_used_as_the_daemon_uses_its_own(tmp_path: Path) -> None:

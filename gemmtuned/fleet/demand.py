@@ -39,8 +39,13 @@ class Wanted:
 
     @property
     def name(self) -> str:
-        """What its claims and results are called."""
+        """What its claims and results are called, in the folder of its environment."""
         return unit_name(self.unit.problem, self.unit.covers)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """(environment, unit): two environments may wait for the same unit."""
+        return self.environment.key, self.name
 
 
 @dataclass

@@ -52,20 +52,20 @@ def tune_here(
     with tempfile.TemporaryDirectory(prefix="gemmtuned-fleet-") as folder:
         bench = Bench(monitor, Path(folder), make_worker, lock=lock)
         key = bench.environment.key
-        rest = [one for one in wanted if one.environment.key == key]
-        ran.left = [(one, f"not for this device: {one.environment.key}") for one in wanted if one not in rest]
-        total = len(rest)
+        rest = ours = [one for one in wanted if one.environment.key == key]
+        others = [one for one in wanted if one.environment.key != key]
+        ran.left = [(one, f"not for this device: {one.environment.key}") for one in others]
         try:
             while rest:
                 won, rest = shelf.claim(rest, 1)
                 for one in won:
-                    tell(len(ran.done) + len(shelf.passed_over), total, str(one.unit.problem))
+                    tell(len(ran.done) + len(shelf.passed_over), len(ours), str(one.unit.problem))
                     ran.done.append((one, _published(shelf, one, bench.tune(one)), monitor.name))
                 shelf.flush()
         except (KeyboardInterrupt, SystemExit) as err:
             ran.code = err.code if isinstance(err, SystemExit) and isinstance(err.code, int) else 130
-            known = {one.name for one, _, _ in ran.done} | {name for _, name in shelf.passed_over}
-            ran.left += [(one, "interrupted") for one in wanted if one.environment.key == key and one.name not in known]
+            known = {one.key for one, _, _ in ran.done} | shelf.passed_over
+            ran.left += [(one, "interrupted") for one in ours if one.key not in known]
         finally:
             bench.close()
             shelf.drop_all()

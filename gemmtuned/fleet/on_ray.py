@@ -109,7 +109,7 @@ class Pool:
         self._queues: dict[str, deque[Wanted]] = {}
         for one in wanted:
             self._queues.setdefault(one.environment.key, deque()).append(one)
-        self._units = {(one.environment.key, one.name): one for one in wanted}
+        self._units = {one.key: one for one in wanted}
         self._total = len(wanted)
         self._tasks: dict[Any, str] = {}
         self._number = 0
@@ -117,8 +117,8 @@ class Pool:
         self._held: dict[str, Wanted] = {}
         self._stock: dict[str, int] = {}
         self._answers: deque[tuple[str, Answer]] = deque()  # not at the URL yet
-        self._losses: Counter[str] = Counter()
-        self._put_off: Counter[str] = Counter()
+        self._losses: Counter[tuple[str, str]] = Counter()
+        self._put_off: Counter[tuple[str, str]] = Counter()
         self._later: deque[tuple[float, Wanted]] = deque()  # put off, and when they are up again
         self._in_vain, self._most_in_vain = (
             0,
@@ -192,8 +192,8 @@ class Pool:
             self.ran.lost.append(f"{task}: {why}")
 
     def _put_back(self, unit: Wanted, why: str) -> None:
-        self._losses[unit.name] += 1
-        if self._losses[unit.name] < LOST:
+        self._losses[unit.key] += 1
+        if self._losses[unit.key] < LOST:
             self._take(self._ray.get(self._board.trade.remote([unit])))
             return
         self._shelf.drop([unit])
@@ -258,8 +258,8 @@ class Pool:
             except TableError as err:
                 answer = Answer(answer.name, "failed", f"its result cannot be published: {err}", took_s=answer.took_s)
                 self._shelf.drop([unit])
-        elif answer.state == "put off" and self._put_off[unit.name] + 1 < PUT_OFF and not self._over:
-            self._put_off[unit.name] += 1
+        elif answer.state == "put off" and self._put_off[unit.key] + 1 < PUT_OFF and not self._over:
+            self._put_off[unit.key] += 1
             self._later.append((time.monotonic() + AGAIN_S, unit))
             return
         else:
@@ -298,10 +298,10 @@ class Pool:
     def _tell_left(self) -> None:
         """Units without an answer, with the reason."""
         seen = {place.environment for place in self._places.values()}
-        known = {(one.environment.key, one.name) for one, _, _ in self.ran.done} | self._shelf.passed_over
-        for (key, name), one in self._units.items():
-            if (key, name) not in known:
-                why = "interrupted" if self.ran.code else "not done" if key in seen else f"no task came to {key}"
+        known = {one.key for one, _, _ in self.ran.done} | self._shelf.passed_over
+        for key, one in self._units.items():
+            if key not in known:
+                why = "interrupted" if self.ran.code else "not done" if key[0] in seen else f"no task came to {key[0]}"
                 self.ran.left.append((one, why))
 
     @contextmanager

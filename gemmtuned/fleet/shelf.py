@@ -38,7 +38,7 @@ class Shelf:
         self._objects, self._host, self._trust, self._lease_s = objects, host, trust, lease_s
         self._claims = objects.can_claim and not is_repository(objects)
         self._known: dict[str, _Known] = {}
-        self._ours: dict[str, str] = {}  # unit: name of the claim
+        self._ours: dict[tuple[str, str], str] = {}  # (environment, unit): name of the claim
         self.there: set[tuple[str, str]] = set()  # (environment, unit) passed over: somebody's result is there
         self.theirs: set[tuple[str, str]] = set()  # or somebody tunes them now
 
@@ -63,11 +63,11 @@ class Shelf:
             if len(won) == most:
                 return self._still_open(name, known, clock_s, won), list(wanted[number:])
             if one.name in known.units:
-                self.there.add((one.environment.key, one.name))
-            elif self._take(name, known, one.name):
+                self.there.add(one.key)
+            elif self._take(name, known, one):
                 won.append(one)
             else:
-                self.theirs.add((one.environment.key, one.name))
+                self.theirs.add(one.key)
         return self._still_open(name, known, clock_s, won), []
 
     def publish(self, wanted: Wanted, answer: Answer) -> str:
@@ -100,19 +100,21 @@ class Shelf:
 
     def drop(self, wanted: Iterable[Wanted]) -> None:
         """These are left to others, or done."""
-        claims.done(self._objects, [self._ours.pop(one.name) for one in wanted if one.name in self._ours])
+        claims.done(self._objects, [self._ours.pop(one.key) for one in wanted if one.key in self._ours])
 
     def drop_all(self) -> None:
         """Nothing is ours any more."""
         paths, self._ours = list(self._ours.values()), {}
         claims.done(self._objects, paths)
 
-    def _take(self, name: str, known: _Known, unit: str) -> bool:
+    def _take(self, name: str, known: _Known, one: Wanted) -> bool:
         if not self._claims:
             return True
-        won = claims.take(self._objects, name, [unit], known.claims, host=self._host, most=1)
-        self._ours |= won
-        return bool(won)
+        won = claims.take(self._objects, name, [one.name], known.claims, host=self._host, most=1)
+        if one.name not in won:
+            return False
+        self._ours[one.key] = won[one.name]
+        return True
 
     def _still_open(self, name: str, known: _Known, clock_s: float, won: list[Wanted]) -> list[Wanted]:
         """Those for which no result came while we claimed: its host had dropped its own claim."""
@@ -120,7 +122,7 @@ class Shelf:
             self._list(name, known, clock_s)
             come = [one for one in won if one.name in known.units]
             self.drop(come)
-            self.there |= {(one.environment.key, one.name) for one in come}
+            self.there |= {one.key for one in come}
         return [one for one in won if one.name not in known.units]
 
     def _list(self, name: str, known: _Known, clock_s: float) -> None:
