@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,13 +23,14 @@ from gemmtuned.daemon.device.devices import CpuMonitor
 from gemmtuned.daemon.seats.worker import Worker
 from gemmtuned.db.fleet import Unit
 from gemmtuned.db.store import Store
-from gemmtuned.fleet import demand, ray_task
+from gemmtuned.fleet import claims, demand, ray_task
 from gemmtuned.fleet.bench import Answer, Bench
 from gemmtuned.fleet.board import OVER, Board, Place
 from gemmtuned.fleet.demand import Wanted
 from gemmtuned.fleet.here import tune_here
 from gemmtuned.fleet.host import Trust
 from gemmtuned.fleet.layout import environment_name
+from gemmtuned.fleet.objects import Objects
 from gemmtuned.fleet.opening import open_objects
 from gemmtuned.fleet.seen import Seen
 from gemmtuned.fleet.shelf import Shelf
@@ -182,6 +184,68 @@ def test_claims_wait_for_a_url_that_cannot_be_reached() -> None:
     with pytest.raises(TryLater):
         shelf.claim([wanted(0)], 1)
     assert not shelf.passed_over
+
+
+class Failing:
+    """Objects at a store that fails at its request of this number, before that arrives or after it."""
+
+    def __init__(self, objects: Objects, at: int, *, arrives: bool) -> None:
+        self._objects, self._left, self._arrives = objects, at, arrives
+        self.can_claim = objects.can_claim
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._objects, name)
+
+        def counted(*args: Any, **named: Any) -> Any:
+            self._left -= 1
+            if self._left or self._arrives:
+                said = call(*args, **named)
+            if not self._left:
+                raise TryLater("it cannot be reached")
+            return said
+
+        return counted
+
+
+@pytest.mark.parametrize("arrives", [False, True], ids=["lost", "arrived"])
+@pytest.mark.parametrize("look_s", [0.0, 60.0], ids=["read-anew", "known"])
+def test_what_was_claimed_when_the_store_failed_is_ours(
+    look_s: float, arrives: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("obstore", reason="the extra [fleet] is not installed")
+    monkeypatch.setattr("gemmtuned.fleet.shelf.LOOK_S", look_s)
+    units = [wanted(i) for i in range(4)]
+    for number in range(1, 9):
+        objects = open_objects((tmp_path / f"shared{number}").as_uri())
+        Shelf(objects, "mine-00000000", Trust()).claim(units[3:], 1)  # another run of the same home holds the last
+        mine = Shelf(
+            Failing(objects, number + 1, arrives=arrives), "mine-00000000", Trust()
+        )  # the first: is_repository
+        try:
+            won, _ = mine.claim(units, 4)
+        except TryLater:
+            won, _ = mine.claim(units, 4)
+        assert won == units[:3] and mine.theirs == {units[3].key}, number
+        mine.drop_all()
+        assert [path.stem for path in (tmp_path / f"shared{number}" / "claims").rglob("*.0")] == [units[3].name]
+
+
+def test_a_claim_that_somebody_made_too_large_is_another_hosts(tmp_path: Path) -> None:
+    pytest.importorskip("obstore", reason="the extra [fleet] is not installed")
+    objects = open_objects((tmp_path / "shared").as_uri())
+    objects.put("claims/a", b"mine-00000000" * 30)
+    assert not claims.is_held_by(objects, "claims/a", "mine-00000000")
+
+
+@pytest.mark.parametrize("at", [8, 11], ids=["claim-unsure", "giving-back-failed"])
+def test_claims_are_given_back_when_the_store_is_there_again(at: int, tmp_path: Path) -> None:
+    pytest.importorskip("obstore", reason="the extra [fleet] is not installed")
+    objects = Failing(open_objects((tmp_path / "shared").as_uri()), at, arrives=at == 8)
+    mine = Shelf(objects, "mine-00000000", Trust())
+    for call in (lambda: mine.claim([wanted(i) for i in range(3)], 3), mine.drop_all, mine.drop_all):
+        with suppress(TryLater):
+            call()
+    assert list((tmp_path / "shared" / "claims").iterdir()) and not list((tmp_path / "shared" / "claims").rglob("*.0"))
 
 
 def test_two_that_run_side_by_side_share_the_work_by_claims_alone(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
+from gemmtuned.configs.errors import TableError
 from gemmtuned.fleet.layout import CLAIMS, claim_parts, claim_path
 from gemmtuned.fleet.objects import Objects
 from gemmtuned.fleet.times import LEASE_S
@@ -51,13 +52,26 @@ def take(
     for unit in units:
         if len(won) >= most:
             break
-        held = known.get(unit)
-        if held is not None and (held.left_s > 0 or held.number >= MAX_NUMBER):
-            continue
-        path = claim_path(environment, unit, 0 if held is None else held.number + 1)
-        if objects.create(path, host.encode()):
+        path = next_path(environment, unit, known)
+        if path is not None and objects.create(path, host.encode()):
             won[unit] = path
     return won
+
+
+def next_path(environment: str, unit: str, known: Mapping[str, Claim]) -> str | None:
+    """The claim that would be made of this unit now; None while somebody holds it."""
+    held = known.get(unit)
+    if held is not None and (held.left_s > 0 or held.number >= MAX_NUMBER):
+        return None
+    return claim_path(environment, unit, 0 if held is None else held.number + 1)
+
+
+def is_held_by(objects: Objects, path: str, host: str) -> bool:
+    """Whether this claim is there and by this host, which may have been cut off before it heard that it won."""
+    try:
+        return objects.get(path, limit=256) == host.encode()
+    except TableError:  # so large a claim is none of ours
+        return False
 
 
 def done(objects: Objects, paths: Iterable[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,8 @@ class Shelf:
         self._claims = objects.can_claim and not is_repository(objects)
         self._known: dict[str, _Known] = {}
         self._ours: dict[tuple[str, str], str] = {}  # (environment, unit): name of the claim
+        self._unsure: dict[tuple[str, str], str] = {}  # the same where the store has not said yet who won
+        self._holder = f"{host} {secrets.token_hex(4)}"  # the daemon of this home, and other runs, have the same host
         self.there: set[tuple[str, str]] = set()  # (environment, unit) passed over: somebody's result is there
         self.theirs: set[tuple[str, str]] = set()  # or somebody tunes them now
 
@@ -100,21 +103,40 @@ class Shelf:
 
     def drop(self, wanted: Iterable[Wanted]) -> None:
         """These are left to others, or done."""
-        claims.done(self._objects, [self._ours.pop(one.key) for one in wanted if one.key in self._ours])
+        self._give_back([one.key for one in wanted if one.key in self._ours])
 
     def drop_all(self) -> None:
         """Nothing is ours any more."""
-        paths, self._ours = list(self._ours.values()), {}
-        claims.done(self._objects, paths)
+        for key, path in list(self._unsure.items()):
+            self._learn(key, path)
+        self._give_back(list(self._ours))
+
+    def _give_back(self, keys: Sequence[tuple[str, str]]) -> None:
+        """A store that fails leaves them ours, for the next try."""
+        claims.done(self._objects, [self._ours[key] for key in keys])
+        for key in keys:
+            del self._ours[key]
 
     def _take(self, name: str, known: _Known, one: Wanted) -> bool:
-        if not self._claims:
+        """Whether this unit is ours now: claimed at this moment, or before the store failed."""
+        if not self._claims or one.key in self._ours:
             return True
-        won = claims.take(self._objects, name, [one.name], known.claims, host=self._host, most=1)
-        if one.name not in won:
+        path = claims.next_path(name, one.name, known.claims) or self._unsure.get(one.key)
+        if path is None:
             return False
-        self._ours[one.key] = won[one.name]
-        return True
+        self._unsure[one.key] = path
+        if self._objects.create(path, self._holder.encode()):
+            self._ours[one.key] = self._unsure.pop(one.key)
+            return True
+        return self._learn(one.key, path)
+
+    def _learn(self, key: tuple[str, str], path: str) -> bool:
+        """Ask whose this claim is; whether it is ours."""
+        is_ours = claims.is_held_by(self._objects, path, self._holder)
+        del self._unsure[key]
+        if is_ours:
+            self._ours[key] = path
+        return is_ours
 
     def _still_open(self, name: str, known: _Known, clock_s: float, won: list[Wanted]) -> list[Wanted]:
         """Those for which no result came while we claimed: its host had dropped its own claim."""

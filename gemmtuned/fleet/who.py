@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from gemmtuned.fleet import claims, down
 from gemmtuned.fleet.claims import Claim
-from gemmtuned.fleet.layout import claim_path, unit_name
+from gemmtuned.fleet.layout import unit_name
 
 if TYPE_CHECKING:
     from gemmtuned.db.fleet import Unit
@@ -54,7 +54,8 @@ def _claim(here: Here, known: dict[str, Claim], free: list[str], wanted: int) ->
         return {}
     won: dict[str, str] = {}
     for near in tries(free, wanted, exchange.host):
-        intended = [(here.open[u], claim_path(here.name, u, known[u].number + 1 if u in known else 0)) for u in near]
+        paths = ((u, claims.next_path(here.name, u, known)) for u in near)
+        intended = [(here.open[u], path) for u, path in paths if path is not None]
         exchange.store.fleet_intend(environment, intended, now_s=here.turn.now_s)
         won |= claims.take(exchange.objects, here.name, near, known, host=exchange.host, most=wanted - len(won))
         if len(won) >= wanted or here.turn.is_over:
@@ -89,7 +90,7 @@ def _ours(here: Here, known: dict[str, Claim]) -> list[tuple[str, Ours]]:
         unit = unit_name(one.unit.problem, one.unit.covers)
         holds = unit in known and one.path.endswith(f".{known[unit].number}") and known[unit].left_s > 0
         if holds and not one.is_won:
-            holds = exchange.objects.get(one.path, limit=256) == exchange.host.encode()
+            holds = claims.is_held_by(exchange.objects, one.path, exchange.host)
         if holds and not one.is_shared:  # what the daemon found since results were sent is not
             keep.append((unit, one))
             continue
