@@ -16,6 +16,7 @@ import pytest
 from fleets import Host, problem, running
 
 from gemmtuned.cli import build
+from gemmtuned.configs.errors import TryLater
 from gemmtuned.fleet.hugging_face import HubObjects
 from gemmtuned.fleet.tables import check
 
@@ -159,3 +160,16 @@ def test_at_the_hub_results_are_committed_or_proposed(tmp_path: Path) -> None:
         host.work()
         host.exchange(HubObjects(host.url, hub)).run(now_s=time.time())
         assert {path.partition("/")[0] for path in hub.files} == {"results"}, "no counts are published"
+
+
+def test_what_a_commit_failed_to_bring_to_the_hub_comes_with_the_next() -> None:
+    pytest.importorskip("huggingface_hub", reason="the extra [fleet] is not installed")
+    hub = Hub()
+    objects, commit = HubObjects("hf://datasets/us/tables", hub), hub.create_commit
+    objects.put("results/a", b"found")
+    hub.create_commit = lambda *args, **named: 1 / 0  # type: ignore[assignment, method-assign]
+    with pytest.raises(TryLater):
+        objects.flush()
+    hub.create_commit = commit  # type: ignore[method-assign]
+    objects.flush()
+    assert hub.files == {"results/a": b"found"}

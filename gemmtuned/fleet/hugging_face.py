@@ -74,13 +74,13 @@ class HubObjects:
         self._ask(self._api.create_repo, self._repo, repo_type="dataset", private=True, exist_ok=True)
 
     def flush(self) -> None:
-        waiting, self._waiting = self._waiting, {}
         add = self._hub.CommitOperationAdd
-        if waiting:
-            self._commit(
-                [add(path_in_repo=f"{self._folder}{path}", path_or_fileobj=data) for path, data in waiting.items()],
-                f"{len(waiting)} files from gemmtuned sync",
-            )
+        if not self._waiting:
+            return
+        found = self._waiting.items()
+        added = [add(path_in_repo=f"{self._folder}{path}", path_or_fileobj=data) for path, data in found]
+        self._commit(added, f"{len(added)} files from gemmtuned sync")
+        self._waiting = {}  # what failed is brought by the next one
 
     def _commit(self, operations: Sequence[Any], message: str) -> None:
         self._ask(
