@@ -171,7 +171,7 @@ def test_a_lent_device_is_used_as_the_daemon_uses_its_own(tmp_path: Path) -> Non
 
 
 def test_claims_wait_for_a_url_that_cannot_be_reached() -> None:
-    class Away:
+    class Gone:
         can_claim = True
 
         def get(self, path: str, *, limit: int) -> bytes | None:
@@ -180,7 +180,7 @@ def test_claims_wait_for_a_url_that_cannot_be_reached() -> None:
         def put(self, path: str, data: bytes) -> None:
             raise TryLater("it cannot be reached")
 
-    shelf = Shelf(Away(), "a-00000000", Trust())  # type: ignore[arg-type]
+    shelf = Shelf(Gone(), "a-00000000", Trust())  # type: ignore[arg-type]
     with pytest.raises(TryLater):
         shelf.claim([wanted(0)], 1)
     assert not shelf.passed_over
@@ -274,6 +274,45 @@ def test_two_that_run_side_by_side_share_the_work_by_claims_alone(tmp_path: Path
     assert said == ["2 of 6", "3 of 6", "4 of 6"] and ran.code == 130
     assert [why for _, why in ran.left] == [f"not for this device: {NEWER.key}", "interrupted", "interrupted"]
     assert len(list((tmp_path / "shared" / "claims").rglob("*.0"))) == 2, "the other's"
+
+
+class Away:
+    """Objects at a store that takes this many results, is away for so many requests, and is there again."""
+
+    def __init__(self, objects: Objects, results: int, requests: int) -> None:
+        self._objects, self._results, self._requests = objects, results, requests
+        self.can_claim = objects.can_claim
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._objects, name)
+
+        def counted(*args: Any, **named: Any) -> Any:
+            self._results -= name == "put" and args[0].startswith("results/")
+            if self._results < 0 < self._requests:
+                self._requests -= 1
+                raise TryLater("it cannot be reached")
+            return call(*args, **named)
+
+        return counted
+
+
+@pytest.mark.parametrize("requests", [5, 1 << 30], ids=["for-a-moment", "for-good"])
+def test_a_search_is_not_lost_when_the_url_is_away(
+    requests: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("obstore", reason="the extra [fleet] is not installed")
+    monkeypatch.setattr("gemmtuned.fleet.outbox.AGAIN_S", 0.01)
+    monkeypatch.setattr("gemmtuned.fleet.outbox.END_S", 0.1)
+    monkeypatch.setattr("gemmtuned.fleet.here.AWAY_S", 0.1 if requests > 5 else 60.0)
+    shared = tmp_path / "shared"
+    units = [wanted(i) for i in range(3)]
+    shelf = Shelf(Away(open_objects(shared.as_uri()), 1, requests), "job-00000001", Trust())
+    make_worker = partial(Worker, nice=0, search=f"{HERE / 'planted_search.py'}:tune")
+    ran = tune_here(units, shelf, CpuMonitor(), lambda *said: None, make_worker=make_worker)
+    arrived = 3 if requests == 5 else 1
+    assert [one for one, _, _ in ran.done] == units[:arrived] and len(list(shared.rglob("*.json"))) == arrived
+    assert ran.left == [(one, "it cannot be reached") for one in units[arrived:]]
+    assert ran.unpublished == (arrived == 1) and not ran.code
 
 
 @pytest.mark.parametrize(

@@ -12,16 +12,18 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from gemmtuned.configs.errors import TableError, TryLater
+from gemmtuned.configs.errors import TryLater
 from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.device.device_lock import DeviceLock
 from gemmtuned.daemon.device.devices import Monitor, find_monitors
 from gemmtuned.daemon.seats.worker import Tuner, Worker
-from gemmtuned.fleet.bench import Answer, Bench
+from gemmtuned.fleet.bench import Bench
 from gemmtuned.fleet.demand import Wanted
+from gemmtuned.fleet.outbox import Outbox, patiently
 from gemmtuned.fleet.ran import Ran, Tell
 from gemmtuned.fleet.shelf import Shelf
 
+AWAY_S: Final = 600.0  # a claim holds for longer
 WORKER: Final = partial(Worker, nice=0)
 
 
@@ -46,9 +48,11 @@ def tune_here(
 ) -> Ran:  # fmt: skip
     """Search one unit after another, and bring each result to the URL before the next is begun.
 
-    Raises WorkerFailed when no worker can be started, TryLater when the URL cannot be reached.
+    A URL that cannot be reached is waited for; after AWAY_S of that the run ends with what it has.  Raises WorkerFailed
+    when no worker can be started.
     """
-    ran = Ran()
+    ran, why = Ran(), "its result could not be brought to the URL"
+    outbox = Outbox(shelf, ran)
     with tempfile.TemporaryDirectory(prefix="gemmtuned-fleet-") as folder:
         bench = Bench(monitor, Path(folder), make_worker, lock=lock)
         key = bench.environment.key
@@ -57,27 +61,19 @@ def tune_here(
         ran.left = [(one, f"not for this device: {one.environment.key}") for one in others]
         try:
             while rest:
-                won, rest = shelf.claim(rest, 1)
+                won, rest = patiently(partial(shelf.claim, rest, 1), AWAY_S)
                 for one in won:
                     tell(len(ran.done) + len(shelf.passed_over), len(ours), str(one.unit.problem))
-                    ran.done.append((one, _published(shelf, one, bench.tune(one)), monitor.name))
-                shelf.flush()
+                    outbox.add(one, bench.tune(one), monitor.name)
+                    patiently(outbox.bring, AWAY_S)
+        except TryLater as err:
+            why = str(err)
         except (KeyboardInterrupt, SystemExit) as err:
+            why = "interrupted"
             ran.code = err.code if isinstance(err, SystemExit) and isinstance(err.code, int) else 130
-            known = {one.key for one, _, _ in ran.done} | shelf.passed_over
-            ran.left += [(one, "interrupted") for one in ours if one.key not in known]
         finally:
             bench.close()
-            shelf.drop_all()
+            outbox.end()
+    known = {one.key for one, _, _ in ran.done} | shelf.passed_over
+    ran.left += [(one, why) for one in ours if one.key not in known]
     return ran
-
-
-def _published(shelf: Shelf, unit: Wanted, answer: Answer) -> Answer:
-    if answer.state != "solved":
-        shelf.drop([unit])
-        return answer
-    try:
-        shelf.publish(unit, answer)
-    except TableError as err:
-        return Answer(answer.name, "failed", f"its result cannot be published: {err}", took_s=answer.took_s)
-    return answer

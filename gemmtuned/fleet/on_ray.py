@@ -19,11 +19,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gemmtuned import __version__
-from gemmtuned.configs.errors import SettingError, TableError, TryLater, WorkerFailed
+from gemmtuned.configs.errors import SettingError, TryLater, WorkerFailed
 from gemmtuned.fleet import ray_task
 from gemmtuned.fleet.bench import Answer
 from gemmtuned.fleet.board import OVER, Board, Place
 from gemmtuned.fleet.demand import Wanted
+from gemmtuned.fleet.outbox import Outbox
 from gemmtuned.fleet.ran import Ran, Tell
 from gemmtuned.fleet.ray_task import Node
 from gemmtuned.fleet.shelf import Shelf
@@ -35,7 +36,6 @@ AGAIN_S: Final = 30.0  # between two of them
 IN_VAIN: Final = 3  # tasks in a row, beside one for each device, that may end with an error and find nothing
 FLUSH_S: Final = 60.0
 CANCEL_S: Final = 5.0  # for tasks to end their workers
-PUBLISH_S: Final = 60.0  # for the URL to come back, at the end
 PROBE_S: Final = 60.0
 _HEAD: Final = "node:__internal_head__"  # a resource that only the head has
 
@@ -116,7 +116,7 @@ class Pool:
         self._places: dict[str, Place] = {}
         self._held: dict[str, Wanted] = {}
         self._stock: dict[str, int] = {}
-        self._answers: deque[tuple[str, Answer]] = deque()  # not at the URL yet
+        self._outbox = Outbox(shelf, self.ran, flush_s=FLUSH_S)
         self._losses: Counter[tuple[str, str]] = Counter()
         self._put_off: Counter[tuple[str, str]] = Counter()
         self._later: deque[tuple[float, Wanted]] = deque()  # put off, and when they are up again
@@ -125,7 +125,6 @@ class Pool:
             IN_VAIN + tasks_for(ray, how, len(wanted)),
         )  # a node may have many devices
         self._trouble, self._over = "", False
-        self._flush_at_s = time.monotonic() + FLUSH_S
         self._serve = ray.remote(max_retries=0, **({"num_gpus": 1} if how.gpu else {"num_cpus": how.cpus}))(
             ray_task.serve
         )
@@ -160,11 +159,15 @@ class Pool:
             self._tasks[ref] = task
 
     def _turn(self) -> None:
+        self._trouble = ""
         more = self._supply()
         wanted = {key for key, queue in self._queues.items() if queue}
         wanted |= {one.environment.key for _, one in self._later}
         self._take(self._ray.get(self._board.trade.remote(more, list(wanted))))
-        self._publish()
+        try:
+            self._outbox.bring()
+        except TryLater as err:
+            self._trouble = str(err)
         ended, _ = self._ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=TURN_S)
         for ref in ended:
             self._ended(ref, self._tasks.pop(ref))
@@ -196,8 +199,7 @@ class Pool:
         if self._losses[unit.key] < LOST:
             self._take(self._ray.get(self._board.trade.remote([unit])))
             return
-        self._shelf.drop([unit])
-        self.ran.done.append((unit, Answer(unit.name, "failed", f"lost {LOST} tasks with it: {why}"), ""))
+        self._outbox.add(unit, Answer(unit.name, "failed", f"lost {LOST} tasks with it: {why}"), "")
 
     def _can_go_on(self) -> int:
         """Units that are left for environments that some node has."""
@@ -231,40 +233,17 @@ class Pool:
         self, traded: tuple[list[tuple[str, Answer]], dict[str, int], dict[str, Place], dict[str, Wanted]]
     ) -> None:
         answers, self._stock, self._places, self._held = traded
-        self._answers += answers
-        if answers:
+        for task, answer in answers:
             self._in_vain = 0
+            self._answered(self._places[task], answer)
 
-    def _publish(self) -> None:
-        """Bring the answers to the URL; those that cannot be brought now stay for the next turn."""
-        try:
-            while self._answers:
-                task, answer = self._answers[0]
-                self._publish_one(task, answer)
-                self._answers.popleft()
-            if time.monotonic() > self._flush_at_s:
-                self._flush_at_s = time.monotonic() + FLUSH_S
-                self._shelf.flush()
-            self._trouble = ""
-        except TryLater as err:
-            self._trouble = str(err)
-
-    def _publish_one(self, task: str, answer: Answer) -> None:
-        place = self._places[task]
+    def _answered(self, place: Place, answer: Answer) -> None:
         unit = self._units[place.environment, answer.name]
-        if answer.state == "solved":
-            try:
-                self._shelf.publish(unit, answer)
-            except TableError as err:
-                answer = Answer(answer.name, "failed", f"its result cannot be published: {err}", took_s=answer.took_s)
-                self._shelf.drop([unit])
-        elif answer.state == "put off" and self._put_off[unit.key] + 1 < PUT_OFF and not self._over:
+        if answer.state == "put off" and self._put_off[unit.key] + 1 < PUT_OFF and not self._over:
             self._put_off[unit.key] += 1
             self._later.append((time.monotonic() + AGAIN_S, unit))
-            return
         else:
-            self._shelf.drop([unit])
-        self.ran.done.append((unit, answer, place.node))
+            self._outbox.add(unit, answer, place.node)
 
     # --- the end
 
@@ -282,16 +261,7 @@ class Pool:
                 self._tasks = {ref: self._tasks[ref] for ref in left}
         with suppress(self._ray.exceptions.RayError):
             self._take(self._ray.get(self._board.trade.remote(), timeout=CANCEL_S))
-        until_s = time.monotonic() + PUBLISH_S
-        while True:
-            self._publish()
-            with suppress(TryLater):
-                self._shelf.flush()
-                self._shelf.drop_all()
-            if not self._trouble or time.monotonic() > until_s:
-                break
-            time.sleep(1.0)
-        self.ran.unpublished = len(self._answers)
+        self._outbox.end()
         with suppress(self._ray.exceptions.RayError):
             self._ray.kill(self._board)
 
