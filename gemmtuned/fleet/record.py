@@ -12,7 +12,8 @@ from __future__ import annotations
 import hmac
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Any, Final
@@ -71,26 +72,57 @@ def sign(record: object, key: bytes | None) -> str:
     return hmac.new(key, canonical(record), sha256).hexdigest() if key else ""
 
 
+def seal(record: object, key: bytes | None) -> bytes:
+    """The object that holds this record, signed."""
+    return canonical({"record": record, "signature": sign(record, key)})
+
+
+def unseal(whole: Any, key: bytes | None) -> Any:
+    """The record of an object. Raises TableError where it is not by this key."""
+    as_utf8(whole)
+    has(whole, {"record", "signature"}, "the object")
+    if key and not hmac.compare_digest(sign(whole["record"], key), str(whole["signature"])):
+        raise TableError("its signature is not by the key of this fleet (GEMMTUNED_SYNC_KEY)")
+    return whole["record"]
+
+
+@contextmanager
+def naming(path: str, what: str) -> Iterator[None]:
+    """For `with`: whatever goes wrong while an object is read is a TableError that names it. what: it should be."""
+    try:
+        yield
+    except TableError as err:
+        raise TableError(f"{path}: {err}") from err
+    except (GemmtunedError, ValueError, KeyError, TypeError, AttributeError, RecursionError, ArithmeticError) as err:
+        raise TableError(f"{path}: not {what} ({type(err).__name__}: {str(err)[:200]})") from err
+
+
+def described(environment: Environment) -> dict[str, Any]:
+    """An environment as a record has it; check_environment reads it."""
+    return {"device": asdict(environment.device), "stamps": dict(environment.stamps)}
+
+
 def write(result: Result, key: bytes | None) -> tuple[bytes, str]:
-    """(content, its SHA-256)."""
-    record = {
+    """(content, its SHA-256), with as many of its trials as there is room for."""
+    record: dict[str, Any] = {
         "schema": SCHEMA, "host": result.host, "gemmtuned": result.version,
-        "environment": {"device": asdict(result.environment.device), "stamps": dict(result.environment.stamps)},
-        "covers": result.covers, "solutions": [_row(solution) for solution in result.solutions],
+        "environment": described(result.environment), "covers": result.covers,
+        "solutions": [_row(solution) for solution in result.solutions],
         "measured": dict(result.measured), "trials": [dict(one) for one in result.trials[:MAX_TRIALS]],
     }  # fmt: skip
-    data = canonical({"record": record, "signature": sign(record, key)})
-    return data, sha256(data).hexdigest()
+    most = MAX_TRIALS
+    while True:
+        data = seal(record, key)
+        if len(data) <= MAX_BYTES or not most:
+            return data, sha256(data).hexdigest()
+        most //= 2
+        record["trials"] = record["trials"][:most]
 
 
 def read(path: str, data: bytes, *, key: bytes | None) -> Result:
     """The result of this name. Raises TableError that names the object and what is wrong with it."""
-    try:
+    with naming(path, "a result"):
         return _read(path, data, key)
-    except TableError as err:
-        raise TableError(f"{path}: {err}") from err
-    except (GemmtunedError, ValueError, KeyError, TypeError, AttributeError, RecursionError, ArithmeticError) as err:
-        raise TableError(f"{path}: not a result ({type(err).__name__}: {str(err)[:200]})") from err
 
 
 def _read(path: str, data: bytes, key: bytes | None) -> Result:
@@ -102,13 +134,9 @@ def _read(path: str, data: bytes, key: bytes | None) -> Result:
     if sha256(data).hexdigest() != parts[2]:
         raise TableError("its content is not what its name says: cut short, or changed")
     whole = json.loads(data)
-    as_utf8(whole)
-    has(whole, {"record", "signature"}, "the object")
+    record = unseal(whole, key)
     if canonical(whole) != data:
         raise TableError("it is not canonical JSON")
-    record = whole["record"]
-    if key and not hmac.compare_digest(sign(record, key), str(whole["signature"])):
-        raise TableError("its signature is not by the key of this fleet (GEMMTUNED_SYNC_KEY)")
     has(record, _RECORD, "the record")
     if record["schema"] != SCHEMA:
         raise TableError(f"schema is {str(record['schema'])[:40]}, this version reads {SCHEMA}")

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmtuned import __version__
-from gemmtuned.configs.errors import GemmtunedError, TableError
+from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Environment
 from gemmtuned.fleet.host import Trust
 from gemmtuned.fleet.layout import HOSTS, host_of, seen_path
 from gemmtuned.fleet.objects import Objects, get_many
-from gemmtuned.fleet.record import as_utf8, canonical, check_environment, check_number, check_text, has, sign
+from gemmtuned.fleet.record import check_environment, check_number, check_text, described, has, naming, seal, unseal
 
 if TYPE_CHECKING:
     from gemmtuned.db.store import Store
@@ -58,15 +58,14 @@ def put(store: Store, objects: Objects, host: str, trust: Trust, *, now_s: float
         counts = store.fleet_counts(environment, now_s=now_s, limit=MAX_COUNTS)
         for row in counts:
             row["calls"] = max(row["calls"], before.get((environment.key, row["problem"]), 0))
-        described = {"device": asdict(environment.device), "stamps": dict(environment.stamps)}
         figures = _figures(store, environment)
         if counts or figures:
-            environments.append({"environment": described, "counts": counts, "figures": figures})
+            environments.append({"environment": described(environment), "counts": counts, "figures": figures})
     record = {
         "schema": SCHEMA, "host": host, "gemmtuned": __version__, "updated_us": round(now_s * 1e6),
         "environments": environments,
     }  # fmt: skip
-    objects.put(seen_path(host), canonical({"record": record, "signature": sign(record, trust.key)}))
+    objects.put(seen_path(host), seal(record, trust.key))
 
 
 def read_all(objects: Objects, trust: Trust) -> tuple[list[Seen], list[str]]:
@@ -95,22 +94,13 @@ def _add(found: list[Seen], refused: list[str], path: str, data: bytes, host: st
 
 def read(path: str, data: bytes, host: str, trust: Trust) -> list[Seen]:
     """What this file says. Raises TableError that names it and what is wrong."""
-    try:
-        whole = json.loads(data)
-        as_utf8(whole)
-        has(whole, {"record", "signature"}, "the object")
-        record = whole["record"]
-        if trust.key and sign(record, trust.key) != whole["signature"]:
-            raise TableError("its signature is not by the key of this fleet (GEMMTUNED_SYNC_KEY)")
+    with naming(path, "a host's file"):
+        record = unseal(json.loads(data), trust.key)
         has(record, _FILE, "the record")
         if record["schema"] != SCHEMA or record["host"] != host:
             raise TableError(f"it is of schema {str(record['schema'])[:20]}, by host {str(record['host'])[:80]!r}")
         updated_us = int(check_number(record["updated_us"], "updated_us") or 0)
         return [_one(row, host, updated_us) for row in record["environments"]]
-    except TableError as err:
-        raise TableError(f"{path}: {err}") from err
-    except (GemmtunedError, ValueError, KeyError, TypeError, AttributeError, RecursionError, ArithmeticError) as err:
-        raise TableError(f"{path}: not a host's file ({type(err).__name__}: {str(err)[:200]})") from err
 
 
 def _one(row: Any, host: str, updated_us: int) -> Seen:

@@ -76,21 +76,11 @@ class Shelf:
     def publish(self, wanted: Wanted, answer: Answer) -> str:
         """Put the result of a unit there; its name. Raises TableError when it is none that others would read."""
         assert answer.environment is not None
-        trials = tuple(answer.trials)
-        while True:  # with as many of its trials as there is room for
-            result = Result(
-                self._host,
-                __version__,
-                answer.environment,
-                wanted.unit.covers,
-                answer.solutions,
-                answer.measured,
-                trials,
-            )
-            data, digest = record.write(result, self._trust.key)
-            if len(data) <= record.MAX_BYTES or not trials:
-                break
-            trials = trials[: len(trials) // 2]
+        result = Result(
+            self._host, __version__, answer.environment, wanted.unit.covers, answer.solutions, answer.measured,
+            answer.trials,
+        )  # fmt: skip
+        data, digest = record.write(result, self._trust.key)
         path = result_path(environment_name(answer.environment), result.unit, digest, self._clock())
         record.read(path, data, key=self._trust.key)
         self._objects.put(path, data)

@@ -48,17 +48,12 @@ def send(here: Here, listed: Mapping[str, str]) -> None:
 
 
 def _written(here: Here, one: Unshared) -> tuple[bytes, str]:
-    """The object and its hash, with as many of its trials as there is room for."""
-    most = record.MAX_TRIALS
-    while True:
-        result = Result(
-            here.exchange.host, __version__, here.environment, one.solutions[0].covers, one.solutions, one.measured,
-            tuple(one.trials[:most]),
-        )  # fmt: skip
-        data, digest = record.write(result, here.exchange.trust.key)
-        if len(data) <= record.MAX_BYTES or not most:
-            return data, digest
-        most //= 2
+    """The object and its hash."""
+    result = Result(
+        here.exchange.host, __version__, here.environment, one.solutions[0].covers, one.solutions, one.measured,
+        tuple(one.trials),
+    )  # fmt: skip
+    return record.write(result, here.exchange.trust.key)
 
 
 def _unit(one: Unshared) -> str:
