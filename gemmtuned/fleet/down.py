@@ -10,7 +10,7 @@ from gemmtuned.configs.hint import Hint, plain_case
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Candidate
 from gemmtuned.db.fleet import ForeignResult
 from gemmtuned.fleet import record
-from gemmtuned.fleet.layout import RESULTS, minute, result_parts
+from gemmtuned.fleet.layout import result_floor, result_parts
 from gemmtuned.fleet.objects import get_many
 from gemmtuned.fleet.record import Result
 from gemmtuned.fleet.times import SLACK_S
@@ -31,14 +31,10 @@ def listed(here: Here) -> dict[str, str]:
     after, full_s = ("", 0.0) if turn.visits else exchange.store.fleet_position(here.environment)
     if not 0 <= turn.now_s - full_s < FULL_S or not turn.claims_hold:
         after, full_s = "", turn.now_s
-    found = {}
-    for entry in exchange.objects.list(f"{RESULTS}/{here.name}", after=after):
-        parts = result_parts(entry.path)
-        if parts is not None and parts[0] == here.name and entry.size <= record.MAX_BYTES:
-            found[entry.path] = parts[1]
+    found = dict(record.listed(exchange.objects, here.name, after=after))
     if exchange.dry_run or turn.visits:
         return found
-    position = f"{RESULTS}/{here.name}/{minute(turn.clock_s - SLACK_S)}"
+    position = result_floor(here.name, turn.clock_s - SLACK_S)
     new = exchange.store.fleet_move(here.environment, position, found, full_s=full_s)
     return {path: found[path] for path in new}
 

@@ -46,6 +46,11 @@ def seen_path(host: str) -> str:
     return f"{HOSTS}/{host}/seen.json"
 
 
+def beat_path(host: str) -> str:
+    """What a host writes to learn the time by the store's clock."""
+    return f"{HOSTS}/{host}/beat"
+
+
 def host_of(path: str) -> str | None:
     """Whose counts lie there; None for another name."""
     match = _SEEN.fullmatch(path)
@@ -55,6 +60,11 @@ def host_of(path: str) -> str | None:
 def result_path(environment: str, unit: str, digest: str, now_s: float) -> str:
     """Where a result lies that is put there now."""
     return f"{RESULTS}/{environment}/{minute(now_s)}/{unit}-{digest}.json"
+
+
+def result_floor(environment: str, now_s: float) -> str:
+    """Before the names of all results that are put there from now on."""
+    return f"{RESULTS}/{environment}/{minute(now_s)}"
 
 
 def minute(now_s: float) -> str:

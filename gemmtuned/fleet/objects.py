@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from gemmtuned import __version__
 from gemmtuned.configs.errors import TableError
 
 MISSING: Final = "the extra is missing. Run: pip install 'gemmtuned[fleet]'"
@@ -50,6 +51,12 @@ class Objects(Protocol):
 
     def flush(self) -> None:
         """Bring to the store what was put so far, where it takes many objects in one step."""
+
+
+def store_now_s(objects: Objects, path: str) -> float:
+    """The time by the store's clock: when this object of our own is written now. Raises TryLater."""
+    objects.put(path, __version__.encode())
+    return objects.clock_s(path)
 
 
 def put_many(objects: Objects, named: Sequence[tuple[str, bytes]]) -> None:

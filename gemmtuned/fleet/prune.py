@@ -10,12 +10,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from gemmtuned import __version__
 from gemmtuned.configs.errors import SettingError, TableError
 from gemmtuned.fleet import record
 from gemmtuned.fleet.host import Trust
 from gemmtuned.fleet.layout import CLAIMS, HOSTS, RESULTS, claim_parts, result_parts
-from gemmtuned.fleet.objects import Entry, Objects, get_many
+from gemmtuned.fleet.objects import Entry, Objects, get_many, store_now_s
 from gemmtuned.fleet.times import LEASE_S
 
 OF_A_HOST: Final = 50_000  # results of one host in one environment, where they are verified
@@ -35,10 +34,7 @@ def prune(
     forged ones push no good one out; and what is over OF_A_HOST of one host, oldest first.  Raises SettingError where
     that would be all there are: the key is then rather another one.
     """
-    clock_s = now_s
-    if objects.can_claim and not dry_run:
-        objects.put(f"{HOSTS}/prune", __version__.encode())
-        clock_s = objects.clock_s(f"{HOSTS}/prune")
+    clock_s = store_now_s(objects, f"{HOSTS}/prune") if objects.can_claim and not dry_run else now_s
     entries = [entry for entry in objects.list(RESULTS) if result_parts(entry.path) is not None]
     refused = _refused(objects, entries, verify) if verify is not None else []
     left = {entry.path for entry in entries} - {*refused}

@@ -16,11 +16,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import sha256
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gemmtuned.configs.errors import GemmtunedError, TableError
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Device, Environment, Solution
-from gemmtuned.fleet.layout import HOST, environment_name, result_parts, unit_name
+from gemmtuned.fleet.layout import HOST, RESULTS, environment_name, result_parts, unit_name
+
+if TYPE_CHECKING:
+    from gemmtuned.fleet.objects import Objects
 
 SCHEMA: Final = 1
 MAX_BYTES: Final = 65_536
@@ -207,6 +210,14 @@ def _trials(found: Any) -> tuple[dict[str, Any], ...]:
         for name in ("us", "err"):
             check_number(one[name], name)
     return tuple(dict(one) for one in found)
+
+
+def listed(objects: Objects, environment: str, *, after: str = "") -> Iterator[tuple[str, str]]:
+    """(name, unit) of all that may be results of an environment, past a name. Raises TryLater."""
+    for entry in objects.list(f"{RESULTS}/{environment}", after=after):
+        parts = result_parts(entry.path)
+        if parts is not None and parts[0] == environment and entry.size <= MAX_BYTES:
+            yield entry.path, parts[1]
 
 
 def has(found: Any, names: set[str], what: str) -> None:

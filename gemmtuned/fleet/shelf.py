@@ -13,8 +13,8 @@ from gemmtuned.fleet import claims, record
 from gemmtuned.fleet.bench import Answer
 from gemmtuned.fleet.demand import Wanted
 from gemmtuned.fleet.host import Trust
-from gemmtuned.fleet.layout import HOSTS, RESULTS, environment_name, minute, result_parts, result_path
-from gemmtuned.fleet.objects import Objects
+from gemmtuned.fleet.layout import beat_path, environment_name, result_floor, result_path
+from gemmtuned.fleet.objects import Objects, store_now_s
 from gemmtuned.fleet.record import Result
 from gemmtuned.fleet.tables import is_repository
 from gemmtuned.fleet.times import LEASE_S, SLACK_S
@@ -138,16 +138,11 @@ class Shelf:
         return [one for one in won if one.name not in known.units]
 
     def _list(self, name: str, known: _Known, clock_s: float) -> None:
-        for entry in self._objects.list(f"{RESULTS}/{name}", after=known.after):
-            parts = result_parts(entry.path)
-            if parts is not None and parts[0] == name and entry.size <= record.MAX_BYTES:
-                known.units.add(parts[1])
+        known.units.update(unit for _, unit in record.listed(self._objects, name, after=known.after))
         if self._claims:  # elsewhere names go by hosts' own clocks
-            known.after = f"{RESULTS}/{name}/{minute(clock_s - SLACK_S)}"
+            known.after = result_floor(name, clock_s - SLACK_S)
 
     def _clock(self) -> float:
         if not self._claims:
             return time.time()
-        path = f"{HOSTS}/{self._host}/beat"
-        self._objects.put(path, __version__.encode())
-        return self._objects.clock_s(path)
+        return store_now_s(self._objects, beat_path(self._host))

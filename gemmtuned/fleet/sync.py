@@ -12,12 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from gemmtuned import __version__
 from gemmtuned.configs.solution import Environment
 from gemmtuned.fleet import claims, down, seen, up, who
 from gemmtuned.fleet.host import Trust
-from gemmtuned.fleet.layout import HOSTS, environment_name, unit_name
-from gemmtuned.fleet.objects import Objects
+from gemmtuned.fleet.layout import beat_path, environment_name, unit_name
+from gemmtuned.fleet.objects import Objects, store_now_s
 from gemmtuned.fleet.tables import is_repository
 from gemmtuned.fleet.times import LEASE_S
 
@@ -86,9 +85,7 @@ class Exchange:
         """The time by the clock of the store, which writes down when an object came."""
         if self.dry_run:
             return now_s
-        path = f"{HOSTS}/{self.host}/beat"
-        self.objects.put(path, __version__.encode())
-        return self.objects.clock_s(path)
+        return store_now_s(self.objects, beat_path(self.host))
 
     def _environment(self, turn: Turn, environment: Environment) -> None:
         here = Here(turn, environment, environment_name(environment))
