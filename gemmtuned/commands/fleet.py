@@ -15,7 +15,7 @@ from gemmtuned.commands.options import DryRun, Json, LogLevel, choice, settings,
 from gemmtuned.configs.errors import SettingError, TryLater
 from gemmtuned.configs.settings import Settings
 from gemmtuned.reports.progress import progress
-from gemmtuned.reports.render import Column, Report, Table, complain, duration, factor, several, show
+from gemmtuned.reports.render import TIMES, Column, Report, Table, complain, duration, several, show
 
 if TYPE_CHECKING:
     from gemmtuned.fleet.demand import Wanted
@@ -43,9 +43,7 @@ _DONE: Final = (
     Column("problem", "problem", right=False),
     Column("node", "node", right=False),
     Column("route", "runs", right=False),
-    Column("baseline_us", "torch", duration),
-    Column("us", "now", duration),
-    Column("speedup", "gain", factor),
+    *TIMES,
     Column("why", "", lambda why: why or "", right=False),
 )
 

@@ -20,7 +20,7 @@ from gemmtuned.configs.errors import TableError, TryLater
 from gemmtuned.configs.solution import CROWDED, Device, Solution
 from gemmtuned.hooks.dispatch import NATIVE_CODES
 from gemmtuned.reports.progress import progress
-from gemmtuned.reports.render import Column, Report, Table, complain, duration, factor, percent, show, small
+from gemmtuned.reports.render import TIMES, Column, Report, Table, complain, percent, show, small
 from gemmtuned.reports.tuned_files import Profile, TunedTable, table_family
 
 if TYPE_CHECKING:
@@ -36,9 +36,7 @@ _PLAN = (Column("problem", "problem", right=False),)
 _DONE = (
     *_PLAN,
     Column("route", "runs", right=False),
-    Column("baseline_us", "torch", duration),
-    Column("us", "now", duration),
-    Column("speedup", "gain", factor),
+    *TIMES,
     Column("err", "error", small),
     Column("why", "", lambda why: PUT_OFF if (why or "").startswith(PUT_OFF) else why or "", right=False),
 )
@@ -46,9 +44,7 @@ _CHECKED = (
     *_PLAN,
     Column("route", "runs", right=False),
     Column("state", "is", right=False),
-    Column("baseline_us", "torch", duration),
-    Column("us", "now", duration),
-    Column("speedup", "gain", factor),
+    *TIMES,
     Column("err_ratio", "mismatch", percent),
     Column("why", "", lambda why: why or "", right=False),
 )

@@ -11,7 +11,7 @@ from gemmtuned.configs.problem import Problem, known_problems
 from gemmtuned.configs.solution import Candidate
 from gemmtuned.reports.gains import EVERY_M
 from gemmtuned.reports.places import abridged
-from gemmtuned.reports.render import Column, Report, Row, Table, duration, factor
+from gemmtuned.reports.render import TIMES, Column, Report, Row, Table, duration
 
 MOST: Final = 20  # problems explained at once
 
@@ -19,9 +19,7 @@ _COLUMNS: Final = (
     Column("step", "step", right=False),
     Column("m", "M"),
     Column("route", "runs", right=False),
-    Column("baseline_us", "torch", duration),
-    Column("us", "now", duration),
-    Column("speedup", "gain", factor),
+    *TIMES,
     Column("generation", "generation"),
     Column("state", "state", right=False),
     Column("why", "", right=False),

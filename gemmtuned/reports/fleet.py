@@ -9,7 +9,7 @@ from gemmtuned.configs.solution import DEFAULT_BACKEND, Candidate
 from gemmtuned.fleet import views
 from gemmtuned.fleet.objects import Objects
 from gemmtuned.fleet.seen import Seen
-from gemmtuned.reports.render import Column, Report, Row, Table, age, count, duration, factor, percent, several
+from gemmtuned.reports.render import TIMES, Column, Report, Row, Table, age, count, duration, factor, percent, several
 
 _WINDOW: Final = "a recent day (each day before counts half as much as the next)"
 _EMPTY: Final = "No host tells anything there yet: gemmtuned sync URL, or a daemon with GEMMTUNED_SYNC, writes it."
@@ -107,9 +107,7 @@ _SOLUTIONS: Final = (
     Column("mode", "mode", right=False),
     Column("route", "runs", right=False),
     Column("hosts", "hosts", count),
-    Column("baseline_us", "torch", duration),
-    Column("us", "now", duration),
-    Column("speedup", "gain", factor),
+    *TIMES,
     Column("spread", "hosts differ", factor),
     Column("found_by", "found by", right=False),
 )

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from gemmtuned.configs.problem import SPELLED
 from gemmtuned.configs.solution import CROWDED, LIVE_STATES, Candidate
-from gemmtuned.reports.render import Column, Report, Row, Table, count, duration, factor, percent, several, small
+from gemmtuned.reports.render import TIMES, Column, Report, Row, Table, count, duration, factor, percent, several, small
 
 # A verdict, not a gain: it is counted below the table, and listed with --all.
 _NO_GAIN: Final = "default_best"
@@ -67,9 +67,7 @@ def _columns(shown: Sequence[Row], crowded: Sequence[Row], *, every: bool) -> tu
         Column("problem", "problem", right=False),
         Column("serves", "for", right=False),
         Column("route", "runs", right=False),
-        Column("baseline_us", "torch", duration),
-        Column("us", "now", duration),
-        Column("speedup", "gain", factor),
+        *TIMES,
         Column("gain_low", "at least", factor),
         Column("err", "error", small),
         *((Column("others", "others used", percent),) if crowded else ()),

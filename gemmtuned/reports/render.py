@@ -138,6 +138,13 @@ def yes(value: Any) -> str:
     return "yes" if value else "no"
 
 
+TIMES: Final = (  # what torch's own takes, what a problem takes now, and how many times faster that is
+    Column("baseline_us", "torch", duration),
+    Column("us", "now", duration),
+    Column("speedup", "gain", factor),
+)
+
+
 def show(report: Report, *, as_json: bool) -> None:
     """Write the report to stdout."""
     if as_json:
