@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 from hooked import Home
+from typer.testing import CliRunner
 
+from gemmtuned import cli
 from gemmtuned.hooks.native import build as native_build
 from gemmtuned.hooks.native.build import BuildFailed, build, failure, find_built, library_path, may_try
 
@@ -166,6 +168,28 @@ def test_a_full_disk_is_named_before_the_compiler_runs(
         build(tmp_path / "cache")
 
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("how", ["no compiler", "a compiler that fails"])
+def test_doctor_that_cannot_build_ends_with_1_and_does_not_advise_itself(
+    tmp_path: Path, compiler: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    if how == "no compiler":
+        monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    compiler_fails = how != "no compiler"
+    if compiler_fails:
+        compiler("echo 'x/c_api.cpp:12:5: error: no member' >&2; exit 1")
+    monkeypatch.setenv("GEMMTUNED_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("GEMMTUNED_CACHE", str(tmp_path / "cache"))
+    quick = ["--quick"] if compiler_fails else []  # of a process that imports torch one is enough
+    done = CliRunner().invoke(cli.build(), ["doctor", "--build", "--json", *quick])
+
+    checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    assert done.exit_code == 1 and checks["native hook"]["result"] == "FAIL"
+    assert ("no member" if compiler_fails else "no C++ compiler") in checks["native hook"]["found"]
+    assert ("install g++" in checks["native hook"]["fix"]) is not compiler_fails
+    assert "doctor --build" not in done.stdout
+    assert ("takes effect" in checks) is not compiler_fails
 
 
 def test_a_disk_that_fails_at_the_end_leaves_nothing_that_would_be_mapped(

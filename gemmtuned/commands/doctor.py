@@ -36,9 +36,8 @@ def doctor(
     except SettingError as err:  # no home folder at all
         wrong["GEMMTUNED_HOME"] = str(err)
         here = Settings.from_env(child_env(**{**dict.fromkeys(wrong), "GEMMTUNED_HOME": NOWHERE}))
-    if build:
-        build_now(here)
-    report, failed = examine(here, quick=quick, wrong=wrong, deep=deep, variables=variables)
+    not_built = build_now(here) if build else ""
+    report, failed = examine(here, quick=quick, wrong=wrong, deep=deep, variables=variables, not_built=not_built)
     show(report, as_json=as_json)
     if failed:
         raise typer.Exit(1)

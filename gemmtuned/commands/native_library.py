@@ -36,8 +36,8 @@ def build_before(argv: list[str], settings: Settings) -> None:
         say(f"the program runs on stock torch: {err}")
 
 
-def build_now(settings: Settings) -> None:
-    """Build it if it is not there, whatever became of earlier tries; said in one line either way."""
+def build_now(settings: Settings) -> str:
+    """Build it if it is not there, whatever became of earlier tries, and say where it is; why that failed, or ""."""
     try:
         found = find_built(settings.cache)
         if found is not None and not _loads(found):
@@ -47,7 +47,8 @@ def build_now(settings: Settings) -> None:
             say(BUILDING)
         say(f"the native hook is {build(settings.cache)}")
     except (GemmtunedError, OSError) as err:
-        say(str(err))
+        return str(err)
+    return ""
 
 
 def _loads(library: Path) -> bool:

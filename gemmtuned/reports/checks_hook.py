@@ -21,17 +21,21 @@ OLDEST_TORCH: Final = (2, 9)
 START_LIMIT_S: Final = 120.0  # a cold import of torch from a slow disk
 _AUTOLOAD: Final = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 _LET_IT: Final = f"unset {_AUTOLOAD}, or start programs with: gemmtuned run"
+_INSTALL: Final = "install g++ (apt install g++, dnf install gcc-c++)"
 _PROBE: Final = "import json, torch, gemmtuned; print(json.dumps(gemmtuned.status()))"
 
 
-def checks(settings: Settings, *, quick: bool) -> Iterator[Check]:
-    """Versions, entry point, native hook; unless `quick`, also a process started with the hook on."""
+def checks(settings: Settings, *, quick: bool, not_built: str = "") -> Iterator[Check]:
+    """Versions, entry point, native hook; unless `quick`, also a process started with the hook on.
+
+    not_built: why a build of the native hook has just failed, so that to build it is no advice.
+    """
     yield Check("python", PASS, f"{platform.python_version()} at {sys.executable}")
     yield Check("not counted", PASS, _NOT_COUNTED)
     yield _torch()
     yield _autoload()
     yield _entry_point()
-    yield _native(settings)
+    yield _native(settings, not_built)
     if settings.disabled:
         fix = "unset GEMMTUNED_DISABLE AITER_BYPASS_TUNE_CONFIG"
         yield Check("switched off", WARN, "this shell sends everything to the default", fix)
@@ -42,7 +46,7 @@ def checks(settings: Settings, *, quick: bool) -> Iterator[Check]:
     if aiters:
         yield Check("AITER", WARN, aiters, "unset AITER_TUNE_GEMM; export GEMMTUNED=1")
     if not quick:
-        yield _effective()
+        yield _effective(not_built)
 
 
 _NOT_COUNTED: Final = (
@@ -77,9 +81,11 @@ def _entry_point() -> Check:
     return Check("entry point", PASS, f"torch.backends: {found[0]}")
 
 
-def _native(settings: Settings) -> Check:
+def _native(settings: Settings, not_built: str) -> Check:
     from gemmtuned.hooks.native.build import compiler, failure, find_built
 
+    if not_built:
+        return Check("native hook", FAIL, f"nothing is counted: {not_built}", "" if compiler() else _INSTALL)
     if not settings.native:
         return Check("native hook", WARN, "GEMMTUNED_NATIVE=0: nothing is counted", "unset GEMMTUNED_NATIVE")
     try:
@@ -90,7 +96,7 @@ def _native(settings: Settings) -> Check:
         return Check("native hook", PASS, str(built))
     with_what = compiler()
     if with_what is None:
-        fix = "install g++ (apt install g++, dnf install gcc-c++), then: gemmtuned doctor --build"
+        fix = f"{_INSTALL}, then: gemmtuned doctor --build"
         return Check("native hook", WARN, "not built, and no C++ compiler: nothing is counted", fix)
     why = failure(settings.cache)
     if why is not None:
@@ -108,7 +114,7 @@ def _native(settings: Settings) -> Check:
     return Check("native hook", WARN, f"not built yet: nothing is counted. {with_what} is there to build it", fix)
 
 
-def _effective() -> Check:
+def _effective(not_built: str) -> Check:
     """Start Python with the hook on, in a home that is thrown away, and ask it what it does."""
     with tempfile.TemporaryDirectory(prefix="gemmtuned-doctor-") as home:
         env = child_env(
@@ -129,6 +135,8 @@ def _effective() -> Check:
         except (ValueError, IndexError):
             last = (done.stderr.strip().splitlines() or [f"no output, exit code {done.returncode}"])[-1]
             return Check("takes effect", FAIL, f"`import torch` with GEMMTUNED=1 failed: {last}")
+    if not_built:
+        return Check("takes effect", FAIL, "GEMMTUNED=1 python: the hook stays off without the native hook")
     if state.get("note", "").startswith("nothing is counted"):
         return Check("takes effect", WARN, f"GEMMTUNED=1 python: {state['note']}", "gemmtuned doctor --build")
     if state.get("path", "off") == "off":

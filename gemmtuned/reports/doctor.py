@@ -26,18 +26,25 @@ _FIELDS: Final = {
 
 
 def examine(
-    settings: Settings, *, quick: bool, wrong: Mapping[str, str], deep: bool = False, variables: bool = False
+    settings: Settings,
+    *,
+    quick: bool,
+    wrong: Mapping[str, str],
+    deep: bool = False,
+    variables: bool = False,
+    not_built: str = "",
 ) -> tuple[Report, bool]:
     """(report, whether a check failed). What is wrong stands last, where a terminal is read first.
 
     quick: start no process that imports torch.  wrong: variables that settings were read without, each with what is
     wrong about it.  deep: read all of the database.  variables: show all of them, not only those that are set.
+    not_built: why the native hook could not be built just now.
     """
     host = list(checks_host.checks(settings))
     home = next(check for check in host if check.name == "home")
     found = [
         *(Check("variables", FAIL, said, f"unset {name}, or set it right") for name, said in wrong.items()),
-        *checks_hook.checks(settings, quick=quick),
+        *checks_hook.checks(settings, quick=quick, not_built=not_built),
         *host,
         *checks_store.checks(settings, with_database=not checks_host.cannot_be(settings.db, settings, home), deep=deep),
         *checks_tables.checks(settings),
