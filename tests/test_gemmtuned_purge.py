@@ -52,7 +52,10 @@ def test_only_what_gemmtuned_wrote_is_removed_and_only_when_it_is_asked_for(home
     assert call("purge").exit_code == 2 and "--yes" in call("purge").stderr
     planned = json.loads(call("purge", "--dry-run", "--json").stdout)
     assert files(home.parent) == before and str(home / "tune.db") in [row["path"] for row in planned["rows"]]
-    assert planned["bytes"] > 8
+    assert planned["bytes"] > 8 and planned["refused"] is None
+    notes = call("purge", "--dry-run").output
+    assert f"the cache {home.parent / 'cache'} serves all homes of yours: --keep-cache" in notes
+    assert "refused" not in notes and "cache" not in call("purge", "--dry-run", "--keep-cache").output
 
     done = call("purge", "--yes")
 
@@ -111,6 +114,16 @@ def test_what_is_in_use_is_not_removed(home: Path) -> None:
     store.close()
     refused = call("purge", "--yes")
     assert refused.exit_code == 75 and "serve (pid" in refused.stderr and files(home) == before
+    planned = call("purge", "--dry-run")
+    assert planned.exit_code == 0 and "refused now: 1 hooked program of" in planned.output
+
+
+def test_what_it_would_remove_is_told_of_a_database_that_cannot_be_read_too(home: Path) -> None:
+    (home / "tune.db").write_bytes(b"\0no database" * 1000)
+    planned = json.loads(call("purge", "--dry-run", "--json").stdout)
+
+    assert str(home / "tune.db") in [row["path"] for row in planned["rows"]]
+    assert "damaged" in planned["refused"]
 
 
 def test_status_is_shown_again_and_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

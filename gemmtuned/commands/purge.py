@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from gemmtuned.commands.options import DryRun, Json, settings
-from gemmtuned.configs.errors import TableError, TryLater
+from gemmtuned.configs.errors import GemmtunedError, TableError, TryLater
 from gemmtuned.configs.settings import Settings
 from gemmtuned.hooks.probation import pages_of
 from gemmtuned.reports.checks_room import below, size_of
@@ -48,10 +48,13 @@ def purge(
     found: list[dict[str, Any]] = [
         {"path": str(path), "bytes": _bytes_of(path)} for path in _there(here, keep_cache=keep_cache)
     ]
+    shared = ""
+    if any(Path(row["path"]).parent == here.cache for row in found):
+        shared = f"the cache {here.cache} serves all homes of yours: --keep-cache leaves it"
     if found and not dry_run:
         _refuse_while_in_use(here)
         if not yes:
-            _ask(found, here)
+            _ask(found, here, shared)
             _refuse_while_in_use(here)  # somebody may have started one while the question waited
         for row in found:
             _remove(Path(str(row["path"])))
@@ -61,7 +64,10 @@ def purge(
     said = f"{what} {'would be ' if dry_run else ''}removed" if found else f"nothing of gemmtuned's is at {here.home}"
     left = sorted(path.name for path in here.home.iterdir()) if here.home.is_dir() and not dry_run else []
     notes = [said, *([f"left at {here.home}, as gemmtuned did not write it: {', '.join(left)}"] if left else [])]
-    facts = {"home": str(here.home), "dry_run": dry_run, "bytes": total, "left": left}
+    refused = _would_be_refused(here) if found and dry_run else ""
+    if dry_run:
+        notes += [*filter(None, [shared]), *([f"refused now: {refused}"] if refused else [])]
+    facts = {"home": str(here.home), "dry_run": dry_run, "bytes": total, "left": left, "refused": refused or None}
     show(Report("purge", [Table("rows", _COLUMNS, found)], facts, notes=notes), as_json=as_json)
 
 
@@ -121,11 +127,22 @@ def _refuse_while_in_use(here: Settings) -> None:
             raise TryLater(f"{several(len(live), 'hooked program')} of {here.home} still run: {names}. Stop them first")
 
 
-def _ask(found: list[dict[str, Any]], here: Settings) -> None:
+def _would_be_refused(here: Settings) -> str:
+    """Why nothing would be removed now; "" where it would."""
+    try:
+        _refuse_while_in_use(here)
+    except GemmtunedError as err:  # a database that cannot be read, too
+        return str(err)
+    return ""
+
+
+def _ask(found: list[dict[str, Any]], here: Settings, shared: str) -> None:
     if not sys.stdin.isatty():
         raise typer.BadParameter("this removes files for good: say --yes, or --dry-run to see which")
     for row in found:
         typer.echo(f"{row['path']}  {size(row['bytes'])}", err=True)
+    if shared:
+        typer.echo(shared, err=True)
     typer.confirm(f"Remove all of this for {here.home}?", abort=True, err=True)
 
 
