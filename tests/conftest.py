@@ -83,6 +83,12 @@ def native_cache() -> Path:
 
 
 @pytest.fixture(scope="session")
+def built_for_tests() -> Path:
+    """Where what tests alone need is built, kept by its hash: in the checkout, as the user's cache is the product's."""
+    return Path(HERE).parent / "build" / "tests"
+
+
+@pytest.fixture(scope="session")
 def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
     """Starts hooked programs without the two seconds that importing torch takes."""
     server = ForkServer(tmp_path_factory.mktemp("fork-server"))

@@ -1,7 +1,7 @@
 """Builds the native hook with its CUDA half, against a driver and a torch library that are fakes (tests/fake_cuda).
 
 What runs is the hook's own code, all of it: operators, look-up, launches, scratch memory, blame.  What is missing is a
-device.  Kept in the user's cache beside the real library, by the hash of all that goes into it.
+device.  Kept by the hash of all that goes into it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FAKES = Path(__file__).resolve().parent / "fake_cuda"
 NATIVE = Path(build.__file__).resolve().parent
 
 
-def build_fakes(cache: Path) -> Path:
+def build_fakes(kept: Path) -> Path:
     """The folder with libcuda.so.1, libtorch_cuda.so and capture.so.
 
     old/libcuda.so.1 is a driver of before CUDA 11.3, less/libcuda.so.1 lacks a function that we need.
@@ -30,7 +30,7 @@ def build_fakes(cache: Path) -> Path:
     digest = sha256(build.torch_version(torch).encode())
     for source in (*(NATIVE / name for name in build.SOURCES), *sorted(FAKES.glob("*.*")), Path(__file__)):
         digest.update(source.read_bytes())
-    folder = cache / "fake_cuda" / digest.hexdigest()[:12]
+    folder = kept / "fake_cuda" / digest.hexdigest()[:12]
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -78,8 +78,8 @@ PRELUDE = """
 
 
 @pytest.fixture(scope="module")
-def fakes(native_cache: Path) -> Path:
-    return build_fakes(native_cache)
+def fakes(built_for_tests: Path) -> Path:
+    return build_fakes(built_for_tests)
 
 
 @pytest.fixture

@@ -491,12 +491,12 @@ def test_what_is_no_scaled_product_of_ours_is_counted_as_opaque(home: Home) -> N
 
 
 @pytest.fixture(scope="module")
-def extension(native_cache: Path) -> Path:
-    """An engine's extension against torch's stable ABI, kept in the user's cache by the hash of what goes into it."""
+def extension(built_for_tests: Path) -> Path:
+    """An engine's extension against torch's stable ABI, kept by the hash of what goes into it."""
     source, torch, cxx = Path(__file__).parent / "engine" / "engine.cpp", build.torch_folder(), build.compiler()
     assert torch is not None and cxx is not None
     digest = sha256(build.torch_version(torch).encode() + source.read_bytes()).hexdigest()[:12]
-    file = native_cache / "engine" / f"{digest}.so"
+    file = built_for_tests / "engine" / f"{digest}.so"
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
         made = file.with_suffix(f".{os.getpid()}")
