@@ -106,7 +106,7 @@ QUESTIONS: Final = (
         "Ends with 1 where less than 95 % is covered. With `--json` every answer is one line of JSON.",
     ),
 )
-HEAD: Final = f"""# Ten questions about a program
+HEAD: Final = f"""# Questions about a program
 
 <!-- Written by docs/questions.py: edit that, then run it again. -->
 

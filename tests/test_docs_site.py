@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import itertools
 import json
 import re
 import subprocess
@@ -49,6 +50,20 @@ def test_every_link_leads_to_a_file_and_a_heading_of_it(page: Path) -> None:
         elif anchor and target.suffix == ".md" and anchor not in site.anchors(target):
             wrong.append(f"{target.name}#{anchor}: no such heading")
     assert not wrong
+
+
+WORDS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+NUMBERS = {word: number for number, word in enumerate(WORDS, 2)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_a_heading_that_counts_what_is_below_it_counts_right(page: Path) -> None:
+    headings = re.findall(r"^(#+) (\w+)", _BOX.sub("", page.read_text()), re.M)
+    for place, (level, word) in enumerate(headings):
+        below = [len(deeper) for deeper, _ in headings[place + 1 :]]
+        own = list(itertools.takewhile(lambda depth, level=level: depth > len(level), below))
+        if own and word.lower() in NUMBERS:
+            assert own.count(len(level) + 1) == NUMBERS[word.lower()], f"{word} of {page.name}"
 
 
 def test_a_wrong_link_and_a_wrong_heading_are_noticed(tmp_path: Path) -> None:
