@@ -8,9 +8,9 @@ problem, a device, an environment and a mode.  "The default is best" is a soluti
 from __future__ import annotations
 
 import json
-import math
 import platform
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -172,7 +172,7 @@ class Solution:
             raise TableError(f"backend is {own['backend']!r}, expected a plain name (letters, digits, _ . : + -)")
         for name in ("us", "baseline_us", "gain_low", "err", "baseline_err"):
             value = own[name]
-            if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= sys.float_info.max:
                 raise TableError(f"{name} is {value!r}, expected a number of at least 0")
         if own["us"] <= 0 or own["baseline_us"] <= 0:
             raise TableError(f"us is {own['us']!r} against {own['baseline_us']!r}: a time of 0 never wins")

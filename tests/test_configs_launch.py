@@ -72,6 +72,13 @@ def test_a_row_keeps_its_launch_record_and_one_without_has_no_such_column() -> N
     assert "launch" not in Solution.from_row(row("")).to_row()
 
 
+@pytest.mark.parametrize("figure", [10**400, float("inf"), float("nan"), -1.0, True, "1"], ids=lambda f: str(f)[:5])
+def test_a_figure_that_is_no_number_is_refused(figure: object) -> None:
+    for name in ("us", "err"):
+        with pytest.raises(TableError, match=f"{name} is .* expected a number of at least 0"):
+            Solution.from_row({**row(""), name: figure})
+
+
 def test_a_record_of_version_1_is_read_as_one_of_version_2() -> None:
     read = read_launch(json.dumps(GOOD))
 

@@ -348,6 +348,7 @@ def test_a_figure_that_is_no_number_becomes_none() -> None:
     [
         b"", b"null", b"[]", b"{}", b"\xff", b'{"found": {}}', b'{"trial": {"m": 1, "n": 1, "k": 1}}', b'{"tune": 3}',
         b'{"hello": {"key": 1}, "stamps": {}}', b'{"failed"', b"[" * 100_000,
+        b'{"memory": 1e999}',
     ],
 )  # fmt: skip
 def test_nonsense_from_a_worker_is_an_error_of_ours(body: bytes) -> None:

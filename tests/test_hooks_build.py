@@ -139,6 +139,16 @@ def test_an_error_of_the_sources_is_remembered_and_any_other_is_tried_again(
     assert not list((cache / "native").glob(".capture*")), "nothing half done is left"
 
 
+@pytest.mark.parametrize("tries", ["1e999", "NaN", "9" * 5000, '"²"'])
+def test_what_is_remembered_of_a_failure_and_is_no_number_is_passed_over(tmp_path: Path, tries: str) -> None:
+    path = library_path(tmp_path)
+    assert path is not None
+    path.parent.mkdir()
+    path.with_suffix(".failed.json").write_text(f'{{"reason": "x", "at_s": 1, "lasting": true, "tries": {tries}}}')
+
+    assert failure(tmp_path) is None and may_try(tmp_path)
+
+
 def test_each_failure_in_turn_waits_longer_and_a_build_that_works_forgets_them(
     tmp_path: Path, home: Home, compiler: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -163,7 +163,7 @@ def decode(body: bytes) -> Message:
             return Memory(int(raw["memory"]))
         if "failed" in raw:
             return Failed(str(raw["failed"])[:2000], raw["later"] is True)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, GemmtunedError) as err:
+    except (ValueError, OverflowError, TypeError, KeyError, AttributeError, RecursionError, GemmtunedError) as err:
         raise WorkerFailed(f"message between daemon and worker is not valid: {err}") from err
     raise WorkerFailed("message between daemon and worker is of an unknown kind")
 

@@ -233,7 +233,7 @@ def _trouble(path: Path | None) -> dict[str, Any] | None:
             "reason": str(found["reason"]), "at_s": float(found["at_s"]), "tries": max(1, min(int(found["tries"]), 20)),
             "lasting": bool(found["lasting"]),
         }  # fmt: skip
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, OverflowError, KeyError, TypeError, RecursionError):
         return None
 
 
