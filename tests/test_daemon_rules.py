@@ -53,7 +53,7 @@ def test_a_restart_does_not_begin_the_budget_anew(tmp_path: Path) -> None:
     free.spend(64.0, 20.0)
     free.keep(tmp_path)
     assert rules(110.0).is_spent(65.0), "time without a budget counts, too"
-    for damaged in ("garbage", "0 nan", "0 inf", "0 -5", "0"):
+    for damaged in ("garbage", "0 nan", "0 inf", "0 -5", "0", "0 5_0", "0 \u0665", "\u0660 5", "-0 5"):
         (tmp_path / "budget").write_text(damaged)
         assert rules().used_s(63.0) == 0.0
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from gemmtuned.configs.errors import SettingError
 from gemmtuned.configs.moment import moment
-from gemmtuned.configs.numbers import decimal
+from gemmtuned.configs.numbers import decimal, whole
 from gemmtuned.configs.read_file import read_small
 from gemmtuned.daemon.notice import replace_file
 
@@ -86,10 +86,10 @@ class Rules:
     def remember(self, home: Path) -> None:
         """Go on from what a daemon before this one has used; nothing where that cannot be read."""
         with contextlib.suppress(OSError, ValueError):
-            day, used = read_small(home / SPENT).split()
-            if 0 <= float(used) < 1e6 and len(day) < 10:  # a damaged file may say anything
-                self._day, self._used_s = int(day), float(used)
-                self._kept_s = self._used_s
+            first, second = read_small(home / SPENT).split()
+            day, used_s = whole(first), decimal(second)
+            if day is not None and used_s is not None and 0 <= used_s < 1e6:  # a damaged file may say anything
+                self._day, self._used_s, self._kept_s = day, used_s, used_s
 
     def keep(self, home: Path, *, now: bool = False) -> None:
         """Write down what was used, for a later daemon that has a budget: every KEEP_S of it, and when it is `now`."""

@@ -20,6 +20,7 @@ from gemmtuned.commands.native_library import build_before
 from gemmtuned.commands.options import Json, number, settings, whole_number
 from gemmtuned.commands.run import program
 from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.numbers import decimal
 from gemmtuned.configs.settings import child_env
 from gemmtuned.reports.comparison import ARMS, report
 from gemmtuned.reports.progress import progress
@@ -175,12 +176,11 @@ def _run(
     if figure is None:
         return wall_s, share
     found = figure.findall(text)
-    try:
-        value = float(found[-1])
-    except (IndexError, ValueError) as err:
+    value = decimal(found[-1].strip()) if found else None
+    if value is None:
         what = f"{found[-1]!r} is no number" if found else "nothing it printed matches"
-        raise _ProgramFailed(f"{argv[0]} ({arm}): {what} for {figure.pattern!r}") from err
-    if not 0 < value < float("inf"):
+        raise _ProgramFailed(f"{argv[0]} ({arm}): {what} for {figure.pattern!r}")
+    if value <= 0:
         raise _ProgramFailed(f"{argv[0]} ({arm}): figure is {value:g}, expected a number above 0")
     return value, share
 
