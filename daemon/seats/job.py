@@ -106,14 +106,14 @@ class Job:
         elif isinstance(message, Found):
             found = (message.solution, *message.others)
             wrong = mismatch(self.work, found)
-            self._end(partial(self._give_up, wrong) if wrong else partial(self._install, found, self.meanwhile.share))
+            self._end(self._giving_up(wrong) if wrong else partial(self._install, found, self.meanwhile.share))
         elif isinstance(message, Failed) and message.later:
             self.put_off = not self._always
             if self.put_off:
                 logger.info("put off problem=%s for_s=%g reason=%r", self.work.problem, PUT_OFF_S, message.reason)
             self._end(partial(self._queue.put_off, self.work, message.reason, for_good=not self.put_off))
         elif isinstance(message, Failed):
-            self._end(partial(self._give_up, message.reason))
+            self._end(self._giving_up(message.reason))
 
     def died(self, err: WorkerFailed, pid: int) -> None:
         """The worker crashed or hung: the candidate it was at is to blame, and the work goes on without that one.
@@ -135,7 +135,7 @@ class Job:
             )
         if trying is None or trying.candidate.backend == DEFAULT_BACKEND or self._deaths >= MAX_DEATHS:
             self._tell_death(pid, err, "this attempt has failed")
-            self._end(partial(self._give_up, str(err)))
+            self._end(self._giving_up(str(err)))
         else:
             self._tell_death(pid, err, f"a new worker goes on without {trying.candidate}")
 
@@ -150,8 +150,8 @@ class Job:
     def _record(self, trial: Trial) -> None:
         self._outbox.append(lambda now_s: self._queue.record(self.work, trial))
 
-    def _give_up(self, reason: str, now_s: float) -> None:
-        self._queue.give_up(self.work, reason, now_s)
+    def _giving_up(self, reason: str) -> Callable[[float], None]:
+        return partial(self._queue.give_up, self.work, reason)
 
     def _install(self, found: tuple[Solution, ...], others: float | None, now_s: float) -> None:
         self._queue.install(self.work, found, now_s, others=others)
