@@ -15,19 +15,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger("gemmtuned.daemon")
 
 LEFT_S: Final = 60.0  # of tuning, between two lines
-_LONGEST_TURN_S: Final = 1.0  # of which the device was ours: the machine may have slept
 
 
 class Remaining:
-    """now_s: when the daemon starts."""
+    """See the module."""
 
-    def __init__(self, store: Store, *, now_s: float) -> None:
-        self._store, self._turned_s = store, now_s
+    def __init__(self, store: Store) -> None:
+        self._store = store
         self._tuned_s = self._said_s = 0.0  # of tuning so far; at the last line
 
-    def turn(self, now_s: float, seats: Sequence[Seat], solved: int) -> None:
-        """solved: verdicts since the daemon started, from which the time for the rest is reckoned."""
-        passed_s, self._turned_s = min(max(now_s - self._turned_s, 0.0), _LONGEST_TURN_S), now_s
+    def turn(self, now_s: float, passed_s: float, seats: Sequence[Seat], solved: int) -> None:
+        """passed_s: since the last turn; solved: verdicts so far, by which the time for the rest is reckoned."""
         if any(seat.tuning for seat in seats):
             self._tuned_s += passed_s
         if not solved or self._tuned_s - self._said_s < LEFT_S:

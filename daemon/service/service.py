@@ -35,6 +35,7 @@ logger = logging.getLogger("gemmtuned.daemon")
 
 BUSY_TURN_S: Final = 0.1  # a worker is away half a second after others come: 0.3 s to be sure, 0.1 s to end it
 QUIET_TURN_S: Final = 0.5
+LONGEST_TURN_S: Final = 1.0  # of which a device was ours: the machine may have slept
 
 
 class Daemon:
@@ -95,7 +96,7 @@ class Daemon:
         self.last_used_s = now_s  # when a device was last ours to use
         self.upkeep = Upkeep(store, settings, quiet=quiet)
         self._telling = Telling(None if quiet else settings.home, self.owner, now_s=now_s)
-        self._remaining = Remaining(store, now_s=now_s)
+        self._remaining = Remaining(store)
 
     @property
     def last_notice(self) -> Notice | None:
@@ -134,7 +135,7 @@ class Daemon:
     def turn(self, now_s: float) -> None:
         """Look, decide, act once. Never sleeps, and does not raise for what a machine may do to it."""
         forbidden = self.rules.why_not(now_s, self.settings.home)
-        passed_s, self._turned_s = min(max(now_s - self._turned_s, 0.0), 1.0), now_s
+        passed_s, self._turned_s = min(max(now_s - self._turned_s, 0.0), LONGEST_TURN_S), now_s
         solved: list[Solved] = []
         for seat in self.seats:
             if seat.tuning:
@@ -153,7 +154,7 @@ class Daemon:
         self._compile_ahead(now_s, forbidden)
         self._telling.tell(now_s, self.seats, self.upkeep, solved=self.solved, forbidden=forbidden)
         if not self._quiet:
-            self._remaining.turn(now_s, self.seats, self.solved)
+            self._remaining.turn(now_s, passed_s, self.seats, self.solved)
 
     def take_solved(self) -> list[Solved]:
         """The verdicts of the turns since this was last asked."""
