@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.solution import Environment
 from gemmtuned.daemon.seats.work_queue import WorkQueue
+from gemmtuned.daemon.timer import Timer
 
 if TYPE_CHECKING:
     from gemmtuned.db.store import Work
@@ -23,11 +24,11 @@ class Asking:
         self.out_of_work = False
         self.trouble = ""
         self._queue, self._device_key = queue, device_key
-        self._ask_at_s = float("-inf")
+        self._ask = Timer(LONGEST_S)
 
     def lease(self, environment: Environment | None, now_s: float) -> Work | None:
         """Lease what is worth most; with no environment, before a worker has named it, only look whether any waits."""
-        if self._ask_at_s - LONGEST_S <= now_s < self._ask_at_s:
+        if not self._ask.is_due(now_s):
             return None
         began_s = time.monotonic()
         work = None
@@ -43,9 +44,10 @@ class Asking:
             self.trouble = str(err)
         if work is None:  # else the next one is asked for as soon as this one is done
             took_s = time.monotonic() - began_s
-            self._ask_at_s = now_s + min(max(ASK_S, 50 * took_s), LONGEST_S)  # 2 % of a core, however long the queue
+            wait_s = min(max(ASK_S, 50 * took_s), LONGEST_S)  # 2 % of a core, however long the queue
+            self._ask.wait_until(now_s + wait_s)
         return work
 
     def hurry(self) -> None:
         """Ask at the next turn."""
-        self._ask_at_s = float("-inf")
+        self._ask.hurry()

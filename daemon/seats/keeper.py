@@ -15,6 +15,7 @@ from gemmtuned.configs.errors import WorkerFailed
 from gemmtuned.daemon.device.attribution import GOING_S
 from gemmtuned.daemon.device.device_lock import DeviceLock
 from gemmtuned.daemon.seats.worker import Tuner
+from gemmtuned.daemon.timer import Timer
 
 logger = logging.getLogger("gemmtuned.daemon")
 
@@ -42,7 +43,8 @@ class Keeper:
         self._always = always
         self._gone: Tuner | None = None  # killed, and not gone yet
         self._gone_s: float | None = None  # since when
-        self._start_at_s = self._needed_s = float("-inf")
+        self._start = Timer(LONGEST_WAIT_S)
+        self._needed_s = float("-inf")
 
     @property
     def trouble(self) -> str:
@@ -51,11 +53,11 @@ class Keeper:
 
     def start(self, now_s: float) -> None:
         """Start one, if it is time to and nobody else tunes here."""
-        if self._start_at_s - LONGEST_WAIT_S <= now_s < self._start_at_s:
+        if not self._start.is_due(now_s):
             return
         self.taken = self._lock.take() if self._lock is not None else ""
         if self.taken and not self._always:
-            self._start_at_s = now_s + TAKEN_S
+            self._start.wait_until(now_s + TAKEN_S)
             return
         try:
             self.worker = self.make_worker(self._device_id)
@@ -67,15 +69,15 @@ class Keeper:
         self.end()
         self.failed_starts += 1
         wait_s = min(START_AGAIN_S * 2 ** (self.failed_starts - 1), LONGEST_WAIT_S)
-        self._start_at_s = now_s + wait_s
-        self._failure = f"{reason}; next start from {time.strftime('%H:%M:%S', time.localtime(self._start_at_s))} on"
+        self._start.wait_until(now_s + wait_s)
+        self._failure = f"{reason}; next start from {time.strftime('%H:%M:%S', time.localtime(self._start.at_s))} on"
         logger.warning("worker start failed device=%s retry_s=%.0f reason=%r", self._device_id, wait_s, reason)
 
     def lost(self, now_s: float) -> None:
         """It died or was killed at work: what it held of the device must be gone before the next one comes."""
         self.end()
         if self._device_id != "cpu":
-            self._start_at_s = now_s + GOING_S
+            self._start.wait_until(now_s + GOING_S)
 
     def said_hello(self) -> None:
         """It is well."""

@@ -8,6 +8,7 @@ from typing import Final
 from gemmtuned.daemon.device.attribution import OwnUse
 from gemmtuned.daemon.device.devices import Monitor
 from gemmtuned.daemon.device.idle import Idleness, Mean, Reading, idleness_of, must_yield
+from gemmtuned.daemon.timer import Timer
 
 PUT_OFF_S: Final = 30.0  # after an answer that says: not now
 LONGEST_WAIT_S: Final = 600.0  # after yields that gained nothing
@@ -52,21 +53,21 @@ class Patience:
     def __init__(self, window_s: float) -> None:
         self.fruitless = 0  # yields in a row without a verdict between them
         self._window_s = window_s
-        self._until_s = float("-inf")
+        self._again = Timer(LONGEST_WAIT_S)
 
     def waits(self, now_s: float) -> bool:
         """Whether it is let alone now."""
-        return self._until_s - LONGEST_WAIT_S <= now_s < self._until_s
+        return not self._again.is_due(now_s)
 
     def put_off(self, now_s: float) -> None:
         """The worker has said: not now."""
-        self._until_s = now_s + PUT_OFF_S
+        self._again.wait_until(now_s + PUT_OFF_S)
 
     def gave_way(self, now_s: float) -> None:
         """One more yield: it is asked for less and less often."""
         if self.fruitless > 1:  # once or twice is chance
             wait_s = min(self._window_s * 2.0 ** (self.fruitless - 1), LONGEST_WAIT_S, 60 * self._window_s)
-            self._until_s = now_s + wait_s
+            self._again.wait_until(now_s + wait_s)
         self.fruitless = min(self.fruitless + 1, 16)
 
     def gained(self) -> None:

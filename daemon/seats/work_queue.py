@@ -25,6 +25,7 @@ from gemmtuned.daemon.protocol.options import SearchOptions
 from gemmtuned.daemon.protocol.wire import Order, Trial
 from gemmtuned.daemon.seats.fleet_check import Check
 from gemmtuned.daemon.seats.request import Request
+from gemmtuned.daemon.timer import Timer
 
 if TYPE_CHECKING:
     from gemmtuned.db.store import Store, Work
@@ -66,11 +67,10 @@ class WorkQueue:
         self._recheck = recheck and request is None
         self._only_asked = only_asked
         self._marked: Environment | None = None  # looked through for solutions of other conditions
-        self._sample_at_s = float("-inf")
+        self._sample, self._renew = Timer(SAMPLE_S), Timer(HOLD_S)
         self._leased_s = 0.0
         self._leases = 0
         self._spent_s: dict[str, float] = {}  # on each family
-        self._renew_at_s = 0.0
 
     def is_waited_for(self, now_s: float, device: str) -> bool:
         """Whether there is anything to do on a device of this key, for a worker of whatever versions."""
@@ -108,7 +108,7 @@ class WorkQueue:
         if work is None and self._recheck and not self._only_asked:
             work = self._again(environment, LAST, now_s)
         self._leased_s = now_s
-        self._renew_at_s = now_s + HOLD_S / 6
+        self._renew.wait_until(now_s + HOLD_S / 6)
         return work
 
     def _again(self, environment: Environment, kinds: Sequence[str], now_s: float) -> Work | None:
@@ -117,9 +117,9 @@ class WorkQueue:
             self._marked = environment
             if marked:
                 logger.info("raced again solutions=%d reason='measured under another %s'", marked, self._conditions)
-        if kinds == LAST and not self._sample_at_s - SAMPLE_S <= now_s < self._sample_at_s:
+        if kinds == LAST and self._sample.is_due(now_s):
             self._store.mark_sample(environment, before_s=now_s - OLD_S, now_s=now_s)
-            self._sample_at_s = now_s + SAMPLE_S
+            self._sample.wait_until(now_s + SAMPLE_S)
         return self._store.lease_recheck(self._owner, environment, kinds, now_s=now_s, hold_s=HOLD_S)
 
     def order(self, work: Work) -> Order:
@@ -141,10 +141,10 @@ class WorkQueue:
 
     def keep(self, work: Work, now_s: float) -> bool:
         """Renew the lease when it is time to. False: it lapsed and is another's now."""
-        if self._renew_at_s - HOLD_S <= now_s < self._renew_at_s:  # a clock set back must not keep us from renewing
+        if not self._renew.is_due(now_s):
             return True
         held = self._store.renew(work, now_s=now_s, hold_s=HOLD_S)
-        self._renew_at_s = now_s + HOLD_S / 6
+        self._renew.wait_until(now_s + HOLD_S / 6)
         return held
 
     def record(self, work: Work, trial: Trial) -> None:

@@ -20,6 +20,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import unhooked_env
 from gemmtuned.configs.solution import Device
 from gemmtuned.daemon.leftovers import Leftovers
+from gemmtuned.daemon.timer import Timer
 
 LOOK_S: Final = 10.0  # how often an empty list is asked for again
 GONE_S: Final = 0.1  # within which a killed process is gone, unless it is stuck
@@ -36,18 +37,18 @@ class Ahead:
         self._killed = Leftovers()
         self._given: list[tuple[str, Problem]] = []  # to the process, in order; a line of its output ends each
         self._done: set[tuple[str, Problem]] = set()
-        self._look_at_s = float("-inf")
+        self._next = Timer(LOOK_S)
 
     def wants(self, now_s: float) -> bool:
         """Whether it can take problems now: asking the store for them costs something."""
         self._listen()
         if self._process is not None or self._killed.alive():
             return False
-        return not self._look_at_s - LOOK_S <= now_s < self._look_at_s
+        return self._next.is_due(now_s)
 
     def begin(self, device: Device, problems: Sequence[Problem], now_s: float) -> None:
         """Compile for these what was not compiled before. What cannot be started is not: it only saves time."""
-        self._look_at_s = now_s + LOOK_S
+        self._next.wait_until(now_s + LOOK_S)
         self._given = [(device.key, p) for p in problems if (device.key, p) not in self._done][:AT_ONCE]
         if not self._given:
             return

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gemmtuned.daemon.notice import Notice, SeatNotice, write_notice
-from gemmtuned.daemon.service.timer import Timer
+from gemmtuned.daemon.timer import Timer
 
 if TYPE_CHECKING:
     from gemmtuned.daemon.seats.seat import Seat

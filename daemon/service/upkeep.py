@@ -16,7 +16,7 @@ from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.publishing.beside_the_loop import Publishing
 from gemmtuned.daemon.publishing.prune import prune
 from gemmtuned.daemon.service.caretaker import Caretaker
-from gemmtuned.daemon.service.timer import Timer
+from gemmtuned.daemon.timer import Timer
 
 if TYPE_CHECKING:
     from gemmtuned.db.store import Store

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-_LONGEST_S: Final = 120.0  # that any of them waits
-
 
 class Timer:
     """Due at once, and then whenever the time that `wait_until` named has come.
 
-    One that would be due in more than two minutes is due: the clock was set back, and nothing must wait for hours.
+    longest_s: that it ever waits.  One that would be due later than that is due: the clock was set back, and nothing
+    must wait for hours.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, longest_s: float = 120.0) -> None:
         self.at_s = float("-inf")
+        self._longest_s = longest_s
 
     def is_due(self, now_s: float) -> bool:
         """Whether that time has come."""
-        return not self.at_s - _LONGEST_S <= now_s < self.at_s
+        return not self.at_s - self._longest_s <= now_s < self.at_s
 
     def wait_until(self, at_s: float) -> None:
-        """Be due at this second, two minutes from now at most."""
+        """Be due at this second, longest_s from now at most."""
         self.at_s = at_s
 
     def hurry(self) -> None:
