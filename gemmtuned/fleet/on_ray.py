@@ -120,10 +120,8 @@ class Pool:
         self._losses: Counter[tuple[str, str]] = Counter()
         self._put_off: Counter[tuple[str, str]] = Counter()
         self._later: deque[tuple[float, Wanted]] = deque()  # put off, and when they are up again
-        self._in_vain, self._most_in_vain = (
-            0,
-            IN_VAIN + tasks_for(ray, how, len(wanted)),
-        )  # a node may have many devices
+        self._in_vain = 0
+        self._most_in_vain = IN_VAIN + tasks_for(ray, how, len(wanted))  # a node may have many devices
         self._trouble, self._over = "", False
         self._serve = ray.remote(max_retries=0, **({"num_gpus": 1} if how.gpu else {"num_cpus": how.cpus}))(
             ray_task.serve

@@ -21,7 +21,6 @@ OF_A_HOST: Final = 50_000  # results of one host in one environment, where they 
 OF_A_UNIT: Final = 3  # the newest results that stay for one unit
 MOST: Final = 200_000  # results of one environment: what is over goes, oldest first
 HOSTS_S: Final = 30 * 86_400.0  # a host that wrote nothing for so long is gone
-STRAYS_S: Final = 86_400.0  # objects of no name of ours are left for so long: somebody may be at something
 
 
 def prune(
