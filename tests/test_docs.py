@@ -1,4 +1,4 @@
-"""The docs and the public surface say the same: variables, commands, functions, figures, links."""
+"""The docs and the public surface say the same: variables, commands, functions, figures."""
 
 from __future__ import annotations
 
@@ -153,14 +153,3 @@ def test_the_entry_runs_a_program_by_its_name_and_lists_them(folder: str) -> Non
     shown = run(name, "--help")
     assert shown.returncode == 0 and f"python -m {folder} {name}" in shown.stdout, shown.stderr
     assert run("nothing_like_it").returncode == 2
-
-
-def test_pages_are_where_others_send_their_readers() -> None:
-    links = [
-        (page, link)
-        for page in (*PAGES, *(ROOT / "docs/reference").glob("*.md"))
-        for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text())
-    ]
-
-    assert links
-    assert [link for page, link in links if not (page.parent / link).exists()] == []

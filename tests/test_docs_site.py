@@ -39,6 +39,7 @@ def name(page: Path) -> str:
 
 
 OTHERS = [ROOT / f"{one}.md" for one in ("CONTRIBUTING", "SECURITY", "RELEASING", "CHANGELOG", "benchmarks/README")]
+OTHERS += sorted((ROOT / "lab").glob("*.md"))
 
 
 @pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=name)
