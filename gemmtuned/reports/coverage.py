@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from gemmtuned.hooks.compiled import CPP_WRAPPER
 from gemmtuned.reports.own_time import COLUMNS
-from gemmtuned.reports.render import Column, Report, Row, Table, count, duration, factor, flops, percent, several
+from gemmtuned.reports.render import Column, Report, Row, Table, count, duration, factor, flops, more, percent, several
 
 WEIGHTS: Final = ("time", "calls", "flops")
 SHOWN: Final = 50  # rows, unless told otherwise
@@ -39,28 +39,28 @@ def report(
     """
     amount, covered, *_ = _WEIGHED[weight]
     shown: list[dict[str, Any]] = [
-        {**row, "covered_share": _share(row[covered], row[amount]), "hit_share": _share(_hits(row), row["calls"])}
+        {**row, "covered_share": share(row[covered], row[amount]), "hit_share": share(_hits(row), row["calls"])}
         for row in sorted(rows, key=lambda row: -row[amount])[:limit]
     ]
-    more = [f"{count(len(rows) - len(shown))} more: --limit 0 shows all"] if len(shown) < len(rows) else []
+    notes = more(shown, rows)
     calls, hits = sum(row["calls"] for row in rows), sum(_hits(row) for row in rows)
     time_us = sum(row["time_us"] for row in rows)
     faster_us, now_us = sum(row["faster_time_us"] for row in rows), sum(row["now_time_us"] for row in rows)
     total = {
-        "faster_share": _share(faster_us, time_us),
-        "best_share": _share(sum(row["covered_time_us"] for row in rows) - faster_us, time_us),
-        "gain": _share(time_us, now_us),
-        "covered_share": _share(sum(row[covered] for row in rows), sum(row[amount] for row in rows)),
-        "hit_share": _share(hits, calls),
+        "faster_share": share(faster_us, time_us),
+        "best_share": share(sum(row["covered_time_us"] for row in rows) - faster_us, time_us),
+        "gain": share(time_us, now_us),
+        "covered_share": share(sum(row[covered] for row in rows), sum(row[amount] for row in rows)),
+        "hit_share": share(hits, calls),
         "calls": calls,
         "exact_calls": sum(row["exact_calls"] for row in rows),
         "padded_calls": sum(row["padded_calls"] for row in rows),
         "missed_calls": sum(row["missed_calls"] for row in rows),
         "untunable_problems": sum(row.get("untunable_problems", 0) for row in rows),
         "untunable_calls": sum(row.get("untunable_calls", 0) for row in rows),
-        "estimated_share": _share(sum(row["estimated_time_us"] for row in rows), sum(row["time_us"] for row in rows)),
+        "estimated_share": share(sum(row["estimated_time_us"] for row in rows), sum(row["time_us"] for row in rows)),
     }
-    more += _of_runs(shown) if by == "run" else []
+    notes += _of_runs(shown) if by == "run" else []
     window = f"{since_s / 3600:g} h"
     wrapped = [row for row in compiled if row["kernel"] == CPP_WRAPPER]
     compiled = [row for row in compiled if row["kernel"] != CPP_WRAPPER]
@@ -78,7 +78,7 @@ def report(
             "frozen_problems": len({row["problem"] for row in frozen}),
         },
         lines=_lines(total, weight, window) if rows else [],
-        notes=[*more, *warnings, *frozen_notes(frozen), *_compiled(compiled), *_wrapped(wrapped)],
+        notes=[*notes, *warnings, *frozen_notes(frozen), *_compiled(compiled), *_wrapped(wrapped)],
     )
 
 
@@ -146,7 +146,8 @@ def _hits(row: Row) -> int:
     return int(row["exact_calls"] + row["padded_calls"])
 
 
-def _share(part: float, whole: float) -> float | None:
+def share(part: float, whole: float) -> float | None:
+    """The part of the whole, 0 to 1; None where there is no whole."""
     return part / whole if whole else None
 
 

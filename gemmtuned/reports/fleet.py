@@ -9,7 +9,8 @@ from gemmtuned.configs.solution import DEFAULT_BACKEND, Candidate
 from gemmtuned.fleet import views
 from gemmtuned.fleet.objects import Objects
 from gemmtuned.fleet.seen import Seen
-from gemmtuned.reports.render import TIMES, Column, Report, Row, Table, age, count, duration, factor, percent, several
+from gemmtuned.reports.coverage import share
+from gemmtuned.reports.render import TIMES, Column, Report, Table, age, count, duration, factor, more, percent, several
 
 _WINDOW: Final = "a recent day (each day before counts half as much as the next)"
 _EMPTY: Final = "No host tells anything there yet: gemmtuned sync URL, or a daemon with GEMMTUNED_SYNC, writes it."
@@ -20,16 +21,16 @@ def coverage(seen: Sequence[Seen], *, by: str, weight: str, limit: int | None, n
     """by: host, device, family or problem. weight: time or calls. limit: rows to show, None or 0: all."""
     rows = views.coverage(seen, by)
     for row in rows:
-        row["covered_share"] = _share(row[f"covered_{_AMOUNT[weight]}"], row[_AMOUNT[weight]])
-        row["hit_share"] = _share(row["hits"], row["calls"])
+        row["covered_share"] = share(row[f"covered_{_AMOUNT[weight]}"], row[_AMOUNT[weight]])
+        row["hit_share"] = share(row["hits"], row["calls"])
     total = {name: sum(row[name] for row in rows) for name in ("calls", "hits", "time_us", "covered_time_us")}
     total["covered_calls"] = sum(row["covered_calls"] for row in rows)
     amount = _AMOUNT[weight]
     facts: dict[str, Any] = {
         "by": by, "weight": weight, "hosts": len({one.host for one in seen}),
         "total": {
-            **total, "covered_share": _share(total[f"covered_{amount}"], total[amount]),
-            "hit_share": _share(total["hits"], total["calls"]),
+            **total, "covered_share": share(total[f"covered_{amount}"], total[amount]),
+            "hit_share": share(total["hits"], total["calls"]),
         },
     }  # fmt: skip
     columns = (
@@ -45,14 +46,14 @@ def coverage(seen: Sequence[Seen], *, by: str, weight: str, limit: int | None, n
     )
     lines = []
     if rows:
-        share, hit = facts["total"]["covered_share"] or 0.0, facts["total"]["hit_share"] or 0.0
+        covered, hit = facts["total"]["covered_share"] or 0.0, facts["total"]["hit_share"] or 0.0
         of = f"GEMM time of {_WINDOW}" if weight == "time" else "calls ever counted"
         lines = [
-            f"{several(facts['hosts'], 'host')}: {percent(share)} of the {of} has a verdict where it was called",
+            f"{several(facts['hosts'], 'host')}: {percent(covered)} of the {of} has a verdict where it was called",
             f"observed: {percent(hit)} of {several(total['calls'], 'call')} hit a solution at the time",
         ]
     shown = rows[:limit] if limit else rows
-    notes = [*_more(shown, rows), *_silent(seen, now_s)]
+    notes = [*more(shown, rows), *_silent(seen, now_s)]
     return Report("coverage", [Table("rows", columns, shown, empty=_EMPTY)], facts, lines=lines, notes=notes)
 
 
@@ -75,7 +76,7 @@ def untuned(seen: Sequence[Seen], objects: Objects, *, limit: int, now_s: float)
     )
     states = {state: sum(row["state"] == state for row in rows) for state in ("queued", "claimed")}
     empty = "Every problem that hosts tell of has a verdict there." if seen else _EMPTY
-    notes = _more(shown, rows)
+    notes = more(shown, rows)
     if states["claimed"]:
         notes.append(f"{several(states['claimed'], 'problem')} claimed: some host tunes it, and sends what it finds")
     facts = {"total": len(rows), "states": states, "hosts": len({one.host for one in seen})}
@@ -96,7 +97,7 @@ def gains(seen: Sequence[Seen], *, every: bool, limit: int, now_s: float) -> Rep
         Table("hosts", _hosts_columns(now_s), hosts, title="hosts, the slowest card first", empty=_EMPTY),
     ]
     facts = {"total": len(chosen), "faster": sum(row["backend"] != DEFAULT_BACKEND for row in rows), "slow": len(slow)}
-    notes = [*_more(shown, chosen), *map(_slow_note, slow)]
+    notes = [*more(shown, chosen), *map(_slow_note, slow)]
     if hosts and not any(row["compared"] for row in hosts):
         notes.append(f"cards are compared where {views.MIN_HOSTS} hosts have a figure for the same kernel and problem")
     return Report("gains", tables, facts, notes=notes)
@@ -142,13 +143,5 @@ def _silent(seen: Sequence[Seen], now_s: float) -> list[str]:
     old = sorted(host for host, us in newest.items() if now_s - us / 1e6 > _OLD_S)
     if not old:
         return []
-    more = f" and {len(old) - 5} more" if len(old) > 5 else ""
-    return [f"{several(len(old), 'host')} reported nothing for an hour or more: {', '.join(old[:5])}{more}"]
-
-
-def _more(shown: Sequence[Row], rows: Sequence[Row]) -> list[str]:
-    return [f"{len(rows) - len(shown)} more: --limit 0 shows all"] if len(shown) < len(rows) else []
-
-
-def _share(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
+    others = f" and {len(old) - 5} more" if len(old) > 5 else ""
+    return [f"{several(len(old), 'host')} reported nothing for an hour or more: {', '.join(old[:5])}{others}"]

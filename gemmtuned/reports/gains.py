@@ -7,7 +7,20 @@ from typing import Any, Final
 
 from gemmtuned.configs.problem import SPELLED
 from gemmtuned.configs.solution import CROWDED, LIVE_STATES, Candidate
-from gemmtuned.reports.render import TIMES, Column, Report, Row, Table, count, duration, factor, percent, several, small
+from gemmtuned.reports.render import (
+    TIMES,
+    Column,
+    Report,
+    Row,
+    Table,
+    count,
+    duration,
+    factor,
+    more,
+    percent,
+    several,
+    small,
+)
 
 # A verdict, not a gain: it is counted below the table, and listed with --all.
 _NO_GAIN: Final = "default_best"
@@ -47,8 +60,7 @@ def report(rows: Sequence[Row], *, every: bool, limit: int, now_us: int, unused:
     notes += [*_invariant_notes(invariant), *_crowded_notes(crowded)]
     if never and not unused:
         notes.append(f"{several(len(never), 'solution')} never looked up in a day or more: --unused lists them")
-    if len(shown) < len(ordered):
-        notes.append(f"{len(ordered) - len(shown)} more: --limit 0 shows all")
+    notes += more(shown, ordered)
     return Report(
         "gains",
         [Table("rows", _columns(shown, crowded, every=every), shown, empty="No solution is in use yet.")],

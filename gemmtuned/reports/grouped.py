@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from gemmtuned.reports.layers import BEST, name_of
-from gemmtuned.reports.render import Column, Report, Row, Table, count, duration, factor
+from gemmtuned.reports.render import Column, Report, Row, Table, count, duration, factor, more
 
 
 def untuned(rows: Sequence[Row], each: Report, *, limit: int) -> Report:
@@ -73,9 +73,8 @@ def gains(rows: Sequence[Row], each: Report, *, limit: int) -> Report:
 def _report(each: Report, columns: tuple[Column, ...], found: Sequence[Row], limit: int) -> Report:
     """What it says around its table is what the report of single rows says."""
     shown = found[:limit] if limit else found
-    more = [f"{len(found) - len(shown)} more: --limit 0 shows all"] if len(shown) < len(found) else []
     table = Table("rows", columns, shown, empty=each.tables[0].empty)
-    return replace(each, tables=[table], facts={**each.facts, "by": "layer"}, notes=[*more, *each.notes])
+    return replace(each, tables=[table], facts={**each.facts, "by": "layer"}, notes=[*more(shown, found), *each.notes])
 
 
 def _layers(rows: Iterable[Row]) -> list[tuple[str, list[Row]]]:

@@ -83,6 +83,11 @@ def several(number: int, one: str, many: str = "") -> str:
     return f"{count(number)} {one if number == 1 else many or one + 's'}"
 
 
+def more(shown: Sequence[Any], found: Sequence[Any]) -> list[str]:
+    """The note below a table that shows but the first of what was found; none where it shows all."""
+    return [f"{count(len(found) - len(shown))} more: --limit 0 shows all"] if len(shown) < len(found) else []
+
+
 def duration(us: float) -> str:
     """Microseconds in the unit a reader would choose: 8.41 us, 12.3 ms, 4.2 s, 1.5 h."""
     if us == 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from gemmtuned.reports.render import Column, Report, Row, Table, age, count, duration
+from gemmtuned.reports.render import Column, Report, Row, Table, age, count, duration, more
 
 _STATES: Final = ("queued", "leased", "failed", "stale", "untunable")
 
@@ -27,9 +27,7 @@ def report(rows: Sequence[Row], *, limit: int, now_s: float, recorded: int, unse
         Column("reason", "why", lambda reason: reason or "", right=False),
     )
     states = {state: sum(row["state"] == state for row in rows) for state in _STATES}
-    notes = []
-    if len(shown) < len(ordered):
-        notes.append(f"{len(ordered) - len(shown)} more: --limit 0 shows all")
+    notes = more(shown, ordered)
     if states["queued"]:
         notes.append("gemmtuned daemon tunes them while the machine is idle, gemmtuned tune PROBLEM at once.")
     if states["untunable"]:
