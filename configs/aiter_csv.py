@@ -17,7 +17,6 @@ from __future__ import annotations
 import csv
 import math
 import os
-import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +37,7 @@ from gemmtuned.configs.aiter_text import (
     unglued,
 )
 from gemmtuned.configs.errors import TableError
+from gemmtuned.configs.read_file import open_regular
 
 MAX_BYTES: Final = 256 << 20
 MAX_COMPLAINTS: Final = 1000  # of them are kept; all are counted
@@ -137,14 +137,12 @@ def lines_of(path: Path) -> Iterator[str]:
 def open_text(path: Path, *, limit: int) -> TextIO:
     """A regular file of at most `limit` bytes as text, with or without a byte order mark.
 
-    Raises OSError, and TableError for anything else.
+    Raises OSError, also for any other kind of file, and TableError for a larger one.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    facts = os.fstat(fd)
-    if not stat.S_ISREG(facts.st_mode) or facts.st_size > limit:
+    fd, facts = open_regular(path)
+    if facts.st_size > limit:
         os.close(fd)
-        what = f"{facts.st_size} bytes, at most {limit} are read" if stat.S_ISREG(facts.st_mode) else "not a file"
-        raise TableError(f"{path}: {what}")
+        raise TableError(f"{path}: {facts.st_size} bytes, at most {limit} are read")
     return os.fdopen(fd, encoding="utf-8-sig", errors="replace", newline=None)
 
 

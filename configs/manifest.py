@@ -13,7 +13,6 @@ reader sees the old tables or the new ones and nothing between.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import re
@@ -28,6 +27,7 @@ from typing import Any, Final
 
 from gemmtuned._testing import faults
 from gemmtuned.configs.errors import GemmtunedError, TableError
+from gemmtuned.configs.read_file import open_regular
 from gemmtuned.configs.settings import trusted_uid
 from gemmtuned.configs.solution import Device, Environment, Solution
 
@@ -322,11 +322,7 @@ def read_trusted(path: Path) -> bytes:
     """A file that nobody but root, this user or one it trusts can have written. Raises TableError for any other."""
     try:
         faults.point("load.open")
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        facts = os.fstat(fd)
-        if not stat.S_ISREG(facts.st_mode):
-            os.close(fd)
-            raise OSError(errno.EINVAL, "no regular file")
+        fd, facts = open_regular(path, os.O_NOFOLLOW)
     except OSError as err:
         raise TableError(f"{path}: cannot be opened ({err.strerror})") from err
     with os.fdopen(fd, "rb") as file:

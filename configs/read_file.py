@@ -11,15 +11,23 @@ from typing import Final
 SMALL_BYTES: Final = 4096
 
 
-def read_regular(path: Path, limit: int, flags: int = 0) -> bytes:
-    """At most `limit` bytes of a regular file. Raises OSError for any other: to open a pipe would wait for its writer.
+def open_regular(path: Path, flags: int = 0) -> tuple[int, os.stat_result]:
+    """A regular file, open to be read, with its facts; any other is OSError: to open a pipe would wait for its writer.
 
     flags: further ones of os.open.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
+    facts = os.fstat(fd)
+    if not stat.S_ISREG(facts.st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "no regular file", str(path))
+    return fd, facts
+
+
+def read_regular(path: Path, limit: int) -> bytes:
+    """At most `limit` bytes of a regular file. Raises OSError, as open_regular does."""
+    fd, _ = open_regular(path)
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(errno.EINVAL, "no regular file", str(path))
         parts = []
         while limit > 0 and (part := os.read(fd, min(limit, 1 << 20))):
             parts.append(part)
@@ -30,5 +38,5 @@ def read_regular(path: Path, limit: int, flags: int = 0) -> bytes:
 
 
 def read_small(path: Path, limit: int = SMALL_BYTES) -> str:
-    """The text of a small file, cut off at so many bytes. Raises OSError, as read_regular does."""
+    """The text of a small file, cut off at so many bytes. Raises OSError, as open_regular does."""
     return read_regular(path, limit).decode(errors="replace")
