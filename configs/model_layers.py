@@ -109,11 +109,6 @@ def _qwen3_moe(r: Reader) -> list[Weight]:
     ]
 
 
-def _minimax_m2(r: Reader) -> list[Weight]:
-    experts = mixture(r, r.size("num_local_experts"), r.size("intermediate_size"), r.all)
-    return [*attention(r, bias=False, o_bias=False), *experts, *head(r)]
-
-
 def _minimax_m3(r: Reader) -> list[Weight]:
     experts = r.size("num_local_experts")
     sparse = sparse_layers(r, experts)
@@ -418,7 +413,7 @@ MODELS: Final[dict[str, Make]] = {
     "glm_moe_dsa": _deepseek_sparse,
     "deepseek_v4": _deepseek_v4,
     "kimi_linear": _kimi_linear,
-    "minimax_m2": _minimax_m2,
+    "minimax_m2": _mixtral,
     "minimax_m3_vl_text": _minimax_m3,
     "mimo_v2_flash": _mimo_v2,
     "llama4_text": _llama4,
