@@ -133,9 +133,7 @@ def _read(told: Mapping[str, Any]) -> Rules:
     elif method in ("gptq", "awq", "auto-round", "gptq_marlin"):
         bits = told.get("bits", told.get("w_bit"))
         rules.kept = {4: ("i4", "group"), 8: ("i8", "group")}.get(bits, UNKNOWN)
-        single = told.get(
-            "dynamic"
-        )  # GPTQModel's: `-:expression` leaves modules as they are, `+:` has bits of their own
+        single = told.get("dynamic")  # GPTQModel's: `-:expression` leaves modules alone, `+:` has bits of their own
         for pattern, own in single.items() if isinstance(single, Mapping) else ():
             if str(pattern).startswith("-:"):
                 rules.plain += (f"re:{pattern[2:]}",)
@@ -157,13 +155,9 @@ def _fp8(told: Mapping[str, Any]) -> Kept:
     block = told.get("weight_block_size")
     if block is None:
         return ("fp8_e4m3", "row" if told.get("quant_method") == "fbgemm_fp8" else "tensor")
-    return (
-        ("fp8_e4m3", "1x128")
-        if block == [128, 128]
-        else UNKNOWN
-        if not isinstance(block, list)
-        else ("fp8_e4m3", "block")
-    )
+    if not isinstance(block, list):
+        return UNKNOWN
+    return "fp8_e4m3", "1x128" if block == [128, 128] else "block"
 
 
 def _algo(name: str) -> Kept:
