@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from gemmtuned.commands import completing
-from gemmtuned.commands.options import Json, choice, problems, seen, settings, whole_number
+from gemmtuned.commands.options import Json, choice, problems, seen, settings, threads_option, whole_number
 from gemmtuned.configs.padding import COVERS, padded_m
-from gemmtuned.configs.problem import DTYPES, FAMILIES, LAYOUTS, MAX_DIM, MAX_THREADS, WEIGHT_STATES, Problem
+from gemmtuned.configs.problem import DTYPES, FAMILIES, LAYOUTS, MAX_DIM, WEIGHT_STATES, Problem
 from gemmtuned.reports.explain import MOST, matching, report
 from gemmtuned.reports.problem_list import Shape, shape_or_problem
 from gemmtuned.reports.render import show
@@ -35,10 +35,7 @@ def explain(
     bias: Annotated[bool | None, typer.Option(help="With a bias vector, or without.")] = None,
     layout: Annotated[str | None, typer.Option(parser=choice(LAYOUTS), metavar="NAME", help="nt is linear's.")] = None,
     weight_state: Annotated[str | None, typer.Option(parser=choice(WEIGHT_STATES), metavar="NAME")] = None,
-    threads: Annotated[
-        int | None,
-        typer.Option(parser=whole_number(0, MAX_THREADS), metavar="N", help="CPU threads of the calling process."),
-    ] = None,
+    threads: Annotated[int | None, threads_option("CPU threads of the calling process.")] = None,
     batch: Annotated[int | None, typer.Option(parser=whole_number(1, MAX_DIM), metavar="N")] = None,
     as_json: Json = False,
 ) -> None:

@@ -11,14 +11,14 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from gemmtuned.commands.options import DryRun, Json, choice, default_threads, settings, whole_number
+from gemmtuned.commands.options import DryRun, Json, choice, default_threads, settings, threads_option
 from gemmtuned.configs.aiter_headers import FAMILIES
 from gemmtuned.configs.errors import ProblemError, TableError
 from gemmtuned.configs.formats import read_any, rows_in
 from gemmtuned.configs.formats.model import MODEL, is_model, read_model
 from gemmtuned.configs.hint import Imported
 from gemmtuned.configs.manifest import MANIFEST, check_owner
-from gemmtuned.configs.problem import MAX_THREADS, Problem, as_by_default
+from gemmtuned.configs.problem import Problem, as_by_default
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import LIVE_STATES, Environment, Solution, cpu_device
 from gemmtuned.configs.tunable import can_tune
@@ -36,15 +36,6 @@ _COLUMNS: Final = (
     Column("refused", "refused", count),
     Column("reasons", "", lambda reasons: reasons[0] if reasons else "", right=False),
 )
-
-Threads = Annotated[
-    int | None,
-    typer.Option(
-        parser=whole_number(0, MAX_THREADS),
-        metavar="N",
-        help="CPU threads of those problems; default: as many as torch takes.",
-    ),
-]
 
 
 def import_(
@@ -65,7 +56,9 @@ def import_(
     use: Annotated[
         bool, typer.Option(help="Use what gemmtuned measured on this kind of CPU with these versions, once checked.")
     ] = True,
-    threads: Threads = None,
+    threads: Annotated[
+        int | None, threads_option("CPU threads of those problems; default: as many as torch takes.")
+    ] = None,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:

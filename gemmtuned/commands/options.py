@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 from gemmtuned.commands import completing
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.numbers import decimal, signed
-from gemmtuned.configs.problem import SPELLED, Problem
+from gemmtuned.configs.problem import MAX_THREADS, SPELLED, Problem
 from gemmtuned.configs.settings import Settings, child_env
 from gemmtuned.hooks.notice import Stderr
 
@@ -77,6 +77,11 @@ def whole_number(least: int = 0, most: int = MOST_ROWS) -> Callable[[str | int],
         return value
 
     return read
+
+
+def threads_option(text: str) -> Any:
+    """An option that takes a number of CPU threads. text: its help."""
+    return typer.Option(parser=whole_number(0, MAX_THREADS), metavar="N", help=text)
 
 
 def number(least: float = 0.0, most: float = 1e9) -> Callable[[str | float], float]:

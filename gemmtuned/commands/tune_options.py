@@ -8,10 +8,10 @@ from typing import Annotated, Final
 import typer
 
 from gemmtuned.commands import completing
-from gemmtuned.commands.options import choice, number, whole_number
+from gemmtuned.commands.options import choice, number, threads_option, whole_number
 from gemmtuned.configs.aiter_columns import DTYPE_NAMES
 from gemmtuned.configs.numbers import whole
-from gemmtuned.configs.problem import DTYPES, MAX_DIM, MAX_THREADS
+from gemmtuned.configs.problem import DTYPES, MAX_DIM
 from gemmtuned.kernels import catalog
 from gemmtuned.kernels.own_kernel import Parameter
 
@@ -193,10 +193,8 @@ OutDtype = Annotated[
 AllBias = Annotated[bool, typer.Option("--all-bias", help="Each shape without and with a bias.")]
 Threads = Annotated[
     int | None,
-    typer.Option(
-        parser=whole_number(0, MAX_THREADS),
-        metavar="N",
-        help="CPU threads where nothing says; default: as many as torch takes, or 0 (the GPU) where there is one.",
+    threads_option(
+        "CPU threads where nothing says; default: as many as torch takes, or 0 (the GPU) where there is one."
     ),
 ]
 SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave bad rows out and go on.")]
