@@ -31,11 +31,14 @@ from typing import Any, Final
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.model_parts import Weight
 from gemmtuned.configs.model_reader import CORE, MAX_LAYERS, Reader
+from gemmtuned.configs.numbers import whole
 
 FOLDER: Final = Path(__file__).with_name("architectures")
 _SPLITS: Final = ("heads", "kv_heads", "columns", "rows", "vocab", "groups", "whole")
 _UNITS: Final = {"heads": "heads", "kv_heads": "kv_heads"}
 _GIVEN: Final[dict[str, Any]] = {"len": len, "max": max, "min": min, "int": int, "range": range, "str": str}
+# What an expression raises over a config that lacks a name, or has a value of another kind
+_NO_VALUE: Final = (TypeError, ZeroDivisionError, IndexError, AttributeError, ValueError)
 _NODES: Final = (
     ast.Expression, ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.IfExp, ast.Compare, ast.Call, ast.Constant, ast.Name,
     ast.Load, ast.Subscript, ast.Slice, ast.List, ast.Tuple, ast.boolop, ast.operator, ast.unaryop, ast.cmpop,
@@ -175,7 +178,8 @@ class _Values(dict[str, Any]):
         self._open: set[str] = set()
         told = reader.values.get("per_layer_config")  # what single layers have of their own, by number
         given = told.items() if isinstance(told, Mapping) else ()
-        self.layered = {int(i): one for i, one in given if str(i).isdecimal() and isinstance(one, Mapping)}
+        layers = ((whole(str(i)), one) for i, one in given)
+        self.layered = {i: one for i, one in layers if i is not None and isinstance(one, Mapping)}
 
     def __missing__(self, name: str) -> Any:
         if name in _GIVEN:
@@ -252,7 +256,7 @@ def _weights(line: Line, values: _Values, section: Section, reader: Reader) -> l
             groups.setdefault(one, []).append(i)
         units = _size(values.of(line.units)) if line.units is not None and groups else 1
         repeated = values.of(line.repeated) if line.repeated is not None and groups else 0
-    except (TypeError, ZeroDivisionError, IndexError, AttributeError, ValueError) as err:
+    except _NO_VALUE as err:
         raise ProblemError(_told(line, values.read, reader)) from err
     values.pop("i", None)
     why = _why(line, values)
@@ -310,7 +314,7 @@ def _why(line: Line, values: _Values) -> str:
 
         try:
             return re.sub(r"(?<![\w.])[A-Za-z_]\w*(?![\w.(\[])", number, one.text)
-        except (TypeError, ZeroDivisionError, IndexError, AttributeError, ValueError):
+        except _NO_VALUE:
             return one.text  # one that only single layers can say
 
     of = f" of {shown(line.experts)}" if line.experts is not None else ""
