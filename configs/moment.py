@@ -1,4 +1,4 @@
-"""A moment as people read it."""
+"""Moments, spans of time and figures as people read them."""
 
 from __future__ import annotations
 
@@ -9,3 +9,19 @@ def moment(at_s: float, now_s: float) -> str:
     """`23:49`, or `2026-12-02 23:49` on another day; local time."""
     at, now = time.localtime(at_s), time.localtime(now_s)
     return time.strftime("%H:%M" if at[:3] == now[:3] else "%Y-%m-%d %H:%M", at)
+
+
+def duration(us: float) -> str:
+    """Microseconds in the unit a reader would choose: 8.41 us, 12.3 ms, 4.2 s, 1.5 h."""
+    if us == 0:
+        return "0 us"
+    for limit, scale, unit in ((1e3, 1, "us"), (1e6, 1e3, "ms"), (3.6e9, 1e6, "s")):
+        if abs(us) < limit * 0.9995:
+            return f"{three(us / scale)} {unit}"
+    return f"{three(us / 3.6e9)} h"
+
+
+def three(value: float) -> str:
+    """A figure with three digits: 8.41, 12.3, 842."""
+    digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+    return f"{value:.{digits}f}"

@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from gemmtuned.configs.errors import ProblemError
+from gemmtuned.configs.near import did_you_mean
 from gemmtuned.configs.numbers import whole
 
 # Our short names with torch's ScalarType numbers: the native table packs the number, everything else uses the name.
@@ -126,10 +127,13 @@ class Problem:
         if self.family not in FAMILIES and not (isinstance(self.family, str) and OTHERS_FAMILY.fullmatch(self.family)):
             raise ProblemError(
                 f"family is {self.family!r}, expected one of {', '.join(FAMILIES)}, or package.family of another's"
+                f"{did_you_mean(self.family, FAMILIES)}"
             )
         for name, allowed in _CLOSED.items():
-            if getattr(self, name) not in allowed:
-                raise ProblemError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(allowed)}")
+            value = getattr(self, name)
+            if value not in allowed:
+                near = did_you_mean(value, allowed)
+                raise ProblemError(f"{name} is {value!r}, expected one of {', '.join(allowed)}{near}")
         for name in ("batch", "m", "n", "k"):
             self._check_size(name)
         for name in _SWITCHES:
@@ -279,9 +283,11 @@ class Problem:
         """
         match = _SPELLING.fullmatch(text.strip())
         if match is None:
+            meant = "".join(text[:400].lower().replace("torch.", "").replace("*", "x").split())
+            near = f". Did you mean {meant}?" if _SPELLING.fullmatch(meant) else ""
             raise ProblemError(
                 f"{text!r} is not a problem. Write [family:]dtype:[Bx]MxNxK[+bias][,name=value...], "
-                "for example bf16:8x2048x1024+bias,threads=2"
+                f"for example bf16:8x2048x1024+bias,threads=2{near}"
             )
         dims = [int(d) for d in match["dims"].split("x")]
         values: dict[str, Any] = {
@@ -297,7 +303,8 @@ class Problem:
             short, _, value = item.partition("=")
             name = _LONG.get(short)
             if name is None:
-                raise ProblemError(f"{text!r}: unknown part {short!r}, expected one of {', '.join(_LONG)}")
+                near = did_you_mean(short, _LONG)
+                raise ProblemError(f"{text!r}: unknown part {short!r}, expected one of {', '.join(_LONG)}{near}")
             if name in _NUMBERS:
                 number = whole(value)
                 if number is None:

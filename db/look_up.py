@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from gemmtuned.configs.moment import duration
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import CROWDED, LIVE_STATES, Candidate, Device, Environment
@@ -106,7 +107,8 @@ def _why_not(s: dict[str, Any], environment: Environment) -> str:
 def _queue(here: dict[str, Any] | None, *, hit: bool) -> str:
     if here is None:
         return "never seen in this environment: run a program that calls it with GEMMTUNED=1, or gemmtuned tune"
-    calls = f"{here['calls']} call{'' if here['calls'] == 1 else 's'} seen, {here['us']:.1f} us each by the default"
+    seen = "1 call" if here["calls"] == 1 else f"{here['calls']:,} calls"
+    calls = f"{seen} seen, {duration(here['us'])} each by torch's own kernel"
     if hit:
         return calls
     unit = "" if here["covers"] == "exact" else f", to be tuned with its bucket up to M={here['unit_m']}"

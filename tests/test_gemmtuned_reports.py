@@ -9,6 +9,7 @@ import time
 import pytest
 
 from gemmtuned.configs.errors import ProblemError, TableError
+from gemmtuned.configs.moment import duration
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
 from gemmtuned.reports import comparison, progress, render
@@ -23,11 +24,11 @@ from gemmtuned.reports.status import report as status_report
 @pytest.mark.parametrize(
     ("spell", "value", "text"),
     [
-        (render.duration, 8.414, "8.41 us"),
-        (render.duration, 999.7, "1.00 ms"),
-        (render.duration, 12_345, "12.3 ms"),
-        (render.duration, 4.2e6, "4.20 s"),
-        (render.duration, 7.2e9, "2.00 h"),
+        (duration, 8.414, "8.41 us"),
+        (duration, 999.7, "1.00 ms"),
+        (duration, 12_345, "12.3 ms"),
+        (duration, 4.2e6, "4.20 s"),
+        (duration, 7.2e9, "2.00 h"),
         (render.percent, 0.9999, "99.9 %"),  # not all of it
         (render.percent, 1.0, "100.0 %"),
         (render.percent, 1e-9, "0.1 %"),  # not nothing

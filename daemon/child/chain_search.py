@@ -18,6 +18,7 @@ from typing import Final
 import torch
 
 from gemmtuned.configs.errors import CandidateFailed, TableError, TryLater
+from gemmtuned.configs.moment import duration
 from gemmtuned.configs.problem import CHAIN_M, Problem
 from gemmtuned.configs.rows import ROWS
 from gemmtuned.configs.solution import DEFAULT_BACKEND, MODES, Candidate, Environment, Solution
@@ -237,5 +238,6 @@ def _together(races: Sequence[Race]) -> Race:
 
 
 def _by_size(entrant: Entrant, sizes: Iterable[Problem]) -> str:
-    times = (f"M={p.m} {entrant.races[p].baseline_us:.1f} to {entrant.races[p].us:.1f} us" for p in sizes)
+    races = ((p.m, entrant.races[p]) for p in sizes)
+    times = (f"M={m} {duration(race.baseline_us)} to {duration(race.us)}" for m, race in races)
     return f"torch's own to batch-invariant: {', '.join(times)}"

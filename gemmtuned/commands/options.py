@@ -16,6 +16,7 @@ from typer.core import TyperCommand
 
 from gemmtuned.commands import completing
 from gemmtuned.configs.errors import StoreError
+from gemmtuned.configs.near import did_you_mean
 from gemmtuned.configs.numbers import decimal, signed
 from gemmtuned.configs.problem import MAX_THREADS, SPELLED, Problem
 from gemmtuned.configs.settings import Settings, child_env
@@ -49,7 +50,7 @@ def seconds(text: str) -> float:
 def one_of(text: str, allowed: tuple[str, ...]) -> str:
     """Text if it is allowed, else a usage error that lists what is."""
     if text not in allowed:
-        raise typer.BadParameter(f"{text!r} is not one of {', '.join(allowed)}")
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(allowed)}{did_you_mean(text, allowed)}")
     return text
 
 

@@ -38,7 +38,9 @@ class BucketObjects:
             if url.startswith("file:"):
                 path = Path(urlsplit(url).path)
                 if not path.is_absolute() or urlsplit(url).netloc:
-                    raise SettingError(f"{url!r} has no absolute path, expected file:///folder")
+                    meant = f"/{urlsplit(url).netloc}{path}".replace("//", "/").rstrip("/")
+                    near = f". Did you mean file://{meant}?" if meant else ""
+                    raise SettingError(f"{url!r} has no absolute path, expected file:///folder{near}")
                 self._store = stores.LocalStore(prefix=str(path), mkdir=True)
             else:
                 self._store = stores.from_url(url, client_options=_CLIENT, retry_config=_RETRY)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from gemmtuned.configs.moment import duration
 from gemmtuned.hooks.compiled import CPP_WRAPPER
 from gemmtuned.reports.own_time import COLUMNS
-from gemmtuned.reports.render import Column, Report, Row, Table, count, duration, factor, flops, more, percent, several
+from gemmtuned.reports.render import Column, Report, Row, Table, count, factor, flops, more, percent, several
 
 WEIGHTS: Final = ("time", "calls", "flops")
 SHOWN: Final = 50  # rows, unless told otherwise

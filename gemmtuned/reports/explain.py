@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final
 
+from gemmtuned.configs.moment import duration
 from gemmtuned.configs.padding import fine_step, padded_m
 from gemmtuned.configs.problem import Problem, known_problems
 from gemmtuned.configs.solution import Candidate
 from gemmtuned.reports.gains import EVERY_M
 from gemmtuned.reports.places import abridged
-from gemmtuned.reports.render import TIMES, Column, Report, Row, Table, duration
+from gemmtuned.reports.render import TIMES, Column, Report, Row, Table
 
 MOST: Final = 20  # problems explained at once
 

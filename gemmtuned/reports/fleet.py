@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from gemmtuned.configs.moment import duration
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Candidate
 from gemmtuned.fleet import views
 from gemmtuned.fleet.objects import Objects
 from gemmtuned.fleet.seen import Seen
 from gemmtuned.reports.coverage import share
-from gemmtuned.reports.render import TIMES, Column, Report, Table, age, count, duration, factor, more, percent, several
+from gemmtuned.reports.render import TIMES, Column, Report, Table, age, count, factor, more, percent, several
 
 _WINDOW: Final = "a recent day (each day before counts half as much as the next)"
 _EMPTY: Final = "No host tells anything there yet: gemmtuned sync URL, or a daemon with GEMMTUNED_SYNC, writes it."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from gemmtuned.configs.moment import duration
 from gemmtuned.configs.problem import SPELLED
 from gemmtuned.configs.solution import CROWDED, LIVE_STATES, Candidate
 from gemmtuned.reports.render import (
@@ -14,7 +15,6 @@ from gemmtuned.reports.render import (
     Row,
     Table,
     count,
-    duration,
     factor,
     more,
     percent,

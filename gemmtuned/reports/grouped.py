@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from gemmtuned.configs.moment import duration
 from gemmtuned.reports.layers import BEST, name_of
-from gemmtuned.reports.render import Column, Report, Row, Table, count, duration, factor, more
+from gemmtuned.reports.render import Column, Report, Row, Table, count, factor, more
 
 
 def untuned(rows: Sequence[Row], each: Report, *, limit: int) -> Report:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from gemmtuned.configs.moment import duration
 from gemmtuned.reports.coverage import frozen_notes
-from gemmtuned.reports.render import Column, Report, Table, count, duration, factor, percent
+from gemmtuned.reports.render import Column, Report, Table, count, factor, percent
 
 BEST: Final = "default_best"  # the state of a verdict that says torch's own kernel is best
 _KEY: Final = ("family", "batch", "n", "k", "dtype", "wdtype", "device", "threads")

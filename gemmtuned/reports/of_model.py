@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, Final
 
+from gemmtuned.configs.moment import duration
 from gemmtuned.reports.layers import gain_of_all, layers
-from gemmtuned.reports.render import clean, count, duration, factor, percent
+from gemmtuned.reports.render import clean, count, factor, percent
 
 if TYPE_CHECKING:
     import torch

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gemmtuned.reports.render import Column, Row, duration, factor, percent
+from gemmtuned.configs.moment import duration
+from gemmtuned.reports.render import Column, Row, factor, percent
 
 COLUMNS = (
     Column("wall_us", "ran for", duration),

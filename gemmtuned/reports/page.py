@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gemmtuned import __version__
+from gemmtuned.configs.moment import duration
 from gemmtuned.configs.solution import LIVE_STATES
 from gemmtuned.db import queries
 from gemmtuned.db.rollup import hours_of
@@ -22,7 +23,7 @@ from gemmtuned.db.timeline import timeline
 from gemmtuned.reports import charts
 from gemmtuned.reports.layers import BEST, answer, gain_of_all
 from gemmtuned.reports.layers import layers as by_layer
-from gemmtuned.reports.render import clean, count, duration, factor, percent
+from gemmtuned.reports.render import clean, count, factor, percent
 
 LAYERS: Final = 15
 PROBLEMS: Final = 200

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from gemmtuned.reports.render import clean, complain, duration, terminal
+from gemmtuned.configs.moment import duration
+from gemmtuned.reports.render import clean, complain, terminal
 
 Tell = Callable[[int, int, str], None]  # (done, total, what is at work now)
 SILENT_S: Final = 30.0  # so long nothing is said of work that does not get on

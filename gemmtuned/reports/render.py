@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from gemmtuned.configs.moment import duration, three
 from gemmtuned.configs.settings import no_color
 
 if TYPE_CHECKING:
@@ -88,16 +89,6 @@ def more(shown: Sequence[Any], found: Sequence[Any]) -> list[str]:
     return [f"{count(len(found) - len(shown))} more: --limit 0 shows all"] if len(shown) < len(found) else []
 
 
-def duration(us: float) -> str:
-    """Microseconds in the unit a reader would choose: 8.41 us, 12.3 ms, 4.2 s, 1.5 h."""
-    if us == 0:
-        return "0 us"
-    for limit, scale, unit in ((1e3, 1, "us"), (1e6, 1e3, "ms"), (3.6e9, 1e6, "s")):
-        if abs(us) < limit * 0.9995:
-            return f"{_three(us / scale)} {unit}"
-    return f"{_three(us / 3.6e9)} h"
-
-
 def percent(share: float) -> str:
     """0.947 as 94.7 %; never rounded up to 100 or down to 0."""
     shown = min(99.9, share * 100) if share < 1 else share * 100
@@ -118,7 +109,7 @@ def flops(value: float) -> str:
     """Floating-point operations with an SI prefix: 4.30 TFLOP."""
     for scale, unit in ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP")):
         if value >= scale:
-            return f"{_three(value / scale)} {unit}"
+            return f"{three(value / scale)} {unit}"
     return f"{value:.0f} FLOP"
 
 
@@ -126,7 +117,7 @@ def size(value: float) -> str:
     """Bytes with a binary prefix."""
     for scale, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if value >= scale:
-            return f"{_three(value / scale)} {unit}"
+            return f"{three(value / scale)} {unit}"
     return f"{value:.0f} B"
 
 
@@ -221,11 +212,6 @@ def _text(line: str) -> Any:
     from rich.text import Text  # text as it is: a run named "[red]" is a name, not a style
 
     return Text(clean(line))
-
-
-def _three(value: float) -> str:
-    digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
-    return f"{value:.{digits}f}"
 
 
 def _finite(value: Any) -> Any:

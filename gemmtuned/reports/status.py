@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from gemmtuned.configs.moment import moment
+from gemmtuned.configs.moment import duration, moment
 from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.service.rules import paused_until
 from gemmtuned.db.queries import DAY_S
 from gemmtuned.reports.checks import Check
 from gemmtuned.reports.coverage import frozen_notes
 from gemmtuned.reports.places import abridged
-from gemmtuned.reports.render import Column, Report, Row, Table, age, count, duration, percent, several
+from gemmtuned.reports.render import Column, Report, Row, Table, age, count, percent, several
 from gemmtuned.reports.unseen import dropped_calls, dropped_notes, engine_paths, unseen_notes
 from gemmtuned.reports.why import advice, why_off
 from gemmtuned.reports.without import without_notes

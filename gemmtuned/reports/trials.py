@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gemmtuned.configs.moment import duration
 from gemmtuned.configs.solution import Candidate
-from gemmtuned.reports.render import Column, Report, Row, Table, age, duration, small
+from gemmtuned.reports.render import Column, Report, Row, Table, age, small
 
 
 def report(rows: Sequence[Row], *, problem: str | None, limit: int, now_s: float) -> Report:

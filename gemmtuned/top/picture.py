@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from gemmtuned.configs.moment import duration
 from gemmtuned.configs.solution import Candidate
-from gemmtuned.reports.render import age, clean, count, duration, factor, percent, several
+from gemmtuned.reports.render import age, clean, count, factor, percent, several
 from gemmtuned.reports.why import advice
 
 BAR: Final = 30  # characters
