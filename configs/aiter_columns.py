@@ -42,6 +42,10 @@ def torch_name(dtype: str) -> str:
     return f"torch.{_TORCH_NAMES.get(dtype, dtype)}"
 
 
+# torch's names with "torch.", as str() of a dtype gives them, for ours
+SHORT_NAMES: Final = {torch_name(short): short for short in DTYPES}
+
+
 def _size(text: str) -> int:
     """M, N, K and the like."""
     if text.isascii() and text.isdigit():

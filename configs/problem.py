@@ -180,26 +180,26 @@ class Problem:
         return 2 * times * self.m * self.n * self.k
 
     @property
+    def weights_read(self) -> int:
+        """Matrices W that a call reads at most: of grouped products those of groups that can have rows."""
+        return min(self.batch, self.m) if self.family == "grouped" else self.batch
+
+    @property
     def first_width(self) -> int:
         """Columns of a mixture's first product: gate and up lie side by side."""
         return (self.inter or 1) * (2 if "_gated" in (self.act or "") else 1)
 
     @property
     def bytes(self) -> int:
-        """Bytes that must be moved once: X, W, Y and a full C (AITER's bandwidth rule, aiter base_tuner).
-
-        Scales are not counted: at most 1/32 of what they scale.
-        """
+        """Bytes that must be moved once: X, W, Y, a full C (AITER's rule); scales, at most 1/32 more, are not."""
         if self.family == "moe":  # the weights of all experts, whichever are used
             weights = (self.first_width + (self.inter or 1)) * self.k * (self.experts or 1) * DTYPE_BYTES[self.wdtype]
             tokens = self.m * self.k * (DTYPE_BYTES[self.dtype] + DTYPE_BYTES[self.out_dtype])
             return int(weights + tokens)
-        rows = 1 if self.family == "grouped" else self.batch  # the rows of all groups together are m
-        x = rows * self.m * self.k * DTYPE_BYTES[self.dtype]
-        weights = min(self.batch, self.m) if self.family == "grouped" else self.batch  # of groups that can have rows
-        w = weights * self.n * self.k * DTYPE_BYTES[self.wdtype]
-        y = rows * self.m * self.n * DTYPE_BYTES[self.out_dtype]
-        return int(x + w + (2 if self.family.endswith("_add") else 1) * y)
+        x = self.m * self.k * DTYPE_BYTES[self.dtype]
+        y = (2 if self.family.endswith("_add") else 1) * self.m * self.n * DTYPE_BYTES[self.out_dtype]
+        w = self.weights_read * self.n * self.k * DTYPE_BYTES[self.wdtype]
+        return int((1 if self.family == "grouped" else self.batch) * (x + y) + w)
 
     def with_m(self, m: int) -> Problem:
         """The same problem with another number of rows; a batch-invariant one is the same for every number."""

@@ -159,9 +159,8 @@ def _note(template: Any, kernel: str) -> Note:
     """
     import torch
 
-    from gemmtuned.kernels.dtypes import TORCH_DTYPES
+    from gemmtuned.kernels.dtypes import SHORT
 
-    short = {dtype: name for name, dtype in TORCH_DTYPES.items()}
     a, b = template.inputs[-2:]
     one, other, out = ([_size(d) for d in t.get_size()] for t in (a, b, template))
     if one[:-2] != other[:-2] or one[-1] != other[-2] or out != [*one[:-1], other[-1]] or len(one) > 3:
@@ -179,9 +178,9 @@ def _note(template: Any, kernel: str) -> Note:
         bias=bool(added) and len(one) == 2 and not full,
         layout=_side(a, prefer_t=False) + _side(b, prefer_t=True),
         threads=torch.get_num_threads() if device.type == "cpu" else 0,
-        dtype=short[a.get_dtype()],
-        wdtype=short[b.get_dtype()],
-        out_dtype=short[template.get_dtype()],
+        dtype=SHORT[a.get_dtype()],
+        wdtype=SHORT[b.get_dtype()],
+        out_dtype=SHORT[template.get_dtype()],
     )
     place = "cpu" if device.type == "cpu" else f"{device.type}:{device.index or 0}"
     return problem, kernel, place
@@ -191,13 +190,12 @@ def _packed_note(node: Any, kernel: str) -> Note:
     """The product of a linear with a packed weight: of its first input and its output. Raises whatever it likes."""
     import torch
 
-    from gemmtuned.kernels.dtypes import TORCH_DTYPES
+    from gemmtuned.kernels.dtypes import SHORT
 
-    short = {dtype: name for name, dtype in TORCH_DTYPES.items()}
     x = node.inputs[0]
     one, out = ([_size(d) for d in t.get_size()] for t in (x, node))
     problem = Problem(
-        m=math.prod(out[:-1]), n=out[-1], k=one[-1], dtype=short[x.get_dtype()], out_dtype=short[node.get_dtype()],
+        m=math.prod(out[:-1]), n=out[-1], k=one[-1], dtype=SHORT[x.get_dtype()], out_dtype=SHORT[node.get_dtype()],
         weight_state="packed", threads=torch.get_num_threads(),
     )  # fmt: skip
     return problem, kernel, "cpu"

@@ -23,6 +23,7 @@ TORCH_DTYPES: Final[dict[str, torch.dtype]] = {
     "fp8_e4m3": torch.float8_e4m3fn,
     "fp8_e5m2": torch.float8_e5m2,
 }
+SHORT: Final = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 FLOATS: Final = (torch.bfloat16, torch.float16, torch.float32)  # of the results of our ops
 FP8: Final = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)

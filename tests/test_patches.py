@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
 from hooked import Home
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import gemmtuned
 from gemmtuned.configs.errors import GemmtunedError
@@ -103,9 +110,98 @@ def test_a_name_or_a_version_that_is_not_known_is_refused_by_name(monkeypatch: p
     old = types.ModuleType("transformers.integrations.moe")
     with pytest.raises(GemmtunedError, match="no registry of experts with grouped_mm: transformers 5 brings it"):
         transformers_moe.apply(old)
+    monkeypatch.setattr(sys.modules["transformers"], "__version__", "6.0.1")
+    with pytest.raises(
+        GemmtunedError, match=r"transformers 6.0.1 is not known to .*, which was written for 5.x: leave"
+    ):
+        gemmtuned.patch("transformers.moe")
     monkeypatch.setitem(sys.modules, "transformers.integrations.moe", None)
     with pytest.raises(GemmtunedError, match="does not import"):
         gemmtuned.patch("transformers.moe")
+
+
+def a_hook(*_: Any) -> None:
+    """Sees what passes, and changes nothing."""
+
+
+class Wrapped(torch.Tensor):
+    """A subclass, which may do anything at any call."""
+
+
+class Watching(TorchFunctionMode):
+    """Sees each of torch's functions."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **kwargs or {})
+
+
+Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+WATCHED: dict[str, Callable[[Any, Given], Any]] = {
+    "a hook of the experts": lambda e, given: e.register_forward_hook(a_hook) and e(*given),
+    "a hook before the experts": lambda e, given: e.register_forward_pre_hook(a_hook) and e(*given),
+    "a hook of the activation": lambda e, given: e.act_fn.register_forward_hook(a_hook) and e(*given),
+    "a hook before the activation": lambda e, given: e.act_fn.register_forward_pre_hook(a_hook) and e(*given),
+    "a forward of the activation's own": lambda e, given: setattr(e.act_fn, "forward", F.silu) or e(*given),
+    "a subclass": lambda e, given: e(given[0].as_subclass(Wrapped), *given[1:]),
+    "derivatives": lambda e, given: torch.enable_grad()(e)(given[0].clone().requires_grad_(), *given[1:]),
+    "a transform": lambda e, given: torch.func.functionalize(e)(*given),
+    "a trace": lambda e, given: torch.jit.trace(lambda *g: e(*g), given, check_trace=False)(*given),
+    "an fx trace": lambda e, given: make_fx(lambda *g: e(*g))(*given)(*given),
+}
+MODES: dict[str, Callable[[], Any]] = {
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "a mode of dispatch": lambda: FlopCounterMode(display=False),
+    "a mode of functions": Watching,
+}  # fmt: skip
+
+
+@pytest.fixture
+def patched(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Given, list[int]]]:
+    """(experts of Qwen3-MoE, operands, a list that grows with each call that we serve)."""
+    from transformers.models.qwen3_moe import modeling_qwen3_moe as theirs
+
+    config = theirs.Qwen3MoeConfig(hidden_size=32, moe_intermediate_size=16, num_experts=6, num_experts_per_tok=2)
+    config._experts_implementation = "grouped_mm"
+    experts = theirs.Qwen3MoeExperts(config)
+    served: list[int] = []
+    usual = transformers_moe.fused_moe
+    monkeypatch.setattr(transformers_moe, "fused_moe", lambda *a, **b: served.append(1) or usual(*a, **b))
+    torch.manual_seed(0)
+    for p in experts.requires_grad_(False).parameters():
+        torch.nn.init.normal_(p, std=0.1)
+    undo = gemmtuned.patch("transformers.moe")
+    with torch.no_grad():
+        yield experts, (torch.randn(5, 32), torch.randint(0, 6, (5, 2)), torch.rand(5, 2)), served
+    undo()
+
+
+@pytest.mark.parametrize("name", [*WATCHED, *MODES])
+def test_where_somebody_looks_on_transformers_own_form_runs(name: str, patched: tuple[Any, Given, list[int]]) -> None:
+    experts, given, served = patched
+    right = experts(*given)
+    assert len(served) == 1
+    if name in MODES:
+        with MODES[name]():
+            y = experts(*given)
+    else:
+        y = WATCHED[name](experts, given)
+    assert len(served) == 1
+    assert torch.allclose(y, right, rtol=0.1 if name == "autocast" else 1e-4, atol=1e-2 if name == "autocast" else 1e-5)
+
+
+def test_a_place_for_new_tensors_and_a_compiler_are_nobody(patched: tuple[Any, Given, list[int]]) -> None:
+    experts, given, served = patched
+    with torch.device("cpu"):
+        right = experts(*given)
+    assert len(served) == 1
+    graphs = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(str(graph.graph))
+        return graph.forward
+
+    y = torch.compile(experts, backend=backend, fullgraph=True)(*given)
+    assert torch.equal(y, right) and "gemmtuned.fused_moe" in graphs[0]
 
 
 def test_no_patch_is_loaded_unless_it_is_asked_for(home: Home, tmp_path: Path) -> None:

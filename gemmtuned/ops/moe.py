@@ -16,9 +16,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from gemmtuned.configs.aiter_columns import torch_name
+from gemmtuned.configs.aiter_columns import SHORT_NAMES
 from gemmtuned.configs.errors import GemmtunedError, ProblemError
-from gemmtuned.configs.problem import DTYPES, Problem, as_by_default
+from gemmtuned.configs.problem import Problem, as_by_default
 from gemmtuned.hooks import activate
 from gemmtuned.hooks.hook import own_op
 from gemmtuned.kernels.cuda.moe_decode import MAX_PAIRS
@@ -26,10 +26,11 @@ from gemmtuned.kernels.mixture import How, Operands, run, without_others
 from gemmtuned.ops.blame import FAILURES, is_to_blame
 from gemmtuned.ops.moe_arguments import how_of, operands_of
 from gemmtuned.ops.moe_table import MISS, give_up, serving
+from gemmtuned.ops.plain import PLAIN, nobody_looks_on
 from gemmtuned.ops.plans import place_of
 
-_DTYPES: Final = {torch_name(short): short for short in DTYPES}
-_WEIGHT: Final = {"mxfp4": "fp4_e2m1", "int4": "i4"}  # dtypes of weights that lie in bytes
+# Dtypes of weights that lie in bytes
+_WEIGHT: Final = {"mxfp4": "fp4_e2m1", "int4": "i4"}
 _SCALE: Final = {"none": "none", "tensor": "tensor", "row": "row", "128x128": "128x128", "mxfp4": "1x32", "int4": "row"}
 log = logging.getLogger("gemmtuned.ops")
 
@@ -126,7 +127,7 @@ def _counted(hook: Any, problem: Problem, o: Operands, how: How) -> Tensor:
     """By the solution of the table in use, where there is one; counted as one call, its products under aten are not."""
     place = place_of(o.x.device)
     captured = o.x.is_cuda and torch.cuda.is_current_stream_capturing()
-    found = MISS if _wants_derivatives(o) else serving(hook, problem, place, captured=captured)
+    found = serving(hook, problem, place, captured=captured) if _is_plain(o) else MISS
     served = None
     with own_op(hook, "" if found.call is None else place):
         if found.call is not None and found.solution is not None:
@@ -142,7 +143,7 @@ def _counted(hook: Any, problem: Problem, o: Operands, how: How) -> Tensor:
 
 def _usual(o: Operands, how: How) -> Tensor:
     """What serves where nothing is tuned."""
-    small = o.x.is_cuda and 0 < o.ids.numel() <= MAX_PAIRS and not _wants_derivatives(o)
+    small = o.x.is_cuda and 0 < o.ids.numel() <= MAX_PAIRS and _is_plain(o)
     y = _launched(o, how) if small else None
     return run(o, how) if y is None else y
 
@@ -194,16 +195,20 @@ def _problem(
     try:
         return Problem(
             family="moe", m=x[0], n=x[1], k=x[1], inter=w2[2] * (2 if how.quant in _WEIGHT else 1), experts=w1[0],
-            topk=topk, act=act, bias=bias, dtype=_DTYPES[str(dtype)], wscale=_SCALE[how.quant],
-            wdtype=_WEIGHT.get(how.quant) or _DTYPES[str(wdtype)], deterministic=deterministic, threads=threads,
+            topk=topk, act=act, bias=bias, dtype=SHORT_NAMES[str(dtype)], wscale=_SCALE[how.quant],
+            wdtype=_WEIGHT.get(how.quant) or SHORT_NAMES[str(wdtype)], deterministic=deterministic, threads=threads,
         )  # fmt: skip
     except (KeyError, ProblemError):
         return None
 
 
-def _wants_derivatives(o: Operands) -> bool:
-    given = (o.x, o.w1, o.w2, o.weights, o.scale1, o.scale2, o.bias1, o.bias2)
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
+def _is_plain(o: Operands) -> bool:
+    """Whether kernels that are not torch's may serve: no derivative, autocast, subclass, mode, transform or tracer."""
+    wanted = torch.is_grad_enabled()
+    for t in (o.x, o.w1, o.w2, o.weights, o.ids, o.scale1, o.scale2, o.bias1, o.bias2):
+        if t is not None and (type(t) not in PLAIN or (wanted and t.requires_grad)):
+            return False
+    return nobody_looks_on(o.x.device.type)
 
 
 @torch.library.custom_op("gemmtuned::fused_moe", mutates_args=())

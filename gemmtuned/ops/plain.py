@@ -8,15 +8,16 @@ from __future__ import annotations
 from typing import Final
 
 import torch
+from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
 
 from gemmtuned.configs.errors import ProblemError
-from gemmtuned.configs.problem import DTYPES, Problem
+from gemmtuned.configs.problem import Problem
+from gemmtuned.kernels.dtypes import SHORT
 
-PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})  # subclasses, proxies and fakes are torch's business
-_SHORT: Final = {
-    torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64",
-    torch.complex64: "c64", torch.complex128: "c128", torch.int8: "i8", torch.int32: "i32", torch.int64: "i64",
-}  # fmt: skip
+# Subclasses, proxies and fakes are torch's business
+PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
+_LINEAR: Final = frozenset({"fp16", "bf16", "fp32", "fp64", "c64", "c128", "i8", "i32", "i64"})
 
 
 def plain_call(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> bool:
@@ -31,12 +32,26 @@ def plain_call(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> bool
         and w.is_contiguous()
         and x.is_contiguous()
         and (b is None or (type(b) in PLAIN and b.dtype is x.dtype and b.shape == w.shape[:1] and b.is_contiguous()))
-        and not torch.is_autocast_enabled("cpu")
+        and nobody_looks_on("cpu")
+    )
+
+
+def nobody_looks_on(kind: str) -> bool:
+    """Whether no mode, transform or tracer takes torch's calls on devices of this kind for what they are."""
+    return (
+        not torch.is_autocast_enabled(kind)
         and torch._C._functorch.maybe_current_level() is None
         and not torch._C._get_tracing_state()
-        and not torch._C._len_torch_function_stack()
+        and _only_places()
         and not torch._C._len_torch_dispatch_stack()
+        and forward_ad._current_level < 0
     )
+
+
+def _only_places() -> bool:
+    """Whether function modes do nothing but say where new tensors lie, as torch.set_default_device does."""
+    count = torch._C._len_torch_function_stack()
+    return not count or all(type(torch._C._get_function_stack_at(i)) is DeviceContext for i in range(count))
 
 
 def describe(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> Problem:
@@ -53,8 +68,8 @@ def describe(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> Pro
     dtype = x.dtype
     if torch.is_autocast_enabled("cpu") and dtype in (torch.float32, torch.bfloat16, torch.float16):
         dtype = torch.get_autocast_dtype("cpu")
-    name = _SHORT.get(dtype)
-    if name is None:
+    name = SHORT.get(dtype, "")
+    if name not in _LINEAR:
         raise ProblemError(f"dtype {dtype} has no short name")
     return Problem(
         m=int(x.numel()) // k,
@@ -82,6 +97,3 @@ def _math_mode(dtype: str) -> str:
         return "ieee"
     mode = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
     return mode if mode in ("tf32", "bf16") else "ieee"
-
-
-assert set(_SHORT.values()) <= set(DTYPES)

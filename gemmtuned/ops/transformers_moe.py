@@ -3,33 +3,42 @@
 Modules that transformers marks with `use_experts_implementation` take their forward from ALL_EXPERTS_FUNCTIONS, by
 default under the name grouped_mm.  Ours is registered as `gemmtuned`, for `model.set_experts_implementation`, and put
 before grouped_mm, so that an unchanged program uses it.  What it does not take goes on to transformers' own: training,
-weights that lie as [E, K, N] (gpt-oss: there torch._grouped_mm is tuned), gates and activations of a model's own.
+weights that lie as [E, K, N] (gpt-oss: there torch._grouped_mm is tuned), gates and activations of a model's own, and
+all that somebody looks on at: hooks of the experts or of their activation, modes, transforms, tracers, autocast.
 Results differ from transformers' by rounding: the first product is rounded once and the sum over experts is in fp32.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.nn.modules import module as nn_module
 
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.ops.moe import ActivationType, fused_moe
+from gemmtuned.ops.plain import PLAIN, nobody_looks_on
 
-DEFAULT: Final = "grouped_mm"  # transformers' name of what it runs unless a program says otherwise
+# transformers' name of what it runs unless a program says otherwise
+DEFAULT: Final = "grouped_mm"
 NAME: Final = "gemmtuned"
 _FLAGS: Final = {"has_gate": True, "has_bias": False, "is_transposed": False, "is_concatenated": True,
                  "has_post_expert_norm": False, "_is_expert_parallel": False}  # fmt: skip
+# Versions of transformers whose experts these flags and that gate say all of
+KNOWN: Final = (5,)
+_HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _TYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
 Forward = Callable[[Any, Tensor, Tensor, Tensor], Tensor]
 
 
 def is_ready(module: ModuleType) -> bool:
     """As Patch.is_ready."""
-    return not getattr(module.__spec__, "_initializing", False)  # as importlib says it of a module
+    # As importlib says it of a module
+    return not getattr(module.__spec__, "_initializing", False)
 
 
 def apply(module: ModuleType) -> Callable[[], None]:
@@ -37,8 +46,12 @@ def apply(module: ModuleType) -> Callable[[], None]:
     functions = getattr(module, "ALL_EXPERTS_FUNCTIONS", None)
     if functions is None or not hasattr(functions, "register") or DEFAULT not in functions:
         raise GemmtunedError(
-            f"{module.__name__} has no registry of experts with {DEFAULT}: transformers 5 brings it, this is "
-            f"{_version()}"
+            f"{module.__name__} has no registry of experts with {DEFAULT}: transformers 5 brings it, this is {_said()}"
+        )
+    if _major() not in KNOWN:
+        raise GemmtunedError(
+            f"{_said()} is not known to {__name__}, which was written for {', '.join(f'{n}.x' for n in KNOWN)}: leave "
+            "out the patch, or install one of those"
         )
     stock: Forward = functions[DEFAULT]
     if getattr(stock, "is_gemmtuned", False):
@@ -46,7 +59,9 @@ def apply(module: ModuleType) -> Callable[[], None]:
     gate = getattr(module, "_default_apply_gate", None)
 
     def forward(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        activation = None if top_k_weights.requires_grad else _activation(experts, gate, hidden_states)
+        activation = None
+        if _is_ours_alone(experts, hidden_states, top_k_index, top_k_weights):
+            activation = _activation(experts, gate, hidden_states)
         if activation is None:
             return stock(experts, hidden_states, top_k_index, top_k_weights)
         w1, w2 = experts.gate_up_proj.detach(), experts.down_proj.detach()
@@ -63,32 +78,57 @@ def apply(module: ModuleType) -> Callable[[], None]:
     return undo
 
 
+def _is_ours_alone(experts: Any, *given: Tensor) -> bool:
+    """Whether nobody but the caller sees what happens between the operands and the result."""
+    if torch.compiler.is_exporting() or not all(type(t) in PLAIN for t in given):
+        return False
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (*given, *experts.parameters())):
+        return False
+    if any(_is_watched(module) for module in (experts, getattr(experts, "act_fn", None))):
+        return False
+    # Into compiled code goes the operator, which modes and transforms see as one call
+    return torch.compiler.is_compiling() or nobody_looks_on(given[0].device.type)
+
+
+def _is_watched(module: Any) -> bool:
+    """Whether a program has its own code run around this module's calls, or around every module's."""
+    if any(getattr(nn_module, f"_global{name}", None) for name in _HOOKS):
+        return True
+    own = getattr(module, "__dict__", {})
+    return "forward" in own or any(own.get(name) for name in _HOOKS)
+
+
 def _activation(experts: Any, gate: Any, x: Tensor) -> ActivationType | None:
     """The activation of a module that fused_moe computes as the module would; None where it would not."""
-    if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in experts.parameters())):
-        return None
     if any(getattr(experts, flag, None) is not wanted for flag, wanted in _FLAGS.items()):
         return None
     if gate is None or getattr(type(experts), "_apply_gate", None) is not gate:
         return None
-    w1, w2 = getattr(experts, "gate_up_proj", None), getattr(experts, "down_proj", None)
-    if not all(isinstance(w, Tensor) and type(w.data) is Tensor and w.dim() == 3 for w in (w1, w2)):
+    w1: Any = getattr(experts, "gate_up_proj", None)
+    w2: Any = getattr(experts, "down_proj", None)
+    if not all(type(w) in PLAIN and w.dim() == 3 for w in (w1, w2)):
         return None
-    if x.dtype not in _TYPES or {w1.dtype, w2.dtype} != {x.dtype} or x.dim() != 2:  # type: ignore[union-attr]
+    if x.dtype not in _TYPES or {w1.dtype, w2.dtype} != {x.dtype} or x.dim() != 2:
         return None
     act = getattr(experts, "act_fn", None)
-    if isinstance(act, torch.nn.SiLU) or type(act).__name__ == "SiLUActivation":
+    theirs = sys.modules.get("transformers.activations")
+    if type(act) in (torch.nn.SiLU, getattr(theirs, "SiLUActivation", None)):
         return ActivationType.Silu
-    exact = isinstance(act, torch.nn.GELU) and act.approximate == "none"
-    if exact or (type(act).__name__ == "GELUActivation" and getattr(act, "act", None) is torch.nn.functional.gelu):
+    exact = type(act) is torch.nn.GELU and act.approximate == "none"
+    of_theirs = type(act) is getattr(theirs, "GELUActivation", None)
+    if exact or (of_theirs and getattr(act, "act", None) is torch.nn.functional.gelu):
         return ActivationType.Gelu
     return None
 
 
 def _version() -> str:
-    try:
-        from importlib.metadata import version
+    return str(getattr(sys.modules.get("transformers"), "__version__", ""))
 
-        return f"transformers {version('transformers')}"
-    except Exception:  # no metadata
-        return "another version"
+
+def _major() -> int | None:
+    first = _version().partition(".")[0]
+    return int(first) if first.isdecimal() else None
+
+
+def _said() -> str:
+    return f"transformers {_version()}" if _version() else "another version"

@@ -19,12 +19,12 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from gemmtuned.configs.aiter_columns import torch_name
+from gemmtuned.configs.aiter_columns import SHORT_NAMES
 from gemmtuned.configs.aiter_headers import FAMILIES
 from gemmtuned.configs.aiter_rows import solution_of
 from gemmtuned.configs.errors import GemmtunedError, ProblemError, TableError
 from gemmtuned.configs.merge import TunedTable, merge
-from gemmtuned.configs.problem import DTYPES, Problem, as_by_default
+from gemmtuned.configs.problem import Problem, as_by_default
 from gemmtuned.configs.solution import Solution
 from gemmtuned.hooks import activate
 from gemmtuned.ops.aiter_calls import Choice, GemmKey, Operands, calls, fallback
@@ -41,7 +41,6 @@ from gemmtuned.ops.stock_gemm import as_weight, stock_gemm
 log = logging.getLogger("gemmtuned.ops")
 CACHED: Final = 4096  # AITER's
 _FAMILY: Final = "bf16"
-_SHORT: Final = {torch_name(short): short for short in DTYPES}
 _told: set[str] = set()
 
 
@@ -215,7 +214,7 @@ class TunedGemm:
         device = device_of(place)
         found = self._table.find(
             gfx=device.arch, cu_num=key.cu_num, M=key.M, N=key.N, K=key.K, bias=key.bias,
-            dtype=_SHORT.get(key.dtype, key.dtype), outdtype=_SHORT.get(key.outdtype, key.outdtype),
+            dtype=SHORT_NAMES.get(key.dtype, key.dtype), outdtype=SHORT_NAMES.get(key.outdtype, key.outdtype),
             scaleAB=key.scaleAB, bpreshuffle=key.bpreshuffle,
         )  # fmt: skip
         return (fallback(key, device.arch), None) if found is None else chosen(found)
@@ -237,8 +236,8 @@ def _count(key: GemmKey, place: str) -> None:
     try:
         problem = Problem(
             family="scaled" if key.scaleAB else "dense", m=key.M, n=key.N, k=key.K, bias=key.bias,
-            dtype=_SHORT[key.dtype], out_dtype=_SHORT[key.outdtype], scale="tensor" if key.scaleAB else "none",
-            weight_state="shuffled" if key.bpreshuffle else "plain",
+            dtype=SHORT_NAMES[key.dtype], out_dtype=SHORT_NAMES[key.outdtype],
+            scale="tensor" if key.scaleAB else "none", weight_state="shuffled" if key.bpreshuffle else "plain",
             deterministic=torch.are_deterministic_algorithms_enabled(),
             threads=torch.get_num_threads() if place == "cpu" else 0,
         )  # fmt: skip

@@ -18,7 +18,8 @@ from gemmtuned.kernels.families.base import Family
 from gemmtuned.kernels.families.operand import Inputs, Operand, Sample
 
 TYPES: Final = ("bf16", "fp32", "fp16")
-WHOLE_BYTES: Final = 1 << 30  # up to here all weights are copied whole
+# Up to here all weights are copied whole
+WHOLE_BYTES: Final = 1 << 30
 
 
 class Grouped(Family):
@@ -53,7 +54,7 @@ class Grouped(Family):
 
     def weight_bytes(self, problem: Problem) -> int:
         """Of the groups that can have rows: no others are read."""
-        return Family.weight_bytes(self, problem) * min(problem.m, problem.batch) // problem.batch
+        return Family.weight_bytes(self, problem) * problem.weights_read // problem.batch
 
     def weight_copies(self, problem: Problem, *, count: int, device: torch.device) -> list[tuple[Tensor, ...]]:
         """As Family.weight_copies; large ones lie over each other, one group further each, and all groups are alike.

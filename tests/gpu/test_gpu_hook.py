@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from gpu_needs import NVIDIA, SM_90, TWO
 
 import gemmtuned
 from gemmtuned.configs.manifest import BINARIES, make_folder, write_binary, write_tables
@@ -26,7 +27,7 @@ from gemmtuned.kernels.device import cuda_device
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available() or torch.version.hip is not None, reason="needs an NVIDIA GPU"),
+    NVIDIA,
 ]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 Operands = tuple[torch.Tensor, torch.Tensor, "torch.Tensor | None"]
@@ -211,7 +212,7 @@ def widened(x: torch.Tensor, apart: int) -> torch.Tensor:
     return wide.copy_(x)
 
 
-@pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="needs sm_90")
+@SM_90
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize(
     ("m", "n", "k", "rows", "parts", "tokens", "bias"),
@@ -518,7 +519,7 @@ def test_two_hundred_solutions_are_active_within_a_second(program: Program) -> N
     assert time.perf_counter() - start < 1 and gemmtuned.status()["rows"] == 400
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@TWO
 def test_calls_run_on_the_device_of_their_operands_whatever_is_current(program: Program) -> None:
     problem, candidate = gemv()
     program.publish(program.solution(problem, candidate))

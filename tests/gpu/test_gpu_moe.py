@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from gpu_needs import SM_90, TWO
 from torch import Tensor
 
 sys.path.append(str(Path(__file__).parent))
@@ -36,10 +37,7 @@ from gemmtuned.ops import fused_moe
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.version.hip is not None or torch.cuda.get_device_capability() != (9, 0),
-        reason="needs an NVIDIA GPU of sm_90",
-    ),
+    SM_90,
 ]
 GPU = torch.device("cuda")
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -373,7 +371,7 @@ def test_another_stream(program: Program, launched: list[Any]) -> None:
     assert len(launched) == 1
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@TWO
 def test_the_device_of_the_operands_whatever_is_current(program: Program, launched: list[Any]) -> None:
     of = layer()
     given = drawn(of, 8)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gpu_needs import SM_90_OR_LATER
 
 sys.path.append(str(Path(__file__).parent))
 from test_gpu_hook import Program, fresh, hooked  # noqa: F401  fresh: an autouse fixture
@@ -28,10 +29,7 @@ from gemmtuned.kernels.torch_flags import as_called
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.version.hip is not None or torch.cuda.get_device_capability() < (9, 0),
-        reason="needs an NVIDIA GPU of sm_90 or later",
-    ),
+    SM_90_OR_LATER,
 ]
 GPU = torch.device("cuda")
 SCALES = {
