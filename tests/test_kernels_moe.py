@@ -5,18 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.errors import CandidateFailed, Declined
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.configs.tunable import can_tune
 from gemmtuned.daemon.child.verify import verify
 from gemmtuned.kernels import mixture
 from gemmtuned.kernels.backends import BACKENDS
+from gemmtuned.kernels.backends.base import AheadBackend
+from gemmtuned.kernels.compile_candidate import compile_candidate
+from gemmtuned.kernels.cuda import moe_compile, nvrtc
 from gemmtuned.kernels.dtypes import UNIT_ROUNDOFF
 from gemmtuned.kernels.families import family_of
 from gemmtuned.kernels.families.error import CAPS, R_FACTOR, Error, Spread, limits, measure_error, roundings
@@ -192,6 +196,27 @@ def test_the_floor_is_made_of_visited_experts() -> None:
     problem = moe("bf16:3x64x64", experts=6)
     assert MOE.weight_bytes(problem) == 6 * 3 * 40 * 64 * 2
     assert touched_bytes(problem, torch.tensor([[0, 5], [5, -1]])) == 2 * 3 * 40 * 64 * 2
+
+
+@pytest.mark.skipif(nvrtc.version() is None, reason="needs NVRTC")
+def test_what_may_serve_a_call_is_compiled_before_a_device_is_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In the daemon, with ids of 32 bits, which it races, and of 64, which routers hand over; served ones only load."""
+    monkeypatch.setenv("GEMMTUNED_CACHE", str(tmp_path))
+    problem = moe("bf16:1x64x64", threads=0)
+    candidate = next(BACKENDS["moe_decode"].candidates(problem))
+    layer, stages = moe_compile.layer_of(problem), moe_compile.stages_of(candidate)
+    assert layer is not None
+    kinds = [(replace(layer, long_ids=long), stage) for long in (False, True) for stage in (1, 2)]
+    for of, stage in kinds:
+        with pytest.raises(Declined, match="not compiled yet"):
+            moe_compile.compiled(of, stage, stages[stage - 1], 1, kept=True)
+    compile_candidate(candidate, problem, Device("cuda-x", "cuda", "x", "sm_90", 132))
+    for of, stage in kinds:
+        made, name = moe_compile.compiled(of, stage, stages[stage - 1], 1, kept=True)
+        assert name.encode() in made.data and not made.spill_bytes
+    assert isinstance(BACKENDS["moe_decode"], AheadBackend) and not isinstance(BACKENDS["moe_grouped"], AheadBackend)
 
 
 def test_the_two_launches_are_offered_on_sm_90_alone() -> None:

@@ -131,6 +131,30 @@ def test_launches_that_fail_are_served_by_torch(monkeypatch: pytest.MonkeyPatch,
     assert all(torch.equal(y, fused_moe(*given)) for y in found)
 
 
+def test_a_program_with_the_hook_compiles_nothing_in_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch has a good form meanwhile; what the daemon has compiled by then is looked for now and then."""
+    asked: list[bool] = []
+
+    def made(*key: object) -> None:
+        asked.append(bool(key[-1]))
+        raise Declined("not compiled yet")
+
+    monkeypatch.setattr(moe_run, "runs_here", lambda device: True)
+    monkeypatch.setattr(moe_run, "_made", made)
+    monkeypatch.setattr(moe_run, "_loaded", {})
+    monkeypatch.setattr(moe_run, "_look_at_s", {})
+    monkeypatch.setattr(op.activate, "current", object)
+    x, w1, w2 = (torch.randn(size).bfloat16() for size in ((3, 64), (4, 64, 64), (4, 64, 32)))
+    o = Operands(x=x, w1=w1, w2=w2, weights=torch.rand(3, 2), ids=torch.tensor([[0, 1], [2, 3], [3, -1]]))
+    monkeypatch.setattr(op, "grouped_runs", lambda o: True)
+    assert op._launched(o, How()) is None and op._launched(o, How()) is None and asked == [True]
+    monkeypatch.setattr(moe_run, "LOOK_S", 0.0)
+    moe_run._look_at_s.clear()
+    assert op._launched(o, How()) is None and op._launched(o, How()) is None and asked == [True] * 3
+    monkeypatch.setattr(op, "grouped_runs", lambda o: False)  # there torch goes expert after expert
+    assert op._launched(o, How()) is None and asked[-1] is False
+
+
 def test_ids_of_64_bits_have_kernels_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A solution was raced with ids of 32 bits: the same configuration, compiled for the others, serves those."""
     problem = Problem.parse("moe:bf16:3x64x64,experts=4,topk=2,inter=32,act=silu_gated")

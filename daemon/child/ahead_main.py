@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from itertools import chain
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Device
 from gemmtuned.daemon.child.compile_ahead import Compilers
 from gemmtuned.daemon.child.worker_main import die_with, make_harmless
 from gemmtuned.kernels import catalog
+from gemmtuned.kernels.cuda import moe_compile
 
 
 def main() -> int:
@@ -26,7 +28,8 @@ def main() -> int:
     for line in sys.stdin:
         problem = Problem.from_row(json.loads(line))
         candidates = catalog.candidates(problem, device)
-        compilers.run([one for found in candidates.values() for one in found], problem, device)
+        mixtures = moe_compile.candidates(problem) if moe_compile.runs_on(device) else ()
+        compilers.run([*chain.from_iterable(candidates.values()), *mixtures], problem, device)
         sys.stdout.write("done\n")
         sys.stdout.flush()
     compilers.close()

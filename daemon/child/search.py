@@ -60,7 +60,7 @@ from gemmtuned.daemon.child.trials import Emit, Trials, now_us
 from gemmtuned.daemon.child.verify import REFUSALS, default_error, first_line, verify
 from gemmtuned.daemon.protocol.options import DEFAULTS, SearchOptions
 from gemmtuned.kernels.backends import BACKENDS
-from gemmtuned.kernels.backends.base import CompiledBackend, Kernel
+from gemmtuned.kernels.backends.base import AheadBackend, CompiledBackend, Kernel
 from gemmtuned.kernels.torch_flags import as_called
 
 SURE: Final = 1.10  # a GPU's winner whose lower bound is below it needs a third race; more where more gain is asked for
@@ -193,7 +193,7 @@ class _Contest:
 
     def _compiled(self, offered: Sequence[Candidate]) -> list[Candidate]:
         """Those that can be: what must be compiled is, in other processes, before operands are made on the device."""
-        todo = [c for c in offered if isinstance(BACKENDS[c.backend], CompiledBackend)]
+        todo = [c for c in offered if isinstance(BACKENDS[c.backend], CompiledBackend | AheadBackend)]
         if not todo:
             return list(offered)
         started = now_us()

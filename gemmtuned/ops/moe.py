@@ -21,8 +21,9 @@ from gemmtuned.configs.errors import GemmtunedError, ProblemError
 from gemmtuned.configs.problem import Problem, as_by_default
 from gemmtuned.hooks import activate
 from gemmtuned.hooks.hook import own_op
+from gemmtuned.kernels.cuda.moe_compile import most_tokens
 from gemmtuned.kernels.cuda.moe_decode import MAX_PAIRS
-from gemmtuned.kernels.mixture import How, Operands, run, without_others
+from gemmtuned.kernels.mixture import How, Operands, grouped_runs, run, without_others
 from gemmtuned.ops.blame import FAILURES, is_to_blame
 from gemmtuned.ops.moe_arguments import how_of, operands_of
 from gemmtuned.ops.moe_table import MISS, give_up, serving
@@ -160,13 +161,19 @@ def _launched(o: Operands, how: How) -> Tensor | None:
         return None
     launches = None
     try:
-        launches = moe_run.loaded(layer, moe_run.most_tokens(len(o.x), layer.topk), None, o.x.get_device())
+        most = most_tokens(len(o.x), layer.topk)
+        launches = moe_run.loaded(layer, most, None, o.x.get_device(), kept=_waits_for_daemon(o, how))
         return launches(o) if launches is not None else None
     except FAILURES as err:
         if is_to_blame(err) and launches is not None:
             moe_run.refuse(launches)
             log.warning("launch failed layer=%s served=torch reason=%s", layer, err)
     return None
+
+
+def _waits_for_daemon(o: Operands, how: How) -> bool:
+    """Whether a call must not compile, which takes seconds: the daemon does it, and torch has a good form meanwhile."""
+    return activate.current() is not None and how.quant == "none" and grouped_runs(o)
 
 
 def problem_of(o: Operands, how: How) -> Problem | None:

@@ -17,7 +17,16 @@ from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.kernels.kernel import Kernel, Run, StatelessKernel
 from gemmtuned.kernels.own_kernel import Offer
 
-__all__ = ["COMPILED", "Backend", "CompiledBackend", "Kernel", "LaunchedBackend", "Run", "StatelessKernel"]
+__all__ = [
+    "COMPILED",
+    "AheadBackend",
+    "Backend",
+    "CompiledBackend",
+    "Kernel",
+    "LaunchedBackend",
+    "Run",
+    "StatelessKernel",
+]
 COMPILED: Final = 90  # `order` of those that compile our kernels
 
 
@@ -63,6 +72,15 @@ class OfferingBackend(Backend, Protocol):
 
     def offers(self, problem: Problem) -> list[Offer]:
         """All that could be tried; `candidates` has those that get a place where no other backend offers anything."""
+
+
+@runtime_checkable
+class AheadBackend(Backend, Protocol):
+    """One whose candidates kernels/compile_candidate.py can compile where there is no device."""
+
+    @property
+    def ahead(self) -> bool:
+        """True."""
 
 
 @runtime_checkable

@@ -5,12 +5,10 @@ fused_moe runs their solutions by itself: the native hook has no part in it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha256
-from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -21,18 +19,13 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.kernels import mixture
-from gemmtuned.kernels.arch import is_among
 from gemmtuned.kernels.backends.base import COMPILED
-from gemmtuned.kernels.cuda import moe_decode, moe_run, nvrtc
-from gemmtuned.kernels.cuda.moe_decode import MAX_PAIRS, Experts, Stage
+from gemmtuned.kernels.cuda import moe_compile, moe_decode, moe_run, nvrtc
+from gemmtuned.kernels.cuda.moe_compile import layer_of, most_tokens, stages_of
 from gemmtuned.kernels.families.moe import MOE, MixtureKernel, how_of
 from gemmtuned.kernels.mixture import Operands
 
 GROUPED: Final = "moe_grouped"
-DECODE: Final = "moe_decode"
-# (warps, depth, tiles) of each launch: the best ones of benchmarks/results/moe-h200-2026-11-25.json
-_UP: Final = ((8, 2, 1), (16, 2, 1), (16, 3, 1), (4, 4, 1), (4, 6, 1))
-_DOWN: Final = ((8, 2, 1), (8, 3, 2), (16, 2, 1), (16, 3, 1), (4, 4, 2), (8, 4, 1), (8, 6, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,34 +57,26 @@ class MoeGrouped:
 class MoeDecode:
     """kernels/cuda/moe_decode.cu in the configurations that were best somewhere."""
 
-    name: str = DECODE
+    name: str = moe_compile.NAME
     order: int = COMPILED
+    ahead: bool = True
 
     def stamps(self, device: Device) -> dict[str, str]:
         """NVRTC's version, the architecture, the kernels' source; none on any other architecture."""
-        if device.kind != "cuda" or not is_among(device.arch, ("sm_90",)) or nvrtc.version() is None:
+        if not moe_compile.runs_on(device):
             return {}
         return {self.name: f"{nvrtc.version()}/{device.arch}/{_source_hash()}"}
 
     def candidates(self, problem: Problem) -> Iterator[Candidate]:
         """Both launches' likely configurations, as far as they fit."""
-        layer = _layer(problem)
-        if layer is None:
-            return
-        most = moe_run.most_tokens(problem.m, layer.topk)
-        ups, downs = (
-            [how for how in map(_stage, shapes) if how in set(moe_run.stages_that_fit(layer, stage, most))]
-            for stage, shapes in ((1, _UP), (2, _DOWN))
-        )
-        for up, down in product(ups, downs):
-            yield Candidate.of(self.name, up=_text(up), down=_text(down))
+        return moe_compile.candidates(problem)
 
     def prepare(self, candidate: Candidate, problem: Problem) -> MixtureKernel:
         """Compiled and loaded. Raises CandidateFailed where it cannot run the problem, Declined where it cannot now."""
-        layer = _layer(problem)
+        layer = layer_of(problem)
         if layer is None:
             raise CandidateFailed(f"{candidate} does not run {problem}")
-        most, how = moe_run.most_tokens(problem.m, layer.topk), how_of(problem)
+        most, how = most_tokens(problem.m, layer.topk), how_of(problem)
         stages, device = stages_of(candidate), torch.cuda.current_device()
         if moe_run.loaded(layer, most, stages, device) is None:
             raise CandidateFailed(f"{candidate} does not compile for {problem}, or takes too much of the device")
@@ -112,49 +97,11 @@ class MoeDecode:
         return MixtureKernel(call, takes)
 
 
-def stages_of(candidate: Candidate) -> tuple[Stage, Stage]:
-    """Of both launches. Raises CandidateFailed for a config that is none."""
-    try:
-        config = json.loads(candidate.config)
-        up, down = (_stage(tuple(map(int, config[name].split(".")))) for name in ("up", "down"))
-        return up, down
-    except (ValueError, KeyError, TypeError, AttributeError) as err:
-        raise CandidateFailed(f"{candidate} has no configuration of two launches") from err
-
-
-def _stage(shape: tuple[int, ...]) -> Stage:
-    warps, depth, tiles = shape
-    return Stage(warps=warps, depth=depth, tiles=tiles)
-
-
-def _text(how: Stage) -> str:
-    return f"{how.warps}.{how.depth}.{how.tiles}"
-
-
-def _layer(problem: Problem) -> Experts | None:
-    """What the kernels are compiled for; None where they are not written for the problem, or its size."""
-    p = problem
-    if p.family != "moe" or p.threads or p.m * (p.topk or 1) > MAX_PAIRS:
-        return None
-    try:
-        MOE.check(p)
-        how = how_of(p)
-        swiglu = how.act == "swiglu"
-        if not how.gated or how.interleaved != swiglu:
-            return None
-        layer = Experts(
-            width=p.k, inter=p.inter or 1, experts=p.experts or 1, topk=p.topk or 1, dtype=p.dtype, weight=p.wdtype,
-            act="swiglu_clamped" if swiglu else how.act, bias=p.bias, weight_first=how.weighted,
-        )  # fmt: skip
-        layer.check()
-    except CandidateFailed:
-        return None
-    return layer
-
-
 @cache
 def _source_hash() -> str:
-    text = moe_decode.text() + Path(moe_run.__file__).read_text()
+    text = moe_decode.text() + "".join(
+        Path(path or "").read_text() for path in (moe_run.__file__, moe_compile.__file__)
+    )
     return sha256(text.encode()).hexdigest()[:12]
 
 

@@ -8,7 +8,7 @@ each stream and CUDA graph has its own.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
 from typing import Final
 
 import torch
@@ -17,19 +17,14 @@ from torch import Tensor
 from gemmtuned.configs.errors import CandidateFailed, Declined
 from gemmtuned.kernels.cuda import moe_decode, nvrtc
 from gemmtuned.kernels.cuda.driver import Kernel, OnDevice, RelaxedCapture
-from gemmtuned.kernels.cuda.moe_decode import MAX_PAIRS, Experts, Stage
+from gemmtuned.kernels.cuda.moe_compile import compiled, stages_that_fit
+from gemmtuned.kernels.cuda.moe_decode import Experts, Stage
 from gemmtuned.kernels.device import cuda_device
 from gemmtuned.kernels.mixture import How, Operands
-from gemmtuned.kernels.own_kernel import symbol
 
 ARGUMENTS: Final = ("x.ptr",) * 7 + ("x.size0",) * 2  # seven addresses and two numbers
 ALIGNMENT: Final = 16  # bytes, of X and weights
-# (warps, depth, tiles), the likely ones first: benchmarks/moe.py has how they compare
-SHAPES: Final = (
-    (8, 4, 1), (8, 2, 1), (4, 4, 1), (8, 3, 2), (4, 6, 1), (4, 4, 2), (8, 6, 1), (4, 8, 1), (16, 2, 1), (16, 3, 1),
-    (4, 2, 1), (2, 2, 1),
-)  # fmt: skip
-STAGES: Final = tuple(Stage(warps=w, depth=d, tiles=t) for w, d, t in SHAPES)
+LOOK_S: Final = 5.0  # between two looks for what nobody had compiled
 _TYPES: Final = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _QUANTS: Final = {  # as moe_decode names them: weights, scales
     "tensor": ("fp8_e4m3", "tensor"), "row": ("fp8_e4m3", "row"), "128x128": ("fp8_e4m3", "128x128"),
@@ -76,11 +71,6 @@ def _lies_well(o: Operands, scales: str, weight: str) -> bool:
     return all(b is None or b.dtype == o.x.dtype for b in (o.bias1, o.bias2))
 
 
-def most_tokens(tokens: int, topk: int) -> int:
-    """The size that a kernel for so many tokens is compiled for: the next power of two, as far as pairs allow it."""
-    return min(1 << (tokens - 1).bit_length(), MAX_PAIRS // topk)
-
-
 def runs_here(device: torch.device) -> bool:
     """Whether this is a GPU that the kernels are written for, and a compiler is there."""
     if device.type != "cuda" or torch.version.hip is not None or nvrtc.version() is None:
@@ -88,34 +78,19 @@ def runs_here(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) == (9, 0)
 
 
-def stages_that_fit(layer: Experts, stage: int, most: int) -> Iterator[Stage]:
-    """Configurations of a launch for up to `most` tokens, the likely ones first."""
-    for how in STAGES:
-        try:
-            moe_decode.source(layer, stage, how, most_pairs=most * layer.topk)
-        except CandidateFailed:
-            continue
-        yield how
-
-
 class Launches:
     """Both launches of a layer for up to `most` tokens, loaded on the current device.
 
-    Raises CandidateFailed where one does not compile, or keeps values of a thread in memory.
+    Raises CandidateFailed where one does not compile, or keeps values of a thread in memory.  kept: as for compiled.
     """
 
-    def __init__(self, layer: Experts, most: int, up: Stage, down: Stage) -> None:
+    def __init__(self, layer: Experts, most: int, up: Stage, down: Stage, *, kept: bool = False) -> None:
         self.layer, self._how = layer, (up, down)
         self._lock = threading.Lock()  # a launch is prepared in memory of the kernel's
         self._units = cuda_device(torch.cuda.current_device()).units
         self._kernels = []
-        for stage, how, name in ((1, up, moe_decode.UP), (2, down, moe_decode.DOWN)):
-            text = moe_decode.source(layer, stage, how, most_pairs=most * layer.topk)
-            n, k = (layer.inter, layer.width) if stage == 1 else (layer.width, layer.inter)
-            called = symbol(name, n, k, most)
-            made = nvrtc.compiled(text, moe_decode.TARGET, called={name: called})
-            if made.spill_bytes:
-                raise CandidateFailed(f"{how} of {name}: spills {made.spill_bytes} bytes a thread")
+        for stage, how in enumerate((up, down), 1):
+            made, called = compiled(layer, stage, how, most, kept=kept)
             shared = moe_decode.shared_bytes(stage, how, most)
             self._kernels.append(Kernel(made.data, called, threads=32 * how.warps, shared=shared, early=stage == 2))
 
@@ -144,16 +119,27 @@ class Launches:
         return y
 
 
-def loaded(layer: Experts, most: int, stages: tuple[Stage, Stage] | None, device: int) -> Launches | None:
+def loaded(
+    layer: Experts, most: int, stages: tuple[Stage, Stage] | None, device: int, *, kept: bool = False
+) -> Launches | None:  # fmt: skip
     """Made once a process and device; None where nothing fits, or where these have failed.
 
-    Without stages: the likeliest ones that fit.  Raises Declined where it is not to be had now, for lack of memory say.
+    Without stages: the likeliest ones that fit.  kept: nothing is compiled, None until somebody else has done it.
+    Raises Declined where it is not to be had now, for lack of memory say.
     """
     key = layer, most, stages, device
     if key not in _loaded:
+        if kept and _look_at_s.get(key, 0.0) > time.monotonic():
+            return None
         with _making:
-            if key not in _loaded:
-                _loaded[key] = _made(layer, most, stages, device)
+            try:
+                if key not in _loaded:
+                    _loaded[key] = _made(layer, most, stages, device, kept)
+            except Declined:
+                if not kept:
+                    raise
+                _look_at_s[key] = time.monotonic() + LOOK_S
+                return None
     return _loaded[key]
 
 
@@ -165,12 +151,14 @@ def refuse(launches: Launches) -> None:
                 _loaded[key] = None
 
 
-def _made(layer: Experts, most: int, stages: tuple[Stage, Stage] | None, device: int) -> Launches | None:
+def _made(
+    layer: Experts, most: int, stages: tuple[Stage, Stage] | None, device: int, kept: bool
+) -> Launches | None:  # fmt: skip
     try:
         with torch.cuda.device(device), OnDevice(device), RelaxedCapture():
             chosen = stages or tuple(next(stages_that_fit(layer, stage, most), None) for stage in (1, 2))
             up, down = chosen
-            return Launches(layer, most, up, down) if up is not None and down is not None else None
+            return Launches(layer, most, up, down, kept=kept) if up is not None and down is not None else None
     except Declined:
         raise
     except CandidateFailed:
@@ -178,4 +166,5 @@ def _made(layer: Experts, most: int, stages: tuple[Stage, Stage] | None, device:
 
 
 _loaded: dict[tuple[Experts, int, tuple[Stage, Stage] | None, int], Launches | None] = {}
+_look_at_s: dict[tuple[Experts, int, tuple[Stage, Stage] | None, int], float] = {}
 _making = threading.Lock()

@@ -20,7 +20,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-from gemmtuned.configs.errors import CandidateFailed, GemmtunedError
+from gemmtuned.configs.errors import CandidateFailed, Declined, GemmtunedError
 from gemmtuned.configs.manifest import check_owner, make_folder, read_trusted, write_whole
 from gemmtuned.configs.settings import Settings
 
@@ -86,12 +86,14 @@ def _installed() -> tuple[Version, Path, Path] | None:
     return min(found, default=None)
 
 
-def compiled(source: str, arch: str, *, called: Mapping[str, str] | None = None) -> Compiled:
+def compiled(
+    source: str, arch: str, *, called: Mapping[str, str] | None = None, kept: bool = False
+) -> Compiled:  # fmt: skip
     """The binary of this source for `sm_90a` or the like, from the cache when it was compiled before.
 
-    called: what names of the source are in the binary.
+    called: what names of the source are in the binary.  kept: from the cache alone, nothing is compiled.
 
-    Raises CandidateFailed with the compiler's reason, or when there is no compiler.
+    Raises CandidateFailed with the compiler's reason, or when there is no compiler; Declined for what is not kept.
     """
     lib_version = _needed_version()
     renames = [f"--define-macro={name}={of}" for name, of in (called or {}).items()]
@@ -104,6 +106,8 @@ def compiled(source: str, arch: str, *, called: Mapping[str, str] | None = None)
         facts = json.loads(head)
         if facts["key"] == key and facts["sha256"] == sha256(data).hexdigest():
             return Compiled(data, int(facts["registers"]), int(facts["spill_bytes"]))
+    if kept:
+        raise Declined("not compiled yet")
     made = _compile(source, arch, lib_version, renames)
     facts = {
         "key": key, "sha256": sha256(made.data).hexdigest(), "registers": made.registers,

@@ -34,6 +34,7 @@ from gemmtuned.kernels.families import family_of
 from gemmtuned.kernels.mixture import How
 from gemmtuned.kernels.torch_flags import as_called
 from gemmtuned.ops import fused_moe
+from gemmtuned.ops import moe as op
 
 pytestmark = [
     pytest.mark.gpu,
@@ -153,6 +154,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[moe_run.Launches]:
         return y
 
     monkeypatch.setattr(moe_run.Launches, "__call__", call)
+    monkeypatch.setattr(op, "_waits_for_daemon", lambda o, how: False)
     return seen
 
 
