@@ -226,12 +226,17 @@ def is_gemm(name: str, cuda: bool) -> bool:
 
 def tune(cases: list[Case], limit_s: float, log: Path) -> dict[str, Any]:
     """One idle pass: the daemon on a GPU, and in the foreground on a CPU that others may use."""
-    env = {**os.environ, "AITER_TUNE_GEMM": "0"}
-    command = [sys.executable, "-P", "-m", "gemmtuned"]
     if cases[0].device == "cuda":
-        command += ["daemon", "--once", "--share-resident", "--idle-s", "1"]
-    else:
-        command += ["tune", *sorted({str(p) for case in cases for p in case.problems if p.family == "dense"})]
+        return command_for(["daemon", "--once", "--share-resident", "--idle-s", "1"], limit_s, log)
+    return command_for(
+        ["tune", *sorted({str(p) for c in cases for p in c.problems if p.family == "dense"})], limit_s, log
+    )
+
+
+def command_for(arguments: list[str], limit_s: float, log: Path) -> dict[str, Any]:
+    """A command of ours for so many seconds at most, not hooked itself."""
+    env = {**os.environ, "AITER_TUNE_GEMM": "0"}
+    command = [sys.executable, "-P", "-m", "gemmtuned", *arguments]
     began = time.monotonic()
     with log.open("w") as sink:
         process = subprocess.Popen(command, env=env, stdout=sink, stderr=sink)

@@ -219,6 +219,25 @@ def test_what_may_serve_a_call_is_compiled_before_a_device_is_used(
     assert isinstance(BACKENDS["moe_decode"], AheadBackend) and not isinstance(BACKENDS["moe_grouped"], AheadBackend)
 
 
+@pytest.mark.parametrize("bias", ["", "+bias"])
+def test_copies_of_large_weights_lie_over_each_other(monkeypatch: pytest.MonkeyPatch, bias: str) -> None:
+    """A race at decode sizes reads other memory at each call, with room for one copy."""
+    problem = moe(f"bf16:1x64x64{bias}", experts=16)
+    assert MOE.weight_bytes(problem) < 2 * 3 * 40 * 64 * 2 * 1.1, "two of 16 experts"
+    assert len({w.data_ptr() for copy in MOE.weight_copies(problem, count=3, device=CPU) for w in copy}) == 3 * len(
+        MOE.weight_copies(problem, count=1, device=CPU)[0]
+    )
+    monkeypatch.setattr("gemmtuned.kernels.families.moe.WHOLE_BYTES", 1)
+    copies = MOE.weight_copies(problem, count=3, device=CPU)
+    for (first, *_), one, two in zip(copies, copies[0], copies[1], strict=False):
+        assert first.shape[0] == 16 and first.is_contiguous()
+        assert one.untyped_storage().data_ptr() == two.untyped_storage().data_ptr()
+        assert two.data_ptr() - one.data_ptr() == one[0].numel() * 2
+    inputs = [MOE.make(problem, kind="randn", seed=0, device=CPU, weights=w) for w in copies]
+    y = [one.run(MOE.default(problem)) for one in inputs]
+    assert torch.equal(y[0], y[1]) and torch.equal(y[0], y[2]) and y[0].any()
+
+
 def test_the_two_launches_are_offered_on_sm_90_alone() -> None:
     backend = BACKENDS["moe_decode"]
     gpu = moe("bf16:8x2048x2048", experts=128, threads=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -181,6 +182,56 @@ def test_rows_that_are_not_real_touch_nothing() -> None:
     y = fused_moe(x, w1, w2, weights, ids, num_local_tokens=torch.tensor([3], dtype=torch.int32))
     assert torch.equal(y[:3], fused_moe(x[:3], w1, w2, weights[:3], ids[:3]))
     assert not y[3:].any()
+
+
+@pytest.mark.parametrize("quant", QUANTS)
+def test_experts_of_padded_tokens_are_not_read_of_any_kind_of_weight(quant: str) -> None:
+    x, weights, ids = drawn()
+    ids[3:], ids[:3] = 5, ids[:3].clamp(max=4)
+    given: dict[str, Any] = {"quant_type": quant}
+    for name, rows, k in (("w1", 2 * INTER, D), ("w2", D, INTER)):
+        w, scale, _ = weight(quant, rows, k, 1, torch.float32)
+        spoilt = w if scale is None else scale
+        spoilt[5] = 255 if spoilt.dtype == torch.uint8 else math.nan
+        given |= {name: w, f"{name}_scale": scale}
+    real = torch.tensor([3], dtype=torch.int32)
+    y = fused_moe(x, topk_weight=weights, topk_ids=ids, num_local_tokens=real, **given)
+    assert torch.equal(y[:3], fused_moe(x[:3], topk_weight=weights[:3], topk_ids=ids[:3], **given))
+    assert not y[:3].isnan().any() and not y[3:].any()
+    assert fused_moe(x, topk_weight=weights, topk_ids=ids, **given)[3:].isnan().all(), "they would be seen"
+
+
+@pytest.mark.parametrize(
+    ("experts", "kind", "batches"),
+    [(160, torch.int32, range(1, 66)), (384, torch.int64, (1, 2, 3, 8, 31, 64, 65)), (257, torch.int64, (1, 9))],
+    ids=str,
+)  # fmt: skip
+def test_many_experts_at_every_batch(experts: int, kind: torch.dtype, batches: Sequence[int]) -> None:
+    """Every batch is the first rows of one exact result; some rows name an expert twice, or nobody."""
+    x, weights, ids = drawn(tokens=65, topk=8, experts=experts)
+    ids[::7, 1], ids[::9, 2], ids[5] = ids[::7, 0], -1, -1
+    ids[6:9] = ids[6]
+    x, ids = x[:, :32], ids.to(kind)
+    random = torch.Generator().manual_seed(1)
+    w1, w2 = (torch.randn(experts, *size, generator=random) / 6 for size in ((32, 32), (32, 16)))
+    right = exact(x, w1.double(), w2.double(), weights, ids, act="Silu")
+    for tokens in batches:
+        y = fused_moe(x[:tokens], w1, w2, weights[:tokens], ids[:tokens])
+        assert near(y, right[:tokens], torch.float32), tokens
+        assert not y[5:6].any()
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64], ids=str)
+def test_rows_whose_experts_all_lie_elsewhere_are_zero(kind: torch.dtype) -> None:
+    x, weights, _ = drawn()
+    ids = torch.tensor([[0, 2], [-1, -1], [1, -1], [4, -1], [3, 3]], dtype=kind)
+    mask = torch.tensor([0, 1, 0, 1, 0, 0], dtype=torch.int32)
+    w1, _, v1 = weight("No", 2 * INTER, D, 1, torch.float32)
+    w2, _, v2 = weight("No", D, INTER, 2, torch.float32)
+    y = fused_moe(x, w1[:2], w2[:2], weights, ids, expert_mask=mask)
+    local = torch.tensor([[-1, -1], [-1, -1], [0, -1], [-1, -1], [1, 1]])
+    assert near(y, exact(x, v1[:2], v2[:2], weights, local, act="Silu"), torch.float32)
+    assert not y[[0, 1, 3]].any() and y[[2, 4]].any(1).all()
 
 
 def test_fp8_activations_are_taken_with_their_scales() -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -28,6 +28,7 @@ from gemmtuned.configs.tunable import MOE_ACTS, MOE_TYPES
 from gemmtuned.kernels import mixture
 from gemmtuned.kernels.dtypes import wide
 from gemmtuned.kernels.families.base import Family, normal, shape_activations
+from gemmtuned.kernels.families.grouped import WHOLE_BYTES
 from gemmtuned.kernels.families.operand import Inputs, Operand, Sample
 from gemmtuned.kernels.kernel import Run, StatelessKernel
 from gemmtuned.kernels.mixture import How, Operands
@@ -119,6 +120,24 @@ class Moe(Family):
             found[o.name] = w
         return found
 
+    def weight_bytes(self, problem: Problem) -> int:
+        """Of the experts that can be visited: no others are read."""
+        experts = problem.experts or 1
+        return Family.weight_bytes(self, problem) * min(problem.m * (problem.topk or 1), experts) // experts
+
+    def weight_copies(self, problem: Problem, *, count: int, device: torch.device) -> list[tuple[Tensor, ...]]:
+        """As Family.weight_copies; large ones lie over each other, one expert further each, and all experts are alike.
+
+        As for grouped products: the experts that a routing visits are others in memory in the next copy.
+        """
+        if count * Family.weight_bytes(self, problem) <= WHOLE_BYTES:
+            return Family.weight_copies(self, problem, count=count, device=device)
+        experts, few = problem.experts or 1, replace(problem, m=1, experts=problem.topk)
+        drawn = self.draw(few, "randn", 0, device, weights=True)
+        names = [o.name for o in self.operands if o.weight and o.is_in(problem)]
+        whole = [drawn[name][:1].repeat(experts + count - 1, *[1] * (drawn[name].dim() - 1)) for name in names]
+        return [tuple(w[i : i + experts] for w in whole) for i in range(count)]
+
     def widen(self, problem: Problem, inputs: Inputs, sample: Sample) -> Tensor:
         """Nothing: only experts that are visited are ever widened, one after the other."""
         return inputs["x"].new_empty(0)
@@ -155,7 +174,7 @@ def touched_bytes(problem: Problem, ids: Tensor) -> int:
     """Bytes of the weights of the experts that these ids really visit: the floor of a call's time is made of them."""
     visited = torch.unique(ids)
     count = int(((visited >= 0) & (visited < (problem.experts or 0))).sum())
-    return count * (MOE.weight_bytes(problem) // (problem.experts or 1))
+    return count * (Family.weight_bytes(MOE, problem) // (problem.experts or 1))
 
 
 def _visited(problem: Problem) -> int:
