@@ -26,8 +26,9 @@ from gemmtuned.ops.plain import PLAIN, nobody_looks_on
 # transformers' name of what it runs unless a program says otherwise
 DEFAULT: Final = "grouped_mm"
 NAME: Final = "gemmtuned"
-_FLAGS: Final = {"has_gate": True, "has_bias": False, "is_transposed": False, "is_concatenated": True,
-                 "has_post_expert_norm": False, "_is_expert_parallel": False}  # fmt: skip
+_FLAGS: Final = {"has_gate": True, "has_bias": False, "is_transposed": False, "is_concatenated": True}
+# Of later versions than 5.0: where they are not known, it is not done
+_LATER: Final = ("has_post_expert_norm", "_is_expert_parallel")
 # Versions of transformers whose experts these flags and that gate say all of
 KNOWN: Final = (5,)
 _HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -101,6 +102,8 @@ def _is_watched(module: Any) -> bool:
 def _activation(experts: Any, gate: Any, x: Tensor) -> ActivationType | None:
     """The activation of a module that fused_moe computes as the module would; None where it would not."""
     if any(getattr(experts, flag, None) is not wanted for flag, wanted in _FLAGS.items()):
+        return None
+    if any(getattr(experts, flag, False) is not False for flag in _LATER):
         return None
     if gate is None or getattr(type(experts), "_apply_gate", None) is not gate:
         return None
