@@ -1,4 +1,4 @@
-"""Scaled (FP8) products on one GPU: what the daemon's own search finds, beside torch, cuBLASLt's best and the floor.
+"""Scaled (FP8, int8) products on one GPU: what the daemon's search finds, beside torch, cuBLASLt's best and the floor.
 
     python -m benchmarks families --out FOLDER [--kinds row,tensor,block --m 1,16,64,256,2048 --shapes short|all|NxK,...
                                                 --budget-s 480 --resume families.jsonl]
@@ -8,7 +8,9 @@ For each problem the search runs as in the daemon's worker.  Then torch's own ca
 kernel of ours that screened best, what was published, and kernels that only read the weight (the floor) take turns in
 one run, in CUDA graphs with cold weights.  A problem where torch stays counts 1.00.  Kinds: one scale a `row` or
 `tensor`, sums in fp32 every 128 of K (torch's use_fast_accum=False), `row_fast` and `tensor_fast` with the tensor
-core's own sums, `block`, scales of 1x128 by 128x128, and `grouped` and `grouped_nn`, bf16 products of --groups weights
+core's own sums, `block`, scales of 1x128 by 128x128, `int8`, with one scale a row, beside `_int_mm` alone (`int_mm`,
+with no scales and X of 17 rows and more made ahead) and with one compiled kernel for scales behind it
+(`int_mm_fused`: the best that torch has), and `grouped` and `grouped_nn`, bf16 products of --groups weights
 with M rows in all (torch._grouped_mm), whose floor reads the weights that have rows.  Every problem is a line of
 families.jsonl as it is done.
 """
@@ -28,6 +30,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import dense
+import int8_forms
 import record
 import torch
 from timing import CudaTimer, floor_launches
@@ -40,6 +43,7 @@ from gemmtuned.daemon.child.measure import Arm, Bench, WallClock
 from gemmtuned.daemon.protocol.wire import Trial
 from gemmtuned.kernels.backends import BACKENDS, environment
 from gemmtuned.kernels.device import cuda_device
+from gemmtuned.kernels.kernel import Kernel
 from gemmtuned.kernels.torch_flags import as_called
 
 FAST = {"math_mode": "reduced"}
@@ -47,6 +51,7 @@ GROUPED = ("grouped", "grouped_nn")
 KINDS: dict[str, dict[str, str]] = {
     "row": {"scale": "row"}, "row_fast": {"scale": "row"} | FAST, "tensor": {"scale": "tensor"},
     "tensor_fast": {"scale": "tensor"} | FAST, "block": {"scale": "1x128"},
+    "int8": {"scale": "row", "dtype": "i8"} | FAST,  # as the operator of gemm_a8w8 has it
 }  # fmt: skip
 SHORT = ((2112, 7168), (7168, 2048), (4096, 7168), (24576, 1536), (7168, 16384), (4096, 4096))
 MORE = (
@@ -71,7 +76,12 @@ def problem_of(kind: str, m: int, n: int, k: int, *, threads: int = 0, groups: i
         depth = -(-k // 128)
         lies = {"scale_layout": "col" if m > 1 else "row", "wscale_layout": "row_padded" if depth % 4 else "row"}
     return Problem(
-        family="scaled", m=m, n=n, k=k, dtype="fp8_e4m3", out_dtype="bf16", threads=threads, **KINDS[kind], **lies
+        family="scaled",
+        m=m,
+        n=n,
+        k=k,
+        threads=threads,
+        **{"dtype": "fp8_e4m3", "out_dtype": "bf16"} | KINDS[kind] | lies,
     )  # type: ignore[arg-type]
 
 
@@ -93,6 +103,8 @@ def measure(problem: Problem, here: Environment, tune: Tune, turns: Turns) -> di
     named = {"torch": dense.DEFAULT, "cublaslt": best_of(trials, ("cublaslt",)), "ours": best_of(trials, OURS)}
     if published:
         named["published"] = solution.candidate
+    if problem.dtype == "i8":
+        named |= {name: Candidate(name) for name in int8_forms.FORMS}
     taking = {name: c for name, c in named.items() if c is not None}
     try:
         series, floor_us = turns(problem, list(taking.values()))
@@ -119,13 +131,20 @@ def turns_on_gpu(problem: Problem, candidates: Sequence[Candidate]) -> tuple[lis
         launches = len(bench.weights) * math.ceil(dense.LAUNCHES / len(bench.weights))
         runs = []
         for candidate in candidates:
-            kernel = BACKENDS[candidate.backend].prepare(candidate, problem)
+            kernel = kernel_of(candidate, problem)
             calls = bench.arm(str(candidate), kernel, problem).calls
             runs.append(timer.prepare(lambda i, calls=calls: calls[i % len(calls)](), launches))  # type: ignore[misc]
         floors = floor_launches(timer, [_read(problem, bench, w) for w, *_ in bench.weights], launches)
         times = timer.measure([*runs, *floors], dense.ROUNDS + 2)
     us = [[t / launches for t in series[2:]] for series in times]
     return us[: len(candidates)], min(statistics.median(series) for series in us[len(candidates) :])
+
+
+def kernel_of(candidate: Candidate, problem: Problem) -> Kernel:
+    """Of a backend, or one of torch's forms of int8 that no backend has."""
+    if candidate.backend in int8_forms.FORMS:
+        return int8_forms.FORMS[candidate.backend](problem)
+    return BACKENDS[candidate.backend].prepare(candidate, problem)
 
 
 def _read(problem: Problem, bench: Bench, w: torch.Tensor) -> torch.Tensor:
@@ -151,7 +170,7 @@ def turns_on_cpu(problem: Problem, candidates: Sequence[Candidate]) -> tuple[lis
     clock, rounds = WallClock(), 5
     with as_called(problem):
         bench = Bench(problem, torch.device("cpu"))
-        arms = [bench.arm(str(c), BACKENDS[c.backend].prepare(c, problem), problem) for c in candidates]
+        arms = [bench.arm(str(c), kernel_of(c, problem), problem) for c in candidates]
         read = [_read(problem, bench, w).contiguous().view(torch.uint8) for w, *_ in bench.weights]
         arms.append(Arm("floor", [lambda w=w: w.sum() for w in read]))  # type: ignore[misc]
         us = [[clock.us(arm, (i % len(arm.calls),)) for i in range(rounds)] for arm in arms]
@@ -170,11 +189,15 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 line["published"] = sum(row["published"] for row in good)
                 line["counts"] = dense.geomean([row["counts"] for row in good])
                 line["worst"] = min(row["counts"] for row in good)
-                for name in ("torch", "cublaslt", "ours", "published"):
+                for name in ("torch", "cublaslt", *int8_forms.FORMS, "ours", "published"):
                     both = [row for row in good if f"{name}_us" in row]
                     if both:
                         line[f"{name}_over_floor"] = dense.geomean([r[f"{name}_us"] / r["floor_us"] for r in both])
                         line[f"torch_over_{name}"] = dense.geomean([r["torch_us"] / r[f"{name}_us"] for r in both])
+                fused = [row for row in good if "int_mm_fused_us" in row]
+                if fused:  # over the best of torch's; where nothing is published torch's own stays
+                    gains = [r["int_mm_fused_us"] / r["published_us"] if r["published"] else 1.0 for r in fused]
+                    line["over_int_mm_fused"] = dense.geomean(gains)
                 line["gpu_s"] = statistics.median(row["gpu_s"] for row in good)
                 line["wall_s"] = statistics.median(row["wall_s"] for row in good)
             lines.append({k: round(v, 4) if isinstance(v, float) else v for k, v in line.items()})

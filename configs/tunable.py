@@ -11,6 +11,7 @@ from typing import Final
 from gemmtuned.configs.problem import Problem
 
 SCALED_TYPES: Final = (("fp8_e4m3", "fp8_e4m3"), ("fp8_e4m3", "fp8_e5m2"), ("fp8_e5m2", "fp8_e4m3"))
+INT8: Final = ("i8", "i8")  # scaled, too, with one scale a tensor or a row
 SCALED_OUTPUTS: Final = ("bf16", "fp16", "fp32")
 SCALES: Final = (("tensor", "tensor"), ("row", "row"), ("1x128", "128x128"), ("1x128", "1x128"), ("128x128", "1x128"))
 WIDENED: Final = ("bf16", "fp16")  # operands' types whose result may be fp32
@@ -32,7 +33,7 @@ def can_tune(problem: Problem) -> bool:
         return False
     if p.family == "scaled":
         types, scales = (p.dtype, p.wdtype), (p.scale, p.wscale)
-        if types not in SCALED_TYPES or p.out_dtype not in SCALED_OUTPUTS or scales not in SCALES or p.batch != 1:
+        if p.out_dtype not in SCALED_OUTPUTS or not has_scales(types, scales) or p.batch != 1:
             return False
         on_cpu = scales in SCALES[:2] or not p.threads  # torch has no blocks of scales there
         return on_cpu and {p.scale_dtype, p.wscale_dtype} == {"fp32"}
@@ -42,6 +43,11 @@ def can_tune(problem: Problem) -> bool:
     return (
         p.family in (*_PLAIN, "moe") and p.scale == "none" and p.dtype == p.wdtype and (p.out_dtype == p.dtype or wider)
     )
+
+
+def has_scales(types: tuple[str, str], scales: tuple[str, str]) -> bool:
+    """Whether scaled products of these types of X and W have these scales."""
+    return (types in SCALED_TYPES and scales in SCALES) or (types == INT8 and scales in SCALES[:2])
 
 
 def widens(problem: Problem) -> bool:

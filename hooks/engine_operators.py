@@ -4,6 +4,7 @@
                  registers from Python
     sgl_kernel   SGLang: sgl-kernel/csrc/common_extension.cc, sgl-kernel/csrc/cpu/torch_extension_cpu.cpp
     deep_gemm    DeepGEMM where it registers with torch; its schemas differ from fork to fork
+    gemmtuned    our own: gemmtuned/ops/int8.py
     trtllm       TensorRT-LLM: cpp/tensorrt_llm/thop/fp8BlockScalingGemm.cpp
 
 What is a scaled product of plain operands is one of ours.  Where the weight is packed, or the operator does more than a
@@ -236,6 +237,18 @@ OPERATORS: Final = (
     *_vllm_packed(),
     *_vllm_on_cpus(),
     *_sglang(),
+    Operator(
+        schema="gemmtuned::int8_scaled_mm(Tensor out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, "
+        "Tensor? bias) -> ()",
+        y="out",
+        x="a",
+        w="b",
+        scale_x="a_scales",
+        scale_w="b_scales",
+        bias="bias",
+        form="kn",
+        routed=True,
+    ),
     Operator(schema="deep_gemm::fp8_fp4_gemm_nt", y="d", x="a"),
     Operator(
         schema="trtllm::fp8_block_scaling_gemm_impl(Tensor mat1, Tensor mat2, Tensor mat1Scale, Tensor mat2Scale) "

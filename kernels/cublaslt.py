@@ -269,8 +269,16 @@ def check_problem(problem: Problem) -> None:
         known = p.family in ("dense", "dense_add", "batched", "batched_add") and p.dtype in ("fp32", "fp16", "bf16")
         if not known or not (p.dtype == p.wdtype == p.out_dtype or widens(p)):
             raise CandidateFailed(f"{p}: cuBLASLt is asked for dense and batched products of fp32, fp16 or bf16")
-    elif p.family != "scaled" or p.layout != "nt" or p.scale not in SCALE_MODES or p.wscale not in SCALE_MODES:
-        raise CandidateFailed(f"{p}: cuBLASLt is asked for scaled products of layout nt, scales {list(SCALE_MODES)}")
+    elif (
+        p.family != "scaled"
+        or p.dtype == "i8"
+        or p.layout != "nt"
+        or p.scale not in SCALE_MODES
+        or p.wscale not in SCALE_MODES
+    ):
+        raise CandidateFailed(
+            f"{p}: cuBLASLt is asked for scaled products of fp8 of layout nt, scales {list(SCALE_MODES)}"
+        )
 
 
 def _settings(p: Problem, given: Mapping[str, Any]) -> Iterator[tuple[int, Any]]:

@@ -695,38 +695,41 @@ class Program:
     def _mma(self, operation: Any, operands: Any, mask: Array) -> None:
         """m16n8k16 (9.7.14.5.8): lane 4 g + t holds rows g and g + 8, values or columns 2 t and 2 t + 1.
 
+        Of int8 m16n8k32 (9.7.14.5.10): the same with four values side by side, 4 t to 4 t + 3, and sums of 32 bits.
         With sparse A m16n8k32 (9.7.14.6.2): of four values of a row side by side A has the two that four bits of a
         number name; those of the first 16 are with lanes t = 0, of the rest with t = 1, rows g + 8 in the higher half.
         """
         sparse = operation[1] == "sp_ordered_metadata"
         shape = operation[4] if sparse else operation[3]
-        if shape != ("m16n8k32" if sparse else "m16n8k16") or operation[-6:-4] != ("row", "col"):
+        of, each = operation[-2], 4 if operation[-2] == "s8" else 2
+        if shape != ("m16n8k32" if sparse or each == 4 else "m16n8k16") or operation[-6:-4] != ("row", "col"):
             raise Wrong(f"{'.'.join(operation)}: not written")
-        of = operation[-2]
         to, a, b, c = operands[:4]
         g, t = np.arange(32) // 4, np.arange(32) % 4
         warps = self._threads // 32
-        left, right = np.zeros((warps, 16, 16)), np.zeros((warps, 8 * len(b), 8))
+        left, right = np.zeros((warps, 16, 8 * each)), np.zeros((warps, 4 * each * len(b), 8))
         sums = np.zeros((warps, 16, 8))
 
-        def halves(name: str) -> tuple[Array, Array]:
+        def halves(name: str) -> list[Array]:
             bits = self._get(name, "b32")
+            if of == "s8":
+                return [self._by_lane((bits >> 8 * j).astype(np.uint8).view(np.int8)) for j in range(4)]
             self._registers["$low"], self._registers["$high"] = bits.astype(np.uint64), (bits >> 16).astype(np.uint64)
-            return self._by_lane(self._get("$low", of)), self._by_lane(self._get("$high", of))
+            return [self._by_lane(self._get("$low", of)), self._by_lane(self._get("$high", of))]
 
         for i, name in enumerate(a):
             for j, half in enumerate(halves(name)):
-                left[:, g + 8 * (i % 2), 2 * t + j + 8 * (i // 2)] = half
+                left[:, g + 8 * (i % 2), each * t + j + 4 * each * (i // 2)] = half
         for i, name in enumerate(b):
             for j, half in enumerate(halves(name)):
-                right[:, 2 * t + j + 8 * i, g] = half
+                right[:, each * t + j + 4 * each * i, g] = half
         for i, name in enumerate(c):
-            sums[:, g + 8 * (i // 2), 2 * t + i % 2] = self._by_lane(self._get(name, "f32"))
+            sums[:, g + 8 * (i // 2), 2 * t + i % 2] = self._by_lane(self._get(name, operation[-1]))
         if sparse:
             left = self._spread(left, self._by_lane(self._get(operands[4], "b32")), operands[5])
         done = left @ right + sums
         for i, name in enumerate(to):
-            self._set(name, done[:, g + 8 * (i // 2), 2 * t + i % 2].reshape(-1), mask, "f32")
+            self._set(name, done[:, g + 8 * (i // 2), 2 * t + i % 2].reshape(-1), mask, operation[-1])
 
     def _spread(self, left: Array, where: Array, selector: str) -> Array:
         """[warp, 16 rows, 32 values] of the 16 that are not zero."""

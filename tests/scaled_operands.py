@@ -16,9 +16,17 @@ from gemmtuned.kernels.cuda.kernel import CudaKernel
 OUT = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def whole_numbers(rows: int, columns: int, *, apart: int, seed: int) -> torch.Tensor:
-    """[rows, columns] of e4m3 whose products have exact sums in fp32; NaN between rows, no memory past the last."""
+def whole_numbers(rows: int, columns: int, *, apart: int, seed: int, int8: bool = False) -> torch.Tensor:
+    """[rows, columns] of e4m3 whose products have exact sums in fp32; NaN between rows, no memory past the last.
+
+    int8: of all its values, -128 and 127 among them, and 127 between rows.
+    """
     ld = columns + apart
+    if int8:
+        flat = torch.full(((rows - 1) * ld + columns,), 127, dtype=torch.int8)
+        drawn = torch.randint(-128, 128, (rows, columns), generator=torch.Generator().manual_seed(seed))
+        flat.as_strided((rows, columns), (ld, 1)).copy_(drawn)
+        return flat.as_strided((rows, columns), (ld, 1))
     flat = torch.full(((rows - 1) * ld + columns,), float("nan")).to(torch.float8_e4m3fn)
     values = torch.randint(-3, 4, (rows, columns), generator=torch.Generator().manual_seed(seed)).float()
     flat.as_strided((rows, columns), (ld, 1)).copy_(values.to(torch.float8_e4m3fn))
@@ -64,12 +72,17 @@ def run(
     one: Any, kernel: CudaKernel, *, change: tuple[str, str] = ("", ""), **turns: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(Y, what it should be) of a configuration of this kernel; change: of its source."""
-    x = whole_numbers(one.m, one.k, apart=16, seed=1)
-    w = whole_numbers(one.n, one.k, apart=32, seed=2)
+    int8 = getattr(one, "int8", False)
+    x = whole_numbers(one.m, one.k, apart=16, seed=1, int8=int8)
+    w = whole_numbers(one.n, one.k, apart=32, seed=2, int8=int8)
     sx, sw, ldsx, ldsw, of_x, of_w = scales(one)
     bias = torch.arange(one.n).remainder(7).to(OUT[one.out])
     y = torch.full((one.m, one.n), torch.nan, dtype=OUT[one.out])
-    exact = (x.double() * of_x) @ (w.double() * of_w).T + (bias.double() if one.bias else 0)
+    if int8:  # each step rounds to fp32 as the kernel does
+        sums = (x.double() @ w.double().T).float() * of_w.float().reshape(1, -1) * of_x.float().reshape(-1, 1)
+        exact = sums + (bias.float() if one.bias else 0)
+    else:
+        exact = (x.double() * of_x) @ (w.double() * of_w).T + (bias.double() if one.bias else 0)
     operands = {"x": x, "w": w, "bias": bias, "y": y, **as_given(one, sx, sw, ldsx, ldsw)}
     launch, memory = one.launch, {id(operands["scale_x"]): sx, id(operands["scale_w"]): sw}
     assert holds(launch.checked, operands)

@@ -12,6 +12,8 @@ pytest.importorskip("triton")  # timing.py measures the floor with it
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import families
+import int8_forms
+import torch
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
@@ -20,7 +22,7 @@ from gemmtuned.daemon.protocol.wire import Trial
 from gemmtuned.kernels.families import family_of
 
 HERE = Environment(cpu_device(), {"torch": "1"})
-TIMES = {"torch": 20.0, "cublaslt": 16.0, "cuda": 10.0}
+TIMES = {"torch": 20.0, "cublaslt": 16.0, "cuda": 10.0, "int_mm": 12.0, "int_mm_fused": 15.0}
 
 
 def trial(problem: Problem, candidate: Candidate, us: float | None, outcome: str = "ok") -> Trial:
@@ -54,6 +56,19 @@ def test_a_row_has_torch_the_librarys_best_ours_and_the_floor_of_one_run() -> No
     assert [name for name, *_ in row["not_ok"]] == [str(Candidate.of("cublaslt", tile=3))]
 
 
+def test_int8_is_held_against_the_best_that_torch_has() -> None:
+    problem = families.problem_of("int8", 3, 256, 512)
+    row = {"kind": "int8", **families.measure(problem, HERE, found, turns)}
+    (line,) = families.summary([row])
+    assert line["over_int_mm_fused"] == pytest.approx(1.5) and line["torch_over_int_mm"] == pytest.approx(
+        20 / 12, rel=1e-3
+    )
+    inputs = family_of(problem).make(problem, kind="randn", seed=0, device=torch.device("cpu"))
+    stock = inputs.run(family_of(problem).default(problem))
+    sums = inputs.run(int8_forms.FORMS["int_mm"](problem))[:3]
+    assert torch.equal(int8_forms.scaled(sums, inputs["scale_w"], inputs["scale_x"], torch.bfloat16), stock)
+
+
 def test_what_torch_refuses_is_a_row_that_says_so_and_counts_nowhere() -> None:
     rows = [
         {"kind": "block", **families.measure(families.problem_of("block", 1, 256, 512), HERE, refused, turns)},
@@ -71,5 +86,5 @@ def test_problems_are_those_that_the_family_makes_inputs_of(kind: str, m: int) -
     for n, k in ((2112, 7168), (320, 640)):
         problem = families.problem_of(kind, m, n, k)
         family_of(problem)
-        assert (problem.math_mode == "reduced") == kind.endswith("fast")
+        assert (problem.math_mode == "reduced") == (kind.endswith("fast") or kind == "int8")
     assert families.problem_of("block", 17, 64, 640).wscale_layout == "row_padded"

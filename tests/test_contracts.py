@@ -48,7 +48,9 @@ OF_KERNEL = {
         "scaled:fp8_e4m3>bf16:16x576x1024,scale=row", "scaled:fp8_e4m3>bf16:64x512x2048+bias,scale=tensor"
     ),
     "scaled_fragments": problems(
-        "scaled:fp8_e4m3>bf16:1x576x1024,scale=row", "scaled:fp8_e4m3>bf16:9x512x2048+bias,scale=tensor"
+        "scaled:fp8_e4m3>bf16:1x576x1024,scale=row",
+        "scaled:fp8_e4m3>bf16:9x512x2048+bias,scale=tensor",
+        "scaled:i8>bf16:2x576x1024,scale=row",
     ),
 }
 ALL: list[tuple[str, type, dict[str, Any]]] = [

@@ -30,10 +30,12 @@ from gemmtuned.kernels.torch_flags import as_called
 
 CPU = torch.device("cpu")
 ROW = Problem(family="scaled", m=6, n=48, k=272, dtype="fp8_e4m3", out_dtype="bf16", scale="row", threads=1)
+INT8 = replace(ROW, dtype="i8", wdtype="i8")
 TENSOR = replace(ROW, scale="tensor", wscale="tensor", bias=True)
 BLOCK = replace(ROW, n=320, scale="1x128", wscale="128x128", scale_layout="col", wscale_layout="row_padded", threads=1)
 KINDS = (
     ROW, TENSOR, BLOCK, replace(ROW, m=1, wdtype="fp8_e5m2", out_dtype="fp16", bias=True),
+    INT8, replace(TENSOR, m=1, dtype="i8", wdtype="i8", out_dtype="fp16"),
     replace(BLOCK, wscale="1x128", wscale_layout="col"), replace(ROW, math_mode="reduced", out_dtype="fp32"),
 )  # fmt: skip
 Parts = tuple[Tensor, Tensor, Tensor, Tensor, "Tensor | None"]
@@ -125,6 +127,13 @@ def test_a_right_kernel_passes_in_whatever_order_it_adds(p: Problem) -> None:
     assert judge(p, kernel(p, in_parts)) == "ok: "
 
 
+@pytest.mark.parametrize("p", KINDS[4:6], ids=str)
+def test_int8_is_multiplied_exactly_and_scaled_after_it(p: Problem) -> None:
+    after = kernel(p, lambda x, w, sx, sw: x @ w * sx[:, :1] * sw[:1])
+    default = family_of(p).default(p)
+    assert judge(p, kernel(p), default) == judge(p, after, default) == judge(p, default, after) == "ok: "
+
+
 @pytest.mark.parametrize("p", KINDS[:4], ids=str)
 def test_torchs_own_is_what_the_reference_says(p: Problem) -> None:
     if p.scale not in ("tensor", "row"):
@@ -152,7 +161,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-@pytest.mark.parametrize("p", [ROW, BLOCK], ids=str)
+@pytest.mark.parametrize("p", [ROW, BLOCK, INT8], ids=str)
 def test_what_is_wrong_with_scales_is_found(p: Problem, what: str) -> None:
     assert judge(p, kernel(p, WRONG[what])).startswith("wrong"), what
 
@@ -211,6 +220,8 @@ def test_whole_numbers_have_one_right_result_bit_for_bit() -> None:
 
 def test_which_kinds_can_be_tuned_depends_on_the_device() -> None:
     on_cpu, on_gpu = tunable("cpu"), tunable("cuda")
+    assert INT8.operands in on_cpu and INT8.operands in on_gpu
+    assert replace(BLOCK, dtype="i8", wdtype="i8").operands not in on_gpu
     assert ROW.operands in on_cpu and BLOCK.operands not in on_cpu
     assert {ROW.operands, BLOCK.operands, TENSOR.operands} <= set(on_gpu)
 
@@ -222,6 +233,7 @@ def test_which_kinds_can_be_tuned_depends_on_the_device() -> None:
         replace(ROW, out_dtype="fp8_e4m3"),
         replace(ROW, wscale="tensor"),
         replace(ROW, scale_dtype="e8m0"),
+        replace(BLOCK, dtype="i8", wdtype="i8"),
         replace(BLOCK, wscale_layout="swizzled"),
     ],
     ids=str,

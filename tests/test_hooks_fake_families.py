@@ -312,6 +312,38 @@ def test_an_engines_operator_is_routed_into_its_own_result(run: Any) -> None:
     ]
 
 
+def test_our_own_operator_of_int8_is_served_by_a_kernel_and_an_engines_is_left_to_it(run: Any) -> None:
+    """The fake kernel reads the same bytes as e4m3, so its result is none that int8 could have by another way."""
+    said = run(
+        OPERANDS,
+        SCALED,
+        """
+    import gemmtuned.ops
+    from gemmtuned.hooks.engine_operators import OPERATORS
+    from gemmtuned.kernels.cuda.scaled_fragments import scaled_fragments
+    engine, stock = torch.library.Library("_C", "FRAGMENT"), []
+    engine.define("cutlass_scaled_mm(Tensor! out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, "
+                  "Tensor? bias) -> ()")
+    engine.impl("cutlass_scaled_mm", lambda *operands: stock.append(len(operands)), "CUDA")
+    problem = replace(problem, dtype="i8", wdtype="i8", math_mode="reduced")
+    config = {"rows": 8, "tokens": 4, "parts": 1, "warps": 1, "ahead": 1, "resident": 1}
+    record = scaled_fragments(config, problem).launch
+    record.check_for(problem)
+    served(problem, record, 5, packed.kernel_launch(record, 0x3001, 2))
+    for one in OPERATORS:
+        if one.name in ("_C::cutlass_scaled_mm", "gemmtuned::int8_scaled_mm"):
+            hook.stand_before(one.name, one.schema, one.arguments, one.code)
+    ix, iw = to_gpu(x8.view(torch.int8), w8.view(torch.int8))
+    out, other = to_gpu(*torch.zeros(2, 4, 8, dtype=torch.bfloat16))
+    torch.ops.gemmtuned.int8_scaled_mm(out, ix, iw.t(), gsx, gsw.t(), None)
+    same, launched = torch.equal(host(out), right), calls("cuLaunchKernel")
+    torch.ops._C.cutlass_scaled_mm(other, ix, iw.t(), gsx, gsw.t(), None)
+    print(json.dumps([same, launched, stock, outcomes(), calls("cuLaunchKernel") - launched, hook.failures()]))
+    """,
+    )
+    assert said == [True, 1, [6], ["scaled exact 1", "scaled miss 1"], 0, []]
+
+
 def test_a_kernel_serves_grouped_products_and_torch_those_it_does_not_take(run: Any) -> None:
     said = run(
         OPERANDS,

@@ -39,9 +39,9 @@ KINDS = ("TENSOR", "ROW", "BLOCK")
 
 def config(
     m: int, n: int, k: int, rows: int, tokens: int, parts: int, warps: int, ahead: int, *, kind: str, bias: bool = True,
-    out: str = "bf16",
+    out: str = "bf16", int8: bool = False,
 ) -> ScaledFragments:  # fmt: skip
-    return ScaledFragments(m, n, k, bias, out, kind, rows, tokens, parts, warps, ahead, 1)
+    return ScaledFragments(m, n, k, bias, out, kind, rows, tokens, parts, warps, ahead, 1, int8)
 
 
 def is_right(one: ScaledFragments, **how: Any) -> bool:
@@ -54,6 +54,11 @@ def is_right(one: ScaledFragments, **how: Any) -> bool:
 def test_sums_are_right_and_nothing_else_is_read_or_written(shape: tuple[int, ...], kind: str) -> None:
     out = ("bf16", "fp16")[sum(shape) % 2]
     assert is_right(config(*shape, kind=kind, bias=sum(shape) % 3 != 0, out=out))
+
+
+@pytest.mark.parametrize("shape", [SHAPES[i] for i in (0, 2, 5, 7)], ids=str)
+def test_sums_of_int8_are_right_up_to_its_ends(shape: tuple[int, ...]) -> None:
+    assert is_right(config(*shape, kind=("TENSOR", "ROW")[shape[0] % 2], bias=shape[0] > 1, int8=True))
 
 
 def test_tiles_of_more_than_one_block_of_scales_take_their_own() -> None:
@@ -94,7 +99,7 @@ def test_a_fault_is_seen(fault: str) -> None:
 ROW_FAULTS = {
     "a neighbour's scale of W": ("f.sw = sw[row]", "f.sw = sw[max(row - 1, 0)]"),
     "the first token's scale": ("f.sx = sx[token]", "f.sx = sx[0]"),
-    "no scale of X": ("sum * f.sw * f.sx", "sum * f.sw"),
+    "no scale of X": ("(float)whole * f.sw * f.sx", "(float)whole * f.sw"),
 }
 
 
@@ -103,7 +108,22 @@ def test_a_fault_in_scales_of_rows_is_seen(fault: str) -> None:
     assert not is_right(config(*SHAPES[3], kind="ROW"), change=ROW_FAULTS[fault])
 
 
-KEYS = [{}, {"math_mode": "ieee"}, {"scale": "1x128", "scale_layout": "col"}, {"scale": "tensor"}]
+INT8_FAULTS = {
+    "the tail of K is dropped": ("byte < TAIL", "byte < TAIL - 16"),
+    "half of a load is dropped": ("i += 2)\n          multiply(sums", "i += 4)\n          multiply(sums"),
+    "sums are not brought over to fp32": ("(float)whole", "__int_as_float(whole)"),
+    "a part in fp32 as bits": ("return (u32)sum;", "return __float_as_uint((float)sum);"),
+}
+
+
+@pytest.mark.parametrize("fault", INT8_FAULTS)
+def test_a_fault_in_products_of_int8_is_seen(fault: str) -> None:
+    with pytest.raises(ptx.Wrong):
+        if not is_right(config(*SHAPES[5], kind="ROW", int8=True), change=INT8_FAULTS[fault], turns=ptx.WARP):
+            raise ptx.Wrong("far off")
+
+
+KEYS = [{}, {"dtype": "i8"}, {"math_mode": "ieee"}, {"scale": "1x128", "scale_layout": "col"}, {"scale": "tensor"}]
 
 
 @pytest.mark.parametrize("kind", KEYS, ids=str)
@@ -126,6 +146,7 @@ def test_what_is_offered_compiles(m: int, n: int, k: int, kind: dict[str, str]) 
     [
         {"dtype": "fp8_e5m2"}, {"out_dtype": "fp32"}, {"layout": "nn"}, {"weight_state": "shuffled"},
         {"scale": "1x32"}, {"scale": "row", "wscale": "tensor"}, {"m": 17}, {"k": 520}, {"batch": 2},
+        {"dtype": "i8", "scale": "1x128"}, {"dtype": "i8", "k": 1 << 17},
     ],
     ids=str,
 )  # fmt: skip

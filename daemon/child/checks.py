@@ -190,6 +190,8 @@ def check_poisoned(case: Case, bound: Bound, kernel: Kernel) -> None:
 
 
 def _full_of(value: float, like: Tensor) -> Tensor:
+    if not like.is_floating_point() and not like.is_complex():  # they have no NaN
+        return torch.full_like(like, torch.iinfo(like.dtype).max)
     if like.is_floating_point() and value == value:
         value = min(value, torch.finfo(like.dtype).max)
     return torch.full_like(like, value)

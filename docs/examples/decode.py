@@ -23,6 +23,7 @@ SIZES = {  # hidden, intermediate, layers, heads, key-value heads
     "0.6B": (1024, 3072, 28, 16, 8),
     "1.7B": (2048, 6144, 28, 16, 8),
     "8B": (4096, 14336, 32, 32, 8),
+    "70B": (8192, 28672, 80, 64, 8),  # some of its layers: benchmarks/end_to_end.py --layers 8
 }
 
 

@@ -1,9 +1,9 @@
 """AITER's ops of 8-bit and 4-bit operands, by torch's own calls, which the hook counts and serves.
 
 Scales multiply: Y = (X * x_scale) @ (W * w_scale).T + bias.  Torch's scaled product runs what it takes (fp8 with one
-scale a tensor, a row or a block of 128); int8 is multiplied exactly (`torch._int_mm`) and scaled in fp32; all else is
-turned back into numbers of X's or the result's type first.  No operand is changed, and all of it traces under
-torch.compile.
+scale a tensor, a row or a block of 128); int8 is one operator of ours (int8.py), which multiplies exactly and scales
+in fp32; all else is turned back into numbers of X's or the result's type first.  No operand is changed, and all of it
+traces under torch.compile.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from torch import Tensor
 
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.kernels.dtypes import FLOATS, FP8, PACKED_FP4
+from gemmtuned.kernels.integers import plain_rows
 from gemmtuned.kernels.mixture import dequantised
+from gemmtuned.ops.int8 import int8_linear
 from gemmtuned.ops.shuffle import is_shuffled, is_view_of_shuffled, unshuffle_weight
 
 BLOCK: Final = 128  # of a block's scale, along N and K
 GROUP_FP4: Final = 32  # values of K with one e8m0 scale
-_INT_MM_ROWS: Final = 17  # torch._int_mm takes no fewer on a GPU
 _BLOCK_ROWS: Final = 4  # cuBLASLt takes multiples of it with scales of blocks
 _ROW_SCALES_ON_CPUS: Final = tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 13)  # 2.11 has none
 
@@ -45,8 +46,7 @@ def gemm_a8w8(
     of_x = _scale("x_scale", x_scale, XQ, XQ.shape[0])
     of_w = _scale("w_scale", w_scale, WQ, WQ.shape[0])
     if XQ.dtype == torch.int8:
-        sums = _int_product(XQ, WQ).float() * of_x.reshape(-1, 1) * of_w.reshape(1, -1)
-        return (sums if bias is None else sums + bias).to(dtype)
+        return int8_linear(XQ, WQ, of_x, of_w, bias, dtype)
     kind = "tensor" if of_x.numel() == of_w.numel() == 1 else "row"
     if not _torch_takes(XQ, WQ, dtype, kind):
         return _by_values(XQ, WQ, of_x.reshape(-1, 1), of_w.reshape(-1, 1), bias, dtype)
@@ -247,34 +247,13 @@ def _torch_takes(x: Tensor, w: Tensor, dtype: torch.dtype, kind: str) -> bool:
 def _scaled_mm(x: Tensor, w: Tensor, of_x: Tensor, of_w: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     late = bias if dtype == torch.float32 else None  # torch takes no bias with a result of fp32
     added = None if bias is None or late is not None else bias.to(dtype)
-    y = torch._scaled_mm(_rows(x), _rows(w).t(), of_x, of_w, bias=added, out_dtype=dtype)
+    y = torch._scaled_mm(plain_rows(x), plain_rows(w).t(), of_x, of_w, bias=added, out_dtype=dtype)
     return y if late is None else y + late
 
 
 def _by_values(x: Tensor, w: Tensor, of_x: Tensor, of_w: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     y = (x.float() * of_x) @ (w.float() * of_w).t()
     return (y if bias is None else y + bias).to(dtype)
-
-
-def _int_product(x: Tensor, w: Tensor) -> Tensor:
-    """[M, N] of int32, exact."""
-    m, k = x.shape
-    n = w.shape[0]
-    if not m or not n or not k:
-        return x.new_zeros(m, n, dtype=torch.int32)
-    if (
-        x.device.type == "cpu" and k > 1
-    ):  # for K = 1, and for strides that are not those of plain rows, it gives garbage
-        return torch._int_mm(_rows(x), _rows(w).t())
-    if x.device.type == "cpu" or k % 8 or n % 8:
-        return (x.double() @ w.double().t()).to(torch.int32)
-    rows = x if m >= _INT_MM_ROWS else F.pad(x, (0, 0, 0, _INT_MM_ROWS - m))
-    return torch._int_mm(_rows(rows), _rows(w).t())[:m]
-
-
-def _rows(t: Tensor) -> Tensor:
-    """Row after row without gaps; `contiguous()` leaves the strides of sides of one element as they are."""
-    return t if t.stride() == (t.shape[1], 1) else torch.empty(t.shape, dtype=t.dtype, device=t.device).copy_(t)
 
 
 def _check(op: str, x: Tensor, w: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:

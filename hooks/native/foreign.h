@@ -43,6 +43,7 @@ struct Foreign {
   c10::SafeKernelFunction stock;
   size_t arguments;
   bool returns;
+  bool is_ours;   // gemmtuned's own
   bool is_alone;  // no other kernel was beneath, that somebody has put another in front of
   std::unique_ptr<torch::Library> library{};
   std::atomic<Standing> standing{STANDS};
@@ -161,7 +162,9 @@ void foreign_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
                                           bias.scalar_type() == y.scalar_type());
     const bool fits_y =
         y.defined() && y.dim() == 2 && y.size(0) == x.size(0) && y.size(1) == b.size(1) && y.device() == x.device();
-    const bool routable = f.routed && it->is_alone && !it->returns && plain_bias && fits_y;
+    // solutions of int8 have won over torch's `_int_mm` and scales behind it, which says nothing of an engine's kernel
+    const bool fair = it->is_ours || x.scalar_type() != at::kChar;
+    const bool routable = f.routed && fair && it->is_alone && !it->returns && plain_bias && fits_y;
     call<Device>(p, slots, !routable ? COUNTED_ONLY : held ? ROUTABLE : ROUTABLE | UNCHECKED, counted, &y);
     if (!is_done) torch::jit::drop(*stack, it->arguments);  // the route wrote into y
     return;
@@ -221,6 +224,7 @@ bool stand_before(const std::string& name, const std::string& schema, const Fore
                                  op->getComputedKernelForDispatchKey(Device::key),
                                  op->schema().arguments().size(),
                                  !op->schema().returns().empty(),
+                                 space == "gemmtuned",
                                  alone,
                                  std::move(library)};
   slot.store(ours, std::memory_order_release);  // first: with the registration calls come at once

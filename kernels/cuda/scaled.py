@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from gemmtuned.configs.errors import CandidateFailed
@@ -13,19 +14,23 @@ KINDS: Final = {("tensor", "tensor"): "TENSOR", ("row", "row"): "ROW", ("1x128",
 OUTPUTS: Final = {"bf16": "bf16", "fp16": "f16"}
 STEP_K: Final = 128  # of K: bytes of a row that are read together, and as far as a scale of a block holds
 K_MULTIPLE: Final = 16  # loads and copies of 16 bytes; also what the leading dimensions must be a multiple of
+MAX_K_INT8: Final = (1 << 17) - 16  # products of -128 by -128 add up to less than 2^31
 _MAX_K: Final = 1 << 24  # bytes of a row are counted in 32 bits
 
 
-def check(problem: Problem, name: str, max_m: int) -> None:
-    """Raise CandidateFailed unless it is fp8_e4m3 by fp8_e4m3 into bf16 or fp16, with scales of KINDS, up to max_m.
+def check(problem: Problem, name: str, max_m: int, types: Sequence[str] = ("fp8_e4m3",)) -> None:
+    """Raise CandidateFailed unless it is one of these types by itself into bf16 or fp16, scales of KINDS, up to max_m.
 
-    name: of the kernel, for the message.
+    name: of the kernel, for the message.  int8 has no blocks of scales, and no more K than sums of 32 bits hold.
     """
     p = problem
     if p.family != "scaled" or p.layout != "nt" or p.weight_state != "plain" or p.batch != 1:
         raise CandidateFailed(f"{p} {name}: it runs scaled problems of layout nt with plain weights")
-    if (p.dtype, p.wdtype) != ("fp8_e4m3", "fp8_e4m3") or p.out_dtype not in OUTPUTS:
-        raise CandidateFailed(f"{p} {name}: it runs fp8_e4m3 by fp8_e4m3 into {' or '.join(OUTPUTS)}")
+    if p.dtype != p.wdtype or p.dtype not in types or p.out_dtype not in OUTPUTS:
+        known = " and ".join(f"{one} by {one}" for one in types)
+        raise CandidateFailed(f"{p} {name}: it runs {known} into {' or '.join(OUTPUTS)}")
+    if p.dtype == "i8" and (p.scale == "1x128" or p.k > MAX_K_INT8):
+        raise CandidateFailed(f"{p} {name}: of int8 it runs scales of rows and tensors, and K up to {MAX_K_INT8}")
     if (p.scale, p.wscale) not in KINDS or {p.scale_dtype, p.wscale_dtype} != {"fp32"}:
         kinds = ", ".join(f"{x} by {w}" for x, w in KINDS)
         raise CandidateFailed(f"{p} {name}: its scales are fp32 and {kinds}")

@@ -2,12 +2,13 @@
 //
 // W and X go from memory straight into the registers that the tensor core multiplies; only sums pass through shared
 // memory. The tensor core's 8-bit products add with few bits and want 64 rows at least, so e4m3 numbers become f16 on
-// the way, which is exact, and mma.m16n8k16 adds them up in fp32.
+// the way, which is exact, and mma.m16n8k16 adds them up in fp32. int8 stays as it is: mma.m16n8k32 adds it up in int32,
+// exactly, and sums become fp32 when K is done.
 //
 // Lane 4 g + t of a warp holds values of rows g and g + 8 of mma's A and of column g of its B. Which k stands where is
-// free as long as both agree, so that 16 bytes of a row are a lane's share of four products. Two groups of lanes share a
-// row: g is row g / 2 and part g % 2 of 128 bytes of K, for W and X alike. Of the result only what is of one part in
-// both counts: half of what the tensor core does, and it has time.
+// free as long as both agree, so that 16 bytes of a row are a lane's share of four products (two of int8). Two groups of
+// lanes share a row: g is row g / 2 and part g % 2 of 128 bytes of K, for W and X alike. Of the result only what is of one
+// part in both counts: half of what the tensor core does, and it has time.
 //
 // A thread block takes ROWS rows of W and TOKENS tokens. Its warps take turns at steps of 128 of K, and the PARTS thread
 // blocks of a cluster cut K. Each warp keeps the loads of AHEAD steps on their way. Sums are added up over warps in shared
@@ -20,13 +21,18 @@
 //   BLOCK   sx[step * ldsx + token] and sw[row of W / 128 * ldsw + step]
 //
 // scaled_fragments.py defines N, K (a multiple of 16), ROWS (8, 16 or 32), TOKENS (a multiple of 4), PARTS, WARPS, AHEAD,
-// RESIDENT (thread blocks of a multiprocessor at least), SCALES, BIAS, NAME, CLUSTER and, in place of OF_THIS_TYPE,
-// `pair_of` and `value`. NVRTC compiles this without any header. PTX ISA 7.8.
+// RESIDENT (thread blocks of a multiprocessor at least), SCALES (no BLOCK of int8), INT8, BIAS, NAME, CLUSTER and, in place
+// of OF_THIS_TYPE, `pair_of` and `value`. NVRTC compiles this without any header. PTX ISA 7.8.
 #define TENSOR 0
 #define ROW 1
 #define BLOCK 2
 typedef unsigned int u32;
 typedef unsigned long long u64;
+#if INT8
+typedef int Sum;
+#else
+typedef float Sum;
+#endif
 struct Quad { u32 v[4]; };
 
 constexpr int STEPS = (K + 127) / 128;                             // of K, 128 bytes of a row each
@@ -34,6 +40,7 @@ constexpr int MOST = ((STEPS + PARTS - 1) / PARTS + WARPS - 1) / WARPS;  // of a
 constexpr bool EVEN = STEPS % (PARTS * WARPS) == 0;                // every warp has as many
 constexpr int TAIL = K % 128;                                      // of K in the last step; 0 when it is whole
 constexpr int BLOCKS = ROWS / 8, SIDES = TOKENS / 4;               // of eight rows of W, of four tokens
+constexpr int WORDS = INT8 ? 4 : 8;                                 // that 16 bytes are for the tensor core
 constexpr int CHAINS = BLOCKS * SIDES <= 2 && SCALES != BLOCK ? 2 : 1;  // sums that products take turns at
 constexpr int THREADS = 32 * WARPS;
 constexpr int VALUES = ROWS * TOKENS;                              // that a thread block sums up, row after row of a token
@@ -68,16 +75,29 @@ __device__ __forceinline__ float read_scale(const float* from, bool there) {
                : "=&f"(f) : "l"(from), "r"((u32)there));
   return f;
 }
-__device__ __forceinline__ void widen(const Quad& q, u32* pairs) {  // 16 e4m3 become eight pairs of f16
+#if INT8
+__device__ __forceinline__ void widen(const Quad& q, u32* words) {
+#pragma unroll
+  for (int i = 0; i < 4; i++) words[i] = q.v[i];
+}
+__device__ __forceinline__ void multiply(Sum* sums, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ u32 bits_of(Sum sum) { return (u32)sum; }
+#else
+__device__ __forceinline__ void widen(const Quad& q, u32* words) {  // 16 e4m3 become eight pairs of f16
 #pragma unroll
   for (int i = 0; i < 4; i++)
     asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; cvt.rn.f16x2.e4m3x2 %1, high;}"
-        : "=r"(pairs[2 * i]), "=r"(pairs[2 * i + 1]) : "r"(q.v[i]));
+        : "=r"(words[2 * i]), "=r"(words[2 * i + 1]) : "r"(q.v[i]));
 }
-__device__ __forceinline__ void multiply(float* sums, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+__device__ __forceinline__ void multiply(Sum* sums, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
+__device__ __forceinline__ u32 bits_of(Sum sum) { return __float_as_uint(sum); }
+#endif
 
 // What a lane reads, and the steps of its warp: number i is step `first + i WARPS` of the thread block's part of K.
 struct Loads {
@@ -108,27 +128,27 @@ __device__ __forceinline__ void load(Step& to, const Loads& my, int i) {
   }
 }
 // sums += a step. Of a pair of sums the first is of part 0 of K, the second of part 1: `value_of` takes what counts.
-__device__ __forceinline__ void grow(float (&sums)[CHAINS][BLOCKS][SIDES][4], const Step& step) {
-  u32 w[2 * BLOCKS][8];
+__device__ __forceinline__ void grow(Sum (&sums)[CHAINS][BLOCKS][SIDES][4], const Step& step) {
+  u32 w[2 * BLOCKS][WORDS];
 #pragma unroll
   for (int row = 0; row < 2 * BLOCKS; row++) widen(step.w[row], w[row]);
 #pragma unroll
   for (int side = 0; side < SIDES; side++) {
-    u32 x[8];
+    u32 x[WORDS];
     widen(step.x[side], x);
 #pragma unroll
     for (int b = 0; b < BLOCKS; b++) {
       const u32 *even = w[2 * b], *odd = w[2 * b + 1];
       if (SCALES == BLOCK) {
-        float of_step[4] = {0.f, 0.f, 0.f, 0.f};
+        Sum of_step[4] = {0, 0, 0, 0};
 #pragma unroll
-        for (int i = 0; i < 8; i += 2) multiply(of_step, even[i], odd[i], even[i + 1], odd[i + 1], x[i], x[i + 1]);
+        for (int i = 0; i < WORDS; i += 2) multiply(of_step, even[i], odd[i], even[i + 1], odd[i + 1], x[i], x[i + 1]);
         const float scale = step.sx[side] * step.sw;
 #pragma unroll
         for (int i = 0; i < 4; i++) sums[0][b][side][i] += of_step[i] * scale;
       } else {
 #pragma unroll
-        for (int i = 0; i < 8; i += 2)
+        for (int i = 0; i < WORDS; i += 2)
           multiply(sums[i / 2 % CHAINS][b][side], even[i], odd[i], even[i + 1], odd[i + 1], x[i], x[i + 1]);
       }
     }
@@ -146,10 +166,10 @@ __device__ __forceinline__ Factors factors_of(int value, const char* bias, const
 #endif
   return f;
 }
-__device__ __forceinline__ void store(char* y, int i, int tile, int m, float sum, const Factors& f) {
+__device__ __forceinline__ void store(char* y, int i, int tile, int m, Sum whole, const Factors& f) {
   const int token = i / ROWS, row = tile * ROWS + i % ROWS;
   if (row >= N || token >= m) return;
-  sum = sum * f.sw * f.sx;
+  float sum = (float)whole * f.sw * f.sx;
 #if BIAS
   sum += f.bias;
 #endif
@@ -166,8 +186,8 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, RESIDENT)
   const char* bias = nullptr;
 #endif
   extern __shared__ __align__(16) char memory[];
-  float* partial = (float*)memory;                       // [warp][value]
-  float* received = partial + WARPS * VALUES;            // [part][value of its own]
+  Sum* partial = (Sum*)memory;                       // [warp][value]
+  Sum* received = partial + WARPS * VALUES;            // [part][value of its own]
   const u32 others = (u32)__cvta_generic_to_shared(received), all_sums = others + (PARTS * EACH + 1) / 2 * 8;  // a barrier
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, g = lane / 4, t = lane % 4;
   const int tile = blockIdx.x / PARTS, part = blockIdx.x % PARTS;
@@ -210,9 +230,9 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, RESIDENT)
   u32 nothing;
   asm volatile("{.reg .pred never; setp.gt.u32 never, %1, 99; bar.red.popc.u32 %0, 0, never;}"
                : "=r"(nothing) : "r"(lane) : "memory");
-  float sums[CHAINS][BLOCKS][SIDES][4];
+  Sum sums[CHAINS][BLOCKS][SIDES][4];
 #pragma unroll
-  for (int i = 0; i < CHAINS * BLOCKS * SIDES * 4; i++) (&sums[0][0][0][0])[i] = (float)nothing;
+  for (int i = 0; i < CHAINS * BLOCKS * SIDES * 4; i++) (&sums[0][0][0][0])[i] = (Sum)nothing;
 
 #pragma unroll 1
   for (int base = 0; base < MOST; base += AHEAD) {
@@ -231,13 +251,13 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, RESIDENT)
   for (int b = 0; b < BLOCKS; b++)
 #pragma unroll
     for (int side = 0; side < SIDES; side++) {
-      float* all = sums[0][b][side];
+      Sum* all = sums[0][b][side];
 #pragma unroll
       for (int chain = 1; chain < CHAINS; chain++)
         for (int i = 0; i < 4; i++) all[i] += sums[chain][b][side][i];
       const bool second = g % 2;
-      const float even = second ? all[1] : all[0], odd = second ? all[3] : all[2];
-      const float of_other = __shfl_xor_sync(~0u, second ? even : odd, 4);
+      const Sum even = second ? all[1] : all[0], odd = second ? all[3] : all[2];
+      const Sum of_other = __shfl_xor_sync(~0u, second ? even : odd, 4);
       partial[warp * VALUES + (side * 4 + t) * ROWS + b * 8 + (second ? 4 : 0) + g / 2] = (second ? odd : even) + of_other;
     }
   if (PARTS > 1) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");  // the others can be sent to
@@ -247,7 +267,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, RESIDENT)
   for (int i = 0; i < (VALUES + THREADS - 1) / THREADS; i++) {
     const int at = thread + i * THREADS;
     if (VALUES % THREADS != 0 && at >= VALUES) break;
-    float sum = partial[at];
+    Sum sum = partial[at];
 #pragma unroll
     for (int other = 1; other < WARPS; other++) sum += partial[other * VALUES + at];
     if (PARTS == 1) {
@@ -258,8 +278,8 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, RESIDENT)
         received[place] = sum;
       } else {
         const u32 there = in_block(others, owner);
-        asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];"
-                     ::"r"(there + place * 4), "f"(sum), "r"(there + (all_sums - others)) : "memory");
+        asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
+                     ::"r"(there + place * 4), "r"(bits_of(sum)), "r"(there + (all_sums - others)) : "memory");
       }
     }
   }
@@ -271,7 +291,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, RESIDENT)
   for (int i = 0; i < OWN; i++) {
     const int at = thread + i * THREADS;
     if (at >= EACH || part * EACH + at >= VALUES) break;
-    float sum = 0.f;
+    Sum sum = 0;
 #pragma unroll
     for (int p = 0; p < PARTS; p++) sum += received[p * EACH + at];
     store(y, part * EACH + at, tile, m, sum, mine[i]);

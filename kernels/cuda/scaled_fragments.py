@@ -1,7 +1,8 @@
 """8-bit operands straight into the registers that the tensor core multiplies, with scales, M up to 16.
 
-scaled_fragments.cu runs fp8_e4m3 by fp8_e4m3 into bf16 or fp16, with one scale a tensor, one a row, or one for each
-block of 128.  All sums are of fp32, so it serves problems that allow shorter sums and those that do not.
+scaled_fragments.cu runs fp8_e4m3 by fp8_e4m3 and int8 by int8 into bf16 or fp16, with one scale a tensor or a row; fp8
+also with one for each block of 128.  Sums of fp8 are of fp32, so it serves problems that allow shorter sums and those
+that do not; those of int8 are whole numbers of 32 bits.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ FITS: Final = fits(__file__, Costs)
 NAME: Final = "scaled_fragments"
 SOURCE: Final = Path(__file__).with_name("scaled_fragments.cu")
 MAX_M: Final = 16
+TYPES: Final = ("fp8_e4m3", "i8")
 ROWS: Final = (8, 16, 32)  # of W, of a thread block; multiples of eight that divide a block of scales
 WARPS: Final = (1, 2, 4, 8)
 _GROUP: Final = 4  # tokens that a product holds
@@ -62,7 +64,7 @@ class ScaledFragments:
 
     kind: of scales, as the source names them.  rows: of W, of a thread block.  tokens: of X, that it holds.  parts: of
     K, as many thread blocks as a cluster has.  warps: that share the steps of K.  ahead: steps on their way.  resident:
-    thread blocks that a multiprocessor holds at least, by which the compiler limits registers.
+    thread blocks that a multiprocessor holds at least, by which the compiler limits registers.  int8: X and W.
     """
 
     m: int
@@ -77,6 +79,7 @@ class ScaledFragments:
     warps: int
     ahead: int
     resident: int
+    int8: bool = False
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -117,7 +120,7 @@ class ScaledFragments:
         values = {
             "N": self.n, "K": self.k, "ROWS": self.rows, "TOKENS": self.tokens, "PARTS": self.parts,
             "WARPS": self.warps, "AHEAD": self.ahead, "RESIDENT": self.resident, "SCALES": self.kind,
-            "BIAS": int(self.bias), "NAME": NAME,
+            "INT8": int(self.int8), "BIAS": int(self.bias), "NAME": NAME,
             "CLUSTER": f"__cluster_dims__({self.parts}, 1, 1)" if self.parts > 1 else "",
         }  # fmt: skip
         defines = "".join(f"#define {name} {value}\n" for name, value in values.items())
@@ -126,7 +129,7 @@ class ScaledFragments:
 
 def scaled_fragments(config: Config, problem: Problem) -> ScaledFragments:
     """This config for this problem. Raises CandidateFailed when it cannot run it."""
-    scaled.check(problem, NAME, MAX_M)
+    scaled.check(problem, NAME, MAX_M, TYPES)
     one = _configured(problem, **KERNEL.checked(config))
     if one.rows not in ROWS or one.tokens < problem.m:
         raise CandidateFailed(f"{problem} {NAME}: {dict(config)} has tiles of {ROWS} rows, and tokens for all of M")
@@ -141,7 +144,7 @@ def scored(problem: Problem, units: int) -> list[tuple[float, dict[str, int]]]:
     units: multiprocessors of the device.
     """
     try:
-        scaled.check(problem, NAME, MAX_M)
+        scaled.check(problem, NAME, MAX_M, TYPES)
     except CandidateFailed:
         return []
     tokens, all_steps = -(-problem.m // _GROUP) * _GROUP, -(-problem.k // STEP_K)
@@ -182,7 +185,7 @@ def _config_of(one: ScaledFragments) -> dict[str, int]:
 
 def _configured(problem: Problem, **config: int) -> ScaledFragments:
     p = problem
-    return ScaledFragments(p.m, p.n, p.k, p.bias, p.out_dtype, KINDS[p.scale, p.wscale], **config)
+    return ScaledFragments(p.m, p.n, p.k, p.bias, p.out_dtype, KINDS[p.scale, p.wscale], **config, int8=p.dtype == "i8")
 
 
 def estimate_us(one: ScaledFragments, units: int) -> float:
@@ -203,14 +206,17 @@ def _instructions(one: ScaledFragments) -> float:
     """Of a step of a warp, about: loads, conversions, products, scales."""
     rows, sides = one.rows // 4, one.tokens // _GROUP
     scales = 1 + sides * (2 + 2 * rows) if one.kind == "BLOCK" else 0
+    if one.int8:
+        return 10 + rows + sides + rows * sides
     return 10 + 9 * (rows + sides) + 2 * rows * sides + scales
 
 
 def _samples() -> Iterator[str]:
-    """One configuration of each output and kind of scales."""
+    """One configuration of each output, kind of scales and type."""
     for out in OUTPUTS:
         for kind in KINDS.values():
             yield ScaledFragments(16, 64, 1024, True, out, kind, 8, 16, 2, 2, 2, 1).source()
+        yield ScaledFragments(16, 64, 1024, True, out, "ROW", 8, 16, 2, 2, 2, 1, int8=True).source()
 
 
 @cache

@@ -150,15 +150,17 @@ def called(o: Operand, article: str = "") -> str:
 
 
 def _magnitudes(problem: Problem, t: Tensor) -> tuple[float, ...]:
-    """Factors that neither the operand nor a result of about 1 is lost by: 8-bit floats can only be made smaller."""
-    if bits(t) is not t:
+    """Factors that neither the operand nor a result of about 1 is lost by: 8 bits can only be made smaller."""
+    if t.element_size() == 1:
         return (0.25, 2.0**-4)
     narrow = problem.out_dtype if t.dtype == torch.float32 else problem.dtype
     return tuple(2.0**e for e in _EXPONENTS.get(narrow, _USUAL_EXPONENTS))
 
 
 def _special(t: Tensor) -> tuple[float, ...]:
-    """NaN and, where the dtype has them, infinities."""
+    """NaN and, where the dtype has them, infinities; none where it has neither."""
+    if not (t.is_floating_point() or t.is_complex()):
+        return ()
     return (math.nan,) if t.dtype in _WITHOUT_INF else SPECIAL
 
 
@@ -191,7 +193,7 @@ def _shared_out(values: Sequence[float], count: int, draw: random.Random, *, eve
     order = draw.sample(range(count), count)
     at_once = len(values) if everywhere else min(len(values), count)
     marked = count if everywhere else min(count, max(count // 2, at_once), _MOST_LINES * at_once)
-    for turn in range(len(values) if everywhere else -(-len(values) // at_once)):
+    for turn in range(len(values) if everywhere else -(-len(values) // max(at_once, 1))):
         marks = torch.ones(count, dtype=torch.float64)
         for number, line in enumerate(order[:marked]):
             marks[line] = values[(number % at_once + turn * (1 if everywhere else at_once)) % len(values)]

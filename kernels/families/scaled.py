@@ -1,8 +1,9 @@
-"""scaled: _scaled_mm of 8-bit floats, with one scale a tensor, a row, or a block of 128 of K.
+"""scaled: _scaled_mm of 8-bit floats, with one scale a tensor, a row, or a block of 128 of K; int8 by `_int_mm`.
 
 Y = (X * scale_x) @ (W * scale_w).T + bias, rounded once; scales are fp32 and multiply.  Where the problem does not
 allow the tensor core's shorter sums (math_mode is not `reduced`; use_fast_accum=False), they are told by `one_sign`:
 each of their roundings is towards zero, so on numbers of one sign they add up to some per cent, on others they do not.
+int8 has one scale a tensor or a row; torch multiplies it exactly and the scales follow.
 
 Kinds of inputs beside those of base.py, which are quantised as programs do it, by the largest number of a block:
     one_sign   neither X nor W has a negative number; only where shorter sums are not allowed
@@ -22,12 +23,13 @@ from torch import Tensor
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.tunable import INT8, SCALES, has_scales
 from gemmtuned.configs.tunable import SCALED_OUTPUTS as OUTPUTS
 from gemmtuned.configs.tunable import SCALED_TYPES as TYPES
-from gemmtuned.configs.tunable import SCALES
 from gemmtuned.kernels.dtypes import torch_dtype, wide
 from gemmtuned.kernels.families.base import Family, normal, shape_activations
 from gemmtuned.kernels.families.operand import Inputs, Operand, Sample, spread_out
+from gemmtuned.kernels.integers import scaled_int_product
 
 ON_CPUS: Final = SCALES[:2]  # what torch has there
 _OWN_WEIGHTS: Final = ("one_sign", "apart", "integers")
@@ -41,10 +43,13 @@ class Scaled(Family):
     def check(self, problem: Problem) -> None:
         """As Family.check."""
         p = problem
-        if (p.dtype, p.wdtype) not in TYPES or p.out_dtype not in OUTPUTS or p.weight_state != "plain":
-            raise CandidateFailed(f"{p}: family {self.name} has plain operands of fp8 into {', '.join(OUTPUTS)}")
-        if (p.scale, p.wscale) not in SCALES or {p.scale_dtype, p.wscale_dtype} != {"fp32"}:
-            known = ", ".join(f"{x} by {w}" for x, w in SCALES)
+        types, scales = (p.dtype, p.wdtype), (p.scale, p.wscale)
+        if types not in (*TYPES, INT8) or p.out_dtype not in OUTPUTS or p.weight_state != "plain":
+            raise CandidateFailed(
+                f"{p}: family {self.name} has plain operands of fp8 and int8 into {', '.join(OUTPUTS)}"
+            )
+        if not has_scales(types, scales) or {p.scale_dtype, p.wscale_dtype} != {"fp32"}:
+            known = ", ".join(f"{x} by {w}" for x, w in SCALES if has_scales(types, (x, w)))
             raise CandidateFailed(f"{p}: family {self.name} has fp32 scales, {known}")
         if {p.scale_layout, p.wscale_layout} & {"swizzled", "other"} or p.batch != 1:
             raise CandidateFailed(f"{p}: family {self.name} has scales in rows or columns, and no batches")
@@ -52,7 +57,9 @@ class Scaled(Family):
     def tunable(self, device_kind: str) -> Iterator[str]:
         """As Family.tunable."""
         scales = ON_CPUS if device_kind == "cpu" else SCALES
-        for (dtype, wdtype), out, (scale, wscale) in product(TYPES, OUTPUTS, scales):
+        for (dtype, wdtype), out, (scale, wscale) in product((*TYPES, INT8), OUTPUTS, scales):
+            if not has_scales((dtype, wdtype), (scale, wscale)):
+                continue
             yield Problem(
                 family=self.name, m=1, n=1, k=1, dtype=dtype, wdtype=wdtype, out_dtype=out, scale=scale, wscale=wscale
             ).operands
@@ -132,15 +139,20 @@ def _with_scales(
         scale = torch.exp2(powers.float())
         if kind == "apart":  # 32: far from the smallest and the largest number of 8 bits
             size = problem.k**-0.5 if operand.weight else 1.0
-            return (values / size * 32).to(dtype), scale * (size / 32)
+            return _rounded(values / size * 32, dtype), scale * (size / 32)
         most = 1 if problem.math_mode == "reduced" else 2  # shorter sums hold 2^13
         whole = torch.randint(-most, most + 1, values.shape, generator=random, device=random.device)
         return whole.float().to(dtype), scale
     if kind == "one_sign":
         values = values.abs()
     largest = _by_block(values.abs(), scale_of.steps(problem)).reshape(shape)
-    scale = largest.clamp_(min=2.0**-60).div_(torch.finfo(dtype).max)
-    return (values / spread_out(scale, scale_of, problem, values.shape)).to(dtype), scale
+    scale = largest.clamp_(min=2.0**-60).div_((torch.finfo if dtype.is_floating_point else torch.iinfo)(dtype).max)
+    return _rounded(values / spread_out(scale, scale_of, problem, values.shape), dtype), scale
+
+
+def _rounded(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """In this type, to the nearest."""
+    return values.to(dtype) if dtype.is_floating_point else values.round().clamp(-127, 127).to(dtype)
 
 
 def _by_block(sizes: Tensor, steps: tuple[int | None, ...]) -> Tensor:
@@ -161,6 +173,8 @@ def _by_block(sizes: Tensor, steps: tuple[int | None, ...]) -> Tensor:
 
 def _stock(problem: Problem) -> Callable[..., Tensor]:
     out, fast = torch_dtype(problem.out_dtype), problem.math_mode == "reduced"
+    if problem.dtype == "i8":
+        return lambda x, w, scale_x, scale_w, bias: scaled_int_product(x, w.t(), scale_x, scale_w, bias, out)
 
     def call(x: Tensor, w: Tensor, scale_x: Tensor, scale_w: Tensor, bias: Tensor | None) -> Tensor:
         return torch._scaled_mm(x, w, scale_x, scale_w, bias=bias, out_dtype=out, use_fast_accum=fast)

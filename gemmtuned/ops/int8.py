@@ -1,0 +1,49 @@
+"""gemmtuned::int8_scaled_mm: the int8 product with scales as one operator, which the hook counts and a kernel serves.
+
+Without a solution it is torch's `_int_mm` and the scales behind it.  It writes into `out`, as vLLM's operator of this
+form does; it has no gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from gemmtuned.kernels.integers import scaled_int_product
+
+_LIBRARY: Final[Any] = torch.library.Library("gemmtuned", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define(
+    "int8_scaled_mm(Tensor(a!) out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor? bias) -> ()"
+)
+
+
+def _stock(out: Tensor, a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, bias: Tensor | None) -> None:
+    out.copy_(scaled_int_product(a, b.t(), a_scales, b_scales, bias, out.dtype))
+
+
+def _nothing(out: Tensor, a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, bias: Tensor | None) -> None:
+    """What a compiler is told: the result is written where it lies."""
+
+
+for _key in ("CPU", "CUDA"):
+    _LIBRARY.impl("int8_scaled_mm", _stock, _key)
+torch.library.register_fake("gemmtuned::int8_scaled_mm", _nothing, lib=_LIBRARY)
+
+
+def int8_linear(x: Tensor, w: Tensor, of_x: Tensor, of_w: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """(x * of_x) @ (w * of_w).T + bias in dtype, of x [M, K] and w [N, K]; scales of fp32, one number or one a row."""
+    wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (of_x, of_w, bias))
+    if wanted or x.device.type not in ("cpu", "cuda") or not min(*x.shape, w.shape[0]):
+        return scaled_int_product(x, w, of_x, of_w, bias, dtype)
+    m, n = x.shape[0], w.shape[0]
+    y = x.new_empty(m, n, dtype=dtype)
+    if of_x.numel() == of_w.numel() == 1:
+        of_x, of_w = of_x.reshape(1), of_w.reshape(1)
+    else:  # one kind of scales for both: a kernel of rows serves a mixture, too
+        of_x = of_x.reshape(-1, 1).expand(m, 1).contiguous()
+        of_w = of_w.reshape(1, -1).expand(1, n).contiguous()
+    added = None if bias is None else bias.reshape(-1).to(dtype)
+    torch.ops.gemmtuned.int8_scaled_mm(y, x, w.t(), of_x, of_w, added)
+    return y

@@ -1,0 +1,39 @@
+"""Products of int8, exact, by torch's own `_int_mm`; and what torch has of them with scales."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_INT_MM_ROWS: Final = 17  # torch._int_mm takes no fewer on a GPU
+
+
+def int_product(x: Tensor, w: Tensor) -> Tensor:
+    """[M, N] of int32, exact, of x [M, K] and w [N, K]."""
+    m, k = x.shape
+    n = w.shape[0]
+    if not m or not n or not k:
+        return x.new_zeros(m, n, dtype=torch.int32)
+    # for K = 1, and for strides that are not those of plain rows, torch's own gives garbage on CPUs
+    if x.device.type == "cpu" and k > 1:
+        return torch._int_mm(plain_rows(x), plain_rows(w).t())
+    if x.device.type == "cpu" or k % 8 or n % 8:
+        return (x.double() @ w.double().t()).to(torch.int32)
+    rows = x if m >= _INT_MM_ROWS else F.pad(x, (0, 0, 0, _INT_MM_ROWS - m))
+    return torch._int_mm(plain_rows(rows), plain_rows(w).t())[:m]
+
+
+def scaled_int_product(
+    x: Tensor, w: Tensor, scale_x: Tensor, scale_w: Tensor, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """(x * scale_x) @ (w * scale_w).T + bias in dtype, of x [M, K] and w [N, K]; scales: one, or one a row."""
+    sums = int_product(x, w).float() * scale_w.reshape(1, -1) * scale_x.reshape(-1, 1)
+    return (sums if bias is None else sums + bias).to(dtype)
+
+
+def plain_rows(t: Tensor) -> Tensor:
+    """Row after row without gaps; `contiguous()` leaves the strides of sides of one element as they are."""
+    return t if t.stride() == (t.shape[1], 1) else torch.empty(t.shape, dtype=t.dtype, device=t.device).copy_(t)
