@@ -198,6 +198,15 @@ def test_compiled_in_one_graph_is_eager(name: str) -> None:
         assert op(*map(mode.from_tensor, operands)).shape == (4, 32)
 
 
+@pytest.mark.parametrize("name", CALLS)
+def test_no_rows_give_no_rows_eager_and_compiled(name: str) -> None:
+    op, (x, w, *others) = CALLS[name]
+    none = (x[:0], w, *(t[:0] if t.shape[0] == len(x) else t for t in others))
+    for form in (op, torch.compile(op, backend="aot_eager", fullgraph=True)):
+        y = form(*none)
+        assert y.shape == (0, 32) and y.dtype == torch.bfloat16
+
+
 X, W, ONE = eight(4, 64), eight(32, 64), torch.ones(1)
 BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "K differs": (lambda: ops.gemm_a8w8(X, W[:, :32], ONE, ONE), r"\(4, 64\) and w \(32, 32\)"),
@@ -226,3 +235,20 @@ def test_bad_operands_are_named(name: str) -> None:
     call, message = BAD[name]
     with pytest.raises(GemmtunedError, match=message):
         call()
+
+
+BAD_COMPILED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
+    "K differs": (ops.gemm_a8w8, (X, W[:, :32], ONE, ONE), r"\(4, 64\) and w \(32, 32\)"),
+    "a scale too many": (ops.gemm_a8w8, (X, W, torch.ones(5), ONE), r"x_scale is \(5,\).* one float or 4"),
+    "of int8": (ops.gemm_a8w8, (X.float().char(), W.float().char(), ONE, torch.ones(31)), r"w_scale is \(31,\)"),
+    "block scales": (ops.gemm_a8w8_blockscale, (X, W, torch.ones(4, 2), ONE[None]), r"expected \[4, 1\]"),
+    "K of a16w8": (ops.gemm_a16w8, (normal(3, 62).half(), W, ONE), r"\(3, 62\) and w \(32, 64\)"),
+    "groups": (ops.gemm_a16w4, (normal(3, 64).half(), four(8, 64)[0], torch.ones(8, 3)), r"\[8, 64 / group\]"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_COMPILED)
+def test_bad_operands_are_named_where_the_op_is_compiled(name: str) -> None:
+    op, operands, message = BAD_COMPILED[name]
+    with pytest.raises(GemmtunedError, match=message):
+        torch.compile(op, backend="aot_eager")(*operands)
