@@ -11,8 +11,9 @@ one run, in CUDA graphs with cold weights.  A problem where torch stays counts 1
 core's own sums, `block`, scales of 1x128 by 128x128, `int8`, with one scale a row, beside `_int_mm` alone (`int_mm`,
 with no scales and X of 17 rows and more made ahead) and with one compiled kernel for scales behind it
 (`int_mm_fused`: the best that torch has), and `grouped` and `grouped_nn`, bf16 products of --groups weights
-with M rows in all (torch._grouped_mm), whose floor reads the weights that have rows.  Every problem is a line of
-families.jsonl as it is done.
+with M rows in all (torch._grouped_mm), whose floor reads the weights that have rows, and `batched` and `batched_nn`,
+torch.bmm of --groups matrices in bf16 (the attention of DeepSeek-V3: 16 of 512x128 and 128x512).  Every problem is a
+line of families.jsonl as it is done.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ from gemmtuned.kernels.torch_flags import as_called
 
 FAST = {"math_mode": "reduced"}
 GROUPED = ("grouped", "grouped_nn")
+BATCHED = ("batched", "batched_nn")
 KINDS: dict[str, dict[str, str]] = {
     "row": {"scale": "row"}, "row_fast": {"scale": "row"} | FAST, "tensor": {"scale": "tensor"},
     "tensor_fast": {"scale": "tensor"} | FAST, "block": {"scale": "1x128"},
@@ -66,9 +68,10 @@ Turns = Callable[[Problem, Sequence[Candidate]], tuple[list[list[float]], float]
 
 def problem_of(kind: str, m: int, n: int, k: int, *, threads: int = 0, groups: int = 1) -> Problem:
     """The problem as the hook keys the call; block scales lie as ATen/native/cuda/ScaledBlas.cpp asks for them."""
-    if kind in GROUPED:
+    if kind in (*GROUPED, *BATCHED):
+        family, _, layout = kind.partition("_")
         return Problem(
-            family="grouped", batch=groups, m=m, n=n, k=k, dtype="bf16", layout="nn" if kind == "grouped_nn" else "nt",
+            family=family, batch=groups, m=m, n=n, k=k, dtype="bf16", layout=layout or "nt",
             threads=threads, math_mode="ieee" if threads else "reduced",
         )  # fmt: skip
     lies = {}
@@ -149,6 +152,8 @@ def kernel_of(candidate: Candidate, problem: Problem) -> Kernel:
 
 def _read(problem: Problem, bench: Bench, w: torch.Tensor) -> torch.Tensor:
     """What of a weight is read: all of it, or as many groups as have rows."""
+    if problem.family == "batched":
+        return w.mT if problem.layout[1] == "t" else w
     if problem.family != "grouped":
         return w.t().view(torch.bfloat16)
     offs = bench.inputs(problem)["offs"].long()
@@ -180,7 +185,7 @@ def turns_on_cpu(problem: Problem, candidates: Sequence[Candidate]) -> tuple[lis
 def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """For each kind and M: geometric means of the gain over torch, of cuBLASLt's best and ours, and over the floor."""
     lines = []
-    for kind in (*KINDS, *GROUPED):
+    for kind in (*KINDS, *GROUPED, *BATCHED):
         for m in sorted({row["m"] for row in rows if row["kind"] == kind}):
             some = [row for row in rows if (row["kind"], row["m"]) == (kind, m)]
             good = [row for row in some if "failed" not in row]
@@ -207,10 +212,10 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def main() -> None:
     parser = record.arguments(__doc__)
     parser.add_argument("--name", default="families", help="of the result")
-    parser.add_argument("--kinds", default="row,tensor,block", help=f"of {','.join((*KINDS, *GROUPED))}")
+    parser.add_argument("--kinds", default="row,tensor,block", help=f"of {','.join((*KINDS, *GROUPED, *BATCHED))}")
     parser.add_argument("--m", default="1,16,64,256,2048", help="rows of X, in this order")
     parser.add_argument("--shapes", default="short", help="short, all, or NxK,NxK,...")
-    parser.add_argument("--groups", type=int, default=128, help="of grouped products")
+    parser.add_argument("--groups", type=int, default=128, help="of grouped products, or matrices of batched ones")
     parser.add_argument("--budget-s", type=float, default=480, help="start no new problem after this long")
     parser.add_argument("--resume", type=Path, help="the .jsonl of an earlier run on the same device")
     parser.add_argument("--dry-run", action="store_true", help="on this CPU, small sizes, kinds that torch has there")

@@ -18,6 +18,7 @@ import torch
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Environment, Solution, cpu_device
+from gemmtuned.daemon.child.measure import Bench
 from gemmtuned.daemon.protocol.wire import Trial
 from gemmtuned.kernels.families import family_of
 
@@ -88,3 +89,13 @@ def test_problems_are_those_that_the_family_makes_inputs_of(kind: str, m: int) -
         family_of(problem)
         assert (problem.math_mode == "reduced") == (kind.endswith("fast") or kind == "int8")
     assert families.problem_of("block", 17, 64, 640).wscale_layout == "row_padded"
+
+
+@pytest.mark.parametrize("kind", families.BATCHED)
+def test_batched_products_are_torchs_bmm_and_their_floor_reads_all_weights(kind: str) -> None:
+    problem = families.problem_of(kind, 3, 32, 16, groups=4, threads=1)
+    bench = Bench(problem, torch.device("cpu"))
+    (w, *_), x = bench.weights[0], bench.inputs(problem)["x"]
+    assert torch.equal(family_of(problem).default(problem).call(x, w), torch.bmm(x, w))
+    read = families._read(problem, bench, w)
+    assert read.is_contiguous() and read.numel() == 4 * 32 * 16
