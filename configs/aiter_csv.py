@@ -30,8 +30,10 @@ from gemmtuned.configs.aiter_text import (
     MAX_BAD_ROWS,
     MAX_LINE,
     Bad,
+    binary_text,
     cells_of,
     check_characters,
+    names_columns,
     numbered,
     separator_of,
     unglued,
@@ -177,7 +179,7 @@ class Reader:
         if not number:
             raise TableError(f"{name}: empty, expected a header such as M,N,K")
         if not line.isprintable() and not line.replace("\t", "").strip("\r\n").isprintable():
-            raise TableError(f"{name} line {number}: not a table: control characters where a header should be")
+            raise TableError(f"{name} line {number}: not a table: {binary_text(line)}")
         if line.startswith(CONFLICT):
             raise TableError(f"{name} line {number}: a merge conflict stands in it: settle it first")
         separator = separator_of(line)
@@ -193,6 +195,7 @@ class Reader:
         at |= {ALIASES[column]: i for column, i in at.items() if ALIASES.get(column, column) not in at}
         self.header = Header(name, found, kind_of([*columns, *at]), columns, at, separator, line.endswith("\n"))
         self._line = line
+        self._other = 0  # the line of a header with other columns, after which no row is ours
         self._strict = EVERY not in ignore
         self._glued = (number, separator.join(glued) + "\n", glued)
         if glued:
@@ -219,9 +222,15 @@ class Reader:
 
     def _row(self, reader: _RowReader, number: int, line: str, cells: list[str]) -> Iterator[Row]:
         try:
+            if self._other:
+                raise Bad(f"it stands below another header, that of line {self._other}: make that a file of its own")
             yield reader.row(number, line, cells)
         except Bad as err:
-            self._reject(number, err)
+            if self._other or not names_columns(cells):
+                self._reject(number, err)
+            elif unglued(cells)[0] != self.header.columns:  # else it is the header once more, in another hand
+                self._other = number
+                self._reject(number, Bad("a header with other columns: what stands below is another table, not read"))
 
     def _reject(self, number: int, err: Bad) -> None:
         self.rejected += 1

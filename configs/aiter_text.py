@@ -52,6 +52,21 @@ def cells_of(line: str, separator: str) -> list[str]:
         raise Bad(f"its quotes: {err}, expected them in pairs around a value") from err
 
 
+def binary_text(line: str) -> str:
+    """Why this line, which cannot be printed, is no header: what the file is instead, and the way out."""
+    if line.startswith("\x1f"):
+        return "it is compressed, as by gzip: unpack it first"
+    if "\0" in line:
+        return "zero bytes stand in its header, as in UTF-16 text: save it as UTF-8"
+    return "control characters where a header should be"
+
+
+def names_columns(cells: Sequence[str]) -> bool:
+    """True for a line of columns, known or renamed: most of its cells are names of columns, and no number is there."""
+    named = sum(cell in _NAMES_SET for cell in cells)
+    return named >= 3 and 2 * named > sum(map(bool, cells)) and not any(cell[:1].isdigit() for cell in cells)
+
+
 def unglued(cells: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
     """(columns, cells of the first row): a file may lack the line end after its header, `...,tflops,bwgfx950,256,...`.
 
@@ -77,3 +92,4 @@ _NAMES: Final = sorted(
     | {*DEVICE, *ALIASES, OURS, "_tag"},
     key=lambda column: (-len(column), column),
 )  # fmt: skip
+_NAMES_SET: Final = frozenset(_NAMES)

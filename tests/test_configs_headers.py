@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -93,6 +94,13 @@ def mutated(columns: list[str], rows: list[list[str]], mutation: tuple[str, int,
             del row[0]
     elif kind == "glue to the next" and at + 1 < len(head):
         head[at : at + 2] = [head[at] + head[at + 1]]
+    elif kind == "quotes":
+        head, *body = [[f'"{cell}"' for cell in row] for row in (head, *body)]
+    elif kind == "empty columns at the end":
+        head, *body = [[*row, *[""] * (at % 3 + 1)] for row in (head, *body)]
+    elif kind == "another table below":
+        turn = max(at, 1)
+        body[2:] = [row[turn:] + row[:turn] for row in (head, *body[2:])]
     comma = word if kind == "other separator" else ","
     lines = [comma.join(row) for row in (head, *body)]
     if kind == "glue the first row":
@@ -100,6 +108,9 @@ def mutated(columns: list[str], rows: list[list[str]], mutation: tuple[str, int,
     if kind == "cut the last row":
         row = lines.pop().split(",")
         return "\n".join([*lines, ",".join(row[: max(place % len(row), 1)])])
+    if kind == "header again":
+        quote = '"' if '"' in word else ""
+        lines[3:3] = [quote + word.join(head) + quote]
     if kind == "conflict":
         lines[1:1] = ["<<<<<<< HEAD"]
     if kind == "mark, line ends, remarks":
@@ -146,6 +157,30 @@ def test_a_mutated_header_gives_no_wrong_problem_and_loses_no_row(
 
 
 @pytest.mark.parametrize(
+    ("kind", "word", "more"),
+    [
+        ("quotes", "", 0),
+        ("empty columns at the end", "", 0),
+        ("header again", ",", 0),
+        ("header again", ", ", 0),
+        ("header again", '","', 0),
+        ("another table below", "", 1),
+    ],
+)
+def test_quotes_and_further_headers_give_no_wrong_problem_and_lose_no_row(
+    kind: str, word: str, more: int, tmp_path: Path
+) -> None:
+    for place, path in enumerate(FILES):
+        columns, rows = original(path)
+        plain = "\n".join(",".join(row) for row in (columns, *rows)) + "\n"
+        right = [problem for _, problem in problems(plain, path, tmp_path)]
+        found = list(problems(mutated(columns, rows, (kind, place, word)), path, tmp_path))
+
+        assert {counted for counted, _ in found} == {len(rows) + more}, path
+        assert [problem for _, problem in found] == (right[:2] if more else right), path
+
+
+@pytest.mark.parametrize(
     ("header", "name", "said"),
     [
         ("M,N,K,trans_b", "untuned.csv", "column trans_b is not known and could decide"),
@@ -166,6 +201,33 @@ def test_a_mutated_header_gives_no_wrong_problem_and_loses_no_row(
 def test_a_column_or_a_name_that_could_decide_is_refused_by_name(header: str, name: str, said: str) -> None:
     with pytest.raises(TableError, match=said):
         read_lines([header, "8,8,8,8,8,8,8"], name=name)
+
+
+def test_rows_below_another_header_are_refused_and_below_the_same_one_they_are_read() -> None:
+    lines = ["M,N,K,dtype\n", "1,8,16,bf16\n", '"M","N", K,"dtype"\r\n', "2,8,16,bf16\n", "N,K,M\n", "8,16,4\n"]
+    table = read_lines(lines, name="u.csv")
+
+    assert [problem_of(row) for row in table.rows] == [Problem(m=1, n=8, k=16), Problem(m=2, n=8, k=16)]
+    assert table.rejected == 2
+    assert "line 5, a header with other columns" in table.complaints[0]
+    assert "line 6, it stands below another header, that of line 5" in table.complaints[1]
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        ("M,N,K\n1,8,16\n".encode("utf-16"), "UTF-16 text: save it as UTF-8"),
+        ("M,N,K\n1,8,16\n".encode("utf-16-be"), "UTF-16 text: save it as UTF-8"),
+        (gzip.compress(b"M,N,K\n1,8,16\n"), "compressed, as by gzip: unpack it first"),
+        (b"\x02M,N,K\n1,8,16\n", "control characters"),
+    ],
+)
+def test_a_file_of_another_encoding_is_refused_by_what_it_is(raw: bytes, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "bf16_untuned_gemm.csv"
+    path.write_bytes(raw)
+
+    with pytest.raises(TableError, match=said):
+        read_any(path)
 
 
 def test_a_column_is_read_over_where_somebody_says_so_and_remarks_always_are() -> None:
