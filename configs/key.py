@@ -166,5 +166,5 @@ if __name__ == "__main__":
     from pathlib import Path
 
     there = Path(__file__).resolve().parents[1] / "hooks/native/problem.gen.h"
-    there.write_text(header())
+    there.write_text(header(), encoding="utf-8")
     sys.stdout.write(f"{there}\n")

@@ -17,6 +17,6 @@ def give_way(nice: int) -> None:
         with contextlib.suppress(OSError):
             for _ in range(3):
                 with contextlib.suppress(BlockingIOError):  # the kernel takes one in 100 ms from unprivileged processes
-                    Path("/proc/self/autogroup").write_text(str(nice))
+                    Path("/proc/self/autogroup").write_text(str(nice), encoding="utf-8")
                     return
                 sleep(0.11)

@@ -27,7 +27,7 @@ def pid_namespace() -> str | None:
     try:
         if os.readlink("/proc/self") != str(os.getpid()):  # noqa: PTH115  (while a program runs; a Path costs more)
             return None
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
         return f"{boot[:80]} {Path('/proc/self/ns/pid').stat().st_ino}"
     except OSError:
         return None

@@ -207,7 +207,7 @@ def cpu_device(cpuinfo: str | None = None, *, cores: int | None = None) -> Devic
     """
     if cpuinfo is None:
         path = Path("/proc/cpuinfo")
-        cpuinfo = path.read_text(errors="replace") if path.is_file() else ""
+        cpuinfo = path.read_text("utf-8", errors="replace") if path.is_file() else ""
     facts: dict[str, str] = {}
     for line in cpuinfo.split("\n\n", 1)[0].splitlines():
         name, _, value = line.partition(":")

@@ -120,7 +120,7 @@ def write_file(path: Path, buckets: Mapping[str, Config]) -> None:
     text = json.dumps({key: buckets[key] for key in sorted(buckets, key=_order)}, indent=4) + "\n"
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        temporary.write_text(text)
+        temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
     except OSError as err:
         temporary.unlink(missing_ok=True)

@@ -67,7 +67,7 @@ class Verdicts:
     def _write(self, solution: Solution, reason: str | None) -> None:
         path = self._path(solution)
         new = path.with_name(f".{path.name}.{os.getpid()}")
-        new.write_text(json.dumps({"row": solution.to_row(), "reason": reason}))
+        new.write_text(json.dumps({"row": solution.to_row(), "reason": reason}), encoding="utf-8")
         new.replace(path)
 
 

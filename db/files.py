@@ -145,7 +145,7 @@ def refuse_network(path: Path) -> None:
         return
     real = str(path.parent.resolve())
     best, kind = "", ""
-    for line in mounts.read_text(errors="replace").splitlines():
+    for line in mounts.read_text("utf-8", errors="replace").splitlines():
         left, _, right = line.partition(" - ")
         point = left.split(" ")[4].replace("\\040", " ")
         if len(point) >= len(best) and (real == point or real.startswith(point.rstrip("/") + "/")):

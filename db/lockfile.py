@@ -136,11 +136,11 @@ def holder(path: Path) -> str:
     try:
         facts = path.stat()
         where = f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}:{facts.st_ino}"
-        lines = Path("/proc/locks").read_text().splitlines()
+        lines = Path("/proc/locks").read_text("utf-8").splitlines()
         fields = (line.replace("-> ", "").split() for line in lines)
         pid = next(int(f[4]) for f in fields if f[1] == "FLOCK" and f[5] == where)
         process = Path(f"/proc/{pid}")
-        return f"pid {pid} ({(process / 'comm').read_text().strip()}, uid {process.stat().st_uid})"
+        return f"pid {pid} ({(process / 'comm').read_text('utf-8').strip()}, uid {process.stat().st_uid})"
     except (OSError, ValueError, IndexError, StopIteration):
         return ""
 

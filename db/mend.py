@@ -133,7 +133,7 @@ def _build(path: Path, folder: Path, reason: str, beat: Beat) -> None:
     _sync(build)
     when = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S.%fZ")
     report = Report(reason, f"{path.name}.corrupt-{when}", rows, lost)
-    (folder / "report.json").write_text(json.dumps({**asdict(report), "source": source}) + "\n")
+    (folder / "report.json").write_text(json.dumps({**asdict(report), "source": source}) + "\n", encoding="utf-8")
     _sync(folder / "report.json")
     faults.point("salvage.rename_build")
     build.rename(folder / "new.db")

@@ -117,7 +117,7 @@ class Events(Sleeper):
     def _is_ours(self, fd: int) -> bool:
         """Whether /proc says that this descriptor has our watches and no other."""
         try:
-            lines = Path(f"/proc/self/fdinfo/{fd}").read_text().splitlines()
+            lines = Path(f"/proc/self/fdinfo/{fd}").read_text("utf-8").splitlines()
         except OSError:
             return False
         if "inotify" not in os.readlink(f"/proc/self/fd/{fd}"):  # noqa: PTH115

@@ -282,3 +282,18 @@ def test_what_runs_in_a_host_locks_and_sleeps_as_the_interpreter_does(folder: st
     strays = [f"line {line}: {name}" for name, line in patched_names(path) if (where, name) not in TAKEN_AS_IT_IS]
 
     assert not strays, f"{where}: take it from configs/real.py, or say in TAKEN_AS_IT_IS why it is right"
+
+
+@pytest.mark.parametrize(("folder", "path"), IN_A_HOST, ids=ids(IN_A_HOST))
+def test_what_runs_in_a_host_names_the_encoding_of_its_files(folder: str, path: Path) -> None:
+    """Else a program that makes EncodingWarning an error (-X warn_default_encoding) would have no hook."""
+    told = {"read_text": 1, "write_text": 2}  # with so many arguments by position
+    tree = ast.parse(path.read_text("utf-8"), str(path))
+    strays = [
+        f"line {node.lineno}: {node.func.attr}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in told
+        if len(node.args) < told[node.func.attr] and not any(word.arg == "encoding" for word in node.keywords)
+    ]
+
+    assert not strays

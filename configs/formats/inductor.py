@@ -152,6 +152,6 @@ def _operand(dtype: str, size: list[int], letter: str) -> str:
 def write(path: Path, entries: Mapping[str, list[dict[str, Any]]]) -> None:
     """Write a table. Raises TableError when the disk refuses."""
     try:
-        path.write_text(json.dumps(entries, indent=1, sort_keys=True) + "\n")
+        path.write_text(json.dumps(entries, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     except OSError as err:
         raise TableError(f"{path}: cannot be written ({err.strerror or err})") from err

@@ -164,6 +164,6 @@ def tables(solutions: Sequence[Solution], device: Device) -> tuple[dict[str, dic
 def write(path: Path, entries: Mapping[str, Any]) -> None:
     """Write one file. Raises TableError when the disk refuses."""
     try:
-        path.write_text(json.dumps(entries, indent=4) + "\n")
+        path.write_text(json.dumps(entries, indent=4) + "\n", encoding="utf-8")
     except OSError as err:
         raise TableError(f"{path}: cannot be written ({err.strerror or err})") from err

@@ -127,7 +127,7 @@ def make(conn: sqlite3.Connection, since: int = 0, to: int | None = None) -> Non
     for statement in _RECORD if since == 0 else ():
         conn.execute(statement)
     for step in STEPS[since:to]:
-        for statement in statements(step.read_text()):
+        for statement in statements(step.read_text("utf-8")):
             conn.execute(statement)
         now = datetime.now(timezone.utc).isoformat(sep=" ")
         row = ("gemmtuned", step.stem, now)
@@ -192,7 +192,7 @@ def statements(script: str) -> Iterator[str]:
 
 def _runs(step: Path) -> Callable[[Database], None]:
     def run(db: Database) -> None:
-        for statement in statements(step.read_text()):
+        for statement in statements(step.read_text("utf-8")):
             db.conn.execute(statement)
 
     return run

@@ -65,7 +65,7 @@ def torch_folder() -> Path | None:
 
 def torch_version(folder: Path) -> str:
     """torch.__version__, read from torch/version.py."""
-    text = (folder / "version.py").read_text()
+    text = (folder / "version.py").read_text("utf-8")
     match = re.search(r"^__version__ = ['\"]([^'\"]+)", text, re.MULTILINE)
     return match[1] if match else "unknown"
 
@@ -78,7 +78,7 @@ def library_path(cache: Path) -> Path | None:
     digest = sha256()
     for name in SOURCES:
         digest.update((_here() / name).read_bytes())
-    for part in (" ".join(FLAGS), (folder / "version.py").read_text(), _abi(folder), _libstdcxx()):
+    for part in (" ".join(FLAGS), (folder / "version.py").read_text("utf-8"), _abi(folder), _libstdcxx()):
         digest.update(part.encode())  # version.py has the commit of torch's source and its CUDA, or none
     version = re.sub(r"[^A-Za-z0-9.+-]", "-", torch_version(folder))
     return cache / "native" / f"capture-{version}-{os.uname().machine}-{digest.hexdigest()[:12]}.so"
@@ -184,7 +184,7 @@ def _compile(path: Path, torch: Path) -> Path:
         facts = {"bytes": temporary.stat().st_size, "sha256": sha256(temporary.read_bytes()).hexdigest()}
         _put(temporary, path)
         beside = temporary.with_name(f"{temporary.name}.json")
-        beside.write_text(json.dumps(facts))
+        beside.write_text(json.dumps(facts), encoding="utf-8")
         _put(beside, _facts(path))
     except OSError as err:
         raise BuildFailed(f"{path.parent}: the native hook was not kept ({err.strerror})") from err
@@ -219,8 +219,8 @@ def _remember(path: Path, said: str) -> str:
         "lasting": of_source is not None and "No space left" not in said,
     }
     with suppress(OSError):  # then the next try comes sooner
-        path.with_suffix(".log").write_text(said)
-        _trouble_file(path).write_text(json.dumps(trouble))
+        path.with_suffix(".log").write_text(said, encoding="utf-8")
+        _trouble_file(path).write_text(json.dumps(trouble), encoding="utf-8")
     return reason
 
 
@@ -248,7 +248,9 @@ def _facts(path: Path) -> Path:
 def _abi(torch: Path) -> str:
     """Which of the two ABIs of libstdc++ this torch was built with."""
     try:
-        found = re.search(r"_GLIBCXX_USE_CXX11_ABI=([01])", (torch / "share/cmake/Torch/TorchConfig.cmake").read_text())
+        found = re.search(
+            r"_GLIBCXX_USE_CXX11_ABI=([01])", (torch / "share/cmake/Torch/TorchConfig.cmake").read_text("utf-8")
+        )
     except OSError:
         found = None
     return found[1] if found else "1"
