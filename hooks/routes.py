@@ -17,7 +17,7 @@ from gemmtuned.configs.launch_values import of_operands
 from gemmtuned.configs.manifest import read_binary
 from gemmtuned.configs.rows import ROWS, read_rows
 from gemmtuned.configs.say import tell
-from gemmtuned.configs.solution import Solution
+from gemmtuned.configs.solution import DEFAULT_BACKEND, Solution
 from gemmtuned.hooks.dispatch import NATIVE_CODES, OPERATOR_CODE, Table, ident_of
 from gemmtuned.hooks.native import Native, Row
 from gemmtuned.hooks.native.launches import RowBlocks, conditions, kernel_launch, library_launch, operator_call
@@ -68,6 +68,8 @@ class Routes:
     def _complete(self, row: Row, solution: Solution, device: int) -> Row:
         """The row with what its route needs."""
         problem, backend = solution.problem, solution.backend
+        if backend == DEFAULT_BACKEND:  # the call itself, whatever its operands are
+            return row
         rank = 3 if problem.family.startswith(("batched", "grouped")) else 2
         if backend == ROWS:
             rows = read_rows(solution.config)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from cases import LAUNCH, LIBRARY_LAUNCH
 
-from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.problem import FAMILIES, Problem
 from gemmtuned.configs.solution import Device, Environment, Solution
 from gemmtuned.hooks.dispatch import NATIVE_CODES, Table, build_table
 from gemmtuned.hooks.native import Row
@@ -19,7 +19,8 @@ from gemmtuned.hooks.routes import Routes
 from gemmtuned.kernels.backends.cublaslt import record_of
 
 GPU = Environment(
-    Device("cuda-x-132", "cuda", "x", "sm_90", 132), {"cublaslt": "130002/sm_90", "triton": "3.6.0/sm_90"}
+    Device("cuda-x-132", "cuda", "x", "sm_90", 132),
+    {"cublaslt": "130002/sm_90", "triton": "3.6.0/sm_90", "torch": "2.11"},
 )
 # The version that Python sees is not the one that the native hook calls: two of them in one process
 OTHER = Environment(GPU.device, {**GPU.stamps, "cublaslt": "120900/sm_90"})
@@ -72,6 +73,17 @@ def test_a_record_that_is_not_its_solutions_costs_the_row() -> None:
         replace(SOLUTION, stamp=OTHER.stamps["cublaslt"]),
     ):
         assert rows(wrong) == ([], {"its kernel does not load": 1})
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "moe"])
+def test_torchs_own_is_best_is_a_route_in_every_family(family: str) -> None:
+    scale = {"scale": "row"} if family == "scaled" else {}
+    problem = replace(SOLUTION.problem, family=family, batch=1 if family in ("dense", "scaled") else 4, **scale)
+    best = replace(SOLUTION, problem=problem, backend="torch", stamp="2.11", state="default_best", launch="")
+
+    [row], refused = rows(best)
+
+    assert refused == {} and (row.code, row.launch) == (NATIVE_CODES["torch"], None)
 
 
 @pytest.mark.parametrize("backend", ["cublaslt", "others"])
