@@ -189,6 +189,9 @@ def test_why_nothing_is_tuned_stands_in_the_log_once(machine: MakeMachine, caplo
         one.run(8)
         assert "waiting device" not in caplog.text
         one.run(600)
+        other = one.cards[0].start(501, held=MIB, share=0.1)  # the same reason with one more name in it
+        one.run(600)
+        one.cards[0].end(other)
         said = [r.getMessage() for r in caplog.records if "waiting device" in r.getMessage()]
         assert len(said) == 1 and "cuda:0" in said[0] and "others hold 30004 MiB" in said[0]
         one.cards[0].end(program)

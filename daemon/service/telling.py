@@ -72,7 +72,8 @@ class Telling:
         if now_s - self._waits_since_s < WAITS_S:
             return
         for notice in waiting:
-            kind = re.sub(r"[\d.]+", "#", notice.reason)
+            # Whoever it is, and however much: names stand behind a comma or in brackets
+            kind = re.sub(r"[\d.]+", "#", re.split(r",| \(", notice.reason)[0])
             if now_s - self._waiting_told.get((notice.id, kind), float("-inf")) >= SAY_AGAIN_S:
                 self._waiting_told[notice.id, kind] = now_s
                 level = logging.WARNING if notice.state == "stuck" else logging.INFO
