@@ -88,8 +88,12 @@ def tune(
     for reason in refused[:8]:
         complain(f"left out: {reason}")
     began_s = time.monotonic()
-    run = _on_ray if ray_address else _here
-    done = run(here, objects, wanted[:limit] if limit else wanted, on, ray_address, tasks, dry_run, as_json)
+    wanted = wanted[:limit] if limit else wanted
+    done = (
+        _on_ray(here, objects, wanted, on, ray_address, tasks, dry_run=dry_run, quiet=as_json)
+        if ray_address
+        else _here(here, objects, wanted, on, dry_run=dry_run, quiet=as_json)
+    )
     if isinstance(done, Report):
         show(done, as_json=as_json)
         return
@@ -137,7 +141,7 @@ _Done = tuple["Ran", Sequence["Wanted"], int, int, Sequence[str]]
 
 
 def _on_ray(
-    here: Settings, objects: Objects | None, wanted: Sequence[Wanted], on: str, address: str, tasks: int,
+    here: Settings, objects: Objects | None, wanted: Sequence[Wanted], on: str, address: str, tasks: int, *,
     dry_run: bool, quiet: bool,
 ) -> Report | _Done:  # fmt: skip
     from gemmtuned.fleet.on_ray import Pool, cluster, look_around, tasks_for
@@ -156,9 +160,8 @@ def _on_ray(
 
 
 def _here(
-    here: Settings, objects: Objects | None, wanted: Sequence[Wanted], on: str, address: str, tasks: int,
-    dry_run: bool, quiet: bool,
-) -> Report | _Done:  # fmt: skip
+    here: Settings, objects: Objects | None, wanted: Sequence[Wanted], on: str, *, dry_run: bool, quiet: bool
+) -> Report | _Done:
     from gemmtuned.fleet.here import device_here, tune_here
     from gemmtuned.fleet.ray_task import look
 
