@@ -56,6 +56,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory, native_cache: Path, fork_s
 
 def shape(text: str) -> set[str]:
     """The lines of an answer, figures aside; without the rows of its table and what is said of a busy machine."""
+    text = re.sub(r"(cpu|cuda)(-[a-z0-9]+)+", r"\1-device", text)  # each machine's own
     lines = (re.sub(r"[0-9][0-9.,e-]*( (us|ms|s|h|min|KiB|MiB|%))?", "#", line) for line in text.splitlines())
     lines = (" ".join(line.split()).replace("problems", "problem").replace(" others used", "") for line in lines)
     rows = r"(fp#|#|dense|classifier|workers|exact|multiple of|# (of them|problem))"

@@ -89,7 +89,8 @@ def _of_runs(shown: Sequence[Row]) -> list[str]:
         return []
     found = [
         "of it GEMM: of the time on stock torch; program's gain: 1 / (1 - s + s/g) with that share s and gain g of its "
-        "GEMMs. Both are estimates from the calls that were timed"
+        "GEMMs; if all were free: 1 / (1 - s), the most that any kernel could give. All three are estimates from the "
+        "calls that were timed"
     ]
     bounded = ", ".join(row["run"] for row in shown if row.get("bounded"))
     return found + (

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from gemmtuned.configs.moment import duration
 from gemmtuned.reports.coverage import frozen_notes
-from gemmtuned.reports.render import Column, Report, Table, count, factor, percent
+from gemmtuned.reports.render import Column, Report, Table, count, factor, percent, several
 
 BEST: Final = "default_best"  # the state of a verdict that says torch's own kernel is best
 _KEY: Final = ("family", "batch", "n", "k", "dtype", "wdtype", "device", "threads")
@@ -106,7 +106,7 @@ def name_of(row: Mapping[str, Any]) -> str:
     family = "" if row["family"] == "dense" else f"{row['family']} "
     batch = "" if row["batch"] == 1 else f"{row['batch']}x"
     types = row["dtype"] if row["wdtype"] == row["dtype"] else f"{row['dtype']}/{row['wdtype']}"
-    threads = f", {row['threads']} threads" if row["threads"] else ""
+    threads = f", {several(row['threads'], 'thread')}" if row["threads"] else ""
     return f"{family}{batch}{row['n']}x{row['k']} {types}{threads}"
 
 

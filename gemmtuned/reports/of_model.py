@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 _NUMBER: Final = re.compile(r"(?<![^.])\d+(?![^.])")
-_HEADS: Final = ("layers", "N x K", "M", "calls", "on stock torch", "now", "gain", "no verdict")
+_HEADS: Final = ("layers", "N x K", "M", "threads", "calls", "on stock torch", "now", "gain", "no verdict")
 
 
 class ModelLayers(Sequence[dict[str, Any]]):
@@ -62,6 +62,7 @@ class ModelLayers(Sequence[dict[str, Any]]):
                 ", ".join(clean(name) for name in patterns(row["modules"])),
                 f"{row['n']}x{row['k']}",
                 row["m"],
+                str(row["threads"] or "-"),
                 count(row["calls"]),
                 duration(row["stock_us"]),
                 duration(row["now_us"]),
