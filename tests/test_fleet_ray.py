@@ -62,19 +62,21 @@ def address() -> Iterator[str]:
 @pytest.fixture
 def second_node(address: str) -> Iterator[int]:
     """One more node; the pid of the process that holds it."""
-    there = set(raylets())
+    there = set(raylets(address))
     ray_command("start", f"--address={address}", "--node-ip-address=127.0.0.2", "--num-cpus=1")
-    (pid,) = set(raylets()) - there
+    (pid,) = set(raylets(address)) - there
     yield pid
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
 
-def raylets() -> list[int]:
+def raylets(address: str) -> list[int]:
+    """The processes that hold nodes of this cluster; the machine may have other clusters."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            if path.read_bytes().split(b"\0")[0].endswith(b"/raylet"):
+            program, *words = path.read_bytes().split(b"\0")
+            if program.endswith(b"/raylet") and any(word.endswith(b"=" + address.encode()) for word in words):
                 found.append(int(path.parent.name))
     return found
 
