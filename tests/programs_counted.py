@@ -15,7 +15,10 @@ from gemmtuned.configs.problem import Problem
 
 CPU = frozenset(f"aten::{name}" for name in ("mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_"))
 # on the CPU these two are made of the others, and counted there
-LEAVES = {"cpu": CPU, "cuda": CPU | {"aten::_scaled_mm", "aten::_scaled_mm_v2", "aten::_grouped_mm"}}
+LEAVES = {
+    "cpu": CPU,
+    "cuda": CPU | {"aten::_scaled_mm", "aten::_scaled_mm_v2", "aten::_grouped_mm", "aten::_scaled_grouped_mm"},
+}
 
 
 @dataclass

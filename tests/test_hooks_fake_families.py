@@ -375,3 +375,26 @@ def test_a_kernel_serves_grouped_products_and_torch_those_it_does_not_take(run: 
     )
     assert said[:3] == [True, ["grouped exact 1"], 1]
     assert said[3:] == [True, ["grouped miss 1"], True, ["grouped miss 1"], 1, []]
+
+
+def test_groups_with_scales_have_a_problem_of_their_own_and_run_as_torch_runs_them(run: Any) -> None:
+    said = run(
+        OPERANDS,
+        """
+    x, w = (torch.randint(-2, 3, s).to(torch.float8_e4m3fn) for s in ((7, 16), (3, 16, 16)))
+    sx, sw = (torch.exp2(torch.randint(-2, 3, s).float()) for s in ((7,), (3, 16)))
+    long, wide = x.float() * sx.unsqueeze(1), (w.float() * sw.unsqueeze(2)).mT
+    right = torch.cat([long[:2] @ wide[0], long[2:] @ wide[2]]).bfloat16()
+    gx, gw, *scales, gends = to_gpu(x, w, sx, sw, torch.tensor([2, 2, 7], dtype=torch.int32))
+    hook.install()
+    hook.set_mode(native.CAPTURE | native.DISPATCH)
+    v1, v2 = torch.ops.aten._scaled_grouped_mm, torch.ops.aten._scaled_grouped_mm_v2
+    by_row = [part for scale in scales for part in ([scale], [1], [0])]
+    made = [v1(gx, gw.mT, *scales, gends), v2(gx, gw.mT, *by_row, gends, None, torch.bfloat16, [], True)]
+    same = all(torch.equal(host(y), right) for y in made)
+    texts = sorted(f"{s.problem} {s.outcome} {s.calls}" for s in hook.drain() if s.place != "cpu")
+    print(json.dumps([same, texts, hook.failures()]))
+    """,
+    )
+    rows = "grouped:fp8_e4m3>bf16:3x7x16x16,scale=row"
+    assert said == [True, [f"{rows} miss 1", f"{rows},math=reduced miss 1"], []]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -128,11 +129,17 @@ def key_of(call: Call) -> Problem | None:
     """As the native hook tells it, from tensors of these shapes."""
     wide = call.k // 2 if call.dtype is FP4 else call.k
     a, b = torch.empty(call.m, wide, dtype=call.dtype), torch.empty(call.n, wide, dtype=call.dtype).t()
-    recipes = [[one] for one in call.recipes] if call.recipes else [[], []]
-    swizzle = [int(call.swizzled)]
-    said = torch.ops.gemmtuned.scaled_key(
-        a, b, [made(call.a)], recipes[0], swizzle, [made(call.b)], recipes[1], swizzle, torch.bfloat16
-    )
+    return key_of_tensors(a, b, made(call.a), made(call.b), recipes=call.recipes, swizzled=call.swizzled)
+
+
+def key_of_tensors(
+    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, out: torch.dtype = torch.bfloat16,
+    *, recipes: tuple[int, int] | None = None, swizzled: bool = False,
+) -> Problem | None:  # fmt: skip
+    """The same of tensors."""
+    by_recipe = [[one] for one in recipes] if recipes else [[], []]
+    swizzle = [int(swizzled)]
+    said = torch.ops.gemmtuned.scaled_key(a, b, [scale_a], by_recipe[0], swizzle, [scale_b], by_recipe[1], swizzle, out)
     if not said:
         return None
     return native.unpack(native.PackedProblem.from_buffer_copy(bytes(said)))
@@ -163,6 +170,68 @@ def test_45_calls_are_in_the_table_and_no_two_kinds_share_a_key(hook: native.Nat
 )
 def test_scales_that_torch_refuses_have_no_key(hook: native.Native, a: Any, b: Any) -> None:
     assert key_of(Call(16, N, K, a, b, "")) is None
+
+
+STEPS = (0, 1, 2, 3, 4, 5, 8, 16, 20)
+
+
+@pytest.mark.parametrize("k", [128, 512, 640])
+@pytest.mark.parametrize("m", [1, 2, 16])
+def test_a_layout_is_named_where_scales_lie_so_and_by_no_other_strides(hook: native.Native, m: int, k: int) -> None:
+    """Expanded ones among them, whose values share memory."""
+    cols, w = -(-k // 128), f32(-(-k // 128), -(-N // 128), strides=(1, -(-k // 128)))
+    for of_row, of_col in product(STEPS, STEPS):
+        found = key_of(Call(m, N, k, f32(m, cols, strides=(of_row, of_col)), w, "", (BLOCK_128, SQUARE)))
+        assert found is not None
+        by_row = (cols == 1 or of_col == 1) and (m == 1 or of_row >= cols)
+        by_col = (m == 1 or of_row == 1) and (cols == 1 or of_col >= m)
+        fits = {
+            "row": by_row and (m == 1 or of_row == cols),
+            "row_padded": by_row,
+            "col": by_col and (cols == 1 or of_col == m),
+            "col_padded": by_col,
+            "other": not by_row and not by_col,
+        }
+        assert fits[found.scale_layout], (of_row, of_col, found.scale_layout)
+
+
+@pytest.mark.parametrize("out", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("types", [(FP8, torch.float8_e5m2), (torch.float8_e5m2, FP8), (torch.float8_e4m3fnuz,) * 2])
+def test_types_of_operands_and_result_are_in_the_key(
+    hook: native.Native, types: tuple[torch.dtype, torch.dtype], out: torch.dtype
+) -> None:
+    a, b = torch.empty(16, K, dtype=types[0]), torch.empty(N, K, dtype=types[1]).t()
+    keys = [key_of_tensors(a, b, made(f32(*s)), made(f32(*t)), out) for s, t in (((), ()), ((16, 1), (1, N)))]
+
+    for found, scale in zip(keys, ("tensor", "row"), strict=True):
+        assert found is not None
+        names = {FP8: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2", torch.float8_e4m3fnuz: "fp8_e4m3fnuz"}
+        outs = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+        assert (found.dtype, found.wdtype, found.out_dtype) == (names[types[0]], names[types[1]], outs[out])
+        assert (found.scale, found.wscale, found.layout) == (scale, scale, "nt")
+    row_major = key_of_tensors(a, b.contiguous(), made(f32()), made(f32()), out)
+    assert row_major is not None and row_major.layout == "nn"
+
+
+def test_scales_that_do_not_lie_as_the_hardware_reads_them_are_no_swizzled_ones(hook: native.Native) -> None:
+    there, _, dtype = mx(16, K, 32, E8M0)
+    expanded = (there, (0,), dtype)
+
+    assert key_of(Call(16, N, K, expanded, mx(N, K, 32, E8M0), "")) is None, "torch refuses it"
+    assert key_of(Call(16, N, K, mx(16, K, 16, FP8), mx(N, K, 16, FP8), "")) is None, "e4m3 scales are those of fp4"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "depth", "dtype", "said"), [(BLOCK_32, 32, E8M0, "1x32"), (BLOCK_16, 16, FP8, "1x16")]
+)
+def test_fp4_by_recipe_is_told_by_its_blocks(
+    hook: native.Native, recipe: int, depth: int, dtype: torch.dtype, said: str
+) -> None:
+    scales = mx(16, K, depth, dtype), mx(N, K, depth, dtype)
+
+    found = key_of(Call(16, N, K, *scales, "", (recipe, recipe), True, FP4))
+
+    assert str(found) == f"scaled:fp4_e2m1>bf16:16x{N}x{K},scale={said},scalelayout=swizzled,wscalelayout=swizzled"
 
 
 def test_the_key_has_room_and_is_written_by_its_table() -> None:

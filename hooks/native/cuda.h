@@ -3,10 +3,6 @@
 #include <ATen/Context.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/ops/_addmm_activation_cuda_dispatch.h>
-#if __has_include(<ATen/ops/_grouped_mm_cuda_dispatch.h>)
-#include <ATen/ops/_grouped_mm_cuda_dispatch.h>
-#define GEMMTUNED_GROUPED_MM
-#endif
 #include <ATen/ops/_int_mm_cuda_dispatch.h>
 #if __has_include(<ATen/ops/_scaled_mm_cuda_dispatch.h>)
 #include <ATen/ops/_scaled_mm_cuda_dispatch.h>
@@ -181,27 +177,6 @@ struct Cuda {
       return scaled({a, b, scale_a[0], scale_b[0], bias, y.scalar_type(), fast, one}, scales, stock, &y);
     }
   };
-
-#ifdef GEMMTUNED_GROUPED_MM
-  // Groups of rows (2-D by 3-D); the number of groups is the batch. Other forms are torch's, uncounted.
-  template <class T>
-  static Tensor grouped_mm(const T& a, const T& b, const OptionalTensor& offsets, const OptionalTensor& bias,
-                           std::optional<at::ScalarType> type) {
-    const auto stock = [&] { return at::cuda::_grouped_mm(a, b, offsets, bias, type); };
-    if (off() || a.dim() != 2 || b.dim() != 3 || a.size(1) != b.size(1) || a.numel() == 0 || b.numel() == 0 ||
-        b.size(0) > INT32_MAX)
-      return stock();
-    Problem p;
-    const Tensor first = b.select(0, 0);
-    if (!gemmtuned::describe<Cuda>(p, GROUPED, a, first, type.value_or(a.scalar_type()))) return stock();
-    p.batch = static_cast<uint32_t>(b.size(0));
-    Slots slots = slots_of(a, b);
-    if (offsets) slots.t[SLOT_OFFS] = &*offsets;
-    const bool routable = offsets && offsets->dim() == 1 && offsets->scalar_type() == at::kInt && !bias &&
-                          offsets->device() == a.device();
-    return call<Cuda>(p, slots, routable ? ROUTABLE : COUNTED_ONLY, stock);
-  }
-#endif
 
  private:
   struct ScaledCall {

@@ -11,7 +11,7 @@
 #include "cpu.h"
 #include "operators.h"
 #ifdef GEMMTUNED_CUDA
-#include "cuda.h"
+#include "cuda_grouped.h"
 #endif
 
 namespace gemmtuned {
@@ -59,7 +59,16 @@ void list_private(std::vector<Installable>&, const Take& take, const T& t) {
   }
 #endif
 #ifdef GEMMTUNED_GROUPED_MM
-  if constexpr (requires { at::cuda::_grouped_mm(t, t, o, o, od); }) take("_grouped_mm", add_to<&Cuda::grouped_mm<T>>);
+  if constexpr (requires { at::cuda::_grouped_mm(t, t, o, o, od); }) take("_grouped_mm", add_to<&grouped_mm<T>>);
+#endif
+#ifdef GEMMTUNED_SCALED_GROUPED_MM
+  if constexpr (requires { at::cuda::_scaled_grouped_mm(t, t, t, t, o, o, o, od, true); })
+    take("_scaled_grouped_mm", add_to<&scaled_grouped_mm<T>>);
+#endif
+#ifdef GEMMTUNED_SCALED_GROUPED_MM_V2
+  constexpr auto groups = at::cuda::_scaled_grouped_mm_v2;
+  if constexpr (std::is_same_v<decltype(groups), ScaledGroupedV2::Plain* const>)
+    take("_scaled_grouped_mm_v2", add_to<&ScaledGroupedV2::plain<groups>>);
 #endif
 }
 #endif

@@ -34,7 +34,8 @@ inline uint8_t layout_of(const Tensor& s, int64_t rows, int64_t cols) {
   }
   if (r == 1 || s.stride(0) == 1) {
     const bool whole = r == rows && (c == 1 || s.stride(1) == rows);
-    return whole ? SCALES_BY_COL : SCALES_BY_COL_PADDED;
+    if (whole) return SCALES_BY_COL;
+    if (c == 1 || s.stride(1) >= r) return SCALES_BY_COL_PADDED;
   }
   return SCALES_OTHERWISE;
 }
@@ -63,7 +64,9 @@ struct Scaled {
     return s.size(1) == cols || (block == 128 && s.size(1) == blocks_of(cols, 4) * 4);
   }
   bool swizzled(int64_t block, at::ScalarType type) const {  // in tiles of 128 rows and 4 blocks of K
-    return s.scalar_type() == type && s.numel() == blocks_of(rows(), 128) * 128 * blocks_of(blocks_of(k, block), 4) * 4;
+    if (block == 16 && t.scalar_type() != at::kFloat4_e2m1fn_x2) return false;
+    return s.scalar_type() == type && s.is_non_overlapping_and_dense() &&
+           s.numel() == blocks_of(rows(), 128) * 128 * blocks_of(blocks_of(k, block), 4) * 4;
   }
 
   ScaleOf as(Scale kind) const {

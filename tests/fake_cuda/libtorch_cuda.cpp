@@ -114,6 +114,21 @@ Tensor _grouped_mm(const Tensor& a, const Tensor& b, const std::optional<Tensor>
   }
   return on_gpu(y);
 }
+Tensor _scaled_grouped_mm(const Tensor& a, const Tensor& b, const Tensor& sa, const Tensor& sb,
+                          const std::optional<Tensor>& ends, const std::optional<Tensor>& bias,
+                          const std::optional<Tensor>&, std::optional<at::ScalarType> type, bool) {
+  const auto wide = [](const Tensor& t, const Tensor& s, int64_t axis) {
+    return on_gpu(on_host(t).to(at::kFloat) * on_host(s).unsqueeze(axis));
+  };
+  const Tensor y = at::cuda::_grouped_mm(wide(a, sa, 1), wide(b, sb, 1), ends, bias, std::nullopt);
+  return on_gpu(on_host(y).to(type.value_or(at::kBFloat16)));
+}
+Tensor _scaled_grouped_mm_v2(const Tensor& a, const Tensor& b, at::TensorList sa, at::IntArrayRef, at::IntArrayRef,
+                             at::TensorList sb, at::IntArrayRef, at::IntArrayRef, const std::optional<Tensor>& ends,
+                             const std::optional<Tensor>& bias, std::optional<at::ScalarType> type, at::IntArrayRef,
+                             bool fast) {
+  return at::cuda::_scaled_grouped_mm(a, b, sa[0], sb[0], ends, bias, std::nullopt, type, fast);
+}
 }  // namespace at::cuda
 
 namespace {
@@ -167,5 +182,7 @@ void fake_register() {
   aten.impl("_scaled_mm.out", TORCH_FN(stock_scaled_out));
   aten.impl("_grouped_mm", TORCH_FN(at::cuda::_grouped_mm));
   aten.impl("_scaled_mm_v2", TORCH_FN(at::cuda::_scaled_mm_v2));
+  aten.impl("_scaled_grouped_mm", TORCH_FN(at::cuda::_scaled_grouped_mm));
+  aten.impl("_scaled_grouped_mm_v2", TORCH_FN(at::cuda::_scaled_grouped_mm_v2));
 }
 }
