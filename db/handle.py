@@ -52,7 +52,7 @@ class Handle:
 
     def acquire(self) -> None:
         """Take the lock file. Raises StoreBusy when others held it for all of timeout_s."""
-        if not self.lock.acquire(self.timeout_s):
+        if not self.lock.acquire(self.timeout_s, make=True):
             raise faults.busy(self.path, self.timeout_s)
 
     def ready(self, *, locked: bool = False) -> sqlite3.Connection:

@@ -33,20 +33,22 @@ class LockFile:
         self._which: tuple[int, int] | None = None  # the file it is, as long as it is ours
         self._thread = allocate_lock()
 
-    def acquire(self, timeout_s: float) -> bool:
-        """True once it is ours, False when others held it for all of timeout_s. Raises OSError."""
+    def acquire(self, timeout_s: float, *, make: bool = False) -> bool:
+        """True once it is ours, False when others held it for all of timeout_s. Raises OSError.
+
+        Where another file lies at the path by now, that one is locked: whoever came since holds it, and not ours.
+        make: one that was removed is made anew; without it the removed one is locked, and no folder made for it.
+        """
         deadline = time.monotonic() + timeout_s
         if not self._thread.acquire(timeout=max(timeout_s, 0)):
             return False
         try:
-            if self._fd is None or not self._is_open():
-                self._fd = open_lock(self.path)
-                self._which = identity_of(self._fd)
             pause_s = 0.0005
             while True:
+                fd = self._opened(make=make)
                 try:
-                    fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:  # noqa: PERF203
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
                     left_s = deadline - time.monotonic()
                     if left_s <= 0:
                         self._thread.release()
@@ -54,10 +56,23 @@ class LockFile:
                     sleep(min(pause_s, left_s))
                     pause_s = min(pause_s * 1.5, 0.008)
                 else:
-                    return True
+                    if self._is_current(make=make):  # it may have been removed before we had it
+                        return True
         except BaseException:
             self._thread.release()
             raise
+
+    def _opened(self, *, make: bool) -> int:
+        if self._fd is None or not self._is_open() or not self._is_current(make=make):
+            self.close()
+            self._fd = open_lock(self.path)
+            self._which = identity_of(self._fd)
+        return self._fd
+
+    def _is_current(self, *, make: bool) -> bool:
+        """Whether what we have open is what others would lock."""
+        found = lies_at(self.path)
+        return found == self._which or (found is None and not make)
 
     def release(self) -> None:
         """Give it back; only its holder may call this. Never fails: what it guarded was done."""
@@ -85,6 +100,15 @@ class LockFile:
         """In the child: forget what the parent holds. Closing a copy does not free the parent's lock."""
         self._thread = allocate_lock()
         self.close()
+
+
+def lies_at(path: Path) -> tuple[int, int] | None:
+    """(st_dev, st_ino) of the file at path, to compare with what is open of a lock file; None when there is none."""
+    try:
+        facts = os.stat(path)  # noqa: PTH116  (at every write of a program; a Path costs more than the call)
+    except OSError:
+        return None
+    return facts.st_dev, facts.st_ino
 
 
 def open_lock(path: Path) -> int:

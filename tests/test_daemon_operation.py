@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from gemmtuned.commands.options import start_logging
-from gemmtuned.configs.settings import watchdog_s
+from gemmtuned.configs.settings import Settings, watchdog_s
+from gemmtuned.daemon.service.only_one import only_daemon
 from gemmtuned.daemon.service.sd_notify import ServiceManager
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -51,6 +52,24 @@ def test_a_real_daemon_says_when_it_is_ready_alive_and_stopping(tmp_path: Path, 
     events = [json.loads(line) for line in said.splitlines()]
     assert [e["event"] for e in events] == ["started", "stopped"]
     assert events[0]["home"] == str(tmp_path / "home") and events[1]["exit_code"] == 143
+
+
+def test_a_unit_whose_daemon_finds_another_is_told_so_and_never_that_it_is_ready(
+    tmp_path: Path, manager_socket: socket.socket
+) -> None:
+    """systemd takes the end of a unit that was not ready for a failure, shows this, and tries again later."""
+    env = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify"), "GEMMTUNED_HOME": str(tmp_path)}
+    with only_daemon(Settings.from_env(env)):
+        command = [sys.executable, "-m", "gemmtuned", "daemon", "--devices", "cpu"]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0 and "another daemon runs" in done.stderr
+    said = manager_socket.recv(4096).decode()
+    assert said.startswith(f"STATUS=another daemon runs for {tmp_path}: pid {os.getpid()},") and "READY" not in said
+    manager_socket.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        manager_socket.recv(4096)
+    for unit in UNITS:
+        assert "\nType=notify\n" in unit.read_text() and "\nRestart=on-failure\n" in unit.read_text()
 
 
 def test_signs_of_life_come_thrice_as_often_as_asked_for(tmp_path: Path, manager_socket: socket.socket) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -280,6 +281,27 @@ def test_the_second_daemon_says_so_and_leaves(home: Home) -> None:
     home.until("tuning")
     heir.terminate()
     heir.communicate(timeout=10)
+
+
+def test_of_a_home_that_was_removed_under_its_daemon_there_is_still_one(home: Home) -> None:
+    """The lock went with the home: the daemon takes the new one, or leaves where another was faster."""
+    first = home.start()
+    home.until("ready")
+    shutil.rmtree(home.settings.home)
+    home.until("ready")
+    second = home.start()
+    _, said = second.communicate(timeout=10)
+    assert second.returncode == 0 and f"pid {first.pid}" in said
+    first.send_signal(signal.SIGSTOP)
+    shutil.rmtree(home.settings.home)
+    third = home.start()
+    home.until("ready")
+    first.send_signal(signal.SIGCONT)
+    _, said = first.communicate(timeout=10)
+    assert first.returncode == 0
+    assert (
+        "the home was removed or replaced" in said and f"another daemon runs for {home.folder}: pid {third.pid}" in said
+    )
 
 
 def test_of_many_daemons_started_at_once_one_stays(home: Home) -> None:

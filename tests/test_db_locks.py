@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import socket
 import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -293,4 +295,25 @@ def test_a_lock_file_is_still_one_lock(tmp_path: Path) -> None:
     fcntl.flock(os.open(tmp_path / "b.lock", os.O_CREAT | os.O_RDWR, 0o600), fcntl.LOCK_EX)
     one.release()
     assert other.acquire(1.0)
+    other.release()
+
+
+def test_a_lock_file_that_was_removed_is_not_one_lock_of_two(tmp_path: Path) -> None:
+    """Who had it open goes over to what lies there now, also while it waits; to close, no folder comes back."""
+    folder = tmp_path / "locks"
+    one, other = LockFile(folder / "a.lock"), LockFile(folder / "a.lock")
+    assert one.acquire(0.1)
+    one.release()
+    shutil.rmtree(folder)
+    assert one.acquire(0.1) and not folder.exists(), "what only closes makes nothing"
+    one.release()
+    assert one.acquire(0.1, make=True) and not other.acquire(0.05)
+    one.release()
+    shutil.rmtree(folder)
+    assert other.acquire(0.1) and not one.acquire(0.05), "another file lies there by now"
+    replaced = threading.Timer(0.05, lambda: (folder / "a.lock").unlink())
+    replaced.start()
+    assert one.acquire(5.0, make=True), "the file that it waited for is none any more"
+    replaced.join()
+    one.release()
     other.release()

@@ -63,7 +63,7 @@ class Caretaker:
         before, self._file = self._file, found
         if before in (None, found):
             return False
-        what = "replaced by another file" if found != (0, 0) else "deleted"
+        what = "deleted or replaced, another file lies there" if found != (0, 0) else "deleted"
         if before != (0, 0):
             logger.warning("the database was %s path=%s", what, self._store.path)
         return True

@@ -33,7 +33,7 @@ from gemmtuned.daemon.seats.request import Request
 from gemmtuned.daemon.seats.seat import MAX_STARTS
 from gemmtuned.daemon.seats.worker import Deadlines, Tuner, Worker
 from gemmtuned.daemon.service.ahead import Ahead
-from gemmtuned.daemon.service.only_one import AnotherRuns, only_daemon
+from gemmtuned.daemon.service.only_one import AnotherRuns, OnlyDaemon, only_daemon
 from gemmtuned.daemon.service.rules import Rules
 from gemmtuned.daemon.service.sd_notify import ServiceManager
 from gemmtuned.daemon.service.service import Daemon
@@ -73,7 +73,7 @@ def run_daemon(
     with _signals() as told:
         try:
             manager = ServiceManager()
-            with only_daemon(settings), _store(settings, told, manager) as store:
+            with only_daemon(settings) as lock, _store(settings, told, manager) as store:
                 seats = find_monitors() if monitors is None else monitors
                 daemon = Daemon(
                     settings,
@@ -91,11 +91,12 @@ def run_daemon(
                 manager.ready("looking for an idle device")
                 _patiently(daemon.resume, told)
                 logger.info("started pid=%d home=%s idle_s=%g", os.getpid(), settings.home, settings.idle_s)
-                return _loop(daemon, told, _Listeners(settings, manager, metrics), once=once, wait_s=wait_s)
+                return _loop(daemon, lock, told, _Listeners(settings, manager, metrics), once=once, wait_s=wait_s)
         except AnotherRuns as err:
             if once:
                 raise TryLater(str(err)) from err
             logger.warning("nothing to do reason=%r", str(err))
+            manager.not_started(str(err))
             return 0
 
 
@@ -173,11 +174,14 @@ def tune_now(
         )
 
 
-def _loop(daemon: Daemon, told: _Told, listeners: _Listeners, *, once: bool, wait_s: float | None) -> int:
+def _loop(
+    daemon: Daemon, lock: OnlyDaemon, told: _Told, listeners: _Listeners, *, once: bool, wait_s: float | None
+) -> int:
     code = 1
     try:
         while not told.code:
             now_s = time.time()
+            lock.mind()
             daemon.turn(now_s)
             listeners.tell(daemon, now_s)
             if once:
@@ -195,6 +199,9 @@ def _loop(daemon: Daemon, told: _Told, listeners: _Listeners, *, once: bool, wai
             told.wait(daemon.pause_s, daemon.sockets())
         code = told.code
         return code
+    except AnotherRuns:
+        code = TryLater.exit_code if once else 0
+        raise
     except GemmtunedError as err:
         code = err.exit_code
         raise

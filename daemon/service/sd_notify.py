@@ -24,6 +24,10 @@ class ServiceManager:
         """Started: units that wait for us may start."""
         self._send(f"READY=1\nSTATUS={status}")
 
+    def not_started(self, why: str) -> None:
+        """Why we leave before we were ready: a unit then fails with that as its status, whatever the exit code."""
+        self._send(f"STATUS={why}")
+
     def alive(self, now_s: float, status: str) -> None:
         """Called at every turn, monotonic seconds; sends now and then."""
         if self._every_s is not None and now_s >= self._alive_at_s:
