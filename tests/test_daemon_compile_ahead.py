@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gemmtuned.configs.errors import TryLater
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.daemon.child.compile_ahead import Compilers
@@ -26,6 +27,8 @@ for line in sys.stdin:
         os.abort()
     if what == "hang":
         time.sleep(60)
+    if what == "raise":
+        raise ValueError("planted")
     print("nonsense" if what == "nonsense" else json.dumps("" if what == "good" else what), flush=True)
 """
 
@@ -51,15 +54,23 @@ def test_every_candidate_is_compiled_and_failures_come_with_their_reason(compile
     assert begun == jobs
 
 
-@pytest.mark.parametrize("what", ["abort", "hang", "nonsense"])
-def test_what_kills_its_compiler_fails_alone_and_soon(compilers: Compilers, what: str) -> None:
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        ("abort", "its compiler ended by SIGABRT"),
+        ("hang", "its compiler took more than 1 s, or answered nonsense"),
+        ("nonsense", "its compiler took more than 1 s, or answered nonsense"),
+        ("raise", "its compiler ended with exit code 1: ValueError: planted"),
+    ],
+)
+def test_what_kills_its_compiler_fails_alone_and_soon(compilers: Compilers, what: str, why: str) -> None:
     jobs = [Candidate(f"b{i}", "good") for i in range(6)]
     jobs.insert(2, Candidate("bad", what))
     began = time.monotonic()
 
     failed = compilers.run(jobs, PROBLEM, H200)
 
-    assert list(failed) == [Candidate("bad", what)] and "compiler ended or took" in failed[jobs[2]]
+    assert failed == {Candidate("bad", what): why}
     assert time.monotonic() - began < 5
     assert compilers.run(jobs[:2], PROBLEM, H200) == {}  # with a new process in its place
 
@@ -70,6 +81,24 @@ def test_without_processes_every_candidate_fails_with_the_reason() -> None:
     assert compilers.run([Candidate("a")], PROBLEM, H200) == {
         Candidate("a"): "no process to compile in: No such file or directory"
     }
+
+
+def test_a_compiler_that_never_works_is_no_verdict_on_the_kernels() -> None:
+    compilers = Compilers(2, command=(sys.executable, "-S", "-c", "import no_such_module"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
+
+    with pytest.raises(TryLater, match=r"no kernel can be compiled here: .* exit code 1: .*no_such_module"):
+        compilers.run([Candidate(f"b{i}") for i in range(8)], PROBLEM, H200)
+
+    compilers.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_candidates_that_kill_their_compilers_are_to_blame_where_one_has_worked(compilers: Compilers) -> None:
+    bad = [Candidate(f"b{i}", "raise") for i in range(6)]
+
+    assert compilers.run([Candidate("a", "good")], PROBLEM, H200) == {}
+    assert set(compilers.run(bad, PROBLEM, H200)) == set(bad)
 
 
 def test_our_kernels_are_in_the_compilers_cache_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import os
 import sys
 from itertools import chain
 
+from gemmtuned.configs.errors import TryLater
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Device
 from gemmtuned.daemon.child.compile_ahead import Compilers
@@ -29,7 +30,10 @@ def main() -> int:
         problem = Problem.from_row(json.loads(line))
         candidates = catalog.candidates(problem, device)
         mixtures = moe_compile.candidates(problem) if moe_compile.runs_on(device) else ()
-        compilers.run([*chain.from_iterable(candidates.values()), *mixtures], problem, device)
+        try:
+            compilers.run([*chain.from_iterable(candidates.values()), *mixtures], problem, device)
+        except TryLater:  # the search of the problem meets it again, and tells it
+            return TryLater.exit_code
         sys.stdout.write("done\n")
         sys.stdout.flush()
     compilers.close()

@@ -10,14 +10,17 @@ import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
-from typing import Final
+from typing import IO, Final
 
+from gemmtuned.configs.errors import TryLater
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import unhooked_env
 from gemmtuned.configs.solution import Candidate, Device
@@ -26,6 +29,10 @@ from gemmtuned.daemon.leftovers import Leftovers
 JOB_S: Final = 60.0  # the first of a process imports Triton, at nice 19
 MOST: Final = 8  # of half of the cores
 GONE_S: Final = 0.5  # within which a killed process is gone, unless it is stuck
+BROKEN: Final = (
+    3  # compilers that end one after the other, when none has ever answered: it is not the candidates' fault
+)
+_LAST: Final = 4096  # bytes at the end of what a compiler says of itself
 
 
 class Compilers:
@@ -37,6 +44,11 @@ class Compilers:
         self._job_s = job_s
         self._idle: list[subprocess.Popen[bytes]] = []
         self._killed = Leftovers()
+        self._said: dict[
+            subprocess.Popen[bytes], IO[bytes]
+        ] = {}  # standard error of each: its last line tells why it ended
+        self._heard = False  # whether any has ever answered
+        self._ended = 0  # those that ended by themselves before that
 
     def run(
         self,
@@ -46,7 +58,10 @@ class Compilers:
         *,
         before: Callable[[Candidate], object] = lambda candidate: None,
     ) -> dict[Candidate, str]:
-        """Compile all of them for `device`; those that failed, with the reason. before: told of each that begins."""
+        """Compile all of them for `device`; those that failed, with the reason. before: told of each that begins.
+
+        Raises TryLater when no compiler works here: a search without its kernels would find for torch.
+        """
         waiting = deque(candidates)
         failed: dict[Candidate, str] = {}
         busy: dict[subprocess.Popen[bytes], tuple[Candidate, float]] = {}
@@ -70,31 +85,64 @@ class Compilers:
             for process, reason in self._answers(busy):
                 candidate, _ = busy.pop(process)
                 if reason is None:
-                    self._killed.kill(process)
-                    failed[candidate] = f"compiler ended or took more than {self._job_s:g} s"
+                    failed[candidate] = self._why_it_ended(process)
+                    self._forget(process)
+                    if not self._heard and self._ended >= BROKEN:
+                        self._drop(busy)
+                        raise TryLater(f"no kernel can be compiled here: {failed[candidate]}")
                 else:
                     self._idle.append(process)
+                    self._heard = True
                     if reason:
                         failed[candidate] = reason
         return failed
 
     def close(self) -> None:
         """End the processes."""
-        for process in self._idle:
-            self._killed.kill(process)
+        self._drop(self._idle)
         self._idle.clear()
         self._killed.wait(GONE_S)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            cwd="/",
-            env=unhooked_env(CUDA_VISIBLE_DEVICES=""),
-        )
+        said = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the process is given up)
+        try:
+            process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                bufsize=0,
+                cwd="/",
+                env=unhooked_env(CUDA_VISIBLE_DEVICES=""),
+            )
+        except OSError:
+            said.close()
+            raise
+        self._said[process] = said
+        return process
+
+    def _drop(self, processes: Iterable[subprocess.Popen[bytes]]) -> None:
+        for process in processes:
+            self._forget(process)
+
+    def _forget(self, process: subprocess.Popen[bytes]) -> None:
+        self._killed.kill(process)
+        self._said.pop(process).close()
+
+    def _why_it_ended(self, process: subprocess.Popen[bytes]) -> str:
+        """In words. Counts those that ended by themselves while none has ever answered."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GONE_S)  # its output ends a moment before it does
+        code = process.returncode
+        if code is None:
+            return f"its compiler took more than {self._job_s:g} s, or answered nonsense"
+        self._ended += not self._heard
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        said = self._said[process]
+        said.seek(max(0, said.seek(0, os.SEEK_END) - _LAST))
+        lines = said.read().decode(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return f"its compiler ended {how}{': ' if last else ''}{last[:200]}"
 
     def _answers(
         self, busy: dict[subprocess.Popen[bytes], tuple[Candidate, float]]

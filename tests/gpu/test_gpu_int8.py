@@ -62,7 +62,8 @@ def test_a_published_solution_serves_the_op(program: Program, p: Problem, form: 
     expected = product(inputs)
     program.hook.patches.look_for_foreign()
     product(inputs)
-    assert program.outcomes().get("miss"), "its calls are counted"
+    seen = program.outcomes()  # a form before this one may have published
+    assert seen.get("miss") or seen.get("exact"), "its calls are counted"
     program.publish(program.solution(p, next(iter(BACKENDS["cuda"].candidates(p)))))
     if form == "graph":
         product(inputs)
