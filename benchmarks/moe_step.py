@@ -62,11 +62,23 @@ SIZES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 }  # fmt: skip
 
 
+def mask_for_graphs(*, dtype: torch.dtype = torch.float32, allow_is_causal_skip: bool = True, **named: Any) -> Any:
+    """What transformers' eager attention adds to its scores: its own form copies a number from the CPU, which no
+    capture allows.  allow_is_causal_skip: not for this attention, which has no other way to know.
+    """
+    from transformers.masking_utils import sdpa_mask
+
+    seen = sdpa_mask(**named, allow_is_causal_skip=False)
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min)
+
+
 def build(name: str, layers: int, device: str, dtype: torch.dtype) -> Any:
     """The model with random weights, drawn where they lie."""
     from transformers import AutoModelForCausalLM
+    from transformers.masking_utils import AttentionMaskInterface
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+    AttentionMaskInterface.register("eager", mask_for_graphs)
     kind, sizes = SIZES[name]
     config = CONFIG_MAPPING[kind](**sizes, num_hidden_layers=layers)
     if getattr(config, "layer_types", None):
