@@ -24,7 +24,7 @@ from gemmtuned.configs.real import allocate_rlock
 from gemmtuned.configs.say import tell
 from gemmtuned.db import faults, migrations
 from gemmtuned.db.files import identity
-from gemmtuned.db.handle import Beat, Handle
+from gemmtuned.db.handle import LAST_LOG_BYTES, Beat, Handle
 from gemmtuned.db.lockfile import LockFile
 
 __all__ = ["Beat", "Connection"]
@@ -248,7 +248,7 @@ class Connection:
         self._handle.acquire()
         try:
             failpoints.point("store.begin")
-            conn = self._handle.ready(locked=True)  # again: it may have been set aside while we waited
+            conn = self._handle.ready_to_write()  # again: it may have been set aside while we waited
             if durable:
                 conn.execute("PRAGMA synchronous = FULL")
             conn.execute("BEGIN IMMEDIATE")
@@ -286,6 +286,11 @@ class Connection:
         (version,) = conn.execute("PRAGMA user_version").fetchone()
         if version > migrations.SCHEMA:
             raise StoreError(migrations.too_new(self.path, version))
+
+
+def at_end(one: Connection) -> None:
+    """The program ends: what it counted last may lengthen a log that nobody can cut."""
+    one._handle.most_log_bytes = LAST_LOG_BYTES
 
 
 def _nothing() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gemmtuned.db.connect import Connection
+from gemmtuned.db.connect import Connection, at_end
 from gemmtuned.db.sightings import Sightings
 
 
@@ -17,3 +17,7 @@ class GuestStore(Sightings):
     def let_lie(self) -> None:
         """Close the file, for a caller that uses it now and then; a later call opens it again."""
         self._db.let_lie()
+
+    def at_end(self) -> None:
+        """What comes from now on is the last that this program writes."""
+        at_end(self._db)

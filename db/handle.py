@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gemmtuned._testing import faults as failpoints
-from gemmtuned.configs.errors import StoreError
+from gemmtuned.configs.errors import StoreBusy, StoreError
 from gemmtuned.configs.say import tell
 from gemmtuned.db import faults, migrations
 from gemmtuned.db.descriptors import Descriptors
@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 Beat = Callable[[], None]
 log = logging.getLogger(__name__)
 MAX_WAL_BYTES: Final = 4 << 20  # above this a writer checkpoints, for some 15 ms; else only the daemon does
+LONG_LOG_BYTES: Final = 64 << 20  # no program adds to a longer one: a reader keeps it from being cut
+LAST_LOG_BYTES: Final = 256 << 20  # ... and not even what it counted last, at its end
+_READER: Final = (
+    "a program has been reading the database for long (an open transaction, in a sqlite3 shell or a notebook): close it"
+)
 _untouchable: dict[Path, str] = {}  # databases that this process must not use any more, and why
 
 
@@ -46,6 +51,8 @@ class Handle:
         self.conn: sqlite3.Connection | None = None
         self.file: tuple[int, int] | None = None
         self.opened = 0
+        self.most_log_bytes = LONG_LOG_BYTES
+        self._log_told = False
         self._create, self._upgrade, self._beat = create, upgrade, beat
         self._descriptors: Descriptors | None = None  # of conn, in a program that is not ours
         self._handles = 0  # of SQLite, open or half open: conn, and those that could not be closed
@@ -195,19 +202,40 @@ class Handle:
 
     def checkpoint_if_large(self, conn: sqlite3.Connection) -> None:
         """Under the lock: bring the log into the database when it has grown beyond MAX_WAL_BYTES."""
-        try:
-            size = os.stat(f"{self.path}-wal").st_size  # noqa: PTH116  (on the flush path; a Path costs more than the call)
-        except OSError:
-            return
+        size = self._log_bytes()
         if size <= MAX_WAL_BYTES:
             return
         conn.execute("PRAGMA busy_timeout = 0")  # a reader in the way is not waited for
         try:
-            conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            ((kept, _, _),) = conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            if (
+                kept and size > LONG_LOG_BYTES and self._upgrade and not self._log_told
+            ):  # in a program the flush says it
+                tell(log, logging.WARNING, "log grows path=%s-wal mb=%d reason=%r", self.path, size >> 20, _READER)
+            self._log_told = bool(kept) and (self._log_told or size > LONG_LOG_BYTES)
         except sqlite3.DatabaseError as err:
             tell(log, logging.WARNING, "checkpoint failed path=%s reason=%s", self.path, err)
         finally:
             conn.execute(f"PRAGMA busy_timeout = {int(self.timeout_s * 1000)}")
+
+    def ready_to_write(self) -> sqlite3.Connection:
+        """As `ready`, under the lock. In a program not ours a reader may keep the log from being cut: StoreBusy.
+
+        A snapshot that somebody holds open for hours must not fill the disk: counts stay in memory meanwhile.
+        """
+        conn = self.ready(locked=True)
+        if self._upgrade or self._log_bytes() <= self.most_log_bytes:
+            return conn
+        self.checkpoint_if_large(conn)
+        if self._log_bytes() > self.most_log_bytes:
+            raise StoreBusy(f"{self.path}-wal: more than {self.most_log_bytes >> 20} MiB, for {_READER}")
+        return conn
+
+    def _log_bytes(self) -> int:
+        try:
+            return os.stat(f"{self.path}-wal").st_size  # noqa: PTH116  (on the flush path; a Path costs more than the call)
+        except OSError:
+            return 0
 
     def rebuild(self, reason: str, of: tuple[int, int] | None) -> None:
         """Salvage what can be read into a new file, put it in the place of the damaged one, and open that."""

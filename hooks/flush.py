@@ -212,6 +212,8 @@ class Flusher:
         busy = False
         try:
             store = self._open()
+            if last:
+                store.at_end()
             self._give(store, now_s)
             while self._quarantine:
                 solution, reason, how = self._quarantine[0]

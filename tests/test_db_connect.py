@@ -39,7 +39,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
     one.close()
 
 
-def add(store: Store, calls: int = 1, m: int = 8) -> None:
+def add(store: Store | GuestStore, calls: int = 1, m: int = 8) -> None:
     store.add_sightings("r", NEW, [saw(problem(m), calls)], now_s=T)
 
 
@@ -194,6 +194,36 @@ def test_a_reader_in_the_way_of_a_checkpoint_is_not_waited_for(store: Store, mon
     add(store)
     assert time.monotonic() - start < 1
     reader.close()
+
+
+def test_a_reader_that_stays_does_not_let_programs_fill_the_disk(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their counts stay in memory above a length of the log; the daemon, which writes little, goes on and says why."""
+    monkeypatch.setattr(handle, "MAX_WAL_BYTES", 0)
+    monkeypatch.setattr(handle, "LONG_LOG_BYTES", 256 << 10)
+    guest = GuestStore(store.path, locks=tmp_path / "locks", timeout_s=1.0)
+    add(guest)
+    reader = sqlite3.connect(store.path, isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM sighting").fetchall()
+    log, written = store.path.with_name("tune.db-wal"), 1
+    with pytest.raises(StoreBusy, match=r"tune.db-wal: more than 0 MiB, for a program has been reading"):
+        while written < 1000:
+            add(guest, m=8 * written)
+            written += 1
+    assert 256 << 10 < log.stat().st_size < 1 << 20
+    with caplog.at_level(logging.WARNING):
+        add(store)
+        add(store)
+    assert [r.getMessage().split(" path=")[0] for r in caplog.records] == ["log grows"]
+    guest.at_end()
+    add(guest)
+    reader.close()
+    guest.let_lie()
+    add(GuestStore(store.path, locks=tmp_path / "locks", timeout_s=1.0))
+    assert calls(store) == written + 4
+    assert not log.exists() or log.stat().st_size < 256 << 10
 
 
 # --- fork ---

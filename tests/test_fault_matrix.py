@@ -9,14 +9,20 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import large_store
 import pytest
+from fakes import ENVIRONMENT
 from forked import Forked, ForkServer
-from hooked import Home
+from hooked import Done, Home
+
+from gemmtuned.configs.manifest import read_manifest
+from gemmtuned.db.store import Store
 
 pytestmark = pytest.mark.soak
 
@@ -57,6 +63,47 @@ def test_eight_processes_that_call_a_million_times_each_are_counted_exactly(home
     counts = home.counts()
     assert sum(counts.values()) == 8 * calls
     assert len(counts) == 5000 and set(counts.values()) == {8 * calls // 5000}
+
+
+# ---- 9: a reader that stays for ten minutes under load
+
+LOADED = """
+    import sys, time, torch
+    torch.set_num_threads(1)
+    xs = [torch.ones(m, 4) for m in range(1, 51)]
+    ws = [torch.ones(4, n) for n in range(1, 41)]
+    end, steps = time.monotonic() + float(sys.argv[1]), 0
+    while time.monotonic() < end:
+        [torch.mm(x, w) for x in xs for w in ws]
+        steps += 1
+        time.sleep(0.2)
+    print(2000 * steps)
+    """
+
+
+def test_a_reader_that_stays_under_load(home: Home) -> None:
+    """Four programs write 2,000 shapes a second each beside it: the log has a bound, and no count is lost."""
+    span_s = float(os.environ.get("READER_S", "600"))
+    home.run("import torch; torch.mm(torch.ones(4, 4), torch.ones(4, 4))")
+    log, longest = home.path / "tune.db-wal", 0
+    with closing(sqlite3.connect(home.path / "tune.db", isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM sighting").fetchall()
+        done: list[list[Done]] = []
+        work = threading.Thread(
+            target=lambda: done.append(home.run_ranks(4, LOADED, str(span_s), timeout_s=span_s + 120))
+        )
+        work.start()
+        while work.is_alive():
+            longest = max(longest, log.stat().st_size if log.exists() else 0)
+            work.join(0.5)
+    (ranks,) = done
+    print(f"{span_s:g} s, the longest log {longest >> 20} MiB", file=sys.stderr)
+    assert [rank.code for rank in ranks] == [0] * 4, [rank.err for rank in ranks]
+    assert home.calls() == 1 + sum(int(rank.out) for rank in ranks)
+    assert longest < 80 << 20
+    home.run("import torch; torch.mm(torch.ones(4, 4), torch.ones(4, 4))")
+    assert (log.stat().st_size if log.exists() else 0) < 8 << 20
 
 
 # ---- 13: 500 ends of programs
@@ -277,13 +324,20 @@ def of_process(pid: int) -> tuple[int, int, int]:
     return number("VmRSS"), number("Threads"), len(os.listdir(f"/proc/{pid}/fd"))
 
 
-def test_a_day_of_churn(tmp_path: Path, native_cache: Path, fork_server: ForkServer) -> None:
-    """As many programs as start in a day where one starts every two and a half minutes, one after another."""
+@pytest.mark.parametrize("solved", [0, large_store.PROBLEMS])
+def test_a_day_of_churn(tmp_path: Path, native_cache: Path, fork_server: ForkServer, solved: int) -> None:
+    """As many programs as start in a day where one starts every two and a half minutes, one after another.
+
+    solved: solutions of the store that they find, for all of its problems: the tables do not grow by themselves.
+    """
     programs, seed = int(os.environ.get("CHURN", "600")), 35
     dice = random.Random(seed)
     home = Home(tmp_path / "home", native_cache, fork_server)
     home.path.mkdir()
-    held, logs, expected = [], [], 0
+    if solved:
+        with closing(Store(home.path / "tune.db", locks=home.path / "locks")) as store:
+            large_store.fill(store, ENVIRONMENT, solved=solved, backend="fast", now_s=time.time())
+    held, logs, expected = [], [], sum(home.counts().values()) if solved else 0
     with daemon(home.path) as process:
         for number in range(programs):
             sizes, n = dice.sample(range(1, 65), 3), 64 * dice.randrange(1, 9)
@@ -301,8 +355,8 @@ def test_a_day_of_churn(tmp_path: Path, native_cache: Path, fork_server: ForkSer
     memory, threads, descriptors = zip(*held, strict=True)
     grew = max(memory[half:]) - max(memory[half // 2 : half])
     print(
-        f"{programs} programs: daemon {memory[half]} KiB, grew {grew} KiB in the second half, threads {max(threads)}, "
-        f"descriptors {max(descriptors)}, log {max(logs)} bytes",
+        f"{programs} programs beside {solved} solutions: daemon {memory[half]} KiB, grew {grew} KiB in the "
+        f"second half, threads {max(threads)}, descriptors {max(descriptors)}, log {max(logs)} bytes",
         file=sys.stderr,
     )
     assert grew < 4096 and max(logs) <= 8 << 20
@@ -311,3 +365,6 @@ def test_a_day_of_churn(tmp_path: Path, native_cache: Path, fork_server: ForkSer
         assert conn.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert conn.execute("SELECT count(*) FROM session WHERE ended_us IS NULL").fetchone() == (0,)
     assert json.loads((home.path / "daemon.json").read_text())["state"] == "stopped"
+    if solved:
+        manifest = read_manifest(home.path / "configs")
+        assert manifest is not None and sum(file.rows for file in manifest.files) >= solved

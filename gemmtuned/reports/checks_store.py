@@ -11,6 +11,7 @@ from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.notice import STALE_NOTICE_S, read_notice
 from gemmtuned.db import queries
+from gemmtuned.db.handle import LONG_LOG_BYTES
 from gemmtuned.reports.checks import FAIL, PASS, WARN, Check
 from gemmtuned.reports.render import age, several, size
 from gemmtuned.reports.unseen import dropped_calls, dropped_notes, engine_paths
@@ -20,7 +21,6 @@ from gemmtuned.reports.why import advice
 WAL_RESET_FIXED: Final = (3, 51, 3)
 LOOK_S: Final = 0.5  # at the database, unless told to read all of it
 LARGE_FREE_BYTES: Final = 64 << 20
-LARGE_WAL_BYTES: Final = 256 << 20  # writers cut it at 16 MB: something keeps a snapshot open
 
 
 def checks(settings: Settings, *, with_database: bool = True, deep: bool = False) -> Iterator[Check]:
@@ -107,9 +107,9 @@ def _log(settings: Settings) -> Iterator[Check]:
         wal_bytes = wal.stat().st_size
     except OSError:
         return
-    if wal_bytes > LARGE_WAL_BYTES:
+    if wal_bytes > LONG_LOG_BYTES:
         fix = "close what keeps the database open for reading (a sqlite3 shell, datasette)"
-        yield Check("database log", WARN, f"{wal} has {size(wal_bytes)}", fix)
+        yield Check("database log", WARN, f"{wal} has {size(wal_bytes)}: programs keep their counts in memory", fix)
 
 
 def _daemon(settings: Settings) -> Iterator[Check]:
