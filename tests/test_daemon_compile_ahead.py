@@ -101,6 +101,23 @@ def test_candidates_that_kill_their_compilers_are_to_blame_where_one_has_worked(
     assert set(compilers.run(bad, PROBLEM, H200)) == set(bad)
 
 
+def test_where_no_process_starts_there_is_no_verdict_on_many() -> None:
+    compilers = Compilers(2, command=("/no/such/program",))
+
+    with pytest.raises(TryLater, match="no kernel can be compiled here: no process to compile in: No such file"):
+        compilers.run([Candidate(f"b{i}") for i in range(8)], PROBLEM, H200)
+
+
+def test_a_full_disk_keeps_nothing_from_being_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then a compiler's last line is lost, and nothing else."""
+    monkeypatch.setattr("gemmtuned.daemon.child.compile_ahead.output_file", lambda: None)
+    compilers = planted()
+    bad = Candidate("bad", "raise")
+
+    assert compilers.run([Candidate("a", "good"), bad], PROBLEM, H200) == {bad: "its compiler ended with exit code 1"}
+    compilers.close()
+
+
 def test_our_kernels_are_in_the_compilers_cache_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     from gemmtuned.kernels.backends.triton_ import Triton

@@ -20,17 +20,14 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Solution
 from gemmtuned.daemon.child.compile_ahead import JOB_S
 from gemmtuned.daemon.leftovers import alive_in_group
+from gemmtuned.daemon.process_output import MOST_OUTPUT_BYTES, cut, last_line, output_file
 from gemmtuned.daemon.protocol.wire import Failed, Found, Inbox, Message, Order, Trial, decode, encode
 from gemmtuned.daemon.seats.worker import (
     KILL_WAIT_S,
-    MOST_OUTPUT_BYTES,
     ON_GPU,
     TERM_GRACE_S,
     Deadlines,
     Worker,
-    _cut,
-    _last_line,
-    _output,
 )
 
 SEARCH = f"{Path(__file__).parent / 'planted_search.py'}:tune"
@@ -447,16 +444,16 @@ def test_who_is_alive_in_a_group_is_known_and_the_dead_do_not_count() -> None:
 
 
 def test_what_a_worker_writes_is_cut_and_its_last_line_kept() -> None:
-    output = _output()
+    output = output_file()
     assert output is not None
     code = "for n in range(40000): print('onednn_verbose,exec,cpu,matmul,', n, flush=True)"
     child = subprocess.Popen([sys.executable, "-S", "-c", code], stdout=output)
     largest = 0
     while child.poll() is None:
-        _cut(output)
+        cut(output)
         largest = max(largest, os.fstat(output.fileno()).st_size)
         time.sleep(0.001)
     assert child.returncode == 0 and largest < 2 * MOST_OUTPUT_BYTES
-    assert _last_line(output) == "onednn_verbose,exec,cpu,matmul, 39999"
-    _cut(output)
+    assert last_line(output) == "onednn_verbose,exec,cpu,matmul, 39999"
+    cut(output)
     assert os.fstat(output.fileno()).st_size <= MOST_OUTPUT_BYTES

@@ -10,10 +10,8 @@ import contextlib
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -25,14 +23,13 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import unhooked_env
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.daemon.leftovers import Leftovers
+from gemmtuned.daemon.process_output import last_line, output_file, signal_name
 
 JOB_S: Final = 60.0  # the first of a process imports Triton, at nice 19
 MOST: Final = 8  # of half of the cores
 GONE_S: Final = 0.5  # within which a killed process is gone, unless it is stuck
-BROKEN: Final = (
-    3  # compilers that end one after the other, when none has ever answered: it is not the candidates' fault
-)
-_LAST: Final = 4096  # bytes at the end of what a compiler says of itself
+# Compilers that end, or do not start, one after the other, when none has ever answered: the candidates are not to blame
+BROKEN: Final = 3
 
 
 class Compilers:
@@ -44,11 +41,9 @@ class Compilers:
         self._job_s = job_s
         self._idle: list[subprocess.Popen[bytes]] = []
         self._killed = Leftovers()
-        self._said: dict[
-            subprocess.Popen[bytes], IO[bytes]
-        ] = {}  # standard error of each: its last line tells why it ended
+        self._output: dict[subprocess.Popen[bytes], IO[bytes] | None] = {}  # of each, for its last line
         self._heard = False  # whether any has ever answered
-        self._ended = 0  # those that ended by themselves before that
+        self._ended = 0  # those that ended by themselves before that, or did not start
 
     def run(
         self,
@@ -78,6 +73,7 @@ class Compilers:
                     process = self._idle.pop() if self._idle else self._start()
                 except OSError as err:
                     failed[candidate] = f"no process to compile in: {err.strerror or err}"
+                    self._count_broken(failed[candidate], busy)
                     continue
                 before(candidate)
                 busy[process] = (candidate, time.monotonic() + self._job_s)
@@ -86,10 +82,10 @@ class Compilers:
                 candidate, _ = busy.pop(process)
                 if reason is None:
                     failed[candidate] = self._why_it_ended(process)
+                    code = process.returncode
                     self._forget(process)
-                    if not self._heard and self._ended >= BROKEN:
-                        self._drop(busy)
-                        raise TryLater(f"no kernel can be compiled here: {failed[candidate]}")
+                    if code is not None:
+                        self._count_broken(failed[candidate], busy)
                 else:
                     self._idle.append(process)
                     self._heard = True
@@ -104,21 +100,22 @@ class Compilers:
         self._killed.wait(GONE_S)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        said = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the process is given up)
+        output = output_file()
         try:
             process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=said,
+                stderr=output or subprocess.DEVNULL,
                 bufsize=0,
                 cwd="/",
                 env=unhooked_env(CUDA_VISIBLE_DEVICES=""),
             )
         except OSError:
-            said.close()
+            if output is not None:
+                output.close()
             raise
-        self._said[process] = said
+        self._output[process] = output
         return process
 
     def _drop(self, processes: Iterable[subprocess.Popen[bytes]]) -> None:
@@ -127,22 +124,27 @@ class Compilers:
 
     def _forget(self, process: subprocess.Popen[bytes]) -> None:
         self._killed.kill(process)
-        self._said.pop(process).close()
+        output = self._output.pop(process)
+        if output is not None:
+            output.close()
+
+    def _count_broken(self, why: str, busy: Iterable[subprocess.Popen[bytes]]) -> None:
+        """One more that ended or did not start. Raises TryLater once that is no fault of candidates."""
+        self._ended += not self._heard
+        if not self._heard and self._ended >= BROKEN:
+            self._drop(busy)
+            raise TryLater(f"no kernel can be compiled here: {why}")
 
     def _why_it_ended(self, process: subprocess.Popen[bytes]) -> str:
-        """In words. Counts those that ended by themselves while none has ever answered."""
+        """In words, with its last line of output."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(GONE_S)  # its output ends a moment before it does
         code = process.returncode
         if code is None:
             return f"its compiler took more than {self._job_s:g} s, or answered nonsense"
-        self._ended += not self._heard
-        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        said = self._said[process]
-        said.seek(max(0, said.seek(0, os.SEEK_END) - _LAST))
-        lines = said.read().decode(errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return f"its compiler ended {how}{': ' if last else ''}{last[:200]}"
+        how = f"by {signal_name(-code)}" if code < 0 else f"with exit code {code}"
+        last = last_line(self._output[process])
+        return f"its compiler ended {how}{f': {last}' if last else ''}"
 
     def _answers(
         self, busy: dict[subprocess.Popen[bytes], tuple[Candidate, float]]

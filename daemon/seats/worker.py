@@ -9,28 +9,26 @@ itself when the daemon is gone: the kernel signals it, and it sees the end of it
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import IO, Final, Protocol
+from typing import Final, Protocol
 
 from gemmtuned.configs.errors import WorkerDied, WorkerFailed, WorkerHung, WorkerKilled
 from gemmtuned.configs.settings import unhooked_env
 from gemmtuned.configs.solution import Environment
 from gemmtuned.daemon.leftovers import alive_in_group
+from gemmtuned.daemon.process_output import cut, last_line, output_file, signal_name
 from gemmtuned.daemon.protocol.wire import COMPILING, Failed, Found, Hello, Inbox, Memory, Message, Order, Trial, encode
 
 TERM_GRACE_S: Final = 0.1  # a device must be free half a second after somebody else wants it
 KILL_WAIT_S: Final = 0.5
-MOST_OUTPUT_BYTES: Final = 1 << 20  # only its last line is ever shown
 _WAITING: Final = "waiting for work"
 _PAUSES_S: Final = (
     9.0  # beside a candidate's timeout: a search lets a device rest, and waits while it is slowed or in use
@@ -106,7 +104,7 @@ class Worker:
         self._doing = "starting"
         self._told_to_end = self._killed = self._group_gone = self._asked_twice = False
         ours, theirs = socket.socketpair()
-        self._output = _output()
+        self._output = output_file()
         command = [sys.executable, "-m", "gemmtuned.daemon.child.worker_main", str(theirs.fileno())]
         command += ["--parent", str(os.getpid()), "--device", device, "--nice", str(nice)]
         if memory_cap_bytes is not None:
@@ -155,7 +153,7 @@ class Worker:
         ends when we told it to is nobody's fault and not raised.
         WorkerFailed when it said something that makes no sense.  It is dead and gone in all three cases.
         """
-        _cut(self._output)
+        cut(self._output)
         messages, closed = self._receive()
         for message in messages:
             self._note(message)
@@ -269,14 +267,14 @@ class Worker:
         """Why it ended, in words, with its last line of output."""
         self._wait(KILL_WAIT_S)  # the socket closes a moment before the process is dead
         ended_alone = self._is_dead()
-        last = _last_line(self._output)
+        last = last_line(self._output)
         self.stop()
         code = self._process.returncode
         kind = WorkerDied
         if not ended_alone or code is None:
             why = "closed its socket and went on"
         elif code < 0:
-            why = f"killed by {_signal_name(-code)}"
+            why = f"killed by {signal_name(-code)}"
             if code == -signal.SIGKILL:
                 kind = WorkerKilled
                 why += " (out of memory, or by somebody's hand)"
@@ -291,44 +289,3 @@ def _visible(device: str) -> dict[str, str | None]:
     if kind == "rocm":
         return {"ROCR_VISIBLE_DEVICES": uuid, "CUDA_VISIBLE_DEVICES": None, "HIP_VISIBLE_DEVICES": None}
     return {"CUDA_VISIBLE_DEVICES": uuid if device != "cpu" else "", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-
-
-def _output() -> IO[bytes] | None:
-    try:
-        file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  closed by `stop`
-        fcntl.fcntl(file, fcntl.F_SETFL, os.O_RDWR | os.O_APPEND)  # the child's, too: `_cut` may shorten it at any time
-        return file
-    except OSError:  # a full disk must not keep us from tuning
-        return None
-
-
-def _cut(output: IO[bytes] | None) -> None:
-    """Keep but the end of it: some libraries can be told to write a line for each call (ONEDNN_VERBOSE)."""
-    if output is None or output.closed:
-        return
-    with contextlib.suppress(OSError):
-        size = os.fstat(output.fileno()).st_size
-        if size > MOST_OUTPUT_BYTES:
-            last = os.pread(output.fileno(), 4096, size - 4096)
-            os.ftruncate(output.fileno(), 0)
-            os.write(output.fileno(), last)
-
-
-def _last_line(output: IO[bytes] | None) -> str:
-    if output is None or output.closed:
-        return ""
-    try:
-        end = output.seek(0, os.SEEK_END)
-        output.seek(max(end - 4096, 0))
-        lines = output.read(4096).decode("utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    text = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return "".join(c if c.isprintable() else "?" for c in text)[:300]
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
