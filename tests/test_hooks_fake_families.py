@@ -67,6 +67,14 @@ SCALED = """
         told = [made[0].dtype == torch.bfloat16, made[0].stride() == (8, 1), made[2].data_ptr() == out.data_ptr()]
         return [same, told, outcomes(), calls(), hook.failures()]
 """
+# An engine whose operator only notes how many operands came
+ENGINE = """
+    from gemmtuned.hooks.engine_operators import OPERATORS
+    engine, stock = torch.library.Library("_C", "FRAGMENT"), []
+    engine.define("cutlass_scaled_mm(Tensor! out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, "
+                  "Tensor? bias) -> ()")
+    engine.impl("cutlass_scaled_mm", lambda *operands: stock.append(len(operands)), "CUDA")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -280,12 +288,8 @@ def test_an_engines_operator_is_routed_into_its_own_result(run: Any) -> None:
     said = run(
         OPERANDS,
         SCALED,
+        ENGINE,
         """
-    from gemmtuned.hooks.engine_operators import OPERATORS
-    engine, stock = torch.library.Library("_C", "FRAGMENT"), []
-    engine.define("cutlass_scaled_mm(Tensor! out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, "
-                  "Tensor? bias) -> ()")
-    engine.impl("cutlass_scaled_mm", lambda *operands: stock.append(len(operands)), "CUDA")
     problem = replace(problem, math_mode="reduced")
     served(problem, *library(problem, *sizes, scale_x="row", scale_w="row", fast=True))
     [one] = [operator for operator in OPERATORS if operator.name == "_C::cutlass_scaled_mm"]
@@ -317,14 +321,10 @@ def test_our_own_operator_of_int8_is_served_by_a_kernel_and_an_engines_is_left_t
     said = run(
         OPERANDS,
         SCALED,
+        ENGINE,
         """
     import gemmtuned.ops
-    from gemmtuned.hooks.engine_operators import OPERATORS
     from gemmtuned.kernels.cuda.scaled_fragments import scaled_fragments
-    engine, stock = torch.library.Library("_C", "FRAGMENT"), []
-    engine.define("cutlass_scaled_mm(Tensor! out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, "
-                  "Tensor? bias) -> ()")
-    engine.impl("cutlass_scaled_mm", lambda *operands: stock.append(len(operands)), "CUDA")
     problem = replace(problem, dtype="i8", wdtype="i8", math_mode="reduced")
     config = {"rows": 8, "tokens": 4, "parts": 1, "warps": 1, "ahead": 1, "resident": 1}
     record = scaled_fragments(config, problem).launch
