@@ -33,10 +33,12 @@ from gemmtuned.configs.aiter_text import (
     binary_text,
     cells_of,
     check_characters,
+    is_remark,
     names_columns,
     numbered,
     separator_of,
     unglued,
+    unmarked,
 )
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.read_file import open_regular
@@ -211,7 +213,7 @@ class Reader:
             if line == self._line:  # two files, one after the other
                 continue
             try:
-                cells = cells_of(line, self.header.separator)
+                cells = cells_of(unmarked(line) if is_remark(line) else line, self.header.separator)
             except Bad as err:
                 self._reject(number, err)
                 continue
@@ -226,11 +228,17 @@ class Reader:
                 raise Bad(f"it stands below another header, that of line {self._other}: make that a file of its own")
             yield reader.row(number, line, cells)
         except Bad as err:
-            if self._other or not names_columns(cells):
+            if self._other or not self._is_header(cells):
                 self._reject(number, err)
             elif unglued(cells)[0] != self.header.columns:  # else it is the header once more, in another hand
                 self._other = number
                 self._reject(number, Bad("a header with other columns: what stands below is another table, not read"))
+
+    def _is_header(self, cells: list[str]) -> bool:
+        """Whether these are names of columns: known ones, or words where M, N and K belong."""
+        sizes = [cells[self.header.at[size]] for size in ("M", "N", "K") if self.header.at.get(size, 99) < len(cells)]
+        words = [text for text in sizes if text.isidentifier() and text.lower() not in NOTHING]
+        return names_columns(cells) or len(words) == 3
 
     def _reject(self, number: int, err: Bad) -> None:
         self.rejected += 1

@@ -25,17 +25,31 @@ def check_characters(line: str) -> None:
 
 
 def numbered(lines: Iterable[str], name: str) -> Iterator[tuple[int, str]]:
-    """Lines that hold anything but a remark (`#`, `//`), with their numbers; line ends stay."""
-    last = 0
+    """Lines that hold anything but a remark (`#`, `//`), with their numbers; line ends stay.
+
+    A remark that names columns is none below the first line: some tools mark a header so (numpy.savetxt).
+    """
+    last, begun = 0, False
     for number, line in enumerate(lines, 1):
         if len(line) > MAX_LINE:
             raise TableError(f"{name} line {number}: more than {MAX_LINE} characters: not a table")
         if line.strip(",;| \t\r\n"):
             last = number
-            if not line.lstrip().startswith(("#", "//")):
+            if not is_remark(line) or (begun and names_columns([c.strip() for c in unmarked(line).split(",")])):
+                begun = True
                 yield number, line
         elif number - last > MAX_BAD_ROWS:
             raise TableError(f"{name} line {number}: more than {MAX_BAD_ROWS} blank lines: not a table")
+
+
+def is_remark(line: str) -> bool:
+    """Whether it begins with `#` or `//`."""
+    return line.lstrip().startswith(("#", "//"))
+
+
+def unmarked(line: str) -> str:
+    """What a remark says."""
+    return line.lstrip("#/ \t")
 
 
 def separator_of(line: str) -> str:
@@ -62,9 +76,8 @@ def binary_text(line: str) -> str:
 
 
 def names_columns(cells: Sequence[str]) -> bool:
-    """True for a line of columns, known or renamed: most of its cells are names of columns, and no number is there."""
-    named = sum(cell in _NAMES_SET for cell in cells)
-    return named >= 3 and 2 * named > sum(map(bool, cells)) and not any(cell[:1].isdigit() for cell in cells)
+    """True for a line of columns: three cells or more are names of columns, however written, and none is a number."""
+    return sum(c.lower() in _NAMES_LOWER for c in cells) >= 3 and not any(c[:1].isdigit() for c in cells)
 
 
 def unglued(cells: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
@@ -92,4 +105,4 @@ _NAMES: Final = sorted(
     | {*DEVICE, *ALIASES, OURS, "_tag"},
     key=lambda column: (-len(column), column),
 )  # fmt: skip
-_NAMES_SET: Final = frozenset(_NAMES)
+_NAMES_LOWER: Final = frozenset(name.lower() for name in _NAMES)

@@ -214,6 +214,24 @@ def test_rows_below_another_header_are_refused_and_below_the_same_one_they_are_r
 
 
 @pytest.mark.parametrize(
+    "other", ["N,M,K,dtype", "#N,M,K,dtype", "# N, M, K, dtype", "n,m,k,DTYPE", "rows,cols,depth,type"]
+)
+def test_however_another_header_is_written_nothing_below_it_is_read(other: str) -> None:
+    table = read_lines(["M,N,K,dtype\n", "1,8,16,bf16\n", f"{other}\n", "8,1,16,bf16\n"], name="u.csv")
+
+    assert [problem_of(row) for row in table.rows] == [Problem(m=1, n=8, k=16)]
+    assert table.rejected == 2 and "line 3, a header with other columns" in table.complaints[0]
+
+
+@pytest.mark.parametrize("remark", ["# by hand", "#M,N,K,dtype", "# 8,1,16,bf16", "// N by K of a layer, and M"])
+def test_remarks_among_the_rows_hide_none(remark: str) -> None:
+    table = read_lines(["# N,M,K,dtype\n", "M,N,K,dtype\n", f"{remark}\n", "1,8,16,bf16\n"], name="u.csv")
+
+    assert [problem_of(row) for row in table.rows] == [Problem(m=1, n=8, k=16)]
+    assert table.rejected == 0
+
+
+@pytest.mark.parametrize(
     ("raw", "said"),
     [
         ("M,N,K\n1,8,16\n".encode("utf-16"), "UTF-16 text: save it as UTF-8"),
