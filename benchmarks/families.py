@@ -53,7 +53,7 @@ BATCHED = ("batched", "batched_nn")
 KINDS: dict[str, dict[str, str]] = {
     "row": {"scale": "row"}, "row_fast": {"scale": "row"} | FAST, "tensor": {"scale": "tensor"},
     "tensor_fast": {"scale": "tensor"} | FAST, "block": {"scale": "1x128"},
-    "int8": {"scale": "row", "dtype": "i8"} | FAST,  # as the operator of gemm_a8w8 has it
+    "int8": {"scale": "row", "dtype": "i8"},  # as the operator of gemm_a8w8 has it
 }  # fmt: skip
 SHORT = ((2112, 7168), (7168, 2048), (4096, 7168), (24576, 1536), (7168, 16384), (4096, 4096))
 MORE = (

@@ -222,17 +222,19 @@ def test_an_untuned_list_is_queued_where_programs_were_seen_and_other_families_o
     store.add_sightings("serve", CPU, [Sighting(seen, "miss", 9)], now_s=T)
     store.add_sightings("serve", H200, [Sighting(Problem(m=8, n=8, k=8), "miss", 9, place="cuda:0")], now_s=T)
     store.close()
-    lists = [str(DATA / "model_configs/kimik2_bf16_untuned_gemm.csv"), str(DATA / "configs/a8w8_untuned_gemm.csv")]
+    names = ("model_configs/kimik2_bf16", "configs/a8w8", "configs/a4w4_blockscale")
+    lists = [str(DATA / f"{name}_untuned_gemm.csv") for name in names]
 
     code, said = run("import", *lists, "--threads", "4")
 
     rows = queries.untuned(tmp_path / "home/tune.db")
-    assert (code, said["queued"]) == (0, 165)
-    assert sum(row["device"] == CPU.device.key and row["calls"] == 0 and row["threads"] == 4 for row in rows) == 165
+    assert (code, said["queued"]) == (0, 191)
+    assert sum(row["device"] == CPU.device.key and row["calls"] == 0 and row["threads"] == 4 for row in rows) == 191
     gpu = [row for row in rows if row["device"] == H200.device.key and row["calls"] == 0]
     assert {(row["dtype"], row["threads"], row["math_mode"]) for row in gpu} == {
         ("bf16", 0, "reduced"),  # what torch's defaults give there
-        ("fp8_e4m3", 0, "ieee"),  # of the other list, whose rows in int8 no family has
+        ("fp8_e4m3", 0, "ieee"),
+        ("i8", 0, "ieee"),  # the third list is in fp4, which no family runs
     }
 
 

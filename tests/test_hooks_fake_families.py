@@ -325,7 +325,7 @@ def test_our_own_operator_of_int8_is_served_by_a_kernel_and_an_engines_is_left_t
         """
     import gemmtuned.ops
     from gemmtuned.kernels.cuda.scaled_fragments import scaled_fragments
-    problem = replace(problem, dtype="i8", wdtype="i8", math_mode="reduced")
+    problem = replace(problem, dtype="i8", wdtype="i8")
     config = {"rows": 8, "tokens": 4, "parts": 1, "warps": 1, "ahead": 1, "resident": 1}
     record = scaled_fragments(config, problem).launch
     record.check_for(problem)

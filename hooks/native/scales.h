@@ -139,7 +139,7 @@ inline bool describe_scaled(Problem& p, const BothScales& both, const Tensor& a,
   p.k = static_cast<uint32_t>(values_of_k(a));
   p.scale = both.x.kind, p.scale_dtype = both.x.dtype, p.scale_layout = both.x.layout;
   p.wscale = both.w.kind, p.wscale_dtype = both.w.dtype, p.wscale_layout = both.w.layout;
-  p.math = fast ? REDUCED : IEEE;
+  p.math = fast && a.scalar_type() != at::kChar ? REDUCED : IEEE;  // sums of int8 are exact: there is nothing to allow
   if (has_bias) p.flags |= BIAS;
   return true;
 }
