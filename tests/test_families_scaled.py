@@ -184,6 +184,7 @@ def test_short_sums_are_refused_where_the_problem_does_not_allow_them_and_taken_
     assert judge(allowed, better, kernel(allowed, fast)) == "ok: "  # better than torch's is not wrong
 
 
+@pytest.mark.slow
 def test_a_sum_near_zero_may_be_of_either_sign_under_an_infinite_scale() -> None:
     """Seen on an H200: of some 10^4 sums a few change their sign by being added up more exactly than torch's own."""
     many = replace(ROW, k=512, m=64, n=320, math_mode="reduced")
