@@ -7,6 +7,8 @@ Arms take turns in one process, each block in a graph captured for it:
     again                     the baseline once more: what the same work differs by
     hooked                    the program unchanged, with the table that was tuned from its traffic
     patched                   gemmtuned.patch("transformers.moe") besides, where the layer lies as the patch takes it
+Every sequence begins with another token: equal ones would visit the same few experts at every step, which no traffic
+does.  `experts_visited` tells how many of a layer's experts the last step visited, layer by layer.
 batched_mm copies the weights of every pair of a token and an expert: it is left out where these are beyond 4 GB.
 Tuning is `gemmtuned tune` on what both hooked arms were seen to call, experts first; it may be cut short (--tune-s).
 """
@@ -160,13 +162,43 @@ class Case:
     def ready(self) -> None:
         """A graph with the kernels that are in use now, at the first token."""
         self.decoder.graph = None
-        self.decoder.reset()
+        self.begin()
         if self.cuda:
             self.decoder.graph = self.decoder.capture()
-            self.decoder.reset()
+            self.begin()
         for _ in range(WARM):
             self.decoder.step()
         self.wait()
+
+    def begin(self) -> None:
+        """Back to the first tokens, each another one."""
+        self.decoder.reset()
+        vocabulary = self.arms.model.config.vocab_size
+        self.decoder.token.copy_(
+            (torch.arange(self.batch, device=self.decoder.token.device)[:, None] * 61) % vocabulary
+        )
+
+    def visited(self) -> list[int]:
+        """How many experts a step after some others visits, by layer."""
+        found: list[int] = []
+
+        def look(module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+            ids = next(
+                t for t in (*given, *named.values()) if isinstance(t, torch.Tensor) and not t.is_floating_point()
+            )
+            found.append(ids.unique().numel())
+
+        experts = [m for m in self.arms.model.modules() if hasattr(m, "gate_up_proj") and hasattr(m, "num_experts")]
+        with self.arms.as_in(self.stock, self.stock):
+            self.decoder.graph = None
+            self.begin()
+            for _ in range(2 * WARM):
+                self.decoder._step()
+            handles = [m.register_forward_pre_hook(look, with_kwargs=True) for m in experts]
+            self.decoder._step()
+        for handle in handles:
+            handle.remove()
+        return found
 
     def block(self, arm: str) -> None:
         """Tokens/s of one block of steps."""
@@ -183,8 +215,7 @@ class Case:
         """Of the same tokens in every arm: how far results are apart is told, not hidden."""
         with self.arms.as_in(arm, self.stock):
             self.decoder.graph = None
-            self.decoder.reset()
-            self.decoder.token.copy_(torch.arange(self.batch, device=self.decoder.token.device)[:, None] % 64)
+            self.begin()
             self.decoder.step()
             return self.decoder.logits.float().clone()
 
@@ -224,7 +255,7 @@ class Case:
                     of = None if solution is None else [str(solution.candidate), solution.baseline_us, solution.us]
                     served[f"{arm} {problem}"] = {"calls": n, "by": of}
         return {
-            "batch": self.batch, "steps": self.steps, "baseline": self.stock,
+            "batch": self.batch, "steps": self.steps, "baseline": self.stock, "experts_visited": self.visited(),
             "tokens_per_s": {arm: statistics.median(v) for arm, v in self.tokens_per_s.items()},
             "arms": arms, "apart": apart, "experts": served, "raw": self.tokens_per_s,
             "kernels": {arm: self.kernels(arm) for arm in (self.stock, *self.names[-2:]) if arm != "again"},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import planted_kernels as planted
 import pytest
 import torch
@@ -12,13 +14,14 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Environment, Solution, cpu_device
 from gemmtuned.daemon.child import last_check
-from gemmtuned.daemon.child.measure import Race
+from gemmtuned.daemon.child.measure import Arm, Race
 from gemmtuned.daemon.child.outcome import Entrant, preferred
 from gemmtuned.daemon.child.races import SCREEN_PAIRS
 from gemmtuned.daemon.child.search import tune_modes
 from gemmtuned.daemon.protocol.wire import Trial
 from gemmtuned.kernels import backends as registry
 from gemmtuned.kernels.backends import BACKENDS
+from gemmtuned.kernels.kernel import StatelessKernel
 
 PROBLEM = Problem(m=4, n=16, k=32, dtype="fp32", threads=1)
 TORCH = Candidate("torch")
@@ -94,6 +97,39 @@ def test_a_small_gain_on_a_cpu_takes_two_races(table):
     table.plant("small")
     assert table.tune(quiet(small=200 / 1.06)).state == "published"
     assert [r.note.split()[0] for r in table.reports if r.phase == "confirm"] == ["race=1", "race=2"]
+
+
+class ByRouting(NoisyClock):
+    """An arm named `even` is fast on the routing of its first race alone."""
+
+    def __init__(self, routings: list[list[int]], **true_us: float) -> None:
+        super().__init__(true_us, jitter=0.01, drift=0.002, burst=0.0, second=0.0)
+        self.routings, self.first = routings, None
+
+    def us(self, arm: Arm, copies: Sequence[int]) -> float:
+        if arm.name == "even":
+            arm.calls[copies[0]]()
+            self.first = self.first or self.routings[-1]
+            self.true_us["even"] = 150.0 if self.routings[-1] == self.first else 220.0
+        return super().us(arm, copies)
+
+
+@pytest.mark.parametrize("other, wins", [({"steady": 170.0}, "steady"), ({"steady": 230.0}, "torch")])
+def test_a_kernel_that_is_faster_for_one_routing_alone_is_not_published(table, other, wins):
+    routings: list[list[int]] = []
+    grouped = Problem(family="grouped", batch=4, m=24, n=16, k=16, dtype="fp32", threads=1)
+
+    def call(x: torch.Tensor, w: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+        routings.append(offs.tolist())
+        return torch._grouped_mm(x, w, offs=offs)
+
+    table.plant("even", StatelessKernel(call))
+    table.plant("steady", StatelessKernel(lambda x, w, offs: torch._grouped_mm(x, w, offs=offs)))
+
+    assert table.tune(ByRouting(routings, **other), members=(grouped,)).backend == wins
+    assert [(r.note.split()[0]) for r in table.reports if r.phase == "confirm" and r.candidate.backend == "even"] == [
+        "race=1", "race=2"
+    ]  # fmt: skip
 
 
 def test_the_fastest_of_several_wins(table):

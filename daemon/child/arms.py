@@ -1,4 +1,8 @@
-"""CHILD side: the operands of a contest, at several places in memory, and every candidate's calls of them."""
+"""CHILD side: the operands of a contest, several times, and every candidate's calls of them.
+
+Every race has others: on a GPU they lie elsewhere in memory; where a family deals its rows out to weights, as a mixture
+of experts does, they are also dealt out in another way, since a kernel may be the faster one for even shares alone.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,8 @@ from gemmtuned.daemon.child.measure import Arm, Bench, Clock
 from gemmtuned.daemon.child.measure_cuda import GraphClock
 from gemmtuned.daemon.child.verify import REFUSALS
 from gemmtuned.kernels.backends.base import Kernel
+from gemmtuned.kernels.families import family_of
+from gemmtuned.kernels.families.operand import Inputs
 
 
 class Arms:
@@ -24,6 +30,7 @@ class Arms:
     def __init__(self, main: Problem, default: dict[Problem, Kernel], device: torch.device, clock: Clock) -> None:
         self.main, self.default = main, default
         self.place = 0  # of the operands in use
+        self.seed = 0  # of the activations in use
         self.apart: dict[Problem, float] = {}  # how far from torch's a result may be
         self._device, self._clock = device, clock
         self._benches = [Bench(main, device)]  # operands, at one place in memory each
@@ -43,7 +50,7 @@ class Arms:
         """Made once at the most called member; at others again for every race, so that packed weights do not add up."""
         arm = self._arms.get(candidate) if member == self.main else None
         if arm is None:
-            arm = self.bench.arm(str(candidate), kernel, member)
+            arm = self.bench.arm(str(candidate), kernel, member, self.seed)
             if member == self.main:
                 self._arms[candidate] = arm
         return arm
@@ -58,34 +65,37 @@ class Arms:
     def stock_at(self, member: Problem) -> Tensor:
         """Torch's own result on what all arms of the member read."""
         if member not in self._stock:
-            inputs = self.bench.inputs(member)
-            self._stock[member] = inputs.run(self.default[member])
+            self._stock[member] = self.inputs(member).run(self.default[member])
         return self._stock[member]
 
-    def move(self, place: int) -> None:
-        """On a GPU, take the operands at this place in memory; the last one, where no more have room.
+    def inputs(self, member: Problem) -> Inputs:
+        """What all arms of the member read, with the first weights."""
+        return self.bench.inputs(member, self.seed)
 
-        All are kept to the end of the contest: else their memory would be handed out again.
+    def move(self, number: int) -> None:
+        """Take other operands, those of the race of this number, from 0: see the module.
+
+        On a GPU they lie where the ones before do where no more have room.  All are kept to the end of the contest:
+        else their memory would be handed out again.
         """
-        if not isinstance(self._clock, GraphClock):
-            return
-        with suppress(*REFUSALS):
-            while len(self._benches) <= place:
-                self._forget_all()  # what graphs hold may be what operands need
-                bench = Bench(self.main, self._device)
-                if len(bench.weights) < len(self._benches[0].weights):  # so few might be warm
-                    break
-                self._benches.append(bench)
-        self._take(min(place, len(self._benches) - 1))
+        if isinstance(self._clock, GraphClock):
+            with suppress(*REFUSALS):
+                while len(self._benches) <= number:
+                    self._forget_all()  # what graphs hold may be what operands need
+                    bench = Bench(self.main, self._device)
+                    if len(bench.weights) < len(self._benches[0].weights):  # so few might be warm
+                        break
+                    self._benches.append(bench)
+        self._take(min(number, len(self._benches) - 1), number if family_of(self.main).routed else 0)
 
     def step_back(self) -> None:
         """Give the operands in use away and take those of the place before."""
         del self._benches[self.place :]
-        self._take(self.place - 1)
+        self._take(self.place - 1, self.seed)
 
-    def _take(self, place: int) -> None:
-        if place != self.place:
-            self.place = place
+    def _take(self, place: int, seed: int) -> None:
+        if (place, seed) != (self.place, self.seed):
+            self.place, self.seed = place, seed
             self._stock.clear()
             self._forget_all()
 

@@ -126,11 +126,14 @@ class Bench:
         count = copies_needed(problem, last_level_cache_bytes(device), free)
         self.weights = family.weight_copies(problem, count=count, device=device)
         self._device = device
-        self._inputs: dict[Problem, Inputs] = {}
+        self._inputs: dict[tuple[Problem, int], Inputs] = {}
 
-    def arm(self, name: str, kernel: Kernel, problem: Problem) -> Arm:
-        """This kernel with X of `problem` (any M) on every weight copy; packing happens here, untimed."""
-        activations = self.inputs(problem).activations
+    def arm(self, name: str, kernel: Kernel, problem: Problem, seed: int = 0) -> Arm:
+        """This kernel with X of `problem` (any M) on every weight copy; packing happens here, untimed.
+
+        seed: of the activations.
+        """
+        activations = self.inputs(problem, seed).activations
 
         def bound(weights: tuple[Tensor, ...]) -> Callable[[], object]:
             run = kernel.bind(*weights)
@@ -138,13 +141,13 @@ class Bench:
 
         return Arm(name, [bound(weights) for weights in self.weights])
 
-    def inputs(self, problem: Problem) -> Inputs:
+    def inputs(self, problem: Problem, seed: int = 0) -> Inputs:
         """Activations that all arms read, with the first weights: another address alone can cost a few per cent."""
-        inputs = self._inputs.get(problem)
+        inputs = self._inputs.get((problem, seed))
         if inputs is None:
             make = family_of(problem).make
-            inputs = make(problem, kind="randn", seed=0, device=self._device, weights=self.weights[0])
-            self._inputs[problem] = inputs
+            inputs = make(problem, kind="randn", seed=seed, device=self._device, weights=self.weights[0])
+            self._inputs[problem, seed] = inputs
         return inputs
 
 

@@ -236,11 +236,11 @@ class _Contest:
     def _is_right_still(self, winner: Entrant) -> bool:
         """Whether the very closures that raced give right results now that the races are over; see last_check.py."""
         started = self._trials.start(winner.candidate)
-        bench = self._arms.bench
         arm = self._arms.arm(winner.candidate, winner.kernels[self.main], self.main)
         asked = Winner(
             self.main, self.target, self._covers, winner.candidate, BACKENDS[winner.candidate.backend],
-            winner.kernels[self.main], self._arms.default[self.main], arm, bench.inputs(self.main), bench.weights,
+            winner.kernels[self.main], self._arms.default[self.main], arm, self._arms.inputs(self.main),
+            self._arms.bench.weights,
         )  # fmt: skip
         try:
             if isinstance(self._clock, GraphClock):

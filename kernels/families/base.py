@@ -45,6 +45,7 @@ class Family:
     stock: Callable[[Problem], Callable[..., Tensor]]
     weight_states: tuple[str, ...] = ("plain",)
     pad: int = 3  # leading dimensions and offsets are then odd
+    routed: bool = False  # which rows are whose is drawn with the activations: it decides how long a call takes
     widens: bool = False  # 16-bit operands may have a result in fp32, as torch.mm(..., out_dtype=) gives on GPUs
 
     def check(self, problem: Problem) -> None:

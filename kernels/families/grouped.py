@@ -1,7 +1,8 @@
 """grouped: _grouped_mm, whose rows of X are dealt out to several weights, as the tokens of a mixture's experts are.
 
 Group g has the rows from offs[g-1] up to offs[g], in order; offs lies on the device, int32.  `batch` of the problem is
-the number of groups, m that of all rows together.  Here one group is empty and the others are of any size.
+the number of groups, m that of all rows together.  Here one group is empty and the others are of any size: in draws of
+an even seed all sizes are as likely, in the others groups are as popular as Zipf's law says.
 """
 
 from __future__ import annotations
@@ -44,7 +45,12 @@ class Grouped(Family):
         """As Family.draw."""
         found = Family.draw(self, problem, kind, seed, device, weights=weights)
         random = torch.Generator().manual_seed(2 * seed + 0x0FF5)
-        ends = torch.randint(0, problem.m + 1, (problem.batch,), generator=random).sort().values
+        if seed % 2:
+            popular = 1 / (1.0 + torch.randperm(problem.batch, generator=random))
+            rows = torch.multinomial(popular, problem.m, replacement=True, generator=random)
+            ends = torch.bincount(rows, minlength=problem.batch).cumsum(0)
+        else:
+            ends = torch.randint(0, problem.m + 1, (problem.batch,), generator=random).sort().values
         if problem.batch > 1:
             empty = int(torch.randint(1, problem.batch, (), generator=random))
             ends[empty] = ends[empty - 1]
@@ -99,6 +105,7 @@ GROUPED: Final = Grouped(
         Operand("y", "mn", dtype="out_dtype", result=True),
     ),
     stock=lambda problem: _call,
+    routed=True,
     pad=16,  # torch asks for multiples of 16 bytes
 )
 FAMILIES: Final = (GROUPED,)

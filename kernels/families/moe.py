@@ -222,6 +222,7 @@ MOE: Final = Moe(
         Operand("y", "mn", dtype="out_dtype", result=True),
     ),
     stock=_stock,
+    routed=True,
     pad=16,
 )
 FAMILIES: Final = (MOE,)
