@@ -5,19 +5,21 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hooked import Home
+from hooked import Home, publish, published
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import gemmtuned
 from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.problem import Problem
 from gemmtuned.ops import transformers_moe
 
 pytest.importorskip("transformers", reason="its mixtures are what is patched")
@@ -83,6 +85,44 @@ def test_mixtures_of_transformers_run_as_one_op_and_back(home: Home) -> None:
     counted = {str(problem): calls for (problem, _), calls in home.counts().items() if "moe:" in str(problem)}
     assert {key.partition(",")[0] for key in counted} == {"moe:fp32:7x32x32"}, "seven tokens of 32 values"
     assert sum(counted.values()) == 4 * 2 + 2, "two layers each but for gpt_oss, and qwen3_moe once more by name"
+
+
+def test_a_layer_runs_in_its_own_form_unless_a_kernel_is_known_to_be_faster(home: Home) -> None:
+    """Without a verdict counted as one call; where torch's own is best its products are counted as any program's."""
+    layer = Problem.parse("moe:fp32:7x32x32,threads=2,experts=6,topk=2,inter=16,act=silu_gated")
+    program = (
+        MODELS
+        + """
+    from hooked import wait_for
+    torch.set_num_threads(2)
+    m = model("qwen3_moe")
+    wait_for(lambda: gemmtuned.generation() == int(sys.argv[1]))
+    gemmtuned.disable()
+    before = logits(m)
+    gemmtuned.enable()
+    wait_for(lambda: gemmtuned.generation() == int(sys.argv[1]))
+    gemmtuned.patch("transformers.moe")
+    print(json.dumps((logits(m) - before).abs().max().item()))
+    """
+    )
+
+    def counted() -> tuple[dict[str, int], int]:
+        """(calls of the experts as one op by outcome, products of experts alone)."""
+        found = home.counts().items()
+        return (
+            {outcome: calls for (text, outcome), calls in found if "experts" in text},
+            sum(calls for (text, _), calls in found if "x32x16," in text),
+        )
+
+    assert home.run(program, "0").said == 0
+    assert counted() == ({"miss": 2}, 0)
+    publish(home.path / "configs", [replace(published(layer, "torch"), state="default_best")], 1)
+    assert home.run(program, "1").said == 0
+    one_by_one = counted()[1]
+    assert counted() == ({"miss": 2}, one_by_one) and one_by_one >= 2 * 2
+    publish(home.path / "configs", [published(layer, "moe_grouped")], 2)
+    assert 0 <= home.run(program, "2").said < 1e-5
+    assert counted() == ({"miss": 2, "exact": 2}, one_by_one)
 
 
 def test_a_variable_patches_what_a_program_imports_later(home: Home) -> None:
@@ -164,8 +204,8 @@ def patched(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Given, list[
     config._experts_implementation = "grouped_mm"
     experts = theirs.Qwen3MoeExperts(config)
     served: list[int] = []
-    usual = transformers_moe.fused_moe
-    monkeypatch.setattr(transformers_moe, "fused_moe", lambda *a, **b: served.append(1) or usual(*a, **b))
+    usual = transformers_moe.fused_moe_or
+    monkeypatch.setattr(transformers_moe, "fused_moe_or", lambda *a: served.append(1) or usual(*a))
     torch.manual_seed(0)
     for p in experts.requires_grad_(False).parameters():
         torch.nn.init.normal_(p, std=0.1)

@@ -8,6 +8,7 @@ torch.compile it is the operator gemmtuned::fused_moe.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from enum import IntEnum
 from functools import lru_cache
@@ -19,6 +20,7 @@ from torch import Tensor
 from gemmtuned.configs.aiter_columns import SHORT_NAMES
 from gemmtuned.configs.errors import GemmtunedError, ProblemError
 from gemmtuned.configs.problem import Problem, as_by_default
+from gemmtuned.configs.solution import DEFAULT_BACKEND
 from gemmtuned.hooks import activate
 from gemmtuned.hooks.hook import own_op
 from gemmtuned.kernels.cuda.moe_compile import most_tokens
@@ -26,7 +28,7 @@ from gemmtuned.kernels.cuda.moe_decode import MAX_PAIRS
 from gemmtuned.kernels.mixture import How, Operands, grouped_runs, run, without_others
 from gemmtuned.ops.blame import FAILURES, is_to_blame
 from gemmtuned.ops.moe_arguments import how_of, operands_of
-from gemmtuned.ops.moe_table import MISS, give_up, serving
+from gemmtuned.ops.moe_table import MISS, Serving, give_up, serving
 from gemmtuned.ops.plain import PLAIN, nobody_looks_on
 from gemmtuned.ops.plans import place_of
 
@@ -115,30 +117,72 @@ def fused_moe(
     return _run(found, how, expert_mask, num_local_tokens).to(dtype or found.x.dtype)
 
 
+def fused_moe_or(
+    otherwise: Callable[[], Tensor], x: Tensor, w1: Tensor, w2: Tensor, weights: Tensor, ids: Tensor, activation: Any
+) -> Tensor:
+    """fused_moe by the kernel that the table has for the call; where it has none, what `otherwise` gives.
+
+    otherwise: a layer's own form of the same, in torch's own products.  x, w1, w2, weights, ids, activation: as for
+    fused_moe, without scales.  A call without a verdict is counted as fused_moe's; where torch's own is the best, the
+    layer's form runs as it would without us, its products counted and served one by one.
+    """
+    hook: Any = activate.current()
+    if hook is None or torch.compiler.is_compiling():
+        return fused_moe(x, w1, w2, weights, ids, activation=activation)
+    how = how_of(activation, QuantType.No, w1, w2, weighted=False, interleaved=False)
+    given = Operands(
+        x=x, w1=w1, w2=w2, weights=weights, ids=ids, scale1=None, scale2=None, bias1=None, bias2=None
+    )  # fmt: skip
+    problem = problem_of(given, how) if len(x) and ids.dim() == 2 else None
+    if problem is None:
+        return otherwise()
+    found = _found(hook, problem, given)
+    if found.solution is not None and found.solution.backend == DEFAULT_BACKEND:
+        return otherwise()
+
+    def operands() -> Operands:
+        return operands_of(x, w1, w2, weights, ids, None, None, None, None, None, how=how, dtype=None)
+
+    return _counted(hook, problem, found, place_of(x.device), operands, otherwise)
+
+
 def _run(o: Operands, how: How, mask: Tensor | None, tokens: Tensor | None) -> Tensor:
     if not len(o.x):
         return torch.empty_like(o.x)
     o = without_others(o, mask, tokens)
     hook: Any = activate.current()
     problem = problem_of(o, how) if hook is not None else None
-    return _usual(o, how) if problem is None else _counted(hook, problem, o, how)
+    if problem is None:
+        return _usual(o, how)
+    return _counted(hook, problem, _found(hook, problem, o), place_of(o.x.device), lambda: o, lambda: _usual(o, how))
 
 
-def _counted(hook: Any, problem: Problem, o: Operands, how: How) -> Tensor:
-    """By the solution of the table in use, where there is one; counted as one call, its products under aten are not."""
-    place = place_of(o.x.device)
-    captured = o.x.is_cuda and torch.cuda.is_current_stream_capturing()
-    found = serving(hook, problem, place, captured=captured) if _is_plain(o) else MISS
+def _found(hook: Any, problem: Problem, o: Operands) -> Serving:
+    """What the table in use has for a call."""
+    if not _is_plain(o):
+        return MISS
+    return serving(hook, problem, place_of(o.x.device), captured=_is_captured(o.x))
+
+
+def _is_captured(x: Tensor) -> bool:
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _counted(
+    hook: Any, problem: Problem, found: Serving, place: str, operands: Callable[[], Operands],
+    otherwise: Callable[[], Tensor],
+) -> Tensor:  # fmt: skip
+    """By what was found, or otherwise; counted as one call, its products under aten are not."""
     served = None
     with own_op(hook, "" if found.call is None else place):
         if found.call is not None and found.solution is not None:
             try:
-                served = found.call(o)
+                served = found.call(operands())
             except FAILURES as err:
                 if is_to_blame(err):
                     give_up(hook, found.solution, err)
-        y = _usual(o, how) if served is None else served
-    hook.count_op(problem, place, (MISS if served is None else found).outcome, graph=captured)
+        y = otherwise() if served is None else served
+    hook.count_op(problem, place, (MISS if served is None else found).outcome, graph=_is_captured(y))
     return y
 
 

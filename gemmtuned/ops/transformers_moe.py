@@ -5,7 +5,9 @@ default under the name grouped_mm.  Ours is registered as `gemmtuned`, for `mode
 before grouped_mm, so that an unchanged program uses it.  What it does not take goes on to transformers' own: training,
 weights that lie as [E, K, N] (gpt-oss: there torch._grouped_mm is tuned), gates and activations of a model's own, and
 all that somebody looks on at: hooks of the experts or of their activation, modes, transforms, tracers, autocast.
-Results differ from transformers' by rounding: the first product is rounded once and the sum over experts is in fp32.
+So does what has no verdict yet, counted as one call, and where torch's own is best: the patch costs nothing there.
+Results of ours differ from transformers' by rounding: the first product is rounded once, the sum over experts is in
+fp32.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from torch import Tensor
 from torch.nn.modules import module as nn_module
 
 from gemmtuned.configs.errors import GemmtunedError
-from gemmtuned.ops.moe import ActivationType, fused_moe
+from gemmtuned.ops.moe import ActivationType, fused_moe_or
 from gemmtuned.ops.plain import PLAIN, nobody_looks_on
 
 # transformers' name of what it runs unless a program says otherwise
@@ -63,10 +65,14 @@ def apply(module: ModuleType) -> Callable[[], None]:
         activation = None
         if _is_ours_alone(experts, hidden_states, top_k_index, top_k_weights):
             activation = _activation(experts, gate, hidden_states)
-        if activation is None:
+
+        def otherwise() -> Tensor:
             return stock(experts, hidden_states, top_k_index, top_k_weights)
+
+        if activation is None:
+            return otherwise()
         w1, w2 = experts.gate_up_proj.detach(), experts.down_proj.detach()
-        return fused_moe(hidden_states, w1, w2, top_k_weights, top_k_index, activation=activation)
+        return fused_moe_or(otherwise, hidden_states, w1, w2, top_k_weights, top_k_index, activation)
 
     forward.is_gemmtuned = True  # type: ignore[attr-defined]
     functions.register(NAME, forward)
