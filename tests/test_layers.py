@@ -6,6 +6,7 @@ import ast
 import os
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -36,13 +37,15 @@ def is_link(path: Path) -> bool:
 OURS = [(folder, path) for folder in (*FOLDERS, "gemmtuned") for path in sources(folder)]
 
 
-def ids(values: list[tuple[str, Path]]) -> list[str]:
-    return [str(path.relative_to(ROOT)) for _, path in values]
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Every node of a file's tree, read once for all tests: none of those who ask here may change one."""
+    return tuple(ast.walk(ast.parse(path.read_text(), str(path))))
 
 
 def imports(path: Path) -> Iterator[tuple[str, int, int]]:
     """(module, level, line) of every import, wherever it stands; `from a import b` gives a and a.b."""
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name, 0, node.lineno
@@ -73,41 +76,47 @@ def folder_of(module: str) -> str | None:
     return parts[1] if len(parts) > 1 and parts[1] in (*FOLDERS, LEAF) else "gemmtuned"
 
 
-@pytest.mark.parametrize(("folder", "path"), OURS, ids=ids(OURS))
-def test_imports_follow_the_layers(folder: str, path: Path) -> None:
-    if folder == "gemmtuned":
-        return  # the front door may import everything
-    worker = CHILD in path.parents
-    allowed = MAY_IMPORT["daemon, worker side" if worker else folder]
-    # `from gemmtuned import db` gives "gemmtuned" itself too; only the name taken from it counts
-    found = {(m, line) for m, level, line in imports(path) if not level and m != "gemmtuned"}
-    strays = [
-        f"line {line}: {module}" for module, line in sorted(found) if folder_of(module) not in (None, LEAF, *allowed)
-    ]
-    assert not strays, f"{path.relative_to(ROOT)} may import {sorted(allowed)} only"
+def test_imports_follow_the_layers() -> None:
+    strays = []
+    for folder, path in OURS:
+        if folder == "gemmtuned":
+            continue  # the front door may import everything
+        allowed = MAY_IMPORT["daemon, worker side" if CHILD in path.parents else folder]
+        # `from gemmtuned import db` gives "gemmtuned" itself too; only the name taken from it counts
+        found = {(m, line) for m, level, line in imports(path) if not level and m != "gemmtuned"}
+        strays += [
+            f"{path.relative_to(ROOT)} line {line}: {module}, it may import {sorted(allowed)} only"
+            for module, line in sorted(found)
+            if folder_of(module) not in (None, LEAF, *allowed)
+        ]
+    assert not strays
 
 
-@pytest.mark.parametrize(("folder", "path"), OURS, ids=ids(OURS))
-def test_our_folders_are_imported_by_their_full_name_only(folder: str, path: Path) -> None:
+def test_our_folders_are_imported_by_their_full_name_only() -> None:
     bare = [
-        f"line {line}: {'.' * level}{module}"
+        f"{path.relative_to(ROOT)} line {line}: {'.' * level}{module}"
+        for _, path in OURS
         for module, level, line in imports(path)
         if level or module.split(".")[0] in (*FOLDERS, "commands", "reports")
     ]
     assert not bare, "write `from gemmtuned.x.y import z`: any other form makes a second copy of the module"
 
 
-@pytest.mark.parametrize(("folder", "path"), OURS, ids=ids(OURS))
-def test_environment_variables_are_read_by_settings_alone(folder: str, path: Path) -> None:
-    if path in (ROOT / "configs" / "settings.py", ROOT / "gemmtuned" / LEAF / "faults.py"):
-        return  # the second reads what only tests set
+def test_environment_variables_are_read_by_settings_alone() -> None:
+    may = (ROOT / "configs" / "settings.py", ROOT / "gemmtuned" / LEAF / "faults.py")  # the second: what only tests set
     used = [
-        f"line {node.lineno}: {ast.unparse(node)}"
-        for node in ast.walk(ast.parse(path.read_text(), str(path)))
+        f"{path.relative_to(ROOT)} line {node.lineno}: {ast.unparse(node)}"
+        for _, path in OURS
+        if path not in may
+        for node in nodes(path)
         if (isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv", "putenv"))
         or (isinstance(node, ast.ImportFrom) and node.module == "os" and {a.name for a in node.names} & {"environ"})
     ]
     assert not used, "ask configs/settings.py (child_env builds the environment of a started program)"
+
+
+def test_the_rules_look_at_every_folder() -> None:
+    assert {folder for folder, _ in OURS} == {*FOLDERS, "gemmtuned"}
 
 
 def test_the_leaf_package_needs_the_standard_library_only() -> None:
@@ -261,8 +270,7 @@ TAKEN_AS_IT_IS = {
 
 def patched_names(path: Path) -> Iterator[tuple[str, int]]:
     """(name, line) of everything taken from a module that an event loop patches."""
-    tree = ast.parse(path.read_text(), str(path))
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and node.module in PATCHED:
             yield from (
                 (f"{node.module}.{a.name}", node.lineno) for a in node.names if a.name in PATCHED[node.module or ""]
@@ -273,27 +281,28 @@ def patched_names(path: Path) -> Iterator[tuple[str, int]]:
                 yield f"{module}.{name}", node.lineno
 
 
-IN_A_HOST = [(folder, path) for folder, path in OURS if folder in ("configs", "db", "hooks")]
+IN_A_HOST = [path for folder, path in OURS if folder in ("configs", "db", "hooks")]
 
 
-@pytest.mark.parametrize(("folder", "path"), IN_A_HOST, ids=ids(IN_A_HOST))
-def test_what_runs_in_a_host_locks_and_sleeps_as_the_interpreter_does(folder: str, path: Path) -> None:
-    where = str(path.relative_to(ROOT))
-    strays = [f"line {line}: {name}" for name, line in patched_names(path) if (where, name) not in TAKEN_AS_IT_IS]
+def test_what_runs_in_a_host_locks_and_sleeps_as_the_interpreter_does() -> None:
+    strays = [
+        f"{where} line {line}: {name}"
+        for path in IN_A_HOST
+        for where in [str(path.relative_to(ROOT))]
+        for name, line in patched_names(path)
+        if (where, name) not in TAKEN_AS_IT_IS
+    ]
+    assert not strays, "take it from configs/real.py, or say in TAKEN_AS_IT_IS why it is right"
 
-    assert not strays, f"{where}: take it from configs/real.py, or say in TAKEN_AS_IT_IS why it is right"
 
-
-@pytest.mark.parametrize(("folder", "path"), IN_A_HOST, ids=ids(IN_A_HOST))
-def test_what_runs_in_a_host_names_the_encoding_of_its_files(folder: str, path: Path) -> None:
+def test_what_runs_in_a_host_names_the_encoding_of_its_files() -> None:
     """Else a program that makes EncodingWarning an error (-X warn_default_encoding) would have no hook."""
     told = {"read_text": 1, "write_text": 2}  # with so many arguments by position
-    tree = ast.parse(path.read_text("utf-8"), str(path))
     strays = [
-        f"line {node.lineno}: {node.func.attr}"
-        for node in ast.walk(tree)
+        f"{path.relative_to(ROOT)} line {node.lineno}: {node.func.attr}"
+        for path in IN_A_HOST
+        for node in nodes(path)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in told
         if len(node.args) < told[node.func.attr] and not any(word.arg == "encoding" for word in node.keywords)
     ]
-
     assert not strays
