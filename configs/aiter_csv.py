@@ -19,12 +19,14 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TextIO
 
 from gemmtuned.configs import aiter_headers
 from gemmtuned.configs.aiter_columns import CHECKED, NOTHING, parser, real
 from gemmtuned.configs.aiter_headers import ALIASES, EVERY, AiterFamily, family_of_header, kind_of, named_family
+from gemmtuned.configs.aiter_swapped import LOOKED_AT, exchanged
 from gemmtuned.configs.aiter_text import (
     CONFLICT,
     MAX_BAD_ROWS,
@@ -206,6 +208,18 @@ class Reader:
             self.notes.append(f"{name}: cells are parted by {separator!r}")
 
     def __iter__(self) -> Iterator[Row]:
+        rows = self._rows()
+        first = [*islice(rows, LOOKED_AT)]
+        found = exchanged(first)
+        if found:
+            raise TableError(
+                f"{self._name}: most rows' us and tflops contradict {found[0]}, and fit what stands under {found[1]}: "
+                "the header names the two the wrong way round; correct it"
+            )
+        yield from first
+        yield from rows
+
+    def _rows(self) -> Iterator[Row]:
         reader = _RowReader(self.header, strict=self._strict)
         if self._glued[2]:
             yield from self._row(reader, *self._glued)  # its line end is the header's

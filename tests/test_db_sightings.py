@@ -62,16 +62,28 @@ def test_problems_that_differ_in_any_column_are_not_mixed(store: Store) -> None:
     assert sorted(r["calls"] for r in queries.coverage(store.path, by="problem", now_s=T)) == list(range(1, 13))
 
 
-def test_a_flush_of_500_shapes_takes_milliseconds(store: Store) -> None:
+def test_a_flush_of_500_shapes_takes_milliseconds(store: Store, tmp_path: Path) -> None:
+    """Beside the least that SQLite can do for it, for machines differ: 5 times that, 6 to 12 ms in all."""
     shapes = [problem(1 + i % 50, k=64 * (1 + i // 50)) for i in range(500)]
-    batch = [saw(p, 3) for p in shapes]
-    took = []
-    for _ in range(10):
-        start = time.thread_time()  # what others on the machine use is not in it
-        store.add_sightings("r", NEW, batch, now_s=T)
-        took.append(time.thread_time() - start)
+    batch, rows = [saw(p, 3) for p in shapes], [(str(p), 3) for p in shapes]
+    took: list[float] = []
+    least: list[float] = []
+    with closing(sqlite3.connect(tmp_path / "least.db", isolation_level=None)) as conn:
+        conn.execute("PRAGMA journal_mode=WAL")
+        conn.execute("CREATE TABLE t(problem TEXT PRIMARY KEY, calls INTEGER) STRICT")
+        for _ in range(10):
+            start = time.thread_time()  # what others on the machine use is not in it
+            store.add_sightings("r", NEW, batch, now_s=T)
+            took.append(time.thread_time() - start)
+            start = time.thread_time()
+            conn.execute("BEGIN IMMEDIATE")
+            conn.executemany(
+                "INSERT INTO t VALUES (?, ?) ON CONFLICT DO UPDATE SET calls = calls + excluded.calls", rows
+            )
+            conn.execute("COMMIT")
+            least.append(time.thread_time() - start)
 
-    assert min(took) < 0.01, took
+    assert min(took) < 8 * min(least), (took, least)
 
 
 def test_a_batch_that_cannot_be_stored_leaves_nothing_behind(store: Store) -> None:

@@ -1,0 +1,62 @@
+"""Two columns of an AITER table whose names were exchanged, seen by what its rows say of their own speed.
+
+A tuned row tells the time of a product and its TFLOP/s, so how many operations it has: 2 * B * M * N * K.  Where most
+rows contradict that, and would not if another column held one of the sizes, the header is wrong and each row would be
+another problem.  Contradictions alone mean nothing: tables are about whose times are in other units, or whose figures
+were left behind when a row was copied.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from gemmtuned.configs.aiter_columns import real
+from gemmtuned.configs.numbers import whole
+
+if TYPE_CHECKING:
+    from gemmtuned.configs.aiter_csv import Row
+
+LOOKED_AT: Final = 64  # rows of a table
+_SIZES: Final = ("B", "M", "N", "K")
+_FAR: Final = 0.5  # relative: what contradicts
+_NEAR: Final = 0.05  # what agrees
+_MOST: Final = 0.8  # of the rows, which another column must fit
+
+
+def exchanged(rows: Sequence[Row]) -> tuple[str, str] | None:
+    """(a size, the column that holds it) of a table that begins with these rows; None where its header seems right."""
+    told = [(row, *figures) for row in rows for figures in _figures(row)]
+    if not told or _share(told, _FAR, {}) > 0.5:
+        return None
+    header = told[0][0].header
+    sizes = [size for size in _SIZES if size in header.at]
+    for other in header.columns:
+        if other in header.family.key or other in ("us", "tflops"):
+            continue
+        for size in sizes:
+            if _share(told, _NEAR, {size: other}) >= _MOST:
+                return size, other
+    return None
+
+
+def _figures(row: Row) -> Iterator[tuple[float, float]]:
+    """(operations of the row by its own figures, by how much they may be off because they were rounded)."""
+    text = row["tflops"]
+    speed = real(text) if text else None
+    if speed and row.has_time and row.us is not None:
+        rounded = 0.5 * 10.0 ** -len(text.partition(".")[2])
+        if rounded < 0.2 * speed:  # else it says nothing
+            yield speed * row.us * 1e6, rounded * row.us * 1e6
+
+
+def _share(told: Sequence[tuple[Row, float, float]], tolerance: float, instead: dict[str, str]) -> float:
+    """Of the rows that agree with their own figures, with other columns in place of some sizes."""
+    agree = 0
+    for row, operations, rounded in told:
+        sizes = [whole(row[instead.get(size, size)]) for size in _SIZES if size in row.header.at]
+        if all(size is not None for size in sizes):
+            named = 2.0 * math.prod(size for size in sizes if size is not None)
+            agree += abs(named - operations) <= tolerance * max(named, operations) + rounded
+    return agree / len(told)
