@@ -53,9 +53,9 @@ SHORT = {"bfloat16": "bf16", "float32": "fp32"}
 ENV = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 
-def expected(requests: int, dtype: str, packing: str) -> dict[str, int]:
+def expected(requests: int, dtype: str, packing: str, threads: int = 1) -> dict[str, int]:
     """Calls by problem: one pass over the prompt and one for each further token, one request after the other."""
-    end = f"{packing},threads=1"
+    end = f"{packing},threads={threads}"
     calls = {}
     for n, k in LINEARS:
         calls[f"{dtype}:{PROMPT}x{n}x{k}{end}"] = engine_model.LAYERS * requests
