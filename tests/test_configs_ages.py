@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+from hooked import solution
 
-from gemmtuned.configs.aiter_csv import read_lines
+from gemmtuned.configs.aiter_csv import read_lines, write_file
 from gemmtuned.configs.aiter_rows import problem_of, problem_or_reason, read_untuned, time_of
 from gemmtuned.configs.errors import TableError
-from gemmtuned.configs.formats import read_any
+from gemmtuned.configs.formats import aiter, read_any
 from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Device
 
 
 def test_every_header_of_every_age_is_read_as_its_family() -> None:
@@ -67,6 +69,25 @@ def test_a_column_of_some_age_makes_the_row_another_product_only_where_it_says_s
     assert isinstance(found, Problem) if not said else said in str(found)
     if "total_us" in columns:
         assert time_of(row) == 7.5
+
+
+def test_a_mixtures_solution_is_a_row_of_aiters_table_and_read_again(tmp_path: Path) -> None:
+    problem = Problem(family="moe", m=16, n=2048, k=2048, inter=768, experts=128, topk=8, act="silu_gated")
+    device = Device(key="cuda-h200-132", kind="cuda", name="NVIDIA H200", arch="sm_90", units=132)
+    written = solution(problem, "triton", device.key, "2.13", us=5.0)
+    left = aiter.Left()
+
+    ((name, (columns, rows)),) = aiter.csv_tables([written], {device.key: device}, left).items()
+
+    assert (name, left.out) == ("tuned_fmoe.csv", [])
+    cells = dict(zip(columns, rows[0], strict=True))
+    key = "16,2048,768,128,8,ActivationType.Silu,torch.bfloat16,torch.bfloat16,torch.bfloat16,QuantType.No,1,0"
+    assert ",".join(cells[column] for column in MOE.split(",")) == key
+    filled = {column for column, cell in cells.items() if cell} - {*MOE.split(","), "gemmtuned"}
+    assert filled == {"gfx", "cu_num", "us", "tflops", "bw", "kernelName1"}
+    write_file(tmp_path / name, columns, rows)
+    (hint,) = read_any(tmp_path / name).hints
+    assert (hint.problem, hint.us, hint.solution) == (problem, 5.0, written)
 
 
 def test_rows_that_stand_one_column_off_are_refused() -> None:

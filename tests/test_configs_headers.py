@@ -156,6 +156,33 @@ def test_a_mutated_header_gives_no_wrong_problem_and_loses_no_row(
     assert {problem for _, problem in found} <= right | {None}
 
 
+FIGURES = [path for path in FILES if {"us", "tflops", "M"} <= {*original(path)[0]}]
+
+
+@pytest.mark.parametrize("path", FIGURES, ids=lambda path: path.name)
+def test_two_names_swapped_wherever_they_stand_give_no_wrong_problem(path: Path) -> None:
+    """Every pair of a size and a column of another sort: the figures tell, or a cell is no value of its column."""
+    columns, rows = original(path)
+    sizes = [column for column in columns if column in ("M", "N", "K", "B")]
+    plain = [",".join(row) for row in rows]
+    right = {problem_of(row) for row in read_lines([",".join(columns), *plain], name=path.name).rows}
+    refused = 0
+    for size in sizes:
+        for other in {*columns} - {*sizes}:
+            head = [{size: other, other: size}.get(column, column) for column in columns]
+            try:
+                table = read_lines([",".join(head), *plain], name=path.name)
+            except TableError as err:
+                refused += "the wrong way round" in str(err)
+                continue
+            assert len(table.rows) + table.rejected == len(rows)
+            if table.rejected > len(rows) // 2:
+                continue  # such a file stops the import by its bad rows
+            assert {problem_of(row) for row in table.rows} <= right | {None}, (size, other)
+
+    assert refused
+
+
 @pytest.mark.parametrize(
     ("kind", "word", "more"),
     [
@@ -363,11 +390,16 @@ def test_a_hundred_thousand_rows_are_in_the_database_in_ten_seconds_and_ten_time
     header = ",".join(FAMILIES["bf16"].tuned_header)
     path = tmp_path / "bf16_tuned_gemm.csv"
     row = (
-        "5120,False,torch.bfloat16,torch.float32,False,False,asm,5,13,7.9{i},_ZN5aiter39bf16gemm_fp32bf16_tnE,0.0,21,4"
+        "5120,False,torch.bfloat16,torch.float32,False,False,asm,5,13,7.9{i},_ZN5aiter39bf16gemm_fp32bf16_tnE,0.0,{t},4"
     )
+
+    def line(i: int) -> str:
+        m, n = i % 8192 + 1, 256 + i // 8192
+        return f"gfx950,256,{m},{n},{row.format(i=i, t=round(2 * m * n * 5120 / float(f'7.9{i}') / 1e6, 4))}\n"
+
     with path.open("w") as file:
         file.write(f"{header}\n")
-        file.writelines(f"gfx950,256,{i % 8192 + 1},{256 + i // 8192},{row.format(i=i)}\n" for i in range(100_000))
+        file.writelines(map(line, range(100_000)))
     code = """if True:
         import resource, sys, time
         from gemmtuned.cli import main
