@@ -30,6 +30,8 @@ def exchanged(rows: Sequence[Row]) -> tuple[str, str] | None:
     told = [(row, *figures) for row in rows for figures in _figures(row)]
     if not told or _share(told, _FAR, {}) > 0.5:
         return None
+    if len({row["tflops"] for row, *_ in told}) < min(2, len(told)):  # one figure in every row was not measured
+        return None
     header = told[0][0].header
     sizes = [size for size in _SIZES if size in header.at]
     for other in header.columns:
