@@ -118,6 +118,7 @@ def patch(name: str) -> Callable[[], None]:
 
     Returns a function that takes the patch back.  GEMMTUNED_PATCH=transformers.moe does it without a change to the
     program, about a second after it has imported the project.  Off unless asked for: results may differ by rounding.
+    While the hook is off, and where no kernel is known to be faster, the project's own code runs as without the patch.
     Raises GemmtunedError for another name, and for a version of the project that the patch does not know.
     """
     from gemmtuned.patches import patch as apply

@@ -14,6 +14,7 @@ from typing import Final
 from gemmtuned.configs.errors import WorkerFailed
 from gemmtuned.daemon.device.attribution import GOING_S
 from gemmtuned.daemon.device.device_lock import DeviceLock
+from gemmtuned.daemon.seats import installed
 from gemmtuned.daemon.seats.worker import Tuner
 from gemmtuned.daemon.timer import Timer
 
@@ -67,6 +68,7 @@ class Keeper:
     def failed(self, reason: str, now_s: float) -> None:
         """It never said hello: the next start waits, longer each time."""
         self.end()
+        reason = ": ".join(filter(None, (installed.what_changed(), reason)))
         self.failed_starts += 1
         wait_s = min(START_AGAIN_S * 2 ** (self.failed_starts - 1), LONGEST_WAIT_S)
         self._start.wait_until(now_s + wait_s)

@@ -126,9 +126,11 @@ def fused_moe_or(
     fused_moe, without scales.  A call without a verdict is counted as fused_moe's; where torch's own is the best, the
     layer's form runs as it would without us, its products counted and served one by one.
     """
-    hook: Any = activate.current()
-    if hook is None or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
         return fused_moe(x, w1, w2, weights, ids, activation=activation)
+    hook: Any = activate.current()
+    if hook is None:
+        return otherwise()
     how = how_of(activation, QuantType.No, w1, w2, weighted=False, interleaved=False)
     given = Operands(
         x=x, w1=w1, w2=w2, weights=weights, ids=ids, scale1=None, scale2=None, bias1=None, bias2=None

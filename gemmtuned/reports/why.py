@@ -32,6 +32,10 @@ _ADVICE: Final = (
         "the driver holds it: reset the GPU or restart the machine; the device is left out until then",
     ),
     (r"needs an operator|wrong result for a product of ones", "look at dmesg for Xid errors; the GPU may be broken"),
+    (
+        r"gemmtuned was (removed|replaced) under this daemon",
+        "restart the daemon; install gemmtuned again if it is not there",
+    ),
     (r"next start from", "gemmtuned doctor; the worker's own words are in the reason"),
     (r"gave way \d+ times", "nothing: it is asked for less often while others want it back"),
     (r"is gone$", "the driver no longer lists this GPU: look at dmesg, restart the daemon when it is back"),
