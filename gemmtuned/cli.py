@@ -65,6 +65,18 @@ COMMANDS: Final = {
 }  # fmt: skip
 
 
+# What people look for under names that are no commands
+MEANT: Final = {
+    "build": "gemmtuned doctor --build",
+    "freeze": "gemmtuned.freeze(model) in the program",
+    "layers": "gemmtuned coverage --by layer",
+    "metrics": "gemmtuned daemon --metrics-port 9750",
+    "start": "gemmtuned daemon",
+    "stop": "gemmtuned pause",
+    "uninstall": "gemmtuned purge, then pip uninstall gemmtuned",
+}
+
+
 class _Commands(Mapping[str, Any]):
     """Click's commands by name; each is made, and its file imported, when it is asked for."""
 
@@ -111,6 +123,11 @@ class _Group(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, command.line) for name, command in COMMANDS.items()])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in MEANT:
+            ctx.fail(f"No such command '{args[0]}'. It is: {MEANT[args[0]]}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:

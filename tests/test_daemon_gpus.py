@@ -194,6 +194,7 @@ def test_why_nothing_is_tuned_stands_in_the_log_once(machine: MakeMachine, caplo
         one.cards[0].end(other)
         said = [r.getMessage() for r in caplog.records if "waiting device" in r.getMessage()]
         assert len(said) == 1 and "cuda:0" in said[0] and "others hold 30004 MiB" in said[0]
+        assert "what_to_do='" in said[0] and not said[0].endswith("''")
         one.cards[0].end(program)
         one.run(60)
     assert len(one.store.published()[1]) == 3

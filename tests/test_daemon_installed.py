@@ -10,9 +10,9 @@ import pytest
 
 from gemmtuned.configs.errors import WorkerFailed
 from gemmtuned.daemon.child import worker_main
+from gemmtuned.daemon.device.advice import advice
 from gemmtuned.daemon.seats import installed
 from gemmtuned.daemon.seats.keeper import Keeper
-from gemmtuned.reports.why import advice
 
 
 def no_worker(device_id: str) -> NoReturn:

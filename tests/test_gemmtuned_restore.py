@@ -21,9 +21,9 @@ from gemmtuned.cli import build
 from gemmtuned.configs.manifest import read_manifest, read_table
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.sighting import Sighting
+from gemmtuned.daemon.device.advice import advice
 from gemmtuned.daemon.publishing.publish import publish
 from gemmtuned.db.store import Store, check
-from gemmtuned.reports.why import advice
 
 SIZES = (64, 65, 66, 67)
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from fake_gpu import MIB, Card, FakeSampler
 
+from gemmtuned.daemon.device.advice import advice
 from gemmtuned.daemon.device.attribution import Attribution
 from gemmtuned.daemon.device.gpus import GpuMonitor
 from gemmtuned.daemon.device.idle import Limits, Reading, idleness_of
 from gemmtuned.kernels.cuda import nvrtc
 from gemmtuned.reports import checks_host
 from gemmtuned.reports.checks_host import _gpus
-from gemmtuned.reports.why import advice
 
 LIMITS = Limits(clear=0.1, busy=0.25, free_bytes=512 * MIB)
 
@@ -118,3 +118,9 @@ def test_a_gpu_without_the_compiler_of_our_kernels_is_named_by_doctor(
     monkeypatch.setattr(nvrtc, "version", lambda: None)
     (check,) = _gpus(tmp_path)
     assert (check.result, check.fix) == ("WARN", "pip install nvidia-cuda-nvrtc")
+
+
+def test_a_device_that_others_may_use_for_ever_comes_with_what_can_be_done_now() -> None:
+    what = advice(reason(Reading(9, 10, 0.98, note="train.py 11195")))
+    assert "kill -STOP" in what and "gemmtuned tune" in what
+    assert "--idle-s" in advice("gave way 4 times in a row without a result: waits longer")

@@ -7,6 +7,7 @@ https://prometheus.io/docs/practices/naming; docs/metrics.md lists them.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -23,6 +24,8 @@ from gemmtuned.configs.errors import GemmtunedError, SettingError
 if TYPE_CHECKING:
     from gemmtuned.daemon.notice import Notice
     from gemmtuned.daemon.seats.seat import Solved
+
+logger = logging.getLogger("gemmtuned.daemon")
 
 HOST: Final = "127.0.0.1"
 PROGRAMS_S: Final = 10.0
@@ -61,6 +64,7 @@ class Metrics:
                 f"metrics port {port}: {err.strerror or err}. Choose another with --metrics-port"
             ) from err
         self.port = int(self._server.server_port)
+        logger.info("metrics url=http://%s:%d/metrics", HOST, self.port)
 
     @property
     def server(self) -> WSGIServer:

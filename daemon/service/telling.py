@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from gemmtuned.daemon.device.advice import advice
 from gemmtuned.daemon.notice import Notice, SeatNotice, write_notice
 from gemmtuned.daemon.timer import Timer
 
@@ -77,4 +78,7 @@ class Telling:
             if now_s - self._waiting_told.get((notice.id, kind), float("-inf")) >= SAY_AGAIN_S:
                 self._waiting_told[notice.id, kind] = now_s
                 level = logging.WARNING if notice.state == "stuck" else logging.INFO
-                logger.log(level, "%s device=%s reason=%r", notice.state, notice.name, notice.reason)
+                what = advice(notice.reason)
+                logger.log(
+                    level, "%s device=%s reason=%r what_to_do=%r", notice.state, notice.name, notice.reason, what
+                )

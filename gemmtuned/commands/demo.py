@@ -13,6 +13,7 @@ import typer
 
 from gemmtuned.commands.native_library import build_before
 from gemmtuned.commands.options import settings
+from gemmtuned.configs.errors import TryLater
 from gemmtuned.reports.render import complain
 
 
@@ -33,17 +34,23 @@ def demo(
     if home is not None and folder.exists() and any(folder.iterdir()):
         raise typer.BadParameter(f"{folder} is not empty: name a new folder")
     build_before([sys.executable], settings())
+    crowd = _load()
+    if crowd:
+        complain(f"other programs use this machine ({crowd}): times say little then, and nothing may be found")
     try:
         result = run(folder, say=_say)
     except BaseException:
-        if home is None:
-            shutil.rmtree(folder, ignore_errors=True)
+        _forget(folder, home)
         raise
     median, low, _ = result.gain(result.after)
     typer.echo()
     if not result.verdicts:
-        typer.echo(f"Nothing could be measured: other programs use this machine{_load()}.")
-    elif low > 1.0:
+        _forget(folder, home)
+        crowd = _load()
+        typer.echo(f"Nothing could be measured: other programs use this machine{crowd and f' ({crowd})'}.")
+        typer.echo("Run it again when they rest; gemmtuned doctor says whether all else is in order.")
+        raise typer.Exit(TryLater.exit_code)
+    if low > 1.0:
         typer.echo(f"{median:.2f}x in {result.took_s:.0f} s, in processes that were never restarted.")
     else:
         typer.echo(f"No clear gain here ({median:.2f}x, and one round was slower): where torch is best it stays.")
@@ -52,16 +59,23 @@ def demo(
     for command in ("coverage", "gains", "report"):
         typer.echo(f"    GEMMTUNED_HOME={folder} gemmtuned {command}")
     typer.echo("\nYour own program:  GEMMTUNED=1 python serve.py      and beside it:  gemmtuned daemon")
-    if low <= 1.0 or not result.verdicts:
+    if low <= 1.0:
         complain("others may use this machine: run it again when it is quiet")
 
 
+def _forget(folder: Path, home: Path | None) -> None:
+    """Remove the new folder, where the user named none."""
+    if home is None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _load() -> str:
-    """How many threads want a CPU, where the system says that."""
+    """`load 12.0 on 2 CPUs` where more threads want a CPU than there are; "" elsewhere, and where nobody says it."""
     try:
-        return f" (load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs)"
+        load, cpus = os.getloadavg()[0], os.cpu_count() or 1
     except OSError:
         return ""
+    return f"load {load:.1f} on {cpus} CPUs" if load > cpus else ""
 
 
 def _say(line: str) -> None:

@@ -23,7 +23,9 @@ from gemmtuned.configs.settings import child_env
 from gemmtuned.reports.render import several
 
 ROUNDS: Final = 9
+LEAST_ROUNDS: Final = 3  # as many at any rate,
 ROUND_S: Final = 0.5  # of decoding, each program in each round
+ROUNDS_S: Final = 12.0  # no round begins after this: beside others, all take longer
 TUNE_S: Final = 30  # seconds for the daemon; what is not tuned by then stays as it was
 SAY_S: Final = 5.0  # between two lines while it tunes
 LOOK_S: Final = 0.1
@@ -129,20 +131,32 @@ def run(home: Path, *, say: Callable[[str], None], rounds: int = ROUNDS, tune_s:
 def _steps(program: _Program) -> int:
     """How many steps take ROUND_S."""
     program.decode(5)
-    seen = program.decode(10)
-    return max(5, round(10 * ROUND_S / float(seen["seconds"])))
+    return _fitting(10, float(program.decode(10)["seconds"]))
+
+
+def _fitting(steps: int, took_s: float) -> int:
+    """So many steps took so long: how many take ROUND_S."""
+    return max(5, round(steps * ROUND_S / took_s))
 
 
 def _rounds(programs: Sequence[_Program], steps: int, count: int) -> tuple[dict[str, list[float]], float]:
-    """Tokens/s of every program in each round, taking turns; and the largest relative difference of their outputs."""
+    """Tokens/s of every program in each round, taking turns; and the largest relative difference of their outputs.
+
+    Beside others the rounds become shorter and fewer, so that a minute stays one.
+    """
     speeds: dict[str, list[float]] = {program.name: [] for program in programs}
-    difference = 0.0
+    difference, began_s = 0.0, time.monotonic()
     for number in range(count):
-        sums = []
+        if number >= LEAST_ROUNDS and time.monotonic() - began_s > ROUNDS_S:
+            break
+        sums, took_s = [], 0.0
         for program in programs if number % 2 == 0 else reversed(programs):
             answer = program.decode(steps)
             speeds[program.name].append(answer["tokens"] / answer["seconds"])
             sums.append(answer["sum"])
+            took_s = max(took_s, answer["seconds"])
+        if took_s > 2 * ROUND_S:
+            steps = _fitting(steps, took_s)
         difference = max(difference, abs(sums[0] - sums[1]) / max(abs(sums[0]), 1e-9))
     return speeds, difference
 

@@ -9,13 +9,13 @@ from typing import Final
 
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.settings import Settings
+from gemmtuned.daemon.device.advice import advice
 from gemmtuned.daemon.notice import STALE_NOTICE_S, read_notice
 from gemmtuned.db import queries
 from gemmtuned.db.handle import LONG_LOG_BYTES
 from gemmtuned.reports.checks import FAIL, PASS, WARN, Check
 from gemmtuned.reports.render import age, several, size
 from gemmtuned.reports.unseen import dropped_calls, dropped_notes, engine_paths
-from gemmtuned.reports.why import advice
 
 # Before it, a checkpoint that overlaps a write can lose commits ("WAL-reset bug", sqlite.org/wal.html)
 WAL_RESET_FIXED: Final = (3, 51, 3)

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from gemmtuned.configs.moment import duration, moment
 from gemmtuned.configs.settings import Settings
+from gemmtuned.daemon.device.advice import advice
 from gemmtuned.daemon.service.rules import paused_until
 from gemmtuned.db.queries import DAY_S
 from gemmtuned.reports.checks import Check
@@ -14,7 +15,7 @@ from gemmtuned.reports.coverage import frozen_notes
 from gemmtuned.reports.places import abridged
 from gemmtuned.reports.render import Column, Report, Row, Table, age, count, percent, several
 from gemmtuned.reports.unseen import dropped_calls, dropped_notes, engine_paths, unseen_notes
-from gemmtuned.reports.why import advice, why_off
+from gemmtuned.reports.why import why_off
 from gemmtuned.reports.without import without_notes
 
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from gemmtuned.configs.moment import duration
 from gemmtuned.configs.solution import Candidate
+from gemmtuned.daemon.device.advice import RESTS, advice
 from gemmtuned.reports.render import age, clean, count, factor, percent, several
-from gemmtuned.reports.why import advice
 
 BAR: Final = 30  # characters
 DEVICES: Final = ("device", "state", "what and why", "others use", "who uses it (pid)")
@@ -122,7 +122,8 @@ def _device(seat: Mapping[str, Any], users: Any) -> Line:
     )
     hint = advice(seat["reason"])
     if hint and hint not in doing and not hint.startswith("nothing"):
-        doing = f"{doing}: {hint}"
+        shown = doing.split(" (")[0] if hint == RESTS else doing  # who they are stands beside it
+        doing = f"{shown}: {hint.split(';')[0]}"
     names = ", ".join(_user(one) for one in users) or "-"
     others = "-" if seat["others"] is None else percent(seat["others"])
     cells = (seat["name"], seat["state"], doing or "-", others, names)

@@ -1,0 +1,66 @@
+"""`gemmtuned demo` beside other programs: it stays a minute, and says that nothing was found where that is so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from gemmtuned.cli import COMMANDS, MEANT, build
+from gemmtuned.demo import loop
+
+
+class Program:
+    """Answers as gemmtuned.demo.program does; one step takes step_s."""
+
+    def __init__(self, name: str, step_s: float) -> None:
+        self.name, self.step_s = name, step_s
+        self.asked: list[int] = []
+
+    def decode(self, steps: int) -> dict[str, Any]:
+        self.asked.append(steps)
+        return {"tokens": 8 * steps, "seconds": steps * self.step_s, "sum": 1.0}
+
+
+def pair(step_s: float) -> list[Any]:
+    return [Program("plain", step_s), Program("hooked", step_s)]
+
+
+def test_rounds_end_in_time_and_become_shorter_where_others_slow_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    quiet = pair(0.01)
+    figures, _ = loop._rounds(quiet, 50, 9)
+    assert [len(of) for of in figures.values()] == [9, 9] and set(quiet[0].asked) == {50}
+    monkeypatch.setattr(loop, "ROUNDS_S", 0.0)
+    crowded = pair(0.05)
+    figures, _ = loop._rounds(crowded, 50, 9)
+    assert crowded[0].asked == crowded[1].asked == [50, 10, 10] == [50, *[round(loop.ROUND_S / 0.05)] * 2]
+    assert figures["plain"] == pytest.approx([160.0] * loop.LEAST_ROUNDS)
+
+
+def test_a_demo_that_found_nothing_says_so_and_points_at_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders: list[Path] = []
+
+    def found_nothing(home: Path, **options: Any) -> loop.Result:
+        folders.append(home)
+        return loop.Result(home, "cpu", {}, {"plain": [8.0] * 3, "hooked": [9.0] * 3})
+
+    monkeypatch.setattr(loop, "run", found_nothing)
+    monkeypatch.setattr("gemmtuned.commands.demo.build_before", lambda *args: None)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("os.getloadavg", lambda: (1e6, 0.0, 0.0))
+    done = CliRunner().invoke(build(), ["demo"])
+    assert done.exit_code == 75 and "load 1000000.0 on" in done.output
+    assert "Nothing could be measured" in done.output and "Look at what" not in done.output
+    assert len(folders) == 1 and not folders[0].exists()
+
+
+def test_names_that_are_no_commands_say_what_is_meant() -> None:
+    assert not MEANT.keys() & COMMANDS.keys()
+    for name, meant in MEANT.items():
+        done = CliRunner().invoke(build(), [name, "--anything"])
+        assert done.exit_code == 2 and meant in done.output.replace("\n", " ")
+        assert not meant.startswith("gemmtuned ") or meant.split()[1].rstrip(",") in COMMANDS
