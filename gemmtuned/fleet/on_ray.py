@@ -180,7 +180,8 @@ class Pool:
             why = _first(err)
             back = self._ray.get(self._board.take_back.remote(task))
             place = self._places.get(task)
-            self.ran.lost.append(f"{task} on {place.node if place else 'a node'}: {why}")
+            held = f", at {back.unit.problem}" if back is not None else ""
+            self.ran.lost.append(f"{task} on {place.node if place else 'a node'}{held}: {why}")
             self._in_vain += 1
             if self._in_vain > self._most_in_vain:
                 raise WorkerFailed(f"{self._in_vain} tasks in a row found nothing, the last one: {why}") from err
