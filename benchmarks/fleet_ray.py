@@ -111,13 +111,10 @@ def by_ray(host: Host, address: str, tasks: int, gpu: bool, search: str) -> dict
 
 
 def by_daemon(host: Host, search: str) -> dict[str, str]:
-    """Verdicts of a daemon that ends when all is done: problem and backend."""
-    if search:
-        host.start("--once", "--search", search.rpartition(":")[0])
-        assert host.process is not None
-        assert host.process.wait() == 0, host.log.read_text()
-    else:
-        gemmtuned(host, "daemon", "--once", "--devices", "cpu", "--log-level", "error")
+    """Verdicts of a daemon that ends when all is done: problem and backend. It is told that nobody uses the machine."""
+    host.start("--once", "--search", search.rpartition(":")[0])
+    assert host.process is not None
+    assert host.process.wait() == 0, host.log.read_text()
     return {str(s.problem): s.backend for s in host.store.published()[1] if s.mode == "eager"}
 
 

@@ -1,7 +1,7 @@
 """A host of a fleet as a process: HOME URL, a real daemon on a planted device with the real exchange beside it.
 
-Its environment names it (GEMMTUNED_SYNC_NAME).  --search: another planted search; --once; --skew S: its clock is wrong
-by so many seconds, in its own process and in the child that exchanges.
+Its environment names it (GEMMTUNED_SYNC_NAME).  --search: another planted search, or "" for the real one; --once: it
+ends when all is done.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def main() -> int:
     settings = Settings.from_env({**os.environ, "GEMMTUNED_HOME": args.home, "GEMMTUNED_IDLE_S": "0"})
     monitor = FakeMonitor(lambda now_s: 0.0)
     monitor.read(time.time())
-    make_worker = partial(Worker, nice=0, search=f"{HERE / args.search}:tune")
+    search = f"{HERE / args.search}:tune" if args.search else ""
+    make_worker = partial(Worker, nice=0, search=search)
     pace = Pace(
         every_s=2.0, soonest_s=0.2, retry_s=0.5, look_s=0.1, lease_s=args.lease_s, work_s=args.most_s / 2,
         most_s=args.most_s, alone_s=args.alone_s,
