@@ -51,9 +51,11 @@ Make = Callable[[str], Host]
 
 
 def problems(count: int, gpu: bool) -> list[Problem]:
-    """The first `count` of these sizes: bf16, on a CPU with one thread each."""
-    threads = 0 if gpu else 1
-    return [Problem(m=m, n=n, k=k, threads=threads) for m in ROWS for n, k in SIZES][:count]
+    """The first `count` of these sizes: bf16, on a CPU fp32, too, and with one thread each."""
+    if gpu:
+        return [Problem(m=m, n=n, k=k) for m in ROWS for n, k in SIZES][:count]
+    dtypes = ("fp32", "bf16")
+    return [Problem(m=m, n=n, k=k, dtype=d, threads=1) for m in ROWS for n, k in SIZES[:4] for d in dtypes][:count]
 
 
 def environment_of(gpu: bool, search: str) -> Environment:

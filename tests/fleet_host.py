@@ -21,6 +21,7 @@ from fakes import FakeMonitor  # noqa: E402
 
 from gemmtuned.configs.errors import GemmtunedError  # noqa: E402
 from gemmtuned.configs.settings import Settings  # noqa: E402
+from gemmtuned.configs.solution import cpu_device  # noqa: E402
 from gemmtuned.daemon.seats.worker import Worker  # noqa: E402
 from gemmtuned.daemon.service.main import run_daemon  # noqa: E402
 from gemmtuned.fleet.beside import Beside  # noqa: E402
@@ -40,6 +41,8 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     settings = Settings.from_env({**os.environ, "GEMMTUNED_HOME": args.home, "GEMMTUNED_IDLE_S": "0"})
     monitor = FakeMonitor(lambda now_s: 0.0)
+    if not args.search:
+        monitor.device = cpu_device()
     monitor.read(time.time())
     search = f"{HERE / args.search}:tune" if args.search else ""
     make_worker = partial(Worker, nice=0, search=search)
