@@ -53,7 +53,7 @@ _VARIABLES: Final = (
     Variable("GEMMTUNED_GRAPH_WAIT_S", "5", "seconds the first capture of a CUDA graph may wait for the tuned table"),
     Variable("GEMMTUNED_SYNC", "unset", "URL at which the daemon shares results with other hosts (docs/fleet.md)"),
     Variable("GEMMTUNED_SYNC_NAME", "the machine's name", "what this host is called there"),
-    Variable("GEMMTUNED_SYNC_KEY", "unset", "file with the secret by which results there are signed"),
+    Variable("GEMMTUNED_SYNC_KEY", "unset", "file with the secret by which results, counts and claims are signed"),
     Variable("GEMMTUNED_SYNC_HOSTS", "all", "names or patterns of the hosts whose results are looked at"),
     Variable(
         "GEMMTUNED_RECAPTURE",

@@ -53,6 +53,7 @@ class Host:
         self.process: subprocess.Popen[str] | None = None
         self.log = folder / "log"
         self.mark = Mark(Pace())
+        self.trust = Trust()
         self.queue = WorkQueue(self.store, folder.name)
 
     def see(self, *problems: Problem, environment: Environment = ENVIRONMENT, calls: int = 10) -> None:
@@ -90,7 +91,7 @@ class Host:
         """The exchange of this host in the test's own process."""
         return Exchange(
             store=self.store, objects=objects or open_objects(self.url), url=self.url, host=host_name(self.settings),
-            trust=options.pop("trust", Trust()), **options,  # type: ignore[arg-type]
+            trust=options.pop("trust", self.trust), **options,  # type: ignore[arg-type]
         )  # fmt: skip
 
     def now_s(self) -> float:
@@ -104,7 +105,7 @@ class Host:
         except TryLater:
             self.store.fleet_begin(self.url, live_until_s=self.mark.failed())
             return None
-        self.store.fleet_begin(self.url, live_until_s=self.mark.reached(self.now_s()))
+        self.store.fleet_begin(self.url, live_until_s=self.mark.reached(self.now_s(), claims=done.claims))
         return done
 
     def work(

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from fleets import Host, problem, running, searches, until_covered
 
+from gemmtuned.fleet.tables import MARK, files
+
 pytest.importorskip("obstore", reason="the extra [fleet] is not installed")
 
 
@@ -28,3 +30,18 @@ def test_a_second_host_takes_over_what_the_first_found_after_a_check_of_its_own(
     assert two.searched() == set()
     assert {s.backend for s in two.solved().values()} == {"fast"}
     assert "imported in the parent: []" in two.log.read_text()
+
+
+def test_a_daemon_that_shares_with_a_repository_of_tables_tunes_what_it_likes(tmp_path: Path) -> None:
+    """Nothing can be claimed there, so nothing is waited for."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / MARK).write_bytes(files("tables", "somebody", 2026)[MARK])
+    host = Host(tmp_path / "one", shared.as_uri())
+    with running([host]):
+        host.see(problem(0), problem(1))
+        host.start("--once")
+        until_covered([host], [problem(0), problem(1)], 40)
+        assert host.process is not None and host.process.wait(20) == 0
+        assert "a repository of tables: every host tunes for itself" in host.log.read_text()
+    assert sorted(path.name for path in shared.iterdir() if path.name != "results") == [MARK]

@@ -29,7 +29,7 @@ from gemmtuned.fleet.board import OVER, Board, Place
 from gemmtuned.fleet.demand import Wanted
 from gemmtuned.fleet.here import tune_here
 from gemmtuned.fleet.host import Trust
-from gemmtuned.fleet.layout import environment_name
+from gemmtuned.fleet.layout import environment_name, result_path
 from gemmtuned.fleet.objects import Objects
 from gemmtuned.fleet.opening import open_objects
 from gemmtuned.fleet.seen import Seen
@@ -228,6 +228,19 @@ def test_what_was_claimed_when_the_store_failed_is_ours(
         assert won == units[:3] and mine.theirs == {units[3].key}, number
         mine.drop_all()
         assert [path.stem for path in (tmp_path / f"shared{number}" / "claims").rglob("*.0")] == [units[3].name]
+
+
+def test_a_name_that_somebody_made_up_is_no_result(tmp_path: Path) -> None:
+    """A pool leaves a unit out because of a result that its hosts would read, and not because of a name."""
+    pytest.importorskip("obstore", reason="the extra [fleet] is not installed")
+    url, members = (tmp_path / "shared").as_uri(), Trust(b"a secret of members")
+    units = [wanted(i) for i in range(3)]
+    for trust, unit in ((members, units[0]), (Trust(), units[1])):  # the second is a stranger's
+        Shelf(open_objects(url), "other-00000000", trust).publish(unit, solved(unit))
+    made_up = result_path(environment_name(ENVIRONMENT), units[2].name, "0" * 64, time.time())
+    open_objects(url).put(made_up, b"{}")
+    mine = Shelf(open_objects(url), "mine-00000000", members)
+    assert mine.claim(units, 3)[0] == units[1:] and mine.there == {units[0].key}
 
 
 def test_a_claim_that_somebody_made_too_large_is_another_hosts(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from gemmtuned.configs.errors import SettingError
 from gemmtuned.fleet import prune as pruning
 from gemmtuned.fleet.beside import leave
 from gemmtuned.fleet.host import Trust
+from gemmtuned.fleet.layout import claim_path
 from gemmtuned.fleet.opening import open_objects
 from gemmtuned.fleet.prune import prune
 from gemmtuned.fleet.times import LEASE_S
@@ -103,6 +104,24 @@ def test_forged_results_push_no_good_one_out_when_they_are_verified(shared: tupl
     assert len(run(host.url, verify=Trust(b"a key of sixteen"), dry_run=True)["refused result"]) == 4
     with pytest.raises(SettingError, match="all 4 results there would be refused, so none is removed"):
         run(host.url, verify=Trust(b"a key of sixteen"))
+
+
+def test_claims_that_a_stranger_made_up_push_no_members_out(shared: tuple[Path, Host]) -> None:
+    folder, host = shared
+    (claim,) = (path for path in (folder / "claims").rglob("*") if path.is_file())
+    environment, unit = claim.parent.name, claim.name.partition(".")[0]
+    key = b"a key of sixteen"
+    names = [claim_path(environment, unit, number, by) for number, by in ((0, key), (5, None), (6, b"of strangers"))]
+    ours, *others = [folder / name for name in names]
+    ours.write_bytes(b"")
+    for path in others:
+        path.write_bytes(b"")
+    assert run(host.url, key=key) == {}, "what nobody signed counts for nothing, and is young"
+    for path in (claim, *others):
+        age(path, 2 * LEASE_S + 60)
+    assert {folder / name for name in run(host.url, key=key)["claim"]} == {claim, *others}
+    age(ours, -DAY_S)
+    assert run(host.url, key=key)["claim"] == [names[0]], "it is from a day to come"
 
 
 def test_one_host_has_a_quota(shared: tuple[Path, Host], monkeypatch: pytest.MonkeyPatch) -> None:

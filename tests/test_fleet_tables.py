@@ -13,12 +13,13 @@ from typing import Any
 
 import planted_search
 import pytest
-from fleets import Host, problem, running
+from fleets import Host, problem, rounds, running
 
 from gemmtuned.cli import build
 from gemmtuned.configs.errors import TryLater
+from gemmtuned.fleet.host import Trust
 from gemmtuned.fleet.hugging_face import HubObjects
-from gemmtuned.fleet.tables import check
+from gemmtuned.fleet.tables import MARK, check, files
 
 pytest.importorskip("obstore", reason="the extra [fleet] is not installed")
 ROOT = Path(__file__).resolve().parents[1]
@@ -74,6 +75,26 @@ def test_it_takes_results_and_neither_counts_nor_claims_and_a_host_starts_with_t
         assert two.exchange().run(now_s=time.time()).fetched == 2
         assert two.work() == 3, "nobody is kept from tuning by a place without claims"
         assert two.searched() == {str(problem(2))}
+
+
+def test_daemons_go_on_where_somebody_makes_a_repository_of_their_url(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mark is signed by no key: whoever can write there can plant one."""
+    monkeypatch.setattr(planted_search, "pause_s", 0.0)
+    url, trust = (tmp_path / "shared").as_uri(), Trust(b"a secret of members")
+    hosts = [Host(tmp_path / name, url) for name in ("one", "two")]
+    with running(hosts):
+        for host in hosts:
+            host.trust = trust
+            host.see(*map(problem, range(8)))
+            host.turn()
+            host.work(2)
+            host.turn()
+        assert any(host.store.fleet_ours(planted_search.ENVIRONMENT) for host in hosts)
+        (tmp_path / "shared" / MARK).write_bytes(files("tables", "a stranger", 2026)[MARK])
+        rounds(hosts)
+        assert {len(host.solved()) for host in hosts} == {8}
 
 
 def test_what_does_not_belong_there_is_named(filled: tuple[Path, Host], capsys: pytest.CaptureFixture[str]) -> None:

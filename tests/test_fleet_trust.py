@@ -13,12 +13,13 @@ from typing import Any
 
 import planted_search
 import pytest
-from fleets import Host, problem, running
+from fleets import Host, problem, rounds, running, searches
 
 from gemmtuned.configs.errors import SettingError, TryLater
 from gemmtuned.configs.settings import Settings
-from gemmtuned.fleet import record
+from gemmtuned.fleet import claims, record
 from gemmtuned.fleet.host import Trust, trust
+from gemmtuned.fleet.layout import claim_parts, claim_path, environment_name, unit_name
 from gemmtuned.fleet.objects import Objects
 from gemmtuned.fleet.opening import open_objects
 
@@ -212,6 +213,45 @@ def test_only_members_of_the_key_and_hosts_of_the_list_are_listened_to(hosts: li
         assert len(forged) == 1
         done = members[1].exchange(trust=ours).run(now_s=time.time())
         assert done.fetched == 0 and len(done.refused) == 1, "a member's row that somebody changed"
+
+
+@pytest.mark.parametrize("key", [None, b"a secret of members"], ids=["no-key", "key"])
+def test_with_a_key_what_strangers_claim_holds_nobody_back(key: bytes | None, tmp_path: Path) -> None:
+    url, folder = (tmp_path / "shared").as_uri(), environment_name(planted_search.ENVIRONMENT)
+    problems = [problem(i) for i in range(6)]
+    hosts = [Host(tmp_path / name, url) for name in ("one", "two")]
+    units = [unit_name(one, "exact") for one in problems]
+    for number, unit in enumerate(units):
+        for by in (None, b"the secret of another fleet"):
+            open_objects(url).create(claim_path(folder, unit, 9**number, by), b"stranger-00000000")
+    with running(hosts):
+        for host in hosts:
+            host.trust = Trust(key)
+            host.see(*problems)
+        rounds(hosts, step=2)
+        assert searches(hosts) == {str(one): 1 for one in (problems if key else ())}
+        assert {len(host.solved()) for host in hosts} == {6 if key else 0}
+        assert all(len(host.searched()) >= 2 for host in hosts) == bool(key), "they shared the work"
+
+
+def test_a_claim_is_its_members_alone(tmp_path: Path) -> None:
+    ours, others = b"a secret of members", b"the secret of another fleet"
+    objects, unit = open_objects((tmp_path / "shared").as_uri()), "0" * 32
+    folder = environment_name(planted_search.ENVIRONMENT)
+    won = claims.take(objects, folder, [unit], {}, host="one-00000000", most=1, key=ours)
+    assert claims.take(objects, folder, [unit], {}, host="two-00000000", most=1, key=ours) == {}
+    now_s = time.time()
+    held = {key: set(claims.read(objects, folder, clock_s=now_s, key=key)) for key in (ours, others, None)}
+    assert held == {ours: {unit}, others: set(), None: {unit}}, "who has no key takes every claim for one"
+    assert claims.is_held_by(objects, won[unit], "one-00000000", ours)
+    objects.put(won[unit], b"two-00000000")  # by somebody who can write there
+    assert not claims.is_held_by(objects, won[unit], "two-00000000", ours)
+    assert claim_parts(won[unit].replace(".0.", ".00."), ours) is None, "another spelling is another name"
+
+
+@pytest.mark.parametrize(("ahead_s", "left_s"), [(-90, 10), (0, 100), (60, 100), (-200, -100), (101, 0), (1e9, 0)])
+def test_a_claim_from_a_time_to_come_does_not_hold_for_ever(ahead_s: float, left_s: float) -> None:
+    assert claims.left_s(1e9 + ahead_s, 1e9, 100.0) == left_s
 
 
 @pytest.mark.parametrize(

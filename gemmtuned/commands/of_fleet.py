@@ -14,6 +14,7 @@ from gemmtuned.configs.errors import SettingError
 from gemmtuned.reports.render import Report
 
 if TYPE_CHECKING:
+    from gemmtuned.fleet.host import Trust
     from gemmtuned.fleet.objects import Objects
     from gemmtuned.fleet.seen import Seen
 
@@ -31,6 +32,7 @@ class Told:
 
     url: str
     objects: Objects
+    trust: Trust
     seen: list[Seen]
     refused: list[str]
 
@@ -54,7 +56,8 @@ def told(url: str) -> Told:
     if not url:
         raise SettingError("no URL: name one with --url, or set GEMMTUNED_SYNC")
     objects = open_objects(url)
-    return Told(url, objects, *read_all(objects, trust(here)))
+    whom = trust(here)
+    return Told(url, objects, whom, *read_all(objects, whom))
 
 
 def refuse(options: Mapping[str, bool]) -> None:

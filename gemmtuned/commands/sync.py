@@ -89,8 +89,11 @@ def _pruned(here: Settings, url: str, *, keep_s: float, verify: bool, dry_run: b
     from gemmtuned.fleet.opening import open_objects
     from gemmtuned.fleet.prune import prune
 
-    whom = trust(here) if verify else None
-    gone = prune(open_objects(url), now_s=time.time(), keep_s=keep_s, dry_run=dry_run, verify=whom)
+    whom = trust(here)
+    gone = prune(
+        open_objects(url), now_s=time.time(), keep_s=keep_s, dry_run=dry_run, verify=whom if verify else None,
+        key=whom.key,
+    )  # fmt: skip
     would = "would be removed" if dry_run else "removed"
     lines = [f"{several(len(paths), what)} {would}: {why}" for what, (why, paths) in gone.items() if paths]
     facts = {"url": url, "dry_run": dry_run, "removed": {what: paths for what, (_, paths) in gone.items()}}

@@ -38,7 +38,9 @@ def untuned(
         from gemmtuned.reports import fleet as of_all
 
         told = of_fleet.told(url)
-        show(told.report(of_all.untuned(told.seen, told.objects, limit=limit, now_s=time.time())), as_json=as_json)
+        key = told.trust.key
+        found = of_all.untuned(told.seen, told.objects, limit=limit, now_s=time.time(), key=key)
+        show(told.report(found), as_json=as_json)
         return
     of_fleet.refuse_url(url)
     here = settings()

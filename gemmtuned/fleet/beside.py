@@ -48,6 +48,7 @@ class Beside:
         self._process: subprocess.Popen[str] | None = None
         self._trouble = ""
         self._fruitless = 0
+        self._claims = True  # whether they hold at this URL
         self._store = Store(settings.db, locks=settings.locks)
         self._store.fleet_begin(url, live_until_s=self._mark.begin(time.time()))
         self._thread = threading.Thread(target=self._run, name="gemmtuned-sync", daemon=True)
@@ -74,7 +75,8 @@ class Beside:
             if self._done.is_set():
                 return
             failed = failed + 1 if trouble else 0
-            self._keep(self._mark.failed() if trouble else self._mark.reached(time.time()))
+            mark, now_s = self._mark, time.time()
+            self._keep(mark.failed() if trouble else mark.reached(now_s, claims=self._claims))
             self._tell(trouble)
             waits_s = {
                 asked: self._pace.wait_s(failed, asked=asked, fruitless=self._fruitless) for asked in (True, False)
@@ -126,6 +128,10 @@ class Beside:
 
     def _log(self, done: dict[str, Any]) -> None:
         self._fruitless += 1
+        if done["claims"] != self._claims:
+            self._claims = done["claims"]
+            says = "claims hold again" if self._claims else "a repository of tables: every host tunes for itself"
+            log.warning("%s url=%s", says, self._url)
         if done["sent"] or done["fetched"] or done["claimed"]:
             self._fruitless = 0
             log.info(

@@ -2,15 +2,18 @@
 
     hosts/<host>/seen.json                                  a host's counts and figures, written by that host alone
     results/<environment>/<minute>/<unit>-<sha256>.json     a result, immutable, named by its content
-    claims/<environment>/<unit>.<number>                    who tunes a unit; created once, never replaced
+    claims/<environment>/<unit>.<number>[.<mac>]            who tunes a unit; created once, never replaced
     fleet.json                                              in a public repository of tables alone (tables.py)
 
 environment: of Environment.key, which is a device and a torch.  minute: by the clock of the store, so that a reader
 lists what is new and no host's clock matters.  unit: hash of a problem and whether it stands for a bucket.
+mac: where there is a key, a claim's name is signed with it.  All members make the same name of the same claim, so the
+store still lets one of them win, and a listing alone tells which claims a stranger made up.
 """
 
 from __future__ import annotations
 
+import hmac
 import re
 from datetime import datetime, timezone
 from hashlib import sha256
@@ -27,7 +30,9 @@ _ENVIRONMENT: Final = r"[a-z0-9][a-z0-9.-]{0,79}-[0-9a-f]{12}"
 _RESULT: Final = re.compile(
     rf"{RESULTS}/(?P<environment>{_ENVIRONMENT})/[0-9]{{12}}/(?P<unit>[0-9a-f]{{32}})-(?P<digest>[0-9a-f]{{64}})[.]json"
 )
-_CLAIM: Final = re.compile(rf"{CLAIMS}/{_ENVIRONMENT}/(?P<unit>[0-9a-f]{{32}})[.](?P<number>[0-9]{{1,6}})")
+_CLAIM: Final = re.compile(
+    rf"{CLAIMS}/(?P<environment>{_ENVIRONMENT})/(?P<unit>[0-9a-f]{{32}})[.](?P<number>[0-9]{{1,6}})(?:[.][0-9a-f]{{32}})?"
+)
 _SEEN: Final = re.compile(rf"{HOSTS}/(?P<host>{HOST.pattern})/seen\.json")
 
 
@@ -78,12 +83,23 @@ def result_parts(path: str) -> tuple[str, str, str] | None:
     return (match["environment"], match["unit"], match["digest"]) if match else None
 
 
-def claim_path(environment: str, unit: str, number: int) -> str:
-    """The name of a unit's claim; each later one has the next number."""
-    return f"{CLAIMS}/{environment}/{unit}.{number}"
+def claim_path(environment: str, unit: str, number: int, key: bytes | None = None) -> str:
+    """The name of a unit's claim; each later one has the next number. key: of the fleet, by which it is signed."""
+    path = f"{CLAIMS}/{environment}/{unit}.{number}"
+    return f"{path}.{mac(key, path)}" if key else path
 
 
-def claim_parts(path: str) -> tuple[str, int] | None:
-    """(unit, number) of a claim's name; None for another name."""
+def claim_parts(path: str, key: bytes | None = None) -> tuple[str, int] | None:
+    """(unit, number) of a claim's name; None for another name, and with a key for one that is not signed by it."""
     match = _CLAIM.fullmatch(path)
-    return (match["unit"], int(match["number"])) if match else None
+    if match is None:
+        return None
+    unit, number = match["unit"], int(match["number"])
+    if key and not hmac.compare_digest(path, claim_path(match["environment"], unit, number, key)):
+        return None
+    return unit, number
+
+
+def mac(key: bytes, text: str) -> str:
+    """What signs a name: 128 bits of HMAC-SHA256."""
+    return hmac.new(key, text.encode(), sha256).hexdigest()[:32]

@@ -25,13 +25,14 @@ HOSTS_S: Final = 30 * 86_400.0  # a host that wrote nothing for so long is gone
 
 def prune(
     objects: Objects, *, now_s: float, keep_s: float, dry_run: bool, most: int = MOST, lease_s: float = LEASE_S,
-    verify: Trust | None = None,
+    verify: Trust | None = None, key: bytes | None = None,
 ) -> dict[str, tuple[str, list[str]]]:  # fmt: skip
     """Remove what is old; by kind, why and the names. dry_run: remove nothing. Raises TryLater.
 
     verify: also remove results that a host of this trust would refuse, before the newest of a unit are counted, so that
     forged ones push no good one out; and what is over OF_A_HOST of one host, oldest first.  Raises SettingError where
-    that would be all there are: the key is then rather another one.
+    that would be all there are: the key is then rather another one.  key: of the fleet; only claims
+    signed by it count as the newest of their unit.
     """
     clock_s = store_now_s(objects, f"{HOSTS}/prune") if objects.can_claim and not dry_run else now_s
     entries = [entry for entry in objects.list(RESULTS) if result_parts(entry.path) is not None]
@@ -48,7 +49,7 @@ def prune(
             f"older than {keep_s / 86400:.3g} days, or more than are needed",
             _results([entry for entry in entries if entry.path in left], clock_s, keep_s, most),
         ),
-        "claim": ("lapsed", _claims(objects, clock_s, lease_s)),
+        "claim": ("lapsed", _claims(objects, clock_s, lease_s, key)),
         "host": (f"silent for {HOSTS_S / 86400:.0f} days", _hosts(objects, clock_s)),
     }
     if not dry_run:
@@ -103,24 +104,34 @@ def _results(entries: Iterable[Entry], clock_s: float, keep_s: float, most: int)
     return sorted(gone)
 
 
-def _claims(objects: Objects, clock_s: float, lease_s: float) -> list[str]:
-    """All but the newest of each unit, and that one, too, when it lapsed twice over: nobody waits for it any more."""
+def _claims(objects: Objects, clock_s: float, lease_s: float, key: bytes | None) -> list[str]:
+    """All but the newest of each unit, and that one, too, when it lapsed twice over: nobody waits for it any more.
+
+    One that the key did not sign holds for none of its members, and goes when it is as old.
+    """
     newest: dict[tuple[str, str], tuple[int, Entry]] = {}
     gone = []
     for entry in objects.list(CLAIMS):
-        parts = claim_parts(entry.path)
+        parts = claim_parts(entry.path, key)
         if parts is None:
+            if claim_parts(entry.path) is not None and _is_past(entry, clock_s, lease_s):
+                gone.append(entry.path)
             continue
-        key = (entry.path.rpartition("/")[0], parts[0])
-        before = newest.get(key)
+        unit = (entry.path.rpartition("/")[0], parts[0])
+        before = newest.get(unit)
         if before is not None and before[0] > parts[1]:
             gone.append(entry.path)
             continue
         if before is not None:
             gone.append(before[1].path)
-        newest[key] = (parts[1], entry)
-    gone += [entry.path for _, entry in newest.values() if clock_s - entry.modified_s > 2 * lease_s]
+        newest[unit] = (parts[1], entry)
+    gone += [entry.path for _, entry in newest.values() if _is_past(entry, clock_s, lease_s)]
     return sorted(gone)
+
+
+def _is_past(entry: Entry, clock_s: float, lease_s: float) -> bool:
+    """Whether a claim lapsed twice over, or is from so far ahead that nobody takes it for one."""
+    return not -2 * lease_s <= clock_s - entry.modified_s <= 2 * lease_s
 
 
 def _hosts(objects: Objects, clock_s: float) -> list[str]:

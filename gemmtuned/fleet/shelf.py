@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from gemmtuned import __version__
+from gemmtuned.configs.errors import TableError
 from gemmtuned.fleet import claims, record
 from gemmtuned.fleet.bench import Answer
 from gemmtuned.fleet.demand import Wanted
 from gemmtuned.fleet.host import Trust
 from gemmtuned.fleet.layout import beat_path, environment_name, result_floor, result_path
-from gemmtuned.fleet.objects import Objects, store_now_s
+from gemmtuned.fleet.objects import Objects, get_many, store_now_s
 from gemmtuned.fleet.record import Result
 from gemmtuned.fleet.tables import is_repository
 from gemmtuned.fleet.times import LEASE_S, SLACK_S
 
 LOOK_S: Final = 30.0  # claims of others are read again after this long
+AHEAD: Final = 64  # units whose results are looked at together
 
 
 @dataclass
 class _Known:
-    """Of one environment: units with a result, up to which name they were listed, claims and when they were read."""
+    """Of one environment: units with a result that hosts would read, names of results that nobody has looked at here,
+    by unit, and those that somebody has; up to which name they were listed, claims and when they were read."""
 
     units: set[str] = field(default_factory=set)
+    unread: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    looked: set[str] = field(default_factory=set)
     after: str = ""
     claims: dict[str, claims.Claim] = field(default_factory=dict)
     read_s: float = float("-inf")
@@ -58,14 +64,14 @@ class Shelf:
         known = self._known.setdefault(name, _Known())
         clock_s = self._clock()
         if self._claims and time.monotonic() - known.read_s > LOOK_S:
-            known.claims = claims.read(self._objects, name, clock_s=clock_s, lease_s=self._lease_s)
+            known.claims = claims.read(self._objects, name, clock_s=clock_s, lease_s=self._lease_s, key=self._trust.key)
             known.read_s = time.monotonic()
         self._list(name, known, clock_s)
         won: list[Wanted] = []
         for number, one in enumerate(wanted):
             if len(won) == most:
                 return self._still_open(name, known, clock_s, won), list(wanted[number:])
-            if one.name in known.units:
+            if self._is_there(known, one.name, ahead=wanted[number : number + AHEAD]):
                 self.there.add(one.key)
             elif self._take(name, known, one):
                 won.append(one)
@@ -111,18 +117,18 @@ class Shelf:
         """Whether this unit is ours now: claimed at this moment, or before the store failed."""
         if not self._claims or one.key in self._ours:
             return True
-        path = claims.next_path(name, one.name, known.claims) or self._unsure.get(one.key)
+        path = claims.next_path(name, one.name, known.claims, self._trust.key) or self._unsure.get(one.key)
         if path is None:
             return False
         self._unsure[one.key] = path
-        if self._objects.create(path, self._holder.encode()):
+        if self._objects.create(path, claims.content(path, self._holder, self._trust.key)):
             self._ours[one.key] = self._unsure.pop(one.key)
             return True
         return self._learn(one.key, path)
 
     def _learn(self, key: tuple[str, str], path: str) -> bool:
         """Ask whose this claim is; whether it is ours."""
-        is_ours = claims.is_held_by(self._objects, path, self._holder)
+        is_ours = claims.is_held_by(self._objects, path, self._holder, self._trust.key)
         del self._unsure[key]
         if is_ours:
             self._ours[key] = path
@@ -132,13 +138,37 @@ class Shelf:
         """Those for which no result came while we claimed: its host had dropped its own claim."""
         if won and self._claims:
             self._list(name, known, clock_s)
-            come = [one for one in won if one.name in known.units]
+            come = [one for one in won if self._is_there(known, one.name, ahead=won)]
             self.drop(come)
             self.there |= {one.key for one in come}
         return [one for one in won if one.name not in known.units]
 
+    def _is_there(self, known: _Known, unit: str, *, ahead: Iterable[Wanted]) -> bool:
+        """Whether a result of this unit is there. A name alone says nothing: anybody can make one up.
+
+        ahead: units that are asked for next; their results are looked at with it, side by side.
+        """
+        if unit not in known.units and known.unread.get(unit):
+            paths = sorted(path for one in ahead for path in known.unread.pop(one.name, ()))
+            known.looked.update(paths)
+            found = get_many(self._objects, paths, limit=record.MAX_BYTES)
+            known.units.update(result.unit for path, data in found if (result := self._result(path, data)) is not None)
+        return unit in known.units
+
+    def _result(self, path: str, data: bytes | TableError | None) -> Result | None:
+        """What hosts of this trust would read there."""
+        if not isinstance(data, bytes):
+            return None
+        try:
+            result = record.read(path, data, key=self._trust.key)
+        except TableError:
+            return None
+        return result if self._trust.allows(result.host) else None
+
     def _list(self, name: str, known: _Known, clock_s: float) -> None:
-        known.units.update(unit for _, unit in record.listed(self._objects, name, after=known.after))
+        for path, unit in record.listed(self._objects, name, after=known.after):
+            if path not in known.looked:
+                known.unread[unit].add(path)
         if self._claims:  # elsewhere names go by hosts' own clocks
             known.after = result_floor(name, clock_s - SLACK_S)
 

@@ -32,7 +32,8 @@ SEEN_S: Final = 600.0  # how often a daemon writes its counts
 class Synced:
     """What one exchange did: results sent, fetched and refused (with the reason), units claimed, held by others.
 
-    left: results that wait for the next exchange, since this one had no more time.
+    left: results that wait for the next exchange, since this one had no more time.  claims: whether units can be
+    claimed there.
     """
 
     sent: int = 0
@@ -40,6 +41,7 @@ class Synced:
     claimed: int = 0
     theirs: int = 0
     left: int = 0
+    claims: bool = True
     refused: list[str] = field(default_factory=list)
 
 
@@ -69,8 +71,8 @@ class Exchange:
         The home shares with one URL at a time, which is the daemon's.  An exchange by hand with another one is a visit:
         nothing is remembered of it but what it brought, so that neither keeps the other from what it has to do.
         """
-        done = Synced()
         claims_hold = self.objects.can_claim and not is_repository(self.objects)
+        done = Synced(claims=claims_hold)
         visits = not self.claim and self.store.fleet_url() not in ("", self.url)
         if not self.dry_run and not visits:
             self.store.fleet_begin(self.url)
@@ -92,7 +94,7 @@ class Exchange:
         claiming = self.claim and turn.claims_hold and self._needs_claims(environment, turn.now_s)
         known = {}
         if claiming:
-            known = claims.read(self.objects, here.name, clock_s=turn.clock_s, lease_s=self.lease_s)
+            known = claims.read(self.objects, here.name, clock_s=turn.clock_s, lease_s=self.lease_s, key=self.trust.key)
         listed = down.listed(here)
         units = self.store.fleet_open(environment, now_s=turn.now_s, limit=OPEN)
         here.open = {unit_name(unit.problem, unit.covers): unit for unit in units}

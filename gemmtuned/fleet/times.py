@@ -81,10 +81,10 @@ class Mark:
         self._is_first = False
         return self.until_s
 
-    def reached(self, now_s: float) -> float:
-        """An exchange succeeded."""
-        self._reached_s = now_s
-        self.until_s = now_s + self.pace.alone_s
+    def reached(self, now_s: float, *, claims: bool = True) -> float:
+        """An exchange succeeded. claims: False where nothing can be claimed: then a daemon tunes what it likes."""
+        self._reached_s = now_s if claims else None
+        self.until_s = now_s + self.pace.alone_s if claims else 0.0
         return self.until_s
 
     def failed(self) -> float:

@@ -80,7 +80,7 @@ def untuned(told: Iterable[Seen], held: Collection[tuple[str, str]]) -> list[Row
     return sorted(sums.values(), key=lambda row: (-row["worth_us"], -row["calls"], row["problem"], row["device"]))
 
 
-def held(objects: Objects, told: Iterable[Seen], *, clock_s: float) -> set[tuple[str, str]]:
+def held(objects: Objects, told: Iterable[Seen], *, clock_s: float, key: bytes | None = None) -> set[tuple[str, str]]:
     """(environment, unit) of the claims that hold. clock_s: by the clock of the store."""
     if not objects.can_claim:
         return set()
@@ -88,7 +88,7 @@ def held(objects: Objects, told: Iterable[Seen], *, clock_s: float) -> set[tuple
     return {
         (folder, unit)
         for folder in folders
-        for unit, claim in claims.read(objects, folder, clock_s=clock_s).items()
+        for unit, claim in claims.read(objects, folder, clock_s=clock_s, key=key).items()
         if claim.left_s > 0
     }
 

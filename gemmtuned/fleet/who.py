@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from gemmtuned.fleet import claims, down
 from gemmtuned.fleet.claims import Claim
-from gemmtuned.fleet.layout import unit_name
+from gemmtuned.fleet.layout import claim_path, unit_name
 
 if TYPE_CHECKING:
     from gemmtuned.db.fleet import Unit
@@ -49,15 +49,17 @@ def share_out(here: Here, known: dict[str, Claim], *, unread: Collection[str]) -
 
 def _claim(here: Here, known: dict[str, Claim], free: list[str], wanted: int) -> dict[str, str]:
     """Claim so many of these, worth most first but for a shuffle of our own; the names of the claims that we won."""
-    exchange, environment = here.exchange, here.environment
+    exchange, environment, key = here.exchange, here.environment, here.exchange.trust.key
     if wanted <= 0:
         return {}
     won: dict[str, str] = {}
     for near in tries(free, wanted, exchange.host):
-        paths = ((u, claims.next_path(here.name, u, known)) for u in near)
+        paths = ((u, claims.next_path(here.name, u, known, key)) for u in near)
         intended = [(here.open[u], path) for u, path in paths if path is not None]
         exchange.store.fleet_intend(environment, intended, now_s=here.turn.now_s)
-        won |= claims.take(exchange.objects, here.name, near, known, host=exchange.host, most=wanted - len(won))
+        won |= claims.take(
+            exchange.objects, here.name, near, known, host=exchange.host, most=wanted - len(won), key=key
+        )
         if len(won) >= wanted or here.turn.is_over:
             break
     if not won:
@@ -82,15 +84,16 @@ def tries(free: Sequence[str], wanted: int, host: str) -> Iterator[list[str]]:
 
 def _ours(here: Here, known: dict[str, Claim]) -> list[tuple[str, Ours]]:
     """What we hold still, by unit; what is done with is given back, what we were killed at is looked up."""
-    exchange = here.exchange
+    exchange, key = here.exchange, here.exchange.trust.key
     keep: list[tuple[str, Ours]] = []
     gone: list[str] = []
     over: list[Unit] = []
     for one in exchange.store.fleet_ours(here.environment):
         unit = unit_name(one.unit.problem, one.unit.covers)
-        holds = unit in known and one.path.endswith(f".{known[unit].number}") and known[unit].left_s > 0
+        newest = known.get(unit, claims.NONE)
+        holds = newest.left_s > 0 and one.path == claim_path(here.name, unit, newest.number, key)
         if holds and not one.is_won:
-            holds = claims.is_held_by(exchange.objects, one.path, exchange.host)
+            holds = claims.is_held_by(exchange.objects, one.path, exchange.host, key)
         if holds and not one.is_shared:  # what the daemon found since results were sent is not
             keep.append((unit, one))
             continue

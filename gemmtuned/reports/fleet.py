@@ -61,9 +61,9 @@ def coverage(seen: Sequence[Seen], *, by: str, weight: str, limit: int | None, n
 _AMOUNT: Final = {"time": "time_us", "calls": "calls"}
 
 
-def untuned(seen: Sequence[Seen], objects: Objects, *, limit: int, now_s: float) -> Report:
-    """What hosts wait for, worth most to all of them first. limit: rows to show, 0: all."""
-    held = views.held(objects, seen, clock_s=now_s)
+def untuned(seen: Sequence[Seen], objects: Objects, *, limit: int, now_s: float, key: bytes | None = None) -> Report:
+    """What hosts wait for, worth most to all of them first. limit: rows to show, 0: all; key: of the fleet."""
+    held = views.held(objects, seen, clock_s=now_s, key=key)
     rows = views.untuned(seen, held)
     shown = rows[:limit] if limit else rows
     columns = (

@@ -23,7 +23,7 @@ def with_fleet(report: Report, state: Mapping[str, Any] | None) -> Report:
 def _line(state: Mapping[str, Any]) -> str:
     results = f"{count(state['waiting'])} results wait for a check here, {count(state['used'])} in use"
     if not state["live_until_us"]:
-        return f"fleet: {state['url']}, by hand (no daemon shares); {results}"
+        return f"fleet: {state['url']}, by hand or a repository of tables (nothing is claimed); {results}"
     if not state["reached"]:
         return f"fleet: {state['url']} is not reached: this host tunes alone what nobody had claimed; {results}"
     return (
