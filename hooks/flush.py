@@ -26,6 +26,7 @@ from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import Environment, Solution
 from gemmtuned.hooks import phase
+from gemmtuned.hooks.crowd import Crowd
 from gemmtuned.hooks.imports import importing, require_standard
 from gemmtuned.hooks.native import HOW
 from gemmtuned.hooks.pace import in_slices
@@ -78,6 +79,7 @@ class Flusher:
         self._quarantine: list[tuple[Solution, str, str]] = []
         self._compiled: dict[tuple[Problem, str, str], None] = {}
         self._aside: list[Sighting] = []  # of phases that have ended since the last flush
+        self._crowd = Crowd()
         self._draining = allocate_lock()  # around a drain and the change of the phase
         self._lock = allocate_lock()  # one flush at a time: the thread's or the one at exit
         self._due_s = time.monotonic() + self._pause_s()
@@ -148,7 +150,7 @@ class Flusher:
         aside, self._aside = self._aside, []
         yield from aside
         now = phase.current()
-        for s in self._drain():
+        for s in self._crowd.without_its_times(self._drain()):
             yield replace(s, phase=now) if now else s
 
     def pause(self, timeout_s: float = FORK_S, *, for_fork: bool = False) -> bool:

@@ -14,12 +14,12 @@ import pytest
 from noise import NoisyClock
 from planted_kernels import Planted
 
+from gemmtuned.configs.cpu_wait import CpuWait
 from gemmtuned.configs.errors import TryLater
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Environment, Solution, cpu_device
 from gemmtuned.daemon.child import cpu_wait, search
 from gemmtuned.daemon.child import races as races_module
-from gemmtuned.daemon.child.cpu_wait import CpuWait
 from gemmtuned.daemon.child.measure import Arm, WallClock
 from gemmtuned.daemon.protocol.wire import Trial
 from gemmtuned.kernels import backends as registry

@@ -30,10 +30,10 @@ import psutil
 import torch
 from torch import Tensor
 
+from gemmtuned.configs.cpu_wait import CpuWait
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.daemon.child.checks import Watch, Wrong
-from gemmtuned.daemon.child.cpu_wait import CpuWait
 from gemmtuned.kernels.backends.base import Kernel
 from gemmtuned.kernels.families import family_of
 from gemmtuned.kernels.families.operand import Inputs

@@ -1,0 +1,44 @@
+"""Whether times of calls say anything: a program that waits for CPUs which others use sees theirs in each of its own.
+
+Eight programs of one thread on two CPUs: a call of 0.1 ms takes a slice of the scheduler, 3 to 8 ms, now and then.  So
+counts are kept and times are not, for as long as this process waited much since the flush before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Final
+
+from gemmtuned.configs.cpu_wait import CpuWait
+from gemmtuned.configs.sighting import Sighting
+from gemmtuned.configs.solution import CROWDED
+
+MOST_THREADS: Final = 64  # looked at, once a flush
+
+
+class Crowd:
+    """wait: the kernel's counters; elsewhere in tests."""
+
+    def __init__(self, wait: CpuWait | None = None) -> None:
+        self._wait = wait
+        self._last = (0.0, 0.0)  # what threads spent before they began
+
+    def without_its_times(self, sightings: Iterable[Sighting]) -> Iterator[Sighting]:
+        """What was counted since the last time; without the times where others were in the way meanwhile."""
+        crowded: bool | None = None
+        for s in sightings:
+            if s.sampled_calls and crowded is None:
+                crowded = self.was_in_the_way()
+            yield replace(s, sampled_calls=0, sampled_us=0.0) if s.sampled_calls and crowded else s
+
+    def was_in_the_way(self) -> bool:
+        """Since it was last asked: our threads waited for more than a share of CROWDED of the time they could use."""
+        if self._wait is None:
+            self._wait = CpuWait(most=MOST_THREADS)
+        spent = self._wait.spent_s()
+        if spent is None:  # nobody counts: times are taken as they come
+            return False
+        ran_s, waited_s = (now - before for now, before in zip(spent, self._last, strict=True))
+        self._last = spent
+        return ran_s > 0.0 and waited_s > CROWDED * (ran_s + waited_s)  # less than before: threads have ended

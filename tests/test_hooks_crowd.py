@@ -1,0 +1,126 @@
+"""Times of calls that were made beside others are left out: of what is worth tuning, and of all shares of time."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hooked import Home
+from store_cases import NEW
+
+from gemmtuned.configs.cpu_wait import CpuWait
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.settings import Settings
+from gemmtuned.configs.sighting import Session, Sighting
+from gemmtuned.db import queries
+from gemmtuned.hooks.crowd import Crowd
+from gemmtuned.hooks.flush import Flusher
+
+ONE = Problem.parse("fp32:4x8x16,threads=1")
+SPIN = "print(flush=True)\nwhile True: pass"
+
+
+class Threads:
+    """Counters of threads, as /proc has them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(exist_ok=True)
+        (folder / "cgroup").write_text("0::/\n")
+
+    def spent(self, thread: int, ran_s: float, waited_s: float) -> None:
+        task = self.folder / "task" / str(thread)
+        task.mkdir(parents=True, exist_ok=True)
+        (task / "schedstat").write_text(f"{ran_s * 1e9:.0f} {waited_s * 1e9:.0f} 3\n")
+
+    def wait(self, most: int | None = None) -> CpuWait:
+        return CpuWait(self.folder, self.folder / "none", most=most)
+
+
+@pytest.fixture
+def threads(tmp_path: Path) -> Threads:
+    return Threads(tmp_path / "proc")
+
+
+def test_others_were_in_the_way_where_threads_waited_since_the_last_look(threads: Threads) -> None:
+    crowd = Crowd(threads.wait())
+    said = []
+    for ran_s, waited_s in ((1.0, 0.02), (2.0, 0.5), (3.0, 0.6), (3.0, 0.6), (1.0, 0.1)):
+        threads.spent(7, ran_s, waited_s)
+        threads.spent(8, 0.0, 0.0)
+        said.append(crowd.was_in_the_way())
+
+    assert said == [False, True, False, False, False], "the last: a thread that waited has ended"
+
+
+def test_a_kernel_that_does_not_count_says_nothing_against_times(tmp_path: Path) -> None:
+    assert not Crowd(CpuWait(tmp_path / "none", tmp_path / "none")).was_in_the_way()
+
+
+def test_of_many_threads_the_oldest_are_looked_at(threads: Threads) -> None:
+    for thread in (9, 10, 100):
+        threads.spent(thread, 1.0, float(thread))
+
+    assert threads.wait(most=2).spent_s() == (2.0, 19.0)
+    assert threads.wait().spent_s() == (3.0, 119.0)
+
+
+def test_counts_of_a_crowded_second_are_kept_and_its_times_are_not(tmp_path: Path, threads: Threads) -> None:
+    waiting: list[Sighting] = []
+
+    def drain() -> list[Sighting]:
+        taken = list(waiting)
+        waiting.clear()
+        return taken
+
+    settings = Settings(
+        cache=tmp_path / "cache", run="test", capture=True, home=tmp_path, db=tmp_path / "tune.db",
+        config_dir=tmp_path / "configs",
+    )  # fmt: skip
+    flusher = Flusher(
+        settings, drain=drain, environment=lambda place: NEW, tick=lambda: None, keep=True,
+        session=lambda: Session(host="h", pid=1, started_us=1, run="test", path="native", generation=0, calls=0),
+    )  # fmt: skip
+    flusher._crowd = Crowd(threads.wait())
+    for ran_s, waited_s, took_us in ((1.0, 0.0, 100.0), (2.0, 6.0, 8000.0), (3.0, 6.0, 100.0)):
+        threads.spent(7, ran_s, waited_s)
+        waiting.append(Sighting(ONE, "miss", 64, sampled_calls=1, sampled_us=took_us))
+        flusher.flush()
+    flusher.stop()
+
+    (row,) = queries.untuned(settings.db)
+    assert (row["calls"], row["est_time_us"]) == (192, pytest.approx(192 * 100.0))
+
+
+@pytest.mark.skipif(CpuWait().spent_s() is None, reason="this kernel does not count waiting")
+def test_a_program_that_shares_its_cpu_keeps_its_counts_alone(home: Home) -> None:
+    cpu = min(os.sched_getaffinity(0))
+    spins = [subprocess.Popen([sys.executable, "-c", SPIN], stdout=subprocess.PIPE) for _ in range(2)]
+    try:
+        for spin in spins:
+            assert spin.stdout is not None and spin.stdout.readline()
+            os.sched_setaffinity(spin.pid, {cpu})
+        home.run(
+            f"""
+            import os, time, torch
+            os.sched_setaffinity(0, {{{cpu}}})
+            torch.set_num_threads(1)
+            x, w = torch.randn(8, 256), torch.randn(256, 256)
+            end = time.process_time() + 0.3
+            while time.process_time() < end:
+                torch.nn.functional.linear(x, w)
+            """
+        )
+    finally:
+        for spin in spins:
+            spin.kill()
+            spin.wait()
+            spin.stdout.close()  # type: ignore[union-attr]
+    assert home.calls() > 64
+    with closing(sqlite3.connect(home.path / "tune.db")) as db:
+        assert db.execute("SELECT sum(sampled_calls) FROM demand").fetchall() == [(0,)]
