@@ -13,8 +13,9 @@ from pathlib import Path
 from unittest import mock
 
 from gemmtuned.configs.padding import coarse_m, fine_m
-from gemmtuned.configs.problem import REST_OF_0_1_0, Problem
+from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Device, Environment
+from gemmtuned.configs.spelling import REST_OF_0_1_0
 from gemmtuned.db import migrations
 
 DEVICE = Device(key="cpu-year", kind="cpu", name="CPU of a year", arch="x86_64", units=16)

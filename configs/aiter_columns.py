@@ -46,6 +46,7 @@ def torch_name(dtype: str) -> str:
 SHORT_NAMES: Final = {torch_name(short): short for short in DTYPES}
 
 
+@lru_cache(16_384)  # there are thousands of M
 def _size(text: str) -> int:
     """M, N, K and the like."""
     if text.isascii() and text.isdigit():
@@ -61,6 +62,7 @@ def _size(text: str) -> int:
     return value
 
 
+@lru_cache(4096)
 def _integer(text: str) -> int | None:
     """Kernel numbers: -1 is a library's own choice."""
     if text.lower() in NOTHING:
@@ -73,13 +75,14 @@ def _integer(text: str) -> int | None:
 
 def real(text: str) -> float | None:
     """A time, a rate; infinity is one, nan is none."""
-    if text.lower() in NOTHING:
-        return None
     try:
         if text.isascii() and "_" not in text:
-            return float(text)
+            number = float(text)
+            return None if number != number and text.lower() in NOTHING else number
     except ValueError:
         pass
+    if text.lower() in NOTHING:
+        return None
     raise ValueError("is not a number")
 
 
@@ -123,6 +126,7 @@ def _word(text: str) -> str:
     return text
 
 
+@lru_cache(4096)
 def _arch(text: str) -> str:
     """An architecture: gfx950, sm_90. A number in its place tells that the cells stand one column off."""
     if text[:1].isdigit():

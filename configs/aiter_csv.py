@@ -36,7 +36,9 @@ from gemmtuned.configs.aiter_text import (
     cells_of,
     check_characters,
     is_remark,
+    json_of,
     names_columns,
+    names_of,
     numbered,
     separator_of,
     unglued,
@@ -85,8 +87,12 @@ class Row:
     @property
     def values(self) -> dict[str, str]:
         """Every column with its text; cells beyond the header are named `+1`, `+2` ..."""
-        extra = (f"+{i + 1}" for i in range(len(self.cells) - len(self.header.columns)))
-        return dict(zip((*self.header.columns, *extra), self.cells, strict=False))
+        return dict(zip(names_of(self.header.columns, len(self.cells)), self.cells, strict=True))
+
+    @property
+    def text(self) -> str:
+        """`values` as JSON, sorted by column."""
+        return json_of(self.header.columns, self.cells)
 
     @property
     def has_time(self) -> bool:
@@ -212,17 +218,16 @@ class Reader:
         first = [*islice(rows, LOOKED_AT)]
         found = exchanged(first)
         if found:
-            raise TableError(
-                f"{self._name}: most rows' us and tflops contradict {found[0]}, and fit what stands under {found[1]}: "
-                "the header names the two the wrong way round; correct it"
-            )
+            raise TableError(f"{self._name}: {found}")
         yield from first
         yield from rows
 
     def _rows(self) -> Iterator[Row]:
         reader = _RowReader(self.header, strict=self._strict)
         if self._glued[2]:
-            yield from self._row(reader, *self._glued)  # its line end is the header's
+            row = self._row(reader, *self._glued)  # its line end is the header's
+            if row is not None:
+                yield row
         for number, line in self._numbered:
             if line == self._line:  # two files, one after the other
                 continue
@@ -232,21 +237,25 @@ class Reader:
                 self._reject(number, err)
                 continue
             if any(cells):
-                yield from self._row(reader, number, line, cells)
+                row = self._row(reader, number, line, cells)
+                if row is not None:
+                    yield row
                 if self.header.ends and not line.endswith("\n"):
                     self.notes.append(f"{self._name} line {number}: the last row has no line end; read as it stands")
 
-    def _row(self, reader: _RowReader, number: int, line: str, cells: list[str]) -> Iterator[Row]:
+    def _row(self, reader: _RowReader, number: int, line: str, cells: list[str]) -> Row | None:
+        """The row of these cells; None for a bad one, which is counted."""
         try:
             if self._other:
                 raise Bad(f"it stands below another header, that of line {self._other}: make that a file of its own")
-            yield reader.row(number, line, cells)
+            return reader.row(number, line, cells)
         except Bad as err:
             if self._other or not self._is_header(cells):
                 self._reject(number, err)
             elif unglued(cells)[0] != self.header.columns:  # else it is the header once more, in another hand
                 self._other = number
                 self._reject(number, Bad("a header with other columns: what stands below is another table, not read"))
+            return None
 
     def _is_header(self, cells: list[str]) -> bool:
         """Whether these are names of columns: known ones, or words where M, N and K belong."""
@@ -315,7 +324,7 @@ class _RowReader:
         self._header = header
         self._strict = strict
         self._key = [(column, header.at.get(column, -1), parser(column, header.family)) for column in header.family.key]
-        others = [column for column in header.columns if column in CHECKED and column not in header.family.key]
+        others = [column for column in header.columns if column in CHECKED and column not in (*header.family.key, "us")]
         self._checks = [(column, header.at[column], CHECKED[column]) for column in others]
         self._us = header.at.get("us", -1)
         self._parts = [header.at.get(part, -1) for part in ("us1", "us2")]
@@ -342,22 +351,27 @@ class _RowReader:
         for place in self._nameless:
             if place < count and cells[place]:
                 raise Bad(f"cell {place + 1} stands under a column without a name: {cells[place][:80]!r}")
-        column, text = "", ""
         try:
-            key = []
-            for column, place, parse in self._key:  # noqa: B007  told when it fails
-                text = cells[place] if 0 <= place < count else ""
-                key.append(parse(text))
-            for column, place, parse in self._checks:  # noqa: B007
+            key = [parse(cells[place] if 0 <= place < count else "") for _, place, parse in self._key]
+            for _, place, parse in self._checks:
                 if place < count:
-                    text = cells[place]
-                    parse(text)
-        except ValueError as err:
-            raise Bad(f"column {column}: {text[:80]!r} {err}") from err
-        us = real(cells[self._us]) if 0 <= self._us < count else None
+                    parse(cells[place])
+            us = real(cells[self._us]) if 0 <= self._us < count else None
+        except ValueError:
+            raise self._fault(cells) from None
         if us is None and self._parts[1] >= 0:
             us = self._sum(cells)
         return Row(self._header, number, tuple(cells), tuple(key), us)
+
+    def _fault(self, cells: list[str]) -> Bad:
+        """What is wrong with a row, by the first cell that cannot be read."""
+        for column, place, parse in (*self._key, *self._checks, ("us", self._us, real)):
+            text = cells[place] if 0 <= place < len(cells) else ""
+            try:
+                parse(text)
+            except ValueError as err:
+                return Bad(f"column {column}: {text[:80]!r} {err}")
+        raise AssertionError("unreachable")
 
     def _sum(self, cells: list[str]) -> float | None:
         """The time of two stages, where a table tells it in two parts."""

@@ -10,10 +10,11 @@ import io
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 from gemmtuned.configs.aiter_columns import torch_name
-from gemmtuned.configs.aiter_csv import Row, read_lines, write_lines
+from gemmtuned.configs.aiter_csv import Header, Row, read_lines, write_lines
 from gemmtuned.configs.aiter_headers import FAMILIES, OURS, SHAPES, AiterFamily, gfx_of_units
 from gemmtuned.configs.errors import GemmtunedError, ProblemError, TableError
 from gemmtuned.configs.hint import plain_case
@@ -42,6 +43,11 @@ _NOTHING_MORE: Final = {
     **dict.fromkeys(("bias", "hidden_pad", "intermediate_pad", "swiglu_limit"), _NO), "ep": ("1", "1.0"),
     **dict.fromkeys(("stage", "q_dtype", "wq_dtype"), ()),
 }  # fmt: skip
+# Columns that name what a row found best
+_NAMES: Final = ("kernelName", "kernelName1", "kernelName2", "kernel_name")
+_NUMBERS: Final = ("kernelId", "solidx", "algo_index", "splitK", "block_m", "ksplit")
+_LIBRARY: Final = ("libtype", "lib")
+_KINDS: Final = 4096  # of problems and kernels of a table; with more, most rows have one of their own
 TUNABLE: Final = ("bf16", "batched_bf16", "guide")  # families that `gemmtuned tune` takes
 _NO_NUMBER: Final = "0"  # kernel number of rows we write: our kernels have names
 # Libraries that AITER's dispatcher has a call for; a row with another would stop an AITER program
@@ -70,6 +76,29 @@ def problem_or_reason(row: Row, *, dtype: str = "bf16", threads: int = 0) -> Pro
         return Problem(**make(row, values, dtype), threads=threads)
     except (ProblemError, TypeError) as err:  # an activation or a quantisation newer than this page
         return f"no problem of gemmtuned's: {err}"
+
+
+class Problems:
+    """The problems of one table's rows. Most differ in M, N and K alone: what else they say is made out once."""
+
+    def __init__(self, header: Header) -> None:
+        plain = {"M", "N", "K"}.issubset(header.family.key) and header.family.name in _MAKERS
+        self._sizes = [header.family.key.index(size) for size in ("M", "N", "K")] if plain else []
+        self._kinds: dict[tuple[Any, ...], Problem | str] = {}
+
+    def of(self, row: Row) -> Problem | str:
+        """As problem_or_reason."""
+        if not self._sizes:
+            return problem_or_reason(row)
+        kind = (row["gfx"], row["cu_num"], row["preshuffleB"], *[
+            value for place, value in enumerate(row.key) if place not in self._sizes
+        ])  # fmt: skip
+        found = self._kinds.get(kind)
+        if found is None:
+            if len(self._kinds) >= _KINDS:
+                self._kinds.clear()
+            found = self._kinds[kind] = problem_or_reason(row)
+        return found if isinstance(found, str) else found.with_shape(*[row.key[place] for place in self._sizes])
 
 
 def _dense(row: Row, values: dict[str, Any], dtype: str) -> dict[str, Any]:
@@ -156,7 +185,12 @@ def gfx_of(row: Row, *, here: str = "") -> str:
 
 def units_of(row: Row) -> int:
     """Its compute units; 0 when it does not say."""
-    return whole(row["cu_num"].partition(".")[0]) or 0
+    return _units(row["cu_num"])
+
+
+@lru_cache(256)
+def _units(text: str) -> int:
+    return whole(text.partition(".")[0]) or 0
 
 
 def time_of(row: Row) -> float | None:
@@ -176,11 +210,32 @@ def candidate_of(row: Row) -> Candidate | None:
     For rows of our own export it is our candidate.
     """
     solution = solution_of(row)
-    if solution is not None:
-        return solution.candidate
-    kernels = {name: row[name] for name in ("kernelName", "kernelName1", "kernelName2", "kernel_name") if row[name]}
-    columns = ("kernelId", "solidx", "algo_index", "splitK", "block_m", "ksplit")
-    read = {name: signed(row[name].partition(".")[0]) for name in columns}
+    return _named(row) if solution is None else solution.candidate
+
+
+class Kernels:
+    """What the rows of one table name as best. Thousands of them name a few, so each is made and kept once."""
+
+    def __init__(self, header: Header) -> None:
+        self._places = [header.at[column] for column in (*_NAMES, *_NUMBERS, *_LIBRARY) if column in header.at]
+        self._found: dict[tuple[str, ...], Candidate | None] = {}
+        self._distinct: dict[Candidate | None, Candidate | None] = {}
+
+    def of(self, row: Row) -> Candidate | None:
+        """As candidate_of, for a row that carries no solution of ours."""
+        cells = row.cells
+        said = tuple([cells[place] if place < len(cells) else "" for place in self._places])
+        if said not in self._found:
+            if len(self._found) >= _KINDS:
+                self._found.clear()
+            candidate = _named(row)
+            self._found[said] = self._distinct.setdefault(candidate, candidate)
+        return self._found[said]
+
+
+def _named(row: Row) -> Candidate | None:
+    kernels = {name: row[name] for name in _NAMES if row[name]}
+    read = {name: signed(row[name].partition(".")[0]) for name in _NUMBERS}
     numbers = {name: number for name, number in read.items() if number is not None}
     backend = library_of(row)
     if not backend or not NAME.fullmatch(backend):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gemmtuned.configs.aiter_columns import real
@@ -25,8 +26,25 @@ _NEAR: Final = 0.05  # what agrees
 _MOST: Final = 0.8  # of the rows, which another column must fit
 
 
-def exchanged(rows: Sequence[Row]) -> tuple[str, str] | None:
-    """(a size, the column that holds it) of a table that begins with these rows; None where its header seems right."""
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """A size, the column that holds it, and the first row that shows it."""
+
+    size: str
+    column: str
+    row: Row
+
+    def __str__(self) -> str:
+        size, column, row = self.size, self.column, self.row
+        return (
+            f"most rows' us and tflops contradict {size}, and fit what stands under {column}: "
+            f"the header names the two the wrong way round; correct it. Line {row.line}: {row['us']} us at "
+            f"{row['tflops']} tflops fit a {size} of {row[column]}, not of {row[size]}"
+        )
+
+
+def exchanged(rows: Sequence[Row]) -> Exchanged | None:
+    """What is exchanged in a table that begins with these rows; None where its header seems right."""
     told = [(row, *figures) for row in rows for figures in _figures(row)]
     if not told or _share(told, _FAR, {}) > 0.5:
         return None
@@ -39,7 +57,8 @@ def exchanged(rows: Sequence[Row]) -> tuple[str, str] | None:
             continue
         for size in sizes:
             if _share(told, _NEAR, {size: other}) >= _MOST:
-                return size, other
+                shows = (one for one in told if not _share([one], _FAR, {}) and _share([one], _NEAR, {size: other}))
+                return Exchanged(size, other, next(shows)[0])
     return None
 
 

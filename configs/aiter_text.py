@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from json.encoder import encode_basestring_ascii
+from operator import itemgetter
 from typing import Final
 
 from gemmtuned.configs.aiter_headers import ALIASES, DEVICE, FAMILIES, OURS
@@ -11,6 +14,7 @@ from gemmtuned.configs.errors import TableError
 
 MAX_LINE: Final = 64 << 10  # characters; the longest in AITER's repository has 1.1 KiB
 MAX_BAD_ROWS: Final = 10_000  # with more this is no table, and reading on is a waste
+_BEGINS: Final = frozenset("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")  # most lines
 CONFLICT: Final = ("<<<<<<<", "=======", ">>>>>>>", "|||||||")  # git's marks
 
 
@@ -44,7 +48,7 @@ def numbered(lines: Iterable[str], name: str) -> Iterator[tuple[int, str]]:
 
 def is_remark(line: str) -> bool:
     """Whether it begins with `#` or `//`."""
-    return line.lstrip().startswith(("#", "//"))
+    return line[:1] not in _BEGINS and line.lstrip().startswith(("#", "//"))
 
 
 def unmarked(line: str) -> str:
@@ -58,12 +62,39 @@ def separator_of(line: str) -> str:
 
 
 def cells_of(line: str, separator: str) -> list[str]:
+    bare = line.rstrip("\n")
+    if bare.isprintable() and " " not in bare and '"' not in bare:
+        return bare.split(separator)  # no other space is printable, so there is nothing to strip
     if '"' not in line:
         return [cell.strip() for cell in line.split(separator)]
     try:
         return [cell.strip() for cell in next(csv.reader([line], strict=True, delimiter=separator))]
     except (csv.Error, StopIteration) as err:
         raise Bad(f"its quotes: {err}, expected them in pairs around a value") from err
+
+
+def names_of(columns: Sequence[str], cells: int) -> tuple[str, ...]:
+    """What each of so many cells is called: `+1`, `+2` ... beyond the header."""
+    return (*columns, *(f"+{i + 1}" for i in range(cells - len(columns))))[:cells]
+
+
+def json_of(columns: tuple[str, ...], cells: tuple[str, ...]) -> str:
+    """A row as JSON: the text of each column, sorted by column."""
+    form, in_order = _form(columns, len(cells))
+    texts, whole = in_order(cells), "".join(cells)
+    if not whole.isascii() or not whole.isprintable() or '"' in whole or "\\" in whole:
+        texts = tuple(encode_basestring_ascii(text)[1:-1] for text in texts)
+    return form % texts
+
+
+@lru_cache(64)
+def _form(columns: tuple[str, ...], cells: int) -> tuple[str, Callable[[tuple[str, ...]], tuple[str, ...]]]:
+    """How the JSON of a row of so many cells is put together: (with %s for each text, those cells in that order)."""
+    places = sorted({name: place for place, name in enumerate(names_of(columns, cells))}.items())
+    names = (encode_basestring_ascii(name).replace("%", "%%") for name, _ in places)
+    wanted = [place for _, place in places]
+    in_order = itemgetter(*wanted) if len(wanted) > 1 else lambda cells: tuple(cells[place] for place in wanted)
+    return "{" + ",".join(name + ':"%s"' for name in names) + "}", in_order
 
 
 def binary_text(line: str) -> str:

@@ -27,9 +27,9 @@ def plain_case(problem: Problem) -> Problem:
     return replace(problem, **PLAIN)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Hint:
-    """One row of an imported file.
+    """One row of an imported file; it does not change, and is not frozen because 100,000 of them are made at once.
 
     format, family: of the file, in the file's own words.  kind: `tuned` (names a best candidate) or `untuned`.
     line: of a CSV; of other files the number of the entry.  row: all it says, as JSON.
@@ -76,10 +76,13 @@ class Imported:
         return len(self.hints) - self.kept.total()
 
     def add(
-        self, line: int, row: Mapping[str, Any], *, candidate: Candidate | None = None, why: str = "", **told: Any
+        self, line: int, row: Mapping[str, Any] | str, *, candidate: Candidate | None = None, why: str = "", **told: Any
     ) -> None:
-        """Keep a row, or reject one that is longer than can be kept. why: for one without a problem, the reason."""
-        text = json.dumps(row, sort_keys=True, separators=(",", ":"))
+        """Keep a row, or reject one that is longer than can be kept. why: for one without a problem, the reason.
+
+        row: its columns, or their JSON with sorted names.
+        """
+        text = row if isinstance(row, str) else json.dumps(row, sort_keys=True, separators=(",", ":"))
         config = candidate.config if candidate else ""
         for what, length, most in (("row", len(text), MAX_ROW), ("config", len(config), MAX_CONFIG)):
             if length > most:

@@ -15,11 +15,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from operator import attrgetter
 from typing import Any, Final
 
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.near import did_you_mean
-from gemmtuned.configs.numbers import whole
+from gemmtuned.configs.spelling import NUMBERS, REST_OF_0_1_0, SPELLED, SWITCHES, values_of, written
 
 # Our short names with torch's ScalarType numbers: the native table packs the number, everything else uses the name.
 DTYPES: Final[dict[str, int]] = {
@@ -121,22 +123,17 @@ class Problem:
     act: str | None = None
 
     def __post_init__(self) -> None:
-        for name, of in _IMPLIED.items():
-            if not getattr(self, name):
-                object.__setattr__(self, name, of(self))
-        if self.family not in FAMILIES and not (isinstance(self.family, str) and OTHERS_FAMILY.fullmatch(self.family)):
-            raise ProblemError(
-                f"family is {self.family!r}, expected one of {', '.join(FAMILIES)}, or package.family of another's"
-                f"{did_you_mean(self.family, FAMILIES)}"
-            )
-        for name, allowed in _CLOSED.items():
-            value = getattr(self, name)
-            if value not in allowed:
-                near = did_you_mean(value, allowed)
-                raise ProblemError(f"{name} is {value!r}, expected one of {', '.join(allowed)}{near}")
-        for name in ("batch", "m", "n", "k"):
-            self._check_size(name)
-        for name in _SWITCHES:
+        words = _words_of(self)
+        try:
+            filled = _filled(words)
+        except TypeError:  # a list where a word belongs cannot be looked up, but it can be told
+            filled = _filled.__wrapped__(words)
+        for name, word in filled:
+            object.__setattr__(self, name, word)
+        for name, size in zip(_SIZES, _sizes_of(self), strict=True):
+            if type(size) is not int or not 0 < size <= MAX_DIM:
+                self._check_size(name)
+        for name in SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise ProblemError(f"{name} is {getattr(self, name)!r}, expected true or false")
         if not isinstance(self.threads, int) or not 0 <= self.threads <= MAX_THREADS:
@@ -205,6 +202,18 @@ class Problem:
         """The same problem with another number of rows; a batch-invariant one is the same for every number."""
         return replace(self, m=m)
 
+    def with_shape(self, m: int, n: int, k: int) -> Problem:
+        """The same problem with other sizes, for callers that make many: all else is taken as it was judged here."""
+        if self.batch_invariant:
+            return replace(self, n=n, k=k)
+        for size in (m, n, k):
+            if type(size) is not int or not 0 < size <= MAX_DIM:
+                return replace(self, m=m, n=n, k=k)  # which says what is wrong
+        other = object.__new__(Problem)
+        for put, value in zip(_PUT, (m, n, k, *_all_but_sizes(self)), strict=True):
+            put(other, value)
+        return other
+
     def at(self, m: int) -> Problem:
         """One size of a batch-invariant problem, as one that may be run, timed and compared by itself."""
         return replace(self, batch_invariant=False, m=m)
@@ -221,7 +230,7 @@ class Problem:
         we would make of it.  Integers 0 and 1 are taken for booleans, as SQLite returns them.  Raises ProblemError.
         """
         known = dict(row)
-        for name in _SWITCHES:
+        for name in SWITCHES:
             if known.get(name) in (0, 1):
                 known[name] = bool(known[name])
         unknown = sorted(str(name) for name in known if name not in _DEFAULTS)
@@ -238,8 +247,8 @@ class Problem:
 
         Problems of equal rest differ in m alone.  A column that comes later changes the text of no older problem.
         """
-        said = ((name, getattr(self, name)) for name in COLUMNS if name != "m")
-        return ",".join(f"{name}={_written(value)}" for name, value in said if value != self._unsaid(name))
+        before, after, _, _ = _texts_around(_all_but_sizes(self))
+        return f"{before}n={self.n},k={self.k}{after}"
 
     @classmethod
     def from_rest(cls, rest: str, m: int) -> Problem:
@@ -250,30 +259,13 @@ class Problem:
         else:
             pairs = dict(item.partition("=")[::2] for item in rest.split(","))
         try:
-            return cls.from_row({"m": m, **{k: int(v) if k in _NUMBERS else v for k, v in pairs.items()}})
+            return cls.from_row({"m": m, **{k: int(v) if k in NUMBERS else v for k, v in pairs.items()}})
         except ValueError as err:
             raise ProblemError(f"{rest[:200]!r} is not the key of a problem: {err}") from err
 
-    def _unsaid(self, name: str) -> Any:
-        """What a column is when nothing is said of it."""
-        return _IMPLIED[name](self) if name in _IMPLIED else _DEFAULTS[name]
-
     def __str__(self) -> str:  # the one spelling used in logs, reports, errors and on the command line
-        out = "" if self.family == "dense" else f"{self.family}:"
-        out += self.dtype
-        if self.wdtype != self.dtype:
-            out += f"/{self.wdtype}"
-        if self.out_dtype != self.dtype:
-            out += f">{self.out_dtype}"
-        batch = f"{self.batch}x" if self.batch != 1 else ""
-        out += f":{batch}{self.m}x{self.n}x{self.k}"
-        if self.bias:
-            out += "+bias"
-        for name, short in SPELLED.items():
-            value = getattr(self, name)
-            if value != self._unsaid(name):
-                out += f",{short}={_written(value)}"
-        return out
+        _, _, before, after = _texts_around(_all_but_sizes(self))
+        return f"{before}{self.m}x{self.n}x{self.k}{after}"
 
     @classmethod
     def parse(cls, text: str) -> Problem:
@@ -281,42 +273,7 @@ class Problem:
 
         Raises ProblemError with the form expected.
         """
-        match = _SPELLING.fullmatch(text.strip())
-        if match is None:
-            meant = "".join(text[:400].lower().replace("torch.", "").replace("*", "x").split())
-            near = f". Did you mean {meant}?" if _SPELLING.fullmatch(meant) else ""
-            raise ProblemError(
-                f"{text!r} is not a problem. Write [family:]dtype:[Bx]MxNxK[+bias][,name=value...], "
-                f"for example bf16:8x2048x1024+bias,threads=2{near}"
-            )
-        dims = [int(d) for d in match["dims"].split("x")]
-        values: dict[str, Any] = {
-            "family": match["family"] or "dense",
-            "dtype": match["dtype"],
-            "wdtype": match["wdtype"] or "",
-            "out_dtype": match["out"] or "",
-            "batch": dims[0] if len(dims) == 4 else 1,
-            "bias": match["bias"] is not None,
-        }
-        values["m"], values["n"], values["k"] = dims[-3:]
-        for item in filter(None, (match["rest"] or "").split(",")):
-            short, _, value = item.partition("=")
-            name = _LONG.get(short)
-            if name is None:
-                near = did_you_mean(short, _LONG)
-                raise ProblemError(f"{text!r}: unknown part {short!r}, expected one of {', '.join(_LONG)}{near}")
-            if name in _NUMBERS:
-                number = whole(value)
-                if number is None:
-                    raise ProblemError(f"{text!r}: {short} is {value!r}, expected a number")
-                values[name] = bool(number) if name in _SWITCHES else number
-            else:
-                values[name] = value
-        return cls(**values)
-
-
-def _written(value: object) -> str:
-    return str(int(value)) if isinstance(value, bool) else str(value)
+        return cls(**values_of(text))
 
 
 def known_problems(rows: Iterable[Mapping[str, Any]]) -> list[Problem]:
@@ -343,21 +300,14 @@ def as_by_default(problem: Problem, *, gpu: bool) -> Problem:
 
 COLUMNS: Final = tuple(f.name for f in fields(Problem))
 _DEFAULTS: Final = {f.name: f.default for f in fields(Problem)}
-_IMPLIED: Final[dict[str, Callable[[Problem], str]]] = {  # what "" becomes; one after the other, in this order
-    "wdtype": lambda p: p.dtype,
-    "out_dtype": lambda p: p.dtype,
-    "wscale": lambda p: _SCALE_OF_W.get(p.scale, p.scale),
-    "scale_dtype": lambda p: _SCALE_DTYPES.get(p.scale, "fp32"),
-    "wscale_dtype": lambda p: _SCALE_DTYPES.get(p.wscale, "fp32"),
+# What "" becomes; one after the other, in this order
+_IMPLIED: Final[dict[str, Callable[[Mapping[str, Any]], str]]] = {
+    "wdtype": lambda told: told["dtype"],
+    "out_dtype": lambda told: told["dtype"],
+    "wscale": lambda told: _SCALE_OF_W.get(told["scale"], told["scale"]),
+    "scale_dtype": lambda told: _SCALE_DTYPES.get(told["scale"], "fp32"),
+    "wscale_dtype": lambda told: _SCALE_DTYPES.get(told["wscale"], "fp32"),
 }
-_SWITCHES: Final = ("bias", "deterministic", "batch_invariant")
-_NUMBERS: Final = frozenset(
-    ("batch", "n", "k", *_SWITCHES, "threads", "experts", "topk", "inter")
-)  # beside m: what is no text in a key
-REST_OF_0_1_0: Final = (
-    "family", "batch", "n", "k", "bias", "dtype", "wdtype", "out_dtype", "scale", "layout", "weight_state", "math_mode",
-    "deterministic", "threads", "experts", "topk", "inter", "act",
-)  # fmt: skip
 _CLOSED: Final = {
     "dtype": tuple(DTYPES),
     "wdtype": tuple(DTYPES),
@@ -372,27 +322,53 @@ _CLOSED: Final = {
     "weight_state": WEIGHT_STATES,
     "math_mode": MATH_MODES,
 }
-SPELLED: Final = {  # a column, and what str() calls it
-    "scale": "scale",
-    "wscale": "wscale",
-    "scale_dtype": "scaledtype",
-    "wscale_dtype": "wscaledtype",
-    "scale_layout": "scalelayout",
-    "wscale_layout": "wscalelayout",
-    "layout": "layout",
-    "weight_state": "weight",
-    "packing": "packing",
-    "math_mode": "math",
-    "deterministic": "deterministic",
-    "batch_invariant": "invariant",
-    "threads": "threads",
-    "experts": "experts",
-    "topk": "topk",
-    "inter": "inter",
-    "act": "act",
-}
-_LONG: Final = {short: name for name, short in SPELLED.items()}
-_SPELLING: Final = re.compile(
-    r"(?:(?P<family>[a-z_]+|[a-z][a-z0-9_]*\.[a-z0-9_]+):)?(?P<dtype>[a-z][a-z0-9_]*)(?:/(?P<wdtype>[a-z0-9_]+))?(?:>(?P<out>[a-z0-9_]+))?"
-    r":(?P<dims>[0-9]{1,10}(?:x[0-9]{1,10}){2,3})(?P<bias>\+bias)?(?P<rest>(?:,[a-z]+=[A-Za-z0-9_+]{1,40})*)"
-)
+_WORDS: Final = ("family", *_CLOSED)
+_SIZES: Final = ("batch", "m", "n", "k")
+_OTHERS: Final = tuple(name for name in COLUMNS if name not in ("m", "n", "k"))
+_words_of: Final = attrgetter(*_WORDS)
+_sizes_of: Final = attrgetter(*_SIZES)
+_all_but_sizes: Final = attrgetter(*_OTHERS)
+_PUT: Final = [getattr(Problem, name).__set__ for name in ("m", "n", "k", *_OTHERS)]  # of a frozen one's slots
+_KINDS: Final = 1024  # problems of a program differ in sizes and in little else, so that all else is judged once
+
+
+@lru_cache(_KINDS)
+def _filled(words: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """(column, word) for each of _WORDS that is "". Raises ProblemError for a word that we do not know."""
+    told = dict(zip(_WORDS, words, strict=True))
+    filled: dict[str, str] = {}
+    for name, of in _IMPLIED.items():
+        if not told[name]:
+            told[name] = filled[name] = of(told)
+    family = told.pop("family")
+    if family not in FAMILIES and not (isinstance(family, str) and OTHERS_FAMILY.fullmatch(family)):
+        raise ProblemError(
+            f"family is {family!r}, expected one of {', '.join(FAMILIES)}, or package.family of another's"
+            f"{did_you_mean(family, FAMILIES)}"
+        )
+    for name, value in told.items():
+        allowed = _CLOSED[name]
+        if value not in allowed:
+            near = did_you_mean(value, allowed)
+            raise ProblemError(f"{name} is {value!r}, expected one of {', '.join(allowed)}{near}")
+    return tuple(filled.items())
+
+
+@lru_cache(_KINDS)
+def _texts_around(values: tuple[Any, ...]) -> tuple[str, str, str, str]:
+    """Of a problem's texts what stands (before, after) its sizes: of `rest`, and of the spelling."""
+    told = dict(zip(_OTHERS, values, strict=True))
+    unsaid = {name: _IMPLIED[name](told) if name in _IMPLIED else _DEFAULTS[name] for name in _OTHERS}
+    said = {name: written(value) for name, value in told.items() if value != unsaid[name]}
+    first = "".join(f"{name}={said.pop(name)}," for name in ("family", "batch") if name in said)
+    rest = "".join(f",{name}={text}" for name, text in said.items())
+    head = "" if told["family"] == "dense" else f"{told['family']}:"
+    head += told["dtype"]
+    if told["wdtype"] != told["dtype"]:
+        head += f"/{told['wdtype']}"
+    if told["out_dtype"] != told["dtype"]:
+        head += f">{told['out_dtype']}"
+    head += f":{told['batch']}x" if told["batch"] != 1 else ":"
+    tail = "+bias" if told["bias"] else ""
+    tail += "".join(f",{short}={said[name]}" for name, short in SPELLED.items() if name in said)
+    return first, rest, head, tail

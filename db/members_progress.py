@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from hashlib import sha256
 from typing import Any, Final
 
-from gemmtuned.configs.problem import REST_OF_0_1_0
+from gemmtuned.configs.spelling import REST_OF_0_1_0
 from gemmtuned.db.members_file import FIRST, MembersFile
 from gemmtuned.db.members_rows import Named
 

@@ -36,6 +36,7 @@ MAX_REMEMBERED: Final = 65_536  # problems; more than any model has shapes
 _NAMES: Final = ("id", "text", "rest", "operands", *COLUMNS, "m_fine", "m_coarse", "flops", "bytes")
 _INSERT: Final = f"INSERT INTO problem ({', '.join(_NAMES)}) VALUES ({', '.join('?' * len(_NAMES))})"  # noqa: S608
 _FIND: Final = "SELECT id FROM problem WHERE rest = ? AND m = ?"
+_FIND_BETWEEN: Final = "SELECT m, id FROM problem WHERE rest = ? AND m BETWEEN ? AND ?"
 # What a row does not say that was salvaged, or brought back from the published tables, the first to know it adds
 _DEVICE: Final = """
 INSERT INTO device (key, kind, name, arch, units) VALUES (?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE
@@ -109,21 +110,21 @@ class Part:
 
     def _problem_ids(self, conn: sqlite3.Connection, problems: Sequence[Problem]) -> list[int]:
         """Numbers of these problems in their order; new ones are stored in one go. Within `_write` only."""
-        ids = [self._problems.get(p) or self._fresh.get(p) or 0 for p in problems]
-        if all(ids):
-            return ids
-        after = conn.execute("SELECT coalesce(max(id), 0) FROM problem").fetchone()[0]
-        new = []
-        for p in dict.fromkeys(p for p, known in zip(problems, ids, strict=True) if not known):
-            text = p.rest
-            found = conn.execute(_FIND, (text, p.m)).fetchone()
-            if found is None:
-                after += 1
-                padded = (fine_m(p.m), coarse_m(p.m, p.n))
-                new.append((after, str(p), text, p.operands, *_all_columns(p), *padded, float(p.flops), float(p.bytes)))
-            self._fresh[p] = after if found is None else int(found[0])
-        conn.executemany(_INSERT, new)
-        return [known or self._fresh[p] for p, known in zip(problems, ids, strict=True)]
+        known, fresh = self._problems, self._fresh
+        sought = {p: p.rest for p in problems if p not in known and p not in fresh}
+        if sought:
+            stored = _stored(conn, sought)
+            after = conn.execute("SELECT coalesce(max(id), 0) FROM problem").fetchone()[0]
+            new = []
+            for p, text in sought.items():
+                number = stored.get((text, p.m))
+                if number is None:
+                    number = after = after + 1
+                    sizes = (fine_m(p.m), coarse_m(p.m, p.n), float(p.flops), float(p.bytes))
+                    new.append((number, str(p), text, p.operands, *_all_columns(p), *sizes))
+                fresh[p] = number
+            conn.executemany(_INSERT, new)
+        return [known.get(p) or fresh[p] for p in problems]
 
     def _is_known(self, conn: sqlite3.Connection, problem: Problem) -> bool:
         """Whether this problem is stored; none is added."""
@@ -162,8 +163,29 @@ class Part:
         return number
 
 
+def _stored(conn: sqlite3.Connection, sought: dict[Problem, str]) -> dict[tuple[str, int], int]:
+    """The numbers of those of these problems, each with its rest, that are stored: by (rest, m)."""
+    sizes: dict[str, list[int]] = {}
+    for p, rest in sought.items():
+        sizes.setdefault(rest, []).append(p.m)
+    found: dict[tuple[str, int], int] = {}
+    for rest, some in sizes.items():
+        low, high = min(some), max(some)
+        if high - low < 4 * len(some):  # they lie close: all between them in one go
+            rows = conn.execute(_FIND_BETWEEN, (rest, low, high)).fetchall()
+            found |= {(rest, m): int(number) for m, number in rows}
+            continue
+        for m in some:
+            row = conn.execute(_FIND, (rest, m)).fetchone()
+            if row is not None:
+                found[rest, m] = int(row[0])
+    return found
+
+
 def plain(text: str, limit: int) -> str:
     """Text that SQLite can hold: bytes of a command line that are no UTF-8 become `?`."""
+    if text.isascii() and len(text) <= limit:
+        return text
     return text[:limit].encode(errors="replace").decode()
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import time
 import tracemalloc
+from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -24,11 +27,13 @@ from gemmtuned.configs.aiter_rows import (
     reads_as,
     time_of,
 )
-from gemmtuned.configs.errors import TableError
+from gemmtuned.configs.errors import ProblemError, TableError
 from gemmtuned.configs.problem import Problem
 
 DATA = Path(__file__).parent / "data/aiter"
 TABLES = sorted(DATA.rglob("*.csv"))
+MIXTURE = Problem(family="moe", m=8, n=64, k=64, experts=4, topk=2, inter=32, act="silu_gated")
+REST = attrgetter("rest")
 NO_PROBLEM = {"batched_mxscale", "fhmoe", "gdn", "shapes"}  # kept as they stand
 
 
@@ -356,6 +361,23 @@ def test_ten_megabytes_of_garbage_are_rejected_at_once_with_little_memory(conten
 
     assert took_s < 1.0
     assert peak < 8 << 20
+
+
+@given(st.lists(st.text(max_size=12), max_size=6), st.lists(st.text(max_size=6), min_size=1, max_size=4))
+def test_the_text_of_a_row_is_the_json_of_its_columns(cells: list[str], columns: list[str]) -> None:
+    header = aiter_csv.Header("t.csv", FAMILIES["bf16"], "tuned", tuple(columns), {})
+    row = aiter_csv.Row(header, 2, tuple(cells), (), None)
+    assert row.text == json.dumps(row.values, sort_keys=True, separators=(",", ":"))
+
+
+@pytest.mark.parametrize("problem", [Problem(m=1, n=2, k=3, dtype="fp16", bias=True, threads=2), MIXTURE])
+def test_a_problem_of_another_shape_is_what_it_would_be_if_made_anew(problem: Problem) -> None:
+    other = problem.with_shape(m=7, n=640, k=64)
+    assert other == replace(problem, m=7, n=640, k=64) != problem
+    assert (hash(other), other.rest, str(other)) == tuple(f(Problem.parse(str(other))) for f in (hash, REST, str))
+    for size in (0, -1, 2**31, True, "7", None):
+        with pytest.raises(ProblemError, match=r"n is .*, expected an integer from 1"):
+            problem.with_shape(m=7, n=size, k=64)  # type: ignore[arg-type]
 
 
 def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path: Path) -> None:

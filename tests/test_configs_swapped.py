@@ -39,6 +39,13 @@ def test_sizes_exchanged_with_another_number_are_refused_by_name(header: str, na
         read_lines(lines, name=name)
 
 
+def test_the_first_line_that_shows_it_is_told() -> None:
+    first, *others = rows(PLAIN)
+    silent = first.replace(",10.0,", ",nan,")
+    with pytest.raises(TableError, match=r"Line 3: 10\.0 us at 2\.10 tflops fit a K of 8192, not of 1$"):
+        read_lines([named(PLAIN, "K", "kernelId"), silent, first, *others], name="a8w8_tuned_gemm.csv")
+
+
 def test_a_batch_exchanged_with_a_number_is_refused() -> None:
     with pytest.raises(TableError, match="contradict B, and fit what stands under kernelId"):
         read_lines([named(BATCHED, "B", "kernelId"), *rows(BATCHED)], name="a8w8_tuned_batched_gemm.csv")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -172,3 +174,12 @@ def test_every_problem_of_the_interface_is_what_it_was(store: Store) -> None:
     (row,) = queries.ask(store.path, "SELECT * FROM problem")
     assert row["rest"] == "n=1024,k=512,bias=1,dtype=fp32,math_mode=tf32,threads=2"
     assert Problem.from_rest(row["rest"], row["m"]) == p
+
+
+def test_each_problem_is_stored_once_whether_its_sizes_lie_close_or_far_apart(store: Store, tmp_path: Path) -> None:
+    sizes = [1, 2, 3, 900, 901, 902, 4096]
+    for some in ([2, 900], sizes, [*range(899, 905)], sizes):
+        store.add_sightings("serve", HERE, [saw(replace(ONE, m=m), 1) for m in some], now_s=T)
+    with closing(sqlite3.connect(tmp_path / "tune.db")) as conn:
+        stored = conn.execute("SELECT m, n FROM problem ORDER BY m").fetchall()
+    assert stored == [(m, ONE.n) for m in sorted({*sizes, *range(899, 905)})]

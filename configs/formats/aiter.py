@@ -21,18 +21,21 @@ def read_csv(path: Path, *, family: str | None = None, ignore: Sequence[str] = (
     reader = aiter_csv.Reader(aiter_csv.lines_of(path), name=str(path), family=family, ignore=ignore)
     header = reader.header
     found = Imported(path=str(path), format="aiter-csv", family=header.family.name, kind=header.kind)
-    kernels: dict[Candidate | None, Candidate | None] = {}  # thousands of rows name a few: each is kept once
+    problems = aiter_rows.Problems(header)
+    kernels = aiter_rows.Kernels(header) if header.kind == "tuned" else None
+    places: dict[str, str] = {}  # a few architectures, each kept once
     for row in reader:
         solution = aiter_rows.solution_of(row)
-        problem = solution.problem if solution else aiter_rows.problem_or_reason(row)
-        candidate = aiter_rows.candidate_of(row) if header.kind == "tuned" else None
+        problem = solution.problem if solution else problems.of(row)
+        candidate = solution.candidate if solution else kernels.of(row) if kernels else None
+        arch = aiter_rows.gfx_of(row)
         found.add(
             row.line,
-            row.values,
+            row.text,
             problem=None if isinstance(problem, str) else problem,
             why=problem if isinstance(problem, str) else "",
-            candidate=kernels.setdefault(candidate, candidate),
-            arch=aiter_rows.gfx_of(row),
+            candidate=candidate,
+            arch=places.setdefault(arch, arch),
             units=aiter_rows.units_of(row),
             us=aiter_rows.time_of(row),
             solution=solution,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -73,6 +74,7 @@ def import_(
     bad row stops all, unless --skip-bad-rows. Ends with 1 in both cases.
     """
     here = settings()
+    gc.disable()  # rows form no circles, and each look for some goes through all of them; the process ends soon
     found, unread = _read(_wanted(file or (), family, here), ignore_column or ())
     bad = sum(one.rejected for one in found)
     stopped = bool(bad) and not skip_bad_rows

@@ -18,8 +18,9 @@ from gemmtuned.commands import completing
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.near import did_you_mean
 from gemmtuned.configs.numbers import decimal, signed
-from gemmtuned.configs.problem import MAX_THREADS, SPELLED, Problem
+from gemmtuned.configs.problem import MAX_THREADS, Problem
 from gemmtuned.configs.settings import Settings, child_env
+from gemmtuned.configs.spelling import SPELLED
 from gemmtuned.hooks.notice import Stderr
 
 if TYPE_CHECKING:

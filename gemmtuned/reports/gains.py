@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from gemmtuned.configs.moment import duration
-from gemmtuned.configs.problem import SPELLED
 from gemmtuned.configs.solution import CROWDED, LIVE_STATES, Candidate
+from gemmtuned.configs.spelling import SPELLED
 from gemmtuned.reports.render import (
     TIMES,
     Column,
