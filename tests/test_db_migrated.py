@@ -24,6 +24,7 @@ from gemmtuned.configs.solution import Device, Environment, Solution
 from gemmtuned.daemon.publishing.publish import publish
 from gemmtuned.db import files, handle, migrations, queries
 from gemmtuned.db.guest import GuestStore
+from gemmtuned.db.migrations import whole
 from gemmtuned.db.store import Store
 from gemmtuned.hooks.dispatch import build_table
 
@@ -271,6 +272,18 @@ def test_a_program_of_now_reads_the_tables_of_then(home: Path) -> None:
 
 def test_steps_are_numbered_one_by_one() -> None:
     assert [int(step.name[:4]) for step in migrations.STEPS] == list(range(1, len(migrations.STEPS) + 1))
+
+
+def test_a_new_file_is_what_all_steps_leave() -> None:
+    assert whole.FILE.read_text("utf-8") == whole.text(), "run: python -m gemmtuned.db.migrations.whole"
+    held = []
+    for make in (migrations.make_by_steps, migrations.make):
+        with closing(sqlite3.connect(":memory:", isolation_level=None)) as conn:
+            make(conn)
+            objects = conn.execute("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY rowid").fetchall()
+            steps = conn.execute("SELECT migration_set, name FROM _sqlite_migrations ORDER BY id").fetchall()
+            held.append((objects, steps, conn.execute("SELECT * FROM roofline").fetchall()))
+    assert held[0] == held[1]
 
 
 def test_a_database_that_knows_steps_by_their_old_names_runs_none_twice(tmp_path: Path) -> None:

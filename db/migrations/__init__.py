@@ -1,6 +1,7 @@
 """The schema, step by step: NNNN_name.sql beside this file, applied once each, in order of their numbers.
 
-A step and the row that records it are one transaction under BEGIN IMMEDIATE and the lock file, so any number of
+A new file is made from schema.sql, which holds what all steps leave (whole.py writes it): it has the same objects and
+records the same steps.  A step and the row that records it are one transaction under BEGIN IMMEDIATE and the lock file, so any number of
 starting processes apply it once and a failing step leaves nothing behind.  A released step is never edited.
 `user_version` is the number of steps applied, so that a process that has nothing to do finds out with one PRAGMA.
 sqlite-utils (it brings pandas where that is installed) is imported for a file of an older version alone, and that is
@@ -12,6 +13,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 APPLICATION_ID: Final = 0x474D5455  # "GMTU": tells our file from any other SQLite database
 STEPS: Final = tuple(sorted(Path(__file__).parent.glob("[0-9][0-9][0-9][0-9]_*.sql")))
 SCHEMA: Final = len(STEPS)
+NEXT: Final = "\n-- next\n"  # between the statements of schema.sql
 # Two steps had one number once. A database that ran them under their old names is told the new: it runs none twice
 _RENAMED: Final = (("0015_summaries", "0016_summaries"), ("0016_identity", "0017_identity"))
 _RECORD: Final = (  # as sqlite-utils makes it, to the letter
@@ -124,14 +127,36 @@ def _bring_up_to_date(conn: sqlite3.Connection) -> None:
 
 def make(conn: sqlite3.Connection, since: int = 0, to: int | None = None) -> None:
     """Within a transaction: the steps after `since` up to `to`, and their record as sqlite-utils makes it."""
+    steps = STEPS[since:to]
+    head, *whole = _whole() if since == 0 else ("",)
+    if not steps or steps[-1].stem not in head.split():
+        make_by_steps(conn, since, to)
+        return
+    for statement in whole:
+        conn.execute(statement)
+    for step in steps:
+        _record(conn, step)
+
+
+def make_by_steps(conn: sqlite3.Connection, since: int = 0, to: int | None = None) -> None:
+    """The same, a step after the other."""
     for statement in _RECORD if since == 0 else ():
         conn.execute(statement)
     for step in STEPS[since:to]:
         for statement in statements(step.read_text("utf-8")):
             conn.execute(statement)
-        now = datetime.now(timezone.utc).isoformat(sep=" ")
-        row = ("gemmtuned", step.stem, now)
-        conn.execute("INSERT INTO _sqlite_migrations (migration_set, name, applied_at) VALUES (?, ?, ?)", row)
+        _record(conn, step)
+
+
+def _record(conn: sqlite3.Connection, step: Path) -> None:
+    row = ("gemmtuned", step.stem, datetime.now(timezone.utc).isoformat(sep=" "))
+    conn.execute("INSERT INTO _sqlite_migrations (migration_set, name, applied_at) VALUES (?, ?, ?)", row)
+
+
+@cache
+def _whole() -> list[str]:
+    """schema.sql: its head, which names the last step, then statement by statement."""
+    return Path(__file__).with_name("schema.sql").read_text("utf-8").rstrip("\n").split(NEXT)
 
 
 def steps_of(conn: sqlite3.Connection) -> int:
