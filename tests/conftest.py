@@ -50,12 +50,28 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what must run alone, and give the long ones time, also where one of them is run by hand."""
+    """Mark what must run alone and what a test leaves to `make soak`, and give the long ones time, by hand, too."""
+    leave_to_soak(items)
     for item in items:
         if item.get_closest_marker("soak") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SOAK_S))
         if item.path.stem in ALONE:
             item.add_marker(pytest.mark.alone)
+
+
+def leave_to_soak(items: list[pytest.Item]) -> None:
+    """Mark those cases of each test marked `part` that are not among the few, spread evenly over all, of `make test`."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("part"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for all_of_it in cases.values():
+        (count,) = all_of_it[0].get_closest_marker("part").args  # type: ignore[union-attr]
+        last = len(all_of_it) - 1
+        kept = {round(i * last / max(count - 1, 1)) for i in range(count)}
+        for i, item in enumerate(all_of_it):
+            if i not in kept:
+                item.add_marker(pytest.mark.soak)
 
 
 def pytest_collection_finish() -> None:

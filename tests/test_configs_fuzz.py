@@ -141,6 +141,7 @@ def _listen() -> None:
     sys.addaudithook(_audit)
 
 
+@pytest.mark.part(15)
 @pytest.mark.parametrize("name", sorted(CONTENT))
 def test_reading_a_hostile_table_runs_no_code_and_opens_no_other_file(name: str, tmp_path: Path) -> None:
     global _audited

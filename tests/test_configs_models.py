@@ -63,6 +63,7 @@ def sizes_of(weight: Weight) -> Sizes:
     return (weight.experts, weight.n, weight.k) if weight.experts else (weight.n, weight.k)
 
 
+@pytest.mark.part(12)
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_a_published_model_has_the_linear_layers_that_transformers_builds(folder: Path) -> None:
     raw = json.loads((folder / "config.json").read_text())

@@ -323,6 +323,7 @@ def test_modes_in_which_we_must_stay_away(facts: dict[str, Any], mps: bool, word
     assert words in must_yield(readings, now_s=1001.9, limits=monitor.limits)
 
 
+@pytest.mark.part(6)
 @pytest.mark.parametrize("told_by", ["samples", "processes", "cpu"])
 @pytest.mark.parametrize("hertz", [0.2, 1.0, 5.0])
 @pytest.mark.parametrize("sample_s", [1 / 6, 1.0])

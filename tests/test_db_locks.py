@@ -253,6 +253,7 @@ def nolock(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [(["daemon", "--once"], 1), (["status"], 1), (["coverage"], 1), (["doctor", "--quick"], 1),
      (["withdraw", "fp32:8x1024x512,threads=2"], 1), (["tune", "fp32:8x1024x512,threads=2"], 1)],
 )  # fmt: skip
+@pytest.mark.part(2)
 def test_a_file_system_without_locks_is_named_by_every_command(
     nolock: Path, tmp_path: Path, command: list[str], code: int
 ) -> None:

@@ -182,6 +182,7 @@ def test_a_host_cut_off_goes_on_alone_leaves_what_others_claimed_and_comes_back(
         assert searches(hosts) == {str(p): 1 for p in problems}
 
 
+@pytest.mark.part(4)
 @pytest.mark.parametrize("after", range(1, 20, 2))
 def test_an_exchange_cut_off_anywhere_loses_nothing(after: int, tmp_path: Path) -> None:
     one, two = hosts = fleet(tmp_path, 2)

@@ -114,6 +114,7 @@ def new(home: Path) -> None:
 LOST = {"gone": gone, "older": older, "emptied": emptied, "new": new}
 
 
+@pytest.mark.part(6)
 @pytest.mark.parametrize("lose", LOST.values(), ids=LOST)
 @pytest.mark.parametrize(
     "command",

@@ -108,6 +108,7 @@ def test_what_programs_do_with_threads_children_signals_and_descriptors(home: Ho
 STEPS = ("store.open", "store.migrate", "store.begin", "store.commit", "store.committed", "lock.release")
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("step", STEPS)
 def test_who_closes_all_descriptors_in_the_middle_of_a_flush_finds_nothing_in_its_files(
     home: Home, tmp_path: Path, step: str

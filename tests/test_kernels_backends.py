@@ -30,6 +30,7 @@ def check_all(problem: Problem) -> None:
     assert all(v.outcome == "ok" for v in verdicts.values()), [v.note for v in verdicts.values() if v.note]
 
 
+@pytest.mark.part(8)
 @pytest.mark.parametrize("problem", cases.dense("fp32"), ids=str)
 def test_every_backend_is_as_right_as_the_default_in_fp32(problem):
     check_all(problem)

@@ -118,6 +118,7 @@ def test_what_it_offers_fits_the_device_and_fills_it(m: int, n: int, k: int) -> 
         assert one.most * one.parts * 64 >= k and one.depth >= min(one.most, 4)
 
 
+@pytest.mark.part(6)
 @needs_compiler
 @pytest.mark.parametrize("m", [16, 64, 256])
 @pytest.mark.parametrize(("n", "k"), WEIGHTS[:11])
@@ -128,6 +129,7 @@ def test_what_it_offers_compiles_without_spills(n: int, k: int, m: int) -> None:
         assert made.data[:4] == b"\x7fELF" and made.spill_bytes == 0 and 0 < made.registers <= 255
 
 
+@pytest.mark.part(5)
 @needs_compiler
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("bias", [False, True])

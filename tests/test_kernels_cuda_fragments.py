@@ -49,6 +49,7 @@ def is_right(one: ScaledFragments, **how: Any) -> bool:
     return torch.equal(y, exact)
 
 
+@pytest.mark.part(8)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_sums_are_right_and_nothing_else_is_read_or_written(shape: tuple[int, ...], kind: str) -> None:
@@ -56,6 +57,7 @@ def test_sums_are_right_and_nothing_else_is_read_or_written(shape: tuple[int, ..
     assert is_right(config(*shape, kind=kind, bias=sum(shape) % 3 != 0, out=out))
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("shape", [SHAPES[i] for i in (0, 2, 5, 7)], ids=str)
 def test_sums_of_int8_are_right_up_to_its_ends(shape: tuple[int, ...]) -> None:
     assert is_right(config(*shape, kind=("TENSOR", "ROW")[shape[0] % 2], bias=shape[0] > 1, int8=True))
@@ -65,6 +67,7 @@ def test_tiles_of_more_than_one_block_of_scales_take_their_own() -> None:
     assert is_right(config(2, 264, 256, 32, 4, 1, 2, 1, kind="BLOCK"))
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("turns", [{"turns": ptx.WARP}, {"turns": ptx.WARP, "last_first": True}], ids=str)
 @pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[3]], ids=str)
 def test_warps_may_run_ahead(shape: tuple[int, ...], turns: dict[str, Any]) -> None:
@@ -88,6 +91,7 @@ FAULTS = {
 }  # fmt: skip
 
 
+@pytest.mark.part(5)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_seen(fault: str) -> None:
     shape, what, instead = FAULTS[fault]
@@ -103,6 +107,7 @@ ROW_FAULTS = {
 }
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("fault", ROW_FAULTS)
 def test_a_fault_in_scales_of_rows_is_seen(fault: str) -> None:
     assert not is_right(config(*SHAPES[3], kind="ROW"), change=ROW_FAULTS[fault])
@@ -116,6 +121,7 @@ INT8_FAULTS = {
 }
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("fault", INT8_FAULTS)
 def test_a_fault_in_products_of_int8_is_seen(fault: str) -> None:
     with pytest.raises(ptx.Wrong):

@@ -146,6 +146,7 @@ def drawn(layer: Experts, tokens: int, seed: int = 3) -> torch.Tensor:
     return torch.rand(tokens, layer.experts, generator=random).topk(layer.topk, 1).indices
 
 
+@pytest.mark.part(3)
 @pytest.mark.parametrize("name", LAYERS)
 def test_right(name: str) -> None:
     layer = LAYERS[name]
@@ -165,6 +166,7 @@ ROUTED = {
 }
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("name", ROUTED)
 def test_every_routing(name: str) -> None:
     layer, ids = few(long_ids=len(name) % 2 == 0), torch.tensor(ROUTED[name])
@@ -231,6 +233,7 @@ PLANTED = {
 }  # fmt: skip
 
 
+@pytest.mark.part(5)
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_fault_shows(name: str) -> None:
     layer, change = LAYERS["gpt-oss"], PLANTED[name]

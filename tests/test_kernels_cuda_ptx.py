@@ -79,6 +79,7 @@ WARP_GROUPS = [
 TILES_OF_TOKENS = [(100, 24, 6, 24, 3, 48)]
 
 
+@pytest.mark.part(10)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("shape", [*AT_ONCE, *RINGS, *WARP_GROUPS, *TILES_OF_TOKENS], ids=str)
 def test_sums_are_right_and_nothing_else_is_read_or_written(shape: tuple[int, ...], dtype: str) -> None:
@@ -87,6 +88,7 @@ def test_sums_are_right_and_nothing_else_is_read_or_written(shape: tuple[int, ..
     assert torch.equal(y, exact), one
 
 
+@pytest.mark.part(3)
 @pytest.mark.parametrize("turns", [FIRST_WARP, LAST_WARP], ids=["first", "last"])
 @pytest.mark.parametrize("shape", [AT_ONCE[2], RINGS[0], WARP_GROUPS[0], WARP_GROUPS[1]], ids=str)
 def test_warps_may_run_ahead(shape: tuple[int, ...], turns: dict[str, Any]) -> None:
@@ -169,6 +171,7 @@ AHEAD = {
         for name in faults
     ],
 )  # fmt: skip
+@pytest.mark.part(14)
 def test_a_fault_is_seen(shape: tuple[int, ...], what: str, instead: str, seen: str, turns: dict[str, Any]) -> None:
     one = config(*shape, bias=True, dtype="bf16")
     with pytest.raises(ptx.Wrong, match=seen):

@@ -66,6 +66,7 @@ def each_shape_once() -> list[Any]:
     return cases
 
 
+@pytest.mark.part(6)
 @pytest.mark.parametrize(("shape", "kind", "promoted"), each_shape_once())
 def test_sums_are_right_and_nothing_else_is_read_or_written(shape: tuple[int, ...], kind: str, promoted: bool) -> None:
     out = ("bf16", "fp16")[sum(shape) % 2]
@@ -101,6 +102,7 @@ FAULTS = {
 }  # fmt: skip
 
 
+@pytest.mark.part(5)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_seen(fault: str) -> None:
     shape, what, instead = FAULTS[fault]

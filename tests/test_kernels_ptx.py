@@ -35,6 +35,7 @@ def operands(m: int, n: int, k: int, *, bias: bool, apart: int = 0, dtype: torch
     return x, w, torch.randn(n, generator=generator).to(dtype) if bias else None
 
 
+@pytest.mark.part(14)
 @pytest.mark.parametrize(
     ("module", "config", "m", "n", "k", "bias", "apart"),
     [

@@ -58,6 +58,7 @@ def test_every_launch_leaves_its_counters_zero(interpreted: list[dict[str, Any]]
     assert all(seen["clean"] for seen in interpreted), interpreted
 
 
+@pytest.mark.part(6)
 @pytest.mark.parametrize(
     ("module", "arch"),
     [
@@ -246,6 +247,7 @@ def instructions(cubin: bytes, folder: Path) -> list[str]:
     return re.findall(r"/\*[0-9a-f]{4}\*/\s+(?:@!?\w+\s+)?([A-Z][A-Z0-9_.]+)", disassembled(cubin, folder))
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("mma", [0, 1])
 @pytest.mark.parametrize("hold", [0, 1, 2])
 def test_loads_are_issued_before_the_first_product_where_they_are_held(mma: int, hold: int, tmp_path: Path) -> None:
@@ -283,6 +285,7 @@ def test_lanes_hold_eight_values_of_a_row_of_w_as_the_tensor_core_is_told(rows: 
 PART = {"rows": 8, "tokens": 4, "split": 8, "warps": 2, "ahead": 7, "chains": 2, "registers": 0}
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize(
     ("tokens", "split", "arch"), [(4, 8, "sm_90"), (8, 8, "sm_90"), (8, 8, "sm_100"), (4, 1, "sm_80"), (8, 1, "sm_89")]
 )

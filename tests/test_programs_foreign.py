@@ -83,11 +83,13 @@ def check(both: dict[str, Any], name: str, off_when: str, on_when: str, share: f
     assert on["warnings"] == off["warnings"]
 
 
+@pytest.mark.part(6)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_counted_it_is_what_it_is_without_the_hook_to_the_bit(both: dict[str, Any], name: str) -> None:
     check(both, name, "first", "first", share=0.0)
 
 
+@pytest.mark.part(6)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_routed_it_is_what_it_is_without_the_hook_up_to_rounding(both: dict[str, Any], name: str) -> None:
     check(both, name, "second", "routed 0", tolerance(PROGRAMS[name].coarsest))
