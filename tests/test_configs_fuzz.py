@@ -102,7 +102,7 @@ def nothing_in_a_table_runs() -> Iterator[None]:
     assert not CANARY.exists()
 
 
-@settings(max_examples=300, **ANY_TIME)  # type: ignore[arg-type]
+@settings(max_examples=100, **ANY_TIME)  # type: ignore[arg-type]
 @MUTATED
 def test_mutated_tables_are_read_or_refused(
     name: str, mutations: list[tuple[str, float, int, bytes]], tmp_path: Path

@@ -89,12 +89,21 @@ def test_what_is_damaged_is_said_before_it_is_copied_and_after(home: Path, caplo
     assert not folder_of_salvage(home / "tune.db").is_dir()
 
 
-@pytest.mark.parametrize("error", ["EIO", "ENOSPC", "EACCES"])
-def test_each_step_may_fail_and_the_next_try_ends_it(damaged: Path, tmp_path: Path, error: str) -> None:
+ERRORS = ("EIO", "ENOSPC", "EACCES")
+
+
+@pytest.mark.parametrize(
+    ("error", "first", "every"),
+    [*((error, 1 + i, 3) for i, error in enumerate(ERRORS))]
+    + [pytest.param(error, 1, 1, marks=pytest.mark.soak) for error in ERRORS],
+)
+def test_each_step_may_fail_and_the_next_try_ends_it(
+    damaged: Path, tmp_path: Path, error: str, first: int, every: int
+) -> None:
     shutil.copytree(damaged, tmp_path / "well")
     count = steps(tmp_path / "well")
     assert count >= 12
-    for number in range(1, count + 1):
+    for number in range(first, count + 1, every):
         folder = tmp_path / f"{number}"
         shutil.copytree(damaged, folder)
         with faults.armed(f"salvage.*={number}:{error}"), contextlib.suppress(StoreError):

@@ -184,7 +184,7 @@ def test_short_sums_are_refused_where_the_problem_does_not_allow_them_and_taken_
     assert judge(allowed, better, kernel(allowed, fast)) == "ok: "  # better than torch's is not wrong
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_sum_near_zero_may_be_of_either_sign_under_an_infinite_scale() -> None:
     """Seen on an H200: of some 10^4 sums a few change their sign by being added up more exactly than torch's own."""
     many = replace(ROW, k=512, m=64, n=320, math_mode="reduced")
@@ -196,7 +196,7 @@ def test_a_sum_near_zero_may_be_of_either_sign_under_an_infinite_scale() -> None
 
 def test_an_infinite_scale_may_meet_parts_of_a_sum_of_both_signs() -> None:
     """A kernel that scales two halves of K before it adds them up has NaN where torch's has Inf."""
-    many = replace(ROW, k=512, m=64, n=320, math_mode="reduced")
+    many = replace(ROW, k=512, m=32, n=96, math_mode="reduced")
 
     def halves(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor) -> Tensor:
         first, second = ((x[:, half] @ w[half]) * sx[:, :1] * sw[:1] for half in (slice(256), slice(256, None)))

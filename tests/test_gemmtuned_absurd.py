@@ -103,6 +103,7 @@ def commands(command: Any, *words: str) -> Iterator[tuple[tuple[str, ...], Comma
 ALL = dict(commands(get_command(build())))
 
 
+@pytest.mark.part(8)
 @pytest.mark.parametrize("words", [words for words in ALL if words[0] not in WORKS], ids=" ".join)
 def test_no_argument_ends_in_a_traceback(run: Run, home: Path, words: tuple[str, ...]) -> None:
     fill(home)
@@ -132,6 +133,7 @@ NEEDED = {
 }  # fmt: skip
 
 
+@pytest.mark.part(3)
 @pytest.mark.parametrize("name", list(BEHIND))
 def test_no_argument_of_what_works_long_ends_in_a_traceback(
     run: Run, home: Path, monkeypatch: pytest.MonkeyPatch, name: str

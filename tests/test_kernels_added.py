@@ -133,8 +133,8 @@ def test_the_kernel_of_the_page_is_right_and_keeps_the_contract(copy: Path) -> N
     assert PLAIN.read_text().rstrip() in page and CONTRACT.strip() in page
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(nvrtc.version() is None, reason="needs NVRTC")
-@pytest.mark.slow
 def test_a_kernel_in_cuda_joins_with_one_file_and_leaves_all_others_as_they_were(copy: Path) -> None:
     before = asked(copy)
 

@@ -144,7 +144,7 @@ def test_what_a_kernel_was_published_for_that_is_gone_is_left_to_torch_and_tuned
     store.close()
 
 
-@pytest.mark.parametrize("case", matrix(range(5), [0, 3]))  # the other kernels run in test_kernels_triton.py
+@pytest.mark.parametrize("case", matrix(range(5), [1]))  # the other kernels run in test_kernels_triton.py
 def test_kernels_pass_the_numeric_gate_in_the_interpreter(case: int) -> None:
     env = {**os.environ, "TRITON_INTERPRET": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "OMP_NUM_THREADS": "1"}
     script = Path(__file__).with_name("triton_verified.py")

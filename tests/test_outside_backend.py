@@ -137,6 +137,7 @@ def test_it_is_captured_tuned_published_and_served_natively_under_its_name(home:
     assert home.counts()[(PROBLEM, "miss")] == 40
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_family_of_another_package_is_captured_tuned_published_and_served(home: Home) -> None:
     problem = "outside.scores:fp32:512x512x16,threads=1"

@@ -135,6 +135,7 @@ CPP_WRAPPED = """
         """
 
 
+@pytest.mark.soak
 def test_products_of_a_cpp_wrapper_are_counted(home: Home) -> None:
     done = home.run(CPP_WRAPPED.format(torchs_first=False), **ANEW, TORCHINDUCTOR_CPP_WRAPPER="1")
 

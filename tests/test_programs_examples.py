@@ -39,7 +39,7 @@ def test_an_example_is_counted_call_by_call(home: Home, name: str) -> None:
         assert "bf16:8x4x64" in said["problems"]  # the router
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_compiled_example_is_counted_at_run_time(home: Home) -> None:
     pytest.importorskip("transformers")
     check(home.run(RUN, "decode_compiled.py", *TINY["decode_compiled.py"].split()).said)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import subprocess
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from foreign_programs import PROGRAMS
 from foreign_running import K
 from hooked import HERE, LINEAR, ForkServer, Home, publish, published, wait_for
+from once import once
 from torch.utils._pytree import tree_flatten
 
 from gemmtuned.kernels.families.error import SURE
@@ -58,23 +60,34 @@ def difference(off: Any, on: Any, share: float) -> str:
     return ""
 
 
-def run(folder: Path, native_cache: Path, fork_server: ForkServer, turns: int) -> dict[str, Any]:
-    """off and on -> what foreign_programs.py found there."""
-    home = Home(folder / "home", native_cache, fork_server)
-    # The processors are others' too: a thread of OpenMP that has to wait must not spin on one of them
-    done = home.run(RUN, str(folder), str(turns), AITER_TUNE_GEMM="0", OMP_WAIT_POLICY="passive", timeout_s=LIMIT_S)
-    assert done.code == 0 and (folder / "on").exists() and (folder / "off").exists(), done.err[-3000:]
-    return {how: torch.load(folder / how, weights_only=False) for how in ("off", "on")}
+@pytest.fixture(scope="module")
+def found(
+    tmp_path_factory: pytest.TempPathFactory, native_cache: Path, fork_server: ForkServer
+) -> Callable[[int], dict[str, Any]]:
+    """By the number of turns: off and on -> what foreign_programs.py found there, run once for all workers."""
+
+    def programs(turns: int) -> dict[str, Any]:
+        def make(folder: Path) -> None:
+            home = Home(folder / "home", native_cache, fork_server)
+            # The processors are others' too: a thread of OpenMP that has to wait must not spin on one of them
+            env = {"AITER_TUNE_GEMM": "0", "OMP_WAIT_POLICY": "passive"}
+            done = home.run(RUN, str(folder), str(turns), timeout_s=LIMIT_S, **env)
+            assert done.code == 0 and (folder / "on").exists() and (folder / "off").exists(), done.err[-3000:]
+
+        folder = once(tmp_path_factory, f"foreign-{turns}", make)
+        return {how: torch.load(folder / how, weights_only=False) for how in ("off", "on")}
+
+    return programs
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory, native_cache: Path, fork_server: ForkServer) -> dict[str, Any]:
-    return run(tmp_path_factory.mktemp("foreign"), native_cache, fork_server, turns=1)
+def both(found: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
+    return found(1)
 
 
 @pytest.fixture(scope="module")
-def all_turns(tmp_path_factory: pytest.TempPathFactory, native_cache: Path, fork_server: ForkServer) -> dict[str, Any]:
-    return run(tmp_path_factory.mktemp("foreign"), native_cache, fork_server, turns=SOAK)
+def all_turns(found: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
+    return found(SOAK)
 
 
 def check(both: dict[str, Any], name: str, off_when: str, on_when: str, share: float) -> None:
@@ -83,13 +96,11 @@ def check(both: dict[str, Any], name: str, off_when: str, on_when: str, share: f
     assert on["warnings"] == off["warnings"]
 
 
-@pytest.mark.part(6)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_counted_it_is_what_it_is_without_the_hook_to_the_bit(both: dict[str, Any], name: str) -> None:
     check(both, name, "first", "first", share=0.0)
 
 
-@pytest.mark.part(6)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_routed_it_is_what_it_is_without_the_hook_up_to_rounding(both: dict[str, Any], name: str) -> None:
     check(both, name, "second", "routed 0", tolerance(PROGRAMS[name].coarsest))
