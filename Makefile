@@ -19,8 +19,8 @@ demo: install
 	$(BIN)/python docs/examples/demo.py
 
 test: install
-	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m 'not soak and not gpu and not alone'
 	$(BIN)/python -m pytest -q -m 'alone and not soak and not gpu'
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m 'not soak and not gpu and not alone'
 
 soak: install
 	$(BIN)/python tests/soak.py $(SOAK)

@@ -63,7 +63,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def leave_to_soak(items: list[pytest.Item]) -> None:
-    """Mark those cases of each test marked `part` that are not among the few, spread evenly over all, of `make test`."""
+    """Mark as soak, of each test marked `part`, all cases but so many, which are spread evenly over them."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("part"):

@@ -1,4 +1,4 @@
-"""What a whole run needs once, made by the first of pytest's workers that asks for it; the others wait and read it."""
+"""What a run needs once, made by the first of pytest's workers that asks; the others wait, and read it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
-    """The folder of this name, which `make` has filled. One that could not be filled is tried again by who asks next."""
+    """The folder of this name that `make` has filled; where it failed, who asks next tries again."""
     shared = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         shared = shared.parent  # each worker has a folder of its own in it
