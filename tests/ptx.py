@@ -42,8 +42,19 @@ _MOST = 100_000  # instructions of a program
 _TOGETHER = {"bar": 0} | dict.fromkeys(("barrier", "mma", "shfl", "ldmatrix", "stmatrix"), WARP)  # threads, 0 for all
 _WAITING = {"barrier", "mbarrier"}
 _TURN, _WAITS, _STANDS, _ENDED = (1 << bit for bit in (32, 50, 51, 52))  # added to a thread's step: the least goes on
+_UNWRITTEN = np.uint64(0xFFFFFFFFFFFFFFFF)
 _ALL = np.uint32(0xFFFFFFFF)  # a bit for each warp, and
 _NOBODY = np.uint32(1 << 31)  # for what nobody has waited for
+
+
+@cache
+def _number(operand: str) -> int:
+    if re.fullmatch(r"0[fF][0-9a-fA-F]{8}", operand):
+        return int(operand[2:], 16)
+    try:
+        return int(operand.removesuffix("U"), 0)
+    except ValueError:
+        raise Wrong(f"{operand}: read before it was written") from None
 
 
 @cache
@@ -262,6 +273,7 @@ class Program:
         turn = np.arange(threads) // (turns or threads)
         self._turn = (turn.max() - turn if last_first else turn) * _TURN
         here = (rank << RANK) + SHARED_BEGINS + code.static_bytes
+        self._numbers_read: dict[str, Array] = {}  # those that stand in the text
         self._registers: dict[str, Array] = {
             "%tid.x": lanes, "%laneid": lanes % WARP, "%dynamic_smem_size": self._all(shared_bytes),
             "%cluster_ctarank": self._all(rank), **dict.fromkeys(code.dynamic, self._all(here)),
@@ -282,6 +294,8 @@ class Program:
         held = np.zeros(self._threads, np.int64)
         has_moved = True
         for _ in range(_MOST):
+            if not self._turn.any() and not held.any() and (place == place[0]).all():
+                self._abreast(place)
             order = place + self._turn + held
             first = int(order.min())
             if first >= _ENDED:
@@ -318,11 +332,34 @@ class Program:
             elif operation[0] == "bra":
                 place[mask] = self._code.target(operands[0], here)
             else:
-                step = getattr(self, "_" + operation[0], None)
-                if step is None:
-                    raise Wrong(f"{'.'.join(operation)}: not written")
-                step(operation, operands, mask)
+                self._step(operation)(operation, operands, mask)
         raise Wrong(f"a program of more than {_MOST} instructions")
+
+    def _abreast(self, place: Array) -> None:
+        """All threads from a step that they are all at, as long as they stay together and none has to wait or ends."""
+        everyone = np.ones(self._threads, bool)
+        here = int(place[0])
+        for _ in range(_MOST):
+            if here >= _ENDED or self._code.steps[here][1][0] in (*_WAITING, "ret"):
+                break
+            predicate, operation, operands = self._code.steps[here]
+            mask = self._mask(predicate) if predicate else everyone
+            if operation[0] == "bra":
+                target = self._code.target(operands[0], here)
+                if not mask.all() and mask.any():
+                    place[:] = np.where(mask, target, here + 1)
+                    return
+                here = target if mask.all() else here + 1
+                continue
+            self._step(operation)(operation, operands, mask)
+            here += 1
+        place[:] = here
+
+    def _step(self, operation: Any) -> Callable[..., None]:
+        step = getattr(self, "_" + operation[0], None)
+        if step is None:
+            raise Wrong(f"{'.'.join(operation)}: not written")
+        return step  # type: ignore[no-any-return]
 
     def _together(self, operation: Any) -> int | None:
         """Threads beside each other that take it as one; 0 for all; None where each may on its own."""
@@ -373,14 +410,10 @@ class Program:
         return ~bits if predicate.startswith("!") else bits
 
     def _bits(self, operand: str) -> Array:
-        if operand in self._registers:
-            return self._registers[operand]
-        if re.fullmatch(r"0[fF][0-9a-fA-F]{8}", operand):
-            return self._all(int(operand[2:], 16))
-        try:
-            return self._all(int(operand.removesuffix("U"), 0))
-        except ValueError:
-            raise Wrong(f"{operand}: read before it was written") from None
+        found = self._registers.get(operand)
+        if found is None and (found := self._numbers_read.get(operand)) is None:
+            found = self._numbers_read[operand] = self._all(_number(operand))
+        return found
 
     def _get(self, operand: str, kind: str) -> Array:
         """As numbers of a type of PTX: u32, s64, f32, b16, bf16, f16, pred."""
@@ -388,7 +421,7 @@ class Program:
         if kind == "pred":
             return bits != 0
         size = _size(kind)
-        raw = (bits & np.uint64((1 << 8 * size) - 1)).astype(_UNSIGNED[size])
+        raw = bits if size == 8 else bits.astype(_UNSIGNED[size])  # the lower ones
         if kind == "bf16":
             return (raw.astype(np.uint32) << 16).view(np.float32)
         if kind == "f16":
@@ -409,11 +442,10 @@ class Program:
         elif kind == "f32":
             bits = value.astype(np.float32).view(np.uint32)
         else:
-            size = int(kind[1:]) // 8
-            bits = value.astype(np.int64).view(np.uint64) if value.dtype.kind == "i" else value.astype(np.uint64)
-            bits = bits & np.uint64((1 << 8 * size) - 1)
+            bits = value.astype(np.int64).view(np.uint64) if value.dtype.kind == "i" else value
+            bits = bits.astype(_UNSIGNED[int(kind[1:]) // 8])  # the lower ones
         before = self._registers.get(name)
-        self._registers[name] = np.where(mask, bits.astype(np.uint64), self._all(-1) if before is None else before)
+        self._registers[name] = np.where(mask, bits.astype(np.uint64), _UNWRITTEN if before is None else before)
 
     def _array(self, operation: Any, operands: Any, mask: Array) -> None:
         """Its name stands for its address, from where it is declared on."""
