@@ -154,7 +154,6 @@ class Account:
             return
         what = "" if settings.dispatch else ", counting only" if settings.capture else ""
         table = self._tables.table
-        say_line(
-            f"gemmtuned {version}: {path}{what}, generation {table.generation}, {len(table)} rows, home "
-            f"{settings.home} (GEMMTUNED_QUIET=1 silences this)"
-        )
+        rows = len(table)
+        held = f"generation {table.generation}, {rows} rows" if table.generation or rows else "nothing tuned yet"
+        say_line(f"gemmtuned {version}: {path}{what}, {held}, home {settings.home} (GEMMTUNED_QUIET=1 silences this)")

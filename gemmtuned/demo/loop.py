@@ -130,13 +130,13 @@ def run(home: Path, *, say: Callable[[str], None], rounds: int = ROUNDS, tune_s:
 
 def _steps(program: _Program) -> int:
     """How many steps take ROUND_S."""
-    program.decode(5)
-    return _fitting(10, float(program.decode(10)["seconds"]))
+    program.decode(2)
+    return _fitting(4, float(program.decode(4)["seconds"]))
 
 
 def _fitting(steps: int, took_s: float) -> int:
     """So many steps took so long: how many take ROUND_S."""
-    return max(5, round(steps * ROUND_S / took_s))
+    return max(2, round(steps * ROUND_S / took_s))
 
 
 def _rounds(programs: Sequence[_Program], steps: int, count: int) -> tuple[dict[str, list[float]], float]:

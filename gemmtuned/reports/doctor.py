@@ -89,7 +89,7 @@ def _settings(settings: Settings, *, every: bool) -> list[Table]:
     )
     there = [row for row in rows if every or is_given(row["name"])]
     others = [row for row in rows if row not in there]
-    said = f"{len(others)} variables are not set: gemmtuned doctor --variables lists them with what they mean."
+    said = f"{len(others)} variables have their defaults: gemmtuned doctor --variables lists them with what they mean."
     return [
         Table("settings", columns, there, title="Variables of this shell:"),
         Table("settings", columns, others, instead=said if others else ""),
