@@ -3,14 +3,16 @@
     python -m benchmarks fleet_ray                       40 CPU problems on this host: 1 task, 2 tasks, a daemon (twice)
     python -m benchmarks fleet_ray --gpu --problems 24   on a host with two GPUs: 1 task against 2
     python -m benchmarks fleet_ray --kill                a second node is killed at work: its problem is done elsewhere
-    python -m benchmarks fleet_ray --planted             a search that sleeps, for a machine that others use
+    python -m benchmarks fleet_ray --gate                wrong kernels and right ones, for a machine that others use
+    python -m benchmarks fleet_ray --planted             a search that sleeps, for rates on such a machine
 
 Starts a Ray cluster of its own (`ray start --head`) and ends it, and no other (tests/ray_nodes.py).  Each run begins
 with an empty home and an empty URL.  Rates are results a minute, counted from the first result of each run, so that the
 start of torch is left out, and over the whole run.  Verdicts agree when the same backend is in use; where two of them
-are as fast as each other, two daemons do not always agree either, so the daemon runs twice.  With --planted a search is
-tests/planted_search.py, which takes a second and always finds the same; workers, stores, claims, Ray and the daemon are
-as ever.
+are as fast as each other, two daemons do not always agree either, so the daemon runs twice.  With --gate the search
+and its numeric check are real, and times are made up: of 40 kernels that win every race 20 are wrong, each in another
+way (tests/planted_worker.py).  With --planted a search is tests/planted_search.py: it takes a second, and always finds
+the same.  Workers, stores, claims, Ray and the daemon are as ever.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ TESTS = Path(__file__).resolve().parents[1] / "tests"
 sys.path.append(str(TESTS))
 
 from fleets import Host  # noqa: E402
+from planted_wrong import WRONG  # noqa: E402
 from ray_nodes import RAY, Cluster, Run, once, planted_slower, ray_cluster  # noqa: E402
 
 from gemmtuned.configs.problem import Problem  # noqa: E402
@@ -56,6 +59,13 @@ def problems(count: int, gpu: bool) -> list[Problem]:
         return [Problem(m=m, n=n, k=k) for m in ROWS for n, k in SIZES][:count]
     dtypes = ("fp32", "bf16")
     return [Problem(m=m, n=n, k=k, dtype=d, threads=1) for m in ROWS for n, k in SIZES[:4] for d in dtypes][:count]
+
+
+def gate_problems(count: int) -> list[Problem]:
+    """Half of them have a kernel that is wrong, each in another way, half one that is right."""
+    wrong = [one.problems[0] for one in WRONG if len(one.problems) == 1 and one.problems[0].threads == 1]
+    right = [Problem(m=9, n=1000 + 4 * number, k=136, dtype="fp32", threads=1) for number in range(count // 2)]
+    return [*wrong[:: len(wrong) * 2 // count][: count - len(right)], *right]
 
 
 def environment_of(gpu: bool, search: str) -> Environment:
@@ -114,7 +124,8 @@ def by_ray(host: Host, address: str, tasks: int, gpu: bool, search: str) -> dict
 
 def by_daemon(host: Host, search: str) -> dict[str, str]:
     """Verdicts of a daemon that ends when all is done: problem and backend. It is told that nobody uses the machine."""
-    host.start("--once", "--search", search.rpartition(":")[0])
+    device = () if "planted_slower" in search else ("--real-device",)
+    host.start("--once", "--search", search.rpartition(":")[0], *device)
     assert host.process is not None
     assert host.process.wait() == 0, host.log.read_text()
     return {str(s.problem): s.backend for s in host.store.published()[1] if s.mode == "eager"}
@@ -131,7 +142,8 @@ def agreement(one: dict[str, str], other: dict[str, str]) -> dict[str, Any]:
     """How many problems have the same backend in both, and which do not."""
     both = sorted(one.keys() & other.keys())
     parted = {problem: [one[problem], other[problem]] for problem in both if one[problem] != other[problem]}
-    return {"both": len(both), "same_backend": len(both) - len(parted), "parted": parted}
+    backends = dict(Counter(one[problem] for problem in both))
+    return {"both": len(both), "same_backend": len(both) - len(parted), "backends": backends, "parted": parted}
 
 
 def kill_a_node(cluster: Cluster, make: Make, search: str) -> dict[str, Any]:
@@ -165,6 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpu", action="store_true")
     parser.add_argument("--problems", type=int, default=40)
     parser.add_argument("--kill", action="store_true")
+    parser.add_argument("--gate", action="store_true")
     parser.add_argument("--planted", action="store_true")
     args = parser.parse_args(argv)
     os.environ.update(RAY)
@@ -174,9 +187,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure(args: Any, folder: Path) -> int:
     """One measurement, into a file of results."""
-    search = planted_slower(folder, 0.25) if args.planted else ""
+    search = f"{TESTS / 'planted_worker.py'}:tune" if args.gate else ""
+    search = planted_slower(folder, 0.25) if args.planted else search
     environment = environment_of(args.gpu, search)
-    wanted = problems(args.problems, args.gpu)
+    wanted = gate_problems(args.problems) if args.gate else problems(args.problems, args.gpu)
     result: dict[str, Any] = {
         "ray": metadata.version("ray"), "environment": environment.key, "problems": len(wanted),
         "system": platform.platform(), "load": os.getloadavg(),
@@ -192,7 +206,7 @@ def measure(args: Any, folder: Path) -> int:
         result["agree"] = {"with a node killed and the daemon": agreement(found, by_daemon(make("daemon"), search))}
     else:
         tune_both(result, make, args.gpu, search)
-    kind = "".join(f"{name}-" for name in ("kill", "planted") if getattr(args, name))
+    kind = "".join(f"{name}-" for name in ("kill", "gate", "planted") if getattr(args, name))
     device = environment.device.key if args.gpu else "cpu"
     path = record.save(f"fleet_ray-{kind}{device}-{time.strftime('%Y-%m-%d')}", result, args.out)
     print(json.dumps(result, indent=1))

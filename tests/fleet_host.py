@@ -34,6 +34,7 @@ def main() -> int:
     parser.add_argument("url")
     parser.add_argument("--search", default="planted_search.py")
     parser.add_argument("--once", action="store_true")
+    parser.add_argument("--real-device", action="store_true", help="this CPU, for a search that measures on it")
     parser.add_argument("--lease-s", type=float, default=600.0)
     parser.add_argument("--alone-s", type=float, default=6.0, help="as ALONE_S is to EVERY_S")
     parser.add_argument("--most-s", type=float, default=60.0)
@@ -41,7 +42,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     settings = Settings.from_env({**os.environ, "GEMMTUNED_HOME": args.home, "GEMMTUNED_IDLE_S": "0"})
     monitor = FakeMonitor(lambda now_s: 0.0)
-    if not args.search:
+    if args.real_device:
         monitor.device = cpu_device()
     monitor.read(time.time())
     search = f"{HERE / args.search}:tune" if args.search else ""

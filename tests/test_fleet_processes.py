@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from fakes import ENVIRONMENT
 from fleet_s3 import Wire, s3_server
 from fleets import Host, note, problem, running, searches, until_covered
 
 from gemmtuned.configs.problem import Problem
+from gemmtuned.fleet.layout import claim_path, environment_name, unit_name
 from gemmtuned.fleet.opening import open_objects
 
 pytest.importorskip("obstore", reason="the extra [fleet] is not installed")
@@ -205,3 +207,24 @@ def test_objects_cut_short_and_forged_while_hosts_work_change_nothing(fleet: Fle
     took_s = covered(fleet)
     fleet.judge("results spoilt", began, most_twice=0.5, spoilt=spoilt, covered_s=round(took_s, 1))
     assert spoilt
+
+
+def test_with_a_key_a_stranger_who_claims_everything_keeps_nobody_from_tuning(fleet: Fleet) -> None:
+    """And what the stranger sends is not even looked at."""
+    key = fleet.folder / "key"
+    key.write_text("a secret of members")
+    key.chmod(0o600)
+    fleet.variables["GEMMTUNED_SYNC_KEY"] = str(key)
+    began, objects, folder = time.monotonic(), open_objects(fleet.url), environment_name(ENVIRONMENT)
+    for one in fleet.problems:
+        objects.create(claim_path(folder, unit_name(one, "exact"), 7), b"stranger-00000000")
+    with_none = Host(fleet.folder / "stranger", fleet.url)
+    with running([with_none]):
+        with_none.see(*fleet.problems[:20])
+        with_none.work()
+        assert with_none.exchange().run(now_s=time.time()).sent == 20
+    for host in fleet.join():
+        host.start()
+    took_s = covered(fleet)
+    fleet.judge("a stranger claims all, the hosts have a key", began, covered_s=round(took_s, 1))
+    assert len(searches(fleet.hosts)) == len(fleet.problems), "what the stranger sent is searched, too"
