@@ -31,6 +31,7 @@ from gemmtuned.configs.aiter_text import (
     CONFLICT,
     MAX_BAD_ROWS,
     MAX_LINE,
+    SEPARATORS,
     Bad,
     binary_text,
     cells_of,
@@ -40,6 +41,7 @@ from gemmtuned.configs.aiter_text import (
     names_columns,
     names_of,
     numbered,
+    odd_separator,
     separator_of,
     unglued,
     unmarked,
@@ -197,6 +199,11 @@ class Reader:
             columns, glued = unglued(cells_of(line, separator))
         except Bad as err:
             raise TableError(f"{name} line {number}: not a table: {err}") from err
+        odd = odd_separator(line) if len(columns) == 1 else ""
+        if odd:
+            raise TableError(
+                f"{name} line {number}: cells are parted by {odd!r}, expected commas, semicolons, tabs or bars"
+            )
         if family is None:
             found = family_of_header(columns, name=name, ignore=ignore)
         else:
@@ -343,6 +350,11 @@ class _RowReader:
         if "�" in line:
             raise Bad("not UTF-8: bytes that are no text")
         count = len(cells)
+        if count == 1 and self._columns > 1:
+            ours = self._header.separator
+            other = next((one for one in SEPARATORS if one != ours and line.count(one) + 1 >= self._columns), "")
+            if other:
+                raise Bad(f"its cells are parted by {other!r}, those of the header by {ours!r}")
         if self._strict and count > self._columns and any(cells[self._columns :]):
             raise Bad(f"{count} cells, the header has {self._columns} columns: which cell is whose is not clear")
         if count < self._before and self._header.ends and not line.endswith("\n"):

@@ -190,6 +190,14 @@ def family_of_header(columns: Sequence[str], *, name: str, ignore: Sequence[str]
     """
     if not is_header(columns):
         shown = ",".join(columns)
+        proper = {column.lower(): column for family in FAMILIES.values() for column in family.tuned_header}
+        spelled = [proper.get(column.lower(), column) for column in columns]
+        if is_header(spelled):
+            other, usual = next(pair for pair in zip(columns, spelled, strict=True) if pair[0] != pair[1])
+            raise TableError(
+                f"{name}: the header is {shown[:200]!r}; column {other} is {usual} in AITER's tables, where capitals "
+                "count: rename it"
+            )
         raise HeaderError(
             f"{name}: the header is {shown[:200]!r}, expected one of AITER's: M,N,K[,...], B,M,N,K[,...], "
             "token,model_dim,inter_dim,expert,topk[,...] and others"

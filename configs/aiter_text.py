@@ -18,6 +18,9 @@ _BEGINS: Final = frozenset("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOP
 CONFLICT: Final = ("<<<<<<<", "=======", ">>>>>>>", "|||||||")  # git's marks
 
 
+SEPARATORS: Final = (",", ";", "\t", "|")
+
+
 class Bad(Exception):
     """A row that cannot be taken; its text goes on after "file line N, "."""
 
@@ -58,7 +61,12 @@ def unmarked(line: str) -> str:
 
 def separator_of(line: str) -> str:
     """What parts the columns of this header: a comma, unless there is none and another of the usual ones is."""
-    return "," if "," in line else next((other for other in (";", "\t", "|") if other in line), ",")
+    return next((separator for separator in SEPARATORS if separator in line), ",")
+
+
+def odd_separator(line: str) -> str:
+    """What parts the names of columns in a line, where it is none of those that are read; "" where it is none."""
+    return next((other for other in (" ", ":", "\\", "~") if names_columns(line.split(other))), "")
 
 
 def cells_of(line: str, separator: str) -> list[str]:

@@ -213,6 +213,9 @@ def problem_or_reason(file: TileFile, key: str) -> Problem | str:
         return f"kernel {file.name} multiplies int8 or fp8, and its files do not say which"
     if kind is None:
         return f"kernel {file.name} is no problem of gemmtuned's yet"
+    odd = _odd_part(file.path)
+    if odd:
+        return f"{odd} in the file's name is not known"
     if not {"N", "K"} <= set(file.sizes):
         return f"a tile of kernel {file.name} for every N and K"
     if bound is None:
@@ -294,6 +297,13 @@ def _told_by(path: Path) -> tuple[str, str, dict[str, int]]:
         name = path.stem
     sizes = {part: int(size) for part, size in _PART.findall(match["suffix"] or "")} if match else {}
     return _ARCHS.get(arch, arch), name, sizes
+
+
+def _odd_part(path: Path) -> str:
+    """What a file's name says beside N, K and a batch, and so perhaps of the product; "" where it says no more."""
+    match = _FILE.fullmatch(path.stem)
+    parts = (match["suffix"] or "").split("-") if match else []
+    return next((part[:40] for part in parts if part and not re.fullmatch(r"[BNK]=[0-9]{1,10}", part)), "")
 
 
 def _upper(folder: str) -> str:

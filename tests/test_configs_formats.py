@@ -142,6 +142,7 @@ def test_an_untuned_list_of_tunable_op_is_problems_alone(tmp_path: Path) -> None
         ("GemmTunableOp_float_XX,tn_5_4_3,Default", "field 1: 'GemmTunableOp_float_XX' is not an operator's name"),
         ("GemmTunableOp_float_TN,tn_5_4,Default", "field 2: 'tn_5_4' is not an operator's sizes"),
         ("GemmTunableOp_float_TN,tn_5_4_3,Default,soon", "field 4: 'soon' is not a time"),
+        ("GemmTunableOp_float_TN,nt_5_4_3,Default", "field 2: 'nt_5_4_3' has other letters than the operator"),
     ],
 )
 def test_a_bad_line_of_tunable_op_is_named(line: str, reason: str, tmp_path: Path) -> None:
@@ -152,6 +153,35 @@ def test_a_bad_line_of_tunable_op_is_named(line: str, reason: str, tmp_path: Pat
 
     assert (found.hints, found.rejected) == ([], 1)
     assert f"{path} line 2, {reason}" in found.reasons[0]
+
+
+def test_sizes_of_tunable_op_with_a_part_that_nobody_knows_are_no_problem(tmp_path: Path) -> None:
+    path = tmp_path / "r.csv"
+    lines = [f"GemmTunableOp_float_TN,tn_5_4_3_ld_3_3_5{part},Default,1.25\n" for part in ("", "_act_gelu", "_rw_7")]
+    path.write_text("Validator,PT_VERSION,2\n" + "".join(lines).rstrip("5\n"))
+
+    found = read_any(path)
+
+    assert [hint.problem for hint in found.hints] == [Problem(m=4, n=5, k=3, dtype="fp32"), None, None]
+    assert found.kept == {"act_gelu in the sizes is not known": 1, "rw_7 in the sizes is not known": 1}
+    assert found.notes == [f"{path} line 4: the last row has no line end; read as it stands"]
+
+
+def test_entries_that_stand_under_one_key_are_counted(tmp_path: Path) -> None:
+    """JSON keeps the last of equal keys."""
+    tile = '{"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128}'
+    path = tmp_path / "N=512,K=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"
+    path.write_text(f'{{"8": {tile}, "8": {tile}, "16": {tile}, "8": {tile}}}')
+    table = tmp_path / "table.json"
+    key = "((torch.float32, [4, 3], [3, 1]), (torch.float32, [3, 5], [1, 3]))+mm"
+    some = '[{"template_id": "aten::mm"}, {"template_id": "triton::mm"}]'
+    table.write_text(f'{{"{key}": {some}, "{key}": [{{"template_id": "aten::mm"}}]}}')
+
+    tiles, choices = read_any(path), read_any(table)
+
+    assert (len(tiles.hints), tiles.reasons) == (2, [f"{path} entry '8': stands 3 times, the last is taken"] * 2)
+    assert (len(choices.hints), choices.rejected) == (1, 2)
+    assert all("stands 2 times, the last is taken" in reason for reason in choices.reasons)
 
 
 NATURAL = st.integers(1, 9000)

@@ -219,6 +219,10 @@ def test_quotes_and_further_headers_give_no_wrong_problem_and_lose_no_row(
         ("M,N,K", "w4a16.csv", "its name says 'w4a16'"),
         ("M,N,K", "a8w8_mxfp4_untuned_gemm.csv", "its name says 'mxfp4'"),
         ("m,n,k", "shapes.csv", "the header is"),
+        ("M,N,K,Libtype,us", "bf16_tuned_gemm.csv", "column Libtype is not known"),
+        ("gfx,m,n,k,libtype,us", "bf16_tuned_gemm.csv", "column m is M in AITER's tables, where capitals count"),
+        ("M N K us", "bf16_tuned_gemm.csv", "cells are parted by ' ', expected commas"),
+        ("M:N:K:us", "bf16_tuned_gemm.csv", "cells are parted by ':', expected commas"),
         ("M,N,K,q_dtype_w", "my_bf16.csv", "neither the header nor the file's name"),
         ("M,N,K", "qwen3_next_per1x128_untuned.csv", "its name says 'per1x128'"),
         ("B,M,N,K", "list.csv", "neither the header nor the file's name"),
@@ -420,6 +424,18 @@ def test_a_hundred_thousand_rows_are_in_the_database_in_ten_seconds_and_ten_time
     took_s, grown = map(float, done.stdout.splitlines()[-1].split())
     assert took_s < 10
     assert grown < 10 * path.stat().st_size
+
+
+@pytest.mark.parametrize("one, other", [(",", ";"), (",", "\t"), (";", ","), ("|", ",")])
+def test_a_row_parted_by_another_sign_than_the_header_is_refused_by_both(one: str, other: str) -> None:
+    lines = [one.join(("M", "N", "K", "us")), one.join("8885"), other.join("8885")]
+
+    table = read_lines(lines, name="bf16_tuned_gemm.csv")
+
+    assert len(table.rows) == 1
+    assert table.complaints == [
+        f"bf16_tuned_gemm.csv line 3, its cells are parted by {other!r}, those of the header by {one!r}"
+    ]
 
 
 def test_rows_that_aiters_look_up_never_asks_for_are_told(tmp_path: Path) -> None:

@@ -216,3 +216,10 @@ def test_entries_become_problems_at_their_bound_and_candidates_of_our_kernel() -
     assert {name: back[name] for name in TILE} == {name: found.buckets[key][name] for name in TILE}
     assert triton_json.config_of(Candidate.of("triton", kernel="gemv")) is None
     assert triton_json.problem_of(found, "any") is None
+
+
+@pytest.mark.parametrize("part", ["T=1", "K=128_copy", "GATED"])
+def test_a_part_of_a_files_name_that_nobody_knows_makes_no_problem(part: str, tmp_path: Path) -> None:
+    path = tmp_path / f"gfx950-GEMM-A16W16-N=64-K=128-{part}.json"
+    path.write_text(json.dumps({"M_LEQ_16": TILE}))
+    assert triton_json.problem_or_reason(read_file(path), "M_LEQ_16") == f"{part} in the file's name is not known"

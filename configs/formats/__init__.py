@@ -7,8 +7,10 @@ import` asks `read_any`; what is written by `gemmtuned export` is in the same fi
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from gemmtuned.configs import triton_json
 from gemmtuned.configs.aiter_csv import MAX_BYTES, lines_of, open_text
@@ -62,17 +64,34 @@ def rows_in(path: Path) -> int:
 
 
 def _read_json(path: Path) -> Imported:
+    pairs: list[tuple[str, Any]] = []  # of the object read last, which is the whole: JSON keeps one of equal keys
+
+    def noted(found: list[tuple[str, Any]]) -> dict[str, Any]:
+        pairs[:] = found
+        return dict(found)
+
     try:
         with open_text(path, limit=MAX_JSON_BYTES) as file:
-            raw = json.load(file)
+            raw = json.load(file, object_pairs_hook=noted)
     except (OSError, ValueError, RecursionError) as err:
         raise TableError(f"{path}: not valid JSON ({err})") from err
     if triton_json.is_tiles(raw):
         return aiter.read_tiles(path)
     if vllm_moe.is_ours(path, raw):
-        return vllm_moe.read(path, raw)
+        return _with_lost(vllm_moe.read(path, raw), pairs)
     if inductor.is_ours(raw):
-        return inductor.read(path, raw)
+        return _with_lost(inductor.read(path, raw), pairs)
     raise TableError(
         f"{path}: JSON of no format we know, expected AITER's or vLLM's tile configs or Inductor's lookup table"
     )
+
+
+def _with_lost(found: Imported, pairs: list[tuple[str, Any]]) -> Imported:
+    """With a complaint for each entry that stands under a key once more, and that the last one hides."""
+    times = Counter(key for key, _ in pairs)
+    seen: Counter[str] = Counter()
+    for key, value in pairs:
+        seen[key] += 1
+        for _ in range((len(value) if isinstance(value, list) else 1) if seen[key] < times[key] else 0):
+            found.reject(f"{found.path} entry {key[:40]!r}: stands {times[key]} times, the last is taken")
+    return found

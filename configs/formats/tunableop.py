@@ -27,8 +27,10 @@ from gemmtuned.configs.solution import DEFAULT_BACKEND, Candidate, Solution
 FORMAT: Final = "tunableop"
 _OP: Final = re.compile(r"(Gemm|GemmAndBias|GemmStridedBatched|ScaledGemm)TunableOp_([A-Za-z0-9_:<>]+)_([NT])([NT])")
 _SIZES: Final = re.compile(
-    r"[nt]{2}_([0-9]{1,10})_([0-9]{1,10})_([0-9]{1,10})(?:_B_([0-9]{1,10}))?((?:_[A-Za-z0-9]+)*)"
+    r"([nt]{2})_([0-9]{1,10})_([0-9]{1,10})_([0-9]{1,10})(?:_B_([0-9]{1,10}))?((?:_[A-Za-z0-9]+)*)"
 )
+# Strides, whether scales are of rows, the bias
+_KNOWN: Final = re.compile(r"^(?:_ld(?:_[0-9]+){3})?(?:_rw_[01])?(?:_bias_[A-Za-z0-9]+)?")
 _DTYPES: Final = {
     "float": "fp32", "tf32": "fp32", "double": "fp64", "BFloat16": "bf16", "Half": "fp16",
     "Float8_e4m3fn": "fp8_e4m3", "Float8_e5m2": "fp8_e5m2", "Float8_e4m3fnuz": "fp8_e4m3fnuz",
@@ -66,6 +68,8 @@ def read_lines(lines: Iterable[str], *, name: str) -> Imported:
             found.reject(f"{name} line {number}: it ends in the middle and without a line end: the file was cut there")
         elif any(fields):
             _add(found, number, fields, validators)
+            if ended and not line.endswith("\n"):
+                found.notes.append(f"{name} line {number}: the last row has no line end; read as it stands")
             form, ended = this, line.endswith("\n")
         if found.rejected > MAX_BAD_ROWS:
             raise TableError(f"{name}: more than {MAX_BAD_ROWS} bad rows, the first: {found.reasons[0]}")
@@ -81,6 +85,10 @@ def _add(found: Imported, number: int, fields: Sequence[str], validators: Mappin
         text = fields[1] if op and len(fields) > 1 else fields[0]
         found.reject(f"{where}, field {column}: {text[:80]!r} is not an operator's {'sizes' if op else 'name'}")
         return
+    if sizes[1] != f"{op[3]}{op[4]}".lower():
+        found.reject(f"{where}, field 2: {fields[1][:80]!r} has other letters than the operator {fields[0][:80]}")
+        return
+    odd = _KNOWN.sub("", sizes[6], count=1)
     tuned = len(fields) > 2 and fields[2] != "BLAS_PARAMS"
     us = _us(fields[3]) if tuned and len(fields) > 3 and fields[3] else None
     if us is not None and math.isnan(us):
@@ -92,8 +100,10 @@ def _add(found: Imported, number: int, fields: Sequence[str], validators: Mappin
         number,
         row,
         kind="tuned" if tuned else "untuned",
-        problem=_problem(op, sizes),
-        why=f"operator {fields[0][:60]} with these types is no problem of gemmtuned's",
+        problem=None if odd else _problem(op, sizes),
+        why=f"{odd[1:40]} in the sizes is not known"
+        if odd
+        else f"operator {fields[0][:60]} with these types is no problem of gemmtuned's",
         candidate=_candidate(fields[2]) if tuned else None,
         arch=validators.get("GCN_ARCH_NAME", "").partition(":")[0],
         us=us if us and 0 < us < math.inf else None,
@@ -108,7 +118,7 @@ def _us(text: str) -> float:
 def _problem(op: re.Match[str], sizes: re.Match[str]) -> Problem | None:
     kind, types, w, x = op.groups()
     values: dict[str, Any] = {
-        "n": int(sizes[1]), "m": int(sizes[2]), "k": int(sizes[3]), "batch": int(sizes[4] or 1),
+        "n": int(sizes[2]), "m": int(sizes[3]), "k": int(sizes[4]), "batch": int(sizes[5] or 1),
         "layout": ("n" if x == "N" else "t") + ("t" if w == "T" else "n"), "bias": kind == "GemmAndBias",
     }  # fmt: skip
     names = _FP8.findall(types) if kind == "ScaledGemm" else [types]
@@ -116,8 +126,8 @@ def _problem(op: re.Match[str], sizes: re.Match[str]) -> Problem | None:
         return None
     if kind == "ScaledGemm":  # W's type comes first
         wdtype, dtype, out = (_DTYPES[name] for name in names)
-        scale = "row" if "_rw_1" in sizes[5] else "tensor"
-        bias = re.search(r"_bias_(?!None)", sizes[5]) is not None
+        scale = "row" if "_rw_1" in sizes[6] else "tensor"
+        bias = re.search(r"_bias_(?!None)", sizes[6]) is not None
         values |= {"family": "scaled", "dtype": dtype, "wdtype": wdtype, "out_dtype": out, "scale": scale, "bias": bias}
     else:
         values |= {"dtype": _DTYPES[types], "math_mode": "tf32" if types == "tf32" else "ieee"}
