@@ -1,8 +1,9 @@
 """The schema, step by step: NNNN_name.sql beside this file, applied once each, in order of their numbers.
 
 A new file is made from schema.sql, which holds what all steps leave (whole.py writes it): it has the same objects and
-records the same steps.  A step and the row that records it are one transaction under BEGIN IMMEDIATE and the lock file, so any number of
-starting processes apply it once and a failing step leaves nothing behind.  A released step is never edited.
+records the same steps.  A step and the row that records it are one transaction under BEGIN IMMEDIATE and the lock
+file, so any number of starting processes apply it once and a failing step leaves nothing behind.  A released step is
+never edited.
 `user_version` is the number of steps applied, so that a process that has nothing to do finds out with one PRAGMA.
 sqlite-utils (it brings pandas where that is installed) is imported for a file of an older version alone, and that is
 the daemon's and the commands' to bring up to date.

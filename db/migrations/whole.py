@@ -1,6 +1,6 @@
 """schema.sql, what all steps leave in a new file, so that a new file need not go through all of them.
 
-    python -m gemmtuned.db.migrations.whole     # writes it; run it after a new step. A test compares it with the steps
+python -m gemmtuned.db.migrations.whole     # writes it; run it after a new step. A test compares it with the steps
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from gemmtuned.db import migrations
 
 FILE: Final = Path(__file__).with_name("schema.sql")
 _HEAD: Final = """\
--- What the steps beside this file leave in a new database: written by `python -m gemmtuned.db.migrations.whole`, never by
--- hand. Each statement is as SQLite keeps it, and ends with the line that follows it.
+-- What the steps beside this file leave in a new database: written by `python -m gemmtuned.db.migrations.whole`, never
+-- by hand. Each statement is as SQLite keeps it, and ends with the line that follows it.
 """
 
 
