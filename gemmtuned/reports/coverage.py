@@ -89,8 +89,8 @@ def _of_runs(shown: Sequence[Row]) -> list[str]:
         return []
     found = [
         "of it GEMM: of the time on stock torch; program's gain: 1 / (1 - s + s/g) with that share s and gain g of its "
-        "GEMMs; if all were free: 1 / (1 - s), the most that any kernel could give. All three are estimates from the "
-        "calls that were timed"
+        "GEMMs; if all were free: 1 / (1 - s), the most that any kernel could give. All three are estimates, "
+        "from races, timed calls or sizes"
     ]
     bounded = ", ".join(row["run"] for row in shown if row.get("bounded"))
     return found + (
@@ -124,7 +124,7 @@ def _lines(total: Row, weight: str, window: str) -> list[str]:
     if weight == "time" and total["estimated_share"]:
         lines.append(
             f"estimated: {percent(total['estimated_share'])} of the GEMM time, by size alone: of problems neither "
-            "tuned nor timed"
+            "tuned nor timed (calls beside others are not)"
         )
     if total["untunable_calls"]:
         lines.append(
