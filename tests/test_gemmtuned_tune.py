@@ -236,7 +236,7 @@ def test_without_shapes_those_of_the_atomic_guide_are_taken(
 
 
 def test_without_shapes_what_waits_here_goes_before_the_built_in_ones(
-    typed: Callable[..., tuple[Request, dict[str, Any]]], home: Path
+    typed: Callable[..., tuple[Request, dict[str, Any]]], home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (known,) = {monitor.device.key for monitor in find_monitors() if monitor.device.kind == "cpu"}
     here, elsewhere = (
@@ -267,7 +267,13 @@ def test_without_shapes_what_waits_here_goes_before_the_built_in_ones(
 
     assert typed()[0].problems == [dear, cheap]
     assert set(typed("--all")[0].problems) == {dear, cheap, solved, hopeless, *small}
-    assert len(typed("--dtype", "bf16")[0].problems) == len(typed("--threads", "2")[0].problems) == 40  # none of these
+    for option in (("--dtype", "bf16"), ("--threads", "2"), ("--dtype", "bf16", "-o", "bf16_tuned_gemm.csv")):
+        before, _ = typed()
+        capsys.readouterr()
+        assert typed(*option)[0] is before, "it was asked for something"
+        told = capsys.readouterr().out
+        assert f"2 wait to be tuned here, none of them {option[0][2:]} {option[1]}" in told and "0 to tune" in told
+    assert not (home / "bf16_tuned_gemm.csv").exists()
     store = Store(settings.db, locks=settings.locks)
     half = replace(PROBLEM, dtype="bf16", wdtype="bf16", out_dtype="bf16", m=3)
     mixed, two = replace(half, out_dtype="fp32", m=5), replace(PROBLEM, threads=2, m=7)
@@ -278,6 +284,22 @@ def test_without_shapes_what_waits_here_goes_before_the_built_in_ones(
     assert set(typed("--threads", "1")[0].problems) == {dear, cheap, half, mixed}
     assert typed("--dtype", "bf16", "--out-dtype", "fp32")[0].problems == [mixed]
     assert set(typed("--dtype", "fp32", "--threads", "1")[0].problems) == {dear, cheap}
+
+
+def test_a_model_of_which_nothing_can_be_tuned_is_listed_with_the_reasons(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = home / "my-model-NVFP4"
+    model.mkdir()
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    (model / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 256, **sizes}))
+    for more, code in ((["--dry-run"], 0), ([], 1)):
+        with pytest.raises(SystemExit) as end:
+            build()(["tune", "--model-dir", str(model), *more], prog_name="gemmtuned")
+        told = capsys.readouterr().out
+        assert end.value.code == code
+        assert "left out: how its weights are quantised is not understood" in told
+        assert "the model's name says NVFP4" in told and "0 to tune" in told
 
 
 def test_a_shape_alone_is_what_was_seen_of_it_here_and_else_one_by_default(

@@ -132,13 +132,16 @@ def tune(
         named, defaults, file=file, model=model_dir, how=how, skip_bad_rows=skip_bad_rows,
         waits=lambda: waiting(settings(), keys, again=again or run_config is not None, defaults=defaults),
     )  # fmt: skip
-    if not wanted.problems:
+    asked = bool(named or file or model_dir)
+    if not wanted.problems and asked and not wanted.derived:
         raise typer.BadParameter("no problem given: name some, or a file that holds some with -i")
-    if dry_run:
-        show(_plan(wanted), as_json=as_json)
+    if dry_run or not wanted.problems:
+        show(_plan(wanted, dry_run=dry_run), as_json=as_json)
+        if asked and not dry_run:  # all that the model runs is left out
+            raise typer.Exit(1)
         return
     shares = _shares(monitors, wanted.problems, mp)
-    if not named and file is None and model_dir is None:  # said before minutes of work
+    if not asked:  # said before minutes of work
         complain(" ".join(wanted.notes))
         if not as_json:
             wanted = replace(wanted, notes=[])
@@ -268,7 +271,7 @@ class _Files:
             self.trouble = str(err)
 
 
-def _plan(wanted: Wanted) -> Report:
+def _plan(wanted: Wanted, *, dry_run: bool) -> Report:
     rows = [{"problem": str(one)} for one in wanted.problems]
     tables = [Table("shapes", _SHAPES, wanted.derived)] if wanted.derived else []
     keys = wanted.keys
@@ -276,7 +279,7 @@ def _plan(wanted: Wanted) -> Report:
         f"{len(rows)} to tune, in {keys['units']} units of work; look-up keys: {keys['exact_keys']} exact, "
         f"{keys['fine_keys']} fine, {keys['coarse_keys']} coarse"
     )
-    facts = {"dry_run": True, "failed": 0, **keys}
+    facts = {"dry_run": dry_run, "failed": 0, **keys}
     return Report("tune", [*tables, Table("rows", _PLAN, rows)], facts, notes=[*wanted.notes, note])
 
 

@@ -222,8 +222,11 @@ def waiting(here: Settings, devices: Collection[str], *, again: bool, defaults: 
     note = f"no shapes given, so the {len(found)}{of} that wait to be tuned here{more}{kind}"
     note += " (gemmtuned untuned lists what waits)"
     if waits and not found:
-        complain(f"{len(waits)} wait to be tuned here{more}, none of them{kind}")
-    return Wanted(found, notes=[note] if found else [])
+        note = (
+            f"{len(waits)} wait to be tuned here{more}, none of them{kind.removeprefix(',')}: name problems, or give "
+            "-i FILE or --model-dir DIR"
+        )
+    return Wanted(found, notes=[note] if waits else [])
 
 
 def _queued(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -254,7 +257,8 @@ def gather(
 ) -> Wanted:
     """All that was asked for, each problem once; when nothing was, what waits() gives, else the built-in shapes.
 
-    It is not asked for with a batch size, which is that of the built-in ones.
+    Where something waits, and nothing of the kind that is asked for, there is nothing to do.  A batch size is that of
+    the built-in ones.
     """
     batch_size = how.batch_size
     if model is None and not how.is_usual:
@@ -265,7 +269,7 @@ def gather(
         complain("--batch-size has no effect: it goes with --model-dir, or with the built-in shapes")
     if not named and file is None and model is None:
         wanted = waits() if batch_size is None else Wanted()
-        return wanted if wanted.problems else built_in(defaults, batch_size=batch_size)
+        return wanted if wanted.notes else built_in(defaults, batch_size=batch_size)
     wanted = Wanted(list(named))
     if file is not None:
         wanted.problems += from_file(file, defaults, skip=skip_bad_rows)
