@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.say import say_line, tell
+from gemmtuned.configs.settings import unknown_variables
 from gemmtuned.hooks import engines, frozen_layers, ranks
 from gemmtuned.hooks.dispatch import ident_of, solution_of
 from gemmtuned.hooks.flush import new_session
@@ -147,8 +148,9 @@ class Account:
         if process is not None and process.parent_process() is not None:
             return
         version = sys.modules["gemmtuned"].__version__
+        quiet = f"{_misspelt()}(GEMMTUNED_QUIET=1 silences this)"
         if off:
-            say_line(f"gemmtuned {version}: {off}, this program runs stock torch (GEMMTUNED_QUIET=1 silences this)")
+            say_line(f"gemmtuned {version}: {off}, this program runs stock torch {quiet}")
             return
         if engines.speak():
             return
@@ -156,4 +158,14 @@ class Account:
         table = self._tables.table
         rows = len(table)
         held = f"generation {table.generation}, {rows} rows" if table.generation or rows else "nothing tuned yet"
-        say_line(f"gemmtuned {version}: {path}{what}, {held}, home {settings.home} (GEMMTUNED_QUIET=1 silences this)")
+        say_line(f"gemmtuned {version}: {path}{what}, {held}, home {settings.home} {quiet}")
+
+
+def _misspelt() -> str:
+    """Which variables somebody has set as ours that are none; "" where there is none such."""
+    names = {name: meant for name, meant in unknown_variables().items() if name.upper().startswith("GEMMTUNED_")}
+    each = (
+        f"{name}, set here, is no variable of gemmtuned's" + (f" ({meant}?)" if meant else "")
+        for name, meant in names.items()
+    )
+    return "".join(f"- {one} " for one in each)

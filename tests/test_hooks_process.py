@@ -356,8 +356,14 @@ def test_a_start_says_once_that_it_is_on_unless_it_is_told_to_be_quiet(home: Hom
         """
     loud, quiet = home.run(code, GEMMTUNED_QUIET="0"), home.run(code)
 
+    misspelt = home.run(code, GEMMTUNED_QUIET="0", GEMMTUNED_FLUSCH_S="1", GEMMTUNED_NONSENSE="1").err
+
     version = json.loads(json.dumps(__import__("gemmtuned").__version__))
     assert quiet.err == ""
+    assert misspelt.endswith(
+        f"home {home.path} - GEMMTUNED_FLUSCH_S, set here, is no variable of gemmtuned's (GEMMTUNED_FLUSH_S?) "
+        "- GEMMTUNED_NONSENSE, set here, is no variable of gemmtuned's (GEMMTUNED_QUIET=1 silences this)\n"
+    )
     assert loud.err == (
         f"gemmtuned {version}: native, generation 7, 1 rows, home {home.path} (GEMMTUNED_QUIET=1 silences this)\n"
     )
