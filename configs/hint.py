@@ -9,6 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, Final
 
 from gemmtuned.configs.problem import Problem
@@ -20,9 +21,13 @@ MAX_ROW: Final = 65_536  # characters of `row`
 PLAIN: Final[dict[str, Any]] = {"threads": 0, "math_mode": "ieee", "deterministic": False}
 
 
+_plain_of: Final = attrgetter(*PLAIN)
+_PLAIN: Final = tuple(PLAIN.values())
+
+
 def plain_case(problem: Problem) -> Problem:
     """What tables tell a problem by: they say nothing of threads, math mode and determinism."""
-    if all(getattr(problem, name) == value for name, value in PLAIN.items()):
+    if _plain_of(problem) == _PLAIN:
         return problem
     return replace(problem, **PLAIN)
 

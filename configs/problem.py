@@ -154,6 +154,9 @@ class Problem:
             if not isinstance(self.act, str) or not _WORD.fullmatch(self.act):
                 raise ProblemError(f"act is {self.act!r}, expected an activation's name in family moe")
 
+    def __hash__(self) -> int:  # the store asks a dictionary five times for each of thousands
+        return hash(_told_apart_by(self))
+
     def _check_size(self, name: str, where: str = "") -> None:
         value = getattr(self, name)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= MAX_DIM:
@@ -324,6 +327,7 @@ _CLOSED: Final = {
 }
 _WORDS: Final = ("family", *_CLOSED)
 _SIZES: Final = ("batch", "m", "n", "k")
+_told_apart_by: Final = attrgetter(*_SIZES, "dtype", "layout", "threads")  # problems of one program, nearly always
 _OTHERS: Final = tuple(name for name in COLUMNS if name not in ("m", "n", "k"))
 _words_of: Final = attrgetter(*_WORDS)
 _sizes_of: Final = attrgetter(*_SIZES)

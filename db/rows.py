@@ -111,20 +111,21 @@ class Part:
     def _problem_ids(self, conn: sqlite3.Connection, problems: Sequence[Problem]) -> list[int]:
         """Numbers of these problems in their order; new ones are stored in one go. Within `_write` only."""
         known, fresh = self._problems, self._fresh
-        sought = {p: p.rest for p in problems if p not in known and p not in fresh}
+        sought = {p: p.rest for p in problems if p not in fresh and (not known or p not in known)}
         if sought:
             stored = _stored(conn, sought)
             after = conn.execute("SELECT coalesce(max(id), 0) FROM problem").fetchone()[0]
-            new = []
+            new, numbers = [], []
             for p, text in sought.items():
                 number = stored.get((text, p.m))
                 if number is None:
                     number = after = after + 1
                     sizes = (fine_m(p.m), coarse_m(p.m, p.n), float(p.flops), float(p.bytes))
                     new.append((number, str(p), text, p.operands, *_all_columns(p), *sizes))
-                fresh[p] = number
+                numbers.append(number)
             conn.executemany(_INSERT, new)
-        return [known.get(p) or fresh[p] for p in problems]
+            fresh.update(zip(sought, numbers, strict=True))
+        return [fresh.get(p) or known[p] for p in problems]
 
     def _is_known(self, conn: sqlite3.Connection, problem: Problem) -> bool:
         """Whether this problem is stored; none is added."""
