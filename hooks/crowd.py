@@ -15,6 +15,7 @@ from gemmtuned.configs.sighting import Sighting
 from gemmtuned.configs.solution import CROWDED
 
 MOST_THREADS: Final = 64  # looked at, once a flush
+SHORTEST_S: Final = 0.02  # a slice or two of the scheduler: less than that tells nothing of its own
 
 
 class Crowd:
@@ -23,6 +24,7 @@ class Crowd:
     def __init__(self, wait: CpuWait | None = None) -> None:
         self._wait = wait
         self._last = (0.0, 0.0)  # what threads spent before they began
+        self._was = False
 
     def without_its_times(self, sightings: Iterable[Sighting]) -> Iterator[Sighting]:
         """What was counted since the last time; without the times where others were in the way meanwhile."""
@@ -33,12 +35,19 @@ class Crowd:
             yield replace(s, sampled_calls=0, sampled_us=0.0) if s.sampled_calls and crowded else s
 
     def was_in_the_way(self) -> bool:
-        """Since it was last asked: our threads waited for more than a share of CROWDED of the time they could use."""
+        """Since it was last asked: our threads waited for more than a share of CROWDED of the time they could use.
+
+        After a moment that is too short to tell, and where threads have ended with what they spent, it is as it was.
+        """
         if self._wait is None:
             self._wait = CpuWait(most=MOST_THREADS)
         spent = self._wait.spent_s()
         if spent is None:  # nobody counts: times are taken as they come
             return False
         ran_s, waited_s = (now - before for now, before in zip(spent, self._last, strict=True))
+        if 0.0 <= ran_s + waited_s < SHORTEST_S:
+            return self._was
         self._last = spent
-        return ran_s > 0.0 and waited_s > CROWDED * (ran_s + waited_s)  # less than before: threads have ended
+        if ran_s >= 0.0 and waited_s >= 0.0:
+            self._was = waited_s > CROWDED * (ran_s + waited_s)
+        return self._was
