@@ -349,7 +349,9 @@ def test_a_day_of_churn(tmp_path: Path, native_cache: Path, fork_server: ForkSer
             assert done.code == 0 and "Traceback" not in done.err, f"seed={seed} program={number}: {done.err}"
             expected += 15
             held.append(of_process(process.pid))
-            rows.append(sum(file.rows for file in found.files) if (found := read_manifest(home.path / "configs")) else 0)
+            rows.append(
+                sum(file.rows for file in found.files) if (found := read_manifest(home.path / "configs")) else 0
+            )
             logs.append(sum(path.stat().st_size for path in home.path.glob("tune.db-wal")))
         assert process.poll() is None, (home.path / "log").read_text()[-2000:]
         process.terminate()
