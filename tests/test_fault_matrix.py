@@ -362,7 +362,8 @@ def test_a_day_of_churn(tmp_path: Path, native_cache: Path, fork_server: ForkSer
     grew = max(memory[half:]) - max(memory[half // 2 : half])
     print(
         f"{programs} programs beside {solved} solutions: daemon {memory[half]} KiB, grew {grew} KiB in the "
-        f"second half while the table grew by {rows[-1] - rows[half]} rows, threads {max(threads)}, descriptors {max(descriptors)}, log {max(logs)} bytes",
+        f"second half while the table grew by {rows[-1] - rows[half]} rows, "
+        f"threads {max(threads)}, descriptors {max(descriptors)}, log {max(logs)} bytes",
         file=sys.stderr,
     )
     assert grew < 4096 + A_ROW_KIB * (rows[-1] - rows[half]) and max(logs) <= 8 << 20
