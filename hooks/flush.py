@@ -141,16 +141,16 @@ class Flusher:
         with self._draining:
             try:
                 if len(self._aside) < MAX_PENDING:  # else nobody flushes: it goes with what comes
-                    self._aside = list(self._drained())
+                    self._aside = list(self._drained(look=False))  # this is the program's own thread
             finally:
                 change()
 
-    def _drained(self) -> Iterator[Sighting]:
+    def _drained(self, *, look: bool = True) -> Iterator[Sighting]:
         """What was counted since it was last called, under the phases that it was counted in."""
         aside, self._aside = self._aside, []
         yield from aside
         now = phase.current()
-        for s in self._crowd.without_its_times(self._drain()):
+        for s in self._crowd.without_its_times(self._drain(), look=look):
             yield replace(s, phase=now) if now else s
 
     def pause(self, timeout_s: float = FORK_S, *, for_fork: bool = False) -> bool:

@@ -119,11 +119,11 @@ def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer
 def beside_others(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches take times as they come, in programs that the test starts too: the machine may be in use."""
     folder = tmp_path_factory.mktemp("site")
-    patch = "from gemmtuned.configs import cpu_wait\ncpu_wait.CpuWait.waited_s = lambda self: None\n"
+    patch = "from gemmtuned.configs import cpu_wait\ncpu_wait.CpuWait.spent_s = lambda self: None\n"
     (folder / "sitecustomize.py").write_text(patch)
     path = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
-    monkeypatch.setattr(CpuWait, "waited_s", lambda self: None)
+    monkeypatch.setattr(CpuWait, "spent_s", lambda self: None)
 
 
 @pytest.fixture

@@ -60,3 +60,9 @@ def test_a_removed_package_is_told_with_what_to_do(package: Path) -> None:
     told = failure()
     assert told.startswith("gemmtuned was removed under this daemon (")
     assert "install gemmtuned again" in advice(told)
+
+
+def test_names_of_other_programs_are_no_reasons() -> None:
+    told = "others use 40% of the CPUs (database-server 71 of www, disk-watch 72 of www)"
+    assert advice(told) == advice("others use 40% of the CPUs")
+    assert advice("store not written: database is locked") == "gemmtuned doctor, gemmtuned db check"

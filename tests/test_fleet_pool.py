@@ -243,6 +243,25 @@ def test_a_name_that_somebody_made_up_is_no_result(tmp_path: Path) -> None:
     assert mine.claim(units, 3)[0] == units[1:] and mine.there == {units[0].key}
 
 
+def test_a_result_is_there_also_when_reading_it_failed_at_first(tmp_path: Path) -> None:
+    pytest.importorskip("obstore", reason="the extra [fleet] is not installed")
+    url = (tmp_path / "shared").as_uri()
+    units = [wanted(i) for i in range(3)]
+    Shelf(open_objects(url), "other-00000000", Trust()).publish(units[0], solved(units[0]))
+    Shelf(open_objects(url), "mine-00000000", Trust()).publish(units[1], solved(units[1]))
+    for number in range(2, 14):  # the first: is_repository
+        objects = Failing(open_objects(url), number, arrives=False)
+        mine = Shelf(objects, "mine-00000000", Trust(hosts=["other-*"]))  # its own results are its own, listed or not
+        try:
+            won, _ = mine.claim(units, 3)
+        except TryLater:
+            won, _ = mine.claim(units, 3)
+        assert won == [units[2]], number
+        with suppress(TryLater):
+            mine.drop_all()
+        mine.drop_all()
+
+
 def test_a_claim_that_somebody_made_too_large_is_another_hosts(tmp_path: Path) -> None:
     pytest.importorskip("obstore", reason="the extra [fleet] is not installed")
     objects = open_objects((tmp_path / "shared").as_uri())

@@ -124,6 +124,20 @@ def test_claims_that_a_stranger_made_up_push_no_members_out(shared: tuple[Path, 
     assert run(host.url, key=key)["claim"] == [names[0]], "it is from a day to come"
 
 
+def test_who_has_no_key_removes_no_claim_of_those_who_have(shared: tuple[Path, Host]) -> None:
+    folder, host = shared
+    (claim,) = (path for path in (folder / "claims").rglob("*") if path.is_file())
+    environment, unit = claim.parent.name, claim.name.partition(".")[0]
+    members, stranger = (
+        folder / claim_path(environment, unit, number, by) for number, by in ((0, b"k" * 16), (9, None))
+    )
+    members.write_bytes(b"")
+    stranger.write_bytes(b"")
+    assert run(host.url)["claim"] == [str(claim.relative_to(folder))], "the older one of those without a key"
+    age(members, 2 * LEASE_S + 60)
+    assert str(members.relative_to(folder)) in run(host.url)["claim"]
+
+
 def test_one_host_has_a_quota(shared: tuple[Path, Host], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, host = shared
     monkeypatch.setattr(pruning, "OF_A_HOST", 3)

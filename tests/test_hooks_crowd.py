@@ -72,6 +72,29 @@ def test_a_kernel_that_does_not_count_says_nothing_against_times(tmp_path: Path)
     assert not Crowd(CpuWait(tmp_path / "none", tmp_path / "none")).was_in_the_way()
 
 
+class Told:
+    """What the kernel says, one after the other; None: it may not be asked."""
+
+    def __init__(self, *spent: tuple[float, float]) -> None:
+        self._spent = iter(spent)
+
+    def spent_s(self) -> tuple[float, float]:
+        return next(self._spent)
+
+
+def test_a_quota_that_holds_others_of_the_group_is_no_crowd(tmp_path: Path) -> None:
+    crowd = Crowd(Told((1.0, 0.5), (2.0, -2.0), (3.0, -5.0), (4.0, -4.0)))  # type: ignore[arg-type]
+
+    assert [crowd.was_in_the_way() for _ in range(4)] == [True, False, False, True]
+
+
+def test_the_programs_own_thread_does_not_look(tmp_path: Path) -> None:
+    crowd = Crowd(Told((1.0, 0.5)))  # type: ignore[arg-type]
+    timed = Sighting(ONE, "miss", 64, sampled_calls=1, sampled_us=5.0)
+    for look, kept in ((False, 1), (True, 0), (False, 0)):
+        assert [s.sampled_calls for s in crowd.without_its_times([timed], look=look)] == [kept]
+
+
 def test_of_many_threads_the_oldest_are_looked_at(threads: Threads) -> None:
     for thread in (9, 10, 100):
         threads.spent(thread, 1.0, float(thread))

@@ -55,4 +55,7 @@ _ADVICE: Final = (
 
 def advice(reason: str) -> str:
     """What a person can do about this reason, "" for none or one we have no advice for."""
-    return next((what for pattern, what in _ADVICE if re.search(pattern, reason)), "") if reason else ""
+    words = re.sub(
+        r"(others use|computes?|others took)([^()]*)\([^()]*\)", r"\1\2", reason
+    )  # in brackets: programs' names
+    return next((what for pattern, what in _ADVICE if re.search(pattern, words)), "") if words else ""

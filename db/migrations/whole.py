@@ -38,9 +38,9 @@ def _statements(conn: sqlite3.Connection) -> Iterator[str]:
     for kind, name, sql in made:
         yield sql
         if kind == "table" and name != "_sqlite_migrations":
-            quoted = f"SELECT * FROM {name}"  # noqa: S608 - our own name
-            for row in conn.execute(quoted).fetchall():
-                yield f"INSERT INTO {name} VALUES ({', '.join(map(repr, row))})"  # noqa: S608
+            columns = ", ".join(f'quote("{column}")' for _, column, *_ in conn.execute(f"PRAGMA table_info({name})"))
+            for row in conn.execute(f"SELECT {columns} FROM {name}").fetchall():  # noqa: S608 - our own names
+                yield f"INSERT INTO {name} VALUES ({', '.join(row)})"  # noqa: S608
 
 
 if __name__ == "__main__":

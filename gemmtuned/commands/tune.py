@@ -101,8 +101,8 @@ def tune(
 
     Safe to interrupt: every finished shape is already published, and running programs use it at once. It does not wait
     for other programs and may slow them; what they would spoil is put off (--idle waits for a free device). Without
-    problems it takes those in the queue that fit --dtype, --out-dtype and --threads, or 40 built-in ones if there are
-    none, and tries again what failed or was withdrawn. AITER's flags are taken in AITER's spelling. Ends with 1 when a
+    problems it takes those in the queue that fit --dtype, --out-dtype and --threads, or 40 built-in ones if it is
+    empty, and tries again what failed or was withdrawn. AITER's flags are taken in AITER's spelling. Ends with 1 when a
     problem could not be tuned, with 75 when one was put off.
     """
     from gemmtuned.daemon.device.devices import find_monitors

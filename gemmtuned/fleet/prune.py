@@ -107,7 +107,8 @@ def _results(entries: Iterable[Entry], clock_s: float, keep_s: float, most: int)
 def _claims(objects: Objects, clock_s: float, lease_s: float, key: bytes | None) -> list[str]:
     """All but the newest of each unit, and that one, too, when it lapsed twice over: nobody waits for it any more.
 
-    One that the key did not sign holds for none of its members, and goes when it is as old.
+    One that the key did not sign holds for none of its members, and goes when it is as old.  So does, where the key is
+    not here, one that is signed.
     """
     newest: dict[tuple[str, str], tuple[int, Entry]] = {}
     gone = []
@@ -116,6 +117,11 @@ def _claims(objects: Objects, clock_s: float, lease_s: float, key: bytes | None)
         if parts is None:
             if claim_parts(entry.path) is not None and _is_past(entry, clock_s, lease_s):
                 gone.append(entry.path)
+            continue
+        if (
+            not entry.path.endswith(f"{parts[0]}.{parts[1]}") and key is None
+        ):  # signed: only who has the key can tell more
+            gone += [entry.path] if _is_past(entry, clock_s, lease_s) else []
             continue
         unit = (entry.path.rpartition("/")[0], parts[0])
         before = newest.get(unit)

@@ -149,9 +149,12 @@ class Shelf:
         ahead: units that are asked for next; their results are looked at with it, side by side.
         """
         if unit not in known.units and known.unread.get(unit):
-            paths = sorted(path for one in ahead for path in known.unread.pop(one.name, ()))
+            units = {one.name for one in ahead}
+            paths = sorted(path for one in units for path in known.unread.get(one, ()))
+            found = list(get_many(self._objects, paths, limit=record.MAX_BYTES))  # or all of them are asked for again
             known.looked.update(paths)
-            found = get_many(self._objects, paths, limit=record.MAX_BYTES)
+            for one in units:
+                known.unread.pop(one, None)
             known.units.update(result.unit for path, data in found if (result := self._result(path, data)) is not None)
         return unit in known.units
 
@@ -163,7 +166,7 @@ class Shelf:
             result = record.read(path, data, key=self._trust.key)
         except TableError:
             return None
-        return result if self._trust.allows(result.host) else None
+        return result if result.host == self._host or self._trust.allows(result.host) else None
 
     def _list(self, name: str, known: _Known, clock_s: float) -> None:
         for path, unit in record.listed(self._objects, name, after=known.after):
