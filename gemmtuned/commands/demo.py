@@ -46,9 +46,9 @@ def demo(
     typer.echo()
     if not result.verdicts:
         _forget(folder, home)
-        crowd = _load()
-        typer.echo(f"Nothing could be measured: other programs use this machine{crowd and f' ({crowd})'}.")
-        typer.echo("Run it again when they rest; gemmtuned doctor says whether all else is in order.")
+        why = f"other programs used this machine ({crowd})" if crowd else "it is slow, or others use it now and then"
+        typer.echo(f"No shape had a verdict when the time was over: {why}.")
+        typer.echo("Run it again when it rests; gemmtuned doctor says whether all else is in order.")
         raise typer.Exit(TryLater.exit_code)
     if low > 1.0:
         typer.echo(f"{median:.2f}x in {result.took_s:.0f} s, in processes that were never restarted.")
