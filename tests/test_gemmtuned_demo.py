@@ -54,7 +54,7 @@ def test_a_demo_that_found_nothing_says_so_and_points_at_nothing(
     monkeypatch.setattr("os.getloadavg", lambda: (1e6, 0.0, 0.0))
     done = CliRunner().invoke(build(), ["demo"])
     assert done.exit_code == 75 and "load 1000000.0 on" in done.output
-    assert "Nothing could be measured" in done.output and "Look at what" not in done.output
+    assert "No shape had a verdict when the time was over" in done.output and "Look at what" not in done.output
     assert len(folders) == 1 and not folders[0].exists()
 
 
