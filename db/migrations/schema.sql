@@ -1,5 +1,5 @@
 -- What the steps beside this file leave in a new database: written by `python -m gemmtuned.db.migrations.whole`, never
--- by hand. Each statement is as SQLite keeps it, and ends with the line that follows it.
+-- by hand. Each statement is as SQLite keeps it; a line `-- next` stands between two of them.
 -- last step: 0026_bytes_of_groups
 
 -- next

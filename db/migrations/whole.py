@@ -15,7 +15,7 @@ from gemmtuned.db import migrations
 FILE: Final = Path(__file__).with_name("schema.sql")
 _HEAD: Final = """\
 -- What the steps beside this file leave in a new database: written by `python -m gemmtuned.db.migrations.whole`, never
--- by hand. Each statement is as SQLite keeps it, and ends with the line that follows it.
+-- by hand. Each statement is as SQLite keeps it; a line `-- next` stands between two of them.
 """
 
 
