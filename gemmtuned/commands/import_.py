@@ -6,6 +6,7 @@ import gc
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -74,14 +75,16 @@ def import_(
     bad row stops all, unless --skip-bad-rows. Ends with 1 in both cases.
     """
     here = settings()
-    gc.disable()  # rows form no circles, and each look for some goes through all of them; the process ends soon
-    found, unread = _read(_wanted(file or (), family, here), ignore_column or ())
-    bad = sum(one.rejected for one in found)
-    stopped = bool(bad) and not skip_bad_rows
-    keep = not dry_run and bool(found) and not stopped
-    back = _take_back(here) if keep else 0
-    queued = _keep(found, here, queue=queue, threads=default_threads() if threads is None else threads) if keep else 0
-    used, refused = _use(found, here) if keep and use else (0, {})
+    with _no_collections():
+        found, unread = _read(_wanted(file or (), family, here), ignore_column or ())
+        bad = sum(one.rejected for one in found)
+        stopped = bool(bad) and not skip_bad_rows
+        keep = not dry_run and bool(found) and not stopped
+        back = _take_back(here) if keep else 0
+        queued = (
+            _keep(found, here, queue=queue, threads=default_threads() if threads is None else threads) if keep else 0
+        )
+        used, refused = _use(found, here) if keep and use else (0, {})
     rows = [_row(one, one.reasons, refused=stopped) for one in found] + unread
     facts = {
         "dry_run": dry_run, "kept": keep, "queued": queued, "used": used, "not_used": refused, "taken_back": back
@@ -97,6 +100,18 @@ def import_(
         complain(error)
     if unread or stopped:
         raise typer.Exit(1)
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Rows form no circles, and each look of Python's for some goes through all of them."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 def _wanted(given: Sequence[Path], family: str | None, here: Settings) -> list[tuple[Path, str | None]]:
