@@ -163,7 +163,8 @@ class Account:
 
 def _misspelt() -> str:
     """Which variables somebody has set as ours that are none; "" where there is none such."""
-    names = {name: meant for name, meant in unknown_variables().items() if name.upper().startswith("GEMMTUNED_")}
+    unknown = unknown_variables().items()  # what is no word is no mistake in writing one, and may be meant to mislead
+    names = {name: meant for name, meant in unknown if name.upper().startswith("GEMMTUNED_") and name.isidentifier()}
     each = (
         f"{name}, set here, is no variable of gemmtuned's" + (f" ({meant}?)" if meant else "")
         for name, meant in names.items()

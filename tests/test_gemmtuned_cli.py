@@ -823,6 +823,18 @@ def test_near_misses_of_aiters_switches_are_named_and_aiters_own_variables_are_n
     assert unknown_variables(dict.fromkeys((*misses, *own, "AITER_TUNE_GEMM", "AITER_CONFIG_FMOE"), "1")) == misses
 
 
+def test_what_kubernetes_sets_for_a_service_of_our_name_is_nobodys_mistake() -> None:
+    port = "GEMMTUNED_PORT_9464_TCP"
+    given = [f"GEMMTUNED_SERVICE_{name}" for name in ("HOST", "PORT", "PORT_METRICS")]
+    given += ["GEMMTUNED_PORT", port, *(f"{port}_{name}" for name in ("PROTO", "PORT", "ADDR"))]
+    given += ["GEMMTUNED_DAEMON_SERVICE_HOST", "GEMMTUNED_DAEMON_PORT"]  # a service gemmtuned-daemon
+
+    assert unknown_variables(dict.fromkeys(given, "1")) == {}
+    assert unknown_variables({"GEMMTUNED_SERVICE": "1", "GEMMTUNED_HOEM": "1"}).keys() == {
+        "GEMMTUNED_SERVICE", "GEMMTUNED_HOEM"
+    }  # fmt: skip
+
+
 def test_each_wrong_variable_is_named_and_doctor_goes_on(call: Cli, home: Path) -> None:
     wrong = {"AITER_TUNE_GEMM": "yes", "GEMMTUNED_IDLE_S": "soon", "GEMMTUNED_TRUST": "nobody of this machine"}
 

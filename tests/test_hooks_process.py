@@ -356,7 +356,9 @@ def test_a_start_says_once_that_it_is_on_unless_it_is_told_to_be_quiet(home: Hom
         """
     loud, quiet = home.run(code, GEMMTUNED_QUIET="0"), home.run(code)
 
-    misspelt = home.run(code, GEMMTUNED_QUIET="0", GEMMTUNED_FLUSCH_S="1", GEMMTUNED_NONSENSE="1").err
+    misspelt = home.run(
+        code, GEMMTUNED_QUIET="0", GEMMTUNED_FLUSCH_S="1", GEMMTUNED_NONSENSE="1", **{"GEMMTUNED_\x1b[31m": "1"}
+    ).err
 
     version = json.loads(json.dumps(__import__("gemmtuned").__version__))
     assert quiet.err == ""
