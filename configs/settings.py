@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,10 +14,6 @@ from gemmtuned.configs.errors import SettingError
 from gemmtuned.configs.numbers import decimal, whole
 
 RELOADS: Final = ("auto", "start", "manual")
-# "Discovering services" in Kubernetes' documentation: of a service, and as Docker's links had them
-_OF_A_SERVICE: Final = re.compile(
-    r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?$"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,32 +160,14 @@ def wrong_variables(env: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def unknown_variables(env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Variables named as ours that nobody reads, each with the one that is probably meant; "" where none is near.
-
-    AITER has variables of its own: of those named AITER_*, only what is very near one of our switches.  Those that
-    Kubernetes sets in each container beside a service called gemmtuned were set by nobody.
-    """
+    """Variables named as ours that nobody reads, each with the one that is probably meant; "" where none is near."""
     names = os.environ if env is None else env
-    given = sorted(n for n in names if n.upper().startswith(("GEMMTUNED_", "AITER_")) and not _OF_A_SERVICE.search(n))
+    given = [name for name in names if name.upper().startswith(("GEMMTUNED_", "AITER_"))]
     if not given:
         return {}
-    from gemmtuned.configs.variables import AITER_CONFIGS, VARIABLES
+    from gemmtuned.configs.misspelt import misspelt  # a program that sets none needs none of it
 
-    known = {variable.name.partition("_")[2]: variable.name for variable in VARIABLES if "_" in variable.name}
-    switches = [part for part, name in known.items() if name.startswith("AITER_") and name not in AITER_CONFIGS]
-    unknown = [name for name in given if name not in known.values()]
-    if not unknown:
-        return {}
-    import difflib  # by what follows the prefix: with it, any two names are alike
-
-    meant = {}
-    for name in unknown:
-        prefix, _, part = name.upper().partition("_")
-        ours = prefix == "GEMMTUNED"
-        found = difflib.get_close_matches(part, known if ours else switches, n=1, cutoff=0.6 if ours else 0.85)
-        if ours or found:
-            meant[name] = known[found[0]] if found else ""
-    return meant
+    return misspelt(given)
 
 
 def no_color(env: Mapping[str, str] | None = None) -> bool:
