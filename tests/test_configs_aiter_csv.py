@@ -400,17 +400,18 @@ def test_a_hundred_thousand_rows_load_as_fast_as_cells_are_split(tmp_path: Path)
                 f"gfx950,256,{i % 8192 + 1},{256 + i // 8192},5120,{dtypes},asm,5,13,7.9{i},{kernel},0.0,21.19,417.92\n"
             )
     split: list[float] = []
-    for _ in range(2):
+    took: list[float] = []
+    for _ in range(5):  # others on the machine slow either: the best of each are compared
         start = time.process_time()
         with path.open() as file:
             assert sum(1 for cells in csv.reader(file) if [cell.strip() for cell in cells]) == 100_001
         split.append(time.process_time() - start)
         start = time.process_time()
         table = read_file(path)
-        took = time.process_time() - start
-        if took < 8 * min(split):
+        took.append(time.process_time() - start)
+        if min(took) < 8 * min(split):
             break
 
     assert len(table.rows) == 100_000
-    assert took < 8 * min(split), (took, split)
+    assert min(took) < 8 * min(split), (took, split)
     assert path.stat().st_size < aiter_csv.MAX_BYTES
