@@ -1,10 +1,10 @@
-# make install | demo | test | check | soak        (PY=python3.12 make install: another interpreter)
+# make install | demo | test | long | check | soak        (PY=python3.12 make install: another interpreter)
 # SOAK="test_daemon_gate --again" make soak: a part of the long tests, see tests/soak.py
 PY ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo test engines check soak dist package docs clean
+.PHONY: install demo test long engines check soak dist package docs clean
 
 install: $(STAMP)
 
@@ -19,8 +19,13 @@ demo: install
 	$(BIN)/python docs/examples/demo.py
 
 test: install
-	$(BIN)/python -m pytest -q -m 'alone and not soak and not gpu'
-	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m 'not soak and not gpu and not alone'
+	$(BIN)/python -m pytest -q -m 'alone and not long and not soak and not gpu'
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m 'not long and not soak and not gpu and not alone'
+
+# what takes more than a second or two each
+long: install
+	$(BIN)/python -m pytest -q -m 'alone and long and not soak and not gpu'
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m 'long and not soak and not gpu and not alone'
 
 soak: install
 	$(BIN)/python tests/soak.py $(SOAK)

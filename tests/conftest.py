@@ -52,6 +52,15 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(CpuTimes(config.getoption("cpu_times") if writes else None), "cpu-times")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Which of the two runs of `make test` this is decides for whole files: importing them all takes a dozen seconds."""
+    asked = str(config.option.markexpr)
+    if collection_path.suffix != ".py" or config.args_source is not config.ArgsSource.TESTPATHS:
+        return None
+    beside = "not alone" in asked
+    return True if (beside or asked.startswith("alone")) and (collection_path.stem in ALONE) is beside else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what must run alone and what a test leaves to `make soak`, and give the long ones time, by hand, too."""
     leave_to_soak(items)

@@ -127,6 +127,7 @@ def _search(problem: Problem, only: Candidate) -> tuple[list, tuple[Solution, ..
     return trials, found
 
 
+@pytest.mark.long
 def test_the_search_publishes_the_cheapest_proven_kernel_even_where_torch_is_faster() -> None:
     one_by_one = Candidate("rows", ONE_BY_ONE)
     trials, (solution,) = _search(replace(ASKED, n=32, k=32, threads=1), only=one_by_one)
@@ -170,6 +171,7 @@ def test_only_what_is_proven_serves_such_problems_and_it_serves_no_others() -> N
     assert all(table.find(replace(ASKED, m=m)) == ("exact", right) for m in (1, 17, 256, 4096))
 
 
+@pytest.mark.long
 def test_the_native_hook_makes_the_same_blocks_as_the_proof_saw(home: Home) -> None:
     """Bits of the route against those of the backend's own kernel, over block sizes and kernels."""
     configs = [(k, b, g) for k in ("torch", "torch_swap", "onednn") for b, g in ((256, 4), (16, 16), (8, 2), (1, 1))]
@@ -213,6 +215,7 @@ def test_the_native_hook_makes_the_same_blocks_as_the_proof_saw(home: Home) -> N
 # ---- programs
 
 
+@pytest.mark.long
 def test_rows_have_the_same_bits_at_every_m_once_captured_tuned_and_served(home: Home) -> None:
     """The whole loop: a program's calls, gemmtuned tune, the table taken up, every M of 1 to 256 in the program."""
     first = home.run(ALL_BATCHES, "0", GEMMTUNED_BATCH_INVARIANT="1")

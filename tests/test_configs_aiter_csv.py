@@ -387,6 +387,7 @@ def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path: Path) -> None
             read_file(path)
 
 
+@pytest.mark.long
 def test_a_hundred_thousand_rows_load_as_fast_as_cells_are_split(tmp_path: Path) -> None:
     """Beside Python's csv module, for machines differ: four times what it takes, 0.5 to 2 s."""
     header = ",".join(FAMILIES["bf16"].tuned_header)

@@ -74,6 +74,7 @@ def test_what_is_not_described_is_refused_with_the_way_out() -> None:
             modules(config)
 
 
+@pytest.mark.long
 def test_the_defaults_are_those_of_the_installed_transformers() -> None:
     everything = runpy.run_path(str(Path(__file__).parents[1] / "lab" / "model_defaults.py"))["everything"]
     kept = json.loads(DEFAULTS.read_text())

@@ -348,6 +348,7 @@ class Kernel:
         return [one.stride() for one in self.operands]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bias", [False, True])
 def test_our_keys_are_those_that_inductor_makes(bias: bool) -> None:
     choices = pytest.importorskip("torch._inductor.lookup_table.choices")  # since torch 2.10

@@ -102,6 +102,7 @@ def nothing_in_a_table_runs() -> Iterator[None]:
     assert not CANARY.exists()
 
 
+@pytest.mark.long
 @settings(max_examples=100, **ANY_TIME)  # type: ignore[arg-type]
 @MUTATED
 def test_mutated_tables_are_read_or_refused(

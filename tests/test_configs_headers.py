@@ -357,6 +357,7 @@ def written(path: Path) -> int:
     return sum(line != lines[0] for line in lines)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not PUBLISHED.is_dir(), reason="no published data: PUBLISHED_DATA says where it is")
 def test_every_row_and_weight_of_the_published_data_is_accounted_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -83,6 +83,7 @@ def test_a_published_model_has_the_linear_layers_that_transformers_builds(folder
     assert ours == expected
 
 
+@pytest.mark.slow
 def test_every_published_model_is_known_and_every_weight_says_why() -> None:
     known = Counter(architecture(read_config(folder)) for folder in FOLDERS)
 

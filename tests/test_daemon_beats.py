@@ -72,6 +72,7 @@ def busy(watch: Neighbours, looks: int = 6) -> set[str]:
     return set(said)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ["tells"], indirect=True)
 def test_a_hooked_program_that_polls_is_quiet_until_it_runs_a_product(engine: subprocess.Popen[str]) -> None:
     assert beats_of(engine.pid) == 0

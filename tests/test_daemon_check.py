@@ -50,6 +50,7 @@ def test_what_cannot_be_timed_now_is_not_called_bad() -> None:
     assert (found.state, found.is_good, found.note) == ("put off", True, "the CPU is in use")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("beside_others")
 def test_a_real_candidate_is_timed_and_verified() -> None:
     small = Problem(m=4, n=64, k=64, dtype="fp32", threads=1)

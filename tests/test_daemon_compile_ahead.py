@@ -118,6 +118,7 @@ def test_a_full_disk_keeps_nothing_from_being_compiled(monkeypatch: pytest.Monke
     compilers.close()
 
 
+@pytest.mark.long
 def test_our_kernels_are_in_the_compilers_cache_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     from gemmtuned.kernels.backends.triton_ import Triton

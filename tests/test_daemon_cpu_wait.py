@@ -37,6 +37,7 @@ def proc(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_the_waiting_of_all_threads_is_added_up_and_one_that_has_ended_is_left_out(proc: Path) -> None:
     (proc / "task" / "9").mkdir()
 
@@ -142,6 +143,7 @@ def tune(clock: Beside, *, threads: int = 1) -> tuple[Solution, list[Trial]]:
     return found[0], told
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("races", [0, 1, 2])
 def test_a_race_in_which_threads_waited_is_run_again(pauses: list[float], races: int) -> None:
     solution, told = tune(Beside(races))

@@ -101,7 +101,7 @@ def live(folder: Path, seed: int, until_s: float) -> None:
     machine.store.close()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1])
 def test_a_day_in_an_office(tmp_path: Path, seed: int) -> None:
     live(tmp_path, seed, 28 * HOUR)

@@ -19,7 +19,7 @@ FAULTY = Problem(m=9, n=24, k=200, dtype="fp32", threads=1)
 SOUND = Problem(m=9, n=32, k=200, dtype="fp32", threads=1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_planted_faults_are_recorded_with_their_reason_and_never_published(tmp_path: Path) -> None:
     settings = Settings.from_env({"GEMMTUNED_HOME": str(tmp_path)})

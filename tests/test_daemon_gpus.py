@@ -44,6 +44,7 @@ def test_of_two_gpus_only_the_idle_one_is_used(machine: MakeMachine) -> None:
     assert "cuda:0: others hold 30004 MiB" in one.reason()
 
 
+@pytest.mark.long
 def test_two_idle_gpus_solve_almost_twice_as_much(machine: MakeMachine, tmp_path: Path) -> None:
     solved = []
     for cards in (1, 2):
@@ -60,6 +61,7 @@ def test_two_idle_gpus_solve_almost_twice_as_much(machine: MakeMachine, tmp_path
     assert solved[1] >= 1.8 * solved[0] > 0
 
 
+@pytest.mark.long
 def test_a_gpu_that_others_take_is_left_and_the_other_one_goes_on(machine: MakeMachine) -> None:
     one = machine()
     one.see(2000)
@@ -72,6 +74,7 @@ def test_a_gpu_that_others_take_is_left_and_the_other_one_goes_on(machine: MakeM
     assert one.by_device == {"GPU-0": 1, "GPU-1": 1}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["guests", "paused", "stopped"])
 def test_workers_of_many_gpus_are_all_told_to_go_before_one_is_waited_for(machine: MakeMachine, how: str) -> None:
     one = machine(4)
@@ -91,6 +94,7 @@ def test_workers_of_many_gpus_are_all_told_to_go_before_one_is_waited_for(machin
     assert one.life.ends == ["told"] * 4 + ["waited for"] * 4
 
 
+@pytest.mark.long
 def test_two_daemons_with_homes_of_their_own_never_share_a_gpu(machine: MakeMachine) -> None:
     one, two = machine(1, "alice"), machine(1, "bob")
     one.see(60)
@@ -132,6 +136,7 @@ def test_a_budget_ends_tuning_for_the_day(machine: MakeMachine) -> None:
     assert one.life.alive
 
 
+@pytest.mark.long
 def test_a_gpu_taken_back_before_anything_is_done_is_asked_for_less_and_less(machine: MakeMachine) -> None:
     one = machine(1)
     one.see(5)
@@ -181,6 +186,7 @@ def test_cpu_and_gpu_seats_live_beside_each_other(machine: MakeMachine) -> None:
     assert [seat.monitor.name for seat in daemon.seats] == ["cpu", "cuda:0"]
 
 
+@pytest.mark.long
 def test_why_nothing_is_tuned_stands_in_the_log_once(machine: MakeMachine, caplog: pytest.LogCaptureFixture) -> None:
     one = machine(cards=1)
     program = one.cards[0].start(500, held=30_000 * MIB, share=0.8)
@@ -200,6 +206,7 @@ def test_why_nothing_is_tuned_stands_in_the_log_once(machine: MakeMachine, caplo
     assert len(one.store.published()[1]) == 3
 
 
+@pytest.mark.long
 def test_a_problem_that_cannot_be_tuned_just_now_is_put_off_and_never_fails(machine: MakeMachine) -> None:
     one = machine(cards=1)
     one.see(2)

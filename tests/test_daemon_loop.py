@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import large_store
+import pytest
 from fakes import ENVIRONMENT, Clock, FakeMonitor, Life
 
 from gemmtuned.configs.manifest import read_manifest
@@ -16,6 +17,7 @@ from gemmtuned.db.store import Store
 LONGEST_S = 0.2  # of the loop's own thread: a machine in use lets it wait for its turn on the CPU, too
 
 
+@pytest.mark.long
 def test_no_turn_with_ten_thousand_problems_holds_up_the_look_at_other_devices(tmp_path: Path) -> None:
     settings = Settings.from_env({"GEMMTUNED_HOME": str(tmp_path)})
     clock = Clock(time.time())

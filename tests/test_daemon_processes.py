@@ -192,7 +192,7 @@ def storm(home: Home, kills: int, seed: int) -> None:
     assert manifest.generation == home.store.generation()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(200)
 def test_a_daemon_killed_eight_times_leaves_no_torn_table_and_tunes_nothing_twice(home: Home) -> None:
     storm(home, 8, seed=8)
@@ -262,6 +262,7 @@ def test_a_busy_device_is_free_again_within_half_a_second(home: Home) -> None:
     assert {row[0] for row in home.rows("SELECT backend FROM trials")} == {"torch", "slow"}
 
 
+@pytest.mark.long
 def test_the_second_daemon_says_so_and_leaves(home: Home) -> None:
     home.see(problem(37))
     first = home.start()
@@ -283,6 +284,7 @@ def test_the_second_daemon_says_so_and_leaves(home: Home) -> None:
     heir.communicate(timeout=10)
 
 
+@pytest.mark.long
 def test_of_a_home_that_was_removed_under_its_daemon_there_is_still_one(home: Home) -> None:
     """The lock went with the home: the daemon takes the new one, or leaves where another was faster."""
     first = home.start()
@@ -304,6 +306,7 @@ def test_of_a_home_that_was_removed_under_its_daemon_there_is_still_one(home: Ho
     )
 
 
+@pytest.mark.long
 def test_of_many_daemons_started_at_once_one_stays(home: Home) -> None:
     started = [home.start() for _ in range(4)]
     home.until("ready")
@@ -314,6 +317,7 @@ def test_of_many_daemons_started_at_once_one_stays(home: Home) -> None:
     assert sorted(str(p.poll()) for p in started) == ["0", "0", "0", "None"]
 
 
+@pytest.mark.long
 def test_once_ends_when_everything_has_a_verdict_or_failed(home: Home) -> None:
     home.see(*(problem(n) for n in (8, 17, 19, 31)))
     home.see(problem(9), environment=NEWER)
@@ -429,6 +433,7 @@ def test_a_verdict_from_before_is_not_told_as_that_of_a_run_which_was_put_off(ho
     assert [s.problem for s in home.store.published()[1]] == [problem(8)]  # and stays in use
 
 
+@pytest.mark.long
 def test_what_was_given_up_or_withdrawn_is_tried_again_when_asked_for(home: Home) -> None:
     def once(n: int) -> bool:
         return bool(

@@ -394,6 +394,7 @@ def test_every_call_runs_under_the_problems_switches(table):
     assert seen == {(1, True), (1, False)}, "one thread, in inference mode and, for the gate alone, outside of it"
 
 
+@pytest.mark.long
 @pytest.mark.part(1)
 @pytest.mark.parametrize("kind", ["shared", "calm", "wild"])
 def test_the_same_kernel_in_both_arms_is_published_at_most_once_in_400_trials(table, kind):

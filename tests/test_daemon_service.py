@@ -243,6 +243,7 @@ def test_a_candidate_that_kills_its_workers_is_left_out_though_others_come_in_be
     assert [order.skip for order in world.life.orders] == [(), (), (Candidate("bad"),)]
 
 
+@pytest.mark.long
 def test_a_failed_attempt_says_when_the_next_one_is(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.see(problem())
     world.life.refuses = lambda p: "no"
@@ -251,6 +252,7 @@ def test_a_failed_attempt_says_when_the_next_one_is(world: World, caplog: pytest
     assert said == ["1 retry_s=240 reason='no'", "2 retry_s=960 reason='no'", "3 retry_s=never reason='no'"]
 
 
+@pytest.mark.long
 def test_a_problem_whose_default_crashes_fails_for_good_after_three_attempts(world: World) -> None:
     world.see(problem())
     world.life.crashes = lambda p, c: c.backend == "torch"
@@ -262,6 +264,7 @@ def test_a_problem_whose_default_crashes_fails_for_good_after_three_attempts(wor
     assert len(world.life.orders) == 3
 
 
+@pytest.mark.long
 def test_a_failed_problem_does_not_stop_the_others(world: World) -> None:
     world.see(*(problem(n) for n in range(64, 70)))
     world.life.refuses = lambda p: "no" if p.n % 2 else ""
@@ -488,6 +491,7 @@ def test_what_is_put_off_is_over_for_who_waits_and_not_for_who_waits_for_an_idle
     assert world.left() == (1, 0, 0, 0)
 
 
+@pytest.mark.long
 def test_a_lease_is_held_as_long_as_the_work_takes(world: World) -> None:
     world.see(problem())
     world.life.trial_s = 100.0
@@ -509,6 +513,7 @@ def test_a_lost_lease_ends_the_work(world: World) -> None:
     assert world.solved() == set()
 
 
+@pytest.mark.long
 def test_a_worker_that_cannot_start_is_tried_less_and_less_often(world: World) -> None:
     world.see(problem())
     world.life.starts_dead = True
@@ -681,6 +686,7 @@ def a_day(world: World, hours: float) -> None:
     assert world.store.check() == []
 
 
+@pytest.mark.long
 def test_hours_of_daemon_life_end_with_everything_tuned_once(world: World) -> None:
     a_day(world, 1.0)
 
@@ -701,6 +707,7 @@ def _rows(world: World, sql: str) -> list[dict[str, object]]:
         conn.close()
 
 
+@pytest.mark.long
 def test_after_a_driver_upgrade_what_is_in_use_is_raced_again_first_and_losers_are_withdrawn(world: World) -> None:
     world.see(problem(64), problem(65))
     world.monitor.conditions = "driver 1"
@@ -723,6 +730,7 @@ def test_after_a_driver_upgrade_what_is_in_use_is_raced_again_first_and_losers_a
     assert len(world.life.orders) == done, "raced again though nothing has changed"
 
 
+@pytest.mark.long
 def test_old_solutions_are_raced_again_one_an_hour_and_only_when_nothing_else_waits(world: World) -> None:
     world.see(*(problem(n) for n in range(64, 70)))
     world.daemon = Daemon(
@@ -789,6 +797,7 @@ def test_once_races_again_what_somebody_asked_for_and_nothing_else(world: World)
     assert run_once(world) == queries.asked_again(world.settings.db) == 0
 
 
+@pytest.mark.long
 def test_once_does_not_end_before_what_somebody_asked_for_is_done_or_failed_for_good(world: World) -> None:
     world.see(problem())
     run_once(world)

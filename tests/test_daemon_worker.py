@@ -137,6 +137,7 @@ def test_what_a_worker_said_before_it_died_is_heard_first(start: Start) -> None:
     assert [m.candidate.backend for m in heard if isinstance(m, Trial) and m.phase == "screen"] == ["torch", "slow"]
 
 
+@pytest.mark.long
 def test_running_out_of_memory_is_this_problems_failure_and_the_worker_lives(start: Start) -> None:
     worker = ready(start(Deadlines()))
     worker.tune(order(23))

@@ -487,6 +487,7 @@ def smash(path: Path, at: int, data: bytes) -> None:
         file.write(data)
 
 
+@pytest.mark.slow
 def test_a_corrupt_page_is_set_aside_salvaged_and_the_run_goes_on(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -506,6 +507,7 @@ def test_a_corrupt_page_is_set_aside_salvaged_and_the_run_goes_on(
     add(store, 1, m=999)
 
 
+@pytest.mark.long
 def test_of_one_smashed_page_nearly_all_rows_are_salvaged(store: Store) -> None:
     filled(store)
     with contextlib.closing(sqlite3.connect(store.path)) as conn:
@@ -588,6 +590,7 @@ def flips(store: Store, rounds: int, seed: int) -> None:
         shutil.rmtree(folder)
 
 
+@pytest.mark.long
 def test_flipped_bytes_are_harmless_or_mended(store: Store) -> None:
     flips(store, rounds=8, seed=1)
 
@@ -742,6 +745,7 @@ def small_disk() -> Iterator[Path]:
         folder.rmdir()
 
 
+@pytest.mark.long
 def test_a_full_disk_is_said_and_writing_goes_on_once_there_is_room(small_disk: Path) -> None:
     store = open_store(small_disk)
     add(store, 5)
@@ -762,6 +766,7 @@ def test_a_full_disk_is_said_and_writing_goes_on_once_there_is_room(small_disk: 
     store.close()
 
 
+@pytest.mark.long
 def test_a_file_that_may_not_grow_is_a_store_error_and_no_crash(tmp_path: Path) -> None:
     code = """
 import resource, signal, sys

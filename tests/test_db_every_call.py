@@ -35,6 +35,7 @@ def every_call(folder: Path, library: Path, number: int, step: int) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC", "EACCES"])
 def test_a_few_of_all_calls_fail_once_and_nothing_is_lost(tmp_path: Path, library: Path, error: str) -> None:
     said = every_call(tmp_path, library, getattr(errno, error), 13)

@@ -200,6 +200,7 @@ def shared_home() -> Iterator[Path]:
     shutil.rmtree(home)
 
 
+@pytest.mark.long
 def test_programs_of_two_other_users_share_the_ingest_file_of_a_home(shared_home: Path) -> None:
     importlib.import_module("sqlite_utils")  # what the children need is there: they may not read this checkout
     here = Settings.from_env({"GEMMTUNED_HOME": str(shared_home)})

@@ -75,6 +75,7 @@ def live(two: Two, days: int, labels: int, shapes: int, seed: int) -> None:
     assert two.ours.check() == []
 
 
+@pytest.mark.long
 def test_any_pause_counts_nothing_twice(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ingest, "AT_ONCE", 7)
     live(two, days=400, labels=5, shapes=6, seed=28)
@@ -86,6 +87,7 @@ def test_400_days_of_a_hundred_labels(two: Two) -> None:
     live(two, days=400, labels=100, shapes=300, seed=28)
 
 
+@pytest.mark.long
 def test_more_rows_in_one_minute_than_a_page_holds(two: Two) -> None:
     for label in range(100):
         two.theirs.add_sightings(
@@ -109,6 +111,7 @@ def test_a_new_database_beside_an_old_file_takes_all_of_it_once(two: Two, tmp_pa
     assert two.take(T + 100 * DAY + 2) == two.take(T + 200 * DAY) == 0
 
 
+@pytest.mark.long
 def test_a_large_file_is_moved_out_under_its_writers_and_each_count_kept(
     two: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +162,7 @@ store.close()
 """
 
 
+@pytest.mark.long
 def test_programs_that_write_while_files_are_moved_out_lose_nothing(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ingest, "ROTATE_BYTES", 220_000)
     command = [sys.executable, "-c", WRITER, str(two.path), str(Path(__file__).parent)]
@@ -299,6 +303,7 @@ def test_a_file_that_is_brought_up_to_date_while_it_is_read_counts_once(
     assert two.take(T + 3) == 0
 
 
+@pytest.mark.long
 def test_a_page_of_a_large_file_costs_no_more_than_one_of_a_small_one(two: Two) -> None:
     two.theirs.add_sightings("serve", NEW, [saw(problem(), 1)], now_s=T)
     one = "WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r WHERE x < 400000)"

@@ -114,6 +114,7 @@ def test_each_step_may_fail_and_the_next_try_ends_it(
         shutil.rmtree(folder)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_kill_at_each_step_loses_nothing(damaged: Path, tmp_path: Path) -> None:
     shutil.copytree(damaged, tmp_path / "well")

@@ -226,6 +226,7 @@ def test_its_tables_are_published_anew_with_the_same_rows_and_then_stay(home: Pa
     assert sorted(served) == EXPECTED["served"]
 
 
+@pytest.mark.long
 def test_a_program_that_is_started_by_run_adds_its_counts(home: Path, native_cache: Path) -> None:
     """A program never changes the schema; what its line advises must help."""
     code = "import torch; torch.mm(torch.ones(3, 4), torch.ones(4, 5))"

@@ -45,6 +45,7 @@ def flushed(folder: Path, run: int, shapes: int) -> int:
     return count
 
 
+@pytest.mark.long
 def test_eight_processes_over_500_shapes_give_exactly_the_sums(tmp_path: Path) -> None:
     flushes, shapes = 25, 500
     writers = [start(tmp_path, run, flushes, shapes) for run in range(8)]
@@ -91,6 +92,7 @@ def storm(folder: Path, kills: int, seed: int) -> None:
     store.close()
 
 
+@pytest.mark.long
 def test_writers_killed_ten_times_lose_nothing_they_were_told_is_stored(tmp_path: Path) -> None:
     storm(tmp_path, kills=10, seed=1)
 
@@ -112,6 +114,7 @@ def four_starters(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
     yield [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(4)]
 
 
+@pytest.mark.long
 def test_four_racing_starters_make_the_schema_once(tmp_path: Path, four_starters: list[subprocess.Popen[str]]) -> None:
     said = [starter.communicate(timeout=60) for starter in four_starters]
 

@@ -467,6 +467,7 @@ def test_questions_do_not_wait_for_a_writer(store: Store) -> None:
     conn.close()
 
 
+@pytest.mark.long
 def test_100_000_sightings_are_covered_in_under_a_second(store: Store) -> None:
     now = time.time()
     shapes = [problem(1 + i % 200, k=64 * (1 + i // 200)) for i in range(5000)]

@@ -71,6 +71,7 @@ def environment(place: Path, cache: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("beside_others")
 @pytest.mark.parametrize("section", SECTIONS)
 def test_what_the_page_shows_runs(section: str, place: Path, native_cache: Path) -> None:

@@ -98,6 +98,7 @@ def test_a_question_has_one_answer_in_every_form(question: Any, database: Path) 
     assert json.loads(names["answer"].to_json(orient="records")) == plain(by_sql)
 
 
+@pytest.mark.long
 def test_datasette_answers_the_canned_queries(database: Path) -> None:
     datasette = pytest.importorskip("datasette.app")
     import asyncio

@@ -29,6 +29,7 @@ SMALL = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("beside_others")
 @pytest.mark.parametrize("page", PAGES)
 def test_what_the_page_shows_runs(page: str, tmp_path: Path, native_cache: Path) -> None:

@@ -157,6 +157,7 @@ def test_docker_reads_the_compose_file() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_what_the_image_runs_is_a_daemon_that_stops_as_docker_stops_it(tmp_path: Path) -> None:
     image = steps()["daemon"]
     env = {**os.environ, **{name: f"{tmp_path}{path}" for name, path in image["ENV"].items()}}

@@ -87,6 +87,7 @@ def test_inputs_have_an_empty_group_and_all_rows_are_dealt_out() -> None:
     assert copies_needed(p.with_m(2), 1 << 20, 1 << 40) == 256, "two of five groups are read"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", ["nt", "nn"])
 def test_copies_of_a_mixtures_weights_lie_over_each_other_and_give_one_result(layout: str) -> None:
     p = Problem(family="grouped", batch=64, m=4, n=1536, k=2048, dtype="bf16", threads=1, layout=layout)

@@ -175,6 +175,7 @@ def test_the_scale_of_the_next_block_of_k_is_found() -> None:
         assert judge(BLOCK, kernel(BLOCK, product)).startswith("wrong")
 
 
+@pytest.mark.long
 def test_short_sums_are_refused_where_the_problem_does_not_allow_them_and_taken_where_it_does() -> None:
     slow = replace(ROW, k=2048, m=4, n=32)
     assert judge(slow, kernel(slow, fast)).startswith("wrong: ")
@@ -194,6 +195,7 @@ def test_a_sum_near_zero_may_be_of_either_sign_under_an_infinite_scale() -> None
     assert judge(many, flipped, kernel(many, fast)).startswith("wrong: ")  # not where the sum is clear
 
 
+@pytest.mark.long
 def test_an_infinite_scale_may_meet_parts_of_a_sum_of_both_signs() -> None:
     """A kernel that scales two halves of K before it adds them up has NaN where torch's has Inf."""
     many = replace(ROW, k=512, m=32, n=96, math_mode="reduced")

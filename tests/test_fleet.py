@@ -13,6 +13,7 @@ from gemmtuned.fleet.tables import MARK, files
 pytest.importorskip("obstore", reason="the extra [fleet] is not installed")
 
 
+@pytest.mark.long
 def test_a_second_host_takes_over_what_the_first_found_after_a_check_of_its_own(tmp_path: Path) -> None:
     url = (tmp_path / "shared").as_uri()
     one, two = Host(tmp_path / "one", url), Host(tmp_path / "two", url)
@@ -32,6 +33,7 @@ def test_a_second_host_takes_over_what_the_first_found_after_a_check_of_its_own(
     assert "imported in the parent: []" in two.log.read_text()
 
 
+@pytest.mark.long
 def test_a_daemon_that_shares_with_a_repository_of_tables_tunes_what_it_likes(tmp_path: Path) -> None:
     """Nothing can be claimed there, so nothing is waited for."""
     shared = tmp_path / "shared"

@@ -251,6 +251,7 @@ def killed_at(points: Iterable[int], folder: Path, number: int) -> tuple[int, in
         return kills, sum(searches(hosts).values()) - number
 
 
+@pytest.mark.long
 def test_a_host_killed_while_it_claims_finds_its_claims_again(tmp_path: Path) -> None:
     kills, twice = killed_at(range(2, 14, 2), tmp_path, 20)
     assert kills >= 4 and twice == 0

@@ -72,7 +72,7 @@ def nodes_of(ran: Ran) -> set[str]:
     return {node for _, _, node in ran.done}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_tasks_find_what_the_daemon_finds(address: str, second_node: Node, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     one, two = Host(tmp_path / "one", shared.as_uri()), Host(tmp_path / "two", (tmp_path / "none").as_uri())

@@ -114,6 +114,7 @@ def test_what_does_not_belong_there_is_named(filled: tuple[Path, Host], capsys: 
     assert len(wrong) == 6
 
 
+@pytest.mark.long
 def test_the_script_for_pull_requests_needs_nothing_installed_and_imports_nothing_of_the_request(
     filled: tuple[Path, Host],
 ) -> None:

@@ -297,6 +297,7 @@ with running([host]):
 """
 
 
+@pytest.mark.long
 def test_a_row_that_is_wrong_once_in_fifty_is_never_published_and_a_right_one_is(tmp_path: Path) -> None:
     """The real search and its whole gate, on this CPU; times are made up so that a planted kernel wins unless wrong."""
     said = subprocess.run(

@@ -133,6 +133,7 @@ NEEDED = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.part(3)
 @pytest.mark.parametrize("name", list(BEHIND))
 def test_no_argument_of_what_works_long_ends_in_a_traceback(
@@ -158,6 +159,7 @@ def test_no_argument_of_what_works_long_ends_in_a_traceback(
                 run(name, *first, *NEEDED.get(name, ()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", [("import",), ("tune", "-i"), ("import", "--dry-run")], ids=" ".join)
 def test_no_file_that_is_named_ends_in_a_traceback(
     run: Run, home: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
@@ -194,6 +196,7 @@ def test_every_variable_is_read_or_refused_by_name(name: str, home: Path) -> Non
             assert name in str(err)
 
 
+@pytest.mark.long
 def test_variables_do_not_end_commands_in_a_traceback(run: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(home)
     for variable in VARIABLES:
@@ -342,6 +345,7 @@ def test_whatever_lies_in_the_place_of_any_file_of_ours_ends_no_command_in_a_tra
             shutil.rmtree(home)
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(
     st.dictionaries(

@@ -352,6 +352,7 @@ def test_solutions_that_no_program_looks_up_are_named(call: Cli, home: Path) -> 
     assert [row["problem"] for row in rows] == [str(TUNED)]
 
 
+@pytest.mark.long
 def test_status_names_the_generation_and_the_errors_of_programs(cli: Cli, home: Path) -> None:
     text, parsed = cli("status").stdout, json.loads(cli("status", "--json").stdout)
 
@@ -549,6 +550,7 @@ def test_withdraw_takes_it_out_of_the_published_tables(call: Cli, home: Path) ->
     assert call("withdraw", str(TUNED)).returncode == 1
 
 
+@pytest.mark.long
 def test_writers_make_no_database(cli: Cli, tmp_path: Path) -> None:
     for args in (["withdraw", str(TUNED)], ["db", "backup"]):
         done = cli(*args)
@@ -564,6 +566,7 @@ def test_a_backup_is_a_database_that_passes_its_check(call: Cli, home: Path, tmp
     assert json.loads(call("db", "check", "--json", GEMMTUNED_DB=str(target)).stdout)["ok"] is True
 
 
+@pytest.mark.long
 def test_a_damaged_database_fails_its_check_and_is_left_as_it_lies(cli: Cli, home: Path) -> None:
     db = home / "tune.db"
     damaged = b"not a database" * 500
@@ -600,6 +603,7 @@ print("tokens/s: 1"); print(f"tokens/s: {150 if on else 100}")
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("installed", [True, False])
 def test_where_aiter_is_installed_run_sets_our_switch_alone_and_doctor_says_why(
     cli: Cli, tmp_path: Path, installed: bool
@@ -617,6 +621,7 @@ def test_where_aiter_is_installed_run_sets_our_switch_alone_and_doctor_says_why(
     assert ("AITER is installed" in checked.stdout) == installed
 
 
+@pytest.mark.long
 def test_compare_reads_the_figure_a_program_prints(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "bench.py").write_text(FAKE)
 
@@ -631,6 +636,7 @@ def test_compare_reads_the_figure_a_program_prints(cli: Cli, tmp_path: Path) -> 
     assert parsed["arms"][1]["verdict"] == "within noise"
 
 
+@pytest.mark.long
 def test_compare_reads_a_key_of_the_json_a_program_prints(cli: Cli, tmp_path: Path) -> None:
     line = """import json; print(json.dumps({"speed": {"ms": 200 if on else 400}})); print("{not json"); print("[1]")"""
     (tmp_path / "bench.py").write_text(FAKE + line)
@@ -644,6 +650,7 @@ def test_compare_reads_a_key_of_the_json_a_program_prints(cli: Cli, tmp_path: Pa
     assert both.returncode == 2 and "give one" in both.stderr
 
 
+@pytest.mark.long
 def test_compare_says_when_it_cannot_tell(cli: Cli) -> None:
     done = cli("compare", "--rounds", "2", "--no-warm-up", "--", sys.executable, "-c", "pass")
 
@@ -664,6 +671,7 @@ def test_compare_fails_when_the_program_does(cli: Cli, code: str, said: str) -> 
     assert said in error
 
 
+@pytest.mark.long
 def test_an_interrupt_ends_with_130_and_stops_the_program(tmp_path: Path) -> None:
     mark = tmp_path / "pid"
     code = f"import os, pathlib, time; pathlib.Path({str(mark)!r}).write_text(str(os.getpid())); time.sleep(60)"

@@ -141,6 +141,7 @@ def test_bad_rows_stop_an_import_unless_they_are_skipped(run: Run, tmp_path: Pat
     assert len(queries.frame(tmp_path / "home/tune.db", "hints")) == 1
 
 
+@pytest.mark.long
 def test_import_says_every_error_once_and_on_stderr(tmp_path: Path) -> None:
     for name, value in (("one", "x"), ("two", "y")):
         lines = f"M,N,K,dtype,libtype,solidx,us\n8,8,8,bf16,asm,1,5\n{value},8,8,bf16,asm,1,5\n"
@@ -312,6 +313,7 @@ def test_an_aiter_table_says_which_thread_count_it_holds(run: Run, store: Store,
     assert said["notes"][1:] == [f"2 left out: {written.format(4)}", f"1 left out: {written.format(1)}"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("format", ["aiter-csv", "gemmtuned"])
 def test_what_an_equal_machine_measured_is_used_at_once_after_a_spot_check(
     run: Run, tmp_path: Path, format: str
@@ -557,6 +559,7 @@ def test_coverage_answers_exact_padded_and_missed_for_the_trace(run: Run, store:
     assert isinstance(table, Table)
 
 
+@pytest.mark.long
 def test_the_commands_are_named_as_people_type_them(tmp_path: Path) -> None:
     for name in ("import", "export"):
         env = {**os.environ, "GEMMTUNED_HOME": str(tmp_path)}

@@ -174,6 +174,7 @@ def test_e_explains_the_problem_under_the_cursor() -> None:
     assert "this one runs" in screen
 
 
+@pytest.mark.long
 def test_w_asks_first() -> None:
     ran, screen = pressed("w")
     assert ran == [] and f"Withdraw {SERVE}?" in screen
@@ -193,6 +194,7 @@ def test_keys_without_a_problem_say_so() -> None:
     assert ran == [] and "Choose a line" in screen
 
 
+@pytest.mark.long
 def test_a_command_is_run_as_a_person_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEMMTUNED_HOME", str(tmp_path))
 

@@ -527,6 +527,7 @@ def test_another_familys_table_is_not_written_to(
 # --- runs
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("beside_others")
 def test_a_run_writes_aiters_tables_and_leaves_what_others_wrote(home: Path) -> None:
     (home / "u.csv").write_text(
@@ -583,6 +584,7 @@ def test_an_interrupt_names_few_that_were_not_tried_and_counts_many(
     assert {row["problem"]: row["why"] for row in rows} == {str(one): why for one, why in failed.items()}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("beside_others")
 def test_an_interrupt_loses_nothing_that_was_found(home: Path) -> None:
     (home / "u.csv").write_text(SHAPES)

@@ -28,6 +28,7 @@ STUB = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("env", [{"AITER_TUNE_GEMM": ""}, {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}])
 def test_switched_off_nothing_is_patched_and_nothing_imported(home: Home, env: dict[str, str]) -> None:
     ours, heavy, stock, in_front = home.run(LOADED, fresh=True, **env).said
@@ -97,6 +98,7 @@ def test_enable_and_disable_take_every_patch_back_but_the_operators_which_pass_c
     assert done.err == ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tune", ["0", "1"])
 def test_enable_works_before_torch_is_imported_and_the_package_alone_does_not_import_it(home: Home, tune: str) -> None:
     done = home.run(
@@ -117,6 +119,7 @@ def test_enable_works_before_torch_is_imported_and_the_package_alone_does_not_im
     assert home.calls() == 1
 
 
+@pytest.mark.long
 def test_calls_in_other_threads_survive_enable_and_disable(home: Home) -> None:
     done = home.run(
         """

@@ -72,6 +72,7 @@ def test_a_library_that_is_not_what_was_built_is_not_mapped_and_said_in_one_line
     assert done.ours == [f"gemmtuned: {note}"]
 
 
+@pytest.mark.long
 def test_doctor_builds_anew_what_does_not_load(home: Home, copied: Path) -> None:
     copied.write_bytes(b"no library")
     facts = {"bytes": 10, "sha256": native_build.sha256(b"no library").hexdigest()}
@@ -180,6 +181,7 @@ def test_a_full_disk_is_named_before_the_compiler_runs(
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["no compiler", "a compiler that fails"])
 def test_doctor_that_cannot_build_ends_with_1_and_does_not_advise_itself(
     tmp_path: Path, compiler: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, how: str

@@ -301,6 +301,7 @@ def test_a_cell_that_is_wrong_is_seen(planted: list[Cell], what: str) -> None:
             CHECKS[what](wrong)
 
 
+@pytest.mark.long
 def test_after_disable_the_end_of_a_program_leaves_the_store_as_it_is(home: Home) -> None:
     done = home.run(
         """

@@ -130,6 +130,7 @@ def test_counts_of_a_crowded_second_are_kept_and_its_times_are_not(tmp_path: Pat
     assert (row["calls"], row["est_time_us"]) == (192, pytest.approx(192 * 100.0))
 
 
+@pytest.mark.long
 @pytest.mark.skipif(CpuWait().spent_s() is None, reason="this kernel does not count waiting")
 def test_a_program_that_shares_its_cpu_keeps_its_counts_alone(home: Home) -> None:
     cpu = min(os.sched_getaffinity(0))

@@ -115,6 +115,7 @@ def record() -> str:
     ).text()  # fmt: skip
 
 
+@pytest.mark.long
 def test_its_calls_are_counted_and_served_in_every_way_that_they_come(home: Home, package: str) -> None:
     problem = Problem(family="declared.twice", m=4, n=8, k=16, dtype="fp32", threads=2)
     publish(home.path / "configs", [published(problem, "declared", stamp="1.0", launch=record())], generation=3)
@@ -137,6 +138,7 @@ def test_its_calls_are_counted_and_served_in_every_way_that_they_come(home: Home
     }
 
 
+@pytest.mark.long
 def test_a_program_without_the_operator_that_serves_it_has_its_own(home: Home, package: str) -> None:
     problem = Problem(family="declared.twice", m=4, n=8, k=16, dtype="fp32", threads=2)
     rows = [

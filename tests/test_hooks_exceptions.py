@@ -63,6 +63,7 @@ LOADS = """
     """
 
 
+@pytest.mark.long
 def test_a_reload_without_memory_leaves_the_table_of_before(home: Home, preload: Path) -> None:
     done = home.run(PROGRAM + LOADS, str(preload), fresh=True, LD_PRELOAD=str(preload))
     failed, refused, wrong, seen, generation, found = done.said
@@ -88,6 +89,7 @@ FORKS = """
     """
 
 
+@pytest.mark.long
 def test_a_fork_without_memory_ends_nobody_and_the_child_counts(home: Home, preload: Path) -> None:
     done = home.run(PROGRAM + FORKS, str(preload), fresh=True, LD_PRELOAD=str(preload))
 
@@ -127,6 +129,7 @@ STANDS = """
     """
 
 
+@pytest.mark.long
 def test_an_operator_that_there_is_no_memory_to_stand_before_is_called_as_it_was_and_can_be_later(
     home: Home, preload: Path
 ) -> None:

@@ -252,6 +252,7 @@ def ends(home: Home, how: str, **env: str) -> tuple[int, float, list[str]]:
     return process.returncode, time.monotonic() - began_s, err.splitlines()
 
 
+@pytest.mark.long
 def test_the_last_batch_is_flushed_however_a_program_ends(home: Home) -> None:
     calls = 0
     for how, code, more in (
@@ -323,6 +324,7 @@ def test_a_database_locked_by_others_costs_no_more_than_a_wait_at_the_end(home: 
     assert "sqlite3 shell" in said[0]
 
 
+@pytest.mark.long
 def test_forks_at_any_moment_share_nothing_and_lose_nothing(home: Home) -> None:
     done = home.run(
         """
@@ -424,6 +426,7 @@ def test_a_child_that_was_forked_in_the_middle_of_a_flush_runs_and_leaves_the_st
     assert "forked in the middle of a flush" in done.err
 
 
+@pytest.mark.long
 def test_a_fork_while_the_hook_imports_leaves_no_lock_held_in_the_child(home: Home) -> None:
     done = home.run(
         """

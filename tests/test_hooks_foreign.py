@@ -94,6 +94,7 @@ def test_plain_operands_have_the_keys_of_torchs_own_product(home: Home) -> None:
     }
 
 
+@pytest.mark.long
 def test_packed_weights_are_counted_and_not_tuned(home: Home) -> None:
     counts = seen_in(
         home,
@@ -508,6 +509,7 @@ def extension(built_for_tests: Path) -> Path:
     return file
 
 
+@pytest.mark.long
 def test_an_extension_of_the_stable_abi_is_counted_eager_compiled_and_in_threads(home: Home, extension: Path) -> None:
     done = home.run(
         """

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hooked import LINEAR, Home, publish, published
 
 START = """
@@ -34,6 +35,7 @@ START = """
 PACKED = replace(LINEAR, bias=True, weight_state="packed")
 
 
+@pytest.mark.long
 def test_a_frozen_layer_uses_its_packed_weight_and_is_still_a_linear_layer(home: Home) -> None:
     home.path.mkdir()
     rows = [published(p, "onednn_packed") for p in (PACKED, replace(PACKED, bias=False), replace(PACKED, m=6))]
@@ -307,6 +309,7 @@ def test_a_frozen_layer_holds_no_memory_of_a_weight_that_was_replaced(home: Home
     assert done.said == [True, True]
 
 
+@pytest.mark.long
 def test_a_frozen_layer_is_linear_to_transforms_tracers_and_modes(home: Home) -> None:
     home.path.mkdir()
     publish(home.path / "configs", [published(PACKED, "onednn_packed")], 1)
@@ -418,6 +421,7 @@ def test_a_frozen_layer_is_linear_to_transforms_tracers_and_modes(home: Home) ->
     assert "performance drop" not in done.err
 
 
+@pytest.mark.long
 def test_a_frozen_layer_is_linear_to_whatever_is_done_with_it(home: Home) -> None:
     """Each of these gave another result, or an error, than the same layer that is not frozen."""
     home.path.mkdir()

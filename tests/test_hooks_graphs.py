@@ -42,6 +42,7 @@ def make() -> tuple[Any, FakeNative, GraphCounts]:
     return Graph, native, GraphCounts(native, Graph, lambda: 3)
 
 
+@pytest.mark.long
 def test_each_replay_adds_one_to_its_capture_and_the_end_of_the_graph_is_told() -> None:
     Graph, native, counts = make()
     counts.install()

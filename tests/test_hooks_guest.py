@@ -397,6 +397,7 @@ def test_threads_that_come_and_go_lose_no_count_and_cost_nothing_that_grows(home
     assert grown < 12_000, f"3000 threads took {grown} KiB; 12 KiB each would be 36,000"
 
 
+@pytest.mark.long
 def test_counts_of_threads_that_end_are_kept_however_many_shapes_they_met(home: Home) -> None:
     """100,000 problems, each met by a thread of few: more than any one thread may keep."""
     done = home.run(

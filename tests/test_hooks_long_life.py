@@ -103,6 +103,7 @@ def lives(home: Home, rounds: int, most_kib: int) -> None:
     assert home.calls() == rounds * 15 + WARM_UP
 
 
+@pytest.mark.long
 def test_what_a_process_holds_stays_as_it_is(home: Home) -> None:
     lives(home, 8, most_kib=1024)
 

@@ -153,6 +153,7 @@ def test_eight_threads_lose_nothing(home: Home) -> None:
     assert done.said == [100, [800]]
 
 
+@pytest.mark.long
 def test_eight_processes_give_exactly_the_sums(home: Home) -> None:
     done = home.run(
         """
@@ -207,6 +208,7 @@ def test_one_call_in_64_is_timed_unless_a_route_serves_it(home: Home) -> None:
     assert done.said["exact"] == [640, 0, 0]
 
 
+@pytest.mark.long
 def test_compiled_code_is_counted_at_every_call(home: Home) -> None:
     done = home.run(
         """
@@ -253,6 +255,7 @@ def test_compiled_code_is_counted_at_every_call(home: Home) -> None:
     assert done.said["training"] == [3 * 5, True]
 
 
+@pytest.mark.long
 def test_data_loader_workers_are_counted(home: Home) -> None:
     module = home.path.parent / "rows.py"
     module.write_text(

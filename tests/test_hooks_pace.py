@@ -63,6 +63,7 @@ def rows(generation: int) -> list[Any]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="its collector walks little at a time by itself")
 def test_a_large_table_is_never_walked_by_the_collector_at_once(tmp_path: Path) -> None:
     publish(tmp_path / "configs", rows(1), 1)

@@ -393,6 +393,7 @@ WORKERS = """
     """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("before", ["", "os.fork() or os._exit(0)"])
 def test_a_forked_worker_that_dies_in_a_routed_kernel_condemns_it_for_its_parent_too(home: Home, before: str) -> None:
     """A real SIGSEGV in a planted operator; before: another worker that routes nothing has ended."""
@@ -486,6 +487,7 @@ def test_a_page_is_made_in_memory_of_our_own_alone_and_leaves_nothing(home: Home
     assert closed
 
 
+@pytest.mark.long
 def test_a_call_that_lasts_longer_than_its_probation_is_not_counted_for_the_next(tmp_path: Path) -> None:
     cxx = compiler()
     assert cxx is not None

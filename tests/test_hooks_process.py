@@ -35,6 +35,7 @@ def run_among(home: Home, folder: Path, names: tuple[str, ...]) -> subprocess.Co
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_names_of_modules_in_the_programs_folder_are_the_programs(home: Home, tmp_path: Path) -> None:
     done = run_among(home, tmp_path / "program", HOSTILE)
 
@@ -42,6 +43,7 @@ def test_names_of_modules_in_the_programs_folder_are_the_programs(home: Home, tm
     assert home.calls() == 8
 
 
+@pytest.mark.long
 def test_a_program_with_an_sqlite3_of_its_own_is_not_counted_and_told_why(home: Home, tmp_path: Path) -> None:
     """All else that we import, torch has imported before."""
     done = run_among(home, tmp_path / "program", ("sqlite3",))
@@ -323,6 +325,7 @@ def test_a_program_that_counts_nothing_leaves_nothing(home: Home) -> None:
     assert not home.path.exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("stderr", "switch"),
     matrix(

@@ -69,6 +69,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.long
 def test_a_program_uses_a_table_of_ours_that_aiters_variable_names_and_says_so_in_aiters_words(home: Home) -> None:
     table = checked(home, write(home.path.parent / "mine.csv", [published(LINEAR, "torch_swap")], ASM))
     before = table.read_bytes(), table.stat().st_mtime_ns
@@ -91,6 +92,7 @@ def test_a_program_uses_a_table_of_ours_that_aiters_variable_names_and_says_so_i
     assert (table.read_bytes(), table.stat().st_mtime_ns) == before
 
 
+@pytest.mark.long
 def test_a_program_that_only_dispatches_logs_too_and_writes_no_database(home: Home) -> None:
     table = checked(home, write(home.path.parent / "mine.csv", [published(LINEAR, "torch_swap")]))
 
@@ -178,6 +180,7 @@ def test_the_file_named_is_the_one_that_brought_the_solution_into_use(tmp_path: 
     assert user.solutions_file(exported) is None
 
 
+@pytest.mark.long
 def test_a_row_that_nobody_has_tried_is_asked_for_and_used_once_it_is_answered(home: Home) -> None:
     table = write(home.path.parent / "mine.csv", [published(LINEAR, "torch_swap")])
     program = home.start(
@@ -215,6 +218,7 @@ def test_one_of_several_ranks_uses_published_tables_alone(home: Home) -> None:
     assert ["ranks of one program" in reason for reason in done.said["refused"]] == [True]
 
 
+@pytest.mark.long
 def test_what_cannot_run_or_is_too_large_does_not_pass_the_spot_check() -> None:
     mv, large = published(LINEAR, "torch_mv"), published(LINEAR.with_m(1 << 24), "torch_swap")
 

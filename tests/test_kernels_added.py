@@ -92,7 +92,7 @@ def only_in(after: list[str], before: list[str]) -> list[str]:
     return new
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_kernel_in_triton_joins_with_one_file_and_leaves_all_others_as_they_were(copy: Path) -> None:
     before = asked(copy)
     assert "twist" in before["parameters"], "no kernel has it yet"
@@ -118,7 +118,7 @@ def test_a_kernel_in_triton_joins_with_one_file_and_leaves_all_others_as_they_we
     assert asked(copy) == before
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_kernel_of_the_page_is_right_and_keeps_the_contract(copy: Path) -> None:
     file = copy / "gemmtuned" / "kernels" / "triton" / "plain.py"
     shutil.copy(PLAIN, file)

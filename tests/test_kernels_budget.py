@@ -71,6 +71,7 @@ def states() -> dict[str, dict[str, Any]]:
     return {f"{arch} {m}x{n}x{k}": state(arch, m, n, k) for arch, m, n, k in sizes}
 
 
+@pytest.mark.long
 def test_candidates_and_estimates_are_those_of_the_snapshot() -> None:
     snapshot, now = json.loads(SNAPSHOT.read_text()), states()
 

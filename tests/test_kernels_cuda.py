@@ -118,6 +118,7 @@ def test_what_it_offers_fits_the_device_and_fills_it(m: int, n: int, k: int) -> 
         assert one.most * one.parts * 64 >= k and one.depth >= min(one.most, 4)
 
 
+@pytest.mark.long
 @pytest.mark.part(6)
 @needs_compiler
 @pytest.mark.parametrize("m", [16, 64, 256])
@@ -217,6 +218,7 @@ def test_the_source_of_every_problem_is_its_own() -> None:
     assert replace(one, m=63).source() == one.source()
 
 
+@pytest.mark.long
 @needs_compiler
 def test_a_binary_is_compiled_once_and_never_read_from_where_others_could_write(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -357,6 +359,7 @@ def test_the_processes_that_compile_leave_it_in_the_cache(monkeypatch: pytest.Mo
     assert compile_one(Candidate("torch"), PROBLEM, H200) == ""
 
 
+@pytest.mark.long
 def test_offering_and_compiling_need_no_torch() -> None:
     code = (
         "import sys\nfrom gemmtuned.kernels import catalog\nfrom gemmtuned.configs.problem import Problem\n"

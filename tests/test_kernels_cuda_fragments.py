@@ -67,6 +67,7 @@ def test_tiles_of_more_than_one_block_of_scales_take_their_own() -> None:
     assert is_right(config(2, 264, 256, 32, 4, 1, 2, 1, kind="BLOCK"))
 
 
+@pytest.mark.long
 @pytest.mark.part(2)
 @pytest.mark.parametrize("turns", [{"turns": ptx.WARP}, {"turns": ptx.WARP, "last_first": True}], ids=str)
 @pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[3]], ids=str)

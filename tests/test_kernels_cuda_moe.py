@@ -146,6 +146,7 @@ def drawn(layer: Experts, tokens: int, seed: int = 3) -> torch.Tensor:
     return torch.rand(tokens, layer.experts, generator=random).topk(layer.topk, 1).indices
 
 
+@pytest.mark.long
 @pytest.mark.part(3)
 @pytest.mark.parametrize("name", LAYERS)
 def test_right(name: str) -> None:
@@ -166,6 +167,7 @@ ROUTED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.part(2)
 @pytest.mark.parametrize("name", ROUTED)
 def test_every_routing(name: str) -> None:
@@ -178,12 +180,14 @@ def test_the_weight_before_the_activation() -> None:
     assert is_right(layer, torch.tensor([[3, 3], [0, 1]]), SMALL, SMALL)
 
 
+@pytest.mark.long
 def test_more_tiles_of_rows_and_the_last_warp_first() -> None:
     layer = Experts(width=80, inter=56, experts=4, topk=2)
     wide = Stage(warps=2, depth=3, tiles=2)
     assert is_right(layer, drawn(layer, 5), wide, wide, turns=ptx.WARP, last_first=True)
 
 
+@pytest.mark.long
 def test_a_scale_that_the_type_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     """2^125 times 6 is beyond neither fp32 nor bf16, but is beyond the scale that the fast way multiplies by."""
     layer = Experts(width=32, inter=32, experts=1, topk=1, weight="mxfp4", scales="group", group=32)
@@ -233,6 +237,7 @@ PLANTED = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.part(5)
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_fault_shows(name: str) -> None:

@@ -88,6 +88,7 @@ def test_sums_are_right_and_nothing_else_is_read_or_written(shape: tuple[int, ..
     assert torch.equal(y, exact), one
 
 
+@pytest.mark.long
 @pytest.mark.part(3)
 @pytest.mark.parametrize("turns", [FIRST_WARP, LAST_WARP], ids=["first", "last"])
 @pytest.mark.parametrize("shape", [AT_ONCE[2], RINGS[0], WARP_GROUPS[0], WARP_GROUPS[1]], ids=str)

@@ -31,6 +31,7 @@ def configs(problem: Problem, arch: str = "sm_90") -> list[dict[str, int]]:
     return [config for _, config in KERNEL.scored(problem, replace(H200, arch=arch))]
 
 
+@pytest.mark.long
 @pytest.mark.part(2)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100", "gfx942", "gfx950"])
 def test_the_first_candidates_compile_without_spills(arch: str) -> None:

@@ -198,6 +198,7 @@ def test_the_floor_is_made_of_visited_experts() -> None:
     assert touched_bytes(problem, torch.tensor([[0, 5], [5, -1]])) == 2 * 3 * 40 * 64 * 2
 
 
+@pytest.mark.long
 @pytest.mark.skipif(nvrtc.version() is None, reason="needs NVRTC")
 def test_what_may_serve_a_call_is_compiled_before_a_device_is_used(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -58,6 +58,7 @@ def test_every_launch_leaves_its_counters_zero(interpreted: list[dict[str, Any]]
     assert all(seen["clean"] for seen in interpreted), interpreted
 
 
+@pytest.mark.long
 @pytest.mark.part(6)
 @pytest.mark.parametrize(
     ("module", "arch"),
@@ -161,6 +162,7 @@ CLUSTER = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 def test_clusters_are_offered_where_there_are_such_and_need_no_workspace() -> None:
     for arch in ARCHS:
         found = [config for _, config in shortlist(16, 1536, 7168, 132, arch=arch) if config.get("cluster")]
@@ -185,6 +187,7 @@ def test_without_clusters_fragments_and_selected_are_offered_uncut(m: int, n: in
     assert {name for name, _ in found} & {"warp_split_k", "tiles"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("limit", [80, 96])
 def test_the_compiler_keeps_to_a_limit_of_registers(limit: int) -> None:
     config, problem = PART | {"ahead": 4}, Problem(m=4, n=576, k=7168)
@@ -247,6 +250,7 @@ def instructions(cubin: bytes, folder: Path) -> list[str]:
     return re.findall(r"/\*[0-9a-f]{4}\*/\s+(?:@!?\w+\s+)?([A-Z][A-Z0-9_.]+)", disassembled(cubin, folder))
 
 
+@pytest.mark.long
 @pytest.mark.part(2)
 @pytest.mark.parametrize("mma", [0, 1])
 @pytest.mark.parametrize("hold", [0, 1, 2])
@@ -285,6 +289,7 @@ def test_lanes_hold_eight_values_of_a_row_of_w_as_the_tensor_core_is_told(rows: 
 PART = {"rows": 8, "tokens": 4, "split": 8, "warps": 2, "ahead": 7, "chains": 2, "registers": 0}
 
 
+@pytest.mark.long
 @pytest.mark.part(2)
 @pytest.mark.parametrize(
     ("tokens", "split", "arch"), [(4, 8, "sm_90"), (8, 8, "sm_90"), (8, 8, "sm_100"), (4, 1, "sm_80"), (8, 1, "sm_89")]

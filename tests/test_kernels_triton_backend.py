@@ -35,6 +35,7 @@ BACKEND = Triton(device=H200)
 PROBLEM = Problem(m=8, n=256, k=7168)
 
 
+@pytest.mark.long
 def test_listing_the_backends_imports_no_triton() -> None:
     code = "import sys, gemmtuned.kernels.backends as b; from gemmtuned.configs.solution import cpu_device\n"
     code += "b.environment(cpu_device()); assert 'triton' not in sys.modules"
@@ -90,6 +91,7 @@ def test_without_a_device_it_offers_nothing() -> None:
         BACKENDS["triton"].prepare(next(BACKEND.candidates(PROBLEM)), PROBLEM)
 
 
+@pytest.mark.long
 def test_what_is_published_is_the_binary_and_how_to_launch_it() -> None:
     compiled = {backend.name for backend in BACKENDS.values() if isinstance(backend, CompiledBackend)}
     assert compiled == set(catalog.FOLDERS)
@@ -144,6 +146,7 @@ def test_what_a_kernel_was_published_for_that_is_gone_is_left_to_torch_and_tuned
     store.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", matrix(range(5), [1]))  # the other kernels run in test_kernels_triton.py
 def test_kernels_pass_the_numeric_gate_in_the_interpreter(case: int) -> None:
     env = {**os.environ, "TRITON_INTERPRET": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "OMP_NUM_THREADS": "1"}
@@ -171,6 +174,7 @@ def test_the_math_mode_of_a_cuda_problem_is_set_on_hosts_whose_cpu_knows_no_fp16
     assert torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction == before
 
 
+@pytest.mark.long
 def test_a_kernels_stamp_changes_with_what_it_is_made_of_and_with_nothing_else(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -252,6 +252,7 @@ def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     activate._tables.clear()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("tables")
 def test_a_row_of_our_export_is_run_where_it_was_proven_and_nowhere_else(tmp_path: Path) -> None:
     gemm = TunedGemm()
@@ -348,6 +349,7 @@ LOADED = """
 """
 
 
+@pytest.mark.long
 def test_a_call_is_counted_once(home: Home) -> None:
     done = home.run(COUNTED)
 
@@ -357,6 +359,7 @@ def test_a_call_is_counted_once(home: Home) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.long
 def test_the_active_hook_takes_the_table_for_everybody(home: Home, tmp_path: Path) -> None:
     table = export(tmp_path / "t.csv", published(Problem(m=4, n=8, k=16, dtype="fp32", threads=2), "torch_swap"))
     check_tables(Settings.from_env({"GEMMTUNED_HOME": str(home.path), "AITER_CONFIG_GEMM_BF16": str(table)}))
@@ -403,6 +406,7 @@ except ImportError:
 """
 
 
+@pytest.mark.long
 def test_programs_written_for_aiter_find_our_ops_once_the_shim_is_asked_for() -> None:
     done = subprocess.run([sys.executable, "-c", SHIMMED], capture_output=True, text=True, timeout=60)
 

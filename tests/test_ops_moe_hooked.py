@@ -177,6 +177,7 @@ def test_ids_of_64_bits_have_kernels_of_their_own(monkeypatch: pytest.MonkeyPatc
     assert kernel.served(replace(o, w1=w1.mT.contiguous().mT)) is None
 
 
+@pytest.mark.slow
 def test_the_whole_loop_from_a_count_to_a_verdict(home: Home) -> None:
     home.run(PROGRAM, "0")
     tuned = subprocess.run(

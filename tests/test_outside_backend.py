@@ -106,6 +106,7 @@ def command(home: Home, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.skipif(
     bool(torch.ops.mkldnn._is_mkldnn_fp16_supported()), reason="this CPU has instructions for fp16: oneDNN is faster"
 )
+@pytest.mark.slow
 def test_it_is_captured_tuned_published_and_served_natively_under_its_name(home: Home) -> None:
     counted = home.run(PROGRAM.replace("gemmtuned.ready(20)", ""), fresh=True, **ONE_THREAD)
     assert counted.code == 0, counted.err
@@ -137,7 +138,7 @@ def test_it_is_captured_tuned_published_and_served_natively_under_its_name(home:
     assert home.counts()[(PROBLEM, "miss")] == 40
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_family_of_another_package_is_captured_tuned_published_and_served(home: Home) -> None:
     problem = "outside.scores:fp32:512x512x16,threads=1"
@@ -170,6 +171,7 @@ def test_a_family_of_another_package_is_captured_tuned_published_and_served(home
         assert told.returncode == 1 and "this version cannot tune it" in told.stdout, "and it ends"
 
 
+@pytest.mark.long
 def test_what_it_adds_keeps_the_contracts(home: Home, tmp_path: Path) -> None:
     (tmp_path / "test_outside.py").write_text(CONTRACTS)
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]

@@ -54,6 +54,7 @@ MODELS = """
 KINDS = ("qwen3_moe", "mixtral", "olmoe", "qwen2_moe", "gpt_oss")
 
 
+@pytest.mark.long
 def test_mixtures_of_transformers_run_as_one_op_and_back(home: Home) -> None:
     """One process for all, for importing transformers is most of it."""
     done = home.run(
@@ -87,6 +88,7 @@ def test_mixtures_of_transformers_run_as_one_op_and_back(home: Home) -> None:
     assert sum(counted.values()) == 4 * 2 + 2, "two layers each but for gpt_oss, and qwen3_moe once more by name"
 
 
+@pytest.mark.long
 def test_a_layer_runs_in_its_own_form_unless_a_kernel_is_known_to_be_faster(home: Home) -> None:
     """Without a verdict counted as one call; where torch's own is best its products are counted as any program's."""
     layer = Problem.parse("moe:fp32:7x32x32,threads=2,experts=6,topk=2,inter=16,act=silu_gated")
@@ -125,6 +127,7 @@ def test_a_layer_runs_in_its_own_form_unless_a_kernel_is_known_to_be_faster(home
     assert counted() == ({"miss": 2, "exact": 2}, one_by_one)
 
 
+@pytest.mark.long
 def test_a_variable_patches_what_a_program_imports_later(home: Home) -> None:
     done = home.run(
         MODELS

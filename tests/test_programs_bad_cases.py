@@ -55,6 +55,7 @@ LIVES = """
     """
 
 
+@pytest.mark.long
 def test_after_two_deaths_the_next_start_runs_without_the_generation_and_with_the_one_after(home: Home) -> None:
     home.path.mkdir()
     publish(home.path / "configs", [published(replace(LINEAR, m=2048, n=4096, k=4096), "torch_swap")], 1)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hooked import Home
 
-pytestmark = pytest.mark.slow  # Inductor and a compiler of C++
+pytestmark = pytest.mark.long  # Inductor and a compiler of C++
 
 # Graphs are compiled anew in each test; the C++ they lead to may come from the cache
 ANEW = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
@@ -21,6 +21,7 @@ REPORT = """
     """
 
 
+@pytest.mark.long
 def test_a_reload_reaches_compiled_code_and_recompiles_nothing(home: Home) -> None:
     done = home.run(
         """
@@ -69,6 +70,7 @@ def test_a_reload_reaches_compiled_code_and_recompiles_nothing(home: Home) -> No
     assert failures == []
 
 
+@pytest.mark.long
 def test_a_gemm_inside_inductors_own_kernel_is_noted_and_not_counted(home: Home) -> None:
     done = home.run(
         """
@@ -148,6 +150,7 @@ def test_products_of_a_cpp_wrapper_are_counted(home: Home) -> None:
     assert (said["compiled_problems"], said["compiled_cpp_problems"]) == (0, 0)
 
 
+@pytest.mark.long
 def test_products_of_a_cpp_wrapper_past_us_are_noted_with_their_shapes_and_told(home: Home) -> None:
     done = home.run(CPP_WRAPPED.format(torchs_first=True), **ANEW, TORCHINDUCTOR_CPP_WRAPPER="1")
 

@@ -26,6 +26,7 @@ def check(said: Any) -> None:
     assert said["counted"] == said["profiled"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["decode.py", "fp8_moe.py", "diffusion.py"])
 def test_an_example_is_counted_call_by_call(home: Home, name: str) -> None:
     if name.startswith("decode"):
@@ -45,6 +46,7 @@ def test_the_compiled_example_is_counted_at_run_time(home: Home) -> None:
     check(home.run(RUN, "decode_compiled.py", *TINY["decode_compiled.py"].split()).said)
 
 
+@pytest.mark.long
 def test_two_ranks_count_their_shards(home: Home) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

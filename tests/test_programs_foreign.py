@@ -101,6 +101,7 @@ def test_counted_it_is_what_it_is_without_the_hook_to_the_bit(both: dict[str, An
     check(both, name, "first", "first", share=0.0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_routed_it_is_what_it_is_without_the_hook_up_to_rounding(both: dict[str, Any], name: str) -> None:
     check(both, name, "second", "routed 0", tolerance(PROGRAMS[name].coarsest))
@@ -211,6 +212,7 @@ GEVENT = """
     """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(find_spec("gevent") is None, reason="gevent is not installed")
 def test_a_loop_of_gevent_is_the_programs_alone(home: Home) -> None:
     home.path.mkdir()

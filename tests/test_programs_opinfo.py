@@ -44,6 +44,7 @@ def matrix(
     return {"device": device, "every": every, **json.loads((folder / "said.json").read_text())}
 
 
+@pytest.mark.long
 def test_results_errors_and_derivatives_are_torchs_own(matrix: Any) -> None:
     assert matrix["found"] == []
     assert matrix["failures"] == []

@@ -42,11 +42,13 @@ def check(name: str, found: Any) -> None:
     assert found["hits"] == len(found["problems"])  # every problem that was seen had a route
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", OF_ONE)
 def test_a_wrapped_weight_is_counted_and_routed_as_what_torch_multiplies(alone: Any, name: str) -> None:
     check(name, alone[name])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", OF_RANKS)
 def test_each_rank_counts_and_routes_its_shard(ranks: Any, name: str) -> None:
     for found in ranks:

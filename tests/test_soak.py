@@ -36,6 +36,7 @@ def go(project: Path, *words: str, again: bool = False, only_list: bool = False)
     return soak.main(words, again=again, only_list=only_list, root=project, folder=project / ".soak")
 
 
+@pytest.mark.long
 def test_each_is_told_with_its_time_and_what_passed_is_not_run_again(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -53,6 +54,7 @@ def test_each_is_told_with_its_time_and_what_passed_is_not_run_again(
     assert kept["tests/test_long.py::test_holds"]["counts"] == {"passed": 3}
 
 
+@pytest.mark.long
 def test_a_changed_tree_resumes_nothing_and_a_spoilt_file_of_results_is_none(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
