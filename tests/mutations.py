@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-MARKED: Final = ("-m", "not soak and not gpu")
+MARKED: Final = ("-m", "not long and not soak and not gpu")
 FAILED, PASSED = 1, 0  # exit codes of pytest
 
 
