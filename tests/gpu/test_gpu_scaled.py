@@ -103,6 +103,8 @@ def test_the_gate_takes_torchs_own_on_all_its_inputs(program: Program, p: Proble
 def test_the_librarys_algorithms_pass_the_gate(program: Program, p: Problem) -> None:
     call(p)
     found = list(BACKENDS["cublaslt"].candidates(p))
+    if p.m == 1 and p.wscale == "1x128":  # cuBLASLt has none for one row, and torch takes another scale for it
+        pytest.skip("the library names none")
     assert found, "the library names none"
     said = {str(c): outcome(p, c) for c in found[:4]}
     assert all(text == "ok" for text in said.values()), said
@@ -118,6 +120,15 @@ def test_our_kernel_passes_the_gate(program: Program, p: Problem) -> None:
     exact = [c for c in found if scaled_one_shot(configs[c], p).promoted]
     said = {str(c): outcome(p, c) for c in (exact[0], exact[-1])}
     assert all(text == "ok" for text in said.values()), said
+
+
+@pytest.mark.parametrize("p", [p for p in PROBLEMS if p.m <= 16 and p.wscale != "1x128"], ids=str)
+def test_our_kernel_for_few_tokens_passes_the_gate(program: Program, p: Problem) -> None:
+    call(p)
+    found = [c for c in BACKENDS["cuda"].candidates(p) if c.kernel == "scaled_fragments"]
+    assert found, "it is not offered"
+    said = {str(c): outcome(p, c) for c in (found[0], found[len(found) // 2], found[-1])}
+    assert all(text == "ok" or "spills" in text for text in said.values()), said
 
 
 @pytest.mark.parametrize("backend", ["cublaslt", "cuda"])
