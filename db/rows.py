@@ -22,8 +22,10 @@ T = TypeVar("T")
 # What a program or worker has is known from the first time it is seen; it holds there if nobody said otherwise before
 _STAMP: Final = """
 INSERT INTO environment_stamp (environment_id, backend, kernel, stamp, current)
-SELECT ?1, ?2, ?3, ?4, NOT EXISTS (
-    SELECT 1 FROM environment_stamp WHERE environment_id = ?1 AND backend = ?2 AND kernel = ?3)
+SELECT new.environment_id, new.backend, new.kernel, new.stamp, NOT EXISTS (
+    SELECT 1 FROM environment_stamp s
+    WHERE s.environment_id = new.environment_id AND s.backend = new.backend AND s.kernel = new.kernel)
+FROM (SELECT ? AS environment_id, ? AS backend, ? AS kernel, ? AS stamp) AS new
 WHERE true ON CONFLICT DO NOTHING
 """
 LOOK_UP_AGAIN: Final = """

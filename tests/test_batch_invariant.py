@@ -127,7 +127,6 @@ def _search(problem: Problem, only: Candidate) -> tuple[list, tuple[Solution, ..
     return trials, found
 
 
-@pytest.mark.long
 def test_the_search_publishes_the_cheapest_proven_kernel_even_where_torch_is_faster() -> None:
     one_by_one = Candidate("rows", ONE_BY_ONE)
     trials, (solution,) = _search(replace(ASKED, n=32, k=32, threads=1), only=one_by_one)

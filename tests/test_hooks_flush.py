@@ -252,7 +252,6 @@ def ends(home: Home, how: str, **env: str) -> tuple[int, float, list[str]]:
     return process.returncode, time.monotonic() - began_s, err.splitlines()
 
 
-@pytest.mark.long
 def test_the_last_batch_is_flushed_however_a_program_ends(home: Home) -> None:
     calls = 0
     for how, code, more in (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -113,6 +114,17 @@ def test_environment_variables_are_read_by_settings_alone() -> None:
         or (isinstance(node, ast.ImportFrom) and node.module == "os" and {a.name for a in node.names} & {"environ"})
     ]
     assert not used, "ask configs/settings.py (child_env builds the environment of a started program)"
+
+
+def test_sql_has_no_numbered_placeholders() -> None:
+    """Python 3.14 refuses them beside a sequence of values (docs.python.org, sqlite3: placeholders)."""
+    used = [
+        f"{path.relative_to(ROOT)} line {node.lineno}"
+        for _, path in OURS
+        for node in nodes(path)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.search(r"[(,=\s]\?\d", node.value)
+    ]
+    assert not used, "write ?, or :name beside a dict"
 
 
 def test_the_rules_look_at_every_folder() -> None:
