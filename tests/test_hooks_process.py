@@ -346,7 +346,8 @@ def test_import_torch_works_whatever_stderr_is(home: Home, tmp_path: Path, switc
 
 def test_a_start_says_once_that_it_is_on_unless_it_is_told_to_be_quiet(home: Home) -> None:
     home.path.mkdir()
-    before = home.run("import torch; torch.mm(torch.ones(2, 2), torch.ones(2, 2))", GEMMTUNED_QUIET="0")
+    one_call = "import torch, gemmtuned; torch.mm(torch.ones(2, 2), torch.ones(2, 2)); gemmtuned.reload(); print(1)"
+    before = home.run(one_call, GEMMTUNED_QUIET="0")
     assert "native, nothing tuned yet, home" in before.err
     publish(home.path / "configs", [published(LINEAR, "torch_swap")], 7)
     code = """
