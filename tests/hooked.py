@@ -179,6 +179,15 @@ def wait_for(what: Callable[[], Any], *, limit_s: float = 10.0, every_s: float =
     raise AssertionError(f"not within {limit_s} s, and {waited_s:.1f} s in which a thread waited for a CPU: {what}")
 
 
+def opened() -> dict[int, str]:
+    """What each descriptor of this process leads to; one that a thread closes meanwhile is left out."""
+    targets = {}
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            targets[int(descriptor)] = os.readlink(f"/proc/self/fd/{descriptor}")
+    return targets
+
+
 def _cpu_waits() -> dict[str, float]:
     """Seconds for which each thread of this process was ready to run and others had the CPUs, where Linux tells it."""
     waits = {}

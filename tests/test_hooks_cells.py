@@ -22,7 +22,7 @@ STUB = [
 Cell = dict[str, Any]
 
 LOOK = """
-    import atexit, gc, json, os, re, resource, signal, subprocess, sys, threading, time, types, warnings
+    import atexit, contextlib, gc, json, os, re, resource, signal, subprocess, sys, threading, time, types, warnings
     import torch
     import torch.nn.functional as F
     from torch import nn
@@ -62,12 +62,15 @@ LOOK = """
         names = torch._C._dispatch_get_all_op_names()
         return sorted(name for name in names if "hooks/native/" in torch._C._dispatch_dump(name))
 
+    def opened():
+        for fd in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):  # a thread has closed it meanwhile
+                yield os.readlink(f"/proc/self/fd/{fd}")
+
     def look():
-        fds = {f: os.readlink(f"/proc/self/fd/{f}") for f in os.listdir("/proc/self/fd")
-               if os.path.exists(f"/proc/self/fd/{f}")}
         return {
             "threads": [len(os.listdir("/proc/self/task")), [t.name for t in threading.enumerate()]],
-            "descriptors": sorted(fds.values()),
+            "descriptors": sorted(opened()),
             "mappings": sorted({line.split(None, 5)[5].strip() for line in open("/proc/self/maps") if "/" in line}),
             "children": children(),
             "modules": sorted({m.split(".")[0] for m in sys.modules if not m.startswith("gemmtuned")}),

@@ -189,13 +189,12 @@ def test_a_fork_finds_the_thread_asleep_or_gone_where_python_would_warn(home: Ho
     import json, os, time, torch
     import gemmtuned
     from gemmtuned.hooks import background, hook
-    from hooked import wait_for
+    from hooked import opened, wait_for
     background._WARNS_OF_THREADS = {warns}
     hook.FORK_S = 60  # a fork waits for the thread, however loaded the machine is
 
     def look():
-        links = [os.readlink(f"/proc/self/fd/{{fd}}") for fd in range(64) if os.path.islink(f"/proc/self/fd/{{fd}}")]
-        return sorted(os.listdir("/proc/self/task")), sum("inotify" in link for link in links)
+        return sorted(os.listdir("/proc/self/task")), sum("inotify" in link for link in opened().values())
 
     def child(read, write):
         if os.fork() == 0:

@@ -175,13 +175,13 @@ GEVENT = """
     import json, os, sys, threading, time
     import gevent, gevent.queue
     import torch, gemmtuned
+    from hooked import opened
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(16, 8, bias=False), torch.nn.ReLU(), torch.nn.Linear(8, 4))
     x, told, answers = torch.randn(4, 16), [], gevent.queue.Queue()
 
     def loops():
-        there = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
-        return len([fd for fd in there if os.path.exists(fd) and "eventpoll" in os.readlink(fd)])
+        return sum("eventpoll" in link for link in opened().values())
 
     hubs = loops()
 
