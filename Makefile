@@ -1,10 +1,10 @@
-# make install | demo | test | long | check | soak        (PY=python3.12 make install: another interpreter)
+# make install | demo | test | again | long | check | soak        (PY=python3.12 make install: another interpreter)
 # SOAK="test_daemon_gate --again" make soak: a part of the long tests, see tests/soak.py
 PY ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo test long engines check soak dist package docs clean
+.PHONY: install demo test again long engines check soak dist package docs clean
 
 install: $(STAMP)
 
@@ -18,9 +18,14 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install
 	$(BIN)/python docs/examples/demo.py
 
+# both runs take place whatever the first one gives, so that every failure is seen
 test: install
-	$(BIN)/python -m pytest -q -m 'alone and not long and not soak and not gpu'
-	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m 'not long and not soak and not gpu and not alone'
+	alone=0; $(BIN)/python -m pytest -q -m 'alone and not long and not soak and not gpu' || alone=$$?; \
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m 'not long and not soak and not gpu and not alone' && exit $$alone
+
+# what failed the last time, one after another
+again: install
+	$(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none
 
 # what takes more than a second or two each
 long: install
