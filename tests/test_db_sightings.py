@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from statistics import median
 
 import pytest
 from store_cases import DAY, HOUR, NEW, OLD, found, lease, open_store, problem, saw
@@ -63,7 +64,7 @@ def test_problems_that_differ_in_any_column_are_not_mixed(store: Store) -> None:
 
 
 def test_a_flush_of_500_shapes_takes_milliseconds(store: Store, tmp_path: Path) -> None:
-    """Beside the least that SQLite can do for it, for machines differ: 5 times that, 6 to 12 ms in all."""
+    """Beside the least that SQLite can do for it, for machines differ: 5 to 6 times that, 6 to 12 ms in all."""
     shapes = [problem(1 + i % 50, k=64 * (1 + i // 50)) for i in range(500)]
     batch, rows = [saw(p, 3) for p in shapes], [(str(p), 3) for p in shapes]
     took: list[float] = []
@@ -83,7 +84,7 @@ def test_a_flush_of_500_shapes_takes_milliseconds(store: Store, tmp_path: Path) 
             conn.execute("COMMIT")
             least.append(time.thread_time() - start)
 
-    assert min(took) < 8 * min(least), (took, least)
+    assert median(took) < 8 * median(least), (took, least)
 
 
 def test_a_batch_that_cannot_be_stored_leaves_nothing_behind(store: Store) -> None:
