@@ -17,7 +17,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from hashlib import sha256
@@ -128,15 +128,22 @@ def read_table(
     pace: hands out the lines one by one; a program that does other work at the time pauses there.
     Raises TableError when the file is missing, not to be trusted, or its hash is not the manifest's.
     """
-    solutions: list[Solution] = []
     complaints: list[str] = []
+    return list(solutions_of(folder, file, complaints, pace=pace)), complaints
+
+
+def solutions_of(
+    folder: Path, file: TableFile, complaints: list[str], *, pace: Callable[[Iterable[str]], Iterable[str]] = iter
+) -> Iterator[Solution]:
+    """The solutions of `read_table`, one by one, for who keeps them otherwise; complaints are added to the list."""
     lines = (raw.decode(errors="replace") for raw in BytesIO(_content(folder, file)))  # one by one: they are megabytes
     for number, line in enumerate(pace(lines), 1):
         try:
-            solutions.append(Solution.from_row(json.loads(line)))
+            solution = Solution.from_row(json.loads(line))
         except (ValueError, RecursionError, GemmtunedError) as err:  # noqa: PERF203  a bad row costs that row
             complaints.append(f"{file.name} line {number}: {err}")
-    return solutions, complaints
+        else:
+            yield solution
 
 
 def read_lines(folder: Path, file: TableFile) -> list[str]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from gemmtuned.configs.errors import GemmtunedError, ProblemError
 from gemmtuned.configs.launch import OperatorLaunch, read_launch
+from gemmtuned.configs.packed import pack, unpack
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import FAMILIES, Problem
 from gemmtuned.configs.real import allocate_lock
@@ -34,8 +36,8 @@ INVARIANT: Final = (ROWS, "triton", "cuda")  # backends that batch-invariant pro
 # Families that the hook routes; others are counted
 SERVED: Final = ("dense", "batched", "dense_add", "batched_add", "scaled", "grouped")
 
-_idents: dict[tuple[object, ...], int] = {}
-_solutions: list[Solution] = []  # by ident
+_idents: dict[bytes, int] = {}
+_solutions: list[bytes] = []  # by ident, packed
 _new_ident = allocate_lock()
 
 
@@ -43,12 +45,15 @@ Key = tuple[Problem, str, str]  # problem with padded m, covers, mode
 
 
 class Table:
-    """Solutions by place (`cpu`, `cuda:0`), then by (problem with padded m, covers, mode)."""
+    """Solutions by place (`cpu`, `cuda:0`), then by (problem with padded m, covers, mode).
 
-    def __init__(self, generation: int = 0, rows: Mapping[str, Mapping[Key, Solution]] | None = None) -> None:
+    Texts and bytes, of which the garbage collector counts none: see configs/packed.py.
+    """
+
+    def __init__(self, generation: int = 0) -> None:
         self.generation = generation
         self.refused: Counter[str] = Counter()  # reason -> rows of the published tables that are not used here
-        self._rows = {place: dict(by_key) for place, by_key in (rows or {}).items()}
+        self._rows: dict[str, dict[str, bytes]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._rows.values()))
@@ -57,69 +62,101 @@ class Table:
         """(outcome, solution) for a call with this problem; ("miss", None) when nothing proven is there."""
         rows = self._rows.get(place, {})
         for covers in COVERS:
-            row = rows.get((problem.with_m(padded_m(problem.m, problem.n, covers)), covers, mode))
+            row = rows.get(_text_of(padded(problem, covers), covers, mode)) if rows else None
             if row is not None:
-                return ("exact" if covers == "exact" else "padded"), row
+                return ("exact" if covers == "exact" else "padded"), unpack(row)
         return "miss", None
+
+    def put(self, place: str, solution: Solution, packed: bytes) -> None:
+        """Take a row in, unless one that is no slower is there. Raises ProblemError where its padded m is too large."""
+        rows = self._rows.setdefault(place, {})
+        text = _text_of(padded(solution.problem, solution.covers), solution.covers, solution.mode)
+        best = rows.setdefault(text, packed)
+        if best is not packed and solution.us < unpack(best).us:
+            rows[text] = packed
+
+    def rows(self) -> Iterator[tuple[str, str, bytes]]:
+        """Every row: place, its key as text, the packed solution."""
+        for place, rows in self._rows.items():
+            for text, packed in rows.items():
+                yield place, text, packed
+
+    def packed(self) -> list[bytes]:
+        """The solutions of all rows, for who frees them bit by bit."""
+        return [packed for rows in self._rows.values() for packed in rows.values()]
+
+    def has(self, place: str, text: str, packed: bytes) -> bool:
+        """Whether this is one of its `rows`."""
+        return self._rows.get(place, {}).get(text) == packed
 
     def items(self) -> Iterator[tuple[str, Key, Solution]]:
         """Every row: place, key, solution."""
-        for place, rows in self._rows.items():
-            for key, solution in rows.items():
-                yield place, key, solution
+        for place, _, packed in self.rows():
+            solution = unpack(packed)
+            yield place, (padded(solution.problem, solution.covers), solution.covers, solution.mode), solution
 
 
-def ident_of(solution: Solution) -> int:
-    """A number for this solution, the same in every generation: what failed once stays switched off in this process."""
-    key = (
-        solution.problem, solution.covers, solution.mode, solution.backend, solution.config, solution.stamp,
-        solution.launch,
-    )  # fmt: skip
+def padded(problem: Problem, covers: str) -> Problem:
+    """The problem that a row with these `covers` is filed under. Raises ProblemError where its m is too large."""
+    m = padded_m(problem.m, problem.n, covers)
+    return problem if m == problem.m else problem.with_shape(m, problem.n, problem.k)
+
+
+def _text_of(problem: Problem, covers: str, mode: str) -> str:
+    return f"{problem} {covers} {mode}"
+
+
+def ident_of(solution: Solution, packed: bytes | None = None) -> int:
+    """A number for this solution, the same in every generation: what failed once stays switched off in this process.
+
+    packed: the solution as bytes, if the caller has them already.
+    """
+    text = f"{_text_of(solution.problem, solution.covers, solution.mode)}\0{solution.backend}\0{solution.config}"
+    key = sha256(f"{text}\0{solution.stamp}\0{solution.launch}".encode(errors="surrogatepass")).digest()
     ident = _idents.get(key)
     if ident is None:
         with _new_ident:
             ident = _idents.setdefault(key, len(_solutions))
             if ident == len(_solutions):
-                _solutions.append(solution)
+                _solutions.append(packed if packed is not None else pack(solution))
     return ident
 
 
 def solution_of(ident: int) -> Solution:
     """The solution that ident_of gave this number."""
-    return _solutions[ident]
+    return unpack(_solutions[ident])
 
 
 def build_table(
-    solutions: Iterable[Solution], environments: Mapping[str, Environment], *, generation: int, failed: frozenset[int]
+    solutions: Iterable[Solution | bytes],
+    environments: Mapping[str, Environment],
+    *,
+    generation: int,
+    failed: frozenset[int],
 ) -> Table:
-    """The table of the solutions that may run here.
+    """The table of the solutions, packed or not, that may run here.
 
     environments: by place, what this process has there.  failed: idents of solutions that failed in this process.
     Duplicate rows: the one with the lower time wins, ties go to the one that came first.
     """
-    rows: dict[str, dict[Key, Solution]] = {}
+    table = Table(generation)
     places: dict[str, list[str]] = {}
     for place, environment in environments.items():
         places.setdefault(environment.device.key, []).append(place)
-    refused: Counter[str] = Counter()
-    for solution in solutions:
+    refused = table.refused
+    for one in solutions:
+        packed = one if isinstance(one, bytes) else pack(one)
+        solution = unpack(packed)
         here = places.get(solution.device)
         reason = _refusal(solution, environments[here[0]] if here else None, failed)
         if reason or not here:
             refused[reason] += 1
             continue
         try:
-            problem = solution.problem.with_m(padded_m(solution.problem.m, solution.problem.n, solution.covers))
+            for place in here:
+                table.put(place, solution, packed)
         except ProblemError:
             refused["its padded size is out of range"] += 1
-            continue
-        key = (problem, solution.covers, solution.mode)
-        for place in here:
-            best = rows.setdefault(place, {}).setdefault(key, solution)
-            if solution.us < best.us:
-                rows[place][key] = solution
-    table = Table(generation, rows)
-    table.refused = refused
     return table
 
 
@@ -176,6 +213,6 @@ def _refusal(solution: Solution, environment: Environment | None, failed: frozen
             return reason
     elif not environment.accepts(solution.backend, solution.stamp):
         return f"backend {solution.backend} is of another version ({solution.stamp})"
-    if ident_of(solution) in failed:
+    if failed and ident_of(solution) in failed:
         return "it failed in this process"
     return ""

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from gemmtuned.configs.manifest import MANIFEST
+from gemmtuned.configs.manifest import MANIFEST, line
 from gemmtuned.configs.say import tell
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ log = logging.getLogger("gemmtuned.hooks")
 AGREE_S: Final = 15.0  # ranks of one program come to the same line within that time
 RETRY_S: Final = 10.0  # a table that could not be taken up is read again after that time
 
-Rows = tuple[int, list[dict[str, Any]]]  # generation, rows of the table
+Rows = tuple[int, list[str]]  # generation, rows of the table, each a line of JSON
 
 
 def several() -> bool:
@@ -66,7 +66,7 @@ def _read(hook: Hook | None) -> Rows | None:
         loaded = hook.tables.loader.load(newer_than=0) if hook is not None else None
         if hook is None or loaded is None or hook.tables.refuses(loaded[0]):
             return None
-        return loaded[0], [solution.to_row() for solution in loaded[1]]
+        return loaded[0], [line(solution) for solution in loaded[1]]
     except Exception as err:
         tell(log, logging.WARNING, "table not taken reason=%s", f"{type(err).__name__}: {err}")
         return None

@@ -15,10 +15,11 @@ from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.launch import KernelLaunch, Launch, LibraryLaunch, OperatorLaunch, read_launch, slots_of
 from gemmtuned.configs.launch_values import of_operands
 from gemmtuned.configs.manifest import read_binary
+from gemmtuned.configs.packed import unpack
 from gemmtuned.configs.rows import ROWS, read_rows
 from gemmtuned.configs.say import tell
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Solution
-from gemmtuned.hooks.dispatch import NATIVE_CODES, OPERATOR_CODE, Table, ident_of
+from gemmtuned.hooks.dispatch import NATIVE_CODES, OPERATOR_CODE, Table, ident_of, padded
 from gemmtuned.hooks.native import Native, Row
 from gemmtuned.hooks.native.launches import RowBlocks, conditions, kernel_launch, library_launch, operator_call
 from gemmtuned.hooks.overrides import schema_of
@@ -43,12 +44,13 @@ class Routes:
     def rows(self, table: Table) -> Iterator[Row]:
         """The rows as `Native.load` takes them; one whose kernel does not load costs that row and a warning."""
         self.missing = set()
-        for place, (problem, covers, mode), solution in table.items():
+        for place, _, packed in table.rows():
+            solution = unpack(packed)
+            problem, covers = padded(solution.problem, solution.covers), solution.covers
             if problem.family == "moe":  # gemmtuned.ops.fused_moe asks the table itself
                 continue
-            row = Row(
-                problem, covers, mode, ident_of(solution), NATIVE_CODES.get(solution.backend, OPERATOR_CODE), place
-            )
+            code = NATIVE_CODES.get(solution.backend, OPERATOR_CODE)
+            row = Row(problem, covers, solution.mode, ident_of(solution, packed), code, place)
             try:
                 yield self._complete(row, solution, int(place.partition(":")[2] or 0))
             except OperatorMissing as err:  # it may come with a module that the program imports later

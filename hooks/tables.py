@@ -5,12 +5,15 @@ One change at a time, under `swap`: the hook's thread makes them, and who calls 
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from itertools import chain
+from typing import TYPE_CHECKING, Final
 
+from gemmtuned.configs.packed import Solutions, unpack
 from gemmtuned.configs.real import allocate_lock
 from gemmtuned.configs.say import tell
 from gemmtuned.configs.settings import Settings, UserTables
@@ -65,9 +68,9 @@ class Tables:
         self.verdicts = Verdicts(settings.home)  # on rows of the user's tables
         self.user_tables = UserLoader(tuple(tables))
         self.swap = allocate_lock()
-        self._newest: tuple[int, list[Solution]] | None = None  # as it was published
+        self._newest: tuple[int, Solutions] | None = None  # as it was published
         self._asked_for = tuple(tables)
-        self._unchecked: list[Solution] = []
+        self._unchecked = Solutions()
 
     def after_fork(self) -> None:
         """In a forked child: what its parent's threads held is not held."""
@@ -113,7 +116,7 @@ class Tables:
             generation = self.use(*loaded) if loaded is not None else None
         if self.user_tables.load() or any(self.verdicts.of(s) is not None for s in self._unchecked):
             with self.swap:
-                generation = self.use(*(self._newest or (self.table.generation, [])))
+                generation = self.use(*(self._newest or (self.table.generation, ())))
         return generation
 
     def add(self, table: UserTables) -> None:
@@ -121,11 +124,11 @@ class Tables:
         self._asked_for = (*self._asked_for, table)
         self.user_tables = UserLoader(self._asked_for)
 
-    def take_rows(self, generation: int, rows: list[dict[str, Any]]) -> None:
+    def take_rows(self, generation: int, rows: list[str]) -> None:
         """Take up what another rank has read: that one, even if a newer one was read here."""
         with self.swap:
             if generation != self.table.generation:
-                self.use(generation, [Solution.from_row(row) for row in rows])
+                self.use(generation, Solutions(Solution.from_row(json.loads(row)) for row in rows))
 
     def refuses(self, generation: int) -> bool:
         """Whether too many processes of this run have died of this generation; says so once."""
@@ -148,16 +151,17 @@ class Tables:
             return
         self.probation.give_up()
         with self.swap:
-            self.use(0, [])
+            self.use(0, ())
 
-    def use(self, generation: int, solutions: list[Solution]) -> int:
+    def use(self, generation: int, solutions: Iterable[Solution]) -> int:
         """Make these solutions the table in use; the caller holds `swap`."""
+        solutions = solutions if isinstance(solutions, Solutions) else Solutions(solutions)
         places = self._where.in_use()
         users, refused = usable(self.user_tables, solutions, check=self._holds_here)
-        self._unchecked = [s for s in self.user_tables.solutions if self._holds_here(s) == _UNCHECKED]
+        self._unchecked = Solutions(s for s in self.user_tables.solutions if self._holds_here(s) == _UNCHECKED)
         self.verdicts.ask(self._unchecked)
         table = build_table(
-            in_slices([*solutions, *users]),
+            in_slices(chain(solutions.packed, users.packed)),
             {place: self._where.environment(place) for place in places},
             generation=generation,
             failed=frozenset(self.failed),
@@ -167,7 +171,7 @@ class Tables:
         native, routes = self._library.native, self._library.routes
         if native is not None and routes is not None:
             native.load(in_slices(routes.rows(table)), table.generation)
-        before = list(in_slices(self.table.items()))
+        before = self.table.packed()
         self.table, self._newest, self.built_for = table, (generation, solutions), places
         let_go(before)
         self.active_us = time.time_ns() // 1000
@@ -181,11 +185,10 @@ class Tables:
 
         The user's own rows have no part in it: they were tried in another process, and come with every generation.
         """
-        own = set(map(id, self.user_tables.solutions))
-        served = {(place, key): solution for place, key, solution in in_slices(known.items() if known else ())}
-        for place, key, solution in in_slices(table.items()):
-            routed = solution.backend != DEFAULT_BACKEND and id(solution) not in own
-            if routed and served.get((place, key)) != solution:
+        own = self.user_tables.taken
+        for place, text, packed in in_slices(table.rows()):
+            new = known is None or not known.has(place, text, packed)
+            if new and packed not in own and unpack(packed).backend != DEFAULT_BACKEND:
                 self.probation.begin(table.generation)
                 return
 

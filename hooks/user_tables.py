@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gemmtuned.configs.errors import TableError
+from gemmtuned.configs.packed import Solutions, pack, unpack
 from gemmtuned.configs.say import Once, tell
 from gemmtuned.configs.settings import UserTables
 from gemmtuned.configs.solution import Solution
@@ -33,9 +34,9 @@ class UserLoader:
     def __init__(self, tables: Sequence[UserTables]) -> None:
         self._tables = tuple(tables)
         self.files = tuple(dict.fromkeys(path for table in tables for path in table.paths))
-        self.solutions: dict[Solution, Path] = {}
+        self.filed: dict[bytes, Path] = {}  # the solutions, packed, and the file of each
         self.seeds: Counter[str] = Counter()
-        self.taken: frozenset[Solution] = frozenset()  # what is in use of them, as `usable` said last
+        self.taken: frozenset[bytes] = frozenset()  # what is in use of them, as `usable` said last
         self._good: dict[tuple[str, Path], _Rows] = {}
         self._signatures: dict[Path, Signature] | None = None
         self._told = Once()
@@ -46,46 +47,54 @@ class UserLoader:
         if not self.files or signatures == self._signatures:
             return False
         self._signatures = signatures
-        solutions: dict[Solution, Path] = {}
+        filed: dict[bytes, Path] = {}
         seeds: Counter[str] = Counter()
         for table in self._tables:
             for path in table.paths:
                 rows = self._read(table, path)
-                for solution in rows.solutions:
-                    solutions.setdefault(solution, path)
+                for packed in rows.solutions.packed:
+                    filed.setdefault(packed, path)
                 seeds.update(rows.seeds)
-        self.solutions, self.seeds = solutions, seeds
+        self.filed, self.seeds = filed, seeds
         return True
+
+    @property
+    def solutions(self) -> Solutions:
+        """Those a row carries whole."""
+        return Solutions.of(self.filed)
 
     def solutions_file(self, solution: Solution) -> Path | None:
         """The file whose row brought this solution into use; None when a published table has an equal one."""
-        return self.solutions.get(solution) if solution in self.taken else None
+        packed = pack(solution)
+        return self.filed.get(packed) if packed in self.taken else None
 
     def _read(self, user: UserTables, path: Path) -> _Rows:
         with importing():
-            from gemmtuned.configs.aiter_csv import lines_of, read_lines
+            from gemmtuned.configs.aiter_csv import Reader, lines_of
             from gemmtuned.configs.aiter_rows import library_of, solution_of
 
         if self._signatures and self._signatures[path] is None:  # taken away: so are its rows
             self._good.pop((user.variable, path), None)
         before = self._good.get((user.variable, path))
+        rows = _Rows()
         try:
-            table = read_lines(in_slices(lines_of(path)), name=str(path), family=user.family)
+            table = Reader(in_slices(lines_of(path)), name=str(path), family=user.family)
+            for row in table:  # one by one: see configs/packed.py
+                solution = solution_of(row)
+                if solution is not None:
+                    rows.solutions.packed.append(pack(solution))
+                else:
+                    rows.seeds[library_of(row) or "unknown"] += 1
         except TableError as err:
             self._tell(f"{user.variable}: {err}" + ("; its earlier rows stay in use" if before else ""))
             return before or _Rows()
         if table.rejected:
             self._tell(f"{user.variable}: {table.rejected} rows are not used, the first: {table.complaints[0]}")
-        rows = self._good[user.variable, path] = _Rows()
-        for row in in_slices(table.rows):
-            solution = solution_of(row)
-            if solution is not None:
-                rows.solutions.append(solution)
-            else:
-                rows.seeds[library_of(row) or "unknown"] += 1
+        self._good[user.variable, path] = rows
         if not rows.solutions:
-            seeds = "they are seeds for the search, which gemmtuned import keeps" if table.rows else "it has none"
-            self._tell(f"{user.variable}: 0 of {len(table.rows)} rows of {path} can be used here: {seeds}")
+            count = rows.seeds.total()
+            seeds = "they are seeds for the search, which gemmtuned import keeps" if count else "it has none"
+            self._tell(f"{user.variable}: 0 of {count} rows of {path} can be used here: {seeds}")
         return rows
 
     def _tell(self, what: str) -> None:
@@ -97,33 +106,38 @@ class UserLoader:
 class _Rows:
     """What one file holds."""
 
-    solutions: list[Solution] = field(default_factory=list)
+    solutions: Solutions = field(default_factory=Solutions)
     seeds: Counter[str] = field(default_factory=Counter)
 
 
 def usable(
     loader: UserLoader, published: Sequence[Solution], *, check: Callable[[Solution], str]
-) -> tuple[list[Solution], Counter[str]]:
+) -> tuple[Solutions, Counter[str]]:
     """The user's solutions to add to the published ones, and why the other rows are not used.
 
     What the daemon of this machine published goes first: it was measured here.  check gives the reason against one.
     """
-    if not loader.solutions:
+    if not loader.filed:
         published = ()
-    known = {(s.problem, s.covers, s.mode, s.device) for s in in_slices(published)}
+    known = {_text_of(solution) for solution in in_slices(published)}
     refused: Counter[str] = Counter(
         {f"{library}: a library of the table's, a seed for the search": n for library, n in loader.seeds.items()}
     )
     taken = []
-    for solution in loader.solutions:
-        if (solution.problem, solution.covers, solution.mode, solution.device) in known:
+    for packed in in_slices(loader.filed):
+        solution = unpack(packed)
+        if _text_of(solution) in known:
             refused["the user's table; this machine's own solution is used"] += 1
         elif reason := check(solution):
             refused[reason] += 1
         else:
-            taken.append(solution)
+            taken.append(packed)
     loader.taken = frozenset(taken)
-    return taken, refused
+    return Solutions.of(taken), refused
+
+
+def _text_of(solution: Solution) -> str:
+    return f"{solution.problem} {solution.covers} {solution.mode} {solution.device}"
 
 
 def _signature(path: Path) -> Signature:

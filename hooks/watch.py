@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Final
 
 from gemmtuned.configs.errors import TableError
-from gemmtuned.configs.manifest import MANIFEST, TableFile, read_manifest, read_table
+from gemmtuned.configs.manifest import MANIFEST, TableFile, read_manifest, solutions_of
+from gemmtuned.configs.packed import Solutions
 from gemmtuned.configs.real import allocate_lock
 from gemmtuned.configs.say import Once, tell
-from gemmtuned.configs.solution import Solution
 from gemmtuned.hooks.inotify import Events
 from gemmtuned.hooks.pace import in_slices
 
@@ -90,10 +90,10 @@ class Loader:
         self.failures = 0
         self.refused = ""  # why the newest table is not in use; empty when it is
         self.complaints: list[str] = []  # rows not taken, of the newest table
-        self._files: dict[TableFile, tuple[list[Solution], list[str]]] = {}
+        self._files: dict[TableFile, tuple[Solutions, list[str]]] = {}
         self._told = Once()
 
-    def load(self, newer_than: int) -> tuple[int, list[Solution]] | None:
+    def load(self, newer_than: int) -> tuple[int, Solutions] | None:
         """(generation, published solutions), or None when nothing newer is there or it cannot be used (said once)."""
         try:
             manifest = read_manifest(self.folder)
@@ -105,7 +105,7 @@ class Loader:
                     f"{self.folder}: generation {manifest.generation} is older than {newer_than}, which is in use. "
                     "If the database was made anew, restart this program"
                 )
-            files = {f: self._files.get(f) or read_table(self.folder, f, pace=in_slices) for f in manifest.files}
+            files = {f: self._files.get(f) or self._read(f) for f in manifest.files}
         except TableError as err:
             self._refuse(str(err))
             return None
@@ -116,7 +116,11 @@ class Loader:
         self.complaints = [c for _, complaints in files.values() for c in complaints]
         if self.complaints:
             self._tell(f"{len(self.complaints)} rows are not used, the first: {self.complaints[0]}")
-        return manifest.generation, [s for solutions, _ in files.values() for s in solutions]
+        return manifest.generation, Solutions.joined(solutions for solutions, _ in files.values())
+
+    def _read(self, file: TableFile) -> tuple[Solutions, list[str]]:
+        complaints: list[str] = []
+        return Solutions(solutions_of(self.folder, file, complaints, pace=in_slices)), complaints
 
     def _refuse(self, why: str) -> None:
         self.failures += 1

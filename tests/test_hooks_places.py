@@ -13,6 +13,7 @@ import pytest
 import torch
 from hooked import LINEAR, Home, published, solution
 
+from gemmtuned.configs.packed import pack
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import Device, Environment
 from gemmtuned.hooks.hook import Hook
@@ -149,7 +150,7 @@ def test_a_table_is_on_trial_once_its_rows_serve_calls_and_again_for_each_gpu(ho
 
 def test_rows_of_the_users_own_put_no_generation_on_trial(hook: Hook) -> None:
     own = published(LINEAR, "torch_swap")  # tried in a process of its own before
-    hook.tables.user_tables.solutions = {own: Path("mine.csv")}
+    hook.tables.user_tables.filed = {pack(own): Path("mine.csv")}
     hook.tables.verdicts.answer(own, "")
     hook.tables.use(7, [])
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from cases import LAUNCH, LIBRARY_LAUNCH
 
+from gemmtuned.configs.packed import pack
 from gemmtuned.configs.problem import FAMILIES, Problem
 from gemmtuned.configs.solution import Device, Environment, Solution
 from gemmtuned.hooks.dispatch import NATIVE_CODES, Table, build_table
@@ -93,12 +94,15 @@ def test_batch_invariant_products_run_by_binaries_alone(backend: str) -> None:
     problem = replace(SOLUTION.problem, batch_invariant=True)
     solution = replace(SOLUTION, backend=backend, problem=problem, launch=json.dumps(record))
     native: Any = SimpleNamespace(cublaslt_version=130002, check_operator=lambda facts: None)
-    table = Table(1, {"cuda:1": {(problem, "exact", "graph"): solution}})  # as if it had been taken for proven
+    table = Table(1)
+    table.put("cuda:1", solution, pack(solution))  # as if it had been taken for proven
 
     assert list(Routes(native, Path("/nowhere")).rows(table)) == []
     assert table.refused == {"its kernel does not load": 1}
     plain = replace(solution, problem=SOLUTION.problem)
-    assert list(Routes(native, Path("/nowhere")).rows(Table(1, {"cuda:1": {(plain.problem, "exact", "graph"): plain}})))
+    table = Table(1)
+    table.put("cuda:1", plain, pack(plain))
+    assert list(Routes(native, Path("/nowhere")).rows(table))
 
 
 def test_a_solution_published_anew_with_another_record_is_another_route() -> None:

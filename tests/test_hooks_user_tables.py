@@ -278,7 +278,7 @@ def test_a_row_edited_by_hand_loses_its_solution(tmp_path: Path) -> None:
     user = loader(path)
     user.load()
 
-    assert user.solutions == {}
+    assert not user.solutions
     assert dict(user.seeds) == {"torch_swap": 1}
 
 
@@ -319,7 +319,7 @@ def test_only_a_change_is_read_again(tmp_path: Path) -> None:
     assert [user.load(), user.load()] == [True, False]
     path.unlink()
     assert user.load()
-    assert user.solutions == {}
+    assert not user.solutions
 
 
 @pytest.mark.parametrize("how", ["rename", "in place"])

@@ -16,13 +16,14 @@ from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.padding import COVERS
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.sighting import OUTCOMES, Sighting
-from gemmtuned.hooks.native.launches import Cond, OperatorCall
+from gemmtuned.hooks.native.launches import OperatorCall
 from gemmtuned.hooks.native.records import (
     HOW,
     LAYOUT,
     GtFailure,
     GtRow,
     PackedProblem,
+    PackedRows,
     Record,
     Row,
     pack,
@@ -107,15 +108,6 @@ SIGNATURES: Final = (
     ("gt_padded_m", ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int),
     ("gt_take_failures", ctypes.c_size_t, ctypes.POINTER(GtFailure), ctypes.c_size_t),
 )
-
-
-def _packed(row: Row, held: list[Any]) -> GtRow:
-    """The row as the library takes it; what it points at is put into `held`."""
-    key = pack(row.problem, covers=row.covers, graph=row.mode == "graph", place=row.place)
-    launch = ctypes.addressof(row.launch) if row.launch is not None else None
-    conditions = (Cond * len(row.conditions))(*row.conditions)
-    held += (row.launch, conditions)
-    return GtRow(key, row.ident, row.code, launch, conditions, len(conditions), row.scales_sums, row.chain_rows)
 
 
 class NativeError(GemmtunedError):
@@ -288,10 +280,9 @@ class Native:
 
     def load(self, rows: Iterable[Row], generation: int) -> None:
         """Swap in a new table. Raises NativeError where there is no memory for it; the table is then that of before."""
-        held: list[Any] = []  # rows point at these, and the library copies them
-        packed = [_packed(row, held) for row in rows]
+        packed = PackedRows(rows)
         error = ctypes.create_string_buffer(500)
-        if self._lib.gt_load((GtRow * len(packed))(*packed), len(packed), generation, error, len(error)) != 0:
+        if self._lib.gt_load(packed.array, packed.count, generation, error, len(error)) != 0:
             raise NativeError(f"the table was not taken up: {error.value.decode(errors='replace')}")
 
     def find(self, problem: Problem, *, graph: bool = False, place: str = "cpu") -> tuple[str, int | None]:
@@ -305,8 +296,8 @@ class Native:
         count = room
         while count == room:
             count = self._lib.gt_drain(self._records, room)
-            for record in self._records[:count]:
-                yield from sightings(record)
+            for i in range(count):  # a slice would be a list of objects, which set the garbage collector off
+                yield from sightings(self._records[i])
 
     def capture_begun(self, device: int) -> int:
         """Id of the graph capture that the current stream of this device is part of, 0 when it is none.

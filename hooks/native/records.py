@@ -6,7 +6,8 @@ Each mirrors one of C++; `LAYOUT` is compared with the library's own when that i
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+import struct
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from gemmtuned.configs import key
@@ -15,6 +16,8 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.sighting import OUTCOMES, Sighting
 from gemmtuned.hooks.native.launches import MIRRORED, Cond, Packed
 
+_ALIGN: Final = 16  # what the structures of a launch need
+_POINTER: Final = struct.Struct("P")
 _UNSIGNED: Final[dict[int, Any]] = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32}
 
 
@@ -81,6 +84,42 @@ class Row(NamedTuple):
 def pack(problem: Problem, *, covers: str = "exact", graph: bool = False, place: str = "cpu") -> PackedProblem:
     """The packed key of a problem. Raises ProblemError for fields the native table does not know."""
     return PackedProblem(**key.values_of(problem, covers=covers, graph=graph, place=place))
+
+
+class PackedRows:
+    """Rows as the library takes them, in three pieces of memory: no object for each, which the collector would count.
+
+    While they grow they may move, so a row has the place of what it points at, plus one, until all are there; then
+    ctypes holds the pieces and they stay where they are.
+    """
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self._rows, self._launches, self._conditions = bytearray(), bytearray(), bytearray()
+        for row in rows:
+            self._add(row)
+        self.count = len(self._rows) // ctypes.sizeof(GtRow)
+        self.array = (GtRow * self.count).from_buffer(self._rows)
+        self._held = [(ctypes.c_char * len(p)).from_buffer(p) for p in (self._launches, self._conditions)]
+        for field, pieces in zip((GtRow.launch, GtRow.conditions), self._held, strict=True):
+            self._point(field.offset, ctypes.addressof(pieces) - 1)
+
+    def _add(self, row: Row) -> None:
+        key = pack(row.problem, covers=row.covers, graph=row.mode == "graph", place=row.place)
+        packed = GtRow(key, row.ident, row.code, scales_sums=row.scales_sums, chain_rows=row.chain_rows)
+        packed.condition_count = len(row.conditions)
+        if row.launch is not None:
+            packed.launch = len(self._launches) + 1
+            self._launches += bytes(row.launch)
+            self._launches += bytes(-len(self._launches) % _ALIGN)
+        data = bytearray(bytes(packed))
+        _POINTER.pack_into(data, GtRow.conditions.offset, len(self._conditions) + 1)
+        self._conditions += b"".join(map(bytes, row.conditions))
+        self._rows += data
+
+    def _point(self, offset: int, base: int) -> None:
+        for at in range(offset, len(self._rows), ctypes.sizeof(GtRow)):
+            (place,) = _POINTER.unpack_from(self._rows, at)
+            _POINTER.pack_into(self._rows, at, base + place if place else 0)
 
 
 def unpack(packed: PackedProblem) -> Problem:
