@@ -2,6 +2,10 @@
 
 `logging` is not for our own thread: it asks `threading` who runs, which makes that thread known there, and then a
 program that joins every thread it finds waits for ever.  Whoever logs in code that runs in both places calls `tell`.
+
+A program may close descriptor 2, and the next file or socket that it opens then has that number, whatever sys.stderr
+says.  So the descriptor is written to only while it leads where it led when the hook began, or to where stdout goes:
+a program that has sent both to a log has done that on purpose.
 """
 
 from __future__ import annotations
@@ -11,10 +15,17 @@ import logging
 import os
 import select
 import sys
-from typing import Final
+from typing import Any, Final
 
 _STDERR: Final = 2
+_STDOUT: Final = 1
 _ours: set[int] = set()  # idents of our threads
+_led_to: list[tuple[int, int] | None] = []  # where descriptor 2 led when the hook began; empty before that
+
+
+def begin() -> None:
+    """The hook begins: what descriptor 2 leads to now is the program's stderr."""
+    _led_to[:] = [_leads_to(_STDERR)]
 
 
 def our_thread() -> None:
@@ -55,12 +66,16 @@ def say_line(line: str) -> None:
         stream = sys.stderr
         if stream is None:
             return
-        if _thread.get_ident() in _ours or stream is sys.__stderr__:
-            if not _nobody_reads():  # a line left in a buffer would change the program's exit code
-                os.write(_STDERR, f"{line}\n".encode(errors="backslashreplace"))
-        else:
-            stream.write(f"{line}\n")
-            stream.flush()
+        ours = _thread.get_ident() in _ours
+        if ours or _number_of(stream) == _STDERR:
+            if not _is_stderr():
+                return
+            if ours or stream is sys.__stderr__:
+                if not _nobody_reads():  # a line left in a buffer would change the program's exit code
+                    os.write(_STDERR, f"{line}\n".encode(errors="backslashreplace"))
+                return
+        stream.write(f"{line}\n")
+        stream.flush()
     except Exception:  # noqa: S110  there is nobody left to tell
         pass
 
@@ -87,6 +102,34 @@ def tell(log: logging.Logger, level: int, message: str, *values: object) -> None
         log.log(level, message, *values)
     elif level >= logging.WARNING:
         say(message % values if values else message)
+
+
+def _is_stderr() -> bool:
+    """Whether descriptor 2 is the program's stderr, and no file or socket that it has opened since."""
+    if not _led_to:
+        begin()
+    now = _leads_to(_STDERR)
+    return now is not None and (now == _led_to[0] or now == _leads_to(_STDOUT))
+
+
+def _leads_to(fd: int) -> tuple[int, int] | None:
+    """(st_dev, st_ino) of a standard stream; None for what is none.
+
+    It came through an exec, or dup2 put it there: neither leaves it to be closed on exec, as Python opens all files.
+    """
+    try:
+        facts = os.fstat(fd)
+        return (facts.st_dev, facts.st_ino) if os.get_inheritable(fd) else None
+    except OSError:
+        return None
+
+
+def _number_of(stream: Any) -> int | None:
+    """The descriptor that a stream writes to; None for one that has none, or does not say."""
+    try:
+        return stream.fileno()  # type: ignore[no-any-return]
+    except Exception:
+        return None
 
 
 def _nobody_reads() -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gemmtuned.configs.errors import SettingError
 from gemmtuned.configs.say import after_fork as say_after_fork
-from gemmtuned.configs.say import say
+from gemmtuned.configs.say import begin, say
 from gemmtuned.configs.settings import Settings, UserTables, autoload_enabled, wants_activation
 from gemmtuned.configs.sighting import Session
 from gemmtuned.hooks import imports, phase, ranks, watch
@@ -51,6 +51,7 @@ def _activate(settings: Settings | None, capture: bool | None, dispatch: bool | 
     global _hook, _at_exit_known
     import torch as torch  # the native hook is linked with its libraries; with GEMMTUNED=1 it comes back in here
 
+    begin()
     speak_up()
     settings = settings or Settings.from_env()
     if capture is not None:

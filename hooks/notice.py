@@ -9,6 +9,8 @@ import logging
 import sys
 from typing import TextIO
 
+from gemmtuned.configs.say import say
+
 
 class Stderr(logging.StreamHandler[TextIO]):
     """Writes to what sys.stderr is at the moment: a progress bar puts itself below the lines."""
@@ -30,7 +32,7 @@ class StderrLines(logging.Handler):
             return
         try:
             cause = f": {record.exc_info[1]!r}" if record.exc_info else ""
-            sys.stderr.write(f"gemmtuned: {record.getMessage()}{cause}\n")
+            say(f"{record.getMessage()}{cause}")
         except Exception:
             self.handleError(record)
 

@@ -75,6 +75,34 @@ ENDS = {
 }
 
 
+def test_a_file_that_a_program_opens_in_the_place_of_its_stderr_has_none_of_our_lines(
+    home: Home, tmp_path: Path
+) -> None:
+    """The loader's thread has something to say meanwhile: what is published is broken."""
+    home.path.mkdir()
+    publish(home.path / "configs", [published(LINEAR, "torch_swap")], 1)
+    done = home.run(
+        """
+        import gemmtuned, json, os, sys
+        from hooked import LINEAR, publish, published, wait_for
+        from gemmtuned.hooks import activate
+
+        wait_for(lambda: gemmtuned.generation() == 1)
+        os.close(2)
+        mine = open(sys.argv[1], "w+b")
+        assert mine.fileno() == 2
+        hook = activate.current()
+        (hook.settings.config_dir / "manifest.json").write_text("no JSON")
+        wait_for(lambda: hook.tables.loader.refused)
+        gemmtuned.disable()
+        print(json.dumps(mine.read().decode()))
+        """,
+        str(tmp_path / "mine"),
+    )
+
+    assert done.said == ""
+
+
 @pytest.mark.parametrize("how", ENDS)
 def test_what_programs_do_with_threads_children_signals_and_descriptors(home: Home, how: str) -> None:
     """Each of these went wrong once, or could."""

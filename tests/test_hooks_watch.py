@@ -13,6 +13,7 @@ import pytest
 from hooked import LINEAR, Home, publish, solution, wait_for
 from matrices import matrix
 
+from gemmtuned.configs import say
 from gemmtuned.configs.manifest import MANIFEST
 from gemmtuned.configs.solution import Solution
 from gemmtuned.hooks import watch
@@ -288,6 +289,7 @@ def test_the_watcher_outlives_errors_in_callbacks_and_loads(
     def raises(generation: int) -> None:
         raise RuntimeError("the server's own mistake")
 
+    say.begin()  # pytest has another stderr for each test
     told: list[int] = []
     off = [watch.subscribe(raises), watch.subscribe(told.append)]
     watched(running)
