@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gemmtuned._testing import faults
+from gemmtuned.configs import clock
 from gemmtuned.configs.errors import GemmtunedError, TableError
 from gemmtuned.configs.read_file import open_regular
 from gemmtuned.configs.settings import trusted_uid
@@ -204,7 +205,7 @@ def write_contents(
     are kept for readers that are still at it; older ones are removed.  The caller holds the publish lock.
     Raises TableError when the disk refuses.
     """
-    when = datetime.now(timezone.utc) if now_s is None else datetime.fromtimestamp(now_s, timezone.utc)
+    when = datetime.fromtimestamp(clock.now_s() if now_s is None else now_s, timezone.utc)
     data = dict(sorted(data.items()))
     files = tuple(table_file(stem, content) for stem, content in data.items())
     created = when.isoformat(timespec="milliseconds")

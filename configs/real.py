@@ -14,7 +14,7 @@ from importlib.machinery import BuiltinImporter
 from types import ModuleType
 
 
-def _as_built(module: ModuleType) -> ModuleType:
+def as_built(module: ModuleType) -> ModuleType:
     """A copy of a built-in module as it was made; the module itself where it is not built in."""
     spec = BuiltinImporter.find_spec(module.__name__)
     if spec is None or spec.loader is None:
@@ -24,7 +24,7 @@ def _as_built(module: ModuleType) -> ModuleType:
     return copy
 
 
-_threads = _as_built(_thread)
-sleep = _as_built(time).sleep
+_threads = as_built(_thread)
+sleep = as_built(time).sleep
 allocate_lock = _threads.allocate_lock
 allocate_rlock = _threads.RLock

@@ -10,12 +10,12 @@ import ctypes
 import logging
 import os
 import sqlite3
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gemmtuned._testing import faults as failpoints
+from gemmtuned.configs import clock
 from gemmtuned.configs.errors import StoreBusy, StoreError
 from gemmtuned.configs.say import tell
 from gemmtuned.db import faults, migrations
@@ -127,14 +127,14 @@ class Handle:
     def _migrate(self, conn: sqlite3.Connection) -> None:
         """Apply the pending steps of the schema, under the lock; of an older file, say so: programs wait meanwhile."""
         _, had = migrations.identity(conn)
-        began_s = time.monotonic()
+        began_s = clock.monotonic()
         if had and self._upgrade:
             mb = os.stat(self.path).st_size / 1e6  # noqa: PTH116
             tell(log, logging.INFO, "upgrading path=%s schema=%d to=%d mb=%.0f", self.path, had, migrations.SCHEMA, mb)
         migrations.apply(conn, self.path, upgrade=self._upgrade, check=self.refuse_untouchable)
         self.checkpoint_if_large(conn)  # of an upgrade: now, and not after somebody's next write
         if had:
-            tell(log, logging.INFO, "upgraded path=%s seconds=%.1f", self.path, time.monotonic() - began_s)
+            tell(log, logging.INFO, "upgraded path=%s seconds=%.1f", self.path, clock.monotonic() - began_s)
 
     def commit(self, conn: sqlite3.Connection) -> None:
         """End a transaction, if what it is written into is still ours."""

@@ -12,10 +12,10 @@ import errno
 import fcntl
 import os
 import stat
-import time
 from pathlib import Path
 
 from gemmtuned._testing import faults
+from gemmtuned.configs import clock
 from gemmtuned.configs.real import allocate_lock, sleep
 from gemmtuned.db.descriptors import identity_of
 
@@ -39,7 +39,7 @@ class LockFile:
         Where another file lies at the path by now, that one is locked: whoever came since holds it, and not ours.
         make: one that was removed is made anew; without it the removed one is locked, and no folder made for it.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = clock.monotonic() + timeout_s
         if not self._thread.acquire(timeout=max(timeout_s, 0)):
             return False
         try:
@@ -49,7 +49,7 @@ class LockFile:
                 try:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    left_s = deadline - time.monotonic()
+                    left_s = deadline - clock.monotonic()
                     if left_s <= 0:
                         self._thread.release()
                         return False

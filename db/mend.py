@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from gemmtuned._testing import faults
+from gemmtuned.configs import clock
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.read_file import read_small
 from gemmtuned.db import salvage
@@ -131,7 +132,7 @@ def _build(path: Path, folder: Path, reason: str, beat: Beat) -> None:
     (folder / "copy.db").unlink(missing_ok=True)
     _as_the_other(build, path)
     _sync(build)
-    when = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S.%fZ")
+    when = datetime.fromtimestamp(clock.now_s(), timezone.utc).strftime("%Y%m%dT%H%M%S.%fZ")
     report = Report(reason, f"{path.name}.corrupt-{when}", rows, lost)
     (folder / "report.json").write_text(json.dumps({**asdict(report), "source": source}) + "\n", encoding="utf-8")
     _sync(folder / "report.json")

@@ -6,10 +6,10 @@ import contextlib
 import os
 import sqlite3
 import threading
-import time
 from datetime import datetime, timezone
 from pathlib import Path
 
+from gemmtuned.configs import clock
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.real import sleep
 from gemmtuned.db import faults, migrations
@@ -28,9 +28,9 @@ def check(path: Path) -> list[str]:
 def glance(path: Path, *, for_s: float) -> list[str] | None:
     """As `check`, for so long and a little more; None when nothing was found and not all of it was looked at."""
     look = Examination(path)
-    until_s = time.monotonic() + for_s
+    until_s = clock.monotonic() + for_s
     try:
-        while (found := look.result()) is None and time.monotonic() < until_s:
+        while (found := look.result()) is None and clock.monotonic() < until_s:
             sleep(0.005)
         if found is not None:
             return found or _disagreements(path)
@@ -176,8 +176,8 @@ class Examination:
 
     def stop(self) -> None:
         """End it; waits for a second at most."""
-        until_s = time.monotonic() + 1.0
-        while self._thread.is_alive() and time.monotonic() < until_s:
+        until_s = clock.monotonic() + 1.0
+        while self._thread.is_alive() and clock.monotonic() < until_s:
             self._stop.now()  # again and again: one that falls between two statements ends neither
             self._thread.join(0.01)
 
@@ -204,7 +204,7 @@ def _decode(conn: sqlite3.Connection, stop: Stop) -> None:
 def backup(path: Path, to: Path, *, timeout_s: float) -> Path:
     """Write a consistent copy, while others go on writing. `to`: a file, or a folder to name one in. Returns it."""
     if to.is_dir():
-        to = to / f"{path.stem}-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}{path.suffix}"
+        to = to / f"{path.stem}-{datetime.fromtimestamp(clock.now_s(), timezone.utc):%Y%m%dT%H%M%SZ}{path.suffix}"
     temporary = to.with_name(f".{to.name}.{os.getpid()}.tmp")
     try:
         to.parent.mkdir(parents=True, exist_ok=True)

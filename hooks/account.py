@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from gemmtuned.configs import clock
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.say import say_line, tell
 from gemmtuned.configs.settings import unknown_variables
@@ -47,7 +47,7 @@ class Account:
         self._settings, self._library, self._tables, self._patches = settings, library, tables, patches
         self._where, self._selections = where, selections
         self.op_counts = OpCounts()
-        self.started_us = time.time_ns() // 1000
+        self.started_us = clock.now_ns() // 1000
         self.role = ""  # what the process does for a serving engine
         self._stale = ""  # of frozen weights
         self._op_failures: list[tuple[Solution, str]] = []  # each solution once, at most
@@ -61,7 +61,7 @@ class Account:
         """In a forked child: it starts from nothing."""
         self.op_counts.reset()
         self._op_failures = []
-        self.started_us = time.time_ns() // 1000
+        self.started_us = clock.now_ns() // 1000
 
     def drain(self) -> Iterator[Sighting]:
         """What was counted since the last time, under aten and by our ops themselves."""

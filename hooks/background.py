@@ -15,13 +15,13 @@ import ctypes
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ctypes import byref, c_int, c_long, c_ulong, c_void_p
 from enum import Enum
 from typing import Any, Final, Protocol
 
+from gemmtuned.configs import clock
 from gemmtuned.configs.real import allocate_lock
 from gemmtuned.configs.say import Once, our_thread, our_thread_ends, our_thread_is_nobody, say
 
@@ -34,6 +34,8 @@ _SIGSET_BYTES: Final = 128  # of glibc and musl
 _libc = ctypes.CDLL(None, use_errno=True)
 _Body = ctypes.CFUNCTYPE(c_void_p, c_void_p)
 _libc.pthread_self.restype = c_ulong
+_clockjoin = getattr(_libc, "pthread_clockjoin_np", None)  # glibc from 2.31 on
+clock.take_from(_libc)
 
 
 class _Timespec(ctypes.Structure):
@@ -44,7 +46,7 @@ class Part(Protocol):
     """A piece of the thread's work."""
 
     def due_s(self) -> float:
-        """When its next turn is, of time.monotonic()."""
+        """When its next turn is, of clock.monotonic()."""
 
     def turn(self) -> None:
         """Do what is due."""
@@ -142,8 +144,13 @@ class Background:
         thread = self._thread
         if thread is None:
             return not self._running
-        until_ns = time.time_ns() + int(timeout_s * 1e9)
-        if _libc.pthread_timedjoin_np(c_ulong(thread), None, byref(_Timespec(*divmod(until_ns, 10**9)))):
+        now_ns = round(clock.monotonic() * 1e9) if _clockjoin is not None else clock.now_ns()
+        until = byref(_Timespec(*divmod(now_ns + int(timeout_s * 1e9), 10**9)))
+        if _clockjoin is not None:  # a wall clock that is set back would have us wait for as long
+            code = _clockjoin(c_ulong(thread), None, c_int(clock.MONOTONIC), until)
+        else:
+            code = _libc.pthread_timedjoin_np(c_ulong(thread), None, until)
+        if code:
             return False
         self._thread = None
         return True
@@ -164,9 +171,9 @@ class Background:
     def _loop(self) -> None:
         while True:
             with self._awake:
-                due_s = time.monotonic() + _LONGEST_S
+                due_s = clock.monotonic() + _LONGEST_S
                 for part in self._parts:
-                    if part.due_s() <= time.monotonic() and not self._ending:
+                    if part.due_s() <= clock.monotonic() and not self._ending:
                         self._turn(part)
                     due_s = min(due_s, part.due_s())
                 with self._state:
@@ -174,7 +181,7 @@ class Background:
                         self._sleeper.close()
                         self._running = False
                         return
-            self._sleeper.wait(due_s - time.monotonic())
+            self._sleeper.wait(due_s - clock.monotonic())
 
     def _turn(self, part: Part) -> None:
         try:

@@ -12,11 +12,11 @@ import math
 import os
 import random
 import socket
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from gemmtuned.configs import clock
 from gemmtuned.configs.errors import GemmtunedError, StoreBusy
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.processes import pid_namespace
@@ -82,9 +82,9 @@ class Flusher:
         self._crowd = Crowd()
         self._draining = allocate_lock()  # around a drain and the change of the phase
         self._lock = allocate_lock()  # one flush at a time: the thread's or the one at exit
-        self._due_s = time.monotonic() + self._pause_s()
+        self._due_s = clock.monotonic() + self._pause_s()
         self._has_session = False  # our row is in the store
-        self._next_beat_s = self._busy_since_s = 0.0  # of time.monotonic()
+        self._next_beat_s = self._busy_since_s = 0.0  # of clock.monotonic()
         self.calls = 0
         self.dropped = 0
         self._pausing = False
@@ -98,7 +98,7 @@ class Flusher:
 
     def turn(self) -> None:
         """Housekeeping and a flush, in our thread."""
-        self._due_s = time.monotonic() + self._pause_s()
+        self._due_s = clock.monotonic() + self._pause_s()
         self._turn()
 
     def _pause_s(self) -> float:
@@ -107,16 +107,16 @@ class Flusher:
     def stop(self, began_s: float | None = None) -> None:
         """Last flush; returns EXIT_S after began_s (now) at the latest, EXIT_BUSY_S while others hold the store."""
         self._due_s = math.inf
-        began_s = time.monotonic() if began_s is None else began_s
-        if not self._lock.acquire(timeout=max(began_s + EXIT_S - time.monotonic(), 0.05)):
+        began_s = clock.monotonic() if began_s is None else began_s
+        if not self._lock.acquire(timeout=max(began_s + EXIT_S - clock.monotonic(), 0.05)):
             # A flush goes on. One that is in the store waits for others or writes: many programs end at one moment
             until_s = began_s + EXIT_BUSY_S if self.in_store else 0.0
-            if not until_s or not self._lock.acquire(timeout=max(until_s - time.monotonic(), 0.0)):
+            if not until_s or not self._lock.acquire(timeout=max(until_s - clock.monotonic(), 0.0)):
                 reason = f"a flush did not end within {EXIT_BUSY_S if until_s else EXIT_S:g} s"
                 tell(log, WARNING, "counts of the last interval were lost reason=%s", reason)
                 return
         try:
-            while not self._flush(last=True) and time.monotonic() + BUSY_S <= began_s + EXIT_BUSY_S:
+            while not self._flush(last=True) and clock.monotonic() + BUSY_S <= began_s + EXIT_BUSY_S:
                 pass  # others end at the same moment
         except Exception as err:
             self._complain(err, aloud=False)
@@ -161,10 +161,10 @@ class Flusher:
         """
         self._pausing = True
         try:
-            until_s, looks = time.monotonic() + timeout_s, 0
+            until_s, looks = clock.monotonic() + timeout_s, 0
             while not self._lock.acquire(timeout=0.01):
                 looks = 0 if self.in_store else looks + 1
-                if time.monotonic() >= until_s or (for_fork and looks > 10):
+                if clock.monotonic() >= until_s or (for_fork and looks > 10):
                     return False
             return True
         finally:
@@ -207,8 +207,8 @@ class Flusher:
             self._compiled.clear()
             if not self._quarantine:
                 return True
-        now_s = time.time()
-        beat = self._has_session if last else time.monotonic() >= self._next_beat_s
+        now_s = clock.now_s()
+        beat = self._has_session if last else clock.monotonic() >= self._next_beat_s
         if not self._pending and not self._quarantine and not self._compiled and not beat:
             return True
         busy = False
@@ -223,7 +223,7 @@ class Flusher:
                 self._quarantine.pop(0)
             if beat or last:
                 self._at(store.end_session if last else store.beat, self._session(), now_s=now_s)
-                self._next_beat_s, self._has_session = time.monotonic() + BEAT_S, True
+                self._next_beat_s, self._has_session = clock.monotonic() + BEAT_S, True
             self.complaint, self._busy_since_s = "", 0.0
         except (GemmtunedError, OSError) as err:
             busy = isinstance(err, StoreBusy)
@@ -292,8 +292,8 @@ class Flusher:
 
     def _complain(self, err: Exception, *, aloud: bool = True) -> None:
         text = str(err) if isinstance(err, GemmtunedError) else f"{type(err).__name__}: {err}"
-        self._busy_since_s = self._busy_since_s or time.monotonic()
-        if isinstance(err, StoreBusy) and time.monotonic() - self._busy_since_s < BUSY_TOLD_S:
+        self._busy_since_s = self._busy_since_s or clock.monotonic()
+        if isinstance(err, StoreBusy) and clock.monotonic() - self._busy_since_s < BUSY_TOLD_S:
             aloud = False  # the next flush takes it along
         if aloud and self._told.is_new(text):
             tell(log, WARNING, "counts stay in memory reason=%s", text)

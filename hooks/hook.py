@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from gemmtuned.configs import clock
 from gemmtuned.configs.real import allocate_lock
 from gemmtuned.configs.say import tell
 from gemmtuned.configs.settings import Settings, UserTables
@@ -266,7 +266,7 @@ class Hook:
 
     def tick(self) -> None:
         """Housekeeping of the flush thread: kill switch, failed routes, a native library that came in."""
-        now_s = time.monotonic()
+        now_s = clock.monotonic()
         if self.patches.look_again(now_s):
             self.account.announce()
             for follow in frozen_layers.when_native:

@@ -9,10 +9,10 @@ kept of each of thousands of items is to be of a kind that it does not count (co
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from typing import Final, TypeVar
 
+from gemmtuned.configs import clock
 from gemmtuned.configs.real import sleep
 
 SLICE_S: Final = 1e-4
@@ -23,12 +23,12 @@ Item = TypeVar("Item")
 
 def in_slices(items: Iterable[Item]) -> Iterator[Item]:
     """The items as they are, with a pause after every SLICE_S of the consumer's work."""
-    until = time.perf_counter() + SLICE_S
+    until = clock.monotonic() + SLICE_S
     for item in items:
         yield item
-        if time.perf_counter() > until:
+        if clock.monotonic() > until:
             sleep(PAUSE_S)
-            until = time.perf_counter() + SLICE_S
+            until = clock.monotonic() + SLICE_S
 
 
 def let_go(items: list[Item]) -> None:

@@ -10,11 +10,11 @@ the process counts nothing, says so, and looks for it now and then.  Registering
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
+from gemmtuned.configs import clock
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.say import Once, tell
 from gemmtuned.configs.settings import BATCH_INVARIANT, Settings, batch_invariance
@@ -45,11 +45,11 @@ class Patches:
         self.graphs: GraphCounts | None = None
         self.compiled = Compiled()
         self.breaker = Breaker()
-        self.look_at_s: float | None = None  # when to look again for the library; of time.monotonic()
+        self.look_at_s: float | None = None  # when to look again for the library; of clock.monotonic()
         self.mode = native.OFF  # as it is set
         self._invariant = ""  # who asks for kernels that are the same for every M
         self._told_others = Once()
-        self._look_anew_s = 0.0  # of time.monotonic()
+        self._look_anew_s = 0.0  # of clock.monotonic()
         self.foreign = ForeignOperators()
 
     def install(self) -> None:
@@ -81,7 +81,7 @@ class Patches:
 
     def _take_library(self) -> None:
         """Serve by the native library if it is there; else note why not, and when to look again."""
-        self.look_at_s = time.monotonic() + LOOK_S
+        self.look_at_s = clock.monotonic() + LOOK_S
         try:
             found = native_build.find_built(self._settings.cache)
             if found is None:

@@ -24,7 +24,6 @@ import json
 import os
 import re
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -33,6 +32,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 from gemmtuned._testing import faults as failpoints
+from gemmtuned.configs import clock
 from gemmtuned.configs.moment import moment
 from gemmtuned.configs.processes import life_of, pid_namespace
 from gemmtuned.configs.read_file import read_regular
@@ -89,7 +89,7 @@ class Probation:
     def refuses(self, generation: int) -> bool:
         """Whether processes of this run died of it, DEATHS of them, and it is not yet time to try it again."""
         until_s = self.until_s(generation)
-        return until_s is not None and time.time() < until_s
+        return until_s is not None and clock.now_s() < until_s
 
     def until_s(self, generation: int) -> float | None:
         """Until when (Unix seconds) this run goes without the generation; None when too few have died of it."""
@@ -98,7 +98,7 @@ class Probation:
 
     def note(self, generation: int) -> str:
         """What to tell the user about a refused generation."""
-        until = moment(self.until_s(generation) or 0, time.time())
+        until = moment(self.until_s(generation) or 0, clock.now_s())
         return (
             f"generation {generation} is not used before {until}: processes of this run died in its kernels within "
             f"{TRIAL_S:g} s of taking it up. The next publish is tried at once; to try this one now: "
@@ -114,7 +114,7 @@ class Probation:
                 facts = json.dumps({"run": self._run, "namespace": namespace})[:-1] + ', "start": '
                 inode = int(namespace.rpartition(" ")[2]) if namespace is not None else 0
                 self.pages.begin_trial(pages_of(self._folder), generation, facts.encode(), inode)
-                self.generation, self._taken_up_s, self._routes_since_s = generation, time.time(), None
+                self.generation, self._taken_up_s, self._routes_since_s = generation, clock.now_s(), None
         for path in _marks(self._folder):
             if _generation(path) < generation:
                 with suppress(OSError):
@@ -173,7 +173,7 @@ class Probation:
     def after_fork(self) -> None:
         """In a forked child: the page is the parent's, and the trial begins anew with the child's first routed call."""
         self._lock = allocate_lock()
-        self._taken_up_s, self._routes_since_s = time.time(), None
+        self._taken_up_s, self._routes_since_s = clock.now_s(), None
 
     def _state(self) -> _State | None:
         """What our page says; None without one. The lock is held."""
@@ -217,7 +217,7 @@ def without(folder: Path) -> dict[tuple[int, str], float]:
     for death in _deaths(folder):
         by_run.setdefault((death.generation, death.run), []).append(death)
     found = {key: _until_s(died) for key, died in by_run.items()}
-    return {key: until_s for key, until_s in found.items() if until_s is not None and until_s > time.time()}
+    return {key: until_s for key, until_s in found.items() if until_s is not None and until_s > clock.now_s()}
 
 
 def _until_s(died: list[_Death]) -> float | None:
@@ -290,7 +290,7 @@ def _is_gone(path: Path, facts: dict[str, Any]) -> bool:
     """Whether the process of a mark is no more. One that lives takes its mark away after TRIAL_S of routed calls."""
     namespace = pid_namespace()
     if namespace is None or facts.get("namespace") != namespace:  # of another container or machine: only time tells
-        return time.time() - _began_s(path) > 2 * TRIAL_S
+        return clock.now_s() - _began_s(path) > 2 * TRIAL_S
     try:
         over, start = life_of(_pid(path))
     except FileNotFoundError:

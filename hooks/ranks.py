@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from gemmtuned.configs import clock
 from gemmtuned.configs.manifest import MANIFEST, line
 from gemmtuned.configs.say import tell
 
@@ -105,7 +105,7 @@ class Together:
         self._steps = 0
         self._known = 0  # the generation that all have
         self._looked: tuple[int, int] | None = None  # at this manifest, which was taken up
-        self._not_before_s = 0.0  # of time.monotonic()
+        self._not_before_s = 0.0  # of clock.monotonic()
 
     def step(self) -> None:
         """One step has begun. Collective at every so many."""
@@ -126,7 +126,7 @@ class Together:
     def _newer(self) -> Rows | None:
         """The published table, if it is another than all have."""
         hook = self._hook()
-        if hook is None or time.monotonic() < self._not_before_s:
+        if hook is None or clock.monotonic() < self._not_before_s:
             return None
         try:
             facts = (hook.settings.config_dir / MANIFEST).stat()
@@ -136,7 +136,7 @@ class Together:
             return None
         table = _read(hook)
         if table is None:
-            self._not_before_s = time.monotonic() + RETRY_S
+            self._not_before_s = clock.monotonic() + RETRY_S
             return None
         self._looked = facts.st_ino, facts.st_mtime_ns
         return table if table[0] != self._known else None

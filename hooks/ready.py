@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable
 from typing import Final
 
+from gemmtuned.configs import clock
 from gemmtuned.configs.real import sleep
 from gemmtuned.configs.say import tell
 
@@ -52,10 +52,10 @@ class Ready:
 
     def wait(self, timeout_s: float) -> bool:
         """Return True as soon as the table is active, False when the time is over."""
-        until_s = time.monotonic() + timeout_s
+        until_s = clock.monotonic() + timeout_s
         ask_s = 0.0
         while not self._is_current():
-            now_s = time.monotonic()
+            now_s = clock.monotonic()
             if now_s >= until_s:
                 return False
             if now_s >= ask_s:
@@ -75,10 +75,10 @@ class Ready:
             return
         if self._in_vain:
             return
-        began_s = time.monotonic()
+        began_s = clock.monotonic()
         done = self.wait(self._wait_s)
         self._in_vain = not done
-        took_s = time.monotonic() - began_s
+        took_s = clock.monotonic() - began_s
         if done in self._told:
             return
         self._told.add(done)

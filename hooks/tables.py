@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
+from gemmtuned.configs import clock
 from gemmtuned.configs.packed import Solutions, unpack
 from gemmtuned.configs.real import allocate_lock
 from gemmtuned.configs.say import tell
@@ -143,7 +143,7 @@ class Tables:
 
         Ranks change tables together: they keep it.
         """
-        self.probation.turn(time.monotonic())
+        self.probation.turn(clock.monotonic())
         generation = self.probation.generation
         if generation is None or not self.probation.refuses(generation):
             return
@@ -174,7 +174,7 @@ class Tables:
         before = self.table.packed()
         self.table, self._newest, self.built_for = table, (generation, solutions), places
         let_go(before)
-        self.active_us = time.time_ns() // 1000
+        self.active_us = clock.now_ns() // 1000
         self._changed()
         what = "table active generation=%d rows=%d refused=%d"
         tell(log, logging.INFO, what, table.generation, len(table), table.refused.total())

@@ -11,11 +11,11 @@ import logging
 import math
 import random
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from gemmtuned.configs import clock
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.manifest import MANIFEST, TableFile, read_manifest, solutions_of
 from gemmtuned.configs.packed import Solutions
@@ -152,7 +152,7 @@ class Watcher:
         self.events = Events()  # the thread sleeps in it
         self._begun = False
         self._watched: tuple[int, int] | None = None
-        self._due_s = time.monotonic()
+        self._due_s = clock.monotonic()
         self._changed_s: float | None = None  # since when something has changed
         self._not_before_s = 0.0
         self._error = ""
@@ -165,7 +165,7 @@ class Watcher:
 
     def due_s(self) -> float:
         """When to look next; at once after an event, unless others follow it."""
-        now_s = time.monotonic()
+        now_s = clock.monotonic()
         if self.events.changed:
             self.events.changed = False
             self._changed_s = self._changed_s or now_s
@@ -187,7 +187,7 @@ class Watcher:
         if not self._automatic:
             self._due_s = math.inf
             return
-        now_s = time.monotonic()
+        now_s = clock.monotonic()
         poll_s = POLL_S if self._watch() else BLIND_POLL_S
         self._due_s = now_s + poll_s * random.uniform(0.8, 1.2)  # noqa: S311  jitter
         self._not_before_s = now_s + (MIN_GAP_S if took else 0.0)

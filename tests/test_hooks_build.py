@@ -130,7 +130,7 @@ def test_an_error_of_the_sources_is_remembered_and_any_other_is_tried_again(
     now_s = time.time()
 
     def after(seconds: float) -> bool:
-        monkeypatch.setattr(native_build.time, "time", lambda: now_s + seconds)
+        monkeypatch.setattr(native_build.clock, "now_s", lambda: now_s + seconds)
         return may_try(cache)
 
     assert failure(cache) and not after(10)
@@ -159,9 +159,9 @@ def test_each_failure_in_turn_waits_longer_and_a_build_that_works_forgets_them(
         with pytest.raises(BuildFailed):
             build(cache)
     now_s = time.time()
-    monkeypatch.setattr(native_build.time, "time", lambda: now_s + 600)
+    monkeypatch.setattr(native_build.clock, "now_s", lambda: now_s + 600)
     assert not may_try(cache)
-    monkeypatch.setattr(native_build.time, "time", lambda: now_s + 1000)
+    monkeypatch.setattr(native_build.clock, "now_s", lambda: now_s + 1000)
     assert may_try(cache)
     compiler(f'cp "{build(home.cache)}" "$out"')
     path = build(cache)

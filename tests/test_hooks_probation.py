@@ -153,7 +153,7 @@ def test_what_is_condemned_is_tried_again_and_waits_longer_each_time(
         assert step_s <= refused_for() < step_s + 60
         process = Probation(folder, "serve")
         assert process.refuses(7)
-        monkeypatch.setattr(probation.time, "time", lambda then=now_s + step_s + 60: then)
+        monkeypatch.setattr(probation.clock, "now_s", lambda then=now_s + step_s + 60: then)
         assert not process.refuses(7)
         monkeypatch.undo()
 
@@ -254,7 +254,7 @@ def test_pages_of_another_container_are_judged_by_their_age_alone(
     monkeypatch.setattr(probation, "pid_namespace", lambda: "another 1")
     assert not Probation(folder, "serve").refuses(7)
     now_s = time.time()
-    monkeypatch.setattr(probation.time, "time", lambda: now_s + 2 * TRIAL_S + 1)
+    monkeypatch.setattr(probation.clock, "now_s", lambda: now_s + 2 * TRIAL_S + 1)
 
     assert Probation(folder, "serve").refuses(7)
 

@@ -307,6 +307,37 @@ def test_what_runs_in_a_host_locks_and_sleeps_as_the_interpreter_does() -> None:
     assert not strays, "take it from configs/real.py, or say in TAKEN_AS_IT_IS why it is right"
 
 
+CLOCKS = {
+    "time": {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "clock_gettime"},
+    "datetime": {"now", "today", "utcnow"},
+}
+
+
+def clocks_read(path: Path) -> Iterator[str]:
+    """Each clock of a host's that this file asks for the time; a test may have stopped it."""
+    for node in nodes(path):
+        if isinstance(node, ast.ImportFrom) and node.module == "time":
+            yield from (f"time.{alias.name}" for alias in node.names if alias.name in CLOCKS["time"])
+        elif isinstance(node, ast.Attribute):
+            module, _, name = ast.unparse(node).rpartition(".")
+            if name in CLOCKS.get(module.rpartition(".")[2], ()):
+                yield f"{module}.{name}"
+
+
+def test_what_runs_in_a_host_asks_no_clock_that_the_program_may_have_stopped() -> None:
+    files = {module_of(path): path for folder, path in OURS if folder in ("configs", "db", "hooks")}
+    there = {name for name in files if ".hooks." in name} | {"gemmtuned.db.guest"}
+    left = list(there)
+    while left:
+        new = imported_at_run_time(files[left.pop()], frozenset(files)) - there
+        there |= new
+        left += new
+    strays = {name: found for name in there if (found := [*clocks_read(files[name])])}
+
+    assert {"gemmtuned.db.lockfile", "gemmtuned.hooks.flush"} <= there
+    assert not strays, "take it from configs/clock.py"
+
+
 def test_what_runs_in_a_host_names_the_encoding_of_its_files() -> None:
     """Else a program that makes EncodingWarning an error (-X warn_default_encoding) would have no hook."""
     told = {"read_text": 1, "write_text": 2}  # with so many arguments by position

@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from gemmtuned.configs import clock
 from gemmtuned.configs.errors import StoreError
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def make_by_steps(conn: sqlite3.Connection, since: int = 0, to: int | None = Non
 
 
 def _record(conn: sqlite3.Connection, step: Path) -> None:
-    row = ("gemmtuned", step.stem, datetime.now(timezone.utc).isoformat(sep=" "))
+    row = ("gemmtuned", step.stem, datetime.fromtimestamp(clock.now_s(), timezone.utc).isoformat(sep=" "))
     conn.execute("INSERT INTO _sqlite_migrations (migration_set, name, applied_at) VALUES (?, ?, ?)", row)
 
 

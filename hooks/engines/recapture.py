@@ -9,11 +9,11 @@ comes meanwhile waits for it.  Where a capture fails the engine goes on without 
 from __future__ import annotations
 
 import logging
-import time
 from contextlib import suppress
 from importlib import import_module
 from typing import Any, Final
 
+from gemmtuned.configs import clock
 from gemmtuned.configs.real import allocate_lock, sleep
 from gemmtuned.hooks import activate, ranks, stale, watch
 from gemmtuned.hooks.engines import member
@@ -76,7 +76,7 @@ def recapture_vllm(worker: Any, group: Any, log: logging.Logger) -> float:
     missing = ranks.of_first(stale.launches, group) if shared else stale.launches()  # ranks capture together
     if not missing:
         return 0.0
-    began_s = time.monotonic()
+    began_s = clock.monotonic()
     try:
         with Phase("capture"):
             _capture(worker)
@@ -84,7 +84,7 @@ def recapture_vllm(worker: Any, group: Any, log: logging.Logger) -> float:
         _without_graphs(worker)
         log.error("gemmtuned: graphs could not be captured anew, and none are used from now on: %s", err)
         return 0.0
-    took_s = time.monotonic() - began_s
+    took_s = clock.monotonic() - began_s
     what = "gemmtuned: graphs captured anew for generation %d took_s=%.1f launches=%d left=%d"
     log.info(what, activate.generation(), took_s, missing, stale.launches())
     return took_s

@@ -19,13 +19,13 @@ import shutil
 import stat
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
 from gemmtuned._testing import faults as failpoints
+from gemmtuned.configs import clock
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.priority import give_way
 from gemmtuned.configs.read_file import read_small
@@ -121,7 +121,7 @@ def may_try(cache: Path) -> bool:
     if trouble is None:
         return True
     wait_s = LASTING_S if trouble["lasting"] else min(RETRY_S * 4 ** (trouble["tries"] - 1), LONGEST_RETRY_S)
-    return not 0 <= time.time() - trouble["at_s"] < wait_s
+    return not 0 <= clock.now_s() - trouble["at_s"] < wait_s
 
 
 def missing(cache: Path) -> str:
@@ -214,7 +214,7 @@ def _remember(path: Path, said: str) -> str:
     before = _trouble(path)
     trouble = {
         "reason": reason,
-        "at_s": time.time(),
+        "at_s": clock.now_s(),
         "tries": before["tries"] + 1 if before is not None else 1,
         "lasting": of_source is not None and "No space left" not in said,
     }

@@ -8,12 +8,12 @@ each stream and CUDA graph has its own.
 from __future__ import annotations
 
 import threading
-import time
 from typing import Final
 
 import torch
 from torch import Tensor
 
+from gemmtuned.configs import clock
 from gemmtuned.configs.errors import CandidateFailed, Declined
 from gemmtuned.kernels.cuda import moe_decode, nvrtc
 from gemmtuned.kernels.cuda.driver import Kernel, OnDevice, RelaxedCapture
@@ -129,7 +129,7 @@ def loaded(
     """
     key = layer, most, stages, device
     if key not in _loaded:
-        if kept and _look_at_s.get(key, 0.0) > time.monotonic():
+        if kept and _look_at_s.get(key, 0.0) > clock.monotonic():
             return None
         with _making:
             try:
@@ -138,7 +138,7 @@ def loaded(
             except Declined:
                 if not kept:
                     raise
-                _look_at_s[key] = time.monotonic() + LOOK_S
+                _look_at_s[key] = clock.monotonic() + LOOK_S
                 return None
     return _loaded[key]
 
