@@ -1,5 +1,5 @@
 # make install | demo | test | again | long | check | soak        (PY=python3.12 make install: another interpreter)
-# SOAK="test_daemon_gate --again" make soak: a part of the long tests, see tests/soak.py
+# SOAK="test_daemon_gate --again" make soak: a part of the long tests, see tests/tools/soak.py
 PY ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -33,7 +33,7 @@ long: install
 	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m 'long and not soak and not gpu and not alone'
 
 soak: install
-	$(BIN)/python tests/soak.py $(SOAK)
+	$(BIN)/python tests/tools/soak.py $(SOAK)
 
 # a real vLLM, `transformers serve` and SGLang on this machine's CPU: 4 GB and twenty minutes
 engines:
@@ -52,11 +52,11 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror $$(ls hooks/native/*.h hooks/native/*.cpp tests/fake_cuda/*.cpp tests/engine/*.cpp | grep -v gen.h)
+	$(BIN)/clang-format --dry-run -Werror $$(ls hooks/native/*.h hooks/native/*.cpp tests/support/fake_cuda/*.cpp tests/support/engine/*.cpp | grep -v gen.h)
 	$(BIN)/python docs/generate.py --check
 	$(BIN)/python docs/prose.py
 	$(BIN)/codespell
-	$(BIN)/python tests/sizes.py
+	$(BIN)/python tests/tools/sizes.py
 
 # wheel and sdist, looked at as PyPI would
 dist: install
@@ -67,7 +67,7 @@ dist: install
 
 # the wheel alone in a clean environment: the first commands, and `gemmtuned demo`
 package: dist
-	$(BIN)/python tests/package.py --demo dist/*.whl
+	$(BIN)/python tests/tools/package.py --demo dist/*.whl
 
 docs: install
 	$(BIN)/python -m pip install -q --disable-pip-version-check --progress-bar off -c constraints.txt zensical

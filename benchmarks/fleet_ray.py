@@ -6,13 +6,13 @@
     python -m benchmarks fleet_ray --gate                wrong kernels and right ones, for a machine that others use
     python -m benchmarks fleet_ray --planted             a search that sleeps, for rates on such a machine
 
-Starts a Ray cluster of its own (`ray start --head`) and ends it, and no other (tests/ray_nodes.py).  Each run begins
-with an empty home and an empty URL.  Rates are results a minute, counted from the first result of each run, so that the
-start of torch is left out, and over the whole run.  Verdicts agree when the same backend is in use; where two of them
-are as fast as each other, two daemons do not always agree either, so the daemon runs twice.  With --gate the search
-and its numeric check are real, and times are made up: of 40 kernels that win every race 20 are wrong, each in another
-way (tests/planted_worker.py).  With --planted a search is tests/planted_search.py: it takes a second, and always finds
-the same.  Workers, stores, claims, Ray and the daemon are as ever.
+Starts a Ray cluster of its own (`ray start --head`) and ends it, and no other (support/ray_nodes.py of the tests).
+Each run begins with an empty home and an empty URL.  Rates are results a minute, counted from the first result of each
+run, so that the start of torch is left out, and over the whole run.  Verdicts agree when the same backend is in use;
+where two of them are as fast as each other, two daemons do not always agree either, so the daemon runs twice.  With
+--gate the search and its numeric check are real, and times are made up: of 40 kernels that win every race 20 are
+wrong, each in another way (planted_worker.py there).  With --planted a search is planted_search.py: it takes a second,
+and always finds the same.  Workers, stores, claims, Ray and the daemon are as ever.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from typing import Any
 
 import record
 
-TESTS = Path(__file__).resolve().parents[1] / "tests"
-sys.path.append(str(TESTS))
+SUPPORT = Path(__file__).resolve().parents[1] / "tests" / "support"
+sys.path.append(str(SUPPORT))
 
 from fleets import Host  # noqa: E402
 from planted_wrong import WRONG  # noqa: E402
@@ -187,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure(args: Any, folder: Path) -> int:
     """One measurement, into a file of results."""
-    search = f"{TESTS / 'planted_worker.py'}:tune" if args.gate else ""
+    search = f"{SUPPORT / 'planted_worker.py'}:tune" if args.gate else ""
     search = planted_slower(folder, 0.25) if args.planted else search
     environment = environment_of(args.gpu, search)
     wanted = gate_problems(args.problems) if args.gate else problems(args.problems, args.gpu)

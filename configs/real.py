@@ -2,7 +2,7 @@
 
 Theirs belong to the program's event loop: in a thread of ours they would make a second one, with its descriptors, and a
 lock that both take would have the one wait for the loop of the other.  So what runs in a host (hooks/, db/, configs/)
-takes these, and nobody waits for anything else while they are held: tests/test_layers.py looks.
+takes these, and nobody waits for anything else while they are held: tests/project/test_layers.py looks.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 It runs docs/examples/classifier.py with gemmtuned on, gives it verdicts, runs it again, then eight workers of one
 thread, and asks.  The verdicts are given (`give`), so that the page can be made on any machine, a busy one, too;
-nothing else of the answers is made up.  tests/test_docs_questions.py does so, too, and compares all but figures.
+nothing else of the answers is made up.  tests/docs/test_docs_questions.py does so, too, and compares all but figures.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Let tests import the plain modules beside them (cases.py, noise.py ...): pytest's importlib mode adds no folder."""
+"""Fixtures and hooks of all tests; pyproject.toml puts support/ and tools/, and no other folder, on the path."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from cpu_times import CpuTimes
+from hooked import ForkServer, Home
 
 from gemmtuned.configs.cpu_wait import CpuWait
 from gemmtuned.configs.settings import Settings
@@ -21,12 +23,6 @@ from gemmtuned.hooks.probation import pages_of
 # What is compiled once is kept, here and in every program that a test starts: it is a fifth of the time otherwise
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-HERE = str(Path(__file__).resolve().parent)
-if HERE not in sys.path:
-    sys.path.append(HERE)
-
-from cpu_times import CpuTimes  # noqa: E402
-from hooked import ForkServer, Home  # noqa: E402
 
 SOAK_S: Final = 3600
 # Files whose tests watch the machine or the clock: `make test` runs them by themselves, after all others side by side
@@ -113,7 +109,7 @@ def native_cache() -> Path:
 @pytest.fixture(scope="session")
 def built_for_tests() -> Path:
     """Where what tests alone need is built, kept by its hash: in the checkout, as the user's cache is the product's."""
-    return Path(HERE).parent / "build" / "tests"
+    return Path(__file__).resolve().parents[1] / "build" / "tests"
 
 
 @pytest.fixture(scope="session")

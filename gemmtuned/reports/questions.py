@@ -1,6 +1,6 @@
 """Ten questions that people ask of the database, each in the forms that they ask them in; docs/database.md shows them.
 
-`gemmtuned db datasette` writes them as canned queries.  Every form is run by tests/test_docs_database.py, and all
+`gemmtuned db datasette` writes them as canned queries.  Every form is run by tests/docs/test_docs_database.py, and all
 of one question must give the same answer.
 """
 

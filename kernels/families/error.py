@@ -39,8 +39,8 @@ and around 0, so that a relative error of H's elements is the same relative erro
     1     what an expert adds
     1     Y
     C + 2 weights that are dequantised to the type: gate, up and down
-A cap of R_FACTOR times the root of their sum is the least that takes every right candidate; tests/test_kernels_moe.py
-compares the sum with what torch's own form does.
+A cap of R_FACTOR times the root of their sum is the least that takes every right candidate;
+tests/kernels/test_kernels_moe.py compares the sum with what torch's own form does.
 """
 
 from __future__ import annotations

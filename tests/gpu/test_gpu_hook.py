@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,15 +14,14 @@ from typing import Any
 import pytest
 import torch
 from gpu_needs import NVIDIA, SM_90, TWO
+from gpu_program import Program, fresh, hooked  # noqa: F401  fresh: an autouse fixture
 
 import gemmtuned
-from gemmtuned.configs.manifest import BINARIES, make_folder, write_binary, write_tables
+from gemmtuned.configs.manifest import BINARIES, write_binary
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import Candidate, Solution
 from gemmtuned.kernels import cublaslt
-from gemmtuned.kernels.backends import BACKENDS, environment
-from gemmtuned.kernels.device import cuda_device
+from gemmtuned.kernels.backends import BACKENDS
 
 pytestmark = [
     pytest.mark.gpu,
@@ -34,74 +32,9 @@ Operands = tuple[torch.Tensor, torch.Tensor, "torch.Tensor | None"]
 MATH = {"bf16": "reduced", "fp16": "reduced", "fp32": "ieee"}
 
 
-class Program:
-    """This process, hooked, with tables of our making."""
-
-    def __init__(self) -> None:
-        from gemmtuned.hooks.activate import current
-
-        found = current()
-        assert found is not None and found.native is not None and found.native.has_cuda
-        self.hook: Any = found
-        self.device = cuda_device(0)
-        self.folder = Settings.from_env().config_dir
-        self.generation = 0
-        make_folder(self.folder)
-
-    def solution(self, problem: Problem, candidate: Candidate) -> Solution:
-        launch, binary = BACKENDS[candidate.backend].launch_of(candidate, problem)  # type: ignore[attr-defined]
-        if binary is not None:
-            write_binary(self.folder, binary)
-        return Solution(
-            problem=problem, device=self.device.key, mode="eager", covers="exact", backend=candidate.backend,
-            config=candidate.config, stamp=environment(self.device).stamp_of(candidate), us=1.0, baseline_us=2.0,
-            gain_low=1.5, err=1e-3, baseline_err=1e-3, state="published", launch=launch,
-        )  # fmt: skip
-
-    def publish(self, *solutions: Solution) -> None:
-        both = [replace(s, mode=mode) for s in solutions for mode in ("eager", "graph")]
-        self.generation += 1
-        write_tables(self.folder, {f"dense-{self.device.key}": both}, generation=self.generation)
-        gemmtuned.reload()
-        assert gemmtuned.generation() == self.generation
-
-    def outcomes(self) -> dict[str, int]:
-        """Calls by outcome since the last time, without the references of our checks."""
-        found: dict[str, int] = {}
-        for s in self.hook.native.drain():
-            if s.problem.dtype == "fp64":
-                continue
-            found[s.outcome] = found.get(s.outcome, 0) + s.calls
-        return found
-
-
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory, native_cache: Path) -> Iterator[Program]:
     yield from hooked(tmp_path_factory.mktemp("home"), native_cache)
-
-
-def hooked(home: Path, cache: Path) -> Iterator[Program]:
-    before = dict(os.environ)
-    os.environ |= {
-        "GEMMTUNED_HOME": str(home),
-        "GEMMTUNED_CACHE": str(cache),
-        "GEMMTUNED_FLUSH_S": "3600",  # the counters are ours to drain
-        "GEMMTUNED_RELOAD": "manual",
-    }
-    torch.zeros(1, device="cuda")
-    gemmtuned.enable()
-    yield Program()
-    gemmtuned.disable()
-    os.environ.clear()
-    os.environ.update(before)
-
-
-@pytest.fixture(autouse=True)
-def fresh(program: Program) -> Iterator[None]:
-    program.outcomes()
-    program.hook.native.failures()
-    with torch.inference_mode():
-        yield
 
 
 def operands(problem: Problem) -> Operands:

@@ -7,7 +7,6 @@ compiler's: the kernels are compiled for every layer and each power of two of to
 from __future__ import annotations
 
 import math
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,10 +17,8 @@ from typing import Any
 import pytest
 import torch
 from gpu_needs import SM_90, TWO
+from gpu_program import Program, fresh, hooked  # noqa: F401  fresh: an autouse fixture
 from torch import Tensor
-
-sys.path.append(str(Path(__file__).parent))
-from test_gpu_hook import Program, fresh, hooked  # noqa: F401  fresh: an autouse fixture
 
 from gemmtuned.configs.errors import CandidateFailed, Declined
 from gemmtuned.configs.problem import Problem

@@ -5,7 +5,6 @@ Run it in a process of its own: `pytest tests/gpu/test_gpu_recapture.py`.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,9 +13,7 @@ from typing import Any
 import pytest
 import torch
 from gpu_needs import SM_90_OR_LATER
-
-sys.path.append(str(Path(__file__).parent))
-from test_gpu_hook import Program, fresh, hooked  # noqa: F401  fresh: an autouse fixture
+from gpu_program import Program, fresh, hooked  # noqa: F401  fresh: an autouse fixture
 
 import gemmtuned.graphs
 from gemmtuned.configs.problem import Problem

@@ -1,0 +1,482 @@
+"""Real daemon processes with a real store and real workers, killed and stopped at any moment."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from fakes import ENVIRONMENT, NEWER, FakeMonitor
+
+from gemmtuned.configs.errors import TableError, TryLater, WorkerFailed
+from gemmtuned.configs.manifest import read_manifest, read_table
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.settings import Settings
+from gemmtuned.configs.sighting import Sighting
+from gemmtuned.configs.solution import Environment, Solution
+from gemmtuned.daemon.notice import read_notice
+from gemmtuned.daemon.seats.request import HOPELESS, Request
+from gemmtuned.daemon.seats.view import PUT_OFF_S
+from gemmtuned.daemon.seats.work_queue import HOLD_S
+from gemmtuned.daemon.seats.worker import Deadlines, Worker
+from gemmtuned.daemon.service.main import run_daemon, tune_now
+from gemmtuned.db import queries
+from gemmtuned.db.store import Store
+
+HERE = Path(__file__).parents[1] / "support"
+SEARCH = f"{HERE / 'planted_search.py'}:tune"
+
+
+class Home:
+    """A home folder and the daemon processes started for it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.settings = Settings.from_env({"GEMMTUNED_HOME": str(folder), "GEMMTUNED_IDLE_S": "0"})
+        self.store = Store(self.settings.db, locks=self.settings.locks)
+        self.started: list[subprocess.Popen[str]] = []
+
+    def see(self, *problems: Problem, environment: Environment = ENVIRONMENT) -> None:
+        self.store.add_sightings("serve", environment, [Sighting(p, "miss", 10) for p in problems], now_s=time.time())
+
+    def start(self, *options: str) -> subprocess.Popen[str]:
+        command = [sys.executable, str(HERE / "daemon_process.py"), str(self.folder), *options]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.started.append(process)
+        return process
+
+    def until(self, state: str, seconds: float = 20.0) -> None:
+        """Wait until the running daemon says it is in this state."""
+        end = time.monotonic() + seconds
+        while True:
+            notice = read_notice(self.folder)
+            if notice is not None and notice["running"] and notice["state"] == state:
+                return
+            assert time.monotonic() < end, f"the daemon says {notice}"
+            time.sleep(0.02)
+
+    def rows(self, sql: str) -> list[tuple[object, ...]]:
+        conn = sqlite3.connect(self.settings.db)
+        try:
+            return conn.execute(sql).fetchall()
+        finally:
+            conn.close()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    home = Home(tmp_path)
+    yield home
+    for process in home.started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+    home.store.close()
+
+
+class Reader:
+    """A program that reads the published tables all the time, and minds what it gets."""
+
+    def __init__(self, folder: Path) -> None:
+        self.complaints: list[str] = []
+        self.reads = 0
+        self._folder = folder
+        self._generation = 0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Reader:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._done.wait(0.002):
+            manifest = None
+            try:
+                manifest = read_manifest(self._folder)
+                if manifest is None:
+                    continue
+                if manifest.generation < self._generation:
+                    self.complaints.append(f"generation fell to {manifest.generation} from {self._generation}")
+                self._generation = manifest.generation
+                for file in manifest.files:
+                    solutions, complaints = read_table(self._folder, file)
+                    self.complaints += complaints
+                    if len(solutions) != file.rows:
+                        self.complaints.append(f"{file.name}: {len(solutions)} of {file.rows} rows")
+                self.reads += 1
+            except TableError as err:
+                again = read_manifest(self._folder)
+                if manifest is None or again == manifest:  # else it was replaced twice while we read it
+                    self.complaints.append(str(err))
+
+
+def problem(n: int) -> Problem:
+    return Problem(m=8, n=n, k=64)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def storm(home: Home, kills: int, seed: int) -> None:
+    """Kill the daemon, or its worker, at random moments; then let one finish."""
+    print(f"seed={seed}")
+    rng = random.Random(seed)
+    wanted = [problem(1000 + i) for i in range(20 * kills)]
+    home.see(*wanted)
+    with Reader(home.settings.config_dir) as reader:
+        usual_s = 0.0
+        for number in range(kills):
+            began = time.monotonic()
+            daemon = home.start()
+            if number == 0:  # how long this machine takes to start one today
+                home.until("tuning")
+                usual_s = time.monotonic() - began
+            elif number % 4 == 0:  # on a machine that is slower by now the others may all be killed while they start
+                home.until("tuning")
+                time.sleep(rng.uniform(0, 0.2))
+            else:
+                time.sleep(rng.uniform(0.3, 1.0) * usual_s + rng.uniform(0, 0.2))
+            notice = read_notice(home.folder) or {"seats": []}
+            workers = [seat["worker_pid"] for seat in notice["seats"] if seat["worker_pid"]]
+            if workers and rng.random() < 0.3:
+                try:
+                    os.kill(workers[0], signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+                time.sleep(rng.uniform(0, 0.2))
+            daemon.kill()
+            daemon.communicate()
+            held = home.rows("SELECT lease_until_us FROM work WHERE owner IS NOT NULL")
+            assert all(until <= (time.time() + HOLD_S + 1) * 1e6 for (until,) in held), "held beyond its time"
+            end = time.monotonic() + 2
+            while any(is_running(pid) for pid in workers):
+                assert time.monotonic() < end, "the worker outlived its daemon"
+                time.sleep(0.01)
+        assert home.store.check() == []
+        before = len(home.store.published()[1])
+        home.store.retry_now(wanted)  # a worker killed while it tried the default makes its problem wait for minutes
+        began = time.monotonic()
+        last = home.start("--once")
+        home.until("tuning")
+        assert time.monotonic() - began < max(2.0, 3 * usual_s)
+        _, said = last.communicate(timeout=300)
+        assert last.returncode == 0, said
+    assert reader.complaints == []
+    assert reader.reads > kills / 2
+    assert 0 < before < len(wanted), "the storm was over before it began, or never let anything finish"
+    solved = [s.problem for s in home.store.published()[1]]
+    assert sorted(map(str, solved)) == sorted(map(str, wanted))
+    assert home.rows("SELECT count(*) FROM solution") == [(len(wanted),)], "something finished was tuned again"
+    assert home.store.check() == []
+    manifest = read_manifest(home.settings.config_dir)
+    assert manifest is not None
+    assert manifest.generation == home.store.generation()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(200)
+def test_a_daemon_killed_eight_times_leaves_no_torn_table_and_tunes_nothing_twice(home: Home) -> None:
+    storm(home, 8, seed=8)
+
+
+@pytest.mark.soak
+def test_a_daemon_killed_two_hundred_times_leaves_no_torn_table_and_tunes_nothing_twice(home: Home) -> None:
+    storm(home, 200, seed=random.randrange(10**6))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_daemon_told_to_stop_is_gone_within_two_seconds_in_the_middle_of_a_trial(
+    home: Home, number: signal.Signals, code: int
+) -> None:
+    home.see(problem(37))
+    daemon = home.start()
+    home.until("tuning")
+    time.sleep(0.3)
+    notice = read_notice(home.folder)
+    assert notice is not None
+    began = time.monotonic()
+    daemon.send_signal(number)
+    out, said = daemon.communicate(timeout=10)
+    assert time.monotonic() - began < 2.0
+    assert daemon.returncode == code, said
+    assert "Traceback" not in said and "worker died" not in said
+    assert home.rows("SELECT outcome FROM trials WHERE backend = 'bad' AND outcome != 'ok'") == [], (
+        "it was not at fault"
+    )
+    assert "imported in the parent: []" in out
+    assert not is_running(notice["seats"][0]["worker_pid"])
+    assert home.rows("SELECT owner, attempts FROM work") == [(None, 0)]
+    stopped = read_notice(home.folder)
+    assert stopped is not None
+    assert (stopped["state"], stopped["running"]) == ("stopped", False)
+
+
+def test_a_busy_device_is_free_again_within_half_a_second(home: Home) -> None:
+    home.see(problem(37))
+    busy_since: list[float] = []
+    freed: list[float] = []
+    monitor = FakeMonitor(lambda now_s: 1.0 if busy_since else 0.0)
+
+    class Watched(Worker):
+        def tune(self, order):  # type: ignore[no-untyped-def]
+            super().tune(order)
+            timer = threading.Timer(0.37, lambda: busy_since.append(time.monotonic()))
+            timer.daemon = True
+            timer.start()
+
+        def stop(self) -> bool:
+            done = super().stop()
+            if not is_running(self.pid):
+                freed.append(time.monotonic())
+            return done
+
+    with pytest.raises(TryLater, match="no device was idle for 1 s"):
+        run_daemon(
+            home.settings,
+            once=True,
+            wait_s=1.0,
+            monitors=[monitor],
+            make_worker=lambda d: Watched(d, nice=0, search=SEARCH),
+        )
+    assert freed[0] - busy_since[0] < 0.5
+    assert home.rows("SELECT owner, attempts FROM work") == [(None, 0)]
+    assert {row[0] for row in home.rows("SELECT backend FROM trials")} == {"torch", "slow"}
+
+
+@pytest.mark.long
+def test_the_second_daemon_says_so_and_leaves(home: Home) -> None:
+    home.see(problem(37))
+    first = home.start()
+    home.until("tuning")
+    second = home.start()
+    _, said = second.communicate(timeout=10)
+    assert second.returncode == 0
+    assert f"pid {first.pid}" in said
+    third = home.start("--once")
+    _, said = third.communicate(timeout=10)
+    assert third.returncode == 75
+    assert f"pid {first.pid}" in said
+    first.kill()
+    first.communicate()
+    home.store.withdraw([problem(37)], reason="", now_s=time.time())
+    heir = home.start()
+    home.until("tuning")
+    heir.terminate()
+    heir.communicate(timeout=10)
+
+
+@pytest.mark.long
+def test_of_a_home_that_was_removed_under_its_daemon_there_is_still_one(home: Home) -> None:
+    """The lock went with the home: the daemon takes the new one, or leaves where another was faster."""
+    first = home.start()
+    home.until("ready")
+    shutil.rmtree(home.settings.home)
+    home.until("ready")
+    second = home.start()
+    _, said = second.communicate(timeout=10)
+    assert second.returncode == 0 and f"pid {first.pid}" in said
+    first.send_signal(signal.SIGSTOP)
+    shutil.rmtree(home.settings.home)
+    third = home.start()
+    home.until("ready")
+    first.send_signal(signal.SIGCONT)
+    _, said = first.communicate(timeout=10)
+    assert first.returncode == 0
+    assert (
+        "the home was removed or replaced" in said and f"another daemon runs for {home.folder}: pid {third.pid}" in said
+    )
+
+
+@pytest.mark.long
+def test_of_many_daemons_started_at_once_one_stays(home: Home) -> None:
+    started = [home.start() for _ in range(4)]
+    home.until("ready")
+    end = time.monotonic() + 20
+    while sum(p.poll() is None for p in started) > 1:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert sorted(str(p.poll()) for p in started) == ["0", "0", "0", "None"]
+
+
+@pytest.mark.long
+def test_once_ends_when_everything_has_a_verdict_or_failed(home: Home) -> None:
+    home.see(*(problem(n) for n in (8, 17, 19, 31)))
+    home.see(problem(9), environment=NEWER)
+    daemon = home.start("--once")
+    _, said = daemon.communicate(timeout=60)
+    assert daemon.returncode == 0, said
+    assert {s.problem.n for s in home.store.published()[1]} == {8, 17, 19, 31}
+    ends = home.rows("SELECT n, outcome FROM trials WHERE backend = 'bad' AND outcome != 'ok' ORDER BY n")
+    assert ends == [(17, "crash"), (19, "killed"), (31, "crash")]
+    assert said.count("worker died") == 4, "of these, the killed one twice, and none that we ended ourselves"
+    assert "not ours to tune problems=1" in said
+
+
+def test_once_with_nothing_to_do_ends_at_once(home: Home) -> None:
+    began = time.monotonic()
+    daemon = home.start("--once")
+    _, said = daemon.communicate(timeout=20)
+    assert daemon.returncode == 0, said
+    assert time.monotonic() - began < 5
+
+
+def test_a_misspelled_variable_is_named_in_the_daemons_log(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMMTUNED_IDLES", "1")
+    daemon = home.start("--once")
+    _, said = daemon.communicate(timeout=20)
+    assert daemon.returncode == 0, said
+    assert "WARNING unknown variable name=GEMMTUNED_IDLES meant=GEMMTUNED_IDLE_S" in said
+
+
+def test_once_says_try_later_when_no_device_becomes_idle(home: Home) -> None:
+    home.see(problem(8))
+    daemon = home.start("--once", "--busy", "--wait-s", "0.5")
+    _, said = daemon.communicate(timeout=20)
+    assert daemon.returncode == 75
+    assert "no device was idle for 0.5 s (cpu: others use 100 %)" in said
+    assert "stopped exit_code=75" in said
+
+
+def test_a_killed_publisher_is_healed_at_the_next_start(home: Home) -> None:
+    home.store.install(None, [_planted(problem(8))], environment=ENVIRONMENT, now_s=time.time())
+    daemon = home.start("--once")
+    daemon.communicate(timeout=20)
+    manifest = read_manifest(home.settings.config_dir)
+    assert manifest is not None
+    assert manifest.generation == 1
+
+
+def test_a_home_that_cannot_be_written_is_said_in_one_line(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    home = Settings.from_env({"GEMMTUNED_HOME": str(blocked / "home")})
+    with pytest.raises(TableError, match="GEMMTUNED_HOME"):
+        run_daemon(home, once=True)
+
+
+def test_problems_never_seen_can_be_tuned_in_the_foreground(home: Home) -> None:
+    seen: list[tuple[int, int]] = []
+    done = tune_now(
+        Request(problems=[problem(8), problem(29), problem(8)]),
+        home.settings,
+        progress=lambda n, total, doing: seen.append((n, total)),
+        make_worker=lambda d: Worker(d, nice=0, search=SEARCH),
+    )
+    assert list(done.solutions) == [problem(8)]
+    assert done.failed == {problem(29): "this one cannot be done"}
+    assert seen[-1] == (2, 2)
+    assert read_manifest(home.settings.config_dir) is not None
+    assert home.store.check() == []
+
+
+def test_what_cannot_be_timed_now_ends_a_foreground_run_without_a_verdict_and_stays_to_be_tuned(home: Home) -> None:
+    began_s = time.monotonic()
+    request = Request(problems=[problem(43), problem(8)])
+    done = tune_now(request, home.settings, make_worker=lambda d: Worker(d, nice=0, search=SEARCH))
+
+    assert list(done.solutions) == [problem(8)]
+    assert done.put_off == {problem(43): "the CPU is in use"} and not done.failed
+    assert time.monotonic() - began_s < PUT_OFF_S
+    (row,) = queries.untuned(home.settings.db)
+    assert (row["n"], row["state"], row["reason"]) == (43, "queued", "put off: the CPU is in use")
+    assert queries.explain(home.settings.db, problem(43))[-1]["why"].endswith("(last time put off: the CPU is in use)")
+
+
+def test_where_nothing_can_be_timed_a_foreground_run_does_not_try_all(home: Home) -> None:
+    hopeless = [Problem(m=8, n=43, k=64 * i) for i in range(1, HOPELESS + 4)]
+    tried: list[str] = []
+    request = Request(problems=hopeless)
+
+    def progress(_done: int, _of: int, now: str) -> None:
+        tried.append(now.split(" ")[0])
+
+    done = tune_now(request, home.settings, progress=progress, make_worker=lambda d: Worker(d, nice=0, search=SEARCH))
+
+    assert set(done.put_off) == set(hopeless) and not done.failed
+    reasons = list(done.put_off.values())
+    assert reasons.count("the CPU is in use") == HOPELESS
+    assert reasons.count(f"not tried, since {HOPELESS} in a row were put off") == 3
+    assert not {str(problem) for problem in hopeless[HOPELESS:]} & set(tried)
+    why = [row["reason"] for row in queries.untuned(home.settings.db)]  # all of them stay to be tuned
+    assert (len(why), why.count("put off: the CPU is in use")) == (HOPELESS + 3, HOPELESS)
+
+
+def test_a_verdict_from_before_is_not_told_as_that_of_a_run_which_was_put_off(home: Home) -> None:
+    request = Request(problems=[problem(8)], again=True)
+
+    def put_off(device: str) -> Worker:
+        return Worker(device, nice=0, search=f"{Path(__file__).parents[1] / 'support/planted_search.py'}:not_now")
+
+    tune_now(Request(problems=[problem(8)]), home.settings, make_worker=lambda d: Worker(d, nice=0, search=SEARCH))
+    done = tune_now(request, home.settings, make_worker=put_off)
+
+    assert done.solutions == {} and list(done.put_off) == [problem(8)]
+    assert [s.problem for s in home.store.published()[1]] == [problem(8)]  # and stays in use
+
+
+@pytest.mark.long
+def test_what_was_given_up_or_withdrawn_is_tried_again_when_asked_for(home: Home) -> None:
+    def once(n: int) -> bool:
+        return bool(
+            tune_now(
+                Request(problems=[problem(n)]),
+                home.settings,
+                make_worker=lambda d: Worker(d, nice=0, search=SEARCH),
+            ).solutions
+        )
+
+    assert not any(once(29) for _ in range(4))
+    assert once(8)
+    home.store.withdraw([problem(8)], reason="by hand", now_s=time.time())
+    assert once(8)
+
+
+def test_the_foreground_tunes_on_a_device_in_use(home: Home) -> None:
+    busy = FakeMonitor(lambda now_s: 1.0)
+    done = tune_now(
+        Request(problems=[problem(8)]),
+        home.settings,
+        monitors=[busy],
+        make_worker=lambda d: Worker(d, nice=0, search=SEARCH),
+    )
+    assert list(done.solutions) == [problem(8)]
+
+
+def test_a_worker_that_cannot_start_ends_a_foreground_run_with_the_reason(home: Home, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("raise ImportError('torch is broken')\n")
+
+    def make(device: str) -> Worker:
+        return Worker(device, nice=0, search=f"{broken}:tune", deadlines=Deadlines())
+
+    from gemmtuned.daemon.seats import keeper
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keeper, "START_AGAIN_S", 0.1)
+        with pytest.raises(WorkerFailed, match="torch is broken"):
+            tune_now(Request(problems=[problem(8)]), home.settings, make_worker=make)
+
+
+def _planted(p: Problem) -> Solution:
+    from fakes import solution
+
+    return solution(p)

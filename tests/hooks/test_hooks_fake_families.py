@@ -1,0 +1,399 @@
+"""The native hook's CUDA half on a driver that is a fake: products with scales, a whole C, a batch or a wider result.
+
+What the fake of cuBLASLt computes comes from the descriptors that it is given, and the kernel's from its arguments.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_cuda_build import PRELUDE, build_fakes
+from hooked import Home
+
+OPERANDS = """
+    from dataclasses import replace
+    from itertools import count
+    from gemmtuned.configs.launch import LibraryLaunch
+    idents = count(7)
+
+    def served(problem, record, code, launch, more=()):
+        hook.install()
+        rows = [native.Row(p, "exact", "eager", next(idents), c, "cuda:0", one, packed.conditions(r.checked, rank),
+                           scales_sums=c == 6)
+                for p, r, c, one in [(problem, record, code, launch), *more]
+                for rank in [3 if p.family == "batched" else 2]]
+        hook.load(rows, 1)
+        hook.set_mode(native.CAPTURE | native.DISPATCH)
+
+    def library(problem, *conditions, **more):
+        types = dict(x=problem.dtype, w=problem.wdtype, y=problem.out_dtype, bias=problem.out_dtype)
+        record = LibraryLaunch(library="cublaslt", algo="00" * 64, layout="nt", types=types, **more,
+                               conditions=tuple(Condition(*c) for c in conditions))
+        record.check_for(problem)
+        return record, 6, packed.library_launch(record)
+
+    def host(t):
+        return torch.ops.fake.on_host(t)
+
+    def outcomes():
+        return sorted(f"{s.problem.family} {s.outcome} {s.calls}" for s in hook.drain() if s.place != "cpu")
+"""
+SCALED = """
+    x8 = torch.randint(-2, 3, (4, 16)).to(torch.float8_e4m3fn)
+    w8 = torch.randint(-2, 3, (8, 16)).to(torch.float8_e4m3fn)
+    sx, sw = torch.exp2(torch.randint(-2, 3, (4, 1)).float()), torch.exp2(torch.randint(-2, 3, (8, 1)).float())
+    right = ((x8.float() * sx) @ (w8.float() * sw).t()).bfloat16()
+    gx8, gw8, gsx, gsw = to_gpu(x8, w8, sx, sw)
+    problem = Problem(family="scaled", m=4, n=8, k=16, dtype="fp8_e4m3", wdtype="fp8_e4m3", out_dtype="bf16",
+                      scale="row", wscale="row", scale_dtype="fp32", wscale_dtype="fp32", math_mode="ieee")
+    sizes = (("scale_x.numel", "==", 4), ("scale_w.numel", "==", 8), ("scale_x.contiguous", "==", 1),
+             ("scale_w.contiguous", "==", 1), ("x.stride1", "==", 1), ("w.stride1", "==", 1))
+
+    def of_v1(**more):
+        return torch._scaled_mm(gx8, gw8.t(), gsx, gsw.t(), out_dtype=torch.bfloat16, **more)
+
+    def of_v2():
+        kind = [0 if gsx.numel() == 1 else 1]
+        return torch.ops.aten._scaled_mm_v2(gx8, gw8.t(), [gsx], kind, [], [gsw.t()], kind, [], None, torch.bfloat16)
+
+    def check(calls):
+        out = torch.ops.fake.on_gpu(torch.zeros(4, 8, dtype=torch.bfloat16))
+        wide = torch.ops.fake.on_gpu(torch.zeros(4, 16, dtype=torch.bfloat16))[:, ::2]  # not written into by a kernel
+        made = [of_v1(), of_v2(), of_v1(out=out), of_v1(out=wide)]
+        same = all(torch.equal(host(y), right) for y in made)
+        told = [made[0].dtype == torch.bfloat16, made[0].stride() == (8, 1), made[2].data_ptr() == out.data_ptr()]
+        return [same, told, outcomes(), calls(), hook.failures()]
+"""
+# An engine whose operator only notes how many operands came
+ENGINE = """
+    from gemmtuned.hooks.engine_operators import OPERATORS
+    engine, stock = torch.library.Library("_C", "FRAGMENT"), []
+    engine.define("cutlass_scaled_mm(Tensor! out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, "
+                  "Tensor? bias) -> ()")
+    engine.impl("cutlass_scaled_mm", lambda *operands: stock.append(len(operands)), "CUDA")
+"""
+
+
+@pytest.fixture(scope="module")
+def fakes(built_for_tests: Path) -> Path:
+    return build_fakes(built_for_tests)
+
+
+@pytest.fixture
+def run(home: Home, fakes: Path) -> Any:
+    def program(*code: str) -> Any:
+        return home.run(PRELUDE + "".join(code), str(fakes), ".", GEMMTUNED="0", AITER_TUNE_GEMM="0").said
+
+    return program
+
+
+def test_a_kernel_serves_scaled_products_of_every_form(run: Any) -> None:
+    said = run(
+        OPERANDS,
+        SCALED,
+        """
+    record = KernelLaunch(
+        shared=0, threads=32, grid=(Axis("w.size0", 8), Axis("x.size0", 64), Axis("", 1)),
+        arguments=("x.ptr", "w.ptr", "scale_x.ptr", "scale_w.ptr", "y.ptr", "x.size0", "x.stride0", "w.stride0"),
+        conditions=tuple(Condition(*c) for c in sizes),
+    )
+    record.check_for(problem)
+    served(problem, record, 5, packed.kernel_launch(record, 0x3001, 2))
+    print(json.dumps(check(lambda: calls("cuLaunchKernel"))))
+    """,
+    )
+    assert said == [True, [True, True, True], ["scaled exact 4"], 4, []]
+
+
+def test_cublaslt_is_given_both_scales_and_their_modes(run: Any) -> None:
+    said = run(
+        OPERANDS,
+        SCALED,
+        """
+    served(problem, *library(problem, *sizes, scale_x="row", scale_w="row"))
+    said = check(lambda: calls("cublasLtMatmul"))
+    # One scale a tensor is another problem; a result that torch scales is torch's
+    right = ((x8.float() * 2) @ (w8.float() * 4).t()).bfloat16()
+    [gsx, gsw] = to_gpu(torch.tensor([[2.0]]), torch.tensor([[4.0]]))
+    tensor = replace(problem, scale="tensor", wscale="tensor")
+    served(tensor, *library(tensor, ("scale_x.numel", "==", 1), scale_x="tensor", scale_w="tensor"))
+    said += check(lambda: calls("cublasLtMatmul"))
+    [one] = to_gpu(torch.tensor(1.0))
+    of_v1(scale_result=one)
+    print(json.dumps([said, outcomes()]))
+    """,
+    )
+    [rows, tensor], last = [said[0][:5], said[0][5:]], said[1]
+    assert rows == [True, [True, True, True], ["scaled exact 4"], 4, []]
+    assert tensor == [True, [True, True, True], ["scaled exact 4"], 8, []]
+    assert last == ["scaled miss 1"]
+
+
+def test_scales_of_another_form_than_the_record_names_are_torchs(run: Any) -> None:
+    said = run(
+        OPERANDS,
+        SCALED,
+        """
+    served(problem, *library(problem, *sizes, ("scale_x.ptr", "%", 16), scale_x="row", scale_w="row"))
+    apart = torch.ops.fake.on_gpu(torch.zeros(5)[1:].unsqueeze(1).copy_(sx))  # four bytes past a boundary
+    y = torch._scaled_mm(gx8, gw8.t(), apart, gsw.t(), out_dtype=torch.bfloat16)
+    print(json.dumps([torch.equal(host(y), right), outcomes(), calls("cublasLtMatmul"), hook.failures()]))
+    """,
+    )
+    assert said == [True, ["scaled miss 1"], 0, []]
+
+
+def test_a_whole_c_with_any_alpha_and_beta_goes_to_cublaslt(run: Any) -> None:
+    said = run(
+        OPERANDS,
+        """
+    problem = replace(problem, family="dense_add")
+    served(problem, *library(problem, ("c.stride1", "==", 1)))
+    c = torch.randn(4, 8)
+    [gc, row, turned] = to_gpu(c, c[:1].clone(), c.t().contiguous())
+    close = lambda y, want: torch.allclose(host(y), want, atol=1e-4)
+    said = [close(torch.addmm(gc, gx, gw.t()), c + right)]
+    said.append(close(torch.addmm(gc, gx, gw.t(), beta=0.5, alpha=-2), 0.5 * c - 2 * right))
+    said.append(close(torch.addmm(gc, gx, gw.t(), beta=0), right))
+    said.append(outcomes())
+    said.append(close(torch.addmm(row, gx, gw.t(), beta=2), 2 * c[:1] + right))  # it is made whole first
+    said.append(close(torch.addmm(turned.t(), gx, gw.t()), c + right))
+    said.append(outcomes())
+    where, want = gc.data_ptr(), 3 * c + right
+    gc.addmm_(gx, gw.t(), beta=3)
+    said += [close(gc, want), gc.data_ptr() == where, outcomes(), calls("cublasLtMatmul"), hook.failures()]
+    print(json.dumps(said))
+    """,
+    )
+    assert said[:4] == [True, True, True, ["dense_add exact 3"]]
+    assert said[4:7] == [True, True, ["dense_add exact 1", "dense_add miss 1"]]
+    assert said[7:] == [True, True, ["dense_add exact 1"], 5, []]
+
+
+def test_a_kernel_is_never_given_a_c_that_it_does_not_take(run: Any) -> None:
+    said = run(
+        OPERANDS,
+        """
+    problem = replace(problem, family="dense_add")
+    served(problem, replace(record, arguments=(*record.arguments, "c.ptr")), 5, launch)
+    [gc] = to_gpu(torch.zeros(4, 8))
+    y = torch.addmm(gc, gx, gw.t(), alpha=2)
+    print(json.dumps([torch.allclose(host(y), 2 * right, atol=1e-4), outcomes(), calls("cuLaunchKernel")]))
+    """,
+    )
+    assert said == [True, ["dense_add miss 1"], 0]
+
+
+def test_a_batch_goes_to_cublaslt_by_its_strides_and_one_of_1_is_dense(run: Any) -> None:
+    said = run(
+        OPERANDS,
+        """
+    batched = replace(problem, family="batched", batch=3)
+    served(batched, *library(batched, ("x.stride2", "==", 1), ("w.stride2", "==", 1)),
+           more=[(problem, record, 5, launch)])
+    x3, w3 = torch.randn(3, 6, 16)[:, :4], torch.randn(3, 8, 20)[:, :, :16]
+    right3 = x3 @ w3.mT
+    x3, w3 = to_gpu(x3, w3)
+    out = torch.ops.fake.on_gpu(torch.zeros(3, 4, 8))
+    made = [torch.bmm(x3, w3.mT), torch.bmm(x3, w3.mT, out=out)]
+    said = [all(torch.allclose(host(y), right3, atol=1e-4) for y in made), made[0].stride(), outcomes()]
+    turned = torch.ops.fake.on_gpu(torch.randn(3, 16, 4)).mT
+    torch.bmm(turned, w3.mT)
+    said.append(outcomes())
+    one = torch.bmm(gx.unsqueeze(0), gw.t().unsqueeze(0))
+    said += [torch.allclose(host(one)[0], right, atol=1e-4), list(one.shape), outcomes()]
+    print(json.dumps([*said, calls("cublasLtMatmul"), calls("cuLaunchKernel"), hook.failures()]))
+    """,
+    )
+    assert said[:4] == [True, [32, 8, 1], ["batched exact 2"], ["batched miss 1"]]
+    assert said[4:] == [True, [1, 4, 8], ["dense exact 1"], 2, 1, []]
+
+
+def test_a_wider_result_is_routed_too(run: Any) -> None:
+    said = run(
+        OPERANDS,
+        """
+    problem = replace(problem, dtype="bf16", wdtype="bf16", out_dtype="fp32", math_mode="reduced")
+    served(problem, *library(problem))
+    xb, wb = x.bfloat16(), w.bfloat16()
+    gxb, gwb = to_gpu(xb, wb)
+    y = torch.mm(gxb, gwb.t(), out_dtype=torch.float32)
+    near = torch.allclose(host(y), xb.float() @ wb.float().t(), atol=1e-4)
+    print(json.dumps([near, str(y.dtype), y.stride(), outcomes(), calls("cublasLtMatmul"), hook.failures()]))
+    """,
+    )
+    assert said == [True, "torch.float32", [8, 1], ["dense exact 1"], 1, []]
+
+
+def test_an_operator_is_given_its_operands_by_name(run: Any) -> None:
+    said = run(
+        OPERANDS,
+        SCALED,
+        """
+    from gemmtuned.configs.launch import OperatorLaunch
+    theirs = torch.library.Library("theirs", "DEF")
+    theirs.define("scaled(Tensor sx, Tensor x, Tensor w, Tensor sw) -> Tensor")
+    theirs.define("sum(Tensor c, Tensor x, Tensor b, float alpha, float beta, bool sure) -> Tensor")
+    def of_rows(sx, x, w, sw):
+        sx, x, w, sw = map(host, (sx, x, w, sw))
+        return torch.ops.fake.on_gpu(((x.float() * sx) @ (w.float() * sw).t()).bfloat16())
+    def of_sum(c, x, b, alpha, beta, sure):
+        return torch.ops.fake.on_gpu(beta * host(c) + alpha * (host(x) @ host(b)) if sure else host(c))
+    theirs.impl("scaled", of_rows, "CUDA")
+    theirs.impl("sum", of_sum, "CUDA")
+
+    def operator(problem, name, *arguments):
+        record = OperatorLaunch(operator=f"theirs::{name}", schema=str(getattr(torch.ops.theirs, name).default._schema),
+                                arguments=arguments, package="theirs", version="1")
+        record.check_for(problem)
+        hook.install()
+        row = native.Row(problem, "exact", "eager", next(idents), 7, "cuda:0", packed.operator_call(record),
+                         scales_sums="alpha" in arguments)
+        hook.load([row], next(idents))
+        hook.set_mode(native.CAPTURE | native.DISPATCH)
+
+    operator(problem, "scaled", "scale_x", "x", "w", "scale_w")
+    said = [torch.equal(host(y), right) for y in (of_v1(), of_v2())] + [outcomes()]
+    added = Problem(family="dense_add", m=4, n=8, k=16, dtype="fp32")
+    operator(added, "sum", "c", "x", "b", "alpha", "beta", True)
+    c = torch.randn(4, 8)
+    y = torch.addmm(*to_gpu(c), gx, gw.t(), beta=0.5, alpha=2)
+    said += [torch.allclose(host(y), 0.5 * c + 2 * x @ w.t(), atol=1e-4), outcomes(), hook.failures()]
+    print(json.dumps(said))
+    """,
+    )
+    assert said == [True, True, ["scaled exact 2"], True, ["dense_add exact 1"], []]
+
+
+def test_the_record_of_our_own_kernel_takes_the_calls_it_is_for(run: Any) -> None:
+    said = run(
+        OPERANDS,
+        SCALED,
+        """
+    from gemmtuned.kernels.cuda.scaled_one_shot import scaled_one_shot
+    record = scaled_one_shot({"rows": 8, "parts": 1, "tokens": 16, "halves": 1}, problem).launch
+    record.check_for(problem)
+    served(problem, record, 5, packed.kernel_launch(record, 0x3001, 2))
+    print(json.dumps(check(lambda: calls("cuLaunchKernel"))))
+    """,
+    )
+    assert said == [True, [True, True, True], ["scaled exact 4"], 4, []]
+
+
+def test_an_engines_operator_is_routed_into_its_own_result(run: Any) -> None:
+    """What torch's own product with fast sums is served by, `_C::cutlass_scaled_mm` is, too: the same key."""
+    said = run(
+        OPERANDS,
+        SCALED,
+        ENGINE,
+        """
+    problem = replace(problem, math_mode="reduced")
+    served(problem, *library(problem, *sizes, scale_x="row", scale_w="row", fast=True))
+    [one] = [operator for operator in OPERATORS if operator.name == "_C::cutlass_scaled_mm"]
+    stands = [hook.stand_before(one.name, one.schema, one.arguments, one.code) for _ in range(2)]
+    out = torch.ops.fake.on_gpu(torch.zeros(4, 8, dtype=torch.bfloat16))
+    f = torch.ops._C.cutlass_scaled_mm
+    gave = [f(out, gx8, gw8.t(), gsx, gsw.t(), None) for _ in range(3)]
+    same = torch.equal(host(out), right)
+    f(out, gx8[:2], gw8.t(), gsx[:2], gsw.t(), None)  # another size: the engine's own
+    biased = replace(problem, bias=True)
+    served(biased, *library(biased, *sizes, scale_x="row", scale_w="row", fast=True))
+    f(out, gx8, gw8.t(), gsx, gsw.t(), torch.ops.fake.on_gpu(torch.ones(8)))  # a bias of another type as well
+    print(json.dumps([stands, gave, same, stock, outcomes(), calls("cublasLtMatmul"), hook.failures()]))
+    """,
+    )
+    assert said == [
+        [["CUDA _C::cutlass_scaled_mm"]] * 2,
+        [None] * 3,
+        True,
+        [6, 6],
+        ["scaled exact 3", "scaled miss 1", "scaled miss 1"],
+        3,
+        [],
+    ]
+
+
+def test_our_own_operator_of_int8_is_served_by_a_kernel_and_an_engines_is_left_to_it(run: Any) -> None:
+    """The fake kernel reads the same bytes as e4m3, so its result is none that int8 could have by another way."""
+    said = run(
+        OPERANDS,
+        SCALED,
+        ENGINE,
+        """
+    import gemmtuned.ops
+    from gemmtuned.kernels.cuda.scaled_fragments import scaled_fragments
+    problem = replace(problem, dtype="i8", wdtype="i8")
+    config = {"rows": 8, "tokens": 4, "parts": 1, "warps": 1, "ahead": 1, "resident": 1}
+    record = scaled_fragments(config, problem).launch
+    record.check_for(problem)
+    served(problem, record, 5, packed.kernel_launch(record, 0x3001, 2))
+    for one in OPERATORS:
+        if one.name in ("_C::cutlass_scaled_mm", "gemmtuned::int8_scaled_mm"):
+            hook.stand_before(one.name, one.schema, one.arguments, one.code)
+    ix, iw = to_gpu(x8.view(torch.int8), w8.view(torch.int8))
+    out, other = to_gpu(*torch.zeros(2, 4, 8, dtype=torch.bfloat16))
+    torch.ops.gemmtuned.int8_scaled_mm(out, ix, iw.t(), gsx, gsw.t(), None)
+    same, launched = torch.equal(host(out), right), calls("cuLaunchKernel")
+    torch.ops._C.cutlass_scaled_mm(other, ix, iw.t(), gsx, gsw.t(), None)
+    print(json.dumps([same, launched, stock, outcomes(), calls("cuLaunchKernel") - launched, hook.failures()]))
+    """,
+    )
+    assert said == [True, 1, [6], ["scaled exact 1", "scaled miss 1"], 0, []]
+
+
+def test_a_kernel_serves_grouped_products_and_torch_those_it_does_not_take(run: Any) -> None:
+    said = run(
+        OPERANDS,
+        """
+    x, w = torch.randn(7, 16), torch.randn(3, 8, 16)
+    ends = torch.tensor([2, 2, 7], dtype=torch.int32)
+    right = torch.cat([x[:2] @ w[0].t(), x[2:] @ w[2].t()])
+    gx, gw, gends, gwide = to_gpu(x, w, ends, ends.repeat_interleave(2))
+    problem = Problem(family="grouped", batch=3, m=7, n=8, k=16, dtype="fp32", math_mode="ieee")
+    record = KernelLaunch(
+        shared=0, threads=32, grid=(Axis("", 1), Axis("", 7), Axis("", 1)),
+        arguments=("x.ptr", "w.ptr", "offs.ptr", "y.ptr", "x.size0", "w.size0", "x.stride0", "w.stride0", "w.stride1"),
+        conditions=(Condition("x.size0", "<=", 7), Condition("w.size0", "==", 3), Condition("offs.size0", "==", 3),
+                    Condition("offs.stride0", "==", 1), Condition("x.stride1", "==", 1),
+                    Condition("w.stride2", "==", 1)),
+    )
+    record.check_for(problem)
+    hook.install()
+    hook.load([native.Row(problem, "exact", "eager", 7, 5, "cuda:0", packed.kernel_launch(record, 0x3002, 3),
+                          packed.conditions(record.checked, 3))], 1)
+    hook.set_mode(native.CAPTURE | native.DISPATCH)
+    close = lambda y: torch.allclose(host(y), right, atol=1e-4)
+    said = [close(torch._grouped_mm(gx, gw.mT, offs=gends)), outcomes(), calls("cuLaunchKernel")]
+    said += [close(torch._grouped_mm(gx, gw.mT, offs=gwide[::2])), outcomes()]          # its ends do not lie in a row
+    [turned] = to_gpu(w.mT.contiguous())
+    said += [close(torch._grouped_mm(gx, turned, offs=gends)), outcomes(), calls("cuLaunchKernel"), hook.failures()]
+    print(json.dumps(said))
+    """,
+    )
+    assert said[:3] == [True, ["grouped exact 1"], 1]
+    assert said[3:] == [True, ["grouped miss 1"], True, ["grouped miss 1"], 1, []]
+
+
+def test_groups_with_scales_have_a_problem_of_their_own_and_run_as_torch_runs_them(run: Any) -> None:
+    said = run(
+        OPERANDS,
+        """
+    x, w = (torch.randint(-2, 3, s).to(torch.float8_e4m3fn) for s in ((7, 16), (3, 16, 16)))
+    sx, sw = (torch.exp2(torch.randint(-2, 3, s).float()) for s in ((7,), (3, 16)))
+    long, wide = x.float() * sx.unsqueeze(1), (w.float() * sw.unsqueeze(2)).mT
+    right = torch.cat([long[:2] @ wide[0], long[2:] @ wide[2]]).bfloat16()
+    gx, gw, *scales, gends = to_gpu(x, w, sx, sw, torch.tensor([2, 2, 7], dtype=torch.int32))
+    hook.install()
+    hook.set_mode(native.CAPTURE | native.DISPATCH)
+    v1, v2 = torch.ops.aten._scaled_grouped_mm, torch.ops.aten._scaled_grouped_mm_v2
+    by_row = [part for scale in scales for part in ([scale], [1], [0])]
+    made = [v1(gx, gw.mT, *scales, gends), v2(gx, gw.mT, *by_row, gends, None, torch.bfloat16, [], True)]
+    same = all(torch.equal(host(y), right) for y in made)
+    texts = sorted(f"{s.problem} {s.outcome} {s.calls}" for s in hook.drain() if s.place != "cpu")
+    print(json.dumps([same, texts, hook.failures()]))
+    """,
+    )
+    rows = "grouped:fp8_e4m3>bf16:3x7x16x16,scale=row"
+    assert said == [True, [f"{rows} miss 1", f"{rows},math=reduced miss 1"], []]

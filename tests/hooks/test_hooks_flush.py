@@ -1,0 +1,466 @@
+"""Counts on their way to the store: nothing lost, nothing twice, and the program never held up."""
+
+import json
+import sqlite3
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from counted_by_hand import Counted, stored
+from hooked import LINEAR, Home, solution, wait_for
+from store_cases import CPU
+
+from gemmtuned.configs import say
+from gemmtuned.configs.errors import StoreError
+from gemmtuned.configs.processes import pid_namespace
+from gemmtuned.configs.settings import Settings
+from gemmtuned.db import queries
+from gemmtuned.db.lockfile import LockFile
+from gemmtuned.hooks import flush
+from gemmtuned.hooks.background import Background, Sleeper
+
+ONE = "fp32:4x8x16,threads=2"
+
+
+@pytest.fixture
+def counted(tmp_path: Path) -> Counted:
+    return Counted(tmp_path / "home")
+
+
+def test_sums_are_exact_over_many_flushes(counted: Counted) -> None:
+    for n in range(1, 21):
+        counted.call(n)
+        counted.call(n, m=n)
+        counted.flusher.flush()
+
+    assert stored(counted) == counted.flusher.calls == 2 * sum(range(1, 21))
+
+
+def test_a_busy_store_costs_no_counts_and_is_told_only_when_it_stays_busy(
+    counted: Counted, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(flush, "BUSY_S", 0.02)
+    counted.call()
+    counted.flusher.flush()
+    lock = counted.lock()
+    for _ in range(3):
+        counted.call()
+        counted.flusher.flush()
+    assert caplog.text == ""
+    monkeypatch.setattr(flush, "BUSY_TOLD_S", 0.01)
+    for _ in range(3):
+        counted.call()
+        counted.flusher.flush()
+    assert caplog.text.count("counts stay in memory") == 1
+    assert counted.flusher.complaint
+    lock.release()
+    counted.flusher.flush()
+
+    assert stored(counted) == 7
+    assert counted.flusher.complaint == ""
+
+
+def test_the_end_waits_while_others_hold_the_store(counted: Counted, caplog: pytest.LogCaptureFixture) -> None:
+    counted.call()
+    counted.flusher.flush()
+    lock = counted.lock()
+    timer = threading.Timer(0.8, lock.release)
+    timer.start()
+    counted.call(41)
+    counted.flusher.stop()
+    timer.join()
+
+    assert stored(counted) == 42
+    assert caplog.text == ""
+
+
+def test_what_is_lost_at_the_end_is_said(
+    counted: Counted, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    counted.call()
+    counted.flusher.flush()
+    lock = counted.lock()
+    counted.call(41)
+    began_s = time.monotonic()
+    counted.flusher.stop()
+
+    assert time.monotonic() - began_s < flush.EXIT_BUSY_S + 0.3
+    assert len(caplog.records) == 1
+    assert "counts were lost calls=41" in caplog.text
+    lock.release()
+
+
+def test_memory_is_bounded_while_the_store_is_out_of_reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(flush, "MAX_PENDING", 10)
+    counted = Counted(tmp_path / "home", db=Path("/proc/none/tune.db"))
+    for m in range(1, 16):
+        counted.call(2, m=m)
+        counted.flusher.flush()
+
+    assert (counted.flusher.calls, counted.flusher.dropped) == (30, 10)
+    assert len(caplog.records) == 1
+
+
+def test_what_runs_on_a_device_we_do_not_know_is_dropped_and_the_rest_goes_on(
+    counted: Counted, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        counted.compiled = [(LINEAR, "TritonTemplate", "xpu:0"), (LINEAR, "CppTemplate", "cpu")]
+        counted.call(3, place="xpu:0")
+        counted.call(4)
+        counted.flusher.report_failure(solution(LINEAR, "onednn", CPU.key, "2.13"), "no fp64")
+        counted.flusher.beat_soon()
+        counted.flusher.flush()
+
+    assert stored(counted) == 8
+    assert (counted.flusher.calls, counted.flusher.dropped, counted.flusher.complaint) == (14, 6, "")
+    assert len(caplog.records) == 1
+    assert "counts dropped place=xpu:0 reason='xpu:0' is no device we know" in caplog.text
+    with sqlite3.connect(counted.settings.db) as conn:
+        assert conn.execute("SELECT kernel FROM compiled").fetchall() == [("CppTemplate",)]
+        assert conn.execute("SELECT reports FROM quarantine").fetchall() == [(2,)]
+        assert conn.execute("SELECT calls FROM session").fetchall() == [(14,)]
+
+
+def test_what_torch_compile_makes_is_bounded_while_the_store_is_out_of_reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flush, "MAX_COMPILED", 10)
+    counted = Counted(tmp_path / "home", db=Path("/proc/none/tune.db"))
+    for m in range(1, 16):
+        counted.compiled = [(LINEAR.with_m(m), "CppTemplate", "cpu")] * 2
+        counted.flusher.flush()
+
+    assert len(counted.flusher._compiled) == 10
+
+
+def test_an_error_in_housekeeping_stops_no_flush(counted: Counted, capfd: pytest.CaptureFixture[str]) -> None:
+    def tick() -> None:
+        raise RuntimeError("ours to mend")
+
+    say.begin()  # pytest has another stderr for each test
+    counted.flusher._tick = tick
+    counted.flusher._settings = Settings(**{**_values(counted.settings), "flush_s": 0.02})
+    counted.call(5)
+    background = Background([counted.flusher], Sleeper())
+    background.start()
+    wait_for(lambda: counted.flusher.calls == 5 and not counted.flusher._pending)
+    time.sleep(0.1)
+    assert background.end(10)
+    counted.flusher.stop()
+
+    assert stored(counted) == 5
+    assert capfd.readouterr().err.count("ours to mend") == 1
+
+
+def test_without_capture_no_database_is_made(tmp_path: Path) -> None:
+    counted = Counted(tmp_path / "home", capture=False)
+    counted.call(3)
+    counted.flusher.flush()
+    counted.flusher.stop()
+
+    assert counted.flusher.calls == 3
+    assert not counted.settings.home.exists()
+
+
+def test_a_failed_route_is_reported_even_without_capture(tmp_path: Path) -> None:
+    counted = Counted(tmp_path / "home", capture=False)
+    counted.flusher.report_failure(solution(LINEAR, "onednn", CPU.key, "2.13"), "no fp64")
+    counted.flusher.flush()
+
+    with sqlite3.connect(counted.settings.db) as conn:
+        assert conn.execute("SELECT reason FROM quarantine").fetchall() == [("no fp64",)]
+
+
+def _values(settings: Settings) -> dict[str, Any]:
+    return {name: getattr(settings, name) for name in Settings.__dataclass_fields__}
+
+
+# ---- in a hooked process
+
+WORK = """
+    import atexit, os, sys, threading, time
+    before = time.monotonic()
+    import torch
+    def work(n=10):
+        for _ in range(n):
+            torch.mm(torch.ones(4, 16), torch.ones(8, 16).t())
+    work()
+    """
+
+
+def ends(home: Home, how: str, **env: str) -> tuple[int, float, list[str]]:
+    """Exit code, seconds from the program's last line to its end, what was said."""
+    process = home.start(
+        WORK + f"\n    print('done', flush=True)\n    {how}\n", whole_end=True, GEMMTUNED_FLUSH_S="60", **env
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "done\n"
+    began_s = time.monotonic()
+    _, err = process.communicate(timeout=30)
+    assert process.returncode is not None
+    return process.returncode, time.monotonic() - began_s, err.splitlines()
+
+
+def test_the_last_batch_is_flushed_however_a_program_ends(home: Home) -> None:
+    calls = 0
+    for how, code, more in (
+        ("t = threading.Thread(target=lambda: (work(5), sys.exit(3))); t.start(); t.join()", 0, 15),
+        ("atexit.register(work, 7); sys.exit(5)", 5, 17),
+        ("os._exit(0)", 0, 0),  # a killed process loses what it counted in the last interval: here all
+    ):
+        code_found, _, said = ends(home, how)
+        calls += more
+        assert (code_found, said, home.calls()) == (code, [], calls), how
+
+    _, _, said = ends(home, "raise KeyboardInterrupt")
+    assert said[-1] == "KeyboardInterrupt"
+    assert home.calls() == calls + 10
+
+
+def test_the_end_of_a_program_comes_half_a_second_later_at_most(home: Home) -> None:
+    done = home.run(
+        WORK
+        + """
+    import json
+    from gemmtuned.hooks import activate
+    activate.current().flusher.flush()  # makes the database
+    work()
+    began = time.monotonic()
+    activate._last_flush()
+    print(json.dumps(time.monotonic() - began))
+    """,
+        whole_end=True,
+        GEMMTUNED_FLUSH_S="60",
+    )
+
+    assert done.said < 0.5
+    assert home.calls() == 20
+
+
+def broken_homes(tmp_path: Path) -> dict[str, dict[str, str]]:
+    (tmp_path / "garbage.db").mkdir()
+    return {
+        "closed home": {"GEMMTUNED_HOME": "/proc/closed"},
+        "folder for a database": {"GEMMTUNED_DB": str(tmp_path / "garbage.db")},
+        "full disk": {"GEMMTUNED_DB": "/dev/full"},
+    }
+
+
+@pytest.mark.parametrize("what", ["closed home", "folder for a database", "full disk"])
+def test_a_program_runs_on_without_a_store_and_says_so_in_one_line(home: Home, tmp_path: Path, what: str) -> None:
+    done = home.run(WORK + "\n    time.sleep(0.5); work(); print(1)\n", **broken_homes(tmp_path)[what])
+
+    assert done.said == 1
+    told = [line for line in done.ours if "were lost" not in line]
+    assert len(told) == 1, done.err
+    assert done.err.splitlines() == done.ours
+    assert "counts stay in memory" in told[0]
+
+
+def test_a_database_locked_by_others_costs_no_more_than_a_wait_at_the_end(home: Home) -> None:
+    assert home.run(WORK).code == 0
+    conn = sqlite3.connect(home.path / "tune.db", isolation_level=None)
+    conn.execute("BEGIN IMMEDIATE")
+    code, took_s, said = ends(home, "pass")
+    conn.execute("ROLLBACK")
+    conn.close()
+
+    assert code == 0
+    assert took_s < flush.EXIT_BUSY_S + 1.5
+    assert len(said) == 1
+    assert "counts were lost calls=10" in said[0]
+    assert "sqlite3 shell" in said[0]
+
+
+@pytest.mark.long
+def test_forks_at_any_moment_share_nothing_and_lose_nothing(home: Home) -> None:
+    done = home.run(
+        """
+        import json, os, threading, torch
+        from gemmtuned.hooks import activate
+        a, b = torch.ones(4, 16), torch.ones(8, 16).t()
+        stop, calls = threading.Event(), []
+        torch.mm(a, b)  # what torch sets up in its first product is for ever half done in a child forked meanwhile
+
+        def work():
+            n = 1
+            while not stop.is_set():
+                torch.mm(a, b)
+                n += 1
+            calls.append(n)
+
+        def flush():
+            while not stop.is_set():
+                activate.current().flusher.flush()
+
+        activate.current().flusher.flush()
+        threads = [threading.Thread(target=work), threading.Thread(target=flush)]
+        [t.start() for t in threads]
+        codes = []
+        for _ in range(20):
+            child = os.fork()
+            if child == 0:
+                # not the tensors of `work`: torch locks b in a call, and it may be forked locked, with or without us
+                a, b = torch.ones(4, 16), torch.ones(8, 16).t()
+                for _ in range(3):
+                    torch.mm(a, b)
+                t = threading.Thread(target=torch.mm, args=(a, b))
+                t.start()
+                t.join()
+                hook = activate.current()
+                hook.stop()
+                os._exit(0 if hook.flusher.calls == 4 else 7)
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        stop.set()
+        [t.join() for t in threads]
+        activate.current().flusher.flush()
+        print(json.dumps([codes, calls[0]]))
+        """
+    )
+    codes, calls = done.said
+
+    assert codes == [0] * 20
+    assert done.ours == []
+    assert home.counts() == {(ONE, "miss"): calls + 80}
+
+
+def test_a_child_that_was_forked_in_the_middle_of_a_flush_runs_and_leaves_the_store_alone(home: Home) -> None:
+    done = home.run(
+        """
+        import json, os, threading, torch
+        from gemmtuned.hooks import activate
+        a, b = torch.ones(4, 16), torch.ones(8, 16).t()
+        flusher = activate.current().flusher
+        entered, leave = threading.Event(), threading.Event()
+
+        def stuck():
+            def wait():
+                entered.set()
+                leave.wait(20)
+
+            with flusher._lock:  # as a flush that waits for a disk
+                flusher._at(wait)
+
+        thread = threading.Thread(target=stuck)
+        thread.start()
+        entered.wait()
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            a, b = torch.ones(4, 16), torch.ones(8, 16).t()
+            torch.mm(a, b)
+            hook = activate.current()
+            hook.flusher.report_failure(None, "never told")
+            hook.flusher.flush()
+            hook.stop()
+            dropped = hook.flusher.dropped
+            activate.activate()  # nor does switching on again, or another fork, make SQLite whole
+            grandchild = os.fork()
+            if grandchild == 0:
+                torch.mm(a, b)
+                activate.current().flusher.flush()
+                os._exit(0 if activate.current().flusher._store is None else 9)
+            gone = os.waitstatus_to_exitcode(os.waitpid(grandchild, 0)[1])
+            activate.current().flusher.flush()
+            os.write(write, json.dumps([dropped, activate.current().flusher._store is None, gone]).encode())
+            os._exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        leave.set()
+        thread.join()
+        print(json.dumps([code, json.loads(os.read(read, 100))]))
+        """
+    )
+    assert done.said == [0, [1, True, 0]]
+    assert "forked in the middle of a flush" in done.err
+
+
+@pytest.mark.long
+def test_a_fork_while_the_hook_imports_leaves_no_lock_held_in_the_child(home: Home) -> None:
+    done = home.run(
+        """
+        import importlib.abc, json, os, sys, threading, time, torch
+        import gemmtuned
+        from gemmtuned.hooks import activate
+
+        class Slow(importlib.abc.MetaPathFinder):
+            def find_spec(self, name, path, target=None):
+                if name == "gemmtuned.db.guest" and not begun.is_set():
+                    begun.set()
+                    time.sleep(1.5)
+
+        begun = threading.Event()
+        assert "gemmtuned.db.guest" not in sys.modules
+        sys.meta_path.insert(0, Slow())
+        gemmtuned.enable()
+        assert begun.wait(10)
+        child = os.fork()
+        if child == 0:
+            for _ in range(7):
+                torch.mm(torch.ones(4, 16), torch.ones(8, 16).t())
+            activate.current().stop()
+            os._exit(0)
+        print(json.dumps(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
+        """,
+        fresh=True,
+        timeout_s=40,
+        AITER_TUNE_GEMM="0",
+    )
+
+    assert done.said == 0
+    assert home.calls() == 7
+
+
+def test_a_program_that_forks_is_not_held_up_by_a_flush_that_waits(home: Home) -> None:
+    assert home.run(WORK).code == 0
+    lock = LockFile(home.path / "locks" / "tune.db.lock")
+    assert lock.acquire(1.0)
+    done = home.run(
+        WORK
+        + """
+    import json
+    from gemmtuned.hooks import activate
+    activate.current().flusher.flush()  # what it imports is imported: for that a fork does wait
+    times = []
+    for _ in range(5):
+        work(1)
+        time.sleep(0.1)
+        began = time.monotonic()
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        times.append(time.monotonic() - began)
+        os.waitpid(child, 0)
+    print(json.dumps(max(times)))
+    sys.stdout.flush()
+    os._exit(0)
+    """
+    )
+    lock.release()
+
+    assert json.loads(done.out) < 0.5
+
+
+@pytest.mark.skipif(pid_namespace() is None, reason="this system does not name its PID namespaces")
+def test_a_program_that_is_killed_is_gone_at_once(home: Home) -> None:
+    program = home.start("import torch; torch.ones(8, 8) @ torch.ones(8, 8); print('on', flush=True); input()")
+
+    def state() -> str:
+        try:
+            return str(queries.sessions(home.path / "tune.db")[0]["state"])
+        except (StoreError, IndexError):
+            return "none yet"
+
+    try:
+        end = time.monotonic() + 60
+        while state() != "live":
+            assert time.monotonic() < end, state()
+            time.sleep(0.05)
+    finally:
+        program.kill()
+        program.communicate()
+    assert state() == "gone"

@@ -1,0 +1,164 @@
+"""Calls of a warm-up are counted apart from the traffic, exactly, and nothing that ranks problems has them."""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from counted_by_hand import Counted, stored
+from hooked import Home
+
+import gemmtuned
+from gemmtuned.db import queries
+from gemmtuned.db.phases import phases
+from gemmtuned.db.store import Store
+from gemmtuned.hooks import phase
+from gemmtuned.reports.phases import phase_notes
+
+
+class Activated:
+    """What `phase` asks for the hook, around a flusher over counts made by hand."""
+
+    def __init__(self, counted: Counted) -> None:
+        self.flusher = counted.flusher
+
+    def current(self) -> Activated:
+        return self
+
+
+@pytest.fixture
+def active(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counted:
+    counted = Counted(tmp_path / "home")
+    monkeypatch.setitem(sys.modules, "gemmtuned.hooks.activate", Activated(counted))
+    return counted
+
+
+def apart(counted: Counted) -> dict[str, int]:
+    return {row["phase"]: row["calls"] for row in phases(counted.settings.db)}
+
+
+def test_calls_before_in_and_after_a_phase_are_told_apart_without_a_flush_between(active: Counted) -> None:
+    active.call(1)
+    with gemmtuned.phase("warm-up"):
+        active.call(10)
+        with gemmtuned.phase("profile"):
+            active.call(100)
+        active.call(20)
+    active.call(2)
+    active.flusher.flush()
+
+    assert stored(active) == 3
+    assert apart(active) == {"profile": 100, "warm-up": 30}
+    assert active.flusher.calls == 133
+
+
+def test_a_flush_in_the_middle_changes_nothing(active: Counted) -> None:
+    with gemmtuned.phase("warm-up"):
+        active.call(10)
+        active.flusher.flush()
+        active.call(5)
+        active.flusher.flush()
+    active.call(2)
+    active.flusher.flush()
+
+    assert (stored(active), apart(active)) == (2, {"warm-up": 15})
+
+
+def test_what_was_called_in_a_phase_alone_is_not_asked_for(active: Counted) -> None:
+    gemmtuned.set_phase("warm-up")
+    active.call(10, m=2048)
+    gemmtuned.set_phase("")
+    active.call(1, m=4)
+    active.flusher.flush()
+
+    assert [row["m"] for row in queries.untuned(active.settings.db)] == [4]
+    assert [row["m"] for row in queries.coverage(active.settings.db, by="problem")] == [4]
+    assert [row["phase"] for row in queries.ask(active.settings.db, "SELECT * FROM phases")] == ["warm-up"]
+    (note,) = phase_notes(phases(active.settings.db), 86_400)
+    assert note.startswith("10 calls of the last 24 h are left out")
+    assert "warm-up 10" in note
+
+
+def test_blocks_of_several_threads_may_end_in_any_order(active: Counted) -> None:
+    first, second = gemmtuned.phase("first"), gemmtuned.phase("second")
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert phase.current() == "second"
+    second.__exit__(None, None, None)
+    assert phase.current() == ""
+
+    def enter() -> None:
+        for _ in range(50):
+            with gemmtuned.phase("other"):
+                active.call(1)
+
+    threads = [threading.Thread(target=enter) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    active.flusher.flush()
+    assert phase.current() == ""
+    assert apart(active).get("other", 0) + stored(active) == 200
+
+
+def test_a_phase_is_over_when_its_block_raises(active: Counted) -> None:
+    with pytest.raises(ZeroDivisionError), gemmtuned.phase("warm-up"):
+        active.call(7)
+        _ = 1 / 0
+    active.call(1)
+    active.flusher.flush()
+
+    assert (stored(active), apart(active)) == (1, {"warm-up": 7})
+
+
+@pytest.mark.parametrize(("name", "error"), [("", ValueError), (3, TypeError), (None, TypeError)])
+def test_a_name_that_is_none_is_refused_and_changes_nothing(name: object, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        gemmtuned.phase(name)  # type: ignore[arg-type]
+    assert phase.current() == ""
+
+
+def test_old_phases_are_forgotten_and_the_traffic_is_not(active: Counted) -> None:
+    with gemmtuned.phase("warm-up"):
+        active.call(7)
+    active.call(1)
+    active.flusher.flush()
+    with sqlite3.connect(active.settings.db) as conn:
+        conn.execute("UPDATE phase_call SET hour = hour - 29 * 24")
+    store = Store(active.settings.db, locks=active.settings.locks)
+    assert store.roll_up(now_s=time.time())
+    store.close()
+
+    assert queries.ask(active.settings.db, "SELECT * FROM phase_call") == []
+    assert stored(active) == 1
+
+
+PROGRAM = """
+import os, json, torch, gemmtuned
+x, w = torch.randn(4, 16), torch.randn(16, 8)
+with gemmtuned.phase("warm-up"):
+    for _ in range(100):
+        x @ w
+    if os.fork() == 0:
+        for _ in range(3):
+            x @ w  # a child is under no phase
+        os._exit(gemmtuned.disable() or 0)
+    os.wait()
+for _ in range(7):
+    x @ w
+gemmtuned.disable()
+print(json.dumps(True))
+"""
+
+
+def test_a_real_programs_warm_up_is_left_out(home: Home) -> None:
+    assert home.run(PROGRAM).said
+
+    assert {row["phase"]: row["calls"] for row in phases(home.path / "tune.db")} == {"warm-up": 100}
+    assert home.calls() == 10

@@ -1,0 +1,68 @@
+"""How long files, classes and functions are: `python tests/tools/sizes.py` prints what is over a limit and why.
+
+A file is readable in one sitting, a function fits a screen.  EXCEPTIONS: at most five, each with a reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+FOLDERS: Final = ("configs", "db", "kernels", "hooks", "daemon", "gemmtuned")
+PYTHON_LINES, CPP_LINES, CLASS_LINES, FUNCTION_LINES = 400, 350, 250, 60
+EXCEPTIONS: Final = {
+    "configs/model_layers.py": "a table: one entry for each architecture of a model",
+    "kernels/triton/*.py:*": "Triton compiles one function: cutting a kernel's loop changes its registers",
+    "gemmtuned/commands/tune.py:tune": "its signature is the list of options, AITER's among them",
+}
+
+
+def too_long(root: Path = ROOT) -> Iterator[tuple[str, int]]:
+    """(FILE or FILE:NAME, lines) of what is over its limit, exceptions aside."""
+    for folder in FOLDERS:
+        for path in sorted((root / folder).rglob("*")):
+            if any(part.is_symlink() for part in (path, *path.parents) if root in part.parents):
+                continue
+            name = str(path.relative_to(root))
+            if path.suffix in (".h", ".cpp", ".cu", ".cuh") and ".gen." not in path.name:
+                yield from _over(name, len(path.read_text().splitlines()), CPP_LINES)
+            if path.suffix == ".py":
+                text = path.read_text()
+                yield from _over(name, len(text.splitlines()), PYTHON_LINES)
+                yield from _inside(ast.parse(text), f"{name}:")
+
+
+def _inside(tree: ast.AST, prefix: str) -> Iterator[tuple[str, int]]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            yield from _over(
+                f"{prefix}{node.name}", lines, CLASS_LINES if isinstance(node, ast.ClassDef) else FUNCTION_LINES
+            )
+            yield from _inside(node, f"{prefix}{node.name}.")
+        else:
+            yield from _inside(node, prefix)
+
+
+def _over(name: str, lines: int, limit: int) -> Iterator[tuple[str, int]]:
+    if lines > limit and not any(fnmatch.fnmatch(name, pattern) for pattern in EXCEPTIONS):
+        yield name, lines
+
+
+def main() -> int:
+    """Print what is over a limit, then the exceptions. 1: something is too long."""
+    found = dict(too_long())
+    for name, lines in found.items():
+        print(f"{name}: {lines} lines, too long")
+    for name, reason in EXCEPTIONS.items():
+        print(f"exception: {name}: {reason}")
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
