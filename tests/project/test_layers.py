@@ -368,6 +368,7 @@ def test_each_test_file_is_in_a_folder_and_support_and_tools_have_none() -> None
     tests = [path.relative_to(TESTS) for path in TESTS.rglob("test_*.py")]
     assert len(tests) > 150 and [path for path in tests if len(path.parts) != 2] == []
     assert [path for path in tests if path.parts[0] in ("support", "tools", "data")] == []
+    assert len({path.name for path in tests}) == len(tests), "a page names a file without its folder"
     assert {path.name for path in TESTS.glob("*.py")} == {"conftest.py"}
 
 
