@@ -196,8 +196,8 @@ MUTATIONS: Final = (
     M(
         "of two rows for one problem the slower serves",
         "hooks/dispatch.py",
-        "if solution.us < best.us:",
-        "if solution.us > best.us:",
+        "solution.us < unpack(best).us:",
+        "solution.us > unpack(best).us:",
         ("hooks/test_hooks_dispatch.py",),
     ),
     M(
