@@ -29,6 +29,7 @@ from typing import Any
 import psutil
 
 from gemmtuned.configs.solution import cpu_device
+from gemmtuned.reports.comparison import ratio
 
 ROOT = Path(__file__).resolve().parents[2]
 HOME = ROOT / ".demo"
@@ -244,8 +245,8 @@ def main() -> int:
     say("after tuning, the same processes:")
     show(after)
     for dtype in DTYPES:  # on a shared machine single rounds differ by a fifth
-        if not all(reached(before, after, name, dtype)[1] for name, of in GOALS if of == dtype):
-            say(f"{dtype}: {args.rounds} rounds fall short of what is promised; {MORE_ROUNDS} more, all of them count")
+        if any(falls_short(after, name, of) for name, of in GOALS if of == dtype):
+            say(f"{dtype}: {args.rounds} rounds do not show what is promised; {MORE_ROUNDS} more, all of them count")
             for name, more in rounds(everyone, text, MORE_ROUNDS, (dtype,)).items():
                 after[name][dtype] += more[dtype]
             show(after)
@@ -271,21 +272,26 @@ def main() -> int:
     return verdict(args, before, after, logits, share, delays)
 
 
-def reached(before: Speeds, after: Speeds, name: str, dtype: str) -> tuple[str, bool]:
-    """What a goal asks and what was seen, and whether it is reached."""
+def reached(after: Speeds, name: str, dtype: str) -> tuple[str, bool]:
+    """What a goal asks and what was seen, and whether it is reached.
+
+    A goal of 1 promises that it is not slower, and is missed where the interval of the median lies below 1 as a whole.
+    """
     goal, elsewhere = GOALS[name, dtype], ""
     if goal > 1.0 and (GOALS_OF not in cpu_device().name or (dtype == "bf16" and not has_bf16_kernels())):
         goal, elsewhere = 1.0, f"; {goal:.2f}x on an {GOALS_OF}{' with AVX-512' if dtype == 'bf16' else ''}"
-    pairs = sorted(a / b for a, b in zip(after[name][dtype], after["stock"][dtype], strict=True))
-    ratio = statistics.median(pairs)
-    seen = f"{dtype} {name}: {ratio:.2f}x un-hooked [{pairs[0]:.2f}, {pairs[-1]:.2f}]"
-    seen += f" of {len(pairs)} rounds (at least {goal:.2f}x"
+    seen = ratio(after["stock"][dtype], after[name][dtype], higher_is_better=True)
+    rounds_seen = f"[{seen.low:.2f}, {seen.high:.2f}] of {len(after[name][dtype])} rounds"
+    text = f"{dtype} {name}: {seen.median:.2f}x un-hooked {rounds_seen}"
     if goal > 1.0:
-        return seen + ")", ratio >= goal
-    # "not slower" can only be told up to what equal programs differ by: the rounds before tuning
-    same = sorted(a / b for a, b in zip(before[name][dtype], before["stock"][dtype], strict=True))
-    slack = min((same[-1] - same[0]) / 2, 0.05)
-    return f"{seen} less the A/A spread before, {slack:.2f}{elsewhere})", ratio >= goal - slack
+        return f"{text} (at least {goal:.2f}x)", seen.median >= goal
+    return f"{text} (not slower: the interval reaches {goal:.2f}x{elsewhere})", seen.high >= goal
+
+
+def falls_short(after: Speeds, name: str, dtype: str) -> bool:
+    """Whether more rounds are needed: the goal is missed, or the median lies below stock's."""
+    middle = ratio(after["stock"][dtype], after[name][dtype], higher_is_better=True).median
+    return middle < 1.0 or not reached(after, name, dtype)[1]
 
 
 def has_bf16_kernels() -> bool:
@@ -300,8 +306,8 @@ def show(speeds: Speeds) -> None:
     for dtype in DTYPES:
         parts = []
         for name, by in speeds.items():
-            ratio = statistics.median(a / b for a, b in zip(by[dtype], speeds["stock"][dtype], strict=True))
-            parts.append(f"{name} {statistics.median(by[dtype]):6.1f} ({ratio:.2f}x)")
+            times = ratio(speeds["stock"][dtype], by[dtype], higher_is_better=True).median
+            parts.append(f"{name} {statistics.median(by[dtype]):6.1f} ({times:.2f}x)")
         say(f"  {dtype} decode, batch {BATCH}, median tokens/s (median ratio of the rounds): " + "   ".join(parts))
 
 
@@ -317,7 +323,7 @@ def verdict(
     lines: list[tuple[str, bool]] = [
         (f"covered now, by GEMM time: {share:.1%} (at least {COVERED_AT_LEAST:.0%})", share >= COVERED_AT_LEAST)
     ]
-    lines += [reached(before, after, name, dtype) for name, dtype in GOALS]
+    lines += [reached(after, name, dtype) for name, dtype in GOALS]
     for dtype, errors in logits.items():
         for name in ("hooked", "frozen"):
             rms, peak = errors[f"{name}_rms"], errors[f"{name}_max"]
