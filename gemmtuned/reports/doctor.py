@@ -57,9 +57,9 @@ def examine(
         Column("result", "", right=False),
         Column("name", "check", right=False),
         Column("found", "found", right=False),
-        Column("fix", "to mend it", lambda fix: fix or "", right=False),
     )
-    tables = [*_settings(settings, every=variables), Table("checks", columns, rows)]
+    checks = Table("checks", columns, rows, below=Column("fix", "to mend it", right=False))
+    tables = [*_settings(settings, every=variables), checks]
     verdict = f"{failed} failed, {warned} warned, {len(found) - failed - warned} passed"
     result = FAIL if failed else WARN if warned else PASS
     facts = {"result": result, "database": str(settings.db) if settings.db.exists() else None}

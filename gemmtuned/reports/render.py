@@ -47,7 +47,7 @@ class Table:
     """Rows under one key of the JSON form (tables of one key are joined there).
 
     title: the line above; empty: the line shown instead of a table without rows; instead: of one whose rows, too many
-    and alike, are for the JSON form only.
+    and alike, are for the JSON form only; below: a column that has a line of its own, where a row has it.
     """
 
     key: str
@@ -56,6 +56,7 @@ class Table:
     title: str = ""
     empty: str = ""
     instead: str = ""
+    below: Column | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +206,9 @@ def _draw(console: Console, table: Table) -> None:
     for row in table.rows:
         values = [(column, row.get(column.key)) for column in table.columns]
         drawn.add_row(*(_text("-" if value is None else column.spell(value)) for column, value in values))
+        said = table.below and row.get(table.below.key)
+        if table.below and said:
+            drawn.add_row(*("" for _ in values[:-1]), _text(f"{table.below.head}: {table.below.spell(said)}"))
     console.print(drawn)
 
 

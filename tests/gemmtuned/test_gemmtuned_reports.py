@@ -78,6 +78,16 @@ def test_a_long_row_is_not_cut_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> 
     assert line.split() == ["x" * 300, "7"]
 
 
+def test_a_column_below_has_a_line_of_its_own_where_a_row_has_it(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"name": "torch", "found": "2.13", "fix": None}, {"name": "hook", "found": "not built", "fix": "build it"}]
+    columns = (Column("name", "check", right=False), Column("found", "found", right=False))
+
+    render.show(Report("test", [Table("t", columns, rows, below=Column("fix", "to mend it"))]), as_json=False)
+
+    shown = capsys.readouterr().out.splitlines()
+    assert shown == ["check  found", "torch  2.13", "hook   not built", "       to mend it: build it"]
+
+
 def test_json_is_valid_whatever_the_figures() -> None:
     rows = [{"us": float("nan"), "low": float("-inf"), "name": "\x1b[31m", "none": None}]
 
