@@ -28,6 +28,7 @@ from typing import Any, Final
 from gemmtuned._testing import faults
 from gemmtuned.configs import clock
 from gemmtuned.configs.errors import GemmtunedError, TableError
+from gemmtuned.configs.open_files import limit_reached
 from gemmtuned.configs.read_file import open_regular
 from gemmtuned.configs.settings import trusted_uid
 from gemmtuned.configs.solution import Device, Environment, Solution
@@ -332,7 +333,7 @@ def read_trusted(path: Path) -> bytes:
         faults.point("load.open")
         fd, facts = open_regular(path, os.O_NOFOLLOW)
     except OSError as err:
-        raise TableError(f"{path}: cannot be opened ({err.strerror})") from err
+        raise TableError(f"{path}: cannot be opened ({limit_reached(err) or err.strerror})") from err
     with os.fdopen(fd, "rb") as file:
         _check_mode(path, facts)
         if facts.st_size > MAX_BYTES:

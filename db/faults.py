@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from gemmtuned.configs.errors import StoreBusy, StoreError
+from gemmtuned.configs.open_files import limit_reached
 from gemmtuned.configs.read_file import read_regular
 from gemmtuned.db.lockfile import what_lies_there
 
@@ -73,6 +74,8 @@ def store_error(err: sqlite3.Error | UnicodeDecodeError | OSError, path: Path, *
         )
     if isinstance(err, NotADirectoryError | FileExistsError) and (below_a_file := no_folder_error(path)) is not None:
         return below_a_file
+    if what in ("cantopen", "io") and (full := _no_more_files(err, path)):
+        return StoreError(f"{path}: cannot be opened: {full}")
     if what in ("readonly", "perm", "cantopen"):
         return StoreError(
             f"{path}: cannot be opened for writing by uid {os.geteuid()} ({err}). "
@@ -91,6 +94,12 @@ def store_error(err: sqlite3.Error | UnicodeDecodeError | OSError, path: Path, *
             f"{path}: the disk refused ({err}). Look at the system log, or set GEMMTUNED_HOME to another disk"
         )
     return StoreError(f"{path}: {err}")
+
+
+def _no_more_files(err: Exception, path: Path) -> str:
+    """As limit_reached; SQLite does not say why it cannot open a file, so one that is closed to us is that."""
+    there = path if path.exists() else path.parent
+    return limit_reached(err) if isinstance(err, OSError) or os.access(there, os.R_OK | os.W_OK) else ""
 
 
 def no_folder(path: Path) -> Path | None:

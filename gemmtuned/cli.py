@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 
 from gemmtuned import __version__
 from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.open_files import limit_reached
 from gemmtuned.reports.render import complain
 
 
@@ -143,7 +144,7 @@ class _Group(TyperGroup):
             raise typer.Exit(0) from err
         except OSError as err:  # a name that no file can have, a folder closed to us: whoever gave it is told
             where = f"{str(err.filename)[:200]}: " if err.filename else ""
-            complain(f"{where}{err.strerror or err}")
+            complain(f"{where}{limit_reached(err) or err.strerror or err}")
             raise typer.Exit(1) from err
         except UnicodeEncodeError as err:  # an argument that is no text
             complain(f"{err.object[:200]!r} is no text that can be used here")

@@ -14,6 +14,7 @@ import stat
 import time
 from pathlib import Path
 
+from gemmtuned.configs.open_files import limit_reached
 from gemmtuned.configs.solution import slug
 from gemmtuned.db.lockfile import holder, what_lies_there
 
@@ -33,6 +34,9 @@ class DeviceLock:
         try:
             fd = self._open()
         except OSError as err:
+            full = limit_reached(err)
+            if full:
+                return f"{self._path}: cannot be opened: {full}"
             return f"{self._path}: cannot be opened ({err.strerror or err}). Set GEMMTUNED_DEVICE_LOCKS"
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -33,6 +33,7 @@ from gemmtuned.configs.manifest import (
     write_binary,
     write_contents,
 )
+from gemmtuned.configs.open_files import limit_reached
 from gemmtuned.configs.published import Published, read_published
 from gemmtuned.configs.solution import Solution
 from gemmtuned.db.faults import no_locks_error
@@ -205,7 +206,9 @@ def publishing(locks: Path) -> Iterator[None]:
     try:
         fd = open_lock(locks / "publish.lock")
     except OSError as err:
-        raise TableError(f"{locks}/publish.lock: cannot be opened ({err.strerror or err})") from err
+        raise TableError(
+            f"{locks}/publish.lock: cannot be opened ({limit_reached(err) or err.strerror or err})"
+        ) from err
     try:
         until = time.monotonic() + WAIT_S
         while True:

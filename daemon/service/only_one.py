@@ -12,6 +12,7 @@ from pathlib import Path
 
 from gemmtuned.configs.errors import StoreError, TableError
 from gemmtuned.configs.manifest import make_folder
+from gemmtuned.configs.open_files import limit_reached
 from gemmtuned.configs.settings import Settings
 from gemmtuned.db.descriptors import identity_of
 from gemmtuned.db.faults import no_folder, store_error
@@ -63,6 +64,9 @@ class OnlyDaemon:
             fd = open_lock(path)
         except OSError as err:
             in_the_way = no_folder(path)
+            full = limit_reached(err)
+            if full:
+                raise TableError(f"{path}: cannot be made: {full}") from err
             why = f"{in_the_way} is a file" if in_the_way else err.strerror or err
             raise TableError(f"{path}: cannot be made ({why}). Set GEMMTUNED_HOME to a folder of your own") from err
         try:

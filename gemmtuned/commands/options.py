@@ -18,6 +18,7 @@ from gemmtuned.commands import completing
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.near import did_you_mean
 from gemmtuned.configs.numbers import decimal, signed
+from gemmtuned.configs.open_files import limit_reached
 from gemmtuned.configs.problem import MAX_THREADS, Problem
 from gemmtuned.configs.settings import Settings, child_env
 from gemmtuned.configs.spelling import SPELLED
@@ -211,6 +212,9 @@ def settings(*, without: Collection[str] = ()) -> Settings:
     except (FileNotFoundError, NotADirectoryError):
         pass  # for each command to say
     except OSError as err:
+        full = limit_reached(err)
+        if full:
+            raise StoreError(f"{here.db}: {full}") from err
         raise StoreError(f"{here.db}: {err.strerror}. Set GEMMTUNED_HOME to a folder of your own") from err
     return here
 

@@ -27,6 +27,7 @@ from typing import Any, Final
 from gemmtuned._testing import faults as failpoints
 from gemmtuned.configs import clock
 from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.open_files import limit_reached
 from gemmtuned.configs.priority import give_way
 from gemmtuned.configs.read_file import read_small
 from gemmtuned.configs.settings import Settings
@@ -150,6 +151,9 @@ def build(cache: Path) -> Path:
         path.parent.chmod(0o755)
         lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as err:
+        full = limit_reached(err)
+        if full:
+            raise BuildFailed(f"{path.parent}: cannot be written: {full}") from err
         raise BuildFailed(f"{path.parent}: cannot be written ({err.strerror}). Set GEMMTUNED_CACHE") from err
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)

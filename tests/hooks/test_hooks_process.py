@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 from hooked import LINEAR, Home, publish, published
 from matrices import matrix
+
+from gemmtuned.db.store import Store
 
 HOSTILE = (
     "watchdog", "click", "platformdirs", "pandas", "sqlite_utils", "psutil", "rich", "typer", "pluggy", "dateutil",
@@ -73,6 +76,56 @@ ENDS = {
         "time.sleep(0.4)"
     ),
 }
+
+
+def test_a_program_at_its_limit_of_open_files_is_told_what_helps_and_that_helps(home: Home) -> None:
+    process = home.start(
+        """
+        import os, resource, sys, time, torch
+        from hooked import wait_for
+        from gemmtuned.hooks import activate
+
+        def call():
+            torch.mm(torch.ones(4, 16), torch.ones(16, 8))
+
+        call()
+        flusher = activate.current().flusher
+        wait_for(lambda: flusher.calls == 1 and not flusher._pending)
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")), hard))
+        call()
+        while not flusher.complaint:  # wait_for opens files
+            time.sleep(0.01)
+        print(flusher.complaint, flush=True)
+        while flusher.complaint:
+            time.sleep(0.01)
+        """
+    )
+    try:
+        said = process.stdout.readline()
+        advice = re.search(r"prlimit --pid [0-9]+ --nofile=[0-9]+:[0-9]+", said)
+        assert advice and "write access" not in said, said
+        subprocess.run(advice[0].split(), check=True)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.communicate()
+    assert home.calls() == 2
+
+
+def test_a_command_at_its_limit_of_open_files_is_told_what_helps_and_that_helps(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "gemmtuned", "db", "backup", str(tmp_path / "copy.db")]
+    environment = {**os.environ, "GEMMTUNED_HOME": str(tmp_path)}
+    Store(tmp_path / "tune.db", locks=tmp_path / "locks").close()
+
+    def under(limit: str) -> subprocess.CompletedProcess[str]:
+        shell = ["sh", "-c", f'{limit} && exec "$@"', "sh", *command]
+        return subprocess.run(shell, env=environment, capture_output=True, text=True, timeout=60)
+
+    refused = under("ulimit -S -n 6")
+    advice = re.search(r"ulimit -n [0-9]+", refused.stderr)
+    assert refused.returncode == 1 and advice and "write access" not in refused.stderr, refused.stderr
+    assert under(f"ulimit -S -n 6; {advice[0]}").returncode == 0
 
 
 def test_a_file_that_a_program_opens_in_the_place_of_its_stderr_has_none_of_our_lines(
