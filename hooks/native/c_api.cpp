@@ -262,7 +262,7 @@ TrialPage* gt_op_begins(int routed) noexcept {
 }
 
 void gt_op_ends(TrialPage* page) noexcept {
-  ThreadCounters* const thread = t_slot.counters;
+  ThreadCounters* const thread = t_counters;
   if (thread && thread->depth) --thread->depth;  // there was no memory for one when it began
   if (!page) return;
   page->going_on.fetch_sub(1, std::memory_order_relaxed);

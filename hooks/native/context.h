@@ -2,6 +2,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <c10/macros/Macros.h>
+#include <pthread.h>
 
 #include "captures.h"
 #include "counters.h"
@@ -26,18 +27,33 @@ inline std::atomic<uint64_t> g_epoch{1};      // raised after every swap of g_ta
 inline Counters& g_counters = *new Counters;  // never destroyed: threads outlive static destructors
 inline Captures& g_captures = *new Captures;
 
-struct ThreadSlot {
-  ThreadCounters* counters = nullptr;
-  ~ThreadSlot() {
-    if (counters) g_counters.leave(counters);
-    counters = nullptr;
+// A thread's counters. Destructors of others' thread-local objects may call GEMMs, before and after any destructor of ours, so
+// this has none, and lasts as long as the thread does. What ends it is a key of pthread's: those come after all destructors of
+// C++, and again for a thread that has made new counters meanwhile.
+inline thread_local ThreadCounters* t_counters = nullptr;
+
+class ThreadEnd {
+ public:
+  ThreadEnd() : made_(pthread_key_create(&key_, &leave) == 0) {}
+  // Have `counters` leave when the thread ends; null: nothing. False where there is no memory, or no key, for it.
+  bool set(ThreadCounters* counters) const { return made_ && pthread_setspecific(key_, counters) == 0; }
+
+ private:
+  static void leave(void* counters) {
+    t_counters = nullptr;
+    g_counters.leave(static_cast<ThreadCounters*>(counters));
   }
+  pthread_key_t key_{};
+  const bool made_;
 };
-inline thread_local ThreadSlot t_slot;
+inline const ThreadEnd g_thread_end;
 
 inline ThreadCounters* this_thread() {  // null when there is no memory for it
-  if (C10_UNLIKELY(!t_slot.counters)) t_slot.counters = g_counters.join();
-  return t_slot.counters;
+  if (C10_LIKELY(t_counters)) return t_counters;
+  ThreadCounters* const made = g_counters.join();
+  if (made && !g_thread_end.set(made)) g_counters.leave(made);
+  else t_counters = made;
+  return t_counters;
 }
 
 // Looks the problem up in the newest table. The hazard pointer keeps the loader from freeing it under our feet.

@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "foreign_keys.h"
+#include "plain_text.h"
 
 namespace gemmtuned {
 
@@ -187,7 +188,7 @@ void listened_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
 
 // Types and names of arguments and results, without the letters that say what is written to.
 inline std::string schema_text(const c10::FunctionSchema& schema) {
-  std::ostringstream text;
+  PlainText text;
   text << schema.operator_name() << "(";
   for (const c10::Argument& a : schema.arguments())
     text << (&a == schema.arguments().data() ? "" : ", ") << a.type()->str() << " " << a.name();

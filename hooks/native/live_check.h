@@ -9,9 +9,11 @@
 
 #include <atomic>
 #include <cmath>
+#include <iomanip>
 #include <limits>
 #include <string>
 
+#include "plain_text.h"
 #include "problem.h"
 #include "slots.h"
 
@@ -74,11 +76,10 @@ inline std::string live_mismatch(const Problem& p, const Slots& slots, const at:
   const double m = apart.max().item<double>() / scale;  // NaN when y has one where stock has none
   const double r_limit = 2 * cap, m_limit = 4 * cap * reach;
   if (r <= r_limit && m <= m_limit) return "";
-  char text[200];
-  snprintf(text, sizeof text,
-           "live check: off from torch's result by RMS %.2e and at most %.2e of its RMS, allowed %.2e and %.2e", r, m,
-           r_limit, m_limit);
-  return text;
+  PlainText text;
+  text << std::scientific << std::setprecision(2) << "live check: off from torch's result by RMS " << r
+       << " and at most " << m << " of its RMS, allowed " << r_limit << " and " << m_limit;
+  return text.str();
 }
 
 }  // namespace gemmtuned

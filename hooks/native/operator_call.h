@@ -4,9 +4,9 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
-#include <sstream>
 #include <string>
 
+#include "plain_text.h"
 #include "slots.h"
 
 namespace gemmtuned {
@@ -60,7 +60,7 @@ class OperatorCall {
   static c10::OperatorHandle find(const OperatorLaunch& facts) {
     const auto found = c10::Dispatcher::singleton().findSchema({facts.name, facts.overload});
     TORCH_CHECK(found, "this program has no operator ", facts.name);
-    std::ostringstream schema;
+    PlainText schema;
     schema << found->schema();
     TORCH_CHECK(schema.str() == facts.schema, facts.name, " is ", schema.str(), " here, made for ", facts.schema);
     return *found;

@@ -105,8 +105,9 @@ inline void after_fork_in_child() noexcept {
   g_captures.after_fork_in_child();
   cuda::Workspaces::get().after_fork_in_child();
   g_counters.after_fork_in_child();
-  t_slot.counters = nullptr;  // the parent's: this thread makes its own with its next call
-  untold.store(nullptr);      // the parent tells
+  g_thread_end.set(nullptr);
+  t_counters = nullptr;   // the parent's: this thread makes its own with its next call
+  untold.store(nullptr);  // the parent tells
   g_load_mutex.unlock();
 }
 

@@ -1,0 +1,98 @@
+"""The native hook where a thread ends, and where the program has set another locale."""
+
+import subprocess
+from pathlib import Path
+
+from hooked import HERE, Home
+
+from gemmtuned.hooks.native.build import compiler
+
+
+def compiled(source: Path, folder: Path) -> Path:
+    """A C or C++ file of the tests as a library."""
+    cxx = compiler()
+    assert cxx is not None
+    library = folder / f"{source.stem}.so"
+    language = "c" if source.suffix == ".c" else "c++"
+    subprocess.run([cxx, "-x", language, "-shared", "-fPIC", "-O1", str(source), "-o", str(library)], check=True)
+    return library
+
+
+def test_products_of_a_thread_that_is_at_its_end_are_counted_and_leave_nothing(home: Home, tmp_path: Path) -> None:
+    """Each of these calls comes after the destructors of C++'s own, or before, or after those of the keys."""
+    done = home.run(
+        """
+        import ctypes, json, sys, torch
+        from gemmtuned.hooks import activate
+
+        torch.set_num_threads(1)
+        with torch.no_grad():
+            tensors = [torch.zeros(4, 8), torch.randn(4, 16), torch.randn(16, 8)]
+        handles = [*map(torch._C._aoti.unsafe_alloc_void_ptr_from_tensor, tensors)]
+        pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        places = [ctypes.c_void_p(pointer(handle, None)) for handle in handles]
+        hook = activate.current()
+        threads, product = ctypes.CDLL(sys.argv[1]), hook.native._lib.aoti_torch_cpu_mm_out
+        threads.run.argtypes = [ctypes.c_size_t, ctypes.c_int]
+        early = threads.make_key()
+        threads.take(product, *places)
+        torch.mm(*tensors[1:])
+        late = threads.make_key()
+
+        def resident():
+            return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+        def run(count):
+            for how in (0, early, late):
+                assert threads.run(how, count) == 0
+
+        run(100)
+        before = resident()
+        run(1000)
+        print(json.dumps(resident() - before))
+        """,
+        str(compiled(HERE / "thread_ends.c", tmp_path)),
+    )
+
+    assert home.calls() == 1 + 2 * 3 * 1100
+    assert done.said < 8 << 20  # 36 MiB where the counters of each stay
+
+
+def test_schemas_are_read_alike_whatever_locale_the_program_has_set(home: Home, tmp_path: Path) -> None:
+    """Numbers with separators: what an operator's schema was when it was tuned is what it is."""
+    source = tmp_path / "grouping.cpp"
+    source.write_text(
+        """
+        #include <locale>
+        struct Grouping : std::numpunct<char> {
+          char do_thousands_sep() const override { return '.'; }
+          char do_decimal_point() const override { return ','; }
+          std::string do_grouping() const override { return "\\3"; }
+        };
+        extern "C" void group() { std::locale::global(std::locale(std::locale(), new Grouping)); }
+        """
+    )
+    done = home.run(
+        """
+        import ctypes, json, sys, torch
+        from gemmtuned.hooks import activate
+        from gemmtuned.hooks.native.launches import OperatorCall
+
+        one = torch.library.Library("locales", "DEF")
+        one.define("mm(Tensor x, Tensor w, int block=4096, float eps=0.5) -> Tensor")
+        one.impl("mm", lambda x, w, block=4096, eps=0.5: x @ w, "CPU")
+        schema = str(torch.ops.locales.mm.default._schema)
+        ctypes.CDLL(sys.argv[1]).group()
+        call = OperatorCall(count=2, name=b"locales::mm", schema=schema.encode())
+        native = activate.current().native
+        native.check_operator(call)
+        names = native.stand_before("locales::mm", "", [-1, 0, 1, -1, -1, -1, -1], 2)
+        print(json.dumps([schema, str(torch.ops.locales.mm.default._schema) == schema, names]))
+        """,
+        str(compiled(source, tmp_path)),
+    )
+
+    schema, is_same, names = done.said
+    assert "block=4096, float eps=0.5" in schema and not is_same  # torch's own text has changed: the locale is set
+    assert names == ["CPU locales::mm"]
