@@ -25,7 +25,7 @@ def limit_reached(err: BaseException | None = None) -> str:
     raised, by = (hard, "") if hard > soft else (max(4 * soft, 1024), " (as root)")
     return (
         f"this process has as many files open as it may ({soft}). Raise that{by}: ulimit -n {raised} before it starts "
-        f"(LimitNOFILE= in a unit), or if it runs on: prlimit --pid {os.getpid()} --nofile={raised}:{max(raised, hard)}"
+        f"(LimitNOFILE= of a service), or if it runs on: prlimit --pid {os.getpid()} --nofile={raised}:{max(raised, hard)}"
     )
 
 
