@@ -23,9 +23,10 @@ def limit_reached(err: BaseException | None = None) -> str:
         return ""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     raised, by = (hard, "") if hard > soft else (max(4 * soft, 1024), " (as root)")
+    now = f"prlimit --pid {os.getpid()} --nofile={raised}:{max(raised, hard)}"
     return (
         f"this process has as many files open as it may ({soft}). Raise that{by}: ulimit -n {raised} before it starts "
-        f"(LimitNOFILE= of a service), or if it runs on: prlimit --pid {os.getpid()} --nofile={raised}:{max(raised, hard)}"
+        f"(LimitNOFILE= of a service), or if it runs on: {now}"
     )
 
 
