@@ -483,11 +483,10 @@ def smash(path: Path, at: int, data: bytes) -> None:
         file.write(data)
 
 
-@pytest.mark.slow
 def test_a_corrupt_page_is_set_aside_salvaged_and_the_run_goes_on(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    filled(store)
+    filled(store, 2_000)
     with contextlib.closing(sqlite3.connect(store.path)) as conn:
         pages = [n for (n,) in conn.execute("SELECT rootpage FROM sqlite_master WHERE name = 'sighting'")]
     smash(store.path, pages[0] * 4096 - 4096, b"\xa5" * 4096)

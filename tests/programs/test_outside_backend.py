@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hooked import Home
+from hooked import ForkServer, Home
 
 from gemmtuned.configs.errors import ProblemError, TableError
 from gemmtuned.configs.launch import OperatorLaunch, read_launch
@@ -26,6 +26,7 @@ PROGRAM = """
 import sys, time, torch, outside_gemm, gemmtuned
 import torch.nn.functional as F
 torch.manual_seed(0)
+torch.set_num_threads(1)
 x, w, bias = torch.randn(64, 256).half(), torch.randn(256, 256).half(), torch.randn(256).half()
 gemmtuned.ready(20)
 with torch.inference_mode():
@@ -90,10 +91,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def home(tmp_path: Path, native_cache: Path, site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
+def home(
+    tmp_path: Path, native_cache: Path, fork_server: ForkServer, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Home]:
     before = os.environ.get("PYTHONPATH")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(site), before])))
-    yield Home(tmp_path / "home", native_cache)
+    yield Home(tmp_path / "home", native_cache, fork_server)
 
 
 def command(home: Home, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -108,7 +111,7 @@ def command(home: Home, *arguments: str) -> subprocess.CompletedProcess[str]:
 )
 @pytest.mark.slow
 def test_it_is_captured_tuned_published_and_served_natively_under_its_name(home: Home) -> None:
-    counted = home.run(PROGRAM.replace("gemmtuned.ready(20)", ""), fresh=True, **ONE_THREAD)
+    counted = home.run(PROGRAM.replace("gemmtuned.ready(20)", ""), **ONE_THREAD)
     assert counted.code == 0, counted.err
     assert home.counts() == {(PROBLEM, "miss"): 20}
 
@@ -118,7 +121,7 @@ def test_it_is_captured_tuned_published_and_served_natively_under_its_name(home:
             break
     else:
         pytest.skip(f"the machine is in use: {tuned.stdout}")
-    served = home.run(PROGRAM, fresh=True, **ONE_THREAD)
+    served = home.run(PROGRAM, **ONE_THREAD)
 
     assert tuned.returncode == 0, tuned.stderr + tuned.stdout
     assert served.code == 0, served.err
@@ -132,7 +135,7 @@ def test_it_is_captured_tuned_published_and_served_natively_under_its_name(home:
     assert row["saved_us"] > 0 and "outside" in command(home, "gains").stdout
 
     # A program without that operator: torch serves it, and nothing is imported for it
-    without = home.run(PROGRAM.replace("outside_gemm, ", ""), fresh=True, **ONE_THREAD)
+    without = home.run(PROGRAM.replace("outside_gemm, ", ""), **ONE_THREAD)
 
     assert without.code == 0 and float(without.out.split()[0]) < 2e-3
     assert home.counts()[(PROBLEM, "miss")] == 40

@@ -34,6 +34,13 @@ def ranks(tmp_path_factory: pytest.TempPathFactory, native_cache: Any) -> Any:
     return [done.said for done in home.run_ranks(2, RUN, *OF_RANKS, AITER_TUNE_GEMM="0")]
 
 
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory, native_cache: Any, fork_server: Any) -> Any:
+    """What the first of two ranks found in two of the programs."""
+    home = Home(tmp_path_factory.mktemp("shards") / "home", native_cache, fork_server)
+    return home.run_ranks(2, RUN, "fsdp", "tensor_parallel", AITER_TUNE_GEMM="0")[0].said
+
+
 def check(name: str, found: Any) -> None:
     assert found["captured"] == ""
     assert found["routed"] == ""
@@ -55,6 +62,8 @@ def test_each_rank_counts_and_routes_its_shard(ranks: Any, name: str) -> None:
         check(name, found[name])
 
 
-def test_a_shard_is_a_problem_of_its_own(ranks: Any) -> None:
-    assert "fp32:6x24x64+bias" in ranks[0]["tensor_parallel"]["problems"]  # 48 rows of weight over two ranks
-    assert "fp32:6x48x64+bias" in ranks[0]["fsdp"]["problems"]  # gathered before it is used
+def test_a_shard_is_a_problem_of_its_own(shards: Any) -> None:
+    check("tensor_parallel", shards["tensor_parallel"])
+    assert "fp32:6x24x64+bias" in shards["tensor_parallel"]["problems"]  # 48 rows of weight over two ranks
+    check("fsdp", shards["fsdp"])
+    assert "fp32:6x48x64+bias" in shards["fsdp"]["problems"]  # gathered before it is used

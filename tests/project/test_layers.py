@@ -46,13 +46,32 @@ def nodes(path: Path) -> tuple[ast.AST, ...]:
     return tuple(ast.walk(ast.parse(path.read_text(), str(path))))
 
 
+@cache
+def import_statements(path: Path) -> tuple[ast.Import | ast.ImportFrom, ...]:
+    """Every import, wherever it stands."""
+    return tuple(node for node in nodes(path) if isinstance(node, (ast.Import, ast.ImportFrom)))
+
+
+@cache
+def running_imports(path: Path) -> tuple[ast.Import | ast.ImportFrom, ...]:
+    """Those that run: without those under `if TYPE_CHECKING`."""
+    only_told = {
+        below
+        for node in nodes(path)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for statement in node.body
+        for below in ast.walk(statement)
+    }
+    return tuple(node for node in import_statements(path) if node not in only_told)
+
+
 def imports(path: Path) -> Iterator[tuple[str, int, int]]:
     """(module, level, line) of every import, wherever it stands; `from a import b` gives a and a.b."""
-    for node in nodes(path):
+    for node in import_statements(path):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name, 0, node.lineno
-        elif isinstance(node, ast.ImportFrom):
+        else:
             yield node.module or "", node.level, node.lineno
             for alias in node.names:
                 yield f"{node.module}.{alias.name}", node.level, node.lineno
@@ -60,14 +79,10 @@ def imports(path: Path) -> Iterator[tuple[str, int, int]]:
 
 def runtime_imports(path: Path) -> Iterator[tuple[str, int]]:
     """(top-level module, line) of imports that run, so without those under `if TYPE_CHECKING`."""
-    tree = ast.parse(path.read_text(), str(path))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            node.body = [ast.Pass()]
-    for node in ast.walk(tree):
+    for node in running_imports(path):
         if isinstance(node, ast.Import):
             yield from ((alias.name.split(".")[0], node.lineno) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+        elif node.level == 0:
             yield (node.module or "").split(".")[0], node.lineno
 
 
@@ -235,15 +250,11 @@ def module_of(path: Path) -> str:
 
 def imported_at_run_time(path: Path, modules: frozenset[str]) -> set[str]:
     """Those of these modules that a file imports anywhere, inside functions too, but for `if TYPE_CHECKING`."""
-    tree = ast.parse(path.read_text(), str(path))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            node.body = [ast.Pass()]
     found = set()
-    for node in ast.walk(tree):
+    for node in running_imports(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
+        else:
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= {name if name in modules else str(node.module) for name in names}
     return found & modules

@@ -5,6 +5,8 @@
 Two forks of one process run all programs one after the other.  The first has no hook and runs them twice: what a first
 call builds may choose another path than the second.  The hook of the second fork counts, and then has a route for
 every problem that it counted; it goes through them TURNS times, each time with the next backend for each problem.
+With TURNS 0 the first fork runs them once, and the second, once it has routes, runs those alone that start no
+interpreter: it tells then of the routes, and there is nothing to compare its results with.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from gemmtuned.kernels.backends import BACKENDS
 from gemmtuned.kernels.families import FAMILIES
 from gemmtuned.kernels.families.error import Spread, limits, measure_error
 
+STARTED = ("server_that_forks_its_workers",)  # 5 s of CPU time each time
 ROUTES = ("torch_swap", "onednn", "torch_mv")
 HEAVY = ("torch._dynamo", "torch.export", "torch.ao.quantization.quantize_fx", "torchao.quantization")
 
@@ -42,13 +45,13 @@ def everything(out: Path, *, on: bool, turns: int) -> None:
     if on:
         gemmtuned.enable()
     said["first"] = all_of_them()
-    if not on:
+    if not on and turns:
         said["second"] = all_of_them()
-    else:
+    elif on:
         said["counted"] = calls("miss")
-        for turn in range(turns):
+        for turn in range(max(turns, 1)):
             said["routes"] += plant(turn)
-            said[f"routed {turn}"] = all_of_them()
+            said[f"routed {turn}"] = all_of_them(but=() if turns else STARTED)
             before = calls("exact")
             said["wrong"] += [str(row.problem) + " by " + row.backend for row in TABLE if not right(row.problem)]
             said["products"] += calls("exact") - before
@@ -56,8 +59,8 @@ def everything(out: Path, *, on: bool, turns: int) -> None:
     torch.save(said, out)
 
 
-def all_of_them() -> dict[str, Any]:
-    return {name: outcome(program.run) for name, program in PROGRAMS.items()}
+def all_of_them(but: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {name: outcome(program.run) for name, program in PROGRAMS.items() if name not in but}
 
 
 def plant(turn: int) -> int:

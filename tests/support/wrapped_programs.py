@@ -200,7 +200,7 @@ def examine(name: str) -> dict[str, Any]:
     seen = counted(hook)
     backend = "torch_swap"
     rows = [published(p, backend) for p in seen if p.family in SERVED and tuple(BACKENDS[backend].candidates(p))]
-    hook.tables.take_rows(1, [row.to_row() for row in rows])
+    hook.tables.take_rows(1, [json.dumps(row.to_row()) for row in rows])
     routed = attempt(name)
     outcomes = {s.problem: s.outcome for s in hook.drain()}
     return {

@@ -1,10 +1,12 @@
 // What of torch's CUDA library the native hook needs, for tensors that lie in host memory and say that they are on a GPU.
 //
 // torch's own kernels are told apart from others by the file they are registered in, so ours here name such a file.
-#include <ATen/ATen.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/ops/addmm_cpu_dispatch.h>
 #include <ATen/ops/bmm_cpu_dispatch.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/mm_cpu_dispatch.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
