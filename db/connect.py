@@ -290,7 +290,7 @@ class Connection:
 
 def at_end(one: Connection) -> None:
     """The program ends: what it counted last may lengthen a log that nobody can cut."""
-    one._handle.most_log_bytes = LAST_LOG_BYTES
+    one._handle.most_log_bytes, one._handle.is_last = LAST_LOG_BYTES, True
 
 
 def _nothing() -> None:

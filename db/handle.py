@@ -30,7 +30,8 @@ Beat = Callable[[], None]
 log = logging.getLogger(__name__)
 MAX_WAL_BYTES: Final = 4 << 20  # above this a writer checkpoints, for some 15 ms; else only the daemon does
 LONG_LOG_BYTES: Final = 64 << 20  # no program adds to a longer one: a reader keeps it from being cut
-LAST_LOG_BYTES: Final = 256 << 20  # ... and not even what it counted last, at its end
+LAST_LOG_BYTES: Final = 256 << 20  # ... but what it counted last, at its end; that to any, where the disk has this
+LAST_ROOM_BYTES: Final = 1 << 30  # room and more: what is not written then is lost
 _READER: Final = (
     "a program has been reading the database for long (an open transaction, in a sqlite3 shell or a notebook): close it"
 )
@@ -52,6 +53,7 @@ class Handle:
         self.file: tuple[int, int] | None = None
         self.opened = 0
         self.most_log_bytes = LONG_LOG_BYTES
+        self.is_last = False  # what is written now is the last of this program
         self._log_told = False
         self._create, self._upgrade, self._beat = create, upgrade, beat
         self._descriptors: Descriptors | None = None  # of conn, in a program that is not ours
@@ -227,9 +229,16 @@ class Handle:
         if self._upgrade or self._log_bytes() <= self.most_log_bytes:
             return conn
         self.checkpoint_if_large(conn)
-        if self._log_bytes() > self.most_log_bytes:
+        if self._log_bytes() > self.most_log_bytes and not (self.is_last and self._has_room()):
             raise StoreBusy(f"{self.path}-wal: more than {self.most_log_bytes >> 20} MiB, for {_READER}")
         return conn
+
+    def _has_room(self) -> bool:
+        try:
+            facts = os.statvfs(self.path.parent)
+        except OSError:
+            return False
+        return facts.f_bavail * facts.f_frsize >= LAST_ROOM_BYTES
 
     def _log_bytes(self) -> int:
         try:

@@ -23,7 +23,7 @@ from store_cases import NEW, add, look_over, open_store, problem, saw
 
 from gemmtuned.configs.errors import StoreBusy, StoreError
 from gemmtuned.configs.sighting import Session
-from gemmtuned.db import handle, migrations, queries
+from gemmtuned.db import connect, handle, migrations, queries
 from gemmtuned.db.guest import GuestStore
 from gemmtuned.db.lockfile import LockFile
 from gemmtuned.db.store import Store, check
@@ -220,6 +220,31 @@ def test_a_reader_that_stays_does_not_let_programs_fill_the_disk(
     add(GuestStore(store.path, locks=tmp_path / "locks", timeout_s=1.0))
     assert calls(store) == written + 4
     assert not log.exists() or log.stat().st_size < 256 << 10
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_what_a_program_counted_last_is_written_however_long_the_log_is_while_the_disk_has_room(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, room: bool
+) -> None:
+    monkeypatch.setattr(handle, "MAX_WAL_BYTES", 0)
+    monkeypatch.setattr(connect, "LAST_LOG_BYTES", 1)
+    monkeypatch.setattr(handle, "LAST_ROOM_BYTES", 0 if room else 1 << 62)
+    add(store)
+    reader = sqlite3.connect(store.path, isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM sighting").fetchall()
+    add(store)
+    guest = GuestStore(store.path, locks=tmp_path / "locks", timeout_s=1.0)
+    guest.at_end()
+    if room:
+        add(guest)
+    else:
+        with pytest.raises(StoreBusy, match="more than 0 MiB"):
+            add(guest)
+    reader.close()
+    guest.let_lie()
+
+    assert calls(store) == (3 if room else 2)
 
 
 # --- fork ---
