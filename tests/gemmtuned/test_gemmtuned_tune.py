@@ -15,11 +15,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typer
 from store_cases import found, saw
 
 from gemmtuned.cli import build
 from gemmtuned.commands.aiter_flags import NO_EFFECT, translate
 from gemmtuned.commands.tune import _report as tune_report
+from gemmtuned.commands.tune_options import libraries
 from gemmtuned.commands.tune_sources import Wanted
 from gemmtuned.configs.aiter_csv import read_file
 from gemmtuned.configs.aiter_headers import FAMILIES
@@ -33,6 +35,7 @@ from gemmtuned.daemon.seats.request import Request
 from gemmtuned.daemon.service.main import UNTRIED, Tuned
 from gemmtuned.db import queries
 from gemmtuned.db.store import Store
+from gemmtuned.hooks.dispatch import NATIVE_CODES
 from gemmtuned.reports.chosen import of_table
 from gemmtuned.reports.progress import Left
 from gemmtuned.reports.render import show
@@ -626,3 +629,11 @@ def test_an_interrupt_loses_nothing_that_was_found(home: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert len(stored()) == len(written()) == 8
     assert {p: stored()[p] for p in first} == first  # none was tuned twice
+
+
+def test_a_library_that_is_none_is_told_which_there_are_each_once() -> None:
+    with pytest.raises(typer.BadParameter, match="--libtype 'cutless' is not one of all, ") as told:
+        libraries(["torch,cutless"], tuple(NATIVE_CODES))
+    names = str(told.value).partition(" is not one of ")[2].split(", ")
+
+    assert {"torch", "triton", *NATIVE_CODES} <= set(names) and len(set(names)) == len(names)
