@@ -16,13 +16,14 @@ from pathlib import Path
 
 from gemmtuned.configs.open_files import limit_reached
 from gemmtuned.configs.solution import slug
-from gemmtuned.db.lockfile import holder, what_lies_there
+from gemmtuned.db.lockfile import holder, open_lock, what_lies_there
 
 
 class DeviceLock:
-    """The lock of one device. who: of us, for the other daemon's message."""
+    """The lock of one device. who: of us, for the message of others. own: of one home, so that nobody else holds it."""
 
-    def __init__(self, folder: Path, device_id: str, who: str) -> None:
+    def __init__(self, folder: Path, device_id: str, who: str, *, own: bool = False) -> None:
+        self._own = own
         self._path = folder / f"gemmtuned-{slug(device_id, 80)}.lock"
         self._who = who
         self._fd: int | None = None
@@ -74,6 +75,8 @@ class DeviceLock:
 
     def _open(self) -> int:
         """Whatever lies there, this returns at once; a descriptor of a regular file, or OSError."""
+        if self._own:
+            return open_lock(self._path)
         flags = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         for _ in range(3):
             for access in (os.O_RDWR, os.O_RDONLY):

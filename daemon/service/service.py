@@ -83,7 +83,7 @@ class Daemon:
                 make_worker,
                 window_s=window_s,
                 always=always,
-                lock=None if monitor.id == "cpu" else DeviceLock(settings.device_locks, monitor.id, who),
+                lock=_lock_of(monitor.id, settings, who),
             )
             for monitor in monitors
         ]
@@ -233,3 +233,12 @@ class Daemon:
             except StoreError:  # it only saves time
                 return
             self._ahead.begin(device, problems, now_s)
+
+
+def _lock_of(device_id: str, settings: Settings, who: str) -> DeviceLock:
+    """A GPU is locked for all of the machine, the CPUs for the daemon and commands of one home alone.
+
+    Containers and users share the CPUs without a lock: each sees by their load that the others tune.
+    """
+    own = device_id == "cpu"
+    return DeviceLock(settings.locks if own else settings.device_locks, device_id, who, own=own)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from fakes import DEVICE, ENVIRONMENT, NEWER, Clock, FakeMonitor, Life, solution
+from hooked import wait_for
 
 from gemmtuned.configs.errors import StoreBusy, StoreError, WorkerKilled
 from gemmtuned.configs.manifest import read_manifest
@@ -84,6 +85,53 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 def problem(n: int = 64, m: int = 8) -> Problem:
     return Problem(m=m, n=n, k=64)
+
+
+def test_a_daemon_and_a_command_that_waits_for_idle_times_never_tune_at_once(world: World) -> None:
+    """`gemmtuned tune --idle` beside the daemon of its home, each with a store and workers of its own."""
+    life, store = Life(world.clock), Store(world.settings.db, locks=world.settings.locks)
+    request = Request(problems=[problem(256)], again=True)
+    command = Daemon(
+        world.settings, store, [FakeMonitor()], life.make, now_s=world.clock.now_s, request=request, quiet=True
+    )
+    world.see(problem(), problem(128))
+    both, said = 0, set()
+
+    def turn() -> bool:
+        nonlocal both
+        command.turn(world.clock.now_s)
+        both = max(both, len(world.life.alive) + len(life.alive))
+        said.add(command.seats[0].notice().reason.partition(": ")[0])
+        return bool(request.settled)
+
+    world.run(600, until=turn)
+    command.stop(world.clock.now_s)
+    store.close()
+
+    assert (both, request.settled) == (1, {problem(256)})
+    assert world.life.started and life.started and world.solved() >= {problem(), problem(128)}
+    assert "another gemmtuned daemon tunes on it" in said
+
+
+@pytest.mark.parametrize(("what", "at"), [("header", 0), ("list of tables", 100), ("pages", 5 * 4096)])
+def test_the_daemons_own_log_gives_no_advice_to_start_it(
+    world: World, caplog: pytest.LogCaptureFixture, what: str, at: int
+) -> None:
+    world.see(problem(), problem(128))
+    world.run(60, until=lambda: len(world.solved()) == 2)
+    world.store.checkpoint()
+    world.store.close()
+    with world.settings.db.open("r+b") as file:
+        file.seek(at)
+        file.write(b"\xff" * (16 if what == "header" else 2 * 4096))
+    with caplog.at_level(logging.INFO, "gemmtuned"):
+        world.daemon.resume(world.clock.now_s)
+        wait_for(lambda: world.run(5) and "store was damaged" in caplog.text)
+        world.run(30)
+
+    said = [record.getMessage() for record in caplog.records]
+    assert not [line for line in said if "tart gemmtuned daemon" in line or "restart the one" in line], said
+    assert world.solved() == {problem(), problem(128)}
 
 
 def test_a_problem_seen_is_tuned_on_an_idle_device_and_published(world: World) -> None:
