@@ -229,16 +229,9 @@ class Handle:
         if self._upgrade or self._log_bytes() <= self.most_log_bytes:
             return conn
         self.checkpoint_if_large(conn)
-        if self._log_bytes() > self.most_log_bytes and not (self.is_last and self._has_room()):
+        if self._log_bytes() > self.most_log_bytes and not (self.is_last and _has_room(self.path.parent)):
             raise StoreBusy(f"{self.path}-wal: more than {self.most_log_bytes >> 20} MiB, for {_READER}")
         return conn
-
-    def _has_room(self) -> bool:
-        try:
-            facts = os.statvfs(self.path.parent)
-        except OSError:
-            return False
-        return facts.f_bavail * facts.f_frsize >= LAST_ROOM_BYTES
 
     def _log_bytes(self) -> int:
         try:
@@ -292,6 +285,14 @@ class Handle:
             "store was damaged path=%s reason=%r set_aside=%s salvaged_rows=%d lost_calls=%d",
             self.path, report.reason, self.path.with_name(report.set_aside), report.salvaged_rows, report.lost_calls,
         )  # fmt: skip
+
+
+def _has_room(folder: Path) -> bool:
+    try:
+        facts = os.statvfs(folder)
+    except OSError:
+        return False
+    return facts.f_bavail * facts.f_frsize >= LAST_ROOM_BYTES
 
 
 def _leak(conn: sqlite3.Connection) -> None:
