@@ -46,10 +46,13 @@ FIELDS: Final = (  # widest first, so that there are no gaps
     Field("topk", 1), Field("act", 1), Field("packing", 1), Field("spare", 1, 5),
 )  # fmt: skip
 _ENUMS: Final[dict[str, tuple[str, ...]]] = {  # C++ names, in the order of the lists of configs/problem.py
-    "Family": ("DENSE", "BATCHED", "DENSE_ADD", "BATCHED_ADD", "SCALED", "GROUPED", "MOE"),
+    "Family": ("DENSE", "BATCHED", "DENSE_ADD", "BATCHED_ADD", "SCALED", "GROUPED", "MOE", "WEIGHT_ONLY"),
     "Math": ("IEEE", "TF32", "BF16_INSIDE", "REDUCED"),
     "Covers": ("EXACT", "FINE", "COARSE"),
-    "Scale": ("UNSCALED", "PER_TENSOR", "PER_ROW", "BY_1X32", "BY_1X128", "BY_128X128", "BY_1X16", "BY_1X16_TWICE"),
+    "Scale": (
+        "UNSCALED", "PER_TENSOR", "PER_ROW", "BY_1X32", "BY_1X128", "BY_128X128", "BY_1X16", "BY_1X16_TWICE",
+        "BY_1X64",
+    ),
     "ScaleLayout": (
         "SCALES_BY_ROW", "SCALES_BY_COL", "SCALES_BY_ROW_PADDED", "SCALES_BY_COL_PADDED", "SCALES_SWIZZLED",
         "SCALES_OTHERWISE",

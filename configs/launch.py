@@ -272,8 +272,8 @@ def slots_of(problem: Problem) -> frozenset[str]:
         found.add("c")
     if problem.family == "grouped":
         found.add("offs")
-    if problem.scale != "none":
-        found |= {"scale_x", "scale_w"}
+    if problem.scale != "none" or problem.family == "weight_only":
+        found |= {"scale_w"} if problem.scale == "none" else {"scale_x", "scale_w"}
     return frozenset(found)
 
 

@@ -53,11 +53,11 @@ DTYPE_BYTES: Final[dict[str, float]] = {
 }  # fmt: skip
 
 # The index of each name is its code in the native table (hooks/native/problem.gen.h holds the same order).
-FAMILIES: Final = ("dense", "batched", "dense_add", "batched_add", "scaled", "grouped", "moe")
+FAMILIES: Final = ("dense", "batched", "dense_add", "batched_add", "scaled", "grouped", "moe", "weight_only")
 LAYOUTS: Final = ("nn", "nt", "ns", "tn", "tt", "ts", "sn", "st", "ss")
 WEIGHT_STATES: Final = ("plain", "packed", "shuffled")
 MATH_MODES: Final = ("ieee", "tf32", "bf16", "reduced")
-SCALES: Final = ("none", "tensor", "row", "1x32", "1x128", "128x128", "1x16", "1x16+tensor")
+SCALES: Final = ("none", "tensor", "row", "1x32", "1x128", "128x128", "1x16", "1x16+tensor", "1x64")
 SCALE_LAYOUTS: Final = ("row", "col", "row_padded", "col_padded", "swizzled", "other")
 # What a scale is where nothing else is said: of W beside that of X, and its dtype
 _SCALE_OF_W: Final = {"1x128": "128x128"}
@@ -76,7 +76,7 @@ class Problem:
 
     family: dense (mm, and addmm with a bias vector), batched (bmm), dense_add and batched_add (beta*C + alpha*X@W.T
     with a full C, or scalars other than 1), scaled and grouped (torch's _scaled_mm and _grouped_mm), moe (fused mixture
-    of experts: m tokens, n = k = the model's width).
+    of experts: m tokens, n = k = the model's width), weight_only (X of 16 bits, W of 8 or 4 with scales).
     m, n, k: rows of X, columns of Y, reduction length.  batch: 1 unless the family is batched, or scaled products in a
     batch.
     batch of grouped is the number of groups that the m rows of X are dealt out to.

@@ -23,6 +23,18 @@ MOE_ACTS: Final = tuple(
                 "swiglu_gated", "swiglu_gated_interleaved")
     for more in ("", "_weighted")
 )  # fmt: skip
+_OF_TENSORS: Final = (("tensor", "fp32"), ("row", "fp32"), ("128x128", "fp32"))
+# Weight-only products: (type of X, of W) -> what one scale of W stands for and its type
+WEIGHT_ONLY: Final[dict[tuple[str, str], tuple[tuple[str, str], ...]]] = {
+    (x, w): scales
+    for x in ("bf16", "fp16")
+    for w, scales in {
+        "i8": _OF_TENSORS,
+        "fp8_e4m3": _OF_TENSORS,
+        "i4": tuple((group, dtype) for group in ("1x32", "1x64", "1x128") for dtype in dict.fromkeys((x, "fp32"))),
+        "fp4_e2m1": (("1x32", "e8m0"),),
+    }.items()
+}
 _PLAIN: Final = ("dense", "batched", "dense_add", "batched_add", "grouped")
 
 
@@ -37,6 +49,9 @@ def can_tune(problem: Problem) -> bool:
             return False
         on_cpu = scales in SCALES[:2] or not p.threads  # torch has no blocks of scales there
         return on_cpu and {p.scale_dtype, p.wscale_dtype} == {"fp32"}
+    if p.family == "weight_only":
+        known = WEIGHT_ONLY.get((p.dtype, p.wdtype), ())
+        return (p.wscale, p.wscale_dtype) in known and p.scale == "none" and p.out_dtype == p.dtype and p.batch == 1
     wider = p.family in _WITH_WIDENED and widens(p) and not p.bias and not p.threads
     if p.family == "moe" and (p.act not in MOE_ACTS or p.dtype not in MOE_TYPES or p.n != p.k):
         return False

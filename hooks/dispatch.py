@@ -34,7 +34,7 @@ OPERATOR_CODE: Final = 7  # an operator that some package registered with torch:
 
 INVARIANT: Final = (ROWS, "triton", "cuda")  # backends that batch-invariant problems are proven with
 # Families that the hook routes; others are counted
-SERVED: Final = ("dense", "batched", "dense_add", "batched_add", "scaled", "grouped")
+SERVED: Final = ("dense", "batched", "dense_add", "batched_add", "scaled", "grouped", "weight_only")
 
 _idents: dict[bytes, int] = {}
 _solutions: list[bytes] = []  # by ident, packed

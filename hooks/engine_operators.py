@@ -4,7 +4,7 @@
                  registers from Python
     sgl_kernel   SGLang: sgl-kernel/csrc/common_extension.cc, sgl-kernel/csrc/cpu/torch_extension_cpu.cpp
     deep_gemm    DeepGEMM where it registers with torch; its schemas differ from fork to fork
-    gemmtuned    our own: gemmtuned/ops/int8.py
+    gemmtuned    our own: gemmtuned/ops/int8.py and weight_only.py
     trtllm       TensorRT-LLM: cpp/tensorrt_llm/thop/fp8BlockScalingGemm.cpp
 
 What is a scaled product of plain operands is one of ours.  Where the weight is packed, or the operator does more than a
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Final
 
-FORMS: Final = ("kn", "nk", "opaque", "opaque batched")  # index: Form of foreign.h
+FORMS: Final = ("kn", "nk", "opaque", "opaque batched", "weights")  # index: Form of foreign.h
 ROUTED: Final = 16  # kRouted of foreign.h
 
 
@@ -29,7 +29,8 @@ class Operator:
 
     y to bias: names of its arguments, "" where it has none; y is written into, and is the result where it is "".
     out: the argument with the result's type.  form: `kn` for W [K, N] as torch's _scaled_mm takes it, `nk` for [N, K],
-    `opaque` where the weight is packed, `opaque batched` where x [B, M, K] has one for each of the batch.
+    `opaque` where the weight is packed, `opaque batched` where x [B, M, K] has one for each of the batch, `weights` for
+    [N, K] that alone is quantised.
     routed: calls that torch's own product could take may be served by its solutions, into y.
     """
 
@@ -247,6 +248,16 @@ OPERATORS: Final = (
         scale_w="b_scales",
         bias="bias",
         form="kn",
+        routed=True,
+    ),
+    Operator(
+        schema="gemmtuned::weight_only_mm(Tensor out, Tensor x, Tensor w, Tensor scales, Tensor? bias) -> ()",
+        y="out",
+        x="x",
+        w="w",
+        scale_w="scales",
+        bias="bias",
+        form="weights",
         routed=True,
     ),
     Operator(schema="deep_gemm::fp8_fp4_gemm_nt", y="d", x="a"),

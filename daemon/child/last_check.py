@@ -115,7 +115,8 @@ def _check_closures(winner: Winner, device: torch.device, options: SearchOptions
         weights = winner.weights[number]
         edited = [t for o, t in inputs if o.line_axis and not o.weight]
         if winner.problem.weight_state == "plain":
-            edited += weights
+            of_weights = [o for o, _ in inputs if o.weight]
+            edited += [t for o, t in zip(of_weights, weights, strict=True) if o.can_be_negated(t)]
         for operand in edited:
             with _negated(operand):
                 y = calls[number]()

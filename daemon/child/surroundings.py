@@ -42,6 +42,8 @@ def surroundings(problem: Problem, default: Kernel, case: Case) -> Iterator[Call
         for operand, t in own:
             if not operand.line_axis or (operand.weight and problem.weight_state != "plain"):
                 continue
+            if not operand.can_be_negated(t):
+                continue
             with _negated_uncounted(t):
                 stock = own.run(default)
                 what = f"{called(operand)} edited by way of .data"

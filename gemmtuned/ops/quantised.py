@@ -20,6 +20,7 @@ from gemmtuned.kernels.integers import plain_rows
 from gemmtuned.kernels.mixture import dequantised
 from gemmtuned.ops.int8 import int8_linear
 from gemmtuned.ops.shuffle import is_shuffled, is_view_of_shuffled, unshuffle_weight
+from gemmtuned.ops.weight_only import weight_only_linear
 
 BLOCK: Final = 128  # of a block's scale, along N and K
 GROUP_FP4: Final = 32  # values of K with one e8m0 scale
@@ -140,7 +141,8 @@ def gemm_a4w4(
 def gemm_a16w8(x: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None = None) -> Tensor:
     """Y[..., N] = x[..., K] @ (w[N, K] * w_scale).T + bias, in x's type; w: int8 or fp8.
 
-    w_scale: one number, N of them, or [N/128, K/128] rounded up.  Raises GemmtunedError for other sizes and types.
+    w_scale: one number, N of them, or [N/128, K/128] rounded up.  With the hook and up to 16 rows of x on a GPU it is
+    one operator (weight_only.py), for which there are kernels.  Raises GemmtunedError for other sizes and types.
     """
     _check_plain("gemm_a16w8", w)
     _check_k("gemm_a16w8", x, w)
@@ -153,10 +155,10 @@ def gemm_a16w8(x: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None = None
             f"hand scales of rows as [{n}] or [{n}, 1]; for those of blocks turn the weight into numbers"
         )
     if w_scale.shape == (-(-n // BLOCK), -(-k // BLOCK)) and w_scale.numel() not in (1, n):
-        values = dequantised(w, w_scale, "128x128", x.dtype)
+        scales = w_scale.float()
     else:
-        values = dequantised(w, _scale("w_scale", w_scale, w, n), "row", x.dtype)
-    return F.linear(x, values, _bias("gemm_a16w8", bias, n, x.dtype))
+        scales = _scale("w_scale", w_scale, w, n).reshape(-1, 1)
+    return weight_only_linear(x, w, scales, _bias("gemm_a16w8", bias, n, x.dtype))
 
 
 def gemm_a16w4(
@@ -165,26 +167,27 @@ def gemm_a16w4(
     """Y[..., N] = x[..., K] @ W.T + bias, in x's type; w [N, K/2] holds two values of K a byte, the lower first.
 
     w_scale of 8 bits (e8m0, [N, K/32]): MXFP4.  w_scale of floats [N, K/group]: int4, (code - zero) * scale; the zero
-    is 8, or w_zeros [N, K/group] of codes.  Raises GemmtunedError for other sizes and types.
+    is 8, or w_zeros [N, K/group] of codes.  Without w_zeros it is one operator where gemm_a16w8 is.
+    Raises GemmtunedError for other sizes and types.
     """
     codes = _codes("gemm_a16w4: w", w)
     n, k = codes.shape[0], 2 * codes.shape[1]
     if x.shape[-1] != k or x.dtype not in FLOATS:
         raise GemmtunedError(f"gemm_a16w4: x is {tuple(x.shape)} of {x.dtype}, expected 16-bit floats with K = {k}")
+    added = _bias("gemm_a16w4", bias, n, x.dtype)
     if w_scale.element_size() == 1:
         groups = _groups("gemm_a16w4: w_scale", w_scale, n, k, GROUP_FP4)
-        values = dequantised(codes, groups, "mxfp4", x.dtype)
-    else:
-        many = w_scale.shape[-1] if w_scale.dim() == 2 and w_scale.shape[0] == n else 0
-        if not many or k % many:
-            raise GemmtunedError(f"gemm_a16w4: w_scale is {tuple(w_scale.shape)}, expected [{n}, {k} / group]")
-        if w_zeros is not None and w_zeros.shape != w_scale.shape:
-            raise GemmtunedError(f"gemm_a16w4: w_zeros is {tuple(w_zeros.shape)}, expected {list(w_scale.shape)}")
-        values = dequantised(codes, w_scale, "int4", torch.float32)
-        if w_zeros is not None:
-            values = values + ((8 - w_zeros.float()) * w_scale.float()).repeat_interleave(k // many, 1)
-        values = values.to(x.dtype)
-    return F.linear(x, values, _bias("gemm_a16w4", bias, n, x.dtype))
+        return weight_only_linear(x, codes, groups, added)
+    many = w_scale.shape[-1] if w_scale.dim() == 2 and w_scale.shape[0] == n else 0
+    if not many or k % many:
+        raise GemmtunedError(f"gemm_a16w4: w_scale is {tuple(w_scale.shape)}, expected [{n}, {k} / group]")
+    if w_zeros is None:
+        return weight_only_linear(x, codes, w_scale, added)
+    if w_zeros.shape != w_scale.shape:
+        raise GemmtunedError(f"gemm_a16w4: w_zeros is {tuple(w_zeros.shape)}, expected {list(w_scale.shape)}")
+    values = dequantised(codes, w_scale, "int4", torch.float32)
+    values = values + ((8 - w_zeros.float()) * w_scale.float()).repeat_interleave(k // many, 1)
+    return F.linear(x, values.to(x.dtype), added)
 
 
 def batched_gemm_bf16(

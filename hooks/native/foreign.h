@@ -21,8 +21,9 @@
 
 namespace gemmtuned {
 
-// Of W: [K, N] as torch takes it, [N, K], or not to be seen; BATCHED: one for each of a batch.
-enum Form : uint8_t { SCALED_KN, SCALED_NK, OPAQUE, OPAQUE_BATCHED };
+// Of W: [K, N] as torch takes it, [N, K], or not to be seen; BATCHED: one for each of a batch. WEIGHTS: [N, K], and alone
+// quantised.
+enum Form : uint8_t { SCALED_KN, SCALED_NK, OPAQUE, OPAQUE_BATCHED, WEIGHTS };
 constexpr int kRouted = 16;  // or-ed to a form
 
 struct ForeignFacts {  // numbers of arguments, -1: there is none
@@ -147,6 +148,25 @@ void foreign_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
     is_done = true;
     return y;
   };
+  // what torch's own operator would refuse, and the engine's perhaps takes, is the engine's
+  const auto fits = [&](int64_t n) {
+    const bool plain_bias = !has_bias || (bias.dim() == 1 && bias.size(0) == n && y.defined() &&
+                                          bias.scalar_type() == y.scalar_type() && bias.device() == x.device());
+    const bool fits_y =
+        y.defined() && y.dim() == 2 && y.size(0) == x.size(0) && y.size(1) == n && y.device() == x.device();
+    return f.routed && it->is_alone && !it->returns && plain_bias && fits_y;
+  };
+  if (f.form == WEIGHTS) {
+    if (!y.defined() || !w.defined() || !scale_w.defined() || x.dim() != 2 || w.dim() != 2 || scale_w.dim() != 2)
+      return stock();
+    const Tensor b = w.t(), of_b = scale_w.t();
+    if (!describe_weight_only<Device>(p, x, b, of_b, y.scalar_type(), has_bias)) return stock();
+    slots.t[SLOT_W] = &b, slots.t[SLOT_SCALE_W] = &of_b;
+    // a live check takes sizes of results from those of operands, which codes do not tell
+    call<Device>(p, slots, fits(b.size(1)) ? ROUTABLE | UNCHECKED : COUNTED_ONLY, counted, &y);
+    if (!is_done) torch::jit::drop(*stack, it->arguments);  // the route wrote into y
+    return;
+  }
   const bool is_plain = w.defined() && w.dim() == 2 && x.dim() == 2 && scale_x.defined() && scale_w.defined() &&
                         (y.defined() || argument(f.out).isInt());
   const Tensor turned = is_plain && f.form == SCALED_NK ? w.t() : Tensor();
@@ -158,14 +178,9 @@ void foreign_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   };
   if (is_plain && describe_plain()) {
     slots.t[SLOT_W] = &b, slots.t[SLOT_SCALE_X] = &scale_x, slots.t[SLOT_SCALE_W] = &scale_w;
-    // what torch's own operator would refuse, and the engine's perhaps takes, is the engine's
-    const bool plain_bias = !has_bias || (bias.dim() == 1 && bias.size(0) == b.size(1) && y.defined() &&
-                                          bias.scalar_type() == y.scalar_type());
-    const bool fits_y =
-        y.defined() && y.dim() == 2 && y.size(0) == x.size(0) && y.size(1) == b.size(1) && y.device() == x.device();
     // solutions of int8 have won over torch's `_int_mm` and scales behind it, which says nothing of an engine's kernel
     const bool fair = it->is_ours || x.scalar_type() != at::kChar;
-    const bool routable = f.routed && fair && it->is_alone && !it->returns && plain_bias && fits_y;
+    const bool routable = fair && fits(b.size(1));
     call<Device>(p, slots, !routable ? COUNTED_ONLY : held ? ROUTABLE : ROUTABLE | UNCHECKED, counted, &y);
     if (!is_done) torch::jit::drop(*stack, it->arguments);  // the route wrote into y
     return;

@@ -30,6 +30,38 @@ inline BothScales scales_by_number(const Tensor& x, const Tensor& b, const Tenso
           of(BY_128X128, layout_of(k_first ? scale_w.t() : scale_w, n_blocks, k_blocks)), true};
 }
 
+// The key of a product of X with a quantised W, both as torch takes them: X [M, K] of 16 bits, b [K, N] of 8 bits or
+// [K / 2, N] of bytes that hold two numbers each, of_b its scales, [columns, rows] (gemmtuned/ops/weight_only.py). Bytes
+// with scales that are bytes are MXFP4. False where we have no name for it.
+template <class Device>
+bool describe_weight_only(Problem& p, const Tensor& x, const Tensor& b, const Tensor& of_b, at::ScalarType out,
+                          bool bias) {
+  constexpr uint8_t kInt4 = 40, kE8m0 = 44, kFp4 = 45;  // DTYPES of configs/problem.py
+  const bool two_a_byte = b.scalar_type() == at::kByte, powers = of_b.scalar_type() == at::kByte;
+  const int64_t m = x.size(0), k = x.size(1), n = b.size(1), rows = of_b.size(1), columns = of_b.size(0);
+  if (b.size(0) * (two_a_byte ? 2 : 1) != k || std::min({m, n, k, rows, columns}) < 1) return false;
+  if (std::max({m, n, k}) > INT32_MAX || x.device() != b.device() || x.device() != of_b.device()) return false;
+  p = Problem{};
+  p.batch = 1, p.m = static_cast<uint32_t>(m), p.n = static_cast<uint32_t>(n), p.k = static_cast<uint32_t>(k);
+  p.family = WEIGHT_ONLY, p.dtype = static_cast<uint8_t>(x.scalar_type()), p.out_dtype = static_cast<uint8_t>(out);
+  p.wdtype = !two_a_byte ? static_cast<uint8_t>(b.scalar_type()) : powers ? kFp4 : kInt4;
+  p.wscale_dtype = powers ? kE8m0 : static_cast<uint8_t>(of_b.scalar_type());
+  if (two_a_byte) {
+    const int64_t group = rows == n && k % columns == 0 ? k / columns : 0;
+    p.wscale = group == 32 ? BY_1X32 : group == 64 ? BY_1X64 : group == 128 ? BY_1X128 : UNSCALED;
+  } else {
+    const bool blocks = rows == blocks_of(n, 128) && columns == blocks_of(k, 128);
+    p.wscale = rows * columns == 1 ? PER_TENSOR : rows == n && columns == 1 ? PER_ROW : blocks ? BY_128X128 : UNSCALED;
+  }
+  if (p.wscale == UNSCALED) return false;
+  p.wscale_layout = turned_is_contiguous(of_b) ? SCALES_BY_ROW : SCALES_OTHERWISE;
+  p.layout = static_cast<uint8_t>(side(x, false) * 3 + side(b, true));
+  if (bias) p.flags |= BIAS;
+  if (at::globalContext().deterministicAlgorithms()) p.flags |= DETERMINISTIC;
+  Device::describe(p, x);
+  return true;
+}
+
 // The key of a product whose weight is nobody's but the operator's; false where there is none. `batched`: x and y have a
 // batch in front, and each of it a weight of its own.
 template <class Device>

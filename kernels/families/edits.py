@@ -73,10 +73,11 @@ class Edit:
         return replace(self, marks=marks, bare=True)
 
     def unclear_lines(self, problem: Problem, operands: Sequence[Operand]) -> Tensor | None:
-        """Which rows of the result have an infinite factor of sums, any of which may be near 0; None if none has."""
+        """Where the result has an infinite factor of sums, any of which may be near 0; None if nowhere."""
         for o in operands:
             if o.of_sums and o.name in self.marks and self.marks[o.name].isinf().any():
-                return o.per_line(self.marks[o.name].isinf(), problem)[:, None]
+                lines = o.per_line(self.marks[o.name].isinf(), problem)
+                return lines[:, None] if o.line_axis == "m" else lines
         return None
 
     @contextmanager
@@ -107,12 +108,13 @@ def edits(problem: Problem, inputs: Inputs, *, seed: int, thorough: bool) -> Ite
     A packed weight is a copy by the user's will: it is left alone.
     """
     plain = problem.weight_state == "plain"
-    present = [(o, t) for o, t in inputs if o.line_axis and (plain or not o.weight)]
+    codes = [o.name for o, t in inputs if o.has_codes(t)]  # no number can be written into them
+    present = [(o, t) for o, t in inputs if o.line_axis and o.name not in codes and (plain or not o.weight)]
     lines = {o.name: o.lines(t).shape[-2] for o, t in present}
     for o, _ in present:
         yield Edit(f"{called(o)} edited in place", {o.name: torch.full((lines[o.name],), -1.0).double()}, seed)
     for o, _ in inputs:
-        if plain and o.weight and not o.line_axis and not o.scale_of:
+        if plain and o.weight and (not o.line_axis or o.name in codes) and not o.scale_of:
             yield Edit(f"{called(o)} edited in place", {o.name: torch.full((1,), -1.0).double()}, seed)
     draw = random.Random(seed)  # noqa: S311
     factors = [(o, t) for o, t in present if not o.added]

@@ -17,7 +17,9 @@ from gemmtuned.kernels.kernel import Kernel
 # What one scale stands for: values of a row (or column) of the operand's result axis, and of K; None is all of them
 SCALED_BLOCKS: Final[dict[str, tuple[int | None, int | None]]] = {
     "tensor": (None, None), "row": (1, None), "1x128": (1, 128), "128x128": (128, 128),
+    "1x32": (1, 32), "1x64": (1, 64),
 }  # fmt: skip
+_IN_BYTES: Final = {"i4": 2, "fp4_e2m1": 2, "e8m0": 1}  # of raw operands: numbers in a byte
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class Operand:
     optional: there when the problem has a bias.  scale_of: the operand that its values are to be multiplied with.
     added: to the product.  result: what the call gives.  index: it says where, not how much.  bent: the result is not
     in proportion to it.  of_sums: what it multiplies are sums of products, and the sign of one near 0 is not clear.
+    raw: numbers of 4 bits lie in it two a byte of K, and scales of powers of two as bytes: no number can be read off.
     """
 
     name: str
@@ -45,14 +48,24 @@ class Operand:
     index: bool = False
     bent: bool = False
     of_sums: bool = False
+    raw: bool = False
 
     def is_in(self, problem: Problem) -> bool:
         """Whether the problem has it."""
         return problem.bias or not self.optional
 
+    def has_codes(self, t: Tensor) -> bool:
+        """Whether t, this operand, is of bytes that are no numbers by themselves."""
+        return self.raw and t.dtype == torch.uint8
+
+    def can_be_negated(self, t: Tensor) -> bool:
+        """Whether t, this operand, has other values of the same sizes; bytes of powers of two have none in range."""
+        return not (self.scale_of and self.has_codes(t))
+
     def torch_dtype(self, problem: Problem) -> torch.dtype:
         """Its dtype in this problem."""
-        return torch_dtype(getattr(problem, self.dtype, self.dtype))
+        name = getattr(problem, self.dtype, self.dtype)
+        return torch.uint8 if self.raw and name in _IN_BYTES else torch_dtype(name)
 
     def shape(self, problem: Problem) -> tuple[int, ...]:
         """Its sizes in this problem."""
@@ -62,6 +75,8 @@ class Operand:
             "h": p.first_width,
         }  # fmt: skip
         sizes = tuple(known[x] for x in self.axes)
+        if self.raw and _IN_BYTES.get(getattr(p, self.dtype, self.dtype)) == 2 and not self.scale_of:
+            return tuple(size // 2 if axis == "k" else size for axis, size in zip(self.axes, sizes, strict=True))
         if not self.scale_of:
             return sizes
         steps = self.steps(problem)
@@ -156,7 +171,9 @@ def bits(t: Tensor) -> Tensor:
 
 
 def negate_(t: Tensor) -> Tensor:
-    """The tensor, negated where it lies; twice gives the bits of before."""
+    """The tensor, negated where it lies; twice gives the bits of before. Of bytes every bit: codes then are others."""
+    if t.dtype == torch.uint8:
+        return t.bitwise_xor_(0xFF)
     if bits(t) is not t:
         bits(t).bitwise_xor_(0x80)
         return t

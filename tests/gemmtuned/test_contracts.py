@@ -35,6 +35,12 @@ OF_FAMILY = {
     "dense_add": problems("dense_add:fp32:3x40x72"),
     "batched": problems("batched:fp32:2x3x8x16,layout=nn"),
     "batched_add": problems("batched_add:fp32:2x3x8x16,layout=nn"),
+    "weight_only": problems(
+        "weight_only:bf16/i4:3x40x256,wscale=1x32,wscaledtype=bf16,threads=1",
+        "weight_only:fp16/fp4_e2m1:9x24x256+bias,wscale=1x32,threads=1",
+        "weight_only:bf16/fp8_e4m3:5x136x272,wscale=128x128,threads=1",
+        "weight_only:fp16/i8:1x40x144,wscale=row,threads=1",
+    ),
 }
 OF_KERNEL = {
     "gemv": problems("bf16:1x576x7168", "fp16:1x1000x1032+bias"),
@@ -51,6 +57,11 @@ OF_KERNEL = {
         "scaled:fp8_e4m3>bf16:1x576x1024,scale=row",
         "scaled:fp8_e4m3>bf16:9x512x2048+bias,scale=tensor",
         "scaled:i8>bf16:2x576x1024,scale=row",
+    ),
+    "weight_only": problems(
+        "weight_only:bf16/i4:1x576x1024,wscale=1x128,wscaledtype=bf16",
+        "weight_only:fp16/fp4_e2m1:16x512x2048+bias,wscale=1x32",
+        "weight_only:bf16/i8:2x576x1024,wscale=row",
     ),
 }
 ALL: list[tuple[str, type, dict[str, Any]]] = [

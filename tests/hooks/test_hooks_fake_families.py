@@ -343,6 +343,44 @@ def test_our_own_operator_of_int8_is_served_by_a_kernel_and_an_engines_is_left_t
     assert said == [True, 1, [6], ["scaled exact 1", "scaled miss 1"], 0, []]
 
 
+def test_our_own_operator_of_a_quantised_weight_is_served_by_a_kernel_where_it_fits(run: Any) -> None:
+    said = run(
+        OPERANDS,
+        """
+    from gemmtuned.hooks.engine_operators import OPERATORS
+    from gemmtuned.ops import gemm_a16w4
+    x = torch.randint(-2, 3, (4, 32)).bfloat16()
+    w, s = torch.randint(0, 256, (8, 16), dtype=torch.uint8), torch.exp2(torch.randint(-2, 3, (8, 1)).float())
+    right = gemm_a16w4(x, w, s)
+    gx, gw, gs = to_gpu(x, w, s)
+    problem = Problem(family="weight_only", m=4, n=8, k=32, dtype="bf16", wdtype="i4", wscale="1x32",
+                      wscale_dtype="fp32", math_mode="reduced")
+    record = KernelLaunch(
+        shared=0, threads=32, grid=(Axis("w.size0", 8), Axis("", 1), Axis("", 1)),
+        arguments=("x.ptr", "w.ptr", "scale_w.ptr", "y.ptr", "x.size0", "x.stride0", "w.stride0"),
+        conditions=(Condition("x.size0", "<=", 4), Condition("x.stride1", "==", 1), Condition("w.size1", "==", 16),
+                    Condition("scale_w.size0", "==", 8), Condition("scale_w.size1", "==", 1)),
+    )
+    record.check_for(problem)
+    served(problem, record, 5, packed.kernel_launch(record, 0x3003, 2))
+    one = next(one for one in OPERATORS if one.name == "gemmtuned::weight_only_mm")
+    hook.stand_before(one.name, one.schema, one.arguments, one.code)
+    cuda.fake_shape(8, 32, 1.0)
+    out, wide = to_gpu(torch.zeros(4, 8, dtype=torch.bfloat16), torch.zeros(4, 16, dtype=torch.bfloat16))
+    torch.ops.gemmtuned.weight_only_mm(out, gx, gw, gs, None)
+    torch.ops.gemmtuned.weight_only_mm(wide[:, ::2], gx, gw, gs, None)
+    same = [torch.equal(host(out), right), torch.equal(host(wide)[:, ::2], right)]
+    launched = calls("cuLaunchKernel")
+    two = x.clone(), w.clone(), torch.full((8, 1), 127, dtype=torch.uint8)
+    y = torch.zeros(4, 8, dtype=torch.bfloat16)
+    torch.ops.gemmtuned.weight_only_mm(y, *two, None)  # on the CPU, and of MXFP4
+    cpu = [str(s.problem).partition(",threads")[0] for s in hook.drain() if s.place == "cpu"]
+    print(json.dumps([same, launched, torch.equal(y, gemm_a16w4(*two)), cpu, hook.failures()]))
+    """,
+    )
+    assert said == [[True, True], 2, True, ["weight_only:bf16/fp4_e2m1:4x8x32,wscale=1x32"], []]
+
+
 def test_a_kernel_serves_grouped_products_and_torch_those_it_does_not_take(run: Any) -> None:
     said = run(
         OPERANDS,

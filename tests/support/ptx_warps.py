@@ -39,8 +39,8 @@ class Warps(WarpGroups):
         if operation[2] == "ballot":
             bits = (said.astype(np.uint64) << np.arange(WARP, dtype=np.uint64)).sum(1)
             self._set(to, np.repeat(bits, WARP), mask, "u32")
-        elif operation[2] == "any":
-            self._set(to, np.repeat(said.any(1), WARP), mask, "pred")
+        elif operation[2] in ("any", "all"):
+            self._set(to, np.repeat(getattr(said, operation[2])(1), WARP), mask, "pred")
         else:
             raise Wrong(f"{'.'.join(operation)}: not written")
 
@@ -80,6 +80,16 @@ class Warps(WarpGroups):
             byte = both >> (np.uint64(8) * (one & np.uint64(7))) & np.uint64(0xFF)
             signs = np.where(byte >> np.uint64(7), np.uint64(0xFF), np.uint64(0))
             done |= np.where(one & np.uint64(8), signs, byte) << np.uint64(8 * i)
+        self._set(to, done, mask, "u32")
+
+    def _lop3(self, operation: Any, operands: Any, mask: Array) -> None:
+        """Each bit of three as the table has it, whose bits are numbered by them, the first highest."""
+        to, *given, table = operands
+        bits = [self._get(one, "u32") for one in given]
+        done = np.zeros_like(bits[0])
+        for i in range(8):
+            if int(table, 0) >> i & 1:
+                done |= np.bitwise_and.reduce([b if i >> (2 - n) & 1 else ~b for n, b in enumerate(bits)])
         self._set(to, done, mask, "u32")
 
     def _bfi(self, operation: Any, operands: Any, mask: Array) -> None:

@@ -3,7 +3,8 @@
 // Written from the driver's documentation. `fake_set(name, code)` has a function fail, `fake_calls(name)` counts its calls.
 // Arguments of a launch: X, W, Y, rows, ldx, ldw and, with scratch memory, counters; N and K are told by fake_shape. The
 // kernel 0x3001 takes X and W in e4m3, Y in bf16 and, before Y, the scales of the rows of both; 0x3002 takes where the
-// groups end before Y, and the number of groups and the distance between them.
+// groups end before Y, and the number of groups and the distance between them; 0x3003 takes X in bf16, W in bytes of two
+// codes (value = code - 8), the scales of the rows of W in fp32, and Y in bf16.
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
@@ -75,7 +76,31 @@ int multiply_groups(void** a) {
   return 0;
 }
 
+int multiply_codes(void** a) {
+  const uint16_t* x = *static_cast<const uint16_t**>(a[0]);
+  const uint8_t* w = *static_cast<const uint8_t**>(a[1]);
+  const float* scale = *static_cast<const float**>(a[2]);
+  uint16_t* y = *static_cast<uint16_t**>(a[3]);
+  const int rows = *static_cast<int*>(a[4]), ldx = *static_cast<int*>(a[5]), ldw = *static_cast<int*>(a[6]);
+  for (int m = 0; m < rows; ++m)
+    for (int n = 0; n < g_n; ++n) {
+      float sum = 0;
+      for (int k = 0; k < g_k; ++k) {
+        const uint32_t bits = static_cast<uint32_t>(x[m * ldx + k]) << 16;
+        float value;
+        std::memcpy(&value, &bits, 4);
+        sum += value * static_cast<float>((w[n * ldw + k / 2] >> (k % 2 * 4) & 15) - 8);
+      }
+      sum *= scale[n];
+      uint32_t whole;
+      std::memcpy(&whole, &sum, 4);
+      y[m * g_n + n] = static_cast<uint16_t>(whole >> 16);
+    }
+  return 0;
+}
+
 int multiply(void* function, void** a) {
+  if (function == reinterpret_cast<void*>(0x3003)) return multiply_codes(a);
   if (function == reinterpret_cast<void*>(0x3002)) return multiply_groups(a);
   if (function == reinterpret_cast<void*>(0x3001)) return multiply_scaled(a);
   const float* x = *static_cast<const float**>(a[0]);

@@ -1,0 +1,67 @@
+"""gemmtuned::weight_only_mm: X by a quantised weight as one operator, which the hook counts and a kernel serves.
+
+Without a solution the weight is dequantised into X's type and multiplied, as gemm_a16w8 and gemm_a16w4 do it without
+the hook.  It writes into `out` and has no gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gemmtuned.hooks import activate
+from gemmtuned.kernels.mixture import dequantised
+from gemmtuned.ops.plain import PLAIN, nobody_looks_on
+
+MOST_ROWS: Final = 16  # of X that kernels of ours take: with more, torch's own product is served by itself
+_LIBRARY: Final[Any] = torch.library.Library("gemmtuned", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define("weight_only_mm(Tensor(a!) out, Tensor x, Tensor w, Tensor scales, Tensor? bias) -> ()")
+
+
+def quant_of(w: Tensor, scales: Tensor) -> str:
+    """What mixture.dequantised calls this weight: scales [1, 1], [N, 1], of blocks, or [N, groups] of bytes' codes."""
+    if w.dtype == torch.uint8:
+        return "mxfp4" if scales.dtype == torch.uint8 else "int4"
+    return "row" if scales.shape[1] == 1 and scales.shape[0] in (1, w.shape[0]) else "128x128"
+
+
+def _stock(out: Tensor, x: Tensor, w: Tensor, scales: Tensor, bias: Tensor | None) -> None:
+    values = dequantised(w, scales, quant_of(w, scales), x.dtype)
+    if bias is None:
+        torch.mm(x, values.t(), out=out)
+    else:
+        torch.addmm(bias, x, values.t(), out=out)
+
+
+def _nothing(out: Tensor, x: Tensor, w: Tensor, scales: Tensor, bias: Tensor | None) -> None:
+    """What a compiler is told: the result is written where it lies."""
+
+
+for _key in ("CPU", "CUDA"):
+    _LIBRARY.impl("weight_only_mm", _stock, _key)
+torch.library.register_fake("gemmtuned::weight_only_mm", _nothing, lib=_LIBRARY)
+
+
+def weight_only_linear(x: Tensor, w: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    """x [.., K] by w [N, K], or [N, K / 2] of bytes, with scales [rows, columns]; bias [N] of x's type."""
+    if not _is_served(x, w, scales, bias):
+        return F.linear(x, dequantised(w, scales, quant_of(w, scales), x.dtype), bias)
+    rows = x.reshape(-1, x.shape[-1])
+    y = x.new_empty(rows.shape[0], w.shape[0])
+    torch.ops.gemmtuned.weight_only_mm(y, rows, w, scales, bias)
+    return y.view(*x.shape[:-1], w.shape[0])
+
+
+def _is_served(x: Tensor, w: Tensor, scales: Tensor, bias: Tensor | None) -> bool:
+    """Whether the hook may have a kernel for it, and nothing of torch's needs to see the product itself."""
+    if not x.is_cuda or not activate.is_active() or not 0 < x.shape[:-1].numel() <= MOST_ROWS or not w.numel():
+        return False
+    given = [t for t in (x, w, scales, bias) if t is not None]
+    if torch.is_grad_enabled() and any(t.requires_grad for t in given):
+        return False
+    if torch.compiler.is_compiling():
+        return not torch.is_autocast_enabled("cuda")
+    return all(type(t) in PLAIN for t in given) and nobody_looks_on("cuda")

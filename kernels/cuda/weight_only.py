@@ -1,0 +1,278 @@
+"""W of 8 or 4 bits by X of 16, M up to 16: numbers of W become X's type in registers, scales multiply sums in fp32.
+
+weight_only.cu runs int8 and fp8_e4m3 with one fp32 scale a tensor, a row or a block of 128x128, int4 with one for 32,
+64 or 128 of K, and MXFP4.  What it gives is nearer to the exact result than torch's own product of the dequantised
+weight, whose numbers are rounded to X's type first.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.launch import PORTABLE_CLUSTER, Axis, Condition, KernelLaunch
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.tunable import WEIGHT_ONLY
+from gemmtuned.kernels.arch import filled, shared_limit
+from gemmtuned.kernels.cuda.kernel import CudaKernel
+from gemmtuned.kernels.estimates import fits, largest
+from gemmtuned.kernels.own_kernel import Config, Parameter, rows_apart
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Of the estimate: bandwidth in bytes a us, of the device; bytes in flight over latency_us are the rate of a
+    multiprocessor; the others in us.  round_us: of each more round of thread blocks.  issue_us: of 1000 instructions of
+    a multiprocessor's busiest quarter.  sum_us: of each thread block in a cluster.
+    """
+
+    bandwidth: float
+    latency_us: float
+    start_us: float
+    round_us: float
+    issue_us: float
+    sum_us: float
+
+
+FITS: Final = fits(__file__, Costs)
+NAME: Final = "weight_only"
+SOURCE: Final = Path(__file__).with_name("weight_only.cu")
+MAX_M: Final = 16
+ROWS: Final = (16, 32, 64, 128)  # of W, of a thread block: they divide a block of scales
+WARPS: Final = (1, 2, 4, 8)
+DEPTHS: Final = (1, 2, 3, 4, 6)
+_TYPES: Final = {"bf16": 0, "fp16": 1, "fp32": 2, "e8m0": 3}
+_WEIGHTS: Final = {"i8": 0, "fp8_e4m3": 1, "i4": 2, "fp4_e2m1": 3}
+_SCALES: Final = {"tensor": 0, "row": 1, "128x128": 2, "1x32": 3, "1x64": 3, "1x128": 3}
+_SCALE_BYTES: Final = {"bf16": 2, "fp16": 2, "fp32": 4, "e8m0": 1}
+_DECODED: Final = {"i8": 7, "fp8_e4m3": 12, "i4": 11, "fp4_e2m1": 20}  # instructions for a word of W, about
+_MAX_K: Final = 1 << 24
+_SYSTEM_BYTES: Final = 1024  # of shared memory, for each thread block
+_INCLUDE: Final = re.compile(r'^#include "(\w+\.cuh)".*$', re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightOnly:
+    """One configuration for one problem.
+
+    dtype, weight, scale_type: of X and Y, W, its scales.  scales: what one stands for, as the problem says.  rows: of
+    W, of a thread block.  tokens: of X, that it holds.  parts: of K, as many thread blocks as a cluster has.  warps:
+    that share the steps of K.  depth: steps on their way.
+    """
+
+    m: int
+    n: int
+    k: int
+    bias: bool
+    dtype: str
+    weight: str
+    scales: str
+    scale_type: str
+    rows: int
+    tokens: int
+    parts: int
+    warps: int
+    depth: int
+
+    @property
+    def step(self) -> int:
+        """Of K: what 128 bytes of a row of W hold."""
+        return 256 if self.weight in ("i4", "fp4_e2m1") else 128
+
+    @property
+    def group(self) -> int:
+        """Of K that a scale holds for; 0 where it is none of a group's."""
+        return int(self.scales.partition("x")[2]) if _SCALES[self.scales] == 3 else 0
+
+    @property
+    def steps(self) -> int:
+        """Of K, of a warp; some have one less."""
+        return math.ceil(math.ceil(math.ceil(self.k / self.step) / self.parts) / self.warps)
+
+    @property
+    def slot(self) -> int:
+        """Bytes of a step in shared memory: W, X, scales."""
+        scales = self.rows * self.step // self.group * _SCALE_BYTES[self.scale_type] if self.group else 0
+        return self.rows * 128 + -(-self.m * self.step * 2 // 512) * 512 + -(-scales // 512) * 512
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Thread blocks: a whole cluster for each tile of W along the first axis."""
+        return -(-self.n // self.rows) * self.parts, 1
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory: rings, sums of each warp, those that come from others, a barrier."""
+        values = self.rows * self.tokens
+        received = self.parts * -(-values // self.parts)
+        return self.warps * self.depth * self.slot + 4 * self.warps * values + -(-received // 2) * 8 + 8
+
+    @property
+    def launch(self) -> KernelLaunch:
+        """How it is launched, for every M up to this one."""
+        bias = ("bias.ptr",) if self.bias else ()
+        return KernelLaunch(
+            shared=self.shared, threads=32 * self.warps, cluster=self.parts,
+            grid=(Axis("w.size0", self.rows), Axis("", 1), Axis("", 1)),
+            arguments=(
+                "x.ptr", "w.ptr", *bias, "scale_w.ptr", "y.ptr", "x.size0", "x.stride0", "w.stride0",
+                "null" if self.scales == "tensor" else "scale_w.stride0",
+            ),
+            conditions=self._conditions(),
+        )  # fmt: skip
+
+    def _conditions(self) -> tuple[Condition, ...]:
+        """Rows of X and W without gaps, scales of this kind for all of N and K."""
+        per_byte = 2 if self.step == 256 else 1
+        found = [
+            *rows_apart(("x", "w", *(("bias",) if self.bias else ())), 8, self.m),
+            Condition("w.stride0", "%", 16),
+            Condition("x.size1", "==", self.k), Condition("w.size0", "==", self.n),
+            Condition("w.size1", "==", self.k // per_byte), Condition("scale_w.ptr", "%", 16),
+        ]  # fmt: skip
+        if self.scales == "tensor":
+            return (*found, Condition("scale_w.numel", "==", 1))
+        rows = -(-self.n // 128) if self.scales == "128x128" else self.n
+        many = 1 if self.scales == "row" else -(-self.k // (self.group or 128))
+        sizes = (Condition("scale_w.size0", "==", rows), Condition("scale_w.size1", "==", many))
+        return (*found, *sizes, Condition("scale_w.contiguous", "==", 1))
+
+    def source(self) -> str:
+        """What NVRTC compiles."""
+        values = {
+            "N": self.n, "K": self.k, "ROWS": self.rows, "TOKENS": self.tokens, "M": self.m, "PARTS": self.parts,
+            "WARPS": self.warps, "DEPTH": self.depth, "DTYPE": _TYPES[self.dtype], "WEIGHTS": _WEIGHTS[self.weight],
+            "SCALES": _SCALES[self.scales], "OF_SCALE": _TYPES[self.scale_type], "GROUP": self.group or 32,
+            "BIAS": int(self.bias), "NAME": NAME,
+            "CLUSTER": f"__cluster_dims__({self.parts}, 1, 1)" if self.parts > 1 else "",
+        }  # fmt: skip
+        return "".join(f"#define {name} {value}\n" for name, value in values.items()) + _text()
+
+
+def check(problem: Problem) -> None:
+    """Raise CandidateFailed for a problem that the kernel is not written for."""
+    p = problem
+    if p.family != NAME or p.layout != "nt" or p.weight_state != "plain" or p.batch != 1 or p.scale != "none":
+        raise CandidateFailed(f"{p} {NAME}: it runs weight_only problems of layout nt with plain weights")
+    if p.out_dtype != p.dtype or (p.wscale, p.wscale_dtype) not in WEIGHT_ONLY.get((p.dtype, p.wdtype), ()):
+        raise CandidateFailed(f"{p} {NAME}: it runs bf16 and fp16 by i8, fp8_e4m3, i4 and fp4_e2m1 with their scales")
+    few = p.wdtype in ("i4", "fp4_e2m1")
+    if p.m > MAX_M or p.k % (32 if few else 16) or p.k > _MAX_K:
+        raise CandidateFailed(f"{p} {NAME}: it runs M up to {MAX_M}, and K that is whole pieces of 16 bytes of W")
+    group = int(p.wscale.partition("x")[2]) if few else 0
+    if group and (p.k % group or p.k // group * _SCALE_BYTES[p.wscale_dtype] % 4):
+        raise CandidateFailed(f"{p} {NAME}: K is whole groups, and the scales of a row are a multiple of 4 bytes")
+
+
+def weight_only(config: Config, problem: Problem) -> WeightOnly:
+    """This config for this problem. Raises CandidateFailed when it cannot run it."""
+    check(problem)
+    one = _configured(problem, **KERNEL.checked(config))
+    if one.tokens < problem.m:
+        raise CandidateFailed(f"{problem} {NAME}: {dict(config)} has no tokens for all of M")
+    if one.parts * one.warps > max(1, -(-problem.k // one.step)):
+        raise CandidateFailed(f"{problem} {NAME}: {dict(config)} has more warps than there are steps of K")
+    if one.shared > shared_limit("sm_90"):
+        raise CandidateFailed(f"{problem} {NAME}: {dict(config)} takes {one.shared} bytes of shared memory")
+    return one
+
+
+def scored(problem: Problem, units: int) -> list[tuple[float, dict[str, int]]]:
+    """(estimated us, config), the fastest first; none for a problem that the kernel is not written for.
+
+    units: multiprocessors of the device.
+    """
+    try:
+        check(problem)
+    except CandidateFailed:
+        return []
+    tokens = 8 if problem.m <= 8 else 16
+    found: dict[WeightOnly, float] = {}
+    for rows, warps, parts, depth in itertools.product(ROWS, WARPS, range(1, PORTABLE_CLUSTER + 1), DEPTHS):
+        one = _configured(problem, rows=rows, tokens=tokens, parts=parts, warps=warps, depth=depth)
+        all_steps = -(-problem.k // one.step)
+        if parts * warps > all_steps or (rows > 16 and rows >= 2 * problem.n) or one.shared > shared_limit("sm_90"):
+            continue
+        if depth > one.steps:
+            continue
+        found[one] = estimate_us(one, units)
+    return [(us, _config_of(one)) for one, us in sorted(found.items(), key=lambda item: item[1])]
+
+
+def _config_of(one: WeightOnly) -> dict[str, int]:
+    return {name: getattr(one, name) for name in ("rows", "tokens", "parts", "warps", "depth")}
+
+
+def _configured(problem: Problem, **config: int) -> WeightOnly:
+    p = problem
+    return WeightOnly(p.m, p.n, p.k, p.bias, p.dtype, p.wdtype, p.wscale, p.wscale_dtype, **config)
+
+
+def _at_once(one: WeightOnly) -> int:
+    """Thread blocks that a multiprocessor holds at a time, by shared memory and registers."""
+    by_memory = (shared_limit("sm_90") + _SYSTEM_BYTES) // (one.shared + _SYSTEM_BYTES)
+    sums = one.rows // 16 * (one.tokens // 8) * 4
+    registers = 64 + sums * (1 if one.scales in ("tensor", "row") else 2) + one.rows // 4
+    return max(1, min(by_memory, 65536 // (32 * one.warps * registers), 64 // one.warps, 32))
+
+
+def estimate_us(one: WeightOnly, units: int) -> float:
+    """A guess in microseconds with cold weights; others order alike."""
+    costs = FITS["all"]
+    busiest = -(-one.grid[0] // filled(units, one.parts))
+    held = min(busiest, _at_once(one))
+    each = one.rows * 128 * one.warps  # bytes of W of a step of a thread block
+    rate = min(1.15 * costs.bandwidth / units, held * each * min(one.depth, one.steps) / costs.latency_us)
+    memory, loads = one.n * one.k * 128 / one.step / costs.bandwidth, busiest * each * one.steps / rate
+    issued = busiest * one.warps / 4 * one.steps * _instructions(one) / 1000
+    work = largest(memory, loads, costs.issue_us * issued)
+    rounds = -(-busiest // held)
+    return costs.start_us + work + costs.round_us * (rounds - 1) + costs.sum_us * (one.parts - 1)
+
+
+def _instructions(one: WeightOnly) -> float:
+    """Of a step of a warp, about: copies, loads, conversions, products, scales."""
+    blocks, sides, products = one.rows // 16, one.tokens // 8, one.step // 128
+    groups = one.step // one.group if one.group else 1
+    words = 8 * (2 * blocks * (1 + _DECODED[one.weight]) + sides * (1 + 2 * products + blocks * products))
+    sums = groups * blocks * (4 * sides + 8) if one.group or one.scales == "128x128" else 0
+    copies = 3 * (one.rows // 4 + -(-one.m * one.step // 8 // 32) + 1)
+    return 24 + words + sums + copies
+
+
+def _samples() -> Iterator[str]:
+    """One configuration of each type and kind of scales."""
+    for (dtype, weight), kinds in WEIGHT_ONLY.items():
+        for scales, scale_type in kinds:
+            yield WeightOnly(16, 64, 1024, True, dtype, weight, scales, scale_type, 16, 16, 2, 2, 2).source()
+
+
+@cache
+def _text() -> str:
+    """The source, with its part where it is included."""
+    return _INCLUDE.sub(lambda found: SOURCE.with_name(found[1]).read_text(), SOURCE.read_text())
+
+
+KERNEL: Final = CudaKernel(
+    name="weight_only",
+    families=("weight_only",),
+    archs=("sm_90",),
+    target="sm_90a",
+    parameters=(
+        Parameter("rows", 16, 128, power=True),
+        Parameter("tokens", 8, 16, power=True),
+        Parameter("parts", 1, 8),
+        Parameter("warps", 1, 8, power=True),
+        Parameter("depth", 1, 8),
+    ),
+    scored=lambda problem, device: scored(problem, device.units),
+    record=weight_only,
+    samples=_samples,
+)
