@@ -5,16 +5,13 @@ Run it in a process of its own: `pytest tests/gpu/test_gpu_weight_only.py`.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from gpu_needs import SM_90_OR_LATER
-
-sys.path.append(str(Path(__file__).parent))
-from test_gpu_hook import Program, fresh, hooked  # noqa: F401  fresh: an autouse fixture
+from gpu_program import Program, fresh, hooked  # noqa: F401  fresh: an autouse fixture
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.tunable import WEIGHT_ONLY

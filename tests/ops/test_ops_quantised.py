@@ -252,3 +252,17 @@ def test_bad_operands_are_named_where_the_op_is_compiled(name: str) -> None:
     op, operands, message = BAD_COMPILED[name]
     with pytest.raises(GemmtunedError, match=message):
         torch.compile(op, backend="aot_eager")(*operands)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_operator_of_a_quantised_weight_gives_what_the_ops_give(bias: bool) -> None:
+    x, added = torch.randn(3, 256).bfloat16(), torch.randn(130).bfloat16() if bias else None
+    codes, w = torch.randint(0, 256, (130, 128), dtype=torch.uint8), torch.randint(-9, 9, (130, 256)).to(torch.int8)
+    powers, groups = torch.randint(120, 130, (130, 8), dtype=torch.uint8), torch.rand(130, 4) + 0.5
+    rows, blocks = torch.rand(130, 1) + 0.5, torch.rand(2, 2) + 0.5
+    for values, scales in ((codes, powers), (codes, groups), (w, rows), (w, blocks), (w, rows[:1])):
+        op = ops.gemm_a16w4 if values is codes else ops.gemm_a16w8
+        expected = op(x, values, scales, bias=added)
+        y = torch.empty_like(expected)
+        torch.ops.gemmtuned.weight_only_mm(y, x, values, scales, added)
+        assert torch.equal(y, expected)
