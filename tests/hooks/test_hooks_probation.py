@@ -301,8 +301,8 @@ PROGRAM = """
     """
 IN_A_CALL = """
     big, wide = torch.ones(2048, 4096), torch.ones(4096, 4096)
-    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGSEGV)).start()
     torch.set_num_threads(2)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGSEGV)).start()
     while True:
         torch.mm(big, wide.t())
 """

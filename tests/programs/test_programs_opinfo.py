@@ -53,11 +53,13 @@ def test_results_errors_and_derivatives_are_torchs_own(matrix: Any) -> None:
         assert matrix["derivatives"] > 200 // matrix["every"]
 
 
+@pytest.mark.long
 def test_counts_are_the_profilers(matrix: Any) -> None:
     assert matrix["miscounted"] == []
     assert matrix["calls"] > 5000 // matrix["every"]
 
 
+@pytest.mark.long
 def test_the_samples_went_through_routes(matrix: Any) -> None:
     expected = {name: hits // matrix["every"] for name, hits in HITS[matrix["device"]].items()}
 
