@@ -365,7 +365,8 @@ def test_the_table_names_arguments_that_its_schemas_have() -> None:
     for operator in EXACT:
         y, x, *_ = operator.arguments
         assert x >= 0
-        assert operator.form.startswith("opaque") or min(operator.arguments[2:5]) >= 0
+        named = {"weights": (2, 4), "kn": (2, 3, 4), "nk": (2, 3, 4)}.get(operator.form, ())  # w, scale_x, scale_w
+        assert all(operator.arguments[i] >= 0 for i in named)
         assert y >= 0 or operator.schema.endswith("-> (Tensor)")
         assert y >= 0 or not operator.routed
     assert len({operator.name for operator in OPERATORS}) == len(OPERATORS)
@@ -455,10 +456,10 @@ def test_every_operator_of_the_table_is_counted_under_its_own_problem(home: Home
         [[problem, calls]] = counted
         assert calls == 3, name
         shape = "3x4x128x256" if form == "opaque batched" else "4x128x256"
-        family = "batched" if form == "opaque batched" else "dense" if form == "opaque" else "scaled"
+        family = {"opaque batched": "batched", "opaque": "dense", "weights": "weight_only"}.get(form, "scaled")
         assert problem.startswith(f"{family}:" if family != "dense" else "bf16:"), (name, problem)
         assert f":{shape}," in problem, (name, problem)
-        said = "scale=1x128" if family == "scaled" else "packing=opaque"
+        said = {"scaled": "scale=1x128", "weight_only": "wscale=128x128"}.get(family, "packing=opaque")
         assert said in problem, (name, problem)
 
 

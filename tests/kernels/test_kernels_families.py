@@ -131,7 +131,8 @@ def test_unknown_families_and_mixed_dtypes_are_refused_by_name():
     family_of(Problem(m=1, n=1, k=1, dtype="bf16", out_dtype="fp32"))
     with pytest.raises(CandidateFailed, match="dtype fp8_e4m3 has scales"):
         family_of(Problem(m=1, n=1, k=1, dtype="fp8_e4m3"))
-    assert set(FAMILIES) == {"dense", "batched", "dense_add", "batched_add", "scaled", "grouped", "moe"}
+    plain = {"dense", "batched", "dense_add", "batched_add"}
+    assert set(FAMILIES) == plain | {"scaled", "grouped", "moe", "weight_only"}
 
 
 def test_integer_and_complex_problems_have_inputs_too():
