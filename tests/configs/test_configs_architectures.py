@@ -149,6 +149,13 @@ BY_NAME = {
     "router": "w", "shared_expert_gate": "w", "g_proj": "c", "fc1_latent_proj": "w", "fc2_latent_proj": "w",
     "gate": "w",
 }  # fmt: skip
+# Towers that each rank holds whole, as engines run them in their data-parallel mode (docs/models.md): some of their
+# widths are divided by no usual number of ranks (3,420 of Qwen2.5-VL)
+WHOLE = {
+    "exaone4_5_vision", "glm4v_vision", "glm4v_moe_vision", "llama4_vision_model", "mllama_vision_model",
+    "qwen2_5_omni_audio_encoder", "qwen2_5_omni_vision_encoder", "qwen2_5_vl_vision", "qwen2_audio_encoder",
+    "voxtral_encoder",
+}  # fmt: skip
 STYLES = {
     "colwise": "c", "colwise_gather_output": "c", "packed_colwise": "c", "rowwise": "r", "rowwise_split_input": "r",
     "mla_kv_a_proj": "w", "replicated_with_grad_allreduce": "w", "packed_rowwise": "c",
@@ -202,9 +209,12 @@ def test_a_type_is_split_as_its_plan_says(kind: str) -> None:
 def test_every_type_is_split_as_its_plan_says(kind: str) -> None:
     config = default(kind)
     try:
-        weights = modules(config or {})
+        weights = [w for w in modules(config or {}) if not w.part]
         _, found = shares(weights, kind, 4)
     except ProblemError as err:
         assert "does not divide" in str(err) or "missing" in str(err) or config is None
         return
-    assert found == []
+    if kind in WHOLE:
+        assert all(w.split == "whole" for w in weights)
+    else:
+        assert found == []
