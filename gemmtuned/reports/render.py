@@ -22,6 +22,8 @@ from gemmtuned.configs.settings import no_color
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from gemmtuned.reports.narrow import Grid
+
 Row = Mapping[str, Any]
 
 _ESCAPES: Final = re.compile(
@@ -150,19 +152,17 @@ def show(report: Report, *, as_json: bool) -> None:
     console = terminal()
     with console.capture() as drawn:  # rich ends the process with 1 when a pipe closes; print raises, as it should
         for line in report.lines:
-            console.print(_text(line), soft_wrap=True)
+            _say(console, line)
         for table in report.tables:
             if table.instead:
-                for line in table.instead.splitlines():
-                    console.print(_text(line), soft_wrap=True)
+                _say(console, table.instead)
             elif table.rows:
-                for line in table.title.splitlines():
-                    console.print(_text(line), soft_wrap=True)
+                _say(console, table.title)
                 _draw(console, table)
             elif table.empty:
-                console.print(_text(table.empty), soft_wrap=True)
+                _say(console, table.empty)
         for note in report.notes:
-            console.print(_text(note), soft_wrap=True)
+            _say(console, note)
     print("\n".join(line.rstrip() for line in drawn.get().splitlines()))
 
 
@@ -195,21 +195,47 @@ def complain(message: str) -> None:
     sys.stderr.write(f"gemmtuned: {clean(' '.join(message.split()))}\n")
 
 
+def _say(console: Console, text: str) -> None:
+    """Print each of these lines; on a terminal a long one goes on between two words."""
+    from gemmtuned.reports.narrow import say
+
+    for line in text.splitlines():
+        say(console, clean(line))
+
+
 def _draw(console: Console, table: Table) -> None:
     from rich import box
     from rich.table import Table as RichTable
 
+    from gemmtuned.reports import narrow
+
+    grid = _grid(table)
+    room = console.width
+    if console.is_terminal and sum(narrow.natural(grid)) + 3 * len(grid.heads) - 1 > room:
+        narrow.draw(console, grid, room)
+        return
     # a pipe gets columns parted by spaces alone, so that awk and diff can read them
     drawn = RichTable(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False, header_style="bold")
-    for column in table.columns:
-        drawn.add_column(column.head, justify="right" if column.right else "left", overflow="fold")
+    for head, right in zip(grid.heads, grid.right, strict=True):
+        drawn.add_column(head, justify="right" if right else "left", overflow="fold")
+    for row, below in zip(grid.cells, grid.below, strict=True):
+        drawn.add_row(*map(_text, row))
+        if below:
+            drawn.add_row(*("" for _ in row[:-1]), _text(below))
+    console.print(drawn)
+
+
+def _grid(table: Table) -> Grid:
+    """The table as text."""
+    from gemmtuned.reports.narrow import Grid
+
+    cells, below = [], []
     for row in table.rows:
         values = [(column, row.get(column.key)) for column in table.columns]
-        drawn.add_row(*(_text("-" if value is None else column.spell(value)) for column, value in values))
+        cells.append([clean("-" if value is None else column.spell(value)) for column, value in values])
         said = table.below and row.get(table.below.key)
-        if table.below and said:
-            drawn.add_row(*("" for _ in values[:-1]), _text(f"{table.below.head}: {table.below.spell(said)}"))
-    console.print(drawn)
+        below.append(clean(f"{table.below.head}: {table.below.spell(said)}") if table.below and said else "")
+    return Grid([column.head for column in table.columns], [column.right for column in table.columns], cells, below)
 
 
 def _text(line: str) -> Any:
