@@ -27,14 +27,6 @@ from gemmtuned.reports.checks_host import _home
 T = 1_800_000_000.0
 
 
-@pytest.fixture
-def two(tmp_path: Path) -> Iterator[Two]:
-    both = Two(tmp_path)
-    yield both
-    both.ours.close()
-    both.theirs.close()
-
-
 def test_what_others_counted_is_added_once_and_what_they_count_later_too(two: Two) -> None:
     two.theirs.add_sightings("serve", NEW, [saw(problem(), 10, us=50), saw(problem(9), 3, "exact")], now_s=T)
     assert two.take() == 13

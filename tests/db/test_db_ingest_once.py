@@ -10,7 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,14 +26,6 @@ from gemmtuned.db.members_rows import Named
 from gemmtuned.db.rows import PROBLEM_COLUMNS
 
 T = 1_800_000_000.0
-
-
-@pytest.fixture
-def two(tmp_path: Path) -> Iterator[Two]:
-    both = Two(tmp_path)
-    yield both
-    both.ours.close()
-    both.theirs.close()
 
 
 def total(two: Two) -> int:
