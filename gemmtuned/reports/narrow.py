@@ -121,7 +121,8 @@ def _cards(console: Console, grid: Grid) -> None:
         for head, value in zip(grid.heads, row, strict=True):
             if value not in NONE:
                 name = Text(head + " " * (wide - cell_len(head) + 2), style="bold")
-                lines = Text(value).wrap(console, max(console.width - len(name), 1), overflow="fold")
+                room = max(console.width - len(name), 2)  # of a wide letter
+                lines = Text(value).wrap(console, room, overflow="fold")
                 for at, line in enumerate(lines):
                     console.print(
                         Text.assemble(name if at == 0 else " " * len(name), str(line).strip()), soft_wrap=True

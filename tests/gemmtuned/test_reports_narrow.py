@@ -123,3 +123,14 @@ def test_a_long_line_goes_on_between_two_words_and_a_path_stays_whole(
     assert capsys.readouterr().out.splitlines() == [
         "  the store is", f"  {path},", "  and it has all that was", "  counted"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("wide", [1, 2, 12])
+def test_a_wide_letter_is_there_however_little_room_is_left(wide: int) -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=wide, color_system=None, highlight=False)
+    rows = [["漢字", "🙂", "a", "b"], ["字漢", "b🙂", "c", "d"]]
+
+    narrow.draw(console, Grid(["run"] * 4, [False] * 4, rows, ["", ""]), wide)
+
+    assert out.getvalue().count("漢") == out.getvalue().count("字") == out.getvalue().count("🙂") == 2
