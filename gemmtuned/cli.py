@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, NamedTuple
 
 import typer
-from typer.core import TyperGroup
 
 from gemmtuned import __version__
+from gemmtuned.arguments import Command, Group
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.open_files import limit_reached
 from gemmtuned.reports.render import complain
@@ -102,7 +102,7 @@ def _make(name: str, command: _Command) -> Any:
     if isinstance(found, typer.Typer):
         return typer.main.get_command(found)
     alone = typer.Typer(rich_markup_mode=None, add_completion=False)
-    reader = _from(*command.reader.split(":")) if command.reader else None
+    reader = _from(*command.reader.split(":")) if command.reader else Command
     alone.command(name, cls=reader, context_settings={"allow_interspersed_args": not command.wraps})(found)
     return typer.main.get_command(alone)
 
@@ -111,7 +111,7 @@ def _from(file: str, name: str) -> Any:
     return getattr(importlib.import_module(f"gemmtuned.commands.{file}"), name)
 
 
-class _Group(TyperGroup):
+class _Group(Group):
     """Lists the commands, runs one, and turns what it raises into the promised exit code."""
 
     def __init__(self, **attributes: Any) -> None:

@@ -9,12 +9,14 @@ from typing import Annotated
 
 import typer
 
+from gemmtuned.arguments import Command, Group
 from gemmtuned.commands.options import Json, settings
 from gemmtuned.reports.questions import of_views
 from gemmtuned.reports.render import Column, Report, Table, show, size
 from gemmtuned.reports.source import curator, no_database, put_in_use, refuse_none, writer
 
 app = typer.Typer(
+    cls=Group,
     name="db",
     help="Look after the database: check, backup, vacuum, publish.\n\nOpen it elsewhere: path, datasette.",
     no_args_is_help=True,
@@ -23,7 +25,7 @@ app = typer.Typer(
 )
 
 
-@app.command()
+@app.command(cls=Command)
 def check(as_json: Json = False) -> None:
     """Look for damage: SQLite's own check, references, and counts that must agree. Ends with 1 if there is any."""
     here = settings()
@@ -41,13 +43,13 @@ def check(as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=Command)
 def path() -> None:
     """Print where the database lies, for other programs: sqlite-utils tables --views "$(gemmtuned db path)"."""
     print(settings().db)
 
 
-@app.command()
+@app.command(cls=Command)
 def datasette() -> None:
     """Print metadata for datasette: what views and columns mean, units, and ten canned queries.
 
@@ -58,7 +60,7 @@ def datasette() -> None:
     print(json.dumps(of_views(here.db), indent=1))
 
 
-@app.command()
+@app.command(cls=Command)
 def backup(
     to: Annotated[
         Path | None, typer.Argument(help="File to write; default: beside the database, with the time.")
@@ -80,7 +82,7 @@ def backup(
     show(Report("db.backup", facts={"file": str(written), "bytes": size_bytes}, lines=[line]), as_json=as_json)
 
 
-@app.command()
+@app.command(cls=Command)
 def vacuum(as_json: Json = False) -> None:
     """Give free space in the database file back to the disk.
 
@@ -96,7 +98,7 @@ def vacuum(as_json: Json = False) -> None:
     show(Report("db.vacuum", facts=facts, lines=[line]), as_json=as_json)
 
 
-@app.command()
+@app.command(cls=Command)
 def publish(
     give_up: Annotated[
         bool, typer.Option("--give-up", help="Also where published solutions that cannot be read are lost by it.")

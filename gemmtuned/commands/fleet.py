@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from gemmtuned.arguments import Command, Group
 from gemmtuned.commands.fleet_export import export
 from gemmtuned.commands.fleet_tables import check, init
 from gemmtuned.commands.options import DryRun, Json, LogLevel, choice, settings, start_logging
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from gemmtuned.fleet.shelf import Shelf
 
 app = typer.Typer(
+    cls=Group,
     name="fleet",
     help="Tune for many hosts, export what they report.",
     no_args_is_help=True,
@@ -49,12 +51,12 @@ _DONE: Final = (
 )
 
 
-app.command(name="export")(export)
-app.command(name="init")(init)
-app.command(name="check")(check)
+app.command(name="export", cls=Command)(export)
+app.command(name="init", cls=Command)(init)
+app.command(name="check", cls=Command)(check)
 
 
-@app.command()
+@app.command(cls=Command)
 def tune(
     url: Annotated[
         str, typer.Argument(metavar="[URL]", help="Where hosts share results; without it that of GEMMTUNED_SYNC.")

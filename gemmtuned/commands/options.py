@@ -12,8 +12,8 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from typer.core import TyperCommand
 
+from gemmtuned.arguments import Command
 from gemmtuned.commands import completing
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.near import did_you_mean
@@ -178,7 +178,7 @@ def named(words: Sequence[str], here: Settings) -> list[Problem]:
     return list(dict.fromkeys(found))
 
 
-class ShapeCommand(TyperCommand):
+class ShapeCommand(Command):
     """A command that takes shapes: a size below 0 is a wrong one, and no option that it does not know."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
