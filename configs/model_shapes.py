@@ -132,9 +132,9 @@ def known() -> list[str]:
 def unknown(what: str, kind: str = "") -> ProblemError:
     """A model, or a part of one, that nobody described. kind: its model_type."""
     close = get_close_matches(kind, known(), 3)
-    near = f"; close are {', '.join(close)}" if close else ""
+    near = f" (close are {', '.join(close)})" if close else ""
     return ProblemError(
-        f"{what}: not among the {len(known())} that are described here (docs/models.md lists them{near}). Use "
+        f"{what}: not among the {len(known())} that are described here{near}. Use "
         "--from-transformers to read its layers from transformers, or name its shapes in a CSV"
     )
 

@@ -51,7 +51,9 @@ _VARIABLES: Final = (
     ),
     Variable("GEMMTUNED_LIVE_CHECK", "0", "N: one routed call in N, by chance, is also computed by torch and compared"),
     Variable("GEMMTUNED_GRAPH_WAIT_S", "5", "seconds the first capture of a CUDA graph may wait for the tuned table"),
-    Variable("GEMMTUNED_SYNC", "unset", "URL at which the daemon shares results with other hosts (docs/fleet.md)"),
+    Variable(
+        "GEMMTUNED_SYNC", "unset", "URL at which the daemon shares results with other hosts (gemmtuned sync --help)"
+    ),
     Variable("GEMMTUNED_SYNC_NAME", "the machine's name", "what this host is called there"),
     Variable("GEMMTUNED_SYNC_KEY", "unset", "file with the secret by which results, counts and claims are signed"),
     Variable("GEMMTUNED_SYNC_HOSTS", "all", "names or patterns of the hosts whose results are looked at"),
@@ -60,7 +62,9 @@ _VARIABLES: Final = (
         "off",
         "idle: vLLM captures its graphs anew, when idle, for a new table; or off",
     ),
-    Variable("GEMMTUNED_PATCH", "unset", "patches to apply: transformers.moe (docs/engines.md)"),
+    Variable(
+        "GEMMTUNED_PATCH", "unset", "patches to apply at the start, as gemmtuned.patch(...) does: transformers.moe"
+    ),
     Variable("GEMMTUNED_QUIET", "0", "1: a program does not say at its start that gemmtuned is on"),
 )
 # AITER's variables for tables of the user's own, and the family of the tables (configs/aiter_headers.py)

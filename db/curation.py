@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -50,7 +49,6 @@ DELETE FROM work WHERE state = 'failed' AND cause IN ('withdrawn', 'rolled_back'
     AND EXISTS (SELECT 1 FROM solution s WHERE s.id IN (SELECT value FROM json_each(?))
         AND s.problem_id = work.problem_id AND s.environment_id = work.environment_id AND s.covers = work.covers)
 """
-_LISTED: Final = 10  # generations, in the message that there is none of a number
 _OF_THESE: Final = "problem_id IN (SELECT value FROM json_each(:ids))"
 _TRACES: Final = {
     **dict.fromkeys(
@@ -125,7 +123,10 @@ class Curation(Part):
         def once(conn: sqlite3.Connection) -> RolledBack:
             newest = current_generation(conn)
             if not 0 <= to <= newest:
-                raise StoreError(_no_generation(conn, to, newest))
+                raise StoreError(
+                    f"generation {to}: the store has 0 to {newest}. gemmtuned rollback lists the newest, with "
+                    "--generation N --dry-run it shows what would change"
+                )
             gone, back = rows(conn, _GONE, {"to": to}), rows(conn, _BACK, {"to": to})
             if dry_run or not (gone or back):
                 return RolledBack(newest, solutions_of(gone), solutions_of(back))
@@ -141,17 +142,3 @@ class Curation(Part):
             return RolledBack(generation, solutions_of(gone), solutions_of(back))
 
         return self._write(once, durable=not dry_run)
-
-
-def _no_generation(conn: sqlite3.Connection, to: int, newest: int) -> str:
-    """That there never was this one, and which there are, the newest of them with their times."""
-    sql = "SELECT generation, published_us, note FROM publication ORDER BY generation DESC LIMIT ?"
-    last = []
-    for row in rows(conn, sql, (_LISTED,)):
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["published_us"] / 1e6))
-        last.append(f"{row['generation']} of {when} ({row['note']})")
-    newest_are = f", the newest are {', '.join(last)}" if last else ""
-    return (
-        f"generation {to}: the store has 0 to {newest}{newest_are}. "
-        "gemmtuned rollback --generation N --dry-run shows what would change"
-    )

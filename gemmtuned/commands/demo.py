@@ -42,7 +42,6 @@ def demo(
     except BaseException:
         _forget(folder, home)
         raise
-    median, low, _ = result.gain(result.after)
     typer.echo()
     if not result.verdicts:
         _forget(folder, home)
@@ -50,6 +49,7 @@ def demo(
         typer.echo(f"No shape had a verdict when the time was over: {why}.")
         typer.echo("Run it again when it rests; gemmtuned doctor says whether all else is in order.")
         raise typer.Exit(TryLater.exit_code)
+    median, low, _ = result.gain(result.after)
     if low > 1.0:
         typer.echo(f"{median:.2f}x in {result.took_s:.0f} s, in processes that were never restarted.")
     else:

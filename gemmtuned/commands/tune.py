@@ -103,7 +103,7 @@ def tune(
     for other programs and may slow them; what they would spoil is put off (--idle waits for a free device). Without
     problems it takes those in the queue that fit --dtype, --out-dtype and --threads, or 40 built-in ones if it is
     empty, and tries again what failed or was withdrawn. AITER's flags are taken in AITER's spelling. Ends with 1 when a
-    problem could not be tuned, with 75 when one was put off.
+    problem could not be tuned or none of that kind was ever called, with 75 when one was put off.
     """
     from gemmtuned.daemon.device.devices import find_monitors
 
@@ -137,7 +137,7 @@ def tune(
         raise typer.BadParameter("no problem given: name some, or a file that holds some with -i")
     if dry_run or not wanted.problems:
         show(_plan(wanted, dry_run=dry_run), as_json=as_json)
-        if asked and not dry_run:  # all that the model runs is left out
+        if (asked or wanted.never_called) and not dry_run:  # asked: all that the model runs is left out
             raise typer.Exit(1)
         return
     shares = _shares(monitors, wanted.problems, mp)

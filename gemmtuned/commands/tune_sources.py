@@ -34,11 +34,15 @@ BUILT_IN_NK: Final = ((1024, 1024), (4096, 1024), (1024, 2048), (6144, 1024), (1
 
 @dataclass
 class Wanted:
-    """Problems, each once and in order; derived: how the shapes of a model came about; notes: for the reader."""
+    """Problems, each once and in order; derived: how the shapes of a model came about; notes: for the reader.
+
+    never_called: nothing of the kind that was asked for was ever called here.
+    """
 
     problems: list[Problem] = field(default_factory=list)
     derived: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    never_called: bool = False
 
     @property
     def keys(self) -> dict[str, int]:
@@ -74,6 +78,15 @@ class Defaults:
         if self.all_bias:
             out = [twin for p in out for twin in (replace(p, bias=False), replace(p, bias=p.family == "dense"))]
         return out
+
+    @property
+    def kind(self) -> str:
+        """What of a problem somebody named: `dtype bf16, threads 2`."""
+        return ", ".join(f"{_option(name)} {value}" for name, value in self.given.items())
+
+    def fits(self, problem: Problem) -> bool:
+        """Whether it is of that kind."""
+        return all(getattr(problem, name) == value for name, value in self.given.items())
 
     def as_called(self, found: Sequence[Problem]) -> list[Problem]:
         """Problems of a source that knows no math mode, as programs call them by torch's defaults."""
@@ -211,22 +224,43 @@ def waiting(here: Settings, devices: Collection[str], *, again: bool, defaults: 
 
     if not here.db.exists():
         return Wanted()
-    rows = queries.called(here.db) if again else _queued(queries.untuned(here.db))
+    called = [row for row in queries.called(here.db) if row["device"] in devices]
+    rows = called if again else _queued(queries.untuned(here.db))
     waits = known_problems(row for row in rows if row["device"] in devices)
-    found = [p for p in waits if all(getattr(p, name) == value for name, value in defaults.given.items())]
+    found = [p for p in waits if defaults.fits(p)]
+    if defaults.given and not found:
+        return _none_of_a_kind(known_problems(called), len(waits), defaults)
     if defaults.all_bias:
         found = list(dict.fromkeys(defaults.apply(found)))
     more = " or were called" if again else ""
-    kind = "".join(f", {name.replace('_', '-')} {value}" for name, value in defaults.given.items())
-    of = f" of {len(waits)}" if kind else ""
+    of, kind = (f" of {len(waits)}", f", {defaults.kind}") if defaults.given else ("", "")
     note = f"no shapes given, so the {len(found)}{of} that wait to be tuned here{more}{kind}"
-    note += " (gemmtuned untuned lists what waits)"
-    if waits and not found:
+    return Wanted(found, notes=[f"{note} (gemmtuned untuned lists what waits)"] if waits else [])
+
+
+def _none_of_a_kind(called: Sequence[Problem], waits: int, defaults: Defaults) -> Wanted:
+    """Nothing of the kind that was asked for waits: why. Where nothing was ever called, the built-in shapes' turn."""
+    tried = sum(map(defaults.fits, called))
+    if tried:
+        said = "the one problem" if tried == 1 else f"all {tried} problems"
         note = (
-            f"{len(waits)} wait to be tuned here{more}, none of them{kind.removeprefix(',')}: name problems, or give "
-            "-i FILE or --model-dir DIR"
+            f"{said} of {defaults.kind} called here {'has' if tried == 1 else 'have'} been tried: gemmtuned gains and "
         )
-    return Wanted(found, notes=[note] if waits else [])
+        return Wanted(notes=[note + "untuned say with what result, --all tries again"])
+    if not called:
+        return Wanted()
+    there = "; ".join(f"{_option(name)} {_values(called, name)}" for name in defaults.given)
+    note = f"no problem of {defaults.kind} was ever called here ({there} were; {waits} wait): name problems, or give "
+    return Wanted(notes=[note + "-i FILE or --model-dir DIR"], never_called=True)
+
+
+def _option(column: str) -> str:
+    return column.replace("_", "-")
+
+
+def _values(called: Sequence[Problem], column: str) -> str:
+    """What these problems have in this column: `1, 2`."""
+    return ", ".join(map(str, sorted({getattr(problem, column) for problem in called})))
 
 
 def _queued(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

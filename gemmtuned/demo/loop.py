@@ -36,7 +36,7 @@ RELOAD_S: Final = 5.0  # a running program has taken the table up by then
 class Result:
     """What was seen: tokens/s of both programs before and after, the largest difference of their outputs.
 
-    verdicts: how many shapes have one.
+    verdicts: how many shapes have one; where none has, nothing is measured after.
     """
 
     home: Path
@@ -111,16 +111,19 @@ def run(home: Path, *, say: Callable[[str], None], rounds: int = ROUNDS, tune_s:
         result = Result(home, device=f"{ready[0]['device']}, {ready[0]['threads']} threads")
         steps = _steps(programs[0])
         say(f"They run on {result.device}, and take turns; one has GEMMTUNED=1.")
+        say(f"Measuring both, {rounds} rounds at most ...")
         result.before, _ = _rounds(programs, steps, rounds)
         say(f"Before tuning: {_spell(result, result.before)}")
         time.sleep(1.5)  # one flush: what was called is in the database
         say(f"Tuning what the hooked one called, at most {tune_s:g} s ...")
         _tune(home, tune_s, say)
         result.verdicts = _published(home)
-        time.sleep(1.0)
-        _rounds(programs, steps, 1)
-        result.after, result.difference = _rounds(programs, steps, rounds)
-        say(f"After tuning, the same two processes: {_spell(result, result.after)}")
+        if result.verdicts:  # without one both still run what they ran before
+            say(f"{several(result.verdicts, 'shape has', 'shapes have')} a verdict. Measuring the same two again ...")
+            time.sleep(1.0)
+            _rounds(programs, steps, 1)
+            result.after, result.difference = _rounds(programs, steps, rounds)
+            say(f"After tuning, the same two processes: {_spell(result, result.after)}")
     finally:
         for program in programs:
             program.stop()

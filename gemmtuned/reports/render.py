@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -191,8 +193,18 @@ def terminal(*, stderr: bool = False) -> Console:
 
 
 def complain(message: str) -> None:
-    """One line to stderr, as every error of ours looks."""
-    sys.stderr.write(f"gemmtuned: {clean(' '.join(message.split()))}\n")
+    """One line to stderr, as every error of ours looks; on a terminal it goes on between two words."""
+    line = f"gemmtuned: {clean(' '.join(message.split()))}"
+    sys.stderr.write("\n".join(_broken(line)) + "\n")
+
+
+def _broken(line: str) -> list[str]:
+    """As narrow.say does, without rich: an error must not wait for it."""
+    try:
+        room = os.get_terminal_size(sys.stderr.fileno()).columns
+    except (OSError, ValueError, AttributeError):  # a file, a pipe, a test's
+        return [line]
+    return textwrap.wrap(line, max(room, 20), break_long_words=False, break_on_hyphens=False)
 
 
 def _say(console: Console, text: str) -> None:

@@ -51,7 +51,7 @@ class Paths:
             text += "; left alone: " + ", ".join(f"{name} ({why})" for name, why in sorted(self.left.items()))
         if self.unseen:
             text += f"; past the dispatcher, and not counted where it is called: {', '.join(sorted(self.unseen))}"
-        return text + " (docs/engines.md)"
+        return text
 
 
 def engine_paths(sessions: Sequence[Row], *, since_us: float = 0) -> list[Paths]:
@@ -105,7 +105,7 @@ def unseen_notes(sessions: Sequence[Row], *, since_us: float = 0) -> list[str]:
 def _silent(silent: Sequence[Row]) -> Iterator[str]:
     for path, what in (
         ("native", "ran with the hook and no product of theirs was recorded: they made none, or made them by operators "
-         "that are not counted (docs/engines.md)"),
+         "that are not counted (gemmtuned doctor lists them)"),
         ("off", "ran with the hook off, so that nothing could be recorded"),
     ):  # fmt: skip
         rows = [row for row in silent if row["path"] == path]

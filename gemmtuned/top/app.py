@@ -37,7 +37,7 @@ class Top(App[None]):
     TITLE = "gemmtuned top"
     ENABLE_COMMAND_PALETTE = False
     CSS: ClassVar[str] = """
-    #first, #second, #shares, #notes { height: auto; padding: 0 1; }
+    #first, #second, #shares, #advice, #notes { height: auto; padding: 0 1; }
     .title { padding: 1 1 0 1; text-style: bold; height: auto; }
     DataTable { height: auto; max-height: 14; }
     Message { align: center middle; }
@@ -66,6 +66,8 @@ class Top(App[None]):
         for name, (title, _) in _TITLES.items():
             yield Static(title, classes="title")
             yield DataTable(id=name, cursor_type="row", zebra_stripes=False)
+            if name == "devices":
+                yield Static("", id="advice")
         yield Static("", id="notes")
         yield Footer()
 
@@ -100,8 +102,11 @@ class Top(App[None]):
             self.query_one("#second", Static).update(Text(seen.second))
         if before is None or before.shares != seen.shares:
             self.query_one("#shares", Static).update(_shares(seen.shares))
-        if before is None or before.notes != seen.notes:
-            self.query_one("#notes", Static).update(Text("\n".join(seen.notes)))
+        for name in ("advice", "notes"):
+            if before is None or getattr(before, name) != getattr(seen, name):
+                static = self.query_one(f"#{name}", Static)
+                static.display = bool(getattr(seen, name))
+                static.update(Text("\n".join(getattr(seen, name))))
         for name in _TITLES:
             old: Sequence[Line] = getattr(before, name) if before else ()
             _fill(self._table(name), old, getattr(seen, name), _TITLES[name][1])

@@ -32,13 +32,17 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One moment. tone: `good`, `still` or `bad`, of the first line. share: of GEMM time, for the bar."""
+    """One moment. tone: `good`, `still` or `bad`, of the first line. share: of GEMM time, for the bar.
+
+    advice: what a person can do about the devices that are not tuned on, a line each, whole.
+    """
 
     first: str
     tone: str
     second: str
     shares: tuple[float, float, float] | None
     devices: tuple[Line, ...] = ()
+    advice: tuple[str, ...] = ()
     programs: tuple[Line, ...] = ()
     verdicts: tuple[Line, ...] = ()
     paused: bool = False
@@ -71,6 +75,7 @@ def of(said: Mapping[str, Any], *, switched_off: str = "") -> Picture:
         _second(said),
         shares,
         tuple(_device(seat, said["users"].get(seat["id"], ())) for seat in notice["seats"]),
+        tuple(filter(None, map(_advice, notice["seats"]))),
         tuple(_program(row, notice["generation"]) for row in programs["rows"]),
         tuple(_verdict(row, now_s) for row in said["verdicts"]),
         paused=notice["state"] == "paused",
@@ -117,17 +122,29 @@ def _tone(state: str, *, bad: bool) -> str:
 
 
 def _device(seat: Mapping[str, Any], users: Any) -> Line:
-    doing = (
-        " ".join(filter(None, (seat["problem"], seat["candidate"]))) if seat["state"] == "tuning" else seat["reason"]
-    )
-    hint = advice(seat["reason"])
-    if hint and hint not in doing and not hint.startswith("nothing"):
-        shown = doing.split(" (")[0] if hint == RESTS else doing  # who they are stands beside it
-        doing = f"{shown}: {hint.split(';')[0]}"
+    tuning = " ".join(filter(None, (seat["problem"], seat["candidate"])))
+    doing = tuning if seat["state"] == "tuning" else _why(seat)
     names = ", ".join(_user(one) for one in users) or "-"
     others = "-" if seat["others"] is None else percent(seat["others"])
     cells = (seat["name"], seat["state"], doing or "-", others, names)
     return Line(f"device {seat['id']}", _cells(cells), seat["problem"])
+
+
+def _advice(seat: Mapping[str, Any]) -> str:
+    """`cpu: end or kill -STOP them, ...`, whole: of the cell above, too, where that was cut; "" for nothing to say."""
+    if seat["state"] == "tuning":
+        return ""
+    hint = advice(seat["reason"])
+    if hint.startswith("nothing:") or hint in seat["reason"]:
+        hint = ""
+    why = seat["reason"] if len(_why(seat)) > _LONGEST else ""
+    return clean(": ".join((seat["name"], *filter(None, (why, hint))))) if why or hint else ""
+
+
+def _why(seat: Mapping[str, Any]) -> str:
+    """Why nothing is tuned there; who uses it stands beside it."""
+    reason: str = seat["reason"]
+    return reason.split(" (")[0] if advice(reason) == RESTS else reason
 
 
 def _user(one: Mapping[str, Any]) -> str:

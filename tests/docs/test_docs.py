@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import fnmatch
 import html
 import json
@@ -42,6 +43,24 @@ def test_the_reference_has_every_command_with_its_options() -> None:
     assert {
         o for o in ("`--since`", "`--share-resident`", "`--nsets`", "`--generation`") if o not in reference("commands")
     } == set()
+
+
+def test_nothing_points_to_a_page_that_a_wheel_has_not_got() -> None:
+    """Who installed the wheel has no docs/: what a command prints names a command, or says it itself."""
+    pointing = []
+    for folder in ("configs", "daemon", "db", "gemmtuned", "hooks", "kernels"):
+        for file in (ROOT / folder).rglob("*.py"):
+            tree = ast.parse(file.read_text())
+            defined = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+            said = {ast.get_docstring(one, clean=False) for one in ast.walk(tree) if isinstance(one, defined)}
+            pointing += [
+                f"{file}:{one.lineno}"
+                for one in ast.walk(tree)
+                if isinstance(one, ast.Constant) and isinstance(one.value, str) and one.value not in said
+                and re.search(r"docs/\S+\.md", one.value)
+            ]  # fmt: skip
+    assert pointing == []
+    assert not re.search(r"docs/\S+\.md", "".join(map(reference, ("commands", "variables", "messages"))))
 
 
 def test_the_reference_notices_a_page_that_is_stale(tmp_path: Path) -> None:

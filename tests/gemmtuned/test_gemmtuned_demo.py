@@ -46,7 +46,7 @@ def test_a_demo_that_found_nothing_says_so_and_points_at_nothing(
 
     def found_nothing(home: Path, **options: Any) -> loop.Result:
         folders.append(home)
-        return loop.Result(home, "cpu", {}, {"plain": [8.0] * 3, "hooked": [9.0] * 3})
+        return loop.Result(home, "cpu", {"plain": [8.0] * 3, "hooked": [9.0] * 3})
 
     monkeypatch.setattr(loop, "run", found_nothing)
     monkeypatch.setattr("gemmtuned.commands.demo.build_before", lambda *args: None)
@@ -56,6 +56,40 @@ def test_a_demo_that_found_nothing_says_so_and_points_at_nothing(
     assert done.exit_code == 75 and "load 1000000.0 on" in done.output
     assert "No shape had a verdict when the time was over" in done.output and "Look at what" not in done.output
     assert len(folders) == 1 and not folders[0].exists()
+
+
+class Running(Program):
+    """A program of the demo that runs nothing, at 1 ms a step."""
+
+    def __init__(self, name: str, home: Path) -> None:
+        super().__init__(name, 0.001)
+
+    def answer(self) -> dict[str, Any]:
+        return {"ready": True, "device": "cpu", "threads": 2}
+
+    def stop(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("verdicts", [0, 3])
+def test_what_has_no_verdict_is_not_measured_again_and_what_is_measured_is_said(
+    verdicts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "_Program", Running)
+    monkeypatch.setattr(loop, "_tune", lambda *of: None)
+    monkeypatch.setattr(loop, "_published", lambda home: verdicts)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    said: list[str] = []
+
+    result = loop.run(tmp_path, say=said.append)
+
+    assert len(result.before["hooked"]) == loop.ROUNDS
+    assert len(result.after.get("hooked", ())) == (loop.ROUNDS if verdicts else 0)
+    again = [line for line in said if line == "3 shapes have a verdict. Measuring the same two again ..."]
+    assert len(again) == bool(verdicts)
+    assert said.index("Measuring both, 9 rounds at most ...") < next(
+        at for at, line in enumerate(said) if line.startswith("Before tuning: plain")
+    )
 
 
 def test_names_that_are_no_commands_say_what_is_meant() -> None:

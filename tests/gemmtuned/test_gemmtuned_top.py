@@ -210,6 +210,34 @@ def test_hostile_names_are_text() -> None:
     assert line.cells[0] == "[red]train  rank 1"
 
 
+ADVISED = {  # what stands below the table of devices, by the reason that the daemon gives
+    "others use 99 % (git 14619, a.py 8009)": "end or kill -STOP them, or gemmtuned tune; it starts once they rest",
+    "process 8245, which holds the GPU, works": "nothing, if it serves; if it only polls the CPU, start it with "
+    "GEMMTUNED=1: then its calls decide",
+    "another gemmtuned daemon tunes": "",  # the daemons see to it
+    "paused until gemmtuned resume": "",  # said already
+}
+
+
+@pytest.mark.parametrize("reason", ADVISED)
+def test_advice_is_whole_below_the_devices(reason: str) -> None:
+    seen = picture.of(changed("waiting", reason))
+    assert seen.advice == ((f"cpu: {ADVISED[reason]}",) if ADVISED[reason] else ())
+
+
+def test_a_reason_longer_than_its_cell_is_whole_below_it() -> None:
+    reason = "2 starts of the worker failed, next start from 12:00: ImportError: " + "libtorch_cpu.so " * 9
+    seen = picture.of(changed("waiting", reason))
+    assert seen.devices[0].cells[2].endswith("...")
+    assert seen.advice == (f"cpu: {reason}: gemmtuned doctor; the worker's own words are in the reason",)
+
+
+def test_on_a_narrow_screen_advice_goes_on_between_two_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "SIZE", (50, 40))
+    screen = lines(on_screen(STATES["held"]))
+    assert "cpu: end or kill -STOP them, or gemmtuned tune;" in screen and " it starts once they rest" in screen
+
+
 def test_shares_fill_the_bar_and_none_is_hidden() -> None:
     for shares in ((1.0, 0.0, 0.0), (0.999, 0.0005, 0.0005), (0.3, 0.3, 0.4), (0.0, 0.0, 1.0)):
         wide = picture.bar(shares)

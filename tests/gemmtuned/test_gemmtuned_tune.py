@@ -270,12 +270,16 @@ def test_without_shapes_what_waits_here_goes_before_the_built_in_ones(
 
     assert typed()[0].problems == [dear, cheap]
     assert set(typed("--all")[0].problems) == {dear, cheap, solved, hopeless, *small}
-    for option in (("--dtype", "bf16"), ("--threads", "2"), ("--dtype", "bf16", "-o", "bf16_tuned_gemm.csv")):
-        before, _ = typed()
-        capsys.readouterr()
-        assert typed(*option)[0] is before, "it was asked for something"
+    for option, there in (
+        (("--dtype", "bf16"), "dtype fp32 were"),
+        (("--threads", "2"), "threads 1 were"),
+        (("--dtype", "bf16", "--threads", "1", "-o", "bf16_tuned_gemm.csv"), "dtype fp32; threads 1 were"),
+        (("--out-dtype", "bf16", "--all"), "out-dtype fp32 were"),
+    ):
+        with pytest.raises(SystemExit) as end:
+            build()(["tune", *option], prog_name="gemmtuned")
         told = capsys.readouterr().out
-        assert f"2 wait to be tuned here, none of them {option[0][2:]} {option[1]}" in told and "0 to tune" in told
+        assert end.value.code == 1 and f"was ever called here ({there}; " in told and "0 to tune" in told
     assert not (home / "bf16_tuned_gemm.csv").exists()
     store = Store(settings.db, locks=settings.locks)
     half = replace(PROBLEM, dtype="bf16", wdtype="bf16", out_dtype="bf16", m=3)
@@ -287,6 +291,32 @@ def test_without_shapes_what_waits_here_goes_before_the_built_in_ones(
     assert set(typed("--threads", "1")[0].problems) == {dear, cheap, half, mixed}
     assert typed("--dtype", "bf16", "--out-dtype", "fp32")[0].problems == [mixed]
     assert set(typed("--dtype", "fp32", "--threads", "1")[0].problems) == {dear, cheap}
+
+
+def test_what_of_a_kind_has_been_tried_is_not_tried_again(
+    typed: Callable[..., tuple[Request, dict[str, Any]]], home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (known,) = {monitor.device.key for monitor in find_monitors() if monitor.device.kind == "cpu"}
+    here = Environment(replace(cpu_device(), key=known), {"torch": "1"})
+    settings = Settings.from_env(dict(os.environ))
+    store = Store(settings.db, locks=settings.locks)
+    now_s = time.time()
+    half = replace(PROBLEM, dtype="bf16", wdtype="bf16", out_dtype="bf16", m=3)
+    store.add_sightings("r", here, [saw(PROBLEM), saw(half)], now_s=now_s)
+    work = store.lease_next("a:1", here, now_s=now_s, hold_s=60, problems=[half])
+    assert work is not None
+    store.install(work, [found(half, here, backend="torch")], environment=here, now_s=now_s)
+    store.close()
+
+    for more in ((), ("--json",), ("--threads", str(half.threads))):
+        with pytest.raises(SystemExit) as end:
+            build()(["tune", "--dtype", "bf16", *more], prog_name="gemmtuned")
+        told = capsys.readouterr().out
+        assert (
+            end.value.code == 0 and "the one problem of dtype bf16" in told and "called here has been tried: " in told
+        )
+    assert typed("--dtype", "bf16", "--all")[0].problems == [half]
+    assert typed()[0].problems == [PROBLEM]
 
 
 def test_a_model_of_which_nothing_can_be_tuned_is_listed_with_the_reasons(

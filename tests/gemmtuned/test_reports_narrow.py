@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
+import os
 import random
+import struct
+import termios
 
 import pytest
 from rich.console import Console
@@ -134,3 +138,21 @@ def test_a_wide_letter_is_there_however_little_room_is_left(wide: int) -> None:
     narrow.draw(console, Grid(["run"] * 4, [False] * 4, rows, ["", ""]), wide)
 
     assert out.getvalue().count("漢") == out.getvalue().count("字") == out.getvalue().count("🙂") == 2
+
+
+def test_a_complaint_goes_on_between_two_words_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+    path = "/home/somebody/.local/state/gemmtuned/tune.db"
+    message = f"{path}: another program has had it for 5 s, and nothing was written"
+    with os.fdopen(theirs, "w") as stderr:
+        monkeypatch.setattr("sys.stderr", stderr)
+        render.complain(message)
+        stderr.flush()
+        shown = os.read(ours, 4096).decode().split("\r\n")
+    os.close(ours)
+    assert " ".join(shown) == f"gemmtuned: {message} "
+    assert shown[1] == f"{path}:" and all(len(line) <= 40 for line in shown if line != shown[1])
+    monkeypatch.setattr("sys.stderr", to_a_file := io.StringIO())
+    render.complain(message)
+    assert to_a_file.getvalue() == f"gemmtuned: {message}\n"
