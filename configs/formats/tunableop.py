@@ -16,11 +16,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from gemmtuned.configs.aiter_columns import real
 from gemmtuned.configs.aiter_csv import lines_of, write_file
 from gemmtuned.configs.aiter_text import MAX_BAD_ROWS, MAX_LINE
 from gemmtuned.configs.errors import ProblemError, TableError
 from gemmtuned.configs.hint import Imported
-from gemmtuned.configs.numbers import decimal
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Candidate, Solution
 
@@ -29,13 +29,17 @@ _OP: Final = re.compile(r"(Gemm|GemmAndBias|GemmStridedBatched|ScaledGemm)Tunabl
 _SIZES: Final = re.compile(
     r"([nt]{2})_([0-9]{1,10})_([0-9]{1,10})_([0-9]{1,10})(?:_B_([0-9]{1,10}))?((?:_[A-Za-z0-9]+)*)"
 )
-# Strides, whether scales are of rows, the bias
-_KNOWN: Final = re.compile(r"^(?:_ld(?:_[0-9]+){3})?(?:_rw_[01])?(?:_bias_[A-Za-z0-9]+)?")
+# What sizes of scaled products and of all others may go on with: strides, whether scales are of rows, the bias
+_KNOWN: Final = {
+    True: re.compile(r"^(?:_ld(?:_[0-9]+){3})?(?:_rw_[01])?(?:_bias_[A-Za-z0-9]+)?"),
+    False: re.compile(r"^(?:_ld(?:_[0-9]+){3})?"),
+}
 _DTYPES: Final = {
     "float": "fp32", "tf32": "fp32", "double": "fp64", "BFloat16": "bf16", "Half": "fp16",
     "Float8_e4m3fn": "fp8_e4m3", "Float8_e5m2": "fp8_e5m2", "Float8_e4m3fnuz": "fp8_e4m3fnuz",
     "Float8_e5m2fnuz": "fp8_e5m2fnuz",
 }  # fmt: skip
+_PLAIN: Final = ("float", "tf32", "double", "BFloat16", "Half")  # types of products without scales
 _NAMES: Final = {"fp32": "float", "fp64": "double", "bf16": "BFloat16", "fp16": "Half"}
 _FP8: Final = re.compile(r"Float8_[a-z0-9]+|[A-Za-z0-9]+")
 
@@ -88,42 +92,44 @@ def _add(found: Imported, number: int, fields: Sequence[str], validators: Mappin
     if sizes[1] != f"{op[3]}{op[4]}".lower():
         found.reject(f"{where}, field 2: {fields[1][:80]!r} has other letters than the operator {fields[0][:80]}")
         return
-    odd = _KNOWN.sub("", sizes[6], count=1)
     tuned = len(fields) > 2 and fields[2] != "BLAS_PARAMS"
-    us = _us(fields[3]) if tuned and len(fields) > 3 and fields[3] else None
-    if us is not None and math.isnan(us):
+    try:
+        ms = real(fields[3]) if tuned and len(fields) > 3 else None
+    except ValueError:
         found.reject(f"{where}, field 4: {fields[3][:80]!r} is not a time in milliseconds")
         return
+    us = ms * 1e3 if ms and 0 < ms < math.inf else None
+    problem = _problem(op, sizes)
     row = {"op": fields[0], "sizes": fields[1], "solution": fields[2] if tuned else "", "validators": dict(validators)}
     found.kind = "tuned" if tuned else found.kind
     found.add(
         number,
         row,
         kind="tuned" if tuned else "untuned",
-        problem=None if odd else _problem(op, sizes),
-        why=f"{odd[1:40]} in the sizes is not known"
-        if odd
-        else f"operator {fields[0][:60]} with these types is no problem of gemmtuned's",
+        problem=problem if isinstance(problem, Problem) else None,
+        why=problem if isinstance(problem, str) else "",
         candidate=_candidate(fields[2]) if tuned else None,
         arch=validators.get("GCN_ARCH_NAME", "").partition(":")[0],
-        us=us if us and 0 < us < math.inf else None,
+        us=us,
     )
 
 
-def _us(text: str) -> float:
-    ms = decimal(text)
-    return math.nan if ms is None else ms * 1e3
-
-
-def _problem(op: re.Match[str], sizes: re.Match[str]) -> Problem | None:
+def _problem(op: re.Match[str], sizes: re.Match[str]) -> Problem | str:
+    """The product of a line, or why it is no problem of ours."""
     kind, types, w, x = op.groups()
+    odd = _KNOWN[kind == "ScaledGemm"].sub("", sizes[6], count=1)
+    if odd:
+        return f"{odd[1:40]} in the sizes is not known"
+    if (kind == "GemmStridedBatched") != bool(sizes[5]):
+        return f"operator {kind} {'with' if sizes[5] else 'without'} a batch (B) in its sizes is not known"
     values: dict[str, Any] = {
         "n": int(sizes[2]), "m": int(sizes[3]), "k": int(sizes[4]), "batch": int(sizes[5] or 1),
         "layout": ("n" if x == "N" else "t") + ("t" if w == "T" else "n"), "bias": kind == "GemmAndBias",
     }  # fmt: skip
     names = _FP8.findall(types) if kind == "ScaledGemm" else [types]
-    if len(names) not in (1, 3) or any(name not in _DTYPES for name in names):
-        return None
+    known = _DTYPES if kind == "ScaledGemm" else _PLAIN
+    if len(names) != (3 if kind == "ScaledGemm" else 1) or any(name not in known for name in names):
+        return f"operator {op[0][:60]} with these types is no problem of gemmtuned's"
     if kind == "ScaledGemm":  # W's type comes first
         wdtype, dtype, out = (_DTYPES[name] for name in names)
         scale = "row" if "_rw_1" in sizes[6] else "tensor"
@@ -135,8 +141,8 @@ def _problem(op: re.Match[str], sizes: re.Match[str]) -> Problem | None:
             values["family"] = "batched"
     try:
         return Problem(**values)
-    except ProblemError:
-        return None
+    except ProblemError as err:
+        return f"no problem of gemmtuned's: {err}"
 
 
 def _candidate(solution: str) -> Candidate | None:

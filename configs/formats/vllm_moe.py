@@ -38,6 +38,8 @@ _DTYPES: Final = {
 _WORDS: Final = {"E": "experts", "K": "k", "device_name": "device", "block_shape": "block"}
 _BLOCK_DTYPES: Final = {"fp8_w8a8": "fp8_e4m3", "int8_w8a8": "i8"}
 _NO_SIGNED_ZERO: Final = re.compile(r"MI3(00|08|25)")  # AMD's first generation has the fp8 without a signed zero
+_ANY_AMD: Final = re.compile(r"AMD_Radeon_Graphics|AMD_Instinct|AMD")  # what drivers call GPUs of either generation
+_TWICE: Final = "stands twice"  # in place of a part's value
 
 
 def is_ours(path: Path, raw: object) -> bool:
@@ -91,9 +93,12 @@ def _problem(named: Mapping[str, str], m: int) -> Problem | str:
     """The dense product that one entry is for, or why there is none."""
     kind, out_dtype = named.get("dtype", ""), "bf16"
     block = re.sub(r"\s", "", named.get("block_shape", ""))
+    device = named.get("device_name", "")
     odd = set(named) - {"N", "K", "device_name", "dtype", "block_shape", "triton", "input_dtype", "out_dtype"}
     if odd:
         return f"{min(odd)}={named[min(odd)]} in the file's name is not known"
+    if _TWICE in named.values():
+        return f"{next(name for name in named if named[name] is _TWICE)} stands twice in the file's name"
     if kind.endswith("_per_token") and not block and {"input_dtype", "out_dtype"} <= set(named):
         dtype, scale = DTYPE_NAMES.get(named["input_dtype"], named["input_dtype"]), "row"
         out_dtype = DTYPE_NAMES.get(named["out_dtype"], named["out_dtype"])
@@ -101,7 +106,9 @@ def _problem(named: Mapping[str, str], m: int) -> Problem | str:
     else:
         dtype, scale = _BLOCK_DTYPES.get(kind, ""), "1x128"
         fits = bool(dtype) and block == "[128,128]" and not {"input_dtype", "out_dtype"} & set(named)
-        if dtype.startswith("fp8") and _NO_SIGNED_ZERO.search(named["device_name"]):
+        if dtype.startswith("fp8") and (not device or _ANY_AMD.fullmatch(device)):
+            return f"device_name {device or 'is missing and'} does not tell which fp8 the device multiplies"
+        if dtype.startswith("fp8") and _NO_SIGNED_ZERO.search(device):
             dtype = "fp8_e4m3fnuz"
     if not fits:
         said = ",".join(f"{name}={named[name]}" for name in ("dtype", "block_shape", "input_dtype") if name in named)
@@ -115,14 +122,17 @@ def _problem(named: Mapping[str, str], m: int) -> Problem | str:
 
 def _named(path: Path) -> dict[str, str]:
     """What the file's name tells, part by part; {} where it is not made of parts."""
-    stem, parts = path.stem.removesuffix("_down"), {}
+    stem = path.stem.removesuffix("_down")  # of SGLang's, for the second product of a mixture
+    parts: dict[str, str] = {}
     at = 0
     while at < len(stem):
         part = _PART.match(stem, at)
         if part is None:
             return {}
-        parts[part[1]] = part[2]
+        parts[part[1]] = _TWICE if part[1] in parts else part[2]
         at = part.end()
+    if stem != path.stem and "E" not in parts:
+        parts["_down"] = "the end"
     return parts
 
 
@@ -131,6 +141,9 @@ def _fault(key: str, config: object) -> str:
         return "not a token count"
     if not isinstance(config, dict) or not set(config) >= _TILES:
         return f"no tile, expected {', '.join(sorted(_TILES))}"
+    for name in sorted(_TILES):
+        if type(config[name]) is not int or config[name] < 1:
+            return f"{name} is {config[name]!r:.40}, expected a whole number of at least 1"
     odd = [name for name, value in config.items() if not isinstance(value, (int, str, type(None)))]
     return f"parameter {odd[0][:40]} is no plain value" if odd else ""
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from hooked import solution
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gemmtuned.configs.errors import TableError
@@ -194,6 +194,7 @@ PLAIN = st.builds(
 )  # fmt: skip
 
 
+@settings(deadline=None)
 @given(problem=PLAIN)
 def test_what_we_write_for_tunable_op_reads_as_the_same_problem(problem: Problem, tmp_path_factory: Any) -> None:
     line = tunableop.line_of(made(problem, us=12.0, state="default_best"))
@@ -385,6 +386,7 @@ def test_inductors_own_reader_finds_what_we_write(bias: bool, tmp_path: Path, mo
     assert other == {}
 
 
+@settings(deadline=None)
 @given(problem=PLAIN)
 def test_what_we_write_for_inductor_reads_as_the_same_problem(problem: Problem, tmp_path_factory: Any) -> None:
     entry = inductor.entry_of(made(problem, "triton", config=json.dumps(TILES)))
