@@ -21,6 +21,9 @@ from gemmtuned.db.rows import rows
 from gemmtuned.db.sightings import HOURS
 
 T = TypeVar("T")
+_LABELS: Final = "SELECT count(DISTINCT run_id) FROM sighting WHERE hour = (SELECT max(hour) FROM sighting)"
+_FEW: Final = 2  # labels
+_EACH_HOUR: Final = "GROUP BY hour, problem_id, environment_id"
 DAY_S: Final = 86_400.0
 PROBLEM: Final = ", ".join(f'p."{name}"' for name in COLUMNS)
 
@@ -92,13 +95,17 @@ def of_window(
     """A question about sightings since then, which names their table {sightings}.
 
     A row that stands for a day or a block of four weeks is in when the window touches it, as one of an hour is.
+    {sum} and {each_hour} add up what the labels called within an hour first, in the order in which the rows lie, where
+    there are several: less is left to sort then. With one label nothing would be.
     """
     values = {"since": since_us, "hour": since_us // 3_600_000_000, **more}
 
     def look(conn: sqlite3.Connection) -> list[dict[str, Any]]:
         before = conn.execute("SELECT EXISTS (SELECT 1 FROM sighting_before)").fetchone()[0]  # as a union it is slower
         first = next((h for (h,) in conn.execute(HOURS).fetchall()[::-1] if h <= values["hour"]), values["hour"])
-        sightings = "every_sighting" if before else "sighting"
-        return rows(conn, sql.format(sightings=sightings, **(texts or {})), {**values, "hour": first})
+        several = conn.execute(_LABELS).fetchone()[0] > _FEW
+        how = {"sum": "sum", "each_hour": _EACH_HOUR} if several else {"sum": "", "each_hour": ""}
+        how |= {"sightings": "every_sighting" if before else "sighting", **(texts or {})}
+        return rows(conn, sql.format(**how), {**values, "hour": first})
 
     return on(path, look, [])

@@ -18,25 +18,22 @@ _GROUPS: Final = {
     "run": ("r.name AS run, h.key AS device", "t.run_id, h.id"),
     "problem": (f"p.text AS problem, {PROBLEM}, h.key AS device", "t.problem_id, h.id"),
 }
-# Hour by hour first, in the order in which the rows lie: what is left to sort is the fewer the more labels there are.
-# By run nothing would be less by it.
+# One number to group by and few columns, since all rows of the window are sorted. of_window has {sum} and {each_hour}
 _COVERAGE: Final = """
 WITH by_hour AS (
-    SELECT problem_id, environment_id, {run_id} AS run_id, sum(calls) AS calls,
-        sum(calls * (outcome = 'exact')) AS exact_calls,
-        sum(calls * (outcome = 'padded')) AS padded_calls,
-        sum(calls * (outcome = 'miss')) AS missed_calls,
-        sum(calls * graph) AS graph_calls,
-        {hours}
+    SELECT hour, problem_id, environment_id, {run_id} AS run_id, {sum}(calls) AS calls,
+        {sum}(calls * (outcome = 'exact')) AS exact_calls,
+        {sum}(calls * (outcome = 'padded')) AS padded_calls,
+        {sum}(calls * graph) AS graph_calls
     FROM {sightings} WHERE hour >= :hour AND last_seen_us >= :since
         AND (:run IS NULL OR run_id IN (SELECT id FROM run WHERE name = :run))
-    GROUP BY {first}problem_id, environment_id{and_run}
+    {each_hour}
 ),
 recent AS (
     SELECT problem_id, environment_id, run_id, sum(calls) AS calls, sum(exact_calls) AS exact_calls,
-        sum(padded_calls) AS padded_calls, sum(missed_calls) AS missed_calls, sum(graph_calls) AS graph_calls,
-        min(first_hour) AS first_hour, max(last_hour) AS last_hour
-    FROM by_hour GROUP BY problem_id, environment_id{and_run}
+        sum(padded_calls) AS padded_calls, sum(calls) - sum(exact_calls) - sum(padded_calls) AS missed_calls,
+        sum(graph_calls) AS graph_calls, min(hour) AS first_hour, max(hour) AS last_hour
+    FROM by_hour GROUP BY problem_id << 32 | environment_id{and_run}
 ),
 known AS MATERIALIZED (
     SELECT t.*, c.us, c.roofline_us, c.solution_id IS NOT NULL AS covered,
@@ -71,11 +68,11 @@ ORDER BY {weight} DESC
 """
 _COVERED_TIME: Final = """
 WITH by_hour AS (
-    SELECT hour, problem_id, environment_id, sum(calls) AS calls FROM {sightings}
-    WHERE hour >= :hour AND last_seen_us >= :since GROUP BY hour, problem_id, environment_id
+    SELECT hour, problem_id, environment_id, {sum}(calls) AS calls FROM {sightings}
+    WHERE hour >= :hour AND last_seen_us >= :since {each_hour}
 ),
 recent AS (
-    SELECT problem_id, environment_id, sum(calls) AS calls FROM by_hour GROUP BY problem_id, environment_id
+    SELECT problem_id, environment_id, sum(calls) AS calls FROM by_hour GROUP BY problem_id << 32 | environment_id
 )
 SELECT total(t.calls * c.us * (c.solution_id IS NOT NULL)) AS covered_us, total(t.calls * c.us) AS time_us
 FROM recent t JOIN problem_cost c ON c.environment_id = t.environment_id AND c.problem_id = t.problem_id
@@ -147,14 +144,9 @@ def coverage(
     since = us((time.time() if now_s is None else now_s) - since_s)
     texts = {"columns": columns, "group": group, "weight": WEIGHTS[weight]}
     if by == "run":
-        texts |= {
-            "run_id": "run_id",
-            "and_run": ", run_id",
-            "first": "",
-            "hours": "min(hour) AS first_hour, max(hour) AS last_hour",
-        }
+        texts |= {"run_id": "run_id", "and_run": ", run_id", "sum": "", "each_hour": ""}
     else:
-        texts |= {"run_id": "NULL", "and_run": "", "first": "hour, ", "hours": "hour AS first_hour, hour AS last_hour"}
+        texts |= {"run_id": "NULL", "and_run": ""}
     return of_window(path, _COVERAGE, since, texts, run=run)
 
 

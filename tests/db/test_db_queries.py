@@ -73,11 +73,15 @@ def test_view_has_its_promised_columns(store: Store, view: str) -> None:
     assert len(columns) == len(set(columns))
 
 
-def test_the_views_of_coverage_say_what_the_questions_say(store: Store) -> None:
+@pytest.mark.parametrize("labels", [("serve",), ("serve", "train", "batch", "old")], ids=["one_label", "several"])
+def test_the_views_of_coverage_say_what_the_questions_say(store: Store, labels: tuple[str, ...]) -> None:
     now = time.time()
     batch = [saw(problem(m), m, outcome) for m in range(1, 40) for outcome in ("miss", "exact", "padded")]
-    for age, run in ((0, "serve"), (3, "train"), (12, "serve"), (30, "old")):
+    batch += [saw(problem(m), 7, "exact", graph=True) for m in range(10, 20)]
+    newest = [(0, run) for run in labels]
+    for age, run in (*newest, (3, "train"), (12, "serve"), (30, "old")):
         store.add_sightings(run, NEW, batch, now_s=now - age * HOUR)
+        store.add_sightings(run, OLD, batch[: 40 + age], now_s=now - age * HOUR)
     store.install(None, [found(problem(m)) for m in range(1, 20)], environment=NEW, now_s=now)
 
     for view, by in (("coverage", "family"), ("coverage_by_run", "run"), ("coverage_by_problem", "problem")):
