@@ -148,11 +148,8 @@ class Problem:
                 )
             object.__setattr__(self, "m", CHAIN_M)
             object.__setattr__(self, "layout", f"n{self.layout[1]}")
-        if self.family == "moe":
-            for name in ("experts", "topk", "inter"):
-                self._check_size(name, " in family moe")
-            if not isinstance(self.act, str) or not _WORD.fullmatch(self.act):
-                raise ProblemError(f"act is {self.act!r}, expected an activation's name in family moe")
+        if self.family == "moe" or _of_experts(self) != _NO_EXPERTS:
+            self._check_experts()
 
     def __hash__(self) -> int:  # the store asks a dictionary five times for each of thousands
         return hash(_told_apart_by(self))
@@ -161,6 +158,18 @@ class Problem:
         value = getattr(self, name)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= MAX_DIM:
             raise ProblemError(f"{name} is {value!r}, expected an integer from 1 to {MAX_DIM}{where}")
+
+    def _check_experts(self) -> None:
+        """What only mixtures of experts have, in family moe; those of other packages may have some of it."""
+        ours = self.family in FAMILIES
+        for name, value in zip(_EXPERTS, _of_experts(self), strict=True):
+            if ours and self.family != "moe":
+                if value is not None:
+                    raise ProblemError(f"{name} is {value!r}: family {self.family} has none, only family moe has")
+            elif name != "act" and (ours or value is not None):
+                self._check_size(name, f" in family {self.family}")
+            elif (ours or value is not None) and not (isinstance(value, str) and _WORD.fullmatch(value)):
+                raise ProblemError(f"act is {value!r}, expected an activation's name in family {self.family}")
 
     @property
     def operands(self) -> str:
@@ -327,6 +336,9 @@ _CLOSED: Final = {
 }
 _WORDS: Final = ("family", *_CLOSED)
 _SIZES: Final = ("batch", "m", "n", "k")
+_EXPERTS: Final = ("experts", "topk", "inter", "act")
+_NO_EXPERTS: Final = (None,) * len(_EXPERTS)
+_of_experts: Final = attrgetter(*_EXPERTS)
 _told_apart_by: Final = attrgetter(*_SIZES, "dtype", "layout", "threads")  # problems of one program, nearly always
 _OTHERS: Final = tuple(name for name in COLUMNS if name not in ("m", "n", "k"))
 _words_of: Final = attrgetter(*_WORDS)

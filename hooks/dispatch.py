@@ -190,8 +190,6 @@ def _refusal(solution: Solution, environment: Environment | None, failed: frozen
     if p.family == "moe":
         if solution.backend not in (*BY_OPS, DEFAULT_BACKEND):
             return f"backend {solution.backend} is not known to this version"
-    elif (p.experts, p.topk, p.inter, p.act) != (None,) * 4:
-        return "mixtures of experts are not served by this version"
     elif p.family not in FAMILIES:
         if solution.backend in NATIVE_CODES and solution.backend != DEFAULT_BACKEND:
             return f"family {p.family} is of another package: only registered operators run it"

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from store_cases import found, lease, open_store, problem, saw
 
-from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.errors import ProblemError
+from gemmtuned.configs.problem import FAMILIES, Problem, known_problems
 from gemmtuned.configs.solution import Candidate, Device, Environment, Solution
 from gemmtuned.db import queries
 from gemmtuned.db.store import Store
@@ -183,3 +184,33 @@ def test_each_problem_is_stored_once_whether_its_sizes_lie_close_or_far_apart(st
     with closing(sqlite3.connect(tmp_path / "tune.db")) as conn:
         stored = conn.execute("SELECT m, n FROM problem ORDER BY m").fetchall()
     assert stored == [(m, ONE.n) for m in sorted({*sizes, *range(899, 905)})]
+
+
+EXPERTS: dict[str, Any] = {"experts": 8, "topk": 2, "inter": 64, "act": "silu"}
+
+
+@pytest.mark.parametrize("column", EXPERTS)
+def test_what_mixtures_of_experts_have_no_other_family_of_ours_has(column: str) -> None:
+    for family in FAMILIES:
+        if family != "moe":
+            for value in (EXPERTS[column], -3, 2.5, [1], ""):
+                with pytest.raises(ProblemError, match=f"^{column} is .*: family {family} has none, only family moe"):
+                    Problem(family=family, m=8, n=64, k=64, **{column: value})
+    mixture = Problem(family="moe", m=8, n=64, k=64, **EXPERTS)
+    others = Problem(family="package.mixture", m=8, n=64, k=64, **{column: EXPERTS[column]})
+    assert [Problem.parse(str(one)) for one in (mixture, others)] == [mixture, others]
+    for wrong in (-3, 2.5, True, [1], "", "SiLU!"):
+        for family, told in (("moe", EXPERTS), ("package.mixture", {})):
+            with pytest.raises(ProblemError, match=f"^{column} is .* in family {family}$"):
+                Problem(family=family, m=8, n=64, k=64, **{**told, column: wrong})
+
+
+def test_a_row_that_mixes_two_families_is_told_by_the_column() -> None:
+    row = Problem(m=8, n=64, k=64).row()
+    with pytest.raises(ProblemError, match=r"^topk is 2: family dense has none, only family moe has$"):
+        Problem.from_row({**row, "topk": 2})
+    with pytest.raises(ProblemError, match="topk is 2"):
+        Problem.parse("bf16:8x64x64,topk=2")
+    assert known_problems([{"problem": "bf16:8x64x64,topk=2"}, {"problem": "bf16:8x64x64"}]) == [
+        Problem(m=8, n=64, k=64)
+    ]

@@ -4,6 +4,8 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -43,20 +45,22 @@ def test_counts_of_a_problem_add_up_over_flushes_runs_and_outcomes(store: Store)
 def test_every_column_of_a_problem_survives_the_store(store: Store) -> None:
     odd = Problem(
         family="batched", batch=3, m=5, n=7, k=11, bias=True, dtype="fp8_e4m3", wdtype="fp8_e5m2", out_dtype="bf16",
-        scale="row", layout="tn", weight_state="packed", math_mode="tf32", deterministic=True, threads=9, experts=4,
-        topk=2, inter=13, act="silu",
+        scale="row", layout="tn", weight_state="packed", math_mode="tf32", deterministic=True, threads=9,
     )  # fmt: skip
+    mixture = Problem(family="moe", m=5, n=7, k=7, experts=4, topk=2, inter=13, act="silu")
+    others = Problem(family="package.mixture", m=5, n=7, k=7, topk=2)
     huge = Problem(family="batched", batch=2**31 - 1, m=2**31 - 1, n=2**31 - 1, k=2**31 - 1)
-    store.add_sightings("r", NEW, [saw(odd), saw(huge)], now_s=T)
+    store.add_sightings("r", NEW, [saw(odd), saw(huge), saw(mixture), saw(others)], now_s=T)
 
-    assert {lease(store, now_s=T).problem for _ in range(2)} == {odd, huge}
+    assert {lease(store, now_s=T).problem for _ in range(4)} == {odd, huge, mixture, others}
 
 
 def test_problems_that_differ_in_any_column_are_not_mixed(store: Store) -> None:
+    others = partial(replace, problem(), family="package.mixture")
     shapes = [
         problem(), problem(bias=True), problem(threads=4), problem(layout="nn"), problem(weight_state="packed"),
-        problem(math_mode="tf32"), problem(deterministic=True), problem(out_dtype="bf16"), problem(topk=1),
-        problem(topk=None, inter=1), problem(act="None"), problem(act="gelu"),
+        problem(math_mode="tf32"), problem(deterministic=True), problem(out_dtype="bf16"), others(topk=1),
+        others(inter=1), others(act="none"), others(act="gelu"),
     ]  # fmt: skip
     store.add_sightings("r", NEW, [saw(p, i + 1) for i, p in enumerate(shapes)], now_s=T)
 

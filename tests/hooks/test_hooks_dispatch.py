@@ -96,8 +96,7 @@ REFUSED = {
     "an unknown backend": {"backend": "cutlass", "stamp": "1"},
     "a packed kernel for a plain weight": {"backend": "onednn_packed"},
     "scales": {"problem": replace(LINEAR, scale="row")},
-    "experts": {"problem": replace(LINEAR, experts=8), "backend": "torch", "state": "default_best"},
-    "experts that are a list": {"problem": replace(LINEAR, topk=[1])},  # type: ignore[arg-type]
+    "a family of another package": {"problem": replace(LINEAR, family="package.mixture", topk=1)},
     "a shuffled weight": {"problem": replace(LINEAR, weight_state="shuffled"), "backend": "torch"},
     "a padded size beyond all": {"problem": LINEAR.with_m(MAX_DIM), "covers": "fine"},
 }
