@@ -36,7 +36,7 @@ _VARIABLES: Final = (
     Variable(
         "GEMMTUNED_DEVICE_LOCKS",
         "/run/lock/gemmtuned, else /run/lock, else /tmp",
-        "locks by which daemons share GPUs: one folder for all users and containers",
+        "locks by which daemons share GPUs and CPUs: one folder for all users and containers",
     ),
     Variable(
         "GEMMTUNED_TRUST", "unset", "a user (name or number) besides root and you whose published tables are used"

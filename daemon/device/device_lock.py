@@ -13,10 +13,25 @@ import os
 import stat
 import time
 from pathlib import Path
+from typing import Protocol
 
 from gemmtuned.configs.open_files import limit_reached
 from gemmtuned.configs.solution import slug
 from gemmtuned.db.lockfile import holder, open_lock, what_lies_there
+
+
+class Lock(Protocol):
+    """What a worker needs to hold."""
+
+    def take(self) -> str:
+        """Hold it; "" when it is ours, else why it is not. Never waits."""
+
+    def drop(self) -> None:
+        """Let it go."""
+
+
+class LockingError(Exception):
+    """A lock file that cannot be opened or locked; the text names it, and the way out."""
 
 
 class DeviceLock:
@@ -30,6 +45,13 @@ class DeviceLock:
 
     def take(self) -> str:
         """Hold it; "" when it is ours, else why it is not. Never waits."""
+        try:
+            return self.hold()
+        except LockingError as err:
+            return str(err)
+
+    def hold(self) -> str:
+        """As take, but for a file that cannot be locked by anybody here: raises LockingError."""
         if self._fd is not None:
             return ""
         try:
@@ -37,8 +59,10 @@ class DeviceLock:
         except OSError as err:
             full = limit_reached(err)
             if full:
-                return f"{self._path}: cannot be opened: {full}"
-            return f"{self._path}: cannot be opened ({err.strerror or err}). Set GEMMTUNED_DEVICE_LOCKS"
+                raise LockingError(f"{self._path}: cannot be opened: {full}") from err
+            raise LockingError(
+                f"{self._path}: cannot be opened ({err.strerror or err}). Set GEMMTUNED_DEVICE_LOCKS"
+            ) from err
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -47,7 +71,9 @@ class DeviceLock:
             return why
         except OSError as err:
             os.close(fd)
-            return f"{self._path}: cannot be locked ({err.strerror or err}). Set GEMMTUNED_DEVICE_LOCKS"
+            raise LockingError(
+                f"{self._path}: cannot be locked ({err.strerror or err}). Set GEMMTUNED_DEVICE_LOCKS"
+            ) from err
         self._fd = fd
         with contextlib.suppress(OSError):  # another user's file can be locked, but not written
             os.ftruncate(fd, 0)

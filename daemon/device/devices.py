@@ -50,6 +50,10 @@ class Monitor(Protocol):
     def pids(self) -> Sequence[int]:
         """The processes that the driver named there last; none where it names none, and for the CPU."""
 
+    @property
+    def cpus(self) -> Sequence[int]:
+        """The CPUs that it is, by the kernel's numbers; none for a GPU."""
+
     def read(self, now_s: float, own: OwnUse | None = None) -> Reading:
         """What others did since the reading before, stamped with now_s; own: our worker, if one is there.
 
@@ -84,6 +88,7 @@ class CpuMonitor:
         self._reading: Reading | None = None
         self._device = cpu_device()
         self._busiest = Busiest()
+        self.cpus: Sequence[int] = _affinity()
 
     @property
     def device(self) -> Device:

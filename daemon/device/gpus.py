@@ -41,6 +41,7 @@ class GpuMonitor:
         self._mps = mps
         self._last_s: float | None = None
         self.pids: Sequence[int] = ()
+        self.cpus: Sequence[int] = ()
         self.id = str(facts["uuid"])
         kind = facts.get("prefix", "cuda")
         self.name = f"{kind}:{facts['index']}"

@@ -13,7 +13,7 @@ from typing import Final
 
 from gemmtuned.configs.errors import WorkerFailed
 from gemmtuned.daemon.device.attribution import GOING_S
-from gemmtuned.daemon.device.device_lock import DeviceLock
+from gemmtuned.daemon.device.device_lock import Lock
 from gemmtuned.daemon.seats import installed
 from gemmtuned.daemon.seats.worker import Tuner
 from gemmtuned.daemon.timer import Timer
@@ -30,9 +30,7 @@ TAKEN_S: Final = 1.0  # how often a device that another daemon uses is asked for
 class Keeper:
     """See the module. lock: shared with the daemons of others; always: start whether or not it can be had."""
 
-    def __init__(
-        self, device_id: str, make_worker: Callable[[str], Tuner], *, lock: DeviceLock | None, always: bool
-    ) -> None:
+    def __init__(self, device_id: str, make_worker: Callable[[str], Tuner], *, lock: Lock | None, always: bool) -> None:
         self.worker: Tuner | None = None
         self.make_worker = make_worker
         self.failed_starts = 0  # in a row

@@ -16,7 +16,7 @@ from typing import Final
 from gemmtuned.configs.errors import StoreError, WorkerFailed
 from gemmtuned.configs.solution import Environment
 from gemmtuned.daemon.device.attribution import OwnUse
-from gemmtuned.daemon.device.device_lock import DeviceLock
+from gemmtuned.daemon.device.device_lock import Lock
 from gemmtuned.daemon.device.devices import Monitor
 from gemmtuned.daemon.notice import SeatNotice
 from gemmtuned.daemon.seats.asking import Asking
@@ -55,7 +55,7 @@ class Seat:
         *,
         window_s: float,
         always: bool = False,
-        lock: DeviceLock | None = None,
+        lock: Lock | None = None,
     ) -> None:
         self.monitor = monitor
         self.environment: Environment | None = None

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 from gemmtuned.configs.errors import StoreError, TableError
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.shipped import shipped
-from gemmtuned.daemon.device.device_lock import DeviceLock
+from gemmtuned.daemon.device.cpu_locks import CpuLocks
+from gemmtuned.daemon.device.device_lock import DeviceLock, Lock
 from gemmtuned.daemon.device.devices import Monitor
 from gemmtuned.daemon.publishing.publish import take_back
 from gemmtuned.daemon.seats.request import Request
@@ -83,7 +84,7 @@ class Daemon:
                 make_worker,
                 window_s=window_s,
                 always=always,
-                lock=_lock_of(monitor.id, settings, who),
+                lock=_lock_of(monitor, settings, who, at_once=always),
             )
             for monitor in monitors
         ]
@@ -235,10 +236,9 @@ class Daemon:
             self._ahead.begin(device, problems, now_s)
 
 
-def _lock_of(device_id: str, settings: Settings, who: str) -> DeviceLock:
-    """A GPU is locked for all of the machine, the CPUs for the daemon and commands of one home alone.
-
-    Containers and users share the CPUs without a lock: each sees by their load that the others tune.
-    """
-    own = device_id == "cpu"
-    return DeviceLock(settings.locks if own else settings.device_locks, device_id, who, own=own)
+def _lock_of(monitor: Monitor, settings: Settings, who: str, *, at_once: bool) -> Lock:
+    """The lock of all of the machine; for the CPUs also that of the home, which nobody else can hold."""
+    if monitor.id != "cpu":
+        return DeviceLock(settings.device_locks, monitor.id, who)
+    own = DeviceLock(settings.locks, monitor.id, who, own=True)
+    return CpuLocks(own, settings.device_locks, monitor.cpus, who, at_once=at_once)

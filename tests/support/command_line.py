@@ -25,7 +25,7 @@ def environment(home: Path, **more: str) -> dict[str, str]:
     ours = {variable.name for variable in VARIABLES}
     env = {name: value for name, value in os.environ.items() if name not in ours}
     env.pop("NO_COLOR", None)
-    return {**env, "GEMMTUNED_HOME": str(home), **more}
+    return {**env, "GEMMTUNED_HOME": str(home), "GEMMTUNED_DEVICE_LOCKS": str(home.parent / "locks"), **more}
 
 
 def solution(problem: Problem, **more: Any) -> Solution:

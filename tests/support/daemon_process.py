@@ -1,4 +1,6 @@
-"""A real daemon process on an idle device with the planted search, by path: HOME [--once] [--wait-s S] [--busy]."""
+"""A real daemon process on an idle device with the planted search, by path: HOME [--once] [--wait-s S] [--busy]
+[--cpus N,N --locks FOLDER].
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,15 @@ def main() -> int:
     parser.add_argument("--once", action="store_true")
     parser.add_argument("--wait-s", type=float)
     parser.add_argument("--busy", action="store_true")
+    parser.add_argument("--cpus", default="", help="what its monitor says that the device is; none are locked")
+    parser.add_argument("--locks", default="/nonexistent")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
-    settings = Settings.from_env({"GEMMTUNED_HOME": args.home, "GEMMTUNED_IDLE_S": "0"})
+    settings = Settings.from_env(
+        {"GEMMTUNED_HOME": args.home, "GEMMTUNED_IDLE_S": "0", "GEMMTUNED_DEVICE_LOCKS": args.locks}
+    )
     monitor = FakeMonitor(lambda now_s: 1.0 if args.busy else 0.0)
+    monitor.cpus = tuple(map(int, filter(None, args.cpus.split(","))))
     monitor.read(time.time())  # so that the first turn knows the device
     make_worker = partial(Worker, nice=0, search=SEARCH)  # a loaded machine must not starve a test
     try:

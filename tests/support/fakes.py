@@ -35,6 +35,7 @@ class FakeMonitor:
     device = DEVICE
     conditions = ""
     pids: tuple[int, ...] = ()
+    cpus: tuple[int, ...] = ()
     limits = Limits(clear=0.1, busy=0.25)
 
     def __init__(

@@ -58,6 +58,7 @@ class Home:
             "AITER_TUNE_GEMM": "1",
             "GEMMTUNED_QUIET": "1",
             "GEMMTUNED_HOME": str(self.path),
+            "GEMMTUNED_DEVICE_LOCKS": str(self.path.parent / "locks"),
             "GEMMTUNED_CACHE": str(self.cache),
             "GEMMTUNED_FLUSH_S": "0.1",
             "GEMMTUNED_RUN": "test",

@@ -20,6 +20,7 @@ def environment(place: Path, cache: Path) -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if name not in ours}
     path = f"{commands}{os.pathsep}{env.get('PATH', '')}"
     return {
-        **env, "PATH": path, "GEMMTUNED_HOME": str(place / "home"), "GEMMTUNED_CACHE": str(cache),
+        **env, "PATH": path, "GEMMTUNED_HOME": str(place / "home"), "GEMMTUNED_DEVICE_LOCKS": str(place / "locks"),
+        "GEMMTUNED_CACHE": str(cache),
         "GEMMTUNED_FLUSH_S": "0.1",
     }  # fmt: skip
