@@ -31,7 +31,7 @@ _TORCH_NAMES: Final = {
 # Data types that problems of ours have no word for: rows with them are kept as they are.  fp8 is AITER's word for
 # whichever fp8 the device has, u32 for eight int4 in a word
 _FOREIGN: Final = re.compile(r"(mx|nv)?(fp|bf|nf|f|uint|int|u|i|float|bfloat)[0-9]{1,3}[a-z0-9_]{0,24}")
-NOTHING: Final = frozenset({"", "none", "null", "nan", "<na>", "n/a"})
+NOTHING: Final = frozenset({"", "none", "null", "nan", "<na>", "n/a", "#n/a", "na", "-"})
 _BOOLS: Final = {"true": True, "1": True, "false": False, "0": False}
 _INTEGER: Final = re.compile(r"-?[0-9]{1,18}(\.0+)?")
 _WORD: Final = re.compile(r"[A-Za-z0-9_.:+-]{0,64}")

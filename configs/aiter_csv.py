@@ -14,19 +14,20 @@ What a row means in our words is in aiter_rows.py, which headers there are in ai
 
 from __future__ import annotations
 
-import csv
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final, TextIO
 
 from gemmtuned.configs import aiter_headers
+from gemmtuned.configs.aiter_ages import places
 from gemmtuned.configs.aiter_columns import CHECKED, NOTHING, parser, real
-from gemmtuned.configs.aiter_headers import ALIASES, EVERY, AiterFamily, family_of_header, kind_of, named_family
-from gemmtuned.configs.aiter_swapped import LOOKED_AT, exchanged
+from gemmtuned.configs.aiter_headers import EVERY, AiterFamily, family_of_header, kind_of, named_family
+from gemmtuned.configs.aiter_remarks import is_index
+from gemmtuned.configs.aiter_swapped import LOOKED_AT, exchanged, other_unit
 from gemmtuned.configs.aiter_text import (
     CONFLICT,
     MAX_BAD_ROWS,
@@ -47,6 +48,7 @@ from gemmtuned.configs.aiter_text import (
     unmarked,
 )
 from gemmtuned.configs.errors import TableError
+from gemmtuned.configs.numbers import whole
 from gemmtuned.configs.read_file import open_regular
 
 MAX_BYTES: Final = 256 << 20
@@ -64,6 +66,7 @@ class Header:
     at: dict[str, int] = field(compare=False)  # column, and the usual name of one with another -> place in a row
     separator: str = field(default=",", compare=False)
     ends: bool = field(default=False, compare=False)  # whether its own line has an end, and so each whole row has
+    micro: float = field(default=1.0, compare=False)  # microseconds in a unit of its times
 
 
 @dataclass(slots=True)
@@ -208,9 +211,10 @@ class Reader:
             found = family_of_header(columns, name=name, ignore=ignore)
         else:
             found = named_family(family, columns, name=name, ignore=ignore)
-        at = {column: i for i, column in reversed([*enumerate(columns)])}
-        at |= {ALIASES[column]: i for column, i in at.items() if ALIASES.get(column, column) not in at}
-        self.header = Header(name, found, kind_of([*columns, *at]), columns, at, separator, line.endswith("\n"))
+        told = places(columns, name=name)
+        kind, ends = kind_of([*columns, *told.at]), line.endswith("\n")
+        self.header = Header(name, found, kind, columns, told.at, separator, ends, told.micro)
+        self.notes += told.notes
         self._line = line
         self._other = 0  # the line of a header with other columns, after which no row is ours
         self._strict = EVERY not in ignore
@@ -226,8 +230,15 @@ class Reader:
         found = exchanged(first)
         if found:
             raise TableError(f"{self._name}: {found}")
-        yield from first
-        yield from rows
+        unit, said = other_unit(first)
+        if said:
+            self.notes.append(f"{self._name}: {said}")
+        for row in chain(first, rows) if said else ():
+            row.us = row.us and row.us * unit
+            yield row
+        if not said:
+            yield from first
+            yield from rows
 
     def _rows(self) -> Iterator[Row]:
         reader = _RowReader(self.header, strict=self._strict)
@@ -280,45 +291,6 @@ class Reader:
             ) from err
 
 
-def write_file(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]], *, separator: str = ",") -> None:
-    """Write a table whole or not at all, under a temporary name first. Raises TableError when the disk refuses."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="") as file:
-            write_lines(file, columns, rows, separator=separator)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as err:
-        temporary.unlink(missing_ok=True)
-        raise TableError(f"{path}: cannot be written ({err.strerror or err})") from err
-
-
-def require_writable(path: Path) -> None:
-    """Raise TableError where write_file would, before there is anything to lose."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        if path.is_dir():
-            raise IsADirectoryError(None, "is a folder")
-        temporary.touch()
-        temporary.unlink()
-    except OSError as err:
-        raise TableError(f"{path}: cannot be written ({err.strerror or err})") from err
-
-
-def write_lines(file: TextIO, columns: Sequence[str], rows: Iterable[Sequence[str]], *, separator: str = ",") -> None:
-    """Header and rows as CSV, lines ended as AITER ends them."""
-    writer = csv.writer(file, lineterminator="\n", delimiter=separator)
-    writer.writerow(columns)
-    writer.writerows(rows)
-
-
-def write_table(path: Path, table: Table) -> None:
-    """Write a table back with its own header; what was read of it again has equal rows."""
-    rows = (row.cells for row in table.rows)
-    write_file(path, table.header.columns, rows, separator=table.header.separator)
-
-
 def is_header(line: str) -> bool:
     """True when this line begins one of AITER's tables."""
     return aiter_headers.is_header([column.strip() for column in line.split(separator_of(line))])
@@ -338,7 +310,9 @@ class _RowReader:
         self._columns = len(header.columns)
         while self._columns and not header.columns[self._columns - 1]:
             self._columns -= 1
-        self._nameless = [place for place in range(self._columns) if strict and not header.columns[place]]
+        self._indexed, self._index = is_index(header.columns[0]), -1  # the last number of a data frame's own
+        nameless = (place for place in range(self._columns) if strict and not header.columns[place])
+        self._nameless = [place for place in nameless if place or not self._indexed]
         self._before = self._columns
 
     def row(self, number: int, line: str, cells: list[str]) -> Row:
@@ -360,6 +334,11 @@ class _RowReader:
         if count < self._before and self._header.ends and not line.endswith("\n"):
             raise Bad(f"it ends after {count} of {self._columns} cells and without a line end: the file was cut there")
         self._before = min(count, self._columns)  # rows of some files have fewer cells all through
+        if self._indexed and cells[0]:
+            index = whole(cells[0])
+            if index is None or index <= self._index:
+                raise Bad(f"cell 1 stands under a column without a name, and numbers no rows: {cells[0][:80]!r}")
+            self._index = index
         for place in self._nameless:
             if place < count and cells[place]:
                 raise Bad(f"cell {place + 1} stands under a column without a name: {cells[place][:80]!r}")
@@ -371,13 +350,16 @@ class _RowReader:
             us = real(cells[self._us]) if 0 <= self._us < count else None
         except ValueError:
             raise self._fault(cells) from None
+        if us is not None and self._header.micro != 1.0:
+            us *= self._header.micro
         if us is None and self._parts[1] >= 0:
             us = self._sum(cells)
         return Row(self._header, number, tuple(cells), tuple(key), us)
 
     def _fault(self, cells: list[str]) -> Bad:
         """What is wrong with a row, by the first cell that cannot be read."""
-        for column, place, parse in (*self._key, *self._checks, ("us", self._us, real)):
+        times = self._header.columns[self._us] if self._us >= 0 else "us"
+        for column, place, parse in (*self._key, *self._checks, (times, self._us, real)):
             text = cells[place] if 0 <= place < len(cells) else ""
             try:
                 parse(text)

@@ -12,11 +12,13 @@ repository have had, and AMD's guide to GEMM optimisation.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gemmtuned.configs.aiter_remarks import is_remark
+from gemmtuned.configs.aiter_names import contradiction, family_of_name
+from gemmtuned.configs.aiter_remarks import is_index, is_remark
 from gemmtuned.configs.errors import HeaderError, TableError
 
 DEVICE: Final = ("gfx", "cu_num")
@@ -126,53 +128,10 @@ ALIASES: Final = {
 }  # fmt: skip
 _VALUE: Final = re.compile(r"-?[0-9.]+(e[+-]?[0-9]+)?%?|torch\..*|(?i:true|false|nan|none)")
 
-# Parts of file names, most telling first; AITER writes a8w8_tuned_batched_gemm as well as a8w8_blockscale_..._mm2.5
-_NAMES: Final = (
-    ("mxscale_preshuffle", "mxscale_preshuffle"),
-    ("mxscale_bpreshuffle_untuned", "mxscale_preshuffle"),
-    ("mxscale_bpreshuffle_tuned", "mxscale_preshuffle"),
-    ("smallm_mxfp8", "smallm_mxfp8"),
-    ("asm_a8w8", "asm_a8w8"),
-    ("grouped_gemm_mxfp8", "grouped_mxfp8"),
-    ("a8w8_mxscale", "a8w8_mxscale"),
-    ("mxscale", "batched_mxscale"),
-    ("a8w8_blockscale_wpreshuffle", "a8w8_blockscale_bpreshuffle"),
-    ("a8w8_bpreshuffle_mxfp8", "a8w8_bpreshuffle_mxfp8"),
-    ("a8w8_blockscale_bpreshuffle", "a8w8_blockscale_bpreshuffle"),
-    ("a8w8_blockscale", "a8w8_blockscale"),
-    ("a8w8_bpreshuffle", "a8w8_bpreshuffle"),
-    ("a4w4", "a4w4_blockscale"),
-    ("a6w6", "a6w6_blockscale"),
-    ("a8w8", "a8w8"),
-    ("bf16", "bf16"),
-    ("a16w16", "bf16"),
-)
-# Words of a file's name that tell a data type or a kind of product, and the families that they agree with
-_TELLING: Final = re.compile(
-    r"[aw]\d{1,2}([aw]\d{1,2})?|(mx|nv)?(fp|f|int|i|u)\d{1,2}|bf16|fp8\w*|mx\w*|nvfp\w*|nf4|awq|gptq|marlin|quant\w*|"
-    r"\w*scale[ds]?|e\dm\d\w*|ptpc|\w*moe|batched|bmm|grouped|\w*pre?shuffled?|fp8fp4|per_?(\d+x\d+|t\w+|channel|block)"
-)
-_AGREE: Final = {
-    "a4w4": frozenset({"a4w4", "fp4", "mxfp4", "blockscale"}),
-    "a8w8": frozenset(
-        {"a8w8", "fp8", "f8", "int8", "i8", "ptpc", "batched", "blockscale", "bpreshuffle", "wpreshuffle", "e4m3"}
-    ),
-    "bf16": frozenset({"bf16", "a16w16", "batched"}),
-}
-
 
 def kind_of(columns: Sequence[str]) -> str:
     """`tuned` or `untuned`."""
     return "tuned" if _RESULTS & set(columns) else "untuned"
-
-
-def family_of_name(name: str) -> str:
-    """The family a file's name tells, or ""."""
-    stem = name.rsplit("/", 1)[-1].lower()
-    found = next((family for part, family in _NAMES if part in stem), "")
-    if "batched" in stem and found in ("bf16", "a8w8"):
-        return f"batched_{found}"
-    return found
 
 
 def is_header(columns: Sequence[str]) -> bool:
@@ -204,9 +163,26 @@ def family_of_header(columns: Sequence[str], *, name: str, ignore: Sequence[str]
         )
     has = {column for column in columns if column not in ignore}
     clear = family_of_columns(columns)
+    if clear == "bf16":
+        _check_name(name)
     family = FAMILIES[clear] if clear else _by_name(has, name)
     _check_columns(columns, family, name=name, ignore=ignore)
     return family
+
+
+# What the columns of plain products tell by themselves
+_OF_DTYPE: Final = frozenset({"fp16", "f16", "fp32", "f32", "fp64", "f64", "float16", "float32", "float64"})
+
+
+def _check_name(name: str) -> None:
+    """Raises TableError for a name that speaks of another product than the columns of plain ones (M, N, K, dtype)."""
+    told = family_of_name(name)
+    odd = told if told not in ("", "bf16") else "" if told else contradiction("bf16", name)
+    if odd and odd not in _OF_DTYPE:
+        raise TableError(
+            f"{name}: its name says {odd!r}, and its columns (dtype) are those of plain products: rename it where they "
+            "are, or take the column out"
+        )
 
 
 def family_of_columns(columns: Sequence[str]) -> str:
@@ -275,8 +251,10 @@ def _check_columns(columns: Sequence[str], family: AiterFamily, *, name: str, ig
     own = {*family.tuned_header, *DEVICE, *family.also, OURS, *ignore, "libtype"}  # libtype: more get it with time
     others = {column for other in FAMILIES.values() for column in (*other.key, *other.also)} - _RESULTS - own
     kernels = {column for other in FAMILIES.values() for column in other.result}
-    for column in columns:
+    for place, column in enumerate(columns):
         plain = ALIASES.get(column, column)
+        if place == 0 and is_index(column):
+            continue
         if not plain or plain in own or plain in _KNOBS or (plain in kernels and family.name == "fmoe"):
             continue
         if plain in others or (plain in kernels and not is_remark(column)):
@@ -286,7 +264,7 @@ def _check_columns(columns: Sequence[str], family: AiterFamily, *, name: str, ig
         if not is_remark(column) and EVERY not in ignore:
             raise TableError(
                 f"{name}: column {column} is not known and could decide what the product is. Where it does not, say "
-                f"--ignore-column {column}, or take it out of the file"
+                f"--ignore-column {shlex.quote(column)}, or take it out of the file"
             )
 
 
@@ -297,7 +275,6 @@ def _by_name(has: set[str], name: str) -> AiterFamily:
     """
     told = family_of_name(name)
     quantised = "q_dtype_w" in has
-    odd = _contradicts(told or ("a8w8" if quantised else ""), name)
     if "B" in has:
         found = next((one for one in (told, f"batched_{told}") if one.startswith("batched_") and one in FAMILIES), "")
     elif told:
@@ -305,6 +282,8 @@ def _by_name(has: set[str], name: str) -> AiterFamily:
         found = told if not quantised or "q_dtype_w" in (*family.key, *family.also) else ""
     else:
         found = ""
+    text = bool(found) and FAMILIES[found].text
+    odd = "" if text else contradiction(found or told or ("a8w8" if quantised else ""), name)
     if odd or not has.issuperset(FAMILIES[found].needs if found else SHAPES.needs):
         _ask(name, odd)
     if not found and (told or "B" in has or _RESULTS & has):
@@ -312,38 +291,12 @@ def _by_name(has: set[str], name: str) -> AiterFamily:
     return FAMILIES[found] if found else SHAPES
 
 
-def _contradicts(told: str, name: str) -> str:
-    """A word of the file's name that speaks of another product than the family it seems to be of, or ""."""
-    family = FAMILIES.get(told)
-    if family is not None and family.text:
-        return ""
-    known = next((words for start, words in _AGREE.items() if told.removeprefix("batched_").startswith(start)), ())
-    stem = re.sub(r"\.(csv|txt)$", "", name.rsplit("/", 1)[-1].lower())
-    if told:  # what follows AITER's own name is a model's
-        stem = re.split(r"_(?:un)?tuned_", stem, maxsplit=1)[0]
-    words = [word for word in re.split(r"[^a-z0-9]+", stem) if word]
-    return next((word for word in words if _TELLING.fullmatch(word) and word not in known), "")
-
-
 def _ask(name: str, odd: str = "") -> None:
     why = f"its name says {odd!r}, and " if odd else ""
     raise TableError(
-        f"{name}: {why}neither the header nor the file's name tells the family. Say it with --family, or name the file "
-        f"as AITER does, for example a8w8_blockscale_tuned_gemm.csv; families: {', '.join(FAMILIES)}"
+        f"{name}: {why}neither the header nor the file's name tells the family. Say it with import --family, or name "
+        f"the file as AITER does, such as a8w8_blockscale_tuned_gemm.csv; families: {', '.join(FAMILIES)}"
     )
-
-
-def canonical_name(family: str, kind: str) -> str:
-    """AITER's file name for a family's table: bf16_tuned_gemm.csv, a8w8_untuned_batched_gemm.csv, tuned_fmoe.csv ..."""
-    if "moe" in family:
-        return f"{kind}_{family}.csv"
-    if family == "batched_mxscale":
-        return f"batched_gemm_a8w8_blockscale_mxscale_{kind}.csv"
-    if family.startswith("batched_"):
-        return f"{family.removeprefix('batched_')}_{kind}_batched_gemm.csv"
-    if family == "gdn":
-        return f"chunk_gdn_h_opt_{kind}.csv"
-    return f"{family}_{kind}_gemm.csv"
 
 
 # CU counts that files without a gfx column stand for (AITER's own backfill)

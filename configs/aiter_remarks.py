@@ -7,7 +7,8 @@ from typing import Final
 
 # Of columns that nobody knows these words say that they describe a row, or measure it, and are no part of the product
 _REMARKS: Final = frozenset({
-    "at", "by", "on", "per", "tuned",
+    "at", "by", "on", "per", "tuned", "average", "call", "exec", "execution", "gpu", "iter", "microseconds",
+    "milliseconds", "min", "msecs", "nanoseconds", "nsec", "runtime", "secs", "times", "usecs",
     "abs", "after", "atol", "author", "avg", "backend", "bandwidth", "baseline", "before", "best", "branch", "bw",
     "calls", "checked", "comment", "comments", "commit", "cos", "cosine", "count", "counts", "created", "cuda",
     "date", "day", "default", "desc", "description", "diff", "driver", "duration", "efficiency", "elapsed", "err",
@@ -22,11 +23,27 @@ _REMARKS: Final = frozenset({
     "us", "usec", "user", "util", "utilization", "valid", "verified", "version", "vs", "warmup", "weight_pct",
     "when", "who", "worst",
 })  # fmt: skip
+_FIGURES: Final = frozenset({
+    "bytes", "calls", "count", "flop", "flops", "gb", "gflops", "gib", "iters", "mb", "ms", "ns", "s", "sec", "seconds",
+    "tflops", "time", "us", "usec",
+})  # fmt: skip
 _WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+
+
+def words_of(column: str) -> list[str]:
+    """The words of a column's name: `time_ms`, `timeMs` and `Time (ms)` are time and ms."""
+    return [word.lower() for word in _WORD.findall(column)]
 
 
 def is_remark(column: str) -> bool:
     """Whether a column that nobody knows cannot be part of what the product is, by the words of its name."""
-    words = [word.lower() for word in _WORD.findall(column)]
+    words = words_of(column)
     numbers = [word for word in words if word.isdigit()]  # kernelName1
+    if "per" in words and not _FIGURES.intersection(words):  # per_row may say how something is scaled
+        return False
     return len(words) > len(numbers) and all(word in _REMARKS or (word.isdigit() and len(word) == 1) for word in words)
+
+
+def is_index(column: str) -> bool:
+    """Whether a first column of this name is a data frame's own numbers, which pandas writes without a name."""
+    return column in ("", "Unnamed: 0", "Unnamed: 0.1")

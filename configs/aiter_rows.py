@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 
-from gemmtuned.configs.aiter_columns import torch_name
-from gemmtuned.configs.aiter_csv import Header, Row, read_lines, write_lines
+from gemmtuned.configs.aiter_columns import parser, torch_name
+from gemmtuned.configs.aiter_csv import Header, Row, read_lines
 from gemmtuned.configs.aiter_headers import FAMILIES, OURS, SHAPES, AiterFamily, gfx_of_units
-from gemmtuned.configs.errors import GemmtunedError, ProblemError, TableError
+from gemmtuned.configs.aiter_names import dtype_told
+from gemmtuned.configs.aiter_write import write_lines
+from gemmtuned.configs.errors import GemmtunedError, ProblemError
 from gemmtuned.configs.hint import plain_case
 from gemmtuned.configs.numbers import decimal, signed, whole
 from gemmtuned.configs.problem import DTYPES, Problem
@@ -54,16 +55,17 @@ _NO_NUMBER: Final = "0"  # kernel number of rows we write: our kernels have name
 AITER_LIBRARIES: Final = ("torch", "hipblaslt", "skinny", "asm", "triton", "flydsl", "opus")
 
 
-def problem_of(row: Row, *, dtype: str = "bf16", threads: int = 0) -> Problem | None:
+def problem_of(row: Row, *, dtype: str = "", threads: int = 0) -> Problem | None:
     """The row's problem, or None where ours cannot express it.
 
-    dtype serves rows without one; threads is what AITER does not say (0 for devices other than CPUs).
+    dtype serves rows whose cell for it is empty, which are no problem without it; threads is what AITER does not say
+    (0 for devices other than CPUs).
     """
     found = problem_or_reason(row, dtype=dtype, threads=threads)
     return found if isinstance(found, Problem) else None
 
 
-def problem_or_reason(row: Row, *, dtype: str = "bf16", threads: int = 0) -> Problem | str:
+def problem_or_reason(row: Row, *, dtype: str = "", threads: int = 0) -> Problem | str:
     """As problem_of, or why there is none."""
     family = row.header.family
     values = dict(zip(family.key, row.key, strict=True))
@@ -84,15 +86,15 @@ class Problems:
     def __init__(self, header: Header) -> None:
         plain = {"M", "N", "K"}.issubset(header.family.key) and header.family.name in _MAKERS
         self._sizes = [header.family.key.index(size) for size in ("M", "N", "K")] if plain else []
+        self._also = ("gfx", "cu_num", *[column for column in header.family.also if column in header.at])
         self._kinds: dict[tuple[Any, ...], Problem | str] = {}
 
     def of(self, row: Row) -> Problem | str:
         """As problem_or_reason."""
         if not self._sizes:
             return problem_or_reason(row)
-        kind = (row["gfx"], row["cu_num"], row["preshuffleB"], *[
-            value for place, value in enumerate(row.key) if place not in self._sizes
-        ])  # fmt: skip
+        others = [value for place, value in enumerate(row.key) if place not in self._sizes]
+        kind = (*[row[column] for column in self._also], *others)
         found = self._kinds.get(kind)
         if found is None:
             if len(self._kinds) >= _KINDS:
@@ -101,8 +103,24 @@ class Problems:
         return found if isinstance(found, str) else found.with_shape(*[row.key[place] for place in self._sizes])
 
 
+def _told(column: str, row: Row, usual: str = "") -> str | None:
+    """The data type in a column; `usual` for an empty cell and in a table without it, None if that is "".
+
+    Raises ProblemError for an empty cell that nobody has a word for: it may be any.
+    """
+    if column not in row.header.at:
+        return usual or None
+    try:
+        found = parser(column, row.header.family)(row[column])
+    except ValueError as err:
+        raise ProblemError(f"column {column}: {row[column][:40]!r} {err}") from err
+    if found is None and not usual:
+        raise ProblemError(f"column {column} is empty")
+    return dtype_of(found, row) or usual
+
+
 def _dense(row: Row, values: dict[str, Any], dtype: str) -> dict[str, Any]:
-    found = {**_shape(values), "bias": values.get("bias", False), "dtype": dtype_of(values.get("dtype"), row) or dtype}
+    found = {**_shape(values), "bias": values.get("bias", False), "dtype": _told("dtype", row, dtype) or "bf16"}
     found["out_dtype"] = dtype_of(values.get("outdtype"), row) or ""
     quantised = found["dtype"].startswith(("fp8", "fp4")) or found["dtype"] in ("i8", "i4")
     if values.get("scaleAB") and not quantised:
@@ -119,12 +137,21 @@ def _batched(row: Row, values: dict[str, Any], dtype: str) -> dict[str, Any]:
 
 
 def _quantised(row: Row, values: dict[str, Any], dtype: str) -> dict[str, Any]:
-    scale, weight_state, usual = _QUANTISED[row.header.family.name]
+    family = row.header.family
+    scale, weight_state, usual = _QUANTISED[family.name]
     if row["preshuffleB"].lower() not in _NO:
         weight_state = "shuffled"
+    found = _told("q_dtype_w", row)
+    if found is None:
+        by_name = dtype_told(row.header.file) if scale == "row" else ""
+        if by_name == "both":
+            raise ProblemError("the file's name speaks of fp8 and of int8, and it has no column q_dtype_w")
+        found = dtype_of(by_name or usual, row) or usual
+    allowed = ("fp4",) if usual.startswith("fp4") else ("fp8", "i8") if scale == "row" else ("fp8",)
+    if not found.startswith(allowed):
+        raise ProblemError(f"q_dtype_w is {found}: the weights of family {family.name} are {' or '.join(allowed)}")
     return {
-        **_shape(values), "family": "scaled", "scale": scale, "weight_state": weight_state,
-        "dtype": dtype_of(values.get("q_dtype_w"), row) or dtype_of(usual, row),
+        **_shape(values), "family": "scaled", "scale": scale, "weight_state": weight_state, "dtype": found,
         "out_dtype": dtype_of(values.get("outdtype"), row) or "bf16", "bias": values.get("bias", False),
     }  # fmt: skip
 
@@ -358,36 +385,3 @@ def tuned_texts(solution: Solution, family: AiterFamily, device: Device) -> dict
         OURS: json.dumps(solution.to_row(), sort_keys=True, separators=(",", ":")),
     }  # fmt: skip
     return {column: texts.get(column, "") for column in columns_for(family, kind="tuned")}
-
-
-@dataclass(frozen=True, slots=True)
-class Untuned:
-    """What a table holds: its problems, each once and in order, and one complaint for each bad row."""
-
-    problems: tuple[Problem, ...]
-    complaints: tuple[str, ...]
-
-
-def read_untuned(lines: Iterable[str], *, name: str, dtype: str, threads: int) -> Untuned:
-    """The problems of a table, tuned or not, of a family that can be tuned here; see problem_of for dtype and threads.
-
-    A list of M, N and K alone is of `dtype`, in plain products.  Raises TableError for another family, or a header that
-    is none of AITER's.
-    """
-    lines = list(lines)
-    table = read_lines(lines, name=name)
-    if table.family is SHAPES and "q_dtype_w" not in table.header.at:
-        table = read_lines(lines, name=name, family="bf16")
-    if table.family.name not in TUNABLE:
-        if table.family is SHAPES:
-            raise TableError(f"{name}: the file's name does not say which of AITER's families with q_dtype_w it is of")
-        raise TableError(
-            f"{name}: family {table.family.name} cannot be tuned yet, only {', '.join(TUNABLE)}; "
-            "gemmtuned import keeps it"
-        )
-    problems: dict[Problem, None] = {}
-    for row in table.rows:
-        problem = problem_of(row, dtype=dtype, threads=threads)
-        if problem is not None:
-            problems[problem] = None
-    return Untuned(tuple(problems), tuple(table.complaints))

@@ -62,6 +62,25 @@ def exchanged(rows: Sequence[Row]) -> Exchanged | None:
     return None
 
 
+_UNITS: Final = {1e3: "milliseconds", 1e-3: "nanoseconds", 1e6: "seconds"}
+
+
+def other_unit(rows: Sequence[Row]) -> tuple[float, str]:
+    """Microseconds in a unit of the times of a table that begins with these rows, by its TFLOP/s, and a line on it.
+
+    (1, "") where nothing says that they are none.
+    """
+    told = [(row, *figures) for row in rows for figures in _figures(row)]
+    if len({row["tflops"] for row, *_ in told}) < 2:
+        return 1.0, ""
+    for unit, name in _UNITS.items():
+        if _share([(row, ops * unit, rounded * unit) for row, ops, rounded in told], _NEAR, {}) >= _MOST:
+            row = told[0][0]
+            shown = f"line {row.line}: {row['us']} at {row['tflops']} tflops"
+            return unit, f"most rows' tflops fit times in {name}, as which they are read ({shown})"
+    return 1.0, ""
+
+
 def _figures(row: Row) -> Iterator[tuple[float, float]]:
     """(operations of the row by its own figures, by how much they may be off because they were rounded)."""
     text = row["tflops"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from json.encoder import encode_basestring_ascii
@@ -16,6 +17,7 @@ MAX_LINE: Final = 64 << 10  # characters; the longest in AITER's repository has 
 MAX_BAD_ROWS: Final = 10_000  # with more this is no table, and reading on is a waste
 _BEGINS: Final = frozenset("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")  # most lines
 CONFLICT: Final = ("<<<<<<<", "=======", ">>>>>>>", "|||||||")  # git's marks
+_NO_VALUE: Final = re.compile(r"#(N/A|NAME\?|VALUE!|REF!|DIV/0!|NULL!|NUM!)\s*[,;\t|]")
 
 
 SEPARATORS: Final = (",", ";", "\t", "|")
@@ -50,8 +52,11 @@ def numbered(lines: Iterable[str], name: str) -> Iterator[tuple[int, str]]:
 
 
 def is_remark(line: str) -> bool:
-    """Whether it begins with `#` or `//`."""
-    return line[:1] not in _BEGINS and line.lstrip().startswith(("#", "//"))
+    """Whether it begins with `#` or `//`; a spreadsheet's `#N/A` in the first cell is none."""
+    if line[:1] in _BEGINS:
+        return False
+    bare = line.lstrip()
+    return bare.startswith(("#", "//")) and not _NO_VALUE.match(bare)
 
 
 def unmarked(line: str) -> str:

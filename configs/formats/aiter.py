@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from gemmtuned.configs import aiter_csv, aiter_rows, triton_json
-from gemmtuned.configs.aiter_headers import AiterFamily, canonical_name
+from gemmtuned.configs.aiter_headers import AiterFamily
+from gemmtuned.configs.aiter_names import canonical_name
 from gemmtuned.configs.hint import Imported
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Solution

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from gemmtuned.configs.aiter_columns import real
-from gemmtuned.configs.aiter_csv import lines_of, write_file
+from gemmtuned.configs.aiter_csv import lines_of
 from gemmtuned.configs.aiter_text import MAX_BAD_ROWS, MAX_LINE
+from gemmtuned.configs.aiter_write import write_file
 from gemmtuned.configs.errors import ProblemError, TableError
 from gemmtuned.configs.hint import Imported
 from gemmtuned.configs.problem import Problem

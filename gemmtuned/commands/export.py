@@ -13,7 +13,7 @@ import typer
 
 from gemmtuned.commands.options import DryRun, Json, choice, settings
 from gemmtuned.configs import triton_json
-from gemmtuned.configs.aiter_csv import write_file
+from gemmtuned.configs.aiter_write import write_file
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.formats import aiter, bundle, inductor, tunableop, vllm_moe
 from gemmtuned.configs.formats.aiter import Left

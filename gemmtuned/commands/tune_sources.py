@@ -14,7 +14,7 @@ import typer
 from gemmtuned.commands.options import seen, settings
 from gemmtuned.commands.tune_options import dtype as dtype_name
 from gemmtuned.commands.tune_options import sizes
-from gemmtuned.configs.aiter_rows import Untuned
+from gemmtuned.configs.aiter_untuned import Untuned
 from gemmtuned.configs.errors import ProblemError, TableError
 from gemmtuned.configs.formats import read_any, tunableop
 from gemmtuned.configs.hint import Imported

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from gemmtuned.configs.aiter_csv import is_header
-from gemmtuned.configs.aiter_rows import Untuned, read_untuned
+from gemmtuned.configs.aiter_untuned import Untuned, read_untuned
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.problem import MAX_DIM, Problem, as_by_default
 

@@ -15,7 +15,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gemmtuned.configs.aiter_csv import Row, read_lines, require_writable, write_file, write_lines
+from gemmtuned.configs.aiter_csv import Row, read_lines
 from gemmtuned.configs.aiter_csv import Table as CsvTable
 from gemmtuned.configs.aiter_headers import (
     ALIASES,
@@ -36,6 +36,7 @@ from gemmtuned.configs.aiter_rows import (
     tuned_texts,
     units_of,
 )
+from gemmtuned.configs.aiter_write import require_writable, write_file, write_lines
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Solution

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from hooked import solution
 
-from gemmtuned.configs.aiter_csv import read_lines, write_file
-from gemmtuned.configs.aiter_rows import problem_of, problem_or_reason, read_untuned, time_of
+from gemmtuned.configs.aiter_csv import read_lines
+from gemmtuned.configs.aiter_rows import problem_of, problem_or_reason, time_of
+from gemmtuned.configs.aiter_untuned import read_untuned
+from gemmtuned.configs.aiter_write import write_file
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.formats import aiter, read_any
 from gemmtuned.configs.problem import Problem

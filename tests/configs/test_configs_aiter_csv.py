@@ -16,17 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemmtuned.configs import aiter_csv
-from gemmtuned.configs.aiter_csv import read_file, read_lines, write_file, write_table
-from gemmtuned.configs.aiter_headers import FAMILIES, SHAPES, canonical_name, family_of_header
-from gemmtuned.configs.aiter_rows import (
-    candidate_of,
-    family_of,
-    key_texts,
-    problem_of,
-    read_untuned,
-    reads_as,
-    time_of,
-)
+from gemmtuned.configs.aiter_csv import read_file, read_lines
+from gemmtuned.configs.aiter_headers import FAMILIES, SHAPES, family_of_header
+from gemmtuned.configs.aiter_names import canonical_name
+from gemmtuned.configs.aiter_rows import candidate_of, family_of, key_texts, problem_of, reads_as, time_of
+from gemmtuned.configs.aiter_untuned import read_untuned
+from gemmtuned.configs.aiter_write import write_file, write_table
 from gemmtuned.configs.errors import ProblemError, TableError
 from gemmtuned.configs.problem import Problem
 

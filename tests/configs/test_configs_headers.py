@@ -310,11 +310,13 @@ def test_other_ages_tell_their_time_and_device_in_other_words() -> None:
 
 def test_the_last_row_of_a_file_that_was_cut_is_told() -> None:
     header = "M,N,K,bias,dtype\n"
-    cut = read_lines([header, "8,8,8,False,bf16\n", "16,640,10"], name="u.csv")
-    whole = read_lines([header, "16,640,1024,False,bf16"], name="u.csv")
+    cut = read_lines([header, "8,8,8,False,bf16\n", "16,640,10"], name="untuned_gemm.csv")
+    whole = read_lines([header, "16,640,1024,False,bf16"], name="untuned_gemm.csv")
 
-    assert cut.complaints == ["u.csv line 3, it ends after 3 of 5 cells and without a line end: the file was cut there"]
-    assert whole.notes == ["u.csv line 2: the last row has no line end; read as it stands"]
+    assert cut.complaints == [
+        "untuned_gemm.csv line 3, it ends after 3 of 5 cells and without a line end: the file was cut there"
+    ]
+    assert whole.notes == ["untuned_gemm.csv line 2: the last row has no line end; read as it stands"]
 
 
 def test_the_header_that_the_first_row_is_glued_to_is_taken_apart() -> None:

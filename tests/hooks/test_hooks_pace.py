@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from hooked import LINEAR, Home, publish, published
 
-from gemmtuned.configs.aiter_csv import write_file
 from gemmtuned.configs.aiter_headers import FAMILIES
 from gemmtuned.configs.aiter_rows import columns_for, tuned_texts
+from gemmtuned.configs.aiter_write import write_file
 from gemmtuned.configs.packed import Solutions, pack, unpack
 from gemmtuned.configs.settings import UserTables
 from gemmtuned.configs.solution import Environment, cpu_device

@@ -13,9 +13,9 @@ import pytest
 from hooked import LINEAR, Home, published, wait_for
 
 from gemmtuned.commands.spot_checking import check_tables, check_waiting, spot_checks
-from gemmtuned.configs.aiter_csv import write_file
 from gemmtuned.configs.aiter_headers import FAMILIES
 from gemmtuned.configs.aiter_rows import columns_for, tuned_texts
+from gemmtuned.configs.aiter_write import write_file
 from gemmtuned.configs.settings import Settings, UserTables
 from gemmtuned.configs.sighting import Sighting
 from gemmtuned.configs.solution import Environment, Solution, cpu_device

@@ -15,9 +15,9 @@ from hooked import Home, published
 from torch import Tensor
 
 from gemmtuned.commands.spot_checking import check_tables, check_waiting
-from gemmtuned.configs.aiter_csv import write_file
 from gemmtuned.configs.aiter_headers import FAMILIES
 from gemmtuned.configs.aiter_rows import columns_for, tuned_texts
+from gemmtuned.configs.aiter_write import write_file
 from gemmtuned.configs.errors import GemmtunedError, TableError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings

@@ -1,0 +1,45 @@
+"""The problems of an AITER table that `gemmtuned tune` is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gemmtuned.configs.aiter_csv import read_lines
+from gemmtuned.configs.aiter_headers import SHAPES
+from gemmtuned.configs.aiter_rows import TUNABLE, problem_of
+from gemmtuned.configs.errors import TableError
+from gemmtuned.configs.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Untuned:
+    """What a table holds: its problems, each once and in order, and one complaint for each bad row."""
+
+    problems: tuple[Problem, ...]
+    complaints: tuple[str, ...]
+
+
+def read_untuned(lines: Iterable[str], *, name: str, dtype: str, threads: int) -> Untuned:
+    """The problems of a table, tuned or not, of a family that can be tuned here; see problem_of for dtype and threads.
+
+    A list of M, N and K alone is of `dtype`, in plain products.  Raises TableError for another family, or a header that
+    is none of AITER's.
+    """
+    lines = list(lines)
+    table = read_lines(lines, name=name)
+    if table.family is SHAPES and "q_dtype_w" not in table.header.at:
+        table = read_lines(lines, name=name, family="bf16")
+    if table.family.name not in TUNABLE:
+        if table.family is SHAPES:
+            raise TableError(f"{name}: the file's name does not say which of AITER's families with q_dtype_w it is of")
+        raise TableError(
+            f"{name}: family {table.family.name} cannot be tuned yet, only {', '.join(TUNABLE)}; "
+            "gemmtuned import keeps it"
+        )
+    problems: dict[Problem, None] = {}
+    for row in table.rows:
+        problem = problem_of(row, dtype=dtype, threads=threads)
+        if problem is not None:
+            problems[problem] = None
+    return Untuned(tuple(problems), tuple(table.complaints))

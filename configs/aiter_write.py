@@ -1,0 +1,51 @@
+"""AITER's tables written: whole or not at all, lines ended as AITER ends them."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from gemmtuned.configs.aiter_csv import Table
+from gemmtuned.configs.errors import TableError
+
+
+def write_file(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]], *, separator: str = ",") -> None:
+    """Write a table whole or not at all, under a temporary name first. Raises TableError when the disk refuses."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8", newline="") as file:
+            write_lines(file, columns, rows, separator=separator)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as err:
+        temporary.unlink(missing_ok=True)
+        raise TableError(f"{path}: cannot be written ({err.strerror or err})") from err
+
+
+def require_writable(path: Path) -> None:
+    """Raise TableError where write_file would, before there is anything to lose."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(None, "is a folder")
+        temporary.touch()
+        temporary.unlink()
+    except OSError as err:
+        raise TableError(f"{path}: cannot be written ({err.strerror or err})") from err
+
+
+def write_lines(file: TextIO, columns: Sequence[str], rows: Iterable[Sequence[str]], *, separator: str = ",") -> None:
+    """Header and rows as CSV, lines ended as AITER ends them."""
+    writer = csv.writer(file, lineterminator="\n", delimiter=separator)
+    writer.writerow(columns)
+    writer.writerows(rows)
+
+
+def write_table(path: Path, table: Table) -> None:
+    """Write a table back with its own header; what was read of it again has equal rows."""
+    rows = (row.cells for row in table.rows)
+    write_file(path, table.header.columns, rows, separator=table.header.separator)
