@@ -74,6 +74,34 @@ def test_hostile_names_are_shown_as_text(page: str) -> None:
     assert "\x1b" not in page
 
 
+LABELS = {  # a program's name, and how the page shows it
+    HOSTILE: "&lt;script&gt;alert(1)&lt;/script&gt; &#34;&gt;&lt;img src=x onerror=alert(2)&gt;",
+    "\u202eeertf eht \u2067rof\u202c": " eertf eht  rof ",
+    "\x1b]0;title\x07\x1b[2Jcleared\x9b1A": "  cleared ",
+    "one\nline\r\nor three": "one line  or three",
+    "{{ 7*7 }}{% raw %}": "{{ 7*7 }}{% raw %}",
+    "</td></table><h1>": "&lt;/td&gt;&lt;/table&gt;&lt;h1&gt;",
+    "\u0645\u0631\u062d\u0628\u0627": "\u0645\u0631\u062d\u0628\u0627",
+    "x" * 10_000: "x" * 512,
+    "": "-",
+}
+
+
+def test_a_name_of_any_kind_is_text_in_a_cell_of_bounded_width(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    for at, label in enumerate(LABELS):
+        store.add_sightings(label, NEW, [saw(problem(n=64 * (at + 1)), 3)], now_s=NOW_S - HOUR)
+    store.close()
+    page = render(collect(tmp_path / "tune.db", since_s=86400, now_s=NOW_S))
+    reader = _Reader()
+    reader.feed(page)
+
+    assert sorted(re.findall(r'<td class="l n"><bdi>(.*?)</bdi></td>', page, re.S)) == sorted(LABELS.values())
+    assert reader.open == [] and [tag for tag, _ in reader.tags].count("h1") == 1
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]", page)
+    assert re.search(r"^\.n \{.*overflow-wrap: anywhere;.*max-width", page, re.M)
+
+
 def test_a_layer_sums_its_sizes_and_a_bucket_serves_the_sizes_in_it(page: str) -> None:
     row = re.search(r"<tr><td class=\"l\">1024x512 fp32, 2 threads</td>.*?</tr>", page)
 
