@@ -18,13 +18,12 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install
 	$(BIN)/python docs/examples/demo.py
 
-# both runs take place whatever the first one gives, so that every failure is seen; what has ended otherwise than with
-# tests that failed (more than 1: interrupted, killed) leaves nothing that `make again` could make good
+# what has ended otherwise than with tests that failed (more than 1: interrupted, killed) leaves nothing that `make again`
+# could make good
 test: install
-	alone=0; $(BIN)/python -m pytest -q -m 'alone and not long and not soak and not gpu' || alone=$$?; \
-	beside=0; $(BIN)/python -m pytest -q -n 3 --dist worksteal -m 'not long and not soak and not gpu and not alone' || beside=$$?; \
-	test $$alone -le 1 -a $$beside -le 1 || rm -f .pytest_cache/v/cache/lastfailed; \
-	test $$alone -eq 0 -a $$beside -eq 0
+	code=0; $(BIN)/python -m pytest -q --side-by-side 4 -m 'not long and not soak and not gpu' || code=$$?; \
+	test $$code -le 1 || rm -f .pytest_cache/v/cache/lastfailed; \
+	exit $$code
 
 # what failed the last time, one after another
 again: install
@@ -32,8 +31,7 @@ again: install
 
 # what takes more than a second or two each
 long: install
-	$(BIN)/python -m pytest -q -m 'alone and long and not soak and not gpu'
-	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m 'long and not soak and not gpu and not alone'
+	$(BIN)/python -m pytest -q --side-by-side 4 -m 'long and not soak and not gpu'
 
 soak: install
 	$(BIN)/python tests/tools/soak.py $(SOAK)

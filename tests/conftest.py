@@ -14,6 +14,7 @@ from typing import Final
 import pytest
 from cpu_times import CpuTimes
 from hooked import ForkServer, Home
+from side_by_side import SideBySide
 
 from gemmtuned.configs.cpu_wait import CpuWait
 from gemmtuned.configs.settings import Settings
@@ -25,7 +26,7 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 SOAK_S: Final = 3600
-# Files whose tests watch the machine or the clock: `make test` runs them by themselves, after all others side by side
+# Files whose tests watch the machine or the clock: `make test` runs them by themselves, before all others side by side
 ALONE: Final = frozenset(
     (
         "test_daemon_cpu_wait",
@@ -40,21 +41,19 @@ ALONE: Final = frozenset(
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Say what this project's runs can be asked for."""
     parser.addoption("--cpu-times", type=Path, help="write the CPU seconds of each test to this file, as JSON lines")
+    parser.addoption("--side-by-side", type=int, default=0, metavar="N", help="run tests in N forks of this process")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Measure each test; the process that the user started writes it down, workers of xdist report to it."""
-    writes = not hasattr(config, "workerinput")
-    config.pluginmanager.register(CpuTimes(config.getoption("cpu_times") if writes else None), "cpu-times")
+    """Measure each test, and run tests in forks where that is asked for."""
+    config.pluginmanager.register(CpuTimes(config.getoption("cpu_times")), "cpu-times")
+    if config.getoption("side_by_side"):
+        config.pluginmanager.register(SideBySide(config.getoption("side_by_side")), "side-by-side")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Import only the files of this run of `make test`, the one alone or the one side by side: all take 12 s."""
-    asked = str(config.option.markexpr)
-    if collection_path.suffix != ".py" or config.args_source is not config.ArgsSource.TESTPATHS:
-        return None
-    beside = "not alone" in asked
-    return True if (beside or asked.startswith("alone")) and (collection_path.stem in ALONE) is beside else None
+    """Import no tests of a GPU for `make test`."""
+    return True if collection_path.name == "gpu" and "not gpu" in str(config.option.markexpr) else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

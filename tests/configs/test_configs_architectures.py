@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from architectures import changes, difference, mapping, shrunk
 from published import FOLDERS
 
@@ -30,7 +29,7 @@ SAMPLE = ("olmo2", "minicpm3", "ernie4_5_moe", "lfm2", "jamba", "gemma4_text", "
 
 @pytest.fixture(scope="module")
 def transformers() -> None:
-    """Is here, and imported no sooner: it takes more than a second, and each worker of pytest reads this file."""
+    """Is here, and imported no sooner: it takes more than a second, and who collects tests reads this file."""
     pytest.importorskip("transformers")
 
 

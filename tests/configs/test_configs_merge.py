@@ -22,7 +22,7 @@ ANY_M = st.one_of(st.integers(1, 9000), st.integers(1, 2**24))
 
 
 def line(m: int, us: float | str, libtype: str = "asm", *, n: int = 512, gfx: str = "gfx950", cu: int = 256) -> str:
-    return f"{gfx},{cu},{m},{n},5120,False,torch.bfloat16,torch.bfloat16,False,False,{libtype},1,0,{us},k,0.0,1.0,1.0"
+    return f"{gfx},{cu},{m},{n},5120,False,torch.bfloat16,torch.bfloat16,False,False,{libtype},1,0,{us},k,0.0,0.0,0.0"
 
 
 def table(*lines: str) -> TunedTable:

@@ -89,16 +89,24 @@ def test_a_program_at_its_limit_of_open_files_is_told_what_helps_and_that_helps(
             torch.mm(torch.ones(4, 16), torch.ones(16, 8))
 
         call()
-        flusher = activate.current().flusher
+        calls, flusher = 1, activate.current().flusher
         wait_for(lambda: flusher.calls == 1 and not flusher._pending)
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")), hard))
-        call()
         while not flusher.complaint:  # wait_for opens files
+            try:
+                free = os.dup(0)
+            except OSError:
+                pass
+            else:  # threads of ours had files open before, and have closed them
+                os.close(free)
+                resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+            call()
+            calls += 1
             time.sleep(0.01)
         print(flusher.complaint, flush=True)
         while flusher.complaint:
             time.sleep(0.01)
+        print(calls)
         """
     )
     try:
@@ -106,11 +114,12 @@ def test_a_program_at_its_limit_of_open_files_is_told_what_helps_and_that_helps(
         advice = re.search(r"prlimit --pid [0-9]+ --nofile=[0-9]+:[0-9]+", said)
         assert advice and "write access" not in said, said
         subprocess.run(advice[0].split(), check=True)
+        calls = int(process.stdout.readline())
         assert process.wait(60) == 0
     finally:
         process.kill()
         process.communicate()
-    assert home.calls() == 2
+    assert home.calls() == calls > 1
 
 
 def test_a_command_at_its_limit_of_open_files_is_told_what_helps_and_that_helps(tmp_path: Path) -> None:

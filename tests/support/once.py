@@ -1,20 +1,18 @@
-"""What a run needs once, made by the first of pytest's workers that asks; the others wait, and read it."""
+"""What a run needs once, made by the first of the forks of side_by_side.py that asks; the others wait, and read it."""
 
 from __future__ import annotations
 
 import fcntl
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from side_by_side import folder_of_all
 
 
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
     """The folder of this name that `make` has filled; where it failed, who asks next tries again."""
-    shared = factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        shared = shared.parent  # each worker has a folder of its own in it
+    shared = folder_of_all(factory)
     folder = shared / f"once-{name}"
     with (shared / f"once-{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

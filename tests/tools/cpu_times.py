@@ -24,7 +24,8 @@ import pytest
 LIMIT_S: Final = 10.0
 MARKED: Final = ("slow", "long", "soak", "gpu")
 _TICKS_A_S: Final = os.sysconf("SC_CLK_TCK")
-_ME: Final = str(os.getpid())  # a test may replace os.getpid
+_getpid = os.getpid  # a test may replace it
+_ME = str(_getpid())
 
 
 def used_s() -> float:
@@ -58,6 +59,12 @@ class CpuTimes:
     def __init__(self, file: Path | None) -> None:
         self._file = file
         self._before_s = used_s()
+        os.register_at_fork(after_in_child=self._in_a_fork)
+
+    def _in_a_fork(self) -> None:
+        """Count from nothing, and leave it to the parent to write (side_by_side.py)."""
+        global _ME
+        _ME, self._before_s, self._file = str(_getpid()), 0.0, None
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[None]:
