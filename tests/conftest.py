@@ -56,6 +56,20 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if collection_path.name == "gpu" and "not gpu" in str(config.option.markexpr) else None
 
 
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Have torch use one thread when forks are to come, for what test files compute as they are imported."""
+    if not session.config.getoption("side_by_side"):
+        yield
+        return
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what must run alone and what a test leaves to `make soak`, and give the long ones time, by hand, too."""
     leave_to_soak(items)

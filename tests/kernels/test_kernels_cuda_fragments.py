@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -133,6 +134,7 @@ def test_a_fault_in_products_of_int8_is_seen(fault: str) -> None:
 KEYS = [{}, {"dtype": "i8"}, {"math_mode": "ieee"}, {"scale": "1x128", "scale_layout": "col"}, {"scale": "tensor"}]
 
 
+@pytest.mark.part(8)
 @pytest.mark.parametrize("kind", KEYS, ids=str)
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 2112, 7168), (8, 576, 7168), (16, 24576, 1536)], ids=str)
 def test_what_is_offered_compiles(m: int, n: int, k: int, kind: dict[str, str]) -> None:
@@ -141,11 +143,9 @@ def test_what_is_offered_compiles(m: int, n: int, k: int, kind: dict[str, str]) 
 
     assert len(best) >= 8
     assert best[0][0] == min(us for us, _ in best)
-    spilled = [
-        nvrtc.compiled(kernel.scaled_fragments(values, asked).source(), kernel.KERNEL.target).spill_bytes
-        for _, values in best[:6]
-    ]
-    assert spilled.count(0) >= 3
+    sources = (kernel.scaled_fragments(values, asked).source() for _, values in best[:6])
+    whole = (source for source in sources if not nvrtc.compiled(source, kernel.KERNEL.target).spill_bytes)
+    assert len([*islice(whole, 3)]) == 3, "of the best six three spill nothing"
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,7 @@ def test_a_fault_in_scales_of_rows_is_seen(fault: str) -> None:
     assert not torch.equal(y, exact)
 
 
+@pytest.mark.part(3)
 @pytest.mark.parametrize("kind", [{}, {"math_mode": "ieee"}, {"scale": "1x128", "scale_layout": "col"}], ids=str)
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 2112, 7168), (64, 576, 7168), (256, 4096, 512)], ids=str)
 def test_what_is_offered_compiles_without_spills(m: int, n: int, k: int, kind: dict[str, str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ pytest.importorskip("triton")  # ptx.py needs it
 
 import own_kernels
 import ptx
+from matrices import matrix
 from weight_only_operands import E2M1, launched, problem, run
 
 from gemmtuned.configs.errors import CandidateFailed
@@ -142,9 +144,15 @@ def test_a_fault_in_scales_of_blocks_is_seen(fault: str) -> None:
     assert not is_right(config(SHAPES[4], ("fp8_e4m3", "128x128", "fp32")), change=BLOCK_FAULTS[fault])
 
 
-@pytest.mark.parametrize("kind", [KINDS[0], ("i4", "1x128", "bf16"), ("fp4_e2m1", "1x32", "e8m0")], ids=" ".join)
-@pytest.mark.parametrize(("m", "n", "k"), [(1, 2112, 7168), (16, 7168, 2048)], ids=str)
-def test_what_is_offered_compiles(m: int, n: int, k: int, kind: tuple[str, str, str]) -> None:
+COMPILED = (KINDS[0], ("i4", "1x128", "bf16"), ("fp4_e2m1", "1x32", "e8m0"))
+FEW, MANY = (1, 2112, 7168), (16, 7168, 2048)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"), matrix(product(COMPILED, (FEW, MANY)), zip(COMPILED, (FEW, MANY, FEW), strict=True))
+)
+def test_what_is_offered_compiles(shape: tuple[int, int, int], kind: tuple[str, str, str]) -> None:
+    m, n, k = shape
     weight, scales, scale_type = kind
     asked = problem(m, n, k, wdtype=weight, wscale=scales, wscale_dtype=scale_type)
     best = kernel.scored(asked, 132)

@@ -73,8 +73,9 @@ def run(folder: Path, *words: str) -> tuple[int, str]:
     (folder / "conftest.py").write_text(CONFTEST)
     command = [sys.executable, "-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider", "-p", "no:xdist", *words]
     path = {"PYTHONPATH": str(Path(side_by_side.__file__).parent), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    done = subprocess.run(command, cwd=folder, env=path, capture_output=True, text=True, timeout=60)
-    assert done.stderr == ""
+    done = subprocess.run(
+        command, cwd=folder, env=path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60
+    )
     return done.returncode, done.stdout
 
 
@@ -107,3 +108,12 @@ def test_a_file_that_cannot_be_imported_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "test_none.py").write_text("import no_such_module\n")
     code, said = run(tmp_path)
     assert code == 2 and "No module named 'no_such_module'" in said
+
+
+def test_a_file_that_starts_threads_when_it_is_imported_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "test_threads.py").write_text(
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(5,), daemon=True).start()\n\ndef test(): pass\n"
+    )
+    code, said = run(tmp_path)
+    assert code == 4 and "1 threads were begun while test files were imported" in said, said

@@ -39,7 +39,7 @@ def end_at_once() -> None:
 
 atexit.register(end_at_once)
 
-import torch  # noqa: E402, F401  what it is all about
+import torch  # noqa: E402  what it is all about
 
 import gemmtuned.db.guest  # noqa: E402  what a program with the hook imports, by the time of its first flush
 import gemmtuned.hooks.activate  # noqa: E402
@@ -112,6 +112,9 @@ def become(order: dict, streams: list[int]) -> None:
     sys.path[:0] = [p for p in order["env"]["PYTHONPATH"].split(os.pathsep) if p not in sys.path]
     sys.argv = ["-c", *order["args"]]
     faults._armed = faults._from_env()  # read when the module is imported, which was before
+    threads = int(order["env"].get("OMP_NUM_THREADS", torch.get_num_threads()))
+    if threads != torch.get_num_threads():  # read when torch is imported
+        torch.set_num_threads(threads)
     autoload()
     if not order["whole_end"]:
         flush = sys.modules["gemmtuned.hooks.flush"]

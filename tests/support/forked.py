@@ -170,6 +170,7 @@ class ForkServer:
             self._orders, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._orders.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
             unhooked = {k: v for k, v in env.items() if not k.startswith(("GEMMTUNED_", "AITER_"))}
+            unhooked |= {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}  # whatever the first program asks for
             command = [sys.executable, "-P", str(HERE / "fork_server.py"), str(its.fileno())]
             self._process = subprocess.Popen(command, env=unhooked, cwd=HERE, pass_fds=(its.fileno(),))
             its.close()

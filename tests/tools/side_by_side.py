@@ -18,7 +18,7 @@ import sys
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -65,6 +65,15 @@ class SideBySide:
     def __init__(self, count: int) -> None:
         self._count = count
         self._forked = 0
+
+    @pytest.hookimpl(hookwrapper=True, trylast=True)
+    def pytest_collection(self) -> Iterator[None]:
+        """See that no test file starts threads when it is imported: forks would not have them, and wait for them."""
+        before = len(os.listdir("/proc/self/task"))
+        yield
+        begun = len(os.listdir("/proc/self/task")) - before
+        if begun > 0:
+            raise pytest.UsageError(f"{begun} threads were begun while test files were imported: forks would hang")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
