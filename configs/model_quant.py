@@ -16,18 +16,18 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from fnmatch import translate
 from typing import Any, Final
 
+from gemmtuned.configs.model_methods import PLAIN, UNKNOWN, Kept, Rules, read
 from gemmtuned.configs.model_parts import Weight
+from gemmtuned.configs.model_reader import TEXTS
 
-UNKNOWN: Final = ("?", "")
-Kept = tuple[str, str]  # dtype and scale, ("", "") for the model's own dtype
-PLAIN: Final[Kept] = ("", "")
-# What no method quantises, whether its list says so or not
-_NEVER: Final = re.compile(
-    r"(^|\.)(lm_head|lm_head\.\w+|score|proj_out|output_projection|mlp\.(gate|router)|feed_forward\.(gate|router)|"
+# What hardly a method quantises, whether its list says so or not
+_HEAD: Final = re.compile(r"(^|\.)(lm_head|lm_head\.\w+|score|proj_out|output_projection)$")
+_ROUTER: Final = re.compile(
+    r"(^|\.)(mlp\.(gate|router)|feed_forward\.(gate|router)|"
     r"block_sparse_moe\.router|router\.gate|gate\.wg|mixer\.gate|router\.proj|shared_expert_gate|"
     r"eh_proj|indexer\.weights_proj|scorer\.weights_proj|hc_head\.hc_fn|(attn|ffn)_hc\.fn)$"
 )
@@ -48,59 +48,48 @@ _VISION: Final = ("visual.", "vision_tower.", "vision_model.", "model.visual.", 
                   "model.embed_vision.", "model.vision_model.", "mm_projector.", "multi_modal_projector.")  # fmt: skip
 
 
-@dataclass(slots=True)
-class Rules:
-    """What a checkpoint says of its weights.
-
-    kept: of all linear layers that nothing else is said of.  plain: patterns of those that stay as they are, in the
-    method's own way.  some: patterns of layers kept in another way.  experts_only: the method is for mixtures alone.
-    """
-
-    method: str
-    kept: Kept = UNKNOWN
-    plain: tuple[str, ...] = ()
-    some: tuple[tuple[str, Kept], ...] = ()
-    experts: Kept | None = None
-    experts_only: bool = False
-    notes: list[str] = field(default_factory=list)
-
-
 # What a folder's name says where its files do not
 _NAMED: Final = re.compile(
-    r"(?i)(?<![a-z0-9])(nvfp4|mxfp[468]|fp[48]|int[48]|awq|gptq|[wa]\d{1,2}a\d{1,2}|bnb)(?![a-z0-9])"
+    r"(?i)(?<![a-z0-9])(nvfp4|mxfp[468]|fp[48]|int[48]|awq|gptq|[wa]\d{1,2}a\d{1,2}|bnb|[2-8]-?bit|exl[23]|hqq|aqlm|"
+    r"quantized|autoround)(?![a-z0-9])"
 )
 
 
-def rules_of(config: Mapping[str, Any], beside: Mapping[str, Any] | None = None, *, name: str = "") -> Rules | None:
-    """The rules of a config.json, and of the hf_quant_config.json beside it; None for a model that is not quantised.
+# Where a config says it: transformers' name, an older one, MLX's and AutoAWQ's
+_KEYS: Final = ("quantization_config", "compression_config", "quantization", "quant_config")
 
-    name: of its folder.  Where that speaks of a quantisation and the files do not, the file that tells is missing.
+
+def rules_of(config: Mapping[str, Any], beside: Mapping[str, Any] | None = None, *, name: str = "") -> Rules | None:
+    """The rules of a config.json, and of the file beside it that speaks of them; None for a model not quantised.
+
+    beside: hf_quant_config.json, or the quantiser's own (BESIDE).  name: of its folder.  Where that speaks of a
+    quantisation and the files do not, the file that tells is missing.
     """
-    text = config.get("text_config")
-    inner = text if isinstance(text, Mapping) else {}
-    names = ("quantization_config", "compression_config")
-    told = next((part[name] for part in (config, inner) for name in names if isinstance(part.get(name), Mapping)), None)
-    odd = next((part[name] for part in (config, inner) for name in names if part.get(name)), None)
-    if told is None and odd is not None:
+    inner = next((part for one in TEXTS if isinstance(part := config.get(one), Mapping)), {})
+    said = [(part, part[key]) for part in (config, inner) for key in _KEYS if part.get(key)]
+    where, told = next(((part, one) for part, one in said if isinstance(one, Mapping)), (config, None))
+    if told is None and said:
+        odd = said[0][1]
         return Rules(
             "", notes=[f"quantization_config is {odd!r:.60} and no object, so how weights are kept is not known"]
         )
     more = (beside or {}).get("quantization", beside)
-    if told is None and not isinstance(more, Mapping):
-        said = _NAMED.search(name)
-        if said is None:
+    more = more if isinstance(more, Mapping) else None
+    if told is None and more is None:
+        named = _NAMED.search(name)
+        if named is None:
             return None
         why = (
-            f"the model's name says {said[0]}, and neither config.json nor hf_quant_config.json tells which layers are"
+            f"the model's name says {named[0]}, and neither config.json nor hf_quant_config.json tells which layers are"
         )
         return Rules("", notes=[f"{why}: none is planned"])
-    both: dict[str, Any] = {**(more if isinstance(more, Mapping) else {}), **(told or {})}
-    if isinstance(more, Mapping) and told is not None and more.get("quant_algo") != both.get("quant_algo"):
-        both["hf"] = more
+    if told is not None and more is not None and (against := _against(told, more)):
+        return Rules("", notes=[f"{against}: which of the two holds is not known, so no weight is planned"])
     try:
-        rules = _read(both)
+        rules = read({**(more or {}), **(told or {})})
     except (AttributeError, KeyError, TypeError, ValueError) as err:
         return Rules("", notes=[f"quantization_config is not understood ({err}): no weight is planned"])
+    rules.text_only = where is not config
     expert = str(config.get("expert_dtype") or inner.get("expert_dtype") or "")
     if expert:  # DeepSeek-V4: the experts are of another dtype than quantization_config says
         known = {"fp4": ("fp4_e2m1", "1x32"), "fp8": rules.kept}.get(expert)
@@ -110,106 +99,14 @@ def rules_of(config: Mapping[str, Any], beside: Mapping[str, Any] | None = None,
     return rules
 
 
-def _read(told: Mapping[str, Any]) -> Rules:
-    method = str(told.get("quant_method") or ("modelopt" if "quant_algo" in told else ""))
-    listed = [told.get(name) for name in ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules",
-                                          "llm_int8_skip_modules", "exclude", "modules_to_not_quantize")]  # fmt: skip
-    rules = Rules(method, plain=tuple(str(one) for some in listed if isinstance(some, list) for one in some))
-    algo = str(told.get("quant_algo") or "")
-    if isinstance(told.get("quantized_layers"), Mapping):  # ModelOpt: each layer by itself
-        layers = {str(name): one for name, one in told["quantized_layers"].items()}
-        rules.some = tuple((name, _algo(str(one.get("quant_algo", "")))) for name, one in layers.items())
-        rules.kept = PLAIN if algo == "MIXED_PRECISION" and method == "modelopt" else _fp8(told)
-        if method == "fp8":  # beside it the method of the whole: what ModelOpt leaves alone is fp8 still
-            rules.plain = tuple(one for one in rules.plain if one in ("head", "lm_head"))
-    elif method == "modelopt" or method.startswith("modelopt"):
-        rules.kept = _algo(algo)
-    elif method in ("fp8", "fbgemm_fp8", "finegrained_fp8"):
-        rules.kept = _fp8(told)
-    elif method == "compressed-tensors":
-        rules.kept, rules.some = _groups(told)
-    elif method == "mxfp4":
-        rules.kept, rules.experts_only = ("fp4_e2m1", "1x32"), True
-    elif method in ("gptq", "awq", "auto-round", "gptq_marlin"):
-        bits = told.get("bits", told.get("w_bit"))
-        rules.kept = {4: ("i4", "group"), 8: ("i8", "group")}.get(bits, UNKNOWN)
-        single = told.get("dynamic")  # GPTQModel's: `-:expression` leaves modules alone, `+:` has bits of their own
-        for pattern, own in single.items() if isinstance(single, Mapping) else ():
-            if str(pattern).startswith("-:"):
-                rules.plain += (f"re:{pattern[2:]}",)
-            else:
-                kept = {4: ("i4", "group"), 8: ("i8", "group")}.get(dict(own).get("bits", bits), UNKNOWN)
-                rules.some += ((f"re:{str(pattern).removeprefix('+:')}", kept),)
-    elif method == "bitsandbytes":
-        rules.kept = (
-            ("i8", "row") if told.get("load_in_8bit") else ("nf4", "group") if told.get("load_in_4bit") else UNKNOWN
-        )
-    if rules.kept == UNKNOWN:
-        rules.notes.append(
-            f"how quant_method {method or '(none)'!r} {algo} keeps weights is not known: they are not planned"
-        )
-    return rules
-
-
-def _fp8(told: Mapping[str, Any]) -> Kept:
-    block = told.get("weight_block_size")
-    if block is None:
-        return ("fp8_e4m3", "row" if told.get("quant_method") == "fbgemm_fp8" else "tensor")
-    if not isinstance(block, list):
-        return UNKNOWN
-    return "fp8_e4m3", "1x128" if block == [128, 128] else "block"
-
-
-def _algo(name: str) -> Kept:
-    """ModelOpt's names."""
-    known = {
-        "FP8": ("fp8_e4m3", "tensor"), "FP8_PER_CHANNEL_PER_TOKEN": ("fp8_e4m3", "row"),
-        "FP8_PB_WO": ("fp8_e4m3", "1x128"),
-        "FP8_BLOCK_SCALES": ("fp8_e4m3", "1x128"), "NVFP4": ("fp4_e2m1", "1x16"), "W4A16_NVFP4": ("fp4_e2m1", "1x16"),
-        "NVFP4_AWQ": ("fp4_e2m1", "1x16"), "MXFP4": ("fp4_e2m1", "1x32"), "MXFP8": ("fp8_e4m3", "1x32"),
-        "W8A16": ("i8", "row"), "W4A16": ("i4", "group"), "W4A16_AWQ": ("i4", "group"), "W4A8_AWQ": ("i4", "group"),
-        "W8A8_SQ_PER_CHANNEL": ("i8", "row"), "INT8": ("i8", "row"), "NONE": PLAIN, "": UNKNOWN,
-    }  # fmt: skip
-    return known.get(name.upper(), UNKNOWN)
-
-
-def _groups(told: Mapping[str, Any]) -> tuple[Kept, tuple[tuple[str, Kept], ...]]:
-    """compressed-tensors: groups of targets, by class (all linears) or by name."""
-    groups = told.get("config_groups")
-    every, some = PLAIN, []
-    if not isinstance(groups, Mapping) or not groups:
-        return UNKNOWN, ()
-    for group in groups.values():
-        kept = _weights(
-            group.get("weights") if isinstance(group, Mapping) else None, group.get("format", told.get("format"))
-        )
-        for target in group.get("targets") or ["Linear"]:
-            if target == "Linear":
-                every = kept
-            else:
-                some.append((str(target), kept))
-    return every, tuple(some)
-
-
-def _weights(told: object, form: object) -> Kept:
-    if told is None:
-        return PLAIN
-    if not isinstance(told, Mapping):
-        return UNKNOWN
-    bits, kind, size = told.get("num_bits"), told.get("type"), told.get("group_size")
-    strategy = str(told.get("strategy") or ("group" if size else "tensor"))
-    scale = {"tensor": "tensor", "channel": "row", "token": "row", "group": "group", "tensor_group": "group"}.get(
-        strategy, ""
-    )
-    if strategy == "block":
-        scale = "1x128" if told.get("block_structure") in ([128, 128], "128x128") else "block"
-    if not scale:
-        return UNKNOWN
-    if (bits, kind) == (8, "float"):
-        return "fp8_e4m3", "1x32" if size == 32 else scale
-    if (bits, kind) == (4, "float"):
-        return "fp4_e2m1", "1x32" if size == 32 or str(form).startswith("mxfp4") else "1x16"
-    return {(8, "int"): ("i8", scale), (4, "int"): ("i4", scale)}.get((bits, kind), UNKNOWN)  # type: ignore[arg-type]
+def _against(told: Mapping[str, Any], more: Mapping[str, Any]) -> str:
+    """What config.json and the file beside it say that cannot both be; "" where they agree."""
+    theirs = str(more.get("quant_algo") or "").upper()
+    ours = str(told.get("quant_algo") or ("FP8" if "fp8" in str(told.get("quant_method")) else "")).upper()
+    if not theirs or not ours or "MIXED_PRECISION" in (ours, theirs) or more.get("quantized_layers"):
+        return ""
+    same = theirs == ours or (theirs.startswith("FP8") and ours == "FP8")
+    return "" if same else f"config.json says {ours} and hf_quant_config.json {theirs}"
 
 
 def applied(weights: Sequence[Weight], rules: Rules | None) -> list[Weight]:
@@ -217,18 +114,20 @@ def applied(weights: Sequence[Weight], rules: Rules | None) -> list[Weight]:
     if rules is None:
         return [*weights]
     match = _Matcher(rules)
+    ways = [[(match.kept(w, layer), layer) for layer in w.at or (-1,)] if not w.dtype else [] for w in weights]
+    odd = match.unanswered(weights)
     found: list[Weight] = []
-    for weight in weights:
-        if weight.dtype:
-            found.append(weight)
-            continue
+    for weight, layers in zip(weights, ways, strict=True):
         by_kept: dict[Kept, list[int]] = {}
-        for layer in weight.at or (-1,):
-            by_kept.setdefault(match.kept(weight, layer), []).append(layer)
+        for (kept, listed), layer in layers:
+            unsure = kept == PLAIN and not listed and match.may_be_meant(weight)
+            by_kept.setdefault(UNKNOWN if unsure else kept, []).append(layer)
         for (dtype, scale), at in by_kept.items():
             one = replace(weight, dtype=dtype, scale=scale)
             found.append(replace(one, count=len(at), at=tuple(at)) if weight.at else one)
-    rules.notes += match.unanswered(weights)
+        if not layers:
+            found.append(weight)
+    rules.notes += odd
     return found
 
 
@@ -237,22 +136,40 @@ class _Matcher:
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
-        self._plain = _Patterns(rules.plain)
-        self._some = _Patterns([pattern for pattern, _ in rules.some])
+        self._plain = _Patterns(rules.plain, rules.way)
+        self._some = _Patterns([pattern for pattern, _ in rules.some], "")
         self._kept = dict(rules.some)
+        self._lost: list[str] = []  # patterns of quantised layers that no weight answered to
 
-    def kept(self, weight: Weight, layer: int) -> Kept:
-        """How this weight is kept in this layer."""
+    def kept(self, weight: Weight, layer: int) -> tuple[Kept, bool]:
+        """How this weight is kept in this layer, and whether something names it."""
         rules = self._rules
         names = _names(weight, layer)
+        if rules.plain_first and self._plain.answering(names, layer):
+            return PLAIN, True
         for pattern in self._some.answering(names, layer):
-            return self._kept[pattern]
+            return self._kept[pattern], True
+        if rules.text_only and weight.sees:
+            return PLAIN, True
         if rules.kept == UNKNOWN and not rules.plain:
-            return UNKNOWN
-        never = _NEVER.search(weight.name) or (rules.experts_only and not weight.experts)
-        if self._plain.answering(names, layer) or never:
-            return PLAIN
-        return rules.experts if weight.experts and rules.experts is not None else rules.kept
+            return UNKNOWN, False
+        if self._plain.answering(names, layer) or (rules.experts_only and not weight.experts):
+            return PLAIN, True
+        if rules.way == "part" and any(part in name for part in rules.plain for name in names):
+            return UNKNOWN, True  # AutoAWQ leaves out what has it anywhere in its name, engines what is named so
+        if _HEAD.search(weight.name) and not weight.sees:
+            return rules.head, rules.kept != PLAIN
+        if _ROUTER.search(weight.name):
+            return rules.routers, rules.kept != PLAIN
+        if rules.within and not any(part in name for part in rules.within for name in names):
+            return PLAIN, True
+        return (rules.experts if weight.experts and rules.experts is not None else rules.kept), False
+
+    def may_be_meant(self, weight: Weight) -> bool:
+        """Whether a quantised layer that nothing answered to may be this one, which would then be no plain weight."""
+        last = weight.name.rpartition(".")[2]
+        exact = re.compile(r"[\w.]+\.\w+")
+        return any(not exact.fullmatch(one) or one.rpartition(".")[2] == last for one in self._lost)
 
     def unanswered(self, weights: Sequence[Weight]) -> list[str]:
         """A line for each kind of entry that names nothing in this model."""
@@ -266,25 +183,34 @@ class _Matcher:
             hit = pattern in self._plain.hit or pattern in self._some.hit
             if not hit and not _NO_LINEAR.search(pattern) and not ahead and not unseen:
                 odd[re.sub(r"\d+", "#", pattern)] += 1
+                if pattern in self._kept and self._kept[pattern] != PLAIN:
+                    self._lost.append(pattern)
         some = "the quantisation's entry {!r} names nothing in this model ({} of them)"
         return [some.format(pattern, number) for pattern, number in odd.items()]
 
 
 class _Patterns:
-    """Entries of one list.  hit: those that some module answered to."""
+    """Entries of one list.  hit: those that some module answered to.  way: as in Rules."""
 
-    def __init__(self, patterns: Iterable[str]) -> None:
+    def __init__(self, patterns: Iterable[str], way: str) -> None:
         self.hit: set[str] = set()
+        self._ends: list[str] = []  # transformers takes a word for the end of a name, from a dot on or not
         self._exact: set[str] = set()
         self._shaped: dict[int, list[tuple[str, re.Pattern[str]]]] = {}  # by layer, -1 those of any
         for pattern in patterns:
-            if not pattern.startswith("re:") and not any(letter in pattern for letter in "*?["):
+            if way == "expression" and "." not in pattern and pattern.replace("_", "").isalnum():
+                self._ends.append(pattern)
+            if not pattern.startswith("re:") and not any(letter in pattern for letter in "*?[(|\\"):
                 self._exact.add(pattern)
                 continue
             number = re.search(r"layers\.(\d+)\.", pattern)  # not of `layers.1*`, which is of 10 as well
             layer = int(number[1]) if number and not pattern.startswith("re:") else -1
             with suppress(re.error):
                 inside = pattern[3:] if pattern.startswith("re:") else f"{translate(pattern)[:-2]}(\\..*)?\\Z"
+                if way == "expression" and not pattern.startswith("re:"):  # both readings, in transformers' bounds
+                    with suppress(re.error):
+                        re.compile(pattern)
+                        inside = f"{inside}|(?:{pattern})(?:(?<=\\.)|(?=\\.|$))"
                 self._shaped.setdefault(layer, []).append((pattern, re.compile(inside)))
 
     def answering(self, names: Sequence[str], layer: int) -> list[str]:
@@ -292,6 +218,7 @@ class _Patterns:
         found = []
         if self._exact:
             found += [part for name in names for part in _parts(name) if part in self._exact]
+        found += [word for word in self._ends if any(name.endswith(word) for name in names)]
         for pattern, shape in (*self._shaped.get(-1, ()), *(self._shaped.get(layer, ()) if layer >= 0 else ())):
             if any(shape.match(name) for name in names):
                 found.append(pattern)
@@ -329,8 +256,9 @@ def _names(weight: Weight, layer: int) -> list[str]:
             *(f"mtp.layers.0.{name}" for name in inside),
         ]
     if layer < 0:
-        extra = ["head"] if weight.name == "lm_head" else []
-        return [f"{prefix}{name}" for prefix in _PREFIXES for name in [*inside, *extra]]
+        if weight.name == "lm_head":  # it stands beside the model
+            return [f"{prefix}{name}" for prefix in ("", "language_model.") for name in ("lm_head", "head")]
+        return [f"{prefix}{name}" for prefix in _PREFIXES for name in inside]
     return [f"{prefix}layers.{layer}.{name}" for prefix in _PREFIXES for name in inside]
 
 

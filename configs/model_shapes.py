@@ -28,7 +28,11 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.read_file import read_regular
 
 NSETS: Final = (1, 512, 1024, 2048, 3072, 4096, 8192, 16384)  # gradlib's --nsets
-BESIDE: Final = "hf_quant_config.json"  # ModelOpt's own file
+# Files of quantisers beside config.json, and what they leave out: ModelOpt's, GPTQ's, AutoAWQ's, auto-round's
+BESIDE: Final[dict[str, dict[str, str]]] = {
+    "hf_quant_config.json": {}, "quantize_config.json": {"quant_method": "gptq"},
+    "quant_config.json": {"quant_method": "awq"}, "quantization_config.json": {"quant_method": "auto-round"},
+}  # fmt: skip
 _BESIDE_KEY: Final = "hf_quant_config"  # where read_config puts what stands in it
 _NAME_KEY: Final = "folder_name"
 MOST_BYTES: Final = 64 << 20
@@ -46,7 +50,7 @@ class Plan:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The model's config.json, with what hf_quant_config.json beside it says; `folder` may be the file itself.
+    """The model's config.json, with what a quantiser's file beside it says (BESIDE); `folder` may be the file itself.
 
     Raises ProblemError that names the file.
     """
@@ -54,8 +58,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     if folder.is_dir() and not path.is_file():
         raise ProblemError(f"{folder}: no config.json in it. {_instead(folder)}")
     config = _json(path)
-    if path.name == "config.json" and (beside := path.with_name(BESIDE)).exists():
-        config[_BESIDE_KEY] = _json(beside)
+    told = bool(config.get("quantization_config"))
+    for name, usual in BESIDE.items() if path.name == "config.json" else ():
+        if (beside := path.with_name(name)).exists() and not (told and usual):  # config.json has the quantiser's whole
+            config[_BESIDE_KEY] = {**usual, **_json(beside)}
+            break
     return {**config, _NAME_KEY: path.absolute().parent.name}
 
 
