@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
+import subprocess
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -178,6 +181,57 @@ def test_a_home_without_a_database_is_scraped_all_the_same(tmp_path: Path) -> No
         metrics.close()
 
 
+HOSTILE = (
+    'quo"te', "back\\slash", "new\nline", "car\rriage", "{brace}", "# HELP x", "</script>", "\x1b[31m", "\x00nul",
+    "\u202eltr", "\u2028", "tab\t", " ", "comma,a=b", "x" * 10_000,
+)  # fmt: skip
+
+
+def test_names_of_any_kind_are_labels_for_both_parsers(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    for at, run in enumerate(HOSTILE):
+        store.beat(session(100_000 + at, run, time.time(), calls=at + 1), now_s=time.time())
+        hostile = replace(NEW, device=replace(NEW.device, key=run[:500]))
+        store.add_sightings(run, hostile, [saw(problem(), at + 1)], now_s=time.time())
+    store.close()
+    seats = [
+        SeatNotice(id=run, name=run, device=run, state="ready", reason=run, others=0.5, clear_s=0.0) for run in HOSTILE
+    ]
+    metrics = Metrics(0, tmp_path / "tune.db")
+    try:
+        metrics.tell(Notice(**{**as_dict(notice()), "seats": seats}), used_today_s=0.0)
+        metrics.solved([Solved(run, True, 1.0) for run in HOSTILE])
+        plain, open_ = (scrape(metrics, kind)[0] for kind in ("text/plain", "application/openmetrics-text"))
+    finally:
+        metrics.close()
+    for read, text in ((text_string_to_metric_families, plain), (read_openmetrics, open_)):
+        found_: dict[str, dict[str, float]] = {}
+        for one in (one for family in read(text) for one in family.samples):
+            for label in ("run", "device"):
+                if label in one.labels:
+                    found_.setdefault(one.name, {})[one.labels[label]] = one.value
+        assert found_["gemmtuned_program_calls"] == {run[:200]: at + 1 for at, run in enumerate(HOSTILE)}
+        assert found_["gemmtuned_untuned_problems"].keys() == {run[:500] for run in HOSTILE}
+        assert found_["gemmtuned_device_used_by_others_ratio"].keys() == set(HOSTILE)
+        assert found_["gemmtuned_search_duration_seconds_count"].keys() == set(HOSTILE)
+
+
+def test_a_daemon_before_its_first_turn_and_beside_a_damaged_database_is_scraped(tmp_path: Path) -> None:
+    (tmp_path / "tune.db").write_bytes(b"SQLite format 3\0" + b"\xff" * 8192)
+    metrics = Metrics(0, tmp_path / "tune.db")
+    try:
+        before = samples(scrape(metrics)[0])
+        metrics.tell(notice("paused"), used_today_s=0.0)
+        after = samples(scrape(metrics)[0])
+    finally:
+        metrics.close()
+    with pytest.raises(urllib.error.URLError):  # nobody answers for a daemon that is gone: GemmtunedDaemonGone
+        scrape(metrics)
+
+    assert before["gemmtuned_publications_total", ()] == 0 and ("gemmtuned_paused", ()) not in before
+    assert after["gemmtuned_paused", ()] == 1
+
+
 def test_metrics_are_served_on_the_loopback_interface_alone(metrics: Metrics) -> None:
     assert metrics.server.server_address[0] == "127.0.0.1"
     with pytest.raises(SettingError, match=f"metrics port {metrics.port}"):
@@ -201,6 +255,59 @@ def test_every_metric_is_documented_and_nothing_else_is(metrics: Metrics) -> Non
     documented = set(re.findall(r"^\| `(gemmtuned_\w+)` \|", (DOCS / "metrics.md").read_text(), re.MULTILINE))
 
     assert documented == {family(name) for name in names(metrics)}
+
+
+def test_the_labels_of_every_metric_are_documented_and_its_type_is(metrics: Metrics) -> None:
+    metrics.tell(notice(), used_today_s=0.0)
+    metrics.solved([Solved("cpu", True, 1.0)])
+    table = re.findall(r"^\| `(gemmtuned_\w+)` \| (\w+) \|([^|]*)\|", (DOCS / "metrics.md").read_text(), re.MULTILINE)
+    said = {
+        name: (kind, {label for label in labels.replace(" ", "").split(",") if label}) for name, kind, labels in table
+    }
+    types = {
+        one.name + ("_total" if one.type == "counter" else ""): one.type
+        for one in text_string_to_metric_families(scrape(metrics)[0])
+    }
+
+    for name, labels in labels_of(metrics).items():
+        assert said[name] == (types[name], labels - {"le"}), name
+
+
+def labels_of(metrics: Metrics) -> dict[str, set[str]]:
+    """Of every metric, but of the moments since when it counts."""
+    found_: dict[str, set[str]] = {}
+    for name, labels in samples(scrape(metrics)[0]):
+        if not name.endswith("_created"):
+            found_.setdefault(family(name), set()).update(label for label, _ in labels)
+    return found_
+
+
+@pytest.mark.parametrize("file", ["grafana-dashboard.json", "alerts.yaml"])
+def test_what_is_summed_by_a_label_has_it(metrics: Metrics, file: str) -> None:
+    metrics.tell(notice(), used_today_s=0.0)
+    metrics.solved([Solved("cpu", True, 1.0)])
+    there = labels_of(metrics)
+    asked = re.findall(r"\bby \(([^)]*)\) \((?:\w+\()*(gemmtuned_\w+)", (DOCS / "monitoring" / file).read_text())
+
+    assert len(asked) >= 3
+    for labels, name in asked:
+        assert {label.strip() for label in labels.split(",")} <= there[family(name)] | {"instance"}, name
+
+
+def test_a_value_that_falls_when_a_program_ends_is_rated_as_no_counter(metrics: Metrics) -> None:
+    """rate() and increase() take a fall for a start anew, and show traffic that nobody made."""
+    types = {one.name: one.type for one in text_string_to_metric_families(scrape(metrics)[0])}
+    gauges = {name for name, kind in types.items() if kind == "gauge"}
+    for file in ("grafana-dashboard.json", "alerts.yaml"):
+        rated = re.findall(r"\b(?:rate|increase|irate)\((\w+)", (DOCS / "monitoring" / file).read_text())
+        assert not gauges & set(rated)
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_alerts_fire_when_they_should() -> None:
+    rules = DOCS.parent / "tests" / "data" / "alerts_test.yaml"
+    done = subprocess.run(["promtool", "test", "rules", str(rules)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("file", ["grafana-dashboard.json", "alerts.yaml"])
