@@ -43,7 +43,8 @@ def read_published(folder: Path) -> Published | None:
     except TableError as err:
         return _without_manifest(folder, str(err))
     if manifest is None:
-        return None
+        found = _without_manifest(folder, f"{folder / MANIFEST} is missing, and tables lie beside its place")
+        return found if found.lines else None
     lines: list[str] = []
     unread = 0
     trouble = ""
@@ -51,7 +52,9 @@ def read_published(folder: Path) -> Published | None:
         try:
             lines += read_lines(folder, file)
         except TableError as err:  # noqa: PERF203
-            unread += file.rows
+            whole = _lines_as_named(folder / file.name, file.sha256)
+            lines += whole or ()
+            unread += file.rows if whole is None else 0
             trouble = trouble or str(err)
     created_us = _created_us(manifest)
     known = frozenset(lines)
@@ -80,17 +83,24 @@ def _without_manifest(folder: Path, trouble: str) -> Published:
             newest[stem] = max(newest.get(stem, (0, path)), (path.stat().st_mtime_ns, path))
     lines: set[str] = set()
     for _, path in newest.values():
-        try:
-            data = read_trusted(path)
-        except TableError:
-            continue
-        if path.stem.endswith(sha256(data).hexdigest()[:16]):  # whole, as its name says
-            lines.update(data.decode("utf-8", errors="replace").splitlines())
+        lines.update(_lines_as_named(path) or ())
     known = frozenset(lines)
     generation = max((s.generation for s in solutions_in(known)[0]), default=0)
     generation = max(generation, _generation_in(folder / MANIFEST))
     created_us = max((when // 1000 for when, _ in newest.values()), default=0)
     return Published(None, generation, 0, created_us, known, trouble=trouble)
+
+
+def _lines_as_named(path: Path, digest: str = "") -> list[str] | None:
+    """The lines of a table that is whole as its name says, or by this hash, whatever else a manifest says of it."""
+    try:
+        data = read_trusted(path)
+    except TableError:
+        return None
+    found = sha256(data).hexdigest()
+    if found != digest and not path.stem.endswith(found[:16]):
+        return None
+    return data.decode("utf-8", errors="replace").splitlines()
 
 
 def _generation_in(path: Path) -> int:

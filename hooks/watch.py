@@ -17,7 +17,7 @@ from typing import Final
 
 from gemmtuned.configs import clock
 from gemmtuned.configs.errors import TableError
-from gemmtuned.configs.manifest import MANIFEST, TableFile, read_manifest, solutions_of
+from gemmtuned.configs.manifest import MANIFEST, Manifest, TableFile, read_manifest, solutions_of
 from gemmtuned.configs.packed import Solutions
 from gemmtuned.configs.real import allocate_lock
 from gemmtuned.configs.say import Once, tell
@@ -91,13 +91,18 @@ class Loader:
         self.refused = ""  # why the newest table is not in use; empty when it is
         self.complaints: list[str] = []  # rows not taken, of the newest table
         self._files: dict[TableFile, tuple[Solutions, list[str]]] = {}
+        self._taken: tuple[int, tuple[TableFile, ...]] | None = None  # the newest table: its generation and its files
         self._told = Once()
 
     def load(self, newer_than: int) -> tuple[int, Solutions] | None:
-        """(generation, published solutions), or None when nothing newer is there or it cannot be used (said once)."""
+        """(generation, published solutions), or None when nothing newer is there or it cannot be used (said once).
+
+        Of the same number is newer what has other files: where a backup of the home was put back, its daemon gives the
+        numbers anew that came after it.
+        """
         try:
             manifest = read_manifest(self.folder)
-            if manifest is None or manifest.generation == newer_than:
+            if manifest is None or (manifest.generation == newer_than and not self._is_another(manifest)):
                 self.refused = ""
                 return None
             if manifest.generation < newer_than:
@@ -112,11 +117,15 @@ class Loader:
         except Exception as err:  # whatever a file can hold: the old table stays
             self._refuse(f"{self.folder}: {type(err).__name__}: {err}")
             return None
-        self._files, self.refused = files, ""
+        self._files, self.refused, self._taken = files, "", (manifest.generation, manifest.files)
         self.complaints = [c for _, complaints in files.values() for c in complaints]
         if self.complaints:
             self._tell(f"{len(self.complaints)} rows are not used, the first: {self.complaints[0]}")
         return manifest.generation, Solutions.joined(solutions for solutions, _ in files.values())
+
+    def _is_another(self, manifest: Manifest) -> bool:
+        """Whether it has the number of the table taken last, and not its files."""
+        return self._taken is not None and self._taken[0] == manifest.generation and self._taken[1] != manifest.files
 
     def _read(self, file: TableFile) -> tuple[Solutions, list[str]]:
         complaints: list[str] = []

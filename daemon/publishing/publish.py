@@ -25,7 +25,9 @@ from typing import TYPE_CHECKING, Final
 from gemmtuned.configs.errors import TableError, TryLater
 from gemmtuned.configs.launch import binary_of
 from gemmtuned.configs.manifest import (
+    BINARIES,
     Manifest,
+    check_owner,
     is_whole,
     read_binary,
     read_manifest,
@@ -59,6 +61,9 @@ def publish(store: Store, folder: Path, locks: Path, *, now_s: float, give_up: b
     does not finish; StoreBusy, StoreError.
     """
     with publishing(locks):
+        for place in (folder, folder / BINARIES):
+            if place.is_dir():
+                check_owner(place)  # else no program would read what is written there
         current = _is_current(store, folder)
         if current is not None:
             return current

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gemmtuned.configs.errors import GemmtunedError, StoreBusy, StoreError
 from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.publishing.beside_the_loop import Publishing
+from gemmtuned.daemon.publishing.laid import Laid
 from gemmtuned.daemon.publishing.prune import prune
 from gemmtuned.daemon.service.caretaker import Caretaker
 from gemmtuned.daemon.timer import Timer
@@ -49,6 +50,7 @@ class Upkeep:
         self.elsewhere: list[dict[str, Any]] = []
         self.caretaker = Caretaker(store)
         self.publishing = Publishing(store, settings)
+        self._laid = Laid(settings.config_dir)
         self._store, self._settings, self._quiet = store, settings, quiet
         self._stopping = False
         self._look, self._publish_again, self._checkpoint, self._look_around = Timer(), Timer(), Timer(), Timer()
@@ -136,7 +138,10 @@ class Upkeep:
         self._take_published(now_s)
         if self.publishing.runs:
             self._look.hurry()  # looked after at the next turn
-        elif self._store.generation() != self.generation:
+            return
+        if self._laid.changed():  # by another publisher, or by hand
+            self.generation = -1
+        if self._store.generation() != self.generation:
             if not self._publish_again.is_due(now_s):
                 self._look.wait_until(self._publish_again.at_s)
                 return
@@ -147,6 +152,7 @@ class Upkeep:
         done = self.publishing.result()
         if done is not None:
             self.generation = done
+            self._laid.keep()
             # Tables are written whole: with thousands of solutions, several verdicts share one publication
             self._publish_again.wait_until(now_s + 10 * self.publishing.took_s)
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from gemmtuned.configs.errors import GemmtunedError, StoreError
-from gemmtuned.configs.manifest import is_whole, read_manifest
+from gemmtuned.configs.errors import GemmtunedError, StoreError, TableError
+from gemmtuned.configs.manifest import check_owner, is_whole, read_manifest
 from gemmtuned.configs.published import Published, read_published
 from gemmtuned.configs.settings import Settings
 from gemmtuned.reports.checks import FAIL, WARN, Check
 from gemmtuned.reports.render import several
 
 NAME: Final = "published tables"
+_PUBLISH: Final = "gemmtuned db publish (a running daemon does it within seconds)"
 TAKE_BACK: Final = "gemmtuned db publish takes them back into it (gemmtuned daemon does so by itself)"
 
 
@@ -22,7 +23,7 @@ def standing(settings: Settings) -> Check | None:
         return None
     published = read_published(settings.config_dir)
     if published is None:
-        return None
+        return _unpublished(settings)
     if not settings.db.exists():
         rows = len(published.lines) + published.unread
         if not rows:
@@ -49,12 +50,35 @@ def standing(settings: Settings) -> Check | None:
         return Check(NAME, FAIL, found, fix)
     if state.lost or state.behind:
         return _lacks(published, len(state.lost))
-    if published.manifest is not None and state.generation != published.generation:
+    if published.trouble:
+        try:
+            check_owner(settings.config_dir)
+        except TableError as err:
+            return Check(NAME, FAIL, f"programs that start now refuse them: {err}", "the command in the line")
+        found = f"programs that start now do not get all of it ({published.trouble}); the database has it"
+        return Check(NAME, WARN, found, _PUBLISH)
+    if published.generation != state.generation:
         found = (
             f"generation {published.generation} is published, the database is at {state.generation}: not yet published"
         )
-        return Check(NAME, WARN, found, "gemmtuned db publish (a running daemon does it within seconds)")
+        return Check(NAME, WARN, found, _PUBLISH)
     return None
+
+
+def _unpublished(settings: Settings) -> Check | None:
+    """What is said where no table lies, and the database has solutions for one."""
+    if not settings.db.exists():
+        return None
+    from gemmtuned.db.restore import look
+
+    try:
+        state = look(settings.db, None)
+    except StoreError:
+        return None
+    if state is None or not state.lines:
+        return None
+    found = f"nothing is published in {settings.config_dir}, the database has {several(len(state.lines), 'solution')}"
+    return Check(NAME, WARN, found, _PUBLISH)
 
 
 def _agrees_at_a_glance(settings: Settings) -> bool:

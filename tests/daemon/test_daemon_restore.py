@@ -282,3 +282,44 @@ def test_publishing_that_fails_at_any_step_leaves_a_table_and_mends_itself(home:
             break
     assert fails >= 8 and len(passed) < number
     assert list(home.folder.glob(".*.tmp")) == []
+
+
+@pytest.mark.parametrize("field", ["rows", "sha256"])
+def test_a_table_that_is_whole_is_taken_whatever_its_manifest_says_of_it(home: Home, field: str) -> None:
+    home.install(64, 65)
+    generation = home.publish()
+    raw = json.loads((home.folder / MANIFEST).read_text())
+    raw["files"][0][field] = {"rows": 3, "sha256": "0" * 64}[field]
+    (home.folder / MANIFEST).write_text(json.dumps(raw))
+    home.lose()
+
+    assert home.publish() > generation
+    assert home.in_use() == home.in_store() == [64, 65]
+
+
+def test_tables_whose_manifest_is_gone_come_back_into_a_lost_store(home: Home) -> None:
+    home.install(64, 65)
+    home.publish()
+    (home.folder / MANIFEST).unlink()
+    home.lose()
+    home.install(66)
+
+    home.publish()
+    assert home.in_use() == home.in_store() == [64, 65, 66]
+
+
+@pytest.mark.parametrize("place", ["", "bin"])
+def test_nothing_is_published_where_no_program_would_read_it(home: Home, place: str) -> None:
+    home.install(64)
+    generation = home.publish()
+    (home.folder / place).mkdir(exist_ok=True)
+    (home.folder / place).chmod(0o777)
+    home.install(65)
+    for _ in range(3):
+        with pytest.raises(TableError, match="can be written by others"):
+            home.publish()
+    assert home.store.generation() == generation + 1, "and no number is used up by it"
+    (home.folder / place).chmod(0o755)
+
+    assert home.publish() == generation + 1
+    assert home.in_use() == [64, 65]

@@ -130,6 +130,22 @@ def test_what_was_refused_is_forgotten_with_the_next_good_table(tmp_path: Path) 
     assert loader.load(newer_than=0) == (3, ROWS) and not loader.refused
 
 
+def test_another_table_of_the_same_number_is_taken_up_once(tmp_path: Path) -> None:
+    """A backup of the home was put back, and its daemon has come to the number that the program holds."""
+    folder = tmp_path / "configs"
+    loader = Loader(folder)
+    publish(folder, ROWS, 5)
+    assert loader.load(newer_than=0) == (5, ROWS)
+    publish(folder, ROWS[:1], 4)
+    assert loader.load(newer_than=5) is None and "generation 4 is older than 5" in loader.refused
+    publish(folder, ROWS[:2], 5)
+
+    assert loader.load(newer_than=5) == (5, ROWS[:2]) and not loader.refused
+    assert loader.load(newer_than=5) is None
+    publish(folder, ROWS[:2], 5)  # written anew with the same rows
+    assert loader.load(newer_than=5) is None
+
+
 def test_a_callback_that_cannot_be_called_is_refused_at_once() -> None:
     with pytest.raises(TypeError, match="on_reload takes a function of one argument"):
         watch.subscribe(None)  # type: ignore[arg-type]
