@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from gemmtuned.commands.options import DryRun, Json, choice, settings
+from gemmtuned.commands.options import DryRun, Json, choice, one_of, settings
 from gemmtuned.configs import triton_json
 from gemmtuned.configs.aiter_write import write_file
 from gemmtuned.configs.errors import TableError
@@ -110,10 +110,25 @@ _FORMATS: Final[dict[str, Callable[[_Source, Left, str], _Files]]] = {
     "inductor": _inductor,
 }
 FORMATS: Final = (*_FORMATS, bundle.FORMAT)
+# What people ask for, and why there is no such format
+_TILES_OF_OTHERS: Final = (
+    "vLLM's and SGLang's files for dense block-scaled products name tiles of their own Triton kernel. gemmtuned runs "
+    "cuBLASLt's kernels and its own CUDA ones there, so none of its results can stand in such a file: vLLM's "
+    "benchmark_w8a8_block_fp8.py makes them, and gemmtuned import reads them. --format gemmtuned is a folder that "
+    "programs with the hook run from; tiles of mixtures of experts: --format vllm-moe"
+)
+_NO_FORMATS: Final = ("vllm", "sglang", "vllm-blockscale", "vllm-dense", "sglang-moe", "blockscale")
+
+
+def _whose(text: str) -> str:
+    """A format's name. Raises BadParameter, for one that cannot be with the reason and what to use instead."""
+    if text.lower() in _NO_FORMATS:
+        raise typer.BadParameter(f"{text!r} is none of {', '.join(FORMATS)}: {_TILES_OF_OTHERS}")
+    return one_of(text, FORMATS)
 
 
 def export(
-    to: Annotated[str, typer.Option("--format", parser=choice(FORMATS), metavar="|".join(FORMATS), help="Whose form.")],
+    to: Annotated[str, typer.Option("--format", parser=_whose, metavar="|".join(FORMATS), help="Whose form.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write to; made when it is not there.")],
     device: Annotated[str | None, typer.Option(metavar="KEY", help="Only solutions of this device.")] = None,
     default: Annotated[

@@ -440,6 +440,25 @@ def test_other_tools_get_what_they_can_hold_and_the_rest_is_counted(
         assert "Validator,PT_VERSION,2.13" in Path(said["files"][0]["path"]).read_text()
 
 
+@pytest.mark.parametrize("format", ["vllm", "sglang", "vllm-blockscale"])
+def test_tiles_of_another_tools_kernels_are_no_format_and_the_error_says_why(
+    format: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        build()(["export", "--format", format, "--out", str(tmp_path / "out")], prog_name="gemmtuned")
+    said = " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+    assert ended.value.code == 2
+    for part in (
+        f"'{format}' is none of aiter-csv",
+        "tiles of their own Triton kernel",
+        "--format gemmtuned",
+        "vllm-moe",
+    ):
+        assert part in said
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("format", ["aiter-csv", "triton-json", "tunableop", "inductor", "gemmtuned"])
 def test_an_export_replaces_what_it_wrote_and_nothing_of_others(
     run: Run, store: Store, tmp_path: Path, format: str
