@@ -34,10 +34,14 @@ _TIMES: Final = frozenset({"time", "times", "latency", "elapsed", "runtime"})
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """at: column, and the usual name of one with another -> place in a row.  micro: microseconds in a unit of `us`."""
+    """at: column, and the usual name of one with another -> place in a row.  micro: microseconds in a unit of `us`.
+
+    turned: M and N mean each other, as gradlib has them.
+    """
 
     at: dict[str, int]
     micro: float = 1.0
+    turned: bool = False
     notes: list[str] = field(default_factory=list)
 
 
@@ -48,7 +52,8 @@ def places(columns: Sequence[str], *, name: str) -> Places:
     micro, notes = 1.0, list[str]()
     has = frozenset(columns[1:] if columns and is_index(columns[0]) else columns)
     listed = has in _GRADLIBS_LIST and _GRADLIBS_NAME.fullmatch(name.rsplit("/", 1)[-1])
-    if listed or (has >= _GRADLIB and not has & _AITERS):
+    turned = bool(listed) or (has >= _GRADLIB and not has & _AITERS)
+    if turned:
         at["M"], at["N"] = at["N"], at["M"]
         notes.append(
             f"{name}: of vLLM's gradlib, whose M is the weight's rows and N the tokens: read the other way round"
@@ -70,7 +75,7 @@ def places(columns: Sequence[str], *, name: str) -> Places:
             notes.append(f"{name}: columns {told} all tell times, and none is called us: none is read")
         elif unitless := [column for column in columns if _words(column) & _TIMES and _words(column) <= _OF_A_TIME]:
             notes.append(f"{name}: column {unitless[0]} tells no unit, so no time is read: call it us, ms or the like")
-    return Places(at, micro, notes)
+    return Places(at, micro, turned, notes)
 
 
 def _words(column: str) -> set[str]:

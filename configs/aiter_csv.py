@@ -67,6 +67,7 @@ class Header:
     separator: str = field(default=",", compare=False)
     ends: bool = field(default=False, compare=False)  # whether its own line has an end, and so each whole row has
     micro: float = field(default=1.0, compare=False)  # microseconds in a unit of its times
+    turned: bool = field(default=False, compare=False)  # M and N mean each other (aiter_ages.py)
 
 
 @dataclass(slots=True)
@@ -114,10 +115,11 @@ class Row:
 class Table:
     """One file. complaints: one for each bad row, at most MAX_COMPLAINTS; rejected: all of them, counted.
 
-    notes: what a reader of the file should know and that is no fault of a row.
+    notes: what a reader of the file should know and that is no fault of a row.  micro: microseconds in a unit of `us`.
     """
 
     header: Header
+    micro: float = 1.0
     rows: list[Row] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
     rejected: int = 0
@@ -172,6 +174,7 @@ def read_lines(lines: Iterable[str], *, name: str, family: str | None = None, ig
     reader = Reader(lines, name=name, family=family, ignore=ignore)
     table = Table(reader.header)
     table.rows.extend(reader)
+    table.micro = reader.micro
     table.complaints, table.rejected, table.notes = reader.complaints, reader.rejected, reader.notes
     return table
 
@@ -188,6 +191,7 @@ class Reader:
         self.complaints: list[str] = []
         self.notes: list[str] = []
         self.rejected = 0
+        self.micro = 1.0  # known once the first rows are read
         self._name = name
         self._numbered = numbered(lines, name)
         number, line = next(self._numbered, (0, ""))
@@ -213,7 +217,7 @@ class Reader:
             found = named_family(family, columns, name=name, ignore=ignore)
         told = places(columns, name=name)
         kind, ends = kind_of([*columns, *told.at]), line.endswith("\n")
-        self.header = Header(name, found, kind, columns, told.at, separator, ends, told.micro)
+        self.header = Header(name, found, kind, columns, told.at, separator, ends, told.micro, told.turned)
         self.notes += told.notes
         self._line = line
         self._other = 0  # the line of a header with other columns, after which no row is ours
@@ -231,6 +235,7 @@ class Reader:
         if found:
             raise TableError(f"{self._name}: {found}")
         unit, said = other_unit(first)
+        self.micro = unit * self.header.micro
         if said:
             self.notes.append(f"{self._name}: {said}")
         for row in chain(first, rows) if said else ():

@@ -54,7 +54,9 @@ def rows_in(path: Path) -> int:
     0 for what cannot be read.
     """
     try:
-        if path.suffix != ".json":
+        with open_text(path, limit=MAX_BYTES) as file:
+            start = file.read(4096)
+        if not start.lstrip().startswith(("{", "[")):
             return max(sum(1 for _ in numbered(lines_of(path), str(path))) - 1, 0)
         with open_text(path, limit=MAX_JSON_BYTES) as file:
             raw = json.load(file)

@@ -132,6 +132,9 @@ class TunedTable:
             raise TableError(
                 f"{self.path}: a table of family {table.family.name}, expected {self.family.name}: name another"
             )
+        if table.header.turned or table.micro != 1.0:
+            what = "M and N mean each other" if table.header.turned else "times are not in microseconds"
+            raise TableError(f"{self.path}: its {what}, and rows of ours would be read so, too: name another file")
         if table.rejected:
             raise TableError(f"{table.complaints[0]}. Mend or move it: its rows are not thrown away")
         ours = columns_for(self.family, kind="tuned")

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from gemmtuned.configs.aiter_csv import read_lines
+from gemmtuned.configs.aiter_headers import FAMILIES
 from gemmtuned.configs.aiter_names import canonical_name, contradiction
 from gemmtuned.configs.aiter_rows import problem_of, problem_or_reason
 from gemmtuned.configs.aiter_untuned import read_untuned
 from gemmtuned.configs.errors import TableError
-from gemmtuned.configs.formats import read_any
+from gemmtuned.configs.formats import read_any, rows_in
 from gemmtuned.configs.problem import Problem
+from gemmtuned.reports.tuned_files import TunedTable
 
 HEADER = (
     "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw"
@@ -40,6 +42,32 @@ def test_vllms_gradlib_has_the_weights_rows_under_m_and_milliseconds() -> None:
     # written by pandas with its numbers, and without what its first version did not have
     first = read_lines([",M,N,K,libtype,solidx,soltimes", "0,64,8,32,rocblas,1,1.5"], name="tuned.csv", family="bf16")
     assert [problem_of(row) for row in first.rows] == [Problem(m=8, n=64, k=32)]
+
+
+@pytest.mark.parametrize(
+    ("header", "lines", "said"),
+    [
+        (GRADLIB, ["64,8,32,False,torch.bfloat16,hipblaslt,1,0.5"], "its M and N mean each other"),
+        (HEADER.replace(",us,", ",ms,").removesuffix(",tflops,bw"), [rows()[0].rpartition(",44")[0]], "not in micro"),
+        (HEADER, rows(1e-3), "its times are not in microseconds"),
+    ],
+)
+def test_no_row_of_ours_goes_into_a_table_that_would_be_read_another_way_with_it(
+    header: str, lines: list[str], said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "bf16_tuned_gemm.csv"
+    path.write_text("\n".join([header, *lines]) + "\n")
+    with pytest.raises(TableError, match=said):
+        TunedTable(path, FAMILIES["bf16"])
+
+
+def test_a_refused_files_rows_are_counted_whatever_its_name(tmp_path: Path) -> None:
+    for name in ("table.csv", "table.json", "table.txt"):
+        path = tmp_path / name
+        path.write_text("M,N,K,trans_b\n1,2,3,0\n#N/A,2,3,0\n")
+        with pytest.raises(TableError, match="trans_b"):
+            read_any(path)
+        assert rows_in(path) == 2
 
 
 def test_aiters_own_soltimes_are_milliseconds_until_kernel_name_came() -> None:
