@@ -71,7 +71,7 @@ MAX_CONDITIONS: Final = 32
 TYPES: Final = ("fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2")  # of a library's operands
 COMPUTES: Final = ("f32", "tf32")
 INT32_MAX: Final = (1 << 31) - 1
-_QUANTITY: Final = re.compile(r"([a-z_]+)\.(?:(ptr|dim|numel|contiguous)|(size|stride)([0-3]))")
+_QUANTITY: Final = r"([a-z_]+)\.(?:(ptr|dim|numel|contiguous)|(size|stride)([0-3]))"
 _NUMBERS: Final = {  # field: (smallest, largest)
     "shared": (0, 1 << 20),
     "threads": (32, 1024),
@@ -80,19 +80,19 @@ _NUMBERS: Final = {  # field: (smallest, largest)
     "counters_bytes": (0, 1 << 31),
     "workspace_bytes": (0, 1 << 40),
 }
-_FORMS: Final = {
-    "binary": re.compile(r"[0-9a-f]{64}"),
-    "name": re.compile(r"[A-Za-z0-9_]{1,200}"),
-    "library": re.compile(r"cublaslt"),
-    "algo": re.compile(r"[0-9a-f]{128}"),
-    "layout": re.compile(r"[nt]{2}"),
-    "compute": re.compile("|".join(COMPUTES)),
-    "scale_x": re.compile("|".join(("", *SCALES[1:]))),
-    "scale_w": re.compile("|".join(("", *SCALES[1:]))),
-    "operator": re.compile(r"[A-Za-z_][A-Za-z0-9_]*::[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)?"),
-    "schema": re.compile(r"[^\0]+"),
-    "package": re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,100}"),
-    "version": re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,100}"),
+_FORMS: Final = {  # as text: compiled when a record is read, not in every program that imports torch
+    "binary": r"[0-9a-f]{64}",
+    "name": r"[A-Za-z0-9_]{1,200}",
+    "library": r"cublaslt",
+    "algo": r"[0-9a-f]{128}",
+    "layout": r"[nt]{2}",
+    "compute": "|".join(COMPUTES),
+    "scale_x": "|".join(("", *SCALES[1:])),
+    "scale_w": "|".join(("", *SCALES[1:])),
+    "operator": r"[A-Za-z_][A-Za-z0-9_]*::[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)?",
+    "schema": r"[^\0]+",
+    "package": r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,100}",
+    "version": r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,100}",
 }
 
 
@@ -107,7 +107,7 @@ class Quantity(NamedTuple):
 @cache
 def quantity(text: str) -> Quantity:
     """Raises TableError for a word that this version does not know."""
-    match = _QUANTITY.fullmatch(text)
+    match = re.fullmatch(_QUANTITY, text)
     if match is None or (match[1] not in SLOTS and match[1] not in TURNED):
         raise TableError(f"launch has {text[:80]!r}, which this version does not know")
     return Quantity(match[1], match[2] or match[3], int(match[4] or 0))
@@ -301,8 +301,8 @@ def read_launch(text: str) -> Launch:
     for name, value in facts.items():
         if name in _NUMBERS:
             check_number(f"launch.{name}", value, *_NUMBERS[name])
-        elif name in _FORMS and (not isinstance(value, str) or not _FORMS[name].fullmatch(value)):
-            raise TableError(f"launch.{name} is {str(value)[:80]!r}, expected {_FORMS[name].pattern}")
+        elif name in _FORMS and (not isinstance(value, str) or not re.fullmatch(_FORMS[name], value)):
+            raise TableError(f"launch.{name} is {str(value)[:80]!r}, expected {_FORMS[name]}")
     facts["conditions"] = tuple(_conditions(facts["conditions"]))
     _CHECKS[kind](facts)
     return kind(**facts)

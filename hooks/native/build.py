@@ -20,6 +20,7 @@ import stat
 import subprocess
 import sys
 from contextlib import suppress
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
@@ -281,6 +282,7 @@ def _cuda_flags(torch: Path) -> tuple[str, ...]:
     return ("-DGEMMTUNED_CUDA", "-Wl,--no-as-needed", "-ltorch_cuda", "-ldl")
 
 
+@cache
 def _here() -> Path:
     return Path(__file__).resolve().parent
 
