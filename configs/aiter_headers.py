@@ -262,10 +262,17 @@ def _check_columns(columns: Sequence[str], family: AiterFamily, *, name: str, ig
                 f"{name}: column {column} is of other families' tables, not of {family.name}'s: name the right one"
             )
         if not is_remark(column) and EVERY not in ignore:
+            usual = next((known for known in sorted(own | others | kernels) if _bare(known) == _bare(column)), "")
+            if usual and usual not in columns:
+                raise TableError(f"{name}: column {column} is {usual} in AITER's tables: rename it")
             raise TableError(
                 f"{name}: column {column} is not known and could decide what the product is. Where it does not, say "
                 f"--ignore-column {shlex.quote(column)}, or take it out of the file"
             )
+
+
+def _bare(column: str) -> str:
+    return column.lower().replace("_", "").replace(" ", "")
 
 
 def _by_name(has: set[str], name: str) -> AiterFamily:

@@ -162,6 +162,8 @@ def _moe(row: Row, values: dict[str, Any], dtype: str) -> dict[str, Any]:
         raise ProblemError(f"column {missing[0]} is missing or empty")
     if values["topk"] is None:
         raise ProblemError("topk is -1: it does not say how many experts a token visits")
+    if values["topk"] > values["expert"]:
+        raise ProblemError(f"topk is {values['topk']}, of {values['expert']} experts")
     for column, nothing in _NOTHING_MORE.items():
         if row[column] and row[column].lower() not in nothing:
             raise ProblemError(f"a mixture whose {column} is {row[column][:40]}")

@@ -59,6 +59,10 @@ _NAMED: Final = re.compile(
 _KEYS: Final = ("quantization_config", "compression_config", "quantization", "quant_config")
 
 
+# DeepSeek's routers and those after them, which these values are for, are no linear layer but a module of their own
+_OWN_GATE: Final = ("topk_method", "routed_scaling_factor", "n_group")
+
+
 def rules_of(config: Mapping[str, Any], beside: Mapping[str, Any] | None = None, *, name: str = "") -> Rules | None:
     """The rules of a config.json, and of the file beside it that speaks of them; None for a model not quantised.
 
@@ -90,6 +94,8 @@ def rules_of(config: Mapping[str, Any], beside: Mapping[str, Any] | None = None,
     except (AttributeError, KeyError, TypeError, ValueError) as err:
         return Rules("", notes=[f"quantization_config is not understood ({err}): no weight is planned"])
     rules.text_only = where is not config
+    if any(key in part for part in (config, inner) for key in _OWN_GATE):
+        rules.routers = PLAIN
     expert = str(config.get("expert_dtype") or inner.get("expert_dtype") or "")
     if expert:  # DeepSeek-V4: the experts are of another dtype than quantization_config says
         known = {"fp4": ("fp4_e2m1", "1x32"), "fp8": rules.kept}.get(expert)

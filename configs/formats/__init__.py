@@ -16,7 +16,7 @@ from gemmtuned.configs import triton_json
 from gemmtuned.configs.aiter_csv import MAX_BYTES, lines_of, open_text
 from gemmtuned.configs.aiter_text import numbered
 from gemmtuned.configs.errors import HeaderError, TableError
-from gemmtuned.configs.formats import aiter, bundle, inductor, tunableop, vllm_moe
+from gemmtuned.configs.formats import aiter, bundle, inductor, others, tunableop, vllm_moe
 from gemmtuned.configs.hint import Imported
 from gemmtuned.configs.manifest import MANIFEST
 
@@ -38,6 +38,9 @@ def read_any(path: Path, *, family: str | None = None, ignore: Sequence[str] = (
             start = file.read(4096)
     except OSError as err:
         raise TableError(f"{path}: cannot be read ({err.strerror or err})") from err
+    said = others.what_it_is(start)
+    if said:
+        raise TableError(f"{path}: it is {said}")
     if not start.lstrip().startswith(("{", "[")):
         if tunableop.is_ours(start):
             return tunableop.read(path)

@@ -70,6 +70,8 @@ def test_compressed_tensors_means_all_linears_the_heads_too_where_it_ignores_non
     assert dtypes(found, "lm_head") == ["fp8_e4m3 row"]
     assert dtypes(found, "gate") == ["?"]  # whether it was a Linear is the publisher's transformers' affair
     assert dtypes(kept(tensors((["Linear"], W8), ignore=("lm_head", "re:.*mlp.gate$")), MOE), "gate") == ["plain"]
+    deepseeks = {**MOE, "routed_scaling_factor": 2.5}  # a gate of its own class
+    assert dtypes(kept(tensors((["Linear"], W8)), deepseeks), "gate") == ["plain"]
 
 
 @pytest.mark.parametrize("target", ["LlamaMLP", "re:.*blocks.*", "decoder.block.3.mlp.up_proj"])

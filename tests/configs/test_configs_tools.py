@@ -147,3 +147,39 @@ def test_no_name_of_a_tile_file_makes_a_reader_stop_or_a_row_of_another_product(
             assert named.count("N") == named.count("K") == named.count("dtype") == 1
             assert {"E", "B", "M", "_down", "per_channel_quant"}.isdisjoint(named)
             assert (hint.problem.n, hint.problem.k) == (64, 256)
+
+
+@pytest.mark.parametrize(
+    ("start", "said"),
+    [
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a pointer of Git LFS"),
+        ("PK\x03\x04\x14\x00", "a zip archive or a spreadsheet"),
+        ("PAR1\x15\x04", "a Parquet file"),
+        ("SQLite format 3\x00", "an SQLite database"),
+        ("\n<!DOCTYPE html>\n", "a web page"),
+        ("Git Version: 8b71e7a\ntransA,transB,batch_count,m,n,k,solution_index\n", "a tuning file of hipBLASLt"),
+        ("transA,transB,M,N,batch_count,K,us,solution_index\nT,N,64,8,1,32,9,5\n", "a list of rocBLAS or hipBLASLt"),
+        ("- {function: matmul, M: 4096, N: 8, K: 4096}\n", "a log of calls of rocBLAS or hipBLASLt"),
+        ("Problem,Provider,OperationKind,Operation,gemm_kind,m,n,k\n", "of CUTLASS's profiler"),
+        ("sep=;\nM;N;K\n1;2;3\n", "take that line out"),
+        ("8,4096,4096\n16,4096,4096\n", "a list without a header"),
+        ("8 4096 4096\n", "a list without a header"),
+    ],
+)
+def test_what_is_no_table_is_refused_by_what_it_is(start: str, said: str, tmp_path: Path) -> None:
+    for name in ("bf16_tuned_gemm.csv", "table.json"):
+        path = tmp_path / name
+        path.write_text(start)
+        with pytest.raises(TableError, match=f"{name}: it is {said}" if "line" not in said else said):
+            read_any(path)
+
+
+def test_a_token_visits_no_more_experts_than_there_are(tmp_path: Path) -> None:
+    header = "token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,use_g1u1,doweight_stage1"
+    row = "16,512,256,{},8,ActivationType.Silu,torch.bfloat16,torch.bfloat16,torch.bfloat16,QuantType.No,1,0"
+    path = tmp_path / "untuned_fmoe.csv"
+    path.write_text("\n".join([header, row.format(8), row.format(4)]) + "\n")
+
+    found = read_any(path)
+
+    assert (found.used, found.kept) == (1, {"no problem of gemmtuned's: topk is 8, of 4 experts": 1})
