@@ -66,7 +66,7 @@ def template(folder: Path, count: int) -> Path:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return template(tmp_path_factory.mktemp("small"), 300)
+    return template(tmp_path_factory.mktemp("small"), 100)
 
 
 @pytest.fixture(scope="module")

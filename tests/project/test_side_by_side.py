@@ -52,6 +52,7 @@ def test_is_left_out():
 ALONE = """
 import os, time
 import pytest
+from side_by_side import folder_of_all
 
 @pytest.mark.alone
 def test_is_alone():
@@ -66,6 +67,9 @@ def test_is_one_of_many(n, tmp_path_factory):
     time.sleep(0.01)
     with open("who", "a") as file:
         file.write(f"{os.getpid()}\\n")
+    with open("where", "a") as file:
+        file.write(f"{folder_of_all(tmp_path_factory)}\\n")
+    assert tmp_path_factory.getbasetemp().parent == folder_of_all(tmp_path_factory)
 """
 
 
@@ -92,6 +96,7 @@ def test_every_outcome_comes_home_and_a_fork_that_dies_fails_the_test_that_it_wa
     assert all(said.count(f"UserWarning: number {n}") == 1 for n in range(4))
     assert len((tmp_path / "made").read_text()) == 1, "one fork has all that share it, as the other has enough to do"
     assert len({*(tmp_path / "who").read_text().split()}) == 2, "who has nothing more to do takes half"
+    assert len({*(tmp_path / "where").read_text().split()}) == 1, "what is made once for all lies in one folder"
 
 
 def test_a_run_that_is_to_end_at_the_first_failure_does(tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ class SideBySide:
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
         if session.config.option.collectonly or session.testsfailed:
             return None
+        _factory(session).getbasetemp()  # made here, once: each fork has a folder in it
         items = session.items
         alone = {i for i, item in enumerate(items) if item.get_closest_marker("alone")}
         for indices, count in ((sorted(alone), 1), ([i for i in range(len(items)) if i not in alone], self._count)):
@@ -171,6 +172,11 @@ class SideBySide:
             files.appendleft(rest)
 
 
+def _factory(session: pytest.Session) -> pytest.TempPathFactory:
+    factory: pytest.TempPathFactory = session.config._tmp_path_factory  # type: ignore[attr-defined]
+    return factory
+
+
 def _half_of_most(forks: Iterable[Fork]) -> list[int]:
     """The later half of what that fork has left which has most."""
     most = max(forks, key=lambda fork: len(fork.left)).left
@@ -238,7 +244,8 @@ def _become(session: pytest.Session, name: str) -> None:
         capture.start_global_capturing()
         capture.suspend_global_capture()
     config.get_terminal_writer()._file = open(os.devnull, "w")  # noqa: SIM115  open as long as this process is
-    factory: pytest.TempPathFactory = config._tmp_path_factory  # type: ignore[attr-defined]
+    atexit._clear()  # what the parent does at its end
+    factory = _factory(session)
     folder = factory.getbasetemp() / name
     folder.mkdir(mode=0o700)
     factory._basetemp = folder
