@@ -18,6 +18,14 @@ def life_of(pid: int) -> tuple[bool, str]:
     return facts[0] == b"Z" and int(facts[17]) <= 1, facts[19].decode()
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether it was told to stop where it is (SIGSTOP, Ctrl-Z, a debugger), and was not told yet to go on."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except (OSError, IndexError):
+        return False
+
+
 def pid_namespace() -> str | None:
     """The boot and the PID namespace of this process: where both are equal, a pid that is gone says the process is.
 

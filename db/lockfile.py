@@ -13,11 +13,15 @@ import fcntl
 import os
 import stat
 from pathlib import Path
+from typing import Final
 
 from gemmtuned._testing import faults
 from gemmtuned.configs import clock
+from gemmtuned.configs.processes import is_stopped
 from gemmtuned.configs.real import allocate_lock, sleep
 from gemmtuned.db.descriptors import identity_of
+
+STOPPED: Final = "stopped"
 
 
 class LockFile:
@@ -155,6 +159,8 @@ def what_lies_there(mode: int) -> str:
 def holder(path: Path) -> str:
     """Which process holds this lock, as far as the kernel tells: "pid 7 (name, user)"; "" when it does not.
 
+    Of one that was told to stop where it is also how to let it go on: STOPPED is in the text then.
+
     /proc/locks names it by device and inode; locks of other PID namespaces are listed with a number that is none here.
     """
     try:
@@ -164,7 +170,8 @@ def holder(path: Path) -> str:
         fields = (line.replace("-> ", "").split() for line in lines)
         pid = next(int(f[4]) for f in fields if f[1] == "FLOCK" and f[5] == where)
         process = Path(f"/proc/{pid}")
-        return f"pid {pid} ({(process / 'comm').read_text('utf-8').strip()}, uid {process.stat().st_uid})"
+        more = f", {STOPPED}: kill -CONT {pid}" if is_stopped(pid) else ""
+        return f"pid {pid} ({(process / 'comm').read_text('utf-8').strip()}, uid {process.stat().st_uid}{more})"
     except (OSError, ValueError, IndexError, StopIteration):
         return ""
 

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from gemmtuned.configs.open_files import limit_reached
 from gemmtuned.configs.solution import slug
-from gemmtuned.db.lockfile import holder, open_lock, what_lies_there
+from gemmtuned.db.lockfile import STOPPED, holder, open_lock, what_lies_there
 
 
 class Lock(Protocol):
@@ -95,7 +95,7 @@ class DeviceLock:
             said = os.pread(fd, 300, 0).decode(errors="replace").strip()
         why = f"another gemmtuned daemon tunes on it: {said or 'it just started'}"
         found = holder(self._path)
-        if found and not said.startswith(found.partition(" (")[0] + ","):
+        if found and (STOPPED in found or not said.startswith(found.partition(" (")[0] + ",")):
             why += f"; its lock {self._path} is held by {found}"
         return why
 

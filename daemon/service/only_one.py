@@ -16,7 +16,7 @@ from gemmtuned.configs.open_files import limit_reached
 from gemmtuned.configs.settings import Settings
 from gemmtuned.db.descriptors import identity_of
 from gemmtuned.db.faults import no_folder, store_error
-from gemmtuned.db.lockfile import holder, lies_at, open_lock
+from gemmtuned.db.lockfile import STOPPED, holder, lies_at, open_lock
 
 logger = logging.getLogger("gemmtuned.daemon")
 
@@ -100,4 +100,4 @@ def _holder(path: Path, fd: int) -> str:
     found = holder(path)
     if found and not said.startswith(found.partition(" (")[0] + ","):
         return f"its lock {path} is held by {found}; the last daemon to hold it: {said}"
-    return said
+    return f"{said}, {found}" if STOPPED in found else said

@@ -10,11 +10,12 @@ from typing import Final
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.device.advice import advice
-from gemmtuned.daemon.notice import STALE_NOTICE_S, read_notice
+from gemmtuned.daemon.notice import read_notice
 from gemmtuned.db import queries
 from gemmtuned.db.handle import LONG_LOG_BYTES
 from gemmtuned.reports.checks import FAIL, PASS, WARN, Check
-from gemmtuned.reports.render import age, several, size
+from gemmtuned.reports.render import several, size
+from gemmtuned.reports.silent import silence
 from gemmtuned.reports.unseen import dropped_calls, dropped_notes, engine_paths
 
 # Before it, a checkpoint that overlaps a write can lose commits ("WAL-reset bug", sqlite.org/wal.html)
@@ -118,10 +119,9 @@ def _daemon(settings: Settings) -> Iterator[Check]:
     if notice is None or not notice["running"]:
         yield Check("daemon", WARN, "not running: nothing new gets tuned", "gemmtuned daemon")
         return
-    silent_s = time.time() - notice["updated_s"]
-    if silent_s > STALE_NOTICE_S:
-        fix = f"look at pid {notice['pid']}: it hangs, is stopped, or its disk is full"
-        yield Check("daemon", WARN, f"pid {notice['pid']} last spoke {age(silent_s)}", fix)
+    wrong, fix = silence(notice, time.time())
+    if wrong:
+        yield Check("daemon", WARN, wrong, fix)
         return
     why = f": {notice['reason']}" if notice["reason"] else ""
     yield Check("daemon", PASS, f"pid {notice['pid']}, {notice['state']}{why}", advice(notice["reason"]))

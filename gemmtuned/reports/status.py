@@ -14,6 +14,7 @@ from gemmtuned.reports.checks import Check
 from gemmtuned.reports.coverage import frozen_notes
 from gemmtuned.reports.places import abridged
 from gemmtuned.reports.render import Column, Report, Row, Table, age, count, percent, several
+from gemmtuned.reports.silent import silence
 from gemmtuned.reports.unseen import dropped_calls, dropped_notes, engine_paths, unseen_notes
 from gemmtuned.reports.why import why_off
 from gemmtuned.reports.without import without_notes
@@ -177,6 +178,9 @@ def _daemon_line(notice: Mapping[str, Any] | None, now_s: float) -> str:
         heard = age(now_s - notice["updated_s"])
         left = "not running" if notice["state"] == "stopped" else f"not running {_LEFT}"
         return f"daemon: {left}, last heard of {heard}. Start it: gemmtuned daemon"
+    wrong, fix = silence(notice, now_s)
+    if wrong:
+        return f"daemon: {wrong}. {fix[:1].upper()}{fix[1:]}"
     why = f" ({notice['reason']})" if notice["reason"] not in ("", notice["state"]) else ""
     return f"daemon: {notice['state']}{why}, pid {notice['pid']}, {several(notice['solved'], 'problem')} solved so far"
 
