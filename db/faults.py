@@ -32,6 +32,7 @@ _CODES: Final = {
 }
 # Extended codes of SQLITE_IOERR: LOCK, UNLOCK, RDLOCK, CHECKRESERVEDLOCK, SHMLOCK
 _LOCK_CODES: Final = tuple(10 | number << 8 for number in (15, 8, 9, 14, 20))
+_SHARED_BYTES: Final = 64 << 10  # a file with -shm behind its name: 32 KiB, and a block or two
 OUR_NAMES: Final = ("tune.db", "ingest.db")
 _OUR_WORDS: Final = (b"environment_stamp", b"compiled_gemm", b"gemmtuned")  # of our tables, and of a step's record
 _TEXTS: Final = {
@@ -64,6 +65,8 @@ def kind(err: sqlite3.Error | UnicodeDecodeError) -> str:
 def store_error(err: sqlite3.Error | UnicodeDecodeError | OSError, path: Path, *, waited_s: float = 0.0) -> StoreError:
     """The error to raise instead of err, for the database at path."""
     what = kind(err) if not isinstance(err, OSError) else _os_kind(err)
+    if what == "io" and no_room(path):
+        what = "full"
     if what == "busy":
         return busy(path, waited_s)
     if what == "nolock":
@@ -76,6 +79,11 @@ def store_error(err: sqlite3.Error | UnicodeDecodeError | OSError, path: Path, *
         return below_a_file
     if what in ("cantopen", "io") and (full := _no_more_files(err, path)):
         return StoreError(f"{path}: cannot be opened: {full}")
+    if what in ("readonly", "perm", "cantopen") and _is_read_only(path):
+        return StoreError(
+            f"{path}: its file system is read-only; Linux makes one so after an error of the disk, see the system log. "
+            "Have it mounted for writing, or set GEMMTUNED_HOME to a folder on another disk"
+        )
     if what in ("readonly", "perm", "cantopen"):
         return StoreError(
             f"{path}: cannot be opened for writing by uid {os.geteuid()} ({err}). "
@@ -217,9 +225,27 @@ def _os_kind(err: OSError) -> str:
     return "io" if err.errno == 5 else "cantopen"
 
 
+def no_room(path: Path) -> bool:
+    """Whether the disk has no room for the memory that users of this database share: to SQLite an I/O error."""
+    free = _free_bytes(path)
+    return free is not None and free < _SHARED_BYTES
+
+
+def _is_read_only(path: Path) -> bool:
+    try:
+        return bool(os.statvfs(path.parent).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
+
+
 def _free(path: Path) -> str:
+    free = _free_bytes(path)
+    return "free space unknown" if free is None else f"{free} bytes free"
+
+
+def _free_bytes(path: Path) -> int | None:
     try:
         facts = os.statvfs(path.parent)
     except OSError:
-        return "free space unknown"
-    return f"{facts.f_bavail * facts.f_frsize} bytes free"
+        return None
+    return facts.f_bavail * facts.f_frsize

@@ -62,8 +62,8 @@ def leave_log(conn: sqlite3.Connection) -> None:
 def connect_read_only(path: Path, timeout_s: float = 5.0) -> sqlite3.Connection:
     """A connection that cannot write. Raises StoreError when there is no database or it cannot be read.
 
-    Where the folder cannot be written SQLite needs a live writer to share memory with; without one, and without a
-    log that would be missed, the file is read as it lies.
+    Where the folder cannot be written, or its disk is full, SQLite needs a live writer to share memory with; without
+    one, and without a log that would be missed, the file is read as it lies.
     """
     if not path.exists():
         raise StoreError(f"{path}: no such database. Run a program with GEMMTUNED=1 first, or set GEMMTUNED_DB")
@@ -78,7 +78,8 @@ def connect_read_only(path: Path, timeout_s: float = 5.0) -> sqlite3.Connection:
             return _probed(f"{uri}?mode=ro", timeout_s)
         except sqlite3.OperationalError as err:
             wal = path.with_name(path.name + "-wal")
-            if faults.kind(err) not in ("readonly", "cantopen") or (wal.exists() and wal.stat().st_size):
+            closed = faults.kind(err) in ("readonly", "cantopen", "full") or faults.no_room(path)
+            if not closed or (wal.exists() and wal.stat().st_size):
                 raise
             return _probed(f"{uri}?mode=ro&immutable=1", timeout_s)
     except (sqlite3.Error, UnicodeDecodeError, OSError) as err:

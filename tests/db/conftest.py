@@ -1,5 +1,7 @@
-"""Our store and the file that others write, for every test of this folder."""
+"""Our store, the file that others write, and a disk of 2 MiB, for every test of this folder."""
 
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,3 +15,21 @@ def two(tmp_path: Path) -> Iterator[Two]:
     yield both
     both.ours.close()
     both.theirs.close()
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="gemmtuned-full-"))
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(folder)]
+    try:
+        mounted = subprocess.run(mount, capture_output=True).returncode == 0
+    except OSError:
+        mounted = False
+    if not mounted:
+        folder.rmdir()
+        pytest.skip("no right to mount a tmpfs here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+        folder.rmdir()

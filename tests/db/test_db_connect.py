@@ -749,24 +749,6 @@ def test_a_second_writer_goes_on_with_the_new_file(store: Store) -> None:
 # --- no room, no right ---
 
 
-@pytest.fixture
-def small_disk() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="gemmtuned-full-"))
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(folder)]
-    try:
-        mounted = subprocess.run(mount, capture_output=True).returncode == 0
-    except OSError:
-        mounted = False
-    if not mounted:
-        folder.rmdir()
-        pytest.skip("no right to mount a tmpfs here")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-        folder.rmdir()
-
-
 @pytest.mark.long
 def test_a_full_disk_is_said_and_writing_goes_on_once_there_is_room(small_disk: Path) -> None:
     store = open_store(small_disk)

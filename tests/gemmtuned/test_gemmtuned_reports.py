@@ -12,6 +12,7 @@ from gemmtuned.configs.errors import ProblemError, TableError
 from gemmtuned.configs.moment import duration
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
+from gemmtuned.daemon.seats.work_queue import owner_name
 from gemmtuned.reports import comparison, progress, render
 from gemmtuned.reports.coverage import report as coverage_report
 from gemmtuned.reports.gains import report as gains_report
@@ -284,7 +285,7 @@ def test_status_says_how_the_environment_that_waits_differs_from_the_daemons() -
     }  # fmt: skip
     notice = {
         "running": True, "state": "ready", "reason": "", "pid": 1, "solved": 0, "seats": [], "environment": ours,
-        "elsewhere": [{"environment": theirs, "problems": 3}],
+        "owner": owner_name(), "updated_s": time.time(), "elsewhere": [{"environment": theirs, "problems": 3}],
     }  # fmt: skip
     said = status_report(
         Settings.from_env({}), notice=notice, published=None, generation=0, sessions=[], covered_time=(0.0, 0.0),

@@ -1,0 +1,74 @@
+"""A disk that is full to the last byte, or became read-only: what can be read is read, the rest is told aright."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import environment
+from store_cases import NEW, found, open_store, problem, saw
+
+from gemmtuned.configs.errors import StoreError
+
+READERS = (["status"], ["coverage"], ["untuned"], ["explain", "8", "1024", "512"], ["gains"], ["db", "check"])
+WRITERS = (["withdraw", "8", "1024", "512"], ["retune", "8x1024x512"], ["tune", "fp32:8x64x64"])
+
+
+@pytest.fixture
+def home(small_disk: Path) -> Path:
+    """With a problem that is solved, and no program or daemon that has the database open."""
+    home = small_disk / "home"
+    store = open_store(home)
+    store.add_sightings("serve", NEW, [saw(problem(), 7), saw(problem(9), 5)], now_s=os.stat(small_disk).st_mtime)
+    store.install(None, [found(problem())], environment=NEW, now_s=os.stat(small_disk).st_mtime)
+    store.close()
+    return home
+
+
+def says(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gemmtuned", *words]
+    return subprocess.run(command, capture_output=True, text=True, env=environment(home), timeout=60)
+
+
+def fill(disk: Path) -> Path:
+    ballast = disk / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            return ballast
+
+
+@pytest.mark.slow
+def test_on_a_disk_without_a_byte_reports_are_read_and_changes_are_told_to_need_room(home: Path) -> None:
+    ballast = fill(home.parent)
+    assert os.statvfs(home).f_bavail == 0
+
+    for words in READERS:
+        done = says(home, *words)
+        assert done.returncode == 0, (words, done.stderr)
+    assert json.loads(says(home, "coverage", "--json").stdout)["total"]["calls"] == 12
+    for words in WRITERS:
+        done = says(home, *words)
+        assert (done.returncode, "disk full (0 bytes free). Free space" in done.stderr) == (1, True), (words, done)
+
+    ballast.unlink()
+    assert says(home, "withdraw", "8", "1024", "512").returncode == 0
+
+
+@pytest.mark.slow
+def test_a_file_system_that_became_read_only_is_called_that(home: Path) -> None:
+    remounted = subprocess.run(["mount", "-o", "remount,ro", str(home.parent)], capture_output=True)
+    assert remounted.returncode == 0, remounted.stderr
+
+    for words in READERS:
+        done = says(home, *words)
+        assert done.returncode == 0, (words, done.stderr)
+    for words in WRITERS:
+        done = says(home, *words)
+        assert done.returncode == 1 and "file system is read-only" in done.stderr, (words, done)
+    with pytest.raises(StoreError, match="mounted for writing"):
+        open_store(home).add_sightings("serve", NEW, [saw(problem(), 7)], now_s=0)
