@@ -347,7 +347,7 @@ def test_bursts_never_start_tuning(told_by: str, hertz: float, sample_s: float) 
         end_s = (int(now_s / sample_s) - back) * sample_s
         return used(end_s - sample_s, end_s) / sample_s
 
-    watched = Neighbours(lambda: iter([9999]), cpu_s=lambda pid: used(0.0, now_s), clock=lambda: now_s)
+    watched = Neighbours(lambda: iter([9999]), cpu_s=lambda pid: used(990.0, now_s), clock=lambda: now_s)
     monitor = GpuMonitor(
         FakeSampler(card),  # type: ignore[arg-type]
         card.facts(),

@@ -103,6 +103,7 @@ def passes(problem: Problem, call: planted.Call, seconds: float) -> str:
     return ""
 
 
+@pytest.mark.part(7)
 @pytest.mark.parametrize("name", RIGHT)
 def test_another_way_to_add_is_not_refused(name: str) -> None:
     assert passes(Problem(m=9, n=72, k=136, dtype="bf16", bias=True, threads=1), RIGHT[name], 0.03) == ""

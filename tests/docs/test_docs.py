@@ -50,7 +50,10 @@ def test_nothing_points_to_a_page_that_a_wheel_has_not_got() -> None:
     pointing = []
     for folder in ("configs", "daemon", "db", "gemmtuned", "hooks", "kernels"):
         for file in (ROOT / folder).rglob("*.py"):
-            tree = ast.parse(file.read_text())
+            text = file.read_text()
+            if "docs/" not in text:
+                continue
+            tree = ast.parse(text)
             defined = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
             said = {ast.get_docstring(one, clean=False) for one in ast.walk(tree) if isinstance(one, defined)}
             pointing += [

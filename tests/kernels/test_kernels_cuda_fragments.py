@@ -50,7 +50,7 @@ def is_right(one: ScaledFragments, **how: Any) -> bool:
     return torch.equal(y, exact)
 
 
-@pytest.mark.part(8)
+@pytest.mark.part(6)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_sums_are_right_and_nothing_else_is_read_or_written(shape: tuple[int, ...], kind: str) -> None:

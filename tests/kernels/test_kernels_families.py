@@ -177,17 +177,23 @@ def test_no_order_of_adding_is_refused(size, dtype):
     """Also where a default rounds once, results are few, or one product of a row outweighs all others."""
     problem = Problem(m=size[0], n=size[1], k=size[2], dtype=dtype)
     order = torch.Generator().manual_seed(1)
-    for seed in range(12):
-        for kind in KINDS:
-            inputs = make(problem, kind=kind, seed=seed)
-            if kind == "outliers":  # one alone, and where it spoils most
+    in_order = torch.arange(problem.k)
+    for kind in KINDS:
+        drawn = [make(problem, kind=kind, seed=seed) for seed in range(12)]
+        if kind == "outliers":  # one alone, and where it spoils most
+            for inputs in drawn:
                 inputs["x"][:, 0] *= 1000
-            exact = wide(inputs["x"]) @ wide(inputs["w"])
-            limit = limits(problem, measure_error(exact.to(inputs["x"].dtype), exact), Spread.of(exact, inputs["x"]))
-            for by in (range(problem.k), torch.randperm(problem.k, generator=order).tolist()):
-                y = torch.zeros_like(exact, dtype=inputs["x"].dtype)
-                for i in by:
-                    y += inputs["x"][:, i : i + 1] * inputs["w"][i : i + 1]
+        anyhow = [torch.randperm(problem.k, generator=order) for _ in drawn]
+        for orders in ([in_order] * len(drawn), anyhow):  # the products of all seeds are added side by side
+            x = torch.stack([inputs["x"][:, by] for inputs, by in zip(drawn, orders, strict=True)])
+            w = torch.stack([inputs["w"][by] for inputs, by in zip(drawn, orders, strict=True)])
+            ys = torch.zeros(len(drawn), problem.m, problem.n, dtype=x.dtype)
+            for i in range(problem.k):
+                ys += x[:, :, i : i + 1] * w[:, i : i + 1]
+            for seed, (y, inputs) in enumerate(zip(ys, drawn, strict=True)):
+                exact = wide(inputs["x"]) @ wide(inputs["w"])
+                best = measure_error(exact.to(inputs["x"].dtype), exact)
+                limit = limits(problem, best, Spread.of(exact, inputs["x"]))
                 assert measure_error(y, exact).within(limit), (kind, seed, measure_error(y, exact), limit)
 
 

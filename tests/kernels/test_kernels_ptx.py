@@ -35,7 +35,7 @@ def operands(m: int, n: int, k: int, *, bias: bool, apart: int = 0, dtype: torch
     return x, w, torch.randn(n, generator=generator).to(dtype) if bias else None
 
 
-@pytest.mark.part(14)
+@pytest.mark.part(8)
 @pytest.mark.parametrize(
     ("module", "config", "m", "n", "k", "bias", "apart"),
     [
@@ -136,6 +136,7 @@ OWN = {
 OF_ONE_ROW = GEMV | {"mma": 1, "hold": 1, "rows": 1, "warps": 8, "block_k": 2048, "unroll": 1}
 
 
+@pytest.mark.part(10)
 @pytest.mark.parametrize(
     ("module", "config", "what", "instead", "seen"),
     [(fragments, FRAGMENTS | {"split": 4}, *fault) for fault in FAULTS.values()]
