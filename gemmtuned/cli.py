@@ -73,7 +73,7 @@ MEANT: Final = {
     "layers": "gemmtuned coverage --by layer",
     "metrics": "gemmtuned daemon --metrics-port 9750",
     "start": "gemmtuned daemon",
-    "stop": "gemmtuned pause",
+    "stop": "gemmtuned pause, which lets the daemon rest; kill the pid that gemmtuned status names to end it",
     "uninstall": "gemmtuned purge, then pip uninstall gemmtuned",
 }
 

@@ -11,7 +11,7 @@ import typer
 
 from gemmtuned.commands import of_fleet
 from gemmtuned.commands.of_fleet import Fleet, Url
-from gemmtuned.commands.options import Json, Run, Since, choice, number, settings, whole_number
+from gemmtuned.commands.options import Json, Run, Since, chosen, number, settings, whole_number
 from gemmtuned.configs.settings import Settings
 from gemmtuned.reports import layers
 from gemmtuned.reports.coverage import GROUPS, SHOWN, WEIGHTS, report
@@ -28,8 +28,8 @@ from gemmtuned.reports.without import without_notes
 _DAY_S: Final = 86_400.0
 By = Annotated[
     str,
-    typer.Option(
-        parser=choice((*GROUPS, "layer", "host")),
+    chosen(
+        (*GROUPS, "layer", "host"),
         metavar="|".join((*GROUPS, "layer", "host")),
         help="One row for each; a layer is an N and K with all its M; host: with --fleet.",
     ),
@@ -44,9 +44,7 @@ SomeRows = Annotated[
 
 def coverage(
     by: By = "family",
-    weight: Annotated[
-        str, typer.Option(parser=choice(WEIGHTS), metavar="|".join(WEIGHTS), help="Share of what.")
-    ] = "time",
+    weight: Annotated[str, chosen(WEIGHTS, metavar="|".join(WEIGHTS), help="Share of what.")] = "time",
     since: Since = "24h",  # type: ignore[assignment]
     limit: SomeRows = None,
     run: Run = None,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from gemmtuned.commands import completing
-from gemmtuned.commands.options import Json, choice, problems, seen, settings, threads_option, whole_number
+from gemmtuned.commands.options import Json, chosen, problems, seen, settings, threads_option, whole_number
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import DTYPES, FAMILIES, LAYOUTS, MAX_DIM, WEIGHT_STATES, Problem
 from gemmtuned.reports.explain import MOST, matching, report
@@ -25,16 +25,12 @@ def explain(
             help="8 2048 512, 8x2048x512, or as reports spell it.",
         ),
     ],
-    family: Annotated[
-        str | None, typer.Option(parser=choice(FAMILIES), metavar="NAME", help="dense, batched ...")
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(parser=choice(tuple(DTYPES)), metavar="NAME", help="bf16, fp32 ...")
-    ] = None,
-    out_dtype: Annotated[str | None, typer.Option(parser=choice(tuple(DTYPES)), metavar="NAME")] = None,
+    family: Annotated[str | None, chosen(FAMILIES, metavar="NAME", help="dense, batched ...")] = None,
+    dtype: Annotated[str | None, chosen(tuple(DTYPES), metavar="NAME", help="bf16, fp32 ...")] = None,
+    out_dtype: Annotated[str | None, chosen(tuple(DTYPES), metavar="NAME")] = None,
     bias: Annotated[bool | None, typer.Option(help="With a bias vector, or without.")] = None,
-    layout: Annotated[str | None, typer.Option(parser=choice(LAYOUTS), metavar="NAME", help="nt is linear's.")] = None,
-    weight_state: Annotated[str | None, typer.Option(parser=choice(WEIGHT_STATES), metavar="NAME")] = None,
+    layout: Annotated[str | None, chosen(LAYOUTS, metavar="NAME", help="nt is linear's.")] = None,
+    weight_state: Annotated[str | None, chosen(WEIGHT_STATES, metavar="NAME")] = None,
     threads: Annotated[int | None, threads_option("CPU threads of the calling process.")] = None,
     batch: Annotated[int | None, typer.Option(parser=whole_number(1, MAX_DIM), metavar="N")] = None,
     as_json: Json = False,

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from gemmtuned.commands.options import DryRun, Json, choice, one_of, settings
+from gemmtuned.commands.options import DryRun, Json, chosen, one_of, settings
 from gemmtuned.configs import triton_json
 from gemmtuned.configs.aiter_write import write_file
 from gemmtuned.configs.errors import TableError
@@ -133,9 +133,7 @@ def export(
     device: Annotated[str | None, typer.Option(metavar="KEY", help="Only solutions of this device.")] = None,
     default: Annotated[
         str,
-        typer.Option(
-            parser=choice(aiter.DEFAULTS), metavar="|".join(aiter.DEFAULTS), help="triton-json: default file."
-        ),
+        chosen(aiter.DEFAULTS, metavar="|".join(aiter.DEFAULTS), help="triton-json: default file."),
     ] = "least-regret",
     force: Annotated[
         bool, typer.Option("--force", help="Also replace files that gemmtuned export did not write.")

@@ -12,7 +12,7 @@ import typer
 from gemmtuned.arguments import Command, Group
 from gemmtuned.commands.fleet_export import export
 from gemmtuned.commands.fleet_tables import check, init
-from gemmtuned.commands.options import DryRun, Json, LogLevel, choice, settings, start_logging
+from gemmtuned.commands.options import DryRun, Json, LogLevel, chosen, settings, start_logging
 from gemmtuned.configs.errors import SettingError, TryLater
 from gemmtuned.configs.moment import duration
 from gemmtuned.configs.settings import Settings
@@ -66,7 +66,7 @@ def tune(
     ] = "",
     on: Annotated[
         str,
-        typer.Option(parser=choice(("any", "gpu", "cpu")), metavar="gpu|cpu", help="GPUs where there are any."),
+        chosen(("any", "gpu", "cpu"), metavar="gpu|cpu", help="GPUs where there are any."),
     ] = "any",
     tasks: Annotated[int, typer.Option(min=0, help="Devices at once on Ray, at most; 0: all.")] = 0,
     limit: Annotated[int, typer.Option(min=0, help="Problems at most, worth most first; 0: all.")] = 0,

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from gemmtuned.commands import of_fleet
-from gemmtuned.commands.options import DryRun, Json, choice
+from gemmtuned.commands.options import DryRun, Json, chosen
 from gemmtuned.configs.errors import SettingError, TableError
 from gemmtuned.configs.manifest import write_whole
 from gemmtuned.configs.problem import COLUMNS
@@ -36,9 +36,7 @@ def export(
     url: Annotated[
         str, typer.Argument(metavar="[URL]", help="Where hosts share; without it that of GEMMTUNED_SYNC.")
     ] = "",
-    to: Annotated[
-        str, typer.Option("--format", parser=choice(FORMATS), metavar="|".join(FORMATS), help="Form of the files.")
-    ] = "csv",
+    to: Annotated[str, chosen(FORMATS, "--format", metavar="|".join(FORMATS), help="Form of the files.")] = "csv",
     force: Annotated[bool, typer.Option("--force", help="Also replace files that this did not write.")] = False,
     dry_run: DryRun = False,
     as_json: Json = False,

@@ -10,7 +10,7 @@ import typer
 
 from gemmtuned.commands import of_fleet
 from gemmtuned.commands.of_fleet import Fleet, Url
-from gemmtuned.commands.options import Json, Limit, Run, choice, settings
+from gemmtuned.commands.options import Json, Limit, Run, chosen, settings
 from gemmtuned.configs.solution import LIVE_STATES
 from gemmtuned.reports import grouped
 from gemmtuned.reports.gains import report
@@ -26,9 +26,7 @@ def gains(
     unused: Annotated[
         bool, typer.Option("--unused", help="Only what no program has looked up for a day or more.")
     ] = False,
-    by: Annotated[
-        str, typer.Option(parser=choice(("solution", "layer")), metavar="solution|layer", help="One row for each.")
-    ] = "solution",
+    by: Annotated[str, chosen(("solution", "layer"), metavar="solution|layer", help="One row for each.")] = "solution",
     run: Run = None,
     limit: Limit = 50,
     fleet: Fleet = False,

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from gemmtuned.commands.options import DryRun, Json, choice, default_threads, settings, threads_option
+from gemmtuned.commands.options import DryRun, Json, chosen, default_threads, settings, threads_option
 from gemmtuned.configs.aiter_headers import FAMILIES
 from gemmtuned.configs.errors import ProblemError, TableError
 from gemmtuned.configs.formats import read_any, rows_in
@@ -47,7 +47,7 @@ def import_(
     ] = None,
     family: Annotated[
         str | None,
-        typer.Option(parser=choice(tuple(FAMILIES)), metavar="NAME", help="Of AITER tables that do not tell it."),
+        chosen(tuple(FAMILIES), metavar="NAME", help="Of AITER tables that do not tell it."),
     ] = None,
     ignore_column: Annotated[
         list[str] | None,

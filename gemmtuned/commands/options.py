@@ -65,6 +65,21 @@ def choice(allowed: tuple[str, ...]) -> Callable[[str], str]:
     return read
 
 
+def chosen(allowed: Collection[str], *names: str, **how: Any) -> Any:
+    """An option that takes one of these words, which the shell completes. how: as typer.Option has it."""
+    words = tuple(allowed)
+    return typer.Option(*names, parser=choice(words), autocompletion=beginning(words), **how)
+
+
+def beginning(words: Sequence[str]) -> Callable[[str], list[str]]:
+    """What the shell is offered of these words."""
+
+    def offered(incomplete: str) -> list[str]:
+        return [word for word in words if word.startswith(incomplete)]
+
+    return offered
+
+
 def level(text: str) -> str:
     """A logging level's name."""
     return one_of(text.lower(), LEVELS)
@@ -226,10 +241,11 @@ Run = Annotated[
 ]
 Limit = Annotated[int, typer.Option(parser=whole_number(), metavar="N", help="Rows to show; 0 for all.")]
 Since = Annotated[float, typer.Option(parser=seconds, metavar="SPAN", help="Traffic of this long: 45m, 24h, 7d.")]
-LogFormat = Annotated[
-    str, typer.Option(parser=choice(("text", "json")), metavar="FORM", help="Log lines as text or json.")
+LogFormat = Annotated[str, chosen(("text", "json"), metavar="FORM", help="Log lines as text or json.")]
+LogLevel = Annotated[
+    str,
+    typer.Option(parser=level, autocompletion=beginning(LEVELS), metavar="LEVEL", help=f"One of {', '.join(LEVELS)}."),
 ]
-LogLevel = Annotated[str, typer.Option(parser=level, metavar="LEVEL", help=f"One of {', '.join(LEVELS)}.")]
 ProblemTexts = Annotated[
     list[str],
     typer.Argument(

@@ -30,6 +30,8 @@ from gemmtuned.reports.render import complain, several
 # Those of AITER's guide to tuning the atomic kernel: every (N, K) at every M
 BUILT_IN_M: Final = (16, 32, 64, 128, 256, 512, 2048, 4096)
 BUILT_IN_NK: Final = ((1024, 1024), (4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072))
+MOST_STRANGE: Final = 3  # problems that were never called, a line each,
+MOST_ALIKE: Final = 3  # with so many that were beside it
 
 
 @dataclass
@@ -99,18 +101,44 @@ def from_words(words: Sequence[str], defaults: Defaults, devices: Collection[str
     As far as an option says of what kind they are to be; the one of the defaults when there is none.
     """
     found: list[Problem] = []
+    strange: list[str] = []
     asked = shape_or_problem(words)
-    rows: list[dict[str, Any]] = []
-    if any(isinstance(word, Shape) for word in asked) and (here := settings()).db.exists():
-        rows = [row for row in seen(here) if row["device"] in devices]
+    here = settings() if asked else None
+    if here is not None and not here.db.exists():  # nothing was ever called: there is nothing to say of that
+        here = None
     for word in asked:
+        one = _named(word, defaults)
+        shape = Shape(one.m, one.n, one.k)
+        rows = [row for row in seen(here, shape) if row["device"] in devices] if here else []
         if isinstance(word, str):
-            found.append(spelled(word, threads=defaults.threads, gpu=defaults.gpu))
-            continue
-        known = matching(rows, {**word._asdict(), **defaults.given})
-        one = Problem(m=word.m, n=word.n, k=word.k, dtype=defaults.dtype or "bf16", threads=defaults.threads)
-        found += defaults.apply(known or defaults.as_called([one]))
+            known, named = matching(rows, shape._asdict()), [one]
+        else:
+            known = matching(rows, {**shape._asdict(), **defaults.given})
+            named = known or defaults.as_called([one])
+        if here is not None and named[0] not in known:
+            strange.append(_never_called(named[0], matching(rows, shape._asdict())))
+        found += named if isinstance(word, str) else defaults.apply(named)
+    for line in strange[:MOST_STRANGE]:
+        complain(line)
+    if strange[MOST_STRANGE:]:
+        complain(f"{len(strange) - MOST_STRANGE} more of those named were never called here")
     return list(dict.fromkeys(found))
+
+
+def _named(word: Shape | str, defaults: Defaults) -> Problem:
+    """The problem of this spelling; of a shape what it stands for where it was never called."""
+    if isinstance(word, str):
+        return spelled(word, threads=defaults.threads, gpu=defaults.gpu)
+    return Problem(m=word.m, n=word.n, k=word.k, dtype=defaults.dtype or "bf16", threads=defaults.threads)
+
+
+def _never_called(problem: Problem, alike: Sequence[Problem]) -> str:
+    """Said before minutes of work. alike: what was called of the same M, N and K."""
+    said = f"{problem} was never called here"
+    if alike:
+        more = f" and {len(alike) - MOST_ALIKE} more" if len(alike) > MOST_ALIKE else ""
+        return f"{said}, but {', '.join(map(str, alike[:MOST_ALIKE]))}{more} {'was' if len(alike) == 1 else 'were'}"
+    return f"{said}, nor was anything of this M, N and K: it is tuned as it is named"
 
 
 def from_file(file: Path, defaults: Defaults, *, skip: bool) -> list[Problem]:

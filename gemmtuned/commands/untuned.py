@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 from typing import Annotated
 
-import typer
-
 from gemmtuned.commands import of_fleet
 from gemmtuned.commands.of_fleet import Fleet, Url
-from gemmtuned.commands.options import Json, Limit, Run, choice, settings
+from gemmtuned.commands.options import Json, Limit, Run, chosen, settings
 from gemmtuned.reports import grouped
 from gemmtuned.reports.render import show
 from gemmtuned.reports.source import no_database, of_database
@@ -19,9 +17,7 @@ from gemmtuned.reports.why import why_nothing
 
 
 def untuned(
-    by: Annotated[
-        str, typer.Option(parser=choice(("problem", "layer")), metavar="problem|layer", help="One row for each.")
-    ] = "problem",
+    by: Annotated[str, chosen(("problem", "layer"), metavar="problem|layer", help="One row for each.")] = "problem",
     run: Run = None,
     limit: Limit = 50,
     fleet: Fleet = False,

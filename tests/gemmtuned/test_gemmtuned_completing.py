@@ -54,7 +54,17 @@ def test_every_command_that_takes_problems_completes_them(home: Path, name: str)
 
 
 @pytest.mark.parametrize(
-    ("typed", "offered"), [("explain 16", "16x1024x512"), ("explain --fam", "--family"), ("unt", "untuned")]
+    ("typed", "offered"),
+    [
+        ("explain 16", "16x1024x512"),
+        ("explain --fam", "--family"),
+        ("unt", "untuned"),
+        ("coverage --by la", "layer"),
+        ("gains --by s", "solution"),
+        ("explain --dtype bf", "bf16"),
+        ("daemon --log-format j", "json"),
+        ("daemon --log-level w", "warning"),
+    ],
 )
 def test_bash_is_answered(home: Path, typed: str, offered: str) -> None:
     words = f"gemmtuned {typed}"

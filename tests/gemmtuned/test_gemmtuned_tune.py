@@ -293,6 +293,38 @@ def test_without_shapes_what_waits_here_goes_before_the_built_in_ones(
     assert set(typed("--dtype", "fp32", "--threads", "1")[0].problems) == {dear, cheap}
 
 
+def test_what_is_named_and_was_never_called_is_said_beside_what_was(
+    typed: Callable[..., tuple[Request, dict[str, Any]]], home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert typed("fp32:8x64x64,threads=1")[0] and capsys.readouterr().err == "", "without a database nothing is said"
+    (known,) = {monitor.device.key for monitor in find_monitors() if monitor.device.kind == "cpu"}
+    here = Environment(replace(cpu_device(), key=known), {"torch": "1"})
+    settings = Settings.from_env(dict(os.environ))
+    store = Store(settings.db, locks=settings.locks)
+    biased = [replace(PROBLEM, bias=True, threads=threads) for threads in (1, 2, 3, 4)]
+    store.add_sightings("r", here, [saw(one) for one in biased], now_s=time.time())
+    store.close()
+    m, n, k = PROBLEM.m, PROBLEM.n, PROBLEM.k
+
+    def said(*words: str) -> list[str]:
+        capsys.readouterr()
+        assert typed(*words)[0].problems
+        return capsys.readouterr().err.splitlines()
+
+    assert said(str(biased[0])) == said(f"{m}x{n}x{k}") == said(str(m), str(n), str(k)) == []
+    (line,) = said(str(PROBLEM))
+    assert line.startswith(f"gemmtuned: {PROBLEM} was never called here, but {biased[0]}, ")
+    assert line.endswith(" and 1 more were")
+    (line,) = said(f"{m}x{n}x{k + 1}", "--threads", "1")
+    assert line == (
+        f"gemmtuned: bf16:{m}x{n}x{k + 1},threads=1 was never called here, nor was anything of this M, N and K: it is "
+        "tuned as it is named"
+    )
+    assert said(*(f"fp32:{m}x{n}x{k},threads={threads}" for threads in range(5, 12)))[-1] == (
+        "gemmtuned: 4 more of those named were never called here"
+    )
+
+
 def test_what_of_a_kind_has_been_tried_is_not_tried_again(
     typed: Callable[..., tuple[Request, dict[str, Any]]], home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
