@@ -124,7 +124,7 @@ def _tone(state: str, *, bad: bool) -> str:
 def _device(seat: Mapping[str, Any], users: Any) -> Line:
     tuning = " ".join(filter(None, (seat["problem"], seat["candidate"])))
     doing = tuning if seat["state"] == "tuning" else _why(seat)
-    names = ", ".join(_user(one) for one in users) or "-"
+    names = _users(users) or "-"
     others = "-" if seat["others"] is None else percent(seat["others"])
     cells = (seat["name"], seat["state"], doing or "-", others, names)
     return Line(f"device {seat['id']}", _cells(cells), seat["problem"])
@@ -145,6 +145,17 @@ def _why(seat: Mapping[str, Any]) -> str:
     """Why nothing is tuned there; who uses it stands beside it."""
     reason: str = seat["reason"]
     return reason.split(" (")[0] if advice(reason) == RESTS else reason
+
+
+def _users(users: Any) -> str:
+    """As many by name as a cell holds."""
+    named = [clean(_user(one)) for one in users]
+    for shown in range(len(named), 0, -1):
+        more = f" and {len(named) - shown} more" if shown < len(named) else ""
+        text = ", ".join(named[:shown]) + more
+        if len(text) <= _LONGEST:
+            break
+    return text if named else ""
 
 
 def _user(one: Mapping[str, Any]) -> str:

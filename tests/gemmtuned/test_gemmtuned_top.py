@@ -232,6 +232,13 @@ def test_a_reason_longer_than_its_cell_is_whole_below_it() -> None:
     assert seen.advice == (f"cpu: {reason}: gemmtuned doctor; the worker's own words are in the reason",)
 
 
+@pytest.mark.parametrize(("number", "shown"), [(0, "-"), (1, "python (1000) 0.5 cores"), (9, " and 7 more")])
+def test_who_uses_a_device_is_named_as_far_as_there_is_room(number: int, shown: str) -> None:
+    users = [{"pid": 1000 + i, "name": "python", "cores": 0.5} for i in range(number)]
+    cell = picture.of(changed("waiting", "others use 99 %", users={"cpu": users})).devices[0].cells[4]
+    assert cell.endswith(shown) and len(cell) <= 70 and "..." not in cell
+
+
 def test_on_a_narrow_screen_advice_goes_on_between_two_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[__name__], "SIZE", (50, 40))
     screen = lines(on_screen(STATES["held"]))
