@@ -9,10 +9,12 @@ STAMP := .venv/.installed
 install: $(STAMP)
 
 # torch first and pinned: a bare `torch` would fetch gigabytes of CUDA libraries on a machine without a GPU
+# the native hook, and what tests have in place of a GPU, are half a minute of a C++ compiler each
 $(STAMP): pyproject.toml constraints.txt
 	$(PY) -m venv .venv
 	$(BIN)/python -m pip install -q --disable-pip-version-check --progress-bar off -c constraints.txt torch 'numpy<2.4'
 	$(BIN)/python -m pip install -q --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[dev,demo]'
+	$(BIN)/python -m gemmtuned.hooks.native.build & $(BIN)/python tests/support/fake_cuda_build.py & wait
 	touch $@
 
 demo: install

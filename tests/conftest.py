@@ -13,6 +13,7 @@ from typing import Final
 
 import pytest
 from cpu_times import CpuTimes
+from fake_cuda_build import KEPT
 from hooked import ForkServer, Home
 from side_by_side import SideBySide
 
@@ -122,7 +123,7 @@ def native_cache() -> Path:
 @pytest.fixture(scope="session")
 def built_for_tests() -> Path:
     """Where what tests alone need is built, kept by its hash: in the checkout, as the user's cache is the product's."""
-    return Path(__file__).resolve().parents[1] / "build" / "tests"
+    return KEPT
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,8 @@
 """Builds the native hook with its CUDA half, against a driver and a torch library that are fakes (fake_cuda/).
 
 What runs is the hook's own code, all of it: operators, look-up, launches, scratch memory, blame.  What is missing is a
-device.  Kept by the hash of all that goes into it.
+device.  Kept by the hash of all that goes into it, in build/tests of the checkout; `make install` builds it by running
+this file.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from gemmtuned.hooks.native import build
 
+KEPT = Path(__file__).resolve().parents[2] / "build" / "tests"
 FAKES = Path(__file__).resolve().parent / "fake_cuda"
 NATIVE = Path(build.__file__).resolve().parent
 # How programs on the fakes begin; arguments: the folder built, and the driver's folder in it
@@ -141,3 +143,7 @@ def _run(command: list[str]) -> None:
 def _symbols(file: Path, which: str) -> set[str]:
     done = subprocess.run(["nm", which, str(file)], capture_output=True, text=True, check=True)
     return {line.split()[-1] for line in done.stdout.splitlines() if line.strip()}
+
+
+if __name__ == "__main__" and build.compiler() is not None:
+    build_fakes(KEPT)
