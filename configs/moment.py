@@ -21,6 +21,14 @@ def duration(us: float) -> str:
     return f"{three(us / 3.6e9)} h"
 
 
+def span(seconds: float) -> str:
+    """A length of time that somebody named, in the unit that it was named in: 45 min, 24 h, 7 days."""
+    for least, scale, unit in ((2, 86400, "days"), (1, 3600, "h"), (1, 60, "min")):
+        if seconds >= least * scale and seconds % scale == 0:
+            return f"{seconds / scale:.0f} {unit}"
+    return f"{seconds:g} s"
+
+
 def three(value: float) -> str:
     """A figure with three digits: 8.41, 12.3, 842."""
     digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0

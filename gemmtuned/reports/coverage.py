@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from gemmtuned.configs.moment import duration
+from gemmtuned.configs.moment import duration, span
 from gemmtuned.hooks.compiled import CPP_WRAPPER
 from gemmtuned.reports.own_time import COLUMNS
 from gemmtuned.reports.render import Column, Report, Row, Table, count, factor, flops, more, percent, several
@@ -62,7 +62,7 @@ def report(
         "estimated_share": share(sum(row["estimated_time_us"] for row in rows), sum(row["time_us"] for row in rows)),
     }
     notes += _of_runs(shown) if by == "run" else []
-    window = f"{since_s / 3600:g} h"
+    window = span(since_s)
     wrapped = [row for row in compiled if row["kernel"] == CPP_WRAPPER]
     compiled = [row for row in compiled if row["kernel"] != CPP_WRAPPER]
     inside = len({row["problem"] for row in compiled})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from gemmtuned.configs.moment import duration
+from gemmtuned.configs.moment import duration, span
 from gemmtuned.reports.coverage import frozen_notes
 from gemmtuned.reports.render import Column, Report, Table, count, factor, percent, several
 
@@ -76,7 +76,7 @@ def report(
         Column("best", "torch is best", percent),
         Column("none", "no verdict", percent),
     )
-    window = f"{since_s / 3600:g} h"
+    window = span(since_s)
     gain = f"{factor(gain_of_all(rows))} faster than on" if any(row["faster"] for row in rows) else "as on"
     lines = [f"GEMM time of the last {window}: {gain} stock torch"] if rows else []
     table = Table("rows", columns, rows, empty=f"No GEMM was recorded in the last {window}.")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gemmtuned import __version__
-from gemmtuned.configs.moment import duration
+from gemmtuned.configs.moment import duration, span
 from gemmtuned.configs.solution import LIVE_STATES
 from gemmtuned.db import queries
 from gemmtuned.db.rollup import hours_of
@@ -96,7 +96,7 @@ def _figures(data: Data) -> dict[str, Any]:
     return {
         "version": __version__,
         "made": _moment(data.now_s * 1e6),
-        "days": f"{data.since_s / 86400:g}",
+        "window": span(data.since_s),
         "database": data.database,
         "time_us": time_us,
         "calls": sum(row["calls"] for row in data.served),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gemmtuned.configs.moment import span
 from gemmtuned.reports.render import Row, count, several
 
 
@@ -14,6 +15,6 @@ def phase_notes(found: Sequence[Row], since_s: float) -> list[str]:
     calls = sum(row["calls"] for row in found)
     parts = ", ".join(f"{row['phase']} {count(row['calls'])}" for row in found)
     return [
-        f"{several(calls, 'call')} of the last {since_s / 3600:g} h {'is' if calls == 1 else 'are'} left out here and "
+        f"{several(calls, 'call')} of the last {span(since_s)} {'is' if calls == 1 else 'are'} left out here and "
         f"in the queue: programs made {'it' if calls == 1 else 'them'} before they served anybody ({parts})."
     ]

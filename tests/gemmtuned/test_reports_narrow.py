@@ -12,7 +12,8 @@ import termios
 import pytest
 from rich.console import Console
 
-from gemmtuned.configs.moment import duration
+from gemmtuned.commands.options import seconds
+from gemmtuned.configs.moment import duration, span
 from gemmtuned.reports import narrow, render
 from gemmtuned.reports.narrow import Grid
 from gemmtuned.reports.render import Column, Report, Table, count, factor
@@ -156,3 +157,9 @@ def test_a_complaint_goes_on_between_two_words_of_a_terminal(monkeypatch: pytest
     monkeypatch.setattr("sys.stderr", to_a_file := io.StringIO())
     render.complain(message)
     assert to_a_file.getvalue() == f"gemmtuned: {message}\n"
+
+
+def test_a_length_of_time_is_said_as_it_was_named() -> None:
+    said = {"3": "3 s", "90": "90 s", "45m": "45 min", "90m": "90 min", "1h": "1 h", "24h": "24 h", "36h": "36 h"}
+    said |= {"7d": "7 days", "365d": "365 days", "0.5": "0.5 s", "100000": "100000 s"}
+    assert {text: span(seconds(text)) for text in said} == said
