@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ from store_cases import HOUR, NEW, found, open_store, problem, saw
 from typer.testing import CliRunner, Result
 
 from gemmtuned.cli import build
+from gemmtuned.configs.settings import Settings
+from gemmtuned.db.of_runs import own_time
+from gemmtuned.hooks.flush import new_session
 from gemmtuned.reports.comparison import report, undisturbed
 from gemmtuned.reports.own_time import with_own_time
 
@@ -69,6 +73,21 @@ def test_the_three_answers_are_one_whole(home: Path) -> None:
 
     assert total["faster_share"] == pytest.approx(1000 / 1400) and total["best_share"] == 0
     assert "runs faster" in said and "has no verdict" in said
+
+
+def test_a_parent_that_waits_for_its_workers_is_no_time_of_the_program(home: Path) -> None:
+    store = open_store(home)
+    settings = Settings.from_env({"GEMMTUNED_HOME": str(home), "GEMMTUNED_RUN": "serve"})
+    for pid, calls, dropped, seconds in ((1001, 0, 0, 90.0), (1002, 100, 0, 10.0), (1003, 0, 7, 5.0)):
+        one = new_session(
+            settings, path="native", started_us=round((NOW_S - seconds) * 1e6), generation=0, active_us=0, calls=calls,
+            dropped=dropped, errors=0, reload_failures=0, rank=None, note="",
+        )  # fmt: skip
+        store.end_session(replace(one, pid=pid), now_s=NOW_S)
+    store.close()
+
+    assert own_time(home / "tune.db", now_s=NOW_S)["serve"] == {"processes": 2, "wall_us": 15e6}
+    assert rows("coverage", "--by", "run", "--run", "serve")[0]["wall_us"] == 15e6
 
 
 def test_a_programs_gain_is_bounded_by_the_time_it_ran() -> None:
