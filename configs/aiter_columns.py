@@ -112,6 +112,17 @@ def _dtype(text: str) -> str | None:
     return found
 
 
+_ENUMS: Final = ("torch.", "dtypes.", "aiter.dtypes.", "quanttype.", "activationtype.")
+
+
+@lru_cache(4096)
+def decides(text: str) -> bool:
+    """Whether a cell of a column that nobody knows is a data type, or another of AITER's words for products."""
+    low = text.lower()
+    known = low in DTYPES or low in ("fp8", "fp4") or (low in DTYPE_NAMES and low not in ("float", "half"))
+    return known or low.startswith(_ENUMS)
+
+
 def _topk(text: str) -> int | None:
     """Experts a token; AITER's lists of models whose tokens choose them otherwise say -1."""
     return None if text == "-1" else _size(text)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -24,12 +25,13 @@ from typing import Any, Final, TextIO
 
 from gemmtuned.configs import aiter_headers
 from gemmtuned.configs.aiter_ages import places
-from gemmtuned.configs.aiter_columns import CHECKED, NOTHING, parser, real
+from gemmtuned.configs.aiter_columns import CHECKED, NOTHING, decides, parser, real
 from gemmtuned.configs.aiter_headers import EVERY, AiterFamily, family_of_header, kind_of, named_family
 from gemmtuned.configs.aiter_remarks import is_index
 from gemmtuned.configs.aiter_swapped import LOOKED_AT, exchanged, other_unit
 from gemmtuned.configs.aiter_text import (
     CONFLICT,
+    KNOWN,
     MAX_BAD_ROWS,
     MAX_LINE,
     SEPARATORS,
@@ -221,7 +223,7 @@ class Reader:
         self.notes += told.notes
         self._line = line
         self._other = 0  # the line of a header with other columns, after which no row is ours
-        self._strict = EVERY not in ignore
+        self._strict, self._ignore = EVERY not in ignore, ignore
         self._glued = (number, separator.join(glued) + "\n", glued)
         if glued:
             self.notes.append(f"{name} line {number}: the first row stands on the header's line, and is read")
@@ -234,6 +236,7 @@ class Reader:
         found = exchanged(first)
         if found:
             raise TableError(f"{self._name}: {found}")
+        self._refuse_telling(first)
         unit, said = other_unit(first)
         self.micro = unit * self.header.micro
         if said:
@@ -244,6 +247,19 @@ class Reader:
         if not said:
             yield from first
             yield from rows
+
+    def _refuse_telling(self, rows: Sequence[Row]) -> None:
+        """Raise TableError for a column that seemed to be a remark, and that holds data types in these rows."""
+        header = self.header
+        for place, column in enumerate(() if header.family.text or not self._strict else header.columns):
+            if column and column not in KNOWN and column not in self._ignore:
+                cells = (row.cells[place] for row in rows if place < len(row.cells))
+                told = next((cell for cell in cells if decides(cell)), "")
+                if told:
+                    raise TableError(
+                        f"{self._name}: column {column} holds {told[:40]!r}, which tells what the product is: name it "
+                        f"as AITER does, or say --ignore-column {shlex.quote(column)}"
+                    )
 
     def _rows(self) -> Iterator[Row]:
         reader = _RowReader(self.header, strict=self._strict)

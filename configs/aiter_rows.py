@@ -120,8 +120,10 @@ def _told(column: str, row: Row, usual: str = "") -> str | None:
 
 
 def _dense(row: Row, values: dict[str, Any], dtype: str) -> dict[str, Any]:
+    if not dtype and "bias" in row.header.at and not row["bias"]:
+        raise ProblemError("column bias is empty")
     found = {**_shape(values), "bias": values.get("bias", False), "dtype": _told("dtype", row, dtype) or "bf16"}
-    found["out_dtype"] = dtype_of(values.get("outdtype"), row) or ""
+    found["out_dtype"] = _told("outdtype", row, dtype and found["dtype"]) or ""
     quantised = found["dtype"].startswith(("fp8", "fp4")) or found["dtype"] in ("i8", "i4")
     if values.get("scaleAB") and not quantised:
         raise ProblemError(f"scaleAB with {found['dtype']}: AITER multiplies the scales in after the product")
@@ -310,7 +312,8 @@ def family_of(problem: Problem) -> AiterFamily | None:
     if problem.layout != "nt" or problem.weight_state == "packed" or problem.deterministic:
         return None
     if problem.family == "moe":
-        return None if problem.bias or problem.scale not in SCALES.values() else FAMILIES["fmoe"]
+        odd = problem.bias or problem.scale not in SCALES.values() or (problem.topk or 0) > (problem.experts or 0)
+        return None if odd else FAMILIES["fmoe"]
     if (problem.family, problem.scale) in (("dense", "none"), ("scaled", "tensor")):
         return FAMILIES["bf16"] if problem.batch == 1 and problem.dtype == problem.wdtype else None
     if problem.family == "batched":

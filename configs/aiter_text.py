@@ -135,6 +135,7 @@ def unglued(cells: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
         joint = next((name for name in _NAMES if cells[half].startswith(name) and cells[half] not in _NAMES), "")
         head = [*cells[:half], joint]
         values = sum(name not in _NAMES for name in cells[half + 1 :])  # one may be called as a column is: k
+        joint = joint if any(cell[:1].isdigit() for cell in cells[half:]) else ""  # else BIAS is B and a row
         if joint and all(name in _NAMES for name in head) and values >= half - 1:
             return tuple(head), [cells[half].removeprefix(joint), *cells[half + 1 :]]
     columns = [*cells]
@@ -149,4 +150,5 @@ _NAMES: Final = sorted(
     | {*DEVICE, *ALIASES, OURS, "_tag"},
     key=lambda column: (-len(column), column),
 )  # fmt: skip
+KNOWN: Final = frozenset(_NAMES)
 _NAMES_LOWER: Final = frozenset(name.lower() for name in _NAMES)

@@ -143,7 +143,7 @@ EXPRESSIBLE = st.one_of(
               m=SIZE, n=SIZE, k=SIZE, out_dtype=st.just("bf16"),
               dtype=st.sampled_from(("i8", "fp8_e4m3", "fp8_e4m3fnuz", "fp4_e2m1")),
               weight_state=st.sampled_from(("plain", "shuffled")), batch=st.sampled_from((1, 1, 1, 16))),
-    st.builds(Problem, family=st.just("moe"), m=SIZE, n=st.just(4096), k=st.just(4096), experts=st.integers(1, 512),
+    st.builds(Problem, family=st.just("moe"), m=SIZE, n=st.just(4096), k=st.just(4096), experts=st.integers(16, 512),
               topk=st.integers(1, 16), inter=SIZE, act=st.sampled_from(("silu", "silu_gated", "gelu_gated_weighted")),
               dtype=st.sampled_from(("bf16", "fp8_e4m3", "fp4_e2m1")), wdtype=st.sampled_from(("fp8_e4m3", "i4")),
               out_dtype=st.just("bf16"), scale=st.sampled_from(("none", "tensor", "row", "1x32", "1x128", "128x128"))),

@@ -176,11 +176,17 @@ def test_whatever_a_spreadsheet_writes_for_nothing_is_absent_and_costs_no_row(no
 
 def test_a_data_type_that_a_row_leaves_open_is_not_guessed() -> None:
     dense = read_lines(["M,N,K,dtype", "1,64,128,", "2,64,128,nan", "4,64,128,fp16"], name="x.csv").rows
+    more = read_lines(["M,N,K,bias,dtype,outdtype", "1,2,3,,bf16,bf16", "1,2,3,0,bf16,-"], name="x.csv").rows
     scaled = read_lines(["M,N,K,q_dtype_w", "1,64,128,", "2,64,128,i8"], name="a8w8_untuned_gemm.csv").rows
 
     assert [problem_or_reason(row) for row in dense] == [
         *["no problem of gemmtuned's: column dtype is empty"] * 2, Problem(m=4, n=64, k=128, dtype="fp16")
     ]  # fmt: skip
+    assert [str(problem_or_reason(row)).partition("column ")[2] for row in more] == [
+        "bias is empty",
+        "outdtype is empty",
+    ]
+    assert isinstance(problem_or_reason(more[0], dtype="bf16"), Problem)  # `tune --dtype` says what such rows are
     assert "column q_dtype_w is empty" in str(problem_or_reason(scaled[0]))
     assert isinstance(problem_or_reason(scaled[1]), Problem)
 
@@ -260,7 +266,21 @@ def test_aiters_own_names_contradict_no_family() -> None:
         assert contradiction("a8w8_blockscale", f"a8w8_blockscale_tuned_gemm_{model}.csv") == ""
 
 
-@pytest.mark.parametrize("column", ["per_row", "scale per channel", "out dtype"])
+def test_a_header_in_capitals_is_no_row_that_is_glued_to_another() -> None:
+    with pytest.raises(TableError, match="column BIAS is bias in AITER's tables"):
+        read_lines(["M,N,K,BIAS,DTYPE,OUTDTYPE,SCALEAB", "1,2,3,0,bf16,bf16,0"], name="x_bf16_untuned_gemm.csv")
+
+
+@pytest.mark.parametrize(("column", "cell"), [("state", "torch.int8"), ("label", "fp8"), ("notes", "QuantType.No")])
+def test_a_remark_that_holds_a_data_type_is_none(column: str, cell: str) -> None:
+    lines = [f"M,N,K,{column}", "1,2,3,", f"1,2,3,{cell}"]
+    with pytest.raises(TableError, match=f"column {column} holds '{cell}'.*--ignore-column {column}"):
+        read_lines(lines, name="a8w8_bpreshuffle_untuned_gemm.csv")
+    assert len(read_lines(lines, name="a8w8_untuned_gemm.csv", ignore=[column]).rows) == 2
+    assert len(read_lines([lines[0], "1,2,3,done"], name="a8w8_untuned_gemm.csv").rows) == 1
+
+
+@pytest.mark.parametrize("column", ["per_row", "scale per channel", "in dtype"])
 def test_what_may_say_how_something_is_scaled_is_no_remark(column: str) -> None:
     quoted = f"'{column}'" if " " in column else column
     with pytest.raises(TableError, match=f"--ignore-column {quoted},"):
