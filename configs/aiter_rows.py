@@ -334,7 +334,7 @@ def _says_all(name: str, problem: Problem) -> bool:
         and (problem.family, problem.scale, problem.weight_state) == ("scaled", scale, weight_state)
         and ("B" in key) == (problem.batch > 1)
         and problem.dtype == problem.wdtype
-        and ("q_dtype_w" in key or problem.dtype.startswith(usual))
+        and problem.dtype.startswith(("fp8", "i8") if "q_dtype_w" in key else usual)
         and problem.out_dtype == "bf16"
         and not problem.bias
     )

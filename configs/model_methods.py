@@ -49,8 +49,7 @@ _LISTS: Final = (
 def read(told: Mapping[str, Any]) -> Rules:
     """The rules of one quantization_config. Raises AttributeError, KeyError, TypeError or ValueError for an odd one."""
     method = str(told.get("quant_method") or ("modelopt" if "quant_algo" in told else ""))
-    listed = [told.get(name) for name in _LISTS]
-    rules = Rules(method, plain=tuple(str(one) for some in listed if isinstance(some, list) for one in some))
+    rules = Rules(method, plain=tuple(one for name in _LISTS for one in _flat(told.get(name))))
     if isinstance(told.get("quantized_layers"), Mapping):  # ModelOpt: each layer by itself
         _each_layer(rules, told)
     elif method == "modelopt" or method.startswith("modelopt"):
@@ -172,11 +171,11 @@ def _groups(told: Mapping[str, Any]) -> tuple[Kept, tuple[tuple[str, Kept], ...]
         kept = _weights(
             group.get("weights") if isinstance(group, Mapping) else None, group.get("format", told.get("format"))
         )
-        for target in group.get("targets") or ["Linear"]:
+        for target in _flat(group.get("targets") or "Linear"):
             if target == "Linear":
-                every = kept
+                every = kept if every in (PLAIN, kept) else UNKNOWN  # two groups of all linears
             else:
-                some.append((str(target), kept))
+                some.append((target, kept))
     return every, tuple(some)
 
 

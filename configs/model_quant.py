@@ -96,6 +96,8 @@ def rules_of(config: Mapping[str, Any], beside: Mapping[str, Any] | None = None,
     rules.text_only = where is not config
     if any(key in part for part in (config, inner) for key in _OWN_GATE):
         rules.routers = PLAIN
+    if rules.head != PLAIN and any(part.get("tie_word_embeddings") for part in (config, inner)):
+        rules.head = UNKNOWN  # the embeddings' weight, which is no linear layer's
     expert = str(config.get("expert_dtype") or inner.get("expert_dtype") or "")
     if expert:  # DeepSeek-V4: the experts are of another dtype than quantization_config says
         known = {"fp4": ("fp4_e2m1", "1x32"), "fp8": rules.kept}.get(expert)

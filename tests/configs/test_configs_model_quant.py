@@ -74,6 +74,17 @@ def test_compressed_tensors_means_all_linears_the_heads_too_where_it_ignores_non
     assert dtypes(kept(tensors((["Linear"], W8)), deepseeks), "gate") == ["plain"]
 
 
+def test_one_word_is_a_list_and_two_groups_of_all_linears_contradict() -> None:
+    one = kept({"quant_method": "compressed-tensors", "ignore": "lm_head",
+                "config_groups": {"a": {"targets": "Linear", "weights": W8}}})  # fmt: skip
+    two = kept(tensors((["Linear"], W8), (["Linear"], W4)))
+    tied = kept(tensors((["Linear"], W8), ignore=()), tie_word_embeddings=True)
+
+    assert (dtypes(one, "q_proj"), dtypes(one, "lm_head")) == (["fp8_e4m3 row"], ["plain"])
+    assert (dtypes(two, "q_proj"), dtypes(two, "lm_head")) == (["?"], ["plain"])
+    assert (dtypes(tied, "q_proj"), dtypes(tied, "lm_head")) == (["fp8_e4m3 row"], ["?"])
+
+
 @pytest.mark.parametrize("target", ["LlamaMLP", "re:.*blocks.*", "decoder.block.3.mlp.up_proj"])
 def test_a_quantised_target_that_nothing_answers_to_leaves_no_weight_plain_that_it_may_mean(target: str) -> None:
     found = kept(tensors(([target], W8)))
