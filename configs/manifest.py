@@ -13,6 +13,7 @@ reader sees the old tables or the new ones and nothing between.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -285,6 +286,8 @@ def write_binary(folder: Path, data: bytes) -> str:
 def make_folder(folder: Path) -> None:
     """Create a folder that only its owner may write, whatever the umask."""
     if not folder.is_dir():
+        if folder.is_symlink():
+            raise NotADirectoryError(errno.ENOTDIR, f"it is a link to {folder.readlink()}, which is no folder")
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o755)
 

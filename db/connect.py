@@ -51,16 +51,20 @@ class Connection:
     ) -> None:
         if sqlite3.sqlite_version_info < MIN_SQLITE:
             raise StoreError(f"SQLite {sqlite3.sqlite_version} is too old, 3.37 is needed: use a newer Python")
-        self.path = path.resolve()  # SQLite puts the log beside the file that a link points to, and so must we
-        self.lock = LockFile(locks / f"{path.name}.lock")
+        self.lock = LockFile(_locks_of(path.resolve(), locks) / f"{path.name}.lock")
         self._create = create
         self._handle = Handle(
-            self.path, self.lock, timeout_s=timeout_s, create=create, upgrade=upgrade, beat=beat or _nothing
+            path, self.lock, timeout_s=timeout_s, create=create, upgrade=upgrade, beat=beat or _nothing
         )
         self._examined = 0
         self._thread = allocate_rlock()
         _all.add(self)
         self._guarded(self._handle.ready)
+
+    @property
+    def path(self) -> Path:
+        """The file that is in use, behind all links."""
+        return self._handle.path
 
     @property
     def opened(self) -> int:
@@ -130,11 +134,11 @@ class Connection:
 
     def lies_at(self) -> tuple[int, int] | None:
         """(st_dev, st_ino) of the file at the path, which the next use opens; None when there is none."""
-        return identity(self.path)
+        return identity(self._handle.named)
 
     def refuse_newer(self) -> None:
         """Raise StoreError when a newer version has brought the file up to its own schema."""
-        self.read(self._refuse_newer)
+        self.read(lambda conn: _refuse_newer(conn, self.path))
 
     def close(self) -> None:
         """Close under the lock: the last connection to close checkpoints. The next use opens again."""
@@ -253,7 +257,7 @@ class Connection:
                 conn.execute("PRAGMA synchronous = FULL")
             conn.execute("BEGIN IMMEDIATE")
             try:
-                self._refuse_newer(conn)
+                _refuse_newer(conn, self.path)
                 result = work(conn)
                 failpoints.point("store.commit")
                 self._handle.commit(conn)
@@ -281,11 +285,20 @@ class Connection:
             with contextlib.suppress(sqlite3.Error, OSError):
                 self._handle.drop(locked=True)  # opened anew at the next use
 
-    def _refuse_newer(self, conn: sqlite3.Connection) -> None:
-        """A newer version may have brought the file up to its own schema while we had it open."""
-        (version,) = conn.execute("PRAGMA user_version").fetchone()
-        if version > migrations.SCHEMA:
-            raise StoreError(migrations.too_new(self.path, version))
+
+def _refuse_newer(conn: sqlite3.Connection, path: Path) -> None:
+    """A newer version may have brought the file up to its own schema while we had it open."""
+    (version,) = conn.execute("PRAGMA user_version").fetchone()
+    if version > migrations.SCHEMA:
+        raise StoreError(migrations.too_new(path, version))
+
+
+def _locks_of(path: Path, locks: Path) -> Path:
+    """Where the lock of the database at path lies: one for all homes that use it, by a link or by GEMMTUNED_DB."""
+    folder, beside = path.parent, path.parent / "locks"
+    if locks.resolve() in (folder, beside):
+        return locks
+    return beside if beside.is_dir() else folder
 
 
 def at_end(one: Connection) -> None:

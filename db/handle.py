@@ -41,14 +41,16 @@ _untouchable: dict[Path, str] = {}  # databases that this process must not use a
 class Handle:
     """create: make a missing file. upgrade: bring an older schema up to date. beat: called while a file is mended.
 
-    conn: None while it is closed.  file: (st_dev, st_ino) of what conn writes to, or could not be opened.  opened:
-    rises with every open: what was remembered of the file before is void.
+    named: with the links on the way; path: behind them.  conn: None while it is closed.  file: (st_dev, st_ino) of what
+    it writes to, or could not be opened.  opened: rises with every open, when what was remembered of the file is void.
     """
 
     def __init__(
         self, path: Path, lock: LockFile, *, timeout_s: float, create: bool, upgrade: bool, beat: Beat
     ) -> None:
-        self.path, self.lock, self.timeout_s = path, lock, timeout_s
+        self.named = path if path.is_absolute() else Path.cwd() / path
+        self.path = self.named.resolve()  # SQLite puts the log beside the file that a link points to, and so must we
+        self.lock, self.timeout_s = lock, timeout_s
         self.conn: sqlite3.Connection | None = None
         self.file: tuple[int, int] | None = None
         self.opened = 0
@@ -67,10 +69,11 @@ class Handle:
     def ready(self, *, locked: bool = False) -> sqlite3.Connection:
         """The connection to the file that now lies at path, opened or opened again."""
         self.refuse_untouchable()
-        found = identity(self.path)
+        found = identity(self.named)
         if self.conn is not None and found == self.file:
             return self.conn
         self.drop(locked=locked)
+        self.path = self.named.resolve()  # a link on the way may point elsewhere by now
         if salvage_is_finished(self.path):
             self._finish_salvage(locked=locked)
             found = identity(self.path)

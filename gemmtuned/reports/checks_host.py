@@ -35,6 +35,7 @@ def checks(settings: Settings) -> Iterator[Check]:
     yield (home := _home(settings))
     if not cannot_be(settings.db, settings, home):
         yield _file_system(nearest(settings.db))
+        yield from _names(settings.db)
     if home.result == PASS:  # of a home that cannot be, the space says nothing
         yield _space(nearest(settings.home))
     if not cannot_be(settings.config_dir, settings, home):
@@ -130,6 +131,21 @@ def _file_system(path: Path, mounts: Path = Path("/proc/self/mounts")) -> Check:
     if kind in ("tmpfs", "ramfs"):
         return Check("file system", WARN, f"{path} is on {kind}: lost at restart", "set GEMMTUNED_HOME to a disk")
     return Check("file system", PASS, f"{path} is on {kind}")
+
+
+def _names(db: Path) -> Iterator[Check]:
+    """What is said of a database with several hard links, as `cp -al` and some backups make them."""
+    try:
+        names = db.stat().st_nlink
+    except OSError:
+        return
+    if names > 1:
+        found = (
+            f"{db} has {names} names (hard links): who opens it by another does not see the log beside this one, "
+            "and each loses what the other writes"
+        )
+        fix = f"stop what uses it by either, then: cp {db} {db}.own && mv {db}.own {db}"
+        yield Check("database file", WARN, found, fix)
 
 
 def _kind_of(path: Path, mounts: Path) -> str | None:
