@@ -14,7 +14,7 @@ import typer
 from gemmtuned.commands.native_library import build_before
 from gemmtuned.commands.options import settings
 from gemmtuned.configs.errors import TryLater
-from gemmtuned.reports.render import complain
+from gemmtuned.reports.render import complain, terminal
 
 
 def demo(
@@ -42,23 +42,25 @@ def demo(
     except BaseException:
         _forget(folder, home)
         raise
-    typer.echo()
+    _say("")
     if not result.verdicts:
         _forget(folder, home)
         why = f"other programs used this machine ({crowd})" if crowd else "it is slow, or others use it now and then"
-        typer.echo(f"No shape had a verdict when the time was over: {why}.")
-        typer.echo("Run it again when it rests; gemmtuned doctor says whether all else is in order.")
+        _say(f"No shape had a verdict when the time was over: {why}.")
+        _say("Run it again when it rests; gemmtuned doctor says whether all else is in order.")
         raise typer.Exit(TryLater.exit_code)
     median, low, _ = result.gain(result.after)
     if low > 1.0:
-        typer.echo(f"{median:.2f}x in {result.took_s:.0f} s, in processes that were never restarted.")
+        _say(f"{median:.2f}x in {result.took_s:.0f} s, in processes that were never restarted.")
     else:
-        typer.echo(f"No clear gain here ({median:.2f}x, and one round was slower): where torch is best it stays.")
-    typer.echo(f"The outputs of both differ by {result.difference:.1e} of their sum.")
-    typer.echo("\nLook at what it found:")
+        _say(f"No clear gain here ({median:.2f}x, and one round was slower): where torch is best it stays.")
+    _say(f"The outputs of both differ by {result.difference:.1e} of their sum.")
+    _say("")
+    _say("Look at what it found:")
     for command in ("coverage", "gains", "report"):
-        typer.echo(f"    GEMMTUNED_HOME={folder} gemmtuned {command}")
-    typer.echo("\nYour own program:  GEMMTUNED=1 python serve.py      and beside it:  gemmtuned daemon")
+        _say(f"    GEMMTUNED_HOME={folder} gemmtuned {command}")
+    _say("")
+    _say("Your own program:  GEMMTUNED=1 python serve.py      and beside it:  gemmtuned daemon")
     if low <= 1.0:
         complain("others may use this machine: run it again when it is quiet")
 
@@ -79,5 +81,8 @@ def _load() -> str:
 
 
 def _say(line: str) -> None:
-    """At once, also into a file."""
-    print(line, flush=True)
+    """At once, also into a file; on a terminal a long line goes on between two words."""
+    from gemmtuned.reports.narrow import say
+
+    say(terminal(), line)
+    sys.stdout.flush()

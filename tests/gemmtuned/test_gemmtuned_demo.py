@@ -58,6 +58,25 @@ def test_a_demo_that_found_nothing_says_so_and_points_at_nothing(
     assert len(folders) == 1 and not folders[0].exists()
 
 
+@pytest.mark.parametrize("low", [1.2, 0.9])
+def test_a_demo_ends_with_the_gain_and_where_to_look(
+    low: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found_some(home: Path, **options: Any) -> loop.Result:
+        figures = {"plain": [10.0] * 3, "hooked": [10 * low, 15.0, 15.0]}
+        return loop.Result(home, "cpu", figures, figures, verdicts=3, took_s=58.0)
+
+    monkeypatch.setattr(loop, "run", found_some)
+    monkeypatch.setattr("gemmtuned.commands.demo.build_before", lambda *args: None)
+    done = CliRunner().invoke(build(), ["demo", "--home", str(tmp_path / "new")])
+    lines = done.stdout.splitlines()
+
+    assert done.exit_code == 0
+    assert ("1.50x in 58 s, in processes that were never restarted." in lines) == (low > 1)
+    assert any(line.startswith("No clear gain here (1.50x") for line in lines) == (low < 1)
+    assert f"    GEMMTUNED_HOME={tmp_path / 'new'} gemmtuned coverage" in lines, "whole, to be copied"
+
+
 class Running(Program):
     """A program of the demo that runs nothing, at 1 ms a step."""
 
