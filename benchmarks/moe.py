@@ -27,8 +27,8 @@ from moe_usual import Usual
 from timing import CudaTimer
 
 from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.kernels.cuda import moe_compile, nvrtc
 from gemmtuned.kernels.cuda import moe_decode as moe
-from gemmtuned.kernels.cuda import nvrtc
 from gemmtuned.kernels.cuda.driver import Kernel
 from gemmtuned.kernels.cuda.moe_decode import Experts, Stage
 from gemmtuned.kernels.device import cuda_device
@@ -111,8 +111,10 @@ class Ours:
         for stage, how, name in ((1, up, moe.UP), (2, down, moe.DOWN)):
             made = nvrtc.compiled(moe.source(layer, stage, how, most_pairs=pairs, early=pdl), moe.TARGET)
             self.spills += made.spill_bytes
-            shared = moe.shared_bytes(stage, how, tokens)
-            kernel = Kernel(made.data, name, threads=32 * how.warps, shared=shared, early=pdl and stage == 2)
+            shared = moe.shared_bytes(layer, stage, how, pairs)
+            early = pdl and stage == 2
+            cluster = moe.cluster(stage, how)
+            kernel = Kernel(made.data, name, threads=32 * how.warps, shared=shared, cluster=cluster, early=early)
             self.kernels.append((kernel, moe.grid(layer, stage, how, tokens, UNITS)))
 
     def __call__(self, x, ids, weights, w13, s13, w2, s2):
@@ -150,22 +152,9 @@ def usual_configs(layer: Experts, tokens: int):
             yield 16, bn, bk, warps, stages
 
 
-def our_stages(layer: Experts, tokens: int):
-    """Configurations of a launch, the likely ones first."""
-    shapes = (
-        (8, 4, 1),
-        (8, 2, 1),
-        (4, 4, 1),
-        (8, 3, 2),
-        (4, 6, 1),
-        (4, 4, 2),
-        (8, 6, 1),
-        (4, 8, 1),
-        (16, 2, 1),
-        (16, 3, 1),
-    )
-    for warps, depth, tiles in shapes:
-        yield Stage(warps=warps, depth=depth, tiles=tiles)
+def our_stages(layer: Experts, tokens: int, stage: int) -> list[Stage]:
+    """What the daemon races, and a few more."""
+    return list(itertools.islice(moe_compile.stages_that_fit(layer, stage, tokens), 7))
 
 
 @torch.inference_mode()
@@ -222,15 +211,15 @@ def measure(name: str, layer: Experts, operands: Any, tokens: int, bandwidth: fl
             nvrtc.compiled(moe.source(layer, *one, most_pairs=pairs), moe.TARGET)
 
     with ThreadPoolExecutor(16) as pool:  # what the search asks for is there then
-        list(pool.map(compiled, itertools.product((1, 2), our_stages(layer, tokens))))
+        list(pool.map(compiled, [(stage, how) for stage in (1, 2) for how in our_stages(layer, tokens, stage)]))
     best: dict[str, Any] = {}
 
-    def search(kind: str, build, choices) -> None:
+    def search(kind: str, build, *choices) -> None:
         """One launch after the other, from a fair beginning: 2 x n and not n x n."""
-        chosen = [choices[0], choices[0]]
+        chosen = [choices[0][0], choices[1][0]]
         at = math.inf
         for place in (0, 1):
-            for choice in choices:
+            for choice in choices[place]:
                 both = [*chosen]
                 both[place] = choice
                 if place and kind == "usual" and both[0][0] != both[1][0]:
@@ -246,9 +235,9 @@ def measure(name: str, layer: Experts, operands: Any, tokens: int, bandwidth: fl
                 if time.monotonic() > until_s:
                     break
 
-    search("ours", lambda a, b: Ours(layer, tokens, a, b), list(our_stages(layer, tokens)))
+    search("ours", lambda a, b: Ours(layer, tokens, a, b), *(our_stages(layer, tokens, i) for i in (1, 2)))
     if time.monotonic() < until_s:
-        search("usual", lambda a, b: Usual(layer, tokens, a, b), list(usual_configs(layer, tokens)))
+        search("usual", lambda a, b: Usual(layer, tokens, a, b), *[list(usual_configs(layer, tokens))] * 2)
     if layer.weight == "bf16":
         call = through_torch(layer, tokens)
         best["torch"] = (tried(call, "torch"), call, "")

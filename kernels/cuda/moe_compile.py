@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
+from itertools import islice, product
 from typing import Final
 
 from gemmtuned.configs.errors import CandidateFailed
@@ -18,19 +18,27 @@ from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.configs.tunable import can_tune
 from gemmtuned.kernels.arch import is_among
 from gemmtuned.kernels.cuda import moe_decode, nvrtc
-from gemmtuned.kernels.cuda.moe_decode import MAX_PAIRS, Experts, Stage
+from gemmtuned.kernels.cuda.moe_decode import MAX_PAIRS, MOST_OF_TILE, Experts, Stage
 from gemmtuned.kernels.own_kernel import symbol
 
 NAME: Final = "moe_decode"
-# (warps, depth, tiles), the likely ones first: benchmarks/moe.py has how they compare
-SHAPES: Final = (
-    (8, 4, 1), (8, 2, 1), (4, 4, 1), (8, 3, 2), (4, 6, 1), (4, 4, 2), (8, 6, 1), (4, 8, 1), (16, 2, 1), (16, 3, 1),
-    (4, 2, 1), (2, 2, 1),
+# (warps, depth, tiles, parts), the likely ones first, of a search on an H200; the last ones are for layers and sizes
+# that leave no room for others.
+UP: Final = (
+    (8, 2, 2, 8),
+    (4, 2, 2, 4),
+    (8, 2, 1, 8),
+    (2, 2, 1, 2),
+    (4, 2, 2, 1),
+    (4, 1, 1, 4),
+    (2, 1, 1, 2),
+    (1, 1, 1, 1),
+)
+DOWN: Final = (
+    (4, 2, 2, 4), (8, 2, 2, 1), (4, 1, 2, 4), (8, 2, 2, 2), (4, 1, 4, 8), (8, 2, 1, 1), (4, 1, 1, 4), (2, 1, 1, 1),
+    (1, 1, 1, 1),
 )  # fmt: skip
-STAGES: Final = tuple(Stage(warps=w, depth=d, tiles=t) for w, d, t in SHAPES)
-# Of each launch the best ones of benchmarks/results/moe-h200-2026-11-25.json
-_UP: Final = ((8, 2, 1), (16, 2, 1), (16, 3, 1), (4, 4, 1), (4, 6, 1))
-_DOWN: Final = ((8, 2, 1), (8, 3, 2), (16, 2, 1), (16, 3, 1), (4, 4, 2), (8, 4, 1), (8, 6, 1))
+RACED: Final = (5, 6)  # of UP, of DOWN
 
 
 def runs_on(device: Device) -> bool:
@@ -39,24 +47,27 @@ def runs_on(device: Device) -> bool:
 
 
 def candidates(problem: Problem) -> Iterator[Candidate]:
-    """Both launches' likely configurations, as far as they fit."""
+    """Both launches' likely configurations, as far as they fit; those that are likely for both first."""
     layer = layer_of(problem)
     if layer is None:
         return
     most = most_tokens(problem.m, layer.topk)
     ups, downs = (
-        [how for how in map(stage_of, shapes) if how in set(stages_that_fit(layer, stage, most))]
-        for stage, shapes in ((1, _UP), (2, _DOWN))
-    )
-    for up, down in product(ups, downs):
+        list(islice(stages_that_fit(layer, stage, most), many)) for stage, many in enumerate(RACED, 1)
+    )  # fmt: skip
+    both = product(enumerate(ups), enumerate(downs))
+    for (_, up), (_, down) in sorted(both, key=lambda pair: pair[0][0] + pair[1][0]):
         yield Candidate.of(NAME, up=text_of(up), down=text_of(down))
 
 
 def stages_that_fit(layer: Experts, stage: int, most: int) -> Iterator[Stage]:
     """Configurations of a launch for up to `most` tokens, the likely ones first."""
-    for how in STAGES:
+    pairs = most * layer.topk
+    at_once = min(pairs, MOST_OF_TILE if 2 * pairs > 5 * layer.experts else MOST_OF_TILE // 2)
+    for shape in UP if stage == 1 else DOWN:
+        how = stage_of((*shape, at_once))
         try:
-            moe_decode.source(layer, stage, how, most_pairs=most * layer.topk)
+            moe_decode.source(layer, stage, how, most_pairs=pairs)
         except CandidateFailed:
             continue
         yield how
@@ -97,14 +108,14 @@ def stages_of(candidate: Candidate) -> tuple[Stage, Stage]:
 
 
 def stage_of(shape: tuple[int, ...]) -> Stage:
-    """(warps, depth, tiles) as a configuration."""
-    warps, depth, tiles = shape
-    return Stage(warps=warps, depth=depth, tiles=tiles)
+    """(warps, depth, tiles, parts, pairs) as a configuration. Raises ValueError for another number of them."""
+    warps, depth, tiles, parts, pairs = shape
+    return Stage(warps=warps, depth=depth, tiles=tiles, parts=parts, pairs=pairs)
 
 
 def text_of(how: Stage) -> str:
     """As stages_of reads it."""
-    return f"{how.warps}.{how.depth}.{how.tiles}"
+    return f"{how.warps}.{how.depth}.{how.tiles}.{how.parts}.{how.pairs}"
 
 
 def compiled(layer: Experts, stage: int, how: Stage, most: int, *, kept: bool = False) -> tuple[nvrtc.Compiled, str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.launch import PORTABLE_CLUSTER
 
 UP: Final = "moe_up"
 DOWN: Final = "moe_down"
@@ -23,6 +24,7 @@ _INCLUDE: Final = re.compile(r'^#include "(\w+\.cuh)".*$', re.MULTILINE)
 TARGET: Final = "sm_90a"
 MAX_PAIRS: Final = 1024  # of a token and one of its experts
 MAX_EXPERTS: Final = 1024
+MOST_OF_TILE: Final = 8  # columns of the tensor core's product
 SHARED_BYTES: Final = 227 << 10  # of a multiprocessor
 WEIGHTS: Final = {"bf16": 0, "fp16": 1, "fp8_e4m3": 2, "int4": 3, "mxfp4": 4}
 PER_LANE: Final = {"bf16": 8, "fp16": 8, "fp8_e4m3": 16, "int4": 32, "mxfp4": 32}  # values of K in 16 bytes
@@ -73,12 +75,16 @@ class Stage:
     """How one launch is configured.
 
     warps: of a thread block.  depth: pieces of 128 bytes of each row that a warp has on their way.  tiles: of 16
-    columns of the result (in `up` each is 16 rows of gate and 16 of up).
+    columns of the result (in `up` each is 16 rows of gate and 16 of up).  parts: of `up` those that K is cut in, all
+    warps or one; of `down` thread blocks of a cluster, which share its columns and deal out the pairs.  pairs: of one
+    expert that are computed at once.
     """
 
     warps: int
     depth: int
     tiles: int
+    parts: int = 1
+    pairs: int = MOST_OF_TILE
 
 
 def source(layer: Experts, stage: int, how: Stage, *, most_pairs: int, early: bool = True) -> str:
@@ -89,9 +95,11 @@ def source(layer: Experts, stage: int, how: Stage, *, most_pairs: int, early: bo
         or not 1 <= how.warps <= 16
         or not 1 <= how.depth <= 8
         or not 1 <= how.tiles <= 4
+        or not 1 <= how.pairs <= MOST_OF_TILE
+        or (how.parts not in (1, how.warps) if stage == 1 else not 1 <= how.parts <= PORTABLE_CLUSTER)
     ):
         raise CandidateFailed(f"{how} for {most_pairs} pairs is no configuration")
-    needed = shared_bytes(stage, how, most_pairs // layer.topk) + _routing_bytes(layer, stage, how, most_pairs)
+    needed = shared_bytes(layer, stage, how, most_pairs) + _routing_bytes(layer, most_pairs)
     if needed > SHARED_BYTES:
         raise CandidateFailed(f"{how} for {most_pairs} pairs: takes {needed} bytes of shared memory of {SHARED_BYTES}")
     values = {
@@ -100,31 +108,58 @@ def source(layer: Experts, stage: int, how: Stage, *, most_pairs: int, early: bo
         "DTYPE": WEIGHTS[layer.dtype], "WEIGHTS": WEIGHTS[layer.weight], "SCALES": SCALES[layer.scales],
         "GROUP": layer.group or 32, "ACT": ACTS[layer.act], "BIAS": int(layer.bias),
         "WEIGHT_FIRST": int(layer.weight_first), "EARLY": int(early), "NAME": UP if stage == 1 else DOWN,
-        "ID": "long long" if layer.long_ids else "int",
+        "ID": "long long" if layer.long_ids else "int", "PARTS": how.parts,
+        "CLUSTER": f"__cluster_dims__({cluster(stage, how)}, 1, 1)" if cluster(stage, how) > 1 else "",
+        "OF_TILE": how.pairs,
     }  # fmt: skip
     return "".join(f"#define {name} {value}\n" for name, value in values.items()) + text()
 
 
+def cluster(stage: int, how: Stage) -> int:
+    """Thread blocks of one; 1 where there are no clusters."""
+    return how.parts if stage == 2 else 1
+
+
 def grid(layer: Experts, stage: int, how: Stage, tokens: int, units: int) -> tuple[int, int]:
-    """Thread blocks; those of `up` deal out what there is, as many as a device of so many multiprocessors holds."""
+    """Thread blocks, of `down` clusters; of `up` no more than `units` multiprocessors hold: they deal out the work."""
     if stage == 1:
-        needed = shared_bytes(stage, how, tokens) + _routing_bytes(layer, stage, how, tokens * layer.topk)
+        pairs = tokens * layer.topk
+        needed = shared_bytes(layer, stage, how, pairs) + _routing_bytes(layer, pairs)
         held = max(1, min(SHARED_BYTES // needed, 2048 // (32 * how.warps)))
-        return min(units * held, tokens * layer.topk * -(-layer.inter // (16 * how.tiles))), 1
+        items = pairs * -(-layer.inter // (16 * how.tiles))
+        return min(units * held, items if how.parts > 1 else -(-items // how.warps)), 1
     return -(-layer.width // (16 * how.tiles)), 1
 
 
-def shared_bytes(stage: int, how: Stage, tokens: int) -> int:
-    """Dynamic shared memory of a thread block: rings, and sums of each warp."""
+def shared_bytes(layer: Experts, stage: int, how: Stage, most_pairs: int) -> int:
+    """Dynamic shared memory of a thread block: rings, and sums of each warp and each part."""
     rows = 16 * how.tiles * (2 if stage == 1 else 1)
-    sums = how.warps * tokens * rows * 4 if stage == 2 else 0
-    return how.warps * how.depth * rows * 128 + sums
+    rings = how.warps * how.depth * _slot_bytes(layer, stage, rows, min(how.pairs, most_pairs))
+    if stage == 1:
+        return rings + (2 * how.warps * rows * MOST_OF_TILE * 4 if how.parts > 1 else 0)
+    values = most_pairs // layer.topk * rows
+    received = -(-how.parts * -(-values // how.parts) // 2) * 8 + 8 if how.parts > 1 else 0
+    return rings + 4 * how.warps * values + received
 
 
-def _routing_bytes(layer: Experts, stage: int, how: Stage, most_pairs: int) -> int:
-    """Static shared memory of a thread block, at most: who is routed where, and in `up` the sums of two items."""
-    sums = 2 * how.warps * 2 * how.tiles * 16 * 8 * 4 if stage == 1 else 0
-    return 4 * layer.experts + 2 * max(256, most_pairs) + 7 * most_pairs + sums + 1024
+def _slot_bytes(layer: Experts, stage: int, rows: int, tokens: int) -> int:
+    """Of a ring (moe_ring.cuh): W, tokens, scales."""
+    step = 8 * PER_LANE[layer.weight]
+    scales = 0
+    if layer.scales == "128x128":
+        scales = rows // 16 * 4
+    elif layer.scales == "group":
+        size, group = 1 if layer.weight == "mxfp4" else 2, layer.group
+        row = (layer.width if stage == 1 else layer.inter) // group * size
+        many = step // group if step % group == 0 else 1 if group % step == 0 else step // group + 2
+        in_words = row % 4 == 0 and step % group == 0 and step // group * size % 4 == 0
+        scales = rows * ((many * size + (3 if in_words else 6)) // 4) * 4
+    return rows * 128 + tokens * step * 2 + -(-scales // 128) * 128
+
+
+def _routing_bytes(layer: Experts, most_pairs: int) -> int:
+    """Static shared memory of a thread block, at most: who is routed where."""
+    return 4 * layer.experts + 2 * max(256, most_pairs) + 7 * most_pairs + 1024
 
 
 @cache

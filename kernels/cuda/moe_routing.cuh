@@ -13,21 +13,21 @@ struct Routing {
 };
 constexpr int OF_LANE = (EXPERTS + 31) / 32;  // experts that a lane looks at
 // The same for up to 32 pairs, by one warp without counting: tiles stand in the order of their first pairs, and each has
-// room for 8 pairs in `order`.
+// room for OF_TILE pairs in `order`.
 __device__ __forceinline__ void route_few(Routing& r, const ID* ids, int pairs) {
   const int lane = threadIdx.x % 32, e = lane < pairs ? (int)ids[lane] : -1;
   const bool counts = e >= 0 && e < EXPERTS;
   const u32 same = __match_any_sync(~0u, counts ? e : -1);
   const int rank = __popc(same & ((1u << lane) - 1));
-  const u32 begins = __ballot_sync(~0u, counts && rank % 8 == 0);
-  // the pair that begins this one's tile: the (rank / 8 * 8)-th of its expert's
+  const u32 begins = __ballot_sync(~0u, counts && rank % OF_TILE == 0);
+  // the pair that begins this one's tile: the (rank / OF_TILE * OF_TILE)-th of its expert's
   u32 first = same & begins;
-  for (int i = 0; i < rank / 8; i++) first &= first - 1;
+  for (int i = 0; i < rank / OF_TILE; i++) first &= first - 1;
   const int tile = __popc(begins & ((first & -first) - 1));
-  if (counts) r.order[8 * tile + rank % 8] = lane;
-  if (counts && rank % 8 == 0) {
-    r.first[tile] = 8 * tile, r.expert[tile] = e;
-    r.many[tile] = min(__popc(same) - rank, 8);
+  if (counts) r.order[OF_TILE * tile + rank % OF_TILE] = lane;
+  if (counts && rank % OF_TILE == 0) {
+    r.first[tile] = OF_TILE * tile, r.expert[tile] = e;
+    r.many[tile] = min(__popc(same) - rank, OF_TILE);
   }
   if (lane == 0) r.tiles = __popc(begins);
 }
@@ -55,7 +55,7 @@ __device__ __forceinline__ void route(Routing& r, const ID* ids, int pairs) {
     int tiles = 0, all = 0;
     for (int i = 0; i < OF_LANE; i++) {
       const int e = lane * OF_LANE + i, has = e < EXPERTS ? r.pairs[e] : 0;
-      tiles += (has + 7) / 8, all += has;
+      tiles += (has + OF_TILE - 1) / OF_TILE, all += has;
     }
     int tile = tiles, at = all;
     for (int by = 1; by < 32; by *= 2) {
@@ -66,7 +66,7 @@ __device__ __forceinline__ void route(Routing& r, const ID* ids, int pairs) {
     tile -= tiles, at -= all;
     for (int i = 0; i < OF_LANE; i++) {
       const int e = lane * OF_LANE + i, has = e < EXPERTS ? r.pairs[e] : 0;
-      for (int j = 0; j < has; j += 8, tile++) r.first[tile] = at + j, r.expert[tile] = e, r.many[tile] = min(has - j, 8);
+      for (int j = 0; j < has; j += OF_TILE, tile++) r.first[tile] = at + j, r.expert[tile] = e, r.many[tile] = min(has - j, OF_TILE);
       if (e < EXPERTS) r.pairs[e] = at;  // from here on: where its pairs begin
       at += has;
     }

@@ -23,7 +23,7 @@ from gemmtuned.kernels.device import cuda_device
 from gemmtuned.kernels.mixture import How, Operands
 
 ARGUMENTS: Final = ("x.ptr",) * 7 + ("x.size0",) * 2  # seven addresses and two numbers
-ALIGNMENT: Final = 16  # bytes, of X and weights
+ALIGNMENT: Final = 16  # bytes, of X, weights and scales of groups
 LOOK_S: Final = 5.0  # between two looks for what nobody had compiled
 _TYPES: Final = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _QUANTS: Final = {  # as moe_decode names them: weights, scales
@@ -63,7 +63,8 @@ def _lies_well(o: Operands, scales: str, weight: str) -> bool:
     whole = (o.w1, o.w2, o.scale1, o.scale2, o.bias1, o.bias2)
     if any(t is not None and not t.is_contiguous() for t in whole):
         return False
-    if any(t.data_ptr() % ALIGNMENT for t in (o.x, o.w1, o.w2)):
+    read_in_words = (o.scale1, o.scale2) if scales == "group" else ()
+    if any(t is not None and t.data_ptr() % ALIGNMENT for t in (o.x, o.w1, o.w2, *read_in_words)):
         return False
     wanted = {"none": None, "group": torch.uint8 if weight == "mxfp4" else o.x.dtype}.get(scales, torch.float32)
     if wanted is not None and any(s is None or s.dtype != wanted for s in (o.scale1, o.scale2)):
@@ -91,8 +92,11 @@ class Launches:
         self._kernels = []
         for stage, how in enumerate((up, down), 1):
             made, called = compiled(layer, stage, how, most, kept=kept)
-            shared = moe_decode.shared_bytes(stage, how, most)
-            self._kernels.append(Kernel(made.data, called, threads=32 * how.warps, shared=shared, early=stage == 2))
+            shared = moe_decode.shared_bytes(layer, stage, how, most * layer.topk)
+            threads, cluster = 32 * how.warps, moe_decode.cluster(stage, how)
+            self._kernels.append(
+                Kernel(made.data, called, threads=threads, shared=shared, cluster=cluster, early=stage == 2)
+            )
 
     def __call__(self, o: Operands) -> Tensor:
         """Y [T, D]; the operands are those that layer_of took, on the device that this was loaded on.
@@ -156,13 +160,25 @@ def _made(
 ) -> Launches | None:  # fmt: skip
     try:
         with torch.cuda.device(device), OnDevice(device), RelaxedCapture():
-            chosen = stages or tuple(next(stages_that_fit(layer, stage, most), None) for stage in (1, 2))
-            up, down = chosen
-            return Launches(layer, most, up, down, kept=kept) if up is not None and down is not None else None
+            up, down = stages or (_likeliest(layer, 1, most, kept), _likeliest(layer, 2, most, kept))
+            return Launches(layer, most, up, down, kept=kept)
     except Declined:
         raise
     except CandidateFailed:
         return None
+
+
+def _likeliest(layer: Experts, stage: int, most: int, kept: bool) -> Stage:
+    """Of the configurations that fit the first one that compiles. Raises CandidateFailed where none does."""
+    for how in stages_that_fit(layer, stage, most):
+        try:
+            compiled(layer, stage, how, most, kept=kept)
+        except Declined:
+            raise
+        except CandidateFailed:
+            continue
+        return how
+    raise CandidateFailed(f"no configuration of launch {stage} fits {layer} for {most} tokens")
 
 
 _loaded: dict[tuple[Experts, int, tuple[Stage, Stage] | None, int], Launches | None] = {}

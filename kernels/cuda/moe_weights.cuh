@@ -55,11 +55,16 @@ __device__ __forceinline__ u32 from_int4(u32 codes) {
   return pair;
 }
 // Codes i and i + 4 of a word of e2m1 become a pair: sign, two bits of exponent and one of mantissa go where they are in 16
-// bits, which is 2^-126 (bf16) or 2^-14 (f16) of the value; the scale makes up for it.
+// bits, which is 2^-126 (bf16) or 2^-14 (f16) of the value; the scale makes up for it. In bf16 one product puts a code to
+// both places, 64 and 4096 times as large, which a mask then tidies: a code has four bits, so they do not overlap. (To the
+// left only, so of codes 2 and 3 the bytes change places first.)
 __device__ __forceinline__ u32 from_fp4(u32 word, int i) {
-  const u32 sign = word << (12 - 4 * i), at = DTYPE == BF16 ? 6 : 9;
-  const u32 magnitude = at >= 4 * i ? word << (at - 4 * i) : word >> (4 * i - at);
-  return (sign & 0x80008000) | (magnitude & (DTYPE == BF16 ? 0x01c001c0 : 0x0e000e00));
+  if (DTYPE == BF16) {
+    const u32 code = (i < 2 ? word : picked(word, 0, 0x2301)) & (i % 2 ? 0x00f000f0 : 0x000f000f);
+    return code * (i % 2 ? 0x0104u : 0x1040u) & 0x81c081c0;
+  }
+  const u32 sign = word << (12 - 4 * i), magnitude = 9 >= 4 * i ? word << (9 - 4 * i) : word >> (4 * i - 9);
+  return (sign & 0x80008000) | (magnitude & 0x0e000e00);
 }
 __device__ __forceinline__ u32 pair_of_w(const Quad& w, int i) {
   if (WEIGHTS == FP8) return from_fp8(w.v[i / 2] >> (16 * (i % 2)));

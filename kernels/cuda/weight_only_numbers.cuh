@@ -65,11 +65,16 @@ __device__ __forceinline__ u32 from_int4(u32 word, int i) {  // the code in the 
   const u32 base = DTYPE == BF16 ? 0x43004300 : 0x64006400;
   return minus(masked_or(word >> (4 * i), 0x000f000f, base), DTYPE == BF16 ? 0x43084308 : 0x64086408);
 }
-// Sign, two bits of exponent and one of mantissa where they are in 16 bits are 2^-126 (bf16) or 2^-14 (f16) of the value.
+// Sign, two bits of exponent and one of mantissa where they are in 16 bits are 2^-126 (bf16) or 2^-14 (f16) of the value. In
+// bf16 one product puts a code to both places, 64 and 4096 times as large, which a mask then tidies: a code has four bits,
+// so they do not overlap. (To the left only, so of codes 2 and 3 the bytes change places first.)
 __device__ __forceinline__ u32 small_from_fp4(u32 word, int i) {
-  const u32 sign = word << (12 - 4 * i), at = DTYPE == BF16 ? 6 : 9;
-  const u32 magnitude = at >= 4 * i ? word << (at - 4 * i) : word >> (4 * i - at);
-  return masked_or(magnitude, DTYPE == BF16 ? 0x01c001c0 : 0x0e000e00, sign & 0x80008000);
+  if (DTYPE == BF16) {
+    const u32 code = (i < 2 ? word : picked(word, 0, 0x2301)) & (i % 2 ? 0x00f000f0 : 0x000f000f);
+    return code * (i % 2 ? 0x0104u : 0x1040u) & 0x81c081c0;
+  }
+  const u32 sign = word << (12 - 4 * i), magnitude = 9 >= 4 * i ? word << (9 - 4 * i) : word >> (4 * i - 9);
+  return masked_or(magnitude, 0x0e000e00, sign & 0x80008000);
 }
 __device__ __forceinline__ u32 from_fp4(u32 word, int i) {
   return times(small_from_fp4(word, i), DTYPE == BF16 ? 0x7e807e80 : 0x74007400);

@@ -92,9 +92,9 @@ def run(
         (1, up, x, w13, s13, b13, h, layer.width), (2, down, h, w2, s2, b2, y, layer.width),
     ):  # fmt: skip
         text = moe.source(layer, stage, how, most_pairs=max(pairs, layer.topk), early=False).replace(*change)
-        launch = ptx_cuda.Launch(
-            moe.grid(layer, stage, how, tokens, 3), 32 * how.warps, moe.shared_bytes(stage, how, tokens), 1
-        )
+        (wide, high), cluster = moe.grid(layer, stage, how, tokens, 3), moe.cluster(stage, how)
+        shared = moe.shared_bytes(layer, stage, how, pairs)
+        launch = ptx_cuda.Launch((wide * cluster, high), 32 * how.warps, shared, cluster)
         scales = s if s is not None else torch.zeros(1)
         arguments = [given, chosen, weights, w.view(torch.uint8), scales, bias, to, pairs, ld]
         ptx_cuda.run(nvrtc.ptx(text, moe.TARGET), launch, arguments, kind=Warps, **turns)
@@ -180,6 +180,14 @@ def test_the_weight_before_the_activation() -> None:
     assert is_right(layer, torch.tensor([[3, 3], [0, 1]]), SMALL, SMALL)
 
 
+@pytest.mark.parametrize("parts", [2, pytest.param(3, marks=pytest.mark.long), pytest.param(8, marks=pytest.mark.long)])
+def test_a_cluster_deals_out_the_pairs(parts: int) -> None:
+    """Also more blocks than pairs, and sums that do not divide by them."""
+    layer = few(bias=True)
+    down = Stage(warps=2, depth=2, tiles=1, parts=parts)
+    assert is_right(layer, torch.tensor([[3, 3], [0, 3], [4, 1]]), SMALL, down, turns=ptx.WARP)
+
+
 @pytest.mark.long
 def test_more_tiles_of_rows_and_the_last_warp_first() -> None:
     layer = Experts(width=80, inter=56, experts=4, topk=2)
@@ -211,7 +219,7 @@ def test_nan_of_a_weight_is_nan_of_its_result() -> None:
     h, y = torch.ones(2, layer.inter, dtype=torch.bfloat16), torch.zeros(2, layer.width, dtype=torch.bfloat16)
     ids, weights = torch.tensor([[0], [1]], dtype=torch.int32), torch.ones(2, 1)
     launch = ptx_cuda.Launch(
-        moe.grid(layer, 2, SMALL, 2, 3), 32 * SMALL.warps, moe.shared_bytes(2, SMALL, 2), 1
+        moe.grid(layer, 2, SMALL, 2, 3), 32 * SMALL.warps, moe.shared_bytes(layer, 2, SMALL, 2 * layer.topk), 1
     )  # fmt: skip
     arguments = [h, ids, weights, w.view(torch.uint8), torch.ones(2), torch.zeros(1), y, 2, layer.width]
     ptx_cuda.run(nvrtc.ptx(text, moe.TARGET), launch, arguments, kind=Warps)
@@ -229,10 +237,15 @@ PLANTED = {
     "gate and up in halves": ("2 * of + side : of + side * INTER", "of + side * INTER : of + side * INTER"),
     "no limit": ("gate = gate > 7.0f ? 7.0f : gate", "gate = gate"),
     "the bias of each part": ("if (BIAS && part == 0)", "if (BIAS)"),
-    "no bias": ("if (BIAS) sum += value", "if (false) sum += value"),
-    "the weight of another pair": ("WEIGHT_FIRST ? 1.0f : weights[pair]", "WEIGHT_FIRST ? 1.0f : weights[pair ^ 1]"),
+    "no bias": ("if (BIAS)\n", "if (false)\n"),
+    "the weight of another pair": ("min(2 * t + i, many - 1)]]", "min(2 * t + i, many - 1)] ^ 1]"),
     "sums of a warp are lost": ("v = 0; v < WARPS; v++) sum += partial", "v = 1; v < WARPS; v++) sum += partial"),
-    "the token of another pair": ("min(g, many - 1)] / TOPK", "0] / TOPK"),
+    "the token of another pair": ("r.order[first + g], of", "r.order[first], of"),
+    "a chunk of another token": ("(c / 8 | g % 2 * X_QUADS);", "(c / 8 | X_QUADS);"),
+    "the scale of another row": ("(row_of_w(column, r) * S_OF_ROW + first * SCALE_BYTES) % 4", "0"),
+    "scales past the row's end": ("first + word * 4 < row + S_OF_ROW", "word < 1"),
+    "a part is lost": ("p = 0; p < PARTS; p++) sum += received", "p = 1; p < PARTS; p++) sum += received"),
+    "the sums of another part": ("rank * each + i - owner * each", "i - owner * each"),
     "high codes first": ("of % 2 ? 0x7632 : 0x5410", "of % 2 ? 0x5410 : 0x7632"),
 }  # fmt: skip
 
@@ -246,7 +259,8 @@ def test_a_planted_fault_shows(name: str) -> None:
         layer = Experts(width=32, inter=136, experts=2, topk=1, bias=True)
     assert any(change[0] in moe.source(layer, stage, SMALL, most_pairs=8) for stage in (1, 2))
     try:
-        seen = is_right(layer, drawn(layer, 2), SMALL, Stage(warps=8, depth=1, tiles=1), change=change)
+        down = Stage(warps=4, depth=1, tiles=1, parts=2)
+        seen = is_right(layer, drawn(layer, 2), SMALL, down, change=change)
     except ptx.Wrong:
         return
     assert not seen

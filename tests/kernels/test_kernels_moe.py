@@ -243,7 +243,7 @@ def test_the_two_launches_are_offered_on_sm_90_alone() -> None:
     backend = BACKENDS["moe_decode"]
     gpu = moe("bf16:8x2048x2048", experts=128, threads=0)
     found = list(backend.candidates(gpu))
-    assert len(found) > 20 and found[0] == Candidate.of("moe_decode", up="8.2.1", down="8.2.1")
+    assert len(found) == 30 and found[0] == Candidate.of("moe_decode", up="8.2.2.8.4", down="4.2.2.4.4")
     assert not list(backend.candidates(moe("bf16:8x2048x2048", experts=128)))  # a CPU's
     assert not list(backend.candidates(gpu.with_m(600)))  # too many pairs
     assert not backend.stamps(Device("cpu-x", "cpu", "x", "x86_64", 2))
