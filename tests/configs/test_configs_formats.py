@@ -366,6 +366,7 @@ def test_our_keys_are_those_that_inductor_makes(bias: bool) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bias", [False, True])
 def test_inductors_own_reader_finds_what_we_write(bias: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     choices = pytest.importorskip("torch._inductor.lookup_table.choices")

@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 
 
+@pytest.mark.long  # `make check` looks as well
 def test_the_reference_is_what_the_code_says() -> None:
     done = subprocess.run([sys.executable, str(ROOT / "docs/generate.py"), "--check"], capture_output=True, text=True)
 
@@ -80,6 +81,7 @@ def reference(page: str) -> str:
     return (ROOT / "docs/reference" / f"{page}.md").read_text()
 
 
+@pytest.mark.long  # `make check` looks as well
 def test_users_read_plain_english() -> None:
     done = subprocess.run([sys.executable, str(ROOT / "docs/prose.py")], capture_output=True, text=True)
 

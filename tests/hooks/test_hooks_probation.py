@@ -300,9 +300,9 @@ PROGRAM = """
     {end}
     """
 IN_A_CALL = """
-    big, wide = torch.ones(2048, 4096), torch.ones(4096, 4096)
+    big, wide = torch.ones(1024, 2048), torch.ones(2048, 2048)
     torch.set_num_threads(2)
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGSEGV)).start()
+    threading.Timer(0.15, os.kill, (os.getpid(), signal.SIGSEGV)).start()
     while True:
         torch.mm(big, wide.t())
 """
@@ -321,7 +321,7 @@ IN_A_CALL = """
 )
 def test_a_generation_is_condemned_by_deaths_in_its_kernels_alone(home: Home, end: str, condemned: bool) -> None:
     home.path.mkdir()
-    big = replace(LINEAR, m=2048, n=4096, k=4096)
+    big = replace(LINEAR, m=1024, n=2048, k=2048)
     publish(home.path / "configs", [published(LINEAR, "torch_swap"), published(big, "torch_swap")], 1)
     said = [home.run(PROGRAM.replace("{end}", end.strip())).out for _ in range(DEATHS + 1)]
 

@@ -358,7 +358,7 @@ def test_a_descriptor_that_is_the_programs_by_now_is_left_alone(running: Program
 # ---- in a hooked process
 
 
-@pytest.mark.parametrize("count", matrix([25, 100], [25]))
+@pytest.mark.parametrize("count", matrix([10, 100], [10]))
 def test_every_call_is_right_while_many_tables_come_in(home: Home, count: int) -> None:
     done = home.run(
         """

@@ -139,6 +139,7 @@ def test_what_is_offered_compiles_without_spills(m: int, n: int, k: int, kind: d
     assert not nvrtc.compiled(kernel.scaled_one_shot(best[0][1], asked).source(), kernel.KERNEL.target).spill_bytes
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("kind", [{}, {"math_mode": "ieee"}, {"scale": "1x128", "scale_layout": "col"}], ids=str)
 def test_products_of_a_step_are_under_way_while_the_one_before_is_added(kind: dict[str, str], tmp_path: Path) -> None:
     asked = problem(1, 2112, 7168, **kind)

@@ -167,6 +167,7 @@ def test_a_fault_is_seen(
             raise ptx.Wrong("far off")
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("arch", ["sm_90", "sm_100", "sm_120"])
 def test_shared_memory_begins_where_kernels_are_told_that_have_no_name_for_it(arch: str, tmp_path: Path) -> None:
     x, w, _ = operands(4, 32, 1024, bias=False)

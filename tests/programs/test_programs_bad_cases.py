@@ -169,7 +169,7 @@ LOAD = """
     """
 
 
-@pytest.mark.parametrize("publishes", matrix([25, 100], [25]))
+@pytest.mark.parametrize("publishes", matrix([10, 100], [10]))
 def test_every_call_under_many_publishes_is_wholly_of_one_table(home: Home, publishes: int) -> None:
     same, (first, second, neither), failures = home.run(LOAD, str(publishes), GEMMTUNED_RELOAD="manual").said
 

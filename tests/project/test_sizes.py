@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import sizes
 
 
+@pytest.mark.long  # `make check` looks as well
 def test_nothing_is_too_long() -> None:
     assert dict(sizes.too_long()) == {}, "split it: tests/tools/sizes.py has the limits"
 
