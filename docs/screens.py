@@ -27,6 +27,7 @@ VIEWS: Final[dict[str, dict[str, Any]]] = {
     "report-dark": {"viewport": {"width": 1000, "height": 1300}, "color_scheme": "dark"},
     "report-narrow": {"viewport": {"width": 400, "height": 1300}},
 }
+A4_WIDE: Final = 720  # pixels, within Chromium's margins
 TOP_SIZE: Final = (132, 30)
 WAIT_S: Final = 40.0
 
@@ -44,8 +45,12 @@ def report(page: Path, folder: Path) -> None:
             if wide > how["viewport"]["width"]:
                 raise SystemExit(f"{name}: {wide} pixels wide in a window of {how['viewport']['width']}")
             tab.screenshot(path=str(folder / f"{name}.png"))
-        tab = browser.new_page()
+        tab = browser.new_context(viewport={"width": A4_WIDE, "height": 1300}).new_page()
+        tab.emulate_media(media="print")
         tab.goto(page.as_uri())
+        wide = tab.evaluate("document.documentElement.scrollWidth")
+        if wide > A4_WIDE:
+            raise SystemExit(f"on paper: {wide} pixels wide on a sheet of {A4_WIDE}")
         with tempfile.TemporaryDirectory() as scratch:
             printed = Path(scratch) / "report.pdf"
             tab.pdf(path=str(printed), format="A4")
