@@ -116,9 +116,14 @@ _ENUMS: Final = ("torch.", "dtypes.", "aiter.dtypes.", "quanttype.", "activation
 
 
 @lru_cache(4096)
-def decides(text: str) -> bool:
-    """Whether a cell of a column that nobody knows is a data type, or another of AITER's words for products."""
+def decides(text: str, *, flag: bool = False) -> bool:
+    """Whether a cell of a column that nobody knows is a data type, or another of AITER's words for products.
+
+    flag: whether it may be True or False, which in a column of figures are another column's.
+    """
     low = text.lower()
+    if low in ("true", "false"):
+        return not flag
     known = low in DTYPES or low in ("fp8", "fp4") or (low in DTYPE_NAMES and low not in ("float", "half"))
     return known or low.startswith(_ENUMS)
 

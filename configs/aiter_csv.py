@@ -27,7 +27,7 @@ from gemmtuned.configs import aiter_headers
 from gemmtuned.configs.aiter_ages import places
 from gemmtuned.configs.aiter_columns import CHECKED, NOTHING, decides, parser, real
 from gemmtuned.configs.aiter_headers import EVERY, AiterFamily, family_of_header, kind_of, named_family
-from gemmtuned.configs.aiter_remarks import is_index
+from gemmtuned.configs.aiter_remarks import is_flag, is_index
 from gemmtuned.configs.aiter_swapped import LOOKED_AT, exchanged, other_unit
 from gemmtuned.configs.aiter_text import (
     CONFLICT,
@@ -254,7 +254,7 @@ class Reader:
         for place, column in enumerate(() if header.family.text or not self._strict else header.columns):
             if column and column not in KNOWN and column not in self._ignore:
                 cells = (row.cells[place] for row in rows if place < len(row.cells))
-                told = next((cell for cell in cells if decides(cell)), "")
+                told = next((cell for cell in cells if decides(cell, flag=is_flag(column))), "")
                 if told:
                     raise TableError(
                         f"{self._name}: column {column} holds {told[:40]!r}, which tells what the product is: name it "

@@ -44,6 +44,17 @@ def is_remark(column: str) -> bool:
     return len(words) > len(numbers) and all(word in _REMARKS or (word.isdigit() and len(word) == 1) for word in words)
 
 
+_FLAGS: Final = frozenset({
+    "best", "checked", "default", "new", "note", "notes", "old", "outcome", "state", "status", "tuned", "valid",
+    "verified",
+})  # fmt: skip
+
+
+def is_flag(column: str) -> bool:
+    """Whether a remark of this name may be True or False."""
+    return not _FLAGS.isdisjoint(words_of(column))
+
+
 def is_index(column: str) -> bool:
     """Whether a first column of this name is a data frame's own numbers, which pandas writes without a name."""
     return column in ("", "Unnamed: 0", "Unnamed: 0.1")

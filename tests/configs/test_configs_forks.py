@@ -271,13 +271,16 @@ def test_a_header_in_capitals_is_no_row_that_is_glued_to_another() -> None:
         read_lines(["M,N,K,BIAS,DTYPE,OUTDTYPE,SCALEAB", "1,2,3,0,bf16,bf16,0"], name="x_bf16_untuned_gemm.csv")
 
 
-@pytest.mark.parametrize(("column", "cell"), [("state", "torch.int8"), ("label", "fp8"), ("notes", "QuantType.No")])
+@pytest.mark.parametrize(
+    ("column", "cell"), [("state", "torch.int8"), ("label", "fp8"), ("notes", "QuantType.No"), ("count", "True")]
+)
 def test_a_remark_that_holds_a_data_type_is_none(column: str, cell: str) -> None:
     lines = [f"M,N,K,{column}", "1,2,3,", f"1,2,3,{cell}"]
     with pytest.raises(TableError, match=f"column {column} holds '{cell}'.*--ignore-column {column}"):
         read_lines(lines, name="a8w8_bpreshuffle_untuned_gemm.csv")
     assert len(read_lines(lines, name="a8w8_untuned_gemm.csv", ignore=[column]).rows) == 2
     assert len(read_lines([lines[0], "1,2,3,done"], name="a8w8_untuned_gemm.csv").rows) == 1
+    assert len(read_lines(["M,N,K,verified", "1,2,3,True"], name="a8w8_untuned_gemm.csv").rows) == 1
 
 
 @pytest.mark.parametrize("column", ["per_row", "scale per channel", "in dtype"])
