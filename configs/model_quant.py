@@ -204,12 +204,16 @@ class _Patterns:
         self.hit: set[str] = set()
         self._ends: list[str] = []  # transformers takes a word for the end of a name, from a dot on or not
         self._exact: set[str] = set()
+        self._first: set[str] = set()  # words with which an exact entry begins, and with which it ends
+        self._last: set[str] = set()
         self._shaped: dict[int, list[tuple[str, re.Pattern[str]]]] = {}  # by layer, -1 those of any
         for pattern in patterns:
             if way == "expression" and "." not in pattern and pattern.replace("_", "").isalnum():
                 self._ends.append(pattern)
             if not pattern.startswith("re:") and not any(letter in pattern for letter in "*?[(|\\"):
                 self._exact.add(pattern)
+                self._first.add(pattern.partition(".")[0])
+                self._last.add(pattern.rpartition(".")[2])
                 continue
             number = re.search(r"layers\.(\d+)\.", pattern)  # not of `layers.1*`, which is of 10 as well
             layer = int(number[1]) if number and not pattern.startswith("re:") else -1
@@ -225,7 +229,8 @@ class _Patterns:
         """The entries that mean a module with one of these names: wholly, from a dot on, up to a dot, or by a shape."""
         found = []
         if self._exact:
-            found += [part for name in names for part in _parts(name) if part in self._exact]
+            near = (n for n in names if n.partition(".")[0] in self._first or n.rpartition(".")[2] in self._last)
+            found += [part for name in near for part in _parts(name) if part in self._exact]
         found += [word for word in self._ends if any(name.endswith(word) for name in names)]
         for pattern, shape in (*self._shaped.get(-1, ()), *(self._shaped.get(layer, ()) if layer >= 0 else ())):
             if any(shape.match(name) for name in names):
