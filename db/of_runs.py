@@ -33,9 +33,14 @@ def own_time(path: Path, *, since_s: float = DAY_S, now_s: float | None = None) 
     return {row.pop("run"): row for row in ask(path, _OWN_TIME, {"since": since})}
 
 
+def labels(path: Path) -> list[str]:
+    """Of the programs that were counted."""
+    return [row["name"] for row in ask(path, "SELECT name FROM run ORDER BY name")]
+
+
 def called_by(path: Path, run: str) -> set[str]:
     """Problems that programs of this label called. Raises SettingError when there is no such label."""
-    runs = [row["name"] for row in ask(path, "SELECT name FROM run ORDER BY name")]
+    runs = labels(path)
     if run not in runs:
         known = ", ".join(runs[:20]) or "none yet"
         raise SettingError(f"no program called {run!r} was counted; there are: {known}")

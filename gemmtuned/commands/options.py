@@ -237,7 +237,13 @@ def settings(*, without: Collection[str] = ()) -> Settings:
 Json = Annotated[bool, typer.Option("--json", help="Print JSON: versioned, without colour or progress.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
 Run = Annotated[
-    str | None, typer.Option("--run", metavar="LABEL", help="Only what programs of this label called (GEMMTUNED_RUN).")
+    str | None,
+    typer.Option(
+        "--run",
+        autocompletion=completing.runs,
+        metavar="LABEL",
+        help="Only what programs of this label called (GEMMTUNED_RUN).",
+    ),
 ]
 Limit = Annotated[int, typer.Option(parser=whole_number(), metavar="N", help="Rows to show; 0 for all.")]
 Since = Annotated[float, typer.Option(parser=seconds, metavar="SPAN", help="Traffic of this long: 45m, 24h, 7d.")]

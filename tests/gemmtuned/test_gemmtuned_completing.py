@@ -41,8 +41,16 @@ def test_without_a_database_nothing_is_offered_and_nothing_said(
     for place in (tmp_path / "none", tmp_path / "file/home"):
         (tmp_path / "file").touch()
         monkeypatch.setenv("GEMMTUNED_HOME", str(place))
-        assert completing.problems("8") == []
+        assert completing.problems("8") == completing.runs("") == []
     assert capsys.readouterr() == ("", "")
+
+
+def test_programs_are_offered_by_name_unless_it_is_more_than_text(home: Path) -> None:
+    store = open_store(home)
+    for name in ("embed service", "\x1b[31mred", "two\nlines"):
+        store.add_sightings(name, NEW, [saw(problem(8))], now_s=time.time())
+    store.close()
+    assert completing.runs("") == ["embed service", "serve"] and completing.runs("se") == ["serve"]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -64,6 +72,7 @@ def test_every_command_that_takes_problems_completes_them(home: Path, name: str)
         ("explain --dtype bf", "bf16"),
         ("daemon --log-format j", "json"),
         ("daemon --log-level w", "warning"),
+        ("untuned --run se", "serve"),
     ],
 )
 def test_bash_is_answered(home: Path, typed: str, offered: str) -> None:
