@@ -138,7 +138,9 @@ class SideBySide:
         self._forked += 1
         sys.stdout.flush()
         sys.stderr.flush()
-        pid = os.fork()
+        with warnings.catch_warnings():  # Python 3.12 warns of OpenBLAS's threads, which OpenBLAS minds itself
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
         if pid:
             there.close()
             return Fork(pid, here, os.pidfd_open(pid))
