@@ -17,7 +17,7 @@
 //
 // moe_decode.py defines STAGE (1: moe_up, 2: moe_down), D, INTER, EXPERTS, TOPK, MOST_PAIRS, WARPS, DEPTH, TILES, PARTS,
 // OF_TILE (at most 8), DTYPE, WEIGHTS, SCALES, GROUP, ACT, BIAS, WEIGHT_FIRST, EARLY, NAME, CLUSTER, and ID, the type of expert numbers. NVRTC
-// compiles this without any header but the three parts of this file. PTX ISA 7.8.
+// compiles this without any header but the four parts of this file. PTX ISA 7.8.
 #define BF16 0
 #define F16 1
 #define FP8 2     // e4m3
@@ -49,7 +49,8 @@ constexpr int X_QUADS = PER_QUAD / 8;                            // of X, for on
 constexpr int THREADS = 32 * WARPS;
 constexpr int MOST_TILES = MOST_PAIRS;
 
-#include "moe_weights.cuh"  // moe_decode.py puts its text here
+#include "sixteen_bit.cuh"  // moe_decode.py puts the text of all here
+#include "moe_weights.cuh"
 #include "moe_routing.cuh"
 #include "moe_ring.cuh"
 

@@ -8,7 +8,6 @@ not quantised: an op that quantises them first has more error than this.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,11 +15,11 @@ from typing import Final
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.launch import PORTABLE_CLUSTER
+from gemmtuned.kernels.cuda import nvrtc
 
 UP: Final = "moe_up"
 DOWN: Final = "moe_down"
 SOURCE: Final = Path(__file__).with_name("moe_decode.cu")
-_INCLUDE: Final = re.compile(r'^#include "(\w+\.cuh)".*$', re.MULTILINE)
 TARGET: Final = "sm_90a"
 MAX_PAIRS: Final = 1024  # of a token and one of its experts
 MAX_EXPERTS: Final = 1024
@@ -165,4 +164,4 @@ def _routing_bytes(layer: Experts, most_pairs: int) -> int:
 @cache
 def text() -> str:
     """The kernels' source, with its parts where they are included."""
-    return _INCLUDE.sub(lambda found: SOURCE.with_name(found[1]).read_text(), SOURCE.read_text())
+    return nvrtc.text_of(SOURCE)

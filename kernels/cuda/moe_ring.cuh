@@ -17,15 +17,9 @@ constexpr int W_BYTES = ROWS * 128, X_BYTES = X_ROWS * X_ROW;
 constexpr int S_BYTES = SCALES == GROUPS ? ROWS * S_WORDS * 4 : SCALES == BLOCK ? SIDES * 4 : 0;
 constexpr int SLOT = W_BYTES + X_BYTES + (S_BYTES + 127) / 128 * 128;
 
-__device__ __forceinline__ u32 in_shared(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-__device__ __forceinline__ void copy16(u32 to, const void* from, bool is_there) {  // zeros where it is not
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0) : "memory");
-}
 __device__ __forceinline__ void copy4(u32 to, const void* from, bool is_there) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(is_there ? 4 : 0) : "memory");
 }
-__device__ __forceinline__ void close_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-__device__ __forceinline__ void wait_for_oldest() { asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 1) : "memory"); }
 __device__ __forceinline__ Quad quad_at(u32 address) {
   Quad q;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(q.v[0]), "=r"(q.v[1]), "=r"(q.v[2]), "=r"(q.v[3]) : "r"(address));

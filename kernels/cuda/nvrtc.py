@@ -30,6 +30,7 @@ FOLDER: Final = "nvrtc"  # in the cache folder
 KEPT: Final = 4096  # binaries there, of some 20 KB
 LEAST: Final[Version] = (12, 1)  # of those with PTX ISA 8.1, which our kernels are written in
 _HAS_CACHE: Final[Version] = (12, 9)  # of its own, which keeps no log; that tells of spills
+_INCLUDE: Final = re.compile(r'^#include "(\w+\.cuh)".*$', re.MULTILINE)
 _OPTIONS: Final = ("--std=c++17", "--ptxas-options=-v")
 _PACKAGES: Final = ("nvidia/cu*/lib", "nvidia/cuda_nvrtc/lib")  # of CUDA 13 and on, and of 12
 _SYSTEM: Final = ("libnvrtc.so.13", "libnvrtc.so.12")
@@ -127,6 +128,11 @@ def _prune(folder: Path) -> None:
     if len(names) > KEPT:
         for path in sorted(names, key=lambda path: path.stat().st_mtime)[: KEPT // 2]:
             path.unlink(missing_ok=True)
+
+
+def text_of(source: Path) -> str:
+    """A kernel's source with its parts where it includes them: NVRTC is given one text. They lie in the same folder."""
+    return _INCLUDE.sub(lambda found: source.with_name(found[1]).read_text(), source.read_text())
 
 
 def ptx(source: str, arch: str) -> str:

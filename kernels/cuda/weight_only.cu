@@ -13,7 +13,7 @@
 //
 // weight_only.py defines N, K (a multiple of what 16 bytes of W hold), ROWS (a multiple of 16), TOKENS (8 or 16), M (of
 // them, at most), PARTS, WARPS, DEPTH, DTYPE (of X and Y), WEIGHTS, SCALES, OF_SCALE (type), GROUP, BIAS, NAME and CLUSTER.
-// NVRTC compiles this without any header but the part of this file. PTX ISA 7.8.
+// NVRTC compiles this without any header but the two parts of this file. PTX ISA 7.8.
 #define BF16 0
 #define F16 1
 #define FP32 2
@@ -53,17 +53,14 @@ constexpr int W_BYTES = ROWS * 128, X_BYTES = (M * STEP * 2 + 511) / 512 * 512, 
 constexpr int SLOT = W_BYTES + X_BYTES + S_BYTES;               // of the ring
 constexpr bool OF_SUMS = SCALES == BLOCK || SCALES == GROUPS;   // a scale holds for a part of K
 
-#include "weight_only_numbers.cuh"  // weight_only.py puts its text here
+#include "sixteen_bit.cuh"  // weight_only.py puts the text of both here
+#include "weight_only_numbers.cuh"
 
 // ---- a warp's ring. Of W chunk c of row r lies at c ^ r % 8, so that lanes of different rows read from different banks;
 // of X a run of what four lanes read, at run ^ token modulo how many runs are 128 bytes.
 
 constexpr int RUN = 8 * PER_WORD, RUNS = 128 / RUN;  // bytes of X that four lanes read; runs in 128 bytes
 
-__device__ __forceinline__ u32 in_shared(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-__device__ __forceinline__ void copy16(u32 to, const void* from, bool is_there) {  // zeros where it is not
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0) : "memory");
-}
 template <int BYTES> __device__ __forceinline__ void copy_few(u32 to, const void* from, bool is_there) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(is_there ? BYTES : 0) : "memory");
 }
@@ -113,8 +110,6 @@ __device__ __forceinline__ void copy_step(u32 slot, const Sources& of, int step)
         copy_few<S_COPY>(slot + of.s_to + i * S_ROWS * S_ROW, of.scales + (u32)(there(of, r) * S_OF_ROW + step * S_ROW), !TAIL || at_s < S_OF_ROW);
     }
 }
-__device__ __forceinline__ void close_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-__device__ __forceinline__ void wait_for_oldest() { asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 1) : "memory"); }
 __device__ __forceinline__ u32 word_at(u32 address) {
   u32 word;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(address));

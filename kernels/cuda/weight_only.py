@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +20,7 @@ from gemmtuned.configs.launch import PORTABLE_CLUSTER, Axis, Condition, KernelLa
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.tunable import WEIGHT_ONLY
 from gemmtuned.kernels.arch import filled, shared_limit
+from gemmtuned.kernels.cuda import nvrtc
 from gemmtuned.kernels.cuda.kernel import CudaKernel
 from gemmtuned.kernels.estimates import fits, largest
 from gemmtuned.kernels.own_kernel import Config, Parameter, rows_apart
@@ -55,7 +55,6 @@ _SCALE_BYTES: Final = {"bf16": 2, "fp16": 2, "fp32": 4, "e8m0": 1}
 _DECODED: Final = {"i8": 7, "fp8_e4m3": 12, "i4": 11, "fp4_e2m1": 20}  # instructions for a word of W, about
 _MAX_K: Final = 1 << 24
 _SYSTEM_BYTES: Final = 1024  # of shared memory, for each thread block
-_INCLUDE: Final = re.compile(r'^#include "(\w+\.cuh)".*$', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +256,7 @@ def _samples() -> Iterator[str]:
 @cache
 def _text() -> str:
     """The source, with its part where it is included."""
-    return _INCLUDE.sub(lambda found: SOURCE.with_name(found[1]).read_text(), SOURCE.read_text())
+    return nvrtc.text_of(SOURCE)
 
 
 KERNEL: Final = CudaKernel(
