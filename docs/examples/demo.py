@@ -219,7 +219,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--idle-s", type=float, default=2.0, help="clear seconds before the daemon tunes")
     parser.add_argument("--gap-s", type=float, default=25.0, help="quiet seconds between bursts while it tunes")
-    parser.add_argument("--tune-s", type=float, default=180.0, help="at most this long for tuning")
+    parser.add_argument("--tune-s", type=float, default=300.0, help="at most this long for tuning")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/demo-<date>.json")
     args = parser.parse_args()
 
