@@ -41,6 +41,7 @@ COVERED_AT_LEAST = 0.95
 GOALS = {("hooked", "fp32"): 1.15, ("frozen", "fp32"): 1.6, ("hooked", "bf16"): 1.0, ("frozen", "bf16"): 1.2}
 GOALS_OF = "AMD EPYC"
 MORE_ROUNDS = 15  # where the first few fall short
+PROCESSES_DIFFER = 0.02  # at least: two processes of one program keep what their memory got at the start
 OTHERS_AT_MOST = 0.1  # of the CPU time: more is told where a promise is missed
 ACTIVE_WITHIN_S = 1.0
 FLOOR = 0.5 * 1024**0.5 * 2.0**-24  # the numeric gate's: half of sqrt(K) roundings of fp32, below which order decides
@@ -73,7 +74,7 @@ class Server:
 
     def __init__(self, name: str, args: argparse.Namespace) -> None:
         env = {k: v for k, v in os.environ.items() if not k.startswith(("AITER_", "GEMMTUNED_"))}
-        if name != "stock":
+        if name not in ("stock", "again"):
             env |= {"GEMMTUNED": "1", "GEMMTUNED_HOME": str(HOME), "GEMMTUNED_RUN": name}
         command = [sys.executable, str(ROOT / "docs/examples/serve.py"), "--layers", str(args.layers)]
         command += ["--threads", str(args.threads), *(["--freeze"] if name == "frozen" else [])]
@@ -246,9 +247,14 @@ def main() -> int:
     show(after)
     for dtype in DTYPES:  # on a shared machine single rounds differ by a fifth
         if any(falls_short(after, name, of) for name, of in GOALS if of == dtype):
-            say(f"{dtype}: {args.rounds} rounds do not show what is promised; {MORE_ROUNDS} more, all of them count")
+            say(f"{dtype}: {args.rounds} rounds do not show what is promised; {MORE_ROUNDS} more, all of them count,")
+            say("  beside a second un-hooked server, since two processes of one program are never equally fast")
+            if "again" not in {server.name for server in everyone}:
+                everyone.append(Server("again", args))
+                everyone[-1].answer()
+                rounds(everyone[-1:], text, 1)  # warm
             for name, more in rounds(everyone, text, MORE_ROUNDS, (dtype,)).items():
-                after[name][dtype] += more[dtype]
+                after.setdefault(name, {}).setdefault(dtype, []).extend(more[dtype])
             show(after)
     logits = compare_logits(servers, text)
     time.sleep(1.5)  # one more flush
@@ -275,7 +281,8 @@ def main() -> int:
 def reached(after: Speeds, name: str, dtype: str) -> tuple[str, bool]:
     """What a goal asks and what was seen, and whether it is reached.
 
-    A goal of 1 promises that it is not slower, and is missed where the interval of the median lies below 1 as a whole.
+    A goal of 1 promises that it is not slower, and is missed where the interval of the median lies below 1 by more than
+    two processes of one program differ: as much as the second un-hooked one from the first, or 2 %.
     """
     goal, elsewhere = GOALS[name, dtype], ""
     if goal > 1.0 and (GOALS_OF not in cpu_device().name or (dtype == "bf16" and not has_bf16_kernels())):
@@ -285,7 +292,15 @@ def reached(after: Speeds, name: str, dtype: str) -> tuple[str, bool]:
     text = f"{dtype} {name}: {seen.median:.2f}x un-hooked {rounds_seen}"
     if goal > 1.0:
         return f"{text} (at least {goal:.2f}x)", seen.median >= goal
-    return f"{text} (not slower: the interval reaches {goal:.2f}x{elsewhere})", seen.high >= goal
+    least = goal - apart(after, dtype)
+    return f"{text} (not slower: the interval reaches {least:.2f}x{elsewhere})", seen.high >= least
+
+
+def apart(after: Speeds, dtype: str) -> float:
+    """What part of their speed two processes of one program differ by: the un-hooked ones, where there are two."""
+    again = after.get("again", {}).get(dtype, [])
+    stock = after["stock"][dtype][-len(again) :]
+    return max(PROCESSES_DIFFER, abs(1.0 - ratio(stock, again, higher_is_better=True).median) if again else 0.0)
 
 
 def falls_short(after: Speeds, name: str, dtype: str) -> bool:
@@ -306,7 +321,9 @@ def show(speeds: Speeds) -> None:
     for dtype in DTYPES:
         parts = []
         for name, by in speeds.items():
-            times = ratio(speeds["stock"][dtype], by[dtype], higher_is_better=True).median
+            if dtype not in by:
+                continue
+            times = ratio(speeds["stock"][dtype][-len(by[dtype]) :], by[dtype], higher_is_better=True).median
             parts.append(f"{name} {statistics.median(by[dtype]):6.1f} ({times:.2f}x)")
         say(f"  {dtype} decode, batch {BATCH}, median tokens/s (median ratio of the rounds): " + "   ".join(parts))
 
