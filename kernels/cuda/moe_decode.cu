@@ -17,7 +17,7 @@
 //
 // moe_decode.py defines STAGE (1: moe_up, 2: moe_down), D, INTER, EXPERTS, TOPK, MOST_PAIRS, WARPS, DEPTH, TILES, PARTS,
 // OF_TILE (at most 8), DTYPE, WEIGHTS, SCALES, GROUP, ACT, BIAS, WEIGHT_FIRST, EARLY, NAME, CLUSTER, and ID, the type of expert numbers. NVRTC
-// compiles this without any header but the four parts of this file. PTX ISA 7.8.
+// compiles this without any header but the parts of this file. PTX ISA 7.8.
 #define BF16 0
 #define F16 1
 #define FP8 2     // e4m3
@@ -53,6 +53,7 @@ constexpr int MOST_TILES = MOST_PAIRS;
 #include "moe_weights.cuh"
 #include "moe_routing.cuh"
 #include "moe_ring.cuh"
+#include "cluster_sums.cuh"
 
 // sums += the products of a step; tokens: of `tokens_of`.
 template <bool BEYOND>
@@ -246,10 +247,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
   if (PARTS > 1) {
     if (threadIdx.x == 0) {
       const int mine = min(max(values - rank * each, 0), each);
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(all_sums), "r"(1 + THREADS) : "memory");
-      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
-                   ::"r"(all_sums), "r"(mine * (PARTS - 1) * 4) : "memory");
-      asm volatile("fence.mbarrier_init.release.cluster;");
+      expect_sums(all_sums, mine * (PARTS - 1) * 4);
     }
     __syncwarp();
     asm volatile("barrier.cluster.arrive.relaxed.aligned;");
@@ -321,16 +319,11 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
     } else if (owner == rank) {
       received[place] = sum;
     } else {
-      u32 there;  // the same address in another thread block of the cluster
-      asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(others), "r"(owner));
-      asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
-                   ::"r"(there + place * 4), "r"(__float_as_uint(sum)), "r"(there + (all_sums - others)) : "memory");
+      send_sum(others, all_sums, owner, place, __float_as_uint(sum));
     }
   }
   if (PARTS == 1) return;
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(all_sums) : "memory");
-  asm volatile("{.reg .pred done; again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0; "
-               "@!done bra again;}" ::"r"(all_sums) : "memory");
+  wait_for_sums(all_sums);
   for (int i = threadIdx.x; i < each && rank * each + i < values; i += THREADS) {
     float sum = 0.0f;
 #pragma unroll

@@ -22,7 +22,7 @@
 //
 // scaled_fragments.py defines N, K (a multiple of 16), ROWS (8, 16 or 32), TOKENS (a multiple of 4), PARTS, WARPS, AHEAD,
 // RESIDENT (thread blocks of a multiprocessor at least), SCALES (no BLOCK of int8), INT8, BIAS, NAME, CLUSTER and, in place
-// of OF_THIS_TYPE, `pair_of` and `value`. NVRTC compiles this without any header. PTX ISA 7.8.
+// of OF_THIS_TYPE, `pair_of` and `value`. NVRTC compiles this without any header but its part. PTX ISA 7.8.
 #define TENSOR 0
 #define ROW 1
 #define BLOCK 2
@@ -49,11 +49,8 @@ constexpr int OWN = (EACH + THREADS - 1) / THREADS;                // of a threa
 
 OF_THIS_TYPE
 
-__device__ __forceinline__ u32 in_block(u32 address, u32 rank) {  // the same address in another block of the cluster
-  u32 there;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-  return there;
-}
+#include "cluster_sums.cuh"  // scaled_fragments.py puts its text here
+
 // 16 bytes, or zeros where they are not there. Those of X stay in the first cache, for other thread blocks read them too.
 #define READER(NAME_OF_IT, LOAD)                                                                                           \
   __device__ __forceinline__ Quad NAME_OF_IT(const char* from, bool there) {                                               \
@@ -218,10 +215,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, RESIDENT)
   if (PARTS > 1) {
     if (thread == 0) {
       const int own = min(max(VALUES - part * EACH, 0), EACH);
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(all_sums), "r"(1 + THREADS) : "memory");
-      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
-                   ::"r"(all_sums), "r"(own * (PARTS - 1) * 4) : "memory");
-      asm volatile("fence.mbarrier_init.release.cluster;");
+      expect_sums(all_sums, own * (PARTS - 1) * 4);
     }
     asm volatile("barrier.cluster.arrive.relaxed.aligned;");
   }
@@ -277,16 +271,12 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, RESIDENT)
       if (owner == part) {
         received[place] = sum;
       } else {
-        const u32 there = in_block(others, owner);
-        asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
-                     ::"r"(there + place * 4), "r"(bits_of(sum)), "r"(there + (all_sums - others)) : "memory");
+        send_sum(others, all_sums, owner, place, bits_of(sum));
       }
     }
   }
   if (PARTS == 1) return;
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(all_sums) : "memory");
-  asm volatile("{.reg .pred done; again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0; "
-               "@!done bra again;}" ::"r"(all_sums) : "memory");
+  wait_for_sums(all_sums);
 #pragma unroll
   for (int i = 0; i < OWN; i++) {
     const int at = thread + i * THREADS;

@@ -19,7 +19,7 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.launch import PORTABLE_CLUSTER, Axis, KernelLaunch
 from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.arch import filled
-from gemmtuned.kernels.cuda import scaled
+from gemmtuned.kernels.cuda import nvrtc, scaled
 from gemmtuned.kernels.cuda.kernel import CudaKernel
 from gemmtuned.kernels.cuda.scaled import KINDS, OUTPUTS, STEP_K
 from gemmtuned.kernels.estimates import even_steps, fits, largest
@@ -221,7 +221,7 @@ def _samples() -> Iterator[str]:
 
 @cache
 def _text() -> str:
-    return SOURCE.read_text()
+    return nvrtc.text_of(SOURCE)
 
 
 KERNEL: Final = CudaKernel(

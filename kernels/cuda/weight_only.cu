@@ -13,7 +13,7 @@
 //
 // weight_only.py defines N, K (a multiple of what 16 bytes of W hold), ROWS (a multiple of 16), TOKENS (8 or 16), M (of
 // them, at most), PARTS, WARPS, DEPTH, DTYPE (of X and Y), WEIGHTS, SCALES, OF_SCALE (type), GROUP, BIAS, NAME and CLUSTER.
-// NVRTC compiles this without any header but the two parts of this file. PTX ISA 7.8.
+// NVRTC compiles this without any header but the parts of this file. PTX ISA 7.8.
 #define BF16 0
 #define F16 1
 #define FP32 2
@@ -53,8 +53,9 @@ constexpr int W_BYTES = ROWS * 128, X_BYTES = (M * STEP * 2 + 511) / 512 * 512, 
 constexpr int SLOT = W_BYTES + X_BYTES + S_BYTES;               // of the ring
 constexpr bool OF_SUMS = SCALES == BLOCK || SCALES == GROUPS;   // a scale holds for a part of K
 
-#include "sixteen_bit.cuh"  // weight_only.py puts the text of both here
+#include "sixteen_bit.cuh"  // weight_only.py puts the text of all here
 #include "weight_only_numbers.cuh"
+#include "cluster_sums.cuh"
 
 // ---- a warp's ring. Of W chunk c of row r lies at c ^ r % 8, so that lanes of different rows read from different banks;
 // of X a run of what four lanes read, at run ^ token modulo how many runs are 128 bytes.
@@ -243,10 +244,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
   if (PARTS > 1) {
     if (thread == 0) {
       const int own = min(max(VALUES - part * EACH, 0), EACH);
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(all_sums), "r"(1 + THREADS) : "memory");
-      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
-                   ::"r"(all_sums), "r"(own * (PARTS - 1) * 4) : "memory");
-      asm volatile("fence.mbarrier_init.release.cluster;");
+      expect_sums(all_sums, own * (PARTS - 1) * 4);
     }
     asm volatile("barrier.cluster.arrive.relaxed.aligned;");
   }
@@ -287,17 +285,12 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
       if (owner == part) {
         received[place] = sum;
       } else {
-        u32 there;  // the same address in another block of the cluster
-        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(others), "r"(owner));
-        asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
-                     ::"r"(there + place * 4), "r"(__float_as_uint(sum)), "r"(there + (all_sums - others)) : "memory");
+        send_sum(others, all_sums, owner, place, __float_as_uint(sum));
       }
     }
   }
   if (PARTS == 1) return;
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(all_sums) : "memory");
-  asm volatile("{.reg .pred done; again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0; "
-               "@!done bra again;}" ::"r"(all_sums) : "memory");
+  wait_for_sums(all_sums);
 #pragma unroll
   for (int i = 0; i < OWN; i++) {
     const int at = thread + i * THREADS;
