@@ -2,19 +2,11 @@
 
 // ---- weights: 16 bytes of a row become pairs for PER_QUAD / 4 products, in the order that `pair_of_x` gives X
 
-// Codes at bits 0 to 3 and 16 to 19 become a pair of code - 8: the code in the last bits of 128 (bf16) or 1024 (f16).
-__device__ __forceinline__ u32 from_int4(u32 codes) {
-  const u32 base = DTYPE == BF16 ? 0x43004300 : 0x64006400, minus = DTYPE == BF16 ? 0xc308c308 : 0xe408e408;
-  u32 pair, sum = (codes & 0x000f000f) | base;
-  if (DTYPE == BF16) asm("{.reg .b32 one; mov.b32 one, 0x3f803f80; fma.rn.bf16x2 %0, %1, one, %2;}" : "=r"(pair) : "r"(sum), "r"(minus));
-  else asm("add.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(sum), "r"(minus));
-  return pair;
-}
 __device__ __forceinline__ u32 pair_of_w(const Quad& w, int i) {
   if (WEIGHTS == FP8) return from_fp8(w.v[i / 2] >> (16 * (i % 2)));
   if (WEIGHTS >= INT4) {
     if (WEIGHTS == MXFP4) return small_from_fp4(w.v[i / 4], i % 4);  // the scale makes up for the rest
-    return from_int4(w.v[i / 4] >> (4 * (i % 4)));
+    return from_int4(w.v[i / 4], i % 4);
   }
   return w.v[i];
 }

@@ -1,5 +1,5 @@
-// Part of weight_only.cu and moe_decode.cu, whose constants it uses: numbers of 16 bits, e4m3 and e2m1 as such, the tensor
-// core's product, and copies to a ring in shared memory.
+// Part of weight_only.cu and moe_decode.cu, whose constants it uses: numbers of 16 bits, those of 8 and 4 bits as such, the
+// tensor core's product, and copies to a ring in shared memory.
 
 __device__ __forceinline__ float value(u16 bits) {
   float f;
@@ -18,6 +18,12 @@ __device__ __forceinline__ u32 times(u32 a, u32 b) {
   if (DTYPE == BF16) asm("mul.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
   else asm("mul.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
   return product;
+}
+__device__ __forceinline__ u32 minus(u32 a, u32 b) {
+  u32 rest;
+  if (DTYPE == BF16) asm("sub.bf16x2 %0, %1, %2;" : "=r"(rest) : "r"(a), "r"(b));
+  else asm("sub.f16x2 %0, %1, %2;" : "=r"(rest) : "r"(a), "r"(b));
+  return rest;
 }
 __device__ __forceinline__ u32 picked(u32 low, u32 high, u32 selector) {
   u32 bytes;
@@ -46,6 +52,11 @@ __device__ __forceinline__ u32 from_fp8(u32 bytes) {
   asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high;}"
       : "=f"(low), "=f"(high) : "r"(halves));
   return pair_of(low, high);
+}
+// Codes i and i + 4 of a word of int4 become a pair of code - 8: a code in the last bits of 128 (bf16) or 1024 (f16).
+__device__ __forceinline__ u32 from_int4(u32 word, int i) {
+  const u32 base = DTYPE == BF16 ? 0x43004300 : 0x64006400;
+  return minus(masked_or(word >> (4 * i), 0x000f000f, base), DTYPE == BF16 ? 0x43084308 : 0x64086408);
 }
 // Codes i and i + 4 of a word of e2m1 become a pair: sign, two bits of exponent and one of mantissa go where they are in 16
 // bits, which is 2^-126 (bf16) or 2^-14 (f16) of the value. In bf16 one product puts a code to both places, 64 and 4096 times

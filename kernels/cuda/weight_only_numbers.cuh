@@ -1,12 +1,5 @@
 // Part of weight_only.cu, whose constants it uses: W and its scales as they lie in memory become numbers.
 
-__device__ __forceinline__ u32 minus(u32 a, u32 b) {
-  u32 rest;
-  if (DTYPE == BF16) asm("sub.bf16x2 %0, %1, %2;" : "=r"(rest) : "r"(a), "r"(b));
-  else asm("sub.f16x2 %0, %1, %2;" : "=r"(rest) : "r"(a), "r"(b));
-  return rest;
-}
-
 // ---- W: number i of the pairs of a word. Of 8 bits 0 and 2, 1 and 3 make a pair (of fp8 0 and 1, 2 and 3), of 4 bits i
 // and i + 4.
 
@@ -14,10 +7,6 @@ __device__ __forceinline__ u32 from_int8(u32 word, int i) {
   const u32 two = i ? word >> 8 : word;
   if (DTYPE == F16) return minus((two & 0x00ff00ff) ^ 0x64806480, 0x64806480);  // 1024 + 128 + number
   return minus(masked_or(two, 0x007f007f, 0x43004300), masked_or(two, 0x00800080, 0x43004300));  // 128 + lower bits - (128 or 256)
-}
-__device__ __forceinline__ u32 from_int4(u32 word, int i) {  // the code in the last bits of 128 (bf16) or 1024 (f16)
-  const u32 base = DTYPE == BF16 ? 0x43004300 : 0x64006400;
-  return minus(masked_or(word >> (4 * i), 0x000f000f, base), DTYPE == BF16 ? 0x43084308 : 0x64086408);
 }
 __device__ __forceinline__ u32 from_fp4(u32 word, int i) {
   return times(small_from_fp4(word, i), DTYPE == BF16 ? 0x7e807e80 : 0x74007400);
