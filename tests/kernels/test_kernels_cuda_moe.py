@@ -188,6 +188,22 @@ def test_a_cluster_deals_out_the_pairs(parts: int) -> None:
     assert is_right(layer, torch.tensor([[3, 3], [0, 3], [4, 1]]), SMALL, down, turns=ptx.WARP)
 
 
+@pytest.mark.parametrize("pairs", [1, pytest.param(2, marks=pytest.mark.long), pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", ["an expert named twice", pytest.param("in many tiles", marks=pytest.mark.long)])
+def test_fewer_pairs_are_computed_at_once_than_an_expert_has(name: str, pairs: int) -> None:
+    layer, ids = few(), torch.tensor(ROUTED[name])
+    up, down = Stage(warps=2, depth=1, tiles=1, pairs=pairs), Stage(warps=2, depth=2, tiles=1, parts=2, pairs=pairs)
+    assert is_right(layer, ids, up, down)
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", pytest.param("block", marks=pytest.mark.long)])
+def test_warps_share_k_of_the_first_launch(name: str) -> None:
+    """Also a warp that has nothing to do, for there are fewer steps of K; and biases, which a thread adds once."""
+    layer = LAYERS[name]
+    up = Stage(warps=3, depth=2, tiles=1, parts=3)
+    assert is_right(layer, drawn(layer, 3), up, SMALL, turns=ptx.WARP, last_first=True)
+
+
 @pytest.mark.long
 def test_more_tiles_of_rows_and_the_last_warp_first() -> None:
     layer = Experts(width=80, inter=56, experts=4, topk=2)
