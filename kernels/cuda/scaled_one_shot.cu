@@ -6,21 +6,33 @@
 // the rows. The sums go to those thread blocks of the cluster that add them up, in the order of the parts, so results are
 // bitwise equal from run to run.
 //
-// Two things differ from one_shot.cu. The tensor core adds 8-bit products with fewer bits than fp32 has: where PROMOTED
-// is 1, a step's sums are added up in fp32 while the next step is multiplied. And the operands have scales:
+// Two things differ from one_shot.cu. The tensor core adds products of e4m3 with fewer bits than fp32 has: where PROMOTED
+// is 1, a step's sums are added up in fp32 while the next step is multiplied. (int8 adds up in int32, exactly, over the
+// cluster as well, and sums become fp32 where scales meet them.) And the operands have scales:
 //   TENSOR  sx[0] and sw[0]
 //   ROW     sx[token] and sw[row of W]
 //   BLOCK   sx[step * ldsx + token] and sw[row of W / 128 * ldsw + step]; PROMOTED is 1
 //
 // scaled_one_shot.py defines N, K (a multiple of 16), ROWS, PARTS, DEPTH, TOKENS (a multiple of 16), GROUPS (of 64
-// tokens), HALVES, SCALES, PROMOTED, BIAS, NAME, CLUSTER and, in place of OF_THIS_TYPE, `mma`, `pair_of` and `value`. NVRTC
-// compiles this without any header. PTX ISA 8.1; operands and sums lie as wgmma.mma_async wants them: both operands
+// tokens), HALVES, SCALES (no BLOCK of int8), PROMOTED (0 of int8), INT8, BIAS, NAME, CLUSTER and, in place of OF_THIS_TYPE,
+// `mma`, `pair_of` and `value`. NVRTC compiles this without any header. PTX ISA 8.1; operands and sums lie as wgmma.mma_async wants them: both operands
 // K-major, rows of 128 bytes, swizzled by 128.
 #define TENSOR 0
 #define ROW 1
 #define BLOCK 2
 typedef unsigned int u32;
 typedef unsigned long long u64;
+#if INT8  // what a sum is, and what four are together and in PTX
+typedef int Sum;
+typedef int4 FourSums;
+#define OF_SUM "r"
+#define FOUR_SUMS "v4.b32"
+#else
+typedef float Sum;
+typedef float4 FourSums;
+#define OF_SUM "f"
+#define FOUR_SUMS "v4.f32"
+#endif
 
 constexpr int STEPS = (K + 127) / 128, MOST = (STEPS + PARTS - 1) / PARTS;  // in all; of a thread block, or one less
 constexpr int TAIL = K % 128;                                              // of K in the last step; 0 when it is whole
@@ -65,7 +77,7 @@ __device__ __forceinline__ void wait_for(u32 barrier, u32 phase) {
 __device__ __forceinline__ u64 operand(u32 at) { return (u64)((at >> 4) & 0x3fff) | 0x4000004000010000ull; }
 
 // sums (+)= a step of X and W: four products of 32 of K. afresh: what the sums were does not count.
-__device__ __forceinline__ void multiply(float* sums, u32 x, u32 w, bool afresh) {
+__device__ __forceinline__ void multiply(Sum* sums, u32 x, u32 w, bool afresh) {
   u64 a = operand(x), b = operand(w);
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
@@ -73,14 +85,13 @@ __device__ __forceinline__ void multiply(float* sums, u32 x, u32 w, bool afresh)
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 // The compiler must not move reads of sums that a product writes to before the wait for it.
-__device__ __forceinline__ void settle(float* sums) {
+__device__ __forceinline__ void settle(Sum* sums) {
 #pragma unroll
-  for (int i = 0; i < MINE / 2; i++) asm volatile("" : "+f"(sums[i])::"memory");
+  for (int i = 0; i < MINE / 2; i++) asm volatile("" : "+" OF_SUM(sums[i])::"memory");
 }
 // sums += step, scaled. Of eight rows a thread has two sums of one token, and two of the token eight further, whose scales
 // are `low` and `high`; from unit `edge` of rows on the next scale of W holds, and `low_next` and `high_next`.
-__device__ __forceinline__ void promote(float* sums, float* step, float low, float high, float low_next, float high_next,
-                                        int edge) {
+__device__ __forceinline__ void promote(Sum* sums, Sum* step, float low, float high, float low_next, float high_next, int edge) {
   settle(step);
 #pragma unroll
   for (int i = 0; i < MINE / 8; i++) {
@@ -123,8 +134,9 @@ __device__ __forceinline__ void ask_for(const void* at) {  // what is read at th
   asm volatile("prefetch.global.L1 [%0];" ::"l"(at));
 }
 __device__ __forceinline__ void store(char* y, const char* bias, const float* sx, const float* sw, int token, int row,
-                                      int m, float first, float second) {  // of this row and the next one
+                                      int m, Sum sum, Sum of_next) {  // of this row and the next one
   if (row >= N || token >= m) return;
+  float first = (float)sum, second = (float)of_next;
   if (SCALES == TENSOR) first = first * sw[0] * sx[0], second = second * sw[0] * sx[0];
   if (SCALES == ROW) first = first * sw[row] * sx[token], second = second * sw[row + 1] * sx[token];
 #if BIAS
@@ -211,9 +223,9 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
     }
   }
 
-  float sums[MINE / 2];
+  Sum sums[MINE / 2];
 #pragma unroll
-  for (int i = 0; i < MINE / 2; i++) sums[i] = 0.f;
+  for (int i = 0; i < MINE / 2; i++) sums[i] = 0;
   const u32 x_mine = xs + group / HALVES * 64 * 128, w_mine = ws + half * MINE * 128;
   const int my_token = token_warp * 16 + lane / 4;
   int slot = 0, phase = 0, free = DEPTH - 2;  // where the next step is, and where the one before the last one was
@@ -239,8 +251,8 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
     settle(sums);
   } else {
-    float one[MINE / 2], two[MINE / 2];  // the sums of a step, by turns
-    auto add = [&](float* step, int at) {
+    Sum one[MINE / 2], two[MINE / 2];  // the sums of a step, by turns
+    auto add = [&](Sum* step, int at) {
       if (SCALES == BLOCK) {
         const float* scale = (const float*)(memory + DEPTH * (W_BYTES + X_BYTES) + at * S_BYTES);
         const float low = scale[my_token % TOKENS], high = scale[(my_token + 8) % TOKENS];
@@ -251,7 +263,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
       }
     };
     int before_at = 0;
-    auto turn = [&](int i, float* now, float* before) {
+    auto turn = [&](int i, Sum* now, Sum* before) {
       const int at = slot;
       wait_for(loaded + 8 * slot, phase);
       multiply(now, x_mine + slot * X_BYTES, w_mine + slot * W_BYTES, true);
@@ -290,22 +302,23 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
 #pragma unroll
     for (int i = 0; i < MINE / 8; i++)
       if (owners[i] == here)
-        asm volatile("st.shared::cta.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(places[i] - here + others), "f"(sums[i * 4]),
-                     "f"(sums[i * 4 + 1]), "f"(sums[i * 4 + 2]), "f"(sums[i * 4 + 3]) : "memory");
+        asm volatile("st.shared::cta." FOUR_SUMS " [%0], {%1, %2, %3, %4};"
+                     ::"r"(places[i] - here + others), OF_SUM(sums[i * 4]), OF_SUM(sums[i * 4 + 1]),
+                     OF_SUM(sums[i * 4 + 2]), OF_SUM(sums[i * 4 + 3]) : "memory");
       else
-        asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
-                     ::"r"(places[i]), "f"(sums[i * 4]), "f"(sums[i * 4 + 1]), "f"(sums[i * 4 + 2]),
-                     "f"(sums[i * 4 + 3]), "r"(owners[i] + (all_sums - others)) : "memory");
+        asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes." FOUR_SUMS " [%0], {%1, %2, %3, %4}, [%5];"
+                     ::"r"(places[i]), OF_SUM(sums[i * 4]), OF_SUM(sums[i * 4 + 1]), OF_SUM(sums[i * 4 + 2]),
+                     OF_SUM(sums[i * 4 + 3]), "r"(owners[i] + (all_sums - others)) : "memory");
   }
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(all_sums) : "memory");
   asm volatile("{.reg .pred done; again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0; "
                "@!done bra again;}" ::"r"(all_sums) : "memory");
-  const float4* received = (const float4*)(memory + (others - ws)) + lane;
+  const FourSums* received = (const FourSums*)(memory + (others - ws)) + lane;
   for (int i = warp; i < EACH && part * EACH + i < UNITS; i += WARPS) {
-    float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+    FourSums sum = {0, 0, 0, 0};
 #pragma unroll
     for (int p = 0; p < PARTS; p++) {
-      float4 one = received[(p * EACH + i) * (UNIT_BYTES / 16)];
+      FourSums one = received[(p * EACH + i) * (UNIT_BYTES / 16)];
       sum.x += one.x, sum.y += one.y, sum.z += one.z, sum.w += one.w;
     }
     const int unit = part * EACH + i, tokens = unit / (ROWS / 8) * 16 + token, rows = row + unit % (ROWS / 8) * 8;

@@ -1,8 +1,9 @@
 """One shot for 8-bit operands with scales, M up to 256 on sm_90 (scaled_one_shot.cu).
 
-Runs fp8_e4m3 by fp8_e4m3 into bf16 or fp16, with one scale a tensor, one a row, or one for each block of 128.  Products
-are summed up in fp32 every 128 of K; only where the problem allows the tensor core's shorter sums (`math_mode` is
-`reduced`) and a tile has more rows than there are registers for two sums, they are not.
+Runs fp8_e4m3 by fp8_e4m3 and int8 by int8 into bf16 or fp16, with one scale a tensor or one a row; fp8 also with one
+for each block of 128.  Products of fp8 are summed up in fp32 every 128 of K; only where the problem allows the tensor
+core's shorter sums (`math_mode` is `reduced`) and a tile has more rows than there are registers for two sums, they are
+not.  Sums of int8 are whole numbers of 32 bits; it is offered from M = 9 on, for fewer scaled_fragments.py is.
 """
 
 from __future__ import annotations
@@ -44,9 +45,13 @@ NAME: Final = "scaled_one_shot"
 ARCH: Final = "sm_90"  # wgmma is of this one alone
 SOURCE: Final = Path(__file__).with_name("scaled_one_shot.cu")
 MAX_M: Final = 256
+TYPES: Final = ("fp8_e4m3", "i8")
+_LEAST_M_INT8: Final = 9
+_ROWS_AT_ONCE_INT8: Final = (8, 24)  # of W, in a product, and multiples of 16 (PTX ISA, 9.7.15.2); of fp8 those of 8
 MAX_ROWS: Final = 256  # of W in a tile
 MAX_ROWS_OF_BLOCKS: Final = 128  # a tile meets two scales of W at most
 MAX_PROMOTED: Final = 96  # rows of a warp group where sums are kept twice more: else registers spill
+MAX_INT8: Final = 224  # of int8, for the same reason
 GROUP_TOKENS: Final = 64  # of wgmma
 MAX_TOKENS: Final = 128  # of a thread block
 MAX_GROUPS: Final = 4  # warp groups of a thread block
@@ -67,7 +72,7 @@ class ScaledOneShot:
 
     kind: of scales, as the source names them.  promoted: sums in fp32 every 128 of K.  rows: of W in a thread block's
     tile.  parts: of K, as many thread blocks as a cluster has.  tokens: of X, in a tile.  halves: warp groups that
-    share the rows.
+    share the rows.  int8: X and W.
     """
 
     m: int
@@ -81,6 +86,14 @@ class ScaledOneShot:
     parts: int
     tokens: int
     halves: int
+    int8: bool = False
+
+    @property
+    def at_once(self) -> tuple[int, ...]:
+        """Rows of W in each product of a warp group: one product, or two where int8 has none of so many."""
+        rows = self.rows // self.halves
+        whole = not self.int8 or rows % 16 == 0 or rows in _ROWS_AT_ONCE_INT8
+        return (rows,) if whole else (rows - 8, 8)
 
     @property
     def groups(self) -> int:
@@ -148,17 +161,17 @@ class ScaledOneShot:
         values = {
             "N": self.n, "K": self.k, "ROWS": self.rows, "PARTS": self.parts, "DEPTH": self.depth,
             "TOKENS": self.tokens, "GROUPS": self.groups, "HALVES": self.halves, "SCALES": self.kind,
-            "PROMOTED": int(self.promoted), "BIAS": int(self.bias), "NAME": NAME,
+            "PROMOTED": int(self.promoted), "INT8": int(self.int8), "BIAS": int(self.bias), "NAME": NAME,
             "CLUSTER": f"__cluster_dims__({self.parts}, 1, 1)" if self.parts > 1 else "",
         }  # fmt: skip
         defines = "".join(f"#define {name} {value}\n" for name, value in values.items())
-        types = _of_type(OUTPUTS[self.out], self.rows // self.halves)
+        types = f"{_product_of(self)}\n{scaled.numbers_of(OUTPUTS[self.out])}"
         return defines + _text().replace("\nOF_THIS_TYPE\n", f"\n{types}\n")
 
 
 def check(problem: Problem) -> None:
     """Raise CandidateFailed when the kernel is not written for this problem."""
-    scaled.check(problem, NAME, MAX_M)
+    scaled.check(problem, NAME, MAX_M, TYPES)
     if problem.n % 2:
         raise CandidateFailed(f"{problem} {NAME}: it stores two columns at a time, N is no multiple of 2")
 
@@ -180,6 +193,8 @@ def scored(problem: Problem, units: int) -> list[tuple[float, dict[str, int]]]:
     try:
         check(problem)
     except CandidateFailed:
+        return []
+    if problem.dtype == "i8" and problem.m < _LEAST_M_INT8:
         return []
     found: dict[ScaledOneShot, float] = {}
     for parts in range(1, min(MAX_CLUSTER, -(-problem.k // STEP_K)) + 1):
@@ -216,17 +231,19 @@ def _config_of(one: ScaledOneShot) -> dict[str, int]:
 
 def _configured(problem: Problem, *, rows: int, parts: int, tokens: int, halves: int) -> ScaledOneShot | None:
     """None for what is no configuration, or does not fit into shared memory or registers."""
-    p, kind = problem, KINDS[problem.scale, problem.wscale]
+    p, kind, int8 = problem, KINDS[problem.scale, problem.wscale], problem.dtype == "i8"
     # also where the problem allows the tensor core's own sums: promotion costs little, and torch's kernel, which the
     # gate compares with, may promote as well; only what would spill registers goes without
-    promoted = kind == "BLOCK" or p.math_mode != "reduced" or rows // halves <= MAX_PROMOTED
+    promoted = not int8 and (kind == "BLOCK" or p.math_mode != "reduced" or rows // halves <= MAX_PROMOTED)
     if not 1 <= halves <= 2 or not 8 <= rows <= MAX_ROWS or rows % (8 * halves):
         return None
     if not 1 <= parts <= min(MAX_CLUSTER, -(-p.k // STEP_K)) or not 16 <= tokens <= MAX_TOKENS or tokens % 16:
         return None
     if (kind == "BLOCK" and rows > MAX_ROWS_OF_BLOCKS) or (promoted and rows // halves > MAX_PROMOTED):
         return None
-    one = ScaledOneShot(p.m, p.n, p.k, p.bias, p.out_dtype, kind, promoted, rows, parts, tokens, halves)
+    if int8 and rows // halves > MAX_INT8:
+        return None
+    one = ScaledOneShot(p.m, p.n, p.k, p.bias, p.out_dtype, kind, promoted, rows, parts, tokens, halves, int8)
     if one.groups * halves > MAX_GROUPS or one.fitting < min(one.most, _LEAST_DEPTH):
         return None
     return one
@@ -243,7 +260,7 @@ def estimate_us(one: ScaledOneShot, turns: int = 1) -> float:
     turns: of a multiprocessor, which has a thread block at a time. More than one were not timed for this.
     """
     costs = FITS["all"]
-    given = one.groups * one.halves * 4 * (GROUP_TOKENS + one.rows / one.halves) * 32 / 128
+    given = one.groups * one.halves * 4 * (GROUP_TOKENS * len(one.at_once) + one.rows / one.halves) * 32 / 128
     shared = one.most * (one.rows + one.tokens + given) / 1000  # thousands of cycles of shared memory
     promotion = one.most * one.rows / one.halves * one.groups / 1000 if one.promoted else 0.0
     scales = one.most / 10 if one.kind == "BLOCK" else 0.0
@@ -255,10 +272,11 @@ def estimate_us(one: ScaledOneShot, turns: int = 1) -> float:
 
 
 def _samples() -> Iterator[str]:
-    """One configuration of each output and kind of scales."""
+    """One configuration of each output, kind of scales and type."""
     for out in OUTPUTS:
         for kind in KINDS.values():
             yield ScaledOneShot(64, 64, 1024, True, out, kind, kind == "BLOCK", 8, 2, 64, 1).source()
+        yield ScaledOneShot(64, 64, 1024, True, out, "ROW", False, 40, 2, 64, 1, int8=True).source()
 
 
 @cache
@@ -266,16 +284,23 @@ def _text() -> str:
     return SOURCE.read_text()
 
 
-def _of_type(out: str, rows: int) -> str:
-    """The warp group's product of 64 tokens, 32 of K and these rows; two sums as a pair; a number as fp32."""
-    n = rows // 2
-    registers = ", ".join(f"%{i}" for i in range(n))
-    values = ", ".join(f'"+f"(sums[{i}])' for i in range(n))
+def _product_of(one: ScaledOneShot) -> str:
+    """CUDA C++: `mma`, the warp group's product of 64 tokens, 32 of K and its rows of W."""
+    types, of_sum, negations = ("s32.s8.s8", "r", "") if one.int8 else ("f32.e4m3.e4m3", "f", ", 1, 1")
+    n = sum(one.at_once) // 2
+    said, operands, row = "", [], 0
+    for i, rows in enumerate(one.at_once):
+        registers = ", ".join(f"%{number}" for number in range(row // 2, (row + rows) // 2))
+        said += (
+            f"wgmma.mma_async.sync.aligned.m64n{rows}k32.{types} {{{registers}}}, %{n}, %{n + 2 + i}, add{negations}; "
+        )
+        operands.append(f'"l"(b + {row * STEP_K // 16})' if row else '"l"(b)')
+        row += rows
+    values = ", ".join(f'"+{of_sum}"(sums[{i}])' for i in range(n))
     return (
-        "__device__ __forceinline__ void mma(float* sums, u64 a, u64 b, bool add) {\n"
-        f'  asm volatile("{{.reg .pred add; setp.ne.u32 add, %{n + 2}, 0; '
-        f'wgmma.mma_async.sync.aligned.m64n{rows}k32.f32.e4m3.e4m3 {{{registers}}}, %{n}, %{n + 1}, add, 1, 1;}}"\n'
-        f'               : {values} : "l"(a), "l"(b), "r"((u32)add));\n}}\n' + scaled.numbers_of(out)
+        "__device__ __forceinline__ void mma(Sum* sums, u64 a, u64 b, bool add) {\n"
+        f'  asm volatile("{{.reg .pred add; setp.ne.u32 add, %{n + 1}, 0; {said.rstrip()}}}"\n'
+        f'               : {values} : "l"(a), "r"((u32)add), {", ".join(operands)});\n}}'
     )
 
 

@@ -46,14 +46,20 @@ SHAPES = [
 ]
 ACROSS = (5, 272, 256, 80, 2, 16, 2, 0)  # tiles that meet two scales of W, in either half
 KINDS = [("TENSOR", False), ("ROW", False), ("ROW", True), ("BLOCK", True)]
+TWO_PRODUCTS = (23, 80, 400, 40, 2, 32, 1, 0)  # of int8: 32 rows of W and 8
+OVER_FP32 = (16, 8, 2816, 8, 2, 16, 1, 4)  # 22 steps, each of 2 million and more
 
 
 def config(
     m: int, n: int, k: int, rows: int, parts: int, tokens: int, halves: int, depth: int, *, kind: str, promoted: bool,
-    bias: bool = True, out: str = "bf16",
+    bias: bool = True, out: str = "bf16", int8: bool = False,
 ) -> ScaledOneShot:  # fmt: skip
     form = type("OfDepth", (ScaledOneShot,), {"depth": depth}) if depth else ScaledOneShot
-    return form(m, n, k, bias, out, kind, promoted, rows, parts, tokens, halves)
+    return form(m, n, k, bias, out, kind, promoted, rows, parts, tokens, halves, int8)
+
+
+def of_int8(shape: tuple[int, ...], kind: str = "ROW", *, bias: bool = True) -> ScaledOneShot:
+    return config(*shape, kind=kind, promoted=False, bias=bias, int8=True)
 
 
 def each_shape_once() -> list[Any]:
@@ -73,6 +79,30 @@ def test_sums_are_right_and_nothing_else_is_read_or_written(shape: tuple[int, ..
     one = config(*shape, kind=kind, promoted=promoted, bias=sum(shape) % 3 != 0, out=out)
     y, exact = run(one, kernel.KERNEL)
     assert torch.equal(y, exact), one
+
+
+@pytest.mark.part(6)
+@pytest.mark.parametrize("shape", [*SHAPES, TWO_PRODUCTS], ids=str)
+def test_sums_of_int8_are_right_up_to_its_ends(shape: tuple[int, ...]) -> None:
+    y, exact = run(of_int8(shape, ("TENSOR", "ROW")[shape[0] % 2], bias=sum(shape) % 3 != 0), kernel.KERNEL)
+    assert torch.equal(y, exact)
+
+
+def test_sums_of_int8_are_whole_numbers_over_the_cluster() -> None:
+    y, exact = run(of_int8(OVER_FP32, bias=False), kernel.KERNEL, huge=True)
+    assert torch.equal(y, exact)
+    assert y.unique().numel() > 8
+    without_last_bit = ("sum.x += one.x, ", "sum.x += one.x & ~1, ")  # as fp32 has them
+    y, _ = run(of_int8(OVER_FP32, bias=False), kernel.KERNEL, huge=True, change=without_last_bit)
+    assert not torch.equal(y, exact)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[6], SHAPES[8], SHAPES[11], TWO_PRODUCTS], ids=str)
+def test_warps_of_int8_may_run_ahead(shape: tuple[int, ...]) -> None:
+    for turns in ({"turns": ptx.WARP}, LAST_WARP):
+        y, exact = run(of_int8(shape), kernel.KERNEL, **turns)
+        assert torch.equal(y, exact)
 
 
 @pytest.mark.soak
@@ -127,9 +157,34 @@ def test_a_fault_in_scales_of_rows_is_seen(fault: str) -> None:
     assert not torch.equal(y, exact)
 
 
+INT8_FAULTS = {
+    "the tail of K is read": (TAIL, "my.chunk * 16 < TAIL ? 16 : 0", "true ? 16 : 16"),
+    "the tail of K is dropped": (TAIL, "my.chunk * 16 < TAIL", "my.chunk * 16 < TAIL - 16"),
+    "operands not waited for": (PLAIN, "wait_for(loaded + 8 * slot, phase);\n      multiply(sums", "multiply(sums"),
+    "a product not waited for": (PLAIN, "wgmma.wait_group.sync.aligned 0;", "wgmma.wait_group.sync.aligned 1;"),
+    "written over before it is read": (RING, "free = DEPTH - 2;", "free = DEPTH - 1;"),
+    "both halves the same rows": (HALVES, "w_mine = ws + half * MINE * 128", "w_mine = ws"),
+    "the second product of the first rows": (TWO_PRODUCTS, '"l"(b + 256)', '"l"(b)'),
+    "sums are not brought over to fp32": (PLAIN, "first = (float)sum", "first = __int_as_float(sum)"),
+}
+
+
+@pytest.mark.part(2)
+@pytest.mark.parametrize("fault", INT8_FAULTS)
+def test_a_fault_in_products_of_int8_is_seen(fault: str) -> None:
+    shape, what, instead = INT8_FAULTS[fault]
+    with pytest.raises(ptx.Wrong):
+        y, exact = run(of_int8(shape), kernel.KERNEL, change=(what, instead))
+        if not torch.equal(y, exact):
+            raise ptx.Wrong("far off")
+
+
+OFFERED = [{}, {"dtype": "i8"}, {"math_mode": "ieee"}, {"scale": "1x128", "scale_layout": "col"}]
+
+
 @pytest.mark.part(3)
-@pytest.mark.parametrize("kind", [{}, {"math_mode": "ieee"}, {"scale": "1x128", "scale_layout": "col"}], ids=str)
-@pytest.mark.parametrize(("m", "n", "k"), [(1, 2112, 7168), (64, 576, 7168), (256, 4096, 512)], ids=str)
+@pytest.mark.parametrize("kind", OFFERED, ids=str)
+@pytest.mark.parametrize(("m", "n", "k"), [(9, 2112, 7168), (64, 576, 7168), (256, 4096, 512)], ids=str)
 def test_what_is_offered_compiles_without_spills(m: int, n: int, k: int, kind: dict[str, str]) -> None:
     asked = problem(m, n, k, **kind)
     best = kernel.scored(asked, 132)
@@ -139,15 +194,24 @@ def test_what_is_offered_compiles_without_spills(m: int, n: int, k: int, kind: d
     assert not nvrtc.compiled(kernel.scaled_one_shot(best[0][1], asked).source(), kernel.KERNEL.target).spill_bytes
 
 
+def test_many_sums_of_int8_spill_nothing() -> None:
+    asked = problem(64, 7168, 16384, dtype="i8")
+    config = {"rows": kernel.MAX_INT8, "parts": 4, "tokens": 64, "halves": 1}
+    assert not nvrtc.compiled(kernel.scaled_one_shot(config, asked).source(), kernel.KERNEL.target).spill_bytes
+    with pytest.raises(CandidateFailed, match="does not fit"):
+        kernel.scaled_one_shot(config | {"rows": kernel.MAX_INT8 + 8}, asked)
+
+
 @pytest.mark.part(2)
-@pytest.mark.parametrize("kind", [{}, {"math_mode": "ieee"}, {"scale": "1x128", "scale_layout": "col"}], ids=str)
+@pytest.mark.parametrize("kind", OFFERED, ids=str)
 def test_products_of_a_step_are_under_way_while_the_one_before_is_added(kind: dict[str, str], tmp_path: Path) -> None:
     asked = problem(1, 2112, 7168, **kind)
     one = kernel.scaled_one_shot({"rows": 72, "parts": 4, "tokens": 16, "halves": 1}, asked)
     text = ptx.disassembled(nvrtc.compiled(one.source(), kernel.KERNEL.target).data, tmp_path)
 
     # where the compiler cannot tell sums apart it waits after each product, and says so nowhere else
-    assert text.count("QGMMA") == 4 * text.count("WARPGROUP.ARRIVE") > 0
+    of_a_step = 4 * len(one.at_once)
+    assert text.count("IGMMA" if one.int8 else "QGMMA") == of_a_step * text.count("WARPGROUP.ARRIVE") > 0
     assert "WARPGROUP.DEPBAR.LE gsb0, 0x1" in text
 
 
@@ -156,7 +220,8 @@ def test_products_of_a_step_are_under_way_while_the_one_before_is_added(kind: di
     [
         {"dtype": "fp8_e5m2"}, {"out_dtype": "fp32"}, {"layout": "nn"}, {"weight_state": "shuffled"},
         {"scale": "1x32"}, {"scale": "row", "wscale": "tensor"}, {"scale": "1x128", "wscale": "1x128"},
-        {"m": 257}, {"k": 520}, {"n": 63}, {"batch": 2},
+        {"m": 257}, {"k": 520}, {"n": 63}, {"batch": 2}, {"dtype": "i8", "scale": "1x128", "scale_layout": "col"},
+        {"dtype": "i8", "k": 1 << 17},
     ],
     ids=str,
 )  # fmt: skip
@@ -213,6 +278,9 @@ def test_it_is_offered_for_scaled_products_of_its_architecture_alone() -> None:
         assert sum(c.kernel == kernel.NAME for c in found["cuda"]) >= 8
         assert all(catalog.record_of(c, asked)[1].launch.check_for(asked) is None for c in found["cuda"])
         assert not any(catalog.candidates(asked, own_kernels.device("sm_80")).values())
+    for m, is_offered in ((8, False), (9, True), (256, True), (257, False)):
+        found = catalog.candidates(problem(m, 4096, 7168, dtype="i8"), here)
+        assert any(c.kernel == kernel.NAME for c in found["cuda"]) == is_offered
     assert not any(c.kernel == kernel.NAME for c in catalog.candidates(Problem(m=16, n=4096, k=7168), here)["cuda"])
     assert not catalog.candidates(problem(16, 4096, 7168, scale="row", threads=2), here)["cuda"]
 

@@ -2,7 +2,8 @@
 
 wgmma.mma_async (9.7.15): a warp has 16 of the 64 rows of A and of the sums; its group's other warps may be elsewhere.
 It reads its operands when it begins and once more when it waits for the product, as late as may be: what is not there,
-what it may not read yet, and what is not the same by then, is NaN in the sums.  Their registers hold NaN until then.
+what it may not read yet, and what is not the same by then, is NaN in the sums.  Their registers hold NaN until then;
+sums of int8, which has none, hold a number that is far from any sum, and it counts as NaN.
 Proxies are not modelled: nothing here needs a fence between copies and products.
 """
 
@@ -20,7 +21,8 @@ from ptx import RANK, WARP, Array, Code, Memory, Program, Wrong, run_together
 
 _SWIZZLE_128 = 1  # in the upper two bits of a descriptor
 _POISON = {1: np.uint8(0xFF), 2: np.uint16(0xFFFF)}  # by bytes: NaN in all types of so many
-_BYTES = {"bf16": 2, "f16": 2, "e4m3": 1}
+_BYTES = {"bf16": 2, "f16": 2, "e4m3": 1, "s8": 1}
+_NO_SUM = -0x7ABCDEF1  # of int8
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Product:
 
 
 class WarpGroups(Program):
-    """A program with wgmma: of sums in fp32, operands of 8 or 16 bits in shared memory, K-major, swizzled by 128."""
+    """A program with wgmma: sums in fp32, those of int8 in s32; operands in shared memory, K-major, swizzled by 128."""
 
     def __init__(self, code: Code, threads: int, *rest: Any, **how: Any) -> None:
         super().__init__(code, threads, *rest, **how)
@@ -124,9 +126,13 @@ class WarpGroups(Program):
         size = _BYTES.get(kind, 0)
         shape = re.fullmatch(rf"m64n(\d+)k{32 // size if size else 0}", operation[4])
         names, a, b, adds, *scales_and_transposed = operands
-        if shape is None or operation[-3:] != ("f32", kind, kind):
+        int8 = kind == "s8"
+        if shape is None or operation[-3:] != ("s32" if int8 else "f32", kind, kind):
             raise Wrong(f"{'.'.join(operation)}: not written")
-        if scales_and_transposed != ["1", "1", "0", "0"][: 2 * size] or len(names) != int(shape[1]) // 2:
+        if int(shape[1]) % (8 if not int8 or int(shape[1]) in (8, 24) else 16) or not 8 <= int(shape[1]) <= 256:
+            raise Wrong(f"{'.'.join(operation)}: there is no such size")
+        expected = [] if int8 else ["1", "1", "0", "0"][: 2 * size]
+        if scales_and_transposed != expected or len(names) != int(shape[1]) // 2:
             raise Wrong(f"{'.'.join(operation)} of {len(names)} sums, {scales_and_transposed}: not written")
         if not self._is_fenced[warp]:
             raise Wrong("a product without a fence before the first")
@@ -140,7 +146,7 @@ class WarpGroups(Program):
         if sums not in self._sums[warp]:
             if any(set(sums) & set(others) for others in self._sums[warp]):
                 raise Wrong("sums of a product under way")
-            self._sums[warp][sums] = self._taken(sums, warp, read=bool(is_added))
+            self._sums[warp][sums] = self._taken(sums, warp, operation[-3], read=bool(is_added))
         self._begun[warp].append((operation, sums, descriptor_a, descriptor_b, is_added))
         places_a = self._places_of(descriptor_a, 64, size)[warp % 4 * 16 :][:16]
         places_b = self._places_of(descriptor_b, int(shape[1]), size)
@@ -164,27 +170,34 @@ class WarpGroups(Program):
     def _seen(self, places: Array, warp: int, size: int) -> Array:
         """Bits of the values of this size there, as far as this warp may know them."""
         bits = self.shared.view(f"u{size}")[places // size]
-        unknown = (self._by[places] != -1) | self._is_unseen(places, np.full(1, warp))
-        return np.where(unknown, _POISON[size], bits)
+        return np.where(self._is_unknown(places, warp), _POISON[size], bits)
+
+    def _is_unknown(self, places: Array, warp: int) -> Array:
+        return (self._by[places] != -1) | self._is_unseen(places, np.full(1, warp))
 
     def _finish(self, warp: int, but: int) -> None:
         """All groups of products of a warp but the last ones; sums with none left are in their registers."""
         groups = self._under_way[warp]
         many = max(len(groups) - 1 - but, 0)
         done, self._under_way[warp] = groups[:many], groups[many:]
+        kinds = {one.sums: one.kind for one in itertools.chain(*done)}
         for one in itertools.chain(*done):
-            size = _BYTES[one.kind]
             a, b = (
-                self._numbers(np.where(self._seen(places, warp, size) == before, before, _POISON[size]), one.kind)
+                self._numbers(places, before, warp, one.kind)
                 for places, before in ((one.a, one.of_a), (one.b, one.of_b))
             )
             sums = self._sums[warp]
             sums[one.sums] = a @ b.T + (sums[one.sums] if one.adds else 0)
         left = {one.sums for one in itertools.chain(*self._under_way[warp])}
         for names in set(self._sums[warp]) - left:
-            self._given(names, warp, self._sums[warp].pop(names))
+            self._given(names, warp, self._sums[warp].pop(names), "s32" if kinds[names] == "s8" else "f32")
 
-    def _numbers(self, bits: Array, kind: str) -> Array:
+    def _numbers(self, places: Array, before: Array, warp: int, kind: str) -> Array:
+        size = _BYTES[kind]
+        same = self._seen(places, warp, size) == before
+        bits = np.where(same, before, _POISON[size])
+        if kind == "s8":  # without a number that could stand for NaN
+            return np.where(same & ~self._is_unknown(places, warp), bits.view(np.int8).astype(np.float64), np.nan)
         if kind == "e4m3":
             return torch.from_numpy(bits.copy()).view(torch.float8_e4m3fn).double().numpy()
         if kind == "f16":
@@ -196,19 +209,23 @@ class WarpGroups(Program):
         lane = np.arange(WARP)
         return lane // 4 + i // 2 % 2 * 8, i // 4 * 8 + lane % 4 * 2 + i % 2
 
-    def _taken(self, names: tuple[str, ...], warp: int, *, read: bool) -> Array:
+    def _taken(self, names: tuple[str, ...], warp: int, kind: str, *, read: bool) -> Array:
         """[16, columns] of sums in registers, which hold NaN from then on; zeros where what they hold is not read."""
         sums = np.zeros((16, 2 * len(names)))
         own = np.arange(self._threads) // WARP == warp
         for i, name in enumerate(names):
             if read:
-                sums[self._places_in_sums(i)] = self._get(name, "f32")[own]
-            self._set(name, self._all(-1), own)
+                held = self._get(name, kind)[own]
+                sums[self._places_in_sums(i)] = np.where((kind == "s32") & (held == _NO_SUM), np.nan, held)
+            self._set(name, self._all(_NO_SUM if kind == "s32" else -1), own)
         return sums
 
-    def _given(self, names: tuple[str, ...], warp: int, sums: Array) -> None:
+    def _given(self, names: tuple[str, ...], warp: int, sums: Array, kind: str) -> None:
         own = np.arange(self._threads) // WARP == warp
         for i, name in enumerate(names):
-            value = np.zeros(self._threads, np.float32)
+            value = np.zeros(self._threads)
             value[own] = sums[self._places_in_sums(i)]
-            self._set(name, value, own, "f32")
+            if kind == "s32":
+                self._set(name, np.where(np.isnan(value), _NO_SUM, value).astype(np.int64), own, kind)
+            else:
+                self._set(name, value.astype(np.float32), own, kind)

@@ -69,12 +69,18 @@ def as_given(one: Any, sx: torch.Tensor, sw: torch.Tensor, ldsx: int, ldsw: int)
 
 
 def run(
-    one: Any, kernel: CudaKernel, *, change: tuple[str, str] = ("", ""), **turns: Any
+    one: Any, kernel: CudaKernel, *, change: tuple[str, str] = ("", ""), huge: bool = False, **turns: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(Y, what it should be) of a configuration of this kernel; change: of its source."""
+    """(Y, what it should be) of a configuration of this kernel; change: of its source.
+
+    huge: of int8, sums of each half of K are too large for fp32, but not both together.
+    """
     int8 = getattr(one, "int8", False)
     x = whole_numbers(one.m, one.k, apart=16, seed=1, int8=int8)
     w = whole_numbers(one.n, one.k, apart=32, seed=2, int8=int8)
+    if huge:
+        x[:], w[:, : one.k // 2], w[:, one.k // 2 :] = 127, 127, -127
+        w[:, 1] -= torch.arange(one.n).remainder(5)  # by 127 times this much
     sx, sw, ldsx, ldsw, of_x, of_w = scales(one)
     bias = torch.arange(one.n).remainder(7).to(OUT[one.out])
     y = torch.full((one.m, one.n), torch.nan, dtype=OUT[one.out])
