@@ -3,18 +3,22 @@
 PY ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check --progress-bar off -c constraints.txt
 
 .PHONY: install demo test again long engines check soak dist package docs clean
 
 install: $(STAMP)
 
 # torch first and pinned: a bare `torch` would fetch gigabytes of CUDA libraries on a machine without a GPU
-# the native hook, and what tests have in place of a GPU, are half a minute of a C++ compiler each
+# the native hook, and what tests have in place of a GPU, are half a minute of a C++ compiler each and need torch alone:
+# they are compiled while pip gets the rest.  Without a compiler all else is there, and a test says what is missing.
+# --no-compile: each module is compiled when it is first imported, and most of torch's and transformers' never are
 $(STAMP): pyproject.toml constraints.txt
 	$(PY) -m venv .venv
-	$(BIN)/python -m pip install -q --disable-pip-version-check --progress-bar off -c constraints.txt torch 'numpy<2.4'
-	$(BIN)/python -m pip install -q --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[dev,demo]'
-	$(BIN)/python -m gemmtuned.hooks.native.build & $(BIN)/python tests/support/fake_cuda_build.py & wait
+	$(PIP) --no-compile torch 'numpy<2.4'
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m gemmtuned.hooks.native.build & \
+	PYTHONPATH=$(CURDIR) $(BIN)/python tests/support/fake_cuda_build.py & \
+	code=0; $(PIP) --no-compile -e '.[dev,demo]' || code=$$?; wait; exit $$code
 	touch $@
 
 demo: install
@@ -63,7 +67,6 @@ check: install
 
 # wheel and sdist, looked at as PyPI would
 dist: install
-	$(BIN)/python -m pip install -q --disable-pip-version-check --progress-bar off -c constraints.txt build twine
 	rm -rf dist
 	$(BIN)/python -m build -q
 	$(BIN)/python -m twine check --strict dist/*
@@ -73,7 +76,7 @@ package: dist
 	$(BIN)/python tests/tools/package.py --demo dist/*.whl
 
 docs: install
-	$(BIN)/python -m pip install -q --disable-pip-version-check --progress-bar off -c constraints.txt zensical
+	$(PIP) zensical
 	$(BIN)/python docs/site.py build/docs
 
 clean:

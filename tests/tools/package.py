@@ -37,9 +37,8 @@ def install(wheel: Path, folder: Path) -> Path:
     """The folder of programs of a new environment with this wheel."""
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     pip = [str(folder / "bin/python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    pip += ["--progress-bar", "off", "-c", str(ROOT / "constraints.txt")]
-    subprocess.run([*pip, "torch", "numpy<2.4"], check=True)
-    subprocess.run([*pip, str(wheel)], check=True)
+    pip += ["--progress-bar", "off", "--no-compile", "-c", str(ROOT / "constraints.txt")]
+    subprocess.run([*pip, "torch", "numpy<2.4", str(wheel)], check=True)
     return folder / "bin"
 
 
