@@ -15,6 +15,7 @@ import pytest
 from cpu_times import CpuTimes
 from fake_cuda_build import KEPT
 from hooked import ForkServer, Home
+from left_to_soak import COUNTS, counted
 from side_by_side import SideBySide
 
 from gemmtuned.configs.cpu_wait import CpuWait
@@ -71,9 +72,10 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what must run alone and what a test leaves to `make soak`, and give the long ones time, by hand, too."""
     leave_to_soak(items)
+    config.stash[COUNTS] = counted(items)
     for item in items:
         if item.get_closest_marker("soak") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SOAK_S))

@@ -89,22 +89,10 @@ def _add(acc, wt, xt, MMA: tl.constexpr):
 
 @triton.jit
 def gemv(
-    x,
-    w,
-    bias,
-    y,
-    partials,
-    counters,
-    ldw,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    SPLIT: tl.constexpr,
-    UNROLL: tl.constexpr,
-    MMA: tl.constexpr,
+    x, w, bias, y, partials, counters, ldw, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, UNROLL: tl.constexpr, MMA: tl.constexpr,
     HOLD: tl.constexpr,
-):
+):  # fmt: skip
     STEPS: tl.constexpr = (K + BLOCK_K * SPLIT - 1) // (BLOCK_K * SPLIT)
     EVEN_K: tl.constexpr = K == STEPS * BLOCK_K * SPLIT
     WARPS: tl.constexpr = BLOCK_K // _VALUES

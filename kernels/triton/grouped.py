@@ -45,24 +45,10 @@ _FEW_ROWS: Final = 24  # of X in a group, on average
 
 @triton.jit
 def grouped(
-    x,
-    w,
-    offs,
-    y,
-    m,
-    ldx,
-    ldg,
-    ldw,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    GROUPS: tl.constexpr,
-    PLACES: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    SWAP: tl.constexpr,
-    TURNED: tl.constexpr,
-):
+    x, w, offs, y, m, ldx, ldg, ldw, N: tl.constexpr, K: tl.constexpr, GROUPS: tl.constexpr,
+    PLACES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+    SWAP: tl.constexpr, TURNED: tl.constexpr,
+):  # fmt: skip
     place = tl.program_id(1)
     g = tl.arange(0, PLACES)
     ends = tl.minimum(tl.load(offs + g, mask=g < GROUPS, other=0), m)

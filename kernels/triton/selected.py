@@ -169,23 +169,10 @@ def _grown(sums, of_w, of_x, AHEAD: tl.constexpr, BLOCKS: tl.constexpr):
 
 @triton.jit
 def selected(
-    x,
-    w,
-    bias,
-    y,
-    m,
-    ldx,
-    ldw,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    SPLIT: tl.constexpr,
-    WARPS: tl.constexpr,
-    AHEAD: tl.constexpr,
-    CLUSTER: tl.constexpr,
-    COPIES: tl.constexpr,
-    HELD: tl.constexpr,
-):
+    x, w, bias, y, m, ldx, ldw, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr,
+    SPLIT: tl.constexpr, WARPS: tl.constexpr, AHEAD: tl.constexpr, CLUSTER: tl.constexpr,
+    COPIES: tl.constexpr, HELD: tl.constexpr,
+):  # fmt: skip
     STEP: tl.constexpr = _STEP_K * WARPS
     STEPS: tl.constexpr = (K + STEP * SPLIT - 1) // (STEP * SPLIT)
     WHOLE: tl.constexpr = K == STEP * STEPS * SPLIT and STEPS % AHEAD == 0

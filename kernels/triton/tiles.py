@@ -32,25 +32,10 @@ FITS: Final = fits(__file__, Constants)
 
 @triton.jit
 def tiles(
-    x,
-    w,
-    bias,
-    y,
-    partials,
-    counters,
-    m,
-    ldx,
-    ldw,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    SPLIT: tl.constexpr,
-    GROUP: tl.constexpr,
-    SWAP: tl.constexpr,
-    CLUSTER: tl.constexpr,
-):
+    x, w, bias, y, partials, counters, m, ldx, ldw, N: tl.constexpr, K: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
+    GROUP: tl.constexpr, SWAP: tl.constexpr, CLUSTER: tl.constexpr,
+):  # fmt: skip
     STEPS: tl.constexpr = (K + BLOCK_K * SPLIT - 1) // (BLOCK_K * SPLIT)
     EVEN_K: tl.constexpr = K == STEPS * BLOCK_K * SPLIT
     LINES: tl.constexpr = BLOCK_N if SWAP else BLOCK_M  # of the sums

@@ -33,24 +33,10 @@ FITS: Final = fits(__file__, Constants)
 
 @triton.jit
 def warp_split_k(
-    x,
-    w,
-    bias,
-    y,
-    partials,
-    counters,
-    m,
-    ldx,
-    ldw,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    SPLIT: tl.constexpr,
-    WARPS: tl.constexpr,
-    CLUSTER: tl.constexpr,
-):
+    x, w, bias, y, partials, counters, m, ldx, ldw, N: tl.constexpr, K: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
+    WARPS: tl.constexpr, CLUSTER: tl.constexpr,
+):  # fmt: skip
     STEPS: tl.constexpr = (K + BLOCK_K * WARPS * SPLIT - 1) // (BLOCK_K * WARPS * SPLIT)
     EVEN_K: tl.constexpr = K == STEPS * BLOCK_K * WARPS * SPLIT
     tile = tl.program_id(0) // CLUSTER

@@ -206,6 +206,7 @@ def test_experts_of_padded_tokens_are_not_read_of_any_kind_of_weight(quant: str)
     [
         (160, torch.int32, (1, 2, 3, 7, 8, 16, 33, 64, 65)), (384, torch.int64, (1, 2, 8, 31, 64)),
         (257, torch.int64, (1, 9)), pytest.param(160, torch.int32, range(1, 66), marks=pytest.mark.long),
+        pytest.param(384, torch.int64, (3, 65), marks=pytest.mark.long),
     ],
     ids=str,
 )  # fmt: skip
