@@ -4,8 +4,8 @@
 
 top: its share of a core at two looks a second, on a terminal of 132 x 40, and the daemon's with and without it, in one
 run; the daemon is paused, so that it tunes nothing meanwhile.  report: wall and CPU seconds of the command, start
-included, the best of three, and the size of the page.  The store is written first (some ten minutes) unless FOLDER has
-one.
+included, the best of three, and the size of the page.  The store is written first (one to two minutes) unless FOLDER
+has one, all else takes some four minutes; each step is told on stderr.
 """
 
 from __future__ import annotations
@@ -38,6 +38,11 @@ LIMITS: Final = {"top_share_of_a_core": 0.05, "report_s": 10.0, "report_bytes": 
 SIZE: Final = (40, 132)
 
 
+def say(what: str) -> None:
+    """One line of progress, apart from the figures."""
+    print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
+
+
 def share(process: psutil.Process, seconds: float) -> float:
     """Of a core, that this process alone uses."""
 
@@ -52,6 +57,7 @@ def share(process: psutil.Process, seconds: float) -> float:
 
 def top(env: dict[str, str], home: Path, seconds: float) -> dict[str, Any]:
     """Shares of a core: of the daemon alone, of the daemon while it is watched, and of `top`."""
+    say("a daemon starts")
     daemon = subprocess.Popen([sys.executable, "-m", "gemmtuned", "daemon"], env=env, stderr=subprocess.DEVNULL)
     try:
         until_s = time.monotonic() + 120
@@ -60,8 +66,12 @@ def top(env: dict[str, str], home: Path, seconds: float) -> dict[str, Any]:
                 if ask(home)["notice"]:
                     break
             except TryLater:
-                time.sleep(0.5)
+                pass
+            time.sleep(0.5)
+        else:
+            raise SystemExit("the daemon has answered nothing in two minutes")
         time.sleep(WARM_S)
+        say(f"the daemon alone, {seconds:.0f} s")
         alone = share(psutil.Process(daemon.pid), seconds)
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", *SIZE, 0, 0))
@@ -73,6 +83,7 @@ def top(env: dict[str, str], home: Path, seconds: float) -> dict[str, Any]:
         threading.Thread(target=_drain, args=(ours, shown), daemon=True).start()
         time.sleep(WARM_S)
         at = sum(shown)
+        say(f"top beside it, {seconds:.0f} s")
         pair: dict[str, float] = {}
         other = threading.Thread(target=lambda: pair.update(daemon=share(psutil.Process(daemon.pid), seconds)))
         other.start()
@@ -113,6 +124,7 @@ def report(env: dict[str, str], folder: Path) -> dict[str, Any]:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         taken.append((time.monotonic() - began_s, cpu_s))
+        say(f"report {len(taken)} of {RUNS}: {taken[-1][0]:.1f} s")
     return {
         "report_s": [round(min(wall for wall, _ in taken), 2), round(min(cpu for _, cpu in taken), 2)],
         "report_bytes": page.stat().st_size,

@@ -9,13 +9,16 @@ from __future__ import annotations
 import contextlib
 import random
 import sqlite3
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.sighting import Sighting
 from gemmtuned.configs.solution import Device, Environment
+from gemmtuned.db.sightings import HOURS as HOURS_KEPT
 from gemmtuned.db.store import Store
 
 DEVICE: Final = Device(key="cpu-wide", kind="cpu", name="CPU of many problems", arch="x86_64", units=16)
@@ -25,6 +28,9 @@ HOURS: Final = 365 * 24
 AN_HOUR: Final = 200  # problems that are called in it
 RUNS: Final = ("serve", "embed", "<script>alert(1)</script>")
 BATCH: Final = 5000
+SAY_S: Final = 5.0  # between two lines of the roll-up's progress
+
+Say = Callable[[str], None]
 
 
 def problems(count: int) -> list[Problem]:
@@ -34,28 +40,55 @@ def problems(count: int) -> list[Problem]:
 
 
 def write(folder: Path, *, count: int = 100_000, tuned: int = 70_000, now_s: float | None = None) -> dict[str, int]:
-    """Write the store to folder/tune.db; returns how many rows of each kind it holds. Some minutes."""
+    """Write the store to folder/tune.db; returns how many rows of each kind it holds. Says on stderr how far it is.
+
+    What is cut off leaves no tune.db that would be taken for a whole one: it is written beside its place.
+    """
+    began_s = time.monotonic()
+
+    def say(what: str) -> None:
+        print(f"store: {time.monotonic() - began_s:.0f} s, {what}", file=sys.stderr, flush=True)
+
     now_s = time.time() if now_s is None else now_s
-    asked = problems(count)
-    store = Store(folder / "tune.db", locks=folder / "locks")
-    for run, first in zip(RUNS, range(0, 3), strict=True):
-        part = asked[first::3]
+    new = folder / "unfinished.db"
+    for part in ("", "-wal", "-shm"):
+        Path(f"{new}{part}").unlink(missing_ok=True)
+    store = Store(new, locks=folder / "locks")
+    _now(store, problems(count), now_s, say)
+    store.close()
+    with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as conn:
+        conn.execute("BEGIN IMMEDIATE")
+        _past(conn, count, int(now_s) // 3600, say)
+        _tuned(conn, tuned, int(now_s * 1e6))
+        conn.execute("COMMIT")
+    store = Store(new, locks=folder / "locks")
+    while not store.roll_up(now_s=now_s, for_s=SAY_S):
+        say(f"rolled up as the daemon does, {_hours(new)} different times are left of {HOURS}")
+    store.close()
+    with contextlib.closing(sqlite3.connect(new)) as conn:
+        conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    new.rename(folder / "tune.db")
+    say("done")
+    return rows(folder)
+
+
+def _now(store: Store, asked: list[Problem], now_s: float, say: Say) -> None:
+    """Calls of this hour: each problem by one of the labels."""
+    for run, first in zip(RUNS, range(len(RUNS)), strict=True):
+        part = asked[first :: len(RUNS)]
         for i in range(0, len(part), BATCH):
             seen = [
                 Sighting(p, "miss", 10 + n % 90, sampled_calls=2, sampled_us=2.0 * (5 + n % 90))
                 for n, p in enumerate(part[i : i + BATCH])
             ]
             store.add_sightings(run, ENVIRONMENT, seen, now_s=now_s)
-    store.close()
-    with contextlib.closing(sqlite3.connect(folder / "tune.db", isolation_level=None)) as conn:
-        conn.execute("BEGIN IMMEDIATE")
-        _past(conn, count, int(now_s) // 3600)
-        _tuned(conn, tuned, int(now_s * 1e6))
-        conn.execute("COMMIT")
-    store = Store(folder / "tune.db", locks=folder / "locks")
-    store.roll_up(now_s=now_s)
-    store.close()
-    return rows(folder)
+        say(f"{len(part)} problems of a label are written")
+
+
+def _hours(path: Path) -> int:
+    """Times of the year that still have rows of their own: some 60 once all is rolled up."""
+    with contextlib.closing(sqlite3.connect(path)) as conn:
+        return int(conn.execute(f"SELECT count(*) FROM ({HOURS_KEPT})").fetchone()[0])
 
 
 def rows(folder: Path) -> dict[str, int]:
@@ -65,17 +98,20 @@ def rows(folder: Path) -> dict[str, int]:
         return {name: int(conn.execute(f"SELECT count(*) FROM {name}").fetchone()[0]) for name in tables}
 
 
-def _past(conn: sqlite3.Connection, count: int, hour: int) -> None:
+def _past(conn: sqlite3.Connection, count: int, hour: int, say: Say) -> None:
     """Each earlier hour of the year has calls of some problems, the small numbers most often."""
     chance = random.Random(36)
+    asked = "SELECT problem_id, environment_id, run_id FROM sighting WHERE hour = ?"
+    whose = {problem: (environment, run) for problem, environment, run in conn.execute(asked, (hour,))}
     for ago in range(1, HOURS + 1):
         numbers = {min(int(count * chance.random() ** 3) + 1, count) for _ in range(AN_HOUR)}
-        at = hour - ago
+        at, outcome = hour - ago, "exact" if ago < HOURS / 2 else "miss"
         conn.executemany(
-            "INSERT INTO sighting SELECT ?, problem_id, environment_id, run_id, ?, 0, 99 + problem_id % 900, 0, 0.0, ? "
-            "FROM sighting WHERE hour = ? AND problem_id = ?",
-            [(at, "exact" if ago < HOURS / 2 else "miss", at * 3_600_000_000 + 1, hour, number) for number in numbers],
+            "INSERT INTO sighting VALUES (?, ?, ?, ?, ?, 0, ?, 0, 0.0, ?)",
+            [(at, n, *whose[n], outcome, 99 + n % 900, at * 3_600_000_000 + 1) for n in sorted(numbers)],
         )
+        if ago % 1000 == 0:
+            say(f"{ago} of {HOURS} hours are written")
     conn.execute("CREATE TEMP TABLE sums AS SELECT problem_id, sum(calls) AS calls FROM sighting GROUP BY problem_id")
     conn.execute("CREATE UNIQUE INDEX temp.sums_of ON sums (problem_id)")
     conn.execute("UPDATE demand SET calls = (SELECT calls FROM sums s WHERE s.problem_id = demand.problem_id)")

@@ -86,8 +86,10 @@ class RollUp(Labels):
         """One small step; False when there was nothing to do. Looks without the lock, and again with it."""
         if self._db.read(lambda conn: conn.execute("SELECT 1 FROM sighting_before LIMIT 1").fetchone()):
             return self._write(lambda conn: _in_pieces(lambda: _bring_over(conn, now_hour)))
-        hours = self._db.read(lambda conn: [hour for (hour,) in conn.execute(HOURS).fetchall()])
-        old = next((hour for hour in hours if _place(hour, now_hour) is not None), None)
+        # row by row: all the hours of a store that was not rolled up for months are not looked up for each of them
+        old = self._db.read(
+            lambda conn: next((hour for (hour,) in conn.execute(HOURS) if _place(hour, now_hour) is not None), None)
+        )
         if old is None:
             return False
         return self._write(lambda conn: _in_pieces(lambda: _merge_hour(conn, old, now_hour)))

@@ -115,6 +115,30 @@ def test_old_hours_are_rolled_up_into_days_and_the_sums_stay(store: Store) -> No
     assert store.check() == []
 
 
+def steps_of_a_roll_up(folder: Path, hours: int) -> int:
+    """Thousands of SQLite's instructions that it takes to roll up so many hours of one problem."""
+    store = open_store(folder)
+    for hour in range(hours):
+        store.add_sightings("r", NEW, [saw(problem(), 2)], now_s=T - 90 * DAY + hour * HOUR)
+    steps = 0
+
+    def step() -> int:
+        nonlocal steps
+        steps += 1
+        return 0
+
+    store._db.read(lambda conn: conn.set_progress_handler(step, 100))
+    assert store.roll_up(now_s=T)
+    store.close()
+    return steps
+
+
+def test_a_store_that_was_not_rolled_up_for_long_takes_no_longer_for_each_hour(tmp_path: Path) -> None:
+    few, many = (steps_of_a_roll_up(tmp_path / str(hours), hours) for hours in (100, 800))
+
+    assert many < 12 * few  # 56 times as many while all hours were looked up for each of them
+
+
 def test_what_sqlite_cannot_hold_is_a_store_error_or_made_plain(store: Store) -> None:
     with pytest.raises(StoreError, match="cannot hold"):
         store.add_sightings("r", NEW, [saw(problem(), 2**63)], now_s=T)
