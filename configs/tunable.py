@@ -23,6 +23,7 @@ MOE_ACTS: Final = tuple(
                 "swiglu_gated", "swiglu_gated_interleaved")
     for more in ("", "_weighted")
 )  # fmt: skip
+PACKED: Final = {"i4": "int4", "fp4_e2m1": "mxfp4"}  # weights of two numbers a byte, as kernels call them
 _OF_TENSORS: Final = (("tensor", "fp32"), ("row", "fp32"), ("128x128", "fp32"))
 # Weight-only products: (type of X, of W) -> what one scale of W stands for and its type
 WEIGHT_ONLY: Final[dict[tuple[str, str], tuple[tuple[str, str], ...]]] = {
@@ -50,14 +51,32 @@ def can_tune(problem: Problem) -> bool:
         on_cpu = scales in SCALES[:2] or not p.threads  # torch has no blocks of scales there
         return on_cpu and {p.scale_dtype, p.wscale_dtype} == {"fp32"}
     if p.family == "weight_only":
-        known = WEIGHT_ONLY.get((p.dtype, p.wdtype), ())
-        return (p.wscale, p.wscale_dtype) in known and p.scale == "none" and p.out_dtype == p.dtype and p.batch == 1
+        return is_weight_only(p) and p.batch == 1
     wider = p.family in _WITH_WIDENED and widens(p) and not p.bias and not p.threads
-    if p.family == "moe" and (p.act not in MOE_ACTS or p.dtype not in MOE_TYPES or p.n != p.k):
-        return False
+    if p.family == "moe":
+        if p.act not in MOE_ACTS or p.n != p.k:
+            return False
+        if p.wscale != "none":
+            return is_weight_only(p) and not (p.wdtype in PACKED and (p.inter or 1) % group_of(p))
+        if p.dtype not in MOE_TYPES:
+            return False
     return (
         p.family in (*_PLAIN, "moe") and p.scale == "none" and p.dtype == p.wdtype and (p.out_dtype == p.dtype or wider)
     )
+
+
+def is_weight_only(problem: Problem) -> bool:
+    """Whether X is of 16 bits, and W alone of 8 or 4 bits, with scales that kernels are written for."""
+    p = problem
+    if (p.wscale, p.wscale_dtype) not in WEIGHT_ONLY.get((p.dtype, p.wdtype), ()):
+        return False
+    plain = p.scale == "none" and p.out_dtype == p.dtype and p.wscale_layout == "row"
+    return plain and not (p.wdtype in PACKED and p.k % group_of(p))
+
+
+def group_of(problem: Problem) -> int:
+    """Values of K with one scale, of 4 bits."""
+    return int(problem.wscale.partition("x")[2])
 
 
 def has_scales(types: tuple[str, str], scales: tuple[str, str]) -> bool:

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from gemmtuned.configs.aiter_columns import SHORT_NAMES
 from gemmtuned.configs.errors import GemmtunedError, ProblemError
-from gemmtuned.configs.problem import Problem, as_by_default
+from gemmtuned.configs.problem import SCALES, Problem, as_by_default
 from gemmtuned.configs.solution import DEFAULT_BACKEND
+from gemmtuned.configs.tunable import PACKED
 from gemmtuned.hooks import activate
 from gemmtuned.hooks.hook import own_op
 from gemmtuned.kernels.cuda.moe_compile import most_tokens
@@ -32,9 +33,8 @@ from gemmtuned.ops.moe_table import MISS, Serving, give_up, serving
 from gemmtuned.ops.plain import PLAIN, nobody_looks_on
 from gemmtuned.ops.plans import place_of
 
-# Dtypes of weights that lie in bytes
-_WEIGHT: Final = {"mxfp4": "fp4_e2m1", "int4": "i4"}
-_SCALE: Final = {"none": "none", "tensor": "tensor", "row": "row", "128x128": "128x128", "mxfp4": "1x32", "int4": "row"}
+_WEIGHT: Final = {quant: dtype for dtype, quant in PACKED.items()}  # dtypes of weights that lie in bytes
+_Scales = tuple[torch.Size, torch.dtype] | None  # of one weight
 log = logging.getLogger("gemmtuned.ops")
 
 
@@ -227,11 +227,12 @@ def problem_of(o: Operands, how: How) -> Problem | None:
 
     Activations are not quantised, so X has its own type and only weights have scales, whatever AITER's key says.
     """
-    if (o.bias1 is None) != (o.bias2 is None):
+    if (o.bias1 is None) != (o.bias2 is None) or o.w1.dtype != o.w2.dtype:
         return None
     problem = _problem(
         o.x.shape, o.w1.shape, o.w2.shape, o.ids.shape[1], how, o.bias1 is not None, o.x.dtype, o.w1.dtype,
-        torch.are_deterministic_algorithms_enabled(), 0 if o.x.is_cuda else torch.get_num_threads(),
+        _said(o.scale1), _said(o.scale2), torch.are_deterministic_algorithms_enabled(),
+        0 if o.x.is_cuda else torch.get_num_threads(),
     )  # fmt: skip
     if problem is None or problem.dtype not in ("bf16", "fp16") or not o.x.is_cuda:
         return problem
@@ -242,17 +243,41 @@ def problem_of(o: Operands, how: How) -> Problem | None:
 @lru_cache(4096)
 def _problem(
     x: torch.Size, w1: torch.Size, w2: torch.Size, topk: int, how: How, bias: bool, dtype: torch.dtype,
-    wdtype: torch.dtype, deterministic: bool, threads: int,
+    wdtype: torch.dtype, scale1: _Scales, scale2: _Scales, deterministic: bool, threads: int,
 ) -> Problem | None:  # fmt: skip
     act = how.act + "_gated" * how.gated + "_interleaved" * how.interleaved + "_weighted" * how.weighted
+    inter = w2[2] * (2 if how.quant in _WEIGHT else 1)
     try:
+        wscale, wscale_dtype = _scales(how.quant, (x[1], inter), scale1, scale2)
         return Problem(
-            family="moe", m=x[0], n=x[1], k=x[1], inter=w2[2] * (2 if how.quant in _WEIGHT else 1), experts=w1[0],
-            topk=topk, act=act, bias=bias, dtype=SHORT_NAMES[str(dtype)], wscale=_SCALE[how.quant],
-            wdtype=_WEIGHT.get(how.quant) or SHORT_NAMES[str(wdtype)], deterministic=deterministic, threads=threads,
+            family="moe", m=x[0], n=x[1], k=x[1], inter=inter, experts=w1[0], topk=topk, act=act, bias=bias,
+            dtype=SHORT_NAMES[str(dtype)], wdtype=_WEIGHT.get(how.quant) or SHORT_NAMES[str(wdtype)], wscale=wscale,
+            wscale_dtype=wscale_dtype, deterministic=deterministic, threads=threads,
         )  # fmt: skip
     except (KeyError, ProblemError):
         return None
+
+
+def _said(scale: Tensor | None) -> _Scales:
+    return None if scale is None else (scale.shape, scale.dtype)
+
+
+def _scales(quant: str, sizes: tuple[int, int], scale1: _Scales, scale2: _Scales) -> tuple[str, str]:
+    """(what one scale of both weights stands for, its type). Raises KeyError where no key says it.
+
+    int4 tells its group; one as long as a row is called so where no key has its length.
+    """
+    if scale1 is None or scale2 is None:
+        return "none", ""
+    if quant == "mxfp4":
+        return "1x32", "e8m0"
+    kind, groups = quant, [size // scale[0][-1] for size, scale in zip(sizes, (scale1, scale2), strict=True)]
+    if quant == "int4":
+        alike = groups[0] == groups[1] and f"1x{groups[0]}" in SCALES
+        kind = f"1x{groups[0]}" if alike else "row" if scale1[0][-1] == scale2[0][-1] == 1 else ""
+    if not kind or scale1[1] != scale2[1]:
+        raise KeyError(f"{groups} values of {scale1[1]} and {scale2[1]}")
+    return kind, SHORT_NAMES[str(scale1[1])]
 
 
 def _is_plain(o: Operands) -> bool:

@@ -30,7 +30,10 @@ GROUPED: Final = "moe_grouped"
 
 @dataclass(frozen=True, slots=True)
 class MoeGrouped:
-    """Pairs sorted by expert and two grouped products: where torch's own form goes expert after expert."""
+    """Pairs sorted by expert and two grouped products: where torch's own form goes expert after expert.
+
+    Quantised experts are dequantised first, those that are visited.
+    """
 
     name: str = GROUPED
     order: int = 10
@@ -50,7 +53,9 @@ class MoeGrouped:
             raise CandidateFailed(f"{candidate} does not run {problem}")
         MOE.check(problem)
         how = how_of(problem)
-        return MixtureKernel(lambda o: mixture.grouped(o, how))
+        if how.quant == "none":
+            return MixtureKernel(lambda o: mixture.grouped(o, how))
+        return MixtureKernel(lambda o: mixture.grouped(*mixture.visited(o, how)))
 
 
 @dataclass(frozen=True, slots=True)

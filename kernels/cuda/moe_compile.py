@@ -15,7 +15,7 @@ from typing import Final
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
-from gemmtuned.configs.tunable import can_tune
+from gemmtuned.configs.tunable import PACKED, can_tune, group_of
 from gemmtuned.kernels.arch import is_among
 from gemmtuned.kernels.cuda import moe_decode, nvrtc
 from gemmtuned.kernels.cuda.moe_decode import MAX_PAIRS, MOST_OF_TILE, Experts, Stage
@@ -75,14 +75,24 @@ def stages_that_fit(layer: Experts, stage: int, most: int) -> Iterator[Stage]:
 
 def layer_of(problem: Problem) -> Experts | None:
     """What the kernels are compiled for; None where they are not written for the problem, or its size."""
+    return described(problem) if problem.m * (problem.topk or 1) <= MAX_PAIRS else None
+
+
+def described(problem: Problem) -> Experts | None:
+    """The layer of a problem of any number of tokens; None where kernels of ours do not take its types or sizes."""
     p = problem
-    if p.family != "moe" or p.threads or p.m * (p.topk or 1) > MAX_PAIRS or not can_tune(p):
+    if p.family != "moe" or p.threads or not can_tune(p):
         return None
     act, *flags = (p.act or "").split("_")
     if "gated" not in flags or ("interleaved" in flags) != (act == "swiglu"):
         return None
+    grouped = p.wdtype in PACKED
+    if p.wdtype == "i4" and p.wscale_dtype != p.dtype:  # they read such scales as they read X
+        return None
     layer = Experts(
-        width=p.k, inter=p.inter or 1, experts=p.experts or 1, topk=p.topk or 1, dtype=p.dtype, weight=p.wdtype,
+        width=p.k, inter=p.inter or 1, experts=p.experts or 1, topk=p.topk or 1, dtype=p.dtype,
+        weight=PACKED.get(p.wdtype, p.wdtype), scales="group" if grouped else p.wscale,
+        group=group_of(p) if grouped else 0,
         act="swiglu_clamped" if act == "swiglu" else act, bias=p.bias, weight_first="weighted" in flags,
     )  # fmt: skip
     try:

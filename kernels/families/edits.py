@@ -113,8 +113,8 @@ def edits(problem: Problem, inputs: Inputs, *, seed: int, thorough: bool) -> Ite
     lines = {o.name: o.lines(t).shape[-2] for o, t in present}
     for o, _ in present:
         yield Edit(f"{called(o)} edited in place", {o.name: torch.full((lines[o.name],), -1.0).double()}, seed)
-    for o, _ in inputs:
-        if plain and o.weight and (not o.line_axis or o.name in codes) and not o.scale_of:
+    for o, t in inputs:
+        if plain and o.weight and (not o.line_axis or o.name in codes) and o.can_be_negated(t):
             yield Edit(f"{called(o)} edited in place", {o.name: torch.full((1,), -1.0).double()}, seed)
     draw = random.Random(seed)  # noqa: S311
     factors = [(o, t) for o, t in present if not o.added]

@@ -19,6 +19,7 @@ SCALED_BLOCKS: Final[dict[str, tuple[int | None, int | None]]] = {
     "tensor": (None, None), "row": (1, None), "1x128": (1, 128), "128x128": (128, 128),
     "1x32": (1, 32), "1x64": (1, 64),
 }  # fmt: skip
+_REDUCED: Final = "ki"  # axes that are summed up
 _IN_BYTES: Final = {"i4": 2, "fp4_e2m1": 2, "e8m0": 1}  # of raw operands: numbers in a byte
 
 
@@ -52,6 +53,8 @@ class Operand:
 
     def is_in(self, problem: Problem) -> bool:
         """Whether the problem has it."""
+        if self.scale_of and (problem.wscale if self.weight else problem.scale) == "none":
+            return False
         return problem.bias or not self.optional
 
     def has_codes(self, t: Tensor) -> bool:
@@ -76,7 +79,7 @@ class Operand:
         }  # fmt: skip
         sizes = tuple(known[x] for x in self.axes)
         if self.raw and _IN_BYTES.get(getattr(p, self.dtype, self.dtype)) == 2 and not self.scale_of:
-            return tuple(size // 2 if axis == "k" else size for axis, size in zip(self.axes, sizes, strict=True))
+            return tuple(size // 2 if axis in _REDUCED else size for axis, size in zip(self.axes, sizes, strict=True))
         if not self.scale_of:
             return sizes
         steps = self.steps(problem)
@@ -85,9 +88,9 @@ class Operand:
         return tuple(1 if step is None else -(-size // step) for size, step in zip(sizes, steps, strict=True))
 
     def steps(self, problem: Problem) -> tuple[int | None, ...]:
-        """Of a scale: for each axis how many values one scale stands for; None is all of them."""
+        """Of a scale: for each axis how many values one scale stands for; None is all of them, but of one expert."""
         block = SCALED_BLOCKS[problem.wscale if self.weight else problem.scale]
-        return tuple(block[1] if axis == "k" else block[0] for axis in self.axes)
+        return tuple(1 if axis == "e" else block[1] if axis in _REDUCED else block[0] for axis in self.axes)
 
     @property
     def line_axis(self) -> str:
@@ -107,7 +110,7 @@ class Operand:
 
     def per_line(self, marks: Tensor, problem: Problem) -> Tensor:
         """Marks of its lines as marks of the result's along `line_axis`: a scale's line may stand for several."""
-        if not self.scale_of:
+        if not self.scale_of or not self.line_axis:
             return marks
         size = {"m": problem.m, "n": problem.n}[self.line_axis]
         step = self.steps(problem)[self.axes.index(self.line_axis)]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.nn.functional as F
@@ -23,14 +23,12 @@ from torch import Tensor
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.tunable import WEIGHT_ONLY as KNOWN
+from gemmtuned.configs.tunable import WEIGHT_ONLY, is_weight_only
+from gemmtuned.kernels.families import quantised
 from gemmtuned.kernels.families.base import Family, normal, shape_activations
 from gemmtuned.kernels.families.operand import Inputs, Operand, Sample, bits
+from gemmtuned.kernels.families.quantised import APART, INTEGERS, quant_of
 from gemmtuned.kernels.mixture import dequantised
-
-QUANTS: Final = {"i4": "int4", "fp4_e2m1": "mxfp4"}  # as mixture.dequantised calls them; others by their scales
-_OWN_WEIGHTS: Final = ("apart", "integers")
-_RMS: Final = {"i4": 4.2, "fp4_e2m1": 2.926}  # of the values of all codes
 
 
 class WeightOnly(Family):
@@ -41,30 +39,28 @@ class WeightOnly(Family):
     def check(self, problem: Problem) -> None:
         """As Family.check."""
         p = problem
-        if (p.wscale, p.wscale_dtype) not in KNOWN.get((p.dtype, p.wdtype), ()) or p.out_dtype != p.dtype:
-            raise CandidateFailed(f"{p}: family {self.name} has X of 16 bits and W of 8 or 4 with their scales")
-        if p.scale != "none" or p.batch != 1 or p.weight_state != "plain" or p.wscale_layout != "row":
-            raise CandidateFailed(f"{p}: family {self.name} has plain weights with scales in rows, and no batches")
-        if p.layout[1] != "t" or (p.wdtype in QUANTS and p.k % group_of(p)):
-            raise CandidateFailed(f"{p}: family {self.name} has W by rows, and K that is whole groups")
+        if not is_weight_only(p):
+            raise CandidateFailed(f"{p}: family {self.name} has X of 16 bits and W of 8 or 4 with their whole scales")
+        if p.batch != 1 or p.weight_state != "plain" or p.layout[1] != "t":
+            raise CandidateFailed(f"{p}: family {self.name} has plain weights by rows, and no batches")
 
     def tunable(self, device_kind: str) -> Iterator[str]:
         """As Family.tunable."""
-        for (dtype, wdtype), scales in KNOWN.items():
+        for (dtype, wdtype), scales in WEIGHT_ONLY.items():
             for wscale in dict.fromkeys(kind for kind, _ in scales):
                 yield f"{self.name} {dtype}/{wdtype}>{dtype} none/{wscale} plain"
 
     def kinds(self, problem: Problem) -> tuple[str, ...]:
         """As Family.kinds."""
-        return ("randn", "tail", "outliers", "apart", "integers")
+        return ("randn", "tail", "outliers", APART, INTEGERS)
 
     def is_exact(self, kind: str) -> bool:
         """As Family.is_exact."""
-        return kind == "integers"
+        return kind == INTEGERS
 
     def weights_of(self, kind: str) -> str:
         """As Family.weights_of."""
-        return kind if kind in _OWN_WEIGHTS else "randn"
+        return kind if kind in (APART, INTEGERS) else "randn"
 
     def lay(self, problem: Problem, operand: Operand, values: Tensor, *, pad: int = 0) -> tuple[Tensor, Tensor]:
         """As Family.lay. Scales lie by rows of W without gaps."""
@@ -84,42 +80,23 @@ class WeightOnly(Family):
         random = torch.Generator(device=device).manual_seed(2 * seed)
         values = normal(x.shape(problem), torch.float32, random)
         shape_activations(values, kind, random)
-        found["x"] = (values.round_().clamp_(-2, 2) if kind == "integers" else values).to(x.torch_dtype(problem))
+        found["x"] = (values.round_().clamp_(-2, 2) if kind == INTEGERS else values).to(x.torch_dtype(problem))
         if weights:
             random.manual_seed(2 * seed + 1)
             found["w"], found["scale_w"] = self._weights(problem, kind, random)
         if problem.bias:
             random.manual_seed(2 * seed + 0x5EED)
             drawn = normal(bias.shape(problem), torch.float32, random)
-            found["bias"] = (drawn.round_() if kind == "integers" else drawn).to(bias.torch_dtype(problem))
+            found["bias"] = (drawn.round_() if kind == INTEGERS else drawn).to(bias.torch_dtype(problem))
         return found
 
     def _weights(self, problem: Problem, kind: str, random: torch.Generator) -> tuple[Tensor, Tensor]:
-        p = problem
-        of: Any = {"generator": random, "device": random.device}
+        """(w, scale_w)."""
         w, scale = self.named("w"), self.named("scale_w")
-        most = {"apart": 4, "integers": 2}.get(kind, 1 if p.wdtype in QUANTS else 0)
-        powers = torch.randint(-most, most + 1, scale.shape(p), **of).float()
-        usual = 1.0 if kind == "integers" else p.k**-0.5
-        if p.wdtype in QUANTS:
-            codes = torch.randint(0, 256, w.shape(p)[::-1], dtype=torch.uint8, **of)
-            if p.wdtype == "i4":  # -8 has no counterpart: as often as others it would keep sums from being around 0
-                rare = torch.randint(0, 64, codes.shape, dtype=torch.uint8, **of) == 0
-                codes = torch.where((codes & 0x0F == 0) & ~rare, codes | 0x08, codes)
-                codes = torch.where((codes & 0xF0 == 0) & ~rare, codes | 0x80, codes)
-            codes = codes.mT
-            exponent = math.floor(math.log2(usual / _RMS[p.wdtype])) if kind != "integers" else 0
-            if p.wscale_dtype == "e8m0":
-                return codes, (powers + exponent + 127).to(torch.uint8)
-            factor = 1.0 if kind == "integers" else usual / _RMS[p.wdtype]
-            return codes, (torch.exp2(powers) * factor).to(scale.torch_dtype(p))
-        dtype = w.torch_dtype(p)
-        if kind == "integers":
-            whole = torch.randint(-2, 3, w.shape(p)[::-1], **of).mT.float()
-            return whole.to(dtype), torch.exp2(powers)
-        drawn = normal(w.shape(p)[::-1], torch.float32, random).mT * 32  # far from the ends of both types
-        rounded = drawn.to(dtype) if dtype.is_floating_point else drawn.round_().clamp_(-127, 127).to(dtype)
-        return rounded, torch.exp2(powers) * (usual / 32)
+        rows = quantised.drawn(problem, w.shape(problem)[::-1], w.torch_dtype(problem), kind, random)
+        usual = 1.0 if kind == quantised.INTEGERS else problem.k**-0.5
+        shape, dtype = scale.shape(problem), scale.torch_dtype(problem)
+        return rows.mT, quantised.scales(problem, shape, dtype, kind, usual, random)
 
     def widen(self, problem: Problem, inputs: Inputs, sample: Sample) -> Tensor:
         """As Family.widen, dequantised."""
@@ -130,16 +107,6 @@ class WeightOnly(Family):
             return (rows.double() * blocks.repeat_interleave(128, 1)[:, : problem.k]).mT
         of_rows = scale.mT.index_select(0, sample.cols) if scale.dim() == 2 else scale
         return dequantised(rows, of_rows, quant_of(problem), torch.float64).mT
-
-
-def quant_of(problem: Problem) -> str:
-    """What mixture.dequantised calls this weight."""
-    return QUANTS.get(problem.wdtype, problem.wscale)
-
-
-def group_of(problem: Problem) -> int:
-    """Values of K with one scale, of 4 bits."""
-    return int(problem.wscale.partition("x")[2])
 
 
 def stock_linear(x: Tensor, w: Tensor, scale: Tensor, bias: Tensor | None, quant: str) -> Tensor:

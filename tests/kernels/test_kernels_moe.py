@@ -180,8 +180,9 @@ def test_a_copy_of_either_weight_is_seen() -> None:
 
 def test_what_it_has_no_inputs_for_is_said() -> None:
     for text, match in (
-        ("fp32:3x64x32", "n = k"), ("bf16/fp8_e4m3>bf16:3x64x64,wscale=row", "weights of X's type"),
-        ("i8:3x64x64", "weights of X's type"),
+        ("fp32:3x64x32", "n = k"), ("fp32/fp8_e4m3>fp32:3x64x64,wscale=row", "weights of X's type"),
+        ("bf16/i4:3x64x64,wscale=row", "weights of X's type"), ("i8:3x64x64", "weights of X's type"),
+        ("bf16/i4:3x64x64,wscale=1x32,wscaledtype=bf16", "whole scales"),  # inter is 40
     ):  # fmt: skip
         with pytest.raises(CandidateFailed, match=match):
             family_of(moe(text))

@@ -15,9 +15,11 @@ from hooked import HERE, Home, publish, published
 
 from gemmtuned.configs.errors import CandidateFailed, Declined
 from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.tunable import can_tune
 from gemmtuned.kernels.backends import BACKENDS
-from gemmtuned.kernels.cuda import moe_run
+from gemmtuned.kernels.cuda import moe_compile, moe_run
 from gemmtuned.kernels.cuda.moe_decode import Experts
+from gemmtuned.kernels.families.moe import how_of
 from gemmtuned.kernels.mixture import How, Operands
 from gemmtuned.ops import fused_moe
 from gemmtuned.ops import moe as op
@@ -198,8 +200,64 @@ def test_keys_are_those_of_the_call() -> None:
     assert op.problem_of(o, How(act="swiglu", interleaved=True, weighted=True)) == replace(
         usual, act="swiglu_gated_interleaved_weighted"
     )
-    codes = replace(o, w1=torch.zeros(4, 64, 16, dtype=torch.uint8), w2=torch.zeros(4, 32, 16, dtype=torch.uint8))
-    assert op.problem_of(codes, How(quant="mxfp4")) == replace(
-        usual, wdtype="fp4_e2m1", wscale="1x32", wscale_dtype="e8m0"
-    )
     assert op.problem_of(replace(o, bias1=torch.zeros(4, 64)), How()) is None
+
+
+def quantised(wdtype: torch.dtype, *scales: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Operands:
+    """256 wide; weights of 4 bits lie in bytes."""
+    packed = 2 if wdtype == torch.uint8 else 1
+    scale1, scale2 = (torch.zeros(4, *shape, dtype=dtype) for shape in scales)
+    return Operands(
+        x=torch.zeros(3, 256, dtype=torch.bfloat16), w1=torch.zeros(4, 256, 256 // packed).to(wdtype),
+        w2=torch.zeros(4, 256, 128 // packed).to(wdtype), weights=torch.ones(3, 2), scale1=scale1, scale2=scale2,
+        ids=torch.zeros(3, 2, dtype=torch.int32),
+    )  # fmt: skip
+
+
+FP8, BYTES, BF16 = torch.float8_e4m3fn, torch.uint8, torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("quant", "o", "key"),
+    [
+        ("tensor", quantised(FP8, (), ()), "fp8_e4m3,wscale=tensor"),
+        ("row", quantised(FP8, (256,), (256,)), "fp8_e4m3,wscale=row"),
+        ("128x128", quantised(FP8, (2, 2), (2, 1)), "fp8_e4m3,wscale=128x128"),
+        ("mxfp4", quantised(BYTES, (256, 8), (256, 4), dtype=BYTES), "fp4_e2m1,wscale=1x32"),
+        ("int4", quantised(BYTES, (256, 8), (256, 4), dtype=BF16), "i4,wscale=1x32,wscaledtype=bf16"),
+        ("int4", quantised(BYTES, (256, 4), (256, 2), dtype=BF16), "i4,wscale=1x64,wscaledtype=bf16"),
+        ("int4", quantised(BYTES, (256, 2), (256, 1)), "i4,wscale=1x128,wscaledtype=fp32"),
+    ],
+)
+def test_the_key_of_a_quantised_call_tells_all_that_decides(quant: str, o: Operands, key: str) -> None:
+    """What it says is what the kernels make of the operands: they are compiled for one and serve the other."""
+    how = How(quant=quant)
+    wdtype, scales = key.split(",", 1)
+    act = f"threads={torch.get_num_threads()},experts=4,topk=2,inter=128,act=silu_gated"
+    problem = op.problem_of(o, how)
+    assert problem == Problem.parse(f"moe:bf16/{wdtype}:3x256x256,{scales},{act}")
+    assert can_tune(problem) and how_of(problem) == how
+    on_gpu = replace(problem, threads=0)
+    readable = "fp32" not in key or wdtype != "i4"  # by our kernels
+    assert moe_compile.described(on_gpu) == moe_run.layer_of(o, how)
+    assert (moe_compile.layer_of(on_gpu) is not None) == readable
+    many = on_gpu.with_m(5000)
+    assert moe_compile.layer_of(many) is None and moe_compile.described(many) == moe_compile.described(on_gpu)
+
+
+@pytest.mark.parametrize(
+    ("quant", "o", "key"),
+    [
+        ("int4", quantised(BYTES, (256, 1), (256, 1)), "row"),  # of different lengths
+        ("int4", quantised(BYTES, (256, 16), (256, 8)), "1x16"),
+        ("int4", quantised(BYTES, (256, 8), (256, 2)), ""),
+        ("int4", quantised(BYTES, (256, 32), (256, 16)), ""),  # groups that no key has a word for
+        ("row", quantised(torch.float8_e5m2, (256,), (256,)), "row"),
+        ("row", quantised(FP8, (256,), (256,), dtype=BF16), "row"),
+        ("row", replace(quantised(FP8, (256,), (256,)), scale1=torch.zeros(4, 256, dtype=BF16)), ""),
+    ],
+)
+def test_a_call_that_cannot_be_tuned_has_another_key_or_none(quant: str, o: Operands, key: str) -> None:
+    problem = op.problem_of(o, How(quant=quant))
+    assert (problem.wscale if problem else "") == key
+    assert problem is None or not can_tune(problem)
