@@ -8,9 +8,10 @@ For each problem the search runs as in the daemon's worker.  Then torch's own ca
 kernel of ours that screened best, what was published, and kernels that only read the weight (the floor) take turns in
 one run, in CUDA graphs with cold weights.  A problem where torch stays counts 1.00.  Kinds: one scale a `row` or
 `tensor`, sums in fp32 every 128 of K (torch's use_fast_accum=False), `row_fast` and `tensor_fast` with the tensor
-core's own sums, `block`, scales of 1x128 by 128x128, `int8`, with one scale a row, beside `_int_mm` alone (`int_mm`,
-with no scales and X of 17 rows and more made ahead) and with one compiled kernel for scales behind it
-(`int_mm_fused`: the best that torch has), and `grouped` and `grouped_nn`, bf16 products of --groups weights
+core's own sums, `block`, scales of 1x128 by 128x128 (where M is no multiple of 4 torch refuses it: beside torch's
+product of copies made ahead, `copied`; `torch` makes them at every call), `int8`, with one scale a row, beside
+`_int_mm` alone (`int_mm`, with no scales and X of 17 rows and more made ahead) and with one compiled kernel for scales
+behind it (`int_mm_fused`: the best that torch has), and `grouped` and `grouped_nn`, bf16 products of --groups weights
 with M rows in all (torch._grouped_mm), whose floor reads the weights that have rows, and `batched` and `batched_nn`,
 torch.bmm of --groups matrices in bf16 (the attention of DeepSeek-V3: 16 of 512x128 and 128x512).  Every problem is a
 line of families.jsonl as it is done.
@@ -30,6 +31,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import block_forms
 import dense
 import int8_forms
 import record
@@ -62,6 +64,7 @@ MORE = (
 )  # fmt: skip
 DRY = ((64, 256), (48, 384))
 OURS = ("cuda", "triton")
+FORMS: dict[str, Callable[[Problem], Kernel]] = {**int8_forms.FORMS, **block_forms.FORMS}  # of torch's, of no backend
 Tune = Callable[[Problem, Environment], dict[str, Any]]
 Turns = Callable[[Problem, Sequence[Candidate]], tuple[list[list[float]], float]]
 
@@ -106,8 +109,8 @@ def measure(problem: Problem, here: Environment, tune: Tune, turns: Turns) -> di
     named = {"torch": dense.DEFAULT, "cublaslt": best_of(trials, ("cublaslt",)), "ours": best_of(trials, OURS)}
     if published:
         named["published"] = solution.candidate
-    if problem.dtype == "i8":
-        named |= {name: Candidate(name) for name in int8_forms.FORMS}
+    forms = int8_forms.FORMS if problem.dtype == "i8" else block_forms.FORMS if block_forms.is_refused(problem) else ()
+    named |= {name: Candidate(name) for name in forms}
     taking = {name: c for name, c in named.items() if c is not None}
     try:
         series, floor_us = turns(problem, list(taking.values()))
@@ -144,9 +147,9 @@ def turns_on_gpu(problem: Problem, candidates: Sequence[Candidate]) -> tuple[lis
 
 
 def kernel_of(candidate: Candidate, problem: Problem) -> Kernel:
-    """Of a backend, or one of torch's forms of int8 that no backend has."""
-    if candidate.backend in int8_forms.FORMS:
-        return int8_forms.FORMS[candidate.backend](problem)
+    """Of a backend, or one of torch's forms that no backend has."""
+    if candidate.backend in FORMS:
+        return FORMS[candidate.backend](problem)
     return BACKENDS[candidate.backend].prepare(candidate, problem)
 
 
@@ -194,15 +197,16 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 line["published"] = sum(row["published"] for row in good)
                 line["counts"] = dense.geomean([row["counts"] for row in good])
                 line["worst"] = min(row["counts"] for row in good)
-                for name in ("torch", "cublaslt", *int8_forms.FORMS, "ours", "published"):
+                for name in ("torch", "cublaslt", *FORMS, "ours", "published"):
                     both = [row for row in good if f"{name}_us" in row]
                     if both:
                         line[f"{name}_over_floor"] = dense.geomean([r[f"{name}_us"] / r["floor_us"] for r in both])
                         line[f"torch_over_{name}"] = dense.geomean([r["torch_us"] / r[f"{name}_us"] for r in both])
-                fused = [row for row in good if "int_mm_fused_us" in row]
-                if fused:  # over the best of torch's; where nothing is published torch's own stays
-                    gains = [r["int_mm_fused_us"] / r["published_us"] if r["published"] else 1.0 for r in fused]
-                    line["over_int_mm_fused"] = dense.geomean(gains)
+                for best in ("int_mm_fused", "copied"):  # of torch's; where nothing is published torch's own stays
+                    beside = [row for row in good if f"{best}_us" in row]
+                    if beside:
+                        gains = [r[f"{best}_us"] / r["published_us"] if r["published"] else 1.0 for r in beside]
+                        line[f"over_{best}"] = dense.geomean(gains)
                 line["gpu_s"] = statistics.median(row["gpu_s"] for row in good)
                 line["wall_s"] = statistics.median(row["wall_s"] for row in good)
             lines.append({k: round(v, 4) if isinstance(v, float) else v for k, v in line.items()})

@@ -4,7 +4,7 @@
                  registers from Python
     sgl_kernel   SGLang: sgl-kernel/csrc/common_extension.cc, sgl-kernel/csrc/cpu/torch_extension_cpu.cpp
     deep_gemm    DeepGEMM where it registers with torch; its schemas differ from fork to fork
-    gemmtuned    our own: gemmtuned/ops/int8.py and weight_only.py
+    gemmtuned    our own: gemmtuned/ops/blocks.py, int8.py and weight_only.py
     trtllm       TensorRT-LLM: cpp/tensorrt_llm/thop/fp8BlockScalingGemm.cpp
 
 What is a scaled product of plain operands is one of ours.  Where the weight is packed, or the operator does more than a
@@ -247,6 +247,16 @@ OPERATORS: Final = (
         scale_x="a_scales",
         scale_w="b_scales",
         bias="bias",
+        form="kn",
+        routed=True,
+    ),
+    Operator(
+        schema="gemmtuned::block_scaled_mm(Tensor out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales) -> ()",
+        y="out",
+        x="a",
+        w="b",
+        scale_x="a_scales",
+        scale_w="b_scales",
         form="kn",
         routed=True,
     ),

@@ -16,16 +16,14 @@ from torch import Tensor
 
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.kernels.dtypes import FLOATS, FP8, PACKED_FP4
-from gemmtuned.kernels.integers import plain_rows
 from gemmtuned.kernels.mixture import dequantised
+from gemmtuned.kernels.scaled_by_torch import BLOCK, scaled_mm, torch_takes
+from gemmtuned.ops.blocks import block_linear
 from gemmtuned.ops.int8 import int8_linear
 from gemmtuned.ops.shuffle import is_shuffled, is_view_of_shuffled, unshuffle_weight
 from gemmtuned.ops.weight_only import weight_only_linear
 
-BLOCK: Final = 128  # of a block's scale, along N and K
 GROUP_FP4: Final = 32  # values of K with one e8m0 scale
-_BLOCK_ROWS: Final = 4  # cuBLASLt takes multiples of it with scales of blocks
-_ROW_SCALES_ON_CPUS: Final = tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 13)  # 2.11 has none
 
 
 def gemm_a8w8(
@@ -49,14 +47,14 @@ def gemm_a8w8(
     if XQ.dtype == torch.int8:
         return int8_linear(XQ, WQ, of_x, of_w, bias, dtype)
     kind = "tensor" if of_x.numel() == of_w.numel() == 1 else "row"
-    if not _torch_takes(XQ, WQ, dtype, kind):
+    if not torch_takes(XQ, WQ, dtype, kind):
         return _by_values(XQ, WQ, of_x.reshape(-1, 1), of_w.reshape(-1, 1), bias, dtype)
     if kind == "row":
         of_x, of_w = of_x.reshape(-1, 1).expand(XQ.shape[0], 1), of_w.reshape(1, -1).expand(1, WQ.shape[0])
         of_x, of_w = of_x.contiguous(), of_w.contiguous()
     else:
         of_x, of_w = of_x.reshape(()), of_w.reshape(())
-    return _scaled_mm(XQ, WQ, of_x, of_w, bias, dtype)
+    return scaled_mm(XQ, WQ, of_x, of_w, bias, dtype)
 
 
 def gemm_a8w8_bpreshuffle(
@@ -101,17 +99,7 @@ def gemm_a8w8_blockscale(
             raise GemmtunedError(
                 f"gemm_a8w8_blockscale: {name} is {tuple(scale.shape)} of {scale.dtype}, expected {list(shape)} of fp32"
             )
-    of_x, of_w = x_scale.float(), w_scale.float()
-    if _torch_takes(XQ, WQ, dtype, "1x128"):
-        more = -m % _BLOCK_ROWS
-        rows = F.pad(XQ.view(torch.uint8), (0, 0, 0, more)).view(XQ.dtype) if more else XQ
-        of_x = F.pad(of_x, (0, 0, 0, more)).t().contiguous().t()
-        padded = of_w.new_zeros(across, -(-blocks // 4) * 4)  # as cuBLASLt reads them: rows four scales apart
-        padded[:, :blocks] = of_w
-        return _scaled_mm(rows, WQ, of_x, padded[:, :blocks].t(), None, dtype)[:m]
-    spread = of_x.repeat_interleave(BLOCK, 1)[:, :k]
-    w = dequantised(WQ, of_w, "128x128", torch.float32)
-    return ((XQ.float() * spread) @ w.t()).to(dtype)
+    return block_linear(XQ, WQ, x_scale.float(), w_scale.float(), dtype)
 
 
 def gemm_a4w4(
@@ -225,33 +213,6 @@ def batched_gemm_a8w8(
             for i in range(b)
         ]
     ) if b else XQ.new_empty(0, m, n, dtype=dtype)  # fmt: skip
-
-
-def _torch_takes(x: Tensor, w: Tensor, dtype: torch.dtype, kind: str) -> bool:
-    """Whether torch._scaled_mm runs this here (ATen/native/cuda/ScaledBlas.cpp; on CPUs whatever is no block)."""
-    if not x.shape[0] or not w.shape[0] or not x.shape[1]:
-        return False
-    if x.device.type == "cpu":
-        known = kind == "tensor" or (kind == "row" and _ROW_SCALES_ON_CPUS)
-        return known and x.dtype == w.dtype == torch.float8_e4m3fn
-    if not x.is_cuda or x.shape[1] % 16 or w.shape[0] % 16:
-        return False
-    if torch.version.hip is None and not (
-        x.dtype == w.dtype == torch.float8_e4m3fn
-        or (kind == "tensor" and {x.dtype, w.dtype} == {torch.float8_e4m3fn, torch.float8_e5m2})
-    ):
-        return False
-    major = torch.cuda.get_device_capability(x.device) if torch.version.hip is None else (0, 0)
-    if kind == "1x128":
-        return major == (9, 0) and dtype == torch.bfloat16 and x.shape[1] % BLOCK == 0
-    return major >= (8, 9) and (kind == "tensor" or dtype == torch.bfloat16)
-
-
-def _scaled_mm(x: Tensor, w: Tensor, of_x: Tensor, of_w: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    late = bias if dtype == torch.float32 else None  # torch takes no bias with a result of fp32
-    added = None if bias is None or late is not None else bias.to(dtype)
-    y = torch._scaled_mm(plain_rows(x), plain_rows(w).t(), of_x, of_w, bias=added, out_dtype=dtype)
-    return y if late is None else y + late
 
 
 def _by_values(x: Tensor, w: Tensor, of_x: Tensor, of_w: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:

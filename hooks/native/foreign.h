@@ -174,7 +174,8 @@ void foreign_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   const auto describe_plain = [&] {
     const auto out = y.defined() ? y.scalar_type() : static_cast<at::ScalarType>(argument(f.out).toInt());
     return describe<Device>(p, SCALED, x, b, out) &&
-           describe_scaled(p, scales_by_number(x, b, scale_x, scale_w, f.form == SCALED_KN), x, has_bias, true);
+           describe_scaled(p, scales_by_number(x, b, scale_x, scale_w, f.form == SCALED_KN), x, has_bias,
+                           !it->is_ours);  // engines' kernels have the tensor core's own sums
   };
   if (is_plain && describe_plain()) {
     slots.t[SLOT_W] = &b, slots.t[SLOT_SCALE_X] = &scale_x, slots.t[SLOT_SCALE_W] = &scale_w;

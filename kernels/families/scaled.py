@@ -3,7 +3,8 @@
 Y = (X * scale_x) @ (W * scale_w).T + bias, rounded once; scales are fp32 and multiply.  Where the problem does not
 allow the tensor core's shorter sums (math_mode is not `reduced`; use_fast_accum=False), they are told by `one_sign`:
 each of their roundings is towards zero, so on numbers of one sign they add up to some per cent, on others they do not.
-int8 has one scale a tensor or a row; torch multiplies it exactly and the scales follow.
+int8 has one scale a tensor or a row; torch multiplies it exactly and the scales follow.  Sizes that torch refuses with
+blocks of 128, one row of X among them, it multiplies as copies that it takes.
 
 Kinds of inputs beside those of base.py, which are quantised as programs do it, by the largest number of a block:
     one_sign   neither X nor W has a negative number; only where shorter sums are not allowed
@@ -30,6 +31,7 @@ from gemmtuned.kernels.dtypes import torch_dtype, wide
 from gemmtuned.kernels.families.base import Family, normal, shape_activations
 from gemmtuned.kernels.families.operand import Inputs, Operand, Sample, spread_out
 from gemmtuned.kernels.integers import scaled_int_product
+from gemmtuned.kernels.scaled_by_torch import block_product, needs_copies
 
 ON_CPUS: Final = SCALES[:2]  # what torch has there
 _OWN_WEIGHTS: Final = ("one_sign", "apart", "integers")
@@ -179,7 +181,22 @@ def _stock(problem: Problem) -> Callable[..., Tensor]:
     def call(x: Tensor, w: Tensor, scale_x: Tensor, scale_w: Tensor, bias: Tensor | None) -> Tensor:
         return torch._scaled_mm(x, w, scale_x, scale_w, bias=bias, out_dtype=out, use_fast_accum=fast)
 
-    return call
+    if (problem.scale, problem.wscale) != ("1x128", "128x128") or problem.bias or problem.threads:
+        return call
+    refused: set[int] = set()  # rows of X
+
+    def copied(x: Tensor, w: Tensor, scale_x: Tensor, scale_w: Tensor, bias: Tensor | None) -> Tensor:
+        m, k = x.shape
+        if m not in refused:  # torch may take what is unlikely as it lies
+            try:
+                return call(x, w, scale_x, scale_w, bias)
+            except (RuntimeError, ValueError):
+                if not needs_copies(m, k):
+                    raise
+                refused.add(m)
+        return block_product(x, w.mT, scale_x, scale_w.mT, out, fast=fast)
+
+    return copied
 
 
 SCALED: Final = Scaled(

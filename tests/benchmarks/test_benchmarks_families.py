@@ -23,7 +23,7 @@ from gemmtuned.daemon.protocol.wire import Trial
 from gemmtuned.kernels.families import family_of
 
 HERE = Environment(cpu_device(), {"torch": "1"})
-TIMES = {"torch": 20.0, "cublaslt": 16.0, "cuda": 10.0, "int_mm": 12.0, "int_mm_fused": 15.0}
+TIMES = {"torch": 20.0, "cublaslt": 16.0, "cuda": 10.0, "int_mm": 12.0, "int_mm_fused": 15.0, "copied": 13.0}
 
 
 def trial(problem: Problem, candidate: Candidate, us: float | None, outcome: str = "ok") -> Trial:
@@ -68,6 +68,13 @@ def test_int8_is_held_against_the_best_that_torch_has() -> None:
     stock = inputs.run(family_of(problem).default(problem))
     sums = inputs.run(int8_forms.FORMS["int_mm"](problem))[:3]
     assert torch.equal(int8_forms.scaled(sums, inputs["scale_w"], inputs["scale_x"], torch.bfloat16), stock)
+
+
+def test_blocks_of_one_row_are_held_against_copies_that_torch_takes() -> None:
+    row = {"kind": "block", **families.measure(families.problem_of("block", 1, 256, 512), HERE, found, turns)}
+    (line,) = families.summary([row])
+    assert line["over_copied"] == pytest.approx(1.3) and line["torch_over_copied"] == pytest.approx(20 / 13, rel=1e-3)
+    assert "copied_us" not in families.measure(families.problem_of("block", 4, 256, 512), HERE, found, turns)
 
 
 def test_what_torch_refuses_is_a_row_that_says_so_and_counts_nowhere() -> None:

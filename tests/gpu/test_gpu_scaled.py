@@ -34,7 +34,8 @@ SCALES = {
     "blocks": {"scale": "1x128", "wscale": "1x128", "wscale_layout": "col"},
 }  # fmt: skip
 SIZES = ((1, 576, 7168), (16, 2112, 7168), (17, 320, 640), (64, 4096, 1536), (300, 1024, 1024))
-EXPECTED: dict[Problem, tuple[Inputs, torch.Tensor]] = {}  # what torch gives in a program that is not hooked
+EXPECTED: dict[Problem, tuple[Inputs, torch.Tensor]] = {}  # what the default gives in a program that is not hooked
+REFUSED: set[Problem] = set()  # by torch: the default multiplies copies
 
 
 def scaled(kind: str, m: int, n: int, k: int, *, fast: bool = False, bias: bool = False) -> Problem:
@@ -61,9 +62,20 @@ def program(tmp_path_factory: pytest.TempPathFactory, native_cache: Path) -> Ite
         inputs = family_of(p).make(p, kind="randn", seed=5, device=GPU)
         try:
             EXPECTED[p] = inputs, inputs.run(family_of(p).default(p))
+            if not torch_takes(p, inputs):
+                REFUSED.add(p)
         except (RuntimeError, ValueError) as err:
             print(f"torch refuses {p}: {str(err).splitlines()[0]}")
     yield from hooked(tmp_path_factory.mktemp("home"), native_cache)
+
+
+def torch_takes(p: Problem, inputs: Inputs) -> bool:
+    x, w, sx, sw = (inputs[name] for name in ("x", "w", "scale_x", "scale_w"))
+    try:
+        torch._scaled_mm(x, w, sx, sw, bias=inputs.tensors.get("bias"), out_dtype=torch.bfloat16)
+    except (RuntimeError, ValueError):
+        return False
+    return True
 
 
 def call(p: Problem) -> tuple[torch.Tensor, torch.Tensor]:
@@ -85,6 +97,8 @@ def outcome(p: Problem, candidate: Candidate) -> str:
 @pytest.mark.parametrize("p", PROBLEMS, ids=str)
 def test_a_call_is_counted_under_its_kind_and_gives_the_bits_of_stock(program: Program, p: Problem) -> None:
     program.hook.native.drain()
+    if p in REFUSED:
+        pytest.skip("torch refuses it: programs call it by operators of others")
     y, expected = call(p)
     assert [(s.problem, s.calls) for s in program.hook.native.drain() if s.calls] == [(p, 1)]
     assert torch.equal(y, expected) and y.stride() == expected.stride()
@@ -101,7 +115,8 @@ def test_the_librarys_algorithms_pass_the_gate_or_are_left_out_for_their_sums(pr
     """Of shorter sums over all of K there is more error than of torch's own, which cuts K: 1.35 times at K = 7168."""
     call(p)
     found = list(BACKENDS["cublaslt"].candidates(p))
-    if p.m == 1 and p.wscale == "1x128":  # cuBLASLt has none for one row, and torch takes another scale for it
+    # cuBLASLt has none for one row, and torch takes another scale for it
+    if p in REFUSED or (p.m == 1 and p.wscale == "1x128"):
         pytest.skip("the library names none")
     assert found, "the library names none"
     said = {str(c): outcome(p, c) for c in found[:4]}
@@ -135,6 +150,8 @@ def test_our_kernel_for_few_tokens_passes_the_gate(program: Program, p: Problem)
 @pytest.mark.parametrize("p", [p for p in PROBLEMS if p.m <= 64], ids=str)
 def test_a_published_solution_serves_the_call(program: Program, p: Problem, backend: str) -> None:
     _, expected = call(p)
+    if p in REFUSED:
+        pytest.skip("torch refuses it: programs call it by operators of others")
     found = [c for c in BACKENDS[backend].candidates(p) if backend == "cublaslt" or c.kernel == "scaled_one_shot"]
     if not found:
         pytest.skip(f"{backend} offers nothing")

@@ -343,6 +343,42 @@ def test_our_own_operator_of_int8_is_served_by_a_kernel_and_an_engines_is_left_t
     assert said == [True, 1, [6], ["scaled exact 1", "scaled miss 1"], 0, []]
 
 
+def test_our_own_operator_of_blocks_is_served_at_one_row_with_sums_that_torch_has(run: Any) -> None:
+    """An engine's of the same operands may have the tensor core's own sums, which is another problem."""
+    said = run(
+        OPERANDS,
+        ENGINE,
+        """
+    import gemmtuned.ops
+    from gemmtuned.kernels.cuda.scaled_fragments import scaled_fragments
+    x8 = torch.randint(-2, 3, (1, 256)).to(torch.float8_e4m3fn)
+    w8 = torch.randint(-2, 3, (8, 256)).to(torch.float8_e4m3fn)
+    sx, sw = torch.full((1, 2), 4.0), torch.full((8, 2), 0.5)[:1]  # the fake kernel reads one a row, of eight rows
+    right = (x8.float() @ w8.float().t() * 2).bfloat16()
+    problem = Problem(family="scaled", m=1, n=8, k=256, dtype="fp8_e4m3", out_dtype="bf16", scale="1x128",
+                      math_mode="ieee")
+    config = {"rows": 8, "tokens": 4, "parts": 1, "warps": 1, "ahead": 2, "resident": 1}
+    record = scaled_fragments(config, problem).launch
+    record.check_for(problem)
+    record = replace(record, arguments=record.arguments[:-2])  # how far scales are apart
+    served(problem, record, 5, packed.kernel_launch(record, 0x3001, 2))
+    for one in OPERATORS:
+        if one.name in ("_C::cutlass_scaled_mm", "gemmtuned::block_scaled_mm"):
+            hook.stand_before(one.name, one.schema, one.arguments, one.code)
+    cuda.fake_shape(8, 256, 1.0)
+    gx8, gw8, gsx, gsw = to_gpu(x8, w8, sx, sw)
+    out, other = to_gpu(*torch.zeros(2, 1, 8, dtype=torch.bfloat16))
+    torch.ops.gemmtuned.block_scaled_mm(out, gx8, gw8.t(), gsx, gsw.t())
+    same, launched = torch.equal(host(out), right), calls("cuLaunchKernel")
+    torch.ops._C.cutlass_scaled_mm(other, gx8, gw8.t(), gsx, gsw.t(), None)
+    keys = sorted(f"{s.problem} {s.outcome}" for s in hook.drain() if s.place != "cpu")
+    print(json.dumps([same, launched, stock, keys, calls("cuLaunchKernel") - launched, hook.failures()]))
+    """,
+    )
+    key = "scaled:fp8_e4m3>bf16:1x8x256,scale=1x128"
+    assert said == [True, 1, [6], [f"{key} exact", f"{key},math=reduced miss"], 0, []]
+
+
 def test_our_own_operator_of_a_quantised_weight_is_served_by_a_kernel_where_it_fits(run: Any) -> None:
     said = run(
         OPERANDS,

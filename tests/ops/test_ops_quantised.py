@@ -98,6 +98,15 @@ def test_a8w8_blockscale(m: int, n: int, k: int, dtype: torch.dtype) -> None:
     assert is_near(ops.gemm_a8w8_blockscale(x, w, of_x, of_w, dtype), *product(wide_x, wide_w), dtype)
 
 
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 128, 256), (5, 300, 400)])
+def test_the_operator_of_blocks_is_what_the_op_runs_without_the_hook(m: int, n: int, k: int) -> None:
+    x, w, of_x, of_w = eight(m, k), eight(n, k), scales(m, -(-k // 128)), scales(-(-n // 128), -(-k // 128))
+    given = torch.empty(m, n, dtype=torch.float16), x, w.t(), of_x, of_w.t()
+    torch.ops.gemmtuned.block_scaled_mm(*given)
+    assert torch.equal(given[0], ops.gemm_a8w8_blockscale(x, w, of_x, of_w, torch.float16))
+    torch.library.opcheck(torch.ops.gemmtuned.block_scaled_mm.default, given, test_utils="test_faketensor")
+
+
 def test_a_shuffled_weight_is_taken_by_one_op_and_refused_by_the_others() -> None:
     x, w, one = eight(3, 64), eight(32, 64), torch.ones(1)
     shuffled = ops.shuffle_weight(w)

