@@ -92,7 +92,7 @@ def _figures(row: Row) -> Iterator[tuple[float, float]]:
 
 
 def _share(told: Sequence[tuple[Row, float, float]], tolerance: float, instead: dict[str, str]) -> float:
-    """Of the rows that agree with their own figures, with other columns in place of some sizes."""
+    """The share of the rows that agree with their own figures, with other columns in place of some sizes."""
     agree = 0
     for row, operations, rounded in told:
         sizes = [whole(row[instead.get(size, size)]) for size in _SIZES if size in row.header.at]

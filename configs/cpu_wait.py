@@ -14,7 +14,7 @@ from pathlib import Path
 class CpuWait:
     """The kernel's counters for this process; elsewhere in tests.
 
-    most: so many threads are looked at, the oldest, which is 10 us each; None: all.
+    most: how many threads are looked at, the oldest first, at 10 us each; None: all.
     """
 
     def __init__(

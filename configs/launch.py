@@ -13,7 +13,7 @@ addmm), offs [G] (where each group's rows end) and y [M, N]; batched ones have t
 
 A condition is [quantity, "==" | "%" | "<=" | ">=", number or a size].  One on an operand that the call has not holds;
 so does one on the stride of a dimension of one element, which is never used.  One on a dimension that is not there does
-not.  A call that does not meet all of them is served by torch.
+not.  A call that does not meet all of them runs on stock torch.
 
 What is run is one of three.  A published binary (KernelLaunch), launched by hooks/native/cuda_launch.h:
     binary          SHA-256 of the file in the tables' folder `bin`; name: the kernel's symbol in it

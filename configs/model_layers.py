@@ -168,7 +168,7 @@ def _deepseek_sparse(r: Reader) -> list[Weight]:
 
 
 def _llama4(r: Reader) -> list[Weight]:
-    """Every so many layers a mixture with a shared expert, else a plain feed-forward part."""
+    """A mixture with a shared expert in every n-th layer, else a plain feed-forward part."""
     step = r.size("interleave_moe_layer_step")
     told = r.values.get("moe_layers")
     sparse = tuple(told) if isinstance(told, list) else tuple(range(step - 1, r.layers, step))

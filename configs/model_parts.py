@@ -71,7 +71,7 @@ def linear(
 
 
 def of_heads(heads: int) -> dict[str, Any]:
-    """How a weight of so many heads is cut."""
+    """How a weight with this many heads is cut."""
     return {"split": "heads", "units": heads}
 
 
@@ -200,7 +200,7 @@ _FIRST_DENSE: Final = ("glm4_moe_lite", "kimi_linear", "mimo_v2_flash")
 
 
 def sparse_layers(r: Reader, experts: int) -> Layers:
-    """The layers that hold a mixture: a list says so, or the first few are dense, or every so many."""
+    """The layers that hold a mixture: a list says which, or the first few are dense, or every n-th layer is one."""
     told = r.names("mlp_layer_types")
     if told is not None:
         return tuple(i for i, one in enumerate(told) if one != "dense")

@@ -11,7 +11,7 @@ from typing import Any, Final
 from gemmtuned.configs.errors import ProblemError
 
 Layers = tuple[int, ...]
-MAX_LAYERS: Final = 10_000  # no model has so many; a number beyond is a slip
+MAX_LAYERS: Final = 10_000  # no model has more; a larger number is a slip
 DEFAULTS: Final = Path(__file__).with_name("model_defaults.json")
 # What no config.json of a whole model leaves out; one inside another says what differs from the defaults alone
 TEXTS: Final = ("text_config", "llm_config", "thinker_config", "decoder")  # where a whole has its language model

@@ -155,7 +155,7 @@ def shapes(config: Mapping[str, Any], *, tp: int = 1, fused: bool = True, ep: in
     """What one of `tp` ranks runs; fused=False leaves the products as transformers has them (and tp must be 1).
 
     ep: over how many ranks a mixture's experts are spread, whole; the others of the tp ranks share an expert.  Raises
-    ProblemError when the model is not known or cannot be split over so many ranks.
+    ProblemError when the model is not known or cannot be split over that many ranks.
     """
     return plan(config, tp=tp, fused=fused, ep=ep).weights
 
@@ -208,7 +208,7 @@ def served(weights: Sequence[Weight], r: Reader, *, tp: int, ep: int) -> list[We
 
 
 def split(weights: Sequence[Weight], *, tp: int, ep: int = 1) -> list[Weight]:
-    """One rank's share of each weight. Raises ProblemError where it cannot be split over so many ranks."""
+    """One rank's share of each weight. Raises ProblemError where it cannot be split over that many ranks."""
     inside = max(tp // ep, 1)  # ranks that share an expert
     return [_spread(_cut(w, inside if w.experts else tp), ep) for w in weights]
 

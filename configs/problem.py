@@ -173,7 +173,7 @@ class Problem:
 
     @property
     def operands(self) -> str:
-        """The kind of operands, whatever their sizes: what a version can tune or not is told by this text.
+        """The kind of operands, whatever their sizes: this text decides what a version can tune.
 
         The store has the same text as a column of its own (db/migrations).
         """

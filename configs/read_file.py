@@ -38,5 +38,5 @@ def read_regular(path: Path, limit: int) -> bytes:
 
 
 def read_small(path: Path, limit: int = SMALL_BYTES) -> str:
-    """The text of a small file, cut off at so many bytes. Raises OSError, as open_regular does."""
+    """The text of a small file, cut off at that many bytes. Raises OSError, as open_regular does."""
     return read_regular(path, limit).decode(errors="replace")

@@ -49,7 +49,7 @@ class Settings:
     tables: tuple[UserTables, ...] = ()
     log_tuned: bool = False
     quiet: bool = False
-    live_check: int = 0  # one routed call in so many; 0: none
+    live_check: int = 0  # one routed call in this many; 0: none
     graph_wait_s: float = 5.0
     sync: str = ""  # the URL that the daemon shares results at
     sync_name: str = ""

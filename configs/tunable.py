@@ -1,4 +1,4 @@
-"""Which problems the search has a family for, told without torch; kernels/families says the same of what it makes.
+"""Which problems the search has a family for, decided without torch; kernels/families says the same of what it makes.
 
 A worker says for its own device what it can tune (Environment.tunable); this is for what is asked for before there is
 one: rows of other tools' tables.

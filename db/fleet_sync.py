@@ -308,7 +308,7 @@ class FleetSync(Part):
         return {(str(text), str(covers)): str(host) for text, covers, host in found}
 
     def fleet_counts(self, environment: Environment, *, now_s: float, limit: int) -> list[dict[str, Any]]:
-        """What programs called here, dearest first: problem, calls, us a call, hits, covered, worth, last_seen_us."""
+        """What was called here, most expensive first: problem, calls, us a call, hits, covered, worth, last_seen_us."""
 
         def ask(conn: sqlite3.Connection) -> list[dict[str, Any]]:
             place = conn.execute("SELECT id FROM environment WHERE key = ?", (environment.key,)).fetchone()

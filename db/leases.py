@@ -240,7 +240,7 @@ class Leases(Part):
         self._touch(work, back, values)
 
     def fail(self, work: Work, reason: str, *, now_s: float) -> float | None:
-        """This attempt failed: wait for so many seconds, and after the third fail it for good in this environment."""
+        """This attempt failed: wait that many seconds, and after the third fail it for good in this environment."""
         state = "failed" if work.attempt >= MAX_ATTEMPTS else "open"
         wait_s = BACKOFF_S * 4**work.attempt
         retry_us = us(now_s + wait_s)

@@ -170,7 +170,7 @@ class MembersFile:
         return next(iter(self._rows(_PROBLEM, (number,))), None)
 
     def environment(self, number: int) -> tuple[dict[str, Any], dict[str, str]] | None:
-        """(device, stamps that hold there now) of this environment; also of a file of before step 0017."""
+        """(device, stamps that hold there now) of this environment; also of a file from before step 0017."""
         device = next(iter(self._rows(_DEVICE, (number,))), None)
         if device is None:
             return None

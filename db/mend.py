@@ -64,7 +64,7 @@ def rebuild(path: Path, *, reason: str, beat: Beat) -> Report:
     """Build the database anew from what can be read of it, and put the new one in its place.
 
     beat is called every few milliseconds; what it raises ends the work and leaves the file as it is.  Raises OSError
-    and sqlite3.Error likewise.
+    and sqlite3.Error in the same case.
     """
     folder = folder_of_salvage(path)
     try:

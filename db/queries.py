@@ -102,7 +102,7 @@ ORDER BY time_us DESC
 
 
 def untuned(path: Path, *, limit: int | None = None, device: str | None = None) -> list[dict[str, Any]]:
-    """Problems without a verdict where they were seen, dearest first."""
+    """Problems without a verdict where they were seen, most expensive first."""
     sql = (
         "SELECT * FROM untuned WHERE (:device IS NULL OR device = :device) ORDER BY worth DESC, calls DESC LIMIT :limit"
     )
@@ -232,7 +232,7 @@ def environments(path: Path) -> list[dict[str, Any]]:
 
 
 def called(path: Path) -> list[dict[str, Any]]:
-    """Problems that were called, ever, or that wait to be tuned, each with its device; dearest first."""
+    """Problems that were ever called or wait to be tuned, each with its device; most expensive first."""
     return ask(path, _KNOWN.format(solved="", where="d.calls > 0 OR d.solution_id IS NULL"), _ANY_SHAPE)
 
 

@@ -124,7 +124,7 @@ class Recheck(Part):
     def lease_recheck(
         self, owner: str, environment: Environment, kinds: Sequence[str], *, now_s: float, hold_s: float
     ) -> Work | None:
-        """Hold the dearest solution that waits to be raced again for one of these reasons, or return None."""
+        """Hold the most expensive solution that waits to be raced again for one of these reasons, or return None."""
         facts: dict[str, Any] = {
             "now": us(now_s), "until": us(now_s + hold_s), "slack": CLOCK_SLACK_US, "owner": owner, "mode": "eager",
             "kinds": json.dumps(kinds), "stamps": stamps_here(environment),

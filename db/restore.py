@@ -108,7 +108,7 @@ class Restore(Part):
         return self._db.read(lambda conn: standing(conn, published))
 
     def launches_at(self, generation: int, store_us: int, *, solutions: int) -> list[str] | None:
-        """The launch records of live solutions; None unless this is the newest publication and so many are live.
+        """The launch records of live solutions; None unless this is the newest publication and this many are live.
 
         Then nothing was lost or changed since.
         """
@@ -208,7 +208,7 @@ def standing(conn: sqlite3.Connection, published: Published | None) -> Standing:
 
 
 def _is_newest(conn: sqlite3.Connection, generation: int, store_us: int, solutions: int) -> bool:
-    """Whether this is the newest publication, and so many solutions are live."""
+    """Whether this is the newest publication, and this many solutions are live."""
     if current_generation(conn) != generation or conn.execute(_KNOWN, (generation,)).fetchone() != (store_us,):
         return False
     return bool(conn.execute(f"SELECT count(*) {_ALL_LIVE}").fetchone()[0] == solutions)

@@ -108,7 +108,7 @@ class Resume(Part):
         return self._db.read(lambda conn: rows(conn, _WAITING, {"stale": us(now_s) - STALE_US}))
 
     def dearest(self, device_key: str, *, now_s: float, limit: int) -> list[Problem]:
-        """Problems that wait to be tuned on such a device, dearest first, whatever their environment."""
+        """Problems that wait to be tuned on such a device, most expensive first, whatever their environment."""
         values = {"device": device_key, "stale": us(now_s) - STALE_US, "limit": limit}
         found = self._db.read(lambda conn: rows(conn, _DEAREST, values))
         return list(dict.fromkeys(problem_of(row) for row in found))

@@ -54,7 +54,7 @@ class RollUp(Labels):
     """The part of the store that keeps it small."""
 
     def roll_up(self, *, now_s: float, for_s: float | None = None) -> bool:
-        """Merge what is old enough, slice by slice, for so many seconds; None: to the end. True when it is all done.
+        """Merge what is old enough, slice by slice, for that many seconds; None: to the end. True when it is all done.
 
         A slice that has begun is finished.  Then run labels beyond their bound are dropped; at the end, sessions not
         heard of for two weeks and phases of four weeks ago are forgotten.  Raises StoreBusy and StoreError as every
@@ -76,7 +76,7 @@ class RollUp(Labels):
         return True
 
     def left_of_0_1_0(self) -> float:
-        """Which share of the problems, 0 to 1, still has rows of before step 0016: the slices go problem by problem."""
+        """The share of the problems, 0 to 1, that has rows from before step 0016: the slices go problem by problem."""
         sql = """SELECT (SELECT min(problem_id) FROM sighting_before), (SELECT max(problem_id) FROM sighting_before),
             (SELECT max(id) FROM problem)"""
         low, high, count = self._db.read(lambda conn: conn.execute(sql).fetchone())
@@ -113,7 +113,7 @@ def _merge_hour(conn: sqlite3.Connection, hour: int, now_hour: int) -> int:
 
 
 def _bring_over(conn: sqlite3.Connection, now_hour: int) -> int:
-    """The first rows of before step 0016, with what they mean for the sums that are kept since; returns how many."""
+    """The first rows from before step 0016, with what they mean for the sums that are kept since; returns how many."""
     found: list[Row] = conn.execute(_OF_BEFORE, (PIECE,)).fetchall()
     if found:
         last = found[-1][:6]

@@ -1,14 +1,16 @@
 """Words that a newcomer would have to decode, in what users read: `python docs/prose.py` names each and ends with 1.
 
 It reads README, docs/, lab/README.md, benchmarks/README.md, the guides at the top, and the messages and help texts in
-the source.  `make check` runs it.
+the source.  In comments and docstrings it looks for the words of IN_CODE alone.  `make check` runs it.
 """
 
 from __future__ import annotations
 
 import ast
+import io
 import re
 import sys
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -32,6 +34,9 @@ BANNED: Final = {
     r"nobody(?: is)? told": "nobody reads it",
 }
 _PATTERNS: Final = {re.compile(rf"\b(?:{text})\b", re.IGNORECASE): better for text, better in BANNED.items()}
+# of these also what readers of the code would have to decode
+IN_CODE: Final = (r"served by (?:stock )?torch", "dearest", "of before", "likewise")
+_IN_CODE: Final = {re.compile(rf"\b(?:{text})\b", re.IGNORECASE): BANNED.get(text, "") for text in IN_CODE}
 PAGES: Final = (
     "README.md", "CONTRIBUTING.md", "SECURITY.md", "RELEASING.md", "docs/*.md", "docs/reference/*.md", "lab/README.md",
     "benchmarks/README.md",
@@ -46,12 +51,13 @@ SOURCES: Final = (
     "gemmtuned/reports",
     "gemmtuned/demo",
 )
+CODE: Final = ("configs", "db", "kernels", "hooks", "daemon", "gemmtuned")
 
 
-def found_in(text: str) -> Iterator[tuple[int, str, str]]:
+def found_in(text: str, patterns: dict[re.Pattern[str], str] = _PATTERNS) -> Iterator[tuple[int, str, str]]:
     """(line, words, what to write instead) of each word of the list."""
     for number, line in enumerate(text.splitlines(), 1):
-        for pattern, better in _PATTERNS.items():
+        for pattern, better in patterns.items():
             for match in pattern.finditer(line):
                 yield number, match[0], better
 
@@ -73,6 +79,23 @@ def _docstrings(tree: ast.Module) -> Iterator[int]:
                 yield id(first.value)
 
 
+def remarks(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, text) of the comments of a source file, and of the docstrings of a Python file."""
+    text = path.read_text()
+    if path.suffix != ".py":
+        for number, line in enumerate(text.splitlines(), 1):
+            yield number, line.partition("//")[2]
+        return
+    tree = ast.parse(text)
+    quiet = set(_docstrings(tree))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and id(node) in quiet:
+            yield from enumerate(str(node.value).splitlines(), node.lineno)
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
 def main() -> int:
     """Print each finding as FILE:LINE."""
     said = []
@@ -83,6 +106,11 @@ def main() -> int:
         for path in sorted((ROOT / folder).rglob("*.py")):
             for line, text in messages(path):
                 said += [(path, line, words, better) for _, words, better in found_in(text)]
+    for folder in CODE:
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in (".py", ".h", ".cpp") and any(found_in(path.read_text(), _IN_CODE)):
+                for line, text in remarks(path):
+                    said += [(path, line, words, better) for _, words, better in found_in(text, _IN_CODE)]
     for path, line, words, better in said:
         print(f"{path.relative_to(ROOT)}:{line}: {words!r}: write {better!r}, or say it in other words")
     return 1 if said else 0

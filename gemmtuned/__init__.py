@@ -103,7 +103,7 @@ def ready(timeout: float = 30.0) -> bool:
 def on_reload(callback: Callable[[int], None]) -> Callable[[], None]:
     """Call `callback(generation)` after each new table is active, from the loader thread.
 
-    Returns a function that takes the callback off again.  A table that is active already is not told of.  A server
+    Returns a function that takes the callback off again.  A table that is active already is not reported.  A server
     sets a flag here and captures its CUDA graphs again in the thread that replays them, between two requests.
 
     Raises TypeError when the callback cannot be called.
@@ -188,8 +188,8 @@ def unfreeze(module: torch.nn.Module) -> int:
 def layers(model: torch.nn.Module, since_s: float = 7 * 86_400.0) -> ModelLayers:
     """Which linear layers of `model` got faster: their names, sizes, calls, GEMM time on stock torch and now.
 
-    since_s: traffic of so many seconds.  Linear layers of one size share a row, as they share their problems.  Shows as
-    a table when printed, and in notebooks.  Raises GemmtunedError when there is no database.
+    since_s: how many seconds back traffic counts.  Linear layers of one size share a row, as they share their problems.
+    Shows as a table when printed, and in notebooks.  Raises GemmtunedError when there is no database.
     """
     from gemmtuned.configs.settings import Settings
     from gemmtuned.db.queries import served
@@ -201,8 +201,9 @@ def layers(model: torch.nn.Module, since_s: float = 7 * 86_400.0) -> ModelLayers
 def coverage(by: str = "family", since_s: float = 86_400.0, weight: str = "time") -> Answer:
     """How much of the traffic is tuned, by family, device, run, problem or layer: what `gemmtuned coverage` shows.
 
-    since_s: traffic of so many seconds.  weight: time, calls or flops.  A table when printed, and in notebooks;
-    `.frame()` is a DataFrame.  Raises GemmtunedError when there is no database, or for a word that is none of these.
+    since_s: how many seconds back traffic counts.  weight: time, calls or flops.  Shows as a table when printed, and in
+    notebooks; `.frame()` is a DataFrame.  Raises GemmtunedError when there is no database, or for
+    another word.
     """
     from gemmtuned.configs.settings import Settings
     from gemmtuned.reports.ask import coverage as ask

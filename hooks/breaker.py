@@ -9,7 +9,7 @@ REARM_S: Final = 300.0
 
 
 class Breaker:
-    """Told of failures and the time (any clock that only grows), it says whether dispatch may go on."""
+    """From failures and the time (any clock that only grows) it decides whether dispatch may go on."""
 
     def __init__(self) -> None:
         self._failed_at_s: list[float] = []

@@ -324,7 +324,7 @@ def own_op(hook: Hook, routed: str) -> Iterator[None]:
 
 
 def label(hook: Hook, run: str, role: str) -> None:
-    """Have it count under this label from now on, "" for the one of before; role: as of a Session."""
+    """Count under this label from now on, "" for the earlier one; role: as in a Session."""
     hook.settings = replace(hook.settings, run=run[:200] or hook.settings.run)
     hook.account.label(hook.settings, role[:60])
     if hook._parts is not None:

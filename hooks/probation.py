@@ -40,7 +40,7 @@ from gemmtuned.configs.real import allocate_lock
 
 TRIAL_S: Final = 60.0
 DEATHS: Final = 2
-STEPS_S: Final = (600.0, 3600.0, 86400.0)  # how long a run goes without, after so many deaths more
+STEPS_S: Final = (600.0, 3600.0, 86400.0)  # how long a run goes without, by how many more deaths there were
 _MARK: Final = re.compile(r"(\d{1,18})-(\d+)-(\d+)-(\d{1,19})")
 MOST_BYTES: Final = 1 << 20  # of a page
 _FACTS_AT: Final = 16  # before it: _State

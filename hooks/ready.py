@@ -66,7 +66,7 @@ class Ready:
         return True
 
     def before_capture(self) -> None:
-        """Wait for it, wait_s at most; the first wait, and the first that was in vain, are told.
+        """Wait for it, wait_s at most; the first wait, and the first that was in vain, are logged.
 
         After one in vain captures wait no more until the table has become active.
         """

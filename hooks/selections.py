@@ -1,6 +1,6 @@
 """AITER_LOG_TUNED_CONFIG=1: each selection once, in AITER's wording, which other tools look for in a server's log.
 
-Told by the flush thread from what was counted, so a call pays nothing for it.  Source of the wording: AITER's
+The flush thread logs it from what was counted, so a call pays nothing for it.  Source of the wording: AITER's
 tuned_gemm.py at e4048607.
 """
 
@@ -17,15 +17,15 @@ from gemmtuned.configs.sighting import Sighting
 from gemmtuned.configs.solution import Device, Solution
 from gemmtuned.hooks.dispatch import Table
 
-MAX_TOLD: Final = 65_536  # selections remembered; beyond it nothing more is told
+MAX_TOLD: Final = 65_536  # selections remembered; beyond it nothing more is logged
 
 
 class Selections:
     """Says what runs for a problem when it is first called, and again when that changes.
 
     file_of: the table that a solution came in; folder: the published ones.  waits: tables will be loaded, and `loaded`
-    be called then.  A miss of before is no news where the tables have the problem: it is held back until they are
-    there, and told at the end if it was never called again.
+    be called then.  An earlier miss is no news where the tables have the problem: it is held back until they are
+    there, and logged at the end if it was never called again.
     """
 
     def __init__(self, folder: Path, file_of: Callable[[Solution], Path | None], *, waits: bool = False) -> None:
@@ -35,7 +35,7 @@ class Selections:
         self._waits, self._loaded = waits, not waits
 
     def note(self, sighting: Sighting, table: Table, device: Device) -> None:
-        """Tell of this sighting's selection, unless told before; a hit that is gone since the call is not told."""
+        """Log this sighting's selection, once; a hit that is gone since the call is not logged."""
         if self._waits and self._loaded:
             self._waits = False
             self._tell_held(lambda held: _find(table, held)[1] is None)
@@ -52,7 +52,7 @@ class Selections:
         self._loaded = True
 
     def finish(self) -> None:
-        """The process ends: what ran by default and was not called again since is told."""
+        """The process ends: log what ran by default and was not called again since."""
         self._tell_held(lambda held: True)
 
     def _tell_held(self, wanted: Callable[[Sighting], bool]) -> None:

@@ -36,7 +36,7 @@ class Binary:
     """A compiled kernel: what a driver loads, and what is known of it.
 
     name: the symbol in `data` (cubin or hsaco).  shared_bytes: dynamic shared memory of a launch.
-    threads: of a thread block.  registers: a thread.  spill_bytes: stack a thread, 0 when all is in registers.
+    threads: per thread block.  registers: per thread.  spill_bytes: stack per thread, 0 when all is in registers.
     These two are None when no tool could tell.  null_pointers: how many null pointers it takes after the record's own
     arguments (Triton's scratch memories, which our kernels do not use; their number changes with its version).
     """
@@ -180,7 +180,7 @@ def compile_record(record: LaunchRecord, arch: str, *, max_spill_bytes: int = 0)
         raise CandidateFailed(f"{record.kernel} on {arch}: needs scratch memory of the launcher")
     registers, spill_bytes = _resources(kernel)
     if spill_bytes is not None and spill_bytes > max_spill_bytes:
-        raise CandidateFailed(f"{record.kernel} {record.constants} on {arch}: spills {spill_bytes} bytes a thread")
+        raise CandidateFailed(f"{record.kernel} {record.constants} on {arch}: spills {spill_bytes} bytes per thread")
     return Binary(
         name=meta.name,
         arch=arch,
@@ -207,7 +207,7 @@ def _null_pointers(kernel: Any, record: LaunchRecord) -> int:
 
 
 def _resources(kernel: Any) -> tuple[int | None, int | None]:
-    """(registers a thread, stack bytes a thread) of a compiled kernel."""
+    """(registers per thread, stack bytes per thread) of a compiled kernel."""
     if "amdgcn" in kernel.asm:
         text = kernel.asm["amdgcn"]
         found = {key: re.search(rf"\.{key}:\s+(\d+)", text) for key in ("vgpr_count", "private_segment_fixed_size")}

@@ -236,7 +236,7 @@ def _described(problem: Problem, tensors: Mapping[str, Any] | None = None) -> It
             return out
 
         def layout(name: str, dtype: str, rows: int, columns: int, turned: bool = False) -> c_void_p:
-            """Of a matrix with so many rows; the library is told of rows as of columns."""
+            """The layout of a matrix with this many rows; the library is given our rows as its columns."""
             rows, columns = (columns, rows) if turned else (rows, columns)
             leading, batch_stride = _distances(given.get(name), turned, rows, columns)
             sizes = (c_int32(DATA_TYPES[dtype]), c_uint64(columns), c_uint64(rows), ctypes.c_int64(leading))

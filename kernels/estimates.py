@@ -30,7 +30,7 @@ def largest(*times: float) -> float:
 
 
 def even_steps(steps: int, most: int) -> int:
-    """So many steps at once that none is left over, where that is not much less than `most`."""
+    """How many steps to take at once so that none is left over, where that is not much less than `most`."""
     most = min(steps, most)
     even = max(u for u in range(1, most + 1) if steps % u == 0)
     return even if even > most // 2 else most

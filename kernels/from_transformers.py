@@ -24,7 +24,7 @@ _PARTS = (("audio", re.compile(r"audio|speech|sound|whisper")), ("vision", re.co
 def built(config: Mapping[str, Any], *, tp: int = 1, ep: int = 1) -> Plan:
     """Every linear layer, unfused; one rank's share of each where there are several.
 
-    Raises ProblemError where transformers cannot build the model, or it cannot be split over so many ranks.
+    Raises ProblemError where transformers cannot build the model, or it cannot be split over that many ranks.
     """
     try:
         import torch

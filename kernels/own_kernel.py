@@ -23,7 +23,7 @@ Config = Mapping[str, int]
 Scored = list[tuple[float, dict[str, int]]]  # (estimated us, config) of candidates, the fastest first
 
 OUR_TYPES: Final = ("bf16", "fp16")
-POINTER_ALIGN: Final = 16  # bytes; the widest load of a thread
+POINTER_ALIGN: Final = 16  # bytes; the widest load that a thread has
 LARGEST: Final = 1 << 20
 # What parameters of our kernels are of the operands: words of configs/launch.py. In the order that Triton's have
 PARAMETERS: Final = {

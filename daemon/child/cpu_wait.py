@@ -18,7 +18,7 @@ _MOST_EACH: Final = 0.1  # of a thread, then
 
 
 def most_waited(threads: int) -> float:
-    """Seconds that so many racing threads wait in a second, above which a race does not count."""
+    """Seconds per second that this many racing threads wait, above which a race does not count."""
     return max(_MOST, min(_MOST_OF_ALL * cpus(), _MOST_EACH * threads))
 
 

@@ -316,7 +316,7 @@ def _caller(run: Run, known: _Known, apart: float, seconds: float, name: str, li
 
 
 class _Span:
-    """So many seconds of this thread's CPU time, on a machine that others use up to five times as long."""
+    """A limit in seconds of this thread's CPU time; on a machine that others use, up to five times as long."""
 
     def __init__(self, seconds: float) -> None:
         self._used_s, self._end_s = time.thread_time() + seconds, time.monotonic() + 5 * seconds

@@ -130,7 +130,7 @@ class CudaGraphs:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """sm_mhz: the clock, None when not told.  slowed: why it is lower than the device can hold; mostly empty."""
+    """sm_mhz: the clock, None when not known.  slowed: why it is lower than the device can hold; mostly empty."""
 
     sm_mhz: int | None
     slowed: tuple[str, ...]

@@ -28,7 +28,7 @@ class Monitor(Protocol):
 
     @property
     def id(self) -> str:
-        """One physical device: `cpu`, or a GPU's UUID. What the worker is told to run on."""
+        """One physical device: `cpu`, or a GPU's UUID. Where the worker is to run."""
 
     @property
     def name(self) -> str:

@@ -25,7 +25,7 @@ class SearchOptions:
     backends: try only these beside torch's default; None is all.  space: values that parameters of a config may take,
     by our names; a config without the parameter is not restricted by it.  only: try just these candidates.
     seeds: what was found best at sizes nearby, or is named by imported tables: tried before our own candidates.
-    first: no more than so many candidates, as they would be tried first; None is all.
+    first: at most this many candidates, in the order in which they would be tried; None is all.
     iters: timed pairs of a deciding race, None is as many as fit its time.  warmup: untimed calls before.
     min_gain: what the lower end of the gain must exceed.
     err_ratio: largest share of elements with |exact - y| > atol + rtol * |y|; None: no such limit beside the gate.

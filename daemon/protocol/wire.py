@@ -45,7 +45,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One step of a search, told as it happens.
+    """One step of a search, reported as it happens.
 
     phase: start (it begins now: what follows, should nothing more be heard, is its doing; note COMPILING), screen,
     verify, confirm.

@@ -18,11 +18,11 @@ class Laid:
         self._kept: dict[str, tuple[int, ...]] | None = None
 
     def keep(self) -> None:
-        """It is as it should be now."""
+        """Remember the folder as it is now: this is how it should be."""
         self._kept = self._look()
 
     def changed(self) -> bool:
-        """Whether it is otherwise than it was kept; never before anything was."""
+        """Whether the folder differs from what `keep` saw; False before the first `keep`."""
         return self._kept is not None and self._look() != self._kept
 
     def _look(self) -> dict[str, tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""Another host's result, checked by our own worker: raced against torch through the whole gate, and little beside it.
+"""Another host's result is checked by our own worker: it is raced against torch and goes through the whole gate.
 
 Only what wins here is installed, with the times and errors measured here; so no row of a stranger is ever published.
 That costs one candidate where a search costs dozens.  What loses is refused, and the unit is searched as if nobody had
@@ -55,7 +55,7 @@ class Check:
         self._said[trial.candidate] = " ".join(filter(None, (trial.outcome, trial.note)))
 
     def against(self, found: Sequence[Solution]) -> str:
-        """Why the verdicts found here, one a mode, are not those that were sent; "" when they are."""
+        """Why the verdicts found here, one per mode, are not those that were sent; "" when they are."""
         return next(filter(None, map(self._against, found)), "")
 
     def _against(self, found: Solution) -> str:

@@ -14,7 +14,7 @@ from gemmtuned.daemon.protocol.options import SearchOptions
 if TYPE_CHECKING:
     from gemmtuned.daemon.protocol.wire import Trial
 
-HOPELESS: Final = 5  # so many in a row that could not be timed: the rest is not tried
+HOPELESS: Final = 5  # after this many in a row that could not be timed the rest is not tried
 
 
 @dataclass(kw_only=True)

@@ -123,7 +123,7 @@ class WorkQueue:
         return self._store.lease_recheck(self._owner, environment, kinds, now_s=now_s, hold_s=HOLD_S)
 
     def order(self, work: Work) -> Order:
-        """What the worker is told: the work, and the candidates that already failed at any of its sizes."""
+        """What the worker gets: the work, and the candidates that already failed at any of its sizes."""
         skip: set[Candidate] = set()
         for problem in {work.problem, *work.members}:
             skip |= self._store.failed_candidates(problem, work.environment)
@@ -172,7 +172,7 @@ class WorkQueue:
     def install(self, work: Work, found: Sequence[Solution], now_s: float, *, others: float | None = None) -> int:
         """Make these the verdicts, one a mode; the lease ends with them. Returns the generation that holds them.
 
-        That the default is best of a few that were asked for is told and not installed: the others are still to try.
+        That the default is best of a few that were asked for is reported, not installed: the others are still to try.
         others: the share of the device that others used meanwhile.  What somebody had measured beside a busy program
         is raced again by the next daemon that finds the device idle.
         """

@@ -73,7 +73,7 @@ class Telling:
         if now_s - self._waits_since_s < WAITS_S:
             return
         for notice in waiting:
-            # Whoever it is, and however much: names stand behind a comma or in brackets
+            # Who it is and how much it uses are left aside: names stand behind a comma or in brackets
             kind = re.sub(r"[\d.]+", "#", re.split(r",| \(", notice.reason)[0])
             if now_s - self._waiting_told.get((notice.id, kind), float("-inf")) >= SAY_AGAIN_S:
                 self._waiting_told[notice.id, kind] = now_s

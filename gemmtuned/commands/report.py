@@ -33,7 +33,7 @@ def report(
     text = render(collect(here.db, since_s=since, now_s=time.time()))
     try:
         if out.is_file() or not out.exists():
-            write_whole(out, text.encode())  # a page of before is there until this one is whole
+            write_whole(out, text.encode())  # the earlier page is there until this one is whole
         else:  # a pipe, /dev/stdout
             out.write_text(text, encoding="utf-8")
     except OSError as err:

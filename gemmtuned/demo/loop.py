@@ -138,7 +138,7 @@ def _steps(program: _Program) -> int:
 
 
 def _fitting(steps: int, took_s: float) -> int:
-    """So many steps took so long: how many take ROUND_S."""
+    """How many steps take ROUND_S, when these took that long."""
     return max(2, round(steps * ROUND_S / took_s))
 
 

@@ -1,4 +1,4 @@
-"""A decoder as servers have them, in plain torch: it answers "decode so many steps" with how fast it was.
+"""A decoder as servers have them, in plain torch: it answers "decode N steps" with how fast it was.
 
 It knows nothing of gemmtuned, and its layers have the sizes of Qwen3-0.6B.  Each line on standard input is a number of
 steps; each answer is one JSON object: {"tokens": 200, "seconds": 0.71, "sum": 1234.5}, where `sum` is a figure over the

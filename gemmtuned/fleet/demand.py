@@ -20,7 +20,7 @@ from gemmtuned.db.store import Store
 from gemmtuned.fleet.layout import unit_name
 from gemmtuned.fleet.seen import MAX_COUNTS, Seen
 
-EXACT: Final = 3  # so many exact sizes of a bucket are tuned each for itself; more are one unit
+EXACT: Final = 3  # up to this many exact sizes of a bucket are tuned each for itself; more are one unit
 
 
 @dataclass(frozen=True)

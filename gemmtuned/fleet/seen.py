@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SCHEMA: Final = 1
 MAX_BYTES: Final = 16 << 20
-MAX_COUNTS: Final = 20_000  # problems of one environment, dearest first
+MAX_COUNTS: Final = 20_000  # problems of one environment, most expensive first
 _FILE: Final = {"schema", "host", "gemmtuned", "updated_us", "environments"}
 _ENVIRONMENT: Final = {"environment", "counts", "figures"}
 _COUNT: Final = {"problem", "calls", "us", "hits", "covered", "worth", "last_seen_us"}

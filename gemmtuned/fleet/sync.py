@@ -49,7 +49,7 @@ class Synced:
 class Exchange:
     """How to exchange. claim: for a daemon; it may tune.  dry_run: write nothing, there or here.
 
-    lease_s: how long a claim holds.  work_s: begin nothing more after so many seconds; what is left comes next time.
+    lease_s: how long a claim holds.  work_s: begin nothing more after that many seconds; what is left comes next time.
     is_left: whether nobody waits for this exchange any more: then it begins nothing more, either.
     """
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 BATCH: Final = (4, 64)  # units claimed at once, at least and at most: as many as two minutes took lately
 RATE_S: Final = 60.0
-SPREAD: Final = 4  # a host picks among so many times what it wants: not all of them ask for the same few
+SPREAD: Final = 4  # a host picks among this many times what it wants: not all of them ask for the same few
 TRIES: Final = 4  # where others were first, it picks among SPREAD times as many
 
 
@@ -48,7 +48,7 @@ def share_out(here: Here, known: dict[str, Claim], *, unread: Collection[str]) -
 
 
 def _claim(here: Here, known: dict[str, Claim], free: list[str], wanted: int) -> dict[str, str]:
-    """Claim so many of these, worth most first but for a shuffle of our own; the names of the claims that we won."""
+    """Claim that many of these, worth most first but for a shuffle of our own; the names of the claims that we won."""
     exchange, environment, key = here.exchange, here.environment, here.exchange.trust.key
     if wanted <= 0:
         return {}

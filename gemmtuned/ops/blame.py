@@ -1,7 +1,7 @@
 """Whose fault it is when a kernel of ours fails in a call of an op: hooks/native/blame.h in Python.
 
 A shortage of memory, a fault that an earlier kernel left on the device, a capture that the program broke say nothing
-about the kernel: the call is served by torch, nothing is switched off and nobody is told.
+about the kernel: the call runs on stock torch, and nothing is switched off or reported.
 """
 
 from __future__ import annotations

@@ -54,11 +54,11 @@ def serving(hook: Any, problem: Problem, place: str, *, captured: bool) -> Servi
 
 
 def give_up(hook: Any, solution: Solution, err: Exception) -> None:
-    """Never use this solution again in this process; the daemon is told."""
+    """Never use this solution again in this process, and report it to the daemon."""
     if solution not in _failed:
         _failed.add(solution)
         _known.clear()
-        hook.account.fail_op(solution, str(err))  # the daemon is told with the next flush
+        hook.account.fail_op(solution, str(err))  # the next flush reports it to the daemon
 
 
 def _loaded_now(place: str, captured: bool) -> tuple[bool, ...]:

@@ -1,4 +1,4 @@
-"""AITER's pre-shuffled weight layout: made, undone, and told from a plain weight.
+"""AITER's pre-shuffled weight layout: made, undone, and recognised beside a plain weight.
 
 A shuffled weight [N, K] has the shape of the plain one with its elements in the order that AITER's assembly and
 composable kernels read them: tiles of `layout[0]` rows by 2 x `layout[1]` columns, inside them runs of 16 bytes.  AITER

@@ -17,7 +17,7 @@ SILENT_S: Final = 30.0  # so long nothing is said of work that does not get on
 
 @contextmanager
 def progress(*, quiet: bool = False, lines: bool = False, steady: bool = False) -> Iterator[Tell]:
-    """Yield a function that is told how far the work is; `quiet` (as with --json) shows nothing.
+    """Yield a function to call with how far the work is; `quiet` (as with --json) shows nothing.
 
     lines: when stderr is no terminal, and nothing has come to an end for SILENT_S, say once what it is at.  steady:
     say how far it is each SILENT_S there, whatever came to an end.

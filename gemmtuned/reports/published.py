@@ -18,7 +18,7 @@ TAKE_BACK: Final = "gemmtuned db publish takes them back into it (gemmtuned daem
 
 
 def standing(settings: Settings) -> Check | None:
-    """What is to be said where the two differ; None where they agree, nothing is published, or it cannot be told."""
+    """What is to be said where the two differ; None where they agree, nothing is published, or it cannot be known."""
     if _agrees_at_a_glance(settings):
         return None
     published = read_published(settings.config_dir)

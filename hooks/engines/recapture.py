@@ -91,7 +91,7 @@ def recapture_vllm(worker: Any, group: Any, log: logging.Logger) -> float:
 
 
 def _capture(worker: Any) -> None:
-    """As at the start, with the graphs of before gone first: they hold memory that the new ones take."""
+    """As at the start, but the earlier graphs go first: they hold memory that the new ones take."""
     runner = worker.model_runner
     config = import_module("vllm.config")
     manager = getattr(runner, "cudagraph_manager", None)

@@ -1,7 +1,7 @@
 // Whose fault it is when a route fails. Blame needs evidence.
 //
 // A shortage of memory, a fault that an earlier kernel of the program left on the device, a capture that the program broke
-// or a stream that it destroyed say nothing about the route: it declines, torch serves the call, and nobody is told. Anything
+// or a stream that it destroyed say nothing about the route: it declines, stock torch runs the call, and nothing is reported. Anything
 // else switches the route off in this process and is reported; the daemon runs the candidate itself before it withdraws it.
 #pragma once
 #include <c10/util/Exception.h>

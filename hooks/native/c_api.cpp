@@ -4,7 +4,7 @@
 //
 // It sits at the backend key, below autograd, autocast, vmap and torch.compile, so it sees what really runs. The call
 // path takes no lock, allocates only for a problem new to its thread, and never throws anything of its own: a route
-// that fails is switched off and the call is served by stock torch. Loaded with ctypes (no Python headers needed).
+// that fails is switched off and the call runs on stock torch. Loaded with ctypes (no Python headers needed).
 #include <pthread.h>
 
 #include <cstdio>
@@ -301,7 +301,7 @@ uint64_t gt_cublaslt_version() noexcept {
   return guarded(0, []() -> uint64_t { return cuda::LtLibrary::get().cublasLtGetVersion(); });
 }
 
-// Replaces the whole table. 0, or -1 with the reason in `error`: then the table is the one of before.
+// Replaces the whole table. 0, or -1 with the reason in `error`: then the earlier table stays.
 int gt_load(const GtRow* rows, size_t count, uint64_t generation, char* error, size_t room) noexcept {
   return guarded(error, room, -1, [&] {
     load_table(rows, count, generation);

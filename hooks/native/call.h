@@ -129,7 +129,7 @@ inline bool is_copied(const Tensor& y, const Tensor& checked) {
 // UNCHECKED: its operands do not outlive stock, so that no result is compared with stock's.
 enum CallFlags : int { COUNTED_ONLY = 0, ROUTABLE = 1, NO_BATCH = 2, UNCHECKED = 4 };
 
-// Whether the route takes these operands as they lie; what it does not is served by torch, without blame.
+// Whether the route takes these operands as they lie; a call that it does not take runs on stock torch, without blame.
 template <class Device>
 bool accepts(const Route& route, const Slots& slots) {
   if (!Device::may_run(route, slots)) return false;

@@ -279,7 +279,7 @@ class Native:
             raise NativeError(error.value.decode(errors="replace"))
 
     def load(self, rows: Iterable[Row], generation: int) -> None:
-        """Swap in a new table. Raises NativeError where there is no memory for it; the table is then that of before."""
+        """Swap in a new table. Raises NativeError where there is no memory for it; the earlier table then stays."""
         packed = PackedRows(rows)
         error = ctypes.create_string_buffer(500)
         if self._lib.gt_load(packed.array, packed.count, generation, error, len(error)) != 0:

@@ -47,7 +47,7 @@ struct RowBlocks {
 struct Route {
   int32_t id;              // names the solution on the Python side
   int32_t code;            // which implementation, see Device::run; 0 is stock
-  int64_t chain_rows = 0;  // of a batch-invariant problem, of which it serves every M: so many rows of X at a time
+  int64_t chain_rows = 0;  // of a batch-invariant problem, of which it serves every M: how many rows of X at a time
   std::atomic<bool> failed{false};
   std::atomic<bool> launched{false};  // on a GPU, while its table was on probation
   bool scales_sums = false;           // takes any alpha and beta, else 1 and 1 alone
@@ -61,11 +61,11 @@ struct Route {
   char* why = nullptr;  // null where there was no memory for it
   Route* next = nullptr;
 
-  // Switches it off, and has it told. Comes in the middle of a call: takes no lock, throws nothing.
+  // Switches it off, and has that reported. Comes in the middle of a call: takes no lock, throws nothing.
   void fail(Failing how_it_did, const char* reason) noexcept;
 };
 
-// Routes that failed, the newest first, waiting to be told to the Python side. Each comes here once, so it is never seen twice.
+// Routes that failed, the newest first, waiting to be reported to the Python side. Each comes here once, so it is never seen twice.
 inline std::atomic<Route*> untold{nullptr};
 
 inline void Route::fail(Failing how_it_did, const char* reason) noexcept {
@@ -74,7 +74,7 @@ inline void Route::fail(Failing how_it_did, const char* reason) noexcept {
   while (!untold.compare_exchange_weak(next, this, std::memory_order_release, std::memory_order_relaxed)) {}
 }
 
-// Takes the newest off the list; null when all are told. One thread at a time.
+// Takes the newest off the list; null when all are reported. One thread at a time.
 inline Route* next_untold() noexcept {
   Route* first = untold.load(std::memory_order_acquire);
   while (first && !untold.compare_exchange_weak(first, first->next, std::memory_order_acquire)) {}

@@ -89,7 +89,7 @@ inline bool holds(const Cond& c, const Slots& slots) {
   }
 }
 
-// Whether all hold, but for those on the operand `except`. What does not is served by torch, without blame.
+// Whether all hold, but for those on the operand `except`. A call that does not meet them runs on stock torch, without blame.
 inline bool holds(const std::vector<Cond>& conditions, const Slots& slots, Slot except = SLOT_COUNT) {
   for (const Cond& c : conditions)
     if (c.slot != except && !holds(c, slots)) return false;

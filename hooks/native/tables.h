@@ -38,7 +38,7 @@ inline std::unique_ptr<Route> made_route(const GtRow& row) {
   return route;
 }
 
-// Replaces the whole table; retired ones are freed once nobody reads them. Where it throws the table is the one of before.
+// Replaces the whole table; retired ones are freed once nobody reads them. Where it throws, the earlier table stays.
 inline void load_table(const GtRow* rows, size_t count, uint64_t generation) {
   std::lock_guard<std::mutex> hold(g_load_mutex);
   auto table = std::make_unique<RouteTable>(generation);

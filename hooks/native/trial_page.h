@@ -96,7 +96,7 @@ class Trial {
     g_trial.store(nullptr);
     if (!page_) return;
     forget();
-    spare_ = g_holders.load() == 0 ? page_ : nullptr;  // no call of before can spoil the count of the next
+    spare_ = g_holders.load() == 0 ? page_ : nullptr;  // no earlier call can spoil the count of the next
     page_ = nullptr;
     if (!keep) unlink(path_.c_str());
   }

@@ -69,7 +69,7 @@ class Workspaces {
 
  private:
   static constexpr size_t kSmallest = 1 << 20;
-  static constexpr size_t kMostSlots = 512;  // a process with more streams, or more graphs alive, is served by torch
+  static constexpr size_t kMostSlots = 512;  // with more streams, or more graphs alive, calls run on stock torch
   static constexpr unsigned long long kNobody = ~0ull;
   static constexpr std::chrono::seconds kLongest{30};  // no replay of a graph that was deleted takes that long
   struct Owner {

@@ -74,7 +74,7 @@ class RelaxedCapture:
 class Kernel:
     """One kernel of a binary, loaded in the current context for the life of the process.
 
-    shared: bytes of dynamic shared memory of a thread block.  early: it may begin once the launch before lets it
+    shared: bytes of dynamic shared memory per thread block.  early: it may begin once the launch before lets it
     (griddepcontrol), and waits for it by itself.  Raises CandidateFailed when the driver refuses, Declined when that
     says nothing about the kernel.
     """

@@ -24,7 +24,7 @@ class CudaKernel(OwnKernel):
     samples: Callable[[], Iterable[str]]
 
     def source_hash(self) -> str:
-        """Of what is compiled."""
+        """The hash of what is compiled, 12 hex digits."""
         return sha256("".join(self.samples()).encode()).hexdigest()[:12]
 
     def symbol(self, found: Any) -> str:
@@ -34,9 +34,9 @@ class CudaKernel(OwnKernel):
     def compile(self, found: Any) -> nvrtc.Compiled:
         """The binary of a configuration that `record` gave.
 
-        Raises CandidateFailed when it does not compile, or keeps values of a thread in memory.
+        Raises CandidateFailed when it does not compile, or spills registers to memory.
         """
         made = nvrtc.compiled(found.source(), self.target, called={self.name: self.symbol(found)})
         if made.spill_bytes:
-            raise CandidateFailed(f"{found} for {self.target}: spills {made.spill_bytes} bytes a thread")
+            raise CandidateFailed(f"{found} for {self.target}: spills {made.spill_bytes} bytes per thread")
         return made

@@ -139,7 +139,7 @@ def compiled(layer: Experts, stage: int, how: Stage, most: int, *, kept: bool = 
     called = symbol(name, n, k, most)
     made = nvrtc.compiled(text, moe_decode.TARGET, called={name: called}, kept=kept)
     if made.spill_bytes:
-        raise CandidateFailed(f"{how} of {name}: spills {made.spill_bytes} bytes a thread")
+        raise CandidateFailed(f"{how} of {name}: spills {made.spill_bytes} bytes per thread")
     return made, called
 
 

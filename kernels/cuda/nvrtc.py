@@ -38,7 +38,7 @@ _SYSTEM: Final = ("libnvrtc.so.13", "libnvrtc.so.12")
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A kernel's binary (cubin). registers: of a thread. spill_bytes: a thread's, in local memory."""
+    """A kernel's binary (cubin). registers: per thread. spill_bytes: per thread, in local memory."""
 
     data: bytes
     registers: int

@@ -1,6 +1,6 @@
 """One shot, M up to 256 on sm_90: a thread block's part of W and X on its way at once, sums over a cluster.
 
-What goes through a unit's shared memory decides: so clusters are large and tiles as low as one wave allows.
+What goes through an SM's shared memory decides: so clusters are large and tiles as low as one wave allows.
 Above 64 tokens a thread block takes a tile of them, and has a warp group for each 64.
 """
 
@@ -42,7 +42,7 @@ MIN_M, MAX_M = 9, 256  # below, kernels that read X fewer times are faster
 BLOCK_K: Final = 64  # of K: a row of 128 bytes, which is also how wide the swizzle is
 MAX_ROWS: Final = 256  # of wgmma
 GROUP_TOKENS: Final = 64  # of its other operand: a warp group takes as many
-MAX_TOKENS: Final = 128  # of a thread block
+MAX_TOKENS: Final = 128  # per thread block
 GROUP_WARPS: Final = 4
 LD_MULTIPLE: Final = 8  # copies of 16 bytes
 _MAX_K: Final = 1 << 24  # bytes of a row are counted in 32 bits
@@ -51,9 +51,9 @@ _LEAST_DEPTH: Final = 4  # blocks that have to fit, where a thread block has mor
 _RING: Final = 6  # blocks of a ring at least
 # Bytes of W in it: with more, thread blocks hold each other up; with fewer, memory idles
 _ON_THEIR_WAY: Final = 80 << 10
-_LEAST_FILLED: Final = 0.6  # part of the units
-_UNIT_BYTES: Final = 512  # of sums
-_FEW_ROWS: Final = 64  # of X; with more, where there is so much of Y for each unit, the library's large tiles lead
+_LEAST_FILLED: Final = 0.6  # share of the SMs
+_PIECE_BYTES: Final = 512  # of sums, of 16 tokens x 8 rows
+_FEW_ROWS: Final = 64  # of X; with more, where there is so much of Y per SM, the library's large tiles lead
 _MOST_OF_Y: Final = 4096
 FITS: Final = fits(__file__, Costs)
 _TYPES: Final = {"bf16": "bf16", "fp16": "f16"}
@@ -78,12 +78,12 @@ class OneShot:
 
     @property
     def groups(self) -> int:
-        """Warp groups of a thread block."""
+        """Warp groups per thread block."""
         return -(-self.tokens // GROUP_TOKENS)
 
     @property
     def warps(self) -> int:
-        """Of a thread block."""
+        """Warps per thread block."""
         return GROUP_WARPS * self.groups
 
     @property
@@ -92,25 +92,25 @@ class OneShot:
         return -(-self.n // self.rows) * self.parts, -(-self.m // self.tokens)
 
     @property
-    def programs(self) -> int:
-        """In all."""
+    def thread_blocks(self) -> int:
+        """How many there are in all."""
         return math.prod(self.grid)
 
     @property
     def most(self) -> int:
-        """Blocks of K of a thread block; some have one less."""
+        """Blocks of K per thread block; some have one less."""
         return -(-(self.k // BLOCK_K) // self.parts)
 
     @property
     def received(self) -> int:
-        """Units of sums that come to a thread block at most, its own among them; of 16 tokens x 8 rows each."""
-        units = self.tokens // 16 * (self.rows // 8)
-        return self.parts * -(-units // self.parts) if self.parts > 1 else 0
+        """How many pieces of 16 tokens x 8 rows of sums come to a thread block at most, its own among them."""
+        pieces = self.tokens // 16 * (self.rows // 8)
+        return self.parts * -(-pieces // self.parts) if self.parts > 1 else 0
 
     @property
     def takes_kb(self) -> tuple[float, float]:
-        """What comes into a thread block, in units of 1024 bytes: of W, and of sums."""
-        return self.most * BLOCK_K * 2 * self.rows / 1024, self.received * _UNIT_BYTES / 1024
+        """KiB that come into each thread block: (of W, of sums)."""
+        return self.most * BLOCK_K * 2 * self.rows / 1024, self.received * _PIECE_BYTES / 1024
 
     @property
     def shared_kcycles(self) -> float:
@@ -136,7 +136,7 @@ class OneShot:
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory of a thread block."""
+        """Bytes of shared memory per thread block."""
         return self._bytes(self.depth)
 
     def _bytes(self, depth: int) -> int:
@@ -144,7 +144,7 @@ class OneShot:
         blocks = depth * (self.rows + self.tokens) * BLOCK_K * 2
         barriers = 8 + 8 * depth
         return blocks + max(
-            self.received * _UNIT_BYTES + barriers, (GROUP_TOKENS * self.groups - self.tokens) * BLOCK_K * 2
+            self.received * _PIECE_BYTES + barriers, (GROUP_TOKENS * self.groups - self.tokens) * BLOCK_K * 2
         )
 
     @property
@@ -205,7 +205,11 @@ def scored(m: int, n: int, k: int, units: int, *, arch: str = ARCH) -> list[tupl
             least = (math.ceil(n / max(high, 1)) + 7) // 8 * 8
             for rows in (least, least + 8):
                 one = OneShot(m, n, k, False, "bf16", rows, parts, tokens)
-                if rows > MAX_ROWS or one.fitting < min(one.most, _LEAST_DEPTH) or one.programs < _LEAST_FILLED * units:
+                if (
+                    rows > MAX_ROWS
+                    or one.fitting < min(one.most, _LEAST_DEPTH)
+                    or one.thread_blocks < _LEAST_FILLED * units
+                ):
                     continue
                 config = {"rows": rows, "parts": parts, "tokens": tokens}
                 found.append((estimate(FITS[fit_of(config)], m, n, k, units, config), config))

@@ -157,7 +157,7 @@ class Family:
     def rows(self, problem: Problem, inputs: Inputs, index: Tensor) -> tuple[Tensor | None, ...]:
         """The activations of these rows of X alone, each in memory of its own and as it lies in the problem.
 
-        problem: the one with so many rows.
+        problem: the one with as many rows as the inputs have.
         """
         tensors = dict(inputs.tensors)
         for o, t in inputs:

@@ -146,7 +146,7 @@ def edits(problem: Problem, inputs: Inputs, *, seed: int, thorough: bool) -> Ite
 
 
 def called(o: Operand, article: str = "") -> str:
-    """What people are told of this operand."""
+    """What messages call this operand."""
     names = {"x": "X", "w": f"{article}weight", "bias": f"{article}bias", "c": "C"}
     return names.get(o.name, f"{article}{o.name.replace('_', ' of ')}")
 

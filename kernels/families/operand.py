@@ -174,7 +174,7 @@ def bits(t: Tensor) -> Tensor:
 
 
 def negate_(t: Tensor) -> Tensor:
-    """The tensor, negated where it lies; twice gives the bits of before. Of bytes every bit: codes then are others."""
+    """The tensor, negated in place; twice gives the first bits again. Bytes have every bit flipped: other codes."""
     if t.dtype == torch.uint8:
         return t.bitwise_xor_(0xFF)
     if bits(t) is not t:
@@ -191,7 +191,7 @@ def negated(t: Tensor) -> Tensor:
 def lay_out(values: Tensor, letter: str, *, pad: int = 0) -> tuple[Tensor, Tensor]:
     """(values with the strides that the layout letter asks for, the buffer they lie in).
 
-    `n` row-major, `t` column-major, `s` every second column of a wider buffer.  pad: so many rows and columns
+    `n` row-major, `t` column-major, `s` every second column of a wider buffer.  pad: how many rows and columns
     of NaN are around them.
     """
     if letter == "t":

@@ -23,7 +23,7 @@ import triton.language as tl
 from gemmtuned.kernels.arch import at_least_sm
 
 VALUES: Final = 256  # that a warp multiplies at once
-WARPS_ADDED_UP: Final = (2, 4, 8)  # of a thread block, that `over_warps` is written for
+WARPS_ADDED_UP: Final = (2, 4, 8)  # per thread block, that `over_warps` is written for
 
 
 @triton.jit

@@ -12,11 +12,11 @@ No operand goes through shared memory, no thread waits for another's loads befor
 needs no more than eight rows.  The loads of `ahead` steps are kept on their way together (load_barrier.py), those of X
 in front: they come from nearer, and loads return in order.  Each warp takes its own share of K; from sm_90 on `split`
 > 1 cuts K over the thread blocks of a cluster, too (cluster.py).  An instruction waits for the one that adds to the
-same sums: `chains` takes turns among so many.
+same sums: there are `chains` sets of sums, which take turns.
 
 Loads are the first thing that a thread block does.  Rows of X past M read the last one again, for a masked load needs
 zeros in its registers first; the cluster's barrier is set up behind the loads, and the addresses of the sums are made
-while they are on their way.  `registers` holds the compiler to what lets all thread blocks of a unit be there at once,
+while they are on their way.  `registers` holds the compiler to what lets all thread blocks of an SM be there at once,
 0 does not; then, or with more than eight rows of X, a barrier holds the loads of every group together.  Else only those
 of the first in a cluster, and of thread blocks that have no other: with a limit the compiler has little to move loads
 behind.
@@ -277,7 +277,7 @@ def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[t
 
 
 def registers_of(k: int, config: Mapping[str, int]) -> int:
-    """Of a thread, about (144 compilations): loads on their way, and sums."""
+    """Registers per thread, estimated from 144 compilations: for loads on their way, and for sums."""
     rows, tokens, ahead = config["rows"], config["tokens"], config["ahead"]
     steps = -(-k // (STEP_K * config["warps"] * config["split"]))
     sums = rows * tokens // 4 * config["chains"]

@@ -213,7 +213,7 @@ def _ordinary(n: int, k: int, units: int, lanes: int) -> Iterator[dict[str, int]
             for warps in (1, 2, 4, 8):
                 a_thread = rows * block_k // (warps * lanes)
                 if 512 < block_k >= 2 * k or not 8 <= a_thread <= 128:
-                    continue  # a load of a thread is 16 bytes, and its sums stay in registers
+                    continue  # a thread loads 16 bytes at a time, and its sums stay in registers
                 for split in (1, 2, 4, 8) if rows == 1 else (1,):
                     steps = -(-k // (block_k * split))
                     if split > 1 and (n * split > 2 * units or steps * block_k * split > 1.1 * k):
@@ -239,7 +239,7 @@ def _held(n: int, k: int, units: int) -> Iterator[dict[str, int]]:
 
 
 def _unrolls(steps: int, a_thread: int, loads: Sequence[int]) -> list[int]:
-    """Steps at once that put so many loads of a thread in flight, without a rest where that is not much less."""
+    """Steps at once that put this many loads per thread in flight, without a rest where that is not much less."""
     return sorted({even_steps(steps, max(1, 8 * count // a_thread)) for count in loads})
 
 

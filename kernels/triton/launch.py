@@ -61,7 +61,7 @@ class Exchange:
         return self.lines * self.wide * self.copies
 
     def bytes(self, split: int) -> int:
-        """Shared memory of a thread block in a cluster of `split`: for the sums, and for its barrier."""
+        """Bytes of shared memory per thread block in a cluster of `split`: for the sums, and for its barrier."""
         sent = -(-self.lines // split) * (self.wide + EXCHANGE_PAD) * split * self.copies
         return (sent + self.own) * 4 + BARRIER_BYTES
 
@@ -78,7 +78,7 @@ class LaunchRecord:
     cluster: thread blocks that a tile's slices of K are cut over in one cluster, along the grid's first axis, which
     then has that many times the thread blocks; 1 without.  exchange: what they send one another there.
     own_ptx: it has products or barriers written in PTX (mma.m16n8k16, bar.red).
-    max_registers: of a thread, for the compiler to keep to; 0: it chooses.
+    max_registers: per thread, for the compiler to keep to; 0: it chooses.
     counters_bytes: of the counters in use.  partials_offset, workspace_bytes: for an M up to `max_m`.
     """
 
@@ -150,7 +150,7 @@ def make_record(
         raise CandidateFailed(f"{problem} {kernel}: grid {x}x{y}x{z} is larger than a device takes")
     most = configs.PORTABLE_CLUSTER
     if exchange and not 1 < split <= most:
-        raise CandidateFailed(f"{problem} {kernel}: a cluster of {split} programs, expected 2 to {most}")
+        raise CandidateFailed(f"{problem} {kernel}: a cluster of {split} thread blocks, expected 2 to {most}")
     in_memory = split > 1 and not exchange
     absent = {*drop, *(() if problem.bias else ("bias",)), *(() if in_memory else ("partials", "counters"))}
     counters_bytes = 4 * x * z if in_memory else 0

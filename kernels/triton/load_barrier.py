@@ -1,6 +1,6 @@
 """Loads in flight before anything waits for one of them (NVIDIA).
 
-ptxas moves loads behind the products that need earlier ones, to save registers: of eight loads of a thread four are
+ptxas moves loads behind the products that need earlier ones, to save registers: of a thread's eight loads four are
 then on their way at a time, and the time is two or three round trips to memory instead of one.  No hint of PTX tells it
 not to.  But memory operations stay on their side of a barrier, and what is made of its result comes after it.
 """

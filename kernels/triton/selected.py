@@ -68,7 +68,7 @@ _TOKENS = tl.constexpr(MAX_M)
 def _products(dtype: str) -> str:
     """PTX: $0 to $7 = $32 to $39 + products of eight rows of W ($8 to $15) and 16 of X ($16 to $31), of 64 values of K.
 
-    W is what two loads found, of rows 2 (g / 2) and 2 (g / 2) + 1; X likewise of eight rows, then of eight more.  Of
+    W is what two loads found, of rows 2 (g / 2) and 2 (g / 2) + 1; X is so, too, of eight rows, then of eight more.  Of
     the sums four are of the first eight rows of X, four of the others.
     """
     lines = [
@@ -178,7 +178,7 @@ def selected(
     WHOLE: tl.constexpr = K == STEP * STEPS * SPLIT and STEPS % AHEAD == 0
     BLOCKS: tl.constexpr = BLOCK_N // 8  # of eight rows of W
     VALUES: tl.constexpr = 4 * BLOCKS  # sums of a lane
-    SIZE: tl.constexpr = _TOKENS * BLOCK_N  # of a thread block, for each thread EACH
+    SIZE: tl.constexpr = _TOKENS * BLOCK_N  # per thread block, EACH per thread
     EACH: tl.constexpr = SIZE // (32 * WARPS)
     tile = tl.program_id(0) // CLUSTER
     part = tl.program_id(0) % CLUSTER
@@ -298,7 +298,7 @@ def _config(rows: int, split: int, warps: int, ahead: int) -> dict[str, int]:
 
 
 def registers_of(_k: int, config: Mapping[str, int]) -> int:
-    """Of a thread, about: loads on their way, and sums."""
+    """Registers per thread, estimated: for loads on their way, and for sums."""
     return 28 + (config["rows"] + MAX_M) * config["ahead"] + config["rows"]
 
 

@@ -155,7 +155,7 @@ def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[t
             for split, cluster in cuts(tiles_mn, k, block_k, units, arch=arch):
                 steps = -(-k // (block_k * split))
                 for stages in ring_stages(
-                    _RING_BYTES, w_bytes=w_bytes, shared_bytes=shared_bytes, steps=steps, programs=tiles_mn * split,
+                    _RING_BYTES, w_bytes=w_bytes, shared_bytes=shared_bytes, steps=steps, blocks=tiles_mn * split,
                     units=units, arch=arch, most=8,
                 ):  # fmt: skip
                     for warps in warp_choices:

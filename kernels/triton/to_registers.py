@@ -25,23 +25,23 @@ from gemmtuned.kernels.estimates import even_steps, largest
 
 STEP_K: Final = 64  # values of K that a warp takes in a step: 128 bytes of each row
 _WASTE: Final = 1.35  # at most this part of K is computed in vain, if not read, at the end of the last slice
-# Warps on a unit, where thread blocks or warps share K; where there are enough, each has one at least
+# Warps per SM, where thread blocks or warps share K; where there are enough, each SM has one at least
 _MOST: Final = 32
-_REGISTERS: Final = 240  # of a thread
+_REGISTERS: Final = 240  # per thread
 MOST_TOKENS: Final = 16  # rows of X in the products of a warp
-_SQUEEZED: Final = 8  # so many more than there are can the compiler do without
-_UNSURE: Final = 16  # within so many of them it may have to spill, and is asked without a limit, too
+_SQUEEZED: Final = 8  # the compiler can do without this many more than there are
+_UNSURE: Final = 16  # this close to the limit it may have to spill, so it is asked without a limit, too
 
 Config = dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Constants of one kernel's estimate: bytes a us of the device, else us.
+    """Constants of one kernel's estimate: bandwidth in bytes per us of the whole device, all else in us.
 
-    latency_us: bytes in flight over it are a unit's rate.  wait_us: of each group of loads, in each round of thread
+    latency_us: an SM's rate is its bytes in flight over this.  wait_us: of each group of loads, in each round of thread
     blocks; round_us: of each more of them.  beyond_us: of each part of K computed beyond its end.  token_us: of a row
-    of X.  load_us: of each load of a thread that is on its way at once with others.
+    of X.  load_us: of each load that a thread has on its way at once with others.
     """
 
     bandwidth: float
@@ -55,7 +55,9 @@ class Fit:
 
 
 _SEND: Final = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes"
-_NO_RESULT: Final = tuple(f"mov.u32 ${i}, 0;" for i in range(8))  # of what gives none
+_NO_RESULT: Final = tuple(
+    f"mov.u32 ${i}, 0;" for i in range(8)
+)  # an instruction must give a result, and these give none
 
 
 def _sends(values: int) -> str:
@@ -208,35 +210,35 @@ def scored(
 
 
 def _registers_for(warps: int) -> int:
-    """The most of a thread where a unit holds so many warps at once: each of its four parts has 16,384."""
+    """The most registers per thread where an SM holds this many warps at once: each of its four parts has 16,384."""
     return min(255, 512 // max(1, -(-warps // 4)) // 8 * 8)
 
 
 def busiest(n: int, units: int, config: Mapping[str, int]) -> int:
-    """Thread blocks of the busiest unit, with room for all."""
+    """Thread blocks of the busiest SM, with room for all."""
     at_once = filled(units, config["split"])
     return -(-(-(-n // config["rows"]) * config["split"]) // at_once)
 
 
 def room(registers: int, warps: int) -> int:
-    """Thread blocks of so many warps, and registers a thread, that a unit holds at once."""
+    """How many thread blocks of `warps` warps, with `registers` per thread, an SM holds at once."""
     each = -(-registers // 8) * 8
     return max(1, min(32, 4 * (512 // each) // warps))
 
 
 def estimate_us(n: int, k: int, units: int, config: Mapping[str, int], registers: int, fit: Fit) -> float:
-    """Device time of a config whose threads take so many registers."""
+    """Device time in us of a config whose threads take this many registers."""
     rows, split, warps, ahead = (config[key] for key in ("rows", "split", "warps", "ahead"))
     step_k = STEP_K * warps * split
     steps = -(-k // step_k)
     groups = -(-steps // ahead)
-    programs = busiest(n, units, config)
+    blocks = busiest(n, units, config)
     at_once = room(registers, warps)
-    rounds = -(-programs // at_once)
+    rounds = -(-blocks // at_once)
     memory = n * k * 2 / fit.bandwidth
-    in_flight = min(programs, at_once) * rows * warps * STEP_K * 2 * min(ahead, steps)
+    in_flight = min(blocks, at_once) * rows * warps * STEP_K * 2 * min(ahead, steps)
     rate = min(1.15 * fit.bandwidth / units, in_flight / fit.latency_us)
-    loads = programs * rows * steps * warps * STEP_K * 2 / rate
+    loads = blocks * rows * steps * warps * STEP_K * 2 / rate
     waits = fit.wait_us * rounds * groups + fit.round_us * (rounds - 1)
     beyond = groups * ahead * step_k / k - 1
     tokens = config.get("tokens", MOST_TOKENS)

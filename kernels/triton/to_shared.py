@@ -1,9 +1,9 @@
-"""Which tile parameters are worth trying, and a guess of the time each will take.
+"""Which tile parameters are worth trying, and how long each will take, estimated.
 
 Rules make the space small, read off some 10,000 timings on an H200 (20 weights, M = 1 to 64).  K is split so that the
 thread blocks fill one, two or three waves of the device: a third of a wave more costs a whole one.  In clusters more
 cuts are worth trying, for one costs less and no size of a cluster fills a device in the same way as another.  The ring
-of loads holds 20 to 96 KiB of W a unit: less cannot hide the latency of memory, more fills slower than it helps.  What
+of loads holds 20 to 96 KiB of W per SM: less cannot hide the latency of memory, more fills slower than it helps.  What
 is left, some 15 to 310 candidates, is ordered by the estimate, whose constants were fitted to the same timings.
 """
 
@@ -26,9 +26,9 @@ _EVEN: Final = 0.85  # an even split needs no mask in the loop: worth this many 
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """What the estimate of one kernel was fitted with; times in us, rates in bytes a us.
+    """The constants that were fitted for one kernel's estimate; times in us, rates in bytes per us.
 
-    bandwidth: of the whole device.  latency: bytes in flight over this is a unit's rate.  unit_l2: of a unit from L2.
+    bandwidth: of the whole device.  latency: an SM's rate is its bytes in flight over this.  unit_l2: an SM's, from L2.
     reread: weight of X in L2 traffic.  step: of the loop, but for what the warp-group instruction does by itself;
     mma: its growth with a thread's share of the products.  reduce, partial_mb, tail_10kb: of the sum over slices, by
     bytes of all partial sums, and of one tile's.  exchange, sent_10kb: of the sum in a cluster, and by the
@@ -54,9 +54,9 @@ class Constants:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """One candidate as the estimate sees it: a thread block reads rows x block_k of W `groups` times a step.
+    """One candidate as the estimate sees it: a thread block reads rows x block_k of W `groups` times per step.
 
-    groups: warps that have a share of K of their own, else 1.  shared: bytes of a thread block.
+    groups: warps that have a share of K of their own, else 1.  shared: bytes per thread block.
     """
 
     rows: int
@@ -73,7 +73,7 @@ class Tile:
 
 
 def splits(tiles: int, k: int, step_k: int, units: int) -> list[int]:
-    """Slices of K that fill WAVES waves of `units` thread blocks with this many tiles of Y; step_k: K of one step."""
+    """Into how many slices to cut K, so that `tiles` tiles of Y fill WAVES waves of SMs; step_k: K of one step."""
     found = []
     for waves in WAVES:
         allowed = [1]
@@ -99,8 +99,8 @@ def cuts(tiles: int, k: int, step_k: int, units: int, *, arch: str) -> list[tupl
         if steps >= 2 and steps * step_k * split <= _WASTE * k and _CLUSTER_WAVES[0] <= waves <= _CLUSTER_WAVES[1]:
             found.append((split, 1))
     for split in over_memory:
-        programs = tiles * split
-        if (split, 1) not in found or -(-programs // filled(units, split)) > -(-programs // units):
+        blocks = tiles * split
+        if (split, 1) not in found or -(-blocks // filled(units, split)) > -(-blocks // units):
             found.append((split, 0))
     return found
 
@@ -111,19 +111,19 @@ def ring_stages(
     w_bytes: int,
     shared_bytes: int,
     steps: int,
-    programs: int,
+    blocks: int,
     units: int,
     arch: str,
     most: int,
 ) -> list[int]:
-    """Numbers of stages whose loads of W on a unit add up to each of ring_bytes, as far as shared memory allows.
+    """Numbers of stages whose loads of W add up to each of ring_bytes per SM, as far as shared memory allows.
 
     w_bytes, shared_bytes: W, and W and X, that a thread block loads in one step.  most: stages.  One stage is computed
     on while the others are loaded.  AMD's pipeline has no more than two.
     """
     if arch.startswith("gfx"):
         return [2]
-    here = min(-(-programs // units), 4)
+    here = min(-(-blocks // units), 4)
     found = set()
     for size in ring_bytes:
         loads = max(2, min(round(size / (here * w_bytes)), max(steps, 2), most - 1))
@@ -135,11 +135,11 @@ def ring_stages(
 
 
 def estimate_us(m: int, n: int, k: int, units: int, tile: Tile, c: Constants, *, arch: str) -> float:
-    """Device time: the slowest of memory, a unit's loads in flight, L2 and the loop, plus start and reduction."""
-    programs = -(-n // tile.rows) * -(-m // tile.tokens) * tile.split
+    """Device time in us: the slowest of memory, one SM's loads in flight, L2 and the loop, plus start and reduction."""
+    blocks = -(-n // tile.rows) * -(-m // tile.tokens) * tile.split
     resident = max(1, min(16, shared_limit(arch) // (tile.shared + 1024), 64 // tile.warps))
     at_once = filled(units, tile.split) if tile.cluster else units
-    busiest = -(-programs // at_once)  # thread blocks of the busiest unit
+    busiest = -(-blocks // at_once)  # thread blocks of the busiest SM
     here = min(busiest, resident)
     read = tile.groups * tile.rows * tile.block_k * 2  # bytes of W in a step
     whole_k = tile.steps * tile.block_k * tile.groups * tile.split

@@ -130,7 +130,7 @@ def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[t
             for split, cluster in cuts(tiles, k, block_k * warps, units, arch=arch):
                 steps = -(-k // (block_k * warps * split))
                 for stages in ring_stages(
-                    _RING_BYTES, w_bytes=w_bytes, shared_bytes=shared_bytes, steps=steps, programs=tiles * split,
+                    _RING_BYTES, w_bytes=w_bytes, shared_bytes=shared_bytes, steps=steps, blocks=tiles * split,
                     units=units, arch=arch, most=12,
                 ):  # fmt: skip
                     config = {"rows": rows, "tokens": tokens, "block_k": block_k, "split": split, "warps": warps}

@@ -41,3 +41,11 @@ def test_messages_and_help_are_read_and_docstrings_of_others_are_not(prose: Modu
 
     assert [text for _, text in prose.messages(tmp_path / "b.py")] == [": was told so"]
     assert {text for _, text in prose.messages(tmp_path / "commands/a.py")} == {"Told of it.", ": was told so"}
+
+
+def test_comments_and_docstrings_of_code_are_read(prose: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text('"""What it is."""\n\nx = "the state of before"  # as of before\n')
+    (tmp_path / "a.h").write_text("// of before\nint before;\n")
+
+    read = [text for name in ("a.py", "a.h") for _, text in prose.remarks(tmp_path / name)]
+    assert [found for text in read for _, found, _ in prose.found_in(text, prose._IN_CODE)] == ["of before"] * 2

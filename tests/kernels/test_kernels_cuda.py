@@ -112,7 +112,7 @@ def test_what_it_offers_fits_the_device_and_fills_it(m: int, n: int, k: int) -> 
     too_small = ((n, k) in ((8, 64), (130, 4032)) and m <= 64) or (n, k) == (8, 64)  # for a whole device
     assert too_small or bool(found) == (m <= 64 or m * n <= 4096 * H200.units)
     for one in found:
-        assert one.shared <= shared_limit("sm_90") and one.programs >= 0.6 * H200.units
+        assert one.shared <= shared_limit("sm_90") and one.thread_blocks >= 0.6 * H200.units
         wide, high = one.grid
         assert one.rows * (wide // one.parts) >= n and one.tokens * high >= m > one.tokens * (high - 1)
         assert one.most * one.parts * 64 >= k and one.depth >= min(one.most, 4)
@@ -293,7 +293,7 @@ class KeepsInMemory(one_shot.OneShot):
 
 @needs_compiler
 def test_what_keeps_values_in_memory_is_refused() -> None:
-    with pytest.raises(CandidateFailed, match="spills 256 bytes a thread"):
+    with pytest.raises(CandidateFailed, match="spills 256 bytes per thread"):
         one_shot.KERNEL.compile(KeepsInMemory(64, 576, 7168, False, "bf16", 40, 7, 64))
 
 
