@@ -1,6 +1,8 @@
 // aten's leaf GEMMs, for any device that offers what cpu.h does. Registered by install.h.
 #pragma once
 #include <ATen/MemoryOverlap.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/relu.h>
 
 #include "call.h"
 
@@ -80,12 +82,14 @@ struct Operators {
     return call<Device>(p, slots, ROUTABLE | NO_BATCH, stock, out);
   }
 
-  // With a function of the sum behind it, which no route has; and whole numbers.
+  // What no route can be. `whole`: a kernel that does more than the product, which the key then tells apart.
   template <class Stock>
-  static auto count(Family family, at::ScalarType type, const Tensor& a, const Tensor& b, const Stock& stock)
-      -> decltype(stock()) {
+  static auto count(Family family, at::ScalarType type, const Tensor& a, const Tensor& b, const Stock& stock,
+                    bool whole = false, bool bias = false) -> decltype(stock()) {
     Problem p;
     if (off() || !describe<Device>(p, family, a, b, type)) return stock();
+    if (whole) p.flags |= PACKED, p.packing = kOpaque;
+    if (bias) p.flags |= BIAS;
     return call<Device>(p, slots_of(a, b), COUNTED_ONLY, stock);
   }
 
@@ -128,15 +132,29 @@ struct Operators {
     return sum(BATCHED_ADD, c, a, b, c.scalar_type(), beta, alpha, stock, &c);
   }
 
+  // On a CPU torch's own is the sum, then the function in its place; a GPU's is one kernel.
   static Tensor addmm_activation(const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta,
                                  const Scalar& alpha, bool gelu) {
-    return count(DENSE_ADD, c.scalar_type(), a, b,
-                 [&] { return Device::addmm_activation(c, a, b, beta, alpha, gelu); });
+    if constexpr (Device::on_host) {
+      Tensor y = addmm(c, a, b, beta, alpha);
+      return gelu ? at::gelu_(y) : at::relu_(y);
+    } else {
+      const bool bias = is_bias(c, b, beta, alpha);
+      return count(
+          bias ? DENSE : DENSE_ADD, c.scalar_type(), a, b,
+          [&] { return Device::addmm_activation(c, a, b, beta, alpha, gelu); }, true, bias);
+    }
   }
   static Tensor& addmm_activation_out(const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta,
                                       const Scalar& alpha, bool gelu, Tensor& out) {
-    return count(DENSE_ADD, c.scalar_type(), a, b,
-                 [&]() -> Tensor& { return Device::addmm_activation_out(out, c, a, b, beta, alpha, gelu); });
+    if constexpr (Device::on_host) {
+      addmm_out(c, a, b, beta, alpha, out);
+      return gelu ? at::gelu_(out) : at::relu_(out);
+    } else {
+      const bool bias = is_bias(c, b, beta, alpha);
+      const auto stock = [&]() -> Tensor& { return Device::addmm_activation_out(out, c, a, b, beta, alpha, gelu); };
+      return count(bias ? DENSE : DENSE_ADD, c.scalar_type(), a, b, stock, true, bias);
+    }
   }
   static Tensor int_mm(const Tensor& a, const Tensor& b) {
     return count(DENSE, at::kInt, a, b, [&] { return Device::int_mm(a, b); });

@@ -145,6 +145,24 @@ def test_scales_of_another_form_than_the_record_names_are_torchs(run: Any) -> No
     assert said == [True, ["scaled miss 1"], 0, []]
 
 
+def test_a_sum_with_a_function_behind_it_is_no_problem_that_is_tuned(run: Any) -> None:
+    said = run(
+        """
+    from gemmtuned.configs.tunable import can_tune
+    hook.install()
+    hook.set_mode(native.CAPTURE | native.DISPATCH)
+    c, x, w = torch.randn(8), torch.randn(4, 16), torch.randn(16, 8)
+    gc, gx, gw = to_gpu(c, x, w)
+    y = [torch._addmm_activation(gc, gx, gw, use_gelu=gelu) for gelu in (False, True)]
+    right = [f(c + x @ w) for f in (torch.relu, torch.nn.functional.gelu)]
+    same = [torch.allclose(torch.ops.fake.on_host(a), b, atol=1e-6) for a, b in zip(y, right)]
+    seen = [s for s in hook.drain() if s.place != "cpu"]
+    print(json.dumps([same, [[str(s.problem), s.outcome, s.calls, can_tune(s.problem)] for s in seen]]))
+    """,
+    )
+    assert said == [[True, True], [["fp32:4x8x16+bias,layout=nn,weight=packed,packing=opaque", "miss", 2, False]]]
+
+
 def test_a_whole_c_with_any_alpha_and_beta_goes_to_cublaslt(run: Any) -> None:
     said = run(
         OPERANDS,

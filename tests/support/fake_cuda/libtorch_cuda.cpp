@@ -7,7 +7,9 @@
 #include <ATen/ops/bmm_cpu_dispatch.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/gelu.h>
 #include <ATen/ops/mm_cpu_dispatch.h>
+#include <ATen/ops/relu.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
@@ -131,6 +133,11 @@ Tensor _scaled_grouped_mm_v2(const Tensor& a, const Tensor& b, at::TensorList sa
                              bool fast) {
   return at::cuda::_scaled_grouped_mm(a, b, sa[0], sb[0], ends, bias, std::nullopt, type, fast);
 }
+Tensor _addmm_activation(const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha,
+                         bool gelu) {
+  Tensor y = at::cpu::addmm(on_host(c), on_host(a), on_host(b), beta, alpha);
+  return on_gpu(gelu ? at::gelu_(y) : at::relu_(y));
+}
 }  // namespace at::cuda
 
 namespace {
@@ -142,6 +149,10 @@ Tensor stock_addmm(const Tensor& c, const Tensor& a, const Tensor& b, const at::
 }
 Tensor& stock_addmm_(Tensor& c, const Tensor& a, const Tensor& b, const at::Scalar& beta, const at::Scalar& alpha) {
   return at::cuda::addmm_(c, a, b, beta, alpha);
+}
+Tensor stock_activation(const Tensor& c, const Tensor& a, const Tensor& b, const at::Scalar& beta,
+                        const at::Scalar& alpha, bool gelu) {
+  return at::cuda::_addmm_activation(c, a, b, beta, alpha, gelu);
 }
 Tensor stock_bmm(const Tensor& a, const Tensor& b) { return at::cuda::bmm(a, b); }
 Tensor& stock_bmm_out(const Tensor& a, const Tensor& b, Tensor& out) { return at::cuda::bmm_out(out, a, b); }
@@ -178,6 +189,7 @@ void fake_register() {
   aten.impl("mm.dtype", TORCH_FN(stock_mm_dtype));
   aten.impl("addmm", TORCH_FN(stock_addmm));
   aten.impl("addmm_", TORCH_FN(stock_addmm_));
+  aten.impl("_addmm_activation", TORCH_FN(stock_activation));
   aten.impl("bmm", TORCH_FN(stock_bmm));
   aten.impl("bmm.out", TORCH_FN(stock_bmm_out));
   aten.impl("_scaled_mm", TORCH_FN(stock_scaled));
