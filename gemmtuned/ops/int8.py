@@ -1,7 +1,8 @@
 """gemmtuned::int8_scaled_mm: the int8 product with scales as one operator, which the hook counts and a kernel serves.
 
 Without a solution it is torch's `_int_mm` and the scales behind it.  It writes into `out`, as vLLM's operator of this
-form does; it has no gradient.
+form does; it has no gradient.  A compiler makes one kernel of the scales where it sees them, so it is shown them where
+the hook is not on, or X has more rows than kernels of ours take.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from gemmtuned.kernels.integers import scaled_int_product
+from gemmtuned.hooks import activate
+from gemmtuned.kernels.integers import scaled_int_product, scaled_int_product_into
 
+MOST_ROWS: Final = 256  # of X that kernels of ours take
 _LIBRARY: Final[Any] = torch.library.Library("gemmtuned", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define(
     "int8_scaled_mm(Tensor(a!) out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor? bias) -> ()"
@@ -20,7 +23,7 @@ _LIBRARY.define(
 
 
 def _stock(out: Tensor, a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, bias: Tensor | None) -> None:
-    out.copy_(scaled_int_product(a, b.t(), a_scales, b_scales, bias, out.dtype))
+    scaled_int_product_into(out, a, b.t(), a_scales, b_scales, bias)
 
 
 def _nothing(out: Tensor, a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, bias: Tensor | None) -> None:
@@ -35,7 +38,8 @@ torch.library.register_fake("gemmtuned::int8_scaled_mm", _nothing, lib=_LIBRARY)
 def int8_linear(x: Tensor, w: Tensor, of_x: Tensor, of_w: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """(x * of_x) @ (w * of_w).T + bias in dtype, of x [M, K] and w [N, K]; scales of fp32, one number or one a row."""
     wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (of_x, of_w, bias))
-    if wanted or x.device.type not in ("cpu", "cuda") or not min(*x.shape, w.shape[0]):
+    fused = torch.compiler.is_compiling() and not (activate.is_active() and x.shape[0] <= MOST_ROWS)
+    if wanted or fused or x.device.type not in ("cpu", "cuda") or not min(*x.shape, w.shape[0]):
         return scaled_int_product(x, w, of_x, of_w, bias, dtype)
     m, n = x.shape[0], w.shape[0]
     y = x.new_empty(m, n, dtype=dtype)

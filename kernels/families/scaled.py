@@ -30,7 +30,7 @@ from gemmtuned.configs.tunable import SCALED_TYPES as TYPES
 from gemmtuned.kernels.dtypes import torch_dtype, wide
 from gemmtuned.kernels.families.base import Family, normal, shape_activations
 from gemmtuned.kernels.families.operand import Inputs, Operand, Sample, spread_out
-from gemmtuned.kernels.integers import scaled_int_product
+from gemmtuned.kernels.integers import scaled_int_product_into
 from gemmtuned.kernels.scaled_by_torch import block_product, needs_copies
 
 ON_CPUS: Final = SCALES[:2]  # what torch has there
@@ -176,7 +176,12 @@ def _by_block(sizes: Tensor, steps: tuple[int | None, ...]) -> Tensor:
 def _stock(problem: Problem) -> Callable[..., Tensor]:
     out, fast = torch_dtype(problem.out_dtype), problem.math_mode == "reduced"
     if problem.dtype == "i8":
-        return lambda x, w, scale_x, scale_w, bias: scaled_int_product(x, w.t(), scale_x, scale_w, bias, out)
+
+        def exact(x: Tensor, w: Tensor, scale_x: Tensor, scale_w: Tensor, bias: Tensor | None) -> Tensor:
+            y = x.new_empty(x.shape[0], w.shape[1], dtype=out)
+            return scaled_int_product_into(y, x, w.t(), scale_x, scale_w, bias)
+
+        return exact
 
     def call(x: Tensor, w: Tensor, scale_x: Tensor, scale_w: Tensor, bias: Tensor | None) -> Tensor:
         return torch._scaled_mm(x, w, scale_x, scale_w, bias=bias, out_dtype=out, use_fast_accum=fast)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gemmtuned import ops
 from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.kernels.integers import scaled_int_product
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
@@ -66,6 +67,32 @@ def test_a8w8_of_integers_is_exact_however_large_the_sums_are() -> None:
     w[0, 0] = -127
     y = ops.gemm_a8w8(x, w, torch.ones(1), torch.ones(1), dtype=torch.float32)
     assert torch.equal(y.double(), (x.double() @ w.double().t()).float().double())
+
+
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+@pytest.mark.parametrize("biased", [False, True])
+def test_sums_of_integers_are_scaled_alike_in_two_passes_and_in_one(dtype: torch.dtype, biased: bool) -> None:
+    """What the operator runs, what a compiler is given, and each step rounded to fp32."""
+    x, w = eight(5, 96, dtype=torch.int8), eight(24, 96, dtype=torch.int8)
+    of_x, of_w = normal(5, 1).abs(), normal(1, 24).abs()
+    bias = normal(24).to(dtype) if biased else None
+    steps = (x.double() @ w.double().t()).float() * of_w * of_x
+    expected = (steps + bias if bias is not None else steps).to(dtype)
+    y = ops.gemm_a8w8(x, w, of_x, of_w, bias, dtype)
+    assert torch.equal(y, expected) and torch.equal(scaled_int_product(x, w, of_x, of_w, bias, dtype), expected)
+
+
+def test_a_compiler_sees_the_product_of_integers_where_no_kernel_of_ours_is_to_serve_it() -> None:
+    seen: list[str] = []
+
+    def looking(graph: torch.fx.GraphModule, given: Any) -> Any:
+        seen.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph
+
+    x, w, of_x, of_w = eight(5, 96, dtype=torch.int8), eight(24, 96, dtype=torch.int8), scales(5, 1), scales(1, 24)
+    y = torch.compile(lambda: ops.gemm_a8w8(x, w, of_x, of_w), backend=looking)()
+    assert torch.equal(y, ops.gemm_a8w8(x, w, of_x, of_w))
+    assert any("_int_mm" in name for name in seen) and not any("int8_scaled_mm" in name for name in seen)
 
 
 @pytest.mark.parametrize("form", ["expanded", "turned", "K = 1", "gaps"])
