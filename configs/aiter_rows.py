@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 
+from gemmtuned.configs import aiter_moe
 from gemmtuned.configs.aiter_columns import parser, torch_name
 from gemmtuned.configs.aiter_csv import Header, Row, read_lines
 from gemmtuned.configs.aiter_headers import FAMILIES, OURS, SHAPES, AiterFamily, gfx_of_units
@@ -175,13 +176,11 @@ def _moe(row: Row, values: dict[str, Any], dtype: str) -> dict[str, Any]:
     act = values["act_type"].rpartition(".")[2].lower()
     act += "_gated" if values["use_g1u1"] else ""
     act += "_weighted" if values["doweight_stage1"] else ""
-    out = dtype_of(values["dtype"], row) or dtype
-    x = dtype_of(values["q_dtype_a"], row) or out
+    x, w = (dtype_of(values[column], row) for column in ("q_dtype_a", "q_dtype_w"))
     return {
         "family": "moe", "m": values["token"], "n": values["model_dim"], "k": values["model_dim"],
         "inter": values["inter_dim"], "experts": values["expert"], "topk": values["topk"], "act": act,
-        "dtype": x, "wdtype": dtype_of(values["q_dtype_w"], row) or x, "out_dtype": out,
-        "scale": SCALES.get(values["q_type"].rpartition(".")[2], values["q_type"]),
+        **aiter_moe.types(dtype_of(values["dtype"], row) or dtype, x, w, values["q_type"]),
     }  # fmt: skip
 
 
@@ -312,8 +311,8 @@ def family_of(problem: Problem) -> AiterFamily | None:
     if problem.layout != "nt" or problem.weight_state == "packed" or problem.deterministic:
         return None
     if problem.family == "moe":
-        odd = problem.bias or problem.scale not in SCALES.values() or (problem.topk or 0) > (problem.experts or 0)
-        return None if odd else FAMILIES["fmoe"]
+        odd = problem.bias or "_interleaved" in (problem.act or "") or (problem.topk or 0) > (problem.experts or 0)
+        return None if odd or not aiter_moe.says_all(problem) else FAMILIES["fmoe"]
     if (problem.family, problem.scale) in (("dense", "none"), ("scaled", "tensor")):
         return FAMILIES["bf16"] if problem.batch == 1 and problem.dtype == problem.wdtype else None
     if problem.family == "batched":
@@ -343,15 +342,16 @@ def _says_all(name: str, problem: Problem) -> bool:
 def key_texts(problem: Problem, family: AiterFamily) -> dict[str, str]:
     """The family's key columns for a problem: a row of its untuned table."""
     act = problem.act or ""
+    kinds, scale = (aiter_moe.SCALES, problem.wscale) if problem.family == "moe" else (SCALES, problem.scale)
     texts = {
         "M": problem.m, "N": problem.n, "K": problem.k, "B": problem.batch, "bias": problem.bias,
         "outdtype": torch_name(problem.out_dtype), "scaleAB": problem.scale == "tensor",
         "bpreshuffle": problem.weight_state == "shuffled", "q_dtype_w": torch_name(problem.wdtype),
-        "q_dtype_a": torch_name(problem.dtype), "token": problem.m, "model_dim": problem.k,
+        "q_dtype_a": torch_name(aiter_moe.type_of_x(problem)), "token": problem.m, "model_dim": problem.k,
         "inter_dim": problem.inter, "expert": problem.experts, "topk": problem.topk,
         "act_type": f"ActivationType.{act.partition('_')[0].capitalize()}", "use_g1u1": int("_gated" in act),
         "doweight_stage1": int(act.endswith("_weighted")),
-        "q_type": "QuantType." + next((q for q, s in SCALES.items() if s == problem.scale), "No"),
+        "q_type": "QuantType." + next((q for q, s in kinds.items() if s == scale), "No"),
         "dtype": torch_name(problem.out_dtype if problem.family == "moe" else problem.dtype),
     }  # fmt: skip
     return {column: str(texts[column]) for column in family.key}

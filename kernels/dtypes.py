@@ -35,6 +35,11 @@ UNIT_ROUNDOFF: Final[dict[str, float]] = {
 }  # fmt: skip
 
 
+def bits(t: torch.Tensor) -> torch.Tensor:
+    """The tensor as one that can be indexed and copied: torch has few operators for 8-bit floats."""
+    return t.view(torch.uint8) if t.is_floating_point() and t.element_size() == 1 else t
+
+
 def wide(t: torch.Tensor) -> torch.Tensor:
     """The values in fp64, or complex128."""
     return t.to(torch.complex128 if t.is_complex() else torch.float64)

@@ -9,6 +9,7 @@ are not read.  No sum is made with atomics, so equal calls give equal bits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
@@ -16,6 +17,8 @@ from typing import Final
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from gemmtuned.kernels.dtypes import bits
 
 ACTS: Final = ("silu", "gelu", "swiglu")
 PAIRS: Final = ("mxfp4", "int4")  # of two numbers a byte
@@ -57,10 +60,18 @@ class Operands:
 
 
 def run(o: Operands, how: How) -> Tensor:
-    """Y [T, D] in X's type, by the form that can run here: the grouped one, else expert after expert."""
-    if how.quant == "none" and grouped_runs(o):
+    """Y [T, D] in X's type, by the form that can run here: the grouped one, else expert after expert.
+
+    In a CUDA graph nothing tells which experts are visited: pairs are dealt with one by one where they are few, and
+    more of them by the grouped form, which dequantises every expert.
+    """
+    plain = how.quant == "none"
+    if not _is_captured(o.x):
+        return grouped(o, how) if plain and grouped_runs(o) else by_expert(o, how)
+    few = o.ids.numel() <= len(o.w1)
+    if grouped_runs(o) and (plain or not few):
         return grouped(o, how)
-    return every_expert(o, how) if _is_captured(o.x) else by_expert(o, how)
+    return every_pair(o, how) if few else every_expert(o, how)
 
 
 def by_expert(o: Operands, how: How) -> Tensor:
@@ -87,6 +98,21 @@ def every_expert(o: Operands, how: How) -> Tensor:
     return _added(o, how, parts)
 
 
+def every_pair(o: Operands, how: How) -> Tensor:
+    """Pair after pair, with its expert's weights copied out: the form without a wait for few pairs of many experts."""
+    flat, topk, weights = o.ids.flatten(), o.ids.shape[1], o.weights.flatten()
+    here = (flat >= 0) & (flat < len(o.w1))
+    e = torch.where(here, flat, 0).long()
+    names = ("w1", "w2", "scale1", "scale2", "bias1", "bias2")
+    given = {name: t for name in names if (t := getattr(o, name)) is not None}
+    parts = [o.x.new_zeros(0, o.w2.shape[1])]
+    for pair in range(len(flat)):
+        at = slice(pair, pair + 1)
+        alone = replace(o, **{name: bits(t).index_select(0, e[at]).view(t.dtype) for name, t in given.items()})
+        parts.append(_expert(alone, how, 0, o.x[pair // topk][None], weights[at]))
+    return _added(o, how, torch.where(here[:, None], torch.cat(parts), 0))
+
+
 def grouped_runs(o: Operands) -> bool:
     """Whether torch's grouped product takes these, without a wait on GPUs: bf16 of sizes that are multiples of 8."""
     if o.x.dtype != torch.bfloat16 or o.x.shape[1] % 8 or o.w2.shape[2] % 8 or not o.x.shape[0]:
@@ -97,16 +123,16 @@ def grouped_runs(o: Operands) -> bool:
 
 
 def grouped(o: Operands, how: How) -> Tensor:
-    """Pairs sorted by expert, and two of torch._grouped_mm; weights as they are."""
+    """Pairs sorted by expert, and two of torch._grouped_mm; quantised weights are dequantised, each before its own."""
     flat, topk, experts = o.ids.flatten(), o.ids.shape[1], len(o.w1)
     e = torch.where((flat >= 0) & (flat < experts), flat, experts)  # nobody's pairs come last
     order = e.argsort(stable=True)
     at = e[order]
     ends = torch.searchsorted(at, torch.arange(experts, device=at.device, dtype=at.dtype), right=True).int()
     mine = at.clamp(max=experts - 1).long()
-    sums = torch._grouped_mm(o.x[order // topk], o.w1.mT, offs=ends)
+    sums = torch._grouped_mm(o.x[order // topk], _values(o.w1, o.scale1, how, o.x.dtype).mT, offs=ends)
     h = hidden(how, sums, o.weights.flatten()[order], None if o.bias1 is None else o.bias1[mine]).to(o.x.dtype)
-    y = torch._grouped_mm(h, o.w2.mT, offs=ends)
+    y = torch._grouped_mm(h, _values(o.w2, o.scale2, how, o.x.dtype).mT, offs=ends)
     if o.bias2 is not None:
         y = y + o.bias2[mine]
     parts = torch.where((at < experts)[:, None], y, 0)  # nobody wrote the rows behind the last group
@@ -117,18 +143,12 @@ def visited(o: Operands, how: How) -> tuple[Operands, How]:
     """The same with the experts that are visited alone, their weights dequantised; it waits for a GPU to say which."""
     here = (o.ids >= 0) & (o.ids < len(o.w1))
     found = torch.unique(o.ids[here]).long()
+    found = found if len(found) else found.new_zeros(1)  # a product of no experts is none
     ids = torch.where(here, torch.searchsorted(found, o.ids.long()), -1)
-    weights = []
-    for w, scale in ((o.w1, o.scale1), (o.w2, o.scale2)):
-        packed = 2 if how.quant in PAIRS else 1
-        values = torch.empty(len(found), w.shape[1], packed * w.shape[2], dtype=o.x.dtype, device=w.device)
-        for to, e in zip(values, found.tolist(), strict=True):
-            to.copy_(dequantised(w[e], None if scale is None else scale[e], how.quant, to.dtype, by_table=True))
-        weights.append(values)
+    few = found.tolist()
+    w1, w2 = (_values(w, s, how, o.x.dtype, few) for w, s in ((o.w1, o.scale1), (o.w2, o.scale2)))
     bias1, bias2 = (None if b is None else b[found] for b in (o.bias1, o.bias2))
-    alone = replace(
-        o, w1=weights[0], w2=weights[1], ids=ids, scale1=None, scale2=None, bias1=bias1, bias2=bias2
-    )  # fmt: skip
+    alone = replace(o, w1=w1, w2=w2, ids=ids, scale1=None, scale2=None, bias1=bias1, bias2=bias2)
     return alone, replace(how, quant="none")
 
 
@@ -169,6 +189,19 @@ def dequantised(w: Tensor, scale: Tensor | None, quant: str, dtype: torch.dtype,
     return (values * factors.repeat_interleave(values.shape[1] // scale.shape[1], 1)).to(dtype)
 
 
+def _values(w: Tensor, scale: Tensor | None, how: How, dtype: torch.dtype, few: Sequence[int] = ()) -> Tensor:
+    """Of every expert, or of a few, one after the other: what is made between takes more memory than all of them."""
+    if how.quant == "none" or scale is None:
+        return w[list(few)] if few else w
+    experts = few or range(len(w))
+    values = torch.empty(
+        len(experts), w.shape[1], w.shape[2] * (2 if how.quant in PAIRS else 1), dtype=dtype, device=w.device
+    )
+    for to, e in zip(values, experts, strict=True):
+        to.copy_(dequantised(w[e], scale[e], how.quant, dtype, by_table=not w.is_cuda))
+    return values
+
+
 def _of_codes(codes: Tensor, quant: str) -> Tensor:
     return _of_e2m1(codes) if quant == "mxfp4" else codes - 8
 
@@ -190,9 +223,9 @@ def _of_e2m1(codes: Tensor) -> Tensor:
 
 def _of_e8m0(scale: Tensor) -> Tensor:
     """2^(b - 127) in fp32, bit for bit: 0 is the smallest, which has an exponent of its own, and 255 is NaN."""
-    bits = scale.int()
-    powers = torch.where(bits == 0, 0x00400000, bits << 23).view(torch.float32)
-    return torch.where(bits == 255, torch.nan, powers)
+    codes = scale.int()
+    powers = torch.where(codes == 0, 0x00400000, codes << 23).view(torch.float32)
+    return torch.where(codes == 255, torch.nan, powers)
 
 
 def without_others(o: Operands, mask: Tensor | None, tokens: Tensor | None) -> Operands:

@@ -11,7 +11,7 @@ from torch import Tensor
 from gemmtuned.configs.problem import FAMILIES, OTHERS_FAMILY, Problem
 from gemmtuned.kernels.dtypes import wide
 from gemmtuned.kernels.families.base import PADDED, Family
-from gemmtuned.kernels.families.error import CAPS, measure_error
+from gemmtuned.kernels.families.error import Error, Spread, limits, measure_error
 from gemmtuned.kernels.families.operand import Inputs
 from gemmtuned.kernels.torch_flags import as_called
 
@@ -39,6 +39,12 @@ class FamilyContract:
         sample = self.family.sample(problem, seed=0, device=y.device)
         return measure_error(sample.of(y), self.family.reference(problem, inputs, sample)).r
 
+    def _cap(self, problem: Problem, inputs: Inputs) -> float:
+        """What r may be at most, however bad torch's own call is."""
+        sample = self.family.sample(problem, seed=0, device=inputs["x"].device)
+        exact = self.family.reference(problem, inputs, sample)
+        return limits(problem, Error(1.0, 1.0), Spread.of(exact, self.family.x_rows(problem, inputs, sample))).r
+
     def test_its_name_is_one_that_problems_have(self) -> None:
         assert self.family.name in FAMILIES or OTHERS_FAMILY.fullmatch(self.family.name)
         assert {p.family for p in self.problems} == {self.family.name}
@@ -61,7 +67,7 @@ class FamilyContract:
                 one, same, other = self._made(problem, kind), self._made(problem, kind), self._made(problem, kind, 2)
                 for operand, t in one:
                     assert tuple(t.shape) == operand.shape(problem) and t.dtype == operand.torch_dtype(problem)
-                    assert torch.equal(wide(t), wide(same[operand.name]))
+                    assert torch.allclose(wide(t), wide(same[operand.name]), rtol=0, atol=0, equal_nan=True)
                 assert not torch.equal(wide(one["x"]), wide(other["x"])), "another seed, other values"
 
     def test_the_stock_call_gives_the_result_declared(self) -> None:
@@ -74,7 +80,7 @@ class FamilyContract:
             for kind in (*self.family.kinds(problem), PADDED):
                 inputs = self._made(problem, kind)
                 error = self._error(problem, inputs, self._stock(problem, inputs))
-                assert error <= CAPS[problem.out_dtype], f"{problem} {inputs}: {error:.1e}"
+                assert error <= self._cap(problem, inputs), f"{problem} {inputs}: {error:.1e}"
 
     def test_a_lost_tail_of_k_shows(self) -> None:
         for problem in self.problems:
@@ -82,14 +88,14 @@ class FamilyContract:
             short = inputs["x"].clone()
             short[..., -8:] = 0
             error = self._error(problem, inputs, self._stock(problem, inputs.having(x=short)))
-            assert error > 2 * CAPS[problem.out_dtype], (
+            assert error > 2 * self._cap(problem, inputs), (
                 f"{problem}: without the last 8 of K it is off by {error:.1e} only"
             )
 
     def test_copies_of_weights_have_the_same_values_in_memory_of_their_own(self) -> None:
         for problem in self.problems:
             first, second = self.family.weight_copies(problem, count=2, device=torch.device(self.place))
-            assert len(first) == len([o for o in self.family.operands if o.weight])
+            assert len(first) == len([o for o in self.family.operands if o.weight and o.is_in(problem)])
             for one, other in zip(first, second, strict=True):
                 assert torch.equal(wide(one), wide(other)) and one.data_ptr() != other.data_ptr()
                 assert one.stride() == other.stride()

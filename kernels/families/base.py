@@ -21,8 +21,8 @@ from torch import Tensor
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.tunable import WIDENED, widens
-from gemmtuned.kernels.dtypes import UNIT_ROUNDOFF, torch_dtype, wide
-from gemmtuned.kernels.families.operand import Inputs, Operand, Sample, bits, lay_out
+from gemmtuned.kernels.dtypes import UNIT_ROUNDOFF, bits, torch_dtype, wide
+from gemmtuned.kernels.families.operand import Inputs, Operand, Sample, lay_out
 from gemmtuned.kernels.kernel import StatelessKernel
 
 KINDS: Final = ("randn", "tail", "outliers")  # those that errors are measured on

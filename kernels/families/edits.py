@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from gemmtuned.configs.problem import Problem
-from gemmtuned.kernels.families.operand import Inputs, Operand, bits, negate_
+from gemmtuned.kernels.dtypes import bits
+from gemmtuned.kernels.families.operand import Inputs, Operand, negate_
 
 SPECIAL: Final = (math.nan, math.inf, -math.inf)
 _MOST_LINES: Final = 16  # that get one value: an edit of a large weight must not copy all of it

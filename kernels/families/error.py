@@ -39,7 +39,8 @@ and around 0, so that a relative error of H's elements is the same relative erro
     1     what an expert adds
     1     Y
     C + 2 weights that are dequantised to the type: gate, up and down
-A cap of R_FACTOR times the root of their sum is the least that takes every right candidate;
+A cap of R_FACTOR times the root of their sum, and of what chance does to few results as above, is the least that takes
+every right candidate;
 tests/kernels/test_kernels_moe.py compares the sum with what torch's own form does.
 """
 
@@ -118,8 +119,11 @@ def cap(problem: Problem, results: Spread) -> float:
     cut = problem.math_mode if problem.dtype == "fp32" and problem.math_mode in CAPS else problem.out_dtype
     if problem.scale != "none":  # shorter sums of the tensor core, whatever they are rounded to
         cut = "bf16"
-    rounded = R_FACTOR * math.sqrt(roundings(problem)) * UNIT_ROUNDOFF[problem.out_dtype] / 2
-    return max(CAPS[cut], _floor(problem, results), rounded)
+    usual = max(CAPS[cut], _floor(problem, results))
+    if problem.family != "moe":
+        return usual
+    chance = 1 + SURE / math.sqrt(results.count)
+    return max(usual, R_FACTOR * math.sqrt(roundings(problem)) * UNIT_ROUNDOFF[problem.out_dtype] / 2 * chance)
 
 
 def _adding(problem: Problem) -> float:

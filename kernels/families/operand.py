@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gemmtuned.configs.problem import Problem
-from gemmtuned.kernels.dtypes import torch_dtype
+from gemmtuned.kernels.dtypes import bits, torch_dtype
 from gemmtuned.kernels.kernel import Kernel
 
 # What one scale stands for: values of a row (or column) of the operand's result axis, and of K; None is all of them
@@ -166,11 +166,6 @@ class Sample:
     def of(self, y: Tensor) -> Tensor:
         """These rows and columns of y [..., M, N]."""
         return y.index_select(-2, self.rows).index_select(-1, self.cols)
-
-
-def bits(t: Tensor) -> Tensor:
-    """The tensor as one that can be indexed and copied: torch has few operators for 8-bit floats."""
-    return t.view(torch.uint8) if t.is_floating_point() and t.element_size() == 1 else t
 
 
 def negate_(t: Tensor) -> Tensor:

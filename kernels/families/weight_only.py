@@ -24,9 +24,10 @@ from torch import Tensor
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.tunable import WEIGHT_ONLY, is_weight_only
+from gemmtuned.kernels.dtypes import bits
 from gemmtuned.kernels.families import quantised
 from gemmtuned.kernels.families.base import Family, normal, shape_activations
-from gemmtuned.kernels.families.operand import Inputs, Operand, Sample, bits
+from gemmtuned.kernels.families.operand import Inputs, Operand, Sample
 from gemmtuned.kernels.families.quantised import APART, INTEGERS, quant_of
 from gemmtuned.kernels.mixture import dequantised
 

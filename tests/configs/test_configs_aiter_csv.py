@@ -145,8 +145,8 @@ EXPRESSIBLE = st.one_of(
               weight_state=st.sampled_from(("plain", "shuffled")), batch=st.sampled_from((1, 1, 1, 16))),
     st.builds(Problem, family=st.just("moe"), m=SIZE, n=st.just(4096), k=st.just(4096), experts=st.integers(16, 512),
               topk=st.integers(1, 16), inter=SIZE, act=st.sampled_from(("silu", "silu_gated", "gelu_gated_weighted")),
-              dtype=st.sampled_from(("bf16", "fp8_e4m3", "fp4_e2m1")), wdtype=st.sampled_from(("fp8_e4m3", "i4")),
-              out_dtype=st.just("bf16"), scale=st.sampled_from(("none", "tensor", "row", "1x32", "1x128", "128x128"))),
+              dtype=st.sampled_from(("bf16", "fp16")), wdtype=st.sampled_from(("bf16", "fp8_e4m3", "i8", "fp4_e2m1")),
+              wscale=st.sampled_from(("none", "tensor", "row", "1x32", "128x128"))),
 )  # fmt: skip
 
 

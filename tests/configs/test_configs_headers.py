@@ -303,7 +303,7 @@ def test_other_ages_tell_their_time_and_device_in_other_words() -> None:
     rows = read_lines(lines, name="tuned_fmoe.csv").rows
 
     assert [time_of(row) for row in rows] == [None, 15.0, None]
-    assert {problem_of(row).dtype for row in rows} == {"fp8_e4m3fnuz"}  # type: ignore[union-attr]
+    assert {problem_of(row).wdtype for row in rows} == {"fp8_e4m3fnuz"}  # type: ignore[union-attr]
     int4 = moe.replace("aiter.dtypes.fp8", "torch.uint32").replace("dtypes.fp8", "torch.bfloat16")
     minus = moe.replace(",128,8,", ",128,-1,")
     rows = read_lines([key, int4, minus, moe.replace("aiter.dtypes.fp8", "mxfp8")], name="untuned_fmoe.csv").rows

@@ -21,10 +21,10 @@ from gemmtuned.daemon.child.verify import verify
 from gemmtuned.daemon.protocol.wire import Trial
 from gemmtuned.kernels import backends as registry
 from gemmtuned.kernels.backends import BACKENDS, candidates, environment
-from gemmtuned.kernels.dtypes import torch_dtype
+from gemmtuned.kernels.dtypes import bits, torch_dtype
 from gemmtuned.kernels.families import family_of, tunable
 from gemmtuned.kernels.families.base import PADDED
-from gemmtuned.kernels.families.operand import bits, spread_out
+from gemmtuned.kernels.families.operand import spread_out
 from gemmtuned.kernels.kernel import StatelessKernel
 from gemmtuned.kernels.scaled_by_torch import as_torch_takes, block_product
 from gemmtuned.kernels.torch_flags import as_called

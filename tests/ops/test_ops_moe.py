@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.kernels import mixture
 from gemmtuned.kernels.mixture import How, Operands
 from gemmtuned.ops import ActivationType, QuantType, fused_moe
+from gemmtuned.ops.moe_arguments import how_of, operands_of
 
 T, D, INTER, E, TOPK = 5, 64, 32, 6, 2
 QUANTS = ("No", "per_Tensor", "per_Token", "per_1x128", "per_1x32", "per_Group")
@@ -133,7 +134,18 @@ ROUTED = {
 }
 
 
-@pytest.mark.parametrize("form", ["by_expert", "every_expert", "grouped"])
+def by_visited(o: Operands, how: How) -> Tensor:
+    """The form for CPUs."""
+    return mixture.grouped(*mixture.visited(o, how))
+
+
+FORMS: dict[str, Callable[[Operands, How], Tensor]] = {
+    "by expert": mixture.by_expert, "every expert": mixture.every_expert, "every pair": mixture.every_pair,
+    "grouped": mixture.grouped, "of visited experts": by_visited,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", ROUTED)
 def test_every_form_with_every_routing(name: str, form: str) -> None:
     """The forms for GPUs too; with NaN in the weights of every expert that no token visits."""
@@ -146,10 +158,54 @@ def test_every_form_with_every_routing(name: str, form: str) -> None:
     b1, b2 = torch.randn(E, 2 * INTER).bfloat16(), torch.randn(E, D).bfloat16()
     o = Operands(x=x.bfloat16(), w1=w1, w2=w2, weights=weights, ids=ids, bias1=b1, bias2=b2)
     for weighted in (False, True):
-        y = getattr(mixture, form)(o, How(weighted=weighted))
+        y = FORMS[form](o, How(weighted=weighted))
         right = exact(o.x, v1, v2, weights, ids, act="Silu", b1=b1, b2=b2, weighted=weighted)
         assert near(y, right, torch.bfloat16)
         assert not y[((ids < 0) | (ids >= E)).all(1)].any()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("quant", QUANTS[1:])
+def test_every_form_with_every_kind_of_weight(quant: str, form: str) -> None:
+    """As torch's own form gives it but for the order of sums; NaN in what no token visits."""
+    ids = torch.tensor([[0, 2], [2, -1], [2, 4]])
+    x, weights, _ = drawn(tokens=3)
+    (w1, scale1, v1), (w2, scale2, v2) = (
+        weight(quant, rows, k, 1, torch.bfloat16) for rows, k in ((2 * INTER, D), (D, INTER))
+    )
+    for scale in (scale1, scale2):
+        assert scale is not None
+        scale[1::2] = 255 if scale.dtype == torch.uint8 else math.nan
+    how = how_of("Silu", QuantType[quant], w1, w2, weighted=False, interleaved=False)
+    o = operands_of(x.bfloat16(), w1, w2, weights, ids, scale1, scale2, None, None, None, how=how, dtype=None)
+    y = FORMS[form](o, how)
+    assert near(y, exact(o.x, v1, v2, weights, ids, act="Silu"), torch.bfloat16)
+    assert near(y, mixture.run(o, how).double(), torch.bfloat16)
+
+
+def test_values_that_are_looked_up_are_the_same_bits() -> None:
+    codes = torch.arange(256, dtype=torch.uint8).view(4, 64)
+    for quant, scale in (("int4", torch.rand(4, 4)), ("mxfp4", torch.arange(118, 134, dtype=torch.uint8).view(4, 4))):
+        for dtype in (torch.bfloat16, torch.float16, torch.float64):
+            found = [mixture.dequantised(codes, scale, quant, dtype, by_table=by) for by in (False, True)]
+            assert torch.equal(*found)
+
+
+def test_the_form_in_a_graph_needs_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few pairs one by one; more of them all experts at once where torch has a grouped product, else one by one."""
+    monkeypatch.setattr(mixture, "_is_captured", lambda x: True)
+    ran: list[str] = []
+    for name in ("grouped", "every_pair", "every_expert", "by_expert"):
+        monkeypatch.setattr(mixture, name, lambda o, how, name=name: ran.append(name))
+    for runs in (True, False):
+        monkeypatch.setattr(mixture, "grouped_runs", lambda o, runs=runs: runs)
+        for quant, tokens in (("none", 2), ("int4", 2), ("int4", 200)):
+            ids = torch.zeros(tokens, 2, dtype=torch.int32)
+            o = Operands(
+                x=torch.zeros(tokens, 4), w1=torch.zeros(8, 8, 4), w2=torch.zeros(8, 4, 4), weights=ids, ids=ids
+            )
+            mixture.run(o, How(quant=quant))
+    assert ran == ["grouped", "every_pair", "grouped", "every_pair", "every_pair", "every_expert"]
 
 
 @pytest.mark.parametrize("kind", [torch.int32, torch.int64], ids=str)

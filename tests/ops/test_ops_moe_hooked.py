@@ -13,6 +13,8 @@ import pytest
 import torch
 from hooked import HERE, Home, publish, published
 
+from gemmtuned.configs import aiter_rows
+from gemmtuned.configs.aiter_csv import read_lines
 from gemmtuned.configs.errors import CandidateFailed, Declined
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.tunable import can_tune
@@ -243,6 +245,56 @@ def test_the_key_of_a_quantised_call_tells_all_that_decides(quant: str, o: Opera
     assert (moe_compile.layer_of(on_gpu) is not None) == readable
     many = on_gpu.with_m(5000)
     assert moe_compile.layer_of(many) is None and moe_compile.described(many) == moe_compile.described(on_gpu)
+
+
+AITERS = "token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,use_g1u1,doweight_stage1"
+
+
+@pytest.mark.parametrize(
+    ("quant", "o", "x", "w", "kinds"),
+    [
+        ("tensor", quantised(FP8, (), ()), "float8_e4m3fn", "float8_e4m3fn", ["per_Tensor"]),
+        ("row", quantised(FP8, (256,), (256,)), "float8_e4m3fn", "float8_e4m3fn", ["per_Token"]),
+        ("row", quantised(torch.int8, (256,), (256,)), "int8", "int8", ["per_Token"]),
+        ("128x128", quantised(FP8, (2, 2), (2, 1)), "float8_e4m3fn", "float8_e4m3fn", ["per_1x128", "per_128x128"]),
+        (
+            "mxfp4",
+            quantised(BYTES, (256, 8), (256, 4), dtype=BYTES),
+            "float4_e2m1fn_x2",
+            "float4_e2m1fn_x2",
+            ["per_1x32"],
+        ),
+        ("int4", quantised(BYTES, (256, 8), (256, 4), dtype=BF16), "bfloat16", "int4", ["per_1x32"]),
+        ("int4", quantised(BYTES, (256, 1), (256, 1)), "bfloat16", "int4", ["per_Token"]),
+    ],
+)
+def test_a_row_of_aiters_table_and_the_same_call_are_one_problem(
+    quant: str, o: Operands, x: str, w: str, kinds: list[str]
+) -> None:
+    """Whatever AITER makes of X in the call; what we write tells what AITER makes of it."""
+    problem = op.problem_of(o, How(quant=quant))
+    assert problem is not None
+    row = "3,256,128,4,2,ActivationType.Silu,torch.bfloat16,torch.{},torch.{},QuantType.{},1,0"
+    rows = [row.format(a, w, kind) for a in dict.fromkeys((x, "bfloat16", "float8_e4m3fn")) for kind in kinds]
+    found = read_lines([AITERS, *rows], name="untuned_fmoe.csv").rows
+    assert {aiter_rows.problem_of(one, threads=problem.threads) for one in found} == {problem}
+    family = aiter_rows.family_of(problem)
+    assert family is not None
+    assert ",".join(aiter_rows.key_texts(problem, family).values()) == rows[0]
+
+
+@pytest.mark.parametrize(
+    ("quant", "o"),
+    [
+        ("int4", quantised(BYTES, (256, 4), (256, 2), dtype=BF16)), ("int4", quantised(BYTES, (256, 8), (256, 4))),
+        ("row", quantised(FP8, (256,), (256,), dtype=BF16)),
+    ],
+)  # fmt: skip
+def test_what_aiter_has_no_words_for_is_not_written_as_another_problem(quant: str, o: Operands) -> None:
+    problem = op.problem_of(o, How(quant=quant))
+    assert problem is not None and aiter_rows.family_of(problem) is None
+    interleaved = op.problem_of(quantised(FP8, (), ()), How(quant="tensor", interleaved=True))
+    assert interleaved is not None and aiter_rows.family_of(interleaved) is None
 
 
 @pytest.mark.parametrize(
